@@ -1,0 +1,37 @@
+"""The card of an operator: the one record by which run, verify, compile, bench and docs find it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operator, with everything that tools need to know about it.
+
+    `make_problem(num_ranks, shape, dtype)` builds the problem from the command line's words;
+    `make_inputs(problem, rank, seed)` makes one rank's plain tensors, the same on every machine;
+    `reference(problem, inputs)` takes all ranks' inputs and returns all ranks' outputs;
+    `run(world, problem, inputs, config)` calls the operator on one rank;
+    `kernels(problem, config, target)` yields what `compile` builds and the post-compile check
+    reads, as (jit function, KernelRecord).
+    """
+
+    name: str
+    summary: str
+    problem: type
+    config: type
+    make_problem: Callable[..., Any]
+    make_inputs: Callable[..., Mapping[str, Any]]
+    reference: Callable[..., Sequence[Any]]
+    run: Callable[..., Any]
+    candidates: Callable[..., Iterable[Any]]
+    kernels: Callable[..., Iterable[tuple[Any, Any]]]
+    default_shape: Mapping[str, int] = field(default_factory=dict)
+    awkward_shapes: tuple[tuple[int, Mapping[str, int]], ...] = ()
+    dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
+    baselines: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    fake: Callable[..., Any] | None = None
+    backward: Callable[..., Any] | None = None

@@ -1,0 +1,39 @@
+"""Settings, read once per world from the environment; the one list of weft's variables."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+
+from weft.base.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Each field is read from WEFT_<NAME>.
+
+    Units   timeout_s: seconds a wait may take; heap_bytes: symmetric heap of one rank
+    """
+
+    timeout_s: float = 10.0
+    heap_bytes: int = 1 << 30
+    bounded_waits: bool = True
+
+    @classmethod
+    def from_environment(cls, **overrides: object) -> Settings:
+        values: dict[str, object] = {}
+        for field in fields(cls):
+            text = os.environ.get(f"WEFT_{field.name.upper()}")
+            if text is not None:
+                values[field.name] = _parse(field.name, text, type(field.default))
+        values.update({name: value for name, value in overrides.items() if value is not None})
+        return cls(**values)  # type: ignore[arg-type]
+
+
+def _parse(name: str, text: str, kind: type) -> object:
+    try:
+        if kind is bool:
+            return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
+        return kind(text)
+    except (KeyError, ValueError):
+        raise UsageError(f"WEFT_{name.upper()}={text!r} is not a {kind.__name__}") from None
