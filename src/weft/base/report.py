@@ -1,0 +1,213 @@
+"""What a checker hands back: findings with the two sides of each, and a report of them all.
+
+The emulator, the schedule explorer and the post-compile check all speak in these records; their
+JSON is what `weft verify --json` prints.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from weft.base.place import UNKNOWN, Frame, Place
+
+RACE_KINDS = ("race",)
+DEADLOCK_KINDS = ("deadlock",)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One party of a finding: who did what, and where in the user's source.
+
+    A field that is not known, or that has no meaning for the finding, is None. `program` is the
+    program id as (x, y, z), `index` the element of `tensor`; `note` says in words what this side
+    did ("stores without order", "waits for 3, sees 1") and is not part of the JSON; `place` is
+    the whole call chain, of which `file` and `line` are the user's outermost frame.
+    """
+
+    rank: int | None = None
+    kernel: str | None = None
+    program: tuple[int, ...] | None = None
+    file: str | None = None
+    line: int | None = None
+    tensor: str | None = None
+    index: int | tuple[int, ...] | None = None
+    note: str = ""
+    place: Place = UNKNOWN
+
+    @classmethod
+    def at(cls, place: Place, **fields: object) -> Side:
+        """A side at `place`; its file and line are those of the outermost frame."""
+        frame = place.outermost
+        if frame is not None:
+            fields = {"file": frame.file, "line": frame.line, **fields}
+        return cls(place=place, **fields)  # type: ignore[arg-type]
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "rank": self.rank,
+            "kernel": self.kernel,
+            "program": _plain(self.program),
+            "file": self.file,
+            "line": self.line,
+            "tensor": self.tensor,
+            "index": _plain(self.index),
+        }
+
+    def __str__(self) -> str:
+        who = [] if self.rank is None else [f"rank {self.rank}"]
+        if self.kernel:
+            who.append(f"kernel {self.kernel}")
+        if self.program is not None:
+            who.append(f"program {_tuple_text(self.program)}")
+        text = ", ".join(who) or "somebody"
+        if self.note:
+            text += f": {self.note}"
+        if self.tensor is not None:
+            text += f" {self.tensor}"
+            if self.index is not None:
+                text += f"[{_tuple_text(self.index)}]"
+        where = self.place
+        if not where.frames and self.file is not None:
+            where = Place((Frame(self.file, self.line or 0),))
+        if where.frames:
+            text += f"\n    at {where}"
+        return text
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: `kind` is a short stable word ("race", "deadlock", "lost wait").
+
+    `message` says what is wrong with its values, and `remedy` what to write instead.
+    """
+
+    kind: str
+    message: str
+    first: Side
+    second: Side | None = None
+    remedy: str = ""
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        return (self.first,) if self.second is None else (self.first, self.second)
+
+    def key(self) -> tuple[object, ...]:
+        """Equal for two sightings of one defect: the kind and the source lines of both sides."""
+        return (
+            self.kind,
+            *((side.file, side.line, side.tensor) for side in self.sides),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        second = None if self.second is None else self.second.to_json()
+        return {"kind": self.kind, "first": self.first.to_json(), "second": second}
+
+    def __str__(self) -> str:
+        lines = [f"{self.kind}: {self.message}"]
+        lines += [f"  {side}" for side in self.sides]
+        if self.remedy:
+            lines.append(f"  remedy: {self.remedy}")
+        return "\n".join(lines)
+
+
+@dataclass
+class Report:
+    """The verdict over one operator or script.
+
+    `schedules` counts the schedules that ran; `complete` says that no other is possible, which
+    is not the same as a bound that was reached. `races` and `deadlocks` hold findings of those
+    kinds, `others` everything else.
+    """
+
+    op: str
+    ranks: int
+    schedules: int = 1
+    complete: bool = False
+    races: list[Finding] = field(default_factory=list)
+    deadlocks: list[Finding] = field(default_factory=list)
+    others: list[Finding] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not (self.races or self.deadlocks or self.others)
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [*self.races, *self.deadlocks, *self.others]
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def add(self, finding: Finding) -> bool:
+        """File `finding` under its kind, unless its like is there already; says if it was new."""
+        if finding.kind in RACE_KINDS:
+            place = self.races
+        elif finding.kind in DEADLOCK_KINDS:
+            place = self.deadlocks
+        else:
+            place = self.others
+        if any(known.key() == finding.key() for known in place):
+            return False
+        place.append(finding)
+        return True
+
+    def merge(self, other: Report) -> None:
+        """Take over another run's findings and schedules; complete only where both say so."""
+        for finding in other.findings:
+            self.add(finding)
+        self.schedules += other.schedules
+        self.complete = self.complete and other.complete
+
+    def to_json(self) -> dict[str, object]:
+        """What `weft verify --json` prints; `others` is there only where it is not empty."""
+        values: dict[str, object] = {
+            "op": self.op,
+            "ranks": self.ranks,
+            "schedules": self.schedules,
+            "complete": self.complete,
+            "races": [finding.to_json() for finding in self.races],
+            "deadlocks": [finding.to_json() for finding in self.deadlocks],
+        }
+        if self.others:
+            values["others"] = [finding.to_json() for finding in self.others]
+        values["ok"] = self.ok
+        return values
+
+    def to_json_text(self) -> str:
+        return json.dumps(self.to_json(), indent=2)
+
+    def __str__(self) -> str:
+        covered = f"{self.schedules} schedule{'s' if self.schedules != 1 else ''}"
+        covered += ", all there are" if self.complete else ", a bound that was reached"
+        head = f"{self.op} on {self.ranks} ranks ({covered}): "
+        if self.ok:
+            return head + "nothing found"
+        counts = [
+            f"{len(found)} {_word(name, len(found))}"
+            for name, found in (
+                ("race", self.races),
+                ("deadlock", self.deadlocks),
+                ("other finding", self.others),
+            )
+            if found
+        ]
+        return "\n\n".join([head + ", ".join(counts), *map(str, self.findings)])
+
+
+def _word(name: str, count: int) -> str:
+    return name if count == 1 else f"{name}s"
+
+
+def _tuple_text(value: int | Sequence[int]) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+
+
+def _plain(value: object) -> object:
+    """Numbers of any library as the numbers that JSON knows."""
+    if value is None or isinstance(value, (int, str)):
+        return value
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return int(value)  # type: ignore[call-overload]
