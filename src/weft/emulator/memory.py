@@ -1,0 +1,189 @@
+"""The memory of an emulated machine: allocations by address, their data and their shadow.
+
+Memory is that of ordinary CPU tensors, at its real addresses, so that unchanged kernels, pointer
+tables and torch operations all see the same bytes. What is added is a shadow per allocation: one
+history number per *cell* (an element of the allocation's dtype), and a `SyncWord` per cell that
+atomics use.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from weft.base.vocabulary import Scope
+from weft.emulator.clocks import Clock
+from weft.emulator.shadow import Shadow
+
+
+@dataclass
+class SyncWord:
+    """What releases have published at one word, by who published it and how widely."""
+
+    published: dict[tuple[int, Scope], Clock] = field(default_factory=dict)
+
+    def release(self, rank: int, scope: Scope, clock: Clock) -> None:
+        earlier = self.published.get((rank, scope))
+        if earlier is None:
+            self.published[(rank, scope)] = clock
+        else:
+            earlier.join(clock)
+
+    def acquire(self, rank: int, scope: Scope) -> list[Clock]:
+        """What an acquire of `scope` on `rank` may learn: both scopes must cover the two."""
+        return [
+            clock
+            for (publisher, published_scope), clock in self.published.items()
+            if _covers(published_scope, scope, publisher == rank)
+        ]
+
+
+def _covers(first: Scope, second: Scope, same_rank: bool) -> bool:
+    return all(s is Scope.SYSTEM or (s is Scope.DEVICE and same_rank) for s in (first, second))
+
+
+class Allocation:
+    """A range of addresses on one rank.
+
+    `heap_offset` is set for symmetric memory: its offset on the symmetric heap. `cell_bytes` is
+    the shadow's granularity; it shrinks when a smaller element is accessed.
+    """
+
+    __slots__ = (
+        "__weakref__", "address", "buffer", "cell_bytes", "dtype", "end", "heap", "heap_offset",
+        "initialised", "name", "nbytes", "owner", "rank", "shadow", "shape", "sync", "views",
+    )  # fmt: skip
+
+    def __init__(
+        self, address: int, nbytes: int, cell_bytes: int, rank: int, name: str, *,
+        heap_offset: int | None, heap: Any, initialised: bool, shape: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        self.address = address
+        self.nbytes = nbytes
+        self.end = address + nbytes
+        self.cell_bytes = cell_bytes
+        self.rank = rank
+        self.name = name
+        self.shape = shape
+        self.heap_offset = heap_offset
+        self.heap = heap
+        self.buffer = (ctypes.c_char * nbytes).from_address(address) if nbytes else b""
+        self.views: dict[Any, np.ndarray] = {}
+        start = Shadow.INITIAL if initialised else Shadow.UNWRITTEN
+        self.shadow = np.full(-(-nbytes // cell_bytes), start, np.int32)
+        self.sync: dict[int, SyncWord] = {}
+        self.owner: Any = None
+
+    def view(self, dtype: np.dtype) -> np.ndarray:
+        """All of it as a flat array of `dtype`."""
+        view = self.views.get(dtype)
+        if view is None:
+            count = self.nbytes // dtype.itemsize
+            view = np.frombuffer(self.buffer, dtype=dtype, count=count)
+            self.views[dtype] = view
+        return view
+
+    def refine(self, itemsize: int) -> None:
+        """Give the shadow cells of `itemsize` bytes; histories are kept."""
+        factor = self.cell_bytes // itemsize
+        self.shadow = np.repeat(self.shadow, factor)
+        self.sync = {cell * factor: word for cell, word in self.sync.items()}
+        self.cell_bytes = itemsize
+
+    def sync_word(self, cell: int) -> SyncWord:
+        word = self.sync.get(cell)
+        if word is None:
+            word = self.sync[cell] = SyncWord()
+        return word
+
+    def index(self, address: int, itemsize: int) -> int | tuple[int, ...]:
+        """The element at `address`, in the tensor's own shape where that is known."""
+        flat = (address - self.address) // itemsize
+        if len(self.shape) > 1 and 0 <= address - self.address < self.nbytes:
+            try:
+                return tuple(int(i) for i in np.unravel_index(flat, self.shape))
+            except ValueError:
+                return int(flat)
+        return int(flat)
+
+    def __repr__(self) -> str:
+        return f"{self.name}@rank{self.rank}[{self.nbytes} bytes]"
+
+
+class Memory:
+    """All allocations of a machine, found by address."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._allocations: list[Allocation] = []
+
+    def register(
+        self, address: int, nbytes: int, itemsize: int, rank: int, name: str, *,
+        heap_offset: int | None = None, heap: Any = None, initialised: bool = True,
+        shape: tuple[int, ...] = (), owner: Any = None,
+    ) -> Allocation:  # fmt: skip
+        """Track `nbytes` at `address` as `name` on `rank`.
+
+        The same range registered again gives the same allocation. `owner` is kept only weakly:
+        when it goes, so does the allocation. A range that overlaps an old one replaces it.
+        """
+        found = self.find(address)
+        if found is not None and found.address == address and found.nbytes == nbytes:
+            return found
+        if nbytes:
+            self._drop_overlapping(address, address + nbytes)
+        allocation = Allocation(
+            address, nbytes, itemsize, rank, name, heap_offset=heap_offset, heap=heap,
+            initialised=initialised, shape=shape,
+        )  # fmt: skip
+        place = bisect.bisect_left(self._starts, address)
+        self._starts.insert(place, address)
+        self._allocations.insert(place, allocation)
+        if owner is not None:
+            allocation.owner = weakref.ref(owner, lambda _: self.forget(allocation))
+        return allocation
+
+    def find(self, address: int) -> Allocation | None:
+        """The allocation that holds `address`, if any."""
+        place = bisect.bisect_right(self._starts, address) - 1
+        if place < 0:
+            return None
+        allocation = self._allocations[place]
+        return allocation if address < allocation.end else None
+
+    def nearest(self, address: int) -> Allocation | None:
+        """The allocation that ends or begins closest to `address`: what a report names."""
+        place = bisect.bisect_right(self._starts, address)
+        near = self._allocations[max(place - 1, 0) : place + 1]
+        return min(
+            near,
+            key=lambda a: min(abs(address - a.address), abs(address - a.end)),
+            default=None,
+        )
+
+    def forget(self, allocation: Allocation) -> None:
+        place = bisect.bisect_left(self._starts, allocation.address)
+        while place < len(self._allocations) and self._starts[place] == allocation.address:
+            if self._allocations[place] is allocation:
+                del self._starts[place], self._allocations[place]
+                return
+            place += 1
+
+    def _drop_overlapping(self, start: int, end: int) -> None:
+        place = max(bisect.bisect_right(self._starts, start) - 1, 0)
+        stale = []
+        for allocation in self._allocations[place:]:
+            if allocation.address >= end:
+                break
+            if allocation.end > start:
+                stale.append(allocation)
+        for allocation in stale:
+            self.forget(allocation)
+
+    def __iter__(self):
+        return iter(list(self._allocations))
