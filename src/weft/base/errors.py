@@ -66,7 +66,7 @@ class ResidencyError(WeftError):
     """A grid whose programs wait for each other and cannot all be resident."""
 
 
-class TimeoutError(WeftError, TimeoutError):  # noqa: A001 - the field's word for it
+class TimeoutError(WeftError, TimeoutError):  # the field's word for it
     """A bounded wait reached its deadline; the message is the table of who waits for whom."""
 
 

@@ -1,0 +1,52 @@
+# make setup   the environment in .venv, made once and again when pyproject.toml changes
+# make demo    what weft does, in a minute, without a GPU
+# make test    every test that a laptop can run; make lint: style and types
+#
+# TORCH and TRITON choose other versions, e.g. `make setup TRITON=triton==3.9.0`.
+
+PYTHON ?= python3
+TORCH  ?= torch==2.13.0
+TRITON ?= triton==3.6.0
+JOBS   ?= auto
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.weft-ready
+ARGS   ?=
+
+.PHONY: setup demo test lint format clean
+.DEFAULT_GOAL := setup
+
+setup: $(STAMP)
+
+# Where torch with CUDA or ROCm is already importable it is used as it is, with its Triton:
+# a second one would be large and might not know the machine's driver.
+$(STAMP): pyproject.toml
+	@if [ ! -x $(BIN)/python ]; then \
+	    if $(PYTHON) -c "import torch; assert torch.version.cuda or torch.version.hip" 2>/dev/null; \
+	    then echo "setup: using the torch that is installed"; \
+	        $(PYTHON) -m venv --system-site-packages $(VENV); \
+	    else $(PYTHON) -m venv $(VENV); fi; \
+	fi
+	@$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install -q "$(TORCH)"
+	@$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install -q "$(TRITON)"
+	@$(BIN)/python -m pip install -q -e ".[dev]"
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/python -m weft.tools.demo
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest -n $(JOBS) -m "not slow" -q $(ARGS)
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@if command -v node >/dev/null; then $(BIN)/pyright; \
+	else echo "lint: pyright is left out, it needs node"; fi
+
+format: $(STAMP)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache build dist

@@ -1,0 +1,192 @@
+"""The house's rules, held against the source: who imports whom, and where the sharp tools lie."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "weft"
+
+# Imports go down only; rooms on one level are strangers. `weft/__init__` is a lazy root outside.
+LEVELS = {
+    "base": 0,
+    "language": 1,
+    "ir": 1,
+    "tiles": 2,
+    "emulator": 2,
+    "compiler": 3,
+    "verify": 3,
+    "runtime": 4,
+    "tune": 5,
+    "ops": 6,
+    "megakernel": 6,
+    "layers": 7,
+    "models": 8,
+    "tools": 9,
+}
+NO_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
+VARIANTS = ("_v2", "_new", "_fast", "_old")
+
+# Triton modules that its documentation does not offer to users.
+PRIVATE_TRITON = (
+    "triton._C",
+    "triton._utils",
+    "triton.backends",
+    "triton.compiler",
+    "triton.runtime",
+    "triton.language.core",
+    "triton.language.semantic",
+    "triton.experimental.gluon._runtime",
+)
+
+
+def files(*rooms: str) -> list[Path]:
+    paths = SOURCE.rglob("*.py") if not rooms else (p for r in rooms for p in room(r))
+    return sorted(p for p in paths if "__pycache__" not in p.parts)
+
+
+def room(name: str) -> Iterator[Path]:
+    return (SOURCE / name).rglob("*.py")
+
+
+def room_of(path: Path) -> str | None:
+    parts = path.relative_to(SOURCE).parts
+    return parts[0] if len(parts) > 1 else None
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Every module that `path` imports, lazy ones and `importlib.import_module("...")` included."""
+    package = ["weft", *path.relative_to(SOURCE).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((name.name, node.lineno) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield module, node.lineno
+            # `from weft import x` may name a room, `from triton import knobs` a module.
+            yield from ((f"{module}.{name.name}", node.lineno) for name in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            if node.args and isinstance(node.args[0], ast.Constant):
+                yield str(node.args[0].value), node.lineno
+
+
+def where(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def test_every_room_has_a_level():
+    rooms = {p.name for p in SOURCE.iterdir() if p.is_dir() and list(p.glob("*.py"))}
+    assert rooms <= set(LEVELS), f"rooms without a level: {sorted(rooms - set(LEVELS))}"
+
+
+def test_imports_go_down_only():
+    upward = []
+    for path in files():
+        here = room_of(path)
+        if here is None:  # weft/__init__.py, the lazy root, and weft/__main__.py
+            continue
+        for module, line in imports(path):
+            parts = module.split(".")
+            if parts[0] != "weft":
+                continue
+            if len(parts) == 1 or parts[1] not in LEVELS:
+                if parts == ["weft"] and here != "tools":
+                    upward.append(f"{where(path, line)}: {here} imports the root `weft`")
+                continue
+            there = parts[1]
+            if there != here and LEVELS[there] >= LEVELS[here]:
+                upward.append(f"{where(path, line)}: {here} imports {module}")
+    assert not upward, "\n".join(sorted(set(upward)))
+
+
+def test_the_root_imports_nothing_until_asked():
+    """`import weft` costs no torch and no Triton: `weft doctor` runs where neither does."""
+    code = "import sys, weft; print([m for m in ('torch', 'triton', 'numpy') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stdout.strip() == "[]", found.stdout + found.stderr
+
+
+def test_base_needs_only_the_standard_library():
+    foreign = [
+        f"{where(path, line)}: {module}"
+        for path in files("base")
+        for module, line in imports(path)
+        if (top := module.split(".")[0]) != "weft" and top not in sys.stdlib_module_names
+    ]
+    assert not foreign, "\n".join(foreign)
+
+
+def test_tritons_private_api_is_touched_in_one_file():
+    sinners = [
+        f"{where(path, line)}: {module}"
+        for path in files()
+        if path != SOURCE / "language" / "triton_api.py"
+        for module, line in imports(path)
+        if any(module == private or module.startswith(f"{private}.") for private in PRIVATE_TRITON)
+    ]
+    assert not sinners, "\n".join(sinners)
+
+
+def test_inline_assembly_lives_with_its_target():
+    sinners = []
+    for path in files():
+        if path.is_relative_to(SOURCE / "language/cuda"):
+            continue
+        if path.is_relative_to(SOURCE / "language/hip"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+            if name == "inline_asm_elementwise":
+                sinners.append(where(path, node.lineno))
+    assert not sinners, "\n".join(sinners)
+
+
+def test_files_are_named_for_what_they_hold():
+    for path in files():
+        name = path.stem
+        assert name not in NO_NAMES, f"{path}: say what is in it"
+        assert not name.endswith(VARIANTS), f"{path}: name a variant by how it works"
+        if path.parent == SOURCE or name.startswith("__"):
+            continue
+        assert name not in sys.stdlib_module_names, f"{path}: named like a standard module"
+
+
+def test_every_file_says_what_it_is():
+    silent = [
+        str(path.relative_to(ROOT))
+        for folder in (SOURCE, ROOT / "tests", ROOT / "examples", ROOT / "benchmarks")
+        for path in sorted(folder.rglob("*.py"))
+        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert not silent, "\n".join(silent)
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/system.md"])
+def test_paths_that_the_pages_name_exist(name: str):
+    """A page that walks through the source must not walk through rooms that are gone."""
+    import re
+
+    page = ROOT / name
+    missing = [
+        path
+        for path in re.findall(
+            r"`((?:src|docs|tests|examples|benchmarks)/[\w./-]+)`", page.read_text()
+        )
+        if not (ROOT / path).exists()
+    ]
+    assert not missing, f"{name} names {missing}"
+
+
+def test_the_tour_visits_every_room():
+    tour = (ROOT / "docs" / "system.md").read_text()
+    rooms = {room_of(path) for path in files() if path.read_text().strip()} - {None}
+    forgotten = [name for name in rooms if f"`{name}/`" not in tour]
+    assert not forgotten, f"docs/system.md does not speak of {forgotten}"
