@@ -1,0 +1,48 @@
+"""weft: a compiler and a runtime for distributed tile programs.
+
+The root is lazy: a name is imported when it is first used, so that `import weft` costs nothing
+and the language can be used without the runtime.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Where each public name lives: "module" for a module, "module:attribute" for what is in one.
+_NAMES = {
+    "init": "weft.runtime:init",
+    "world": "weft.runtime:world",
+    "World": "weft.runtime:World",
+    "emulated": "weft.emulator:emulated",
+    "Report": "weft.base.report:Report",
+    "Order": "weft.base.vocabulary:Order",
+    "Scope": "weft.base.vocabulary:Scope",
+    "SignalOp": "weft.base.vocabulary:SignalOp",
+    "language": "weft.language",
+    "ops": "weft.ops",
+    "emulator": "weft.emulator",
+    "runtime": "weft.runtime",
+    "verify": "weft.verify",
+}
+_ERRORS = "weft.base.errors"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        module, _, attribute = _NAMES[name].partition(":")
+        value = import_module(module)
+        if attribute:
+            value = getattr(value, attribute)
+    elif name.endswith("Error") and hasattr(errors := import_module(_ERRORS), name):
+        value = getattr(errors, name)
+    else:
+        raise AttributeError(f"weft has no {name!r}; it has {', '.join(sorted(_NAMES))}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_NAMES])

@@ -1,0 +1,143 @@
+"""What differs between machines: the protocol that a world stands on.
+
+One `Backend` belongs to one rank of one world. Everything that is the same everywhere (allocation,
+the table, slots, call order) is in `world.py`, `heap.py` and `slots.py` and never asks which
+backend it has. A method that says *collective* is called by every rank in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from weft.base.target import Target
+from weft.language.wait_report import WaitReport
+
+# A rank's call log: a ring of its last collective calls, read by the ranks beside it.
+CALL_LOG_ENTRIES = 256
+CALL_LOG_ENTRY_BYTES = 64
+CALL_LOG_BYTES = CALL_LOG_ENTRIES * CALL_LOG_ENTRY_BYTES
+
+
+@dataclass(frozen=True)
+class Seats:
+    """Who is who in a world: one entry per rank of the world, in rank order.
+
+    `global_ranks` are ranks of the default process group; `nodes` number the scale-up domains.
+    """
+
+    rank: int
+    nodes: tuple[int, ...]
+    local_ranks: tuple[int, ...]
+    global_ranks: tuple[int, ...]
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.nodes)
+
+
+class Stream(Protocol):
+    """A queue of device work. Entering it makes it current and orders nothing; `wait` orders."""
+
+    name: str
+
+    def wait(self, other: Stream) -> None:
+        """Later work on this stream starts after the work that `other` holds now."""
+
+    def __enter__(self) -> Stream: ...
+
+    def __exit__(self, *failure: Any) -> None: ...
+
+
+class Recording(Protocol):
+    """What was launched between the brackets of `record`, with its arguments frozen."""
+
+    def replay(self) -> None:
+        """Enqueue all of it again on the current stream."""
+
+
+class Backend(Protocol):
+    """One rank's machine.
+
+    `abort_address` and `report_address` go into the world table; 0 where the machine has neither
+    (the emulator finds deadlocks itself and needs no deadline).
+    """
+
+    seats: Seats
+    target: Target
+    device: torch.device
+    abort_address: int
+    report_address: int
+
+    # ---- memory
+
+    def open_heap(self, nbytes: int) -> Sequence[torch.Tensor | None]:
+        """Every rank's heap as a flat uint8 tensor, None where out of reach. Collective."""
+
+    def prepare(self, tensor: torch.Tensor, offset: int, name: str, *, zero: bool) -> None:
+        """`tensor` was just allocated at `offset` of this rank's heap; zero it where asked.
+
+        Returns when the zeros are in memory. The emulator registers the allocation here.
+        """
+
+    def release(self, tensor: torch.Tensor, offset: int) -> None:
+        """The allocation at `offset` is gone (after `drain` on every rank)."""
+
+    def local_words(self, values: Sequence[int], dtype: torch.dtype, name: str) -> torch.Tensor:
+        """A new, initialised, one-dimensional tensor in this rank's own device memory."""
+
+    # ---- meeting the other ranks on the host
+
+    def exchange(self, value: Any, timeout_s: float) -> list[Any]:
+        """Every rank's small, picklable `value`, in rank order. Collective, blocks the host.
+
+        Raises  TimeoutError: naming the ranks that did not come
+        """
+
+    def call_logs(self) -> Sequence[memoryview | None]:
+        """One writable block of CALL_LOG_BYTES per rank, shared with it; None where it is not."""
+
+    # ---- streams and copies
+
+    def current_stream(self) -> Stream: ...
+
+    def stream(self, name: str) -> Stream:
+        """The stream of that name; the same one each time."""
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        """Copy-engine transfer on the current stream; shapes and dtypes were checked.
+
+        Both are 2-D with unit inner stride, or both contiguous.
+        """
+
+    def copy_word(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        """Copy one int64 on the current stream, behind everything before it."""
+
+    def record(self) -> AbstractContextManager[Recording]:
+        """Freeze what is launched inside the brackets instead of running it."""
+
+    def is_recording(self) -> bool: ...
+
+    def drain(self) -> None:
+        """Block the host until all work of this rank has finished; returns at a timeout too."""
+
+    # ---- trouble
+
+    def aborted(self) -> bool:
+        """Has any rank's wait reached its deadline?"""
+
+    def abort(self) -> None:
+        """Make every wait of every rank fall through, from the host."""
+
+    def reports(self) -> Sequence[WaitReport]:
+        """What the waits of every rank wrote down, as far as this rank can read it."""
+
+    def heap_base(self, rank: int) -> int:
+        """Where rank `rank` itself has its heap: its reports name signals by its own addresses."""
+
+    def close(self) -> None:
+        """Give back what this backend holds; the heap's tensors die with their last reference."""

@@ -1,0 +1,377 @@
+"""NVIDIA GPUs of one host: torch symmetric memory, CUDA streams and graphs, copy engines.
+
+The ranks share one block of host memory that every GPU can reach: the abort word, each rank's
+wait reports and each rank's call log. One abort word for all means that a deadline met anywhere
+ends every wait everywhere, without anyone's host having to pass it on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import pickle
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft.base.errors import TimeoutError, UnsupportedError, UsageError
+from weft.base.target import Target
+from weft.language import world_layout as layout
+from weft.language.wait_report import WaitReport, read_reports
+from weft.runtime.backend import CALL_LOG_BYTES, Recording, Seats, Stream
+
+PAGE_BYTES = 4096
+REGISTER_PORTABLE_AND_MAPPED = 0x01 | 0x02
+# The pause between two looks at the store while the others have not come.
+POLL_S = 0.0005
+
+
+class _Driver:
+    """The four driver calls that torch has no word for; nothing to build or install."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL("libcuda.so.1")
+        pointer, size = ctypes.c_uint64, ctypes.c_size_t
+        self.copy = self._call("cuMemcpyAsync", pointer, pointer, size, pointer)
+        self.copy_2d = self._call("cuMemcpy2DAsync_v2", ctypes.c_void_p, pointer)
+        self.write_word = self._call(
+            "cuStreamWriteValue64_v2", pointer, pointer, pointer, ctypes.c_uint
+        )
+
+    def _call(self, name: str, *kinds: Any) -> Any:
+        function = getattr(self.library, name)
+        function.argtypes = kinds
+        function.restype = ctypes.c_int
+
+        def call(*args: Any) -> None:
+            if code := function(*args):
+                text = ctypes.c_char_p()
+                self.library.cuGetErrorString(code, ctypes.byref(text))
+                raise RuntimeError(f"{name} failed with {code}: {(text.value or b'?').decode()}")
+
+        return call
+
+
+class _Copy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D_v2."""
+
+    _fields_ = (
+        ("src_x", ctypes.c_size_t),
+        ("src_y", ctypes.c_size_t),
+        ("src_kind", ctypes.c_uint),
+        ("src_host", ctypes.c_void_p),
+        ("src_device", ctypes.c_uint64),
+        ("src_array", ctypes.c_void_p),
+        ("src_pitch", ctypes.c_size_t),
+        ("dst_x", ctypes.c_size_t),
+        ("dst_y", ctypes.c_size_t),
+        ("dst_kind", ctypes.c_uint),
+        ("dst_host", ctypes.c_void_p),
+        ("dst_device", ctypes.c_uint64),
+        ("dst_array", ctypes.c_void_p),
+        ("dst_pitch", ctypes.c_size_t),
+        ("width_bytes", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    )
+
+
+MEMORY_UNIFIED = 4
+
+
+class CudaStream:
+    """A torch stream with a name."""
+
+    def __init__(self, name: str, stream: torch.cuda.Stream) -> None:
+        self.name = name
+        self.torch = stream
+        self._entered: list[Any] = []
+
+    def wait(self, other: Stream) -> None:
+        self.torch.wait_stream(other.torch)  # type: ignore[attr-defined]
+
+    def __enter__(self) -> CudaStream:
+        context = torch.cuda.stream(self.torch)
+        context.__enter__()
+        self._entered.append(context)
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self._entered.pop().__exit__(*failure)
+
+
+class CudaRecording:
+    """A CUDA graph."""
+
+    def __init__(self) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+class CudaBackend:
+    """One rank of a group of processes on one host, each with its own GPU."""
+
+    def __init__(self, group: dist.ProcessGroup, name: str, generation: int) -> None:
+        self.group = group
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        properties = torch.cuda.get_device_properties(self.device)
+        arch = properties.major * 10
+        self.target = Target(
+            "cuda",
+            arch,
+            num_sms=properties.multi_processor_count,
+            shared_bytes=properties.shared_memory_per_block_optin,
+            has_tma=arch >= 90,
+        )
+        store = dist.distributed_c10d._get_default_store()
+        self._store = dist.PrefixStore(f"weft/{name}/{generation}", store)
+        self._meetings = 0
+        self._driver = _Driver()
+        self._streams: dict[str, CudaStream] = {}
+        self._abort: Any = None
+        self._heaps: list[torch.Tensor] = []
+        self.seats = Seats(dist.get_rank(group), (0,) * group.size(), (), ())
+        self.seats = self._find_seats()
+        self._open_shared()
+
+    # ---- memory
+
+    def open_heap(self, nbytes: int) -> Sequence[torch.Tensor | None]:
+        # Multicast is not used, and a program that maps it can take a host's GPUs out of service.
+        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+        import torch.distributed._symmetric_memory as symmetric
+
+        heap = symmetric.empty(nbytes, dtype=torch.uint8, device=self.device)
+        self._handle = symmetric.rendezvous(heap, self.group.group_name)
+        self._heaps = [
+            heap
+            if rank == self.seats.rank
+            else self._handle.get_buffer(rank, (nbytes,), heap.dtype)
+            for rank in range(self.seats.num_ranks)
+        ]
+        self._bases[self.seats.rank] = heap.data_ptr()
+        return self._heaps
+
+    def prepare(self, tensor: torch.Tensor, offset: int, name: str, *, zero: bool) -> None:
+        if zero:
+            tensor.zero_()
+            torch.cuda.current_stream().synchronize()
+
+    def release(self, tensor: torch.Tensor, offset: int) -> None:
+        pass
+
+    def local_words(self, values: Sequence[int], dtype: torch.dtype, name: str) -> torch.Tensor:
+        words = torch.tensor(list(values), dtype=dtype, device=self.device)
+        torch.cuda.current_stream().synchronize()
+        return words
+
+    # ---- meeting the other ranks on the host
+
+    def exchange(self, value: Any, timeout_s: float) -> list[Any]:
+        number, rank, store = self._meetings, self.seats.rank, self._store
+        self._meetings += 1
+        store.set(f"{number}/{rank}", pickle.dumps(value))
+        missing = [peer for peer in range(self.seats.num_ranks) if peer != rank]
+        # A rank may still be compiling or loading: meeting on the host is allowed longer.
+        deadline = time.monotonic() + max(timeout_s, 1.0) * 3
+        while missing := [peer for peer in missing if not store.check([f"{number}/{peer}"])]:
+            if self.aborted() or time.monotonic() > deadline:
+                late = ", ".join(map(str, missing))
+                why = "a wait timed out" if self.aborted() else "they did not come in time"
+                raise TimeoutError(
+                    f"rank {rank} meets the other ranks for the {number}th time, without rank "
+                    f"{late}: {why}; every rank must make the same collective calls"
+                )
+            time.sleep(POLL_S)
+        values = [
+            value if peer == rank else pickle.loads(store.get(f"{number}/{peer}"))
+            for peer in range(self.seats.num_ranks)
+        ]
+        # All ranks have come to this meeting, so all have read the last one.
+        if number > 0:
+            store.delete_key(f"{number - 1}/{rank}")
+        return values
+
+    def call_logs(self) -> Sequence[memoryview | None]:
+        return [
+            memoryview(self._shared)[start : start + CALL_LOG_BYTES]
+            for start in map(self._call_log_start, range(self.seats.num_ranks))
+        ]
+
+    # ---- streams and copies
+
+    def current_stream(self) -> Stream:
+        return CudaStream("current", torch.cuda.current_stream())
+
+    def stream(self, name: str) -> Stream:
+        if name not in self._streams:
+            # High priority: such streams feed the compute stream and must not queue behind it.
+            self._streams[name] = CudaStream(name, torch.cuda.Stream(self.device, priority=-1))
+        return self._streams[name]
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        queue = torch.cuda.current_stream().cuda_stream
+        if dst.is_contiguous() and src.is_contiguous():
+            self._driver.copy(dst.data_ptr(), src.data_ptr(), dst.nbytes, queue)
+            return
+        size = dst.element_size()
+        rectangle = _Copy2D(
+            src_kind=MEMORY_UNIFIED,
+            src_device=src.data_ptr(),
+            src_pitch=src.stride(0) * size,
+            dst_kind=MEMORY_UNIFIED,
+            dst_device=dst.data_ptr(),
+            dst_pitch=dst.stride(0) * size,
+            width_bytes=dst.shape[1] * size,
+            height=dst.shape[0],
+        )
+        self._driver.copy_2d(ctypes.byref(rectangle), queue)
+
+    def copy_word(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        queue = torch.cuda.current_stream().cuda_stream
+        self._driver.copy(dst.data_ptr(), src.data_ptr(), 8, queue)
+
+    def record(self) -> AbstractContextManager[Recording]:
+        return self._record()
+
+    @contextmanager
+    def _record(self) -> Iterator[CudaRecording]:
+        recording = CudaRecording()
+        # Other threads (the watchdog, a data loader) go on with their own CUDA calls.
+        with torch.cuda.graph(recording.graph, capture_error_mode="thread_local"):
+            yield recording
+
+    def is_recording(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def drain(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    # ---- trouble
+
+    def aborted(self) -> bool:
+        return self._abort is not None and self._abort[0] != 0
+
+    def abort(self) -> None:
+        self._abort[0] = 1
+
+    def reports(self) -> Sequence[WaitReport]:
+        return [
+            report
+            for rank in range(self.seats.num_ranks)
+            for report in read_reports(self._report_words(rank))
+        ]
+
+    def heap_base(self, rank: int) -> int:
+        return self._bases[rank]
+
+    def close(self) -> None:
+        self._heaps = []
+        self._handle = None
+        torch.cuda.cudart().cudaHostUnregister(self._shared_address)
+
+    # ---- how it starts
+
+    def _find_seats(self) -> Seats:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            host = file.read().strip()
+        mine = (host, self.device.index, dist.get_rank())
+        everyone = self.exchange(mine, timeout_s=60.0)
+        if len({host for host, *_ in everyone}) > 1:
+            raise UnsupportedError(
+                "the ranks are on several hosts; on CUDA weft serves the GPUs of one host so far. "
+                "Pass weft.init a group whose ranks are all on one host"
+            )
+        if len({device for _, device, _ in everyone}) < len(everyone):
+            devices = ", ".join(f"rank {r}: cuda:{d}" for r, (_, d, _) in enumerate(everyone))
+            raise UsageError(
+                f"several ranks use one GPU ({devices}); call torch.cuda.set_device(local rank) "
+                "before weft.init"
+            )
+        n = len(everyone)
+        return Seats(
+            dist.get_rank(self.group), (0,) * n, tuple(range(n)), tuple(g for *_, g in everyone)
+        )
+
+    def _open_shared(self) -> None:
+        """Map one block into every rank and every GPU; its file is gone once all have it."""
+        n, rank = self.seats.num_ranks, self.seats.rank
+        nbytes = PAGE_BYTES + n * (layout.REPORT_BYTES + CALL_LOG_BYTES)
+        nbytes = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+        folder = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+        path = os.path.join(folder, f"weft-{uuid.uuid4().hex}")
+        if rank == 0:
+            with open(path, "xb") as file:
+                file.truncate(nbytes)
+        path = self.exchange(path, timeout_s=60.0)[0]
+        with open(path, "r+b") as file:
+            self._shared = mmap.mmap(file.fileno(), nbytes)
+        self.exchange("mapped", timeout_s=60.0)
+        if rank == 0:
+            os.unlink(path)
+        self._shared_address = torch.frombuffer(self._shared, dtype=torch.uint8).data_ptr()
+        code = torch.cuda.cudart().cudaHostRegister(
+            self._shared_address, nbytes, REGISTER_PORTABLE_AND_MAPPED
+        )
+        if int(code) != 0:
+            raise RuntimeError(f"cudaHostRegister of {nbytes} bytes failed with {code}")
+        self._abort = memoryview(self._shared)[:4].cast("i")
+        # The first page: the abort word, and from byte 64 on each rank's heap base.
+        self._bases = memoryview(self._shared)[64 : 64 + 8 * n].cast("q")
+        self.abort_address = self._shared_address
+        self.report_address = self._shared_address + self._report_start(rank)
+
+    def _report_start(self, rank: int) -> int:
+        return PAGE_BYTES + rank * layout.REPORT_BYTES
+
+    def _call_log_start(self, rank: int) -> int:
+        start = PAGE_BYTES + self.seats.num_ranks * layout.REPORT_BYTES
+        return start + rank * CALL_LOG_BYTES
+
+    def _report_words(self, rank: int) -> memoryview:
+        start = self._report_start(rank)
+        return memoryview(self._shared)[start : start + layout.REPORT_BYTES].cast("q")
+
+
+def scope() -> None:
+    """One process is one rank: worlds are told apart by name alone."""
+    return None
+
+
+_generations: dict[str, int] = {}
+
+
+def connect(group: dist.ProcessGroup | None, name: str) -> CudaBackend:
+    """The backend of this process in `group`; starts the default group where there is none."""
+    if not torch.cuda.is_available():
+        raise UnsupportedError(
+            "weft.init found no GPU; run the script with `weft emulate SCRIPT.py --ranks N`, or "
+            "inside `with weft.emulated(ranks=N) as ranks: ranks.run(main)`"
+        )
+    if not dist.is_initialized():
+        _start_processes()
+    group = group if group is not None else dist.group.WORLD
+    generation = _generations[name] = _generations.get(name, -1) + 1
+    return CudaBackend(group, name, generation)
+
+
+def _start_processes() -> None:
+    """The default process group, as a launcher's environment says; alone without a launcher."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    torch.cuda.set_device(local_rank)
+    device = torch.device("cuda", local_rank)
+    if "RANK" in os.environ:
+        dist.init_process_group("nccl", device_id=device, timeout=timedelta(minutes=10))
+    else:
+        dist.init_process_group(
+            "nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device
+        )

@@ -1,0 +1,50 @@
+"""Worlds by name: custom operators take strings, so a world can be found by its name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from weft.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from weft.runtime.world import World
+
+_worlds: dict[tuple[Hashable, str], World] = {}
+_lock = threading.Lock()
+
+
+def find(scope: Hashable, name: str) -> World:
+    """The open world called `name`.
+
+    Raises  UsageError: none is; the message lists those that are
+    """
+    with _lock:
+        world = _worlds.get((scope, name))
+        known = sorted(other for owner, other in _worlds if owner == scope)
+    if world is None:
+        there = f"open are: {', '.join(known)}" if known else "none is open; call weft.init() first"
+        raise UsageError(f"no world is called {name!r}; {there}")
+    return world
+
+
+def add(scope: Hashable, world: World) -> None:
+    with _lock:
+        _worlds[scope, world.name] = world
+
+
+def remove(scope: Hashable, world: World) -> None:
+    with _lock:
+        if _worlds.get((scope, world.name)) is world:
+            del _worlds[scope, world.name]
+
+
+def free_name(scope: Hashable, wanted: str) -> str:
+    """`wanted`, or `wanted.2`, `wanted.3` ... where that is taken."""
+    with _lock:
+        name, count = wanted, 1
+        while (scope, name) in _worlds:
+            count += 1
+            name = f"{wanted}.{count}"
+    return name

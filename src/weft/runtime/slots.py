@@ -1,0 +1,159 @@
+"""Workspaces that are right eager, captured, replayed and mixed, with shapes that change.
+
+A slot is buffers, signals and one epoch word per rank, on the symmetric heap. No number known to
+the host enters a signal or a wait: a call reads `e = epoch + 1` on the device and its last program
+stores `e`. A writer waits until every reader's credit, `slot_free`, has reached the slot's last
+epoch. So the host may hand out slots in any way it likes; alternating is only faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft.base.errors import UsageError
+from weft.language.world_arg import SlotArg
+
+if TYPE_CHECKING:
+    from weft.runtime.world import World
+
+SLOTS_PER_KEY = 2
+
+BufferRequest = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+SignalRequest = Mapping[str, tuple[int, torch.dtype]]
+
+
+class Slot:
+    """One workspace: every buffer and signal array of the request is an attribute."""
+
+    def __init__(self, key: str, index: int, tensors: dict[str, torch.Tensor], arg: SlotArg):
+        self.key = key
+        self.index = index
+        self.arg = arg
+        self.__dict__.update(tensors)
+
+    def __getattr__(self, name: str) -> Any:
+        known = sorted(set(self.__dict__) - {"key", "index", "arg"})
+        raise AttributeError(
+            f"the workspace {self.key!r} has no {name!r}; it was asked for {', '.join(known)}"
+        )
+
+    def __repr__(self) -> str:
+        return f"Slot({self.key!r}, {self.index})"
+
+
+class _Storage:
+    """The memory behind one slot: flat arrays that requests are cut from."""
+
+    def __init__(self, world: World, label: str, buffers: dict[str, int], signals: SignalRequest):
+        self.capacity = buffers
+        self.counts = dict(signals)
+        self.buffers = {
+            name: world.empty((nbytes,), torch.uint8, name=f"{label}.{name}")
+            for name, nbytes in buffers.items()
+        }
+        self.signals = {
+            name: world.signals(count, dtype, name=f"{label}.{name}")
+            for name, (count, dtype) in signals.items()
+        }
+        self.arg = SlotArg(
+            epoch=world.signals(1, torch.int64, name=f"{label}.epoch"),
+            ticket=world.signals(1, torch.int32, name=f"{label}.ticket"),
+            slot_free=world.signals(world.num_ranks, torch.int64, name=f"{label}.slot_free"),
+        )
+
+    def cut(self, key: str, index: int, buffers: BufferRequest, signals: SignalRequest) -> Slot:
+        tensors = {
+            name: self.buffers[name][: _nbytes(shape, dtype)].view(dtype).view(shape)
+            for name, (shape, dtype) in buffers.items()
+        }
+        tensors.update((name, self.signals[name][:count]) for name, (count, _) in signals.items())
+        return Slot(key, index, tensors, self.arg)
+
+
+class Workspace:
+    """All slots of one key. It grows by making new slots and never shrinks.
+
+    Slots that were outgrown keep their memory until the world closes: a recorded graph may still
+    replay launches that use them.
+    """
+
+    def __init__(self, world: World, key: str) -> None:
+        self.world = world
+        self.key = key
+        self._generation = 0
+        self._storages: list[_Storage] = []
+        self._outgrown: list[_Storage] = []
+        self._turn = 0
+        self._cuts: dict[tuple, tuple[Slot, ...]] = {}
+
+    def take(self, buffers: BufferRequest, signals: SignalRequest) -> Slot:
+        """The next slot, cut to this request. Collective: the same request on every rank."""
+        request = (tuple(buffers.items()), tuple(signals.items()))
+        slots = self._cuts.get(request)
+        if slots is None:
+            slots = self._cuts[request] = self._cut(buffers, signals)
+        self._turn = (self._turn + 1) % SLOTS_PER_KEY
+        return slots[self._turn]
+
+    def _cut(self, buffers: BufferRequest, signals: SignalRequest) -> tuple[Slot, ...]:
+        _check_names(self.key, buffers, signals)
+        needed = {name: _nbytes(shape, dtype) for name, (shape, dtype) in buffers.items()}
+        if not self._storages or not self._fits(needed, signals):
+            self._grow(needed, signals)
+        return tuple(
+            storage.cut(self.key, index, buffers, signals)
+            for index, storage in enumerate(self._storages)
+        )
+
+    def _fits(self, needed: dict[str, int], signals: SignalRequest) -> bool:
+        have = self._storages[0]
+        return all(have.capacity.get(name, -1) >= size for name, size in needed.items()) and all(
+            name in have.counts and have.counts[name][0] >= count and have.counts[name][1] == dtype
+            for name, (count, dtype) in signals.items()
+        )
+
+    def _grow(self, needed: dict[str, int], signals: SignalRequest) -> None:
+        if self.world.is_recording():
+            raise UsageError(
+                f"the workspace {self.key!r} must grow, but a recording is under way and memory "
+                "cannot be allocated in it; run the call once with these sizes before recording"
+            )
+        if self._storages:
+            old = self._storages[0]
+            needed = {
+                name: max(needed.get(name, 0), old.capacity.get(name, 0))
+                for name in {**old.capacity, **needed}
+            }
+            signals = {
+                name: max(
+                    (request for request in (signals.get(name), old.counts.get(name)) if request),
+                    key=lambda request: request[0],
+                )
+                for name in {**old.counts, **signals}
+            }
+        self._outgrown.extend(self._storages)
+        self._cuts.clear()
+        self._generation += 1
+        self._storages = [
+            _Storage(self.world, f"{self.key}[{index}]", dict(needed), signals)
+            for index in range(SLOTS_PER_KEY)
+        ]
+
+
+def _check_names(key: str, buffers: BufferRequest, signals: SignalRequest) -> None:
+    for name in (*buffers, *signals):
+        if not name.isidentifier() or name in ("key", "index", "arg"):
+            raise UsageError(
+                f"the workspace {key!r} cannot have a part named {name!r}: parts become "
+                "attributes; key, index and arg are taken"
+            )
+    if both := sorted(set(buffers) & set(signals)):
+        raise UsageError(f"the workspace {key!r} names {both[0]!r} as a buffer and as a signal")
+
+
+def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return prod(shape) * dtype.itemsize

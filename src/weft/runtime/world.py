@@ -1,0 +1,450 @@
+"""A world: a process group with a symmetric heap, its table, signals, slots and streams.
+
+Everything here is the same on every machine; what differs is behind `backend.Backend`. A call
+marked *collective* is made by every rank in the same order with the same arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import zlib
+from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from weft.base.errors import (
+    AllocationOrderError,
+    CallOrderError,
+    DtypeError,
+    FarPointerError,
+    NotSymmetricError,
+    PeerError,
+    PoisonedError,
+    ShapeError,
+    TimeoutError,
+    UsageError,
+)
+from weft.base.settings import Settings
+from weft.language import world_layout as layout
+from weft.language.wait_report import WaitReport
+from weft.language.world_arg import WorldArg, language_version
+from weft.runtime import kernels, registry
+from weft.runtime.backend import (
+    CALL_LOG_ENTRIES,
+    CALL_LOG_ENTRY_BYTES,
+    Backend,
+    Recording,
+    Stream,
+)
+from weft.runtime.heap import Block, HeapAllocator
+from weft.runtime.slots import BufferRequest, SignalRequest, Slot, Workspace
+
+# How often the watchdog looks at the abort word; the table is printed within this time.
+WATCHDOG_PERIOD_S = 0.05
+
+
+class World:
+    """One rank's view of a world. Made by `weft.init`, found again by `weft.world(name)`."""
+
+    def __init__(self, name: str, backend: Backend, settings: Settings, scope: Hashable = None):
+        self.name = name
+        self.settings = settings
+        self.backend = backend
+        self.rank = backend.seats.rank
+        self.num_ranks = backend.seats.num_ranks
+        self.local_rank = backend.seats.local_ranks[self.rank]
+        self.node = backend.seats.nodes[self.rank]
+        self.device = backend.device
+        self.target = backend.target
+        self._scope = scope
+        self._closed = False
+        self._told: str | None = None
+        self._raised = False
+        self._stop = threading.Event()
+        self._sequence = 0
+        self._num_calls = 0
+        self._workspaces: dict[str, Workspace] = {}
+        self._pointers: dict[int, torch.Tensor] = {}
+        self._dtypes: dict[int, torch.dtype] = {}
+        self._heap = HeapAllocator(settings.heap_bytes, owner=f"world {name!r}")
+        self._heaps = list(backend.open_heap(self._heap.capacity_bytes))
+        self._base = self._heaps[self.rank].data_ptr()
+        self._arrivals = self.signals(layout.NUM_CHANNELS, torch.int32, name="barrier_arrivals")
+        self._generations = backend.local_words(
+            [0] * layout.NUM_CHANNELS, torch.int32, "barrier_generations"
+        )
+        self.table = backend.local_words(self._table_words(), torch.int64, "world_table")
+        self.arg = WorldArg(
+            self.table, tl.constexpr(self.num_ranks), tl.constexpr(language_version())
+        )
+        self._logs = backend.call_logs()
+        registry.add(scope, self)
+        if backend.abort_address:
+            threading.Thread(target=self._watch, name=f"weft-watchdog-{name}", daemon=True).start()
+
+    def __repr__(self) -> str:
+        return f"World({self.name!r}, rank {self.rank} of {self.num_ranks} on {self.target})"
+
+    # ---- symmetric memory
+
+    def empty(
+        self, shape: int | Sequence[int], dtype: torch.dtype, name: str | None = None
+    ) -> torch.Tensor:
+        """A symmetric tensor: this rank's part, unwritten. Collective."""
+        return self._allocate(shape, dtype, name, zero=False, is_signal=False)
+
+    def zeros(
+        self, shape: int | Sequence[int], dtype: torch.dtype, name: str | None = None
+    ) -> torch.Tensor:
+        """A symmetric tensor of zeros, zero on every rank when this returns. Collective."""
+        return self._allocate(shape, dtype, name, zero=True, is_signal=False)
+
+    def signals(
+        self, n: int, dtype: torch.dtype = torch.int32, name: str | None = None
+    ) -> torch.Tensor:
+        """`n` zeroed signal words, in memory that was never used before. Collective."""
+        if dtype not in (torch.int32, torch.int64):
+            raise DtypeError(f"signals are int32 or int64 words, not {dtype}")
+        return self._allocate(n, dtype, name, zero=True, is_signal=True)
+
+    def free(self, tensor: torch.Tensor) -> None:
+        """Give back a symmetric tensor, once no rank uses it any more. Collective.
+
+        Dropping the last reference frees nothing: a peer may still be using this rank's part.
+        """
+        self._check_usable("free")
+        block = self._heap.locate(tensor.data_ptr(), self._base, 1, "the tensor to free")
+        self.backend.drain()
+        self._agree("free", block.offset, block.nbytes)
+        self._heap.free(tensor.data_ptr() - self._base)
+        self._pointers.pop(tensor.data_ptr(), None)
+        self.backend.release(self._view(self.rank, block), block.offset)
+
+    def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        """Rank `rank`'s part of a symmetric tensor, as a tensor of the same shape and strides.
+
+        Raises  FarPointerError: the rank is in another scale-up domain
+        """
+        if not 0 <= rank < self.num_ranks:
+            raise PeerError(f"rank {rank} is outside 0 .. {self.num_ranks - 1} of {self!r}")
+        heap = self._heaps[rank]
+        if heap is None:
+            raise FarPointerError(
+                f"rank {rank} (node {self.backend.seats.nodes[rank]}) is out of direct reach of "
+                f"rank {self.rank} (node {self.node}); use put, get or put_signal"
+            )
+        offset = self._offset_of(tensor)
+        flat = heap[offset:]
+        usable = flat.numel() // tensor.element_size() * tensor.element_size()
+        return flat[:usable].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+    def pointers(self, tensor: torch.Tensor) -> torch.Tensor:
+        """int64[num_ranks]: the address of each rank's part (0 where far), on the device."""
+        address = tensor.data_ptr()
+        if address not in self._pointers:
+            offset = self._offset_of(tensor)
+            bases = [0 if heap is None else heap.data_ptr() + offset for heap in self._heaps]
+            self._pointers[address] = self.backend.local_words(bases, torch.int64, "pointers")
+        return self._pointers[address]
+
+    def workspace(
+        self, key: str, buffers: BufferRequest | None = None, signals: SignalRequest | None = None
+    ) -> Slot:
+        """The next slot of the workspace `key`; see `slots`. Collective.
+
+        `buffers` maps names to (shape, dtype), `signals` names to (count, dtype).
+        """
+        self._check_usable("workspace")
+        if key not in self._workspaces:
+            self._workspaces[key] = Workspace(self, key)
+        return self._workspaces[key].take(buffers or {}, signals or {})
+
+    # ---- streams, copies, recordings
+
+    def current_stream(self) -> Stream:
+        return self.backend.current_stream()
+
+    def stream(self, name: str) -> Stream:
+        """The stream called `name`. Entering it orders nothing; `wait` does."""
+        return self.backend.stream(name)
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        """Transfer by a copy engine on the current stream; rows may be strided.
+
+        Raises  ShapeError, DtypeError: nothing is broadcast or converted
+        """
+        if dst.dtype != src.dtype:
+            raise DtypeError(
+                f"copy: dst is {dst.dtype} but src is {src.dtype}; copies convert nothing"
+            )
+        if dst.shape != src.shape:
+            raise ShapeError(f"copy: dst is {tuple(dst.shape)} but src is {tuple(src.shape)}")
+        if not (dst.is_contiguous() and src.is_contiguous()):
+            for what, tensor in (("dst", dst), ("src", src)):
+                if tensor.dim() != 2 or tensor.stride(1) != 1:
+                    raise ShapeError(
+                        f"copy: {what} of shape {tuple(tensor.shape)} has strides "
+                        f"{tensor.stride()}; both must be contiguous, or 2-D with unit inner stride"
+                    )
+        if dst.numel():
+            self.backend.copy(dst, src)
+
+    def copy_word(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        """Copy one int64 word on the current stream, behind everything before it.
+
+        Sync    the copy engine's signal: a kernel that sees the word with an acquire sees the
+                data that this stream copied before it
+        """
+        for what, tensor in (("dst", dst), ("src", src)):
+            if tensor.dtype != torch.int64 or tensor.numel() != 1:
+                raise ShapeError(
+                    f"copy_word: {what} is {tensor.dtype}{tuple(tensor.shape)}, not one int64"
+                )
+        self.backend.copy_word(dst, src)
+
+    def record(self) -> AbstractContextManager[Recording]:
+        """Freeze what is launched in the brackets; `recording.replay()` runs it, often."""
+        self._check_usable("record")
+        return self.backend.record()
+
+    def is_recording(self) -> bool:
+        return self.backend.is_recording()
+
+    # ---- together
+
+    def barrier(self, channel: int = 0) -> None:
+        """All ranks meet on their current streams; the host does not wait. Can be recorded."""
+        if not 0 <= channel < layout.NUM_CHANNELS:
+            raise UsageError(
+                f"barrier: channel {channel} is outside 0 .. {layout.NUM_CHANNELS - 1}"
+            )
+        self._check_usable("barrier")
+        kernels.barrier[(1,)](self.arg, CHANNEL=channel, num_warps=1)
+
+    def synchronize(self) -> None:
+        """Block the host until this rank's work is done, then `check`."""
+        self.backend.drain()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what went wrong on the device so far.
+
+        Raises  TimeoutError: a wait reached its deadline; the message is the table of waits
+                PoisonedError: that was raised before; only close() works now
+        """
+        if self._closed:
+            raise UsageError(f"{self!r} is closed")
+        if not self.backend.aborted():
+            return
+        if self._raised:
+            raise PoisonedError(
+                f"{self!r} met a timeout; its memory holds undefined data and only close() works"
+            )
+        self._raised = True
+        raise TimeoutError(self.table_of_waits())
+
+    def operator_call(self, name: str) -> int:
+        """Say that this rank now calls the collective operation `name`; returns the call's number.
+
+        Compares with what the ranks of this node called as their call of the same number, as far
+        as they have come: of two ranks that disagree, the later one raises.
+
+        Raises  CallOrderError
+        """
+        self._check_usable(name)
+        number = self._num_calls
+        self._num_calls += 1
+        text = name.encode()
+        if len(text) > CALL_LOG_ENTRY_BYTES - 8:
+            text = text[: CALL_LOG_ENTRY_BYTES - 16] + b"%08x" % zlib.crc32(text)
+        entry = (number + 1).to_bytes(8, "little") + text.ljust(CALL_LOG_ENTRY_BYTES - 8, b"\0")
+        start = number % CALL_LOG_ENTRIES * CALL_LOG_ENTRY_BYTES
+        where = slice(start, start + CALL_LOG_ENTRY_BYTES)
+        own = self._logs[self.rank]
+        if own is None:
+            return number
+        # The number goes last: a reader that sees it sees the name.
+        own[start + 8 : where.stop] = entry[8:]
+        own[start : start + 8] = entry[:8]
+        for rank, log in enumerate(self._logs):
+            if log is not None and log[start : start + 8] == entry[:8] and log[where] != entry:
+                other = bytes(log[start + 8 : where.stop]).rstrip(b"\0").decode(errors="replace")
+                raise CallOrderError(
+                    f"call {number} on {self.name!r}: rank {self.rank} calls {name}, "
+                    f"but rank {rank} called {other}; every rank must make the same calls in the "
+                    "same order"
+                )
+        return number
+
+    def close(self) -> None:
+        """Give everything back; again does nothing. Collective, unless the world is poisoned."""
+        if self._closed:
+            return
+        self._stop.set()
+        poisoned = self.backend.aborted()
+        self.backend.drain()
+        if not poisoned:
+            self._agree("close")
+        self._closed = True
+        registry.remove(self._scope, self)
+        self._workspaces.clear()
+        self._pointers.clear()
+        self._logs = ()
+        self._heaps = []
+        self.backend.close()
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, kind: type | None, *failure: Any) -> None:
+        if kind is None:
+            self.close()
+        else:
+            # The other ranks may never come to close(): make them fall through instead.
+            self.backend.abort()
+            self._told = self._told or "aborted"
+            self.close()
+
+    # ---- trouble
+
+    def table_of_waits(self) -> str:
+        """Who waited for what when the deadline passed, on every rank within reach."""
+        reports = self.backend.reports()
+        lines = [
+            f"a wait in world {self.name!r} reached its deadline of {self.settings.timeout_s:g} s "
+            f"(seen by rank {self.rank}); WEFT_TIMEOUT_S sets it"
+        ]
+        if not reports:
+            lines.append("  no wait was reported: a rank aborted the world from its host")
+        for report in reports:
+            ended = "" if report.expired else " (ended with the others)"
+            lines.append(
+                f"  rank {report.rank}: {report.function}:{report.line} program "
+                f"{list(report.program)} waits for {self._name_of(report)} >= {report.expected}, "
+                f"seen {report.seen}{ended}"
+            )
+        silent = sorted(set(range(self.num_ranks)) - {report.rank for report in reports})
+        if reports and silent:
+            lines.append(f"  no wait is reported by rank {', '.join(map(str, silent))}")
+        return "\n".join(lines)
+
+    def _name_of(self, report: WaitReport) -> str:
+        """The signal's name: an object has one offset on all ranks, so any rank can tell it."""
+        offset = report.signal_address - self.backend.heap_base(report.rank)
+        block = self._heap.find(offset)
+        if block is None:
+            return f"the word at {report.signal_address:#x}"
+        itemsize = self._dtypes[block.offset].itemsize
+        return f"{block.name}[{(offset - block.offset) // itemsize}]"
+
+    def _watch(self) -> None:
+        while not self._stop.wait(WATCHDOG_PERIOD_S):
+            if self.backend.aborted():
+                # The other waits fall through and report within moments: one table, not many.
+                self._stop.wait(2 * WATCHDOG_PERIOD_S)
+                if not self._raised and self._told is None:
+                    self._told = self.table_of_waits()
+                    sys.stderr.write(f"weft: {self._told}\n")
+                    sys.stderr.flush()
+                return
+
+    def _check_usable(self, what: str) -> None:
+        if self._closed:
+            raise UsageError(f"{what}: {self!r} is closed")
+        if self.backend.aborted():
+            self.check()
+
+    # ---- allocation
+
+    def _allocate(
+        self,
+        shape: int | Sequence[int],
+        dtype: torch.dtype,
+        name: str | None,
+        *,
+        zero: bool,
+        is_signal: bool,
+    ) -> torch.Tensor:
+        shape = (shape,) if isinstance(shape, int) else tuple(int(extent) for extent in shape)
+        if any(extent < 0 for extent in shape):
+            raise ShapeError(f"a symmetric tensor cannot have the shape {shape}")
+        label = name or f"{'signals' if is_signal else 'tensor'}{self._sequence}"
+        self._check_usable("allocate")
+        if self.backend.is_recording():
+            raise UsageError(
+                f"{label} cannot be allocated while a recording is under way; allocate it before"
+            )
+        nbytes = dtype.itemsize
+        for extent in shape:
+            nbytes *= extent
+        block = self._heap.allocate(nbytes, label, is_signal=is_signal)
+        tensor = self._view(self.rank, block).view(dtype).view(shape)
+        self.backend.prepare(tensor, block.offset, label, zero=zero)
+        self._dtypes[block.offset] = dtype
+        # Also a barrier: no peer writes here before it was zeroed.
+        self._agree("signals" if is_signal else "tensor", block.offset, str(dtype), shape, label)
+        return tensor
+
+    def _view(self, rank: int, block: Block) -> torch.Tensor:
+        return self._heaps[rank][block.offset : block.offset + block.nbytes]
+
+    def _agree(self, *what: Any) -> None:
+        """Compare this rank's collective step with the others'; returns when all have come."""
+        mine = (self._sequence, *what)
+        self._sequence += 1
+        # Ranks that are late by less than a wait's deadline are not in trouble yet.
+        everyone = self.backend.exchange(mine, self.settings.timeout_s)
+        for rank, theirs in enumerate(everyone):
+            if theirs != mine:
+                raise AllocationOrderError(
+                    f"collective step {mine[0]} on world {self.name!r}: rank {self.rank} has "
+                    f"{_describe(mine)}, but rank {rank} has {_describe(theirs)}; every rank must "
+                    "allocate and free the same things in the same order"
+                )
+
+    def _offset_of(self, tensor: torch.Tensor) -> int:
+        extent = 1 + sum(
+            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
+        nbytes = max(extent, 0) * tensor.element_size() if tensor.numel() else 0
+        if not self._heaps:
+            raise NotSymmetricError(f"{self!r} is closed")
+        self._heap.locate(tensor.data_ptr(), self._base, nbytes, "the tensor")
+        return tensor.data_ptr() - self._base
+
+    def _table_words(self) -> list[int]:
+        seats, n = self.backend.seats, self.num_ranks
+        timeout_ns = (
+            int(self.settings.timeout_s * 1e9) if self.settings.bounded_waits else layout.NEVER_NS
+        )
+        words = [0] * layout.table_words(n)
+        words[layout.RANK] = self.rank
+        words[layout.NUM_RANKS] = n
+        words[layout.LOCAL_RANK] = self.local_rank
+        words[layout.NODE] = self.node
+        words[layout.ABORT_PTR] = self.backend.abort_address
+        words[layout.TIMEOUT_NS] = timeout_ns
+        words[layout.REPORT_PTR] = self.backend.report_address
+        words[layout.HEAP_BASE] = self._base
+        words[layout.BARRIER_ARRIVALS] = self._arrivals.data_ptr()
+        words[layout.BARRIER_GENERATIONS] = self._generations.data_ptr()
+        for peer, heap in enumerate(self._heaps):
+            words[layout.peer_base(peer)] = 0 if heap is None else heap.data_ptr()
+            words[layout.peer_node(peer, n)] = seats.nodes[peer]
+            words[layout.peer_local_rank(peer, n)] = seats.local_ranks[peer]
+            words[layout.peer_global_rank(peer, n)] = seats.global_ranks[peer]
+        return words
+
+
+def _describe(step: tuple) -> str:
+    number, kind, *rest = step
+    if kind in ("tensor", "signals"):
+        offset, dtype, shape, label = rest
+        return f"{kind} {label!r} {dtype}{list(shape)} at offset {offset}"
+    if kind == "free":
+        return f"free of {rest[1]} bytes at offset {rest[0]}"
+    return f"{kind} (step {number})"
