@@ -1,0 +1,186 @@
+"""Accesses of those that are no programs: copy engines and torch operations on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft.base.place import Place
+from weft.base.vocabulary import Scope
+from weft.emulator.clocks import Agents, Clock
+from weft.emulator.memory import Allocation
+
+if TYPE_CHECKING:
+    from weft.emulator.machine import HostTask, Machine
+    from weft.emulator.streams import Work
+
+WORD = np.dtype(np.int64)
+
+# A strided span: (address, shape, strides in bytes, numpy dtype).
+Span = tuple[int, tuple[int, ...], tuple[int, ...], np.dtype]
+
+
+class Actor:
+    """Does strided accesses under one agent's clock, at one place of the host's code."""
+
+    def __init__(self, machine: Machine, agent: int, clk: int, clock: Clock, place: Place) -> None:
+        self.machine = machine
+        self.agent = agent
+        self.clk = clk
+        self.clock = clock
+        self.place = place
+
+    @classmethod
+    def of_work(cls, machine: Machine, work: Work, what: str) -> Actor:
+        stream = work.stream
+        agent = machine.agents.add(stream.identity(work, what), stream.number, work.position)
+        return cls(machine, agent, 0, work.clock, work.place)
+
+    @classmethod
+    def of_host(cls, machine: Machine, host: HostTask, place: Place) -> Actor:
+        return cls(machine, host.agent, host.clk, host.clock, place)
+
+    @property
+    def rank(self) -> int:
+        return self.machine.agents.identity[self.agent].rank
+
+    def owns(self, segment: int) -> bool:
+        return self.machine.agents.segment_agent[segment] == self.agent
+
+    def access(self, spans: Iterable[Span], is_write: bool) -> None:
+        """Check and note each span; spans in untracked memory are passed over."""
+        for span in spans:
+            for allocation, shadow, start in self._shadows(span):
+                self._touch(allocation, shadow, start, is_write)
+
+    def copy(self, dst: Span, src: Span) -> None:
+        """Move the bytes of `src` to `dst`, as a transfer that other agents may race with."""
+        for span, what in ((src, "reads"), (dst, "writes")):
+            self._check_bounds(span, what)
+        if self.machine.checks:
+            self.access([src], is_write=False)
+            self.access([dst], is_write=True)
+        self._view(dst)[...] = self._view(src)
+
+    def read_word(self, address: int) -> int:
+        allocation, index = self._word(address, "reads")
+        self._atomic(allocation, index, modifies=False)
+        return int(allocation.view(WORD)[index])
+
+    def write_word(self, address: int, value: int) -> None:
+        """Store a signal word behind everything that this actor's stream has done."""
+        allocation, index = self._word(address, "signals")
+        self._atomic(allocation, index, modifies=True)
+        cell = index * (WORD.itemsize // allocation.cell_bytes)
+        word = allocation.sync_word(cell)
+        word.published.clear()
+        clock = self.clock.copy()
+        clock.agents[self.agent] = self.clk
+        word.release(self.rank, Scope.SYSTEM, clock)
+        allocation.view(WORD)[index] = value
+        self.machine.signalled(allocation, cell, self.place)
+        self.machine.word_changed(allocation, cell)
+
+    def _word(self, address: int, what: str) -> tuple[Allocation, int]:
+        self._check_bounds((address, (1,), (8,), WORD), what)
+        allocation = self.machine.memory.find(address)
+        if allocation.cell_bytes > WORD.itemsize:
+            allocation.refine(WORD.itemsize)
+        return allocation, (address - allocation.address) // WORD.itemsize
+
+    def _atomic(self, allocation: Allocation, index: int, *, modifies: bool) -> None:
+        if not self.machine.checks:
+            return
+        machine = self.machine
+        segment = machine.agents.segment(self.agent, self.clk, self.place, Scope.SYSTEM)
+        factor = WORD.itemsize // allocation.cell_bytes
+        for cell in range(index * factor, (index + 1) * factor):
+            number = int(allocation.shadow[cell])
+            allocation.shadow[cell] = machine.shadow.after_atomic(
+                number, segment, self.clock, self.owns,
+                self._conflict(allocation, cell, "atomic access"), modifies,
+            )  # fmt: skip
+
+    def _check_bounds(self, span: Span, what: str) -> None:
+        address, shape, strides, dtype = span
+        if 0 in shape:
+            return
+        end = address + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        allocation = self.machine.memory.find(address)
+        if allocation is None or end + dtype.itemsize > allocation.end:
+            bad = address if allocation is None else allocation.end
+            near = self.machine.memory.nearest(bad)
+            self.machine.report_out_of_bounds(self, near, bad, dtype.itemsize, what, self.place)
+
+    def _view(self, span: Span) -> np.ndarray:
+        import ctypes
+
+        address, shape, strides, dtype = span
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        nbytes = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + dtype.itemsize
+        buffer = (ctypes.c_char * nbytes).from_address(address)
+        return np.ndarray(shape, dtype, buffer, 0, strides)
+
+    def _shadows(self, span: Span):
+        """(allocation, view of its shadow, first cell) for a span of tracked memory."""
+        address, shape, strides, dtype = span
+        if 0 in shape:
+            return
+        allocation = self.machine.memory.find(address)
+        if allocation is None:
+            return
+        itemsize = dtype.itemsize
+        if itemsize < allocation.cell_bytes:
+            allocation.refine(itemsize)
+        cell_bytes = allocation.cell_bytes
+        end = address + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + itemsize
+        if end > allocation.end or any(s % cell_bytes or s < 0 for s in strides):
+            return
+        start = (address - allocation.address) // cell_bytes
+        factor = itemsize // cell_bytes
+        yield (
+            allocation,
+            np.ndarray(
+                (*shape, factor), np.int32, allocation.shadow, start * 4,
+                (*(s // cell_bytes * 4 for s in strides), 4),
+            ),
+            start,
+        )  # fmt: skip
+
+    def _touch(self, allocation: Allocation, shadow: np.ndarray, start: int, is_write: bool):
+        machine = self.machine
+        segment = machine.agents.segment(self.agent, self.clk, self.place)
+        for number in np.unique(shadow).tolist():
+            cell = start
+
+            def cell_of(number: int = number) -> int:
+                hit = np.argwhere(shadow == number)[0]
+                steps = zip(hit, shadow.strides, strict=True)
+                return start + sum(int(i) * (s // 4) for i, s in steps)
+
+            history = machine.shadow.histories[number]
+            if is_write:
+                after = machine.shadow.after_write(
+                    number, segment, self.clock, self.owns,
+                    self._conflict(allocation, cell_of, "write"),
+                )  # fmt: skip
+            else:
+                if history.writer == Agents.NOTHING and not history.others:
+                    cell = cell_of()
+                    machine.report_uninitialised(self, allocation, cell, self.place)
+                after = machine.shadow.after_read(
+                    number, segment, self.clock, self.owns,
+                    self._conflict(allocation, cell_of, "read"),
+                )  # fmt: skip
+            if after != number:
+                shadow[shadow == number] = after
+
+    def _conflict(self, allocation: Allocation, cell: Any, what: str):
+        def report(kind: str, earlier: int) -> None:
+            at = cell() if callable(cell) else cell
+            self.machine.report_race(self, allocation, at, what, kind, earlier, self.place)
+
+        return report
