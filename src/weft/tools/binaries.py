@@ -1,0 +1,107 @@
+"""A compiled kernel's binary, and what it uses: read from the binary, no device needed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weft.base.records import KernelRecord
+from weft.base.target import Target
+
+# The binary of each backend, and the assembly that it was made from.
+FORMATS = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn"), "emu": ("emu", "ttir")}
+
+
+@dataclass(frozen=True)
+class Binary:
+    """One kernel compiled for one target.
+
+    `registers` is per thread; None where the target has none (emu) or the tool that reads them
+    is missing. Units   bytes, shared_bytes: bytes
+    """
+
+    name: str
+    target: str
+    format: str
+    bytes: int
+    registers: int | None
+    shared_bytes: int
+    code: bytes = field(repr=False, compare=False, default=b"")
+    assembly: str = field(repr=False, compare=False, default="")
+    record: KernelRecord | None = field(repr=False, compare=False, default=None)
+    metadata: dict[str, Any] = field(repr=False, compare=False, default_factory=dict)
+
+    def to_json(self) -> dict[str, object]:
+        shown = ("name", "target", "format", "bytes", "registers", "shared_bytes")
+        return {name: value for name, value in asdict(self).items() if name in shown}
+
+    def write(self, folder: Path) -> dict[str, object]:
+        """Write code and assembly; returns what a loader must know, file names included."""
+        stem = f"{self.name}.{self.target.replace(':', '_')}"
+        binary, assembly = FORMATS[self.target.split(":")[0]]
+        (folder / f"{stem}.{binary}").write_bytes(self.code)
+        (folder / f"{stem}.{assembly}").write_text(self.assembly)
+        record = self.record.to_json() if self.record else None
+        return {
+            **self.to_json(),
+            "binary": f"{stem}.{binary}",
+            "assembly": f"{stem}.{assembly}",
+            "num_warps": self.metadata.get("num_warps"),
+            "num_ctas": self.metadata.get("num_ctas"),
+            "cooperative": self.metadata.get("launch_cooperative_grid", False),
+            "record": record,
+        }
+
+
+def build(fn: Any, record: KernelRecord, target: Target) -> Binary:
+    """Compile `fn` as `record` says, for `target`.
+
+    Raises  CompileError: with the user's line and Triton's reason
+    """
+    from weft.language.triton_api import compile_kernel
+
+    compiled = compile_kernel(fn, record, target)
+    kind, assembly_kind = FORMATS[target.backend]
+    code = compiled.asm[kind]
+    code = code if isinstance(code, bytes) else str(code).encode()
+    assembly = str(compiled.asm[assembly_kind])
+    return Binary(
+        name=record.name,
+        target=target.name,
+        format=kind,
+        bytes=len(code),
+        registers=registers(target, code, assembly),
+        shared_bytes=int(compiled.metadata.shared),
+        code=code,
+        assembly=assembly,
+        record=record,
+        metadata=compiled.metadata._asdict(),
+    )
+
+
+def registers(target: Target, code: bytes, assembly: str) -> int | None:
+    """Registers per thread: from the cubin by cuobjdump, from the AMDGCN's own notes."""
+    if target.backend == "hip":
+        counts = re.findall(r"\.vgpr_count:\s+(\d+)", assembly)
+        return max(map(int, counts)) if counts else None
+    if target.backend == "cuda":
+        counts = re.findall(r"REG:(\d+)", _cuobjdump("-res-usage", code))
+        return max(map(int, counts)) if counts else None
+    return None
+
+
+def _cuobjdump(option: str, cubin: bytes) -> str:
+    """What the disassembler in Triton's wheel says of `cubin`; empty where it is missing."""
+    from triton import knobs
+
+    tool = knobs.nvidia.cuobjdump
+    if tool is None or not Path(tool.path).exists():
+        return ""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([tool.path, option, file.name], capture_output=True, text=True).stdout

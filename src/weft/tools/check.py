@@ -1,0 +1,214 @@
+"""One operator on many ranks, in all the ways it is called, each answer against the reference."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from weft.base.card import Op
+from weft.base.dtypes import tolerance
+from weft.base.report import Report
+
+if TYPE_CHECKING:
+    import torch
+
+REPLAYS = 3
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is asked of an operator: on how many ranks, how large, in which dtype."""
+
+    op: Op
+    num_ranks: int
+    shape: Mapping[str, int]
+    dtype: str
+
+    def problem(self) -> Any:
+        return self.op.make_problem(self.num_ranks, self.shape, self.dtype)
+
+    def another(self) -> Work:
+        """The same work a quarter larger in its first size, so that no buffer fits by accident."""
+        name, size = next(iter(self.shape.items()))
+        larger = size + max(1, size // 4)
+        return Work(self.op, self.num_ranks, {**self.shape, name: larger}, self.dtype)
+
+    def inputs(self, rank: int, seed: int) -> Mapping[str, Any]:
+        return self.op.make_inputs(self.problem(), rank, seed)
+
+    def reference(self, seed: int) -> Sequence[Any]:
+        inputs = [self.inputs(rank, seed) for rank in range(self.num_ranks)]
+        return self.op.reference(self.problem(), inputs)
+
+    def tolerance(self) -> float:
+        return tolerance(self.dtype, self.shape.get("k", 1))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of the operator: how it was called, on what, and how far off the worst rank was."""
+
+    name: str
+    work: Work
+    rel_err: float
+
+    @property
+    def ok(self) -> bool:
+        return self.rel_err <= self.work.tolerance()
+
+
+def call_every_way(work: Work, seed: int) -> list[tuple[str, Any]]:
+    """On one rank: eager, recorded and replayed, another shape, eager again."""
+    import weft
+
+    world = weft.init()
+    op = work.op
+
+    def inputs(which: Work) -> Mapping[str, Any]:
+        plain = which.inputs(world.rank, seed)
+        return {name: _to(value, world.device) for name, value in plain.items()}
+
+    problem, mine = work.problem(), inputs(work)
+    outputs = [("eager", _keep(op.run(world, problem, mine, None)))]
+    with world.record() as recording:
+        replayed = op.run(world, problem, mine, None)
+    for turn in range(REPLAYS):
+        _poison(replayed)
+        recording.replay()
+        outputs.append((f"replay {turn + 1}", _keep(replayed)))
+    other = work.another()
+    outputs.append(("another shape", _keep(op.run(world, other.problem(), inputs(other), None))))
+    outputs.append(("eager again", _keep(op.run(world, problem, mine, None))))
+    world.synchronize()
+    world.close()
+    return outputs
+
+
+def call_once(work: Work, seed: int) -> list[tuple[str, Any]]:
+    """On one rank: one eager call."""
+    import weft
+
+    world = weft.init()
+    plain = work.inputs(world.rank, seed)
+    mine = {name: _to(value, world.device) for name, value in plain.items()}
+    output = _keep(work.op.run(world, work.problem(), mine, None))
+    world.synchronize()
+    world.close()
+    return [("eager", output)]
+
+
+def check_emulated(work: Work, *, nodes: int = 1, seed: int = 0) -> list[Step]:
+    """Every way of calling the operator, on emulated ranks with all checks.
+
+    Raises  FindingError: a race, a deadlock, or whatever else the emulator found
+    """
+    import weft
+
+    with weft.emulated(ranks=work.num_ranks, nodes=nodes, seed=seed) as session:
+        outputs = session.run(partial(call_every_way, work, seed))
+    return judge(work, outputs, seed)
+
+
+def check_on_gpus(work: Work, *, seed: int = 0) -> list[Step]:
+    """Every way of calling the operator, one process and one GPU for each rank."""
+    return judge(work, run_on_gpus(work, seed), seed)
+
+
+def one_schedule(work: Work, seed: int, *, nodes: int = 1) -> Report:
+    """One eager call under the schedule of `seed`; the report of what the emulator found."""
+    import weft
+
+    with weft.emulated(ranks=work.num_ranks, nodes=nodes, seed=seed, collect=True) as session:
+        session.run(partial(call_once, work, 0))
+    session.report.op = work.op.name
+    return session.report
+
+
+def judge(work: Work, outputs: Sequence[Sequence[tuple[str, Any]]], seed: int) -> list[Step]:
+    """Each step's error over all ranks against the reference."""
+    asked = {"another shape": work.another()}
+    references = {id(work): work.reference(seed)}
+    steps = []
+    for index, (name, _) in enumerate(outputs[0]):
+        which = asked.get(name, work)
+        if id(which) not in references:
+            references[id(which)] = which.reference(seed)
+        mine = [rank_outputs[index][1] for rank_outputs in outputs]
+        errors = [rel_err(*pair) for pair in zip(mine, references[id(which)], strict=True)]
+        steps.append(Step(name, which, max(errors)))
+    return steps
+
+
+def rel_err(out: Any, ref: Any) -> float:
+    """||out - ref|| / ||ref||, the worst of a tuple; infinite where shapes differ or a NaN is."""
+    import torch
+
+    if isinstance(out, (tuple, list)):
+        return max(rel_err(o, r) for o, r in zip(out, ref, strict=True))
+    if out.shape != ref.shape:
+        return float("inf")
+    if out.numel() == 0:
+        return 0.0
+    out, ref = out.detach().cpu().to(torch.float64), ref.to(torch.float64)
+    norm = ref.norm().item()
+    error = (out - ref).norm().item() / (norm if norm else 1.0)
+    return error if error == error else float("inf")
+
+
+def run_on_gpus(work: Work, seed: int) -> list[list[tuple[str, Any]]]:
+    import torch.multiprocessing as multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    words = (work.op.name, work.num_ranks, dict(work.shape), work.dtype)
+    multiprocessing.spawn(
+        _gpu_rank, (words, seed, _free_port(), queue), nprocs=work.num_ranks, join=True
+    )
+    gathered = dict(queue.get() for _ in range(work.num_ranks))
+    return [gathered[rank] for rank in range(work.num_ranks)]
+
+
+def _gpu_rank(rank: int, words: tuple, seed: int, port: int, queue: Any) -> None:
+    """One rank's process: the launcher's environment, then the same calls as on the emulator."""
+    from weft.ops import cards
+
+    name, num_ranks, shape, dtype = words
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks),
+        LOCAL_WORLD_SIZE=str(num_ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+    )  # fmt: skip
+    work = Work(cards()[name], num_ranks, shape, dtype)
+    outputs = [(step, _map(_numpy, out)) for step, out in call_every_way(work, seed)]
+    queue.put((rank, outputs))
+
+
+def _numpy(tensor: torch.Tensor) -> torch.Tensor:
+    # A tensor in shared memory would die with its process: let it travel by value.
+    return tensor.detach().cpu().clone()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    return [function(v) for v in value] if isinstance(value, (tuple, list)) else function(value)
+
+
+def _keep(value: Any) -> Any:
+    return _map(lambda tensor: tensor.clone(), value)
+
+
+def _poison(value: Any) -> None:
+    """What a replay does not write must not pass for its answer."""
+    _map(lambda tensor: tensor.fill_(float("nan")), value)
+
+
+def _to(value: Any, device: Any) -> Any:
+    return value.to(device) if hasattr(value, "to") else value

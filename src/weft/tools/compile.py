@@ -1,0 +1,95 @@
+"""`weft compile OP`: an operator's kernels for GPUs that need not be here."""
+
+from __future__ import annotations
+
+import json as json_text
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.base.card import Op
+from weft.base.errors import UsageError
+from weft.base.target import Target
+from weft.tools import console
+from weft.tools.binaries import Binary, build
+from weft.tools.words import find_op, op_dtype, parse_ranks, parse_shape, parse_targets
+
+
+def compile_op(
+    op: Annotated[str, typer.Argument(metavar="OP", help="an operator, e.g. ag_gemm")],
+    target: Annotated[str, typer.Option(help="cuda:80, cuda:90, cuda:100, hip:gfx942, ...")],
+    ranks: Annotated[int, typer.Option(help="how many ranks take part")] = 4,
+    shape: Annotated[str, typer.Option(help="m=..,n=..,k=..: m global, n and k per rank")] = "",
+    dtype: Annotated[str, typer.Option(help="torch's names, or fp16, bf16, fp32")] = "bf16",
+    output: Annotated[str, typer.Option("-o", "--output", help="write the binaries here")] = "",
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> int:
+    """Compile an operator ahead of time and check what the compiler made of its waits."""
+    parse_ranks(ranks)
+    card = find_op(op)
+    targets = parse_targets(target)
+    problem = card.make_problem(
+        ranks, parse_shape(shape, card.default_shape), op_dtype(card, dtype).name
+    )
+    binaries, complaints = [], []
+    with console.bar("compiling", len(targets)) as bar:
+        for one in targets:
+            built, found = compile_for(card, problem, one)
+            binaries += built
+            complaints += found
+            bar.advance()
+    if output:
+        write(binaries, output, op)
+    values = {
+        "op": op,
+        "kernels": [binary.to_json() for binary in binaries],
+        "ok": not complaints,
+    }
+    if complaints:
+        values["findings"] = complaints
+    console.print_json(values) if json else show(values, output)
+    return console.FINE if values["ok"] else console.PROBLEM
+
+
+def compile_for(card: Op, problem: object, target: Target) -> tuple[list[Binary], list[str]]:
+    """Every kernel of the operator for one target, and what the post-compile check found."""
+    from weft.verify import compiled
+
+    config = next(iter(card.candidates(problem, target)), None)
+    if config is None:
+        raise UsageError(f"{card.name} has no configuration for {target} at {problem}")
+    binaries, complaints = [], []
+    for fn, record in card.kernels(problem, config, target):
+        binaries.append(build(fn, record, target))
+        complaints += [str(finding) for finding in compiled(fn, target, record=record)]
+    return binaries, complaints
+
+
+def write(binaries: list[Binary], output: str, op: str) -> None:
+    """The binaries with a plan beside them that says how each is launched."""
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = {"op": op, "kernels": [binary.write(folder) for binary in binaries]}
+    text = json_text.dumps(plan, indent=2, default=str)
+    (folder / "plan.json").write_text(text + "\n")
+
+
+def show(values: dict, output: str) -> None:
+    out = console.results()
+    rows = [
+        (
+            kernel["name"],
+            kernel["target"],
+            kernel["format"],
+            f"{kernel['bytes']:,}",
+            "-" if kernel["registers"] is None else str(kernel["registers"]),
+            f"{kernel['shared_bytes']:,}",
+        )
+        for kernel in values["kernels"]
+    ]
+    console.print_table(rows, "kernel", "target", "format", "bytes", "registers", "shared bytes")
+    for finding in values.get("findings", ()):
+        out.print(finding, markup=False)
+    verdict = "[bold green]ok[/]" if values["ok"] else "[bold red]the check found a problem[/]"
+    out.print(f"{values['op']}: {verdict}" + (f", written to {output}" if output else ""))

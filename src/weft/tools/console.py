@@ -1,0 +1,78 @@
+"""Where the command line's words go: results to stdout, progress and errors to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+FINE, PROBLEM, MISUSE = 0, 1, 2
+
+# What is quicker than this needs no bar.
+BAR_AFTER_S = 2.0
+
+
+def results() -> Console:
+    """The console of results; made anew, so that it follows a redirected stdout."""
+    return Console(file=sys.stdout, highlight=False, soft_wrap=True)
+
+
+def notes() -> Console:
+    """The console of progress and errors."""
+    return Console(file=sys.stderr, highlight=False, soft_wrap=True)
+
+
+def print_json(values: Any) -> None:
+    sys.stdout.write(json.dumps(values, indent=2) + "\n")
+
+
+def print_table(rows: list[tuple[str, ...]], *header: str) -> None:
+    """Rows of words under a header; the first column never wraps."""
+    table = Table(*header, box=None, pad_edge=False, header_style="bold", show_header=bool(header))
+    if not header:
+        for _ in rows[0]:
+            table.add_column()
+    table.columns[0].no_wrap = True
+    for row in rows:
+        table.add_row(*row)
+    results().print(table)
+
+
+class Bar:
+    """A progress bar that appears once the work has taken `BAR_AFTER_S`."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total, self.done = what, total, 0
+        self.start = time.monotonic()
+        self.display: Progress | None = None
+
+    def advance(self) -> None:
+        self.done += 1
+        late = time.monotonic() - self.start > BAR_AFTER_S
+        if self.display is None and late and sys.stderr.isatty():
+            columns = (TextColumn(self.what), BarColumn(), MofNCompleteColumn())
+            self.display = Progress(
+                *columns, TimeElapsedColumn(), console=notes(), transient=True, auto_refresh=False
+            )
+            self.task = self.display.add_task(self.what, total=self.total)
+            self.display.start()
+        if self.display is not None:
+            self.display.update(self.task, completed=self.done)
+            self.display.refresh()
+
+
+@contextmanager
+def bar(what: str, total: int) -> Iterator[Bar]:
+    shown = Bar(what, total)
+    try:
+        yield shown
+    finally:
+        if shown.display is not None:
+            shown.display.stop()

@@ -1,0 +1,227 @@
+"""`weft doctor`: what is here, what will work and what not, with the remedy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import typer
+
+from weft.base.target import TARGETS, Target
+from weft.tools import console
+
+LIBRARIES = {
+    "torch": "2.11",
+    "triton": "3.6",
+    "numpy": "1.26",
+    "ml_dtypes": "0.4",
+    "greenlet": "3.0",
+}
+
+
+@dataclass(frozen=True)
+class Ability:
+    """Something weft can or cannot do here; `remedy` says what to do where it cannot."""
+
+    name: str
+    ok: bool
+    detail: str = ""
+    remedy: str = ""
+
+
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> int:
+    """Look at this machine: versions, GPUs, links, and what will work."""
+    versions = {"python": platform.python_version(), **{n: version(n) for n in LIBRARIES}}
+    abilities = [libraries(versions)]
+    found: list[dict[str, Any]] = []
+    links: list[dict[str, Any]] = []
+    if abilities[0].ok:
+        found = gpus()
+        links = peer_links(len(found))
+        abilities += [emulate(), *map(compile_for, TARGETS.values()), cuda(found, links)]
+    essential = [ability for ability in abilities if ability.name != "run on GPUs"]
+    values = {
+        "versions": versions,
+        "gpus": found,
+        "links": links,
+        "abilities": [asdict(ability) for ability in abilities],
+        "ok": all(ability.ok for ability in essential),
+    }
+    console.print_json(values) if json else show(values)
+    return console.FINE if values["ok"] else console.PROBLEM
+
+
+def version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def libraries(versions: dict[str, str | None]) -> Ability:
+    """Every library that weft stands on, at least as new as it needs."""
+    wrong = [
+        f"{name} {versions[name] or 'missing'} (needs {least})"
+        for name, least in LIBRARIES.items()
+        if _numbers(versions[name] or "") < _numbers(least)
+    ]
+    remedy = "pip install " + " ".join(
+        f"'{name}>={LIBRARIES[name]}'" for name in (word.split()[0] for word in wrong)
+    )
+    return Ability("libraries", not wrong, ", ".join(wrong) or "all there", remedy if wrong else "")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    words = text.split("+")[0].split(".")[:2]
+    return tuple(int(word) for word in words if word.isdigit())
+
+
+def emulate() -> Ability:
+    """Two ranks, one kernel each: the whole way from Triton's front end to a checked run."""
+    from weft.tools.probe import emulate_one_kernel
+
+    return _try("emulate", emulate_one_kernel, "any number of ranks, with all checks")
+
+
+def compile_for(target: Target) -> Ability:
+    """One small kernel, really compiled."""
+    from weft.tools.probe import compile_one_kernel
+
+    return _try(f"compile for {target}", lambda: compile_one_kernel(target), "")
+
+
+def _try(name: str, action: Any, detail: str) -> Ability:
+    try:
+        action()
+    except Exception as error:  # a doctor reports what is broken, whatever it is
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return Ability(name, False, reason, f"reinstall triton (pip install triton>=3.6): {reason}")
+    return Ability(name, True, detail)
+
+
+def gpus() -> list[dict[str, Any]]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    found = []
+    for index in range(torch.cuda.device_count()):
+        info = torch.cuda.get_device_properties(index)
+        found.append(
+            {
+                "index": index,
+                "name": info.name,
+                "memory_bytes": info.total_memory,
+                "sms": info.multi_processor_count,
+                "arch": getattr(info, "gcnArchName", f"sm_{info.major}{info.minor}").split(":")[0],
+            }
+        )
+    return found
+
+
+def peer_links(count: int) -> list[dict[str, Any]]:
+    """Every ordered pair of GPUs: whether one reads the other's memory, and over what."""
+    if count < 2:
+        return []
+    import torch
+
+    kinds = _topology()
+    return [
+        {
+            "from": a,
+            "to": b,
+            "peer_access": torch.cuda.can_device_access_peer(a, b),
+            "link": kinds.get((a, b), "unknown"),
+        }
+        for a in range(count)
+        for b in range(count)
+        if a != b
+    ]
+
+
+def _topology() -> dict[tuple[int, int], str]:
+    """nvidia-smi's matrix of links (NV18, PIX, SYS ...) by pair; empty where there is none."""
+    try:
+        text = subprocess.run(
+            ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=20
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    links = {}
+    for line in text.splitlines():
+        words = line.split()
+        if not words or not words[0].startswith("GPU") or words[0][3:] == "":
+            continue
+        if not words[0][3:].isdigit() or words[1].startswith("GPU"):
+            continue
+        for b, word in enumerate(words[1:]):
+            links[int(words[0][3:]), b] = word
+    return links
+
+
+def cuda(found: list[dict[str, Any]], links: list[dict[str, Any]]) -> Ability:
+    """Ranks on GPUs need one GPU each and peer access between all of them."""
+    import torch
+
+    name = "run on GPUs"
+    if not found:
+        built = torch.version.cuda or torch.version.hip
+        reason = "no GPU is visible" if built else f"torch {torch.__version__} is a CPU build"
+        remedy = (
+            "check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES"
+            if built
+            else "install torch with CUDA; until then everything runs with --target emu"
+        )
+        return Ability(name, False, reason, remedy)
+    deaf = [f"{link['from']}->{link['to']}" for link in links if not link["peer_access"]]
+    if deaf:
+        return Ability(
+            name,
+            False,
+            f"no peer access {', '.join(deaf)}",
+            "use GPUs of one NVLink or PCIe domain",
+        )
+    return Ability(name, True, f"up to {len(found)} ranks")
+
+
+def show(values: dict[str, Any]) -> None:
+    out = console.results()
+    out.print("[bold]versions[/]")
+    console.print_table([(f"  {n}", v or "missing") for n, v in values["versions"].items()])
+    out.print("[bold]GPUs[/]" + ("" if values["gpus"] else "  none"))
+    if values["gpus"]:
+        console.print_table(
+            [
+                (
+                    f"  {gpu['index']}",
+                    gpu["name"],
+                    gpu["arch"],
+                    f"{gpu['memory_bytes'] / 2**30:.0f} GiB",
+                    f"{gpu['sms']} SMs",
+                )
+                for gpu in values["gpus"]
+            ]
+        )
+    if values["links"]:
+        out.print("[bold]links[/]")
+        console.print_table(
+            [
+                (
+                    f"  {link['from']} -> {link['to']}",
+                    link["link"],
+                    "peer access" if link["peer_access"] else "no peer access",
+                )
+                for link in values["links"]
+            ]
+        )
+    out.print("[bold]what works[/]")
+    for ability in values["abilities"]:
+        mark = "[green]yes[/]" if ability["ok"] else "[red]no [/]"
+        out.print(f"  {mark}  {ability['name']}  [dim]{ability['detail']}[/]")
+        if ability["remedy"]:
+            out.print(f"       remedy: {ability['remedy']}", markup=False)

@@ -1,0 +1,75 @@
+"""`weft VERB`: the verbs joined into one program, and errors turned into exit codes.
+
+0 fine, 1 found a problem, 2 misuse. Results go to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+
+import typer
+from rich.markup import escape
+
+from weft.base.errors import ConfigError, DtypeError, ShapeError, UsageError, WeftError
+from weft.tools import console
+from weft.tools.compile import compile_op
+from weft.tools.doctor import doctor
+from weft.tools.emulate import emulate
+from weft.tools.run import run
+from weft.tools.verify import verify
+from weft.tools.words import ScriptCommand
+
+MISUSE = (UsageError, ShapeError, DtypeError, ConfigError)
+
+app = typer.Typer(
+    name="weft",
+    help="Distributed tile programs: run them on emulated ranks, prove them right, compile them.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+def _exiting(verb: Callable[..., int]) -> Callable[..., None]:
+    """`verb` with the exit code it returns as the program's."""
+
+    @functools.wraps(verb)
+    def command(*args, **options):
+        raise typer.Exit(verb(*args, **options))
+
+    return command
+
+
+app.command("doctor")(_exiting(doctor))
+app.command("run")(_exiting(run))
+app.command("emulate", cls=ScriptCommand)(_exiting(emulate))
+app.command("verify", cls=ScriptCommand)(_exiting(verify))
+app.command("compile")(_exiting(compile_op))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code; words that no verb understands give 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        app(args=words, prog_name="weft")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else console.FINE
+    except WeftError as error:
+        if "--json" in words:
+            kind = type(error).__name__
+            console.print_json({"ok": False, "error": {"kind": kind, "message": str(error)}})
+        console.notes().print(f"[bold red]weft:[/] {escape(str(error))}")
+        return console.MISUSE if isinstance(error, MISUSE) else console.PROBLEM
+    return console.FINE
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    entry()

@@ -1,0 +1,99 @@
+"""The command line's words as values: shapes, dtypes, targets, operators, a script's arguments."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+
+from typer.core import TyperCommand
+
+from weft.base.card import Op
+from weft.base.dtypes import Dtype, parse_dtype
+from weft.base.errors import ShapeError, UsageError
+from weft.base.target import Target, parse_target
+
+
+def parse_shape(text: str | None, default: Mapping[str, int]) -> dict[str, int]:
+    """`m=256,n=256,k=256` over `default`; a size that is left out keeps the default's.
+
+    Raises  ShapeError: a word that is no size, a name that the operator has not, a negative size
+    """
+    shape = dict(default)
+    for word in (text or "").replace(" ", "").split(","):
+        if not word:
+            continue
+        name, equals, value = word.partition("=")
+        if not equals or not value.lstrip("+-").isdigit():
+            raise ShapeError(f"--shape: {word!r} is not NAME=SIZE; write {_example(default)}")
+        if name not in default:
+            raise ShapeError(f"--shape: no size is called {name!r}; write {_example(default)}")
+        if int(value) < 0:
+            raise ShapeError(f"--shape: {name}={value} is negative")
+        shape[name] = int(value)
+    return shape
+
+
+def _example(default: Mapping[str, int]) -> str:
+    return "--shape " + ",".join(f"{name}={size}" for name, size in default.items())
+
+
+def shape_text(shape: Mapping[str, int]) -> str:
+    return ",".join(f"{name}={size}" for name, size in shape.items())
+
+
+def parse_ranks(ranks: int, nodes: int = 1) -> None:
+    if ranks < 1:
+        raise UsageError(f"--ranks {ranks}: at least one rank is needed")
+    if not 1 <= nodes <= ranks:
+        raise UsageError(f"--nodes {nodes}: {ranks} ranks take 1 to {ranks} nodes")
+
+
+def parse_targets(text: str) -> list[Target]:
+    targets = [parse_target(word) for word in text.split(",") if word.strip()]
+    if not targets:
+        raise UsageError("--target is empty; write for example cuda:90,hip:gfx942")
+    return targets
+
+
+def find_op(name: str) -> Op:
+    """The operator's card.
+
+    Raises  UsageError: no such operator; the message names those there are, nearest first
+    """
+    from weft.ops import cards
+
+    known = cards()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise UsageError(f"no operator is called {name!r}; there are {', '.join(known)}{hint}")
+
+
+def op_dtype(op: Op, text: str) -> Dtype:
+    dtype = parse_dtype(text)
+    if dtype.name not in op.dtypes:
+        raise UsageError(f"{op.name} takes {', '.join(op.dtypes)}, not {dtype.name}")
+    return dtype
+
+
+def is_script(word: str) -> bool:
+    return word.endswith(".py") or "/" in word
+
+
+def find_script(path: str) -> Path:
+    script = Path(path)
+    if not script.is_file():
+        raise UsageError(f"there is no script {path}")
+    return script
+
+
+class ScriptCommand(TyperCommand):
+    """A verb that takes a script: what follows `--` belongs to the script, unread."""
+
+    def parse_args(self, ctx, args: list[str]) -> list[str]:
+        if "--" in args:
+            cut = args.index("--")
+            args, ctx.meta["script_args"] = args[:cut], args[cut + 1 :]
+        return super().parse_args(ctx, args)
