@@ -9,7 +9,6 @@ when nobody can go on, the machine says who waits for what.
 from __future__ import annotations
 
 import random
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -27,7 +26,7 @@ from weft.base.errors import (
     SignalError,
     UninitializedError,
 )
-from weft.base.place import UNKNOWN, Frame, Place
+from weft.base.place import UNKNOWN, Place
 from weft.base.report import Finding, Report, Side
 from weft.emulator.actors import Actor
 from weft.emulator.clocks import Agents, Clock, Identity
@@ -35,6 +34,7 @@ from weft.emulator.memory import Allocation, Memory
 from weft.emulator.programs import Program
 from weft.emulator.shadow import Shadow
 from weft.emulator.streams import KernelWork, Stream, Work
+from weft.emulator.user_place import user_place
 
 # How often a program lets another one go first at a synchronising operation.
 PREEMPTION = 0.3
@@ -80,7 +80,7 @@ class HostTask:
         self.error: BaseException | None = None
         self.ended = False
         self.condition: Callable[[], bool] | None = None
-        self.why = ""
+        self.why: object = ""
         self.place = UNKNOWN
         self.aborted = False
         self.clock = Clock()
@@ -115,8 +115,9 @@ class HostTask:
             self._thread.start()
         self._go.release()
         self.machine._baton.acquire()
+        self.machine.hosts_may_go = True
 
-    def wait(self, condition: Callable[[], bool], why: str, place: Place) -> None:
+    def wait(self, condition: Callable[[], bool], why: object, place: Place) -> None:
         """Called by the thread: gives the baton back until `condition()` holds."""
         self.condition = condition
         self.why = why
@@ -215,10 +216,6 @@ class Machine:
             raise RuntimeError("this is for the host code of an emulated rank")
         return host
 
-    def host_place(self) -> Place:
-        """The line of the user's host code that is running now."""
-        return host_place()
-
     def stream(self, rank: int, name: str = "main") -> Stream:
         """The stream `name` of `rank`, made on first use."""
         stream = self._streams.get((rank, name))
@@ -230,10 +227,24 @@ class Machine:
     def streams(self, rank: int) -> list[Stream]:
         return [stream for (owner, _), stream in self._streams.items() if owner == rank]
 
-    def host_wait(self, condition: Callable[[], bool], why: str) -> None:
-        """Set the calling host aside until `condition()` holds; `why` is for reports."""
+    def host_wait(
+        self, condition: Callable[[], bool], why: object,
+        join: Callable[[], Iterable[Clock]] = tuple,
+    ) -> None:  # fmt: skip
+        """Set the calling host aside until `condition()` holds, then let it know `join()`.
+
+        `why` becomes text only when a report asks for it.
+        """
+        host = self.current_host()
         if not condition():
-            self.current_host().wait(condition, why, host_place())
+            host.wait(condition, why, user_place())
+        for clock in join():
+            host.clock.join(clock)
+
+    def host_changed(self) -> None:
+        """Something that hosts may be waiting for has happened."""
+        self.progress += 1
+        self.hosts_may_go = True
 
     def host_drain(self, rank: int, stream_name: str = "main") -> None:
         """Wait until all that `stream_name` has queued is done, and know of it."""
@@ -252,11 +263,11 @@ class Machine:
         ranks = list(ranks)
         clock = Clock()
         for rank in ranks:
-            clock.join(self.publish_host(rank))
+            clock.join(self.host_publish(rank))
         for rank in ranks:
             self.hosts[rank].clock.join(clock)
 
-    def publish_host(self, rank: int) -> Clock:
+    def host_publish(self, rank: int) -> Clock:
         """What the host of `rank` hands over to work that it queues."""
         host = self.hosts.get(rank)
         if host is None:
@@ -276,7 +287,7 @@ class Machine:
         """
         if not self.checks:
             return
-        Actor.of_host(self, self.hosts[rank], place or host_place()).access(spans, is_write)
+        Actor.of_host(self, self.hosts[rank], place or user_place()).access(spans, is_write)
 
     def heap_of(self, table: int) -> HeapView:
         """The symmetric heap that the world table at address `table` describes."""
@@ -506,10 +517,12 @@ class Machine:
                 f"{tensor}[{_index_text(index)}] is updated atomically by two ranks, but a scope"
                 " does not include both"
             )
-            remedy = "give both atomics scope=SYSTEM (sem scope \"sys\" in tl.atomic_*)"
+            remedy = 'give both atomics scope=SYSTEM (sem scope "sys" in tl.atomic_*)'
             first_note, second_note = "updates atomically", "updated atomically"
         else:
-            message = f"nothing orders this {what} of {tensor}[{_index_text(index)}] after the {kind}"
+            message = (
+                f"nothing orders this {what} of {tensor}[{_index_text(index)}] after the {kind}"
+            )
             remedy = (
                 "signal (release) after the first access and wait for it (acquire) before the"
                 " second, both with a scope that covers the two"
@@ -527,7 +540,9 @@ class Machine:
         )  # fmt: skip
         self.find(finding)
 
-    def report_uninitialised(self, by: Any, allocation: Allocation, cell: int, place: Place) -> None:
+    def report_uninitialised(
+        self, by: Any, allocation: Allocation, cell: int, place: Place
+    ) -> None:
         tensor = _tensor_name(allocation)
         index = allocation.index(
             allocation.address + cell * allocation.cell_bytes, allocation.cell_bytes
@@ -615,10 +630,7 @@ class Machine:
             key = (waiting.place, waiting.allocation.name, str(waiting.index), program.rank)
             groups.setdefault(key, []).append(program)
         unstarted = [
-            work
-            for works in self._kernels.values()
-            for work in works
-            if work.next < work.total
+            work for works in self._kernels.values() for work in works if work.next < work.total
         ]
         table = [self._waiting_line(programs) for programs in groups.values()]
         for host in self.hosts.values():
@@ -716,33 +728,3 @@ def _tensor_name(allocation: Allocation) -> str:
 
 def _index_text(index: Any) -> str:
     return ", ".join(map(str, index)) if isinstance(index, tuple) else str(index)
-
-
-_OWN_FILES = (__file__.rsplit("/", 2)[0] + "/", "torch/", "triton/")
-
-
-def host_place() -> Place:
-    """The innermost line outside weft, torch and Triton, and its callers."""
-    frame = sys._getframe(1)
-    frames = []
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not _is_own(file):
-            frames.append(Frame(file, frame.f_lineno, frame.f_code.co_name))
-            break
-        frame = frame.f_back
-    return Place(tuple(frames))
-
-
-_own: dict[str, bool] = {}
-
-
-def _is_own(file: str) -> bool:
-    own = _own.get(file)
-    if own is None:
-        own = file.startswith(("<", _OWN_FILES[0])) or any(
-            f"/{part}" in file and "site-packages" in file for part in ("torch/", "triton/")
-        )
-        own = own or file.endswith(("threading.py", "contextlib.py"))
-        _own[file] = own
-    return own

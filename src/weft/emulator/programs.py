@@ -211,9 +211,7 @@ class Program:
             if after != number:
                 shadow[shadow == number] = after
 
-    def _touch_gathered(
-        self, allocation: Allocation, cells: np.ndarray, access: _Access
-    ) -> None:
+    def _touch_gathered(self, allocation: Allocation, cells: np.ndarray, access: _Access) -> None:
         shadow = allocation.shadow.take(cells)
         first = shadow.item(0)
         if (shadow == first).all():
@@ -279,8 +277,9 @@ class Program:
                 self._out_of_bounds(address, itemsize, what, loc)
                 near = self.memory.nearest(address)
                 bad = np.vectorize(
-                    lambda a: (found := self.memory.find(int(a))) is None
-                    or int(a) + itemsize > found.end
+                    lambda a: (
+                        (found := self.memory.find(int(a))) is None or int(a) + itemsize > found.end
+                    )
                 )(ptr)
                 left &= ~bad
                 if near is None:
@@ -379,9 +378,7 @@ class Program:
         if self.machine.checks:
             cells = self._cells(allocation, index, itemsize)
             segment = self.segment(loc)
-            self._touch_gathered(
-                allocation, cells, _Write(self, allocation, loc, cells, segment)
-            )
+            self._touch_gathered(allocation, cells, _Write(self, allocation, loc, cells, segment))
         allocation.view(dtype)[index] = value
         if allocation.sync:
             self._plain_write_to_words(allocation, lo - allocation.address, hi - lo + itemsize)
@@ -564,9 +561,7 @@ class Program:
                 allocation, index, dtype, loc, order, scope,
                 lambda old: value if old == compare else old,
             )  # fmt: skip
-        pairs = np.stack(
-            [np.broadcast_to(compare, shape), np.broadcast_to(value, shape)], axis=-1
-        )
+        pairs = np.stack([np.broadcast_to(compare, shape), np.broadcast_to(value, shape)], axis=-1)
         return self._atomic_tile(
             order, scope, ptr, None, dtype, shape, loc,
             lambda old, pair: pair[1] if old == pair[0] else old, pairs,
@@ -731,9 +726,7 @@ class Program:
             if located is None:
                 return np.bool_(False)
             allocation, index, kind = located
-            seen = self._atomic(
-                allocation, index, kind, loc, order, scope, lambda old: old
-            )
+            seen = self._atomic(allocation, index, kind, loc, order, scope, lambda old: old)
             passed = passed and not _behind(seen, kind.type(at_least), kind)
             ptr = ptr + np.int64(kind.itemsize)
         return np.bool_(passed)
@@ -830,7 +823,10 @@ class _Read(_Access):
         after = shadow._reads.get((number, self.segment))
         if after is not None:
             return after
-        if shadow.histories[number].writer == Agents.NOTHING and not shadow.histories[number].others:
+        if (
+            shadow.histories[number].writer == Agents.NOTHING
+            and not shadow.histories[number].others
+        ):
             program.machine.report_uninitialised(
                 program, self.allocation, self._where(number), program.locations[self.loc]
             )

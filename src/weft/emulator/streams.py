@@ -15,6 +15,7 @@ import numpy as np
 from weft.base.place import UNKNOWN, Place
 from weft.base.vocabulary import Order, Scope
 from weft.emulator.clocks import Clock, Identity
+from weft.emulator.user_place import user_place
 
 if TYPE_CHECKING:
     from weft.emulator.machine import Machine
@@ -228,9 +229,9 @@ class Stream:
         work.stream = self
         work.position = self.enqueued
         work.sequence = machine.next_sequence()
-        work.clock = machine.publish_host(self.rank)
+        work.clock = machine.host_publish(self.rank)
         if not work.place.frames:
-            work.place = machine.host_place()
+            work.place = user_place()
         self.queue.append(work)
         machine.stream_changed(self)
         return work
