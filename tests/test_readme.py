@@ -1,0 +1,53 @@
+"""What README shows is executed: the kernel as it stands, and with the line removed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from weft.emulator.script import run_script
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (source,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    path = tmp_path / "neighbour.py"
+    path.write_text(source)
+    return path
+
+
+def test_the_kernel_runs(script: Path):
+    report = run_script(str(script), [], ranks=4, nodes=1, seed=0)
+    assert report.ok, str(report)
+
+
+def test_without_the_barrier_the_race_is_found_with_both_lines(script: Path):
+    lines = script.read_text().splitlines()
+    barrier = next(i for i, line in enumerate(lines) if "world.barrier()" in line)
+    lines[barrier] = ""
+    script.write_text("\n".join(lines))
+    report = run_script(str(script), [], ranks=4, nodes=1, seed=0)
+    assert report.races, str(report)
+    race = report.races[0]
+    found = {lines[side.line - 1].split("#")[0].strip() for side in (race.first, race.second)}
+    assert any("tl.load(wl.at(" in line for line in found), str(race)
+    assert any("row.fill_" in line for line in found), str(race)
+
+
+def test_the_example_is_short():
+    (source,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(source.splitlines()) <= 20
+
+
+def test_the_commands_that_it_names_exist():
+    from typer.main import get_command
+
+    from weft.tools.main import app
+
+    verbs = set(get_command(app).commands)
+    named = set(re.findall(r"(?:^|\.venv/bin/)weft (\w+)", README, re.MULTILINE))
+    assert named and named - {"needs", "is"} <= verbs
