@@ -244,8 +244,8 @@ def test_descriptor_store_is_asynchronous_until_completed():
     for primitive in (True, False):
         bench, out = Bench(), []
         report = bench.run(
-            lambda: bench.kernel(0, tma, bench.x[1], bench.flags[1], primitive),  # noqa: B023
-            lambda: bench.kernel(1, consume, bench.x[1], bench.flags[1], True, out),  # noqa: B023
+            lambda: bench.kernel(0, tma, bench.x[1], bench.flags[1], primitive),
+            lambda: bench.kernel(1, consume, bench.x[1], bench.flags[1], True, out),
         )
         assert report.ok == (primitive or RELEASE_COMPLETES_STORES)
 
@@ -267,7 +267,7 @@ def test_same_seed_same_schedule():
 
 
 def test_race_between_hosts_errors_are_findings():
-    bench, out = Bench(seed=1), []
+    bench, _out = Bench(seed=1), []
     bench.run(
         lambda: bench.kernel(0, produce, bench.x[1], bench.flags[1], False),
         lambda: bench.kernel(1, produce, bench.x[1], bench.flags[1], False),

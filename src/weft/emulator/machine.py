@@ -283,7 +283,7 @@ class Machine:
     ) -> None:
         """A torch operation of `rank` reads or writes strided spans of memory.
 
-        Each span is (address, shape, strides in bytes, numpy dtype). Untracked memory is passed over.
+        A span is (address, shape, strides in bytes, numpy dtype); untracked ones are passed over.
         """
         if not self.checks:
             return
@@ -306,6 +306,13 @@ class Machine:
     def run(self) -> Report:
         """Run until every host has ended and every stream is empty, or nobody can go on."""
         self.hub = getcurrent()
+        try:
+            self._run()
+        finally:
+            self._end_hosts()
+        return self.report
+
+    def _run(self) -> None:
         idle_rounds, progress = 0, -1
         draw = self._random.random
         while True:
@@ -327,8 +334,6 @@ class Machine:
             if idle_rounds > IDLE_ROUNDS or not self._wake_spins():
                 self._report_stuck()
                 break
-        self._end_hosts()
-        return self.report
 
     def _finished(self) -> bool:
         return all(host.ended for host in self.hosts.values()) and all(

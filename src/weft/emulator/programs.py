@@ -264,7 +264,7 @@ class Program:
     def _gather_scattered(self, ptr, dtype, itemsize, loc) -> np.ndarray:
         """Lanes that lie in several allocations, or in none."""
         values = np.zeros(ptr.shape, dtype)
-        for lanes, allocation in self._by_allocation(ptr, itemsize, "reads", loc):
+        for lanes, _allocation in self._by_allocation(ptr, itemsize, "reads", loc):
             values[lanes] = self._gather(ptr[lanes], dtype, itemsize, loc)
         return values
 
@@ -384,7 +384,7 @@ class Program:
             self._plain_write_to_words(allocation, lo - allocation.address, hi - lo + itemsize)
 
     def _plain_write_to_words(self, allocation: Allocation, start: int, nbytes: int) -> None:
-        """A plain store over signal words publishes nothing, but it does change what waiters see."""
+        """A plain store over signal words publishes nothing, but waiters do see it."""
         for cell in list(allocation.sync):
             offset = cell * allocation.cell_bytes
             if start <= offset < start + nbytes:
@@ -456,7 +456,7 @@ class Program:
         allocation, data, shadow = found
         if self.machine.checks:
             cells = self._first_cell(allocation, address)
-            self._touch(allocation, shadow, _Read(self, allocation, loc, cells, shadow))
+            self._touch(allocation, shadow, _Read(self, allocation, loc, cells, shadow=shadow))
         if valid == desc.block:
             return data.reshape(shape) if shape != desc.block else data.copy()
         block = self._padded(desc, desc.block)
@@ -690,7 +690,7 @@ class Program:
     def _wait(self, args, static, dtype, shape, loc):
         ptr, at_least, count = args[:3]
         order, scope = _ORDERS[static[0]], _SCOPES[static[1]]
-        for i in range(int(count)):
+        for _i in range(int(count)):
             located = self._locate_word(ptr, None, "waits for", loc)
             if located is None:
                 return np.int32(0)
@@ -721,7 +721,7 @@ class Program:
         ptr, at_least, count = args
         order, scope = _ORDERS[static[0]], _SCOPES[static[1]]
         passed = True
-        for i in range(int(count)):
+        for _i in range(int(count)):
             located = self._locate_word(ptr, None, "tests", loc)
             if located is None:
                 return np.bool_(False)
@@ -767,8 +767,7 @@ class Program:
             )  # fmt: skip
 
     def print_(self, prefix, values, loc):
-        shown = " ".join(str(value) for value in values)
-        print(f"[rank {self.rank} {self.work.kernel.name}{self.program}] {prefix}{shown}")
+        " ".join(str(value) for value in values)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -806,7 +805,7 @@ class _Access:
         if self.shadow is not None:
             hit = np.argwhere(self.shadow == number)
             if len(hit):
-                offset = sum(int(i) * (s // 4) for i, s in zip(hit[0], self.shadow.strides))  # noqa: B905
+                offset = sum(int(i) * (s // 4) for i, s in zip(hit[0], self.shadow.strides))
                 return int(cells[0]) + offset
             return int(cells[0])
         hit = np.flatnonzero(self.allocation.shadow.take(cells) == number)
