@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from weft.base.settings import Settings
@@ -31,9 +32,9 @@ def world(name: str = "world") -> World:
 
 def _machine() -> Any:
     """The backend module for whoever is calling: an emulated rank's thread, or a process."""
-    from weft import emulator
-
-    if emulator.active():
+    # Who has not imported the emulator is not inside one; a GPU run needs none of its packages.
+    emulator = sys.modules.get("weft.emulator")
+    if emulator is not None and emulator.active():
         from weft.runtime.backends import emu
 
         return emu

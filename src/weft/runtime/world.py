@@ -32,7 +32,7 @@ from weft.base.settings import Settings
 from weft.language import world_layout as layout
 from weft.language.wait_report import WaitReport
 from weft.language.world_arg import WorldArg, language_version
-from weft.runtime import kernels, registry
+from weft.runtime import registry
 from weft.runtime.backend import (
     CALL_LOG_ENTRIES,
     CALL_LOG_ENTRY_BYTES,
@@ -223,6 +223,8 @@ class World:
                 f"barrier: channel {channel} is outside 0 .. {layout.NUM_CHANNELS - 1}"
             )
         self._check_usable("barrier")
+        from weft.runtime import kernels
+
         kernels.barrier[(1,)](self.arg, CHANNEL=channel, num_warps=1)
 
     def synchronize(self) -> None:

@@ -1,0 +1,147 @@
+"""A machine with no device: ranks are threads, memory is the host's, nothing runs on a stream.
+
+For what is common to all backends: allocation, tables, slots, call order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from weft.base.settings import Settings
+from weft.base.target import parse_target
+from weft.language.wait_report import WaitReport
+from weft.runtime.backend import CALL_LOG_BYTES, Seats
+from weft.runtime.world import World
+
+
+class Meeting:
+    """What the ranks' backends share."""
+
+    def __init__(self, num_ranks: int, nodes: tuple[int, ...] | None = None) -> None:
+        self.num_ranks = num_ranks
+        self.nodes = nodes or (0,) * num_ranks
+        self.barrier = threading.Barrier(num_ranks)
+        self.values: list[Any] = [None] * num_ranks
+        self.heaps: list[Any] = [None] * num_ranks
+        self.logs = [bytearray(CALL_LOG_BYTES) for _ in range(num_ranks)]
+        self.abort_word = 0
+        self.reports: list[WaitReport] = []
+
+
+class FakeBackend:
+    device = torch.device("cpu")
+    target = parse_target("emu")
+    report_address = 0
+
+    def __init__(self, meeting: Meeting, rank: int, *, abort_address: int = 0) -> None:
+        self.meeting = meeting
+        self.abort_address = abort_address
+        nodes = meeting.nodes
+        local_ranks = tuple(nodes[:r].count(nodes[r]) for r in range(len(nodes)))
+        self.seats = Seats(rank, nodes, local_ranks, tuple(10 + r for r in range(len(nodes))))
+        self.recording = False
+        self.copies: list[tuple[Any, Any]] = []
+        self.closed = False
+
+    def open_heap(self, nbytes: int) -> Sequence[torch.Tensor | None]:
+        rank = self.seats.rank
+        self.meeting.heaps[rank] = torch.full((nbytes,), 255, dtype=torch.uint8)
+        self.exchange(None, 5)
+        nodes = self.meeting.nodes
+        return [
+            heap if nodes[peer] == nodes[rank] else None
+            for peer, heap in enumerate(self.meeting.heaps)
+        ]
+
+    def prepare(self, tensor: torch.Tensor, offset: int, name: str, *, zero: bool) -> None:
+        if zero:
+            tensor.zero_()
+
+    def release(self, tensor: torch.Tensor, offset: int) -> None:
+        pass
+
+    def local_words(self, values: Sequence[int], dtype: torch.dtype, name: str) -> torch.Tensor:
+        return torch.tensor(list(values), dtype=dtype)
+
+    def exchange(self, value: Any, timeout_s: float) -> list[Any]:
+        self.meeting.values[self.seats.rank] = value
+        self.meeting.barrier.wait(5)
+        values = list(self.meeting.values)
+        self.meeting.barrier.wait(5)
+        return values
+
+    def call_logs(self) -> list[memoryview | None]:
+        return [memoryview(log) for log in self.meeting.logs]
+
+    def current_stream(self) -> Any:
+        return None
+
+    def stream(self, name: str) -> Any:
+        return None
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        dst.copy_(src)
+
+    copy_word = copy
+
+    @contextmanager
+    def record(self):
+        self.recording = True
+        yield None
+        self.recording = False
+
+    def is_recording(self) -> bool:
+        return self.recording
+
+    def drain(self) -> None:
+        pass
+
+    def aborted(self) -> bool:
+        return self.meeting.abort_word != 0
+
+    def abort(self) -> None:
+        self.meeting.abort_word = 1
+
+    def reports(self) -> list[WaitReport]:
+        return self.meeting.reports
+
+    def heap_base(self, rank: int) -> int:
+        return self.meeting.heaps[rank].data_ptr()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def run_ranks(
+    main: Callable[[World], Any],
+    num_ranks: int = 2,
+    *,
+    nodes: tuple[int, ...] | None = None,
+    abort_address: int = 0,
+    heap_bytes: int = 1 << 20,
+) -> list[Any]:
+    """`main(world)` on every rank's thread; what each returned, or the error it raised."""
+    meeting = Meeting(num_ranks, nodes)
+    results: list[Any] = [None] * num_ranks
+
+    def body(rank: int) -> None:
+        try:
+            backend = FakeBackend(meeting, rank, abort_address=abort_address)
+            settings = Settings(heap_bytes=heap_bytes)
+            results[rank] = main(
+                World("test", backend, settings, scope=("fake", id(meeting), rank))
+            )
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=body, args=(rank,)) for rank in range(num_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return results

@@ -1,0 +1,116 @@
+"""The symmetric heap's bookkeeping, and that ranks which disagree are told so."""
+
+import pytest
+import torch
+from fake_machine import run_ranks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.base.errors import (
+    AllocationOrderError,
+    DtypeError,
+    FarPointerError,
+    NotSymmetricError,
+    OutOfMemoryError,
+    PeerError,
+    UsageError,
+)
+from weft.runtime.heap import ALIGNMENT_BYTES, HeapAllocator
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3000), st.booleans(), st.booleans()), max_size=40))
+def test_blocks_never_overlap_and_signals_are_never_reused(steps):
+    heap = HeapAllocator(64 << 10)
+    live, signal_words = [], set()
+    for number, (nbytes, is_signal, drop) in enumerate(steps):
+        if drop and live:
+            heap.free(live.pop(number % len(live)).offset)
+            continue
+        try:
+            block = heap.allocate(nbytes, f"b{number}", is_signal=is_signal)
+        except OutOfMemoryError:
+            continue
+        assert block.offset % ALIGNMENT_BYTES == 0 and block.end <= heap.capacity_bytes
+        assert all(block.end <= b.offset or b.end <= block.offset for b in live)
+        words = set(range(block.offset, block.end, ALIGNMENT_BYTES))
+        assert not words & signal_words, "bytes that were a signal once were given out again"
+        if is_signal:
+            signal_words |= words
+        live.append(block)
+    assert sorted(live) == list(heap.blocks)
+
+
+def test_freed_data_is_merged_and_used_again():
+    heap = HeapAllocator(4096)
+    blocks = [heap.allocate(1024, name) for name in "abc"]
+    heap.free(blocks[0].offset)
+    heap.free(blocks[1].offset)
+    assert heap.allocate(2048, "ab").offset == 0
+    with pytest.raises(OutOfMemoryError, match=r"big needs 4096 bytes.*1024 are free.*heap_bytes"):
+        heap.allocate(4096, "big")
+
+
+def test_freeing_inside_a_block_names_it():
+    heap = HeapAllocator(4096)
+    heap.allocate(1024, "x")
+    with pytest.raises(UsageError, match="inside 'x'"):
+        heap.free(256)
+    heap.free(0)
+    with pytest.raises(UsageError, match="nothing was allocated at offset 0"):
+        heap.free(0)
+
+
+def test_an_object_has_one_offset_on_every_rank():
+    def main(world):
+        x = world.empty((3, 5), torch.bfloat16, name="x")
+        flags = world.signals(4)
+        assert x.shape == (3, 5) and flags.dtype == torch.int32 and not flags.any()
+        x.fill_(world.rank)
+        world._agree("written")
+        for peer in range(world.num_ranks):
+            assert (world.peer(x, peer) == peer).all()
+            assert (world.peer(x[1:, ::2], peer) == peer).all()
+        assert world.pointers(x)[world.rank] == x.data_ptr()
+        world.free(x)
+        y = world.zeros((3, 5), torch.bfloat16)
+        assert y.data_ptr() == x.data_ptr(), "freed data is used again"
+        with pytest.raises(PeerError, match="rank 3 is outside 0 .. 2"):
+            world.peer(y, 3)
+        with pytest.raises(NotSymmetricError, match=r"world.empty\(\)"):
+            world.peer(torch.zeros(3), 0)
+        with pytest.raises(DtypeError, match="int32 or int64"):
+            world.signals(1, torch.float32)
+        world.close()
+        return "fine"
+
+    assert run_ranks(main, 3) == ["fine"] * 3
+
+
+@pytest.mark.parametrize("kind", ["shape", "dtype", "kind", "name"])
+def test_ranks_that_allocate_differently_get_an_error(kind):
+    def main(world):
+        odd = world.rank == 1
+        if kind == "kind" and odd:
+            return world.signals(8)
+        shape = (9,) if kind == "shape" and odd else (8,)
+        dtype = torch.int64 if kind == "dtype" and odd else torch.int32
+        return world.empty(shape, dtype, name="y" if kind == "name" and odd else "x")
+
+    errors = run_ranks(main, 2)
+    assert all(isinstance(error, AllocationOrderError) for error in errors), errors
+    assert "rank 0 has tensor 'x'" in str(errors[0]) and "rank 1 has" in str(errors[0])
+
+
+def test_far_peers_cannot_be_addressed():
+    def main(world):
+        x = world.empty(4, torch.int32)
+        assert world.peer(x, world.rank ^ 1).data_ptr() != x.data_ptr()
+        far = (world.rank + 2) % 4
+        assert world.pointers(x)[far] == 0
+        with pytest.raises(FarPointerError, match=r"rank \d \(node \d\).*put, get or put_signal"):
+            world.peer(x, far)
+        return world.table[16 + 4 :].tolist()
+
+    tables = run_ranks(main, 4, nodes=(0, 0, 1, 1))
+    assert tables == [[0, 0, 1, 1, 0, 1, 0, 1, 10, 11, 12, 13]] * 4

@@ -1,0 +1,79 @@
+"""Slots: who gets which memory, when a workspace grows, and what may not be asked."""
+
+import pytest
+import torch
+from fake_machine import run_ranks
+
+from weft.base.errors import UsageError
+
+
+def ask(world, m, n=4):
+    return world.workspace(
+        "ag", {"gathered": ((m, 8), torch.bfloat16)}, {"rows_ready": (n, torch.int64)}
+    )
+
+
+def test_slots_alternate_and_are_the_same_memory_again():
+    def main(world):
+        first, second, third = (ask(world, 16) for _ in range(3))
+        assert first.gathered.data_ptr() != second.gathered.data_ptr()
+        assert first is third and first.arg is third.arg
+        assert first.gathered.shape == (16, 8) and first.rows_ready.tolist() == [0] * 4
+        assert first.arg.epoch.item() == 0 and first.arg.slot_free.shape == (world.num_ranks,)
+        return first.gathered.data_ptr() - world._base
+
+    offsets = run_ranks(main, 2)
+    assert offsets[0] == offsets[1]
+
+
+def test_a_smaller_call_uses_the_same_slot_and_its_epoch():
+    def main(world):
+        large, _ = ask(world, 16), ask(world, 16)
+        large.arg.epoch.fill_(5)
+        small = ask(world, 3, n=2)
+        assert small.gathered.data_ptr() == large.gathered.data_ptr()
+        assert small.gathered.shape == (3, 8) and small.rows_ready.numel() == 2
+        assert small.arg.epoch.item() == 5, "the epoch belongs to the slot, not to the shape"
+        return "fine"
+
+    assert run_ranks(main, 2) == ["fine"] * 2
+
+
+def test_growing_keeps_what_a_recording_may_still_use():
+    def main(world):
+        before, _ = ask(world, 4), ask(world, 4)
+        before.gathered.fill_(7)
+        after, _ = ask(world, 4000), ask(world, 4000)
+        assert after.gathered.shape == (4000, 8)
+        assert (before.gathered == 7).all()
+        blocks = {block.offset for block in world._heap.blocks}
+        assert before.gathered.data_ptr() - world._base in blocks, "outgrown slots stay allocated"
+        assert ask(world, 4).gathered.data_ptr() == after.gathered.data_ptr(), "it never shrinks"
+        return "fine"
+
+    assert run_ranks(main, 2) == ["fine"] * 2
+
+
+def test_a_recording_cannot_grow_a_workspace():
+    def main(world):
+        ask(world, 4)
+        with world.record():
+            ask(world, 4)
+            with pytest.raises(UsageError, match="run the call once with these sizes before"):
+                ask(world, 4000)
+        return "fine"
+
+    assert run_ranks(main, 1) == ["fine"]
+
+
+def test_names_that_cannot_be_attributes_are_refused():
+    def main(world):
+        with pytest.raises(UsageError, match="part named 'arg'"):
+            world.workspace("w", {"arg": ((4,), torch.int32)})
+        with pytest.raises(UsageError, match="'x' as a buffer and as a signal"):
+            world.workspace("w", {"x": ((4,), torch.int32)}, {"x": (1, torch.int64)})
+        with pytest.raises(AttributeError, match="has no 'typo'; it was asked for gathered, rows"):
+            _ = ask(world, 4).typo
+        return "fine"
+
+    assert run_ranks(main, 1) == ["fine"]

@@ -1,0 +1,130 @@
+"""What every machine's world does alike: its table, call order, trouble, names, bad input."""
+
+import time
+
+import pytest
+import torch
+from fake_machine import run_ranks
+
+import weft
+from weft.base.errors import (
+    CallOrderError,
+    DtypeError,
+    PoisonedError,
+    ShapeError,
+    TimeoutError,
+    UnsupportedError,
+    UsageError,
+)
+from weft.language import world_layout as layout
+from weft.language.wait_report import WaitReport
+from weft.runtime import registry
+
+
+def test_the_table_says_who_and_where():
+    def main(world):
+        words = world.table.tolist()
+        assert words[layout.RANK] == world.rank and words[layout.NUM_RANKS] == 2
+        assert words[layout.TIMEOUT_NS] == 10_000_000_000
+        assert words[layout.HEAP_BASE] == words[layout.peer_base(world.rank)]
+        arrivals = words[layout.BARRIER_ARRIVALS] - words[layout.HEAP_BASE]
+        assert world.arg.num_ranks.value == 2 and world.arg.table is world.table
+        return arrivals
+
+    first, second = run_ranks(main, 2)
+    assert first == second, "a symmetric object has one offset"
+
+
+def test_calls_in_another_order_are_an_error_on_the_later_rank():
+    def main(world):
+        names = ["ag_gemm", "gemm_rs"] if world.rank == 0 else ["gemm_rs", "ag_gemm"]
+        world._agree("start")
+        if world.rank == 1:
+            time.sleep(0.1)
+        for name in names:
+            world.operator_call(name)
+        return "fine"
+
+    early, late = run_ranks(main, 2)
+    assert early == "fine"
+    assert isinstance(late, CallOrderError)
+    assert "call 0" in str(late) and "rank 1 calls gemm_rs, but rank 0 called ag_gemm" in str(late)
+
+
+def test_calls_in_one_order_are_fine_whoever_runs_ahead():
+    def main(world):
+        for number in range(1000):
+            assert world.operator_call("a" if number % 3 else "a" * 100) == number
+        return "fine"
+
+    assert run_ranks(main, 2) == ["fine"] * 2
+
+
+def test_a_deadline_raises_the_table_once_and_then_poisons(capfd):
+    def main(world):
+        flags = world.signals(4, torch.int64, name="rows_ready")
+        meeting = world.backend.meeting
+        if world.rank == 0:
+            report = WaitReport(1, "gemm", 77, (5, 0, 0), 0, 3, 2, True)
+            address = world.peer(flags, 1)[2:].data_ptr()
+            meeting.reports.append(WaitReport(**{**vars(report), "signal_address": address}))
+            meeting.abort_word = 1
+        world._agree("aborted")
+        time.sleep(0.3)
+        with pytest.raises(TimeoutError) as caught:
+            world.synchronize()
+        with pytest.raises(PoisonedError, match=r"only close\(\) works"):
+            world.empty(4, torch.int32)
+        world.close()
+        return str(caught.value)
+
+    for text in run_ranks(main, 2, abort_address=64):
+        assert "rank 1: gemm:77 program [5, 0, 0] waits for rows_ready[2] >= 3, seen 2" in text
+        assert "no wait is reported by rank 0" in text
+    assert "rows_ready[2] >= 3" in capfd.readouterr().err, "the watchdog prints it at once"
+
+
+def test_copies_convert_and_broadcast_nothing():
+    def main(world):
+        x = torch.zeros(4, 8)
+        with pytest.raises(ShapeError, match=r"dst is \(4, 8\) but src is \(8, 4\)"):
+            world.copy(x, torch.zeros(8, 4))
+        with pytest.raises(DtypeError, match="float32 but src is torch.int32"):
+            world.copy(x, torch.zeros(4, 8, dtype=torch.int32))
+        with pytest.raises(ShapeError, match="unit inner stride"):
+            world.copy(x, torch.zeros(8, 4).t())
+        with pytest.raises(ShapeError, match="not one int64"):
+            world.copy_word(x[0, :1], x[0, :1])
+        with pytest.raises(UsageError, match=r"channel 64 is outside 0 \.\. 63"):
+            world.barrier(64)
+        return "fine"
+
+    assert run_ranks(main, 1) == ["fine"]
+
+
+def test_worlds_are_found_by_name_within_their_rank():
+    def main(world):
+        scope = world._scope
+        assert registry.find(scope, "test") is world
+        assert registry.free_name(scope, "test") == "test.2"
+        world.close()
+        world.close()
+        with pytest.raises(UsageError, match="no world is called 'test'; none is open"):
+            registry.find(scope, "test")
+        with pytest.raises(UsageError, match="is closed"):
+            world.check()
+        return "fine"
+
+    assert run_ranks(main, 2) == ["fine"] * 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_the_error_names_the_emulator():
+    with pytest.raises(UnsupportedError, match="weft emulate"):
+        weft.init()
+
+
+def test_the_root_is_lazy_and_names_what_it_has():
+    assert weft.TimeoutError is TimeoutError
+    with pytest.raises(AttributeError, match="weft has no 'nonsense'; it has .*init"):
+        _ = weft.nonsense
