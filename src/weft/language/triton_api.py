@@ -35,6 +35,7 @@ from weft.base.target import Target
 TRITON_VERSION = tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:3])
 
 constexpr = core.constexpr
+INT1, INT32, INT64 = core.int1, core.int32, core.int64
 JITFunction = triton.runtime.jit.JITFunction
 
 
@@ -45,6 +46,31 @@ JITFunction = triton.runtime.jit.JITFunction
 def builtin(fn: Callable) -> Callable:
     """Make `fn` callable from kernels; it receives `_semantic` and `_generator` by keyword."""
     return core.builtin(fn)
+
+
+class _SourceStamp(triton.runtime.jit.JITCallable):
+    """Something that only has a cache key: what it stamps enters the key of kernels using it."""
+
+    def __init__(self, version: Callable[[], int]) -> None:  # no source of its own to parse
+        self.version = version
+        self.used_global_vals: dict = {}
+        self.__name__ = "weft_source_stamp"
+
+    @property
+    def cache_key(self) -> str:
+        return f"weft-{self.version()}"
+
+
+def stamped_builtin(fn: Callable, version: Callable[[], int]) -> Callable:
+    """A builtin whose `version()` enters the cache key of every kernel that mentions it.
+
+    Triton leaves builtins out of its keys, and with them the `@triton.jit` code they call; but
+    it does look into what calls itself an aggregate.
+    """
+    traced = core.builtin(fn)
+    traced.__triton_aggregate__ = True
+    traced.hash_attrs = [_SourceStamp(version)]
+    return traced
 
 
 def unwrap(value: Any) -> Any:
@@ -71,6 +97,34 @@ def backend_name(semantic: Any) -> str:
     return semantic.builder.options.backend_name
 
 
+def cuda_arch(semantic: Any) -> int:
+    """The compute capability that is compiled for, times ten: 80, 90, 100; 0 when not CUDA."""
+    if backend_name(semantic) != "cuda":
+        return 0
+    return int(re.sub(r"\D", "", str(semantic.builder.options.arch)))
+
+
+def cast(semantic: Any, value: Any, dtype: Any) -> Any:
+    """`value`, a number or a traced scalar, as a traced value of `dtype`."""
+    if not is_tensor(value):
+        return semantic.scalar_constant(unwrap(value), dtype)
+    return semantic.cast(value, dtype)
+
+
+def is_tuple(value: Any) -> bool:
+    return isinstance(value, core.tuple)
+
+
+def tuple_fields(value: Any) -> tuple[str, ...]:
+    """The field names of a named tuple that a kernel was handed; empty for anything else."""
+    return tuple(value.type.fields) if is_tuple(value) else ()
+
+
+def make_tuple(values: Sequence[Any]) -> Any:
+    """A traced tuple, to be handed to `@triton.jit` code."""
+    return core.tuple(list(values))
+
+
 def call_jit(generator: Any, fn: Any, args: Sequence[Any]) -> Any:
     """Call a `@triton.jit` function from a builtin; constants become constexprs."""
     wrapped = [
@@ -88,6 +142,17 @@ def enclosing_scope(generator: Any) -> Mapping[str, Any]:
 def enclosing_function(generator: Any) -> str:
     """The name of the device function that is being traced."""
     return getattr(generator, "function_name", "") or ""
+
+
+def enclosing_name(generator: Any) -> str:
+    """The name of that function as its author wrote it."""
+    return generator.jit_fn.__name__
+
+
+def enclosing_line(generator: Any) -> int:
+    """The line of the source file that is being traced; 0 when unknown."""
+    node = generator.cur_node
+    return generator.begin_line + node.lineno if hasattr(node, "lineno") else 0
 
 
 def extern(semantic: Any, symbol: str, args: Sequence[Any], result: Any, shape: Sequence[int] = ()):
@@ -147,6 +212,11 @@ def _specialise(fn: Any, record: KernelRecord) -> tuple[dict, dict, dict]:
             constants[(index,)] = value
         if name in record.divisible_by_16:
             attributes[(index,)] = [["tt.divisibility", 16]]
+    for path in filter(lambda name: "." in name, record.divisible_by_16):
+        name, field = path.split(".")
+        fields = record.constants[name]._fields  # type: ignore[attr-defined]
+        place = (fn.arg_names.index(name), fields.index(field))
+        attributes[place] = [["tt.divisibility", 16]]
     return signature, constants, attributes
 
 
@@ -178,7 +248,8 @@ def compile_error(error: CompilationError, kernel: str, target: str) -> CompileE
         text = (reason.error_message or "").strip() or text.splitlines()[-1]
     return CompileError(
         f"{kernel} does not compile for {target}: {text}",
-        place=Place(tuple(frame for frame in map(_frame_of, chain) if frame)),
+        # A list first: a tuple must not be half built while the collector's objects are walked.
+        place=Place(tuple([frame for frame in map(_frame_of, chain) if frame])),
     )
 
 

@@ -1,0 +1,1 @@
+"""Primitives for NVIDIA GPUs; with hip/, the only home of inline assembly."""

@@ -1,0 +1,1 @@
+"""Primitives for the emulator: opaque operations that it gives a meaning."""

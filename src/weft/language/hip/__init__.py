@@ -1,0 +1,1 @@
+"""Primitives for AMD GPUs; with cuda/, the only home of inline assembly."""

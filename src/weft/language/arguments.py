@@ -1,0 +1,254 @@
+"""What each argument of a primitive may be, by its name; checked while a kernel is traced.
+
+Every check returns the argument as implementations take it: enums as their strings, numbers
+that may differ from call to call as scalars of the right type.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weft.base.errors import DtypeError, PeerError, ShapeError, UsageError
+from weft.base.vocabulary import Order, Scope, SignalOp
+from weft.language import triton_api as api
+from weft.language.world_arg import WorldArg
+from weft.language.world_layout import NUM_CHANNELS
+
+
+@dataclass(frozen=True)
+class Call:
+    """The call that is being checked."""
+
+    primitive: str
+    orders: tuple[Order, ...]
+    kinds: Mapping[str, str]
+    semantic: Any
+
+    def show(self, name: str, value: Any) -> str:
+        return f"wl.{self.primitive}: {name} is {describe(value)}"
+
+
+def describe(value: Any) -> str:
+    """A traced value in a reader's words."""
+    if api.is_tensor(value):
+        shape = tuple(api.unwrap(extent) for extent in value.shape)
+        kind = str(value.dtype)
+        return f"a tile {shape} of {kind}" if shape else f"a scalar {kind}"
+    return repr(api.unwrap(value))
+
+
+def check_arguments(call: Call, values: dict[str, Any]) -> dict[str, Any]:
+    """`values` by name, checked and converted, in the order of the declaration."""
+    return {
+        name: CHECKS[call.kinds.get(name, name)](call, name, value, values)
+        for name, value in values.items()
+    }
+
+
+# ---------------------------------------------------------------------------------------------
+# One check per kind of argument: (call, name, value, all values) -> converted value
+
+
+def _world(call: Call, name: str, value: Any, values: dict) -> Any:
+    if value is None:  # a local wait with no world in scope
+        return None
+    if api.tuple_fields(value) != WorldArg._fields:
+        raise UsageError(f"{call.show(name, value)}; pass the kernel's world argument (world.arg)")
+    return value
+
+
+def _peer(call: Call, name: str, value: Any, values: dict) -> Any:
+    constant = api.unwrap(value)
+    if not api.is_tensor(value):
+        if isinstance(constant, bool) or not isinstance(constant, int):
+            raise UsageError(f"{call.show(name, value)}; pass a rank")
+        num_ranks = api.unwrap(values["world"].num_ranks)
+        if isinstance(num_ranks, int) and not 0 <= constant < num_ranks:
+            raise PeerError(
+                f"{call.show(name, value)}, but this world has ranks 0 to {num_ranks - 1}"
+            )
+    elif value.shape or not value.dtype.is_int():
+        raise UsageError(f"{call.show(name, value)}; pass a rank, a scalar integer")
+    return api.cast(call.semantic, value, api.INT32)
+
+
+def _signal(call: Call, name: str, value: Any, values: dict) -> Any:
+    _scalar_pointer(call, name, value)
+    if value.dtype.element_ty not in (api.INT32, api.INT64):
+        raise DtypeError(f"{call.show(name, value)}; a signal is a word of int32 or int64")
+    return value
+
+
+def _counter(call: Call, name: str, value: Any, values: dict) -> Any:
+    _scalar_pointer(call, name, value)
+    if value.dtype.element_ty != api.INT32:
+        raise DtypeError(f"{call.show(name, value)}; the counter is one word of int32")
+    return value
+
+
+def _word_ptr(call: Call, name: str, value: Any, values: dict) -> Any:
+    _scalar_pointer(call, name, value)
+    _word(call, name, value)
+    return value
+
+
+def _words_ptr(call: Call, name: str, value: Any, values: dict) -> Any:
+    if not api.is_pointer(value):
+        raise UsageError(f"{call.show(name, value)}; pass a pointer, or a tile of pointers")
+    _word(call, name, value)
+    return value
+
+
+def _scalar_pointer(call: Call, name: str, value: Any) -> None:
+    if not api.is_pointer(value):
+        raise UsageError(f"{call.show(name, value)}; pass a pointer such as flags + i")
+    if value.shape:
+        raise ShapeError(f"{call.show(name, value)}; pass a scalar pointer: one word")
+
+
+def _word(call: Call, name: str, value: Any) -> None:
+    element = value.dtype.element_ty
+    if element.primitive_bitwidth not in (32, 64):
+        raise DtypeError(f"{call.show(name, value)}; ordered access is to words of 32 or 64 bits")
+
+
+def _pointers(call: Call, name: str, value: Any, values: dict) -> Any:
+    if not api.is_pointer(value):
+        raise UsageError(f"{call.show(name, value)}; pass a pointer, or a tile of pointers")
+    return value
+
+
+def _anything_traced(call: Call, name: str, value: Any, values: dict) -> Any:
+    return api.to_tensor(call.semantic, value)
+
+
+def _source(call: Call, name: str, value: Any, values: dict) -> Any:
+    """What `put` writes: values, or pointers to them of dst's element type."""
+    value = api.to_tensor(call.semantic, value)
+    target = values["dst"].dtype.element_ty
+    if api.is_pointer(value) and value.dtype.element_ty != target:
+        raise DtypeError(f"{call.show(name, value)}, but dst holds {target}; they must agree")
+    return value
+
+
+def _signal_value(call: Call, name: str, value: Any, values: dict) -> Any:
+    """A number that goes into, or is compared with, the signal word: cast to its type."""
+    dtype = values["signal"].dtype.element_ty
+    return _integer_for(call, name, value, dtype)
+
+
+def _integer_for(call: Call, name: str, value: Any, dtype: Any) -> Any:
+    constant = api.unwrap(value)
+    if api.is_tensor(value):
+        if value.shape:
+            raise ShapeError(f"{call.show(name, value)}; pass a scalar")
+        if not value.dtype.is_int():
+            raise DtypeError(f"{call.show(name, value)}; pass an integer")
+        return api.cast(call.semantic, value, dtype)
+    if isinstance(constant, bool) or not isinstance(constant, int):
+        raise DtypeError(f"{call.show(name, value)}; pass an integer")
+    bits = dtype.primitive_bitwidth
+    if not -(1 << (bits - 1)) <= constant < 1 << bits:
+        raise DtypeError(f"{call.show(name, value)}, which does not fit the word's {bits} bits")
+    # Comparison is modular: words above the signed range are the same bits as negative ones.
+    wrapped = (constant + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
+    return api.cast(call.semantic, wrapped, dtype)
+
+
+def _word_value(call: Call, name: str, value: Any, values: dict) -> Any:
+    """A number for the word, or words, behind `ptr`: of their type."""
+    dtype = values["ptr"].dtype.element_ty
+    if dtype.is_int() and not (api.is_tensor(value) and value.shape):
+        return _integer_for(call, name, value, dtype)
+    return api.cast(call.semantic, value, dtype)
+
+
+def _value(call: Call, name: str, value: Any, values: dict) -> Any:
+    if "signal" in values:
+        return _signal_value(call, name, value, values)
+    if "ptr" in values:
+        return _word_value(call, name, value, values)
+    return _anything_traced(call, name, value, values)  # consume
+
+
+def _count(call: Call, name: str, value: Any, values: dict) -> Any:
+    constant = api.unwrap(value)
+    if api.is_tensor(value):
+        if value.shape or not value.dtype.is_int():
+            raise UsageError(f"{call.show(name, value)}; pass how many words, a scalar integer")
+        return value
+    if isinstance(constant, bool) or not isinstance(constant, int) or constant < 0:
+        raise UsageError(f"{call.show(name, value)}; pass how many words, 0 or more")
+    return value
+
+
+def _channel(call: Call, name: str, value: Any, values: dict) -> Any:
+    constant = api.unwrap(value)
+    if not api.is_tensor(value) and constant not in range(NUM_CHANNELS):
+        raise UsageError(f"{call.show(name, value)}; channels are 0 to {NUM_CHANNELS - 1}")
+    if api.is_tensor(value) and (value.shape or not value.dtype.is_int()):
+        raise UsageError(f"{call.show(name, value)}; pass a scalar integer")
+    return api.cast(call.semantic, value, api.INT32)
+
+
+def _mask(call: Call, name: str, value: Any, values: dict) -> Any:
+    if value is None or (api.is_tensor(value) and value.dtype.is_int()):
+        return value
+    raise UsageError(f"{call.show(name, value)}; pass a tile of booleans, or None")
+
+
+def _order(call: Call, name: str, value: Any, values: dict) -> str:
+    order = _enum(call, name, value, Order)
+    if order not in call.orders:
+        takes = ", ".join(f"wl.Order.{each.name}" for each in call.orders)
+        raise UsageError(f"{call.show(name, value)}; this primitive takes {takes}")
+    return order.value
+
+
+def _scope(call: Call, name: str, value: Any, values: dict) -> str:
+    return _enum(call, name, value, Scope).value
+
+
+def _op(call: Call, name: str, value: Any, values: dict) -> str:
+    return _enum(call, name, value, SignalOp).value
+
+
+def _enum(call: Call, name: str, value: Any, kind: type[enum.Enum]) -> Any:
+    """Members, or their values: on Triton 3.6 a jit helper cannot be handed an enum member."""
+    member = api.unwrap(value)
+    if isinstance(member, kind):
+        return member
+    values = {each.value: each for each in kind}
+    if isinstance(member, str) and member in values:
+        return values[member]
+    takes = ", ".join(f"wl.{kind.__name__}.{each.name}" for each in kind)
+    raise UsageError(f"{call.show(name, value)}; pass one of {takes}")
+
+
+# By parameter name; a declaration may say that a parameter is of another kind.
+CHECKS: dict[str, Callable[[Call, str, Any, dict], Any]] = {
+    "world": _world,
+    "to": _peer,
+    "peer": _peer,
+    "source": _peer,
+    "signal": _signal,
+    "counter": _counter,
+    "ptr": _pointers,
+    "word": _word_ptr,
+    "words": _words_ptr,
+    "value": _value,
+    "compare": _word_value,
+    "at_least": _signal_value,
+    "count": _count,
+    "channel": _channel,
+    "dst": _pointers,
+    "src": _source,
+    "mask": _mask,
+    "token": _anything_traced,
+    "op": _op,
+    "order": _order,
+    "scope": _scope,
+}

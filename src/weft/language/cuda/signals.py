@@ -1,0 +1,136 @@
+"""NVIDIA: signals. Single-poll assembly inside Triton's own control flow; no labels, no bar.sync.
+
+What the compiler does to other forms is in docs/decisions and tests: Triton's pipeliner moves
+loads above a lone asm, so every wait ends with a block barrier that Triton knows about.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from weft.language import signals as declared
+from weft.language import world_layout as layout
+from weft.language.addressing import translate
+from weft.language.cuda.target import has_bulk_stores
+from weft.language.portable.give_up import leave_report
+from weft.language.registry import implement
+
+ABORT_PTR = tl.constexpr(layout.ABORT_PTR)
+TIMEOUT_NS = tl.constexpr(layout.TIMEOUT_NS)
+# A clock and an abort word are looked at once in so many failed polls: some 0.2 ms.
+LOOK_MASK = tl.constexpr(255)
+
+
+@triton.jit
+def poll(word, order: tl.constexpr, scope: tl.constexpr):
+    """One load by every thread; threads may see different values."""
+    if word.dtype.element_ty.primitive_bitwidth == 32:
+        return tl.inline_asm_elementwise(
+            f"ld.{order}.{scope}.global.b32 $0, [$1];", "=r,l,~{memory}", [word],
+            dtype=tl.int32, is_pure=False, pack=1)  # fmt: skip
+    else:
+        return tl.inline_asm_elementwise(
+            f"ld.{order}.{scope}.global.b64 $0, [$1];", "=l,l,~{memory}", [word],
+            dtype=tl.int64, is_pure=False, pack=1)  # fmt: skip
+
+
+@triton.jit
+def clock_ns():
+    return tl.inline_asm_elementwise(
+        "mov.u64 $0, %globaltimer;", "=l,~{memory}", [], dtype=tl.int64, is_pure=False, pack=1)  # fmt: skip
+
+
+@triton.jit
+def order_async_proxy():
+    """What this thread has acquired also holds for the TMA loads it issues."""
+    if has_bulk_stores():
+        tl.inline_asm_elementwise(
+            "fence.proxy.async.global; mov.u32 $0, 0;", "=r,~{memory}", [],
+            dtype=tl.int32, is_pure=False, pack=1)  # fmt: skip
+
+
+@triton.jit
+def missing(seen, at_least):
+    """Is the word still behind? Modular; wraps on purpose, also in debug builds."""
+    return tl.sub(seen, at_least, sanitize_overflow=False) < 0
+
+
+@triton.jit
+def wait_word(word, at_least, world, order: tl.constexpr, scope: tl.constexpr, site):
+    seen = poll(word, order, scope)
+    if world is None:
+        while missing(seen, at_least):
+            seen = poll(word, order, scope)
+    else:
+        failed = tl.cast(0, tl.int32)
+        deadline = tl.cast(0, tl.int64)
+        while missing(seen, at_least):
+            failed += 1
+            if failed & LOOK_MASK == 0:
+                now = clock_ns()
+                if deadline == 0:
+                    deadline = now + tl.load(world.table + TIMEOUT_NS)
+                abort = tl.load(world.table + ABORT_PTR).to(tl.pointer_type(tl.int32))
+                aborted = poll(abort, "relaxed", "sys") != 0
+                # Threads may differ here: nothing in this branch contains a block barrier.
+                if aborted | (now >= deadline):
+                    leave_report(word, at_least, seen, world, abort, aborted, site)
+                    seen = at_least
+                else:
+                    seen = poll(word, order, scope)
+            else:
+                seen = poll(word, order, scope)
+
+
+@implement(declared.complete_stores, "cuda")
+@triton.jit
+def complete_stores():
+    if has_bulk_stores():
+        tl.inline_asm_elementwise(
+            "cp.async.bulk.wait_group 0; fence.proxy.async.global; mov.u32 $0, 0;",
+            "=r,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)  # fmt: skip
+
+
+@implement(declared.notify, "cuda")
+@triton.jit
+def notify(world, signal, value, to, op, order, scope):
+    if order == "release":
+        complete_stores()
+        # A releasing atomic is made by one thread and orders that thread's stores alone.
+        tl.debug_barrier()
+    if op == "add":
+        tl.atomic_add(translate(world, signal, to), value, sem=order, scope=scope)
+    else:
+        tl.atomic_xchg(translate(world, signal, to), value, sem=order, scope=scope)
+
+
+@implement(declared.wait, "cuda")
+@triton.jit
+def wait(signal, at_least, count, world, order, scope, site):
+    for i in range(count):
+        wait_word(signal + i, at_least, world, order, scope, site)
+    # Also tells Triton's pipeliner: no load of what the signal guards moves above this.
+    tl.debug_barrier()
+    if order == "acquire":
+        order_async_proxy()
+    return 0
+
+
+@implement(declared.test, "cuda")
+@triton.jit
+def test(signal, at_least, count, order, scope):
+    # An atomic that adds 0 becomes one thread's load, broadcast: one answer for all threads.
+    reached = tl.cast(1, tl.int1)
+    for i in range(count):
+        reached &= ~missing(tl.atomic_add(signal + i, 0, sem=order, scope=scope), at_least)
+    tl.debug_barrier()
+    if order == "acquire":
+        order_async_proxy()
+    return reached
+
+
+@implement(declared.consume, "cuda", "hip")
+@triton.jit
+def consume(value, token):
+    return value

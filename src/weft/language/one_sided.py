@@ -1,0 +1,63 @@
+"""Declarations: data moved to or from another rank, near or far, without its taking part."""
+
+from __future__ import annotations
+
+from weft.base.vocabulary import Scope, SignalOp
+from weft.language.registry import Effects, declare
+
+
+@declare(Effects(reads=("world", "src"), writes=("dst",), remote=("dst",), peer="to"))
+def put(world, dst, src, *, to, mask=None):
+    """Write `src` to the symmetric object `dst` on rank `to`.
+
+        dst@to  <-  src             where mask holds
+
+    Shapes  dst: a (tile of) pointer(s) to the object here; src: values, or pointers to them, of
+            a shape that broadcasts to dst's
+    Dtypes  values are converted to what dst points to; pointers must point to the same
+    Sync    none: visible on `to` once a notify or put_signal of this program was seen there
+    Raises  NotSymmetricError, PeerError: as `at`
+    Cost    stores of this program, 128 bits wide where the tile is contiguous
+    Source  OpenSHMEM shmem_put; Iris put; TileLink tile_push_data
+    """
+
+
+@declare(Effects(reads=("world", "src"), writes=("dst",), remote=("src",), peer="source"))
+def get(world, dst, src, *, source, mask=None):
+    """Read the symmetric object `src` of rank `source` into `dst`.
+
+        dst  <-  src@source         where mask holds
+
+    Shapes  src: a (tile of) pointer(s) to the object here; dst: pointers of the same shape
+    Dtypes  values are converted to what dst points to
+    Sync    reads what a wait of this program has made visible
+    Raises  NotSymmetricError, PeerError: as `at`
+    Cost    remote loads, each a round trip; put is faster where either would do
+    Source  OpenSHMEM shmem_get; Iris get; TileLink tile_pull_data
+    """
+
+
+@declare(
+    Effects(
+        reads=("world", "src"),
+        writes=("dst", "signal"),
+        remote=("dst", "signal"),
+        peer="to",
+        releases=True,
+    )
+)
+def put_signal(
+    world, dst, src, signal, value=1, *, to, op=SignalOp.SET, mask=None, scope=Scope.SYSTEM
+):
+    """Write `src` to `dst` on rank `to`, then change `signal` there.
+
+        dst@to     <-  src          where mask holds
+        signal@to  <-  value        (op=SET; ADD adds), no earlier than the data
+
+    Shapes  dst, src, mask: as put; signal: a scalar pointer
+    Dtypes  as put and notify
+    Sync    pairs with wait(ACQUIRE); releases all earlier writes of this program, as notify
+    Raises  NotSymmetricError, PeerError: as `at`
+    Cost    put and notify
+    Source  OpenSHMEM shmem_put_signal; NVSHMEM nvshmemx_putmem_signal_block
+    """

@@ -1,0 +1,99 @@
+"""Declarations: signals, by which one program tells another that something has happened."""
+
+from __future__ import annotations
+
+from weft.base.vocabulary import Order, Scope, SignalOp
+from weft.language.registry import Effects, declare
+
+
+@declare(
+    Effects(reads=("world",), writes=("signal",), remote=("signal",), peer="to", releases=True),
+    orders=(Order.RELEASE, Order.RELAXED),
+)
+def notify(world, signal, value=1, *, to, op=SignalOp.ADD, order=Order.RELEASE, scope=Scope.SYSTEM):
+    """Change `signal` on rank `to` once this program's earlier writes are visible there.
+
+        signal@to  <-  signal@to + value        (op=ADD; SET stores)
+
+    Shapes  signal: a scalar pointer to one element of a signal array on the symmetric heap
+    Dtypes  int32 or int64 words; value is converted to the word's type
+    Units   value counts arrivals, not bytes
+    Sync    pairs with wait(ACQUIRE); called by the program, not by each thread: it contains the
+            block barrier and completes asynchronous (TMA) stores. order=RELAXED orders nothing:
+            the signal may overtake the data
+    Raises  NotSymmetricError: signal is not on the heap (emulator)
+            PeerError: to is outside 0 .. num_ranks - 1 (when traced; at run time on the emulator)
+    Cost    a block barrier and one remote atomic; nothing remote is waited for
+    Source  PTX ISA red.release.sys; OpenSHMEM shmem_signal_add, shmem_signal_set; dl.notify
+    """
+
+
+@declare(
+    Effects(reads=("signal",), acquires=True, waits=True),
+    orders=(Order.ACQUIRE, Order.RELAXED),
+    needs_site=True,
+)
+def wait(signal, at_least, count=1, *, world=None, order=Order.ACQUIRE, scope=Scope.SYSTEM):
+    """Wait until each of `count` local words from `signal` on has reached `at_least`.
+
+        for i in 0 .. count - 1:   signed(signal[i] - at_least) >= 0
+
+    The comparison is modular: counters may wrap around. The result is a token for `consume`.
+
+    Shapes  signal: a scalar pointer to the first word; count: a scalar
+    Dtypes  int32 or int64 words; at_least is converted to the word's type
+    Sync    pairs with notify(RELEASE) of the same scope or wider: what the notifier wrote before
+            is visible to all loads of this program after the wait, and none of them moves before
+            it. order=RELAXED promises neither
+    Units   a wait that has the world, given as `world` or found among the arguments of the device
+            function that calls, ends after the world's timeout (10 s by default), or once
+            another wait of the world has: the call falls through, data is then undefined, and
+            the host raises TimeoutError. A wait without a world has no end
+    Cost    polls by all threads from the local memory; then a block barrier
+    Source  PTX ISA ld.acquire.sys; OpenSHMEM shmem_signal_wait_until(SHMEM_CMP_GE); dl.wait
+    """
+
+
+@declare(
+    Effects(reads=("signal",), acquires=True),
+    orders=(Order.ACQUIRE, Order.RELAXED),
+)
+def test(signal, at_least, count=1, *, order=Order.ACQUIRE, scope=Scope.SYSTEM):
+    """Have all `count` local words from `signal` on reached `at_least`? Looks once.
+
+        test(...)  =  all(signed(signal[i] - at_least) >= 0  for i in 0 .. count - 1)
+
+    Shapes  signal: a scalar pointer to the first word; count: a scalar
+    Dtypes  int32 or int64 words; the result is one boolean, the same for the whole program
+    Sync    where it says True, as wait; where it says False, nothing is ordered
+    Cost    one load and a block barrier per word
+    Source  OpenSHMEM shmem_signal_fetch, shmem_test
+    """
+
+
+@declare()
+def consume(value, token):
+    """`value`, tied to the wait that returned `token`.
+
+        consume(value, token)  =  value
+
+    For a backend that needs to be told which data a wait guards. Here every wait orders all
+    later loads by itself: to leave consume out is never wrong.
+
+    Shapes  value: any traced value; token: what wait returned
+    Cost    nothing
+    Source  dl.consume_token
+    """
+
+
+@declare(Effects(releases=False))
+def complete_stores():
+    """Wait until the asynchronous (TMA) stores of this program have been written.
+
+    Contained in notify, put_signal, barriers and releasing accesses; of use before releases made
+    with plain `tl.atomic_*`.
+
+    Sync    each thread completes what it has issued; contains no block barrier
+    Cost    nothing where nothing is in flight; no instruction below sm_90
+    Source  PTX ISA cp.async.bulk.wait_group, fence.proxy.async
+    """

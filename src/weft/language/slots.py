@@ -1,0 +1,55 @@
+"""The device side of slots: which call this is, when buffers may be overwritten, when it is over.
+
+Plain `@triton.jit` on top of the primitives, the same for every target. A slot's life is in
+docs/memory_model.md; the host side is weft.runtime.slots.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from weft.language.addressing import rank
+from weft.language.ordered import atomic_add, store
+from weft.language.signals import notify, wait
+
+
+@triton.jit
+def slot_epoch(slot):
+    """The number of this call on `slot`, as int64: what its event signals are SET to.
+
+        e = epoch + 1
+
+    Sync    the previous call on the slot is over: it came earlier in this rank's stream order
+    """
+    return tl.load(slot.epoch) + 1
+
+
+@triton.jit
+def slot_wait_free(world, slot, e):
+    """Wait until every rank is done reading this rank's slot as the previous call left it.
+
+        for r in ranks:   wait  slot_free[r] >= e - 1
+
+    Sync    pairs with slot_finish on each rank; writes to the slot on *peers* need the peers'
+            word for it: see docs/memory_model.md
+    """
+    wait(slot.slot_free, at_least=e - 1, count=world.num_ranks, world=world)
+
+
+@triton.jit
+def slot_finish(world, slot, e, num_programs):
+    """Count this program as done with call `e`; the last one closes the call.
+
+        ticket <- ticket + 1;   the num_programs-th:  ticket <- 0;  epoch <- e;
+        slot_free[own rank]@p <- e   for every rank p
+
+    Sync    releases what the programs wrote and read: whoever waits for slot_free may overwrite
+    """
+    done = atomic_add(slot.ticket, 1, order="acq_rel", scope="gpu") + 1
+    if done == num_programs:
+        store(slot.ticket, 0, scope="gpu")
+        tl.store(slot.epoch, e)
+        mine = slot.slot_free + rank(world)
+        for peer in range(world.num_ranks):
+            notify(world, mine, e, to=peer, op="set")

@@ -1,0 +1,68 @@
+"""Where things lie in a world's device table, and in the buffer that expired waits write to.
+
+The runtime fills both, device code reads and writes them, by these numbers alone.
+"""
+
+from __future__ import annotations
+
+# The table: int64 words. Fixed ones first, then four blocks of `num_ranks` words, one per peer.
+RANK = 0
+NUM_RANKS = 1
+LOCAL_RANK = 2
+NODE = 3
+ABORT_PTR = 4  # address of the world's abort word: int32, not zero once something went wrong
+TIMEOUT_NS = 5  # how long a wait may take
+REPORT_PTR = 6  # address of this rank's wait reports; 0: none are kept
+HEAP_BASE = 7  # of this rank
+BARRIER_ARRIVALS = 8  # address of int32[NUM_CHANNELS], symmetric
+BARRIER_GENERATIONS = 9  # address of int32[NUM_CHANNELS], local
+HEADER_WORDS = 16
+
+PEER_BASES = HEADER_WORDS  # + peer: its heap base; 0 when it is far
+# + num_ranks + peer: its node; + 2 num_ranks + peer: its local rank;
+# + 3 num_ranks + peer: its global rank
+
+NUM_CHANNELS = 64
+
+NEVER_NS = 1 << 62  # as TIMEOUT_NS: waits have no deadline, but still look at the abort word
+
+# A wait report: int64 words. Slots are picked by program and call site, not claimed, so two waits
+# may meet in one slot: REPORT_CHECK tells a whole record from a garbled or half-written one.
+REPORT_CHECK = 0  # REPORT_MAGIC + the sum of all other words, modulo 2**64
+REPORT_RANK = 1
+REPORT_SIGNAL = 2  # address of the signal word
+REPORT_EXPECTED = 3
+REPORT_SEEN = 4
+REPORT_PROGRAM = 5  # and 6, 7: program ids x, y, z
+REPORT_NAME = 8  # and 9, 10, 11: first 32 bytes of the device function's name, little end first
+REPORT_LINE = 12  # of the source file
+REPORT_REASON = 13
+REPORT_WORDS = 16
+
+REPORT_MAGIC = 0x776566742D776169  # "weft-wai"
+NUM_REPORTS = 256
+REPORT_BYTES = NUM_REPORTS * REPORT_WORDS * 8
+
+REASON_DEADLINE = 1  # the wait's own time was up
+REASON_ABORT = 2  # another wait of this world had given up
+
+
+def table_words(num_ranks: int) -> int:
+    """The length of a world's table."""
+    return HEADER_WORDS + 4 * num_ranks
+
+
+def peer_base(peer: int) -> int:
+    return PEER_BASES + peer
+
+
+def peer_node(peer: int, num_ranks: int) -> int:
+    return PEER_BASES + num_ranks + peer
+
+
+def peer_local_rank(peer: int, num_ranks: int) -> int:
+    return PEER_BASES + 2 * num_ranks + peer
+
+
+def peer_global_rank(peer: int, num_ranks: int) -> int:
+    return PEER_BASES + 3 * num_ranks + peer
