@@ -174,7 +174,7 @@ def test_paths_that_the_pages_name_exist(name: str):
     """A page that walks through the source must not walk through rooms that are gone."""
     text = (ROOT / name).read_text()
     named = re.findall(r"`((?:src|docs|tests|examples|benchmarks)/[\w./-]+)`", text)
-    missing = [path for path in named if not (ROOT / path).exists()]
+    missing = [path for path in named if "NAME" not in path and not (ROOT / path).exists()]
     assert not missing, f"{name} names {missing}"
 
 

@@ -1,0 +1,217 @@
+"""`make demo`: one operator from its first run to its binaries, on ranks that are not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.syntax import Syntax
+
+from weft.base.card import Op
+from weft.base.report import Report
+from weft.base.target import parse_target
+from weft.tools import console
+from weft.tools.check import Work, check_emulated, one_schedule
+from weft.tools.compile import compile_for
+from weft.tools.words import find_op, shape_text
+
+RANKS = 4
+SCHEDULES = 25
+TARGETS = ("cuda:90", "hip:gfx942")
+
+# Llama-3 70B's QKV projection (n 2560, k 8192 on each of four ranks) and 997 rows to a rank,
+# all an eighth or sixteenth of it: nothing divides by a tile, and the last shard is short.
+SHAPE = {"m": 499, "n": 160, "k": 512}
+SMALL = {"m": 99, "n": 40, "k": 64}
+DTYPES = ("float16", "bfloat16", "float32")
+
+# What is taken out of the operator, by the text of its line.
+SIGNAL = "wl.notify(world, rows_ready + rank * shards.chunks + chunk, e, to=to"
+WAIT = "wl.wait(args.rows_ready + word, args.e, count, world=args.world)"
+
+
+def main() -> int:
+    out = console.results()
+    start = time.perf_counter()
+    out.print()
+    out.print(
+        "[bold]weft[/]: AG+GEMM, an all-gather and a matrix multiplication in one kernel,\n"
+        f"on {RANKS} ranks that this machine does not have."
+    )
+    card = find_op("ag_gemm")
+    good = answers(card)
+    good &= verdict(card)
+    good &= broken(WAIT, "one wait", "Each tile waits for the rows it reads. Without that line:")
+    good &= broken(SIGNAL, "one signal", "Each chunk of rows is announced. Without that line:")
+    good &= binaries(card)
+    what_next(time.perf_counter() - start)
+    if not good:
+        console.notes().print("[bold red]weft: the demo did not go as it should; see above[/]")
+    return console.FINE if good else console.PROBLEM
+
+
+@contextmanager
+def chapter(title: str) -> Iterator[None]:
+    out = console.results()
+    out.print()
+    out.print(Rule(f"[bold]{title}", align="left", style="cyan"))
+    start = time.perf_counter()
+    yield
+    out.print(f"[dim]{time.perf_counter() - start:.1f} s[/]")
+
+
+def answers(card: Op) -> bool:
+    """Every dtype at a ragged shape, called in every way, against the reference."""
+    good, rows = True, []
+    with chapter("1. Is the answer right?"):
+        for dtype in DTYPES:
+            work = Work(card, RANKS, SHAPE, dtype)
+            steps = check_emulated(work)
+            worst = max(step.rel_err for step in steps)
+            right = all(step.ok for step in steps)
+            good &= right
+            ways = ", ".join(dict.fromkeys(step.name.rstrip(" 123") for step in steps))
+            rows.append(
+                (dtype, shape_text(SHAPE), f"{worst:.1e}", f"{work.tolerance():.1e}",
+                 ways, "[green]right[/]" if right else "[red]wrong[/]")
+            )  # fmt: skip
+        console.print_table(rows, "dtype", "shape", "rel err", "allowed", "called", "")
+        console.results().print(
+            "Triton's own front end compiled the kernels; numpy ran them, all ranks at once,\n"
+            "with every access checked for races, bounds, scopes and unwritten memory."
+        )
+    return good
+
+
+def verdict(card: Op) -> bool:
+    """Many schedules, one report."""
+    from weft.verify.schedules import explore
+
+    with chapter(f"2. Is it right whatever runs first? {SCHEDULES} schedules"):
+        work = Work(card, RANKS, SMALL, "float32")
+        with console.bar("schedules", SCHEDULES) as bar:
+            report = explore(
+                lambda seed: one_schedule(work, seed),
+                range(SCHEDULES),
+                on_schedule=lambda _: bar.advance(),
+            )
+        console.results().print(
+            f"{report.schedules} schedules of {shape_text(SMALL)}: "
+            f"{len(report.races)} races, {len(report.deadlocks)} deadlocks, "
+            f"{len(report.others)} other findings"
+        )
+        if not report.ok:
+            console.results().print(str(report), markup=False)
+    return report.ok
+
+
+def broken(text: str, what: str, story: str) -> bool:
+    """The operator without one line; the report must name a line of the same function."""
+    out = console.results()
+    with chapter(f"3. The same kernel with {what} taken out"):
+        with tempfile.TemporaryDirectory() as folder:
+            card, path, line = without(text, Path(folder))
+            out.print(story)
+            source = path.read_text().splitlines()
+            shown = "\n".join(source[line - 3 : line + 2])
+            out.print(Syntax(shown, "python", line_numbers=True, start_line=line - 2,
+                             highlight_lines={line}, background_color="default"))  # fmt: skip
+            report = first_finding(card)
+            found = not report.ok
+            if found:
+                finding = report.findings[0]
+                told = str(finding).replace(str(path), "ag_gemm.py")
+                out.print(Padding(f"[bold red]found[/] under schedule {report.schedules - 1}:", 0))
+                out.print(told, markup=False)
+            else:
+                out.print("[bold red]nothing was found[/]")
+    return found
+
+
+def without(text: str, folder: Path) -> tuple[Op, Path, int]:
+    """The operator's source with the statement that holds `text` taken out: its card and where."""
+    origin = importlib.util.find_spec("weft.ops.ag_gemm").origin
+    lines = Path(origin).read_text().splitlines()
+    line = next(number for number, source in enumerate(lines, 1) if text in source)
+    indent = lines[line - 1][: len(lines[line - 1]) - len(lines[line - 1].lstrip())]
+    end = line
+    while "".join(lines[line - 1 : end]).count("(") != "".join(lines[line - 1 : end]).count(")"):
+        end += 1
+    # The other lines keep their numbers: the report speaks of the file that the user knows.
+    lines[line - 1] = f"{indent}pass  # removed: {lines[line - 1].strip()}"
+    lines[line:end] = [""] * (end - line)
+    path = folder / f"ag_gemm_without_line_{line}.py"
+    path.write_text("\n".join(lines) + "\n")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module: Any = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return replace(module.op, name="ag_gemm"), path, line
+
+
+def first_finding(card: Op) -> Report:
+    """Schedules one after the other until one shows something."""
+    work = Work(card, RANKS, SMALL, "float32")
+    for seed in range(SCHEDULES):
+        report = one_schedule(work, seed)
+        if not report.ok:
+            break
+    report.schedules = seed + 1
+    return report
+
+
+def binaries(card: Op) -> bool:
+    """The kernels compiled for GPUs that are not here, and read back."""
+    with chapter("4. The same source for GPUs"):
+        problem = card.make_problem(RANKS, {"m": 4096, "n": 2560, "k": 8192}, "bfloat16")
+        rows, complaints = [], []
+        for target in map(parse_target, TARGETS):
+            built, found = compile_for(card, problem, target)
+            complaints += found
+            rows += [
+                (b.name, _arch(b.target), b.format, f"{b.bytes:,}", str(b.registers or "-"),
+                 f"{b.shared_bytes:,}")
+                for b in built
+            ]  # fmt: skip
+        console.print_table(
+            rows, "kernel", "target", "format", "bytes", "registers", "shared bytes"
+        )
+        out = console.results()
+        if complaints:
+            out.print("\n".join(complaints), markup=False)
+        else:
+            out.print(
+                "Checked after compilation: no wait lost, no guarded load before its wait,\n"
+                "stores complete before each release."
+            )
+    return not complaints
+
+
+def _arch(target: str) -> str:
+    return {"cuda:90": "sm_90a", "cuda:100": "sm_100a"}.get(target, target.split(":")[-1])
+
+
+def what_next(seconds: float) -> None:
+    out = console.results()
+    out.print()
+    out.print(Rule(f"[bold]What to try next[/]  [dim]({seconds:.0f} s so far)", align="left"))
+    rows = [
+        ("find a bug yourself", ".venv/bin/weft emulate examples/05_find_the_bug.py --ranks 4"),
+        ("read how to write one", "docs/tutorial.md, examples/01_load.py"),
+        ("run it your way", ".venv/bin/weft run ag_gemm --ranks 3 --shape m=291,n=70,k=50"),
+        ("look at this machine", ".venv/bin/weft doctor"),
+    ]
+    console.print_table(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""The verbs from the outside: exit codes, what goes where, and the JSON that others rely on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from weft.tools.main import main
+
+RUN_KEYS = {"op", "target", "ranks", "shape", "dtype", "ok", "rel_err", "tolerance", "seconds"}
+VERIFY_KEYS = {"op", "ranks", "schedules", "complete", "races", "deadlocks", "ok"}
+KERNEL_KEYS = {"name", "target", "format", "bytes", "registers", "shared_bytes"}
+SIDE_KEYS = {"rank", "kernel", "program", "file", "line", "tensor", "index"}
+
+RACY = '''"""Writes a peer's memory without telling it."""
+import sys
+import torch, triton, triton.language as tl, weft
+import weft.language as wl
+
+@triton.jit
+def shout(world, x, value):
+    for peer in range(wl.num_ranks(world)):
+        tl.store(wl.at(world, x, peer), value)
+
+world = weft.init()
+x = world.zeros(1, torch.int32)
+print("arguments", sys.argv[1:])
+if "quiet" not in sys.argv:
+    shout[(1,)](world.arg, x, 7)
+world.close()
+'''
+
+
+@pytest.fixture
+def racy(tmp_path: Path) -> str:
+    path = tmp_path / "racy.py"
+    path.write_text(RACY)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["no-such-verb"],
+        ["run"],
+        ["run", "no_such_op"],
+        ["run", "ag_gemm", "--ranks", "0"],
+        ["run", "ag_gemm", "--ranks", "many"],
+        ["run", "ag_gemm", "--shape", "m"],
+        ["run", "ag_gemm", "--dtype", "fp7"],
+        ["run", "ag_gemm", "--target", "abacus"],
+        ["run", "ag_gemm", "--target", "cuda", "--ranks", "512"],
+        ["emulate", "no_such_script.py", "--ranks", "2"],
+        ["emulate", __file__, "stray", "--ranks", "2"],
+        ["verify", "ag_gemm", "--schedules", "0"],
+        ["compile", "ag_gemm", "--target", "cuda:7"],
+        ["compile", "ag_gemm"],
+    ],
+    ids=" ".join,
+)
+def test_misuse_gives_2_and_says_so_on_stderr(words: list[str], capsys):
+    assert main(words) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.strip()
+
+
+def test_help_is_no_misuse(capsys):
+    assert main(["--help"]) == 0
+    assert "emulate" in capsys.readouterr().out
+
+
+def test_doctor(capsys):
+    assert main(["doctor", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    able = {ability["name"]: ability for ability in values["abilities"]}
+    assert able["emulate"]["ok"] and able["compile for cuda:90"]["ok"]
+    assert all(ability["ok"] or ability["remedy"] for ability in able.values())
+    assert main(["doctor"]) == 0
+    assert "compile for hip:gfx942" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_run_against_the_reference(dtype: str, capsys):
+    words = f"run ag_gemm --ranks 3 --target emu --shape m=29,n=24,k=40 --dtype {dtype} --json"
+    assert main(words.split()) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert set(values) == RUN_KEYS
+    assert values["ok"] is True and values["rel_err"] <= values["tolerance"]
+    assert values["shape"] == {"m": 29, "n": 24, "k": 40} and values["target"] == "emu"
+
+
+def test_run_for_people(capsys):
+    assert main("run ag_gemm --ranks 2 --target emu --shape m=9,n=8,k=16".split()) == 0
+    told = capsys.readouterr().out
+    assert "ok" in told and "replay 3" in told and "eager again" in told
+
+
+def test_verify_an_operator(capsys):
+    words = "verify ag_gemm --ranks 3 --schedules 3 --shape m=20,n=16,k=16 --json"
+    assert main(words.split()) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert set(values) == VERIFY_KEYS
+    assert values["schedules"] == 3 and values["ok"] is True and values["complete"] is False
+
+
+def test_verify_a_script(racy: str, capsys):
+    assert main(["verify", racy, "--ranks", "2", "--schedules", "3", "--json"]) == 1
+    values = json.loads(capsys.readouterr().out)
+    assert values["races"] and values["ok"] is False and values["schedules"] == 3
+
+
+def test_verify_says_how_to_see_it_again(racy: str, capsys):
+    assert main(["verify", racy, "--ranks", "2", "--schedules", "2"]) == 1
+    told = capsys.readouterr()
+    assert "race" in told.out and "--seed" in told.err
+
+
+def test_emulate_reports_the_race_with_its_line(racy: str, capsys):
+    assert main(["emulate", "--ranks", "2", racy, "--json"]) == 1
+    told = capsys.readouterr()
+    values = json.loads(told.out)
+    race = values["races"][0]
+    line = RACY.splitlines().index("        tl.store(wl.at(world, x, peer), value)") + 1
+    assert set(race) == {"kind", "first", "second"}
+    for side in ("first", "second"):
+        assert set(race[side]) == SIDE_KEYS
+        assert (race[side]["file"], race[side]["line"]) == (racy, line)
+        assert race[side]["kernel"] == "shout"
+    assert "arguments" in told.err, "with --json what the script prints goes to stderr"
+
+
+def test_emulate_hands_a_script_its_own_arguments(racy: str, capsys):
+    assert main(["emulate", racy, "--ranks", "2", "--", "quiet", "--ranks", "9"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("arguments ['quiet', '--ranks', '9']") == 2
+
+
+def test_a_seed_is_a_schedule(racy: str, capsys):
+    for _ in range(2):
+        main(["emulate", racy, "--ranks", "4", "--seed", "5", "--json"])
+    first, second = capsys.readouterr().out.split("}\n{")
+    assert first.lstrip("{") == second.rstrip().removesuffix("}")
+
+
+def test_a_script_that_fails_gives_1(tmp_path: Path, capsys):
+    path = tmp_path / "fails.py"
+    path.write_text("import weft\nworld = weft.init()\nassert world.rank < 1, 'not me'\n")
+    assert main(["emulate", str(path), "--ranks", "2"]) == 1
+    told = capsys.readouterr()
+    assert "not me" in told.out + told.err and "fails.py" in told.out + told.err
+
+
+def test_compile_lists_binaries_for_all_targets(tmp_path: Path, capsys):
+    words = "compile ag_gemm --target cuda:90,cuda:100,hip:gfx942 --json -o".split()
+    assert main([*words, str(tmp_path)]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert set(values) == {"op", "kernels", "ok"} and values["ok"] is True
+    assert {k["target"] for k in values["kernels"]} == {"cuda:90", "cuda:100", "hip:gfx942"}
+    for kernel in values["kernels"]:
+        assert set(kernel) == KERNEL_KEYS
+        assert kernel["bytes"] > 0 and kernel["registers"] > 0
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    for kernel in plan["kernels"]:
+        assert (tmp_path / kernel["binary"]).stat().st_size == kernel["bytes"]

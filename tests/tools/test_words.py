@@ -1,0 +1,54 @@
+"""The command line's words: shapes, dtypes, targets, names, and a script's own arguments."""
+
+from __future__ import annotations
+
+import pytest
+
+import weft
+from weft.tools.words import find_op, op_dtype, parse_ranks, parse_shape, parse_targets, shape_text
+
+DEFAULT = {"m": 8, "n": 4, "k": 2}
+
+
+def test_a_shape_keeps_what_is_not_said():
+    assert parse_shape("m=388, k=0", DEFAULT) == {"m": 388, "n": 4, "k": 0}
+    assert parse_shape("", DEFAULT) == DEFAULT
+    assert shape_text(DEFAULT) == "m=8,n=4,k=2"
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [("m:3", "NAME=SIZE"), ("m=", "NAME=SIZE"), ("m=3.5", "NAME=SIZE"), ("q=3", "called 'q'"),
+     ("m=-1", "negative")],
+)  # fmt: skip
+def test_a_shape_that_is_none_is_told_what_one_looks_like(text: str, said: str):
+    with pytest.raises(weft.ShapeError, match=said):
+        parse_shape(text, DEFAULT)
+
+
+@pytest.mark.parametrize("word", ["bf16", "bfloat16", "torch.bfloat16"])
+def test_dtypes_have_their_names(word: str):
+    assert op_dtype(find_op("ag_gemm"), word).name == "bfloat16"
+
+
+def test_a_dtype_that_the_operator_does_not_take():
+    with pytest.raises(weft.UsageError, match="ag_gemm takes float16"):
+        op_dtype(find_op("ag_gemm"), "int8")
+
+
+def test_an_operator_that_is_not_there_names_its_nearest():
+    with pytest.raises(weft.UsageError, match="did you mean ag_gemm"):
+        find_op("ag_gem")
+
+
+def test_targets():
+    assert [t.name for t in parse_targets("cuda:sm_90a, hip:gfx942")] == ["cuda:90", "hip:gfx942"]
+    for wrong in ("", "cuda:42"):
+        with pytest.raises(weft.UsageError):
+            parse_targets(wrong)
+
+
+@pytest.mark.parametrize("ranks, nodes", [(0, 1), (4, 0), (2, 3)])
+def test_ranks_and_nodes_that_cannot_be(ranks: int, nodes: int):
+    with pytest.raises(weft.UsageError):
+        parse_ranks(ranks, nodes)
