@@ -1,0 +1,716 @@
+"""All-gather, then GEMM, as one operator: C[m, n] = all_gather(A over rows)[m, k] @ B[k, n].
+
+m is global and its rows are split as torch.chunk splits them: ceil(m / num_ranks) to a rank, the
+last ranks may have fewer, or none. n and k are per rank. Every rank ends with its own C.
+
+Plan, `pull` (copy engine; few tiles wait, and no SM carries data):
+    main    _stage            own rows into the slot, once its readers are done with it; announce
+    copy    _await_shards     one program waits for every rank's announcement
+    main    _multiply         tiles of own rows first, read in place from `a`; then rank + 1, ...
+    copy    per source rank + 1, rank + 2, ...: per chunk its rows, then the word that says so
+Plan, `push` (SMs; one launch, for little data):
+    main    _multiply         the first programs store own rows into every peer's slot, each chunk
+                              followed by its signal; the others multiply as above
+Where a tile's rows straddle two ranks it reads the slot alone, own rows included.
+
+Signals (all are SET to the call's epoch e; e is read on the device, so nothing is frozen)
+    shard_ready[src]                rank src -> all: its rows are in its slot               (pull)
+    rows_ready[src * chunks + c]    these rows of src are in this rank's slot. From the copy
+                                    engine (pull), from rank src (push), from _stage for own rows
+    slot_free, epoch, ticket        the slot's; the last program of _multiply moves them
+Chunks without rows are signalled too, so that any range of words may be waited for, and program 0
+waits for all words before the slot is given back: none may be written after that.
+
+Limits  n and k are the same on all ranks; A is row-major, B is [k, n] or a transposed [n, k]
+Source  the design's section 4; FLUX, TileLink and torch's async-TP for the idea
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import triton
+import triton.language as tl
+
+import weft.language as wl
+from weft.base.card import Op
+from weft.base.dtypes import DTYPES, parse_dtype
+from weft.base.errors import ConfigError, DtypeError, ShapeError
+from weft.base.records import KernelRecord
+from weft.base.target import Target
+from weft.language import slots
+from weft.language.world_arg import SlotArg, WorldArg, language_version
+from weft.tiles import blocking, gemm, swizzle
+from weft.tiles.blocking import Blocking
+
+SUPPORTED = ("float16", "bfloat16", "float32")
+TRANSPORTS = ("pull", "push")
+
+# Up to this many bytes of A per rank the SMs push: a copy engine's start costs more than it saves.
+PUSH_BYTES = 1 << 20
+# An SM that the persistent grid leaves free, so that _await_shards can always run beside it.
+SPARE_SMS = 1
+# Elements that a program of _stage, or a pushing one, moves at a time.
+BLOCK = 8192
+STAGE_WARPS = 8
+
+
+def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
+    """All ranks at once, in fp32 on the CPU."""
+    gathered = torch.cat([one["a"] for one in inputs]).float()
+    return [gathered @ one["b"].float() for one in inputs]
+
+
+# ---------------------------------------------------------------------------------------------
+# Problem and configuration
+
+
+@dataclass(frozen=True)
+class Problem:
+    """m rows over all ranks, n columns and k of each rank; dtypes by torch's names.
+
+    `b_is_nk`: B lies in memory as [n, k], as weights usually do. Sums are in fp32.
+    """
+
+    m: int
+    n: int
+    k: int
+    num_ranks: int
+    dtype: str = "bfloat16"
+    out_dtype: str = ""
+    b_is_nk: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("dtype", "out_dtype"):
+            dtype = parse_dtype(getattr(self, name) or self.dtype).name
+            if dtype not in SUPPORTED:
+                raise DtypeError(f"ag_gemm: {name} {dtype}; it takes {', '.join(SUPPORTED)}")
+            object.__setattr__(self, name, dtype)
+        for name in ("m", "n", "k"):
+            if getattr(self, name) < 0:
+                raise ShapeError(f"ag_gemm: {name}={getattr(self, name)} is negative")
+        if self.num_ranks < 1:
+            raise ShapeError(f"ag_gemm: num_ranks={self.num_ranks}; at least one is needed")
+
+    @property
+    def rows(self) -> int:
+        """Rows of a full shard."""
+        return ceil(self.m / self.num_ranks)
+
+    def shard(self, rank: int) -> tuple[int, int]:
+        """The rows first .. end - 1 that `rank` holds."""
+        return min(rank * self.rows, self.m), min((rank + 1) * self.rows, self.m)
+
+    @property
+    def itemsize(self) -> int:
+        return DTYPES[self.dtype].itemsize
+
+    @property
+    def out_itemsize(self) -> int:
+        return DTYPES[self.out_dtype].itemsize
+
+    @property
+    def flops(self) -> int:
+        """Of one rank."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def gathered_bytes(self) -> int:
+        """What one rank receives when all shards are full."""
+        return (self.m - min(self.rows, self.m)) * self.k * self.itemsize
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one rank's GEMM must read and write at least."""
+        operands = (self.m + self.n) * self.k * self.itemsize
+        return operands + self.m * self.n * self.out_itemsize
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a call is done; every field is the same on all ranks.
+
+    Units   chunks: signals per shard; group_m: rows of tiles that share columns in L2;
+            push_programs: programs of the grid that only push (push)
+    """
+
+    transport: str = "pull"
+    chunks: int = 2
+    tile_m: int = 128
+    tile_n: int = 256
+    tile_k: int = 64
+    group_m: int = 8
+    num_warps: int = 8
+    num_stages: int = 3
+    push_programs: int = 0
+    tma: bool = True
+
+    def check(self, problem: Problem, target: Target) -> None:
+        """Raises  ConfigError: a field that does not fit the problem or the target"""
+        if self.transport not in TRANSPORTS:
+            raise ConfigError(
+                f"ag_gemm: transport={self.transport!r}; it must be one of {', '.join(TRANSPORTS)}"
+            )
+        if not 1 <= self.chunks <= 1024:
+            raise ConfigError(f"ag_gemm: chunks={self.chunks}; it must be between 1 and 1024")
+        if self.group_m < 1:
+            raise ConfigError(f"ag_gemm: group_m={self.group_m}; it must be at least 1")
+        if self.transport == "pull" and self.push_programs:
+            raise ConfigError(
+                f"ag_gemm: push_programs={self.push_programs} with transport='pull', where copy "
+                "engines carry the data; leave it 0 or take transport='push'"
+            )
+        if self.transport == "push" and not 1 <= self.push_programs < target.num_sms:
+            raise ConfigError(
+                f"ag_gemm: push_programs={self.push_programs}; on {target} with {target.num_sms} "
+                f"SMs it must be between 1 and {target.num_sms - 1}, so that some multiply"
+            )
+        tma = self.tma and can_use_tma(problem, target)
+        self.blocking.check("ag_gemm", problem.dtype, problem.out_dtype, tma, target)
+
+    @property
+    def blocking(self) -> Blocking:
+        return Blocking(self.tile_m, self.tile_n, self.tile_k, self.num_warps, self.num_stages)
+
+    def grid(self, problem: Problem, target: Target) -> int:
+        """Programs of _multiply: a tile each, as far as they are all resident."""
+        tiles = self.blocking.num_tiles(problem.m, problem.n)
+        reserved = self.push_programs or SPARE_SMS
+        return self.push_programs + max(1, min(tiles, target.num_sms - reserved))
+
+
+def can_use_tma(problem: Problem, target: Target) -> bool:
+    """Do the rows of A, B and C begin where TMA can read them?"""
+    b_row = problem.k if problem.b_is_nk else problem.n
+    rows = [problem.k * problem.itemsize, b_row * problem.itemsize]
+    return blocking.can_use_tma(target, [*rows, problem.n * problem.out_itemsize])
+
+
+def candidates(problem: Problem, target: Target) -> Iterator[Config]:
+    """Configurations worth measuring, the one to take unmeasured first."""
+    shard_bytes = problem.rows * problem.k * problem.itemsize
+    order = ("push", "pull") if shard_bytes <= PUSH_BYTES or problem.num_ranks == 1 else TRANSPORTS
+    for transport in order:
+        for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
+            config = Config(transport=transport, **asdict(cut))
+            yield _with_transport(config, problem, target)
+
+
+def _with_transport(config: Config, problem: Problem, target: Target) -> Config:
+    """`config` with what follows from its transport, the sizes and the target."""
+    # A group that reached into the next rank's rows would wait while own tiles are left.
+    config = replace(config, group_m=max(1, min(8, problem.rows // config.tile_m)))
+    if config.transport == "pull":
+        return replace(config, chunks=max(1, min(2, problem.rows)))
+    # The SMs that no tile needs push, a sixth of them at least and half at most.
+    idle = target.num_sms - config.blocking.num_tiles(problem.m, problem.n)
+    programs = min(max(idle, target.num_sms // 6), target.num_sms // 2)
+    if problem.num_ranks == 1 or target.backend == "emu":
+        programs = min(programs, problem.num_ranks)
+    chunks = min(ceil(programs / max(1, problem.num_ranks - 1)), problem.rows, 32)
+    return replace(config, push_programs=max(1, programs), chunks=max(1, chunks))
+
+
+def choose(problem: Problem, target: Target) -> Config:
+    """The configuration to take when nothing was measured: a pure function of both."""
+    return next(candidates(problem, target))
+
+
+# ---------------------------------------------------------------------------------------------
+# The program
+
+
+class Shards(NamedTuple):
+    """How rows are split: `rows` to a rank, `chunk_rows` to each of its `chunks` signals."""
+
+    rows: Any
+    chunks: Any
+    chunk_rows: Any
+    group_m: Any
+
+
+class Arrival(NamedTuple):
+    """Arguments of `_ready`."""
+
+    own: Any
+    gathered: Any
+    rows_ready: Any
+    e: Any
+    rank: Any
+    m: Any
+    shards: Any
+    world: Any
+
+
+@triton.jit
+def _word_of(row, shards):
+    """The index in rows_ready of the chunk that holds `row`."""
+    source = row // shards.rows
+    return source * shards.chunks + (row - source * shards.rows) // shards.chunk_rows
+
+
+@triton.jit
+def _ready(i_m, i_n, tile, args):
+    """Own rows are read in place; others once all their chunks have arrived. args: Arrival"""
+    first = i_m * tile.m
+    end = min(first + tile.m, args.m)
+    own_first = args.rank * args.shards.rows
+    own_end = min(own_first + args.shards.rows, args.m)
+    is_own = (first >= own_first) & (end <= own_end)
+    if not is_own:
+        word = _word_of(first, args.shards)
+        count = _word_of(end - 1, args.shards) - word + 1
+        # Pairs with the copy engine's words, or with _push; a tile may straddle several chunks.
+        wl.wait(args.rows_ready + word, args.e, count, world=args.world)
+    source = args.gathered
+    row = first
+    if is_own:
+        source = args.own
+        row = first - own_first
+    return gemm.Rows(source=source, first=row, end=row + end - first)
+
+
+@triton.jit
+def _push(a, gathered, rows_ready, e, rank, m, k, shards, tile, world, program, num_programs,
+          block: tl.constexpr):  # fmt: skip
+    """Store own rows in every slot, chunk by chunk; first for the rank behind, which needs them
+    first, last in the own slot, where only tiles that straddle ranks read them."""
+    own_first = min(rank * shards.rows, m)
+    own_end = min(own_first + shards.rows, m)
+    for unit in range(program, world.num_ranks * shards.chunks, num_programs):
+        chunk = unit % shards.chunks
+        to = (rank + world.num_ranks - 1 - unit // shards.chunks) % world.num_ranks
+        first = min(own_first + chunk * shards.chunk_rows, own_end)
+        size = (min(first + shards.chunk_rows, own_end) - first) * k
+        if to == rank:
+            if world.num_ranks == 1 or shards.rows % tile.m == 0:
+                size = 0
+        here = (first - own_first).to(tl.int64) * k
+        there = first.to(tl.int64) * k
+        for start in range(0, size, block):
+            i = start + tl.arange(0, block)
+            wl.put(world, gathered + there + i, a + here + i, to=to, mask=i < size)
+        wl.notify(world, rows_ready + rank * shards.chunks + chunk, e, to=to, op=wl.SignalOp.SET)
+
+
+@triton.jit
+def _stage(a, gathered, rows_ready, shard_ready, staged, slot, shape, shards, world,
+           block: tl.constexpr):  # fmt: skip
+    """Copy own rows into the slot, where peers fetch them; the last program announces them."""
+    rank = wl.rank(world).to(tl.int32)
+    e = slots.slot_epoch(slot)
+    slots.slot_wait_free(world, slot, e)
+    own_first = min(rank * shards.rows, shape.m)
+    size = (min(own_first + shards.rows, shape.m) - own_first) * shape.k
+    there = own_first.to(tl.int64) * shape.k
+    for start in range(tl.program_id(0) * block, size, tl.num_programs(0) * block):
+        i = start + tl.arange(0, block)
+        tl.store(gathered + there + i, tl.load(a + i, mask=i < size), mask=i < size)
+    ended = wl.atomic_add(staged, 1, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE)
+    if ended == tl.num_programs(0) - 1:
+        tl.store(staged, 0)
+        for chunk in range(shards.chunks):
+            wl.notify(world, rows_ready + rank * shards.chunks + chunk, e, to=rank,
+                      op=wl.SignalOp.SET)  # fmt: skip
+        for hop in range(world.num_ranks):
+            to = (rank + world.num_ranks - hop) % world.num_ranks
+            wl.notify(world, shard_ready + rank, e, to=to, op=wl.SignalOp.SET)
+
+
+@triton.jit
+def _await_shards(shard_ready, slot, world):
+    """One program, upstream of the copies: returns when every rank's rows may be fetched."""
+    wl.wait(shard_ready, slots.slot_epoch(slot), world.num_ranks, world=world)
+
+
+@triton.jit
+def _multiply(a, own, gathered, gathered_rows, b, c, rows_ready, slot, shape, shards, tile, world,
+              push_programs: tl.constexpr, block: tl.constexpr):  # fmt: skip
+    """Hand out the roles: the first push_programs push, the others multiply.
+
+    `own` and `gathered_rows` are what tiles are read from: descriptors, or the pointers `a` and
+    `gathered` once more.
+    """
+    rank = wl.rank(world).to(tl.int32)
+    e = slots.slot_epoch(slot)
+    program = tl.program_id(0) - push_programs
+    num_programs = tl.num_programs(0) - push_programs
+    arrival = Arrival(own, gathered_rows, rows_ready, e, rank, shape.m, shards, world)
+    if push_programs > 0:
+        if program < 0:
+            slots.slot_wait_free(world, slot, e)
+            _push(a, gathered, rows_ready, e, rank, shape.m, shape.k, shards, tile, world,
+                  program + push_programs, push_programs, block)  # fmt: skip
+        else:
+            _multiply_tiles(b, c, shape, tile, arrival, program, num_programs)
+    else:
+        _multiply_tiles(b, c, shape, tile, arrival, program, num_programs)
+    slots.slot_finish(world, slot, e, tl.num_programs(0))
+
+
+@triton.jit
+def _multiply_tiles(b, c, shape, tile, arrival, program, num_programs):
+    """The GEMM template with this operator's hooks."""
+    shards = arrival.shards
+    own_first = arrival.rank * shards.rows
+    own_end = min(own_first + shards.rows, shape.m)
+    start = swizzle.first_to_gather(own_first, own_end, tile.m, tl.cdiv(shape.m, tile.m))
+    gemm.gemm(
+        b, shape, tile, program, num_programs,
+        swizzle.rotated, (shards.group_m, start),
+        _ready, arrival,
+        gemm.emit_store, gemm.Stored(c, shape),
+    )  # fmt: skip
+    if program == 0:
+        # Also chunks without rows: a word that came after the slot was given back would undo one
+        # of the next call's.
+        words = shards.chunks * arrival.world.num_ranks
+        wl.wait(arrival.rows_ready, arrival.e, words, world=arrival.world)
+
+
+# ---------------------------------------------------------------------------------------------
+# The host
+
+
+def ag_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    world: Any,
+    m: int | None = None,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Multiply the rows that all ranks hold together by this rank's B. Collective.
+
+        out[m, n] = cat(a of rank 0, a of rank 1, ...) @ b
+
+    Shapes  a: [rows of this rank, k], contiguous; b: [k, n], contiguous or a transposed [n, k];
+            m defaults to out's rows, else to num_ranks * a's rows: pass it where shards differ
+    Dtypes  a and b alike, float16, bfloat16 or float32; out the same unless given; sums in fp32
+    Sync    stream-ordered on the current stream; can be recorded
+    Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
+    """
+    call = _find_call(world, a, b, m, config, out)
+    if out is None:
+        out = torch.empty(call.out_shape, dtype=call.out_dtype, device=a.device)
+    if call.is_empty:
+        return out.zero_() if out.numel() else out
+    world.operator_call(call.name)
+    slot = world.workspace("ag_gemm", call.buffers, call.signals)
+    call.launch(world, slot, a, b, out)
+    return out
+
+
+class _Call:
+    """What calls with one problem and one configuration share on one rank: found once, kept."""
+
+    def __init__(self, world: Any, problem: Problem, config: Config) -> None:
+        self.problem, self.config = problem, config
+        self.grid = config.grid(problem, world.target)
+        self.tma = config.tma and can_use_tma(problem, world.target)
+        self.name = f"ag_gemm m={problem.m},n={problem.n},k={problem.k} {problem.dtype} {config}"
+        self.out_shape = (problem.m, problem.n)
+        self.out_dtype = getattr(torch, problem.out_dtype)
+        self.is_empty = 0 in (problem.m, problem.n, problem.k)
+        words = world.num_ranks * config.chunks
+        dtype = getattr(torch, problem.dtype)
+        self.buffers = {"gathered": ((problem.m, problem.k), dtype)}
+        self.signals = {
+            "rows_ready": (words, torch.int64),
+            "shard_ready": (world.num_ranks, torch.int64),
+            "staged": (1, torch.int32),
+        }
+        self.shape = _shape(problem)
+        self.shards = _shards(problem, config)
+        self._copies: dict[Any, list[tuple]] = {}
+
+    def launch(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> None:
+        if self.config.transport == "push":
+            self._multiply(world, slot, a, b, out)
+            return
+        main, copier = world.current_stream(), world.stream("copy")
+        # From here on, and not after _stage: the two kernels wait side by side.
+        copier.wait(main)
+        _stage[(self._stage_programs(world),)](
+            a, slot.gathered, slot.rows_ready, slot.shard_ready, slot.staged, slot.arg,
+            self.shape, self.shards, world.arg, block=BLOCK, num_warps=STAGE_WARPS,
+        )  # fmt: skip
+        if world.num_ranks > 1:
+            with copier:
+                _await_shards[(1,)](slot.shard_ready, slot.arg, world.arg, num_warps=1)
+        self._multiply(world, slot, a, b, out)
+        if world.num_ranks > 1:
+            with copier:
+                for copy, dst, src in self._copies_of(world, slot):
+                    copy(dst, src)
+        main.wait(copier)
+
+    def _multiply(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> None:
+        own, gathered, right, result = a, slot.gathered, b, out
+        tile = self._tile(a, b, out)
+        if tile.tma.value:
+            config = self.config
+            # An empty shard has no address to describe; no tile is read from it.
+            own = blocking.descriptor(a if a.numel() else gathered, (config.tile_m, config.tile_k))
+            gathered = blocking.descriptor(gathered, (config.tile_m, config.tile_k))
+            right = (
+                blocking.descriptor(b.t(), (config.tile_n, config.tile_k))
+                if self.problem.b_is_nk
+                else blocking.descriptor(b, (config.tile_k, config.tile_n))
+            )
+            result = blocking.descriptor(out, (config.tile_m, config.tile_n))
+        _multiply[(self.grid,)](
+            a, own, slot.gathered, gathered, right, result, slot.rows_ready, slot.arg,
+            self.shape, self.shards, tile, world.arg,
+            push_programs=self.config.push_programs, block=BLOCK,
+            num_warps=self.config.num_warps, num_stages=self.config.num_stages,
+        )  # fmt: skip
+
+    def _tile(self, *tensors: torch.Tensor) -> gemm.Tile:
+        """The tile, by TMA where this call's addresses allow it."""
+        tma = self.tma and all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
+        return _tile(self.problem, self.config, tma).as_constexpr()
+
+    def _stage_programs(self, world: Any) -> int:
+        elements = self.problem.rows * self.problem.k
+        return max(1, min(ceil(elements / BLOCK), world.target.num_sms))
+
+    def _copies_of(self, world: Any, slot: Any) -> list[tuple]:
+        """What the copy engine does for this slot: (copy or copy_word, dst, src) in order."""
+        if slot not in self._copies:
+            self._copies[slot] = list(_plan_copies(world, slot, self.problem, self.shards))
+        return self._copies[slot]
+
+
+def _plan_copies(world: Any, slot: Any, problem: Problem, shards: Shards) -> Iterator[tuple]:
+    """Source by source in the order in which tiles ask for them; each chunk, then its word.
+
+    The word is this rank's copy of the source's announcement, which holds e until this rank's
+    credit lets the source go on.
+    """
+    for hop in range(1, world.num_ranks):
+        source = (world.rank + hop) % world.num_ranks
+        theirs = world.peer(slot.gathered, source)
+        announced = slot.shard_ready[source : source + 1]
+        shard_first, shard_end = problem.shard(source)
+        for chunk in range(shards.chunks):
+            first = min(shard_first + chunk * shards.chunk_rows, shard_end)
+            end = min(first + shards.chunk_rows, shard_end)
+            if end > first:
+                yield world.copy, slot.gathered[first:end], theirs[first:end]
+            word = source * shards.chunks + chunk
+            yield world.copy_word, slot.rows_ready[word : word + 1], announced
+
+
+def _shape(problem: Problem) -> gemm.Shape:
+    stride_b = problem.k if problem.b_is_nk else problem.n
+    return gemm.Shape(problem.m, problem.n, problem.k, problem.k, stride_b, problem.n)
+
+
+def _shards(problem: Problem, config: Config) -> Shards:
+    chunk_rows = max(1, ceil(problem.rows / config.chunks))
+    return Shards(problem.rows, config.chunks, chunk_rows, config.group_m)
+
+
+def _tile(problem: Problem, config: Config, tma: bool) -> gemm.Tile:
+    extents = (config.tile_m, config.tile_n, config.tile_k)
+    return gemm.Tile.of(*extents, size_k=problem.k, b_is_nk=problem.b_is_nk, tma=tma)
+
+
+_calls: WeakKeyDictionary[Any, dict[tuple, _Call]] = WeakKeyDictionary()
+
+
+def _find_call(world: Any, a: Any, b: Any, m: int | None, config: Any, out: Any) -> _Call:
+    """The `_Call` for these arguments; checks them when they are new."""
+    calls = _calls.setdefault(world, {})
+    key = (
+        a.shape, a.stride(), a.dtype, a.device, b.shape, b.stride(), b.dtype, b.device, m, config,
+        None if out is None else (out.shape, out.stride(), out.dtype, out.device),
+    )  # fmt: skip
+    call = calls.get(key)
+    if call is None:
+        problem = problem_of(world, a, b, m, out)
+        chosen = config or choose(problem, world.target)
+        chosen.check(problem, world.target)
+        call = calls[key] = _Call(world, problem, chosen)
+    return call
+
+
+def problem_of(world: Any, a: Any, b: Any, m: int | None = None, out: Any = None) -> Problem:
+    """The problem that this rank's tensors are a part of.
+
+    Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
+    """
+    for name, tensor in (("a", a), ("b", b)):
+        if tensor.dim() != 2:
+            raise ShapeError(
+                f"ag_gemm: {name} has shape {tuple(tensor.shape)}; it must have two dimensions"
+            )
+    (rows, k), (k_b, n) = a.shape, b.shape
+    if k != k_b:
+        raise ShapeError(f"ag_gemm: a has k={k} but b has k={k_b}; pass b as [k, n], not [n, k]")
+    if a.dtype != b.dtype:
+        raise DtypeError(f"ag_gemm: a is {a.dtype} but b is {b.dtype}; convert one of them")
+    if not a.is_contiguous():
+        raise ShapeError(
+            f"ag_gemm: a of shape {tuple(a.shape)} has strides {a.stride()}; it must be "
+            "contiguous: pass a.contiguous()"
+        )
+    if not b.is_contiguous() and not b.t().is_contiguous():
+        raise ShapeError(
+            f"ag_gemm: b of shape {tuple(b.shape)} has strides {b.stride()}; it must be "
+            "contiguous, or a transposed contiguous [n, k]: pass b.contiguous()"
+        )
+    if m is None:
+        m = out.shape[0] if out is not None and out.dim() == 2 else rows * world.num_ranks
+    out_dtype = a.dtype if out is None else out.dtype
+    problem = Problem(m, n, k, world.num_ranks, str(a.dtype), str(out_dtype), not b.is_contiguous())
+    first, end = problem.shard(world.rank)
+    if rows != end - first:
+        raise ShapeError(
+            f"ag_gemm: rank {world.rank} of {world.num_ranks} passes a with {rows} rows, but of "
+            f"m={m} it holds {end - first} (rows {first} to {end} of torch.chunk); pass m= where "
+            "shards differ"
+        )
+    if out is not None and (tuple(out.shape) != (m, n) or not out.is_contiguous()):
+        raise ShapeError(
+            f"ag_gemm: out has shape {tuple(out.shape)} and strides {out.stride()}; it must be "
+            f"contiguous of shape {(m, n)}"
+        )
+    for name, tensor in (("a", a), ("b", b), ("out", a if out is None else out)):
+        if tensor.device != world.device:
+            raise ShapeError(
+                f"ag_gemm: {name} is on {tensor.device} but the world on {world.device}; "
+                f"move it there with .to(world.device)"
+            )
+    return problem
+
+
+# ---------------------------------------------------------------------------------------------
+# The card
+
+
+def make_problem(num_ranks: int, shape: Mapping[str, int], dtype: str) -> Problem:
+    return Problem(shape["m"], shape["n"], shape["k"], num_ranks, dtype)
+
+
+def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """One rank's normal random tensors on the CPU: the same for one seed on every machine."""
+    generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank)
+    first, end = problem.shard(rank)
+    dtype = getattr(torch, problem.dtype)
+    a = torch.randn(end - first, problem.k, generator=generator).to(dtype)
+    if problem.b_is_nk:
+        b = torch.randn(problem.n, problem.k, generator=generator).to(dtype).t()
+    else:
+        b = torch.randn(problem.k, problem.n, generator=generator).to(dtype)
+    return {"a": a, "b": b}
+
+
+def run(
+    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+) -> torch.Tensor:
+    out = torch.empty(
+        (problem.m, problem.n), dtype=getattr(torch, problem.out_dtype), device=inputs["a"].device
+    )
+    return ag_gemm(inputs["a"], inputs["b"], world=world, m=problem.m, config=config, out=out)
+
+
+def kernels(
+    problem: Problem, config: Config | None, target: Target
+) -> Iterator[tuple[Any, KernelRecord]]:
+    """The kernels that a call with this configuration launches, as records."""
+    config = config or choose(problem, target)
+    config.check(problem, target)
+    element = DTYPES[problem.dtype].triton
+    out_element = DTYPES[problem.out_dtype].triton
+    tma = config.tma and can_use_tma(problem, target)
+    tile = _tile(problem, config, tma)
+    tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
+    b_block = (tile_n, tile_k) if problem.b_is_nk else (tile_k, tile_n)
+
+    def operand(word: str, block: tuple[int, int]) -> str:
+        return f"tensordesc<{word}[{block[0]}, {block[1]}]>" if tma else f"*{word}"
+
+    words = {
+        "a": f"*{element}",
+        "own": operand(element, (tile_m, tile_k)),
+        "gathered": f"*{element}",
+        "gathered_rows": operand(element, (tile_m, tile_k)),
+        "b": operand(element, b_block),
+        "c": operand(out_element, (tile_m, tile_n)),
+        "rows_ready": "*i64",
+        "shard_ready": "*i64",
+        "staged": "*i32",
+        "slot": ["*i64", "*i32", "*i64"],
+        "shape": ["i32"] * len(gemm.Shape._fields),
+        "shards": ["i32"] * len(Shards._fields),
+        "tile": ["constexpr"] * len(tile),
+        "world": ["*i64", "constexpr", "constexpr"],
+    }
+    constants = {
+        "slot": SlotArg(None, None, None),
+        "shape": gemm.Shape(*[None] * len(gemm.Shape._fields)),
+        "shards": Shards(*[None] * len(Shards._fields)),
+        "tile": tile,
+        "world": WorldArg(None, problem.num_ranks, language_version()),
+        "push_programs": config.push_programs,
+        "block": BLOCK,
+    }
+    extents = _shape(problem)._asdict()
+    aligned = [f"shape.{name}" for name, extent in extents.items() if extent % 16 == 0]
+
+    def record(fn: Any, name: str, num_warps: int, num_stages: int) -> tuple[Any, KernelRecord]:
+        names = fn.arg_names
+        pointers = [x for x in names if isinstance(words.get(x), str) and words[x][0] == "*"]
+        return fn, KernelRecord(
+            name=f"ag_gemm.{name}",
+            signature={x: words.get(x, "constexpr") for x in names},
+            constants={x: constants[x] for x in names if x in constants},
+            options={"num_warps": num_warps, "num_stages": num_stages},
+            divisible_by_16=(*pointers, *(aligned if "shape" in names else ())),
+        )
+
+    if config.transport == "pull":
+        yield record(_stage, "stage", STAGE_WARPS, 1)
+        yield record(_await_shards, "await_shards", 1, 1)
+    yield record(_multiply, "multiply", config.num_warps, config.num_stages)
+
+
+def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """The result's shape and dtype, without its values."""
+    return torch.empty(
+        (problem.m, problem.n), dtype=getattr(torch, problem.out_dtype), device="meta"
+    )
+
+
+op = Op(
+    name="ag_gemm",
+    summary="C[m, n] = all_gather(A over rows)[m, k] @ B[k, n]",
+    problem=Problem,
+    config=Config,
+    make_problem=make_problem,
+    make_inputs=make_inputs,
+    reference=reference,
+    run=run,
+    candidates=candidates,
+    kernels=kernels,
+    default_shape={"m": 256, "n": 256, "k": 256},
+    awkward_shapes=(
+        (4, {"m": 388, "n": 96, "k": 64}),
+        (3, {"m": 291, "n": 70, "k": 50}),
+        (2, {"m": 2, "n": 64, "k": 64}),
+        (1, {"m": 40, "n": 48, "k": 32}),
+        (4, {"m": 1, "n": 32, "k": 32}),
+        (4, {"m": 9, "n": 16, "k": 16}),
+        (4, {"m": 0, "n": 16, "k": 16}),
+    ),
+    dtypes=SUPPORTED,
+    fake=fake,
+)

@@ -1,0 +1,181 @@
+"""The GEMM template: C[m, n] = A[m, k] @ B[k, n] in tiles, with three hooks.
+
+    for i in this program's share of the tiles:
+        i_m, i_n = order(i)              which tile is next
+        rows     = ready(i_m, i_n)       where the tile's rows of A lie, once they may be read
+        value    = sum over k of A[rows, k] @ B[k, i_n]
+        emit(i_m, i_n, value)            what becomes of the result
+
+A hook is a `@triton.jit` function, given as a constexpr together with one tuple of arguments:
+
+    order(i, num_m, num_n, args) -> (i_m, i_n)                  see tiles/swizzle.py
+    ready(i_m, i_n, tile, args) -> Rows(source, first, end)     see `ready_always`
+    emit(i_m, i_n, tile, value, args)                           see `emit_store`
+
+`ready` runs once per tile, in the outer loop: a wait inside the loop over k would cost the
+pipelining there. The outer loop is never flattened into the inner one (`flatten=False`), or the
+next tile's wait would run before this tile's result is stored.
+
+An operand is a TMA descriptor made by the host (`tile.tma`) or a pointer to rows `stride` apart
+whose columns are contiguous; extents need not divide by the tile's. B may lie as [k, n] or, with
+`tile.b_is_nk`, as [n, k]. Sums are in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Tile(NamedTuple):
+    """How one program multiplies; a kernel takes it `as_constexpr`.
+
+    `is_k_even` promises that all of k divides by `k`, which spares the pointer path a mask.
+    """
+
+    m: Any
+    n: Any
+    k: Any
+    b_is_nk: Any
+    tma: Any
+    is_k_even: Any
+
+    @classmethod
+    def of(
+        cls, m: int, n: int, k: int, *, size_k: int, b_is_nk: bool = False, tma: bool = False
+    ) -> Tile:
+        return cls(m, n, k, b_is_nk, tma, size_k % k == 0)
+
+    def as_constexpr(self) -> Tile:
+        return Tile(*map(tl.constexpr, self))
+
+
+class Shape(NamedTuple):
+    """Extents of the product, and how far rows of the operands lie apart, in elements."""
+
+    m: Any
+    n: Any
+    k: Any
+    stride_a: Any
+    stride_b: Any
+    stride_c: Any
+
+
+class Rows(NamedTuple):
+    """Where a tile's rows of A lie: in `source`, from row `first`, none at or after `end`."""
+
+    source: Any
+    first: Any
+    end: Any
+
+
+class Stored(NamedTuple):
+    """Arguments of `emit_store`."""
+
+    c: Any
+    shape: Any
+
+
+class Always(NamedTuple):
+    """Arguments of `ready_always`."""
+
+    a: Any
+    m: Any
+
+
+@triton.jit
+def gemm(
+    b,
+    shape,
+    tile,
+    first,
+    step,
+    order: tl.constexpr,
+    order_args,
+    ready: tl.constexpr,
+    ready_args,
+    emit: tl.constexpr,
+    emit_args,
+):
+    """Multiply tiles first, first + step, ... of the order; call it from a kernel.
+
+    Sync    what `ready` and `emit` do; progress needs nothing of this launch's other programs
+    """
+    num_m = tl.cdiv(shape.m, tile.m)
+    num_n = tl.cdiv(shape.n, tile.n)
+    for i in tl.range(first, num_m * num_n, step, flatten=False):
+        i_m, i_n = order(i, num_m, num_n, order_args)
+        rows = ready(i_m, i_n, tile, ready_args)
+        value = multiply(rows, b, i_n, shape, tile)
+        emit(i_m, i_n, tile, value, emit_args)
+
+
+@triton.jit
+def multiply(rows, b, i_n, shape, tile):
+    """One tile: fp32 sums over k of `rows` of A and column tile i_n of B."""
+    value = tl.zeros((tile.m, tile.n), tl.float32)
+    column = i_n * tile.n
+    for at_k in range(0, shape.k, tile.k):
+        left = load_a(rows, at_k, shape, tile)
+        right = load_b(b, column, at_k, shape, tile)
+        value = tl.dot(left, right, value, input_precision="ieee")
+    return value
+
+
+@triton.jit
+def load_a(rows, at_k, shape, tile):
+    """Tile [tile.m, tile.k] of A from column at_k; zeros outside."""
+    if tile.tma:
+        value = rows.source.load([rows.first, at_k])
+    else:
+        i = rows.first + tl.arange(0, tile.m)
+        j = at_k + tl.arange(0, tile.k)
+        pointers = rows.source + i.to(tl.int64)[:, None] * shape.stride_a + j[None, :]
+        mask = (i < rows.end)[:, None]
+        if not tile.is_k_even:
+            mask = mask & (j < shape.k)[None, :]
+        value = tl.load(pointers, mask=mask, other=0.0)
+    return value
+
+
+@triton.jit
+def load_b(b, column, at_k, shape, tile):
+    """Tile [tile.k, tile.n] of B from row at_k and `column`; zeros outside."""
+    if tile.tma:
+        if tile.b_is_nk:
+            value = b.load([column, at_k]).T
+        else:
+            value = b.load([at_k, column])
+    else:
+        i = at_k + tl.arange(0, tile.k)
+        j = column + tl.arange(0, tile.n)
+        if tile.b_is_nk:
+            pointers = b + i[:, None] + j.to(tl.int64)[None, :] * shape.stride_b
+        else:
+            pointers = b + i.to(tl.int64)[:, None] * shape.stride_b + j[None, :]
+        mask = (j < shape.n)[None, :]
+        if not tile.is_k_even:
+            mask = mask & (i < shape.k)[:, None]
+        value = tl.load(pointers, mask=mask, other=0.0)
+    return value
+
+
+@triton.jit
+def ready_always(i_m, i_n, tile, args):
+    """A is there from the start. args: Always"""
+    return Rows(source=args.a, first=i_m * tile.m, end=args.m)
+
+
+@triton.jit
+def emit_store(i_m, i_n, tile, value, args):
+    """Store the tile in C, rounded to C's dtype. args: Stored"""
+    if tile.tma:
+        args.c.store([i_m * tile.m, i_n * tile.n], value.to(args.c.dtype))
+    else:
+        i = i_m * tile.m + tl.arange(0, tile.m)
+        j = i_n * tile.n + tl.arange(0, tile.n)
+        pointers = args.c + i.to(tl.int64)[:, None] * args.shape.stride_c + j[None, :]
+        mask = (i < args.shape.m)[:, None] & (j < args.shape.n)[None, :]
+        tl.store(pointers, value.to(args.c.dtype.element_ty), mask=mask)

@@ -1,0 +1,56 @@
+"""Orders of tiles: pure integer functions that say which tile the i-th one is.
+
+Each is a bijection of 0 .. num_m * num_n - 1 onto (i_m, i_n) and a `@triton.jit` function whose
+`.fn` is the same function on Python integers: kernels run the one, tests the other.
+
+An order walks column by column inside groups of `group_m` rows of tiles, so that programs that
+run together share tiles of both operands in L2.
+"""
+
+from __future__ import annotations
+
+import triton
+
+
+@triton.jit
+def grouped(i, num_m, num_n, args):
+    """From the first row of tiles to the last. args: (group_m,)"""
+    group_m = args[0]
+    group = i // (group_m * num_n)
+    inside = i - group * group_m * num_n
+    height = min(num_m - group * group_m, group_m)
+    return group * group_m + inside % height, inside // height
+
+
+@triton.jit
+def rotated(i, num_m, num_n, args):
+    """From row of tiles `first`, around to the one before it. args: (group_m, first)
+
+    With `first_to_gather` this is the gather form: own tiles first, then those of the next rank,
+    and so on, in the order in which they arrive. With `first_to_scatter` it is the scatter form:
+    the next rank's tiles first, own tiles last.
+    """
+    group_m = args[0]
+    group = i // (group_m * num_n)
+    inside = i - group * group_m * num_n
+    height = min(num_m - group * group_m, group_m)
+    return (group * group_m + inside % height + args[1]) % num_m, inside // height
+
+
+@triton.jit
+def first_to_gather(first_row, end_row, tile_m, num_m):
+    """The row of tiles to begin with where rows first_row .. end_row - 1 are there already.
+
+    The first that begins among them; where none does, the one that holds them.
+    """
+    begins = (first_row + tile_m - 1) // tile_m
+    holds = first_row // tile_m
+    # Arithmetic, not a branch: the same text serves integers and traced scalars.
+    is_inside = min(max(end_row - begins * tile_m, 0), 1)
+    return (begins * is_inside + holds * (1 - is_inside)) % num_m
+
+
+@triton.jit
+def first_to_scatter(end_row, tile_m, num_m):
+    """The row of tiles to begin with where rows up to end_row - 1 shall come last."""
+    return ((end_row + tile_m - 1) // tile_m) % num_m
