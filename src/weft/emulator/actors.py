@@ -49,11 +49,14 @@ class Actor:
     def owns(self, segment: int) -> bool:
         return self.machine.agents.segment_agent[segment] == self.agent
 
-    def access(self, spans: Iterable[Span], is_write: bool) -> None:
-        """Check and note each span; spans in untracked memory are passed over."""
+    def access(self, spans: Iterable[Span], is_write: bool, *, looks: bool = True) -> None:
+        """Check and note each span; spans in untracked memory are passed over.
+
+        A read that only moves values (`looks` is False) may meet unwritten ones.
+        """
         for span in spans:
             for allocation, shadow, start in self._shadows(span):
-                self._touch(allocation, shadow, start, is_write)
+                self._touch(allocation, shadow, start, is_write, looks)
 
     def copy(self, dst: Span, src: Span) -> None:
         """Move the bytes of `src` to `dst`, as a transfer that other agents may race with."""
@@ -150,7 +153,9 @@ class Actor:
             start,
         )  # fmt: skip
 
-    def _touch(self, allocation: Allocation, shadow: np.ndarray, start: int, is_write: bool):
+    def _touch(
+        self, allocation: Allocation, shadow: np.ndarray, start: int, is_write: bool, looks: bool
+    ) -> None:
         machine = self.machine
         segment = machine.agents.segment(self.agent, self.clk, self.place)
         for number in np.unique(shadow).tolist():
@@ -168,7 +173,7 @@ class Actor:
                     self._conflict(allocation, cell_of, "write"),
                 )  # fmt: skip
             else:
-                if history.writer == Agents.NOTHING and not history.others:
+                if looks and history.writer == Agents.NOTHING and not history.others:
                     cell = cell_of()
                     machine.report_uninitialised(self, allocation, cell, self.place)
                 after = machine.shadow.after_read(

@@ -119,6 +119,8 @@ class HostTask:
 
     def wait(self, condition: Callable[[], bool], why: object, place: Place) -> None:
         """Called by the thread: gives the baton back until `condition()` holds."""
+        if self.aborted:  # a `finally` of code that is being unwound waits for nobody
+            raise _Aborted
         self.condition = condition
         self.why = why
         self.place = place

@@ -1,0 +1,55 @@
+"""The user's line on the host: the innermost frame that is neither a library's nor weft's."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+
+from weft.base.place import Frame, Place
+
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_LIBRARIES = tuple(
+    os.path.join(path, "")
+    for path in {
+        sysconfig.get_paths()["stdlib"],
+        sysconfig.get_paths()["purelib"],
+        sysconfig.get_paths()["platlib"],
+    }
+)
+_is_foreign: dict[str, bool] = {}
+
+
+def _foreign(file: str) -> bool:
+    known = _is_foreign.get(file)
+    if known is None:
+        known = _is_foreign[file] = file.startswith(("<frozen", *_LIBRARIES))
+    return known
+
+
+def user_place(depth: int = 1) -> Place:
+    """The call chain from the user's innermost frame down into weft.
+
+    Frames of Python's and installed packages are left out. Where everything is weft's own code
+    (an operator that is run by weft's tools), the chain begins at its outermost frame.
+    """
+    frame = sys._getframe(depth)
+    inner: list[Frame] = []
+    while frame is not None:
+        code = frame.f_code
+        file = code.co_filename
+        if not _foreign(file):
+            here = Frame(file, frame.f_lineno, code.co_name)
+            if not file.startswith(_PACKAGE):
+                return Place((here, *reversed(inner)))
+            if not _is_machinery(file):
+                inner.append(here)
+        frame = frame.f_back
+    return Place(tuple(reversed(inner)))
+
+
+_MACHINERY = os.path.join(_PACKAGE, "emulator", "")
+
+
+def _is_machinery(file: str) -> bool:
+    return file.startswith(_MACHINERY)
