@@ -11,6 +11,7 @@ class KernelRecord:
 
     `signature` maps each argument name to Triton's type word ("*bf16", "i32", "constexpr",
     or a nested list for a tuple); `constants` maps argument names to values.
+    `divisible_by_16` names arguments, or "argument.field" of a named tuple among the constants.
     """
 
     name: str
