@@ -6,6 +6,8 @@ name in cuda/, hip/ and emu/, or in portable/ where machines do not differ.
 
 from __future__ import annotations
 
+import importlib
+
 from weft.base.vocabulary import Order, Scope, SignalOp
 from weft.language.addressing import at, is_near, local_rank, node, num_ranks, rank
 from weft.language.barriers import barrier, barrier_grid
@@ -16,12 +18,13 @@ from weft.language.slots import slot_epoch, slot_finish, slot_wait_free
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 
 # Implementations join themselves to their declarations: importing them is all it takes.
-from weft.language.cuda import ordered as _cuda_ordered, signals as _cuda_signals  # isort: skip
-from weft.language.hip import ordered as _hip_ordered, signals as _hip_signals  # isort: skip
-from weft.language.emu import addressing as _emu_addressing  # isort: skip
-from weft.language.emu import ordered as _emu_ordered, signals as _emu_signals  # isort: skip
-from weft.language.portable import addressing as _addressing  # isort: skip
-from weft.language.portable import barriers as _barriers, one_sided as _one_sided  # isort: skip
+for _file in (
+    *("cuda.signals", "cuda.ordered"),
+    *("hip.signals", "hip.ordered"),
+    *("emu.addressing", "emu.signals", "emu.ordered"),
+    *("portable.addressing", "portable.one_sided", "portable.barriers"),
+):
+    importlib.import_module(f"{__name__}.{_file}")
 
 __all__ = [
     "Order",

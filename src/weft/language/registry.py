@@ -62,6 +62,21 @@ class Primitive:
         """The names an implementation takes, in order."""
         return (*self.signature.parameters, *(("site",) if self.needs_site else ()))
 
+    @property
+    def spelling(self) -> str:
+        """The declaration's first line, enums by their short names."""
+        parts, keyword_only = [], False
+        for name, parameter in self.signature.parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
+                parts.append("*")
+                keyword_only = True
+            default = parameter.default
+            if default is parameter.empty:
+                parts.append(name)
+            else:
+                parts.append(f"{name}={getattr(default, 'name', default)}")
+        return f"{self.name}({', '.join(parts)})"
+
     def implementation(self, backend: str) -> Any:
         """The target's `@triton.jit` function.
 
@@ -141,7 +156,7 @@ def implement(declared: Callable, *targets: str) -> Callable[[Any], Any]:
 
 
 def gap(declared: Callable, target: str, reason: str) -> None:
-    """Say why `target` lacks a primitive; tracing it there raises UnsupportedError with `reason`."""
+    """Say why `target` lacks a primitive; the UnsupportedError of tracing it there repeats it."""
     declared.primitive.gaps[target] = reason
 
 
@@ -191,9 +206,7 @@ def _bind(primitive: Primitive, args: tuple, kwargs: dict[str, Any]) -> dict[str
     try:
         bound = primitive.signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise UsageError(
-            f"wl.{primitive.name}: {error}; it takes {primitive.name}{primitive.signature}"
-        ) from None
+        raise UsageError(f"wl.{primitive.name}: {error}; it is {primitive.spelling}") from None
     bound.apply_defaults()
     return {
         name: None if api.unwrap(value) is None else value

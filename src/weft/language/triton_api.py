@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ from triton.compiler.errors import CompilationError
 from triton.language import core
 from triton.runtime.driver import driver as driver_config
 
-from weft.base.errors import CompileError
+from weft.base.errors import CompileError, WeftError
 from weft.base.place import Frame, Place
 from weft.base.records import KernelRecord
 from weft.base.target import Target
@@ -180,7 +181,8 @@ def compile_kernel(fn: Any, record: KernelRecord, target: Target) -> Any:
     """Compile `fn` as `record` says, for `target`; no device is needed.
 
     Returns Triton's compiled kernel: `.asm` holds every stage, `.metadata` what was decided.
-    Raises  CompileError: with the user's line and Triton's reason
+    Raises  CompileError: with the user's line and Triton's reason; what a primitive raised
+            while it was traced, with the user's line
     """
     signature, constants, attributes = _specialise(fn, record)
     # Triton 3.10 turns the fusion of multiplies and adds off by default: say it, either way.
@@ -234,8 +236,11 @@ def _type_words(kind: Any, value: Any, path: tuple[int, ...], constants: dict) -
     return type(named)(*words) if named is not None else tuple(words)
 
 
-def compile_error(error: CompilationError, kernel: str, target: str) -> CompileError:
-    """Triton's compilation error with the user's line first."""
+def compile_error(error: CompilationError, kernel: str, target: str) -> WeftError:
+    """Triton's compilation error with the user's line first.
+
+    What a primitive raised while it was traced keeps its class; the rest is a CompileError.
+    """
     chain = []
     reason: BaseException = error
     while isinstance(reason, CompilationError):
@@ -246,11 +251,13 @@ def compile_error(error: CompilationError, kernel: str, target: str) -> CompileE
     text = str(reason).strip() or type(reason).__name__
     if isinstance(reason, CompilationError):
         text = (reason.error_message or "").strip() or text.splitlines()[-1]
-    return CompileError(
-        f"{kernel} does not compile for {target}: {text}",
-        # A list first: a tuple must not be half built while the collector's objects are walked.
-        place=Place(tuple([frame for frame in map(_frame_of, chain) if frame])),
-    )
+    # A list first: a tuple must not be half built while the collector's objects are walked.
+    # A call that raises is met twice, as the caller's node and as the callee's.
+    frames = [frame for frame, _ in itertools.groupby(map(_frame_of, chain)) if frame]
+    place = Place(tuple(frames))
+    if isinstance(reason, WeftError):
+        return type(reason)(f"{reason.message} (in {kernel}, for {target})", place=place)
+    return CompileError(f"{kernel} does not compile for {target}: {text}", place=place)
 
 
 def _frame_of(error: CompilationError) -> Frame | None:

@@ -27,18 +27,29 @@ def poll(word, order: tl.constexpr, scope: tl.constexpr):
     """One load by every thread; threads may see different values."""
     if word.dtype.element_ty.primitive_bitwidth == 32:
         return tl.inline_asm_elementwise(
-            f"ld.{order}.{scope}.global.b32 $0, [$1];", "=r,l,~{memory}", [word],
-            dtype=tl.int32, is_pure=False, pack=1)  # fmt: skip
+            f"ld.{order}.{scope}.global.b32 $0, [$1];",
+            "=r,l,~{memory}",
+            [word],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
     else:
         return tl.inline_asm_elementwise(
-            f"ld.{order}.{scope}.global.b64 $0, [$1];", "=l,l,~{memory}", [word],
-            dtype=tl.int64, is_pure=False, pack=1)  # fmt: skip
+            f"ld.{order}.{scope}.global.b64 $0, [$1];",
+            "=l,l,~{memory}",
+            [word],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit
 def clock_ns():
     return tl.inline_asm_elementwise(
-        "mov.u64 $0, %globaltimer;", "=l,~{memory}", [], dtype=tl.int64, is_pure=False, pack=1)  # fmt: skip
+        "mov.u64 $0, %globaltimer;", "=l,~{memory}", [], dtype=tl.int64, is_pure=False, pack=1
+    )
 
 
 @triton.jit
@@ -46,8 +57,13 @@ def order_async_proxy():
     """What this thread has acquired also holds for the TMA loads it issues."""
     if has_bulk_stores():
         tl.inline_asm_elementwise(
-            "fence.proxy.async.global; mov.u32 $0, 0;", "=r,~{memory}", [],
-            dtype=tl.int32, is_pure=False, pack=1)  # fmt: skip
+            "fence.proxy.async.global; mov.u32 $0, 0;",
+            "=r,~{memory}",
+            [],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit
@@ -89,7 +105,12 @@ def complete_stores():
     if has_bulk_stores():
         tl.inline_asm_elementwise(
             "cp.async.bulk.wait_group 0; fence.proxy.async.global; mov.u32 $0, 0;",
-            "=r,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)  # fmt: skip
+            "=r,~{memory}",
+            [],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @implement(declared.notify, "cuda")

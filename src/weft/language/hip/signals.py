@@ -25,8 +25,8 @@ NS_PER_TICK = tl.constexpr(10)  # s_memrealtime counts at 100 MHz on CDNA 3 and 
 def clock_ns():
     """Waves may read different times."""
     ticks = tl.inline_asm_elementwise(
-        "s_memrealtime $0\n s_waitcnt lgkmcnt(0)", "=s", [],
-        dtype=tl.int64, is_pure=False, pack=1)  # fmt: skip
+        "s_memrealtime $0\n s_waitcnt lgkmcnt(0)", "=s", [], dtype=tl.int64, is_pure=False, pack=1
+    )
     return ticks * NS_PER_TICK
 
 
@@ -69,8 +69,13 @@ def wait_word(word, at_least, world, order: tl.constexpr, scope: tl.constexpr, s
 def complete_stores():
     # Triton's barrier waits for LDS only: a wave's stores to memory may still be on their way.
     tl.inline_asm_elementwise(
-        "s_waitcnt vmcnt(0)\n v_mov_b32 $0, 0", "=v,~{memory}", [],
-        dtype=tl.int32, is_pure=False, pack=1)  # fmt: skip
+        "s_waitcnt vmcnt(0)\n v_mov_b32 $0, 0",
+        "=v,~{memory}",
+        [],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @implement(declared.notify, "hip")
