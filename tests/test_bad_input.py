@@ -1,0 +1,377 @@
+"""Bad input through the public interface: each has its error class, with values and a remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import weft
+import weft.language as wl
+from weft.base.errors import (
+    AllocationOrderError,
+    CallOrderError,
+    CompileError,
+    DtypeError,
+    FarPointerError,
+    NotSymmetricError,
+    PeerError,
+    ResidencyError,
+    ShapeError,
+    UnsupportedError,
+    UsageError,
+)
+
+
+def line_of(text: str) -> int:
+    """The number of the one line of this file that holds `text`, a comment of that kernel."""
+    lines = Path(__file__).read_text().splitlines()
+    (number,) = (n for n, line in enumerate(lines, 1) if line.rstrip().endswith(f"# {text}"))
+    return number
+
+
+def says(error: BaseException, *words: object) -> None:
+    for word in words:
+        assert str(word) in str(error), f"{word!r} is not in: {error}"
+
+
+# ---------------------------------------------------------------------------------------------
+# Pointers and peers
+
+
+@triton.jit
+def load_from(world, x, out, peer):
+    tl.store(out, tl.load(wl.at(world, x, peer)))  # the access
+
+
+@triton.jit
+def load_from_constant(world, x, out, peer: tl.constexpr):
+    tl.store(out, tl.load(wl.at(world, x, peer)))  # the constant access
+
+
+@triton.jit
+def put_to(world, x, peer):
+    wl.put(world, x, 1.0, to=peer)
+
+
+def test_a_pointer_that_is_not_symmetric(ranks):
+    def main():
+        world = weft.init()
+        private = torch.zeros(1)
+        load_from[(1,)](world.arg, private, torch.zeros(1), 0)
+        world.synchronize()
+
+    with pytest.raises(NotSymmetricError) as caught:
+        ranks(main, 2)
+    says(caught.value, "load_from", Path(__file__).name, line_of("the access"))
+
+
+def test_a_tensor_that_is_not_symmetric(ranks):
+    def main():
+        world = weft.init()
+        world.peer(torch.zeros(3), 0)
+
+    with pytest.raises(NotSymmetricError, match="heap"):
+        ranks(main, 2)
+
+
+@pytest.mark.parametrize("peer", [2, -1])
+@pytest.mark.parametrize("kernel", [load_from, load_from_constant], ids=["value", "constexpr"])
+def test_a_peer_out_of_range(ranks, kernel, peer: int):
+    def main():
+        world = weft.init()
+        x = world.zeros(1, torch.float32)
+        kernel[(1,)](world.arg, x, torch.zeros(1), peer)
+        world.synchronize()
+
+    with pytest.raises((PeerError, CompileError)) as caught:
+        ranks(main, 2)
+    line = line_of("the access" if kernel is load_from else "the constant access")
+    says(caught.value, peer, Path(__file__).name, line)
+
+
+def test_a_peer_out_of_range_on_the_host(ranks):
+    def main():
+        world = weft.init()
+        world.peer(world.zeros(1, torch.float32), 7)
+
+    with pytest.raises(PeerError, match="rank 7 is outside 0 .. 1"):
+        ranks(main, 2)
+
+
+def test_direct_access_to_a_far_peer(ranks):
+    def main():
+        world = weft.init()
+        x = world.zeros(1, torch.float32)
+        load_from[(1,)](world.arg, x, torch.zeros(1), (world.rank + 1) % 2)
+        world.synchronize()
+
+    with pytest.raises(FarPointerError) as caught:
+        ranks(main, 2, nodes=2)
+    says(caught.value, "put", Path(__file__).name, line_of("the access"))
+
+
+def test_a_far_peers_tensor_on_the_host(ranks):
+    def main():
+        world = weft.init()
+        world.peer(world.zeros(1, torch.float32), 1 - world.rank)
+
+    with pytest.raises(FarPointerError, match="use put, get or put_signal"):
+        ranks(main, 2, nodes=2)
+
+
+def test_a_put_to_a_far_peer_is_no_error(ranks):
+    def main():
+        world = weft.init()
+        x = world.zeros(1, torch.float32)
+        put_to[(1,)](world.arg, x, 1 - world.rank)
+        world.barrier()
+        return x.item()
+
+    assert ranks(main, 2, nodes=2) == [1.0, 1.0]
+
+
+# ---------------------------------------------------------------------------------------------
+# Ranks that do different things
+
+
+def test_different_allocations(ranks):
+    def main():
+        world = weft.init()
+        world.empty((4 + world.rank,), torch.float32, name="rows")
+
+    with pytest.raises(AllocationOrderError) as caught:
+        ranks(main, 2)
+    says(caught.value, "rows", "[4]", "[5]", "same order")
+
+
+def test_different_order_of_allocations(ranks):
+    def main():
+        world = weft.init()
+        if world.rank == 0:
+            world.signals(4), world.empty((4,), torch.int32)
+        else:
+            world.empty((4,), torch.int32), world.signals(4)
+
+    with pytest.raises(AllocationOrderError, match="signals"):
+        ranks(main, 2)
+
+
+def test_different_order_of_calls(ranks):
+    def main():
+        world = weft.init()
+        for name in ("ag_gemm", "gemm_rs") if world.rank else ("gemm_rs", "ag_gemm"):
+            world.operator_call(name)
+            world.barrier()
+        world.synchronize()
+
+    with pytest.raises(CallOrderError) as caught:
+        ranks(main, 2)
+    says(caught.value, "ag_gemm", "gemm_rs", "call 0")
+
+
+def test_more_memory_than_the_heap_has(ranks):
+    def main():
+        weft.init(heap_bytes=1 << 16).empty((1 << 20,), torch.float32, name="too_much")
+
+    with pytest.raises(weft.OutOfMemoryError) as caught:
+        ranks(main, 2)
+    says(caught.value, "too_much", 4 << 20)
+
+
+# ---------------------------------------------------------------------------------------------
+# Shapes and dtypes
+
+
+def ag_gemm(a_shape, b_shape, a_dtype=torch.float32, b_dtype=torch.float32):
+    def main():
+        world = weft.init()
+        a, b = torch.ones(a_shape, dtype=a_dtype), torch.ones(b_shape, dtype=b_dtype)
+        return weft.ops.ag_gemm(a, b, world=world)
+
+    return main
+
+
+def test_shapes_that_do_not_multiply(ranks):
+    with pytest.raises(ShapeError) as caught:
+        ranks(ag_gemm((4, 8), (16, 3)), 2)
+    says(caught.value, "ag_gemm", 8, 16)
+
+
+def test_a_vector_is_no_matrix(ranks):
+    with pytest.raises(ShapeError, match="ag_gemm"):
+        ranks(ag_gemm((8,), (8, 3)), 2)
+
+
+def test_dtypes_that_differ(ranks):
+    with pytest.raises(DtypeError) as caught:
+        ranks(ag_gemm((4, 8), (8, 3), torch.float16, torch.bfloat16), 2)
+    says(caught.value, "float16", "bfloat16")
+
+
+def test_a_dtype_that_is_not_supported(ranks):
+    with pytest.raises(DtypeError, match="int32"):
+        ranks(ag_gemm((4, 8), (8, 3), torch.int32, torch.int32), 2)
+
+
+def test_a_copy_that_does_not_fit(ranks):
+    def main():
+        world = weft.init()
+        world.copy(world.zeros(4, torch.float32), torch.zeros(5))
+
+    with pytest.raises(ShapeError) as caught:
+        ranks(main, 2)
+    says(caught.value, "(4,)", "(5,)")
+
+
+# ---------------------------------------------------------------------------------------------
+# Kernels that Triton, or a target, does not take
+
+
+@triton.jit
+def adds_misfits(x, size: tl.constexpr):
+    i = tl.arange(0, size)
+    j = tl.arange(0, 2 * size)
+    tl.store(x + i, i + j)  # does not compile
+
+
+@triton.jit
+def names_nothing(x):
+    tl.store(x, no_such_name)  # noqa: F821  # names nothing
+
+
+@triton.jit
+def takes_a_float_order(world, signal):
+    wl.notify(world, signal, to=0, order="seldom")  # takes no such order
+
+
+@pytest.mark.parametrize(
+    "launch, comment",
+    [
+        (lambda world: adds_misfits[(1,)](torch.zeros(8), 8), "does not compile"),
+        (lambda world: names_nothing[(1,)](torch.zeros(1)), "names nothing"),
+        (
+            lambda world: takes_a_float_order[(1,)](world.arg, world.signals(1)),
+            "takes no such order",
+        ),
+    ],
+    ids=["shapes", "name", "order"],
+)
+def test_a_kernel_that_does_not_compile(ranks, launch, comment: str):
+    with pytest.raises(CompileError) as caught:
+        ranks(lambda: launch(weft.init()), 1)
+    says(caught.value, Path(__file__).name, f":{line_of(comment)}")
+
+
+@triton.jit
+def waits_far_too_long(x):
+    tl.inline_asm_elementwise("nanosleep.u32 9;", "=r", [], tl.int32, False, 1)  # asm
+    tl.store(x, 1)
+
+
+def test_an_operation_that_the_emulator_does_not_know(ranks):
+    def main():
+        weft.init()
+        waits_far_too_long[(1,)](torch.zeros(1))
+
+    with pytest.raises(UnsupportedError) as caught:
+        ranks(main, 1)
+    says(caught.value, "inline", Path(__file__).name, line_of("asm"))
+
+
+# ---------------------------------------------------------------------------------------------
+# Sizes at the edge: no error, the right answer
+
+
+@pytest.mark.parametrize(
+    "num_ranks, shape",
+    [
+        (4, (0, 8, 8)),
+        (4, (2, 8, 8)),
+        (3, (7, 1, 0)),
+        (2, (3, 0, 8)),
+        (4, (1, 5, 3)),
+        (1, (9, 4, 4)),
+    ],
+    ids=str,
+)
+def test_zero_sized_shards_and_more_ranks_than_tiles(ranks, num_ranks: int, shape: tuple):
+    m, n, k = shape
+    whole = torch.arange(float(m * k)).reshape(m, k)
+    rows = -(-m // num_ranks)
+    b = torch.arange(float(k * n)).reshape(k, n)
+
+    def main():
+        world = weft.init()
+        own = whole[world.rank * rows : (world.rank + 1) * rows]
+        return weft.ops.ag_gemm(own, b, world=world).clone()
+
+    for out in ranks(main, num_ranks):
+        assert torch.equal(out, whole @ b)
+
+
+# ---------------------------------------------------------------------------------------------
+# Grids
+
+
+@triton.jit
+def all_meet(counter):
+    wl.barrier_grid(counter)  # the meeting
+
+
+def test_a_grid_that_cannot_be_resident(ranks):
+    def main():
+        world = weft.init()
+        all_meet[(9,)](torch.zeros(1, dtype=torch.int32))
+        world.synchronize()
+
+    with pytest.raises(ResidencyError) as caught:
+        ranks(main, 1, num_sms=4)
+    says(caught.value, "all_meet", 9, 4)
+
+
+# ---------------------------------------------------------------------------------------------
+# Worlds
+
+
+def test_a_world_that_is_not_there(ranks):
+    def main():
+        weft.init()
+        weft.world("nobody")
+
+    with pytest.raises(UsageError, match="no world is called 'nobody'"):
+        ranks(main, 1)
+
+
+def test_a_world_that_is_closed(ranks):
+    def main():
+        world = weft.init()
+        world.close()
+        world.barrier()
+
+    with pytest.raises(UsageError, match="closed"):
+        ranks(main, 1)
+
+
+def test_signals_are_words(ranks):
+    with pytest.raises(DtypeError, match="int32 or int64"):
+        ranks(lambda: weft.init().signals(4, dtype=torch.float32), 1)
+
+
+def test_a_launch_without_ranks():
+    @triton.jit
+    def nothing(x):
+        tl.store(x, 1)
+
+    with pytest.raises(Exception, match="(?i)emulat|driver|cuda|GPU"):
+        nothing[(1,)](torch.zeros(1))
+
+
+def test_init_without_a_launcher():
+    if torch.cuda.is_available():
+        pytest.skip("with GPUs a world of one rank is fine")
+    with pytest.raises(weft.WeftError, match="weft emulate"):
+        weft.init()
