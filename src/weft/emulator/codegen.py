@@ -1,0 +1,415 @@
+"""TTIR as a Python function on numpy: a line per operation, the user's names kept.
+
+A tile is held as small as numpy's broadcasting allows: a splat stays a scalar, a row stays a row.
+The writer knows the extents each value is held with ("phys": () for a scalar) and fills a value up
+only where an operation needs every element. Index arithmetic is numpy scalars, which wrap as the
+machine's integers do and cost as much as Python's.
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import linecache
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from weft.base.errors import UnsupportedError
+from weft.base.place import Place
+from weft.emulator import numerics
+from weft.emulator.operations import OPERATIONS
+from weft.emulator.operations.control import TERMINATORS
+from weft.emulator.ttir import Function, Module, Op, Type, Value, parse, parse_type
+
+Phys = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a kernel; `type` is TTIR's word, e.g. "!tt.ptr<f16>"."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, eq=False)
+class EmulatedKernel:
+    """A kernel as a Python function: `function(rt, *args)` runs one program.
+
+    Pointers are int64 addresses, numbers numpy scalars, descriptors whatever the host made.
+    `locations[i]` is the place behind the `loc=i` that `rt` is handed.
+    """
+
+    name: str
+    function: Callable[..., None]
+    parameters: tuple[Parameter, ...]
+    locations: list[Place]
+    source: str
+
+
+@lru_cache(maxsize=1024)
+def compile_ttir(text: str) -> EmulatedKernel:
+    """The kernel in the TTIR `text` as a Python function; one text is compiled once.
+
+    Raises  UnsupportedError: an operation the emulator does not know, with the user's line
+            CompileError: text that is not TTIR
+    """
+    return KernelWriter(parse(text)).kernel()
+
+
+# ---------------------------------------------------------------------------------------------
+# One kernel
+
+
+# What generated code may call; everything else it names is its own.
+LIBRARY: dict[str, Any] = {
+    name: value
+    for name, value in vars(numerics).items()
+    if not name.startswith("__")
+    and (isinstance(value, np.dtype) or getattr(value, "__module__", "") == numerics.__name__)
+}
+LIBRARY |= {name: dtype for name, dtype in numerics.DTYPES.items() if name != "ptr"}
+LIBRARY["np"] = np
+
+
+class KernelWriter:
+    """Writes a module's functions; holds what they share: names, constants, places."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.namespace: dict[str, Any] = dict(LIBRARY)
+        self.taken: dict[str, Any] = {}
+        self.constants: dict[Any, str] = {}
+        self.places: dict[Place, int] = {}
+        self.functions = {
+            name: self.identifier(("function", name), name.split("__main__.")[-1].split("__P")[0])
+            for name in module.functions
+        }
+
+    def kernel(self) -> EmulatedKernel:
+        texts = []
+        for function in self.module.functions.values():
+            texts.append(FunctionWriter(self, function).text())
+        source = "\n\n".join(texts)
+        kernel = self.module.kernel
+        filename = f"<weft emulator: {kernel.name} {id(self):x}>"
+        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+        exec(compile(source, filename, "exec"), self.namespace)
+        run = self.namespace[self.functions[kernel.name]]
+        # Wrapping integers and infinite floats are what the kernel means, not mistakes.
+        return EmulatedKernel(
+            kernel.name,
+            np.errstate(all="ignore")(run),
+            tuple(Parameter(value.name, value.type.text) for value in kernel.parameters),
+            list(self.places),
+            source,
+        )
+
+    def identifier(self, key: Any, name: str) -> str:
+        """A Python name for `key`, as like `name` as may be."""
+        name = re.sub(r"\W", "_", name)
+        if not name or name[0].isdigit() or keyword.iskeyword(name) or name == "rt":
+            name = f"_{name}"
+        while self.taken.get(name, key) != key or name in LIBRARY or hasattr(builtins, name):
+            name += "_"
+        self.taken[name] = key
+        return name
+
+    def constant(self, value: Any, name: str) -> str:
+        """A global that holds `value`."""
+        array = np.asarray(value)
+        key = (array.dtype, array.shape, array.tobytes())
+        if key not in self.constants:
+            if array.ndim:
+                array = np.ascontiguousarray(array)
+                array.flags.writeable = False
+                value = array
+            identifier = self.identifier(("constant", key), name)
+            self.namespace[identifier] = value
+            self.constants[key] = identifier
+        return self.constants[key]
+
+    def location(self, place: Place) -> int:
+        return self.places.setdefault(place, len(self.places))
+
+
+# ---------------------------------------------------------------------------------------------
+# One function
+
+
+@dataclass(frozen=True)
+class Held:
+    """How a value is held: a name, the extents behind it, and its number where it is known."""
+
+    name: str
+    phys: Phys
+    known: Any = None
+
+
+class FunctionWriter:
+    """Writes one function. The emitters in `operations/` speak to this."""
+
+    def __init__(self, kernel: KernelWriter, function: Function) -> None:
+        self.kernel = kernel
+        self.function = function
+        self.lines: list[str] = []
+        self.depth = 0
+        self.held: dict[Value, Held] = {}
+        self.blocks: dict[str, Any] = {}
+        self.vector = False  # in a combining function: scalars by type, tiles in truth
+        self.place = function.place
+        self.commented: tuple[str, int] | None = None
+
+    def text(self) -> str:
+        function = self.function
+        for parameter in function.parameters:
+            self.bind(parameter, parameter.type.shape if parameter.type.is_tensor else ())
+        names = ", ".join(["rt", *(self.expr(value) for value in function.parameters)])
+        self.line(f"def {self.kernel.functions[function.name]}({names}):")
+        with self.indented():
+            if len(function.body.blocks) == 1:
+                self.ops(function.body.ops)
+            else:
+                self.graph(function.body.blocks)
+        return "\n".join(self.lines) + "\n"
+
+    def graph(self, blocks: list) -> None:
+        """Blocks that jump to each other: a loop over the number of the next block."""
+        numbers = {block.label: index for index, block in enumerate(blocks)}
+        self.blocks = {block.label: (numbers[block.label], block) for block in blocks}
+        for block in blocks[1:]:
+            for arg in block.args:
+                self.bind(arg, arg.type.shape if arg.type.is_tensor else ())
+        self.line("block_ = 0")
+        self.line("while True:")
+        with self.indented():
+            for index, block in enumerate(blocks):
+                self.line(f"{'el' if index else ''}if block_ == {index}:")
+                with self.indented():
+                    self.commented = None
+                    self.ops(block.ops)
+
+    def jump(self, label: str, values: list[Value]) -> None:
+        number, block = self.blocks[label]
+        if values:
+            left = ", ".join(self.expr(arg) for arg in block.args)
+            self.line(f"{left} = {', '.join(self.full(value) for value in values)}")
+        if len(block.ops) == 1 and block.ops[0].name == "tt.return" and not values:
+            self.emit(block.ops[0])
+            return
+        self.line(f"block_ = {number}")
+        self.line("continue")
+
+    # -- lines
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    @contextmanager
+    def indented(self) -> Iterator[None]:
+        self.depth += 1
+        yield
+        self.depth -= 1
+
+    def mark(self) -> tuple[int, Any]:
+        return len(self.lines), self.commented
+
+    def rollback(self, mark: tuple[int, Any]) -> None:
+        length, self.commented = mark
+        del self.lines[length:]
+
+    def comment(self, place: Place) -> None:
+        """The user's line, once, above what it became."""
+        frame = place.outermost
+        if frame is None or (frame.file, frame.line) == self.commented:
+            return
+        self.commented = (frame.file, frame.line)
+        self.line(f"# {frame.file.rsplit('/', 1)[-1]}:{frame.line}: {frame.source()}")
+
+    # -- operations
+
+    def ops(self, ops: list[Op]) -> list[Value]:
+        """Write operations in order; returns what their block hands on at its end."""
+        for op in ops:
+            self.emit(op)
+        return ops[-1].operands if ops and ops[-1].name in TERMINATORS else []
+
+    def emit(self, op: Op) -> None:
+        if op.place.frames:
+            self.place = op.place
+        row = OPERATIONS.get(op.name)
+        if row is None:
+            raise UnsupportedError(
+                f"the emulator does not know the operation {op.name}; "
+                "docs/emulator.md lists those it does",
+                place=self.place,
+            )
+        if op.name != "arith.constant":
+            self.comment(op.place)
+        row.emit(self, op)
+
+    def loc(self, op: Op) -> int:
+        return self.kernel.location(op.place if op.place.frames else self.place)
+
+    # -- values
+
+    def identifier(self, value: Value) -> str:
+        return self.kernel.identifier((self.function.name, value.name), value.name)
+
+    def bind(self, value: Value, phys: Phys) -> None:
+        """Declare that `value` lives in a variable of its own."""
+        self.held[value] = Held(self.identifier(value), tuple(phys))
+
+    def set(self, value: Value, text: str, phys: Phys | None = None) -> None:
+        """`value` = text; held in full unless `phys` says otherwise."""
+        self.bind(value, value.type.shape if phys is None else phys)
+        self.line(f"{self.held[value].name} = {text}")
+
+    def set_many(self, values: list[Value], text: str) -> None:
+        for value in values:
+            self.bind(value, value.type.shape)
+        names = ", ".join(self.held[value].name for value in values)
+        self.line(f"{names} = {text}" if values else text)
+
+    def set_constant(self, value: Value, number: Any) -> None:
+        self.held[value] = Held(self.constant(number), np.shape(number), number)
+
+    def alias(self, value: Value, other: Value) -> None:
+        """`value` is what `other` is, under another type."""
+        self.held[value] = self.held[other]
+
+    def constant(self, number: Any) -> str:
+        """A global that holds `number`."""
+        return self.kernel.constant(number, _constant_name(number))
+
+    def expr(self, value: Value) -> str:
+        return self.held[value].name
+
+    def phys(self, value: Value) -> Phys:
+        return self.held[value].phys
+
+    def known(self, value: Value) -> Any:
+        """The number behind `value` where the code generator knows it, else None."""
+        return self.held[value].known
+
+    def shaped(self, value: Value, phys: Phys) -> str:
+        """`value` held with the extents `phys`."""
+        held = self.held[value]
+        if held.phys == phys:
+            return held.name
+        if held.known is not None:
+            return self.constant(np.broadcast_to(held.known, phys))
+        return f"np.broadcast_to({held.name}, {phys})"
+
+    def full(self, value: Value) -> str:
+        """`value` with every element of its type."""
+        if self.vector:
+            return self.expr(value)
+        return self.shaped(value, value.type.shape if value.type.is_tensor else ())
+
+    def join(self, *shapes: Phys) -> Phys:
+        """The extents of what numpy makes of operands with these."""
+        return np.broadcast_shapes(*shapes)
+
+    def optional(self, value: Value | None) -> str:
+        return "None" if value is None else self.expr(value)
+
+    def mask(self, value: Value | None) -> str:
+        """A mask; None where every element is known to be on."""
+        if value is None or (self.known(value) is not None and np.all(self.known(value))):
+            return "None"
+        return self.expr(value)
+
+    # -- types
+
+    def dtype(self, value: Value) -> str:
+        """The global that holds the numpy dtype of `value`'s elements."""
+        return self.element(value.type)
+
+    def element(self, kind: Type) -> str:
+        return self.constant_dtype(self.numpy_dtype(kind.element))
+
+    def pointee(self, value: Value) -> np.dtype:
+        """The dtype of what the pointer `value` points to."""
+        return self.numpy_dtype(parse_type(value.type.pointee).element)
+
+    def numpy_dtype(self, word: str) -> np.dtype:
+        if word not in numerics.DTYPES:
+            raise UnsupportedError(
+                f"the emulator has no element type {word}; it knows {', '.join(numerics.DTYPES)}",
+                place=self.place,
+            )
+        return numerics.DTYPES[word]
+
+    def constant_dtype(self, dtype: np.dtype) -> str:
+        return DTYPE_NAMES[dtype]
+
+    def unsigned(self, text: str, value: Value) -> str:
+        """`text`, an expression of `value`'s dtype, read as unsigned."""
+        dtype = self.dtype(value)
+        return f"{text}.view(u{dtype[1:]})"
+
+    # -- shapes of code
+
+    def elementwise(self, op: Op, template: str) -> None:
+        """One result, element by element, from a template (see operations/arithmetic.py)."""
+        names = [self.expr(operand) for operand in op.operands]
+        fields = {"dtype": self.dtype(op.result)}
+        for index, operand in enumerate(op.operands):
+            if f"{{u{index}}}" in template:
+                fields[f"u{index}"] = self.unsigned(names[index], operand)
+        phys = self.join(*(self.phys(operand) for operand in op.operands))
+        self.set(op.result, template.format(*names, **fields), phys)
+
+    def combine(self, op: Op) -> str:
+        """The function in a reduction's region, on tiles."""
+        if _branches(op):
+            return f"by_element({self.region_function(op, vector=False)})"
+        return self.region_function(op, vector=True)
+
+    def region_function(self, op: Op, vector: bool) -> str:
+        """Write the region of `op` as a nested function; returns its name."""
+        region = op.regions[0]
+        name = self.kernel.identifier(("region", id(op)), f"{op.name.split('.')[-1]}_function")
+        for arg in region.args:
+            self.bind(arg, ())
+        self.line(f"def {name}({', '.join(self.expr(arg) for arg in region.args)}):")
+        before, self.vector = self.vector, vector
+        with self.indented():
+            if len(region.blocks) > 1:
+                raise UnsupportedError(f"{op.name} with an early return", place=self.place)
+            values = self.ops(region.ops)
+            self.line(f"return {', '.join(self.expr(value) for value in values)}")
+        self.vector = before
+        return name
+
+    def function_name(self, symbol: str) -> str:
+        return self.kernel.functions[symbol]
+
+
+def _branches(op: Op) -> bool:
+    return any(inner.regions or inner.successors for inner in op.regions[0].ops)
+
+
+def _constant_name(number: Any) -> str:
+    """`c16_i32`, `c_minus_1_i64`, `range_0_32`, `tile_16x16_f32`."""
+    array = np.asarray(number)
+    word = DTYPE_NAMES[array.dtype]
+    if array.ndim == 0:
+        text = str(number).replace("-", "_minus_").replace("+", "").replace(".", "_")
+        return f"c{text}_{word}"
+    steps = np.arange(array.size) if array.dtype == np.int32 else None
+    if array.ndim == 1 and steps is not None and np.array_equal(array - array[0], steps):
+        return f"range_{array[0]}_{array[-1] + 1}"
+    return f"tile_{'x'.join(map(str, array.shape))}_{word}"
+
+
+DTYPE_NAMES = {
+    dtype: name for name, dtype in numerics.DTYPES.items() if name not in ("ptr", "index")
+}

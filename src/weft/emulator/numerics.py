@@ -1,0 +1,354 @@
+"""What TTIR's arithmetic means, in numpy: exact where integers are, rounded where floats are.
+
+Every function takes numpy scalars or arrays that broadcast, and keeps their dtype. A scalar goes
+in and a scalar comes out: an address computation is a handful of scalars, so they matter most.
+Generated kernels call these by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+# ---------------------------------------------------------------------------------------------
+# Elements
+
+i1 = np.dtype(np.bool_)
+i8, i16, i32, i64 = (np.dtype(f"int{bits}") for bits in (8, 16, 32, 64))
+u8, u16, u32, u64 = (np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64))
+f16, f32, f64 = (np.dtype(f"float{bits}") for bits in (16, 32, 64))
+bf16 = np.dtype(ml_dtypes.bfloat16)
+
+DTYPES: dict[str, np.dtype] = {
+    "i1": i1,
+    "i8": i8,
+    "i16": i16,
+    "i32": i32,
+    "i64": i64,
+    "index": i64,
+    "ptr": i64,
+    "f16": f16,
+    "bf16": bf16,
+    "f32": f32,
+    "f64": f64,
+    "f8E4M3FN": np.dtype(ml_dtypes.float8_e4m3fn),
+    "f8E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "f8E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "f8E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
+}
+
+UNSIGNED = {i1: i1, i8: u8, i16: u16, i32: u32, i64: u64}
+# The largest finite value: conversions to fp8 saturate, as cvt.satfinite does.
+LARGEST = {
+    dtype: float(ml_dtypes.finfo(dtype).max) for name, dtype in DTYPES.items() if "f8" in name
+}
+
+
+def is_float(dtype: np.dtype) -> bool:
+    return dtype.kind == "f" or dtype in LARGEST or dtype == bf16
+
+
+def _scalar(value: Any) -> bool:
+    return isinstance(value, np.generic)
+
+
+# ---------------------------------------------------------------------------------------------
+# Integers
+
+
+def divsi(a, b):
+    """Signed division, truncated toward zero; numpy's floors."""
+    if _scalar(a) and _scalar(b):
+        if a >= 0 and b > 0:
+            return a // b
+        if b == 0:
+            return a.dtype.type(0)
+        quotient = abs(int(a)) // abs(int(b))
+        return _wrapped(-quotient if (a < 0) != (b < 0) else quotient, a.dtype)
+    quotient = a // b
+    inexact = quotient * b != a
+    return (quotient + (inexact & ((a < 0) != (b < 0)))).astype(quotient.dtype, copy=False)
+
+
+def remsi(a, b):
+    """Signed remainder with the dividend's sign."""
+    if _scalar(a) and _scalar(b) and a >= 0 and b > 0:
+        return a % b
+    return np.fmod(a, b)
+
+
+def _wrapped(value: int, dtype: np.dtype):
+    """A Python integer as a two's complement scalar."""
+    bits = dtype.itemsize * 8
+    value &= (1 << bits) - 1
+    return dtype.type(value - (1 << bits) if value >> (bits - 1) else value)
+
+
+def ceildivsi(a, b):
+    return -((-a) // b)
+
+
+def mulhiui(a, b):
+    """The upper half of the product of two unsigned integers."""
+    dtype = a.dtype
+    bits = dtype.itemsize * 8
+    a, b = a.view(UNSIGNED[dtype]), b.view(UNSIGNED[dtype])
+    if bits < 64:
+        return ((a.astype(u64) * b.astype(u64)) >> np.uint64(bits)).astype(dtype)
+    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
+    a_high, a_low, b_high, b_low = a >> half, a & low, b >> half, b & low
+    middle = a_high * b_low + ((a_low * b_low) >> half)
+    other = a_low * b_high + (middle & low)
+    return (a_high * b_high + (middle >> half) + (other >> half)).view(dtype)
+
+
+def mulhisi(a, b):
+    """The upper half of the product of two signed integers."""
+    high = mulhiui(a, b)
+    zero = a.dtype.type(0)
+    return high - np.where(a < 0, b, zero)[()] - np.where(b < 0, a, zero)[()]
+
+
+def clz(a):
+    """Leading zeros."""
+    bits = a.dtype.itemsize * 8
+    unsigned = a.view(UNSIGNED[a.dtype]).astype(u64)
+    count = np.zeros(np.shape(a), a.dtype)
+    for step in range(bits):
+        count = count + ((unsigned >> np.uint64(step)) == 0).astype(a.dtype)
+    return count[()]
+
+
+def ffs(a):
+    """The position of the lowest set bit, from 1; 0 where there is none."""
+    lowest = a & -a
+    return np.where(a == 0, 0, a.dtype.itemsize * 8 - clz(lowest))[()]
+
+
+def popcount(a):
+    return np.bitwise_count(a.view(UNSIGNED[a.dtype])).astype(a.dtype)
+
+
+# ---------------------------------------------------------------------------------------------
+# Conversions
+
+
+def float_to_int(a, dtype: np.dtype, unsigned: bool = False):
+    """Toward zero; out of range saturates and NaN is 0, as the GPU's conversion does."""
+    wide = a.astype(f64)
+    width = max(dtype.itemsize, 4) * 8
+    low, high = (0, 1 << width) if unsigned else (-(1 << (width - 1)), 1 << (width - 1))
+    inside = (wide > low - 1) & (wide < high)
+    kind = np.dtype(f"{'u' if unsigned else ''}int{width}")
+    if np.all(inside):
+        whole = wide.astype(kind)
+    else:
+        largest = kind.type(high - 1)
+        outside = np.where(wide >= high, largest, kind.type(low))
+        outside = np.where(np.isnan(wide), kind.type(0), outside)
+        whole = np.where(inside, np.where(inside, wide, 0).astype(kind), outside)[()]
+    return whole.astype(UNSIGNED[dtype] if unsigned else dtype).view(dtype)
+
+
+def to_fp8(a, dtype: np.dtype):
+    """Round to nearest, saturating; NaN stays."""
+    largest = LARGEST[dtype]
+    wide = a.astype(f32)
+    return np.clip(wide, np.float32(-largest), np.float32(largest)).astype(dtype)
+
+
+def round_to_zero(a, dtype: np.dtype):
+    """Narrow a float toward zero (rounding = rtz)."""
+    if dtype == bf16:
+        bits = a.astype(f32).view(u32) & np.uint32(0xFFFF0000)
+        return bits.view(f32).astype(bf16)
+    near = a.astype(dtype)
+    over = np.abs(near.astype(a.dtype)) > np.abs(a)
+    bits = near.view(UNSIGNED[np.dtype(f"int{dtype.itemsize * 8}")])
+    return np.where(over, bits - 1, bits)[()].astype(bits.dtype).view(dtype)
+
+
+# ---------------------------------------------------------------------------------------------
+# Floats
+
+
+def in_f32(function: Callable) -> Callable:
+    """A function that narrow floats compute in f32 and round once."""
+
+    def computed(*args):
+        dtype = args[0].dtype
+        if dtype in (f32, f64):
+            return function(*args)
+        return function(*(arg.astype(f32) for arg in args)).astype(dtype)
+
+    return computed
+
+
+def fma(a, b, c):
+    """a * b + c rounded once: the product of two f32 is exact in f64."""
+    if a.dtype == f64:
+        return a * b + c
+    return (a.astype(f64) * b.astype(f64) + c.astype(f64)).astype(a.dtype)
+
+
+def erf(a):
+    if _scalar(a):
+        return a.dtype.type(math.erf(float(a)))
+    import torch
+
+    exact = torch.erf(torch.from_numpy(np.array(a, f64))).numpy()
+    return exact.astype(a.dtype)
+
+
+def rsqrt(a):
+    return a.dtype.type(1) / np.sqrt(a)
+
+
+def round_away(a):
+    """To the nearest whole number, halves away from zero."""
+    whole = np.trunc(a)
+    half = a.dtype.type(0.5)
+    return whole + np.copysign((np.abs(a - whole) >= half).astype(a.dtype), a)
+
+
+def clampf(a, low, high):
+    """fmin(fmax(a, low), high): a NaN becomes a bound."""
+    return np.fmin(np.fmax(a, low), high)
+
+
+def clampf_nan(a, low, high):
+    """The clamp in which a NaN stays (propagateNan = all)."""
+    return np.minimum(np.maximum(a, low), high)
+
+
+def select(condition, a, b):
+    """a where the condition holds, else b; a scalar condition picks."""
+    if _scalar(condition):
+        return a if condition else b
+    return np.where(condition, a, b)
+
+
+# ---------------------------------------------------------------------------------------------
+# Tiles
+
+
+def dot(a, b, c):
+    """a @ b + c. Narrow floats multiply in f32 and add up in f32; c's dtype is the result's."""
+    dtype = c.dtype
+    if dtype == f32:
+        if a.dtype != f32:
+            a = a.astype(f32)
+        if b.dtype != f32:
+            b = b.astype(f32)
+        return np.matmul(a, b) + c
+    if dtype.kind == "i":
+        # Products of 8-bit integers are exact in f64 up to 2^53, and f64 has a fast matmul.
+        return (np.matmul(a.astype(f64), b.astype(f64)).astype(i64) + c).astype(dtype)
+    if dtype == f64:
+        return np.matmul(a.astype(f64), b.astype(f64)) + c
+    return (np.matmul(a.astype(f32), b.astype(f32)) + c.astype(f32)).astype(dtype)
+
+
+def scaled(a, scale, axis: int):
+    """A micro-scaled operand as f32: each group of 32 along the contracted axis has an exponent."""
+    wide = a.astype(f32)
+    if scale is None:
+        return wide
+    exponent = scale.view(u8).astype(i32) - 127
+    factor = np.ldexp(np.float32(1), exponent).astype(f32)
+    factor = np.repeat(factor, wide.shape[axis] // factor.shape[1], axis=1)
+    return wide * (factor if axis == 1 else factor.T)
+
+
+def reduce_with(combine: Callable, axis: int, *tiles):
+    """Reduce along `axis` with any associative function, neighbours first."""
+    tiles = tuple(np.moveaxis(tile, axis, 0) for tile in tiles)
+    half = len(tiles)
+    while tiles[0].shape[0] > 1:
+        result = combine(*(t[0::2] for t in tiles), *(t[1::2] for t in tiles))
+        tiles = result if half > 1 else (result,)
+    found = tuple(tile[0] for tile in tiles)
+    return found if half > 1 else found[0]
+
+
+def scan_with(combine: Callable, axis: int, reverse: bool, *tiles):
+    """The running form of reduce_with: each element becomes the sum of those up to it."""
+    tiles = tuple(np.moveaxis(tile, axis, 0) for tile in tiles)
+    if reverse:
+        tiles = tuple(tile[::-1] for tile in tiles)
+    count, extent, step = len(tiles), tiles[0].shape[0], 1
+    while step < extent:
+        joined = combine(*(t[:-step] for t in tiles), *(t[step:] for t in tiles))
+        joined = joined if count > 1 else (joined,)
+        tiles = tuple(np.concatenate([t[:step], j]) for t, j in zip(tiles, joined, strict=True))
+        step *= 2
+    if reverse:
+        tiles = tuple(tile[::-1] for tile in tiles)
+    found = tuple(np.moveaxis(tile, 0, axis) for tile in tiles)
+    return found if count > 1 else found[0]
+
+
+def accumulate(ufunc: np.ufunc, a, axis: int, reverse: bool, dtype: np.dtype):
+    if reverse:
+        return np.flip(ufunc.accumulate(np.flip(a, axis), axis=axis, dtype=dtype), axis)
+    return ufunc.accumulate(a, axis=axis, dtype=dtype)
+
+
+def histogram(a, mask, bins: int):
+    """How often each of 0 .. bins - 1 occurs; others are not counted."""
+    values = a[np.broadcast_to(mask, a.shape)] if mask is not None else a
+    values = values[(values >= 0) & (values < bins)]
+    return np.bincount(values, minlength=bins).astype(i32)
+
+
+def map_elementwise(function: Callable, pack: int, dtypes: tuple, *tiles):
+    """Apply a scalar function, given `pack` consecutive elements at a time, to every element."""
+    shape = tiles[0].shape
+    flat = [np.ascontiguousarray(tile).reshape(-1) for tile in tiles]
+    results = [np.empty(flat[0].shape, dtype) for dtype in dtypes]
+    for start in range(0, flat[0].size, pack):
+        found = function(*(tile[start + i] for tile in flat for i in range(pack)))
+        found = found if isinstance(found, tuple) else (found,)
+        for index, result in enumerate(results):
+            result[start : start + pack] = found[index * pack : (index + 1) * pack]
+    results = [result.reshape(shape) for result in results]
+    return tuple(results) if len(results) > 1 else results[0]
+
+
+def by_element(function: Callable) -> Callable:
+    """A scalar function with branches in it, as one on tiles."""
+
+    def applied(*tiles):
+        tiles = np.broadcast_arrays(*tiles)
+        found = [function(*values) for values in zip(*(t.flat for t in tiles), strict=True)]
+        many = bool(found) and isinstance(found[0], tuple)
+        columns = list(zip(*found, strict=True)) if many else [found]
+        results = tuple(
+            np.array(column, dtype=np.asarray(column[0]).dtype).reshape(tiles[0].shape)
+            for column in columns
+        )
+        return results if many else results[0]
+
+    return applied
+
+
+def loop_range(lower, upper, step, dtype: np.dtype):
+    """The counter of a loop, as scalars of `dtype`."""
+    count = int(upper) - int(lower)
+    if count <= 0:
+        return ()
+    if step <= 0:
+        raise ValueError(f"a loop with step {step}: TTIR's loops count up")
+    if count // int(step) <= 1 << 16:
+        return np.arange(lower, upper, step, dtype)
+    return (dtype.type(i) for i in range(int(lower), int(upper), int(step)))
+
+
+def unsigned_loop_range(lower, upper, step, dtype: np.dtype):
+    kind = UNSIGNED[dtype]
+    lower, upper, step = (int(value.view(kind)) for value in (lower, upper, step))
+    return (_wrapped(i, dtype) for i in range(lower, upper, step))

@@ -1,0 +1,186 @@
+"""tt.*: memory, atomics, descriptors, and what leaves the kernel. All of it is the runtime's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.base.errors import UnsupportedError
+from weft.emulator.operations.libdevice import libdevice_template
+from weft.emulator.operations.table import add, operation
+
+
+@operation("tt.load", "read memory; masked elements are `other`")
+def load(code: Any, op: Any) -> None:
+    pointer, mask, other = (*op.operands, None, None)[:3]
+    dtype = code.constant_dtype(code.pointee(pointer))
+    call = (
+        f"rt.load({code.expr(pointer)}, {code.mask(mask)}, {code.optional(other)}, "
+        f"{dtype}, {op.result.type.shape}, {code.loc(op)}"
+    )
+    code.set(op.result, call + (", True)" if op.flag("isVolatile") else ")"))
+
+
+@operation("tt.store", "write memory where the mask holds")
+def store(code: Any, op: Any) -> None:
+    pointer, value, mask = (*op.operands, None)[:3]
+    dtype = code.constant_dtype(code.pointee(pointer))
+    code.line(
+        f"rt.store({code.expr(pointer)}, {code.expr(value)}, {code.mask(mask)}, "
+        f"{dtype}, {value.type.shape}, {code.loc(op)})"
+    )
+
+
+@operation("tt.atomic_rmw", "read, change and write as one; gives the old value")
+def atomic_rmw(code: Any, op: Any) -> None:
+    kind, order, scope = op.words[:3]
+    pointer, value, mask = (*op.operands, None)[:3]
+    dtype = code.constant_dtype(code.pointee(pointer))
+    code.set(
+        op.result,
+        f"rt.atomic_rmw({kind!r}, {order!r}, {scope!r}, {code.expr(pointer)}, {code.expr(value)}, "
+        f"{code.mask(mask)}, {dtype}, {op.result.type.shape}, {code.loc(op)})",
+    )
+
+
+@operation("tt.atomic_cas", "write if memory holds what was expected; gives the old value")
+def atomic_cas(code: Any, op: Any) -> None:
+    order, scope = op.words[:2]
+    pointer, expected, value = op.operands
+    dtype = code.constant_dtype(code.pointee(pointer))
+    code.set(
+        op.result,
+        f"rt.atomic_cas({order!r}, {scope!r}, {code.expr(pointer)}, {code.expr(expected)}, "
+        f"{code.expr(value)}, {dtype}, {op.result.type.shape}, {code.loc(op)})",
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# Descriptors
+
+
+@operation("tt.make_tensor_descriptor", "a tensor in memory, seen as blocks")
+def make_descriptor(code: Any, op: Any) -> None:
+    base, *rest = op.operands
+    rank = len(rest) // 2
+    sizes, strides = (
+        ", ".join(code.expr(value) for value in part) for part in (rest[:rank], rest[rank:])
+    )
+    kind = op.result.type
+    dtype = code.constant_dtype(code.pointee(base))
+    padding = str(op.attributes.get("padding", "zero"))
+    padding = "nan" if "nan" in padding.lower() or padding.startswith("2") else "zero"
+    code.set(
+        op.result,
+        f"rt.make_descriptor({code.expr(base)}, ({sizes},), ({strides},), {kind.shape}, "
+        f"{dtype}, {padding!r}, {code.loc(op)})",
+        (),
+    )
+
+
+@operation("tt.descriptor_load", "read a block; what lies outside is padding")
+def descriptor_load(code: Any, op: Any) -> None:
+    descriptor, *indices = op.operands
+    code.set(
+        op.result,
+        f"rt.descriptor_load({code.expr(descriptor)}, {_tuple(code, indices)}, "
+        f"{op.result.type.shape}, {code.loc(op)})",
+    )
+
+
+@operation("tt.descriptor_store", "write a block, asynchronously; what lies outside is dropped")
+def descriptor_store(code: Any, op: Any) -> None:
+    descriptor, *indices, value = op.operands
+    code.line(
+        f"rt.descriptor_store({code.expr(descriptor)}, {_tuple(code, indices)}, "
+        f"{code.full(value)}, {code.loc(op)})"
+    )
+
+
+@operation("tt.descriptor_reduce", "add (min, max, and, or, xor) a block into memory")
+def descriptor_reduce(code: Any, op: Any) -> None:
+    descriptor, *indices, value = op.operands
+    code.line(
+        f"rt.descriptor_reduce({op.words[0]!r}, {code.expr(descriptor)}, "
+        f"{_tuple(code, indices)}, {code.full(value)}, {code.loc(op)})"
+    )
+
+
+@operation("tt.descriptor_gather", "read the rows that a tile of indices names")
+def descriptor_gather(code: Any, op: Any) -> None:
+    descriptor, rows, column = op.operands
+    code.set(
+        op.result,
+        f"rt.descriptor_gather({code.expr(descriptor)}, {code.full(rows)}, {code.expr(column)}, "
+        f"{op.result.type.shape}, {code.loc(op)})",
+    )
+
+
+@operation("tt.descriptor_scatter", "write the rows that a tile of indices names")
+def descriptor_scatter(code: Any, op: Any) -> None:
+    descriptor, rows, column, value = op.operands
+    code.line(
+        f"rt.descriptor_scatter({code.expr(descriptor)}, {code.full(rows)}, {code.expr(column)}, "
+        f"{code.full(value)}, {code.loc(op)})"
+    )
+
+
+def _tuple(code: Any, values: list) -> str:
+    inner = ", ".join(code.expr(value) for value in values)
+    return f"({inner},)" if len(values) == 1 else f"({inner})"
+
+
+# ---------------------------------------------------------------------------------------------
+# What leaves the kernel
+
+
+@operation("tt.extern_elementwise", "weft's primitives, and the functions of libdevice")
+def extern(code: Any, op: Any) -> None:
+    symbol = str(op.attributes.get("symbol", ""))
+    if symbol.startswith("weft."):
+        args = ", ".join(code.expr(operand) for operand in op.operands)
+        args = f"({args},)" if len(op.operands) == 1 else f"({args})"
+        call = (
+            f"rt.extern({symbol!r}, {args}, {code.dtype(op.result)}, "
+            f"{op.result.type.shape}, {code.loc(op)})"
+        )
+        code.set(op.result, call)
+        return
+    template = libdevice_template(symbol) if symbol.startswith("__nv_") else None
+    if template is None:
+        raise UnsupportedError(
+            f"the emulator does not know the external function {symbol!r}; "
+            "see docs/emulator.md for those it does",
+            place=op.place,
+        )
+    code.elementwise(op, template)
+
+
+@operation("tt.elementwise_inline_asm", "not emulated: assembly has no meaning off its target")
+def inline_asm(code: Any, op: Any) -> None:
+    text = op.strings[0] if op.strings else ""
+    raise UnsupportedError(
+        f"inline assembly {text[:60]!r} cannot run on the emulator; "
+        "branch on the target, as weft.language does",
+        place=op.place,
+    )
+
+
+@operation("tt.assert", "stop with a message where the condition fails")
+def device_assert(code: Any, op: Any) -> None:
+    message = op.strings[0] if op.strings else ""
+    code.line(f"rt.assert_({code.expr(op.operands[0])}, {message!r}, {code.loc(op)})")
+
+
+@operation("tt.print", "print values")
+def device_print(code: Any, op: Any) -> None:
+    prefix = op.strings[0] if op.strings else ""
+    code.line(f"rt.print_({prefix!r}, {_tuple(code, op.operands)}, {code.loc(op)})")
+
+
+def _nothing(code: Any, op: Any) -> None:
+    """A program is one thread here."""
+
+
+for _name in ("gpu.barrier", "ttg.barrier", "ttg.local_barrier"):
+    add(_name, "the block's barrier: nothing, since a program is one thread here", _nothing)
+add("llvm.intr.assume", "a hint to the compiler: nothing", _nothing)

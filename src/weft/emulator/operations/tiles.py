@@ -1,0 +1,297 @@
+"""tt.*: what makes, reshapes, reduces and multiplies tiles."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from weft.base.errors import UnsupportedError
+from weft.emulator.numerics import DTYPES
+from weft.emulator.operations.table import operation
+
+AXES = {"x": 0, "y": 1, "z": 2}
+
+
+@operation("tt.get_program_id", "this program's index along an axis of the grid")
+def program_id(code: Any, op: Any) -> None:
+    code.set(op.result, f"rt.pid[{_axis(op)}]", ())
+
+
+@operation("tt.get_num_programs", "the grid's extent along an axis")
+def num_programs(code: Any, op: Any) -> None:
+    code.set(op.result, f"rt.grid[{_axis(op)}]", ())
+
+
+def _axis(op: Any) -> int:
+    return AXES[op.words[0]] if op.words else op.integer("axis")
+
+
+# ---------------------------------------------------------------------------------------------
+# Shapes. A tile may be held smaller than its type says, where numpy's broadcasting fills it up.
+
+
+@operation("tt.make_range", "the integers from start to end")
+def make_range(code: Any, op: Any) -> None:
+    start, end = op.integer("start"), op.integer("end")
+    code.set_constant(op.result, np.arange(start, end, dtype=np.int32))
+
+
+@operation("tt.splat", "a scalar as a tile")
+def splat(code: Any, op: Any) -> None:
+    code.alias(op.result, op.operands[0])
+
+
+@operation("tt.unsplat", "the only element of a tile")
+def unsplat(code: Any, op: Any) -> None:
+    tile = op.operands[0]
+    if code.phys(tile) == ():
+        code.alias(op.result, tile)
+    else:
+        code.set(op.result, f"{code.expr(tile)}.reshape(-1)[0]", ())
+
+
+@operation("tt.broadcast", "a tile with extents of 1 stretched")
+def broadcast(code: Any, op: Any) -> None:
+    code.alias(op.result, op.operands[0])
+
+
+@operation("tt.expand_dims", "a tile with another extent of 1")
+def expand_dims(code: Any, op: Any) -> None:
+    tile, axis = op.operands[0], op.integer("axis")
+    phys = code.phys(tile)
+    if phys == ():
+        code.alias(op.result, tile)
+        return
+    index = [":"] * len(phys)
+    index.insert(axis, "None")
+    wider = (*phys[:axis], 1, *phys[axis:])
+    code.set(op.result, f"{code.expr(tile)}[{', '.join(index)}]", wider)
+
+
+@operation("tt.reshape", "the same elements in another shape")
+def reshape(code: Any, op: Any) -> None:
+    tile = op.operands[0]
+    if code.phys(tile) == () or tile.type.shape == op.result.type.shape:
+        code.alias(op.result, tile)
+    else:
+        code.set(op.result, f"{code.full(tile)}.reshape({op.result.type.shape})")
+
+
+@operation("tt.trans", "a tile with its axes in another order")
+def transpose(code: Any, op: Any) -> None:
+    tile = op.operands[0]
+    phys = code.phys(tile)
+    order = _integers(op.attributes.get("order", ""))
+    if phys == ():
+        code.alias(op.result, tile)
+        return
+    call = ".T" if order == [1, 0] else f".transpose({tuple(order)})"
+    code.set(op.result, f"{code.expr(tile)}{call}", tuple(phys[axis] for axis in order))
+
+
+def _integers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"-?\b\d+\b", str(text).split(":", 1)[-1])]
+
+
+@operation("tt.join", "two tiles side by side along a new last axis")
+def join(code: Any, op: Any) -> None:
+    a, b = (code.full(operand) for operand in op.operands)
+    code.set(op.result, f"np.stack(({a}, {b}), -1)")
+
+
+@operation("tt.split", "a tile whose last extent is 2, as two")
+def split(code: Any, op: Any) -> None:
+    tile = op.operands[0]
+    phys = code.phys(tile)
+    for index, result in enumerate(op.results):
+        if phys == ():
+            code.alias(result, tile)
+            continue
+        which = index if phys[-1] == 2 else 0
+        leading = "..., " if len(phys) > 1 else ""
+        code.set(result, f"{code.expr(tile)}[{leading}{which}]", phys[:-1])
+
+
+@operation("tt.cat", "two tiles end to end")
+def concatenate(code: Any, op: Any) -> None:
+    a, b = (code.full(operand) for operand in op.operands)
+    code.set(op.result, f"np.concatenate(({a}, {b}))")
+
+
+@operation("tt.gather", "elements picked along an axis by a tile of indices")
+def gather(code: Any, op: Any) -> None:
+    source, indices = (code.full(operand) for operand in op.operands)
+    axis = op.integer("axis")
+    code.set(op.result, f"np.take_along_axis({source}, {indices}.astype(i64), {axis})")
+
+
+@operation("tt.histogram", "how often each value occurs")
+def histogram(code: Any, op: Any) -> None:
+    source = code.full(op.operands[0])
+    mask = code.expr(op.operands[1]) if len(op.operands) > 1 else "None"
+    code.set(op.result, f"histogram({source}, {mask}, {op.result.type.shape[0]})")
+
+
+# ---------------------------------------------------------------------------------------------
+# Pointers
+
+
+@operation("tt.addptr", "a pointer moved by elements")
+def add_pointer(code: Any, op: Any) -> None:
+    pointer, offset = op.operands
+    itemsize = code.pointee(pointer).itemsize
+    wide = DTYPES[offset.type.element].itemsize == 8
+    moved = (
+        f"{code.expr(offset)}" if wide or code.phys(offset) else f"i64.type({code.expr(offset)})"
+    )
+    known = code.known(offset)
+    if known is not None:
+        moved = code.constant(np.asarray(known, np.int64)[()] * np.int64(itemsize))
+    elif itemsize > 1:
+        moved = f"{moved} * {code.constant(np.int64(itemsize))}"
+    phys = code.join(code.phys(pointer), code.phys(offset))
+    code.set(op.result, f"{code.expr(pointer)} + {moved}", phys)
+
+
+@operation("tt.ptr_to_int", "a pointer's address")
+def pointer_to_integer(code: Any, op: Any) -> None:
+    code.alias(op.result, op.operands[0])
+
+
+@operation("tt.int_to_ptr", "an address as a pointer")
+def integer_to_pointer(code: Any, op: Any) -> None:
+    code.alias(op.result, op.operands[0])
+
+
+# ---------------------------------------------------------------------------------------------
+# Reductions
+
+# What a region of one operation on its two arguments is in numpy.
+UFUNCS = {
+    "arith.addf": "np.add", "arith.addi": "np.add",
+    "arith.mulf": "np.multiply", "arith.muli": "np.multiply",
+    "arith.maxnumf": "np.fmax", "arith.maximumf": "np.maximum", "arith.maxsi": "np.maximum",
+    "arith.minnumf": "np.fmin", "arith.minimumf": "np.minimum", "arith.minsi": "np.minimum",
+    "arith.maxui": "np.maximum", "arith.minui": "np.minimum",
+    "arith.andi": "np.bitwise_and", "arith.ori": "np.bitwise_or",
+    "arith.xori": "np.bitwise_xor",
+}  # fmt: skip
+UNSIGNED_ONES = ("arith.maxui", "arith.minui")
+# Arithmetic on i1 is modulo 2.
+BOOLEAN = {"np.add": "np.bitwise_xor", "np.multiply": "np.bitwise_and"}
+
+
+def _ufunc(op: Any) -> tuple[str, bool] | None:
+    """numpy's name for a region that is one known operation, and whether it is unsigned."""
+    region = op.regions[0]
+    if len(op.operands) != 1 or len(region.ops) != 2:
+        return None
+    body, end = region.ops
+    simple = body.name in UFUNCS and end.operands == [body.result]
+    if not simple or set(body.operands) != set(region.args):
+        return None
+    name = UFUNCS[body.name]
+    if op.operands[0].type.element == "i1":
+        name = BOOLEAN.get(name, name)
+        if name in ("np.maximum", "np.minimum"):
+            return None
+    return name, body.name in UNSIGNED_ONES
+
+
+@operation("tt.reduce", "a tile reduced along an axis by any associative function")
+def reduce(code: Any, op: Any) -> None:
+    axis = op.integer("axis")
+    if known := _ufunc(op):
+        name, unsigned = known
+        tile, dtype = op.operands[0], code.dtype(op.operands[0])
+        source = code.full(tile)
+        if unsigned:
+            source, view = f"{code.unsigned(source, tile)}", f".view({dtype})"
+            dtype = f"u{dtype[1:]}"
+        else:
+            view = ""
+        kind = f", dtype={dtype}" if name in ("np.add", "np.multiply") else ""
+        code.set(op.result, f"{name}.reduce({source}, axis={axis}{kind}){view}")
+        return
+    combine = code.combine(op)
+    sources = ", ".join(code.full(tile) for tile in op.operands)
+    code.set_many(op.results, f"reduce_with({combine}, {axis}, {sources})")
+
+
+@operation("tt.scan", "the running reduction of a tile along an axis")
+def scan(code: Any, op: Any) -> None:
+    axis, reverse = op.integer("axis"), op.flag("reverse")
+    known = _ufunc(op)
+    if known and not known[1]:
+        dtype = code.dtype(op.operands[0])
+        source = code.full(op.operands[0])
+        code.set(op.result, f"accumulate({known[0]}, {source}, {axis}, {reverse}, {dtype})")
+        return
+    combine = code.combine(op)
+    sources = ", ".join(code.full(tile) for tile in op.operands)
+    code.set_many(op.results, f"scan_with({combine}, {axis}, {reverse}, {sources})")
+
+
+@operation("tt.map_elementwise", "a scalar function applied to every element")
+def map_elementwise(code: Any, op: Any) -> None:
+    function = code.region_function(op, vector=False)
+    pack = op.integer("pack", 1)
+    dtypes = ", ".join(code.dtype(result) for result in op.results)
+    sources = ", ".join(code.full(tile) for tile in op.operands)
+    code.set_many(op.results, f"map_elementwise({function}, {pack}, ({dtypes},), {sources})")
+
+
+# ---------------------------------------------------------------------------------------------
+# Products
+
+
+@operation("tt.dot", "a @ b + c: fp32 sums of fp16, bf16, fp8 and fp32, int32 sums of int8")
+def dot(code: Any, op: Any) -> None:
+    a, b, c = op.operands
+    if code.dtype(c) != "f32":
+        code.set(op.result, f"dot({code.full(a)}, {code.full(b)}, {code.expr(c)})")
+        return
+    left, right = (_as_f32(code, operand) for operand in (a, b))
+    # np.dot has less to decide than np.matmul, and small tiles feel it.
+    product = "np.dot" if len(op.result.type.shape) == 2 else "np.matmul"
+    text = f"{product}({left}, {right})"
+    if not (code.known(c) is not None and np.all(code.known(c) == 0)):
+        text += f" + {code.expr(c)}"
+    code.set(op.result, text)
+
+
+def _as_f32(code: Any, operand: Any) -> str:
+    tile = code.full(operand)
+    return tile if code.dtype(operand) == "f32" else f"{tile}.astype(f32)"
+
+
+SCALED_KINDS = ("e4m3", "e5m2", "bf16", "fp16")
+
+
+@operation("tt.dot_scaled", "micro-scaled product of fp8, bf16 and fp16 (no fp4)")
+def dot_scaled(code: Any, op: Any) -> None:
+    kinds = [str(op.attributes.get(side, "")) for side in ("lhs", "rhs")]
+    if any(kind not in SCALED_KINDS for kind in kinds):
+        raise UnsupportedError(
+            f"the emulator's tt.dot_scaled takes {', '.join(SCALED_KINDS)}, not {kinds}",
+            place=op.place,
+        )
+    text = op.text.split("tt.dot_scaled", 1)[1].split(" : ", 1)[0]
+    a_part, rest = text.split(",", 1)
+    operands = list(op.operands)
+    a = operands.pop(0)
+    a_scale = operands.pop(0) if " scale " in a_part else None
+    b = operands.pop(0)
+    b_scale = operands.pop(0) if " scale " in rest else None
+    c = operands.pop(0)
+    tiles = []
+    for axis, tile, scale, kind in ((1, a, a_scale, kinds[0]), (0, b, b_scale, kinds[1])):
+        source = code.full(tile)
+        if code.dtype(tile) == "i8":
+            word = {"e4m3": "f8E4M3FN", "e5m2": "f8E5M2"}[kind]
+            source = f"{source}.view({word})"
+        factor = code.full(scale) if scale is not None else "None"
+        tiles.append(f"scaled({source}, {factor}, {axis})")
+    code.set(op.result, f"dot({tiles[0]}, {tiles[1]}, {code.expr(c)})")
