@@ -1,0 +1,204 @@
+"""What belongs to one emulated rank's host thread: its current stream, recording and accesses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft.base.errors import UnsupportedError
+from weft.base.place import Place
+from weft.emulator.actors import Actor
+from weft.emulator.clocks import Clock
+from weft.emulator.memory import Allocation
+from weft.emulator.recording import Recording
+from weft.emulator.spans import address_of, span_of
+from weft.emulator.streams import Event, EventRecord, EventWait, Stream, Work
+from weft.emulator.user_place import user_place
+
+if TYPE_CHECKING:
+    from weft.emulator.session import Session
+
+_THREAD = threading.local()
+
+# Names of tracked memory that no launch has given a better one yet.
+UNNAMED = "unnamed tensor"
+FRESH = "empty tensor"
+
+
+def current() -> RankContext | None:
+    """The context of the emulated rank whose host code calls; None elsewhere."""
+    return getattr(_THREAD, "context", None)
+
+
+class RankContext:
+    """One rank of a session. `belongings` is a place for others to keep what is per rank."""
+
+    def __init__(self, session: Session, rank: int) -> None:
+        machine = session.machine
+        self.session = session
+        self.machine = machine
+        self.rank = rank
+        self.checks = machine.checks
+        self.stream: Stream = machine.stream(rank, "main")
+        self.heap_ranges = session.heap_ranges
+        self.recording: Recording | None = None
+        self.belongings: dict[Any, Any] = {}
+
+    def __enter__(self) -> RankContext:
+        _THREAD.context = self
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        _THREAD.context = None
+
+    # ---- order
+
+    def settle(self, stream: Stream | None = None) -> None:
+        """Wait until the current stream's queue is empty; orders nothing by itself."""
+        stream = stream or self.stream
+        if not stream.idle:
+            target = stream.enqueued
+            self.machine.host_wait(
+                lambda: stream.done >= target,
+                f"the work queued on stream {stream.name} (on a GPU the host would go on here; "
+                "the emulator runs torch operations on the host)",
+            )
+
+    def synchronize(self, stream: Stream | None = None) -> None:
+        """Wait for the stream's earlier work, and know of it: what a GPU's host would do."""
+        stream = stream or self.stream
+        if not stream.idle:
+            target = stream.enqueued
+            self.machine.host_wait(
+                lambda: stream.done >= target, f"the work queued on stream {stream.name}"
+            )
+        self.machine.current_host().clock.join(stream.clock)
+
+    def past(self) -> Clock:
+        """What this rank's host and its current stream know and have done, for other ranks."""
+        if self.recording is not None:
+            raise UnsupportedError(
+                "ranks cannot meet on the host while a recording is under way: nothing that was "
+                "recorded has run; meet before or after it, or use world.barrier()",
+                place=user_place(),
+            )
+        self.settle()
+        clock = self.machine.host_publish(self.rank)
+        clock.join(self.stream.clock)
+        return clock
+
+    def learn(self, clocks: Iterable[Clock]) -> None:
+        """What follows on the host and on the current stream is ordered after all of `clocks`."""
+        host = self.machine.current_host()
+        for clock in clocks:
+            host.clock.join(clock)
+            self.stream.clock.join(clock)
+
+    @contextmanager
+    def operation(self, place: Place | None = None) -> Iterator[Actor]:
+        """Do something on this thread as if it were the current stream's next work."""
+        self.settle()
+        stream, work = self.stream, _Inline(place or user_place())
+        stream.enqueued += 1
+        work.stream, work.position = stream, stream.enqueued
+        work.clock = self.machine.host_publish(self.rank)
+        stream.active = work
+        stream.clock.join(work.clock)
+        stream.clock.prune(self.machine.agents)
+        work.clock = stream.clock.copy()
+        try:
+            yield self.machine.actor(work, "torch")
+        finally:
+            stream.finished(work)
+
+    # ---- device work
+
+    def enqueue(self, make: Callable[[], Work], stream: Stream | None = None) -> None:
+        """Queue the work that `make` makes, or record how to make it."""
+        stream = stream or self.stream
+        if self.recording is None:
+            stream.enqueue(make())
+        else:
+            self.recording.add(stream, make)
+
+    def order(self, later: Stream, earlier: Stream) -> None:
+        """Work of `later` from here on starts after what `earlier` holds now."""
+        if self.recording is not None:
+            self.recording.order(later, earlier)
+            return
+        if later is not earlier:
+            event, place = Event(), user_place()
+            earlier.enqueue(EventRecord(event, place=place))
+            later.enqueue(EventWait(event, place=place))
+
+    def record(self) -> Recording:
+        return Recording(self)
+
+    # ---- memory
+
+    def track(self, tensor: torch.Tensor, name: str, *, initialised: bool = True) -> Allocation:
+        """Let the checker know the memory behind `tensor`; it forgets it with the storage."""
+        memory = self.machine.memory
+        address = address_of(tensor)
+        known = memory.find(address)
+        if known is not None:
+            if known.name in (UNNAMED, FRESH):
+                known.name = name
+            return known
+        storage = tensor.untyped_storage()
+        base, nbytes = storage.data_ptr(), storage.nbytes()
+        shape: Sequence[int] = ()
+        if base == address and tensor.is_contiguous():
+            shape = tensor.shape
+            nbytes = tensor.numel() * tensor.element_size()
+        return memory.register(
+            base, nbytes, tensor.element_size(), self.rank, name,
+            initialised=initialised, shape=tuple(shape), owner=storage,
+        )  # fmt: skip
+
+    def address_taken(self, tensor: torch.Tensor, address: int) -> None:
+        """A tensor whose address is known may be reached by kernels through it."""
+        if address and self.machine.memory.find(address) is None:
+            if tensor.device.type == "cpu" and not self.on_heap(address):
+                self.track(tensor, UNNAMED)
+
+    def reach(self, tensor: torch.Tensor, address: int, name: str) -> None:
+        """A kernel or a copy gets `tensor` under the name `name`."""
+        known = self.machine.memory.find(address)
+        if known is None:
+            if not self.on_heap(address):
+                self.track(tensor, name)
+        elif known.name in (UNNAMED, FRESH):
+            known.name = name
+
+    def on_heap(self, address: int) -> bool:
+        """Is `address` on some rank's symmetric heap, allocated or not?"""
+        return any(address in addresses for addresses in self.heap_ranges)
+
+    def forget_if_filled(self, tensor: torch.Tensor) -> None:
+        """Fresh memory that torch has filled, and that no kernel knows, needs no shadow."""
+        memory = self.machine.memory
+        known = memory.find(address_of(tensor))
+        if known is not None and known.name == FRESH and known.heap_offset is None:
+            if tensor.numel() * tensor.element_size() == known.nbytes:
+                memory.forget(known)
+
+    def host_read(self, tensor: torch.Tensor) -> None:
+        """The host looks at values: the current stream's work first, as on a GPU."""
+        if tensor.numel() and self.machine.memory.find(address_of(tensor)) is not None:
+            if self.recording is not None:
+                raise UnsupportedError(
+                    "a recording cannot read a tensor's value on the host: at that moment nothing "
+                    "has run; read it after replay()",
+                    place=user_place(),
+                )
+            self.synchronize()
+            self.machine.host_access(self.rank, [span_of(tensor)], False, user_place())
+
+
+class _Inline(Work):
+    kind = "torch operation"

@@ -1,0 +1,167 @@
+"""What a process owns and emulated ranks must not share: environment, modules, random state.
+
+Ranks are threads of one process and one runs at a time. `Isolation.switch(rank)` is called right
+before a thread of another rank goes on; it puts the previous rank's state aside and the next
+one's in place. Most of it is a change of references; only random states are copied.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from types import ModuleType
+
+import numpy as np
+import torch
+
+TORCH_DEFAULT_SEED = 67280421310721
+MASTER_ADDRESS, MASTER_PORT = "127.0.0.1", "29500"
+
+
+class _RankState:
+    """One rank's process-wide state while another rank runs."""
+
+    def __init__(self, environment: dict, seed: int) -> None:
+        self.environment = environment
+        self.argv = sys.argv
+        self.modules: dict[str, ModuleType] = {}
+        # A fresh process starts torch from one fixed seed, and the others from entropy: here
+        # from the session's seed and the rank, so that a run can be repeated.
+        self.torch_state = torch.Generator().manual_seed(TORCH_DEFAULT_SEED).get_state()
+        self.numpy_generator = np.random.MT19937(seed)
+        self.python_state = random.Random(seed).getstate()
+        self.default_dtype = torch.get_default_dtype()
+
+
+class Isolation:
+    """The states of all ranks, and the process's own behind them.
+
+    `local_root` is the script's folder: modules imported from below it are kept per rank.
+    """
+
+    def __init__(
+        self,
+        num_ranks: int,
+        *,
+        num_nodes: int = 1,
+        seed: int = 0,
+        local_root: str | None = None,
+    ) -> None:
+        self.local_root = None if local_root is None else os.path.join(local_root, "")
+        base = dict(os.environ._data)  # type: ignore[attr-defined]
+        self.ranks = [
+            _RankState({**base, **_launcher_words(rank, num_ranks, num_nodes)}, seed * 65537 + rank)
+            for rank in range(num_ranks)
+        ]
+        self.current: int | None = None
+        self.num_modules = 0
+        self.known_modules: set[str] = set()
+
+    def start(self) -> None:
+        """Put the process's own state aside; ends with `stop`."""
+        self.own = _RankState(os.environ._data, 0)  # type: ignore[attr-defined]
+        self.own.python_state = random.getstate()
+        self.own.torch_state = torch.get_rng_state()
+        self.own.numpy_generator = np.random.get_bit_generator()
+        self.known_modules = set(sys.modules)
+        self.num_modules = len(sys.modules)
+
+    def stop(self) -> None:
+        """Give the process its own state back."""
+        if self.current is not None:
+            self._put_aside(self.ranks[self.current])
+            self._put_in_place(self.own)
+            self.current = None
+        _repair_c_environment(self.own.environment, [rank.environment for rank in self.ranks])
+
+    def switch(self, rank: int | None) -> None:
+        """Make the process look like `rank`'s; None is the process itself."""
+        if rank == self.current:
+            return
+        self._put_aside(self.own if self.current is None else self.ranks[self.current])
+        self._put_in_place(self.own if rank is None else self.ranks[rank])
+        self.current = rank
+
+    def _put_aside(self, state: _RankState) -> None:
+        state.torch_state = torch.get_rng_state()
+        state.python_state = random.getstate()
+        state.default_dtype = torch.get_default_dtype()
+        state.argv = sys.argv
+        if state is not self.own:
+            self._take_modules(state)
+
+    def _put_in_place(self, state: _RankState) -> None:
+        environment = state.environment
+        os.environ._data = environment  # type: ignore[attr-defined]
+        if hasattr(os, "environb"):
+            os.environb._data = environment  # type: ignore[attr-defined]
+        torch.set_rng_state(state.torch_state)
+        np.random.set_bit_generator(state.numpy_generator)
+        random.setstate(state.python_state)
+        if torch.get_default_dtype() is not state.default_dtype:
+            torch.set_default_dtype(state.default_dtype)
+        sys.argv = state.argv
+        if state.modules:
+            sys.modules.update(state.modules)
+            self.num_modules = len(sys.modules)
+
+    def _take_modules(self, state: _RankState) -> None:
+        """Move the rank's own modules out of `sys.modules`."""
+        if self.local_root is not None and len(sys.modules) != self.num_modules:
+            for name in sys.modules.keys() - self.known_modules - state.modules.keys():
+                file = getattr(sys.modules[name], "__file__", None) or ""
+                if file.startswith(self.local_root) and "site-packages" not in file:
+                    state.modules[name] = sys.modules[name]
+                else:
+                    self.known_modules.add(name)
+        for name in state.modules:
+            if name == "__main__":
+                sys.modules[name] = self.own_main
+            else:
+                sys.modules.pop(name, None)
+        self.num_modules = len(sys.modules)
+
+    def set_main(self, rank: int, module: ModuleType) -> None:
+        """Make `module` what `rank` sees as `__main__`."""
+        self.own_main = sys.modules["__main__"] if not hasattr(self, "own_main") else self.own_main
+        self.ranks[rank].modules["__main__"] = module
+        if self.current == rank:
+            sys.modules["__main__"] = module
+
+
+def _launcher_words(rank: int, num_ranks: int, num_nodes: int) -> dict:
+    """What torchrun puts into the environment of a rank, encoded as `os.environ` keeps it."""
+    node, local_rank, local_size = place_on_node(rank, num_ranks, num_nodes)
+    words = {
+        "RANK": rank,
+        "WORLD_SIZE": num_ranks,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_size,
+        "GROUP_RANK": node,
+        "GROUP_WORLD_SIZE": num_nodes,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": num_ranks,
+        "MASTER_ADDR": MASTER_ADDRESS,
+        "MASTER_PORT": MASTER_PORT,
+    }
+    encode_key, encode_value = os.environ.encodekey, os.environ.encodevalue
+    return {encode_key(key): encode_value(str(value)) for key, value in words.items()}
+
+
+def place_on_node(rank: int, num_ranks: int, num_nodes: int) -> tuple[int, int, int]:
+    """(node, local rank, ranks on that node); the first nodes take one more where it is uneven."""
+    size, larger = divmod(num_ranks, num_nodes)
+    node = rank // (size + 1) if rank < larger * (size + 1) else (rank - larger) // max(size, 1)
+    first = node * size + min(node, larger)
+    return node, rank - first, size + (node < larger)
+
+
+def _repair_c_environment(own: dict, others: list[dict]) -> None:
+    """Ranks that set a variable also changed the C library's environment: undo that."""
+    changed = {key for other in others for key in other if other[key] != own.get(key)}
+    for key in changed:
+        if key in own:
+            os.putenv(key, own[key])
+        else:
+            os.unsetenv(key)

@@ -1,0 +1,155 @@
+"""Ordinary Triton launches of an emulated rank, turned into work on its current stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.base.errors import UnsupportedError, UsageError
+from weft.emulator.codegen import EmulatedKernel, compile_ttir
+from weft.emulator.context import RankContext, current
+from weft.emulator.programs import Descriptor
+from weft.emulator.spans import address_of
+from weft.emulator.streams import KernelWork
+from weft.emulator.user_place import user_place
+from weft.language.triton_api import Launch
+
+_INTEGERS = {
+    "i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
+    "u1": np.bool_, "u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64,
+}  # fmt: skip
+_FLOATS = {"fp64": np.float64, "f64": np.float64, "fp32": np.float32, "f32": np.float32}
+_FLOATS.update({"fp16": np.float16, "f16": np.float16, "bf16": np.float32})
+
+
+def take_launch(launch: Launch) -> None:
+    """Queue `launch` on the current stream of the rank that made it."""
+    context = current()
+    place = user_place()
+    if context is None:
+        raise UsageError(
+            f"{launch.name} was launched inside weft.emulated() but not by a rank; launch it from "
+            "the function that is given to ranks.run(...)",
+            place=place,
+        )
+    kernel = compile_ttir(launch.text)
+    arguments = Arguments(context, launch)
+    if len(arguments.values) != len(kernel.parameters):
+        raise UnsupportedError(
+            f"{launch.name} takes {len(kernel.parameters)} values in TTIR "
+            f"({', '.join(p.name for p in kernel.parameters)}), but the launch gives "
+            f"{len(arguments.values)}",
+            place=place,
+        )
+    context.enqueue(_maker(kernel, launch, arguments, place))
+
+
+def _maker(kernel: EmulatedKernel, launch: Launch, arguments: Arguments, place: Any) -> Callable:
+    grid, values, keep, cooperative = (
+        launch.grid, arguments.values, arguments.keep, launch.cooperative,
+    )  # fmt: skip
+
+    def make() -> KernelWork:
+        return KernelWork(kernel, grid, values, cooperative=cooperative, place=place, keep=keep)
+
+    return make
+
+
+class Arguments:
+    """A launch's arguments as the generated function takes them; `keep` holds their tensors."""
+
+    def __init__(self, context: RankContext, launch: Launch) -> None:
+        self.context = context
+        self.launch = launch
+        self.values: list[Any] = []
+        self.keep: list[Any] = []
+        args = launch.args
+        for name, kind in launch.signature.items():
+            self._add(name, kind, args[name])
+
+    def _add(self, name: str, kind: Any, value: Any) -> None:
+        if isinstance(kind, tuple):
+            fields = getattr(value, "_fields", None) or range(len(kind))
+            for field, inner_kind, inner in zip(fields, kind, value, strict=True):
+                self._add(f"{name}.{field}", inner_kind, inner)
+        elif kind == "constexpr":
+            return
+        elif kind[0] == "*":
+            self.values.append(np.int64(self._address(name, value)))
+        elif kind.startswith("tensordesc"):
+            self.values.extend(self._descriptor(name, kind, value))
+        elif kind in _INTEGERS:
+            self.values.append(_integer(int(value), _INTEGERS[kind]))
+        elif kind in _FLOATS:
+            self.values.append(_FLOATS[kind](value))
+        else:
+            raise UnsupportedError(
+                f"{self.launch.name}: the emulator cannot pass {name} of Triton type {kind!r}",
+                place=user_place(),
+            )
+
+    def _address(self, name: str, value: Any) -> int:
+        """A tensor's address; the checker comes to know its memory as `name`."""
+        if isinstance(value, torch.Tensor):
+            return self._tensor(name, value)
+        if value is None:
+            return 0
+        if isinstance(value, int):
+            return value
+        base = getattr(value, "base", None)  # triton.reinterpret's wrapper
+        if isinstance(base, torch.Tensor):
+            return self._tensor(name, base)
+        return int(value.data_ptr())
+
+    def _tensor(self, name: str, tensor: torch.Tensor) -> int:
+        if tensor.device.type != "cpu":
+            raise UsageError(
+                f"{self.launch.name}: {name} is on {tensor.device}; emulated ranks compute on "
+                "world.device, the CPU",
+                place=user_place(),
+            )
+        address = address_of(tensor)
+        self.keep.append(tensor)
+        if address:
+            self.context.reach(tensor, address, name)
+        return address
+
+    def _descriptor(self, name: str, kind: str, value: Any) -> Iterator[Any]:
+        """A host-made descriptor: the object, then its extents and strides."""
+        tensor = value.base
+        address = self._tensor(name, tensor)
+        sizes = tuple(int(n) for n in value.shape)
+        strides = tuple(int(n) for n in value.strides)
+        dtype = torch_to_numpy(tensor.dtype)
+        padding = getattr(value, "padding", "zero")
+        yield Descriptor(address, sizes, strides, tuple(value.block_shape), dtype, padding)
+        yield from map(np.int32, sizes)
+        yield from map(np.int64, strides)
+
+
+def _integer(value: int, kind: type) -> Any:
+    """TTIR's integers have no sign: numbers keep their bits and are read as signed."""
+    if kind is np.bool_:
+        return np.bool_(value)
+    bits = np.dtype(kind).itemsize * 8
+    value &= (1 << bits) - 1
+    if value >> (bits - 1):
+        value -= 1 << bits
+    return np.dtype(f"i{bits // 8}").type(value)
+
+
+def torch_to_numpy(dtype: torch.dtype) -> np.dtype:
+    """The numpy dtype of a torch dtype's elements; those that numpy lacks are ml_dtypes'."""
+    import ml_dtypes
+
+    special = {
+        torch.bfloat16: ml_dtypes.bfloat16,
+        torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn,
+        torch.float8_e5m2: ml_dtypes.float8_e5m2,
+        torch.bool: np.bool_,
+    }
+    known = special.get(dtype)
+    return np.dtype(known if known is not None else str(dtype).removeprefix("torch."))

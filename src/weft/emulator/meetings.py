@@ -1,0 +1,158 @@
+"""Where emulated ranks' hosts meet: every host collective is an exchange of values.
+
+The n-th call of a group is one `Meeting`. A rank that enters leaves its value and what it knows
+of everybody's past; a rank that needs the others' values blocks, which lets the other ranks run.
+A meeting that not everybody enters ends in the scheduler's deadlock report, which names who is
+missing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from weft.base.errors import CallOrderError, UsageError
+from weft.base.place import Place
+from weft.emulator.context import RankContext, current
+from weft.emulator.user_place import user_place
+
+
+class Meeting:
+    """One collective call of one group.
+
+    Units   members: global ranks, in the group's order; values: by place in the group
+    """
+
+    def __init__(self, meetings: Meetings, key: Hashable, members: Sequence[int], what: str):
+        self.meetings = meetings
+        self.key = key
+        self.members = tuple(members)
+        self.what = what
+        self.values: dict[int, Any] = {}
+        self.pasts: dict[int, Any] = {}
+        self.places: dict[int, Place] = {}
+        self.shared: Any = None
+        self.has_shared = False
+        self.left = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.pasts) == len(self.members)
+
+    def missing(self) -> list[int]:
+        """Global ranks that have not entered."""
+        return [rank for i, rank in enumerate(self.members) if i not in self.pasts]
+
+    def enter(self, what: str, position: int, value: Any) -> None:
+        if what != self.what:
+            first = next(iter(self.places))
+            place = user_place()
+            raise CallOrderError(
+                f"rank {self.members[position]} calls {what} where rank {self.members[first]} "
+                f"calls {self.what} (call {self.key[-1]} of group {list(self.members)}); "
+                "every rank of a group makes the same calls in the same order\n"
+                f"  rank {self.members[first]} at {self.places[first]}",
+                place=place,
+            )
+        self.values[position] = value
+        self.places[position] = user_place()
+        self.pasts[position] = _context().past()
+        self.meetings.machine.host_changed()
+
+    def wait(self, position: int, sources: Sequence[int] | None = None) -> list[Any]:
+        """Everybody's values; blocks until `sources` (places in the group; all) have entered."""
+        needed = range(len(self.members)) if sources is None else sources
+        self.meetings.machine.host_wait(
+            lambda: all(i in self.pasts for i in needed), _Missing(self)
+        )
+        _context().learn(self.pasts[i] for i in needed)
+        return [self.values.get(i) for i in range(len(self.members))]
+
+    def once(self, make: Callable[[], Any]) -> Any:
+        """`make()`, computed by the first rank that asks; the same object for everybody."""
+        if not self.has_shared:
+            self.shared, self.has_shared = make(), True
+        return self.shared
+
+    def leave(self) -> None:
+        """The rank has all it needs; the last one lets the meeting go."""
+        self.left += 1
+        if self.left == len(self.members):
+            self.meetings.open.pop(self.key, None)
+
+
+class _Missing:
+    """Why a rank waits, in words made only when a report asks for them."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self.meeting = meeting
+
+    def __str__(self) -> str:
+        meeting = self.meeting
+        missing = meeting.missing()
+        ranks = ", ".join(map(str, missing)) or "nobody"
+        return (
+            f"{meeting.what} on ranks {list(meeting.members)}: "
+            f"rank{'s' if len(missing) > 1 else ''} {ranks} did not enter it"
+        )
+
+
+class Meetings:
+    """All meetings of one session, and how often each rank has called in each group."""
+
+    def __init__(self, machine: Any) -> None:
+        self.machine = machine
+        self.open: dict[Hashable, Meeting] = {}
+        self.calls: dict[Hashable, int] = defaultdict(int)
+        self.letters: dict[Hashable, list[tuple[Any, Any]]] = defaultdict(list)
+
+    def enter(
+        self, group: Hashable, members: Sequence[int], position: int, what: str, value: Any
+    ) -> Meeting:
+        """Take part in this rank's next call of `group`; does not block."""
+        counter = (group, position)
+        number = self.calls[counter]
+        self.calls[counter] = number + 1
+        key = (group, number)
+        meeting = self.open.get(key)
+        if meeting is None:
+            meeting = self.open[key] = Meeting(self, key, members, what)
+        meeting.enter(what, position, value)
+        return meeting
+
+    def exchange(
+        self, group: Hashable, members: Sequence[int], position: int, what: str, value: Any
+    ) -> list[Any]:
+        """Every member's value, in the group's order; blocks until all have come."""
+        meeting = self.enter(group, members, position, what, value)
+        values = meeting.wait(position)
+        meeting.leave()
+        return values
+
+    def post(self, box: Hashable, value: Any) -> None:
+        """Leave `value` in a mailbox; waits for nobody else."""
+        self.letters[box].append((value, _context().past()))
+        self.machine.host_changed()
+
+    def collect(self, boxes: Sequence[Hashable], why: str) -> tuple[int, Any]:
+        """(which box, value) of the first letter in any of `boxes`; blocks until there is one."""
+
+        def filled() -> int | None:
+            return next((i for i, box in enumerate(boxes) if self.letters.get(box)), None)
+
+        self.machine.host_wait(lambda: filled() is not None, why)
+        chosen = filled()
+        value, past = self.letters[boxes[chosen]].pop(0)
+        _context().learn([past])
+        return chosen, value
+
+
+def _context() -> RankContext:
+    context = current()
+    if context is None:
+        raise UsageError(
+            "emulated ranks meet in their own host code, not in a thread they started",
+            place=user_place(),
+        )
+    return context

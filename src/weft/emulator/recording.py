@@ -1,0 +1,200 @@
+"""Recording and replay of a rank's device work, as a CUDA graph would.
+
+Nothing runs while a recording is made. It keeps how to make each piece of work again, with its
+arguments frozen, and each replay queues all of it behind the stream that replays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft.base.errors import UsageError
+from weft.base.place import Place
+from weft.emulator.spans import span_of
+from weft.emulator.streams import Event, EventRecord, EventWait, Stream, Work
+from weft.emulator.user_place import user_place
+
+if TYPE_CHECKING:
+    from weft.emulator.context import RankContext
+
+MakeWork = Callable[[], Work]
+
+
+@dataclass
+class _Branch:
+    """One recorded stream: how much it holds, and how much of every branch it is ordered after."""
+
+    length: int = 0
+    knows: dict[str, int] = field(default_factory=dict)
+
+
+class Recording:
+    """The frozen work of one pair of brackets. Made by `RankContext.record`."""
+
+    def __init__(self, context: RankContext) -> None:
+        self.context = context
+        self.root = context.stream.name
+        self.place = user_place()
+        self.steps: list[tuple[str, MakeWork | _Point | _Wait]] = []
+        self.branches: dict[str, _Branch] = {self.root: _Branch()}
+        self.finished = False
+        self.results: list[Any] = []
+
+    def __enter__(self) -> Recording:
+        if self.context.recording is not None:
+            raise UsageError(
+                "a recording is under way already; recordings do not nest", place=user_place()
+            )
+        self.context.recording = self
+        return self
+
+    def __exit__(self, kind: type | None, *failure: Any) -> None:
+        self.context.recording = None
+        self.finished = kind is None
+        if kind is None:
+            self._check_joined()
+
+    def add(self, stream: Stream, make: MakeWork) -> None:
+        """Remember one piece of work of `stream`."""
+        branch = self._branch(stream)
+        branch.length += 1
+        branch.knows[stream.name] = branch.length
+        self.steps.append((stream.name, make))
+
+    def order(self, later: Stream, earlier: Stream) -> None:
+        """Work recorded on `later` from here on starts after what `earlier` holds now."""
+        source = self.branches.get(earlier.name)
+        if source is None:
+            raise UsageError(
+                f"stream {later.name!r} waits for stream {earlier.name!r}, which holds nothing "
+                "of this recording; let it wait for the recording's own stream first",
+                place=user_place(),
+            )
+        target = self.branches.setdefault(later.name, _Branch())
+        for name, length in source.knows.items():
+            target.knows[name] = max(target.knows.get(name, 0), length)
+        point = _Point(user_place())
+        self.steps.append((earlier.name, point))
+        self.steps.append((later.name, _Wait(point)))
+
+    def _branch(self, stream: Stream) -> _Branch:
+        branch = self.branches.get(stream.name)
+        if branch is None:
+            raise UsageError(
+                f"work on stream {stream.name!r} is not part of the recording on stream "
+                f"{self.root!r}: nothing orders it; call stream.wait(...) on it first",
+                place=user_place(),
+            )
+        return branch
+
+    def _check_joined(self) -> None:
+        known = self.branches[self.root].knows
+        for name, branch in self.branches.items():
+            if branch.length > known.get(name, 0):
+                raise UsageError(
+                    f"the recording ends with work on stream {name!r} that stream {self.root!r} "
+                    f"has not waited for; call wait({name!r}'s stream) before the end",
+                    place=self.place,
+                )
+
+    def replay(self) -> None:
+        """Queue all of it behind the current stream's work; the host does not wait."""
+        context = self.context
+        if not self.finished:
+            raise UsageError("replay() before the recording has ended", place=user_place())
+        if context.recording is not None:
+            raise UsageError("replay() within a recording", place=user_place())
+        machine, rank = context.machine, context.rank
+        streams = {
+            # The other branches of a graph run on streams of its own.
+            name: machine.stream(rank, f"{name} of recording {id(self):x}")
+            for name in self.branches
+        }
+        streams[self.root] = context.stream
+        events: dict[_Point, Event] = {}
+        for name, step in self.steps:
+            if isinstance(step, _Point):
+                events[step] = Event()
+                work: Work = EventRecord(events[step], place=step.place)
+            elif isinstance(step, _Wait):
+                work = EventWait(events[step.point], place=step.point.place)
+            else:
+                work = step()
+            streams[name].enqueue(work)
+
+    # ---- torch operations
+
+    def torch_operation(self, mode: Any, func: Any, manner: Any, args: tuple, kwargs: dict) -> Any:
+        """Remember a torch operation; its outputs get their values at each replay."""
+        context, place = self.context, user_place()
+        if manner.writes:
+            outputs = _written(manner, args, kwargs)
+            result: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
+        else:
+            result = func(*args, **kwargs)  # for shapes and memory; the values mean nothing yet
+            outputs = [t for t in _flat(result) if isinstance(t, torch.Tensor)]
+            for tensor in outputs:
+                context.track(tensor, "recorded tensor", initialised=False)
+        for tensor in _flat((args, tuple(kwargs.values()))):
+            if isinstance(tensor, torch.Tensor):
+                context.track(tensor, "recorded tensor")
+
+        def run(actor: Any) -> None:
+            mode.report_accesses(func, manner, args, kwargs, actor)
+            again = func(*args, **kwargs)
+            if not manner.writes:
+                for tensor, value in zip(outputs, _tensors_in(again), strict=True):
+                    actor.access([span_of(tensor)], True)
+                    tensor.copy_(value)
+
+        self.add(context.stream, lambda: TorchWork(run, place, keep=(args, kwargs, outputs)))
+        return result
+
+
+class TorchWork(Work):
+    """A recorded torch operation in its stream's order."""
+
+    kind = "torch operation"
+
+    def __init__(self, call: Callable[[Any], None], place: Place, keep: Any) -> None:
+        super().__init__(place)
+        self.call = call
+        self.keep = keep
+
+    def start(self, machine: Any) -> None:
+        with torch.no_grad():
+            self.call(machine.actor(self, "torch"))
+        self.stream.finished(self)
+
+
+class _Point:
+    """A moment of one branch for which another branch waits."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+
+@dataclass(frozen=True)
+class _Wait:
+    point: _Point
+
+
+def _written(manner: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    named = [*zip(manner.names, args, strict=False), *kwargs.items()]
+    return [value for name, value in named if name in manner.writes]
+
+
+def _flat(values: Any):
+    if isinstance(values, (tuple, list)):
+        for value in values:
+            yield from _flat(value)
+    else:
+        yield values
+
+
+def _tensors_in(values: Any) -> list[torch.Tensor]:
+    return [value for value in _flat(values) if isinstance(value, torch.Tensor)]

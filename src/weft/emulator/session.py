@@ -1,0 +1,213 @@
+"""A session: emulated ranks in this process, and what is run on them.
+
+    with weft.emulated(ranks=4) as ranks:
+        results = ranks.run(main)
+
+Inside `run` every rank is a thread, and one runs at a time. All that a process would own is
+switched with the rank; all that a script asks of torch, torch.distributed and Triton is answered
+by the emulated machine.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from weft.base.errors import UsageError
+from weft.base.report import Finding, Report, Side
+from weft.emulator.clocks import Clock
+from weft.emulator.context import RankContext, current
+from weft.emulator.isolation import Isolation
+from weft.emulator.launches import take_launch
+from weft.emulator.machine import Machine
+from weft.emulator.meetings import Meetings
+from weft.emulator.process_group import Distributed, RankGroups
+from weft.emulator.torch_ops import TorchOperations, intercept_host_reads
+from weft.emulator.user_place import user_place
+from weft.language import triton_api
+
+_open: list[Session] = []
+
+
+def active() -> bool:
+    """Is the caller the host code of an emulated rank?"""
+    return current() is not None
+
+
+class Session:
+    """Emulated ranks. Made by `emulated`; `report` holds what was found so far.
+
+    `results` and `errors` are the last run's, by rank.
+    """
+
+    def __init__(
+        self, ranks: int, nodes: int, seed: int, num_sms: int, checks: bool, collect: bool,
+        name: str, local_root: str | None,
+    ) -> None:  # fmt: skip
+        self.num_ranks = ranks
+        self.num_nodes = nodes
+        self.collect = collect
+        self.machine = Machine(
+            ranks, num_nodes=nodes, seed=seed, num_sms=num_sms, checks=checks, name=name
+        )
+        self.isolation = Isolation(ranks, num_nodes=nodes, seed=seed, local_root=local_root)
+        self.machine.on_switch = self.isolation.switch
+        self.meetings = Meetings(self.machine)
+        self.distributed = Distributed(self.machine, ranks, self.meetings)
+        self.heap_ranges: list[range] = []
+        self.shared: dict[Any, Any] = {}
+        self.contexts = [RankContext(self, rank) for rank in range(ranks)]
+        self.groups = [RankGroups() for _ in range(ranks)]
+        self.results: list[Any] = []
+        self.errors: dict[int, BaseException] = {}
+
+    @property
+    def report(self) -> Report:
+        return self.machine.report
+
+    def run(self, main: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run `main(*args)` on every rank; returns the results in rank order.
+
+        A `main` that takes one parameter more than `args` gets its rank first.
+
+        Raises  what the machine found first, else what a rank's code raised; with `collect`
+                findings are only filed in `report`
+        """
+        if _open[-1:] != [self]:
+            raise UsageError("ranks.run() works inside its own `with weft.emulated(...)` block")
+        wants_rank = _wants_rank(main, args)
+        return self.run_each(
+            [
+                lambda rank=rank: main(*((rank,) if wants_rank else ()), *args)
+                for rank in range(self.num_ranks)
+            ]
+        )
+
+    def run_each(self, mains: list[Callable[[], Any]]) -> list[Any]:
+        """Run one function per rank; see `run`."""
+        machine = self.machine
+        past = self._common_past()
+        machine._rank_in_front = -1
+        hosts = [
+            machine.add_host(rank, lambda rank=rank, main=main: self._on_rank(rank, main))
+            for rank, main in enumerate(mains)
+        ]
+        for host in hosts:
+            host.clock.join(past)
+        before = len(machine.report.findings)
+        try:
+            machine.run()
+        finally:
+            self.isolation.switch(None)
+        self.results = [host.result for host in hosts]
+        self.errors = {host.rank: host.error for host in hosts if host.error is not None}
+        self._raise_first(before)
+        return self.results
+
+    def _on_rank(self, rank: int, main: Callable[[], Any]) -> Any:
+        """The bottom of a rank's thread."""
+        context = self.contexts[rank]
+        with context, self.distributed.rank(self.groups[rank]), TorchOperations(context):
+            try:
+                return main()
+            except triton_api.CompilationError as error:
+                raise triton_api.compile_error(error, "the kernel", "emu") from error
+
+    def _common_past(self) -> Clock:
+        """All that has happened in earlier runs: whatever follows is ordered after it."""
+        clock = Clock()
+        for rank, host in self.machine.hosts.items():
+            clock.join(self.machine.host_publish(rank))
+            clock.join(host.clock)
+        for rank in range(self.num_ranks):
+            for stream in self.machine.streams(rank):
+                clock.join(stream.clock)
+        return clock
+
+    def _raise_first(self, before: int) -> None:
+        error = self.machine.error
+        found = len(self.machine.report.findings) > before
+        if error is not None and found and not self.collect:
+            cause = next(iter(self.errors.values()), None)
+            raise error from cause
+        if self.errors and not (found and self.collect):
+            rank, failure = min(self.errors.items(), key=lambda item: item[0])
+            failure.add_note(f"(raised on emulated rank {rank})") if hasattr(
+                failure, "add_note"
+            ) else None
+            raise failure
+
+    def close(self) -> None:
+        for context in self.contexts:
+            context.belongings.clear()
+        self.shared.clear()
+
+
+def _wants_rank(main: Callable[..., Any], args: tuple) -> bool:
+    try:
+        signature = inspect.signature(main)
+    except (TypeError, ValueError):
+        return False
+    try:
+        signature.bind(*args)
+        return False
+    except TypeError:
+        pass
+    try:
+        signature.bind(0, *args)
+    except TypeError:
+        raise UsageError(
+            f"{getattr(main, '__name__', main)}{signature} takes neither the {len(args)} given "
+            "arguments nor these and its rank",
+            place=user_place(),
+        ) from None
+    return True
+
+
+@contextmanager
+def emulated(
+    ranks: int = 4, nodes: int = 1, seed: int = 0, num_sms: int = 132, checks: bool = True,
+    collect: bool = False, *, name: str = "program", local_root: str | None = None,
+) -> Iterator[Session]:  # fmt: skip
+    """Emulated ranks in this process; `.run(main)` runs a function on each of them.
+
+    `seed` chooses the schedule: the same seed is the same run. `collect` files findings in
+    `.report` where they would otherwise be raised. Modules from below `local_root` are kept per
+    rank, as are the environment, the random states and the default process group.
+
+    Units   nodes: hosts that the ranks are spread over; num_sms: programs resident on one rank
+    """
+    if ranks < 1 or not 1 <= nodes <= ranks:
+        raise UsageError(
+            f"cannot emulate {ranks} ranks on {nodes} nodes; ask for at least one rank, and for "
+            "1 .. ranks nodes"
+        )
+    if num_sms < 1:
+        raise UsageError(f"num_sms={num_sms}: a rank holds at least one program")
+    if _open:
+        raise UsageError("weft.emulated() does not nest: leave the outer block first")
+    session = Session(ranks, nodes, seed, num_sms, checks, collect, name, local_root)
+    with ExitStack() as stack:
+        _open.append(session)
+        stack.callback(_open.remove, session)
+        stack.callback(session.close)
+        stack.callback(triton_api.take_launches(take_launch, num_sms))
+        stack.callback(session.distributed.install())
+        stack.callback(intercept_host_reads())
+        session.isolation.start()
+        stack.callback(session.isolation.stop)
+        grad = torch.autograd.set_multithreading_enabled(False)
+        stack.callback(grad.__exit__, None, None, None)
+        yield session
+
+
+def finding_of(error: BaseException, rank: int) -> Finding:
+    """An exception of a rank's code as a finding, for reports."""
+    place = getattr(error, "place", None)
+    fields: dict[str, Any] = {"rank": rank, "kernel": "host", "note": "raises"}
+    side = Side.at(place, **fields) if place else Side(**fields)
+    return Finding("error", f"{type(error).__name__}: {error}", side)

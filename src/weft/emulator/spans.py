@@ -1,0 +1,24 @@
+"""torch tensors as the emulator's actors take them: addresses, shapes and strides in bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from weft.emulator.actors import Span
+
+# The checker looks at bytes: for it an element is an unsigned integer of the same size.
+CELLS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+CELLS[16] = np.dtype(np.complex128)
+
+# torch's own method: while a session is on, Tensor.data_ptr also tells the checker.
+address_of = torch._C.TensorBase.data_ptr
+
+
+def span_of(tensor: torch.Tensor) -> Span:
+    """(address, shape, strides in bytes, dtype) of a strided tensor; repeats are left out."""
+    size = tensor.element_size()
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    if 0 in strides:
+        shape = tuple(min(n, 1) if s == 0 else n for n, s in zip(shape, strides, strict=True))
+    return address_of(tensor), shape, tuple(s * size for s in strides), CELLS[size]

@@ -1,0 +1,230 @@
+"""torch operations of an emulated rank, as the checker sees them.
+
+An operation belongs to the rank's current stream: where its tensors are tracked memory (symmetric,
+or seen by a kernel), that stream's earlier work finishes first while other ranks go on, and its
+reads and writes are accesses like a kernel's. Fresh memory is a pattern that nobody mistakes for
+a value, and unwritten until somebody writes it. All other operations pay one look at addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from weft.base.errors import UnsupportedError
+from weft.emulator.actors import Actor
+from weft.emulator.context import FRESH, RankContext, current
+from weft.emulator.spans import address_of, span_of
+from weft.emulator.user_place import user_place
+
+aten = torch.ops.aten
+
+# Bytes of fresh memory that is no floating-point number: a huge negative integer.
+GARBAGE_BYTE = 0xA5
+
+_FRESH = {
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}
+
+# In-place operations that do not look at what they overwrite.
+_OVERWRITING = (
+    "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_",
+    "log_normal_", "cauchy_", "geometric_", "trunc_normal_",
+)  # fmt: skip
+
+# What reads a tensor's values on the host, where a GPU would have to wait as well.
+_HOST_READS = {aten._local_scalar_dense.default, aten.equal.default}
+
+# Copies move unwritten memory without looking at it.
+_COPIES = {aten.clone.default, aten._to_copy.default, aten.copy_.default, aten.cat.default}
+
+
+@dataclass(frozen=True)
+class _Manner:
+    """How one torch operation treats its arguments, found once per operation."""
+
+    is_view: bool
+    writes: frozenset[str]
+    reads_written: bool
+    names: tuple[str, ...]
+
+
+_manners: dict[Any, _Manner] = {}
+
+
+def _manner(func: Any) -> _Manner:
+    manner = _manners.get(func)
+    if manner is None:
+        schema = func._schema
+        written = frozenset(
+            a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
+        )
+        outs = {a.name for a in schema.arguments if a.is_out}
+        base = schema.name.split("::")[-1]
+        manner = _manners[func] = _Manner(
+            is_view=bool(getattr(func, "is_view", False)) or base in _METADATA,
+            writes=written,
+            reads_written=not (outs or base in _OVERWRITING),
+            names=tuple(a.name for a in schema.arguments),
+        )
+    return manner
+
+
+_METADATA = {
+    "_unsafe_view", "resize_", "set_", "sym_size", "sym_stride", "sym_numel", "size", "stride",
+    "numel", "dim", "is_pinned", "is_same_size", "is_contiguous", "requires_grad_", "detach_",
+    "unsqueeze_", "squeeze_", "transpose_", "t_", "as_strided_", "_has_same_storage_numel",
+}  # fmt: skip
+
+
+class TorchOperations(TorchDispatchMode):
+    """Active on every rank's thread."""
+
+    def __init__(self, context: RankContext) -> None:
+        super().__init__()
+        self.context = context
+        self.memory = context.machine.memory
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        manner = _manners.get(func) or _manner(func)
+        if manner.is_view:
+            return func(*args, **kwargs)
+        if func in _FRESH:
+            result = func(*args, **kwargs)
+            self._unwritten(result)
+            return result
+        if self.context.recording is not None:
+            return self._record(func, manner, args, kwargs)
+        find = self.memory.find
+        for tensor in _tensors(args):
+            if find(address_of(tensor)) is not None:
+                return self._tracked(func, manner, args, kwargs)
+        if kwargs:
+            for tensor in _tensors(kwargs.values()):
+                if find(address_of(tensor)) is not None:
+                    return self._tracked(func, manner, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _tracked(self, func, manner: _Manner, args, kwargs):
+        if func in _HOST_READS:
+            for tensor in _tensors(args):
+                self.context.host_read(tensor)
+            return func(*args, **kwargs)
+        with self.context.operation() as actor:
+            if self.context.checks:
+                self.report_accesses(func, manner, args, kwargs, actor)
+            result = func(*args, **kwargs)
+        self._forget_overwritten(manner, args, kwargs)
+        return result
+
+    def report_accesses(self, func, manner: _Manner, args, kwargs, actor: Actor) -> None:
+        """Tell the checker what `func` is about to read and write."""
+        find = self.memory.find
+        named = [*zip(manner.names, args, strict=False), *kwargs.items()]
+        looks = func not in _COPIES
+        for name, value in named:
+            written = name in manner.writes
+            for tensor in _tensors((value,)):
+                if not tensor.numel() or find(address_of(tensor)) is None:
+                    continue
+                span = [span_of(tensor)]
+                if not written or manner.reads_written:
+                    actor.access(span, False, looks=looks)
+                if written:
+                    actor.access(span, True)
+
+    def _unwritten(self, tensor: torch.Tensor) -> None:
+        """Fresh memory: a pattern that stands out, tracked until all of it is written."""
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
+            return
+        if tensor.numel() and self.context.checks:
+            fill_with_garbage(tensor)
+            self.context.track(tensor, FRESH, initialised=False)
+
+    def _forget_overwritten(self, manner: _Manner, args, kwargs) -> None:
+        """What torch has filled and no kernel has seen is of no more interest."""
+        for name, value in [*zip(manner.names, args, strict=False), *kwargs.items()]:
+            if name in manner.writes and isinstance(value, torch.Tensor):
+                self.context.forget_if_filled(value)
+
+    def _record(self, func, manner: _Manner, args, kwargs):
+        """While a recording is made: run nothing, and remember what to run at each replay."""
+        if func in _HOST_READS:
+            raise UnsupportedError(
+                "a recording cannot read a tensor's value on the host: at that moment nothing "
+                "has run; read it after replay()",
+                place=user_place(),
+            )
+        if not any(True for _ in _tensors((*args, *kwargs.values()))):
+            return func(*args, **kwargs)  # a constant: made once, as while capturing a graph
+        return self.context.recording.torch_operation(self, func, manner, args, kwargs)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif type(value) in (list, tuple):
+            for item in value:
+                if isinstance(item, torch.Tensor):
+                    yield item
+
+
+def fill_with_garbage(tensor: torch.Tensor) -> None:
+    """NaN, or for other dtypes a byte pattern, over all of the tensor's storage."""
+    if tensor.is_floating_point():
+        tensor.fill_(float("nan"))
+    elif not tensor.is_complex() and tensor.dtype is not torch.bool and tensor.is_contiguous():
+        tensor.view(-1).view(torch.uint8).fill_(GARBAGE_BYTE)
+
+
+# ---------------------------------------------------------------------------------------------
+# What reads tensors without an operation
+
+
+def intercept_host_reads() -> Callable[[], None]:
+    """Make the methods that bypass torch's dispatcher wait as operations do; returns the undo."""
+    plain = {
+        name: (getattr(torch.Tensor, name), name in vars(torch.Tensor))
+        for name in ("tolist", "numpy", "__repr__", "data_ptr", "__reduce_ex__")
+    }
+
+    def reading(base: Callable) -> Callable:
+        def method(self, *args, **kwargs):
+            context = current()
+            if context is not None and self.device.type == "cpu":
+                context.host_read(self)
+            return base(self, *args, **kwargs)
+
+        return method
+
+    def addressing(base: Callable) -> Callable:
+        def data_ptr(self):
+            context = current()
+            if context is not None:
+                context.address_taken(self, base(self))
+            return base(self)
+
+        return data_ptr
+
+    for name, (base, _) in plain.items():
+        wrapper = addressing(base) if name == "data_ptr" else reading(base)
+        setattr(torch.Tensor, name, wrapper)
+
+    def restore() -> None:
+        for name, (base, own) in plain.items():
+            if own:
+                setattr(torch.Tensor, name, base)
+            else:
+                delattr(torch.Tensor, name)
+
+    return restore
