@@ -78,8 +78,10 @@ class RankContext:
             )
         self.machine.current_host().clock.join(stream.clock)
 
-    def past(self) -> Clock:
-        """What this rank's host and its current stream know and have done, for other ranks."""
+    def past(self, in_stream: bool = True) -> Clock:
+        """What this rank's host, and its current stream, know and have done, for other ranks."""
+        if not in_stream:
+            return self.machine.host_publish(self.rank)
         if self.recording is not None:
             raise UnsupportedError(
                 "ranks cannot meet on the host while a recording is under way: nothing that was "
@@ -91,12 +93,13 @@ class RankContext:
         clock.join(self.stream.clock)
         return clock
 
-    def learn(self, clocks: Iterable[Clock]) -> None:
-        """What follows on the host and on the current stream is ordered after all of `clocks`."""
+    def learn(self, clocks: Iterable[Clock], in_stream: bool = True) -> None:
+        """What follows on the host, and on the current stream, is ordered after `clocks`."""
         host = self.machine.current_host()
         for clock in clocks:
             host.clock.join(clock)
-            self.stream.clock.join(clock)
+            if in_stream:
+                self.stream.clock.join(clock)
 
     @contextmanager
     def operation(self, place: Place | None = None) -> Iterator[Actor]:

@@ -44,7 +44,7 @@ class Meeting:
         """Global ranks that have not entered."""
         return [rank for i, rank in enumerate(self.members) if i not in self.pasts]
 
-    def enter(self, what: str, position: int, value: Any) -> None:
+    def enter(self, what: str, position: int, value: Any, in_stream: bool) -> None:
         if what != self.what:
             first = next(iter(self.places))
             place = user_place()
@@ -57,16 +57,18 @@ class Meeting:
             )
         self.values[position] = value
         self.places[position] = user_place()
-        self.pasts[position] = _context().past()
+        self.pasts[position] = _context().past(in_stream)
         self.meetings.machine.host_changed()
 
-    def wait(self, position: int, sources: Sequence[int] | None = None) -> list[Any]:
+    def wait(
+        self, position: int, sources: Sequence[int] | None = None, *, in_stream: bool = True
+    ) -> list[Any]:
         """Everybody's values; blocks until `sources` (places in the group; all) have entered."""
         needed = range(len(self.members)) if sources is None else sources
         self.meetings.machine.host_wait(
             lambda: all(i in self.pasts for i in needed), _Missing(self)
         )
-        _context().learn(self.pasts[i] for i in needed)
+        _context().learn((self.pasts[i] for i in needed), in_stream)
         return [self.values.get(i) for i in range(len(self.members))]
 
     def once(self, make: Callable[[], Any]) -> Any:
@@ -108,9 +110,14 @@ class Meetings:
         self.letters: dict[Hashable, list[tuple[Any, Any]]] = defaultdict(list)
 
     def enter(
-        self, group: Hashable, members: Sequence[int], position: int, what: str, value: Any
+        self, group: Hashable, members: Sequence[int], position: int, what: str, value: Any,
+        *, in_stream: bool = True,
     ) -> Meeting:
-        """Take part in this rank's next call of `group`; does not block."""
+        """Take part in this rank's next call of `group`; does not wait for the others.
+
+        `in_stream`: the call belongs to the current stream, behind its earlier work; else to
+        the host alone, which may be far ahead of its streams.
+        """
         counter = (group, position)
         number = self.calls[counter]
         self.calls[counter] = number + 1
@@ -118,15 +125,16 @@ class Meetings:
         meeting = self.open.get(key)
         if meeting is None:
             meeting = self.open[key] = Meeting(self, key, members, what)
-        meeting.enter(what, position, value)
+        meeting.enter(what, position, value, in_stream)
         return meeting
 
     def exchange(
-        self, group: Hashable, members: Sequence[int], position: int, what: str, value: Any
+        self, group: Hashable, members: Sequence[int], position: int, what: str, value: Any,
+        *, in_stream: bool = True,
     ) -> list[Any]:
         """Every member's value, in the group's order; blocks until all have come."""
-        meeting = self.enter(group, members, position, what, value)
-        values = meeting.wait(position)
+        meeting = self.enter(group, members, position, what, value, in_stream=in_stream)
+        values = meeting.wait(position, in_stream=in_stream)
         meeting.leave()
         return values
 

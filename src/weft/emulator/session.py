@@ -60,6 +60,7 @@ class Session:
         self.distributed = Distributed(self.machine, ranks, self.meetings)
         self.heap_ranges: list[range] = []
         self.shared: dict[Any, Any] = {}
+        self.closing: list[tuple[Any, Callable[[], None]]] = []
         self.contexts = [RankContext(self, rank) for rank in range(ranks)]
         self.groups = [RankGroups() for _ in range(ranks)]
         self.results: list[Any] = []
@@ -142,6 +143,8 @@ class Session:
             raise failure
 
     def close(self) -> None:
+        for _, forget in self.closing:
+            forget()
         for context in self.contexts:
             context.belongings.clear()
         self.shared.clear()

@@ -40,6 +40,13 @@ def remove(scope: Hashable, world: World) -> None:
             del _worlds[scope, world.name]
 
 
+def forget(scope: Hashable) -> None:
+    """Drop all worlds of a scope that is gone, open or not."""
+    with _lock:
+        for key in [key for key in _worlds if key[0] == scope]:
+            del _worlds[key]
+
+
 def free_name(scope: Hashable, wanted: str) -> str:
     """`wanted`, or `wanted.2`, `wanted.3` ... where that is taken."""
     with _lock:

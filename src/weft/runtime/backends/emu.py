@@ -1,0 +1,244 @@
+"""Emulated ranks: symmetric heaps in this process's memory, streams of the emulated machine.
+
+Everything that a kernel or a copy does is the emulator's; here only the runtime's protocol is
+put into its words. There is no deadline: where nobody can go on, the emulator says who waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.base.errors import UsageError
+from weft.base.target import TARGETS, Target
+from weft.emulator.context import RankContext, current
+from weft.emulator.isolation import place_on_node
+from weft.emulator.machine import HeapView
+from weft.emulator.process_group import EmulatedGroup
+from weft.emulator.recording import Recording
+from weft.emulator.spans import address_of, span_of
+from weft.emulator.streams import CopyWork, WordCopyWork
+from weft.emulator.streams import Stream as MachineStream
+from weft.emulator.user_place import user_place
+from weft.language.wait_report import WaitReport
+from weft.runtime import registry
+from weft.runtime.backend import CALL_LOG_BYTES, Seats
+
+# Fresh memory: as a float of any width the first is NaN, as an integer the second stands out.
+NAN_BYTE, GARBAGE_BYTE = 0xFF, 0xA5
+
+# Shadow cells of untyped buffers; they shrink to the elements that are accessed.
+UNTYPED_CELL_BYTES = 8
+
+
+def scope() -> Hashable:
+    """Worlds are looked up by name per emulated rank."""
+    context = _context()
+    return (id(context.session), context.rank)
+
+
+def connect(group: Any, name: str) -> EmulatedBackend:
+    """The calling rank's backend for a world over `group`; None is all ranks."""
+    context = _context()
+    if group is None:
+        members: Sequence[int] = range(context.session.num_ranks)
+    elif isinstance(group, EmulatedGroup):
+        members = group.members
+    else:
+        raise UsageError(
+            f"rank {context.rank} passes {group!r} to weft.init: pass a process group that was "
+            "made in this session and that this rank is a member of",
+            place=user_place(),
+        )
+    return EmulatedBackend(context, tuple(members), name)
+
+
+def _context() -> RankContext:
+    context = current()
+    if context is None:
+        raise UsageError("this is for the host code of an emulated rank", place=user_place())
+    return context
+
+
+class RankStream:
+    """A stream of the calling rank, as `runtime.backend.Stream` asks for it."""
+
+    def __init__(self, context: RankContext, stream: MachineStream) -> None:
+        self.context = context
+        self.stream = stream
+        self.name = stream.name
+        self._outer: list[MachineStream] = []
+
+    def wait(self, other: RankStream) -> None:
+        self.context.order(self.stream, other.stream)
+
+    def synchronize(self) -> None:
+        self.context.synchronize(self.stream)
+
+    def __enter__(self) -> RankStream:
+        self._outer.append(self.context.stream)
+        self.context.stream = self.stream
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self.context.stream = self._outer.pop()
+
+
+class EmulatedBackend:
+    """One emulated rank's machine, as one world sees it."""
+
+    abort_address = 0
+    report_address = 0
+    device = torch.device("cpu")
+
+    def __init__(self, context: RankContext, members: tuple[int, ...], name: str) -> None:
+        self.context = context
+        self.session = context.session
+        self.machine = context.machine
+        self.name = name
+        self.members = members
+        self.target: Target = replace(TARGETS["emu"], num_sms=self.machine.num_sms)
+        num_ranks, num_nodes = self.session.num_ranks, self.session.num_nodes
+        places = [place_on_node(rank, num_ranks, num_nodes) for rank in members]
+        self.seats = Seats(
+            rank=members.index(context.rank),
+            nodes=tuple(node for node, _, _ in places),
+            local_ranks=tuple(local for _, local, _ in places),
+            global_ranks=members,
+        )
+        self._failed = False
+        self._fresh_from = 0  # heap memory from this offset on was never allocated
+        self._bases: tuple[int, ...] = ()
+        own_scope = scope()
+        if not any(known == own_scope for known, _ in self.session.closing):
+            self.session.closing.append((own_scope, lambda: registry.forget(own_scope)))
+
+    # ---- memory
+
+    def open_heap(self, nbytes: int) -> Sequence[torch.Tensor | None]:
+        # numpy's memory: untouched pages cost nothing, and torch need not be told.
+        self._bytes = np.empty(nbytes, np.uint8)
+        self._nbytes = nbytes
+        own = torch.from_numpy(self._bytes)
+        base = address_of(own)
+        self.context.heap_ranges.append(range(base, base + nbytes))
+        heaps = self.exchange(own, 0.0)
+        self._bases = tuple(address_of(heap) for heap in heaps)
+        return [heap if near else None for heap, near in zip(heaps, self._near(), strict=True)]
+
+    def _near(self) -> tuple[bool, ...]:
+        own = self.seats.nodes[self.seats.rank]
+        return tuple(node == own for node in self.seats.nodes)
+
+    def prepare(self, tensor: torch.Tensor, offset: int, name: str, *, zero: bool) -> None:
+        nbytes = tensor.numel() * tensor.element_size()
+        if not nbytes:
+            return
+        end = offset + nbytes
+        if zero:
+            self._bytes[offset:end] = 0
+        else:
+            # Recycled memory keeps its old words.
+            numbers = not (tensor.is_floating_point() or tensor.dtype is torch.uint8)
+            first = max(offset, self._fresh_from)
+            self._bytes[first:end] = GARBAGE_BYTE if numbers else NAN_BYTE
+        self._fresh_from = max(self._fresh_from, end)
+        cell_bytes = tensor.element_size()
+        if tensor.dtype is torch.uint8 and offset % UNTYPED_CELL_BYTES == 0:
+            cell_bytes = UNTYPED_CELL_BYTES
+        self.machine.memory.register(
+            address_of(tensor), nbytes, cell_bytes, self.context.rank, name,
+            heap_offset=offset, heap=self.name, initialised=zero, shape=tuple(tensor.shape),
+        )  # fmt: skip
+
+    def release(self, tensor: torch.Tensor, offset: int) -> None:
+        known = self.machine.memory.find(address_of(tensor))
+        if known is not None:
+            self.machine.memory.forget(known)
+
+    def local_words(self, values: Sequence[int], dtype: torch.dtype, name: str) -> torch.Tensor:
+        words = torch.tensor(values, dtype=dtype)
+        self.context.track(words, name)
+        if name == "world_table":
+            self.machine.heaps[address_of(words)] = HeapView(
+                self.seats.rank, self._bases, self._near(), self._nbytes
+            )
+        return words
+
+    # ---- meeting the other ranks on the host
+
+    def exchange(self, value: Any, timeout_s: float) -> list[Any]:
+        return self.session.meetings.exchange(
+            ("world", self.name, self.members), self.members, self.seats.rank,
+            f"a collective step of world {self.name!r}", value, in_stream=False,
+        )  # fmt: skip
+
+    def call_logs(self) -> Sequence[memoryview | None]:
+        logs = self.session.shared.setdefault(
+            ("call logs", self.name, self.members),
+            [bytearray(CALL_LOG_BYTES) for _ in self.members],
+        )
+        return [memoryview(log) for log in logs]
+
+    # ---- streams and copies
+
+    def current_stream(self) -> RankStream:
+        return self.stream(self.context.stream.name)
+
+    def stream(self, name: str) -> RankStream:
+        streams = self.context.belongings.setdefault("streams", {})
+        if name not in streams:
+            streams[name] = RankStream(
+                self.context, self.machine.stream(self.context.rank, name)
+            )
+        return streams[name]
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        self.context.reach(src, address_of(src), "copied tensor")
+        self.context.reach(dst, address_of(dst), "copied tensor")
+        to, source, place = span_of(dst), span_of(src), user_place()
+        self.context.enqueue(lambda: CopyWork(to, source, place=place, keep=(dst, src)))
+
+    def copy_word(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        self.context.reach(src, address_of(src), "copied word")
+        self.context.reach(dst, address_of(dst), "copied word")
+        to, source, place = address_of(dst), address_of(src), user_place()
+        self.context.enqueue(lambda: WordCopyWork(to, source, place=place, keep=(dst, src)))
+
+    def record(self) -> Recording:
+        return self.context.record()
+
+    def is_recording(self) -> bool:
+        return self.context.recording is not None
+
+    def drain(self) -> None:
+        if self._failed:
+            return
+        for stream in self.machine.streams(self.context.rank):
+            self.context.synchronize(stream)
+
+    # ---- trouble
+
+    def aborted(self) -> bool:
+        return self._failed
+
+    def abort(self) -> None:
+        # The other ranks are not told: the emulator ends what waits for this one, and this
+        # rank's own error is the one to report.
+        self._failed = True
+
+    def reports(self) -> Sequence[WaitReport]:
+        return []
+
+    def heap_base(self, rank: int) -> int:
+        return self._bases[rank]
+
+    def close(self) -> None:
+        memory, base = self.machine.memory, self._bases[self.seats.rank]
+        for known in memory:
+            if base <= known.address < base + self._nbytes:
+                memory.forget(known)
