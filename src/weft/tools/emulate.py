@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import contextlib
+import sys
+from typing import Annotated, TextIO
 
 import typer
 
@@ -22,9 +24,9 @@ def emulate(
     """Run a script on emulated ranks; the script's own arguments follow `--`."""
     parse_ranks(ranks, nodes)
     path = find_script(script)
-    report = run_script_once(
-        str(path), context.meta.get("script_args", []), ranks, nodes, seed, quiet=json
-    )
+    args = context.meta.get("script_args", [])
+    said_to = sys.stderr if json else None
+    report = run_script_once(str(path), args, ranks, nodes, seed, said_to)
     if json:
         console.print_json({**report.to_json(), "nodes": nodes, "seed": seed})
     else:
@@ -33,15 +35,12 @@ def emulate(
 
 
 def run_script_once(
-    path: str, args: list[str], ranks: int, nodes: int, seed: int, *, quiet: bool = False
+    path: str, args: list[str], ranks: int, nodes: int, seed: int, said_to: TextIO | None = None
 ) -> Report:
-    """The script under one schedule; with `quiet` what it prints goes to stderr."""
-    import contextlib
-    import sys
-
+    """The script under one schedule; what it prints goes to `said_to`, or to stdout."""
     from weft.emulator.script import run_script
 
-    with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
+    with contextlib.redirect_stdout(said_to) if said_to else contextlib.nullcontext():
         return run_script(path, args, ranks=ranks, nodes=nodes, seed=seed)
 
 

@@ -1,0 +1,20 @@
+"""The demo's planted faults: the lines it takes out are there, and what is left is found out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from weft.tools.demo import SIGNAL, WAIT, first_finding, without
+
+
+@pytest.mark.parametrize(
+    "text, kind", [(WAIT, "race"), (SIGNAL, "deadlock")], ids=["wait", "signal"]
+)
+def test_what_is_taken_out_is_missed(text: str, kind: str, tmp_path: Path):
+    card, path, line = without(text, tmp_path)
+    assert "removed" in path.read_text().splitlines()[line - 1]
+    report = first_finding(card)
+    assert kind in {finding.kind for finding in report}, str(report)
+    assert any(side.file == str(path) for finding in report for side in finding.sides), str(report)
