@@ -1,0 +1,287 @@
+"""ag_gemm: right in every way it can be called, on awkward shapes, by both transports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import weft
+from weft.base.dtypes import tolerance
+from weft.base.errors import CallOrderError, ConfigError, DtypeError, ShapeError
+from weft.base.target import TARGETS
+from weft.language import triton_api
+from weft.ops.ag_gemm import (
+    Config,
+    Problem,
+    _plan_copies,
+    _shards,
+    _word_of,
+    ag_gemm,
+    candidates,
+    choose,
+    kernels,
+    make_inputs,
+    op,
+    problem_of,
+    reference,
+)
+
+EMU = TARGETS["emu"]
+
+AWKWARD = [
+    pytest.param(4, 388, 32, 32, id="shards-of-97"),
+    pytest.param(3, 291, 70, 50, id="nothing-divides"),
+    pytest.param(2, 2, 64, 64, id="one-row-each"),
+    pytest.param(1, 40, 48, 32, id="one-rank"),
+    pytest.param(4, 1, 32, 32, id="empty-shards"),
+    pytest.param(4, 9, 16, 16, id="last-shard-empty"),
+    pytest.param(4, 64, 32, 48, id="more-ranks-than-tiles"),
+    pytest.param(2, 256, 64, 64, id="tiles-divide"),
+]
+
+
+def config_for(problem: Problem, transport: str) -> Config:
+    """Small tiles, so that there are several, and some straddle ranks."""
+    config = next(c for c in candidates(problem, EMU) if c.transport == transport)
+    return replace(config, tile_m=32, tile_n=32, tile_k=32)
+
+
+def check(out: torch.Tensor, problem: Problem, rank: int, seed: int = 0) -> None:
+    inputs = [make_inputs(problem, r, seed) for r in range(problem.num_ranks)]
+    expected = reference(problem, inputs)[rank]
+    assert out.shape == expected.shape and not out.isnan().any()
+    error = (out.float() - expected).norm() / expected.norm()
+    assert error <= tolerance(problem.out_dtype, problem.k)
+
+
+def call_every_way(problem: Problem, transport: str):
+    """Eager, recorded and replayed, another shape in between, eager again; on one rank."""
+    world = weft.init()
+    rank = world.rank
+    config = config_for(problem, transport)
+    mine = make_inputs(problem, rank)
+    check(op.run(world, problem, mine, config), problem, rank)
+    with world.record() as recording:
+        out = op.run(world, problem, mine, config)
+    for _ in range(3):
+        out.fill_(float("nan"))
+        recording.replay()
+        check(out.clone(), problem, rank)
+    other = replace(problem, m=problem.m + 37, n=problem.n // 2 + 1)
+    check(op.run(world, other, make_inputs(other, rank), None), other, rank)
+    recording.replay()
+    check(out.clone(), problem, rank)
+    for _ in range(3):
+        check(op.run(world, problem, mine, config), problem, rank)
+    world.close()
+
+
+@pytest.mark.parametrize("transport", ["pull", "push"])
+@pytest.mark.parametrize(("num_ranks", "m", "n", "k"), AWKWARD)
+def test_every_way_of_calling(ranks, num_ranks, m, n, k, transport):
+    problem = Problem(m, n, k, num_ranks, "float32")
+    ranks(lambda: call_every_way(problem, transport), num_ranks)
+
+
+@pytest.mark.parametrize("transport", ["pull", "push"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_and_transposed_weights(ranks, dtype, transport):
+    problem = Problem(100, 48, 64, 3, dtype, b_is_nk=True)
+    ranks(lambda: call_every_way(problem, transport), 3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("transport", ["pull", "push"])
+def test_any_schedule(ranks, transport, seed):
+    problem = Problem(70, 48, 32, 4, "float32")
+
+    def main():
+        world = weft.init()
+        mine = make_inputs(problem, world.rank)
+        for _ in range(4):
+            check(op.run(world, problem, mine, config_for(problem, transport)), problem, world.rank)
+
+    ranks(main, 4, seed=seed)
+
+
+def test_out_in_fp32_and_without_m(ranks):
+    problem = Problem(64, 32, 32, 2, "bfloat16", out_dtype="float32")
+
+    def main():
+        world = weft.init()
+        mine = make_inputs(problem, world.rank)
+        out = torch.empty(64, 32, dtype=torch.float32)
+        assert ag_gemm(mine["a"], mine["b"], world=world, out=out) is out
+        check(out, problem, world.rank)
+        check(ag_gemm(mine["a"], mine["b"], world=world), replace(problem, out_dtype="bfloat16"),
+              world.rank)  # fmt: skip
+
+    ranks(main, 2)
+
+
+@pytest.mark.parametrize("shape", [(0, 16, 16), (8, 0, 16), (8, 16, 0)], ids=str)
+def test_nothing_to_do(ranks, shape):
+    problem = Problem(*shape, 2, "float32")
+
+    def main():
+        world = weft.init()
+        out = op.run(world, problem, make_inputs(problem, world.rank))
+        assert out.shape == shape[:2] and not out.any()
+
+    ranks(main, 2)
+
+
+# ---- what it refuses
+
+
+def fake_world(rank=0, num_ranks=4):
+    return SimpleNamespace(
+        rank=rank, num_ranks=num_ranks, device=torch.device("cpu"), target=EMU, name="fake"
+    )
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "words"),
+    [
+        (torch.ones(4, 8), torch.ones(16, 8), r"a has k=8 but b has k=16; pass b as \[k, n\]"),
+        (torch.ones(4), torch.ones(8, 4), r"a has shape \(4,\)"),
+        (torch.ones(8, 4).t(), torch.ones(8, 4), r"a of shape \(4, 8\) has strides \(1, 4\)"),
+        (torch.ones(4, 8), torch.ones(8, 8)[:, ::2], "b of shape .* contiguous"),
+    ],
+)
+def test_shapes_that_do_not_fit(a, b, words):
+    with pytest.raises(ShapeError, match=words):
+        problem_of(fake_world(), a, b)
+
+
+def test_rows_that_are_not_this_ranks():
+    a, b = torch.ones(3, 8), torch.ones(8, 4)
+    with pytest.raises(ShapeError, match="rank 3 of 4 passes a with 3 rows, but of m=9 it holds 0"):
+        problem_of(fake_world(rank=3), a, b, m=9)
+    with pytest.raises(ShapeError, match=r"out has shape \(12, 5\)"):
+        problem_of(fake_world(), a, b, out=torch.ones(12, 5))
+
+
+def test_dtypes_that_do_not_fit():
+    with pytest.raises(DtypeError, match="a is torch.float16 but b is torch.float32"):
+        problem_of(fake_world(), torch.ones(4, 8).half(), torch.ones(8, 4))
+    with pytest.raises(DtypeError, match="int32; it takes float16"):
+        problem_of(fake_world(), torch.ones(4, 8).int(), torch.ones(8, 4).int())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"transport": "ring"}, "transport='ring'; it must be one of pull, push"),
+        ({"chunks": 0}, "chunks=0"),
+        ({"group_m": 0}, "group_m=0"),
+        ({"tile_m": 100}, "tile_m=100"),
+        ({"push_programs": 3}, "push_programs=3 with transport='pull'"),
+        ({"transport": "push"}, "push_programs=0; on cuda:90 with 132 SMs"),
+        ({"transport": "push", "push_programs": 132}, "push_programs=132"),
+        ({"num_stages": 6}, "bytes of shared memory"),
+    ],
+)
+def test_configurations_that_cannot_run(change, words):
+    problem = Problem(4096, 2560, 8192, 4)
+    with pytest.raises(ConfigError, match=words):
+        replace(Config(), **change).check(problem, TARGETS["cuda:90"])
+
+
+def test_ranks_that_call_with_different_shapes(ranks):
+    def main():
+        world = weft.init()
+        problem = Problem(8 + 8 * world.rank, 16, 16, 2, "float32")
+        op.run(world, problem, make_inputs(problem, world.rank))
+
+    with pytest.raises(CallOrderError, match="ag_gemm m=8.*|ag_gemm m=16.*"):
+        ranks(main, 2)
+
+
+# ---- problem, configuration, plan
+
+
+@given(m=st.integers(0, 500), num_ranks=st.integers(1, 9))
+def test_shards_are_those_of_torch_chunk(m, num_ranks):
+    problem = Problem(m, 1, 1, num_ranks)
+    expected = [list(part) for part in torch.arange(m).chunk(num_ranks)] if m else []
+    shards = [list(range(*problem.shard(rank))) for rank in range(num_ranks)]
+    assert [part for part in shards if part] == [list(map(int, part)) for part in expected]
+    assert sum(shards, []) == list(range(m))
+
+
+@given(m=st.integers(1, 300), num_ranks=st.integers(1, 6), chunks=st.integers(1, 9))
+def test_each_row_has_the_word_that_its_copy_sets(m, num_ranks, chunks):
+    problem = Problem(m, 1, 1, num_ranks)
+    shards = _shards(problem, Config(chunks=chunks))
+    words = [_word_of.fn(row, shards) for row in range(m)]
+    assert words == sorted(words)
+
+    slot = SimpleNamespace(
+        gathered=torch.arange(m)[:, None],
+        rows_ready=torch.arange(num_ranks * chunks),
+        shard_ready=torch.arange(num_ranks),
+    )
+    world = SimpleNamespace(
+        rank=0, num_ranks=num_ranks, peer=lambda x, rank: x, copy="copy", copy_word="word"
+    )
+    rows, seen = [], []
+    for what, dst, _ in _plan_copies(world, slot, problem, shards):
+        if what == "copy":
+            rows += dst.flatten().tolist()
+        else:
+            word = int(dst)
+            assert rows == [row for row in range(m) if words[row] == word]
+            rows = []
+            seen.append(word)
+    assert seen == list(range(chunks, num_ranks * chunks))
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=str)
+@pytest.mark.parametrize("shape", [(8192, 2560, 8192), (64, 2560, 8192), (291, 70, 50), (1, 8, 8)])
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_every_candidate_passes_its_own_check(target, shape, num_ranks):
+    problem = Problem(*shape, num_ranks)
+    found = list(candidates(problem, target))
+    assert found[0] == choose(problem, target)
+    assert {config.transport for config in found} == {"pull", "push"}
+    for config in found:
+        config.check(problem, target)
+        assert config.grid(problem, target) <= target.num_sms
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=str)
+@pytest.mark.parametrize("transport", ["pull", "push"])
+@pytest.mark.parametrize("shape", [(4096, 2560, 8192), (291, 70, 50)], ids=str)
+def test_compiles_everywhere(target, transport, shape):
+    problem = Problem(*shape, 4, "bfloat16")
+    config = next(c for c in candidates(problem, target) if c.transport == transport)
+    for fn, record in kernels(problem, config, target):
+        compiled = triton_api.compile_kernel(fn, record, target)
+        if target.backend == "cuda":
+            ptx = compiled.asm["ptx"]
+            assert "ld.local" not in ptx and "st.local" not in ptx
+        if target.backend == "hip":
+            assert ".vgpr_spill_count: 0" in compiled.asm["amdgcn"].replace("  ", "").replace(
+                "count:0", "count: 0"
+            )
+
+
+def test_inputs_are_the_same_everywhere_and_differ_by_rank_and_seed():
+    problem = Problem(8, 4, 4, 2, "float32")
+    first, again = make_inputs(problem, 0, 3), make_inputs(problem, 0, 3)
+    assert torch.equal(first["a"], again["a"])
+    assert not torch.equal(first["a"], make_inputs(problem, 1, 3)["a"])
+    assert not torch.equal(first["a"], make_inputs(problem, 0, 4)["a"])
+
+
+def test_is_found_by_its_name():
+    assert weft.ops.ag_gemm is ag_gemm
+    assert weft.ops.cards()["ag_gemm"] is op
+    with pytest.raises(AttributeError, match="weft.ops has no 'ag_gem'; there are ag_gemm"):
+        _ = weft.ops.ag_gem
