@@ -1,7 +1,152 @@
-"""Runs a user's SPMD script, unchanged, on every emulated rank."""
+"""Runs a user's SPMD script, unchanged, on every emulated rank.
+
+Each rank runs the script as `__main__` with globals, arguments, environment and imported
+neighbours of its own, as if a launcher had started one process per rank.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
 
-def run_script(path, args=(), **options):
-    raise NotImplementedError
+import torch.multiprocessing
+
+from weft.base.errors import UsageError
+from weft.base.place import Frame, Place
+from weft.base.report import Finding, Report, Side
+from weft.emulator.context import current
+from weft.emulator.session import Session, emulated
+from weft.emulator.user_place import is_users, user_place
+
+
+def run_script(
+    path: str, args: Sequence[str] = (), ranks: int = 4, nodes: int = 1, seed: int = 0,
+    num_sms: int = 132, checks: bool = True,
+) -> Report:  # fmt: skip
+    """Run the script at `path` with `args` on every rank; what is found is in the report.
+
+    An exception of the script, or an exit code other than 0, is a finding of kind "error".
+
+    Raises  UsageError: there is no such file, or it is no Python
+    """
+    path = os.path.abspath(path)
+    code = _compile(path)
+    folder = os.path.dirname(path)
+    with emulated(
+        ranks, nodes, seed, num_sms, checks, collect=True,
+        name=os.path.basename(path), local_root=folder,
+    ) as session, _import_path(folder), _spawning():  # fmt: skip
+        mains = [_main_of(session, rank, path, code, args) for rank in range(ranks)]
+        session.run_each(mains, raising=False)
+        for rank, error in sorted(session.errors.items()):
+            if not _is_clean_exit(error):
+                session.report.add(_finding_of(error, rank))
+        return session.report
+
+
+def _compile(path: str) -> CodeType:
+    try:
+        with open(path, "rb") as file:
+            return compile(file.read(), path, "exec")
+    except OSError as error:
+        raise UsageError(f"cannot read the script {path}: {error.strerror}") from None
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        place = Place((Frame(path, line),)) if line else Place()
+        raise UsageError(f"{path} is not Python: {error}", place=place) from None
+
+
+def _main_of(
+    session: Session, rank: int, path: str, code: CodeType, args: Sequence[str]
+) -> Callable[[], None]:
+    """The script as one rank's `__main__`."""
+    module = ModuleType("__main__")
+    module.__dict__.update(__file__=path, __builtins__=__builtins__)
+    session.isolation.set_main(rank, module)
+
+    def main() -> None:
+        sys.argv = [path, *args]
+        exec(code, module.__dict__)
+
+    return main
+
+
+@contextmanager
+def _import_path(folder: str) -> Iterator[None]:
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
+
+
+@contextmanager
+def _spawning() -> Iterator[None]:
+    """`torch.multiprocessing.spawn` in a script: every rank is there already and runs its part."""
+    own = torch.multiprocessing.spawn
+
+    def spawn(fn, args=(), nprocs=1, join=True, *more: Any, **options: Any):
+        context = current()
+        if context is None:
+            return own(fn, args, nprocs, join, *more, **options)
+        ranks = context.session.num_ranks
+        if nprocs != ranks:
+            raise UsageError(
+                f"the script spawns {nprocs} processes, but {ranks} ranks are emulated; run it "
+                f"with --ranks {nprocs}",
+                place=user_place(),
+            )
+        fn(context.rank, *args)
+        return None if join else _Joined()
+
+    torch.multiprocessing.spawn = spawn  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.multiprocessing.spawn = own
+
+
+class _Joined:
+    """What `spawn(join=False)` returns, once the rank's part has ended."""
+
+    processes: tuple = ()
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        return True
+
+
+def _is_clean_exit(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+def _finding_of(error: BaseException, rank: int) -> Finding:
+    """An exception that ended a rank's script, with the script's own line."""
+    place = getattr(error, "place", None) or Place()
+    if not place.frames:
+        place = _place_of(error.__traceback__)
+    said = getattr(error, "message", None) or str(error)
+    if isinstance(error, SystemExit):
+        message = f"the script exits with {error.code!r}"
+    else:
+        message = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return Finding("error", message, Side.at(place, rank=rank, kernel="host", note="raises"))
+
+
+def _place_of(trace: TracebackType | None) -> Place:
+    """The user's innermost frame of a traceback, then the chain into weft."""
+    frames: list[Frame] = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        here = Frame(code.co_filename, trace.tb_lineno, code.co_name)
+        kind = is_users(code.co_filename)
+        if kind is True:
+            frames = [here]
+        elif kind is None and frames:
+            frames.append(here)
+        trace = trace.tb_next
+    return Place(tuple(frames))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from weft.base.errors import UsageError
-from weft.base.report import Finding, Report, Side
+from weft.base.report import Report
 from weft.emulator.clocks import Clock
 from weft.emulator.context import RankContext, current
 from weft.emulator.isolation import Isolation
@@ -88,8 +88,8 @@ class Session:
             ]
         )
 
-    def run_each(self, mains: list[Callable[[], Any]]) -> list[Any]:
-        """Run one function per rank; see `run`."""
+    def run_each(self, mains: list[Callable[[], Any]], *, raising: bool = True) -> list[Any]:
+        """Run one function per rank; see `run`. Without `raising` errors stay in `errors`."""
         machine = self.machine
         past = self._common_past()
         machine._rank_in_front = -1
@@ -106,7 +106,8 @@ class Session:
             self.isolation.switch(None)
         self.results = [host.result for host in hosts]
         self.errors = {host.rank: host.error for host in hosts if host.error is not None}
-        self._raise_first(before)
+        if raising:
+            self._raise_first(before)
         return self.results
 
     def _on_rank(self, rank: int, main: Callable[[], Any]) -> Any:
@@ -206,11 +207,3 @@ def emulated(
         grad = torch.autograd.set_multithreading_enabled(False)
         stack.callback(grad.__exit__, None, None, None)
         yield session
-
-
-def finding_of(error: BaseException, rank: int) -> Finding:
-    """An exception of a rank's code as a finding, for reports."""
-    place = getattr(error, "place", None)
-    fields: dict[str, Any] = {"rank": rank, "kernel": "host", "note": "raises"}
-    side = Side.at(place, **fields) if place else Side(**fields)
-    return Finding("error", f"{type(error).__name__}: {error}", side)

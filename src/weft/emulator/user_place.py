@@ -48,6 +48,13 @@ def user_place(depth: int = 1) -> Place:
     return Place(tuple(reversed(inner)))
 
 
+def is_users(file: str) -> bool | None:
+    """Is code from `file` the user's (True), weft's (None), or somebody else's (False)?"""
+    if _foreign(file):
+        return False
+    return None if file.startswith(_PACKAGE) else True
+
+
 _MACHINERY = os.path.join(_PACKAGE, "emulator", "")
 
 
