@@ -49,7 +49,7 @@ def is_near(world, peer):
         is_near(world, rank(world))  =  True
 
     Sync    none; the answer never changes within a world
-    Raises  PeerError: peer outside 0 .. num_ranks - 1 (when traced; at run time on the emulator)
+    Raises  PeerError: a constant peer outside 0 .. num_ranks - 1
     Cost    one cached load of the world's table
     Source  OpenSHMEM shmem_ptr(...) != NULL
     """

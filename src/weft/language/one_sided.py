@@ -12,6 +12,8 @@ def put(world, dst, src, *, to, mask=None):
 
         dst@to  <-  src             where mask holds
 
+    Far ranks are reached on the emulator; on GPUs this version reaches near ranks.
+
     Shapes  dst: a (tile of) pointer(s) to the object here; src: values, or pointers to them, of
             a shape that broadcasts to dst's
     Dtypes  values are converted to what dst points to; pointers must point to the same
@@ -27,6 +29,8 @@ def get(world, dst, src, *, source, mask=None):
     """Read the symmetric object `src` of rank `source` into `dst`.
 
         dst  <-  src@source         where mask holds
+
+    Far ranks are reached on the emulator; on GPUs this version reaches near ranks.
 
     Shapes  src: a (tile of) pointer(s) to the object here; dst: pointers of the same shape
     Dtypes  values are converted to what dst points to
@@ -53,6 +57,8 @@ def put_signal(
 
         dst@to     <-  src          where mask holds
         signal@to  <-  value        (op=SET; ADD adds), no earlier than the data
+
+    Far ranks are reached on the emulator; on GPUs this version reaches near ranks.
 
     Shapes  dst, src, mask: as put; signal: a scalar pointer
     Dtypes  as put and notify

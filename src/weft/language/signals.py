@@ -40,15 +40,17 @@ def wait(signal, at_least, count=1, *, world=None, order=Order.ACQUIRE, scope=Sc
 
     The comparison is modular: counters may wrap around. The result is a token for `consume`.
 
+    A wait is bounded when it has the world, given as `world` or found among the arguments of the
+    device function that calls: it ends after the world's timeout (10 s by default), or once
+    another wait of the world has. It then falls through, and data is undefined until the host
+    raises. A wait without a world has no end.
+
     Shapes  signal: a scalar pointer to the first word; count: a scalar
     Dtypes  int32 or int64 words; at_least is converted to the word's type
     Sync    pairs with notify(RELEASE) of the same scope or wider: what the notifier wrote before
             is visible to all loads of this program after the wait, and none of them moves before
             it. order=RELAXED promises neither
-    Units   a wait that has the world, given as `world` or found among the arguments of the device
-            function that calls, ends after the world's timeout (10 s by default), or once
-            another wait of the world has: the call falls through, data is then undefined, and
-            the host raises TimeoutError. A wait without a world has no end
+    Raises  TimeoutError: a bounded wait gave up (host, at its next call)
     Cost    polls by all threads from the local memory; then a block barrier
     Source  PTX ISA ld.acquire.sys; OpenSHMEM shmem_signal_wait_until(SHMEM_CMP_GE); dl.wait
     """

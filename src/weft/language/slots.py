@@ -27,12 +27,13 @@ def slot_epoch(slot):
 
 @triton.jit
 def slot_wait_free(world, slot, e):
-    """Wait until every rank is done reading this rank's slot as the previous call left it.
+    """Wait until every rank is done with the slot's previous call.
 
         for r in ranks:   wait  slot_free[r] >= e - 1
 
-    Sync    pairs with slot_finish on each rank; writes to the slot on *peers* need the peers'
-            word for it: see docs/memory_model.md
+    Then this rank may overwrite the slot's buffers, its own as well as those on peers.
+
+    Sync    pairs with slot_finish on every rank
     """
     wait(slot.slot_free, at_least=e - 1, count=world.num_ranks, world=world)
 
@@ -44,7 +45,8 @@ def slot_finish(world, slot, e, num_programs):
         ticket <- ticket + 1;   the num_programs-th:  ticket <- 0;  epoch <- e;
         slot_free[own rank]@p <- e   for every rank p
 
-    Sync    releases what the programs wrote and read: whoever waits for slot_free may overwrite
+    Shapes  every program of the call's last kernel calls it once; num_programs of them
+    Sync    releases what those programs wrote, and says that they are done reading
     """
     done = atomic_add(slot.ticket, 1, order="acq_rel", scope="gpu") + 1
     if done == num_programs:

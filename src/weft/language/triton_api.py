@@ -275,7 +275,8 @@ def _files_with(source: str):
     import gc
 
     for candidate in gc.get_objects():
-        if isinstance(candidate, JITFunction) and candidate.src == source:
+        # By type: isinstance would ask every object, deprecated ones too, for its __class__.
+        if issubclass(type(candidate), JITFunction) and candidate.src == source:
             lines, start = inspect.getsourcelines(candidate.fn)
             offset = next(i for i, line in enumerate(lines) if line.lstrip().startswith("def "))
             yield inspect.getsourcefile(candidate.fn), start + offset
