@@ -29,13 +29,13 @@ def ttir(fn, args, **constants):
             signature[name] = "fp32" if isinstance(arg, float) else "i32"
     signature = {name: signature.get(name, "constexpr") for name in fn.arg_names}
     record = KernelRecord(fn.__name__, signature, constants)
-    return triton_api.compile_kernel(fn, record, TARGETS["emu"]).asm["emu"]
+    text = triton_api.compile_kernel(fn, record, TARGETS["emu"]).asm["emu"]
+    return text if isinstance(text, str) else text.decode()
 
 
 def launch(fn, *args, grid=(1,), runtime=None, **constants):
     """Run every program of `fn` in order; returns the compiled kernel."""
-    text = ttir(fn, args, **constants)
-    kernel = compile_ttir(text if isinstance(text, str) else text.decode())
+    kernel = compile_ttir(ttir(fn, args, **constants))
     values = []
     for arg, parameter in zip(args, kernel.parameters, strict=True):
         if isinstance(arg, torch.Tensor):

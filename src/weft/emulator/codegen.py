@@ -84,12 +84,11 @@ class KernelWriter:
     def __init__(self, module: Module) -> None:
         self.module = module
         self.namespace: dict[str, Any] = dict(LIBRARY)
-        self.taken: dict[str, Any] = {}
+        self.taken: dict[str, dict[str, Any]] = {}
         self.constants: dict[Any, str] = {}
         self.places: dict[Place, int] = {}
         self.functions = {
-            name: self.identifier(("function", name), name.split("__main__.")[-1].split("__P")[0])
-            for name in module.functions
+            name: self.identifier("", ("function", name), _short(name)) for name in module.functions
         }
 
     def kernel(self) -> EmulatedKernel:
@@ -111,15 +110,25 @@ class KernelWriter:
             source,
         )
 
-    def identifier(self, key: Any, name: str) -> str:
-        """A Python name for `key`, as like `name` as may be."""
+    def identifier(self, owner: str, key: Any, name: str) -> str:
+        """A Python name for `key`, as like `name` as may be.
+
+        `owner` is the function it is local to, "" for a global: locals of one function may be
+        called as those of another, but not as a global.
+        """
         name = re.sub(r"\W", "_", name)
         if not name or name[0].isdigit() or keyword.iskeyword(name) or name == "rt":
             name = f"_{name}"
-        while self.taken.get(name, key) != key or name in LIBRARY or hasattr(builtins, name):
+        while name in LIBRARY or hasattr(builtins, name) or self.is_taken(owner, key, name):
             name += "_"
-        self.taken[name] = key
+        self.taken.setdefault(name, {})[owner] = key
         return name
+
+    def is_taken(self, owner: str, key: Any, name: str) -> bool:
+        owners = self.taken.get(name, {})
+        if owner in owners:
+            return owners[owner] != key
+        return bool(owners) if owner == "" else "" in owners
 
     def constant(self, value: Any, name: str) -> str:
         """A global that holds `value`."""
@@ -130,7 +139,7 @@ class KernelWriter:
                 array = np.ascontiguousarray(array)
                 array.flags.writeable = False
                 value = array
-            identifier = self.identifier(("constant", key), name)
+            identifier = self.identifier("", ("constant", key), name)
             self.namespace[identifier] = value
             self.constants[key] = identifier
         return self.constants[key]
@@ -260,7 +269,7 @@ class FunctionWriter:
     # -- values
 
     def identifier(self, value: Value) -> str:
-        return self.kernel.identifier((self.function.name, value.name), value.name)
+        return self.kernel.identifier(self.function.name, value.name, value.name)
 
     def bind(self, value: Value, phys: Phys) -> None:
         """Declare that `value` lives in a variable of its own."""
@@ -376,7 +385,9 @@ class FunctionWriter:
     def region_function(self, op: Op, vector: bool) -> str:
         """Write the region of `op` as a nested function; returns its name."""
         region = op.regions[0]
-        name = self.kernel.identifier(("region", id(op)), f"{op.name.split('.')[-1]}_function")
+        name = self.kernel.identifier(
+            self.function.name, id(op), f"{op.name.split('.')[-1]}_function"
+        )
         for arg in region.args:
             self.bind(arg, ())
         self.line(f"def {name}({', '.join(self.expr(arg) for arg in region.args)}):")
@@ -391,6 +402,12 @@ class FunctionWriter:
 
     def function_name(self, symbol: str) -> str:
         return self.kernel.functions[symbol]
+
+
+def _short(symbol: str) -> str:
+    """A function's own name from Triton's mangled one, `module.name__fp32_i32__...`."""
+    match = re.match(r"(?:\w+\.)*(\w+?)__", symbol.removeprefix("__main__."))
+    return match.group(1) if match else symbol
 
 
 def _branches(op: Op) -> bool:
