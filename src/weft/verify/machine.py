@@ -1,0 +1,254 @@
+"""What a kernel's PTX or AMDGCN does that matters to other ranks, as a flow graph.
+
+Instructions are tied to the source's operations by their places: `Sources` says which places
+belong to which wait, load, store and atomic of the earlier stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from weft.verify import amdgcn, flow, ptx
+from weft.verify.places import Key, is_known
+
+Program = ptx.Program | amdgcn.Program
+Instruction = ptx.Instruction | amdgcn.Instruction
+
+
+@dataclass
+class Sources:
+    """Places of the source's operations. `polls` maps the place of a poll to its wait's group;
+    `scalars` are stores and atomics that one thread makes for the block; `releases` are
+    atomics that publish."""
+
+    polls: dict[Key, int] = field(default_factory=dict)
+    loads: set[Key] = field(default_factory=set)
+    scalars: set[Key] = field(default_factory=set)
+    releases: set[Key] = field(default_factory=set)
+    num_warps: int = 0
+
+
+def is_poll(one: Instruction, sources: Sources) -> bool:
+    """Is this instruction the read of a wait?"""
+    if one.key not in sources.polls:
+        return False
+    if isinstance(one, ptx.Instruction):
+        return one.is_global and one.base in ("ld", "atom", "multimem")
+    return one.is_load or one.is_atomic
+
+
+def is_load(one: Instruction) -> bool:
+    """Does this instruction read memory that other ranks may write, without an order?"""
+    if isinstance(one, ptx.Instruction):
+        if one.copies == "in":
+            return True
+        return one.base in ("ld", "ldu", "multimem") and one.is_global and "st" not in one.parts
+    return one.is_load
+
+
+def kind_of(one: Instruction, sources: Sources) -> str:
+    """Which kind of event this instruction is."""
+    if isinstance(one, ptx.Instruction):
+        return _ptx_kind(one, sources)
+    if one.is_barrier:
+        return flow.BARRIER
+    if one.waits_for_memory or one.writes_back:
+        return flow.COMPLETE
+    if one.key in sources.polls and (one.is_load or one.is_atomic):
+        return flow.JOINT
+    if one.is_atomic or one.is_store:
+        if one.key in sources.releases:
+            return flow.RELEASE
+        return flow.JOINT if one.key in sources.scalars else flow.STORE
+    return flow.LOAD if one.is_load else flow.JOINT
+
+
+def _ptx_kind(one: ptx.Instruction, sources: Sources) -> str:
+    if one.is_barrier or (one.is_warp_barrier and sources.num_warps == 1):
+        return flow.BARRIER
+    if one.completes_bulk:
+        return flow.COMPLETE
+    if one.key in sources.polls and one.is_global:
+        return flow.JOINT
+    if one.copies == "out":
+        return flow.STORE
+    if one.base in ("atom", "red", "st") and one.is_global:
+        if one.order in ("release", "acq_rel", "sc") and one.scope in ("gpu", "sys", "cluster"):
+            # A tile of releases with Triton's default order and scope adds up partial sums.
+            return flow.RELEASE if _is_signal(one, sources) else flow.STORE
+        return flow.JOINT if one.key in sources.scalars else flow.STORE
+    if one.base == "multimem" and ("st" in one.parts or "red" in one.parts):
+        return flow.STORE
+    return flow.LOAD if is_load(one) else flow.JOINT
+
+
+def _is_signal(one: ptx.Instruction, sources: Sources) -> bool:
+    return bool(one.asm_block and one.key not in sources.releases and one.scope == "sys") or (
+        one.key in sources.releases
+    )
+
+
+def graph_of(program: Program, sources: Sources) -> flow.Graph:
+    """The flow graph of a program: one node per event, one per join of control flow.
+
+    A wait in inline assembly is placed where the assembly begins: some of its threads may
+    branch around the poll, to meet the others behind it.
+    """
+    instructions = program.instructions
+    graph = flow.Graph()
+    leaders = {0}
+    for index, targets in enumerate(program.successors):
+        if targets != [index + 1]:
+            leaders.update(targets)
+            leaders.add(index + 1)
+    waits = _wait_positions(program, sources)
+    last: dict[int, int] = {}  # the latest node at or before each instruction
+    heads: dict[int, int] = {}
+    current = -1
+    graph.add(flow.Node(flow.JOINT))
+    for index, one in enumerate(instructions):
+        if index in leaders or current < 0:
+            current = graph.add(flow.Node(flow.JOINT))
+            heads[index] = current
+            if index > 0 and index in program.successors[index - 1]:
+                graph.connect(last[index - 1], current)
+        if index in waits:
+            current = _append(graph, current, flow.Node(flow.WAIT, waits[index], one))
+        kind = kind_of(one, sources)
+        if kind != flow.JOINT:
+            current = _append(graph, current, flow.Node(kind, one.key, one))
+        last[index] = current
+    for index, targets in enumerate(program.successors):
+        for target in targets:
+            if target != index + 1:
+                graph.connect(last[index], heads[target])
+    if heads:
+        graph.connect(0, heads[0])
+    return graph
+
+
+def _append(graph: flow.Graph, current: int, node: flow.Node) -> int:
+    index = graph.add(node)
+    graph.connect(current, index)
+    return index
+
+
+def _wait_positions(program: Program, sources: Sources) -> dict[int, int]:
+    """Instruction index -> group, for each poll or the assembly around it."""
+    found: dict[int, int] = {}
+    blocks: dict[int, int] = {}
+    for index, one in enumerate(program.instructions):
+        if one.asm_block and one.asm_block not in blocks:
+            blocks[one.asm_block] = index
+        if is_poll(one, sources):
+            found[blocks.get(one.asm_block, index)] = sources.polls[one.key]
+    return found
+
+
+def spins(program: Program, sources: Sources) -> dict[int, int]:
+    """For each wait's group, how many of its polls are in a loop that does nothing else.
+
+    A poll that was moved out of its loop, or whose loop is gone, is not among them.
+    """
+    instructions = program.instructions
+    found: dict[int, int] = {}
+    for index, one in enumerate(instructions):
+        if is_poll(one, sources) and _comes_back(program, index, sources):
+            group = sources.polls[one.key]
+            found[group] = found.get(group, 0) + 1
+    return found
+
+
+def _comes_back(program: Program, start: int, sources: Sources) -> bool:
+    """Can control return to `start` without a load, store or wait of another kind between?"""
+    group = sources.polls[program.instructions[start].key]
+    seen: set[int] = set()
+    todo = list(program.successors[start])
+    while todo:
+        index = todo.pop()
+        if index == start:
+            return True
+        if index in seen:
+            continue
+        seen.add(index)
+        one = program.instructions[index]
+        other = kind_of(one, sources) in (flow.LOAD, flow.STORE, flow.RELEASE)
+        if other or (is_poll(one, sources) and sources.polls[one.key] != group):
+            continue
+        todo.extend(program.successors[index])
+    return False
+
+
+# ---------------------------------------------------------------------------------------------
+# Releases
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """A release that a store reaches without what it needs: a block barrier, the completion of
+    a bulk store, the end of the wave's stores, or the write-back of a cache."""
+
+    release: Instruction
+    store: Instruction
+    lacks: str
+
+
+NO_BARRIER, NOT_COMPLETE, IN_FLIGHT, NOT_WRITTEN_BACK = (
+    "barrier",
+    "completion",
+    "in flight",
+    "write-back",
+)
+
+
+def exposed_releases(
+    graph: flow.Graph, sources: Sources, scope_of: Callable[[Instruction], str]
+) -> list[Exposed]:
+    """Every pair of a release and a store that reaches it uncovered."""
+
+    def step(node: flow.Node, state: frozenset) -> frozenset:
+        one = node.origin
+        if node.kind == flow.STORE:
+            if isinstance(one, ptx.Instruction):
+                lacks = NOT_COMPLETE if one.copies == "out" else NO_BARRIER
+                return _drop(state, one, lacks) | {(one, lacks)}
+            return state | {(one, NO_BARRIER), (one, IN_FLIGHT), (one, NOT_WRITTEN_BACK)}
+        if node.kind == flow.BARRIER:
+            return frozenset(item for item in state if item[1] != NO_BARRIER)
+        if node.kind == flow.COMPLETE and isinstance(one, ptx.Instruction):
+            # Written, but known to the thread that issued it alone.
+            return frozenset(
+                (store, NO_BARRIER) if lacks == NOT_COMPLETE else (store, lacks)
+                for store, lacks in state
+            )
+        if node.kind == flow.COMPLETE:
+            done = {IN_FLIGHT} if one.waits_for_memory else {NOT_WRITTEN_BACK}
+            return frozenset(item for item in state if item[1] not in done)
+        return state
+
+    states = flow.reaching(graph, step)
+    found: list[Exposed] = []
+    for node, state in zip(graph.nodes, states, strict=True):
+        if node.kind != flow.RELEASE or not state:
+            continue
+        for store, lacks in sorted(state, key=lambda item: item[0].line):
+            if lacks == NO_BARRIER and sources.num_warps == 1 and _is_amd(store):
+                continue  # one wave needs no barrier
+            if lacks == NOT_WRITTEN_BACK and scope_of(node.origin) == "cta":
+                continue
+            found.append(Exposed(node.origin, store, lacks))
+    return found
+
+
+def _drop(state: frozenset, one: Instruction, lacks: str) -> frozenset:
+    """Keep one store per place and lack: the rest says the same."""
+    return frozenset(item for item in state if not (item[0].key == one.key and item[1] == lacks))
+
+
+def _is_amd(one: Instruction) -> bool:
+    return isinstance(one, amdgcn.Instruction)
+
+
+def known(one: Instruction) -> bool:
+    return is_known(one.loc)

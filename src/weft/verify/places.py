@@ -1,0 +1,114 @@
+"""Source places inside compiled code: parsed from each stage, comparable between stages.
+
+A `Loc` is a chain of (file, line, column), the innermost callee first, as compilers print it.
+Triton keeps these through TTIR, TTGIR and LLVM down to the assembly's `.loc` lines, which makes
+them the thread by which one operation is followed from stage to stage.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from weft.base.place import Frame, Place
+
+Loc = tuple[tuple[str, int, int], ...]
+Key = tuple[tuple[str, int, int], ...]
+
+NOWHERE: Loc = ()
+
+_DEFINITION = re.compile(r"^#(loc\d*) = loc\((.*)\)$")
+_FILE = re.compile(r'^"((?:[^"\\]|\\.)*)":(\d+):(\d+)')
+_NAME = re.compile(r'^"(?:[^"\\]|\\.)*"(?:\((.*)\))?$', re.DOTALL)
+_ASM_PART = re.compile(r"([^\s\[\]]+):(\d+):(\d+)")
+
+
+def key_of(loc: Loc) -> Key:
+    """`loc` as every stage knows it: files without their folders."""
+    return tuple((file.rsplit("/", 1)[-1], line, column) for file, line, column in loc)
+
+
+def coarse(key: Key) -> Key:
+    """`key` without columns: AMD's passes move an atomic to the column of its address."""
+    return tuple((file, line, 0) for file, line, _ in key)
+
+
+def is_known(loc: Loc) -> bool:
+    return bool(loc) and loc[0][1] > 0
+
+
+def place_of(loc: Loc) -> Place:
+    """`loc` as a call chain, the user's outermost frame first."""
+    return Place(tuple(Frame(file, line) for file, line, _ in reversed(loc)))
+
+
+class MlirLocations:
+    """The `#loc12 = loc(...)` table of an MLIR module, resolved on demand."""
+
+    def __init__(self, text: str) -> None:
+        self._texts: dict[str, str] = {}
+        self._known: dict[str, Loc] = {}
+        for line in text.splitlines():
+            if line.startswith("#loc") and (match := _DEFINITION.match(line)):
+                self._texts[match[1]] = match[2]
+
+    def resolve(self, text: str) -> Loc:
+        """The chain that the inside of a `loc(...)` stands for; empty where unknown."""
+        text = text.strip()
+        if text not in self._known:
+            self._known[text] = NOWHERE  # a malformed table that refers to itself ends here
+            self._known[text] = self._parse(text)
+        return self._known[text]
+
+    def _parse(self, text: str) -> Loc:
+        if text.startswith("#"):
+            return self.resolve(self._texts.get(text[1:], "unknown"))
+        if text.startswith("callsite("):
+            callee, caller = _split_callsite(text[len("callsite(") : -1])
+            return self.resolve(callee) + self.resolve(caller)
+        if text.startswith("fused"):
+            inside = text[text.index("[") + 1 : text.rindex("]")]
+            parts = [self.resolve(part) for part in _split_top(inside, ",")]
+            return next((part for part in parts if is_known(part)), NOWHERE)
+        if match := _FILE.match(text):
+            return ((match[1], int(match[2]), int(match[3])),)
+        if (match := _NAME.match(text)) and match[1]:
+            return self.resolve(match[1])
+        return NOWHERE
+
+
+def parse_asm_comment(text: str, files: Mapping[str, str]) -> Loc:
+    """The chain in the comment of a `.loc` line: `a.py:25:34 @[ b.py:69:20 @[ c.py:3:1 ] ]`.
+
+    `files` maps base names to full paths, from the MLIR stages.
+    """
+    return tuple(
+        (files.get(file, file), int(line), int(column))
+        for file, line, column in _ASM_PART.findall(text)
+    )
+
+
+def _split_callsite(text: str) -> tuple[str, str]:
+    callee, caller = _split_top(text, " at ")
+    return callee, caller
+
+
+def _split_top(text: str, separator: str) -> list[str]:
+    """`text` split where `separator` stands outside brackets and quotes."""
+    parts, depth, start, index, quoted = [], 0, 0, 0, False
+    while index < len(text):
+        char = text[index]
+        if char == '"' and text[index - 1 : index] != "\\":
+            quoted = not quoted
+        elif not quoted and char in "([<":
+            depth += 1
+        elif not quoted and char in ")]>":
+            depth -= 1
+        if not quoted and depth == 0 and text.startswith(separator, index):
+            parts.append(text[start:index].strip())
+            index += len(separator)
+            start = index
+            continue
+        index += 1
+    parts.append(text[start:].strip())
+    return parts

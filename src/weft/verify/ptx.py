@@ -1,0 +1,267 @@
+"""A reader of PTX: instructions with predicate, place and branch targets, as a flow graph.
+
+Inline assembly is part of the same text and is read with the same eyes: its labels live in the
+`{ }` in which they stand, its loops are loops.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from weft.verify.places import NOWHERE, Key, Loc, key_of, parse_asm_comment
+
+_LABEL = re.compile(r"^([A-Za-z_$%][\w$%]*)\s*:(?!:)")
+_INSTRUCTION = re.compile(r"^(?:@(!?)(%?[\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.DOTALL)
+_REGISTER = re.compile(r"%[a-z]+\d+\b")
+_PARAMETER = re.compile(r"_param_(\d+)")
+_WIDTH = re.compile(r"^[bfsu](\d+)$|^b128$")
+
+SEMANTICS = {"relaxed", "acquire", "release", "acq_rel", "sc", "volatile"}
+SCOPES = {"cta", "cluster", "gpu", "sys"}
+
+
+@dataclass(eq=False)
+class Instruction:
+    """One instruction; `parts` is its opcode split at dots; `asm_block` numbers the inline
+    assembly that it stands in, 0 outside."""
+
+    opcode: str
+    operands: str
+    predicate: str
+    negated: bool
+    loc: Loc
+    line: int
+    asm_block: int
+    parts: list[str] = field(default_factory=list)
+    target: str = ""
+
+    @property
+    def key(self) -> Key:
+        return key_of(self.loc)
+
+    @property
+    def base(self) -> str:
+        return self.parts[0]
+
+    @property
+    def is_global(self) -> bool:
+        """Does it access global memory, or generic addresses that may be global?"""
+        if self.base in ("ld", "st", "atom", "red", "ldu"):
+            other = ("shared", "local", "param", "const", "tensormap", "mbarrier")
+            return not any(part.startswith(other) for part in self.parts[1:])
+        return self.base == "multimem"
+
+    @property
+    def order(self) -> str:
+        found = next((part for part in self.parts if part in SEMANTICS), "")
+        if not found and self.base in ("atom", "red"):
+            return "relaxed"
+        return found or "weak"
+
+    @property
+    def scope(self) -> str:
+        found = next((part for part in self.parts if part in SCOPES), "")
+        if found:
+            return found
+        if self.base == "membar":
+            return {"gl": "gpu", "cta": "cta", "sys": "sys"}.get(self.parts[1], "")
+        if self.order == "volatile":
+            return "sys"
+        return "gpu" if self.base in ("atom", "red") else ""
+
+    @property
+    def is_barrier(self) -> bool:
+        return (self.base == "bar" and self.parts[1] in ("sync", "red")) or (
+            self.base == "barrier" and "arrive" not in self.parts
+        )
+
+    @property
+    def is_warp_barrier(self) -> bool:
+        return self.opcode.startswith("bar.warp.sync")
+
+    @property
+    def copies(self) -> str:
+        """For an asynchronous copy: "in" for global to shared, "out" for shared to global."""
+        if self.base not in ("cp", "multimem") or "async" not in self.parts:
+            return ""
+        if "prefetch" in self.parts or "wait_group" in self.parts or "commit_group" in self.parts:
+            return ""
+        sides = [part for part in self.parts if part.startswith(("shared", "global"))]
+        if len(sides) < 2:
+            return ""
+        return "in" if sides[1].startswith("global") else "out"
+
+    @property
+    def completes_bulk(self) -> bool:
+        """Waits until this thread's bulk stores are written, not only read from shared memory."""
+        return (
+            self.opcode.startswith("cp.async.bulk.wait_group")
+            and "read" not in self.parts
+            and self.operands.strip().rstrip(";") == "0"
+        )
+
+    @property
+    def bytes(self) -> int:
+        """What a load or store of one thread moves."""
+        count = next((int(p[1:]) for p in self.parts if re.fullmatch(r"v[248]", p)), 1)
+        for part in reversed(self.parts):
+            if match := _WIDTH.match(part):
+                return count * int(match[1] or 128) // 8
+        return 0
+
+
+@dataclass(eq=False)
+class Program:
+    """The kernel's instructions and, for each, where control may go next."""
+
+    instructions: list[Instruction]
+    successors: list[list[int]]
+    num_threads: int
+    has_lines: bool
+    definitions: dict[str, list[Instruction]]
+
+    def parameters(self, instruction: Instruction) -> set[int]:
+        """Which kernel parameters the instruction's address is computed from."""
+        found: set[int] = set()
+        seen: set[str] = set()
+        address = instruction.operands
+        if bracket := re.search(r"\[(.*)\]", address, re.DOTALL):
+            address = bracket[1]
+        todo = _REGISTER.findall(address)
+        while todo:
+            register = todo.pop()
+            if register in seen:
+                continue
+            seen.add(register)
+            for definition in self.definitions.get(register, []):
+                found.update(int(number) for number in _PARAMETER.findall(definition.operands))
+                todo.extend(_REGISTER.findall(definition.operands))
+        return found
+
+
+def parse(text: str, files: Mapping[str, str]) -> Program:
+    """The entry function of a PTX module."""
+    instructions: list[Instruction] = []
+    # Labels by the chain of braces around them: assembly blocks repeat names.
+    scopes: list[int] = [0]
+    labels: dict[tuple[tuple[int, ...], str], int] = {}
+    branches: list[tuple[int, tuple[int, ...], str]] = []
+    tables: dict[str, list[str]] = {}
+    next_scope = 1
+    loc: Loc = NOWHERE
+    has_lines = inside = False
+    num_threads = asm_block = num_asm = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if stripped.startswith(".reqntid"):
+            num_threads = _product(stripped)
+        if not inside:
+            # The kernel's body follows its header; other functions are left alone.
+            inside = ".entry" in stripped
+            header = inside
+            continue
+        if stripped.startswith("// begin inline asm"):
+            num_asm += 1
+            asm_block = num_asm
+        elif stripped.startswith("// end inline asm"):
+            asm_block = 0
+        if stripped.startswith(".loc"):
+            has_lines = True
+            comment = stripped.partition("//")[2]
+            loc = parse_asm_comment(comment, files)
+            continue
+        code = stripped.partition("//")[0].strip()
+        if header:
+            if code.startswith("{"):
+                header = False
+            continue
+        while code:
+            if code[0] == "{":
+                scopes.append(next_scope)
+                next_scope += 1
+                code = code[1:].lstrip()
+                continue
+            if code[0] == "}":
+                scopes.pop()
+                code = code[1:].lstrip(" ;")
+                if len(scopes) == 0:
+                    break
+                continue
+            if match := _LABEL.match(code):
+                labels[(tuple(scopes), match[1])] = len(instructions)
+                code = code[match.end() :].lstrip()
+                continue
+            statement, rest = _statement(code)
+            code = rest
+            if statement.startswith(".branchtargets"):
+                name = max((key[1] for key, at in labels.items() if at == len(instructions)))
+                tables[name] = re.findall(r"\$[\w$]+", statement)
+                continue
+            if statement.startswith(".") or not statement:
+                continue
+            match = _INSTRUCTION.match(statement)
+            if match is None:
+                continue
+            one = Instruction(
+                match[3], match[4], match[2] or "", match[1] == "!", loc, number, asm_block
+            )
+            one.parts = one.opcode.split(".")
+            if one.base in ("bra", "brx"):
+                one.target = one.operands.split(",")[-1].strip()
+                branches.append((len(instructions), tuple(scopes), one.target))
+            instructions.append(one)
+        if not scopes:
+            break
+    successors = _successors(instructions, labels, branches, tables)
+    return Program(instructions, successors, num_threads, has_lines, _definitions(instructions))
+
+
+def _statement(code: str) -> tuple[str, str]:
+    """The text up to the next `;`, braces of vector operands included."""
+    statement, found, rest = code.partition(";")
+    return statement.strip(), rest.lstrip() if found else ""
+
+
+def _successors(instructions, labels, branches, tables) -> list[list[int]]:
+    end = len(instructions)
+    following = [[index + 1] if index + 1 < end else [] for index in range(end)]
+    for index, one in enumerate(instructions):
+        if one.base in ("ret", "exit", "trap") and not one.predicate:
+            following[index] = []
+    for index, scopes, name in branches:
+        names = tables.get(name, [name])
+        targets = [target for each in names if (target := _find(labels, scopes, each)) is not None]
+        targets = [target for target in targets if target < end]
+        is_conditional = bool(instructions[index].predicate)
+        following[index] = (following[index] if is_conditional else []) + targets
+    return following
+
+
+def _find(labels, scopes: tuple[int, ...], name: str) -> int | None:
+    """The label `name` as seen from within `scopes`."""
+    for depth in range(len(scopes), 0, -1):
+        if (scopes[:depth], name) in labels:
+            return labels[(scopes[:depth], name)]
+    return None
+
+
+def _definitions(instructions: list[Instruction]) -> dict[str, list[Instruction]]:
+    found: dict[str, list[Instruction]] = {}
+    for one in instructions:
+        if one.base in ("st", "red", "bra", "bar", "ret", "membar", "fence"):
+            continue
+        target = one.operands.partition(",")[0]
+        if one.operands.startswith("{"):
+            target = one.operands.partition("}")[0]
+        for register in _REGISTER.findall(target):
+            found.setdefault(register, []).append(one)
+    return found
+
+
+def _product(text: str) -> int:
+    result = 1
+    for number in re.findall(r"\d+", text):
+        result *= int(number)
+    return result
