@@ -158,8 +158,9 @@ class Actor:
     ) -> None:
         machine = self.machine
         segment = machine.agents.segment(self.agent, self.clk, self.place)
-        for number in np.unique(shadow).tolist():
-            cell = start
+        first = shadow.item(0)
+        uniform = bool((shadow == first).all())
+        for number in (first,) if uniform else np.unique(shadow).tolist():
 
             def cell_of(number: int = number) -> int:
                 hit = np.argwhere(shadow == number)[0]
@@ -181,7 +182,7 @@ class Actor:
                     self._conflict(allocation, cell_of, "read"),
                 )  # fmt: skip
             if after != number:
-                shadow[shadow == number] = after
+                shadow[... if uniform else shadow == number] = after
 
     def _conflict(self, allocation: Allocation, cell: Any, what: str):
         def report(kind: str, earlier: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,7 +37,7 @@ def take_launch(launch: Launch) -> None:
             "the function that is given to ranks.run(...)",
             place=place,
         )
-    kernel = compile_ttir(launch.text)
+    kernel = compile_ttir(_own_text(launch))
     arguments = Arguments(context, launch)
     if len(arguments.values) != len(kernel.parameters):
         raise UnsupportedError(
@@ -45,6 +47,34 @@ def take_launch(launch: Launch) -> None:
             place=place,
         )
     context.enqueue(_maker(kernel, launch, arguments, place))
+
+
+_KERNEL_FILE = re.compile(r'^#loc = loc\("([^"]*)":', re.MULTILINE)
+_own_texts: dict[tuple[str, str], str] = {}
+
+
+def _own_text(launch: Launch) -> str:
+    """The launch's TTIR with the places of the file that it was launched from.
+
+    Triton's cache knows a kernel by its text: of two files with the same kernel, at the same
+    line, the second one gets the first one's TTIR, and with it the first one's places.
+    """
+    file = launch.jit_function.fn.__code__.co_filename
+    key = (launch.text, file)
+    text = _own_texts.get(key)
+    if text is None:
+        text = launch.text
+        found = _KERNEL_FILE.search(text)
+        if found is not None and found[1] != file:
+            text = text.replace(f'loc("{found[1]}":', f'loc("{file}":')
+            if os.path.basename(found[1]) == os.path.basename(file):
+                # A copied folder: what the kernel calls from beside it was copied as well.
+                before, now = os.path.dirname(found[1]), os.path.dirname(file)
+                text = re.sub(
+                    rf'loc\("{re.escape(before)}/([^"/]*)":', rf'loc("{now}/\1":', text
+                )
+        _own_texts[key] = text
+    return text
 
 
 def _maker(kernel: EmulatedKernel, launch: Launch, arguments: Arguments, place: Any) -> Callable:

@@ -6,6 +6,7 @@ put into its words. There is no deadline: where nobody can go on, the emulator s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,6 +63,23 @@ def _context() -> RankContext:
     if context is None:
         raise UsageError("this is for the host code of an emulated rank", place=user_place())
     return context
+
+
+_DEFAULT_NAME = re.compile(r"(tensor|signals)\d+")
+_ASSIGNED = re.compile(
+    r"([A-Za-z_][\w.]*)\s*(?::[^=]+)?=\s*[\w.]+\.(?:(empty|zeros)|(signals))\("
+)
+
+
+def _variable(name: str) -> str:
+    """What the user calls an object that has no name: the variable it is assigned to."""
+    default = _DEFAULT_NAME.fullmatch(name)
+    frame = user_place().outermost
+    if default is None or frame is None:
+        return name
+    is_signal = default[1] == "signals"
+    found = [m[1] for m in _ASSIGNED.finditer(frame.source()) if bool(m[3]) == is_signal]
+    return found[0] if len(found) == 1 else name
 
 
 class RankStream:
@@ -151,7 +169,7 @@ class EmulatedBackend:
         if tensor.dtype is torch.uint8 and offset % UNTYPED_CELL_BYTES == 0:
             cell_bytes = UNTYPED_CELL_BYTES
         self.machine.memory.register(
-            address_of(tensor), nbytes, cell_bytes, self.context.rank, name,
+            address_of(tensor), nbytes, cell_bytes, self.context.rank, _variable(name),
             heap_offset=offset, heap=self.name, initialised=zero, shape=tuple(tensor.shape),
         )  # fmt: skip
 

@@ -1,0 +1,212 @@
+"""Sessions: plain Triton launches on emulated ranks, results, errors and isolation."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+
+import weft
+from weft.emulator import active
+
+
+@triton.jit
+def add(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < n
+    total = tl.load(x_ptr + i, mask=mask) + tl.load(y_ptr + i, mask=mask)
+    tl.store(out_ptr + i, total, mask=mask)
+
+
+@triton.jit
+def scale(x_ptr, factor, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(x_ptr + i, tl.load(x_ptr + i) * factor)
+
+
+@triton.jit
+def read_beyond(x_ptr, out_ptr):
+    tl.store(out_ptr, tl.load(x_ptr + 1000))
+
+
+@triton.jit
+def wrong(x_ptr):
+    tl.store(x_ptr, tl.arange(0, 4) + tl.arange(0, 8))
+
+
+def test_a_plain_kernel_runs_on_every_rank():
+    def main(rank):
+        x, y = torch.full((1000,), float(rank)), torch.ones(1000)
+        out = torch.empty(1000)
+        add[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, y, out, 1000, BLOCK=256)
+        return out.sum().item()
+
+    with weft.emulated(ranks=3) as ranks:
+        assert ranks.run(main) == [1000.0, 2000.0, 3000.0]
+        assert ranks.report.ok
+    assert not active()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int32])
+def test_dtypes_and_scalars(dtype):
+    def main():
+        x = torch.arange(8).to(dtype)
+        scale[(1,)](x, 3, BLOCK=8)
+        assert x.tolist() == [3 * i for i in range(8)]
+        if dtype.is_floating_point:
+            scale[(1,)](x, 0.5, BLOCK=8)
+            assert x.tolist() == [1.5 * i for i in range(8)]
+
+    with weft.emulated(ranks=1) as ranks:
+        ranks.run(main)
+
+
+def test_autotuned_and_heuristic_launches():
+    @triton.autotune([triton.Config({"BLOCK": 8}), triton.Config({"BLOCK": 4})], key=[])
+    @triton.jit
+    def tuned(x_ptr, BLOCK: tl.constexpr):
+        i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(x_ptr + i, tl.load(x_ptr + i) + 1)
+
+    @triton.heuristics({"BLOCK": lambda args: 8})
+    @triton.jit
+    def guessed(x_ptr, BLOCK: tl.constexpr):
+        i = tl.arange(0, BLOCK)
+        tl.store(x_ptr + i, tl.load(x_ptr + i) + 1)
+
+    def main():
+        x = torch.zeros(8)
+        guessed[(1,)](x)
+        assert x.tolist() == [1.0] * 8
+        tuned[lambda meta: (8 // meta["BLOCK"],)](x)
+
+    with weft.emulated(ranks=1) as ranks:
+        ranks.run(main)
+
+
+def test_the_device_has_the_sms_that_were_asked_for():
+    def main():
+        device = triton.runtime.driver.active
+        return device.utils.get_device_properties(0)["multiprocessor_count"]
+
+    with weft.emulated(ranks=1, num_sms=7) as ranks:
+        assert ranks.run(main) == [7]
+
+
+def test_a_process_is_what_every_rank_believes_to_be():
+    before = dict(os.environ)
+
+    def main(rank):
+        assert os.environ["RANK"] == os.environ["LOCAL_RANK"] == str(rank)
+        assert os.environ["WORLD_SIZE"] == os.environ["LOCAL_WORLD_SIZE"] == "3"
+        os.environ["MINE"] = str(rank)
+        torch.manual_seed(rank)
+        random.seed(rank)
+        np.random.seed(rank)
+        dist.init_process_group("gloo")
+        dist.barrier()
+        drawn = (torch.rand(1).item(), random.random(), np.random.rand())
+        dist.barrier()
+        assert os.environ["MINE"] == str(rank)
+        dist.destroy_process_group()
+        return drawn
+
+    state = torch.get_rng_state()
+    with weft.emulated(ranks=3) as ranks:
+        results = ranks.run(main)
+    for rank, drawn in enumerate(results):
+        torch.manual_seed(rank)
+        random.seed(rank)
+        np.random.seed(rank)
+        assert drawn == (torch.rand(1).item(), random.random(), np.random.rand())
+    torch.set_rng_state(state)
+    assert dict(os.environ) == before
+
+
+def test_nodes_share_the_ranks_unevenly():
+    def main():
+        return tuple(os.environ[key] for key in ("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+
+    with weft.emulated(ranks=5, nodes=2) as ranks:
+        assert ranks.run(main) == [
+            ("0", "0", "3"), ("0", "1", "3"), ("0", "2", "3"), ("1", "0", "2"), ("1", "1", "2"),
+        ]  # fmt: skip
+
+
+def test_the_same_seed_is_the_same_random_numbers():
+    def main():
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    def run(seed):
+        with weft.emulated(ranks=2, seed=seed) as ranks:
+            return ranks.run(main)
+
+    assert run(1) == run(1)
+    assert run(1)[0][0] != run(1)[1][0]
+
+
+def test_later_runs_of_a_session_know_of_earlier_ones():
+    def main(rank, x):
+        scale[(1,)](x, 2.0, BLOCK=8)
+        return None
+
+    shared = torch.ones(8)
+    with weft.emulated(ranks=1) as ranks:
+        ranks.run(main, shared)
+        ranks.run(main, shared)
+    assert shared.tolist() == [4.0] * 8
+
+
+def test_an_exception_of_one_rank_is_raised():
+    def main(rank):
+        if rank == 1:
+            raise ValueError("rank one has had enough")
+        dist.init_process_group()
+        dist.barrier()
+
+    with weft.emulated(ranks=2) as ranks, pytest.raises(ValueError, match="had enough"):
+        ranks.run(main)
+
+
+def test_out_of_bounds_is_raised_or_collected():
+    def main():
+        x, out = torch.zeros(8), torch.zeros(1)
+        read_beyond[(1,)](x, out)
+
+    with weft.emulated(ranks=1) as ranks, pytest.raises(weft.OutOfBoundsError, match="x_ptr"):
+        ranks.run(main)
+    with weft.emulated(ranks=1, collect=True) as ranks:
+        ranks.run(main)
+        (finding,) = ranks.report.findings
+    assert finding.kind == "out of bounds"
+    assert finding.first.file == __file__
+    assert finding.first.kernel == "read_beyond"
+
+
+def test_a_kernel_that_does_not_compile_names_the_users_line():
+    def main():
+        wrong[(1,)](torch.zeros(8))
+
+    with weft.emulated(ranks=1) as ranks, pytest.raises(weft.CompileError) as caught:
+        ranks.run(main)
+    assert caught.value.place.outermost.source().startswith("tl.store(x_ptr, tl.arange(0, 4)")
+
+
+def test_bad_sessions():
+    with pytest.raises(weft.UsageError, match="3 nodes"), weft.emulated(ranks=2, nodes=3):
+        pass
+    with weft.emulated(ranks=1) as ranks:
+        with pytest.raises(weft.UsageError, match="nest"), weft.emulated(ranks=1):
+            pass
+        with pytest.raises(weft.UsageError, match="takes neither"):
+            ranks.run(lambda a, b, c: None)
+        with pytest.raises(weft.UsageError, match="not by a rank"):
+            scale[(1,)](torch.ones(8), 2.0, BLOCK=8)
+    with pytest.raises(weft.UsageError, match="block"):
+        ranks.run(lambda: None)
