@@ -45,6 +45,8 @@ class Clock:
 
     def prune(self, registry: Agents) -> None:
         """Forget of single agents what the streams' positions already say."""
+        if not self.agents:
+            return
         streams = self.streams
         covered = [
             agent
@@ -82,6 +84,7 @@ class Agents:
         self.segment_clock: list[int] = [0, 0]
         self.segment_place: list[Place] = [UNKNOWN, UNKNOWN]
         self.segment_scope: list[Scope | None] = [None, None]
+        self.segment_rank: list[int] = [-1, -1]
 
     def add(self, identity: Identity, stream: int = -1, position: int = 0) -> int:
         """A new agent whose work is the `position`-th of `stream` (-1: of no stream)."""
@@ -96,6 +99,7 @@ class Agents:
         self.segment_clock.append(clock)
         self.segment_place.append(place)
         self.segment_scope.append(scope)
+        self.segment_rank.append(self.identity[agent].rank)
         return len(self.segment_agent) - 1
 
     def known(self, segment: int, clock: Clock) -> bool:
@@ -103,19 +107,16 @@ class Agents:
         if segment <= Agents.BEFORE:
             return True
         agent = self.segment_agent[segment]
-        if clock.streams.get(self.stream[agent], -1) >= self.position[agent] and (
-            self.stream[agent] >= 0
-        ):
+        if clock.streams.get(self.stream[agent], -1) >= self.position[agent]:
             return True
         return clock.agents.get(agent, -1) >= self.segment_clock[segment]
 
     def covers(self, first: int, second: int) -> bool:
         """Do the scopes of two atomic segments include each other's agents?"""
-        same_rank = (
-            self.identity[self.segment_agent[first]].rank
-            == self.identity[self.segment_agent[second]].rank
-        )
-        return all(
-            scope is Scope.SYSTEM or (scope is Scope.DEVICE and same_rank)
-            for scope in (self.segment_scope[first], self.segment_scope[second])
+        first_scope, second_scope = self.segment_scope[first], self.segment_scope[second]
+        if first_scope is Scope.SYSTEM and second_scope is Scope.SYSTEM:
+            return True
+        same_rank = self.segment_rank[first] == self.segment_rank[second]
+        return (
+            same_rank and first_scope is not Scope.BLOCK and second_scope is not Scope.BLOCK
         )

@@ -13,9 +13,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from greenlet import getcurrent
+from threadpoolctl import ThreadpoolController
 
 from weft.base.errors import (
     DeadlockError,
@@ -157,6 +159,11 @@ class _Activation:
 _THREAD = threading.local()
 
 
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
 class Machine:
     """An emulated machine of `num_ranks` devices on `num_nodes` hosts.
 
@@ -274,6 +281,7 @@ class Machine:
         host = self.hosts.get(rank)
         if host is None:
             return Clock()
+        host.clock.prune(self.agents)
         clock = host.clock.copy()
         clock.agents[host.agent] = host.clk
         host.clk += 1
@@ -309,7 +317,9 @@ class Machine:
         """Run until every host has ended and every stream is empty, or nobody can go on."""
         self.hub = getcurrent()
         try:
-            self._run()
+            # A tile is too small to share out: BLAS threads would only get in each other's way.
+            with _blas().limit(limits=1, user_api="blas"):
+                self._run()
         finally:
             self._end_hosts()
         return self.report

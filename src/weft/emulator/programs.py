@@ -232,10 +232,10 @@ class Program:
             return self._load_scalar(ptr, mask, other, dtype, loc, volatile)
         itemsize = dtype.itemsize
         if mask is not None:
-            mask = np.broadcast_to(mask, shape)
-            if mask.all():
+            if np.all(mask):
                 mask = None
             else:
+                mask = np.broadcast_to(mask, shape)
                 filled = np.empty(shape, dtype)
                 filled[...] = 0 if other is None else other
                 chosen = np.broadcast_to(ptr, shape)[mask]
@@ -358,10 +358,9 @@ class Program:
             return
         ptr = np.broadcast_to(ptr, shape)
         value = np.broadcast_to(value, shape)
-        if mask is not None:
+        if mask is not None and not np.all(mask):
             mask = np.broadcast_to(mask, shape)
-            if not mask.all():
-                ptr, value = ptr[mask], value[mask]
+            ptr, value = ptr[mask], value[mask]
         if ptr.size:
             self._scatter(ptr, value, dtype, itemsize, loc)
 
