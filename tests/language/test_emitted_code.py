@@ -11,7 +11,6 @@ from language_kernels import BULK, CUDA, GPUS, HIP, machine_text, text
 
 from weft.base.target import TARGETS
 
-
 GAPS = {(kernels.compare_and_swap, target) for target in HIP}  # see test_tracing_errors
 EVERYTHING = [
     pytest.param(kernel, target, id=f"{kernel.__name__}-{target}")
