@@ -174,9 +174,11 @@ class Actor:
                     self._conflict(allocation, cell_of, "write"),
                 )  # fmt: skip
             else:
-                if looks and history.writer == Agents.NOTHING and not history.others:
-                    cell = cell_of()
-                    machine.report_uninitialised(self, allocation, cell, self.place)
+                if history.writer == Agents.NOTHING and not history.others:
+                    if looks:
+                        machine.report_uninitialised(self, allocation, cell_of(), self.place)
+                    elif allocation.heap_offset is None:
+                        continue  # a later read that does look is told; a peer cannot write it
                 after = machine.shadow.after_read(
                     number, segment, self.clock, self.owns,
                     self._conflict(allocation, cell_of, "read"),

@@ -1,0 +1,217 @@
+"""torch operations of emulated ranks: order with kernels, fresh memory, accesses to the checker."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import weft
+
+
+@triton.jit
+def fill(x_ptr, value, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), value)
+
+
+@triton.jit
+def double(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out_ptr + i, tl.load(x_ptr + i) * 2)
+
+
+@triton.jit
+def double_at(addresses, out_ptr, BLOCK: tl.constexpr):
+    x_ptr = tl.load(addresses).to(tl.pointer_type(tl.float32))
+    i = tl.arange(0, BLOCK)
+    tl.store(out_ptr + i, tl.load(x_ptr + i) * 2)
+
+
+def on_one_rank(main, **options):
+    with weft.emulated(ranks=1, **options) as ranks:
+        (result,) = ranks.run(main)
+        return result, ranks.report
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.sum().item(), lambda x: sum(x.tolist()), lambda x: x.numpy().sum(),
+        lambda x: (x + 1).sum().item() - 8, lambda x: x.clone().sum().item(),
+        lambda x: float(repr(x).count("3.")) * 3,
+        lambda x: 24.0 if torch.equal(x, torch.full((8,), 3.0)) else 0.0,
+    ],
+)  # fmt: skip
+def test_reading_a_tensor_waits_for_its_kernel(read):
+    def main():
+        x = torch.zeros(8)
+        fill[(1,)](x, 3.0, BLOCK=8)
+        return read(x)
+
+    assert on_one_rank(main)[0] == 24.0
+
+
+def test_a_kernel_follows_the_operations_before_it():
+    def main():
+        x, out = torch.zeros(8), torch.zeros(8)
+        for i in range(3):
+            x.add_(1)
+            double[(1,)](x, out, BLOCK=8)
+            assert out.tolist() == [2.0 * (i + 1)] * 8
+        view = x.view(2, 4)[:, ::2]
+        view.mul_(10)
+        double[(1,)](x, out, BLOCK=8)
+        return out.tolist()
+
+    assert on_one_rank(main)[0] == [60.0, 6.0] * 4
+
+
+def test_fresh_memory_is_no_number():
+    def main():
+        assert torch.empty(4).isnan().all()
+        assert torch.empty_like(torch.zeros(4, dtype=torch.bfloat16)).isnan().all()
+        assert torch.zeros(4).new_empty(2, 2).isnan().all()
+        assert (torch.empty(4, dtype=torch.int32) < -1_000_000).all()
+        assert torch.zeros(4).tolist() == [0.0] * 4
+
+    with weft.emulated(ranks=1, collect=True) as ranks:
+        ranks.run(main)
+        assert ranks.report.ok or {f.kind for f in ranks.report.findings} == {"uninitialised"}
+
+
+def test_a_kernel_that_reads_fresh_memory():
+    def main():
+        x, out = torch.empty(8), torch.empty(8)
+        x[:4].fill_(1.0)
+        double[(1,)](x, out, BLOCK=8)
+
+    with pytest.raises(weft.UninitializedError, match=r"x_ptr.*\[4\]"):
+        on_one_rank(main)
+
+
+def test_an_operation_that_reads_what_a_kernel_left_unwritten():
+    def main():
+        out = torch.empty(16)
+        fill[(1,)](out, 1.0, BLOCK=8)
+        copied = out.clone()  # moving is not looking
+        out[:8].sum()
+        out.sum()
+        return copied
+
+    _, start = inspect.getsourcelines(test_an_operation_that_reads_what_a_kernel_left_unwritten)
+    with pytest.raises(weft.UninitializedError, match=r"x_ptr.*\[8\]") as caught:
+        on_one_rank(main)
+    assert caught.value.finding.first.file == __file__
+    assert caught.value.finding.first.line == start + 6
+
+
+def test_filled_memory_is_forgotten_and_recycled_memory_is_not_mixed_up():
+    def main():
+        for i in range(50):
+            x = torch.empty(64)
+            x.fill_(i)
+            out = torch.empty(8)
+            double[(1,)](x, out, BLOCK=8)
+            assert out[0].item() == 2 * i
+            del x, out
+
+    assert on_one_rank(main)[1].ok
+
+
+def test_a_tensor_that_a_kernel_reaches_by_its_address():
+    def main():
+        x, out = torch.full((8,), 4.0), torch.zeros(8)
+        addresses = torch.tensor([x.data_ptr()], dtype=torch.int64)
+        double_at[(1,)](addresses, out, BLOCK=8)
+        return out.tolist()
+
+    assert on_one_rank(main)[0] == [8.0] * 8
+
+
+def test_a_tensor_lives_until_its_kernel_has_run():
+    def main():
+        out = torch.zeros(8)
+        x = torch.full((8,), 4.0)
+        double[(1,)](x, out, BLOCK=8)
+        del x
+        junk = [torch.full((8,), -1.0) for _ in range(10)]
+        assert out.tolist() == [8.0] * 8
+        return len(junk)
+
+    on_one_rank(main)
+
+
+def test_torch_operations_race_like_kernels_do():
+    def main():
+        world = weft.init(heap_bytes=1 << 16)
+        x = world.zeros((8,), torch.float32)
+        out = world.zeros((8,), torch.float32)
+        side = world.stream("side")
+        with side:
+            fill[(1,)](x, 1.0, BLOCK=8)
+        out.copy_(x)  # nothing orders this stream after the other
+        world.synchronize()
+
+    with pytest.raises(weft.RaceError, match="x@rank0") as caught:
+        on_one_rank(main)
+    lines = {side.line for side in caught.value.finding.sides}
+    assert len(lines) == 2
+
+
+def test_streams_that_wait_do_not_race():
+    def main():
+        world = weft.init(heap_bytes=1 << 16)
+        x = world.zeros((8,), torch.float32)
+        out = world.zeros((8,), torch.float32)
+        side = world.stream("side")
+        side.wait(world.current_stream())
+        with side:
+            fill[(1,)](x, 1.0, BLOCK=8)
+        world.current_stream().wait(side)
+        out.copy_(x)
+        return out.tolist()
+
+    assert on_one_rank(main)[0] == [1.0] * 8
+
+
+def test_the_host_that_synchronised_knows():
+    def main():
+        world = weft.init(heap_bytes=1 << 16)
+        x = world.zeros((8,), torch.float32)
+        out = world.zeros((8,), torch.float32)
+        with world.stream("side"):
+            fill[(1,)](x, 1.0, BLOCK=8)
+        world.synchronize()
+        out.copy_(x)
+        return out.tolist()
+
+    assert on_one_rank(main)[0] == [1.0] * 8
+
+
+def test_a_read_of_a_peers_memory_needs_a_signal():
+    def main(rank, barrier):
+        world = weft.init(heap_bytes=1 << 16)
+        x = world.zeros((8,), torch.float32)
+        x.fill_(rank)
+        if barrier:
+            world.barrier()
+        return world.peer(x, 1 - rank).tolist()
+
+    with weft.emulated(ranks=2) as ranks:
+        assert ranks.run(main, True) == [[1.0] * 8, [0.0] * 8]
+    with weft.emulated(ranks=2) as ranks, pytest.raises(weft.RaceError, match="x@rank"):
+        ranks.run(main, False)
+
+
+def test_autograd_through_tracked_memory():
+    def main():
+        x = torch.ones(8)
+        fill[(1,)](x, 2.0, BLOCK=8)
+        weight = torch.ones(8, requires_grad=True)
+        (weight * x).sum().backward()
+        return weight.grad.tolist()
+
+    assert on_one_rank(main)[0] == [2.0] * 8
