@@ -217,6 +217,20 @@ def test_a_dtype_that_is_not_supported(ranks):
         ranks(ag_gemm((4, 8), (8, 3), torch.int32, torch.int32), 2)
 
 
+def test_shards_that_do_not_add_up(ranks):
+    """Rank 2 holds one row less, and nobody said how many there are."""
+
+    def main():
+        world = weft.init()
+        a, b = torch.ones(2 if world.rank < 2 else 1, 8), torch.ones(8, 3)
+        weft.ops.ag_gemm(a, b, world=world)
+        world.synchronize()
+
+    with pytest.raises(CallOrderError) as caught:
+        ranks(main, 3)
+    says(caught.value, "m=6", "m=3")
+
+
 def test_a_copy_that_does_not_fit(ranks):
     def main():
         world = weft.init()
@@ -244,26 +258,32 @@ def names_nothing(x):
 
 
 @triton.jit
-def takes_a_float_order(world, signal):
-    wl.notify(world, signal, to=0, order="seldom")  # takes no such order
+def orders_seldom(world, signal):
+    wl.notify(world, signal, to=0, order="seldom")  # no such order
 
 
 @pytest.mark.parametrize(
-    "launch, comment",
+    "launch, comment, reason",
     [
-        (lambda world: adds_misfits[(1,)](torch.zeros(8), 8), "does not compile"),
-        (lambda world: names_nothing[(1,)](torch.zeros(1)), "names nothing"),
-        (
-            lambda world: takes_a_float_order[(1,)](world.arg, world.signals(1)),
-            "takes no such order",
-        ),
+        (lambda: adds_misfits[(1,)](torch.zeros(8), 8), "does not compile", "compatible"),
+        (lambda: names_nothing[(1,)](torch.zeros(1)), "names nothing", "no_such_name"),
     ],
-    ids=["shapes", "name", "order"],
+    ids=["shapes", "name"],
 )
-def test_a_kernel_that_does_not_compile(ranks, launch, comment: str):
+def test_a_kernel_that_does_not_compile(ranks, launch, comment: str, reason: str):
     with pytest.raises(CompileError) as caught:
-        ranks(lambda: launch(weft.init()), 1)
-    says(caught.value, Path(__file__).name, f":{line_of(comment)}")
+        ranks(launch, 1)
+    says(caught.value, reason, Path(__file__).name, f":{line_of(comment)}")
+
+
+def test_an_order_that_there_is_not(ranks):
+    def main():
+        world = weft.init()
+        orders_seldom[(1,)](world.arg, world.signals(1))
+
+    with pytest.raises(UsageError) as caught:
+        ranks(main, 1)
+    says(caught.value, "seldom", "wl.Order.RELEASE", f":{line_of('no such order')}")
 
 
 @triton.jit
@@ -307,7 +327,7 @@ def test_zero_sized_shards_and_more_ranks_than_tiles(ranks, num_ranks: int, shap
     def main():
         world = weft.init()
         own = whole[world.rank * rows : (world.rank + 1) * rows]
-        return weft.ops.ag_gemm(own, b, world=world).clone()
+        return weft.ops.ag_gemm(own, b, world=world, m=m).clone()
 
     for out in ranks(main, num_ranks):
         assert torch.equal(out, whole @ b)

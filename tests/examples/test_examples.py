@@ -6,20 +6,16 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from weft.tools.main import main
+
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 BUG = "05_find_the_bug.py"
-
-
-def emulate(example: Path, ranks: int, *options: str) -> subprocess.CompletedProcess:
-    words = ["emulate", str(example), "--ranks", str(ranks), *options]
-    return subprocess.run(
-        [sys.executable, "-m", "weft", *words], capture_output=True, text=True, cwd=ROOT
-    )
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
@@ -31,15 +27,17 @@ def test_it_is_complete_and_says_how_to_run_it(example: Path):
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("example", [e for e in EXAMPLES if e.name != BUG], ids=lambda p: p.name)
-def test_it_runs_and_nothing_is_found(example: Path, ranks: int):
-    done = emulate(example, ranks, "--seed", str(ranks))
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = [line for line in done.stdout.splitlines() if re.match(r"rank \d", line)]
-    assert len(told) == ranks, done.stdout
+def test_it_runs_and_nothing_is_found(example: Path, ranks: int, capsys):
+    code = main(["emulate", str(example), "--ranks", str(ranks), "--seed", str(ranks)])
+    out = capsys.readouterr().out
+    assert code == 0, out
+    assert len(re.findall(r"^rank \d", out, re.MULTILINE)) == ranks, out
 
 
 def test_the_bug_is_found_with_both_lines():
-    done = emulate(ROOT / "examples" / BUG, 4, "--json")
+    """As a user meets it: in a process of its own, by the installed command."""
+    words = [sys.executable, "-m", "weft", "emulate", f"examples/{BUG}", "--ranks", "4", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1, done.stdout + done.stderr
     report = json.loads(done.stdout)
     lines = (ROOT / "examples" / BUG).read_text().splitlines()
@@ -51,6 +49,23 @@ def test_the_bug_is_found_with_both_lines():
     }
     assert race["first"]["kernel"] == "ring_sum"
     assert race["first"]["tensor"] == race["second"]["tensor"]
+
+
+def test_the_tutorials_answer_mends_it(tmp_path: Path, capsys):
+    """The credit that docs/tutorial.md adds, put into the example, under several schedules."""
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text()
+    (loop,) = re.findall(r"```python\n(for step in range.*?)```", tutorial, re.DOTALL)
+    text = (ROOT / "examples" / BUG).read_text()
+    broken = re.search(r"    for step in range.*?total \+= travelling\n", text, re.DOTALL)
+    text = text.replace(broken.group(), textwrap.indent(loop, "    "))
+    text = text.replace("tile_ready, out, tile: ", "tile_ready, inbox_free, out, tile: ")
+    text = text.replace("inbox, tile_ready, out", "inbox, tile_ready, world.signals(1), out")
+    right = "    right = (wl.rank(world) + 1) % wl.num_ranks(world)\n"
+    left = "    left = (wl.rank(world) + wl.num_ranks(world) - 1) % wl.num_ranks(world)\n"
+    mended = tmp_path / "mended.py"
+    mended.write_text(text.replace(right, right + left))
+    code = main(["verify", str(mended), "--ranks", "4", "--schedules", "8"])
+    assert code == 0, capsys.readouterr().out
 
 
 def test_the_tutorial_speaks_of_every_example():

@@ -54,7 +54,7 @@ def compile_op(
 
 def compile_for(card: Op, problem: object, target: Target) -> tuple[list[Binary], list[str]]:
     """Every kernel of the operator for one target, and what the post-compile check found."""
-    from weft.verify import compiled
+    from weft.verify.compiled import compiled
 
     config = next(iter(card.candidates(problem, target)), None)
     if config is None:
@@ -62,7 +62,7 @@ def compile_for(card: Op, problem: object, target: Target) -> tuple[list[Binary]
     binaries, complaints = [], []
     for fn, record in card.kernels(problem, config, target):
         binaries.append(build(fn, record, target))
-        complaints += [str(finding) for finding in compiled(fn, target, record=record)]
+        complaints += [str(finding) for finding in compiled(fn, target, record).findings]
     return binaries, complaints
 
 

@@ -16,7 +16,7 @@ from weft.tools import console
 LIBRARIES = {
     "torch": "2.11",
     "triton": "3.6",
-    "numpy": "1.26",
+    "numpy": "2.0",
     "ml_dtypes": "0.4",
     "greenlet": "3.0",
 }
