@@ -57,14 +57,16 @@ def run_on_gpus(
     for child in children:
         child.start()
     deadline = time.monotonic() + timeout_s
-    codes: list[int | None] = []
+    while any(child.is_alive() for child in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+        if not tolerate and any(child.exitcode not in (None, 0) for child in children):
+            # The others wait for the one that failed: a few seconds to say so, then enough.
+            deadline = min(deadline, time.monotonic() + 5)
+    codes = [child.exitcode for child in children]
     for child in children:
-        child.join(max(0.0, deadline - time.monotonic()))
-    for child in children:
-        codes.append(child.exitcode)
         if child.exitcode is None:
             child.kill()
-            child.join()
+        child.join()
     if not tolerate and any(code != 0 for code in codes):
         raise RuntimeError(f"the processes of {main.__name__} ended with {codes}")
     return codes

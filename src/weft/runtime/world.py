@@ -269,12 +269,18 @@ class World:
         own = self._logs[self.rank]
         if own is None:
             return number
-        # The number goes last: a reader that sees it sees the name.
+        # Cleared first and numbered last: a reader that finds the number before and after finds
+        # the name that belongs to it, also when this rank laps the ring meanwhile.
+        own[start : start + 8] = bytes(8)
         own[start + 8 : where.stop] = entry[8:]
         own[start : start + 8] = entry[:8]
         for rank, log in enumerate(self._logs):
-            if log is not None and log[start : start + 8] == entry[:8] and log[where] != entry:
-                other = bytes(log[start + 8 : where.stop]).rstrip(b"\0").decode(errors="replace")
+            if log is None:
+                continue
+            theirs = bytes(log[where])
+            differs = theirs[:8] == entry[:8] and theirs != entry
+            if differs and log[start : start + 8] == entry[:8]:
+                other = theirs[8:].rstrip(b"\0").decode(errors="replace")
                 raise CallOrderError(
                     f"call {number} on {self.name!r}: rank {self.rank} calls {name}, "
                     f"but rank {rank} called {other}; every rank must make the same calls in the "
