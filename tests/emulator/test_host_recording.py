@@ -1,0 +1,191 @@
+"""Recording and replay of a rank's work: launches, copies, streams, torch operations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import weft
+
+
+@triton.jit
+def add_one(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out_ptr + i, tl.load(x_ptr + i) + 1)
+
+
+def on_one_rank(main, **options):
+    def with_world():
+        with weft.init(heap_bytes=1 << 16) as world:
+            return main(world)
+
+    with weft.emulated(ranks=1, **options) as ranks:
+        return ranks.run(with_world)[0]
+
+
+def test_nothing_runs_while_recording_and_arguments_are_frozen():
+    def main(world):
+        x, out = torch.zeros(8), torch.zeros(8)
+        with world.record() as recording:
+            add_one[(1,)](x, out, BLOCK=8)
+        assert out.tolist() == [0.0] * 8
+        for value in (1.0, 5.0, 7.0):
+            x.fill_(value)
+            recording.replay()
+            assert out.tolist() == [value + 1] * 8
+        x, kept = torch.full((8,), 100.0), x
+        recording.replay()
+        return out[0].item(), kept[0].item()
+
+    assert on_one_rank(main) == (8.0, 7.0)
+
+
+def test_replays_queue_behind_each_other():
+    def main(world):
+        x = torch.zeros(8)
+        with world.record() as recording:
+            add_one[(1,)](x, x, BLOCK=8)
+            add_one[(1,)](x, x, BLOCK=8)
+        for _ in range(5):
+            recording.replay()
+        add_one[(1,)](x, x, BLOCK=8)
+        return x.tolist()
+
+    assert on_one_rank(main) == [11.0] * 8
+
+
+def test_torch_operations_are_recorded():
+    def main(world):
+        x, total = torch.ones(8), torch.zeros(8)
+        with world.record() as recording:
+            y = x * 2
+            z = torch.empty(8)
+            add_one[(1,)](y, z, BLOCK=8)
+            total.add_(z)
+            low, high = torch.chunk(z, 2)
+            w = torch.cat([high, low]) + torch.ones(8)
+        assert total.tolist() == [0.0] * 8
+        for i in range(3):
+            x.fill_(i)
+            recording.replay()
+            assert z.tolist() == [2.0 * i + 1] * 8
+            assert w.tolist() == [2.0 * i + 2] * 8
+        return total.tolist()
+
+    assert on_one_rank(main) == [9.0] * 8
+
+
+def test_a_recording_with_two_streams():
+    def main(world):
+        x = world.zeros((8,), torch.float32)
+        staged = world.zeros((8,), torch.float32)
+        out = world.zeros((8,), torch.float32)
+        copies = world.stream("copies")
+        with world.record() as recording:
+            add_one[(1,)](x, x, BLOCK=8)
+            copies.wait(world.current_stream())
+            with copies:
+                world.copy(staged, x)
+            world.current_stream().wait(copies)
+            add_one[(1,)](staged, out, BLOCK=8)
+        for _ in range(3):
+            recording.replay()
+        return out.tolist()
+
+    for seed in range(5):
+        assert on_one_rank(main, seed=seed) == [4.0] * 8
+
+
+def test_eager_and_replayed_work_mix():
+    def main(world):
+        x = torch.zeros(8)
+        with world.record() as recording:
+            add_one[(1,)](x, x, BLOCK=8)
+        add_one[(1,)](x, x, BLOCK=8)
+        recording.replay()
+        add_one[(1,)](x, x, BLOCK=8)
+        with world.stream("other") as other:
+            other.wait(world.stream("main"))
+            recording.replay()
+        world.stream("main").wait(other)
+        return x.tolist()
+
+    assert on_one_rank(main) == [4.0] * 8
+
+
+def test_a_barrier_can_be_recorded():
+    def main(rank):
+        with weft.init(heap_bytes=1 << 16) as world:
+            x = world.zeros((8,), torch.float32)
+            out = torch.zeros(8)
+            peer = world.peer(x, 1 - rank)
+            with world.record() as recording:
+                add_one[(1,)](x, x, BLOCK=8)
+                world.barrier()
+                world.copy(out, peer)
+                world.barrier()
+            for _ in range(3):
+                recording.replay()
+            return out.tolist()
+
+    with weft.emulated(ranks=2) as ranks:
+        assert ranks.run(main) == [[3.0] * 8] * 2
+
+
+def test_a_missing_barrier_is_found_in_replays():
+    def main(rank):
+        with weft.init(heap_bytes=1 << 16) as world:
+            x = world.zeros((8,), torch.float32)
+            out = torch.zeros(8)
+            peer = world.peer(x, 1 - rank)
+            with world.record() as recording:
+                add_one[(1,)](x, x, BLOCK=8)
+                world.barrier()
+                world.copy(out, peer)  # the peer's next replay may overwrite it meanwhile
+            for _ in range(3):
+                recording.replay()
+            world.synchronize()
+
+    with weft.emulated(ranks=2) as ranks, pytest.raises(weft.RaceError, match="x@rank"):
+        ranks.run(main)
+
+
+def test_what_cannot_be_recorded():
+    def reads(world):
+        x = torch.zeros(8)
+        add_one[(1,)](x, x, BLOCK=8)
+        with world.record():
+            x.sum().item()
+
+    def nests(world):
+        with world.record(), world.record():
+            pass
+
+    def replays_early(world):
+        with world.record() as recording:
+            recording.replay()
+
+    def leaves_a_branch(world):
+        x = torch.zeros(8)
+        side = world.stream("side")
+        with world.record():
+            side.wait(world.current_stream())
+            with side:
+                add_one[(1,)](x, x, BLOCK=8)
+
+    def is_not_ordered(world):
+        x = torch.zeros(8)
+        with world.record(), world.stream("side"):
+            add_one[(1,)](x, x, BLOCK=8)
+
+    for main, error, words in (
+        (reads, weft.UnsupportedError, "cannot read"),
+        (nests, weft.UsageError, "nest"),
+        (replays_early, weft.UsageError, "before the recording has ended|within"),
+        (leaves_a_branch, weft.UsageError, "has not waited for"),
+        (is_not_ordered, weft.UsageError, "not part of the recording"),
+    ):
+        with pytest.raises(error, match=words):
+            on_one_rank(main)
