@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 WORD = np.dtype(np.int64)
 
+# The rank of a publisher that no device scope includes.
+NOWHERE = -1
+
 # A strided span: (address, shape, strides in bytes, numpy dtype).
 Span = tuple[int, tuple[int, ...], tuple[int, ...], np.dtype]
 
@@ -35,7 +38,9 @@ class Actor:
     @classmethod
     def of_work(cls, machine: Machine, work: Work, what: str) -> Actor:
         stream = work.stream
-        agent = machine.agents.add(stream.identity(work, what), stream.number, work.position)
+        agent = machine.agents.add(
+            stream.identity(work, what), stream.number, work.position, device=NOWHERE
+        )
         return cls(machine, agent, 0, work.clock, work.place)
 
     @classmethod
@@ -81,7 +86,8 @@ class Actor:
         word.published.clear()
         clock = self.clock.copy()
         clock.agents[self.agent] = self.clk
-        word.release(self.rank, Scope.SYSTEM, clock)
+        # A copy engine is no part of any device: only system scope includes it.
+        word.release(NOWHERE, Scope.SYSTEM, clock)
         allocation.view(WORD)[index] = value
         self.machine.signalled(allocation, cell, self.place)
         self.machine.word_changed(allocation, cell)

@@ -78,17 +78,24 @@ class Agents:
 
     def __init__(self) -> None:
         self.identity: list[Identity] = []
+        self.device: list[int] = []
         self.stream: list[int] = []
         self.position: list[int] = []
         self.segment_agent: list[int] = [-1, -1]
         self.segment_clock: list[int] = [0, 0]
         self.segment_place: list[Place] = [UNKNOWN, UNKNOWN]
         self.segment_scope: list[Scope | None] = [None, None]
-        self.segment_rank: list[int] = [-1, -1]
+        self.segment_device: list[int] = [-1, -1]
 
-    def add(self, identity: Identity, stream: int = -1, position: int = 0) -> int:
-        """A new agent whose work is the `position`-th of `stream` (-1: of no stream)."""
+    def add(
+        self, identity: Identity, stream: int = -1, position: int = 0, device: int | None = None
+    ) -> int:
+        """A new agent whose work is the `position`-th of `stream` (-1: of no stream).
+
+        `device` is the rank whose device scope includes it: its own, unless said otherwise.
+        """
         self.identity.append(identity)
+        self.device.append(identity.rank if device is None else device)
         self.stream.append(stream)
         self.position.append(position)
         return len(self.identity) - 1
@@ -99,7 +106,7 @@ class Agents:
         self.segment_clock.append(clock)
         self.segment_place.append(place)
         self.segment_scope.append(scope)
-        self.segment_rank.append(self.identity[agent].rank)
+        self.segment_device.append(self.device[agent])
         return len(self.segment_agent) - 1
 
     def known(self, segment: int, clock: Clock) -> bool:
@@ -116,7 +123,7 @@ class Agents:
         first_scope, second_scope = self.segment_scope[first], self.segment_scope[second]
         if first_scope is Scope.SYSTEM and second_scope is Scope.SYSTEM:
             return True
-        same_rank = self.segment_rank[first] == self.segment_rank[second]
+        same_device = self.segment_device[first] == self.segment_device[second]
         return (
-            same_rank and first_scope is not Scope.BLOCK and second_scope is not Scope.BLOCK
+            same_device and first_scope is not Scope.BLOCK and second_scope is not Scope.BLOCK
         )
