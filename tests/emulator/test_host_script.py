@@ -9,7 +9,7 @@ import pytest
 import weft
 from weft.emulator import run_script
 
-ALL_REDUCE = '''
+ALL_REDUCE = """
 import sys
 import torch, triton, triton.language as tl
 import weft
@@ -49,7 +49,7 @@ def main():
 
 if __name__ == "__main__":
     main()
-'''
+"""
 
 
 @pytest.fixture

@@ -70,9 +70,7 @@ def _own_text(launch: Launch) -> str:
             if os.path.basename(found[1]) == os.path.basename(file):
                 # A copied folder: what the kernel calls from beside it was copied as well.
                 before, now = os.path.dirname(found[1]), os.path.dirname(file)
-                text = re.sub(
-                    rf'loc\("{re.escape(before)}/([^"/]*)":', rf'loc("{now}/\1":', text
-                )
+                text = re.sub(rf'loc\("{re.escape(before)}/([^"/]*)":', rf'loc("{now}/\1":', text)
         _own_texts[key] = text
     return text
 

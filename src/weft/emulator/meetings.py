@@ -110,8 +110,14 @@ class Meetings:
         self.letters: dict[Hashable, list[tuple[Any, Any]]] = defaultdict(list)
 
     def enter(
-        self, group: Hashable, members: Sequence[int], position: int, what: str, value: Any,
-        *, in_stream: bool = True,
+        self,
+        group: Hashable,
+        members: Sequence[int],
+        position: int,
+        what: str,
+        value: Any,
+        *,
+        in_stream: bool = True,
     ) -> Meeting:
         """Take part in this rank's next call of `group`; does not wait for the others.
 
@@ -129,8 +135,14 @@ class Meetings:
         return meeting
 
     def exchange(
-        self, group: Hashable, members: Sequence[int], position: int, what: str, value: Any,
-        *, in_stream: bool = True,
+        self,
+        group: Hashable,
+        members: Sequence[int],
+        position: int,
+        what: str,
+        value: Any,
+        *,
+        in_stream: bool = True,
     ) -> list[Any]:
         """Every member's value, in the group's order; blocks until all have come."""
         meeting = self.enter(group, members, position, what, value, in_stream=in_stream)

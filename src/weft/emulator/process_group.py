@@ -141,7 +141,7 @@ class EmulatedGroup(dist.ProcessGroup):
     def name(self) -> str:
         return "emulated"
 
-    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+    def getBackendName(self) -> str:
         return "emulated"
 
     def __repr__(self) -> str:
@@ -220,7 +220,7 @@ class EmulatedGroup(dist.ProcessGroup):
         op = getattr(opts, "reduceOp", ReduceOp.SUM)
 
         def finish(meeting: Meeting, values: list[Any]) -> None:
-            for i, tensor in enumerate(tensors):
+            for i in range(len(tensors)):
                 self._check_alike("all_reduce", [value[i] for value in values])
             results = meeting.once(
                 lambda: [

@@ -66,9 +66,7 @@ def _context() -> RankContext:
 
 
 _DEFAULT_NAME = re.compile(r"(tensor|signals)\d+")
-_ASSIGNED = re.compile(
-    r"([A-Za-z_][\w.]*)\s*(?::[^=]+)?=\s*[\w.]+\.(?:(empty|zeros)|(signals))\("
-)
+_ASSIGNED = re.compile(r"([A-Za-z_][\w.]*)\s*(?::[^=]+)?=\s*[\w.]+\.(?:(empty|zeros)|(signals))\(")
 
 
 def _variable(name: str) -> str:
@@ -210,9 +208,7 @@ class EmulatedBackend:
     def stream(self, name: str) -> RankStream:
         streams = self.context.belongings.setdefault("streams", {})
         if name not in streams:
-            streams[name] = RankStream(
-                self.context, self.machine.stream(self.context.rank, name)
-            )
+            streams[name] = RankStream(self.context, self.machine.stream(self.context.rank, name))
         return streams[name]
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
