@@ -42,6 +42,11 @@ class Instruction:
         return self.is_vector_memory and "_load" in self.opcode or self.opcode.startswith("s_load")
 
     @property
+    def is_coherent(self) -> bool:
+        """Does it go past caches that another device cannot see through?"""
+        return bool(re.search(r"\bsc[01]\b|scope:SCOPE_(?:DEV|SYS)", self.operands))
+
+    @property
     def is_store(self) -> bool:
         return self.is_vector_memory and "_store" in self.opcode
 

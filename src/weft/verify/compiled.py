@@ -393,10 +393,36 @@ class _Check:
     def _key(self, loc: Loc) -> Key:
         return coarse(key_of(loc)) if self.is_amd else key_of(loc)
 
+    def _keys(self, operation: ttgir.Operation) -> set[Key]:
+        """The places at which the assembly may have this atomic or asm.
+
+        On AMD, Triton gives an atomic the place of its address, not its own.
+        """
+        key = key_of(operation.loc)
+        return {coarse(key), *self.aliases.get(key, ())} if self.is_amd else {key}
+
+    def _find_aliases(self) -> None:
+        """For each atomic, by its place: the places of its address in TTIR and TTGIR."""
+        self.aliases: dict[Key, set[Key]] = {}
+        for module in filter(None, (self.ttir, self.ttgir)):
+            function = module.kernel
+            for operation in function.walk():
+                if events.order_of(operation) is None:
+                    continue
+                maker = function.definitions.get(operation.operands[0])
+                loc = maker.loc if maker is not None else function.operation.loc
+                self.aliases.setdefault(key_of(operation.loc), set()).add(coarse(key_of(loc)))
+
     def _sources(self) -> machine.Sources:
         sources = machine.Sources(num_warps=_num_warps(self.texts.get("ttgir", "")))
-        for key, group in self.groups.items():
-            sources.polls[coarse(key) if self.is_amd else key] = group
+        self._find_aliases()
+        for group, members in enumerate(self.members):
+            for poll in (poll for wait in members for poll in wait.polls):
+                own = self._key(poll.loc)
+                for key in self._keys(poll):
+                    sources.polls[key] = group
+                    if key != own:
+                        sources.atomic_polls.add(key)
         tiles: set[Key] = set()
         for module in (self.ttir, self.ttgir):
             for operation in module.kernel.walk() if module is not None else ():
@@ -405,13 +431,22 @@ class _Check:
                 ordered = events.order_of(operation)
                 if ordered is not None or name in events.STORES:
                     is_tile = "tensor<" in operation.text or "memdesc" in operation.text
-                    (tiles if is_tile else sources.scalars).add(key)
+                    kept = tiles if is_tile else sources.scalars
+                    kept.update(self._keys(operation) if ordered is not None else {key})
                 if ordered is not None and ordered.order in ("release", "acq_rel"):
-                    if not ordered.is_tile or ordered.scope == "sys":
-                        sources.releases.add(key)
+                    is_poll = key_of(operation.loc) in self.groups
+                    if (not ordered.is_tile or ordered.scope == "sys") and not is_poll:
+                        sources.releases.update(self._keys(operation))
                 if events.is_load(operation):
                     sources.loads.add(key)
         sources.scalars -= tiles
+        if self.is_amd:
+            # An address that is an argument has no place of its own: LLVM IR knows the rest.
+            sources.releases.update(
+                one.key
+                for one in llvm.atomics(self.texts.get("llir", ""), self.files)
+                if one.order in ("release", "acq_rel") and one.key not in tiles
+            )
         return sources
 
     def _check_spins(self, sources: machine.Sources) -> None:
@@ -469,23 +504,55 @@ class _Check:
     def _check_releases(self, sources: machine.Sources) -> None:
         graph = machine.graph_of(self.program, sources)
         scopes = {
-            self._key(operation.loc): ordered.scope
+            key: ordered.scope
             for operation in self.ttir.kernel.walk()
             if (ordered := events.order_of(operation)) is not None
+            for key in self._keys(operation)
         }
         in_flight = machine.exposed_releases(graph, sources, lambda one: scopes.get(one.key, ""))
         for exposed in in_flight:
+            loc = self._release_loc(exposed.release)
+            if exposed.lacks == machine.OTHER_WAVES:
+                self._note_other_waves(loc, exposed.store.loc)
+                continue
             kind, message, remedy = _RELEASE_TEXTS[exposed.lacks]
             self._add(
                 kind,
                 message,
                 self.assembly,
-                exposed.release.loc,
+                loc,
                 "publishes",
                 exposed.store.loc,
                 "the store that may still be unseen",
                 remedy=remedy,
             )
+
+    def _release_loc(self, one: machine.Instruction) -> Loc:
+        """The source's place of a release; on AMD the instruction has its address's."""
+        if not self.is_amd:
+            return one.loc
+        published = [
+            operation
+            for operation in self.ttir.kernel.walk()
+            if (ordered := events.order_of(operation)) is not None
+            and ordered.order in ("release", "acq_rel")
+            and key_of(operation.loc) not in self.groups
+        ]
+        here = [operation for operation in published if one.key in self._keys(operation)]
+        if not here:
+            present = {instruction.key for instruction in self.program.instructions}
+            here = [operation for operation in published if not self._keys(operation) & present]
+        return here[0].loc if here else one.loc
+
+    def _note_other_waves(self, release: Loc, store: Loc) -> None:
+        places = [place_of(loc).outermost for loc in (store, release)]
+        lines = [f"line {place.line}" if place else "an unknown line" for place in places]
+        note = (
+            f"s_barrier does not wait for the stores of {lines[0]}, and the release of {lines[1]} "
+            "waits for its own wave's only: wl.notify waits in every wave"
+        )
+        if note not in self.report.notes:
+            self.report.notes.append(note)
 
     def _check_orders(self) -> None:
         """Each ordered access of the source is there, at least as strong as written."""
@@ -512,10 +579,16 @@ class _Check:
                 self._check_assembly_text(operation)
 
     def _check_order(self, operation, ordered, emitted, unplaced) -> None:
-        found = emitted.get(self._key(operation.loc), [])
+        found = [one for key in self._keys(operation) for one in emitted.get(key, [])]
+        if self.is_amd:
+            is_cas = operation.name.endswith("cas")
+            found = [one for one in found if (one.name == "cmpxchg") == is_cas]
         if not found:
             if self.is_amd and ordered.is_tile and llvm.has_buffer_atomic(self.texts["llir"]):
                 return
+            everything = [one for atomics in emitted.values() for one in atomics]
+            if self.is_amd and any(_at_least(one, ordered) for one in everything):
+                return  # its place is lost, not the atomic
             if ordered.order != "relaxed" and not unplaced and is_known(operation.loc):
                 self._add(
                     DELETED_ATOMIC,
@@ -527,7 +600,7 @@ class _Check:
                     remedy="use the result, in a wait or a condition, or use wl.load",
                 )
             return
-        fits = [_at_least(one, ordered, found) for one in found]
+        fits = [_at_least(one, ordered) for one in found]
         if any(fits) if self.is_amd or "fence" in {_base(one) for one in found} else all(fits):
             return
         got = ", ".join(sorted({f"{one.order}.{one.scope or '?'}" for one in found}))
@@ -669,8 +742,8 @@ _STRENGTH = {
 _REACH = {"cta": 0, "cluster": 1, "gpu": 2, "sys": 3}
 
 
-def _at_least(one, ordered: events.Ordered, found: Iterable) -> bool:
-    """Is `one`, perhaps with a fence of the same place, as strong as written?"""
+def _at_least(one, ordered: events.Ordered) -> bool:
+    """Is `one` as strong as written?"""
     reach = _REACH.get(one.scope, 3)
     return one.order in _STRENGTH.get(ordered.order, {one.order}) and reach >= _REACH.get(
         ordered.scope, 0

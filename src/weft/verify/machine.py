@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from weft.verify import amdgcn, flow, ptx
-from weft.verify.places import Key, is_known
+from weft.verify.places import Key
 
 Program = ptx.Program | amdgcn.Program
 Instruction = ptx.Instruction | amdgcn.Instruction
@@ -18,11 +18,12 @@ Instruction = ptx.Instruction | amdgcn.Instruction
 
 @dataclass
 class Sources:
-    """Places of the source's operations. `polls` maps the place of a poll to its wait's group;
-    `scalars` are stores and atomics that one thread makes for the block; `releases` are
-    atomics that publish."""
+    """Places of the source's operations. `polls` maps the place of a poll to its wait's group,
+    those in `atomic_polls` being made by atomics alone; `scalars` are stores and atomics that
+    one thread makes for the block; `releases` are atomics that publish."""
 
     polls: dict[Key, int] = field(default_factory=dict)
+    atomic_polls: set[Key] = field(default_factory=set)
     loads: set[Key] = field(default_factory=set)
     scalars: set[Key] = field(default_factory=set)
     releases: set[Key] = field(default_factory=set)
@@ -35,7 +36,12 @@ def is_poll(one: Instruction, sources: Sources) -> bool:
         return False
     if isinstance(one, ptx.Instruction):
         return one.is_global and one.base in ("ld", "atom", "multimem")
-    return one.is_load or one.is_atomic
+    if one.is_load:
+        # LLVM turns an atomic that changes nothing into a load that goes past the caches.
+        return one.key not in sources.atomic_polls or one.is_coherent
+    if one.key in sources.releases:
+        return one.opcode.endswith(("atomic_or", "atomic_or_x2", "atomic_cmpswap"))
+    return one.is_atomic
 
 
 def is_load(one: Instruction) -> bool:
@@ -55,7 +61,7 @@ def kind_of(one: Instruction, sources: Sources) -> str:
         return flow.BARRIER
     if one.waits_for_memory or one.writes_back:
         return flow.COMPLETE
-    if one.key in sources.polls and (one.is_load or one.is_atomic):
+    if is_poll(one, sources):
         return flow.JOINT
     if one.is_atomic or one.is_store:
         if one.key in sources.releases:
@@ -69,7 +75,7 @@ def _ptx_kind(one: ptx.Instruction, sources: Sources) -> str:
         return flow.BARRIER
     if one.completes_bulk:
         return flow.COMPLETE
-    if one.key in sources.polls and one.is_global:
+    if is_poll(one, sources):
         return flow.JOINT
     if one.copies == "out":
         return flow.STORE
@@ -187,18 +193,20 @@ def _comes_back(program: Program, start: int, sources: Sources) -> bool:
 @dataclass(frozen=True)
 class Exposed:
     """A release that a store reaches without what it needs: a block barrier, the completion of
-    a bulk store, the end of the wave's stores, or the write-back of a cache."""
+    a bulk store, the end of the wave's stores, or the write-back of a cache. `OTHER_WAVES` is
+    less than a defect: the barrier came while another wave's stores were under way."""
 
     release: Instruction
     store: Instruction
     lacks: str
 
 
-NO_BARRIER, NOT_COMPLETE, IN_FLIGHT, NOT_WRITTEN_BACK = (
+NO_BARRIER, NOT_COMPLETE, IN_FLIGHT, NOT_WRITTEN_BACK, OTHER_WAVES = (
     "barrier",
     "completion",
     "in flight",
     "write-back",
+    "other waves",
 )
 
 
@@ -215,7 +223,8 @@ def exposed_releases(
                 return _drop(state, one, lacks) | {(one, lacks)}
             return state | {(one, NO_BARRIER), (one, IN_FLIGHT), (one, NOT_WRITTEN_BACK)}
         if node.kind == flow.BARRIER:
-            return frozenset(item for item in state if item[1] != NO_BARRIER)
+            waves = {(store, OTHER_WAVES) for store, lacks in state if lacks == IN_FLIGHT}
+            return frozenset(item for item in state if item[1] != NO_BARRIER) | waves
         if node.kind == flow.COMPLETE and isinstance(one, ptx.Instruction):
             # Written, but known to the thread that issued it alone.
             return frozenset(
@@ -223,6 +232,7 @@ def exposed_releases(
                 for store, lacks in state
             )
         if node.kind == flow.COMPLETE:
+            # Write-back is asked for after the stores and ends with a wait of its own.
             done = {IN_FLIGHT} if one.waits_for_memory else {NOT_WRITTEN_BACK}
             return frozenset(item for item in state if item[1] not in done)
         return state
@@ -233,7 +243,7 @@ def exposed_releases(
         if node.kind != flow.RELEASE or not state:
             continue
         for store, lacks in sorted(state, key=lambda item: item[0].line):
-            if lacks == NO_BARRIER and sources.num_warps == 1 and _is_amd(store):
+            if lacks in (NO_BARRIER, OTHER_WAVES) and sources.num_warps == 1 and _is_amd(store):
                 continue  # one wave needs no barrier
             if lacks == NOT_WRITTEN_BACK and scope_of(node.origin) == "cta":
                 continue
@@ -248,7 +258,3 @@ def _drop(state: frozenset, one: Instruction, lacks: str) -> frozenset:
 
 def _is_amd(one: Instruction) -> bool:
     return isinstance(one, amdgcn.Instruction)
-
-
-def known(one: Instruction) -> bool:
-    return is_known(one.loc)
