@@ -45,7 +45,8 @@ class Place:
         if source := first.source():
             text += f"\n      {source}"
         for frame in rest:
-            text += f"\n    via {frame}"
+            source = frame.source()
+            text += f"\n    via {frame}" + (f":  {source}" if source else "")
         return text
 
 

@@ -644,15 +644,19 @@ class Machine:
         groups: dict[Any, list[Program]] = {}
         for program in stuck:
             waiting = program.waiting
-            key = (waiting.place, waiting.allocation.name, str(waiting.index), program.rank)
+            key = (waiting.place, waiting.allocation.name, program.work.kernel.name)
             groups.setdefault(key, []).append(program)
         unstarted = [
             work for works in self._kernels.values() for work in works if work.next < work.total
         ]
         table = [self._waiting_line(programs) for programs in groups.values()]
+        hosts: dict[Any, list[int]] = {}
         for host in self.hosts.values():
             if not host.ended:
-                table.append(f"rank {host.rank}'s host waits for {host.why}\n      at {host.place}")
+                hosts.setdefault((host.why, host.place), []).append(host.rank)
+        for (why, place), ranks in hosts.items():
+            who = f"the host of {_ranks_text(ranks)}"
+            table.append(f"{who} waits for {why}\n      at {_deep(place)}")
         for key, arrived in self.barriers.items():
             ranks = sorted(work.rank for work in arrived)
             table.append(f"barrier {key}: only ranks {ranks} of {arrived[0].parties} have arrived")
@@ -688,6 +692,8 @@ class Machine:
             return
         for programs in groups.values():
             self.find(Finding(kind, text, self._waiting_side(programs[0]), remedy=remedy))
+            # One table is enough: the others are told by their places.
+            text, remedy = "the same standstill, at another line", ""
 
     def _waiting_side(self, program: Program) -> Side:
         waiting = program.waiting
@@ -703,12 +709,17 @@ class Machine:
         tensor = _tensor_name(waiting.allocation)
         now = self._word_now(waiting)
         expects = "another value" if waiting.expected is None else f">= {waiting.expected}"
-        times = f" and {len(programs) - 1} more" if len(programs) > 1 else ""
         line = (
-            f"rank {program.rank} {program.work.kernel.name}{program.program}{times} waits for"
+            f"rank {program.rank} {program.work.kernel.name}{program.program} waits for"
             f" {tensor}[{_index_text(waiting.index)}] {expects}, which is {now}\n"
-            f"      at {waiting.place}"
+            f"      at {_deep(waiting.place)}"
         )
+        if len(programs) > 1:
+            ranks = sorted({other.rank for other in programs})
+            line += (
+                f"\n      {len(programs)} programs wait at this line, on {_ranks_text(ranks)}, each"
+                " for its own word or the same"
+            )
         places = self._signallers.get((waiting.allocation.name, waiting.cell))
         others = {
             place
@@ -737,6 +748,15 @@ class Machine:
 def _short(place: Place) -> str:
     frame = place.outermost
     return "an unknown place" if frame is None else f"{frame.file}:{frame.line}"
+
+
+def _deep(place: Place) -> str:
+    """The place as text, its chain of calls set in as far as a line of the table is."""
+    return str(place).replace("\n", "\n    ")
+
+
+def _ranks_text(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _tensor_name(allocation: Allocation) -> str:
