@@ -55,8 +55,6 @@ TRANSPORTS = ("pull", "push")
 PUSH_BYTES = 1 << 20
 # An SM that the persistent grid leaves free, so that _await_shards can always run beside it.
 SPARE_SMS = 1
-# Elements that a program of _stage, or a pushing one, moves at a time.
-BLOCK = 8192
 STAGE_WARPS = 8
 
 
@@ -136,7 +134,8 @@ class Config:
     """How a call is done; every field is the same on all ranks.
 
     Units   chunks: signals per shard; group_m: rows of tiles that share columns in L2;
-            push_programs: programs of the grid that only push (push)
+            push_programs: programs of the grid that only push (push); block: elements that a
+            program of _stage, or one that pushes, moves at a time
     """
 
     transport: str = "pull"
@@ -148,6 +147,7 @@ class Config:
     num_warps: int = 8
     num_stages: int = 3
     push_programs: int = 0
+    block: int = 8192
     tma: bool = True
 
     def check(self, problem: Problem, target: Target) -> None:
@@ -158,6 +158,8 @@ class Config:
             )
         if not 1 <= self.chunks <= 1024:
             raise ConfigError(f"ag_gemm: chunks={self.chunks}; it must be between 1 and 1024")
+        if self.block < 16 or self.block & (self.block - 1):
+            raise ConfigError(f"ag_gemm: block={self.block}; it must be a power of two from 16 on")
         if self.group_m < 1:
             raise ConfigError(f"ag_gemm: group_m={self.group_m}; it must be at least 1")
         if self.transport == "pull" and self.push_programs:
@@ -197,7 +199,9 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     order = ("push", "pull") if shard_bytes <= PUSH_BYTES or problem.num_ranks == 1 else TRANSPORTS
     for transport in order:
         for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
-            config = Config(transport=transport, **asdict(cut))
+            # Small on the emulator, so that several programs share the work as on a GPU.
+            block = 1024 if target.backend == "emu" else Config.block
+            config = Config(transport=transport, block=block, **asdict(cut))
             yield _with_transport(config, problem, target)
 
 
@@ -439,7 +443,7 @@ class _Call:
         copier.wait(main)
         _stage[(self._stage_programs(world),)](
             a, slot.gathered, slot.rows_ready, slot.shard_ready, slot.staged, slot.arg,
-            self.shape, self.shards, world.arg, block=BLOCK, num_warps=STAGE_WARPS,
+            self.shape, self.shards, world.arg, block=self.config.block, num_warps=STAGE_WARPS,
         )  # fmt: skip
         if world.num_ranks > 1:
             with copier:
@@ -468,7 +472,7 @@ class _Call:
         _multiply[(self.grid,)](
             a, own, slot.gathered, gathered, right, result, slot.rows_ready, slot.arg,
             self.shape, self.shards, tile, world.arg,
-            push_programs=self.config.push_programs, block=BLOCK,
+            push_programs=self.config.push_programs, block=self.config.block,
             num_warps=self.config.num_warps, num_stages=self.config.num_stages,
         )  # fmt: skip
 
@@ -479,7 +483,7 @@ class _Call:
 
     def _stage_programs(self, world: Any) -> int:
         elements = self.problem.rows * self.problem.k
-        return max(1, min(ceil(elements / BLOCK), world.target.num_sms))
+        return max(1, min(ceil(elements / self.config.block), world.target.num_sms))
 
     def _copies_of(self, world: Any, slot: Any) -> list[tuple]:
         """What the copy engine does for this slot: (copy or copy_word, dst, src) in order."""
@@ -661,7 +665,7 @@ def kernels(
         "tile": tile,
         "world": WorldArg(None, problem.num_ranks, language_version()),
         "push_programs": config.push_programs,
-        "block": BLOCK,
+        "block": config.block,
     }
     extents = _shape(problem)._asdict()
     aligned = [f"shape.{name}" for name, extent in extents.items() if extent % 16 == 0]
