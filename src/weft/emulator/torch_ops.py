@@ -8,6 +8,7 @@ a value, and unwritten until somebody writes it. All other operations pay one lo
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +24,8 @@ from weft.emulator.user_place import user_place
 
 aten = torch.ops.aten
 
-# Bytes of fresh memory that is no floating-point number: a huge negative integer.
-GARBAGE_BYTE = 0xA5
+# Fresh memory: as a float of any width the first is NaN, as an integer the second stands out.
+NAN_BYTE, GARBAGE_BYTE = 0xFF, 0xA5
 
 _FRESH = {
     aten.empty.memory_format,
@@ -180,11 +181,12 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def fill_with_garbage(tensor: torch.Tensor) -> None:
-    """NaN, or for other dtypes a byte pattern, over all of the tensor's storage."""
-    if tensor.is_floating_point():
-        tensor.fill_(float("nan"))
-    elif not tensor.is_complex() and tensor.dtype is not torch.bool and tensor.is_contiguous():
-        tensor.view(-1).view(torch.uint8).fill_(GARBAGE_BYTE)
+    """NaN, or for integers a byte pattern, over all of the tensor's storage."""
+    if tensor.dtype is torch.bool:
+        return
+    number = tensor.is_floating_point() or tensor.is_complex()
+    storage = tensor.untyped_storage()
+    ctypes.memset(storage.data_ptr(), NAN_BYTE if number else GARBAGE_BYTE, storage.nbytes())
 
 
 # ---------------------------------------------------------------------------------------------

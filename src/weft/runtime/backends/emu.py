@@ -24,13 +24,11 @@ from weft.emulator.recording import Recording
 from weft.emulator.spans import address_of, span_of
 from weft.emulator.streams import CopyWork, WordCopyWork
 from weft.emulator.streams import Stream as MachineStream
+from weft.emulator.torch_ops import GARBAGE_BYTE, NAN_BYTE
 from weft.emulator.user_place import user_place
 from weft.language.wait_report import WaitReport
 from weft.runtime import registry
 from weft.runtime.backend import CALL_LOG_BYTES, Seats
-
-# Fresh memory: as a float of any width the first is NaN, as an integer the second stands out.
-NAN_BYTE, GARBAGE_BYTE = 0xFF, 0xA5
 
 # Shadow cells of untyped buffers; they shrink to the elements that are accessed.
 UNTYPED_CELL_BYTES = 8
