@@ -15,13 +15,17 @@ from rich.table import Table
 
 FINE, PROBLEM, MISUSE = 0, 1, 2
 
+# Into a pipe or a file, tables may be as wide as a page is.
+PIPE_WIDTH = 120
+
 # What is quicker than this needs no bar.
 BAR_AFTER_S = 2.0
 
 
 def results() -> Console:
     """The console of results; made anew, so that it follows a redirected stdout."""
-    return Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    return Console(file=sys.stdout, highlight=False, soft_wrap=True, width=width)
 
 
 def notes() -> Console:
