@@ -294,6 +294,7 @@ class EmulatorOptions:
     num_warps: int = 4
     num_ctas: int = 1
     num_stages: int = 3
+    warp_size: int = 32
     maxnreg: int | None = None
     backend_name: str = "emu"
     arch: str = "emu"
@@ -336,7 +337,11 @@ class EmulatorBackend(BaseBackend):
         known = {f.name for f in dataclasses.fields(EmulatorOptions)}
         taken = {k: v for k, v in opts.items() if k in known and v is not None}
         taken["backend_name"] = "emu"
-        return EmulatorOptions(**taken)
+        options = EmulatorOptions(**taken)
+        for name in opts.keys() - known:
+            # Triton refuses launch options that the record lacks; each version adds some.
+            object.__setattr__(options, name, opts[name])
+        return options
 
     def pack_metadata(self, metadata: Any) -> tuple:
         return (metadata.num_warps, metadata.num_ctas, 0)
