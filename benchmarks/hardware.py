@@ -26,6 +26,7 @@ import weft
 # Spins give up after this long: a probe that waits for the wrong thing must end by itself.
 SPIN_NS = tl.constexpr(2_000_000_000)
 TRAFFIC_BYTES = 128 << 20
+CYCLES_PER_US = 1900
 
 
 # ---------------------------------------------------------------------------------------------
@@ -147,8 +148,10 @@ def spread(values: list[float]) -> dict[str, float]:
     }
 
 
-def events_us(call: Callable[[], Any], repeats: int = 1) -> float:
+def events_us(call: Callable[[], Any], repeats: int = 1, held_us: float = 400) -> float:
+    """Device time of a call; the stream is held first, so that the host's time does not show."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(int(held_us * CYCLES_PER_US))
     begin.record()
     for _ in range(repeats):
         call()
@@ -163,10 +166,10 @@ def together() -> None:
     torch.cuda.synchronize()
 
 
-def rounds_us(call: Callable[[], Any], rounds: int = 9, repeats: int = 1) -> list[float]:
+def rounds_us(call: Callable[[], Any], rounds: int = 9, held_us: float = 400) -> list[float]:
     call()
     together()
-    return [events_us(call, repeats) for _ in range(rounds)]
+    return [events_us(call, held_us=held_us) for _ in range(rounds)]
 
 
 def graph_of(call: Callable[[], Any], repeats: int) -> torch.cuda.CUDAGraph:
@@ -251,7 +254,8 @@ def put(world: weft.World) -> list[dict[str, Any]]:
             if nbytes // programs > 16 << 20 or programs > max(1, nbytes >> 10):
                 continue
             row: dict[str, Any] = {"bytes": nbytes, "programs": programs}
-            block = max(256, min(8192, nbytes // 4 // programs))
+            share = max(256, min(8192, nbytes // 4 // programs))
+            block = 1 << (share.bit_length() - 1)
             repeats = 20 if nbytes <= 1 << 20 else 2
             for name, dst, src in (("push", peer, here), ("pull", here, peer)):
                 graph = graph_of(
@@ -302,7 +306,46 @@ def copy_engine(world: weft.World) -> dict[str, Any]:
                 "gbps": round(nbytes / queued / 1e3, 1),
             }
         rows.append(row)
-    return {"copies": rows, "words": _word_costs(world), "strided": _strided(world)}
+    return {
+        "copies": rows,
+        "words": _word_costs(world),
+        "words_behind_copies": _words_behind_copies(world, here, peer),
+        "strided": _strided(world),
+    }
+
+
+def _words_behind_copies(
+    world: weft.World, here: torch.Tensor, peer: torch.Tensor
+) -> dict[str, float]:
+    """A pull of 1 MB, then a word, twenty times on one stream: what the word adds."""
+    words = world.signals(64, torch.int64, name="words_behind")
+    theirs = world.peer(words, (world.rank + 1) % world.num_ranks)
+    pinned = torch.zeros(8, dtype=torch.int64).pin_memory()
+    driver = world.backend._driver
+    ways: dict[str, Callable[[], Any] | None] = {
+        "copies_only": None,
+        "word_pulled": lambda: world.copy_word(words[:1], theirs[1:2]),
+        "word_same_device": lambda: world.copy_word(words[2:3], words[3:4]),
+        "word_through_host": lambda: through_host(
+            driver, words[4:].data_ptr(), words[5:].data_ptr(), pinned.data_ptr()
+        ),
+        "write_value": lambda: driver.write_word(
+            torch.cuda.current_stream().cuda_stream, words[6:].data_ptr(), 1, 0
+        ),
+    }
+    results = {}
+    for nbytes in (1 << 20, 8 << 20):
+        for name, way in ways.items():
+
+            def pair(way: Callable[[], Any] | None = way, nbytes: int = nbytes) -> None:
+                world.copy(here[:nbytes], peer[:nbytes])
+                if way is not None:
+                    way()
+
+            graph = graph_of(pair, 20)
+            times = rounds_us(graph.replay, rounds=5)
+            results[f"{name}_{nbytes >> 20}_mb_us"] = round(median(times) / 20, 2)
+    return results
 
 
 def _strided(world: weft.World) -> dict[str, float]:
@@ -318,11 +361,19 @@ def _strided(world: weft.World) -> dict[str, float]:
     }
 
 
+def through_host(driver: Any, dst: int, src: int, bounce: int) -> None:
+    """Two copies between device and host: both by copy engines, unlike one on the device."""
+    queue = torch.cuda.current_stream().cuda_stream
+    driver.copy(bounce, src, 8, queue)
+    driver.copy(dst, bounce, 8, queue)
+
+
 def _word_costs(world: weft.World) -> dict[str, Any]:
     """What one more operation of each kind adds to a chain of kernels on one stream."""
     words = world.signals(64, torch.int64, name="word_costs")
     local = torch.zeros(64, dtype=torch.int64, device=world.device)
     pinned = torch.zeros(64, dtype=torch.int64).pin_memory()
+    bounce = pinned[8:].data_ptr()
     peer = world.peer(words, (world.rank + 1) % world.num_ranks)
     driver = world.backend._driver
     ways: dict[str, Callable[[], Any] | None] = {
@@ -330,6 +381,9 @@ def _word_costs(world: weft.World) -> dict[str, Any]:
         "copy_word_pull": lambda: world.copy_word(local[:1], peer[:1]),
         "copy_word_push": lambda: world.copy_word(peer[1:2], local[1:2]),
         "copy_word_same_device": lambda: world.copy_word(local[2:3], local[1:2]),
+        "copy_word_through_host": lambda: through_host(
+            driver, local[7:].data_ptr(), local[1:].data_ptr(), bounce
+        ),
         "copy_word_from_host": lambda: driver.copy(
             local[3:].data_ptr(), pinned.data_ptr(), 8, torch.cuda.current_stream().cuda_stream
         ),
@@ -359,7 +413,9 @@ def _word_costs(world: weft.World) -> dict[str, Any]:
                 call = chain(way)
                 if mode == "graph":
                     call = graph_of(call, 1).replay
-                results[mode][name] = round(median(rounds_us(call, rounds=7)) / 20, 2)
+                held_us = 3000 if mode == "eager" else 400
+                times = rounds_us(call, rounds=7, held_us=held_us)
+                results[mode][name] = round(median(times) / 20, 2)
             except Exception as error:
                 results[mode][name] = repr(error)[:120]
     return results
@@ -386,6 +442,9 @@ def starve(world: weft.World) -> dict[str, Any]:
         "copy_word_same_device": lambda: world.copy_word(flag[:1], one[:1]),
         "torch_copy_same_device": lambda: flag[:1].copy_(one[:1]),
         "copy_word_pull": lambda: world.copy_word(flag[:1], peer_one[:1]),
+        "copy_word_through_host": lambda: through_host(
+            driver, flag.data_ptr(), one.data_ptr(), pinned[4:].data_ptr()
+        ),
         "copy_from_host": lambda: driver.copy(flag.data_ptr(), pinned.data_ptr(), 8, queue()),
         "write_value": lambda: driver.write_word(queue(), flag.data_ptr(), 1, 0),
         "kernel": lambda: set_word[(1,)](flag[:1], 1, num_warps=1),
@@ -398,7 +457,7 @@ def starve(world: weft.World) -> dict[str, Any]:
                     call = graph_of(way, 1).replay if mode == "graph" else way
                     call()
                 samples, came = [], True
-                for _ in range(5):
+                for _ in range(3):
                     flag.zero_()
                     torch.cuda.synchronize()
                     fill_machine[(num,)](flag, out, 1, num_warps=32)

@@ -103,33 +103,35 @@ def words(world: weft.World, effort: Effort) -> list[dict[str, Any]]:
     return rows
 
 
-def blocks(world: weft.World, rounds: int, within: bool) -> list[dict[str, Any]]:
-    """Blocks between pairs of ranks, or of programs of one rank."""
+def blocks(
+    world: weft.World, rounds: int, within: bool, tall: int = ROWS, lanes: int = LANES
+) -> list[dict[str, Any]]:
+    """Blocks of `tall` rows between pairs of ranks, or of programs of one rank."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    tag = "within" if within else "across"
-    data = world.zeros((LANES * ROWS, COLS), torch.int32, name=f"blocks_{tag}")
-    flags = world.signals(LANES * 32, torch.int32, name=f"block_flags_{tag}")
-    acks = world.signals(LANES * 32, torch.int32, name=f"block_acks_{tag}")
+    tag = f"{'within' if within else 'across'}, {tall * COLS * 4 >> 10} KB"
+    data = world.zeros((lanes * tall, COLS), torch.int32, name=f"blocks_{tag}")
+    flags = world.signals(lanes * 32, torch.int32, name=f"block_flags_{tag}")
+    acks = world.signals(lanes * 32, torch.int32, name=f"block_acks_{tag}")
     errors = torch.zeros(1, dtype=torch.int32, device=world.device)
     peer = world.rank if within else world.rank ^ 1
     rows = []
     for name, write, read, announce, wait, at_writer, promised in BLOCK_CASES:
-        if within and at_writer:
+        if (within and at_writer) or (tall > ROWS and "tma" not in (write, read)):
             continue
         for x in (data, flags, acks, errors):
             x.zero_()
         meet()
         began = time.monotonic()
-        here = TensorDescriptor.from_tensor(data, [ROWS, COLS])
-        there = TensorDescriptor.from_tensor(world.peer(data, peer), [ROWS, COLS])
-        data_kernels.exchange_blocks[(LANES * (2 if within else 1),)](
+        here = TensorDescriptor.from_tensor(data, [tall, COLS])
+        there = TensorDescriptor.from_tensor(world.peer(data, peer), [tall, COLS])
+        data_kernels.exchange_blocks[(lanes * (2 if within else 1),)](
             world.arg, data, here, there, flags, acks, errors, int(world.rank % 2 == 0), peer,
             rounds, WRITE=write, READ=read, NOTIFY=announce, WAIT=wait, AT_WRITER=at_writer,
-            WITHIN=within, num_warps=4,
+            WITHIN=within, TALL=tall, num_warps=4 if tall <= ROWS else 8,
         )  # fmt: skip
         meet()
-        rows.append(_block_row(world, f"{name} ({tag})", errors, rounds * LANES, promised, began))
+        rows.append(_block_row(world, f"{name} ({tag})", errors, rounds * lanes, promised, began))
         if world.rank == 0:
             print(rows[-1], flush=True)
     return rows
@@ -198,9 +200,10 @@ def engine(world: weft.World, nbytes: int, rounds: int) -> list[dict[str, Any]]:
         for x in (data, source, flag, announce, acks, counter, errors):
             x.zero_()
         meet()
-        with world.record() as recording:
-            for _ in range(per_graph):
-                step()
+        if is_writer or pulls:
+            with world.record() as recording:
+                for _ in range(per_graph):
+                    step()
         meet()
         began = time.monotonic()
         reader(rounds)
@@ -228,7 +231,13 @@ def main(rank: int, options: argparse.Namespace) -> None:
             processes.save("litmus", results)
 
     if "blocks" in options.part:
-        keep("blocks", blocks(world, options.rounds, False) + blocks(world, options.rounds, True))
+        keep(
+            "blocks",
+            blocks(world, options.rounds, False)
+            + blocks(world, options.rounds // 5, False, tall=256, lanes=120)
+            + blocks(world, options.rounds, True)
+            + blocks(world, options.rounds // 5, True, tall=256, lanes=60),
+        )
         world.check()
     if "engine" in options.part:
         keep("engine", engine(world, 256 << 10, options.engine_rounds))

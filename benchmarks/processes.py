@@ -89,7 +89,7 @@ def provenance() -> dict[str, Any]:
     return {
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "driver": driver.splitlines()[0] if driver else "",
-        "commit": output("git", "rev-parse", "--short", "HEAD"),
+        "commit": os.environ.get("WEFT_COMMIT") or output("git", "rev-parse", "--short", "HEAD"),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,

@@ -42,7 +42,8 @@ def bare_notify(word, value):
 @triton.jit
 def exchange_blocks(world, data, data_desc, peer_desc, flags, acks, errors, is_writer, peer, rounds,
                     WRITE: tl.constexpr, READ: tl.constexpr, NOTIFY: tl.constexpr,
-                    WAIT: tl.constexpr, AT_WRITER: tl.constexpr, WITHIN: tl.constexpr):  # fmt: skip
+                    WAIT: tl.constexpr, AT_WRITER: tl.constexpr, WITHIN: tl.constexpr,
+                    TALL: tl.constexpr):  # fmt: skip
     """One pair of programs per lane. `peer_desc` describes the reader's blocks, for TMA stores."""
     program = tl.program_id(0)
     lane = program
@@ -50,15 +51,15 @@ def exchange_blocks(world, data, data_desc, peer_desc, flags, acks, errors, is_w
     if WITHIN:
         lane = program // 2
         writes = program % 2 == 0
-    at = (lane * ROWS + tl.arange(0, ROWS))[:, None] * COLS + tl.arange(0, COLS)[None, :]
+    at = (lane * TALL + tl.arange(0, TALL))[:, None] * COLS + tl.arange(0, COLS)[None, :]
     flag = flags + lane * 32
     ack = acks + lane * 32
-    bad = tl.zeros((ROWS, COLS), tl.int32)
+    bad = tl.zeros((TALL, COLS), tl.int32)
     if writes:
         for i in range(1, rounds + 1):
-            block = tl.full((ROWS, COLS), 0, tl.int32) + i
+            block = tl.full((TALL, COLS), 0, tl.int32) + i
             if WRITE == "tma":
-                peer_desc.store([lane * ROWS, 0], block)
+                peer_desc.store([lane * TALL, 0], block)
             elif AT_WRITER:
                 tl.store(data + at, block)
             else:
@@ -79,7 +80,7 @@ def exchange_blocks(world, data, data_desc, peer_desc, flags, acks, errors, is_w
             else:
                 wl.wait(flag, i, world=world)
             if READ == "tma":
-                got = data_desc.load([lane * ROWS, 0])
+                got = data_desc.load([lane * TALL, 0])
             elif AT_WRITER:
                 got = tl.load(wl.at(world, data + at, peer))
             else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
@@ -45,6 +46,8 @@ from weft.runtime.slots import BufferRequest, SignalRequest, Slot, Workspace
 
 # How often the watchdog looks at the abort word; the table is printed within this time.
 WATCHDOG_PERIOD_S = 0.05
+# Once one wait has given up the others follow within moments: one table shows them all.
+REPORT_PATIENCE_S = 0.25
 
 
 class World:
@@ -321,7 +324,12 @@ class World:
 
     def table_of_waits(self) -> str:
         """Who waited for what when the deadline passed, on every rank within reach."""
-        reports = self.backend.reports()
+        patience = time.monotonic() + REPORT_PATIENCE_S
+        while time.monotonic() < patience:
+            reports = self.backend.reports()
+            if len({report.rank for report in reports}) == self.num_ranks:
+                break
+            time.sleep(0.005)
         lines = [
             f"a wait in world {self.name!r} reached its deadline of {self.settings.timeout_s:g} s "
             f"(seen by rank {self.rank}); WEFT_TIMEOUT_S sets it"
@@ -337,7 +345,8 @@ class World:
             )
         silent = sorted(set(range(self.num_ranks)) - {report.rank for report in reports})
         if reports and silent:
-            lines.append(f"  no wait is reported by rank {', '.join(map(str, silent))}")
+            who = ", ".join(map(str, silent))
+            lines.append(f"  no wait is reported by rank {who}: gone, stalled, or past its waits")
         return "\n".join(lines)
 
     def _name_of(self, report: WaitReport) -> str:
@@ -352,8 +361,6 @@ class World:
     def _watch(self) -> None:
         while not self._stop.wait(WATCHDOG_PERIOD_S):
             if self.backend.aborted():
-                # The other waits fall through and report within moments: one table, not many.
-                self._stop.wait(2 * WATCHDOG_PERIOD_S)
                 if not self._raised and self._told is None:
                     self._told = self.table_of_waits()
                     sys.stderr.write(f"weft: {self._told}\n")

@@ -92,10 +92,14 @@ class CudaStream:
     def __init__(self, name: str, stream: torch.cuda.Stream) -> None:
         self.name = name
         self.torch = stream
+        # Recorded anew before each use: making an event costs more host time than recording it.
+        self._event = torch.cuda.Event()
         self._entered: list[Any] = []
 
     def wait(self, other: Stream) -> None:
-        self.torch.wait_stream(other.torch)  # type: ignore[attr-defined]
+        event = other._event  # type: ignore[attr-defined]
+        event.record(other.torch)  # type: ignore[attr-defined]
+        self.torch.wait_event(event)
 
     def __enter__(self) -> CudaStream:
         context = torch.cuda.stream(self.torch)
@@ -108,13 +112,19 @@ class CudaStream:
 
 
 class CudaRecording:
-    """A CUDA graph."""
+    """A CUDA graph. CUDA destroys no graph while another is captured: such a one dies later."""
+
+    _dying: list[torch.cuda.CUDAGraph] = []
 
     def __init__(self) -> None:
         self.graph = torch.cuda.CUDAGraph()
 
     def replay(self) -> None:
         self.graph.replay()
+
+    def __del__(self) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            self._dying.append(self.graph)
 
 
 class CudaBackend:
@@ -137,6 +147,7 @@ class CudaBackend:
         self._meetings = 0
         self._driver = _Driver()
         self._streams: dict[str, CudaStream] = {}
+        self._by_handle: dict[int, CudaStream] = {}
         self._abort: Any = None
         self._heaps: list[torch.Tensor] = []
         self.seats = Seats(dist.get_rank(group), (0,) * group.size(), (), ())
@@ -210,18 +221,22 @@ class CudaBackend:
     # ---- streams and copies
 
     def current_stream(self) -> Stream:
-        return CudaStream("current", torch.cuda.current_stream())
+        stream = torch.cuda.current_stream()
+        known = self._by_handle.get(stream.cuda_stream)
+        if known is None:
+            known = self._by_handle[stream.cuda_stream] = CudaStream("current", stream)
+        return known
 
     def stream(self, name: str) -> Stream:
         if name not in self._streams:
             # High priority: such streams feed the compute stream and must not queue behind it.
-            self._streams[name] = CudaStream(name, torch.cuda.Stream(self.device, priority=-1))
+            stream = CudaStream(name, torch.cuda.Stream(self.device, priority=-1))
+            self._streams[name] = self._by_handle[stream.torch.cuda_stream] = stream
         return self._streams[name]
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        queue = torch.cuda.current_stream().cuda_stream
         if dst.is_contiguous() and src.is_contiguous():
-            self._driver.copy(dst.data_ptr(), src.data_ptr(), dst.nbytes, queue)
+            dst.copy_(src, non_blocking=True)
             return
         size = dst.element_size()
         rectangle = _Copy2D(
@@ -234,11 +249,10 @@ class CudaBackend:
             width_bytes=dst.shape[1] * size,
             height=dst.shape[0],
         )
-        self._driver.copy_2d(ctypes.byref(rectangle), queue)
+        self._driver.copy_2d(ctypes.byref(rectangle), torch.cuda.current_stream().cuda_stream)
 
     def copy_word(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        queue = torch.cuda.current_stream().cuda_stream
-        self._driver.copy(dst.data_ptr(), src.data_ptr(), 8, queue)
+        dst.copy_(src, non_blocking=True)
 
     def record(self) -> AbstractContextManager[Recording]:
         return self._record()
@@ -249,6 +263,7 @@ class CudaBackend:
         # Other threads (the watchdog, a data loader) go on with their own CUDA calls.
         with torch.cuda.graph(recording.graph, capture_error_mode="thread_local"):
             yield recording
+        CudaRecording._dying.clear()
 
     def is_recording(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
