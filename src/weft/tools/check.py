@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weft.base.card import Op
 from weft.base.dtypes import tolerance
 from weft.base.report import Report
+from weft.base.target import TARGETS
 
 if TYPE_CHECKING:
     import torch
@@ -88,14 +89,14 @@ def call_every_way(work: Work, seed: int) -> list[tuple[str, Any]]:
     return outputs
 
 
-def call_once(work: Work, seed: int) -> list[tuple[str, Any]]:
+def call_once(work: Work, seed: int, config: Any = None) -> list[tuple[str, Any]]:
     """On one rank: one eager call."""
     import weft
 
     world = weft.init()
     plain = work.inputs(world.rank, seed)
     mine = {name: _to(value, world.device) for name, value in plain.items()}
-    output = _keep(work.op.run(world, work.problem(), mine, None))
+    output = _keep(work.op.run(world, work.problem(), mine, config))
     world.synchronize()
     world.close()
     return [("eager", output)]
@@ -119,11 +120,16 @@ def check_on_gpus(work: Work, *, seed: int = 0) -> list[Step]:
 
 
 def one_schedule(work: Work, seed: int, *, nodes: int = 1) -> Report:
-    """One eager call under the schedule of `seed`; the report of what the emulator found."""
+    """One eager call under the schedule of `seed`; the report of what the emulator found.
+
+    Seeds take the operator's configurations in turn, so that a few of them cover all.
+    """
     import weft
 
+    configs = list(work.op.candidates(work.problem(), TARGETS["emu"]))
+    config = configs[seed % len(configs)] if configs else None
     with weft.emulated(ranks=work.num_ranks, nodes=nodes, seed=seed, collect=True) as session:
-        session.run(partial(call_once, work, 0))
+        session.run(partial(call_once, work, 0, config))
     session.report.op = work.op.name
     return session.report
 
