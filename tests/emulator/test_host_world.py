@@ -40,6 +40,21 @@ def read_peer(world, x, out, PEER: tl.constexpr):
     tl.store(out, tl.load(wl.at(world, x, PEER)))
 
 
+@triton.jit
+def read_address(addresses, out, PEER: tl.constexpr):
+    x = tl.load(addresses + PEER).to(tl.pointer_type(tl.float32))
+    tl.store(out, tl.load(x))
+
+
+@triton.jit
+def put_far(world, x, flag, n: tl.constexpr):
+    peer = (wl.rank(world) + 2) % world.num_ranks
+    i = tl.arange(0, n)
+    wl.put(world, x + i, tl.full((n,), 3.0, tl.float32), to=peer)
+    wl.notify(world, flag, to=peer)
+    wl.wait(flag, at_least=1, world=world)
+
+
 def all_reduce(world, x, out):
     n = x.numel()
     slot = world.workspace(
@@ -143,6 +158,35 @@ def test_nodes_are_out_of_each_others_reach():
     with weft.emulated(ranks=4, nodes=2) as session, pytest.raises(weft.FarPointerError) as caught:
         session.run(main)
     assert caught.value.finding.first.file == __file__
+
+
+def test_a_far_address_from_elsewhere_is_a_fault():
+    def main(rank):
+        dist.init_process_group()
+        world = weft.init(heap_bytes=HEAP)
+        x = world.zeros((4,), torch.float32)
+        addresses = [None] * 4
+        dist.all_gather_object(addresses, x.data_ptr())
+        read_address[(1,)](torch.tensor(addresses), torch.zeros(1), PEER=rank ^ reach)
+        world.synchronize()
+
+    reach = 1
+    with weft.emulated(ranks=4, nodes=2) as session:
+        session.run(main)
+    reach = 2
+    with weft.emulated(ranks=4, nodes=2) as session, pytest.raises(weft.FarPointerError):
+        session.run(main)
+
+
+def test_one_sided_primitives_reach_other_nodes():
+    def main(rank):
+        world = weft.init(heap_bytes=HEAP)
+        x, flag = world.zeros((4,), torch.float32), world.signals(1)
+        put_far[(1,)](world.arg, x, flag, 4)
+        return x.tolist()
+
+    with weft.emulated(ranks=4, nodes=2) as session:
+        assert session.run(main) == [[3.0] * 4] * 4
 
 
 def test_two_worlds_and_a_sub_group():

@@ -32,6 +32,7 @@ from weft.base.place import UNKNOWN, Place
 from weft.base.report import Finding, Report, Side
 from weft.emulator.actors import Actor
 from weft.emulator.clocks import Agents, Clock, Identity
+from weft.emulator.isolation import place_on_node
 from weft.emulator.memory import Allocation, Memory
 from weft.emulator.programs import Program
 from weft.emulator.shadow import Shadow
@@ -305,6 +306,9 @@ class Machine:
         if heap is None:
             raise RuntimeError(f"no world has its table at {table:#x}")
         return heap
+
+    def node_of(self, rank: int) -> int:
+        return place_on_node(rank, self.num_ranks, self.num_nodes)[0]
 
     def next_sequence(self) -> int:
         self._sequence += 1

@@ -90,6 +90,7 @@ class Program:
         self._spins = 0
         self._last_poll: tuple[int, int, Any] | None = None
         self._found: Allocation | None = None
+        self._far_ranks: frozenset[int] = frozenset()  # put to, or got from, by this program
         self.coroutine = greenlet(self._run, machine.hub)
 
     def _run(self) -> None:
@@ -167,7 +168,7 @@ class Program:
     # ------------------------------------------------------------------------------------------
     # Finding memory
 
-    def _find(self, lo: int, hi: int) -> Allocation | None:
+    def _find(self, lo: int, hi: int, loc: int) -> Allocation | None:
         """The one allocation that holds lo .. hi - 1, if there is one."""
         found = self._found
         if found is not None and found.address <= lo and hi <= found.end and found.buffer:
@@ -175,9 +176,24 @@ class Program:
         found = self.memory.find(lo)
         if found is None or hi > found.end:
             return None
+        if found.rank != self.rank and found.heap_offset is not None:
+            self._check_reach(found, loc)
         # Symmetric memory may be freed under a program's feet; only plain hits are remembered.
         self._found = found if found.heap_offset is None else None
         return found
+
+    def _check_reach(self, found: Allocation, loc: int) -> None:
+        """Memory of another node is reached by the one-sided primitives alone."""
+        machine = self.machine
+        if machine.num_nodes == 1 or found.rank in self._far_ranks:
+            return
+        if machine.node_of(found.rank) != machine.node_of(self.rank):
+            self.fail(
+                FarPointerError, "far pointer",
+                f"rank {found.rank} is on another node: rank {self.rank} cannot dereference"
+                f" {found.name} there", loc,
+                remedy="use wl.put, wl.get or wl.put_signal, or ask wl.is_near first",
+            )  # fmt: skip
 
     def _out_of_bounds(self, address: int, itemsize: int, what: str, loc: int) -> None:
         near = self.memory.nearest(address)
@@ -249,7 +265,7 @@ class Program:
 
     def _gather(self, ptr: np.ndarray, dtype: np.dtype, itemsize: int, loc: int) -> np.ndarray:
         lo, hi = int(ptr.min()), int(ptr.max())
-        allocation = self._find(lo, hi + itemsize)
+        allocation = self._find(lo, hi + itemsize, loc)
         if allocation is None:
             return self._gather_scattered(ptr, dtype, itemsize, loc)
         index = ptr - allocation.address
@@ -292,7 +308,7 @@ class Program:
     def _locate_scalar(self, ptr, itemsize: int, what: str, loc: int):
         """(allocation, element index) of one address; None when it is out of bounds."""
         address = int(ptr)
-        allocation = self._find(address, address + itemsize)
+        allocation = self._find(address, address + itemsize, loc)
         if allocation is None:
             self._out_of_bounds(address, itemsize, what, loc)
             return None
@@ -366,7 +382,7 @@ class Program:
 
     def _scatter(self, ptr, value, dtype, itemsize, loc) -> None:
         lo, hi = int(ptr.min()), int(ptr.max())
-        allocation = self._find(lo, hi + itemsize)
+        allocation = self._find(lo, hi + itemsize, loc)
         if allocation is None:
             for lanes, _ in self._by_allocation(ptr, itemsize, "writes", loc):
                 self._scatter(ptr[lanes], value[lanes], dtype, itemsize, loc)
@@ -417,7 +433,7 @@ class Program:
         """(allocation, data view, shadow view) of a window; None when it is out of bounds."""
         itemsize = desc.dtype.itemsize
         span = sum((n - 1) * s for n, s in zip(shape, desc.strides, strict=True)) * itemsize
-        allocation = self._find(address, address + span + itemsize)
+        allocation = self._find(address, address + span + itemsize, loc)
         if allocation is None:
             beyond = self.memory.find(address)
             bad = address if beyond is None else beyond.end
@@ -647,6 +663,10 @@ class Program:
                 loc, remedy="use wl.put, wl.get or wl.put_signal, or ask wl.is_near first",
             )  # fmt: skip
         delta = heap.bases[peer] - own
+        if not heap.near[peer]:
+            target = self.memory.find(lo + delta)
+            if target is not None:
+                self._far_ranks = self._far_ranks | {target.rank}
         return ptr + np.int64(delta)
 
     def fail(self, error: type, kind: str, message: str, loc: int, *, remedy: str) -> None:
