@@ -406,22 +406,29 @@ class _Check:
         self.aliases: dict[Key, set[Key]] = {}
         for module in filter(None, (self.ttir, self.ttgir)):
             function = module.kernel
+            users: dict[str, list[ttgir.Operation]] = {}
+            for operation in function.walk():
+                for operand in operation.operands:
+                    users.setdefault(operand, []).append(operation)
             for operation in function.walk():
                 if events.order_of(operation) is None:
                     continue
-                maker = function.definitions.get(operation.operands[0])
-                loc = maker.loc if maker is not None else function.operation.loc
-                self.aliases.setdefault(key_of(operation.loc), set()).add(coarse(key_of(loc)))
+                address = operation.operands[0]
+                maker = function.definitions.get(address)
+                # An argument has the place of whichever of its users is lowered first.
+                makers = [maker] if maker is not None else users.get(address, [])
+                self.aliases.setdefault(key_of(operation.loc), set()).update(
+                    coarse(key_of(one.loc)) for one in makers
+                )
 
     def _sources(self) -> machine.Sources:
         sources = machine.Sources(num_warps=_num_warps(self.texts.get("ttgir", "")))
         self._find_aliases()
         for group, members in enumerate(self.members):
             for poll in (poll for wait in members for poll in wait.polls):
-                own = self._key(poll.loc)
                 for key in self._keys(poll):
-                    sources.polls[key] = group
-                    if key != own:
+                    sources.polls[key] = sources.polls.get(key, frozenset()) | {group}
+                    if events.order_of(poll) is not None:
                         sources.atomic_polls.add(key)
         tiles: set[Key] = set()
         for module in (self.ttir, self.ttgir):
@@ -456,9 +463,10 @@ class _Check:
             for group, members in enumerate(self.members)
         )
         polls = _count(
-            sources.polls[one.key]
+            group
             for one in self.program.instructions
             if machine.is_poll(one, sources)
+            for group in sources.polls[one.key]
         )
         for group, members in enumerate(self.members):
             if group in self.lost or not members[0].keys:
@@ -471,7 +479,7 @@ class _Check:
                 else:
                     how = (
                         f"{len(members)} in TTIR, {spins.get(group, 0)} in the "
-                        f"{self.assembly.upper()}: dropped"
+                        f"{self.assembly.upper()}: the poll is gone, or was moved out of its loop"
                     )
                 self._lose(group, self.assembly, how)
 
@@ -540,7 +548,7 @@ class _Check:
         ]
         here = [operation for operation in published if one.key in self._keys(operation)]
         if not here:
-            present = {instruction.key for instruction in self.program.instructions}
+            present = {each.key for each in self.program.instructions if each.is_atomic}
             here = [operation for operation in published if not self._keys(operation) & present]
         return here[0].loc if here else one.loc
 
@@ -599,6 +607,8 @@ class _Check:
                     "accesses",
                     remedy="use the result, in a wait or a condition, or use wl.load",
                 )
+            return
+        if self.is_amd and ordered.is_tile and _is_covered(ordered, found):
             return
         fits = [_at_least(one, ordered) for one in found]
         if any(fits) if self.is_amd or "fence" in {_base(one) for one in found} else all(fits):
@@ -748,6 +758,14 @@ def _at_least(one, ordered: events.Ordered) -> bool:
     return one.order in _STRENGTH.get(ordered.order, {one.order}) and reach >= _REACH.get(
         ordered.scope, 0
     )
+
+
+def _is_covered(ordered: events.Ordered, found: list) -> bool:
+    """AMD makes a tile's atomics one by one: the first releases, the last acquires."""
+    reaches = all(_REACH.get(one.scope, 3) >= _REACH.get(ordered.scope, 0) for one in found)
+    orders = {one.order for one in found}
+    wanted = {"acq_rel": ("acquire", "release")}.get(ordered.order, (ordered.order,))
+    return reaches and all(orders & _STRENGTH.get(order, {order}) for order in wanted)
 
 
 def _base(one) -> str:

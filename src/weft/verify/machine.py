@@ -18,11 +18,12 @@ Instruction = ptx.Instruction | amdgcn.Instruction
 
 @dataclass
 class Sources:
-    """Places of the source's operations. `polls` maps the place of a poll to its wait's group,
-    those in `atomic_polls` being made by atomics alone; `scalars` are stores and atomics that
-    one thread makes for the block; `releases` are atomics that publish."""
+    """Places of the source's operations. `polls` maps the place of a poll to its wait's groups
+    (on AMD one place may stand for several), those in `atomic_polls` being made by atomics
+    alone; `scalars` are stores and atomics that one thread makes for the block; `releases` are
+    atomics that publish."""
 
-    polls: dict[Key, int] = field(default_factory=dict)
+    polls: dict[Key, frozenset[int]] = field(default_factory=dict)
     atomic_polls: set[Key] = field(default_factory=set)
     loads: set[Key] = field(default_factory=set)
     scalars: set[Key] = field(default_factory=set)
@@ -119,8 +120,8 @@ def graph_of(program: Program, sources: Sources) -> flow.Graph:
             heads[index] = current
             if index > 0 and index in program.successors[index - 1]:
                 graph.connect(last[index - 1], current)
-        if index in waits:
-            current = _append(graph, current, flow.Node(flow.WAIT, waits[index], one))
+        for group in sorted(waits.get(index, ())):
+            current = _append(graph, current, flow.Node(flow.WAIT, group, one))
         kind = kind_of(one, sources)
         if kind != flow.JOINT:
             current = _append(graph, current, flow.Node(kind, one.key, one))
@@ -140,9 +141,9 @@ def _append(graph: flow.Graph, current: int, node: flow.Node) -> int:
     return index
 
 
-def _wait_positions(program: Program, sources: Sources) -> dict[int, int]:
-    """Instruction index -> group, for each poll or the assembly around it."""
-    found: dict[int, int] = {}
+def _wait_positions(program: Program, sources: Sources) -> dict[int, frozenset[int]]:
+    """Instruction index -> groups, for each poll or the assembly around it."""
+    found: dict[int, frozenset[int]] = {}
     blocks: dict[int, int] = {}
     for index, one in enumerate(program.instructions):
         if one.asm_block and one.asm_block not in blocks:
@@ -161,14 +162,14 @@ def spins(program: Program, sources: Sources) -> dict[int, int]:
     found: dict[int, int] = {}
     for index, one in enumerate(instructions):
         if is_poll(one, sources) and _comes_back(program, index, sources):
-            group = sources.polls[one.key]
-            found[group] = found.get(group, 0) + 1
+            for group in sources.polls[one.key]:
+                found[group] = found.get(group, 0) + 1
     return found
 
 
 def _comes_back(program: Program, start: int, sources: Sources) -> bool:
     """Can control return to `start` without a load, store or wait of another kind between?"""
-    group = sources.polls[program.instructions[start].key]
+    groups = sources.polls[program.instructions[start].key]
     seen: set[int] = set()
     todo = list(program.successors[start])
     while todo:
@@ -180,7 +181,7 @@ def _comes_back(program: Program, start: int, sources: Sources) -> bool:
         seen.add(index)
         one = program.instructions[index]
         other = kind_of(one, sources) in (flow.LOAD, flow.STORE, flow.RELEASE)
-        if other or (is_poll(one, sources) and sources.polls[one.key] != group):
+        if other or (is_poll(one, sources) and not sources.polls[one.key] & groups):
             continue
         todo.extend(program.successors[index])
     return False
@@ -201,12 +202,13 @@ class Exposed:
     lacks: str
 
 
-NO_BARRIER, NOT_COMPLETE, IN_FLIGHT, NOT_WRITTEN_BACK, OTHER_WAVES = (
+NO_BARRIER, NOT_COMPLETE, IN_FLIGHT, NOT_WRITTEN_BACK, OTHER_WAVES, WAITED = (
     "barrier",
     "completion",
     "in flight",
     "write-back",
     "other waves",
+    "other waves, waited for",
 )
 
 
@@ -224,7 +226,7 @@ def exposed_releases(
             return state | {(one, NO_BARRIER), (one, IN_FLIGHT), (one, NOT_WRITTEN_BACK)}
         if node.kind == flow.BARRIER:
             waves = {(store, OTHER_WAVES) for store, lacks in state if lacks == IN_FLIGHT}
-            return frozenset(item for item in state if item[1] != NO_BARRIER) | waves
+            return frozenset(item for item in state if item[1] not in (NO_BARRIER, WAITED)) | waves
         if node.kind == flow.COMPLETE and isinstance(one, ptx.Instruction):
             # Written, but known to the thread that issued it alone.
             return frozenset(
@@ -232,9 +234,14 @@ def exposed_releases(
                 for store, lacks in state
             )
         if node.kind == flow.COMPLETE:
-            # Write-back is asked for after the stores and ends with a wait of its own.
-            done = {IN_FLIGHT} if one.waits_for_memory else {NOT_WRITTEN_BACK}
-            return frozenset(item for item in state if item[1] not in done)
+            if not one.waits_for_memory:
+                return frozenset(item for item in state if item[1] != NOT_WRITTEN_BACK)
+            # Every wave that comes here has its stores behind it; the next barrier says so to all.
+            return frozenset(
+                (store, WAITED if lacks == OTHER_WAVES else lacks)
+                for store, lacks in state
+                if lacks != IN_FLIGHT
+            )
         return state
 
     states = flow.reaching(graph, step)
@@ -243,10 +250,15 @@ def exposed_releases(
         if node.kind != flow.RELEASE or not state:
             continue
         for store, lacks in sorted(state, key=lambda item: item[0].line):
-            if lacks in (NO_BARRIER, OTHER_WAVES) and sources.num_warps == 1 and _is_amd(store):
+            if (
+                lacks in (NO_BARRIER, OTHER_WAVES, WAITED)
+                and sources.num_warps == 1
+                and _is_amd(store)
+            ):
                 continue  # one wave needs no barrier
             if lacks == NOT_WRITTEN_BACK and scope_of(node.origin) == "cta":
                 continue
+            lacks = OTHER_WAVES if lacks == WAITED else lacks
             found.append(Exposed(node.origin, store, lacks))
     return found
 
@@ -254,7 +266,3 @@ def exposed_releases(
 def _drop(state: frozenset, one: Instruction, lacks: str) -> frozenset:
     """Keep one store per place and lack: the rest says the same."""
     return frozenset(item for item in state if not (item[0].key == one.key and item[1] == lacks))
-
-
-def _is_amd(one: Instruction) -> bool:
-    return isinstance(one, amdgcn.Instruction)

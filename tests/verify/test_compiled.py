@@ -1,0 +1,307 @@
+"""The post-compile check: it finds every trap that compilers set, and nothing in sound kernels."""
+
+from __future__ import annotations
+
+import compiled_kernels as kernels
+import pytest
+from compiled_kernels import BULK, CUDA, GPUS, HIP, SAFE, build, check, line_of
+
+from weft.base.errors import UsageError
+from weft.base.records import KernelRecord
+from weft.verify import compiled, store_widths
+from weft.verify.compiled import (
+    DELETED_ATOMIC,
+    EARLY_WAIT,
+    HOISTED_LOAD,
+    LOST_WAIT,
+    NARROW_STORE,
+    NO_BARRIER,
+    PURE_WAIT,
+    UNFINISHED_STORE,
+    UNORDERED_WAIT,
+    WEAK_ORDER,
+)
+
+
+def kinds(report) -> set[str]:
+    return {finding.kind for finding in report.findings}
+
+
+def only(report, kind: str):
+    assert kinds(report) == {kind}, str(report)
+    return report.findings[0]
+
+
+# ---------------------------------------------------------------------------------------------
+# Sound kernels
+
+
+@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize("bulk_store", [False, True])
+def test_a_sound_persistent_kernel_is_clean(target, bulk_store):
+    notify = "" if bulk_store else "barrier"
+    report = check(
+        kernels.persistent, target, **{**SAFE, "BULK_STORE": bulk_store, "NOTIFY": notify}
+    )
+    assert report.ok, str(report)
+    assert set(report.waits.values()) == {1} and len(report.waits) == 3
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_a_wait_before_a_pipelined_loop_is_clean(target):
+    report = check(kernels.pointers, target, HOW="atomic, barrier", IN_LOOP=False)
+    assert report.ok, str(report)
+    assert "async_copy" in build(
+        kernels.pointers, "cuda:80", HOW="atomic, barrier", IN_LOOP=False
+    ).asm["ttgir"]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", CUDA)
+def test_an_asm_wait_before_the_loop_is_fine_on_nvidia(target):
+    assert check(kernels.pointers, target, HOW="asm", IN_LOOP=False).ok
+
+
+@pytest.mark.parametrize("how", ["atomic, barrier", "asm, barrier"])
+def test_a_wait_with_a_barrier_in_the_loop_is_ordered(how):
+    assert check(kernels.pointers, "cuda:90", HOW=how, IN_LOOP=True).ok
+
+
+def test_a_flattened_loop_that_is_not_pipelined_is_ordered():
+    """With a barrier the wait stops the pipeliner: flattened, slow and right."""
+    report = check(kernels.persistent, "cuda:90", **{**SAFE, "FLATTEN": True})
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        kernels.unrolled_waits,
+        kernels.waits_in_branches,
+        kernels.early_return,
+        kernels.work_counter,
+        kernels.split_k,
+    ],
+)
+def test_sound_odd_shapes_are_clean(kernel, target):
+    report = check(kernel, target)
+    assert report.ok, str(report)
+    expected = {"unrolled_waits": 4, "waits_in_branches": 2, "early_return": 1}
+    assert report.waits["ttir"] == expected.get(kernel.__name__, 0)
+
+
+@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize("bulk", [(False, False), (True, True)], ids=["pointers", "bulk"])
+def test_wefts_primitives_around_a_gemm_are_clean(target, bulk):
+    report = check(kernels.woven, target, BULK_LOAD=bulk[0], BULK_STORE=bulk[1])
+    assert report.ok, str(report)
+    assert set(report.waits.values()) == {1}
+    assert not report.notes
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_every_other_primitive_is_clean(target):
+    report = check(kernels.primitives, target)
+    assert report.ok, str(report)
+    assert report.waits["ttir"] == 4 and len(set(report.waits.values())) == 1
+    assert not report.notes
+
+
+# ---------------------------------------------------------------------------------------------
+# Traps: waits and loads
+
+
+def test_warp_specialize_on_hopper_drops_the_wait():
+    report = check(
+        kernels.persistent,
+        "cuda:90",
+        num_warps=4,
+        **{**SAFE, "HOW": "asm", "SPECIALIZE": True, "NOTIFY": ""},
+    )
+    finding = only(report, LOST_WAIT)
+    assert finding.stage == "ttgir" and finding.first.line == line_of("persistent wait")
+    assert report.waits == {"ttir": 1, "ttgir": 0, "ptx": 0}
+
+
+@pytest.mark.parametrize("target", CUDA)
+def test_a_pure_asm_wait_is_dropped(target):
+    finding = only(check(kernels.pointers, target, HOW="pure asm", IN_LOOP=False), PURE_WAIT)
+    assert finding.first.line == line_of("wait before the loop")
+    assert "was dropped" in finding.message and "is_pure=False" in finding.remedy
+
+
+@pytest.mark.parametrize("target", CUDA)
+def test_an_atomic_look_whose_result_is_unused_is_deleted(target):
+    finding = only(check(kernels.pointers, target, HOW="one look", IN_LOOP=False), DELETED_ATOMIC)
+    assert finding.stage == "ptx" and finding.first.line == line_of("wait before the loop")
+
+
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90"])
+def test_an_asm_wait_in_a_pipelined_loop_comes_after_its_loads(target):
+    report = check(kernels.pointers, target, HOW="asm", IN_LOOP=True)
+    finding = only(report, HOISTED_LOAD)
+    assert finding.stage == "ttgir"
+    assert finding.first.line == line_of("load of a") and finding.first.tensor == "a"
+    assert finding.second.line == line_of("wait in the loop")
+    assert len(report.findings) == 2  # a and b
+
+
+@pytest.mark.parametrize("target", HIP)
+def test_an_asm_wait_before_the_loop_comes_after_its_loads_on_amd(target):
+    report = check(kernels.pointers, target, HOW="gcn asm", IN_LOOP=False)
+    finding = only(report, HOISTED_LOAD)
+    assert finding.first.line == line_of("load of a")
+    assert finding.second.line == line_of("wait before the loop")
+
+
+@pytest.mark.parametrize("how", ["atomic", "asm"])
+def test_a_flattened_loop_waits_a_round_ahead(how):
+    report = check(
+        kernels.persistent, "cuda:90", **{**SAFE, "HOW": how, "FLATTEN": True, "NOTIFY": ""}
+    )
+    (finding,) = report.of(EARLY_WAIT)
+    assert finding.first.line == line_of("persistent wait")
+    assert finding.second.line == line_of("tile store")
+    assert "flatten=False" in finding.remedy
+
+
+@pytest.mark.parametrize("target", HIP)
+def test_a_volatile_spin_becomes_an_endless_loop_on_amd(target):
+    report = check(kernels.pointers, target, HOW="volatile", IN_LOOP=False)
+    (finding,) = report.of(LOST_WAIT)
+    assert finding.stage == "amdgcn"
+    assert finding.first.line == line_of("wait before the loop")
+
+
+@pytest.mark.parametrize("target", CUDA)
+def test_a_volatile_spin_orders_nothing(target):
+    finding = only(check(kernels.pointers, target, HOW="volatile", IN_LOOP=False), UNORDERED_WAIT)
+    assert finding.first.line == line_of("wait before the loop")
+
+
+def test_a_load_before_a_wait_is_not_one_behind_it():
+    """The same address is read on both sides of the wait: only the second is guarded."""
+    assert check(kernels.reused_signal, "cuda:90", HOW="atomic, barrier").ok
+
+
+# ---------------------------------------------------------------------------------------------
+# Traps: releases
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_a_release_without_a_block_barrier(target):
+    finding = only(check(kernels.persistent, target, **{**SAFE, "NOTIFY": "bare"}), NO_BARRIER)
+    assert finding.first.line == line_of("bare")
+    assert finding.second.line == line_of("tile store")
+    assert "tl.debug_barrier()" in finding.remedy
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_a_release_whose_address_is_an_argument(target):
+    finding = only(check(kernels.shared_word, target), NO_BARRIER)
+    assert finding.first.line == line_of("bare release")
+    assert finding.second.line == line_of("unseen store")
+
+
+@pytest.mark.parametrize("target", BULK)
+@pytest.mark.parametrize("notify, mark", [("bare", "bare"), ("barrier", "behind barrier")])
+def test_a_release_before_a_bulk_store_is_written(target, notify, mark):
+    report = check(kernels.persistent, target, **{**SAFE, "BULK_STORE": True, "NOTIFY": notify})
+    (finding,) = report.of(UNFINISHED_STORE)
+    assert finding.first.line == line_of(mark) and finding.second.line == line_of("bulk")
+    assert "cp.async.bulk.wait_group 0" in finding.remedy
+
+
+@pytest.mark.parametrize("target", HIP)
+def test_on_amd_a_barrier_by_hand_leaves_a_note(target):
+    report = check(kernels.persistent, target, **SAFE)
+    assert report.ok and f"line {line_of('behind barrier')}" in report.notes[0]
+
+
+# ---------------------------------------------------------------------------------------------
+# Traps: orders and widths
+
+
+@pytest.mark.parametrize("target", HIP)
+def test_cas_ignores_order_and_scope_on_amd(target):
+    finding = only(check(kernels.pointers, target, HOW="cas", IN_LOOP=False), WEAK_ORDER)
+    assert "acquire.sys" in finding.message and "gpu" in finding.message
+    assert finding.first.line == line_of("wait before the loop")
+
+
+@pytest.mark.parametrize("target", CUDA)
+def test_cas_is_as_written_on_nvidia(target):
+    assert check(kernels.pointers, target, HOW="cas", IN_LOOP=False).ok
+
+
+@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize("how", ["at", "at a tile", "at, mask"])
+def test_stores_through_at_are_16_bytes_wide(target, how):
+    report = check(kernels.push, target, HOW=how)
+    assert report.ok, str(report)
+    assert list(report.widths.values()) == [16]
+
+
+@pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
+@pytest.mark.parametrize("how", ["no hint", "bytes"])
+def test_a_translation_without_hint_falls_to_two_bytes(target, how):
+    finding = only(check(kernels.push, target, HOW=how), NARROW_STORE)
+    assert finding.first.line == line_of(how) and "2 bytes" in finding.message
+
+
+@pytest.mark.parametrize("how", ["unaligned", "strided"])
+def test_stores_that_cannot_be_wide_are_no_finding(how):
+    assert check(kernels.push, "cuda:90", HOW=how).ok
+
+
+def test_the_gemms_store_through_at_is_wide():
+    widths = store_widths(build(kernels.woven, "cuda:90", BULK_LOAD=True, BULK_STORE=False))
+    (width,) = [
+        num_bytes
+        for place, num_bytes in widths.items()
+        if place.endswith(f":{line_of('woven store')}")
+    ]
+    assert width == 16
+
+
+# ---------------------------------------------------------------------------------------------
+# The front door
+
+
+def test_kernel_and_record_are_compiled_on_the_way():
+    record = KernelRecord("shared_word", {"a": "*bf16", "c": "*bf16", "signal": "*i32"})
+    reports = [
+        compiled(kernels.shared_word, "cuda:90", record),
+        compiled((kernels.shared_word, record), "cuda:90"),
+        compiled(build(kernels.shared_word, "cuda:90")),
+        compiled(dict(build(kernels.shared_word, "cuda:90").asm), "cuda:90"),
+    ]
+    for report in reports:
+        assert kinds(report) == {NO_BARRIER} and report.target == "cuda:90"
+
+
+def test_bad_input_says_what_is_needed():
+    with pytest.raises(UsageError, match="KernelRecord"):
+        compiled(kernels.shared_word, "cuda:90")
+    with pytest.raises(UsageError, match="TTIR"):
+        compiled({"ptx": "..."}, "cuda:90")
+    with pytest.raises(UsageError, match="cuda:75"):
+        compiled({"ttir": "module {}"}, "cuda:75")
+
+
+def test_the_report_in_words_and_json():
+    report = check(kernels.shared_word, "cuda:90")
+    text = str(report)
+    assert "shared_word for cuda:90" in text and "[ptx] release without barrier" in text
+    assert f"compiled_kernels.py:{line_of('bare release')}" in text and "remedy:" in text
+    values = report.to_json()
+    assert values["ok"] is False and values["waits"] == {"ttir": 1, "ttgir": 1, "ptx": 1}
+    (finding,) = values["findings"]
+    assert finding["first"]["line"] == line_of("bare release") and finding["stage"] == "ptx"
+
+
+def test_without_line_information_the_check_says_what_it_left_out():
+    asm = dict(build(kernels.shared_word, "cuda:90").asm)
+    asm["ptx"] = "\n".join(line for line in asm["ptx"].splitlines() if ".loc" not in line)
+    report = compiled(asm, "cuda:90")
+    assert report.ok and "no line information" in report.notes[0]
