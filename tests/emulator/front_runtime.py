@@ -7,6 +7,7 @@ import torch
 
 from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
+from weft.emulator.affine import box_tile
 from weft.emulator.codegen import compile_ttir
 from weft.emulator.numerics import DTYPES
 from weft.language import triton_api
@@ -33,9 +34,9 @@ def ttir(fn, args, **constants):
     return text if isinstance(text, str) else text.decode()
 
 
-def launch(fn, *args, grid=(1,), runtime=None, **constants):
+def launch(fn, *args, grid=(1,), runtime=None, affine=True, **constants):
     """Run every program of `fn` in order; returns the compiled kernel."""
-    kernel = compile_ttir(ttir(fn, args, **constants))
+    kernel = compile_ttir(ttir(fn, args, **constants), affine)
     values = []
     for arg, parameter in zip(args, kernel.parameters, strict=True):
         if isinstance(arg, torch.Tensor):
@@ -79,6 +80,7 @@ class Runtime:
         self.printed, self.externs = [], []
 
     def load(self, ptr, mask, other, dtype, shape, loc, volatile=False):
+        mask = box_tile(mask, shape) if isinstance(mask, tuple) else mask
         pointers = np.broadcast_to(ptr, shape).reshape(-1)
         masks = np.broadcast_to(True if mask is None else mask, shape).reshape(-1)
         result = np.zeros(pointers.shape, dtype)
@@ -93,6 +95,7 @@ class Runtime:
         return result if shape else result[()]
 
     def store(self, ptr, value, mask, dtype, shape, loc):
+        mask = box_tile(mask, shape) if isinstance(mask, tuple) else mask
         pointers = np.broadcast_to(ptr, shape).reshape(-1)
         masks = np.broadcast_to(True if mask is None else mask, shape).reshape(-1)
         value = np.asarray(value)

@@ -1,6 +1,7 @@
 """Control flow, calls, places and what a kernel asks of its runtime."""
 
 import inspect
+import re
 
 import numpy as np
 import pytest
@@ -337,7 +338,8 @@ def test_a_place_is_the_call_chain_the_users_line_first(recorder):
 def test_generated_source_keeps_the_users_names_and_lines():
     kernel = compile_ttir(ttir(places_kernel, [torch.zeros(1), torch.zeros(1)]))
     assert "def places_kernel(rt, x, out):" in kernel.source
-    assert "value = outer(x)" in kernel.source
+    assert "# test_front_control.py:" in kernel.source and "# inner's line" in kernel.source
+    assert re.search(r"rt\.store\(out, value\w*, None, f32", kernel.source)
     assert [(p.name, p.type) for p in kernel.parameters] == [
         ("x", "!tt.ptr<f32>"), ("out", "!tt.ptr<f32>"),
     ]  # fmt: skip

@@ -14,7 +14,7 @@ import linecache
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -23,8 +23,16 @@ import numpy as np
 from weft.base.errors import UnsupportedError
 from weft.base.place import Place
 from weft.emulator import numerics
+from weft.emulator.affine import (
+    AffinePointers,
+    affine_tile,
+    box_tile,
+    fits_i32,
+    index_overflow,
+)
 from weft.emulator.operations import OPERATIONS
 from weft.emulator.operations.control import TERMINATORS
+from weft.emulator.operations.indexing import Affine, Boxed, Text
 from weft.emulator.ttir import Function, Module, Op, Type, Value, parse, parse_type
 
 Phys = tuple[int, ...]
@@ -54,13 +62,16 @@ class EmulatedKernel:
 
 
 @lru_cache(maxsize=1024)
-def compile_ttir(text: str) -> EmulatedKernel:
+def compile_ttir(text: str, affine: bool = False) -> EmulatedKernel:
     """The kernel in the TTIR `text` as a Python function; one text is compiled once.
+
+    With `affine`, `rt.load` and `rt.store` are given AffinePointers and box masks where a tile is
+    that regular (see emulator/affine.py); without, always arrays.
 
     Raises  UnsupportedError: an operation the emulator does not know, with the user's line
             CompileError: text that is not TTIR
     """
-    return KernelWriter(parse(text)).kernel()
+    return KernelWriter(parse(text), affine).kernel()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -75,14 +86,16 @@ LIBRARY: dict[str, Any] = {
     and (isinstance(value, np.dtype) or getattr(value, "__module__", "") == numerics.__name__)
 }
 LIBRARY |= {name: dtype for name, dtype in numerics.DTYPES.items() if name != "ptr"}
-LIBRARY["np"] = np
+LIBRARY |= {"np": np, "LOCATIONS": (), "AffinePointers": AffinePointers}
+LIBRARY |= {f.__name__: f for f in (affine_tile, box_tile, fits_i32, index_overflow)}
 
 
 class KernelWriter:
     """Writes a module's functions; holds what they share: names, constants, places."""
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, affine: bool) -> None:
         self.module = module
+        self.affine = affine
         self.namespace: dict[str, Any] = dict(LIBRARY)
         self.taken: dict[str, dict[str, Any]] = {}
         self.constants: dict[Any, str] = {}
@@ -99,6 +112,8 @@ class KernelWriter:
         kernel = self.module.kernel
         filename = f"<weft emulator: {kernel.name} {id(self):x}>"
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+        locations = list(self.places)
+        self.namespace["LOCATIONS"] = locations
         exec(compile(source, filename, "exec"), self.namespace)
         run = self.namespace[self.functions[kernel.name]]
         # Wrapping integers and infinite floats are what the kernel means, not mistakes.
@@ -106,7 +121,7 @@ class KernelWriter:
             kernel.name,
             np.errstate(all="ignore")(run),
             tuple(Parameter(value.name, value.type.text) for value in kernel.parameters),
-            list(self.places),
+            locations,
             source,
         )
 
@@ -152,13 +167,76 @@ class KernelWriter:
 # One function
 
 
+class Pending:
+    """A place among the lines that is filled in if somebody needs what it can compute."""
+
+    def __init__(self, code: FunctionWriter) -> None:
+        self.code = code
+        self.depth = code.depth
+        self.lines: list[str] = []
+
+    def add(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    def name(self, value: Value, suffix: str, text: Text) -> Text:
+        """`text` itself where it is a number or a name, else a variable that holds it."""
+        if isinstance(text, int) or text.isidentifier():
+            return text
+        variable = self.code.variable(value, suffix)
+        self.add(f"{variable} = {text}")
+        return variable
+
+    def between(self, value: Value, suffix: str, text: Text, extent: int) -> Text:
+        """`text` kept within 0 .. extent."""
+        if isinstance(text, int):
+            return min(max(text, 0), extent)
+        edge = self.code.variable(value, suffix)
+        self.add(f"{edge} = {text}")
+        self.add(f"{edge} = 0 if {edge} < 0 else {extent} if {edge} > {extent} else {edge}")
+        return edge
+
+    def larger(self, value: Value, suffix: str, a: Text, b: Text) -> Text:
+        return self._choose(value, suffix, a, b, ">", max)
+
+    def smaller(self, value: Value, suffix: str, a: Text, b: Text) -> Text:
+        return self._choose(value, suffix, a, b, "<", min)
+
+    def _choose(self, value, suffix: str, a: Text, b: Text, sign: str, known: Callable) -> Text:
+        if isinstance(a, int) and isinstance(b, int):
+            return known(a, b)
+        if a == b or (a == 0 and sign == ">"):
+            return b
+        return self.name(value, suffix, f"{a} if {a} {sign} {b} else {b}")
+
+
+class Lazy:
+    """A variable that is assigned, at its place, if somebody reads it."""
+
+    def __init__(self, pending: Pending, variable: str, make: Callable[[], str]) -> None:
+        self.pending = pending
+        self.variable = variable
+        self.make: Callable[[], str] | None = make
+
+    def get(self) -> str:
+        if self.make is not None:
+            make, self.make = self.make, None
+            self.pending.add(f"{self.variable} = {make()}")
+        return self.variable
+
+
 @dataclass(frozen=True)
 class Held:
-    """How a value is held: a name, the extents behind it, and its number where it is known."""
+    """How a value is held: a name, the extents behind it, and what else is known of it.
 
-    name: str
+    `known` is its number, `affine` and `box` its form as integers, `integer` a scalar as Python's.
+    """
+
+    name: str | Lazy
     phys: Phys
     known: Any = None
+    affine: Affine | None = None
+    box: Boxed | None = None
+    integer: Lazy | None = None
 
 
 class FunctionWriter:
@@ -167,7 +245,7 @@ class FunctionWriter:
     def __init__(self, kernel: KernelWriter, function: Function) -> None:
         self.kernel = kernel
         self.function = function
-        self.lines: list[str] = []
+        self.lines: list[str | Pending] = []
         self.depth = 0
         self.held: dict[Value, Held] = {}
         self.blocks: dict[str, Any] = {}
@@ -182,11 +260,18 @@ class FunctionWriter:
         names = ", ".join(["rt", *(self.expr(value) for value in function.parameters)])
         self.line(f"def {self.kernel.functions[function.name]}({names}):")
         with self.indented():
+            for parameter in function.parameters:
+                self.also_as_integer(parameter)
             if len(function.body.blocks) == 1:
                 self.ops(function.body.ops)
             else:
                 self.graph(function.body.blocks)
-        return "\n".join(self.lines) + "\n"
+        return "\n".join(_with_bodies(self.flat())) + "\n"
+
+    def flat(self) -> Iterator[str]:
+        """The lines, with what was needed of the pending ones."""
+        for line in self.lines:
+            yield from line.lines if isinstance(line, Pending) else (line,)
 
     def graph(self, blocks: list) -> None:
         """Blocks that jump to each other: a loop over the number of the next block."""
@@ -233,11 +318,16 @@ class FunctionWriter:
         length, self.commented = mark
         del self.lines[length:]
 
+    def pending(self) -> Pending:
+        self.lines.append(Pending(self))
+        return self.lines[-1]
+
     def comment(self, place: Place) -> None:
-        """The user's line, once, above what it became."""
-        frame = place.outermost
-        if frame is None or (frame.file, frame.line) == self.commented:
+        """The user's line, once, above what it became; a helper's line rather than its call."""
+        frames = [frame for frame in place.frames if "/triton/language/" not in frame.file]
+        if not frames or (frames[-1].file, frames[-1].line) == self.commented:
             return
+        frame = frames[-1]
         self.commented = (frame.file, frame.line)
         self.line(f"# {frame.file.rsplit('/', 1)[-1]}:{frame.line}: {frame.source()}")
 
@@ -271,6 +361,12 @@ class FunctionWriter:
     def identifier(self, value: Value) -> str:
         return self.kernel.identifier(self.function.name, value.name, value.name)
 
+    def variable(self, value: Value, suffix: str) -> str:
+        """A variable beside that of `value`."""
+        return self.kernel.identifier(
+            self.function.name, (value.name, suffix), f"{value.name}_{suffix}"
+        )
+
     def bind(self, value: Value, phys: Phys) -> None:
         """Declare that `value` lives in a variable of its own."""
         self.held[value] = Held(self.identifier(value), tuple(phys))
@@ -279,15 +375,44 @@ class FunctionWriter:
         """`value` = text; held in full unless `phys` says otherwise."""
         self.bind(value, value.type.shape if phys is None else phys)
         self.line(f"{self.held[value].name} = {text}")
+        self.also_as_integer(value)
+
+    def set_lazy(
+        self, value: Value, make: Callable[[], str], phys: Phys,
+        affine: Affine | None = None, box: Boxed | None = None,
+    ) -> None:  # fmt: skip
+        """`value` = make(), if somebody wants all of it and not its form as integers."""
+        name = Lazy(self.pending(), self.identifier(value), make)
+        self.held[value] = Held(name, tuple(phys), affine=affine, box=box)
+
+    def also_as_integer(self, value: Value) -> None:
+        """Let a scalar be had as a Python integer too, from here on."""
+        held = self.held[value]
+        if held.phys or self.vector or not self.is_integer(value):
+            return
+        integer = Lazy(self.pending(), self.variable(value, "int"), lambda: f"int({held.name})")
+        self.held[value] = replace(held, integer=integer)
+
+    def is_integer(self, value: Value) -> bool:
+        return value.type.element in ("i8", "i16", "i32", "i64", "index", "ptr")
+
+    def integer(self, value: Value) -> Text:
+        """A scalar as a Python integer: its number, or the name of a variable."""
+        held = self.held[value]
+        if held.known is not None:
+            return int(held.known)
+        return held.integer.get() if held.integer is not None else f"int({self.expr(value)})"
 
     def set_many(self, values: list[Value], text: str) -> None:
         for value in values:
             self.bind(value, value.type.shape)
-        names = ", ".join(self.held[value].name for value in values)
+        names = ", ".join(self.expr(value) for value in values)
         self.line(f"{names} = {text}" if values else text)
+        for value in values:
+            self.also_as_integer(value)
 
-    def set_constant(self, value: Value, number: Any) -> None:
-        self.held[value] = Held(self.constant(number), np.shape(number), number)
+    def set_constant(self, value: Value, number: Any, affine: Affine | None = None) -> None:
+        self.held[value] = Held(self.constant(number), np.shape(number), number, affine)
 
     def alias(self, value: Value, other: Value) -> None:
         """`value` is what `other` is, under another type."""
@@ -298,7 +423,8 @@ class FunctionWriter:
         return self.kernel.constant(number, _constant_name(number))
 
     def expr(self, value: Value) -> str:
-        return self.held[value].name
+        name = self.held[value].name
+        return name if isinstance(name, str) else name.get()
 
     def phys(self, value: Value) -> Phys:
         return self.held[value].phys
@@ -311,10 +437,10 @@ class FunctionWriter:
         """`value` held with the extents `phys`."""
         held = self.held[value]
         if held.phys == phys:
-            return held.name
+            return self.expr(value)
         if held.known is not None:
             return self.constant(np.broadcast_to(held.known, phys))
-        return f"np.broadcast_to({held.name}, {phys})"
+        return f"np.broadcast_to({self.expr(value)}, {phys})"
 
     def full(self, value: Value) -> str:
         """`value` with every element of its type."""
@@ -366,15 +492,27 @@ class FunctionWriter:
 
     # -- shapes of code
 
-    def elementwise(self, op: Op, template: str) -> None:
-        """One result, element by element, from a template (see operations/arithmetic.py)."""
-        names = [self.expr(operand) for operand in op.operands]
-        fields = {"dtype": self.dtype(op.result)}
-        for index, operand in enumerate(op.operands):
-            if f"{{u{index}}}" in template:
-                fields[f"u{index}"] = self.unsigned(names[index], operand)
+    def elementwise(
+        self, op: Op, template: str, affine: Affine | None = None, box: Boxed | None = None
+    ) -> None:
+        """One result, element by element, from a template (see operations/arithmetic.py).
+
+        Where the result has a form as integers, the tile is computed only if it is needed.
+        """
+
+        def text() -> str:
+            names = [self.expr(operand) for operand in op.operands]
+            fields = {"dtype": self.dtype(op.result)}
+            for index, operand in enumerate(op.operands):
+                if f"{{u{index}}}" in template:
+                    fields[f"u{index}"] = self.unsigned(names[index], operand)
+            return template.format(*names, **fields)
+
         phys = self.join(*(self.phys(operand) for operand in op.operands))
-        self.set(op.result, template.format(*names, **fields), phys)
+        if affine is not None or box is not None:
+            self.set_lazy(op.result, text, phys, affine, box)
+        else:
+            self.set(op.result, text(), phys)
 
     def combine(self, op: Op) -> str:
         """The function in a reduction's region, on tiles."""
@@ -402,6 +540,29 @@ class FunctionWriter:
 
     def function_name(self, symbol: str) -> str:
         return self.kernel.functions[symbol]
+
+
+def _with_bodies(lines: Iterator[str]) -> Iterator[str]:
+    """The lines, with a `pass` where a block is empty, less the comments with nothing below."""
+    opened: int | None = None
+    comment: str | None = None
+    for line in lines:
+        if line.lstrip().startswith("#"):
+            comment = line
+            continue
+        depth = _depth(line)
+        if opened is not None and depth <= opened:
+            yield " " * (opened + 4) + "pass"
+        if comment is not None and _depth(comment) == depth:
+            yield comment
+        yield line
+        comment, opened = None, depth if line.endswith(":") else None
+    if opened is not None:
+        yield " " * (opened + 4) + "pass"
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _short(symbol: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from weft.emulator.numerics import DTYPES, LARGEST
+from weft.emulator.operations import indexing
 from weft.emulator.operations.table import add, operation
 
 # Templates: {0} {1} {2} are the operands as signed values, {u0} {u1} as unsigned ones, {dtype}
@@ -68,16 +69,39 @@ FLOAT_COMPARISONS = {
 }  # fmt: skip
 
 
-def _elementwise(template: str, boolean: str | None):
+# What index arithmetic is as integers.
+AFFINE = {
+    "arith.addi": indexing.added,
+    "arith.subi": indexing.subtracted,
+    "arith.muli": indexing.multiplied,
+}
+
+
+# numpy's functions take many times as long on scalars as a comparison does.
+SCALAR = {
+    "arith.maxsi": "{0} if {0} > {1} else {1}",
+    "arith.minsi": "{0} if {0} < {1} else {1}",
+}
+
+
+def _elementwise(name: str, template: str, boolean: str | None):
+    affine = AFFINE.get(name)
+    scalar = SCALAR.get(name)
+
     def emit(code: Any, op: Any) -> None:
-        chosen = boolean if boolean and op.operands[0].type.element == "i1" else template
-        code.elementwise(op, chosen)
+        if op.operands[0].type.element == "i1":
+            box = indexing.both_masks(code, op) if name == "arith.andi" else None
+            code.elementwise(op, boolean or template, box=box)
+        elif scalar and not code.vector and all(code.phys(x) == () for x in op.operands):
+            code.elementwise(op, scalar)
+        else:
+            code.elementwise(op, template, affine(code, op) if affine else None)
 
     return emit
 
 
 for _name, (_summary, _template, _boolean) in ELEMENTWISE.items():
-    add(_name, _summary, _elementwise(_template, _boolean))
+    add(_name, _summary, _elementwise(_name, _template, _boolean))
 
 
 @operation("arith.cmpi", "comparison of integers, signed or unsigned")
@@ -88,7 +112,8 @@ def compare_integers(code: Any, op: Any) -> None:
     sign, prefix = COMPARISONS[word]
     if op.operands[0].type.element == "i1":
         prefix = ""
-    code.elementwise(op, f"{{{prefix}0}} {sign} {{{prefix}1}}")
+    box = indexing.compared(code, op)
+    code.elementwise(op, f"{{{prefix}0}} {sign} {{{prefix}1}}", box=box)
 
 
 @operation("arith.cmpf", "comparison of floats, ordered or unordered")
@@ -135,7 +160,8 @@ def multiply_signed_extended(code: Any, op: Any) -> None:
 @operation("arith.extsi", "wider integer, sign kept")
 def extend_signed(code: Any, op: Any) -> None:
     boolean = op.operands[0].type.element == "i1"
-    code.elementwise(op, "-{0}.astype({dtype})" if boolean else "{0}.astype({dtype})")
+    template = "-{0}.astype({dtype})" if boolean else "{0}.astype({dtype})"
+    code.elementwise(op, template, indexing.widened(code, op))
 
 
 @operation("arith.extui", "wider integer, zeros in front")

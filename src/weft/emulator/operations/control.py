@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from weft.emulator.operations.indexing import Affine
 from weft.emulator.operations.table import add, operation
 
 
@@ -15,26 +17,94 @@ def for_loop(code: Any, op: Any) -> None:
     inits = op.operands[3:]
     bounds = "unsigned_loop_range" if "unsigned" in op.words else "loop_range"
     bounds = f"{bounds}({lower}, {upper}, {step}, {code.dtype(counter)})"
-    phys = [code.phys(init) for init in inits]
+    forms = [_Carried.of(code, init) for init in inits]
     while True:
         mark = code.mark()
-        _carry_in(code, args, inits, phys)
+        for arg, init, form in zip(args, inits, forms, strict=True):
+            form.enter(code, arg, init)
         code.bind(counter, ())
         code.line(f"for {code.expr(counter)} in {bounds}:")
         with code.indented():
+            code.also_as_integer(counter)
+            for arg, form in zip(args, forms, strict=True):
+                form.begin(code, arg)
             values = code.ops(region.ops)
-            wanted = _joined(code, phys, values)
-            if wanted == phys:
-                _carry_on(code, args, values, phys)
-            if not region.ops:
-                code.line("pass")
-        if wanted == phys:
+            wanted = [
+                form.after(code, arg, value)
+                for arg, form, value in zip(args, forms, values, strict=True)
+            ]
+            if wanted == forms:
+                pairs = [
+                    form.step(code, arg, value)
+                    for arg, form, value in zip(args, forms, values, strict=True)
+                ]
+                _assign(code, pairs)
+        if wanted == forms:
             break
-        # A value grows in the loop (a splat becomes a tile): start again with it grown.
+        # A value changes its form in the loop (a splat becomes a tile): start again with that.
         code.rollback(mark)
-        phys = wanted
-    for result, arg in zip(op.results, args, strict=True):
-        code.set(result, code.expr(arg), code.phys(arg))
+        forms = wanted
+    for result, arg, form in zip(op.results, args, forms, strict=True):
+        form.leave(code, result, arg)
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """How a loop carries a value: with the extents `phys`, or as a start with fixed `steps`."""
+
+    phys: tuple[int, ...]
+    steps: tuple | None = None
+
+    @classmethod
+    def of(cls, code: Any, init: Any) -> _Carried:
+        affine = code.held[init].affine
+        return cls(code.phys(init), affine.get()[1] if affine is not None else None)
+
+    def enter(self, code: Any, arg: Any, init: Any) -> None:
+        if self.steps is None:
+            value = code.shaped(init, self.phys)
+            code.bind(arg, self.phys)
+            code.line(f"{code.expr(arg)} = {value}")
+        else:
+            code.line(f"{code.variable(arg, 'at')} = {code.held[init].affine.get()[0]}")
+
+    def begin(self, code: Any, arg: Any) -> None:
+        if self.steps is None:
+            code.also_as_integer(arg)
+        else:
+            self.hold(code, arg, code.variable(arg, "at"))
+
+    def hold(self, code: Any, value: Any, start: str) -> None:
+        """`value` is affine from `start` on; its tile is computed if it is needed."""
+        steps = self.steps or ()
+        text = f"({''.join(f'{step}, ' for step in steps)})"
+        extents = tuple(
+            extent if step != 0 else 1 for extent, step in zip(value.type.shape, steps, strict=True)
+        )
+        tile = f"affine_tile({start}, {text}, {extents}, {code.dtype(value)})"
+        known = tuple(step if isinstance(step, int) else None for step in steps)
+        affine = Affine(known, lambda: (start, steps))
+        code.set_lazy(value, lambda: tile, extents, affine)
+
+    def after(self, code: Any, arg: Any, value: Any) -> _Carried:
+        """The form that also suits what the body hands on."""
+        affine = code.held[value].affine
+        if self.steps is not None and affine is not None and affine.get()[1] == self.steps:
+            return self
+        return _Carried(code.join(self.phys, code.phys(value)))
+
+    def step(self, code: Any, arg: Any, value: Any) -> tuple[str, str]:
+        if self.steps is None:
+            return code.expr(arg), code.shaped(value, self.phys)
+        return code.variable(arg, "at"), str(code.held[value].affine.get()[0])
+
+    def leave(self, code: Any, result: Any, arg: Any) -> None:
+        if self.steps is None:
+            code.set(result, code.expr(arg), code.phys(arg))
+        else:
+            start = code.variable(result, "at")
+            code.line(f"{start} = {code.variable(arg, 'at')}")
+            self.hold(code, result, start)
 
 
 @operation("scf.while", "a loop that tests before each turn")
@@ -77,8 +147,11 @@ def _carry_on(code: Any, args: list, values: list, phys: list, bind: bool = Fals
     if bind:
         for arg, shape in zip(args, phys, strict=True):
             code.bind(arg, shape)
-    left = [code.expr(arg) for arg in args]
-    changed = [(a, b) for a, b in zip(left, right, strict=True) if a != b]
+    _assign(code, list(zip([code.expr(arg) for arg in args], right, strict=True)))
+
+
+def _assign(code: Any, pairs: list[tuple[str, str]]) -> None:
+    changed = [(a, b) for a, b in pairs if a != b]
     if changed:
         code.line(f"{', '.join(a for a, _ in changed)} = {', '.join(b for _, b in changed)}")
 
@@ -103,10 +176,10 @@ def branch(code: Any, op: Any) -> None:
                     code.bind(result, shape)
                     code.line(f"{code.expr(result)} = {code.shaped(value, shape)}")
                 seen.append(shapes)
-                if not op.results:
-                    code.line("pass")
         joined = [code.join(*shapes) for shapes in zip(*seen, strict=True)]
         if all(shapes == joined for shapes in seen):
+            for result in op.results:
+                code.also_as_integer(result)
             return
         code.rollback(mark)
         phys = joined

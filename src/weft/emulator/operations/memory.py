@@ -13,8 +13,9 @@ from weft.emulator.operations.table import add, operation
 def load(code: Any, op: Any) -> None:
     pointer, mask, other = (*op.operands, None, None)[:3]
     dtype = code.constant_dtype(code.pointee(pointer))
+    where = _where(code, pointer, mask)
     call = (
-        f"rt.load({code.expr(pointer)}, {code.mask(mask)}, {code.optional(other)}, "
+        f"rt.load({where[0]}, {where[1]}, {code.optional(other)}, "
         f"{dtype}, {op.result.type.shape}, {code.loc(op)}"
     )
     code.set(op.result, call + (", True)" if op.flag("isVolatile") else ")"))
@@ -24,10 +25,27 @@ def load(code: Any, op: Any) -> None:
 def store(code: Any, op: Any) -> None:
     pointer, value, mask = (*op.operands, None)[:3]
     dtype = code.constant_dtype(code.pointee(pointer))
+    where = _where(code, pointer, mask)
     code.line(
-        f"rt.store({code.expr(pointer)}, {code.expr(value)}, {code.mask(mask)}, "
+        f"rt.store({where[0]}, {code.expr(value)}, {where[1]}, "
         f"{dtype}, {value.type.shape}, {code.loc(op)})"
     )
+
+
+def _where(code: Any, pointer: Any, mask: Any) -> tuple[str, str]:
+    """Pointers and mask: as integers where both have that form, else as tiles."""
+    affine = code.held[pointer].affine
+    always = code.mask(mask) == "None" if mask is None or code.known(mask) is not None else False
+    box = code.held[mask].box if mask is not None else None
+    if affine is None or not (always or box is not None):
+        return code.expr(pointer), code.mask(mask)
+    shape = pointer.type.shape
+    start, steps = affine.get()
+    pointers = f"AffinePointers({start}, ({''.join(f'{step}, ' for step in steps)}), {shape})"
+    if always:
+        return pointers, "None"
+    pairs = [pair or (0, extent) for pair, extent in zip(box.get(), shape, strict=True)]
+    return pointers, f"({''.join(f'({first}, {end}), ' for first, end in pairs)})"
 
 
 @operation("tt.atomic_rmw", "read, change and write as one; gives the old value")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from weft.base.errors import UnsupportedError
-from weft.emulator.numerics import DTYPES
+from weft.emulator.operations import indexing
 from weft.emulator.operations.table import operation
 
 AXES = {"x": 0, "y": 1, "z": 2}
@@ -35,7 +35,10 @@ def _axis(op: Any) -> int:
 @operation("tt.make_range", "the integers from start to end")
 def make_range(code: Any, op: Any) -> None:
     start, end = op.integer("start"), op.integer("end")
-    code.set_constant(op.result, np.arange(start, end, dtype=np.int32))
+    # A range of one does not move: its axis may be stretched by a broadcast.
+    steps = (1,) if end - start > 1 else (0,)
+    affine = indexing.Affine(steps, lambda: (start, steps)) if code.kernel.affine else None
+    code.set_constant(op.result, np.arange(start, end, dtype=np.int32), affine)
 
 
 @operation("tt.splat", "a scalar as a tile")
@@ -66,8 +69,20 @@ def expand_dims(code: Any, op: Any) -> None:
         return
     index = [":"] * len(phys)
     index.insert(axis, "None")
+    axes: list[int | None] = list(range(len(phys)))
+    axes.insert(axis, None)
     wider = (*phys[:axis], 1, *phys[axis:])
-    code.set(op.result, f"{code.expr(tile)}[{', '.join(index)}]", wider)
+    _moved(code, op, axes, lambda: f"{code.expr(tile)}[{', '.join(index)}]", wider)
+
+
+def _moved(code: Any, op: Any, axes: list, text: Any, phys: tuple[int, ...]) -> None:
+    """The operand with its axes rearranged, also as integers where it has that form."""
+    affine = indexing.moved(code, op, axes)
+    box = indexing.moved_mask(code, op, axes)
+    if affine is not None or box is not None:
+        code.set_lazy(op.result, text, phys, affine, box)
+    else:
+        code.set(op.result, text(), phys)
 
 
 @operation("tt.reshape", "the same elements in another shape")
@@ -88,7 +103,8 @@ def transpose(code: Any, op: Any) -> None:
         code.alias(op.result, tile)
         return
     call = ".T" if order == [1, 0] else f".transpose({tuple(order)})"
-    code.set(op.result, f"{code.expr(tile)}{call}", tuple(phys[axis] for axis in order))
+    turned = tuple(phys[axis] for axis in order)
+    _moved(code, op, order, lambda: f"{code.expr(tile)}{call}", turned)
 
 
 def _integers(text: str) -> list[int]:
@@ -142,17 +158,24 @@ def histogram(code: Any, op: Any) -> None:
 def add_pointer(code: Any, op: Any) -> None:
     pointer, offset = op.operands
     itemsize = code.pointee(pointer).itemsize
-    wide = DTYPES[offset.type.element].itemsize == 8
-    moved = (
-        f"{code.expr(offset)}" if wide or code.phys(offset) else f"i64.type({code.expr(offset)})"
-    )
-    known = code.known(offset)
-    if known is not None:
-        moved = code.constant(np.asarray(known, np.int64)[()] * np.int64(itemsize))
-    elif itemsize > 1:
-        moved = f"{moved} * {code.constant(np.int64(itemsize))}"
     phys = code.join(code.phys(pointer), code.phys(offset))
-    code.set(op.result, f"{code.expr(pointer)} + {moved}", phys)
+    affine = indexing.pointed(code, op, itemsize) if phys else None
+
+    def text() -> str:
+        known = code.known(offset)
+        if known is not None:
+            return code.constant(np.asarray(known, np.int64)[()] * np.int64(itemsize))
+        # A 32-bit index times a 64-bit size is 64 bits wide.
+        narrow = itemsize == 1 and code.dtype(offset) != "i64"
+        if narrow:
+            return f"{code.expr(offset)}.astype(i64)"
+        size = "" if itemsize == 1 else f" * {code.constant(np.int64(itemsize))}"
+        return f"{code.expr(offset)}{size}"
+
+    if affine is not None:
+        code.set_lazy(op.result, lambda: f"{code.expr(pointer)} + {text()}", phys, affine)
+    else:
+        code.set(op.result, f"{code.expr(pointer)} + {text()}", phys)
 
 
 @operation("tt.ptr_to_int", "a pointer's address")

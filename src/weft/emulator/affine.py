@@ -1,0 +1,88 @@
+"""Tiles of pointers that are a start and a step per axis, and masks that are boxes.
+
+Almost every tile a kernel loads is `base + rows * stride + columns` under `rows < m` and
+`columns < n`. Kept as a handful of integers it costs nothing to compute, and memory sees a strided
+window instead of a thousand addresses.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.base.errors import OutOfBoundsError
+from weft.base.place import Place
+
+# A mask that is a box: (first, behind the last) along each axis.
+Box = tuple[tuple[int, int], ...]
+
+
+class AffinePointers:
+    """The addresses start + sum of index * step over the axes of `shape`, steps in bytes."""
+
+    __slots__ = ("shape", "start", "steps")
+
+    def __init__(self, start: int, steps: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        self.start = start
+        self.steps = steps
+        self.shape = shape
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return affine_tile(self.start, self.steps, self.shape, np.dtype(dtype or np.int64))
+
+    def window(self, box: Box) -> AffinePointers:
+        """The pointers inside `box`."""
+        start, shape = self.start, []
+        for (first, end), step in zip(box, self.steps, strict=True):
+            start += first * step
+            shape.append(end - first)
+        return AffinePointers(start, self.steps, tuple(shape))
+
+    def bounds(self) -> tuple[int, int]:
+        """The lowest and the highest address."""
+        low = high = self.start
+        for step, extent in zip(self.steps, self.shape, strict=True):
+            if step < 0:
+                low += step * (extent - 1)
+            else:
+                high += step * (extent - 1)
+        return low, high
+
+
+def affine_tile(
+    start: int, steps: tuple[int, ...], shape: tuple[int, ...], dtype: np.dtype
+) -> np.ndarray:
+    """start + sum of index * step, in full; wraps to `dtype`."""
+    total = np.array(start, np.int64)
+    for axis, (step, extent) in enumerate(zip(steps, shape, strict=True)):
+        if step:
+            along = [1] * len(shape)
+            along[axis] = extent
+            total = total + (np.arange(extent) * step).reshape(along)
+    return np.broadcast_to(total, shape).astype(dtype)
+
+
+def box_tile(box: Box, shape: tuple[int, ...]) -> np.ndarray:
+    """The mask in full."""
+    mask = np.zeros(shape, bool)
+    mask[tuple(slice(first, end) for first, end in box)] = True
+    return mask
+
+
+def fits_i32(start: int, axes: tuple[tuple[int, int], ...]) -> bool:
+    """Do start + sum of index * step stay within 32 bits, for (step, extent) of each axis?"""
+    low = high = start
+    for step, extent in axes:
+        if step < 0:
+            low += step * (extent - 1)
+        else:
+            high += step * (extent - 1)
+    return low >= -(1 << 31) and high < 1 << 31
+
+
+def index_overflow(place: Place) -> None:
+    """Stop: an index that has wrapped around 32 bits is about to become an address or a mask."""
+    raise OutOfBoundsError(
+        "index arithmetic overflows 32 bits here, so the index has wrapped around; "
+        "widen it first, as in i.to(tl.int64) * stride",
+        place=place,
+    )
