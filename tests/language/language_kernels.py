@@ -72,6 +72,7 @@ def world_and_signals(world, x, flags, flags64, n):
         notify_peer(world, flags, peer)
     wl.notify(world, flags64, n, to=(rank + 1) % wl.num_ranks(world), scope=wl.Scope.DEVICE)
     wl.notify(world, flags64, to=0, order=wl.Order.RELAXED)
+    wl.notify_all(world, flags64 + rank, n, op=wl.SignalOp.SET)
     token = wl.wait(flags, 1, wl.num_ranks(world))
     wl.wait(flags64, n, n, order=wl.Order.RELAXED)
     if wl.is_near(world, 1):
@@ -130,6 +131,13 @@ def publish(world, x, out, flags):
     i = tl.arange(0, 1024)
     tl.store(wl.at(world, out + i, 1), tl.load(x + i))
     wl.notify(world, flags, to=1)
+
+
+@triton.jit
+def publish_to_all(world, x, out, flags):
+    i = tl.arange(0, 1024)
+    wl.put(world, out + i, x + i, to=1)
+    wl.notify_all(world, flags)
 
 
 @triton.jit

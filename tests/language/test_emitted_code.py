@@ -41,6 +41,15 @@ def test_notify_is_barrier_then_release(target):
 
 
 @pytest.mark.parametrize("target", CUDA)
+def test_notify_all_is_barrier_then_fence_then_atomics(target):
+    code = machine_text(kernels.publish_to_all, target)
+    (fence,) = positions(r"fence\.acq_rel\.sys", code)
+    atomics = positions(r"(atom|red)\.global\.sys\.relaxed\.add", code)
+    barrier = max(at for at in positions(r"bar\.sync|barrier\.sync", code) if at < fence)
+    assert max(positions(r"st\.global", code)) < barrier < fence < min(atomics)
+
+
+@pytest.mark.parametrize("target", CUDA)
 def test_notify_completes_asynchronous_stores_where_there_are_any(target):
     code = machine_text(kernels.publish, target)
     if target in BULK:

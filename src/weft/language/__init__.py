@@ -13,7 +13,7 @@ from weft.language.addressing import at, is_near, local_rank, node, num_ranks, r
 from weft.language.barriers import barrier, barrier_grid
 from weft.language.one_sided import get, put, put_signal
 from weft.language.ordered import atomic_add, atomic_cas, atomic_exchange, load, store
-from weft.language.signals import complete_stores, consume, notify, test, wait
+from weft.language.signals import complete_stores, consume, notify, notify_all, test, wait
 from weft.language.slots import slot_epoch, slot_finish, slot_wait_free
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 
@@ -47,6 +47,7 @@ __all__ = [
     "local_rank",
     "node",
     "notify",
+    "notify_all",
     "num_ranks",
     "put",
     "put_signal",

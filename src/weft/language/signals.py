@@ -29,6 +29,25 @@ def notify(world, signal, value=1, *, to, op=SignalOp.ADD, order=Order.RELEASE, 
 
 
 @declare(
+    Effects(reads=("world",), writes=("signal",), remote=("signal",), releases=True),
+    orders=(Order.RELEASE, Order.RELAXED),
+)
+def notify_all(world, signal, value=1, *, op=SignalOp.ADD, order=Order.RELEASE, scope=Scope.SYSTEM):
+    """Change `signal` on every rank, also this one, as `notify` would.
+
+        for p in 0 .. num_ranks - 1:   signal@p  <-  signal@p + value        (op=ADD; SET stores)
+
+    Shapes  signal: a scalar pointer to one element of a signal array on the symmetric heap
+    Dtypes  int32 or int64 words; value is converted to the word's type
+    Sync    as notify; in no particular order among ranks
+    Raises  NotSymmetricError: signal is not on the heap (emulator)
+    Cost    one block barrier and one fence, then a remote atomic per rank, none of which waits
+            for another: cheaper than as many calls of notify
+    Source  PTX ISA fence.acq_rel.sys
+    """
+
+
+@declare(
     Effects(reads=("signal",), acquires=True, waits=True),
     orders=(Order.ACQUIRE, Order.RELAXED),
     needs_site=True,

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from weft.language.addressing import rank
 from weft.language.ordered import atomic_add, store
-from weft.language.signals import notify, wait
+from weft.language.signals import notify_all, wait
 
 
 @triton.jit
@@ -52,6 +52,4 @@ def slot_finish(world, slot, e, num_programs):
     if done == num_programs:
         store(slot.ticket, 0, scope="gpu")
         tl.store(slot.epoch, e)
-        mine = slot.slot_free + rank(world)
-        for peer in range(world.num_ranks):
-            notify(world, mine, e, to=peer, op="set")
+        notify_all(world, slot.slot_free + rank(world), e, op="set")

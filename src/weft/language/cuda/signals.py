@@ -126,6 +126,29 @@ def notify(world, signal, value, to, op, order, scope):
         tl.atomic_xchg(translate(world, signal, to), value, sem=order, scope=scope)
 
 
+@implement(declared.notify_all, "cuda")
+@triton.jit
+def notify_all(world, signal, value, op, order, scope):
+    # A fence and relaxed atomics make releases too; a release each would make every atomic wait
+    # until the one before has come back from its rank.
+    if order == "release":
+        complete_stores()
+        tl.debug_barrier()
+        tl.inline_asm_elementwise(
+            f"fence.acq_rel.{scope}; mov.u32 $0, 0;",
+            "=r,~{memory}",
+            [],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    for peer in range(world.num_ranks):
+        if op == "add":
+            tl.atomic_add(translate(world, signal, peer), value, sem="relaxed", scope=scope)
+        else:
+            tl.atomic_xchg(translate(world, signal, peer), value, sem="relaxed", scope=scope)
+
+
 @implement(declared.wait, "cuda")
 @triton.jit
 def wait(signal, at_least, count, world, order, scope, site):

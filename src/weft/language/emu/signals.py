@@ -16,6 +16,13 @@ def notify(world, signal, value, to, op, order, scope):
     token(f"weft.notify:{op}.{order}.{scope}", translate(world, signal, to), value)
 
 
+@implement(declared.notify_all, "emu")
+@triton.jit
+def notify_all(world, signal, value, op, order, scope):
+    for peer in range(world.num_ranks):
+        notify(world, signal, value, peer, op, order, scope)
+
+
 @implement(declared.wait, "emu")
 @triton.jit
 def wait(signal, at_least, count, world, order, scope, site):

@@ -91,6 +91,13 @@ def notify(world, signal, value, to, op, order, scope):
         tl.atomic_xchg(translate(world, signal, to), value, sem=order, scope=scope)
 
 
+@implement(declared.notify_all, "hip")
+@triton.jit
+def notify_all(world, signal, value, op, order, scope):
+    for peer in range(world.num_ranks):
+        notify(world, signal, value, peer, op, order, scope)
+
+
 @implement(declared.wait, "hip")
 @triton.jit
 def wait(signal, at_least, count, world, order, scope, site):

@@ -9,7 +9,7 @@ from weft.language import barriers as declared
 from weft.language import world_layout as layout
 from weft.language.ordered import atomic_add
 from weft.language.registry import implement
-from weft.language.signals import notify, wait
+from weft.language.signals import notify_all, wait
 
 BARRIER_ARRIVALS = tl.constexpr(layout.BARRIER_ARRIVALS)
 BARRIER_GENERATIONS = tl.constexpr(layout.BARRIER_GENERATIONS)
@@ -23,9 +23,8 @@ def barrier(world, channel):
     arrivals = tl.load(world.table + BARRIER_ARRIVALS).to(words) + channel
     generations = tl.load(world.table + BARRIER_GENERATIONS).to(words) + channel
     generation = tl.add(tl.load(generations), 1, sanitize_overflow=False)
-    for peer in range(world.num_ranks):
-        notify(world, arrivals, to=peer)
-    # Between the block barriers of notify and wait: a next call, by any thread, reads it right.
+    notify_all(world, arrivals)
+    # Between the block barriers of notify_all and wait: a next call, by any thread, reads it right.
     tl.store(generations, generation)
     expected = tl.mul(generation, world.num_ranks, sanitize_overflow=False)
     wait(arrivals, at_least=expected, world=world)
