@@ -280,7 +280,7 @@ class _Check:
         grouped = events.GroupedWaits(waits, self.groups)
         self.report.waits["ttgir"] = len(waits)
         counts = _count(grouped.by_operation.values())
-        unplaced = len(waits) - sum(counts.values())
+        unplaced = sum(not wait.keys for wait in waits)
         for group, members in enumerate(self.members):
             missing = len(members) - counts.get(group, 0)
             if missing > unplaced:
@@ -425,7 +425,10 @@ class _Check:
         sources = machine.Sources(num_warps=_num_warps(self.texts.get("ttgir", "")))
         self._find_aliases()
         for group, members in enumerate(self.members):
+            looks = {poll.index for wait in members for poll in wait.looks}
             for poll in (poll for wait in members for poll in wait.polls):
+                if poll.index in looks:
+                    sources.looks.update(self._keys(poll))
                 for key in self._keys(poll):
                     sources.polls[key] = sources.polls.get(key, frozenset()) | {group}
                     if events.order_of(poll) is not None:
@@ -471,7 +474,7 @@ class _Check:
         for group, members in enumerate(self.members):
             if group in self.lost or not members[0].keys:
                 continue
-            if any(events._is_library_wait(wait.at) for wait in members):
+            if any(events.is_library_wait(wait.at) for wait in members):
                 continue
             if spins.get(group, 0) < len(members):
                 if not spins.get(group) and polls.get(group):

@@ -138,7 +138,7 @@ def _scope(word: str) -> str:
 @dataclass(eq=False)
 class Wait:
     """A spin of one stage. `at` is the operation that every way past the spin goes through,
-    `polls` the reads on which it depends, `keys` their places."""
+    `polls` the reads on which it depends, `keys` the places of its looks."""
 
     at: Operation
     polls: list[Operation]
@@ -147,8 +147,9 @@ class Wait:
     ordered: bool
 
     @property
-    def loop(self) -> Operation | None:
-        return self.at.parent if self.at.name == "scf.condition" else None
+    def looks(self) -> list[Operation]:
+        """The polls by which the wait is recognised: the ordered ones, where there are any."""
+        return [poll for poll in self.polls if _acquires(poll)] or self.polls
 
 
 def find_waits(function: Function) -> list[Wait]:
@@ -162,17 +163,19 @@ def find_waits(function: Function) -> list[Wait]:
                 waits.append(_wait(condition, polls))
         elif is_asm(operation) and asm_loops(operation):
             waits.append(_wait(operation, [operation]))
-        elif base_name(operation) == "atomic_poll" or _is_library_wait(operation):
+        elif base_name(operation) == "atomic_poll" or is_library_wait(operation):
             waits.append(_wait(operation, [operation]))
     return waits
 
 
 def _wait(at: Operation, polls: list[Operation]) -> Wait:
-    keys = frozenset(key_of(poll.loc) for poll in polls if is_known(poll.loc))
-    return Wait(at, polls, keys, polls[0].loc, any(_acquires(poll) for poll in polls))
+    wait = Wait(at, polls, frozenset(), polls[0].loc, any(map(_acquires, polls)))
+    wait.keys = frozenset(key_of(poll.loc) for poll in wait.looks if is_known(poll.loc))
+    wait.loc = wait.looks[0].loc
+    return wait
 
 
-def _is_library_wait(operation: Operation) -> bool:
+def is_library_wait(operation: Operation) -> bool:
     return base_name(operation) == "extern_elementwise" and bool(
         re.search(r'symbol = "[^"]*wait[^"]*"', operation.text)
     )
@@ -184,7 +187,7 @@ def _acquires(poll: Operation) -> bool:
     if is_asm(poll):
         text = asm_text(poll)
         return "acquire" in text or "acq_rel" in text or "buffer_inv" in text or "fence" in text
-    return _is_library_wait(poll)
+    return is_library_wait(poll)
 
 
 def _polls(function: Function, loop: Operation, condition: Operation) -> list[Operation]:

@@ -18,13 +18,18 @@ Instruction = ptx.Instruction | amdgcn.Instruction
 
 @dataclass
 class Sources:
-    """Places of the source's operations. `polls` maps the place of a poll to its wait's groups
-    (on AMD one place may stand for several), those in `atomic_polls` being made by atomics
-    alone; `scalars` are stores and atomics that one thread makes for the block; `releases` are
-    atomics that publish."""
+    """Places of the source's operations.
+
+    `polls` maps the place of a poll to its wait's groups (on AMD one place may stand for
+    several); those in `atomic_polls` are made by atomics alone; those in `looks` are the ones
+    that a wait is recognised by: its ordered polls, not its looks at an abort word. `scalars`
+    are stores and atomics that one thread makes for the block; `releases` are atomics that
+    publish.
+    """
 
     polls: dict[Key, frozenset[int]] = field(default_factory=dict)
     atomic_polls: set[Key] = field(default_factory=set)
+    looks: set[Key] = field(default_factory=set)
     loads: set[Key] = field(default_factory=set)
     scalars: set[Key] = field(default_factory=set)
     releases: set[Key] = field(default_factory=set)
@@ -148,7 +153,7 @@ def _wait_positions(program: Program, sources: Sources) -> dict[int, frozenset[i
     for index, one in enumerate(program.instructions):
         if one.asm_block and one.asm_block not in blocks:
             blocks[one.asm_block] = index
-        if is_poll(one, sources):
+        if one.key in sources.looks and is_poll(one, sources):
             found[blocks.get(one.asm_block, index)] = sources.polls[one.key]
     return found
 
@@ -161,7 +166,8 @@ def spins(program: Program, sources: Sources) -> dict[int, int]:
     instructions = program.instructions
     found: dict[int, int] = {}
     for index, one in enumerate(instructions):
-        if is_poll(one, sources) and _comes_back(program, index, sources):
+        is_look = one.key in sources.looks and is_poll(one, sources)
+        if is_look and _comes_back(program, index, sources):
             for group in sources.polls[one.key]:
                 found[group] = found.get(group, 0) + 1
     return found
@@ -250,11 +256,8 @@ def exposed_releases(
         if node.kind != flow.RELEASE or not state:
             continue
         for store, lacks in sorted(state, key=lambda item: item[0].line):
-            if (
-                lacks in (NO_BARRIER, OTHER_WAVES, WAITED)
-                and sources.num_warps == 1
-                and _is_amd(store)
-            ):
+            is_one_wave = sources.num_warps == 1 and isinstance(store, amdgcn.Instruction)
+            if is_one_wave and lacks in (NO_BARRIER, OTHER_WAVES, WAITED):
                 continue  # one wave needs no barrier
             if lacks == NOT_WRITTEN_BACK and scope_of(node.origin) == "cta":
                 continue
