@@ -256,12 +256,10 @@ def test_each_row_has_the_word_that_its_copy_sets(m, num_ranks, chunks):
         rows_ready=torch.arange(num_ranks * chunks),
         shard_ready=torch.arange(num_ranks),
     )
-    world = SimpleNamespace(
-        rank=0, num_ranks=num_ranks, peer=lambda x, rank: x, copy="copy", copy_word="word"
-    )
+    world = SimpleNamespace(rank=0, num_ranks=num_ranks, peer=lambda x, rank: x)
     rows, seen = [], []
-    for what, dst, _ in _plan_copies(world, slot, problem, shards):
-        if what == "copy":
+    for is_word, dst, _ in _plan_copies(world, slot, problem, shards):
+        if not is_word:
             rows += dst.flatten().tolist()
         else:
             word = int(dst)

@@ -421,6 +421,7 @@ class _Call:
         self.name = f"ag_gemm m={problem.m},n={problem.n},k={problem.k} {problem.dtype} {config}"
         self.out_shape = (problem.m, problem.n)
         self.out_dtype = getattr(torch, problem.out_dtype)
+        self.has_rows = problem.shard(world.rank)[0] < problem.shard(world.rank)[1]
         self.is_empty = 0 in (problem.m, problem.n, problem.k)
         words = world.num_ranks * config.chunks
         dtype = getattr(torch, problem.dtype)
@@ -432,64 +433,72 @@ class _Call:
         }
         self.shape = _shape(problem)
         self.shards = _shards(problem, config)
-        self._copies: dict[Any, list[tuple]] = {}
+        # By whether TMA is used.
+        self.tiles = [_tile(problem, config, tma).as_constexpr() for tma in (False, True)]
+        elements = problem.rows * problem.k
+        self.stage_grid = max(1, min(ceil(elements / config.block), world.target.num_sms))
+        self._plans: dict[Any, _SlotPlan] = {}
 
     def launch(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> None:
+        plan = self._plans.get(slot) or self._plan(world, slot)
         if self.config.transport == "push":
-            self._multiply(world, slot, a, b, out)
+            self._multiply(world, slot, plan, a, b, out)
             return
         main, copier = world.current_stream(), world.stream("copy")
         # From here on, and not after _stage: the two kernels wait side by side.
         copier.wait(main)
-        _stage[(self._stage_programs(world),)](
+        _stage[(self.stage_grid,)](
             a, slot.gathered, slot.rows_ready, slot.shard_ready, slot.staged, slot.arg,
             self.shape, self.shards, world.arg, block=self.config.block, num_warps=STAGE_WARPS,
         )  # fmt: skip
         if world.num_ranks > 1:
             with copier:
                 _await_shards[(1,)](slot.shard_ready, slot.arg, world.arg, num_warps=1)
-        self._multiply(world, slot, a, b, out)
-        if world.num_ranks > 1:
-            with copier:
-                for copy, dst, src in self._copies_of(world, slot):
-                    copy(dst, src)
+        self._multiply(world, slot, plan, a, b, out)
+        with copier:
+            for is_word, dst, src in plan.copies:
+                (world.copy_word if is_word else world.copy)(dst, src)
         main.wait(copier)
 
-    def _multiply(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> None:
+    def _multiply(self, world: Any, slot: Any, plan: _SlotPlan, a: Any, b: Any, out: Any) -> None:
+        config = self.config
         own, gathered, right, result = a, slot.gathered, b, out
-        tile = self._tile(a, b, out)
-        if tile.tma.value:
-            config = self.config
+        # TMA also asks this of the addresses.
+        tma = self.tma and not (a.data_ptr() | b.data_ptr() | out.data_ptr()) % blocking.TMA_BYTES
+        if tma:
+            gathered = plan.gathered
             # An empty shard has no address to describe; no tile is read from it.
-            own = blocking.descriptor(a if a.numel() else gathered, (config.tile_m, config.tile_k))
-            gathered = blocking.descriptor(gathered, (config.tile_m, config.tile_k))
-            right = (
-                blocking.descriptor(b.t(), (config.tile_n, config.tile_k))
-                if self.problem.b_is_nk
-                else blocking.descriptor(b, (config.tile_k, config.tile_n))
-            )
+            if self.has_rows:
+                own = blocking.descriptor(a, (config.tile_m, config.tile_k))
+            else:
+                own = gathered
+            if self.problem.b_is_nk:
+                right = blocking.descriptor(b.t(), (config.tile_n, config.tile_k))
+            else:
+                right = blocking.descriptor(b, (config.tile_k, config.tile_n))
             result = blocking.descriptor(out, (config.tile_m, config.tile_n))
         _multiply[(self.grid,)](
             a, own, slot.gathered, gathered, right, result, slot.rows_ready, slot.arg,
-            self.shape, self.shards, tile, world.arg,
-            push_programs=self.config.push_programs, block=self.config.block,
-            num_warps=self.config.num_warps, num_stages=self.config.num_stages,
+            self.shape, self.shards, self.tiles[tma], world.arg,
+            push_programs=config.push_programs, block=config.block,
+            num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
 
-    def _tile(self, *tensors: torch.Tensor) -> gemm.Tile:
-        """The tile, by TMA where this call's addresses allow it."""
-        tma = self.tma and all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
-        return _tile(self.problem, self.config, tma).as_constexpr()
+    def _plan(self, world: Any, slot: Any) -> _SlotPlan:
+        gathered, copies = slot.gathered, ()
+        if self.tma:
+            gathered = blocking.descriptor(gathered, (self.config.tile_m, self.config.tile_k))
+        if self.config.transport == "pull":
+            copies = tuple(_plan_copies(world, slot, self.problem, self.shards))
+        plan = self._plans[slot] = _SlotPlan(gathered, copies)
+        return plan
 
-    def _stage_programs(self, world: Any) -> int:
-        elements = self.problem.rows * self.problem.k
-        return max(1, min(ceil(elements / self.config.block), world.target.num_sms))
 
-    def _copies_of(self, world: Any, slot: Any) -> list[tuple]:
-        """What the copy engine does for this slot: (copy or copy_word, dst, src) in order."""
-        if slot not in self._copies:
-            self._copies[slot] = list(_plan_copies(world, slot, self.problem, self.shards))
-        return self._copies[slot]
+class _SlotPlan(NamedTuple):
+    """What calls that share one slot have in common; `copies` are (is_word, dst, src) in order."""
+
+    gathered: Any
+    copies: tuple[tuple[bool, torch.Tensor, torch.Tensor], ...]
 
 
 def _plan_copies(world: Any, slot: Any, problem: Problem, shards: Shards) -> Iterator[tuple]:
@@ -507,9 +516,9 @@ def _plan_copies(world: Any, slot: Any, problem: Problem, shards: Shards) -> Ite
             first = min(shard_first + chunk * shards.chunk_rows, shard_end)
             end = min(first + shards.chunk_rows, shard_end)
             if end > first:
-                yield world.copy, slot.gathered[first:end], theirs[first:end]
+                yield False, slot.gathered[first:end], theirs[first:end]
             word = source * shards.chunks + chunk
-            yield world.copy_word, slot.rows_ready[word : word + 1], announced
+            yield True, slot.rows_ready[word : word + 1], announced
 
 
 def _shape(problem: Problem) -> gemm.Shape:

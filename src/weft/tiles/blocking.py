@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from triton.tools.tensor_descriptor import TensorDescriptor
+
 from weft.base.dtypes import parse_dtype
 from weft.base.errors import ConfigError
 from weft.base.target import Target
@@ -106,6 +108,4 @@ def can_use_tma(target: Target, row_bytes: Sequence[int]) -> bool:
 
 def descriptor(tensor: Any, block: Sequence[int]) -> Any:
     """A TMA descriptor of a 2-D tensor for tiles of `block`; a kernel takes it as an argument."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))

@@ -51,6 +51,9 @@ def first_to_gather(first_row, end_row, tile_m, num_m):
 
 
 @triton.jit
-def first_to_scatter(end_row, tile_m, num_m):
-    """The row of tiles to begin with where rows up to end_row - 1 shall come last."""
-    return ((end_row + tile_m - 1) // tile_m) % num_m
+def first_to_scatter(end_row, tile_m, m):
+    """The row of tiles to begin with where, of m rows, those up to end_row - 1 shall come last.
+
+    The one that holds the next row; after the last row that is row 0.
+    """
+    return end_row // tile_m * min(m - end_row, 1)
