@@ -215,3 +215,50 @@ def test_autograd_through_tracked_memory():
         return weight.grad.tolist()
 
     assert on_one_rank(main)[0] == [2.0] * 8
+
+
+@triton.jit
+def wait_for(flag_ptr, x_ptr, BLOCK: tl.constexpr):
+    while tl.atomic_add(flag_ptr, 0, sem="acquire", scope="gpu") < 1:
+        pass
+    tl.store(x_ptr + tl.arange(0, BLOCK), 5.0)
+
+
+@triton.jit
+def signal(flag_ptr):
+    tl.atomic_add(flag_ptr, 1, sem="release", scope="gpu")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_host_goes_on_where_a_gpus_would(seed):
+    """Operations behind a kernel that waits for what the host launches only later."""
+
+    def main():
+        world = weft.init(heap_bytes=1 << 16)
+        flag, x = world.signals(1), world.zeros((8,), torch.float32)
+        wait_for[(1,)](flag, x, BLOCK=8)
+        y = x * 2
+        x.add_(y)
+        low, high = (x + 1).chunk(2)
+        total = torch.cat([low, high]).sum()
+        with world.stream("other"):
+            signal[(1,)](flag)
+        assert total.item() == 8 * 16.0
+        return y.tolist()
+
+    assert on_one_rank(main, seed=seed)[0] == [10.0] * 8
+
+
+def test_the_host_does_not_go_on_where_it_needs_the_value():
+    def main():
+        world = weft.init(heap_bytes=1 << 16)
+        flag, x = world.signals(1), world.zeros((8,), torch.float32)
+        wait_for[(1,)](flag, x, BLOCK=8)
+        y = x * 2
+        total = y.sum().item()
+        with world.stream("other"):
+            signal[(1,)](flag)
+        return total
+
+    with pytest.raises(weft.DeadlockError, match=r"flag@rank0\[0\]"):
+        on_one_rank(main)

@@ -57,16 +57,21 @@ class RankContext:
 
     # ---- order
 
-    def settle(self, stream: Stream | None = None) -> None:
-        """Wait until the current stream's queue is empty; orders nothing by itself."""
-        stream = stream or self.stream
-        if not stream.idle:
-            target = stream.enqueued
-            self.machine.host_wait(
-                lambda: stream.done >= target,
-                f"the work queued on stream {stream.name} (on a GPU the host would go on here; "
-                "the emulator runs torch operations on the host)",
-            )
+    def settle(self, *, may_go_on: bool = False) -> bool:
+        """Wait until the current stream's queue is empty; orders nothing by itself.
+
+        With `may_go_on` the answer may be False: the queue can only move if this host goes on.
+        """
+        stream = self.stream
+        if stream.idle:
+            return True
+        target = stream.enqueued
+        return self.machine.host_wait(
+            lambda: stream.done >= target,
+            f"the work queued on stream {stream.name} (on a GPU the host would go on here; "
+            "the emulator runs torch operations on the host)",
+            may_go_on=may_go_on,
+        )
 
     def synchronize(self, stream: Stream | None = None) -> None:
         """Wait for the stream's earlier work, and know of it: what a GPU's host would do."""
@@ -103,8 +108,7 @@ class RankContext:
 
     @contextmanager
     def operation(self, place: Place | None = None) -> Iterator[Actor]:
-        """Do something on this thread as if it were the current stream's next work."""
-        self.settle()
+        """Do something on this thread as the idle current stream's next work."""
         stream, work = self.stream, _Inline(place or user_place())
         stream.enqueued += 1
         work.stream, work.position = stream, stream.enqueued

@@ -86,6 +86,8 @@ class HostTask:
         self.why: object = ""
         self.place = UNKNOWN
         self.aborted = False
+        self.may_go_on = False
+        self.goes_on = False
         self.clock = Clock()
         self.agent = machine.agents.add(Identity(rank, "host"))
         self.clk = 0
@@ -120,18 +122,26 @@ class HostTask:
         self.machine._baton.acquire()
         self.machine.hosts_may_go = True
 
-    def wait(self, condition: Callable[[], bool], why: object, place: Place) -> None:
-        """Called by the thread: gives the baton back until `condition()` holds."""
+    def wait(
+        self, condition: Callable[[], bool], why: object, place: Place, may_go_on: bool
+    ) -> bool:
+        """Called by the thread: gives the baton back until `condition()` holds.
+
+        Says whether it does: where nobody else can go on, one that `may_go_on` need not wait.
+        """
         if self.aborted:  # a `finally` of code that is being unwound waits for nobody
             raise _Aborted
         self.condition = condition
         self.why = why
         self.place = place
+        self.may_go_on = may_go_on
+        self.goes_on = False
         self.machine.waiting_hosts.append(self)
         self.machine._baton.release()
         self._go.acquire()
         if self.aborted:
             raise _Aborted
+        return not self.goes_on
 
     def abort(self) -> None:
         """End a thread that waits for something that will not come."""
@@ -239,17 +249,19 @@ class Machine:
 
     def host_wait(
         self, condition: Callable[[], bool], why: object,
-        join: Callable[[], Iterable[Clock]] = tuple,
-    ) -> None:  # fmt: skip
+        join: Callable[[], Iterable[Clock]] = tuple, *, may_go_on: bool = False,
+    ) -> bool:  # fmt: skip
         """Set the calling host aside until `condition()` holds, then let it know `join()`.
 
-        `why` becomes text only when a report asks for it.
+        `why` becomes text only when a report asks for it. A host that `may_go_on` waits where a
+        GPU's would not: it is let go, and False returned, before the machine calls it a deadlock.
         """
         host = self.current_host()
-        if not condition():
-            host.wait(condition, why, user_place())
+        if not condition() and not host.wait(condition, why, user_place(), may_go_on):
+            return False
         for clock in join():
             host.clock.join(clock)
+        return True
 
     def host_changed(self) -> None:
         """Something that hosts may be waiting for has happened."""
@@ -348,6 +360,8 @@ class Machine:
             idle_rounds = idle_rounds + 1 if self.progress == progress else 1
             progress = self.progress
             if idle_rounds > IDLE_ROUNDS or not self._wake_spins():
+                if self._let_hosts_go_on():
+                    continue
                 self._report_stuck()
                 break
 
@@ -375,6 +389,16 @@ class Machine:
             else:
                 still.append(host)
         self.waiting_hosts = still
+
+    def _let_hosts_go_on(self) -> bool:
+        """Nobody can go on, but a GPU's host would: let it queue what it would have run."""
+        hosts = [host for host in self.waiting_hosts if host.may_go_on]
+        for host in hosts:
+            host.goes_on = True
+            self._ready.append(host)
+        self.waiting_hosts = [host for host in self.waiting_hosts if not host.may_go_on]
+        self.progress += bool(hosts)
+        return bool(hosts)
 
     def make_ready(self, task: Any) -> None:
         self._ready.append(task)

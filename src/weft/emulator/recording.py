@@ -126,33 +126,37 @@ class Recording:
                 work = step()
             streams[name].enqueue(work)
 
-    # ---- torch operations
 
-    def torch_operation(self, mode: Any, func: Any, manner: Any, args: tuple, kwargs: dict) -> Any:
-        """Remember a torch operation; its outputs get their values at each replay."""
-        context, place = self.context, user_place()
-        if manner.writes:
-            outputs = _written(manner, args, kwargs)
-            result: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
-        else:
-            result = func(*args, **kwargs)  # for shapes and memory; the values mean nothing yet
-            outputs = [t for t in _flat(result) if isinstance(t, torch.Tensor)]
-            for tensor in outputs:
-                context.track(tensor, "recorded tensor", initialised=False)
-        for tensor in _flat((args, tuple(kwargs.values()))):
-            if isinstance(tensor, torch.Tensor):
-                context.track(tensor, "recorded tensor")
+def frozen_operation(
+    context: RankContext, report_accesses: Callable, func: Any, manner: Any, args: tuple,
+    kwargs: dict,
+) -> tuple[Any, MakeWork]:  # fmt: skip
+    """A torch operation that does not run now: (its result, how to make work that runs it).
 
-        def run(actor: Any) -> None:
-            mode.report_accesses(func, manner, args, kwargs, actor)
-            again = func(*args, **kwargs)
-            if not manner.writes:
-                for tensor, value in zip(outputs, _tensors_in(again), strict=True):
-                    actor.access([span_of(tensor)], True)
-                    tensor.copy_(value)
+    The result's tensors have their shape and memory, and get their values when the work runs.
+    """
+    place = user_place()
+    if manner.writes:
+        outputs = _written(manner, args, kwargs)
+        result: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
+    else:
+        result = func(*args, **kwargs)  # for shapes and memory; the values mean nothing yet
+        outputs = _tensors_in(result)
+        for tensor in outputs:
+            context.track(tensor, "result", initialised=False)
+    for tensor in _tensors_in((args, tuple(kwargs.values()))):
+        context.track(tensor, "operand")
 
-        self.add(context.stream, lambda: TorchWork(run, place, keep=(args, kwargs, outputs)))
-        return result
+    def run(actor: Any) -> None:
+        if context.checks:
+            report_accesses(func, manner, args, kwargs, actor)
+        again = func(*args, **kwargs)
+        if not manner.writes:
+            for tensor, value in zip(outputs, _tensors_in(again), strict=True):
+                actor.access([span_of(tensor)], True)
+                tensor.copy_(value)
+
+    return result, lambda: TorchWork(run, place, keep=(args, kwargs, outputs))
 
 
 class TorchWork(Work):

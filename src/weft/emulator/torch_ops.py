@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from weft.base.errors import UnsupportedError
 from weft.emulator.actors import Actor
 from weft.emulator.context import FRESH, RankContext, current
+from weft.emulator.recording import frozen_operation
 from weft.emulator.spans import address_of, span_of
 from weft.emulator.user_place import user_place
 
@@ -120,6 +121,13 @@ class TorchOperations(TorchDispatchMode):
             for tensor in _tensors(args):
                 self.context.host_read(tensor)
             return func(*args, **kwargs)
+        if not self.context.settle(may_go_on=not _decides_on_values(func)):
+            # As on a GPU: queued behind what cannot move yet, with values once it has run.
+            result, make = frozen_operation(
+                self.context, self.report_accesses, func, manner, args, kwargs
+            )
+            self.context.stream.enqueue(make())
+            return result
         with self.context.operation() as actor:
             if self.context.checks:
                 self.report_accesses(func, manner, args, kwargs, actor)
@@ -167,7 +175,21 @@ class TorchOperations(TorchDispatchMode):
             )
         if not any(True for _ in _tensors((*args, *kwargs.values()))):
             return func(*args, **kwargs)  # a constant: made once, as while capturing a graph
-        return self.context.recording.torch_operation(self, func, manner, args, kwargs)
+        if _decides_on_values(func):
+            raise UnsupportedError(
+                f"{func} cannot be recorded: the shape of its result depends on values",
+                place=user_place(),
+            )
+        context = self.context
+        result, make = frozen_operation(context, self.report_accesses, func, manner, args, kwargs)
+        context.recording.add(context.stream, make)
+        return result
+
+
+def _decides_on_values(func: Any) -> bool:
+    """Does the result's shape depend on values, so that a GPU's host waits as well?"""
+    tags = func.tags
+    return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -6,8 +6,9 @@ put into its words. There is no deadline: where nobody can go on, the emulator s
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,7 +65,7 @@ def _context() -> RankContext:
 
 
 _DEFAULT_NAME = re.compile(r"(tensor|signals)\d+")
-_ASSIGNED = re.compile(r"([A-Za-z_][\w.]*)\s*(?::[^=]+)?=\s*[\w.]+\.(?:(empty|zeros)|(signals))\(")
+_MAKERS = {"tensor": ("empty", "zeros"), "signals": ("signals",)}
 
 
 def _variable(name: str) -> str:
@@ -73,9 +74,33 @@ def _variable(name: str) -> str:
     frame = user_place().outermost
     if default is None or frame is None:
         return name
-    is_signal = default[1] == "signals"
-    found = [m[1] for m in _ASSIGNED.finditer(frame.source()) if bool(m[3]) == is_signal]
+    found = [
+        variable for variable, maker in _assigned(frame.source()) if maker in _MAKERS[default[1]]
+    ]
     return found[0] if len(found) == 1 else name
+
+
+def _assigned(line: str) -> Iterator[tuple[str, str]]:
+    """(variable, method) for every `variable = something.method(...)` of a line of source."""
+    try:
+        body = ast.parse(line).body
+    except SyntaxError:  # the first line of several
+        if found := re.match(r"([\w.]+)\s*(?::[^=]+)?=\s*[\w.]+\.(\w+)\(", line):
+            yield found[1], found[2]
+        return
+    for node in body:
+        if isinstance(node, ast.Assign):
+            target, value = node.targets[0], node.value
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            target, value = node.target, node.value
+        else:
+            continue
+        pairs = [(target, value)]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            pairs = list(zip(target.elts, value.elts, strict=False))
+        for variable, call in pairs:
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                yield ast.unparse(variable), call.func.attr
 
 
 class RankStream:
