@@ -94,11 +94,15 @@ class Finding:
         return (self.first,) if self.second is None else (self.first, self.second)
 
     def key(self) -> tuple[object, ...]:
-        """Equal for two sightings of one defect: the kind and the source lines of both sides."""
-        return (
-            self.kind,
-            *((side.file, side.line, side.tensor) for side in self.sides),
-        )
+        """Equal for two sightings of one defect: the kind, and the source lines of both sides.
+
+        Which of the two came first, and on which rank's part of a tensor they met, is chance.
+        """
+        sides = [
+            (str(side.file), side.line or 0, str(side.tensor).split("@rank")[0])
+            for side in self.sides
+        ]
+        return (self.kind, *sorted(sides))
 
     def to_json(self) -> dict[str, object]:
         second = None if self.second is None else self.second.to_json()
