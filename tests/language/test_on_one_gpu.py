@@ -241,6 +241,26 @@ def test_a_wait_in_vain_ends_and_says_so(word):
 
 
 @triton.jit
+def everyone_announces(world, ready, seen):
+    wl.notify_all(world, ready + wl.rank(world), 7, op=wl.SignalOp.SET)
+    wl.notify_all(world, ready + world.num_ranks)
+    wl.wait(ready, at_least=7, count=world.num_ranks)
+    wl.wait(ready + world.num_ranks, at_least=world.num_ranks)
+    tl.store(seen, wl.load(ready + world.num_ranks))
+
+
+def test_notify_all_reaches_every_rank():
+    ranks = Ranks()
+    ready = ranks.empty((NUM_RANKS + 1,), torch.int32)
+    seen = [torch.zeros(1, dtype=torch.int32, device="cuda") for _ in RANKS]
+    torch.cuda.synchronize()
+    ranks.launch(everyone_announces, (1,), ready, seen)
+    torch.cuda.synchronize()
+    assert [each.tolist() for each in ready] == [[7] * NUM_RANKS + [NUM_RANKS]] * NUM_RANKS
+    assert [each.item() for each in seen] == [NUM_RANKS] * NUM_RANKS
+
+
+@triton.jit
 def read_and_write_words(x32, x64, f32, seen):
     tl.store(seen, wl.atomic_add(x32, 5))
     tl.store(seen + 1, wl.atomic_exchange(x64, -7, order=wl.Order.RELAXED))
