@@ -599,3 +599,73 @@ def test_histogram_and_gather():
     )
     out = run(text, [("i32", source), ("i32", index)], "i32", (4, 8))
     np.testing.assert_array_equal(out, np.take_along_axis(source, index, 0))
+
+
+def test_micro_scaled_products():
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((4, 64)).astype(DTYPES["f8E4M3FN"])
+    b = rng.standard_normal((64, 8)).astype(DTYPES["f8E5M2"])
+    sa, sb = (rng.integers(120, 134, s).astype(np.uint8) for s in ((4, 2), (8, 2)))
+    c = np.zeros((4, 8), np.float32)
+    text = (
+        "%out = tt.dot_scaled %0 scale %1, %2 scale %3, %4 lhs = e4m3 rhs = e5m2 "
+        "{fastMath = false} : tensor<4x64xf8E4M3FN>, tensor<4x2xi8> * tensor<64x8xf8E5M2>, "
+        "tensor<8x2xi8> -> tensor<4x8xf32> loc(#loc)"
+    )
+    inputs = [("f8E4M3FN", a), ("i8", sa.view(np.int8)), ("f8E5M2", b), ("i8", sb.view(np.int8))]
+    out = run(text, [*inputs, ("f32", c)], "f32", (4, 8))
+    wide_a = a.astype(np.float64) * np.repeat(2.0 ** (sa.astype(int) - 127), 32, axis=1)
+    wide_b = b.astype(np.float64) * np.repeat(2.0 ** (sb.astype(int) - 127), 32, axis=1).T
+    np.testing.assert_allclose(out, wide_a @ wide_b, rtol=1e-5)
+
+
+def test_mapped_functions_and_branches_in_them():
+    a, b = integers(32, 1), integers(32, 2)
+    text = f"""
+%out:2 = "tt.map_elementwise"(%0, %1) <{{pack = 1 : i32}}> ({{
+^bb0(%x: i32 loc(unknown), %y: i32 loc(unknown)):
+  %c = arith.cmpi sgt, %x, %y : i32 loc(#loc)
+  %z = scf.if %c -> (i32) {{
+    %s = arith.addi %x, %y : i32 loc(#loc)
+    scf.yield %s : i32 loc(#loc)
+  }} else {{
+    scf.yield %y : i32 loc(#loc)
+  }} loc(#loc)
+  tt.map_elementwise.return %z, %x : i32, i32 loc(#loc)
+}}) : (tensor<{N}xi32>, tensor<{N}xi32>) -> (tensor<{N}xi32>, tensor<{N}xi32>) loc(#loc)
+""".replace("%out:2", "%r:2")
+    text += f"%out = arith.xori %r#0, %r#1 : tensor<{N}xi32> loc(#loc)"
+    out = run(text, [("i32", a), ("i32", b)], "i32")
+    assert out.tolist() == [
+        wrap((wrap(x + y, 32) if x > y else y) ^ x, 32) for x, y in zip(a, b, strict=True)
+    ]
+
+
+def test_atomic_loads_and_stores_are_wefts_own():
+    class Words(Runtime):
+        def extern(self, symbol, args, dtype, shape, loc):
+            if symbol.startswith("weft.load"):
+                return self.load(args[0], None, None, dtype, shape, loc)
+            assert symbol == "weft.store:release.gpu"
+            self.store(args[0], args[1], None, args[1].dtype, (), loc)
+            return np.int32(0)
+
+    x = np.arange(4, dtype=np.int64)
+    kernel = compile_ttir(
+        "tt.func public @k(%p: !tt.ptr<i64>) {\n"
+        "%c = arith.constant 5 : i64 loc(#loc)\n"
+        "%v = tt.atomic_load acquire, sys, %p : (!tt.ptr<i64>) -> i64 loc(#loc)\n"
+        "%w = arith.addi %v, %c : i64 loc(#loc)\n"
+        "tt.atomic_store release, gpu, %p, %w : !tt.ptr<i64> loc(#loc)\n"
+        "%q = tt.atomic_poll acquire, sys, %p, %w : !tt.ptr<i64>, i64 -> i1 loc(#loc)\n"
+        "%r = tt.make_range {end = 4 : i32, start = 0 : i32} : tensor<4xi32> loc(#loc)\n"
+        "%s = tt.splat %p : !tt.ptr<i64> -> tensor<4x!tt.ptr<i64>> loc(#loc)\n"
+        "%a = tt.addptr %s, %r : tensor<4x!tt.ptr<i64>>, tensor<4xi32> loc(#loc)\n"
+        "%t = tt.atomic_load acquire, sys, %a : (tensor<4x!tt.ptr<i64>>) -> tensor<4xi64> "
+        "loc(#loc)\n"
+        "%u = arith.addi %t, %t : tensor<4xi64> loc(#loc)\n"
+        "tt.atomic_store release, gpu, %a, %u : tensor<4x!tt.ptr<i64>> loc(#loc)\n"
+        "tt.return loc(#loc)\n} loc(#loc)\n"
+    )
+    kernel.function(Words(), np.int64(x.ctypes.data))
+    assert x.tolist() == [10, 2, 4, 6]

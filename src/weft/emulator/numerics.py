@@ -336,6 +336,25 @@ def by_element(function: Callable) -> Callable:
     return applied
 
 
+def each_element(access: Callable, dtype: np.dtype, shape: tuple, mask, *operands):
+    """`access` once per element whose mask is on; the others are 0."""
+    if shape == ():
+        return access(*operands) if mask is None or mask else dtype.type(0)
+    found = np.zeros(shape, dtype)
+    tiles = [np.broadcast_to(operand, shape) for operand in operands]
+    for index in np.argwhere(np.broadcast_to(True if mask is None else mask, shape)):
+        at = tuple(index)
+        found[at] = access(*(tile[at] for tile in tiles))
+    return found
+
+
+def poll(read: Callable, expected):
+    """Read until it gives `expected`; whoever reads may be set aside meanwhile."""
+    while read() != expected:
+        pass
+    return np.bool_(True)
+
+
 def loop_range(lower, upper, step, dtype: np.dtype):
     """The counter of a loop, as scalars of `dtype`."""
     count = int(upper) - int(lower)

@@ -38,6 +38,7 @@ FUNCTIONS = {
     "math.ctlz": ("leading zeros", "clz({0})"),
     "math.ctpop": ("how many bits are set", "popcount({0})"),
     "tt.precise_sqrt": ("square root, correctly rounded", "np.sqrt({0})"),
+    "tt.approx_divf": ("quotient", "{0} / {1}"),
     "tt.precise_divf": ("quotient, correctly rounded", "{0} / {1}"),
     "tt.mulhiui": ("upper half of the unsigned product", "mulhiui({0}, {1})"),
 }  # fmt: skip

@@ -72,6 +72,45 @@ def atomic_cas(code: Any, op: Any) -> None:
     )
 
 
+# Triton 3.9's atomic accesses are weft's own, element by element.
+
+
+@operation("tt.atomic_load", "atomic read")
+def atomic_load(code: Any, op: Any) -> None:
+    order, scope = op.words[:2]
+    pointer, mask = (*op.operands, None)[:2]
+    dtype = code.constant_dtype(code.pointee(pointer))
+    access = f"lambda p: rt.extern('weft.load:{order}.{scope}', (p,), {dtype}, (), {code.loc(op)})"
+    code.set(op.result, _each(code, access, dtype, op.result.type.shape, mask, [pointer]))
+
+
+@operation("tt.atomic_store", "atomic write")
+def atomic_store(code: Any, op: Any) -> None:
+    order, scope = op.words[:2]
+    pointer, value, mask = (*op.operands, None)[:3]
+    access = (
+        f"lambda p, v: rt.extern('weft.store:{order}.{scope}', (p, v), i32, (), {code.loc(op)})"
+    )
+    code.line(_each(code, access, "i32", value.type.shape, mask, [pointer, value]))
+
+
+@operation("tt.atomic_poll", "read atomically until memory holds the value; no time passes here")
+def atomic_poll(code: Any, op: Any) -> None:
+    order, scope = op.words[:2]
+    pointer, expected = op.operands[:2]
+    dtype = code.constant_dtype(code.pointee(pointer))
+    read = (
+        f"lambda: rt.extern('weft.load:{order}.{scope}', ({code.expr(pointer)},), "
+        f"{dtype}, (), {code.loc(op)})"
+    )
+    code.set(op.result, f"poll({read}, {code.expr(expected)})")
+
+
+def _each(code: Any, access: str, dtype: str, shape: tuple, mask: Any, operands: list) -> str:
+    values = ", ".join(code.expr(value) for value in operands)
+    return f"each_element({access}, {dtype}, {shape}, {code.mask(mask)}, {values})"
+
+
 # ---------------------------------------------------------------------------------------------
 # Descriptors
 
@@ -201,4 +240,6 @@ def _nothing(code: Any, op: Any) -> None:
 
 for _name in ("gpu.barrier", "ttg.barrier", "ttg.local_barrier"):
     add(_name, "the block's barrier: nothing, since a program is one thread here", _nothing)
+for _name in ("tt.grid_dependency_wait", "tt.grid_dependency_launch_dependents"):
+    add(_name, "overlap with the next launch: nothing, since a stream is in order here", _nothing)
 add("llvm.intr.assume", "a hint to the compiler: nothing", _nothing)
