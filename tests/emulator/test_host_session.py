@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import weft
 from weft.emulator import active
@@ -85,9 +87,70 @@ def test_autotuned_and_heuristic_launches():
         guessed[(1,)](x)
         assert x.tolist() == [1.0] * 8
         tuned[lambda meta: (8 // meta["BLOCK"],)](x)
+        assert x.tolist() == [2.0] * 8
 
     with weft.emulated(ranks=1) as ranks:
         ranks.run(main)
+
+
+class Row(NamedTuple):
+    x: object
+    n: object
+    factor: object
+
+
+@triton.jit
+def scale_row(row, flag, absent, offset, large, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    value = tl.load(row.x + i, mask=i < row.n, other=0.0)
+    if flag:
+        value += offset
+    if absent is not None:
+        value += 100
+    value += (large // 1000000000000).to(tl.float32)
+    tl.store(row.x + i, value * row.factor, mask=i < row.n)
+
+
+@triton.jit
+def double_blocks(source, target, M: tl.constexpr):
+    row = tl.program_id(0) * M
+    target.store([row, 0], source.load([row, 0]) * 2)
+
+
+def test_named_tuples_numbers_flags_and_none():
+    def main():
+        x = torch.ones(8)
+        scale_row[(1,)](Row(x, 6, tl.constexpr(3)), True, None, 0.5, 5 * 10**12, BLOCK=8)
+        assert x.tolist() == [19.5] * 6 + [1.0] * 2
+        scale_row[(1,)](Row(x, 1, tl.constexpr(2)), False, 3, 1.0, 5 * 10**12, BLOCK=8)
+        assert x.tolist() == [249.0] + [19.5] * 5 + [1.0] * 2
+        scale_row[(0,)](Row(x, 1, tl.constexpr(2)), False, 3, 1.0, 5 * 10**12, BLOCK=8)
+        assert x[0].item() == 249.0
+
+    with weft.emulated(ranks=1) as ranks:
+        ranks.run(main)
+
+
+def test_descriptors_made_on_the_host():
+    def main():
+        source, target = torch.arange(80.0).reshape(10, 8), torch.zeros(10, 8)
+        descriptors = [TensorDescriptor.from_tensor(t, [4, 8]) for t in (source, target)]
+        double_blocks[(3,)](*descriptors, M=4)
+        assert torch.equal(target, source * 2)
+
+    with weft.emulated(ranks=1) as ranks:
+        ranks.run(main)
+        assert ranks.report.ok
+
+
+def test_do_bench_runs_the_kernel_without_a_clock():
+    def main():
+        x = torch.ones(8)
+        triton.testing.do_bench(lambda: scale[(1,)](x, 2.0, BLOCK=8), warmup=1, rep=1)
+        return x[0].item()
+
+    with weft.emulated(ranks=1) as ranks:
+        assert ranks.run(main)[0] >= 2.0
 
 
 def test_the_device_has_the_sms_that_were_asked_for():

@@ -404,6 +404,24 @@ class _NoDevice:
         return {**EmulatorDriver.device_properties}
 
 
+class _NoClock:
+    """What triton.testing asks of torch.cuda: every launch takes a second, so it repeats few."""
+
+    class Event:
+        def __init__(self, enable_timing: bool = False) -> None:
+            pass
+
+        def record(self, stream: Any = None) -> None:
+            pass
+
+        def elapsed_time(self, other: Any) -> float:
+            return 1000.0
+
+    @staticmethod
+    def synchronize(device: Any = None) -> None:
+        pass
+
+
 class EmulatorDriver(DriverBase):
     """Hands launches to `on_launch`; streams and devices are the emulator's business."""
 
@@ -440,9 +458,7 @@ class EmulatorDriver(DriverBase):
         return torch.device("cpu")
 
     def get_device_interface(self):
-        import torch
-
-        return torch.cpu
+        return _NoClock
 
     def get_benchmarker(self):
         # The first configuration wins: the emulator has no time to measure.
