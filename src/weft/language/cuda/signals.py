@@ -1,7 +1,7 @@
 """NVIDIA: signals. Single-poll assembly inside Triton's own control flow; no labels, no bar.sync.
 
-What the compiler does to other forms is in docs/decisions and tests: Triton's pipeliner moves
-loads above a lone asm, so every wait ends with a block barrier that Triton knows about.
+Triton's pipeliner moves loads above an asm that stands alone, so every wait ends with a block
+barrier, which it knows; tests/language/test_emitted_code.py reads what comes out.
 """
 
 from __future__ import annotations
