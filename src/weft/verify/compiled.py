@@ -200,6 +200,11 @@ class _Check:
                 self.groups[key] = group
         self.report.waits["ttir"] = len(self.waits)
         self.grouped = events.GroupedWaits(self.waits, self.groups)
+        for function in self.ttir.functions.values():
+            if function is not self.ttir.kernel and events.find_waits(function):
+                self.report.notes.append(
+                    f"the waits of {function.name}, a noinline function, were not followed"
+                )
 
     def _wait_loc(self, group: int) -> Loc:
         return self.members[group][0].loc
@@ -296,7 +301,7 @@ class _Check:
         self._check_early_waits(now)
 
     def _required(self, module, grouped, *, precise: bool) -> _Required:
-        graph = events.graph_of(module, grouped, precise=precise)
+        graph = events.graph_of(module, grouped, precise=precise, at_looks=not precise)
         loads = {
             node.key: node.origin for node in graph.nodes if node.kind == flow.LOAD and node.origin
         }

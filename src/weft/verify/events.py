@@ -234,7 +234,7 @@ def _may_poll(function: Function, operation: Operation) -> bool:
     if name in ("atomic_cas", "atomic_load"):
         return True
     if name == "load":
-        return "tensor<" not in operation.text
+        return "tensor<" not in operation.text or _is_volatile(operation)
     return is_asm(operation) and not asm_is_pure(operation) and asm_reads(operation)
 
 
@@ -285,21 +285,26 @@ class GroupedWaits:
     def __init__(self, waits: list[Wait], groups: dict[Key, int]) -> None:
         self.groups = groups
         self.by_operation: dict[int, int] = {}
+        self.by_look: dict[int, int] = {}
         self.polls: set[int] = set()
         for wait in waits:
             self.polls.update(poll.index for poll in wait.polls)
             group = next((groups[key] for key in wait.keys if key in groups), None)
             if group is not None:
                 self.by_operation[wait.at.index] = group
+                self.by_look.update((look.index, group) for look in wait.looks)
 
 
-def graph_of(module: Module, waits: GroupedWaits, *, precise: bool) -> flow.Graph:
+def graph_of(
+    module: Module, waits: GroupedWaits, *, precise: bool, at_looks: bool = False
+) -> flow.Graph:
     """The flow graph of the module's kernel.
 
     `precise` follows constants through the first round of each loop and tells apart the values
-    of conditions that guard waits; without it the graph says no more than assembly can.
+    of conditions that guard waits; without it, and with waits placed at their looks instead of
+    at the end of their loops, the graph says no more than assembly can.
     """
-    builder = _Builder(module, waits, precise)
+    builder = _Builder(module, waits, precise, at_looks)
     start = builder.graph.add(flow.Node(flow.JOINT))
     builder.function(module.kernel, [(start, None)], 0)
     return builder.graph
@@ -311,9 +316,10 @@ Exits = list[tuple[int, tuple[str, bool] | None]]
 class _Builder:
     """Walks regions, leaving behind nodes; `exits` are the loose ends of what was built."""
 
-    def __init__(self, module: Module, waits: GroupedWaits, precise: bool) -> None:
+    def __init__(self, module: Module, waits: GroupedWaits, precise: bool, at_looks: bool) -> None:
         self.module = module
         self.waits = waits
+        self.at = waits.by_look if at_looks else waits.by_operation
         self.precise = precise
         self.graph = flow.Graph()
         self.constants: dict[str, int | bool] = {}
@@ -419,7 +425,7 @@ class _Builder:
         """The group of the wait that `operation` ends; indices are the kernel's own."""
         if self.current is not self.module.kernel:
             return None
-        return self.waits.by_operation.get(operation.index)
+        return self.at.get(operation.index)
 
     def _guards(self, operation: Operation) -> tuple[frozenset[str], bool]:
         """The tracked conditions under which a load is made; and is it known not to be made?"""
