@@ -167,7 +167,7 @@ class Finder:
     def __init__(self, memory):
         self.memory = memory
 
-    def _find(self, low, high):
+    def _find(self, low, high, loc):
         found = self.memory.find(low)
         return found if found is not None and high <= found.end else None
 
@@ -183,7 +183,7 @@ def tensor_and_finder():
 def test_a_window_is_a_view(tensor_and_finder):
     x, finder = tensor_and_finder
     pointers = AffinePointers(x[2:, 3:].data_ptr(), (64, 8), (4, 6))
-    window = find_window(finder, pointers, None, np.dtype(np.float32))
+    window = find_window(finder, pointers, None, np.dtype(np.float32), 0)
     np.testing.assert_array_equal(window.data, x[2:6, 3:15:2].numpy())
     assert window.inside is None and window.shadow.shape == (4, 6)
     window.shadow[...] = 9
@@ -196,22 +196,22 @@ def test_a_masked_window_need_not_lie_inside(tensor_and_finder):
     x, finder = tensor_and_finder
     pointers = AffinePointers(x[6:].data_ptr(), (64, 4), (4, 16))
     kind = np.dtype(np.float32)
-    assert find_window(finder, pointers, None, kind) is None
-    window = find_window(finder, pointers, ((0, 2), (0, 16)), kind)
+    assert find_window(finder, pointers, None, kind, 0) is None
+    window = find_window(finder, pointers, ((0, 2), (0, 16)), kind, 0)
     np.testing.assert_array_equal(window.data, x[6:].numpy())
     assert window.inside == (slice(0, 2), slice(0, 16))
-    assert find_window(finder, pointers, ((0, 0), (0, 16)), kind) is None
+    assert find_window(finder, pointers, ((0, 0), (0, 16)), kind, 0) is None
 
 
 def test_narrow_and_wide_elements(tensor_and_finder):
     x, finder = tensor_and_finder
     pairs = AffinePointers(x.data_ptr(), (64, 8), (8, 8))
-    window = find_window(finder, pairs, None, np.dtype(np.int64))
+    window = find_window(finder, pairs, None, np.dtype(np.int64), 0)
     assert window.shadow.shape == (8, 8, 2)
     halves = AffinePointers(x.data_ptr(), (64, 2), (8, 32))
-    window = find_window(finder, halves, None, np.dtype(np.float16))
+    window = find_window(finder, halves, None, np.dtype(np.float16), 0)
     assert window.shadow.shape == (8, 32) and window.allocation.cell_bytes == 2
     odd = AffinePointers(x.data_ptr() + 2, (64, 4), (4, 4))
-    assert find_window(finder, odd, None, np.dtype(np.float32)) is None
+    assert find_window(finder, odd, None, np.dtype(np.float32), 0) is None
     same = AffinePointers(x.data_ptr(), (0, 4), (4, 4))
-    assert find_window(finder, same, None, np.dtype(np.float32)) is None
+    assert find_window(finder, same, None, np.dtype(np.float32), 0) is None

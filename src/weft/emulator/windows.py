@@ -32,7 +32,7 @@ class Window(NamedTuple):
 
 
 def find_window(
-    program: Program, pointers: AffinePointers, box: Box | None, dtype: np.dtype
+    program: Program, pointers: AffinePointers, box: Box | None, dtype: np.dtype, loc: int
 ) -> Window | None:
     """The window of `pointers` under `box`; None where it is not one (several allocations, out of
     bounds, misaligned, empty, or elements that repeat)."""
@@ -52,7 +52,7 @@ def find_window(
             shape = tuple(valid)
     low, high = _bounds(address, steps, shape)
     itemsize = dtype.itemsize
-    allocation = program._find(low, high + itemsize)
+    allocation = program._find(low, high + itemsize, loc)
     if allocation is None or 0 in steps and _repeats(steps, shape):
         return None
     offset = address - allocation.address
