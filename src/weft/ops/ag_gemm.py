@@ -504,13 +504,14 @@ class _SlotPlan(NamedTuple):
 def _plan_copies(world: Any, slot: Any, problem: Problem, shards: Shards) -> Iterator[tuple]:
     """Source by source in the order in which tiles ask for them; each chunk, then its word.
 
-    The word is this rank's copy of the source's announcement, which holds e until this rank's
-    credit lets the source go on.
+    The word is the source's own announcement, which holds e until this rank's credit lets the
+    source go on. Never a word of this device: such a copy is a kernel, for which a running grid
+    need not make room, and each change between kernel and copy engine costs time.
     """
     for hop in range(1, world.num_ranks):
         source = (world.rank + hop) % world.num_ranks
         theirs = world.peer(slot.gathered, source)
-        announced = slot.shard_ready[source : source + 1]
+        announced = world.peer(slot.shard_ready, source)[source : source + 1]
         shard_first, shard_end = problem.shard(source)
         for chunk in range(shards.chunks):
             first = min(shard_first + chunk * shards.chunk_rows, shard_end)
