@@ -259,6 +259,7 @@ def test_a_kernel_that_does_not_compile_names_the_users_line():
     with weft.emulated(ranks=1) as ranks, pytest.raises(weft.CompileError) as caught:
         ranks.run(main)
     assert caught.value.place.outermost.source().startswith("tl.store(x_ptr, tl.arange(0, 4)")
+    assert caught.value.message.startswith("wrong does not compile")
 
 
 def test_bad_sessions():

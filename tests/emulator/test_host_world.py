@@ -189,6 +189,29 @@ def test_one_sided_primitives_reach_other_nodes():
         assert session.run(main) == [[3.0] * 4] * 4
 
 
+@triton.jit
+def take_ticket(world, counter, out):
+    at_zero = wl.at(world, counter, 0)
+    tl.store(out, tl.atomic_add(at_zero, 1, sem="relaxed", scope="sys"))
+
+
+def test_a_seed_is_a_schedule():
+    def main():
+        world = weft.init(heap_bytes=HEAP)
+        counter, out = world.signals(1), torch.zeros(3, dtype=torch.int32)
+        for i in range(3):
+            take_ticket[(1,)](world.arg, counter, out[i:])
+        return out.tolist()
+
+    def run(seed):
+        with weft.emulated(ranks=3, seed=seed) as session:
+            return tuple(map(tuple, session.run(main)))
+
+    schedules = [run(seed) for seed in range(8)]
+    assert schedules == [run(seed) for seed in range(8)]
+    assert len(set(schedules)) > 1
+
+
 def test_two_worlds_and_a_sub_group():
     def main(rank):
         dist.init_process_group()

@@ -11,6 +11,7 @@ by the emulated machine.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -117,7 +118,7 @@ class Session:
             try:
                 return main()
             except triton_api.CompilationError as error:
-                raise triton_api.compile_error(error, "the kernel", "emu") from error
+                raise triton_api.compile_error(error, _kernel_name(error), "emu") from error
 
     def _common_past(self) -> Clock:
         """All that has happened in earlier runs: whatever follows is ordered after it."""
@@ -149,6 +150,12 @@ class Session:
         for context in self.contexts:
             context.belongings.clear()
         self.shared.clear()
+
+
+def _kernel_name(error: Any) -> str:
+    """The kernel that Triton could not compile: the outermost function of its error."""
+    found = re.search(r"\bdef (\w+)", error.src or "")
+    return found[1] if found else "the kernel"
 
 
 def _wants_rank(main: Callable[..., Any], args: tuple) -> bool:

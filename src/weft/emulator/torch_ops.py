@@ -54,16 +54,18 @@ class _Manner:
     """How one torch operation treats its arguments, found once per operation."""
 
     is_view: bool
+    is_fresh: bool
     writes: frozenset[str]
     reads_written: bool
     names: tuple[str, ...]
 
 
-_manners: dict[Any, _Manner] = {}
+# By id: torch's operations live for ever, and hashing one costs more than all the rest here.
+_manners: dict[int, _Manner] = {}
 
 
 def _manner(func: Any) -> _Manner:
-    manner = _manners.get(func)
+    manner = _manners.get(id(func))
     if manner is None:
         schema = func._schema
         written = frozenset(
@@ -71,8 +73,9 @@ def _manner(func: Any) -> _Manner:
         )
         outs = {a.name for a in schema.arguments if a.is_out}
         base = schema.name.split("::")[-1]
-        manner = _manners[func] = _Manner(
+        manner = _manners[id(func)] = _Manner(
             is_view=bool(getattr(func, "is_view", False)) or base in _METADATA,
+            is_fresh=func in _FRESH,
             writes=written,
             reads_written=not (outs or base in _OVERWRITING),
             names=tuple(a.name for a in schema.arguments),
@@ -97,10 +100,10 @@ class TorchOperations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        manner = _manners.get(func) or _manner(func)
+        manner = _manners.get(id(func)) or _manner(func)
         if manner.is_view:
             return func(*args, **kwargs)
-        if func in _FRESH:
+        if manner.is_fresh:
             result = func(*args, **kwargs)
             self._unwritten(result)
             return result
