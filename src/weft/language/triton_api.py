@@ -331,7 +331,8 @@ class EmulatorBackend(BaseBackend):
         self.binary_ext = "emu"
 
     def hash(self) -> str:
-        return f"weft-emu-2-{triton.__version__}"
+        # The binary names source files, weft's own among them: another checkout's would mislead.
+        return f"weft-emu-2-{triton.__version__}-{__file__}"
 
     def parse_options(self, opts: dict) -> EmulatorOptions:
         known = {f.name for f in dataclasses.fields(EmulatorOptions)}
