@@ -154,6 +154,27 @@ def test_modules_and_globals_are_each_ranks_own(script, tmp_path):
     assert str(tmp_path) not in sys.path
 
 
+def test_a_neighbour_that_waits_while_it_is_imported(script, tmp_path):
+    (tmp_path / "meets.py").write_text(
+        "import torch.distributed as dist\n"
+        "dist.init_process_group()\n"
+        "dist.barrier()\n"
+        "rank = dist.get_rank()\n"
+    )
+    text = """
+        import os
+        import meets
+        assert meets.rank == int(os.environ["RANK"])
+        del os.environ["HOME"]
+        """
+    import os
+
+    home = os.environ["HOME"]
+    report = run_script(script(text), ranks=3)
+    assert report.ok, str(report)
+    assert os.environ["HOME"] == home
+
+
 def test_spawn_runs_each_ranks_part(script):
     text = """
         import torch, torch.distributed as dist

@@ -7,6 +7,7 @@ one's in place. Most of it is a change of references; only random states are cop
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import sys
@@ -14,6 +15,8 @@ from types import ModuleType
 
 import numpy as np
 import torch
+
+_MODULE_LOCKS: dict = getattr(importlib._bootstrap, "_module_locks", {})  # type: ignore
 
 TORCH_DEFAULT_SEED = 67280421310721
 MASTER_ADDRESS, MASTER_PORT = "127.0.0.1", "29500"
@@ -120,6 +123,8 @@ class Isolation:
                 sys.modules[name] = self.own_main
             else:
                 sys.modules.pop(name, None)
+                # A rank that waits in the middle of an import holds no other rank up.
+                _MODULE_LOCKS.pop(name, None)
         self.num_modules = len(sys.modules)
 
     def set_main(self, rank: int, module: ModuleType) -> None:
@@ -160,6 +165,7 @@ def place_on_node(rank: int, num_ranks: int, num_nodes: int) -> tuple[int, int, 
 def _repair_c_environment(own: dict, others: list[dict]) -> None:
     """Ranks that set a variable also changed the C library's environment: undo that."""
     changed = {key for other in others for key in other if other[key] != own.get(key)}
+    changed |= {key for other in others for key in own if key not in other}
     for key in changed:
         if key in own:
             os.putenv(key, own[key])

@@ -51,7 +51,7 @@ def run_script(
 def _compile(path: str) -> CodeType:
     try:
         with open(path, "rb") as file:
-            return compile(file.read(), path, "exec")
+            return compile(file.read(), path, "exec", dont_inherit=True)
     except OSError as error:
         raise UsageError(f"cannot read the script {path}: {error.strerror}") from None
     except (SyntaxError, ValueError) as error:
