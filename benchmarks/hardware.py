@@ -22,6 +22,7 @@ import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
 import weft
+import weft.language as wl
 
 # Spins give up after this long: a probe that waits for the wrong thing must end by itself.
 SPIN_NS = tl.constexpr(2_000_000_000)
@@ -111,6 +112,21 @@ def fill_machine(flag, out, at_least):
 
 
 @triton.jit
+def spin(ns, out):
+    """One program that waits for nothing but the clock."""
+    began = globaltimer()
+    now = began
+    while now - began < ns:
+        now = globaltimer()
+    tl.store(out, (now - began).to(tl.int64))
+
+
+@triton.jit
+def never_loaded(x, VARIANT: tl.constexpr):
+    tl.store(x, VARIANT)
+
+
+@triton.jit
 def set_word(flag, value):
     tl.atomic_xchg(flag, value, sem="release", scope="sys")
 
@@ -127,6 +143,25 @@ def echo_host_word(address, first, rounds):
             pass
         if first == 0:
             tl.atomic_xchg(word, 2 * i + 1, sem="release", scope="sys")
+
+
+@triton.jit(do_not_specialize=["start", "first", "peer"])
+def crowd_volley(world, words, data, first, peer, start, rounds, ORDER: tl.constexpr,
+                 DATA: tl.constexpr):  # fmt: skip
+    """As many pairs of programs as the grid has, each through its own word; with 8 KB or none."""
+    lane = tl.program_id(0)
+    word = words + lane * 32
+    at = data + lane * 2048 + tl.arange(0, 2048)
+    for i in range(start + 1, start + rounds + 1):
+        if first == 1:
+            if DATA:
+                wl.put(world, at, tl.full((2048,), 1, tl.int32), to=peer)
+            wl.notify(world, word, i, to=peer, op=wl.SignalOp.SET, order=ORDER)
+        wl.wait(word, i, world=world)
+        if first == 0:
+            if DATA:
+                wl.put(world, at, tl.full((2048,), 1, tl.int32), to=peer)
+            wl.notify(world, word, i, to=peer, op=wl.SignalOp.SET, order=ORDER)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -242,6 +277,50 @@ def signals(world: weft.World) -> dict[str, Any]:
     return results
 
 
+def crowd(world: weft.World) -> list[dict[str, Any]]:
+    """Round trips of many pairs of programs at once: what notifies of many SMs cost each other."""
+    words = world.signals(132 * 32, torch.int32, name="crowd")
+    data = world.empty(132 * 2048, torch.int32, name="crowd_data")
+    rows, started, rounds = [], 0, 300
+    for warps, order, with_data in (
+        (1, "release", False),
+        (4, "release", False),
+        (4, "relaxed", False),
+        (4, "release", True),
+    ):
+        for pairs in (1, 8, 32, 64, 128):
+            samples = []
+            for attempt in range(3):
+                together()
+                used = events_us(
+                    lambda w=warps, o=order, d=with_data, p=pairs, s=started: crowd_volley[(p,)](
+                        world.arg,
+                        words,
+                        data,
+                        (world.rank + 1) % 2,
+                        world.rank ^ 1,
+                        s,
+                        rounds,
+                        ORDER=o,
+                        DATA=d,
+                        num_warps=w,
+                    )  # fmt: skip
+                )
+                started += rounds
+                if attempt:
+                    samples.append(used / rounds)
+            rows.append(
+                {
+                    "pairs": pairs,
+                    "warps": warps,
+                    "order": order,
+                    "bytes": 8192 * with_data,
+                    "round_trip_us": round(median(samples), 2),
+                }
+            )
+    return rows
+
+
 def put(world: weft.World) -> list[dict[str, Any]]:
     """Stores to, and loads from, the next rank: size by number of programs."""
     rows = []
@@ -325,7 +404,7 @@ def _words_behind_copies(
     ways: dict[str, Callable[[], Any] | None] = {
         "copies_only": None,
         "word_pulled": lambda: world.copy_word(words[:1], theirs[1:2]),
-        "word_same_device": lambda: world.copy_word(words[2:3], words[3:4]),
+        "word_same_device": lambda: world.copy(words[2:3], words[3:4]),
         "word_through_host": lambda: through_host(
             driver, words[4:].data_ptr(), words[5:].data_ptr(), pinned.data_ptr()
         ),
@@ -380,7 +459,7 @@ def _word_costs(world: weft.World) -> dict[str, Any]:
         "kernel_only": None,
         "copy_word_pull": lambda: world.copy_word(local[:1], peer[:1]),
         "copy_word_push": lambda: world.copy_word(peer[1:2], local[1:2]),
-        "copy_word_same_device": lambda: world.copy_word(local[2:3], local[1:2]),
+        "copy_word_same_device": lambda: world.copy(local[2:3], local[1:2]),
         "copy_word_through_host": lambda: through_host(
             driver, local[7:].data_ptr(), local[1:].data_ptr(), bounce
         ),
@@ -439,7 +518,7 @@ def starve(world: weft.World) -> dict[str, Any]:
         return torch.cuda.current_stream().cuda_stream
 
     ways = {
-        "copy_word_same_device": lambda: world.copy_word(flag[:1], one[:1]),
+        "copy_word_same_device": lambda: world.copy(flag[:1], one[:1]),
         "torch_copy_same_device": lambda: flag[:1].copy_(one[:1]),
         "copy_word_pull": lambda: world.copy_word(flag[:1], peer_one[:1]),
         "copy_word_through_host": lambda: through_host(
@@ -530,6 +609,43 @@ def launch(world: weft.World) -> dict[str, Any]:
     return results
 
 
+def loading(world: weft.World) -> dict[str, Any]:
+    """What the host cannot do while a kernel runs: each is timed beside one of 60 ms."""
+    out = torch.zeros(8, dtype=torch.int64, device=world.device)
+    x = torch.zeros(64, device=world.device)
+    y = torch.zeros(64, device=world.device)
+    compiled = [never_loaded.warmup(x, VARIANT=i, grid=(1,)) for i in range(3)]
+    assert compiled
+    spin[(1,)](1000, out, num_warps=1)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    kept: list[Any] = []
+    acts: dict[str, Callable[[], Any]] = {
+        "launch_of_a_loaded_kernel": lambda: set_word[(1,)](out[4:], 1, num_warps=1),
+        "first_launch_of_a_kernel": lambda: never_loaded[(1,)](x, VARIANT=1),
+        "second_launch_of_that_kernel": lambda: never_loaded[(1,)](x, VARIANT=1),
+        "first_copy_of_40_bytes_on_device": lambda: y[:10].copy_(x[:10]),
+        "first_use_of_a_torch_kernel": lambda: torch.special.airy_ai(x),
+        "second_use_of_that_kernel": lambda: torch.special.airy_ai(x),
+        "allocate_1_gb": lambda: kept.append(
+            torch.empty(1 << 30, dtype=torch.uint8, device=world.device)
+        ),
+        "allocate_pinned": lambda: kept.append(torch.empty(1 << 20).pin_memory()),
+        "new_stream_and_event": lambda: kept.append((torch.cuda.Stream(), torch.cuda.Event())),
+        "empty_cache": torch.cuda.empty_cache,
+    }
+    results = {}
+    for name, act in acts.items():
+        together()
+        spin[(1,)](60_000_000, out, num_warps=1)
+        began = time.perf_counter()
+        with torch.cuda.stream(side):
+            act()
+        results[f"{name}_us"] = round((time.perf_counter() - began) * 1e6, 1)
+        torch.cuda.synchronize()
+    return results
+
+
 def interference(world: weft.World) -> dict[str, Any]:
     """A GEMM beside copies of a gather's size: how much slower does each become?"""
     m, n, k = 8192, 7168, 4096
@@ -586,7 +702,7 @@ def interference(world: weft.World) -> dict[str, Any]:
 
 SECTIONS = {
     section.__name__: section
-    for section in (signals, launch, copy_engine, starve, put, interference)
+    for section in (signals, crowd, loading, launch, copy_engine, starve, put, interference)
 }
 
 

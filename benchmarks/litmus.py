@@ -183,7 +183,7 @@ def engine(world: weft.World, nbytes: int, rounds: int) -> list[dict[str, Any]]:
             elif pulls:
                 data_kernels.await_round[(1,)](world.arg, counter, announce, num_warps=1)
                 world.copy(data, world.peer(source, peer))
-                world.copy_word(flag, counter[:1])
+                world.copy_word(flag, world.peer(counter, peer)[:1])
 
         def reader(count: int, read: str = read, wait: str = wait, desc: Any = desc) -> None:
             if not is_writer:
@@ -193,9 +193,9 @@ def engine(world: weft.World, nbytes: int, rounds: int) -> list[dict[str, Any]]:
                 )  # fmt: skip
 
         # Once by hand, so that everything is compiled before it is recorded.
-        reader(1)
         with side:
             step()
+        reader(1)
         meet()
         for x in (data, source, flag, announce, acks, counter, errors):
             x.zero_()
@@ -230,6 +230,13 @@ def main(rank: int, options: argparse.Namespace) -> None:
         if rank == 0:
             processes.save("litmus", results)
 
+    if "engine" in options.part:
+        keep("engine", engine(world, 256 << 10, options.engine_rounds))
+        keep("engine_large", engine(world, 4 << 20, options.engine_rounds // 4))
+        world.check()
+    if "words" in options.part:
+        keep("words", words(world, Effort(launches=options.launches)))
+        world.check()
     if "blocks" in options.part:
         keep(
             "blocks",
@@ -238,13 +245,6 @@ def main(rank: int, options: argparse.Namespace) -> None:
             + blocks(world, options.rounds, True)
             + blocks(world, options.rounds // 5, True, tall=256, lanes=60),
         )
-        world.check()
-    if "engine" in options.part:
-        keep("engine", engine(world, 256 << 10, options.engine_rounds))
-        keep("engine_large", engine(world, 4 << 20, options.engine_rounds // 4))
-        world.check()
-    if "words" in options.part:
-        keep("words", words(world, Effort(launches=options.launches)))
         world.check()
     if rank == 0:
         found = [row["name"] for row in results.get("words", []) if row["forbidden_seen"]]

@@ -95,11 +95,19 @@ def test_copies_convert_and_broadcast_nothing():
             world.copy(x, torch.zeros(8, 4).t())
         with pytest.raises(ShapeError, match="not one int64"):
             world.copy_word(x[0, :1], x[0, :1])
+        word = world.signals(2, torch.int64)
+        with pytest.raises(UsageError, match="on one device, where a copy is a kernel"):
+            world.copy_word(word[:1], word[1:])
         with pytest.raises(UsageError, match=r"channel 64 is outside 0 \.\. 63"):
             world.barrier(64)
+        word[world.rank] = 7
+        world._agree("written")
+        other = 1 - world.rank
+        world.copy_word(word[other : other + 1], world.peer(word, other)[other : other + 1])
+        assert word.tolist() == [7, 7]
         return "fine"
 
-    assert run_ranks(main, 1) == ["fine"]
+    assert run_ranks(main, 2) == ["fine"] * 2
 
 
 def test_worlds_are_found_by_name_within_their_rank():

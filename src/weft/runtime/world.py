@@ -73,6 +73,7 @@ class World:
         self._workspaces: dict[str, Workspace] = {}
         self._pointers: dict[int, torch.Tensor] = {}
         self._dtypes: dict[int, torch.dtype] = {}
+        self._words: set[tuple[int, int]] = set()
         self._heap = HeapAllocator(settings.heap_bytes, owner=f"world {name!r}")
         self._heaps = list(backend.open_heap(self._heap.capacity_bytes))
         self._base = self._heaps[self.rank].data_ptr()
@@ -201,13 +202,32 @@ class World:
 
         Sync    the copy engine's signal: a kernel that sees the word with an acquire sees the
                 data that this stream copied before it
+        Raises  UsageError: neither side is a peer's. A copy within one device is a kernel, not a
+                copy engine's work: a grid that fills the device would starve it
         """
+        if (dst.data_ptr(), src.data_ptr()) not in self._words:
+            self._check_word(dst, src)
+        self.backend.copy_word(dst, src)
+
+    def _check_word(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         for what, tensor in (("dst", dst), ("src", src)):
             if tensor.dtype != torch.int64 or tensor.numel() != 1:
                 raise ShapeError(
                     f"copy_word: {what} is {tensor.dtype}{tuple(tensor.shape)}, not one int64"
                 )
-        self.backend.copy_word(dst, src)
+        if self._owner(dst) == self._owner(src):
+            raise UsageError(
+                "copy_word: dst and src are on one device, where a copy is a kernel that a full "
+                "grid starves; copy from or to a peer's word: world.peer(words, rank)"
+            )
+        self._words.add((dst.data_ptr(), src.data_ptr()))
+
+    def _owner(self, tensor: torch.Tensor) -> int:
+        """The rank on whose heap `tensor` is; this rank where it is on none."""
+        for rank, heap in enumerate(self._heaps):
+            if heap is not None and 0 <= tensor.data_ptr() - heap.data_ptr() < heap.numel():
+                return rank
+        return self.rank
 
     def record(self) -> AbstractContextManager[Recording]:
         """Freeze what is launched in the brackets; `recording.replay()` runs it, often."""
