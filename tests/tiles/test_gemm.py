@@ -136,7 +136,8 @@ def test_is_wide_and_spills_nothing_on_amd(target, dtype, b_is_nk):
     text = compiled(target, dtype, b_is_nk=b_is_nk).asm["amdgcn"]
     assert re.search(r"\.vgpr_spill_count:\s*0\b", text)
     assert "v_mfma" in text or "v_fma" in text
-    assert "global_load_dwordx4" in text
+    if dtype != "float32":  # Triton 3.9 takes fp32 to shared memory a word at a time
+        assert re.search(r"(global|buffer)_load_(lds_)?dwordx4", text)
     # gfx942 stores fp16 results as its matrix cores hold them: 64 bits in a row.
     assert re.search(r"global_store_dwordx[24]", text) and "global_store_short" not in text
 
