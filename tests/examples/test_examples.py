@@ -51,6 +51,45 @@ def test_the_bug_is_found_with_both_lines():
     assert race["first"]["tensor"] == race["second"]["tensor"]
 
 
+def swap(lines: list[str], first: str, second: str) -> None:
+    i, j = (next(n for n, line in enumerate(lines) if word in line) for word in (first, second))
+    lines[i], lines[j] = lines[j], lines[i]
+
+
+def drop(lines: list[str], word: str, which: int = 0) -> None:
+    """Blank the line, so that the others keep their numbers."""
+    number = [n for n, line in enumerate(lines) if word in line][which]
+    lines[number] = re.sub(r"\S.*", "pass", lines[number])
+
+
+@pytest.mark.parametrize(
+    "name, spoil, kind, guilty",
+    [
+        ("01_load.py", lambda text: drop(text, "world.barrier("), "race", "tl.load(wl.at("),
+        ("02_put.py", lambda text: drop(text, "world.barrier("), "race", "wl.put("),
+        ("03_signal.py", lambda text: swap(text, "wl.put(", "wl.notify("), "race", "wl.put("),
+        ("03_signal.py", lambda text: drop(text, "wl.wait("), "race", "tl.load(row"),
+        ("03_signal.py", lambda text: drop(text, "wl.notify("), "deadlock", "wl.wait("),
+        ("04_barrier.py", lambda text: drop(text, "wl.barrier("), "race", "wl.at(world, part"),
+        ("04_barrier.py", lambda text: drop(text, "wl.barrier(", 1), "race", "wl.at(world, part"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else "",
+)
+def test_what_the_tutorial_says_of_a_broken_example(
+    name: str, spoil, kind: str, guilty: str, tmp_path: Path, capsys
+):
+    lines = (ROOT / "examples" / name).read_text().splitlines()
+    spoil(lines)
+    script = tmp_path / name
+    script.write_text("\n".join(lines))
+    assert main(["verify", str(script), "--ranks", "4", "--schedules", "3", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    found = [*report["races"], *report["deadlocks"]]
+    sides = [side for one in found for side in (one["first"], one["second"]) if side]
+    assert kind in {one["kind"] for one in found}, report
+    assert any(guilty in lines[side["line"] - 1] for side in sides), report
+
+
 def test_the_tutorials_answer_mends_it(tmp_path: Path, capsys):
     """The credit that docs/tutorial.md adds, put into the example, under several schedules."""
     tutorial = (ROOT / "docs" / "tutorial.md").read_text()
