@@ -124,6 +124,4 @@ class Agents:
         if first_scope is Scope.SYSTEM and second_scope is Scope.SYSTEM:
             return True
         same_device = self.segment_device[first] == self.segment_device[second]
-        return (
-            same_device and first_scope is not Scope.BLOCK and second_scope is not Scope.BLOCK
-        )
+        return same_device and first_scope is not Scope.BLOCK and second_scope is not Scope.BLOCK
