@@ -149,7 +149,8 @@ class _Check:
     """One kernel's stages, and the findings so far."""
 
     def __init__(self, texts: Mapping[str, str], target: Target | None) -> None:
-        reference = texts.get("ttir") or texts.get("source") or texts.get("ttgir")
+        # A Gluon kernel has no TTIR: what its author wrote is TTGIR.
+        reference = texts.get("ttir") or texts.get("ttgir")
         if reference is None:
             raise UsageError(
                 f"no TTIR or TTGIR among the stages {sorted(texts)}: nothing says what was written"
@@ -161,7 +162,10 @@ class _Check:
             for file in _FILE.findall(text)
         }
         self.ttir = ttgir.parse(reference)
-        self.ttgir = ttgir.parse(texts["ttgir"]) if "ttgir" in texts else None
+        self.written = "ttir" if "ttir" in texts else "ttgir"
+        self.ttgir = self.ttir if self.written == "ttgir" else None
+        if self.ttgir is None and "ttgir" in texts:
+            self.ttgir = ttgir.parse(texts["ttgir"])
         self.assembly = "ptx" if "ptx" in texts else "amdgcn" if "amdgcn" in texts else ""
         self.is_amd = self.assembly == "amdgcn"
         self.program: machine.Program | None = None
@@ -198,7 +202,7 @@ class _Check:
             self.members[group].append(wait)
             for key in wait.keys:
                 self.groups[key] = group
-        self.report.waits["ttir"] = len(self.waits)
+        self.report.waits[self.written] = len(self.waits)
         self.grouped = events.GroupedWaits(self.waits, self.groups)
         for function in self.ttir.functions.values():
             if function is not self.ttir.kernel and events.find_waits(function):
@@ -227,7 +231,7 @@ class _Check:
                     PURE_WAIT if events.asm_reads(operation) else DELETED_ATOMIC,
                     "assembly that accesses memory is declared pure"
                     + (": it may be dropped, repeated or moved" if kept else " and was dropped"),
-                    "ttir",
+                    self.written,
                     loc,
                     "is_pure=True",
                     remedy="pass is_pure=False to tl.inline_asm_elementwise, with ~{memory}",
@@ -244,7 +248,7 @@ class _Check:
                 UNORDERED_WAIT,
                 "a spin on tl.load orders nothing: what is read after it may be older than the "
                 "signal",
-                "ttir",
+                self.written,
                 self._wait_loc(group),
                 "spins on a plain load",
                 remedy=SAFE_WAIT,
@@ -279,7 +283,7 @@ class _Check:
 
     def _check_ttgir(self) -> None:
         """Waits are all there; loads are behind them; the next wait is behind the stores."""
-        if self.ttgir is None or self.ttgir.kernel is self.ttir.kernel:
+        if self.ttgir is None or self.ttgir is self.ttir:
             return
         waits = events.find_waits(self.ttgir.kernel)
         grouped = events.GroupedWaits(waits, self.groups)
@@ -486,7 +490,7 @@ class _Check:
                     how = "the poll is made once and no longer in a loop: it ends at once or never"
                 else:
                     how = (
-                        f"{len(members)} in TTIR, {spins.get(group, 0)} in the "
+                        f"{len(members)} in {self.written.upper()}, {spins.get(group, 0)} in the "
                         f"{self.assembly.upper()}: the poll is gone, or was moved out of its loop"
                     )
                 self._lose(group, self.assembly, how)

@@ -20,7 +20,7 @@ NOWHERE: Loc = ()
 _DEFINITION = re.compile(r"^#(loc\d*) = loc\((.*)\)$")
 _FILE = re.compile(r'^"((?:[^"\\]|\\.)*)":(\d+):(\d+)')
 _NAME = re.compile(r'^"(?:[^"\\]|\\.)*"(?:\((.*)\))?$', re.DOTALL)
-_ASM_PART = re.compile(r"([^\s\[\]]+):(\d+):(\d+)")
+_ASM_PART = re.compile(r"([^\s\[\]:]+):(\d+)(?::(\d+))?")  # column 0 is left out
 
 
 def key_of(loc: Loc) -> Key:
@@ -83,7 +83,7 @@ def parse_asm_comment(text: str, files: Mapping[str, str]) -> Loc:
     `files` maps base names to full paths, from the MLIR stages.
     """
     return tuple(
-        (files.get(file, file), int(line), int(column))
+        (files.get(file, file), int(line), int(column or 0))
         for file, line, column in _ASM_PART.findall(text)
     )
 

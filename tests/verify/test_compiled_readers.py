@@ -1,0 +1,288 @@
+"""The readers under the post-compile check, each on a few lines of text; and the flow graph."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from compiled_kernels import build
+
+from weft.base.records import KernelRecord
+from weft.base.target import TARGETS
+from weft.language import triton_api
+from weft.verify import amdgcn, compiled, events, flow, llvm, ptx, ttgir
+from weft.verify.places import MlirLocations, coarse, key_of, parse_asm_comment, place_of
+
+TTIR = """
+#loc = loc("/src/k.py":10:0)
+#loc7 = loc("p"(#loc))
+module {
+  tt.func public @k(%p: !tt.ptr<i32> {tt.divisibility = 16 : i32} loc("p"(#loc)), %n: i32 loc("n"(#loc))) attributes {noinline = false} {
+    %c0_i32 = arith.constant 0 : i32 loc(#loc1)
+    %true = arith.constant true loc(#loc1)
+    scf.while : () -> () {
+      %1 = tt.atomic_rmw add, acquire, sys, %p, %c0_i32, %true : (!tt.ptr<i32>, i32, i1) -> i32 loc(#loc4)
+      %2 = arith.cmpi slt, %1, %n : i32 loc(#loc4)
+      scf.condition(%2) loc(#loc4)
+    } do {
+      scf.yield loc(#loc4)
+    } loc(#loc4)
+    %x:2 = scf.for %i = %c0_i32 to %n step %n iter_args(%q = %p, %s = %c0_i32) -> (!tt.ptr<i32>, i32)  : i32 {
+      %1 = tt.addptr %q, %i : !tt.ptr<i32>, i32 loc(#loc2)
+      %3 = tt.load %1 : !tt.ptr<i32> loc(#loc3)
+      scf.yield %1, %3 : !tt.ptr<i32>, i32 loc(#loc2)
+    } loc(#loc2)
+    %y = scf.if %true -> (i32) {
+      scf.yield %x#1 : i32 loc(#loc2)
+    } else {
+      scf.yield %n : i32 loc(#loc2)
+    } loc(#loc2)
+    tt.store %x#0, %y : !tt.ptr<i32> loc(#loc5)
+    tt.return loc(#loc)
+  } loc(#loc)
+} loc(#loc)
+#loc1 = loc(unknown)
+#loc2 = loc("/src/k.py":12:3)
+#loc3 = loc("x"(callsite(#loc2 at #loc6)))
+#loc4 = loc("/src/k.py":11:4)
+#loc5 = loc(fused[#loc1, #loc2])
+#loc6 = loc("/src/user.py":40:1)
+"""  # noqa: E501
+
+
+def operations(text: str, name: str) -> list[ttgir.Operation]:
+    return [one for one in ttgir.parse(text).kernel.walk() if one.name == name]
+
+
+def test_places_of_every_form():
+    table = MlirLocations(TTIR)
+    assert table.resolve("#loc7") == (("/src/k.py", 10, 0),)
+    assert table.resolve("#loc3") == (("/src/k.py", 12, 3), ("/src/user.py", 40, 1))
+    assert table.resolve("#loc5") == (("/src/k.py", 12, 3),)
+    assert table.resolve("unknown") == ()
+    place = place_of(table.resolve("#loc3"))
+    assert (place.outermost.file, place.outermost.line) == ("/src/user.py", 40)
+    assert key_of(table.resolve("#loc2")) == (("k.py", 12, 3),)
+    assert coarse((("k.py", 12, 3),)) == (("k.py", 12, 0),)
+
+
+def test_places_in_assembly_comments():
+    files = {"k.py": "/src/k.py"}
+    loc = parse_asm_comment(" k.py:12:3 @[ user.py:40:1 @[ main.py:7 ] ]", files)
+    assert loc == (("/src/k.py", 12, 3), ("user.py", 40, 1), ("main.py", 7, 0))
+
+
+def test_operations_have_operands_regions_and_sources():
+    function = ttgir.parse(TTIR).kernel
+    assert function.name == "k" and function.arguments == ["%p", "%n"]
+    assert "tt.divisibility = 16" in function.argument_attributes[0]
+    (loop,) = operations(TTIR, "scf.for")
+    assert loop.operands == ["%c0_i32", "%n", "%n", "%p", "%c0_i32"]
+    assert loop.results == ["%x#0", "%x#1"]
+    assert loop.regions[0][0].arguments == ["%i", "%q", "%s"]
+    (load,) = operations(TTIR, "tt.load")
+    assert load.parent.index == loop.index and function.bases(load.operands[0]) == {0}
+    (store,) = operations(TTIR, "tt.store")
+    assert function.bases(store.operands[0]) == {0}
+    assert function.roots(store.operands[1]) == {0, 1}
+
+
+def test_names_that_sibling_regions_share_are_told_apart():
+    (add,) = operations(TTIR, "tt.addptr")
+    (atomic,) = operations(TTIR, "tt.atomic_rmw")
+    assert add.result != atomic.result  # both print as %1
+
+
+def test_a_spin_is_a_wait_and_a_loop_over_data_is_none():
+    (wait,) = events.find_waits(ttgir.parse(TTIR).kernel)
+    assert wait.ordered and wait.at.name == "scf.condition"
+    assert wait.keys == {(("k.py", 11, 4),)}
+    counting = TTIR.replace("%p, %c0_i32, %true", "%p, %n, %true")  # adds n: a work counter
+    assert not events.find_waits(ttgir.parse(counting).kernel)
+
+
+PTX = """
+.visible .entry k(
+  .param .u64 k_param_0,
+  .param .u64 k_param_1
+)
+.reqntid 128
+{
+  .reg .pred %p<9>;
+  ld.param.b64 %rd1, [k_param_0];
+  ld.param.b64 %rd2, [k_param_1];
+  .loc 1 5 3 // k.py:5:3
+$L__BB0_1:
+  // begin inline asm
+  {
+  .reg .pred done;
+  spin: ld.acquire.sys.global.b32 %r1, [%rd1]; setp.ge.s32 done, %r1, 1; @!done bra spin;
+  }
+  // end inline asm
+  // begin inline asm
+  { spin: mbarrier.try_wait.shared.b64 %p1, [%r2], 0; @!%p1 bra.uni spin; }
+  // end inline asm
+  .loc 1 6 3 // k.py:6:3
+  add.s64 %rd3, %rd2, 16;
+  @%p2 ld.global.v4.b32 {%r3, %r4, %r5, %r6}, [%rd3+0];
+  cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd4, {%r1, %r2}], [%r3];
+  cp.async.bulk.wait_group.read 0;
+  cp.async.bulk.wait_group 0;
+  bar.sync 0;
+  @%p3 bra $L__BB0_1;
+  st.global.b16 [%rd3], %rs1;
+  ret;
+}
+"""
+
+
+def test_ptx_labels_live_in_their_braces():
+    program = ptx.parse(PTX, {})
+    ops = [one.opcode for one in program.instructions]
+    poll, try_wait = (
+        ops.index("ld.acquire.sys.global.b32"),
+        ops.index("mbarrier.try_wait.shared.b64"),
+    )
+    first, second = (i for i, op in enumerate(ops) if op.startswith("bra") and i < try_wait + 2)
+    assert poll in program.successors[first] and try_wait in program.successors[second]
+    back = next(i for i in range(len(ops)) if program.instructions[i].target == "$L__BB0_1")
+    assert set(program.successors[back]) == {poll, back + 1}
+    assert program.successors[len(ops) - 1] == []
+
+
+def test_ptx_instructions_know_what_they_do():
+    program = ptx.parse(PTX, {})
+    by_opcode = {one.opcode: one for one in program.instructions}
+    poll = by_opcode["ld.acquire.sys.global.b32"]
+    assert (poll.order, poll.scope, poll.is_global, poll.asm_block) == ("acquire", "sys", True, 1)
+    load = by_opcode["ld.global.v4.b32"]
+    assert load.bytes == 16 and load.predicate == "%p2" and program.parameters(load) == {1}
+    assert by_opcode["st.global.b16"].bytes == 2
+    bulk = by_opcode["cp.async.bulk.tensor.2d.global.shared::cta.bulk_group"]
+    assert bulk.copies == "out" and not bulk.completes_bulk
+    assert not by_opcode["cp.async.bulk.wait_group.read"].completes_bulk
+    assert by_opcode["cp.async.bulk.wait_group"].completes_bulk
+    assert by_opcode["bar.sync"].is_barrier and program.num_threads == 128
+    assert load.key == (("k.py", 6, 3),)
+
+
+def test_amdgcn_branches_and_memory():
+    text = """
+k:   ; @k
+.LBB0_1:
+ .loc 1 5 3 ; k.py:5:3
+ s_cbranch_execz .LBB0_2
+ global_load_dword v0, v1, s[0:1] sc0 sc1
+ s_waitcnt vmcnt(0)
+.LBB0_2:
+ s_cbranch_vccnz .LBB0_1
+ buffer_wbl2 sc0 sc1
+ s_barrier
+ global_store_dwordx4 v[0:1], v[2:5], off
+ s_endpgm
+ .section .rodata
+ s_nop 0
+"""
+    program = amdgcn.parse(text, {})
+    skip, load, wait, branch, write_back, barrier, store, _ = program.instructions
+    assert program.successors[0] == [1]  # predicated, not skipped
+    assert sorted(program.successors[3]) == [0, 4]
+    assert load.is_load and load.is_coherent and load.key == (("k.py", 5, 0),)
+    assert wait.waits_for_memory and write_back.writes_back == "sys" and barrier.is_barrier
+    assert store.is_store and store.bytes == 16 and not write_back.is_store
+
+
+def test_llvm_atomics():
+    text = """
+  %1 = atomicrmw add ptr addrspace(1) %0, i32 1 syncscope("agent") acq_rel, align 4, !dbg !5
+  %2 = cmpxchg ptr addrspace(1) %0, i32 0, i32 1 release monotonic, align 4
+!1 = !DIFile(filename: "k.py", directory: "/src")
+!2 = distinct !DISubprogram(name: "k", scope: !1, file: !1, line: 1)
+!5 = !DILocation(line: 7, column: 3, scope: !2, inlinedAt: !6)
+!6 = !DILocation(line: 40, column: 1, scope: !2)
+"""
+    add, cas = llvm.atomics(text, {})
+    assert (add.order, add.scope, add.key) == ("acq_rel", "gpu", (("k.py", 7, 0), ("k.py", 40, 0)))
+    assert (cas.name, cas.order, cas.scope) == ("cmpxchg", "release", "sys")
+
+
+def chain(*nodes: flow.Node) -> flow.Graph:
+    graph = flow.Graph()
+    for node in (flow.Node(flow.JOINT), *nodes):
+        graph.add(node)
+    for index in range(len(nodes)):
+        graph.connect(index, index + 1)
+    return graph
+
+
+def test_a_way_around_the_wait_leaves_the_load_unguarded():
+    graph = chain(flow.Node(flow.WAIT, 0), flow.Node(flow.LOAD, "x"))
+    assert flow.waits_before(graph) == {"x": {0}}
+    graph.connect(0, 2)
+    assert flow.waits_before(graph) == {"x": frozenset()}
+
+
+def test_wait_and_load_under_one_condition_belong_together():
+    graph = flow.Graph()
+    for node in (
+        flow.Node(flow.JOINT),
+        flow.Node(flow.WAIT, 0),
+        flow.Node(flow.LOAD, "x", guards=frozenset({"c"})),
+    ):
+        graph.add(node)
+    graph.connect(0, 1, ("c", True))
+    graph.connect(0, 2, ("c", False))
+    graph.connect(1, 2)
+    assert flow.waits_before(graph) == {"x": {0}}
+
+
+def test_what_lies_between_two_runs():
+    wait, load, store = flow.Node(flow.WAIT, 0, "w"), flow.Node(flow.LOAD, "x"), flow.Node("store")
+    graph = chain(wait, load, store)
+    graph.connect(3, 1)
+    assert flow.waits_between(graph) == {"x": {0}}
+    assert flow.stores_between(graph) == {0: {("w", "w"): {None}}}
+    graph.connect(2, 2)
+    assert flow.waits_between(graph) == {"x": frozenset()}
+
+
+@triton.jit
+def loops(p, q, n):
+    i = tl.arange(0, 128)
+    seen = tl.atomic_add(p, 0, sem="acquire", scope="sys")
+    while seen < n:
+        seen = tl.atomic_add(p, 0, sem="acquire", scope="sys")
+    turn = 0
+    while tl.load(p + turn) > 0:
+        turn += 1
+    while tl.atomic_xchg(p + 1, 1, sem="acquire") == 1:
+        pass
+    tile = tl.atomic_add(p + 2, 1)
+    while tile < n:
+        tl.store(q + tile * 128 + i, turn)
+        tile = tl.atomic_add(p + 2, 1)
+
+
+def test_which_loops_are_waits():
+    """A first look before the loop belongs to it; a lock is a wait; a search is none."""
+    record = KernelRecord("loops", {"p": "*i32", "q": "*i32", "n": "i32"})
+    asm = triton_api.compile_kernel(loops, record, TARGETS["cuda:90"]).asm
+    first, lock = events.find_waits(ttgir.parse(asm["ttir"]).kernel)
+    assert len(first.polls) == 2 and len(lock.polls) == 1
+    assert compiled(dict(asm), "cuda:90").waits == {"ttir": 2, "ttgir": 2, "ptx": 2}
+
+
+def test_every_operation_of_a_real_kernel_is_read():
+    import compiled_kernels as kernels
+
+    asm = build(kernels.woven, "cuda:90", BULK_LOAD=True, BULK_STORE=True).asm
+    for stage in ("ttir", "ttgir"):
+        function = ttgir.parse(asm[stage]).kernel
+        known = {"%" + name for name in ("true", "false")} | set(function.arguments)
+        known |= set(function.definitions) | set(function.sources)
+        blocks = (b for one in function.walk() for region in one.regions for b in region)
+        known |= {argument for block in blocks for argument in block.arguments}
+        for operation in function.walk():
+            assert operation.name.split(".")[0] in {
+                "tt", "ttg", "ttng", "arith", "scf", "gpu", "math", "ub",
+            }, operation.text  # fmt: skip
+            assert set(operation.operands) <= known, operation.text
