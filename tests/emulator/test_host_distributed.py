@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import weft
 
@@ -279,3 +280,23 @@ def test_ranks_that_pass_different_sizes_and_dtypes():
 def test_a_group_of_another_size_than_the_session():
     with pytest.raises(weft.UsageError, match="of 2 emulated ranks"), weft.emulated(2) as session:
         session.run(lambda rank: dist.init_process_group("gloo", rank=rank, world_size=8))
+
+
+def test_dtensor_and_data_parallel_training():
+    def main(rank):
+        mesh = init_device_mesh("cpu", (RANKS,))
+        torch.manual_seed(0)
+        a, b = torch.randn(10, 8), torch.randn(8, 6)
+        rows = distribute_tensor(a, mesh, [Shard(0)]) @ distribute_tensor(b, mesh, [Replicate()])
+        torch.testing.assert_close(rows.full_tensor(), a @ b)
+        inner = distribute_tensor(a, mesh, [Shard(1)]) @ distribute_tensor(b, mesh, [Shard(0)])
+        torch.testing.assert_close(inner.full_tensor(), a @ b)
+        layer = torch.nn.Linear(8, 4)
+        model = torch.nn.parallel.DistributedDataParallel(layer)
+        torch.manual_seed(rank)
+        model(torch.randn(3, 8)).sum().backward()
+        gradients = [torch.empty_like(layer.weight) for _ in range(RANKS)]
+        dist.all_gather(gradients, layer.weight.grad)
+        assert all(torch.equal(gradients[0], other) for other in gradients)
+
+    run(main)

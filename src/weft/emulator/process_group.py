@@ -62,11 +62,14 @@ def reduce_tensors(tensors: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
 class EmulatedWork(dist.Work):
     """A collective under way: `wait` blocks the rank's host and then writes the outputs."""
 
-    def __init__(self, finish: Callable[[], None], is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, finish: Callable[[], None], is_ready: Callable[[], bool],
+        outputs: Sequence[torch.Tensor] = (),
+    ) -> None:  # fmt: skip
         super().__init__()
         self._finish: Callable[[], None] | None = finish
         self._is_ready = is_ready
-        self._outputs: list[torch.Tensor] = []
+        self._outputs = list(outputs)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         finish, self._finish = self._finish, None
@@ -170,6 +173,7 @@ class EmulatedGroup(dist.ProcessGroup):
         finish: Callable[[Meeting, list[Any]], None],
         sources: Sequence[int] | None = None,
         opts: Any = None,
+        outputs: Sequence[torch.Tensor] = (),
     ) -> EmulatedWork:
         meeting = self._enter(what, value)
 
@@ -180,7 +184,7 @@ class EmulatedGroup(dist.ProcessGroup):
             meeting.leave()
 
         needed = range(self.size()) if sources is None else sources
-        work = EmulatedWork(complete, lambda: all(i in meeting.values for i in needed))
+        work = EmulatedWork(complete, lambda: all(i in meeting.values for i in needed), outputs)
         if not getattr(opts, "asyncOp", True):
             work.wait()
         return work
@@ -231,7 +235,7 @@ class EmulatedGroup(dist.ProcessGroup):
                 _write(tensor, result)
 
         what = f"all_reduce({_reduce_name(op).lower()})"
-        return self._collective(what, _copies(tensors), finish, opts=opts)
+        return self._collective(what, _copies(tensors), finish, opts=opts, outputs=tensors)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> EmulatedWork:
         return self.allreduce(tensors, opts)
@@ -263,7 +267,7 @@ class EmulatedGroup(dist.ProcessGroup):
                     _write(tensor, value)
 
         value = _copies(tensors) if is_root else None
-        return self._collective(f"broadcast(from {root})", value, finish, [root], opts)
+        return self._collective(f"broadcast(from {root})", value, finish, [root], opts, tensors)
 
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> EmulatedWork:
         inputs = _as_list(inputs)
@@ -299,7 +303,9 @@ class EmulatedGroup(dist.ProcessGroup):
                 _check_size("all_gather_into_tensor", output, gathered)
                 _write(output, gathered)
 
-        return self._collective("all_gather_into_tensor", _copies(inputs), finish, opts=opts)
+        return self._collective(
+            "all_gather_into_tensor", _copies(inputs), finish, opts=opts, outputs=outputs
+        )
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -372,7 +378,7 @@ class EmulatedGroup(dist.ProcessGroup):
                 _write(output, reduce_tensors(parts, op))
 
         what = f"reduce_scatter_tensor({_reduce_name(op).lower()})"
-        return self._collective(what, _copies(inputs), finish, opts=opts)
+        return self._collective(what, _copies(inputs), finish, opts=opts, outputs=outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
