@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from weft.base.errors import CompileError, UnsupportedError
 from weft.emulator import ttir as text_of
 from weft.emulator.codegen import compile_ttir
 from weft.emulator.operations import OPERATIONS, operations_table
+from weft.emulator.reference import reference
 from weft.language import triton_api
 
 
@@ -400,3 +402,10 @@ def test_the_table_lists_every_operation():
     text = operations_table()
     assert all(f"`{name}`" in text for name in OPERATIONS)
     assert all(row.summary for row in OPERATIONS.values())
+
+
+def test_the_page_is_up_to_date():
+    page = Path(__file__).parents[2] / "docs" / "emulator.md"
+    assert page.read_text() == reference(), (
+        "run python -m weft.emulator.reference > docs/emulator.md"
+    )
