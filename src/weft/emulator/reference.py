@@ -31,7 +31,8 @@ runs. Inline assembly is one of these; Gluon kernels have no TTIR and are not ta
   `OutOfBoundsError` at its line.
 * fp16 and bf16 arithmetic is done in fp32 and rounded once, to nearest even, per operation.
 * `tl.dot` multiplies fp16, bf16, fp8 and fp32 in fp32 and adds up in fp32, whatever
-  `input_precision` says: tf32's rounding of operands is not imitated. int8 adds up in int32, exactly.
+  `input_precision` says: tf32's rounding of operands is not imitated. int8 adds up in int32,
+  exactly.
 * The order of a sum is numpy's, or neighbours first: not a GPU's. Compare with a tolerance.
 * Conversions to fp8 saturate; floats to integers saturate, NaN gives 0.
 * A value that nobody defined (`ub.poison`) is 0.
