@@ -131,6 +131,16 @@ def test_a_tensor_that_a_kernel_reaches_by_its_address():
     assert on_one_rank(main)[0] == [8.0] * 8
 
 
+def test_a_view_and_then_its_whole():
+    def main():
+        x, out = torch.full((16,), 4.0), torch.zeros(16)
+        double[(1,)](x[:8], out[4:], BLOCK=8)
+        double[(1,)](x, out, BLOCK=16)
+        return out.tolist()
+
+    assert on_one_rank(main)[0] == [8.0] * 16
+
+
 def test_a_tensor_lives_until_its_kernel_has_run():
     def main():
         out = torch.zeros(8)

@@ -158,10 +158,9 @@ class RankContext:
             return known
         storage = tensor.untyped_storage()
         base, nbytes = storage.data_ptr(), storage.nbytes()
-        shape: Sequence[int] = ()
-        if base == address and tensor.is_contiguous():
-            shape = tensor.shape
-            nbytes = tensor.numel() * tensor.element_size()
+        # A view's kernel may also be handed its whole: what counts is the storage.
+        whole = tensor.is_contiguous() and tensor.numel() * tensor.element_size() == nbytes
+        shape: Sequence[int] = tensor.shape if whole else ()
         return memory.register(
             base, nbytes, tensor.element_size(), self.rank, name,
             initialised=initialised, shape=tuple(shape), owner=storage,
