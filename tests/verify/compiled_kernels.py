@@ -363,6 +363,17 @@ def shared_word(a, c, signal):
 
 
 @triton.jit
+def asm_release(a, c, signal, HOW: tl.constexpr, TEXT: tl.constexpr):
+    """Publish by assembly: with or without a barrier of the block before it."""
+    i = tl.arange(0, 4096)
+    tl.store(c + i, tl.load(a + i))
+    if HOW == "barrier":
+        tl.debug_barrier()
+    constraints: tl.constexpr = "=r,l,~{memory}"
+    tl.inline_asm_elementwise(TEXT, constraints, [signal], tl.int32, False, 1)  # mark: asm release
+
+
+@triton.jit
 def reused_signal(a, c, signal, HOW: tl.constexpr):
     """Copy, with a wait of its own between two loads of the same place."""
     i = tl.arange(0, 1024)

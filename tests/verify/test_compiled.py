@@ -203,6 +203,22 @@ def test_a_release_whose_address_is_an_argument(target):
     assert finding.second.line == line_of("unseen store")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "red.release.sys.global.add.s32 [$1], 1; mov.u32 $0, 0;",
+        "fence.acq_rel.sys; st.relaxed.sys.global.s32 [$1], 1; mov.u32 $0, 0;",
+        "membar.sys; st.volatile.global.s32 [$1], 1; mov.u32 $0, 0;",
+    ],
+)
+def test_a_release_in_assembly_needs_the_barrier_too(text):
+    finding = only(check(kernels.asm_release, "cuda:90", HOW="bare", TEXT=text), NO_BARRIER)
+    assert finding.first.line == line_of("asm release")
+    assert check(kernels.asm_release, "cuda:90", HOW="barrier", TEXT=text).ok
+    inside = "bar.sync 0; " + text
+    assert check(kernels.asm_release, "cuda:90", HOW="bare", TEXT=inside).ok
+
+
 @pytest.mark.parametrize("target", BULK)
 @pytest.mark.parametrize("notify, mark", [("bare", "bare"), ("barrier", "behind barrier")])
 def test_a_release_before_a_bulk_store_is_written(target, notify, mark):

@@ -456,8 +456,8 @@ class _Check:
                     is_poll = key_of(operation.loc) in self.groups
                     if (not ordered.is_tile or ordered.scope == "sys") and not is_poll:
                         sources.releases.update(self._keys(operation))
-                if events.is_load(operation):
-                    sources.loads.add(key)
+                if events.is_asm(operation):
+                    sources.assembly.add(key)
         sources.scalars -= tiles
         if self.is_amd:
             # An address that is an argument has no place of its own: LLVM IR knows the rest.

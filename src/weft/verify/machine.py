@@ -6,7 +6,7 @@ belong to which wait, load, store and atomic of the earlier stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from weft.verify import amdgcn, flow, ptx
@@ -24,15 +24,15 @@ class Sources:
     several); those in `atomic_polls` are made by atomics alone; those in `looks` are the ones
     that a wait is recognised by: its ordered polls, not its looks at an abort word. `scalars`
     are stores and atomics that one thread makes for the block; `releases` are atomics that
-    publish.
+    publish; `assembly` is what the user wrote as such.
     """
 
     polls: dict[Key, frozenset[int]] = field(default_factory=dict)
     atomic_polls: set[Key] = field(default_factory=set)
     looks: set[Key] = field(default_factory=set)
-    loads: set[Key] = field(default_factory=set)
     scalars: set[Key] = field(default_factory=set)
     releases: set[Key] = field(default_factory=set)
+    assembly: set[Key] = field(default_factory=set)
     num_warps: int = 0
 
 
@@ -88,17 +88,31 @@ def _ptx_kind(one: ptx.Instruction, sources: Sources) -> str:
     if one.base in ("atom", "red", "st") and one.is_global:
         if one.order in ("release", "acq_rel", "sc") and one.scope in ("gpu", "sys", "cluster"):
             # A tile of releases with Triton's default order and scope adds up partial sums.
-            return flow.RELEASE if _is_signal(one, sources) else flow.STORE
+            is_signal = one.key in sources.releases or one.key in sources.assembly
+            return flow.RELEASE if is_signal else flow.STORE
         return flow.JOINT if one.key in sources.scalars else flow.STORE
     if one.base == "multimem" and ("st" in one.parts or "red" in one.parts):
         return flow.STORE
     return flow.LOAD if is_load(one) else flow.JOINT
 
 
-def _is_signal(one: ptx.Instruction, sources: Sources) -> bool:
-    return bool(one.asm_block and one.key not in sources.releases and one.scope == "sys") or (
-        one.key in sources.releases
-    )
+def _published_by_fence(instructions: Sequence[Instruction], sources: Sources) -> set[int]:
+    """Writes of a user's assembly that a fence in it turns into releases."""
+    found: set[int] = set()
+    fenced = 0
+    for index, one in enumerate(instructions):
+        if not isinstance(one, ptx.Instruction) or not one.asm_block:
+            continue
+        if one.key not in sources.assembly:
+            continue
+        if one.base in ("fence", "membar") and "proxy" not in one.parts:
+            if one.scope in ("gpu", "sys"):
+                fenced = one.asm_block
+        elif one.is_barrier:
+            fenced = 0
+        elif one.asm_block == fenced and one.base in ("st", "red", "atom") and one.is_global:
+            found.add(index)
+    return found
 
 
 def graph_of(program: Program, sources: Sources) -> flow.Graph:
@@ -115,6 +129,7 @@ def graph_of(program: Program, sources: Sources) -> flow.Graph:
             leaders.update(targets)
             leaders.add(index + 1)
     waits = _wait_positions(program, sources)
+    published = _published_by_fence(instructions, sources)
     last: dict[int, int] = {}  # the latest node at or before each instruction
     heads: dict[int, int] = {}
     current = -1
@@ -127,7 +142,7 @@ def graph_of(program: Program, sources: Sources) -> flow.Graph:
                 graph.connect(last[index - 1], current)
         for group in sorted(waits.get(index, ())):
             current = _append(graph, current, flow.Node(flow.WAIT, group, one))
-        kind = kind_of(one, sources)
+        kind = flow.RELEASE if index in published else kind_of(one, sources)
         if kind != flow.JOINT:
             current = _append(graph, current, flow.Node(kind, one.key, one))
         last[index] = current
