@@ -13,7 +13,7 @@ import torch
 from weft.base.errors import UnsupportedError, UsageError
 from weft.emulator.codegen import EmulatedKernel, compile_ttir
 from weft.emulator.context import RankContext, current
-from weft.emulator.programs import Descriptor
+from weft.emulator.descriptors import Descriptor
 from weft.emulator.spans import address_of
 from weft.emulator.streams import KernelWork
 from weft.emulator.user_place import user_place

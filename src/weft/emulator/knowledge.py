@@ -1,0 +1,85 @@
+"""What one program knows of everybody's past, and what it hands over when it releases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weft.base.vocabulary import Scope
+from weft.emulator.clocks import Clock, Identity
+
+if TYPE_CHECKING:
+    from weft.emulator.machine import Machine
+    from weft.emulator.streams import KernelWork
+
+
+class Knowledge:
+    """The clocks of a program and of its asynchronous stores, which are an agent of their own."""
+
+    def __init__(self, machine: Machine, work: KernelWork, pid: tuple[int, int, int]) -> None:
+        self.machine = machine
+        self.memory = machine.memory
+        self.shadow = machine.shadow
+        self.agents = machine.agents
+        self.work = work
+        self.rank = work.rank
+        self.locations = work.kernel.locations
+        identity = Identity(work.rank, work.kernel.name, pid)
+        self.agent = self.agents.add(identity, work.stream.number, work.position)
+        self.clk = 0
+        self.clock = work.clock  # shared until this program learns something
+        self.segments: dict[Any, int] = {}
+        self.async_agent = -1
+        self.async_clk = 0
+        self.async_done = -1
+
+    def owns(self, segment: int) -> bool:
+        agent = self.agents.segment_agent[segment]
+        return agent == self.agent or agent == self.async_agent
+
+    def segment(self, loc: int, scope: Scope | None = None) -> int:
+        """The number of what this program does now at `loc`."""
+        key = loc if scope is None else (loc, scope)
+        segment = self.segments.get(key)
+        if segment is None:
+            place = self.locations[loc]
+            segment = self.agents.segment(self.agent, self.clk, place, scope)
+            self.segments[key] = segment
+        return segment
+
+    def async_segment(self, loc: int) -> int:
+        """The same for an asynchronous (descriptor) store."""
+        key = ("async", loc, self.async_clk)
+        segment = self.segments.get(key)
+        if segment is None:
+            if self.async_agent < 0:
+                identity = self.agents.identity[self.agent]
+                self.async_agent = self.agents.add(
+                    identity, self.work.stream.number, self.work.position
+                )
+            segment = self.agents.segment(self.async_agent, self.async_clk, self.locations[loc])
+            self.segments[key] = segment
+        return segment
+
+    def complete_stores(self) -> None:
+        """All asynchronous stores so far are done, as seen by this program's releases."""
+        if self.async_agent >= 0:
+            self.async_done = self.async_clk
+            self.async_clk += 1
+
+    def learn(self, clocks: list[Clock]) -> None:
+        if not clocks:
+            return
+        if self.clock is self.work.clock:
+            self.clock = self.clock.copy()
+        for clock in clocks:
+            self.clock.join(clock)
+
+    def publish(self) -> Clock:
+        """What a release hands over: all that this program knows, and its own past."""
+        clock = self.clock.copy()
+        clock.agents[self.agent] = self.clk
+        if self.async_done >= 0:
+            clock.agents[self.async_agent] = self.async_done
+        self.clk += 1
+        self.segments.clear()
+        return clock

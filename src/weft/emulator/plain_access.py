@@ -1,0 +1,271 @@
+"""A program's plain accesses: loads and stores of pointer tiles."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.base.errors import FarPointerError
+from weft.base.vocabulary import Order, Scope
+from weft.emulator.knowledge import Knowledge
+from weft.emulator.memory import Allocation
+from weft.emulator.transitions import Access, Read, Write
+
+# A scalar that is loaded this often in a row, from one line, with nothing in between, is a spin.
+SPIN_LIMIT = 64
+
+
+class Killed(Exception):
+    """Ends one program; what was wrong has been reported."""
+
+
+class PlainAccess(Knowledge):
+    """Loads and stores; each finds its allocation and takes its cells through the shadow."""
+
+    # What the last scalar load was, and how often in a row.
+    _last_spin: tuple[int, int] | None = None
+    _spins = 0
+    _found: Allocation | None = None
+    _far_ranks: frozenset[int] = frozenset()  # put to, or got from, by this program
+
+    def _find(self, lo: int, hi: int, loc: int) -> Allocation | None:
+        """The one allocation that holds lo .. hi - 1, if there is one."""
+        found = self._found
+        if found is not None and found.address <= lo and hi <= found.end and found.buffer:
+            return found
+        found = self.memory.find(lo)
+        if found is None or hi > found.end:
+            return None
+        if found.rank != self.rank and found.heap_offset is not None:
+            self._check_reach(found, loc)
+        # Symmetric memory may be freed under a program's feet; only plain hits are remembered.
+        self._found = found if found.heap_offset is None else None
+        return found
+
+    def _check_reach(self, found: Allocation, loc: int) -> None:
+        """Memory of another node is reached by the one-sided primitives alone."""
+        machine = self.machine
+        if machine.num_nodes == 1 or found.rank in self._far_ranks:
+            return
+        if machine.node_of(found.rank) != machine.node_of(self.rank):
+            self.fail(
+                FarPointerError, "far pointer",
+                f"rank {found.rank} is on another node: rank {self.rank} cannot dereference"
+                f" {found.name} there", loc,
+                remedy="use wl.put, wl.get or wl.put_signal, or ask wl.is_near first",
+            )  # fmt: skip
+
+    def _out_of_bounds(self, address: int, itemsize: int, what: str, loc: int) -> None:
+        near = self.memory.nearest(address)
+        self.machine.report_out_of_bounds(self, near, address, itemsize, what, loc)
+
+    def fail(self, error: type, kind: str, message: str, loc: int, *, remedy: str) -> None:
+        """Report something after which this program cannot go on, and end it."""
+        self.machine.report_failure(self, error, kind, message, self.locations[loc], remedy)
+        raise Killed
+
+    # ------------------------------------------------------------------------------------------
+    # Shadow memory
+
+    def _cells(self, allocation: Allocation, index: np.ndarray, itemsize: int) -> np.ndarray:
+        """Element numbers of `itemsize` as cell numbers of the allocation's shadow."""
+        if itemsize < allocation.cell_bytes:
+            allocation.refine(itemsize)
+        if itemsize == allocation.cell_bytes:
+            return index
+        factor = itemsize // allocation.cell_bytes
+        return index[..., None] * factor + np.arange(factor)
+
+    def _touch(self, allocation: Allocation, shadow: np.ndarray, access: Access) -> None:
+        """Take every cell of `shadow` (a view or a copy) through `access`.
+
+        Returns nothing; the caller's view is changed in place.
+        """
+        first = shadow.item(0)
+        if (shadow == first).all():
+            after = access(first)
+            if after != first:
+                shadow[...] = after
+            return
+        for number in np.unique(shadow).tolist():
+            after = access(number)
+            if after != number:
+                shadow[shadow == number] = after
+
+    def _touch_gathered(self, allocation: Allocation, cells: np.ndarray, access: Access) -> None:
+        shadow = allocation.shadow.take(cells)
+        first = shadow.item(0)
+        if (shadow == first).all():
+            after = access(first)
+            if after != first:
+                allocation.shadow[cells] = after
+            return
+        before = shadow.copy()
+        for number in np.unique(before).tolist():
+            shadow[before == number] = access(number)
+        allocation.shadow[cells] = shadow
+
+    # ------------------------------------------------------------------------------------------
+    # Loads and stores
+
+    def load(self, ptr, mask, other, dtype, shape, loc, volatile=False):
+        if shape == ():
+            return self._load_scalar(ptr, mask, other, dtype, loc, volatile)
+        itemsize = dtype.itemsize
+        if mask is not None:
+            if np.all(mask):
+                mask = None
+            else:
+                mask = np.broadcast_to(mask, shape)
+                filled = np.empty(shape, dtype)
+                filled[...] = 0 if other is None else other
+                chosen = np.broadcast_to(ptr, shape)[mask]
+                if chosen.size:
+                    filled[mask] = self._gather(chosen, dtype, itemsize, loc)
+                return filled
+        if not isinstance(ptr, np.ndarray):
+            ptr = np.full((1,) * len(shape), ptr, np.int64)
+        values = self._gather(ptr, dtype, itemsize, loc)
+        return values if values.shape == shape else np.broadcast_to(values, shape)
+
+    def _gather(self, ptr: np.ndarray, dtype: np.dtype, itemsize: int, loc: int) -> np.ndarray:
+        lo, hi = int(ptr.min()), int(ptr.max())
+        allocation = self._find(lo, hi + itemsize, loc)
+        if allocation is None:
+            return self._gather_scattered(ptr, dtype, itemsize, loc)
+        index = ptr - allocation.address
+        if itemsize > 1:
+            index //= itemsize
+        values = allocation.view(dtype).take(index)
+        if self.machine.checks:
+            cells = self._cells(allocation, index, itemsize)
+            self._touch_gathered(allocation, cells, Read(self, allocation, loc, cells))
+        return values
+
+    def _gather_scattered(self, ptr, dtype, itemsize, loc) -> np.ndarray:
+        """Lanes that lie in several allocations, or in none."""
+        values = np.zeros(ptr.shape, dtype)
+        for lanes, _allocation in self._by_allocation(ptr, itemsize, "reads", loc):
+            values[lanes] = self._gather(ptr[lanes], dtype, itemsize, loc)
+        return values
+
+    def _by_allocation(self, ptr: np.ndarray, itemsize: int, what: str, loc: int):
+        left = np.ones(ptr.shape, bool)
+        while left.any():
+            address = int(ptr[left][0])
+            allocation = self.memory.find(address)
+            if allocation is None or address + itemsize > allocation.end:
+                self._out_of_bounds(address, itemsize, what, loc)
+                near = self.memory.nearest(address)
+                bad = np.vectorize(
+                    lambda a: (
+                        (found := self.memory.find(int(a))) is None or int(a) + itemsize > found.end
+                    )
+                )(ptr)
+                left &= ~bad
+                if near is None:
+                    return
+                continue
+            lanes = left & (ptr >= allocation.address) & (ptr + itemsize <= allocation.end)
+            left &= ~lanes
+            yield lanes, allocation
+
+    def _locate_scalar(self, ptr, itemsize: int, what: str, loc: int):
+        """(allocation, element index) of one address; None when it is out of bounds."""
+        address = int(ptr)
+        allocation = self._find(address, address + itemsize, loc)
+        if allocation is None:
+            self._out_of_bounds(address, itemsize, what, loc)
+            return None
+        if itemsize < allocation.cell_bytes:
+            allocation.refine(itemsize)
+        return allocation, (address - allocation.address) // itemsize
+
+    def _touch_scalar(self, allocation, index, itemsize, access: Access) -> int:
+        """Take one element's cells through `access`; returns its first cell."""
+        factor = itemsize // allocation.cell_bytes
+        first = index * factor
+        for cell in range(first, first + factor):
+            number = allocation.shadow.item(cell)
+            after = access(number)
+            if after != number:
+                allocation.shadow[cell] = after
+        return first
+
+    def _load_scalar(self, ptr, mask, other, dtype, loc, volatile):
+        if mask is not None and not mask:
+            return dtype.type(0 if other is None else other)
+        located = self._locate_scalar(ptr, dtype.itemsize, "reads", loc)
+        if located is None:
+            return dtype.type(0)
+        allocation, index = located
+        if volatile:
+            return self._atomic(
+                allocation, index, dtype, loc, Order.RELAXED, Scope.SYSTEM, lambda old: old
+            )
+        if self.machine.checks:
+            cells = np.array([index * (dtype.itemsize // allocation.cell_bytes)])
+            self._touch_scalar(
+                allocation, index, dtype.itemsize, Read(self, allocation, loc, cells)
+            )
+        value = allocation.view(dtype)[index]
+        spin = (loc, int(ptr))
+        self._spins = self._spins + 1 if spin == self._last_spin else 0
+        self._last_spin = spin
+        if self._spins > SPIN_LIMIT:
+            self.machine.report_plain_spin(self, allocation, index, loc)
+            self._poll(allocation, index, dtype, loc, value)
+        return value
+
+    def store(self, ptr, value, mask, dtype, shape, loc):
+        self._last_spin = None
+        itemsize = dtype.itemsize
+        if shape == ():
+            if mask is not None and not mask:
+                return
+            located = self._locate_scalar(ptr, itemsize, "writes", loc)
+            if located is None:
+                return
+            allocation, index = located
+            if self.machine.checks:
+                cells = np.array([index * (itemsize // allocation.cell_bytes)])
+                segment = self.segment(loc)
+                self._touch_scalar(
+                    allocation, index, itemsize, Write(self, allocation, loc, cells, segment)
+                )
+            allocation.view(dtype)[index] = value
+            if allocation.sync:
+                self._plain_write_to_words(allocation, index * itemsize, itemsize)
+            return
+        ptr = np.broadcast_to(ptr, shape)
+        value = np.broadcast_to(value, shape)
+        if mask is not None and not np.all(mask):
+            mask = np.broadcast_to(mask, shape)
+            ptr, value = ptr[mask], value[mask]
+        if ptr.size:
+            self._scatter(ptr, value, dtype, itemsize, loc)
+
+    def _scatter(self, ptr, value, dtype, itemsize, loc) -> None:
+        lo, hi = int(ptr.min()), int(ptr.max())
+        allocation = self._find(lo, hi + itemsize, loc)
+        if allocation is None:
+            for lanes, _ in self._by_allocation(ptr, itemsize, "writes", loc):
+                self._scatter(ptr[lanes], value[lanes], dtype, itemsize, loc)
+            return
+        index = ptr - allocation.address
+        if itemsize > 1:
+            index //= itemsize
+        if self.machine.checks:
+            cells = self._cells(allocation, index, itemsize)
+            segment = self.segment(loc)
+            self._touch_gathered(allocation, cells, Write(self, allocation, loc, cells, segment))
+        allocation.view(dtype)[index] = value
+        if allocation.sync:
+            self._plain_write_to_words(allocation, lo - allocation.address, hi - lo + itemsize)
+
+    def _plain_write_to_words(self, allocation: Allocation, start: int, nbytes: int) -> None:
+        """A plain store over signal words publishes nothing, but waiters do see it."""
+        for cell in list(allocation.sync):
+            offset = cell * allocation.cell_bytes
+            if start <= offset < start + nbytes:
+                allocation.sync[cell].published.clear()
+                self.machine.word_changed(allocation, cell)

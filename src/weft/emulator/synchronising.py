@@ -1,0 +1,166 @@
+"""A program's atomic accesses, and how it is set aside while it waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.base.place import Place
+from weft.emulator.clocks import Clock
+from weft.emulator.descriptors import DescriptorAccess
+from weft.emulator.memory import Allocation
+from weft.emulator.transitions import Atomic
+from weft.emulator.words import ORDERS, RMW, SCOPES
+from weft.language.triton_api import TRITON_VERSION
+
+# From this version on a release by tl.atomic_* completes the program's asynchronous stores.
+RELEASE_COMPLETES_STORES = TRITON_VERSION >= (3, 8)
+
+
+@dataclass
+class Waiting:
+    """What a program that was set aside waits for; `expected` is None for a raw spin."""
+
+    allocation: Allocation
+    cell: int
+    index: Any
+    place: Place
+    expected: int | None
+    seen: int
+    count: int = 1
+
+
+class Synchronising(DescriptorAccess):
+    """Atomics: an acquire learns what releases of the word have published."""
+
+    waiting: Waiting | None = None
+    _last_poll: tuple[int, int, Any] | None = None
+
+    def pause(self) -> None:
+        """A point at which the scheduler may let somebody else go first."""
+        if self.machine.preempts():
+            self.machine.make_ready(self)
+            self.machine.hub.switch()
+
+    def _atomic(self, allocation, index, dtype, loc, order, scope, change, *, replaces=False):
+        """One atomic access: `change(old)` is the new value. Returns the old one.
+
+        `replaces` says that it is a store: what earlier releases published ends with it.
+        """
+        self._last_spin = None
+        self.pause()
+        view = allocation.view(dtype)
+        old = view[index]
+        new = change(old)
+        modifies = new != old or replaces
+        cell = index * (dtype.itemsize // allocation.cell_bytes)
+        if self.machine.checks:
+            segment = self.segment(loc, scope)
+            access = Atomic(self, allocation, loc, np.array([cell]), segment, bool(modifies))
+            self._touch_scalar(allocation, index, dtype.itemsize, access)
+        word = allocation.sync_word(cell)
+        if order.acquires:
+            self.learn(word.acquire(self.rank, scope))
+        if replaces:
+            word.published.clear()
+        if order.releases:
+            if RELEASE_COMPLETES_STORES:
+                self.complete_stores()
+            word.release(self.rank, scope, self.publish())
+        if modifies:
+            view[index] = new
+            self.machine.word_changed(allocation, cell, self, loc)
+        else:
+            self._poll(allocation, index, dtype, loc, old)
+        return old
+
+    def _poll(self, allocation, index, dtype, loc, value) -> None:
+        """An access that changed nothing: set the program aside if it is going round in a spin."""
+        poll = (loc, allocation.address + index * dtype.itemsize, value.item())
+        if poll != self._last_poll:
+            self._last_poll = poll
+            return
+        cell = index * (dtype.itemsize // allocation.cell_bytes)
+        self.waiting = Waiting(
+            allocation, cell, allocation.index(poll[1], dtype.itemsize), self.locations[loc],
+            None, value.item(),
+        )  # fmt: skip
+        self._last_poll = None
+        self.machine.set_aside(self)
+
+    def atomic_rmw(self, op, sem, scope, ptr, value, mask, dtype, shape, loc):
+        order, scope = ORDERS[sem], SCOPES[scope]
+        change = RMW[op]
+        if shape == ():
+            if mask is not None and not mask:
+                return dtype.type(0)
+            located = self._locate_scalar(ptr, dtype.itemsize, "updates", loc)
+            if located is None:
+                return dtype.type(0)
+            allocation, index = located
+            return self._atomic(
+                allocation, index, dtype, loc, order, scope,
+                lambda old: change(old, value, dtype),
+            )  # fmt: skip
+        return self._atomic_tile(
+            order, scope, ptr, mask, dtype, shape, loc,
+            lambda old, values: change(old, values, dtype), value,
+        )  # fmt: skip
+
+    def atomic_cas(self, sem, scope, ptr, compare, value, dtype, shape, loc):
+        order, scope = ORDERS[sem], SCOPES[scope]
+        if shape == ():
+            located = self._locate_scalar(ptr, dtype.itemsize, "updates", loc)
+            if located is None:
+                return dtype.type(0)
+            allocation, index = located
+            return self._atomic(
+                allocation, index, dtype, loc, order, scope,
+                lambda old: value if old == compare else old,
+            )  # fmt: skip
+        pairs = np.stack([np.broadcast_to(compare, shape), np.broadcast_to(value, shape)], axis=-1)
+        return self._atomic_tile(
+            order, scope, ptr, None, dtype, shape, loc,
+            lambda old, pair: pair[1] if old == pair[0] else old, pairs,
+        )  # fmt: skip
+
+    def _atomic_tile(self, order, scope, ptr, mask, dtype, shape, loc, change, values):
+        """Lanes one after the other, in an order that nobody may rely on."""
+        self.pause()
+        result = np.zeros(shape, dtype)
+        ptr = np.broadcast_to(ptr, shape)
+        mask = np.broadcast_to(True if mask is None else mask, shape)
+        values = np.broadcast_to(values, (*shape, *np.shape(values)[len(shape) :]))
+        segment = self.segment(loc, scope)
+        learnt: list[Clock] = []
+        touched: set[tuple[int, int]] = set()
+        words = []
+        for lane in np.argwhere(mask):
+            lane = tuple(lane)
+            located = self._locate_scalar(ptr[lane], dtype.itemsize, "updates", loc)
+            if located is None:
+                continue
+            allocation, index = located
+            view = allocation.view(dtype)
+            old = view[index]
+            new = change(old, values[lane])
+            result[lane] = old
+            cell = index * (dtype.itemsize // allocation.cell_bytes)
+            if self.machine.checks:
+                access = Atomic(self, allocation, loc, np.array([cell]), segment, True)
+                self._touch_scalar(allocation, index, dtype.itemsize, access)
+            view[index] = new
+            if (id(allocation), cell) not in touched:
+                touched.add((id(allocation), cell))
+                words.append((allocation, cell))
+                if order.acquires and cell in allocation.sync:
+                    learnt += allocation.sync[cell].acquire(self.rank, scope)
+        self.learn(learnt)
+        clock = self.publish() if order.releases else None
+        for allocation, cell in words:
+            if clock is not None:
+                allocation.sync_word(cell).release(self.rank, scope, clock.copy())
+            self.machine.word_changed(allocation, cell, self, loc)
+        return result

@@ -1,0 +1,47 @@
+"""Arithmetic of single words: what atomics and signals do to them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.base.vocabulary import Order, Scope
+
+ORDERS = {order.value: order for order in Order}
+SCOPES = {scope.value: scope for scope in Scope}
+
+
+def behind(seen, expected, kind: np.dtype) -> bool:
+    """Is `seen` before `expected`, modularly: signed(seen - expected) < 0?"""
+    return int(wrap_add(seen, -int(expected), kind)) < 0
+
+
+def wrap_add(old, value, dtype: np.dtype):
+    if dtype.kind not in "iu":
+        return dtype.type(old + value)
+    bits = dtype.itemsize * 8
+    total = (int(old) + int(value)) & ((1 << bits) - 1)
+    if dtype.kind == "i" and total >> (bits - 1):
+        total -= 1 << bits
+    return dtype.type(total)
+
+
+def _unsigned(function):
+    def apply(old, value, dtype):
+        kind = np.dtype(f"u{dtype.itemsize}")
+        return function(old.view(kind), np.asarray(value, dtype).view(kind)[()]).view(dtype)
+
+    return apply
+
+
+RMW = {
+    "add": lambda old, value, dtype: wrap_add(old, value, dtype),
+    "fadd": lambda old, value, dtype: dtype.type(old + value),
+    "and": lambda old, value, dtype: old & value,
+    "or": lambda old, value, dtype: old | value,
+    "xor": lambda old, value, dtype: old ^ value,
+    "max": lambda old, value, dtype: max(old, value),
+    "min": lambda old, value, dtype: min(old, value),
+    "umax": _unsigned(max),
+    "umin": _unsigned(min),
+    "exch": lambda old, value, dtype: dtype.type(value),
+}
