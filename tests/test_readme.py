@@ -9,7 +9,8 @@ import pytest
 
 from weft.emulator.script import run_script
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 
 
 @pytest.fixture
@@ -51,3 +52,8 @@ def test_the_commands_that_it_names_exist():
     verbs = set(get_command(app).commands)
     named = set(re.findall(r"(?:^|\.venv/bin/)weft (\w+)", README, re.MULTILINE))
     assert named and named - {"needs", "is"} <= verbs
+
+
+def test_its_links_lead_somewhere():
+    for link in re.findall(r"\]\(([\w./-]+)\)", README):
+        assert (ROOT / link).exists(), link
