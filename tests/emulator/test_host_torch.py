@@ -272,3 +272,40 @@ def test_the_host_does_not_go_on_where_it_needs_the_value():
 
     with pytest.raises(weft.DeadlockError, match=r"flag@rank0\[0\]"):
         on_one_rank(main)
+
+
+@triton.jit
+def signal_peer(addresses, PEER: tl.constexpr):
+    flag = tl.load(addresses + PEER).to(tl.pointer_type(tl.int32))
+    tl.atomic_add(flag, 1, sem="release", scope="sys")
+
+
+@pytest.mark.parametrize(
+    "is_set", [lambda flag: flag.item() == 1, lambda flag: (flag == 1).all()]
+)  # fmt: skip
+def test_a_host_that_polls_lets_the_others_run(is_set):
+    def main(rank):
+        world = weft.init(heap_bytes=1 << 16)
+        flag = world.signals(1)
+        if rank == 0:
+            while not is_set(flag):
+                pass
+        else:
+            signal_peer[(1,)](world.pointers(flag), PEER=0)
+        return flag.tolist()
+
+    with weft.emulated(ranks=2, collect=True) as ranks:
+        assert ranks.run(main)[0] == [1]
+
+
+def test_a_host_that_polls_for_nothing_is_a_deadlock(monkeypatch):
+    monkeypatch.setattr("weft.emulator.context.POLLS_IN_VAIN", 100)
+
+    def main():
+        world = weft.init(heap_bytes=1 << 16)
+        flag = world.signals(1)
+        while flag.item() == 0:
+            pass
+
+    with pytest.raises(weft.DeadlockError, match="a change of flag, which it polls"):
+        on_one_rank(main)

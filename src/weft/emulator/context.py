@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 _THREAD = threading.local()
 
+# So often one line may read one address before it is taken for a loop that polls, and so often
+# may it look again with everybody else stuck before it is taken for stuck as well.
+POLLS_BEFORE_WAITING = 8
+POLLS_IN_VAIN = 10_000
+
 # Names of tracked memory that no launch has given a better one yet.
 UNNAMED = "unnamed tensor"
 FRESH = "empty tensor"
@@ -47,6 +52,8 @@ class RankContext:
         self.heap_ranges = session.heap_ranges
         self.recording: Recording | None = None
         self.belongings: dict[Any, Any] = {}
+        self._polled: Any = None
+        self._polls = self._in_vain = 0
 
     def __enter__(self) -> RankContext:
         _THREAD.context = self
@@ -122,6 +129,29 @@ class RankContext:
         finally:
             stream.finished(work)
 
+    def polls(self, address: int, place: Place) -> None:
+        """The host reads memory that other ranks may write: one that polls lets them run.
+
+        A loop that has nobody left to wait for ends as a deadlock, not as a hang.
+        """
+        frame = place.outermost
+        if (address, frame) != self._polled:
+            self._polled, self._polls, self._in_vain = (address, frame), 0, 0
+            return
+        self._polls += 1
+        if self._polls < POLLS_BEFORE_WAITING:
+            return
+        machine = self.machine
+        progress = machine.progress
+        known = machine.memory.find(address)
+        why = f"a change of {known.name if known else 'memory'}, which it polls"
+        if machine.host_wait(lambda: machine.progress != progress, why, may_go_on=True):
+            self._in_vain = 0
+        else:
+            self._in_vain += 1
+            if self._in_vain > POLLS_IN_VAIN:
+                machine.host_wait(lambda: False, why)
+
     # ---- device work
 
     def enqueue(self, make: Callable[[], Work], stream: Stream | None = None) -> None:
@@ -195,7 +225,10 @@ class RankContext:
 
     def host_read(self, tensor: torch.Tensor) -> None:
         """The host looks at values: the current stream's work first, as on a GPU."""
-        if tensor.numel() and self.machine.memory.find(address_of(tensor)) is not None:
+        if not tensor.numel():
+            return
+        known = self.machine.memory.find(address_of(tensor))
+        if known is not None:
             if self.recording is not None:
                 raise UnsupportedError(
                     "a recording cannot read a tensor's value on the host: at that moment nothing "
@@ -203,7 +236,10 @@ class RankContext:
                     place=user_place(),
                 )
             self.synchronize()
-            self.machine.host_access(self.rank, [span_of(tensor)], False, user_place())
+            place = user_place()
+            if known.heap_offset is not None:
+                self.polls(address_of(tensor), place)
+            self.machine.host_access(self.rank, [span_of(tensor)], False, place)
 
 
 class _Inline(Work):

@@ -124,6 +124,7 @@ class TorchOperations(TorchDispatchMode):
             for tensor in _tensors(args):
                 self.context.host_read(tensor)
             return func(*args, **kwargs)
+        self._let_others_run(manner, args)
         if not self.context.settle(may_go_on=not _decides_on_values(func)):
             # As on a GPU: queued behind what cannot move yet, with values once it has run.
             result, make = frozen_operation(
@@ -137,6 +138,14 @@ class TorchOperations(TorchDispatchMode):
             result = func(*args, **kwargs)
         self._forget_overwritten(manner, args, kwargs)
         return result
+
+    def _let_others_run(self, manner: _Manner, args: tuple) -> None:
+        """Reading symmetric memory again and again is waiting for somebody."""
+        first = args[0] if args else None
+        if isinstance(first, torch.Tensor) and not manner.writes:
+            known = self.memory.find(address_of(first))
+            if known is not None and known.heap_offset is not None:
+                self.context.polls(known.address, user_place())
 
     def report_accesses(self, func, manner: _Manner, args, kwargs, actor: Actor) -> None:
         """Tell the checker what `func` is about to read and write."""
