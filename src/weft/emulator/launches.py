@@ -37,7 +37,7 @@ def take_launch(launch: Launch) -> None:
             "the function that is given to ranks.run(...)",
             place=place,
         )
-    kernel = compile_ttir(_own_text(launch))
+    kernel = compile_ttir(_own_text(launch), affine=True)
     arguments = Arguments(context, launch)
     if len(arguments.values) != len(kernel.parameters):
         raise UnsupportedError(

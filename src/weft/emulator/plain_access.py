@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.base.errors import FarPointerError
+from weft.base.errors import FarPointerError, UsageError
 from weft.base.vocabulary import Order, Scope
+from weft.emulator.affine import AffinePointers, box_tile
 from weft.emulator.knowledge import Knowledge
 from weft.emulator.memory import Allocation
 from weft.emulator.transitions import Access, Read, Write
+from weft.emulator.windows import Window, find_window
 
 # A scalar that is loaded this often in a row, from one line, with nothing in between, is a spin.
 SPIN_LIMIT = 64
@@ -75,11 +77,8 @@ class PlainAccess(Knowledge):
         factor = itemsize // allocation.cell_bytes
         return index[..., None] * factor + np.arange(factor)
 
-    def _touch(self, allocation: Allocation, shadow: np.ndarray, access: Access) -> None:
-        """Take every cell of `shadow` (a view or a copy) through `access`.
-
-        Returns nothing; the caller's view is changed in place.
-        """
+    def _touch(self, shadow: np.ndarray, access: Access) -> None:
+        """Take every cell of `shadow`, a view, through `access`."""
         first = shadow.item(0)
         if (shadow == first).all():
             after = access(first)
@@ -108,6 +107,11 @@ class PlainAccess(Knowledge):
     # Loads and stores
 
     def load(self, ptr, mask, other, dtype, shape, loc, volatile=False):
+        if type(ptr) is AffinePointers:
+            window = find_window(self, ptr, mask, dtype, loc)
+            if window is not None:
+                return self._load_window(window, other, dtype, shape, loc)
+            ptr, mask = np.asarray(ptr), None if mask is None else box_tile(mask, shape)
         if shape == ():
             return self._load_scalar(ptr, mask, other, dtype, loc, volatile)
         itemsize = dtype.itemsize
@@ -127,19 +131,46 @@ class PlainAccess(Knowledge):
         values = self._gather(ptr, dtype, itemsize, loc)
         return values if values.shape == shape else np.broadcast_to(values, shape)
 
+    def _load_window(self, window: Window, other, dtype, shape, loc) -> np.ndarray:
+        if self.machine.checks:
+            cells = window.first_cell()
+            access = Read(self, window.allocation, loc, cells, shadow=window.shadow)
+            self._touch(window.shadow, access)
+        if window.inside is None:
+            return window.data.copy()
+        tile = np.empty(shape, dtype)
+        tile[...] = 0 if other is None else other
+        tile[window.inside] = window.data
+        return tile
+
     def _gather(self, ptr: np.ndarray, dtype: np.dtype, itemsize: int, loc: int) -> np.ndarray:
         lo, hi = int(ptr.min()), int(ptr.max())
         allocation = self._find(lo, hi + itemsize, loc)
         if allocation is None:
             return self._gather_scattered(ptr, dtype, itemsize, loc)
-        index = ptr - allocation.address
-        if itemsize > 1:
-            index //= itemsize
+        index = self._index(ptr, allocation, itemsize, loc)
         values = allocation.view(dtype).take(index)
         if self.machine.checks:
             cells = self._cells(allocation, index, itemsize)
             self._touch_gathered(allocation, cells, Read(self, allocation, loc, cells))
         return values
+
+    def _index(self, ptr: np.ndarray, allocation: Allocation, itemsize: int, loc: int):
+        """Element numbers of addresses inside one allocation."""
+        index = ptr - allocation.address
+        if itemsize > 1:
+            if (index & (itemsize - 1)).any():
+                self._misaligned(allocation, itemsize, loc)
+            index //= itemsize
+        return index
+
+    def _misaligned(self, allocation: Allocation, itemsize: int, loc: int) -> None:
+        self.fail(
+            UsageError, "misaligned",
+            f"an access of {itemsize}-byte elements to {allocation.name} at an address that"
+            f" {itemsize} does not divide", loc,
+            remedy="GPUs fault here: check pointer casts and byte offsets",
+        )  # fmt: skip
 
     def _gather_scattered(self, ptr, dtype, itemsize, loc) -> np.ndarray:
         """Lanes that lie in several allocations, or in none."""
@@ -178,7 +209,10 @@ class PlainAccess(Knowledge):
             return None
         if itemsize < allocation.cell_bytes:
             allocation.refine(itemsize)
-        return allocation, (address - allocation.address) // itemsize
+        offset = address - allocation.address
+        if offset % itemsize:
+            self._misaligned(allocation, itemsize, loc)
+        return allocation, offset // itemsize
 
     def _touch_scalar(self, allocation, index, itemsize, access: Access) -> int:
         """Take one element's cells through `access`; returns its first cell."""
@@ -217,8 +251,17 @@ class PlainAccess(Knowledge):
         return value
 
     def store(self, ptr, value, mask, dtype, shape, loc):
+        self._store(ptr, value, mask, dtype, shape, loc, self.segment(loc))
+
+    def _store(self, ptr, value, mask, dtype, shape, loc, segment: int) -> None:
         self._last_spin = None
         itemsize = dtype.itemsize
+        if type(ptr) is AffinePointers:
+            window = find_window(self, ptr, mask, dtype, loc)
+            if window is not None:
+                self._store_window(window, value, shape, loc, segment)
+                return
+            ptr, mask = np.asarray(ptr), None if mask is None else box_tile(mask, shape)
         if shape == ():
             if mask is not None and not mask:
                 return
@@ -228,7 +271,6 @@ class PlainAccess(Knowledge):
             allocation, index = located
             if self.machine.checks:
                 cells = np.array([index * (itemsize // allocation.cell_bytes)])
-                segment = self.segment(loc)
                 self._touch_scalar(
                     allocation, index, itemsize, Write(self, allocation, loc, cells, segment)
                 )
@@ -242,21 +284,28 @@ class PlainAccess(Knowledge):
             mask = np.broadcast_to(mask, shape)
             ptr, value = ptr[mask], value[mask]
         if ptr.size:
-            self._scatter(ptr, value, dtype, itemsize, loc)
+            self._scatter(ptr, value, dtype, itemsize, loc, segment)
 
-    def _scatter(self, ptr, value, dtype, itemsize, loc) -> None:
+    def _store_window(self, window: Window, value, shape, loc, segment) -> None:
+        allocation = window.allocation
+        if self.machine.checks:
+            cells = window.first_cell()
+            self._touch(window.shadow, Write(self, allocation, loc, cells, segment, window.shadow))
+        whole = window.inside is None
+        window.data[...] = value if whole else np.broadcast_to(value, shape)[window.inside]
+        if allocation.sync:
+            self._plain_write_to_words(allocation, *window.span())
+
+    def _scatter(self, ptr, value, dtype, itemsize, loc, segment) -> None:
         lo, hi = int(ptr.min()), int(ptr.max())
         allocation = self._find(lo, hi + itemsize, loc)
         if allocation is None:
             for lanes, _ in self._by_allocation(ptr, itemsize, "writes", loc):
-                self._scatter(ptr[lanes], value[lanes], dtype, itemsize, loc)
+                self._scatter(ptr[lanes], value[lanes], dtype, itemsize, loc, segment)
             return
-        index = ptr - allocation.address
-        if itemsize > 1:
-            index //= itemsize
+        index = self._index(ptr, allocation, itemsize, loc)
         if self.machine.checks:
             cells = self._cells(allocation, index, itemsize)
-            segment = self.segment(loc)
             self._touch_gathered(allocation, cells, Write(self, allocation, loc, cells, segment))
         allocation.view(dtype)[index] = value
         if allocation.sync:

@@ -10,7 +10,7 @@ from weft.emulator.affine import AffinePointers, Box
 
 if TYPE_CHECKING:
     from weft.emulator.memory import Allocation
-    from weft.emulator.programs import Program
+    from weft.emulator.plain_access import PlainAccess
 
 
 class Window(NamedTuple):
@@ -25,6 +25,10 @@ class Window(NamedTuple):
     address: int
     inside: tuple[slice, ...] | None
 
+    def first_cell(self) -> np.ndarray:
+        """The shadow cell of the first element, as the array that accesses take."""
+        return np.array([(self.address - self.allocation.address) // self.allocation.cell_bytes])
+
     def span(self) -> tuple[int, int]:
         """(offset of the first byte in the allocation, number of bytes to the last)."""
         low, high = _bounds(self.address, self.data.strides, self.data.shape)
@@ -32,7 +36,7 @@ class Window(NamedTuple):
 
 
 def find_window(
-    program: Program, pointers: AffinePointers, box: Box | None, dtype: np.dtype, loc: int
+    program: PlainAccess, pointers: AffinePointers, box: Box | None, dtype: np.dtype, loc: int
 ) -> Window | None:
     """The window of `pointers` under `box`; None where it is not one (several allocations, out of
     bounds, misaligned, empty, or elements that repeat)."""
