@@ -10,7 +10,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
 from weft.language import triton_api
 from weft.verify import amdgcn, compiled, events, flow, llvm, ptx, ttgir
-from weft.verify.places import MlirLocations, coarse, key_of, parse_asm_comment, place_of
+from weft.verify.places import AssemblyLines, MlirLocations, coarse, key_of, place_of
 
 TTIR = """
 #loc = loc("/src/k.py":10:0)
@@ -65,10 +65,18 @@ def test_places_of_every_form():
     assert coarse((("k.py", 12, 3),)) == (("k.py", 12, 0),)
 
 
-def test_places_in_assembly_comments():
-    files = {"k.py": "/src/k.py"}
-    loc = parse_asm_comment(" k.py:12:3 @[ user.py:40:1 @[ main.py:7 ] ]", files)
-    assert loc == (("/src/k.py", 12, 3), ("user.py", 40, 1), ("main.py", 7, 0))
+def test_places_in_assembly():
+    lines = AssemblyLines('.file 1 "/src" "k.py"\n.file 2 "/src/user.py"', {"k.py": "/src/k.py"})
+    for line in (
+        ".loc 1 12 3 // k.py:12:3 @[ user.py:40:1 @[ main.py:7 ] ]",
+        ".loc 1 12 3 is_stmt 0 ; k.py:12:3 @[ user.py:40:1 @[ main.py:7 ] ]",
+    ):
+        assert lines.read(line) == (("/src/k.py", 12, 3), ("user.py", 40, 1), ("main.py", 7, 0))
+    assert lines.read(".loc 2 40 1 // user.py:40:1") == (("user.py", 40, 1),)
+    inlined = lines.read(
+        ".loc 1 12 3, function_name $L__info_string0, inlined_at 2 40 1 // k.py:12:3"
+    )
+    assert inlined == (("/src/k.py", 12, 3), ("user.py", 40, 1))
 
 
 def test_operations_have_operands_regions_and_sources():

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from weft.verify.places import NOWHERE, Key, Loc, coarse, key_of, parse_asm_comment
+from weft.verify.places import NOWHERE, AssemblyLines, Key, Loc, coarse, key_of
 
 _LABEL = re.compile(r"^([A-Za-z_.$][\w.$]*):")
 _DWORDS = {"dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16, "short": 2, "byte": 1}
@@ -15,7 +15,8 @@ _SIZES = {**_DWORDS, "b8": 1, "b16": 2, "b32": 4, "b64": 8, "b96": 12, "b128": 1
 
 @dataclass(eq=False)
 class Instruction:
-    """One instruction; `asm_block` numbers the inline assembly it stands in, 0 outside."""
+    """One instruction; `asm_block` numbers the inline assembly it stands in, 0 outside;
+    `after_write_back` says that a cache write-back stands before it, with no access between."""
 
     opcode: str
     operands: str
@@ -23,6 +24,7 @@ class Instruction:
     line: int
     asm_block: int
     target: str = ""
+    after_write_back: bool = False
 
     @property
     def key(self) -> Key:
@@ -102,6 +104,8 @@ def parse(text: str, files: Mapping[str, str]) -> Program:
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
     loc: Loc = NOWHERE
+    lines = AssemblyLines(text, files)
+    written_back = False
     num_asm = asm_block = 0
     has_lines = inside = False
     for number, line in enumerate(text.splitlines(), 1):
@@ -120,11 +124,12 @@ def parse(text: str, files: Mapping[str, str]) -> Program:
             continue
         if stripped.startswith(".loc"):
             has_lines = True
-            loc = parse_asm_comment(stripped.partition(";")[2], files)
+            loc = lines.read(stripped)
             continue
         code = stripped.partition(";")[0].partition("//")[0].strip()
         if match := _LABEL.match(code):
             labels[match[1]] = len(instructions)
+            written_back = False
             code = code[match.end() :].strip()
         if not code or code.startswith("."):
             continue
@@ -132,6 +137,8 @@ def parse(text: str, files: Mapping[str, str]) -> Program:
         one = Instruction(opcode, operands.strip(), loc, number, asm_block)
         if opcode == "s_branch" or opcode.startswith("s_cbranch"):
             one.target = operands.strip()
+        one.after_write_back = written_back
+        written_back = bool(one.writes_back) or (written_back and not one.is_vector_memory)
         instructions.append(one)
     return Program(instructions, _successors(instructions, labels), has_lines)
 

@@ -460,13 +460,20 @@ class _Check:
                     sources.assembly.add(key)
         sources.scalars -= tiles
         if self.is_amd:
-            # An address that is an argument has no place of its own: LLVM IR knows the rest.
-            sources.releases.update(
-                one.key
-                for one in llvm.atomics(self.texts.get("llir", ""), self.files)
-                if one.order in ("release", "acq_rel") and one.key not in tiles
-            )
+            self._add_amd_releases(sources, tiles)
         return sources
+
+    def _add_amd_releases(self, sources: machine.Sources, tiles: set[Key]) -> None:
+        """An address that is an argument has no place of its own: LLVM IR knows the rest."""
+        others: set[Key] = set()
+        for one in llvm.atomics(self.texts.get("llir", ""), self.files):
+            is_look = one.key in sources.looks and one.may_be_a_look
+            if one.order in ("release", "acq_rel") and not is_look:
+                if one.key not in tiles:
+                    sources.releases.add(one.key)
+            else:
+                others.add(one.key)
+        sources.mixed = others & sources.releases
 
     def _check_spins(self, sources: machine.Sources) -> None:
         spins = machine.spins(self.program, sources)

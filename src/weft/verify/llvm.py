@@ -38,6 +38,13 @@ class Atomic:
     text: str
 
     @property
+    def may_be_a_look(self) -> bool:
+        """Does it change nothing, or only what it expects?"""
+        return self.name == "cmpxchg" or bool(
+            re.search(r"\b(?:or|add|xor) ptr.*? i\d+ 0\b", self.text)
+        )
+
+    @property
     def key(self) -> Key:
         return coarse(key_of(self.loc))
 

@@ -24,7 +24,7 @@ class Sources:
     several); those in `atomic_polls` are made by atomics alone; those in `looks` are the ones
     that a wait is recognised by: its ordered polls, not its looks at an abort word. `scalars`
     are stores and atomics that one thread makes for the block; `releases` are atomics that
-    publish; `assembly` is what the user wrote as such.
+    publish, those in `mixed` standing for others too; `assembly` is what the user wrote as such.
     """
 
     polls: dict[Key, frozenset[int]] = field(default_factory=dict)
@@ -32,6 +32,7 @@ class Sources:
     looks: set[Key] = field(default_factory=set)
     scalars: set[Key] = field(default_factory=set)
     releases: set[Key] = field(default_factory=set)
+    mixed: set[Key] = field(default_factory=set)
     assembly: set[Key] = field(default_factory=set)
     num_warps: int = 0
 
@@ -45,9 +46,13 @@ def is_poll(one: Instruction, sources: Sources) -> bool:
     if one.is_load:
         # LLVM turns an atomic that changes nothing into a load that goes past the caches.
         return one.key not in sources.atomic_polls or one.is_coherent
-    if one.key in sources.releases:
-        return one.opcode.endswith(("atomic_or", "atomic_or_x2", "atomic_cmpswap"))
-    return one.is_atomic
+    return one.is_atomic and not _releases_on_amd(one, sources)
+
+
+def _releases_on_amd(one: amdgcn.Instruction, sources: Sources) -> bool:
+    if one.key not in sources.releases:
+        return False
+    return one.after_write_back or one.key not in sources.mixed
 
 
 def is_load(one: Instruction) -> bool:
@@ -70,7 +75,7 @@ def kind_of(one: Instruction, sources: Sources) -> str:
     if is_poll(one, sources):
         return flow.JOINT
     if one.is_atomic or one.is_store:
-        if one.key in sources.releases:
+        if _releases_on_amd(one, sources):
             return flow.RELEASE
         return flow.JOINT if one.key in sources.scalars else flow.STORE
     return flow.LOAD if one.is_load else flow.JOINT

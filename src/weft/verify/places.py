@@ -20,6 +20,8 @@ NOWHERE: Loc = ()
 _DEFINITION = re.compile(r"^#(loc\d*) = loc\((.*)\)$")
 _FILE = re.compile(r'^"((?:[^"\\]|\\.)*)":(\d+):(\d+)')
 _NAME = re.compile(r'^"(?:[^"\\]|\\.)*"(?:\((.*)\))?$', re.DOTALL)
+_ASM_LOC = re.compile(r"^\.loc\s+(\d+) (\d+) (\d+)(?:.*?inlined_at (\d+) (\d+) (\d+))?")
+_ASM_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"(?:\s+"([^"]*)")?', re.MULTILINE)
 _ASM_PART = re.compile(r"([^\s\[\]:]+):(\d+)(?::(\d+))?")  # column 0 is left out
 
 
@@ -77,15 +79,40 @@ class MlirLocations:
         return NOWHERE
 
 
-def parse_asm_comment(text: str, files: Mapping[str, str]) -> Loc:
-    """The chain in the comment of a `.loc` line: `a.py:25:34 @[ b.py:69:20 @[ c.py:3:1 ] ]`.
+class AssemblyLines:
+    """The `.loc` lines of an assembly file, one after the other, as chains of places.
 
-    `files` maps base names to full paths, from the MLIR stages.
+    Some LLVMs print the chain in a comment, `a.py:25:34 @[ b.py:69:20 @[ c.py:3 ] ]`; others put
+    a `.loc` for each caller in front and refer to it with `inlined_at`.
     """
-    return tuple(
-        (files.get(file, file), int(line), int(column or 0))
-        for file, line, column in _ASM_PART.findall(text)
-    )
+
+    def __init__(self, text: str, files: Mapping[str, str]) -> None:
+        self.files = files
+        self.table = {
+            number: (name or path).rsplit("/", 1)[-1]
+            for number, path, name in _ASM_FILE.findall(text)
+        }
+        self.callers: dict[tuple[str, str, str], Loc] = {}
+
+    def read(self, line: str) -> Loc:
+        """The chain that holds for the instructions after this `.loc` line."""
+        match = _ASM_LOC.match(line.strip())
+        if match is None:
+            return NOWHERE
+        own = (match[1], match[2], match[3])
+        comment = _ASM_PART.findall(re.split(r"//|;", line, maxsplit=1)[-1])
+        if "@[" in line or (comment and match[4] is None):
+            chain = tuple(
+                (self.files.get(file, file), int(number), int(column or 0))
+                for file, number, column in comment
+            )
+        else:
+            file = self.table.get(own[0], own[0])
+            chain = ((self.files.get(file, file), int(own[1]), int(own[2])),)
+            if match[4] is not None:
+                chain += self.callers.get((match[4], match[5], match[6]), NOWHERE)
+        self.callers[own] = chain
+        return chain
 
 
 def _split_callsite(text: str) -> tuple[str, str]:

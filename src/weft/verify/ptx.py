@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from weft.verify.places import NOWHERE, Key, Loc, key_of, parse_asm_comment
+from weft.verify.places import NOWHERE, AssemblyLines, Key, Loc, key_of
 
 _LABEL = re.compile(r"^([A-Za-z_$%][\w$%]*)\s*:(?!:)")
 _INSTRUCTION = re.compile(r"^(?:@(!?)(%?[\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.DOTALL)
@@ -151,6 +151,7 @@ def parse(text: str, files: Mapping[str, str]) -> Program:
     tables: dict[str, list[str]] = {}
     next_scope = 1
     loc: Loc = NOWHERE
+    lines = AssemblyLines(text, files)
     has_lines = inside = False
     num_threads = asm_block = num_asm = 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -169,8 +170,7 @@ def parse(text: str, files: Mapping[str, str]) -> Program:
             asm_block = 0
         if stripped.startswith(".loc"):
             has_lines = True
-            comment = stripped.partition("//")[2]
-            loc = parse_asm_comment(comment, files)
+            loc = lines.read(stripped)
             continue
         code = stripped.partition("//")[0].strip()
         if header:
