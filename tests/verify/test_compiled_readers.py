@@ -65,18 +65,33 @@ def test_places_of_every_form():
     assert coarse((("k.py", 12, 3),)) == (("k.py", 12, 0),)
 
 
-def test_places_in_assembly():
-    lines = AssemblyLines('.file 1 "/src" "k.py"\n.file 2 "/src/user.py"', {"k.py": "/src/k.py"})
+def test_places_in_assembly_comments():
+    lines = AssemblyLines("", {"k.py": "/src/k.py"})
     for line in (
         ".loc 1 12 3 // k.py:12:3 @[ user.py:40:1 @[ main.py:7 ] ]",
         ".loc 1 12 3 is_stmt 0 ; k.py:12:3 @[ user.py:40:1 @[ main.py:7 ] ]",
     ):
-        assert lines.read(line) == (("/src/k.py", 12, 3), ("user.py", 40, 1), ("main.py", 7, 0))
-    assert lines.read(".loc 2 40 1 // user.py:40:1") == (("user.py", 40, 1),)
-    inlined = lines.read(
-        ".loc 1 12 3, function_name $L__info_string0, inlined_at 2 40 1 // k.py:12:3"
-    )
-    assert inlined == (("/src/k.py", 12, 3), ("user.py", 40, 1))
+        (loc,) = lines.read(line)
+        assert loc == (("/src/k.py", 12, 3), ("user.py", 40, 1), ("main.py", 7, 0))
+
+
+def test_places_in_assembly_that_says_inlined_at():
+    text = """
+    .loc 2 40 1 // user.py:40:1
+    .loc 1 20 5, function_name $L__info_string0, inlined_at 2 40 1 // k.py:20:5
+    .loc 1 12 3, function_name $L__info_string0, inlined_at 1 20 5 // k.py:12:3
+    .loc 1 20 5, function_name $L__info_string0, inlined_at 2 50 1 // k.py:20:5
+    .loc 2 50 1 // user.py:50:1
+    .file 1 "/src" "k.py"
+    .file 2 "/src/user.py"
+    """
+    lines = AssemblyLines(text, {"k.py": "/src/k.py"})
+    innermost = text.splitlines()[3]
+    assert set(lines.read(innermost)) == {
+        (("/src/k.py", 12, 3), ("/src/k.py", 20, 5), ("user.py", 40, 1)),
+        (("/src/k.py", 12, 3), ("/src/k.py", 20, 5), ("user.py", 50, 1)),
+    }
+    assert lines.read(text.splitlines()[1]) == ((("user.py", 40, 1),),)
 
 
 def test_operations_have_operands_regions_and_sources():

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from weft.verify.places import NOWHERE, AssemblyLines, Key, Loc, coarse, key_of
+from weft.verify.places import NOWHERE, AssemblyLines, Loc, coarse, key_of
 
 _LABEL = re.compile(r"^([A-Za-z_.$][\w.$]*):")
 _DWORDS = {"dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16, "short": 2, "byte": 1}
@@ -20,15 +20,16 @@ class Instruction:
 
     opcode: str
     operands: str
-    loc: Loc
+    locs: tuple[Loc, ...]
     line: int
     asm_block: int
     target: str = ""
     after_write_back: bool = False
 
-    @property
-    def key(self) -> Key:
-        return coarse(key_of(self.loc))
+    def __post_init__(self) -> None:
+        self.loc = self.locs[0]
+        self.keys = frozenset(coarse(key_of(loc)) for loc in self.locs)
+        self.key = min(self.keys)
 
     @property
     def is_vector_memory(self) -> bool:
@@ -103,11 +104,11 @@ def parse(text: str, files: Mapping[str, str]) -> Program:
     """The first function of an AMDGCN module."""
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
-    loc: Loc = NOWHERE
+    locs: tuple[Loc, ...] = (NOWHERE,)
     lines = AssemblyLines(text, files)
     written_back = False
     num_asm = asm_block = 0
-    has_lines = inside = False
+    has_lines = inside = placed = False
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
         if not inside:
@@ -117,14 +118,16 @@ def parse(text: str, files: Mapping[str, str]) -> Program:
             break
         if stripped.startswith(";;#ASMSTART"):
             num_asm += 1
-            asm_block = num_asm
+            asm_block, placed = num_asm, False
             continue
         if stripped.startswith(";;#ASMEND"):
             asm_block = 0
             continue
         if stripped.startswith(".loc"):
             has_lines = True
-            loc = lines.read(stripped)
+            if not asm_block or not placed:
+                locs = lines.read(stripped)
+            placed = True
             continue
         code = stripped.partition(";")[0].partition("//")[0].strip()
         if match := _LABEL.match(code):
@@ -134,7 +137,7 @@ def parse(text: str, files: Mapping[str, str]) -> Program:
         if not code or code.startswith("."):
             continue
         opcode, _, operands = code.partition(" ")
-        one = Instruction(opcode, operands.strip(), loc, number, asm_block)
+        one = Instruction(opcode, operands.strip(), locs, number, asm_block)
         if opcode == "s_branch" or opcode.startswith("s_cbranch"):
             one.target = operands.strip()
         one.after_write_back = written_back

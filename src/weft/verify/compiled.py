@@ -485,7 +485,7 @@ class _Check:
             group
             for one in self.program.instructions
             if machine.is_poll(one, sources)
-            for group in sources.polls[one.key]
+            for group in machine.groups_of(one, sources)
         )
         for group, members in enumerate(self.members):
             if group in self.lost or not members[0].keys:
@@ -512,13 +512,15 @@ class _Check:
         graph = machine.graph_of(self.program, sources)
         passed = flow.waits_before(graph)
         origins = {node.key: node.origin for node in graph.nodes if node.kind == flow.LOAD}
-        for key, found in passed.items():
-            needs = required.get(key)
-            if needs is None and isinstance(self.program, ptx.Program) and not is_known(key):
-                needs = self._required_by_parameters(before, origins[key])
+        for keys, found in passed.items():
+            each = [required[key] for key in keys if key in required]
+            needs = frozenset.intersection(*each) if each else None
+            is_lost = not any(map(is_known, keys))
+            if needs is None and isinstance(self.program, ptx.Program) and is_lost:
+                needs = self._required_by_parameters(before, origins[keys])
             for group in sorted((needs or frozenset()) - found - self.lost):
                 self._hoisted(
-                    group, origins[key], self.assembly, "a path leads to the load around the wait"
+                    group, origins[keys], self.assembly, "a path leads to the load around the wait"
                 )
 
     def _required_by_parameters(self, before: _Required, one) -> frozenset:
@@ -536,7 +538,9 @@ class _Check:
             if (ordered := events.order_of(operation)) is not None
             for key in self._keys(operation)
         }
-        in_flight = machine.exposed_releases(graph, sources, lambda one: scopes.get(one.key, ""))
+        in_flight = machine.exposed_releases(
+            graph, sources, lambda one: next((scopes[key] for key in one.keys if key in scopes), "")
+        )
         for exposed in in_flight:
             loc = self._release_loc(exposed.release)
             if exposed.lacks == machine.OTHER_WAVES:
@@ -565,9 +569,11 @@ class _Check:
             and ordered.order in ("release", "acq_rel")
             and key_of(operation.loc) not in self.groups
         ]
-        here = [operation for operation in published if one.key in self._keys(operation)]
+        here = [operation for operation in published if one.keys & self._keys(operation)]
         if not here:
-            present = {each.key for each in self.program.instructions if each.is_atomic}
+            present = {
+                key for each in self.program.instructions if each.is_atomic for key in each.keys
+            }
             here = [operation for operation in published if not self._keys(operation) & present]
         return here[0].loc if here else one.loc
 
@@ -595,7 +601,8 @@ class _Check:
                 or one.base in ("fence", "membar")
             ]
         for one in atomics:
-            emitted.setdefault(one.key, []).append(one)
+            for key in one.keys:
+                emitted.setdefault(key, []).append(one)
             if not is_known(one.loc):
                 unplaced.append(one)
         for operation in self.ttir.kernel.walk():
@@ -651,7 +658,7 @@ class _Check:
         wanted = _count(events.asm_memory(operation))
         key = self._key(operation.loc)
         here = _count(
-            one.opcode for one in self.program.instructions if one.asm_block and one.key == key
+            one.opcode for one in self.program.instructions if one.asm_block and key in one.keys
         )
         everywhere = _count(one.opcode for one in self.program.instructions if one.asm_block)
         for opcode, _ in wanted.items():

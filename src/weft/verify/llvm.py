@@ -48,6 +48,10 @@ class Atomic:
     def key(self) -> Key:
         return coarse(key_of(self.loc))
 
+    @property
+    def keys(self) -> frozenset[Key]:
+        return frozenset({self.key})
+
 
 def atomics(text: str, files: Mapping[str, str]) -> list[Atomic]:
     """Every atomic access of the module."""

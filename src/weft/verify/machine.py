@@ -37,22 +37,30 @@ class Sources:
     num_warps: int = 0
 
 
+def groups_of(one: Instruction, sources: Sources) -> frozenset[int]:
+    """The waits of which this instruction may be a poll."""
+    groups: frozenset[int] = frozenset()
+    for key in one.keys:
+        groups |= sources.polls.get(key, groups)
+    return groups
+
+
 def is_poll(one: Instruction, sources: Sources) -> bool:
     """Is this instruction the read of a wait?"""
-    if one.key not in sources.polls:
+    if not groups_of(one, sources):
         return False
     if isinstance(one, ptx.Instruction):
         return one.is_global and one.base in ("ld", "atom", "multimem")
     if one.is_load:
         # LLVM turns an atomic that changes nothing into a load that goes past the caches.
-        return one.key not in sources.atomic_polls or one.is_coherent
+        return not one.keys & sources.atomic_polls or one.is_coherent
     return one.is_atomic and not _releases_on_amd(one, sources)
 
 
 def _releases_on_amd(one: amdgcn.Instruction, sources: Sources) -> bool:
-    if one.key not in sources.releases:
+    if not one.keys & sources.releases:
         return False
-    return one.after_write_back or one.key not in sources.mixed
+    return one.after_write_back or not one.keys & sources.mixed
 
 
 def is_load(one: Instruction) -> bool:
@@ -77,7 +85,7 @@ def kind_of(one: Instruction, sources: Sources) -> str:
     if one.is_atomic or one.is_store:
         if _releases_on_amd(one, sources):
             return flow.RELEASE
-        return flow.JOINT if one.key in sources.scalars else flow.STORE
+        return flow.JOINT if one.keys & sources.scalars else flow.STORE
     return flow.LOAD if one.is_load else flow.JOINT
 
 
@@ -93,9 +101,9 @@ def _ptx_kind(one: ptx.Instruction, sources: Sources) -> str:
     if one.base in ("atom", "red", "st") and one.is_global:
         if one.order in ("release", "acq_rel", "sc") and one.scope in ("gpu", "sys", "cluster"):
             # A tile of releases with Triton's default order and scope adds up partial sums.
-            is_signal = one.key in sources.releases or one.key in sources.assembly
+            is_signal = bool(one.keys & (sources.releases | sources.assembly))
             return flow.RELEASE if is_signal else flow.STORE
-        return flow.JOINT if one.key in sources.scalars else flow.STORE
+        return flow.JOINT if one.keys & sources.scalars else flow.STORE
     if one.base == "multimem" and ("st" in one.parts or "red" in one.parts):
         return flow.STORE
     return flow.LOAD if is_load(one) else flow.JOINT
@@ -108,7 +116,7 @@ def _published_by_fence(instructions: Sequence[Instruction], sources: Sources) -
     for index, one in enumerate(instructions):
         if not isinstance(one, ptx.Instruction) or not one.asm_block:
             continue
-        if one.key not in sources.assembly:
+        if not one.keys & sources.assembly:
             continue
         if one.base in ("fence", "membar") and "proxy" not in one.parts:
             if one.scope in ("gpu", "sys"):
@@ -149,7 +157,7 @@ def graph_of(program: Program, sources: Sources) -> flow.Graph:
             current = _append(graph, current, flow.Node(flow.WAIT, group, one))
         kind = flow.RELEASE if index in published else kind_of(one, sources)
         if kind != flow.JOINT:
-            current = _append(graph, current, flow.Node(kind, one.key, one))
+            current = _append(graph, current, flow.Node(kind, one.keys, one))
         last[index] = current
     for index, targets in enumerate(program.successors):
         for target in targets:
@@ -173,8 +181,8 @@ def _wait_positions(program: Program, sources: Sources) -> dict[int, frozenset[i
     for index, one in enumerate(program.instructions):
         if one.asm_block and one.asm_block not in blocks:
             blocks[one.asm_block] = index
-        if one.key in sources.looks and is_poll(one, sources):
-            found[blocks.get(one.asm_block, index)] = sources.polls[one.key]
+        if one.keys & sources.looks and is_poll(one, sources):
+            found[blocks.get(one.asm_block, index)] = groups_of(one, sources)
     return found
 
 
@@ -186,16 +194,16 @@ def spins(program: Program, sources: Sources) -> dict[int, int]:
     instructions = program.instructions
     found: dict[int, int] = {}
     for index, one in enumerate(instructions):
-        is_look = one.key in sources.looks and is_poll(one, sources)
+        is_look = bool(one.keys & sources.looks) and is_poll(one, sources)
         if is_look and _comes_back(program, index, sources):
-            for group in sources.polls[one.key]:
+            for group in groups_of(one, sources):
                 found[group] = found.get(group, 0) + 1
     return found
 
 
 def _comes_back(program: Program, start: int, sources: Sources) -> bool:
     """Can control return to `start` without a load, store or wait of another kind between?"""
-    groups = sources.polls[program.instructions[start].key]
+    groups = groups_of(program.instructions[start], sources)
     seen: set[int] = set()
     todo = list(program.successors[start])
     while todo:
@@ -207,7 +215,7 @@ def _comes_back(program: Program, start: int, sources: Sources) -> bool:
         seen.add(index)
         one = program.instructions[index]
         other = kind_of(one, sources) in (flow.LOAD, flow.STORE, flow.RELEASE)
-        if other or (is_poll(one, sources) and not sources.polls[one.key] & groups):
+        if other or (is_poll(one, sources) and not groups_of(one, sources) & groups):
             continue
         todo.extend(program.successors[index])
     return False
@@ -288,4 +296,4 @@ def exposed_releases(
 
 def _drop(state: frozenset, one: Instruction, lacks: str) -> frozenset:
     """Keep one store per place and lack: the rest says the same."""
-    return frozenset(item for item in state if not (item[0].key == one.key and item[1] == lacks))
+    return frozenset(item for item in state if not (item[0].keys == one.keys and item[1] == lacks))

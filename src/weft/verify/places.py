@@ -15,6 +15,8 @@ from weft.base.place import Frame, Place
 Loc = tuple[tuple[str, int, int], ...]
 Key = tuple[tuple[str, int, int], ...]
 
+_Spot = tuple[str, str, str]  # file number, line, column
+
 NOWHERE: Loc = ()
 
 _DEFINITION = re.compile(r"^#(loc\d*) = loc\((.*)\)$")
@@ -80,10 +82,12 @@ class MlirLocations:
 
 
 class AssemblyLines:
-    """The `.loc` lines of an assembly file, one after the other, as chains of places.
+    """The `.loc` lines of an assembly file as chains of places.
 
-    Some LLVMs print the chain in a comment, `a.py:25:34 @[ b.py:69:20 @[ c.py:3 ] ]`; others put
-    a `.loc` for each caller in front and refer to it with `inlined_at`.
+    Some LLVMs print the chain in a comment, `a.py:25:34 @[ b.py:69:20 @[ c.py:3 ] ]`. Others write
+    `inlined_at` with the place of the caller, and say once, in a line of its own, where that one
+    was inlined; a helper inlined at two places then has two chains, and no line says which one
+    is meant: `read` gives both.
     """
 
     def __init__(self, text: str, files: Mapping[str, str]) -> None:
@@ -92,27 +96,43 @@ class AssemblyLines:
             number: (name or path).rsplit("/", 1)[-1]
             for number, path, name in _ASM_FILE.findall(text)
         }
-        self.callers: dict[tuple[str, str, str], Loc] = {}
+        self.parents: dict[_Spot, set[_Spot | None]] = {}
+        for line in text.splitlines():
+            if match := _ASM_LOC.match(line.strip()):
+                self.parents.setdefault(_spot(match, 1), set()).add(_spot(match, 4))
 
-    def read(self, line: str) -> Loc:
-        """The chain that holds for the instructions after this `.loc` line."""
+    def read(self, line: str) -> tuple[Loc, ...]:
+        """The chains that may hold for the instructions after this `.loc` line."""
         match = _ASM_LOC.match(line.strip())
         if match is None:
-            return NOWHERE
-        own = (match[1], match[2], match[3])
+            return (NOWHERE,)
+        own, parent = _spot(match, 1), _spot(match, 4)
+        if parent is not None:
+            return tuple(self._place(own) + rest for rest in self._chains(parent, 8))
         comment = _ASM_PART.findall(re.split(r"//|;", line, maxsplit=1)[-1])
-        if "@[" in line or (comment and match[4] is None):
-            chain = tuple(
-                (self.files.get(file, file), int(number), int(column or 0))
-                for file, number, column in comment
+        if comment:
+            return (
+                tuple(
+                    (self.files.get(file, file), int(number), int(column or 0))
+                    for file, number, column in comment
+                ),
             )
-        else:
-            file = self.table.get(own[0], own[0])
-            chain = ((self.files.get(file, file), int(own[1]), int(own[2])),)
-            if match[4] is not None:
-                chain += self.callers.get((match[4], match[5], match[6]), NOWHERE)
-        self.callers[own] = chain
-        return chain
+        return (self._place(own),)
+
+    def _chains(self, spot: _Spot, depth: int) -> list[Loc]:
+        found: list[Loc] = []
+        for parent in sorted(self.parents.get(spot, {None}), key=str):
+            rests = [NOWHERE] if parent is None or not depth else self._chains(parent, depth - 1)
+            found += [self._place(spot) + rest for rest in rests]
+        return found[:16]
+
+    def _place(self, spot: _Spot) -> Loc:
+        file = self.table.get(spot[0], spot[0])
+        return ((self.files.get(file, file), int(spot[1]), int(spot[2])),)
+
+
+def _spot(match: re.Match, first: int) -> _Spot:
+    return match[first] and (match[first], match[first + 1], match[first + 2])
 
 
 def _split_callsite(text: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from weft.verify.places import NOWHERE, AssemblyLines, Key, Loc, key_of
+from weft.verify.places import NOWHERE, AssemblyLines, Loc, key_of
 
 _LABEL = re.compile(r"^([A-Za-z_$%][\w$%]*)\s*:(?!:)")
 _INSTRUCTION = re.compile(r"^(?:@(!?)(%?[\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.DOTALL)
@@ -25,21 +25,22 @@ SCOPES = {"cta", "cluster", "gpu", "sys"}
 @dataclass(eq=False)
 class Instruction:
     """One instruction; `parts` is its opcode split at dots; `asm_block` numbers the inline
-    assembly that it stands in, 0 outside."""
+    assembly that it stands in, 0 outside; `locs` are the places it may stand for, `keys` theirs."""
 
     opcode: str
     operands: str
     predicate: str
     negated: bool
-    loc: Loc
+    locs: tuple[Loc, ...]
     line: int
     asm_block: int
     parts: list[str] = field(default_factory=list)
     target: str = ""
 
-    @property
-    def key(self) -> Key:
-        return key_of(self.loc)
+    def __post_init__(self) -> None:
+        self.loc = self.locs[0]
+        self.keys = frozenset(key_of(loc) for loc in self.locs)
+        self.key = min(self.keys)
 
     @property
     def base(self) -> str:
@@ -150,9 +151,9 @@ def parse(text: str, files: Mapping[str, str]) -> Program:
     branches: list[tuple[int, tuple[int, ...], str]] = []
     tables: dict[str, list[str]] = {}
     next_scope = 1
-    loc: Loc = NOWHERE
+    locs: tuple[Loc, ...] = (NOWHERE,)
     lines = AssemblyLines(text, files)
-    has_lines = inside = False
+    has_lines = inside = placed = False
     num_threads = asm_block = num_asm = 0
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
@@ -165,12 +166,15 @@ def parse(text: str, files: Mapping[str, str]) -> Program:
             continue
         if stripped.startswith("// begin inline asm"):
             num_asm += 1
-            asm_block = num_asm
+            asm_block, placed = num_asm, False
         elif stripped.startswith("// end inline asm"):
             asm_block = 0
         if stripped.startswith(".loc"):
             has_lines = True
-            loc = lines.read(stripped)
+            # In assembly of several lines LLVM counts on from the first: only that one is true.
+            if not asm_block or not placed:
+                locs = lines.read(stripped)
+            placed = True
             continue
         code = stripped.partition("//")[0].strip()
         if header:
@@ -205,7 +209,7 @@ def parse(text: str, files: Mapping[str, str]) -> Program:
             if match is None:
                 continue
             one = Instruction(
-                match[3], match[4], match[2] or "", match[1] == "!", loc, number, asm_block
+                match[3], match[4], match[2] or "", match[1] == "!", locs, number, asm_block
             )
             one.parts = one.opcode.split(".")
             if one.base in ("bra", "brx"):
