@@ -121,7 +121,7 @@ class Actor:
         if allocation is None or end + dtype.itemsize > allocation.end:
             bad = address if allocation is None else allocation.end
             near = self.machine.memory.nearest(bad)
-            self.machine.report_out_of_bounds(self, near, bad, dtype.itemsize, what, self.place)
+            self.machine.findings.out_of_bounds(self, near, bad, dtype.itemsize, what, self.place)
 
     def _view(self, span: Span) -> np.ndarray:
         import ctypes
@@ -182,7 +182,7 @@ class Actor:
             else:
                 if history.writer == Agents.NOTHING and not history.others:
                     if looks:
-                        machine.report_uninitialised(self, allocation, cell_of(), self.place)
+                        machine.findings.uninitialised(self, allocation, cell_of(), self.place)
                     elif allocation.heap_offset is None:
                         continue  # a later read that does look is told; a peer cannot write it
                 after = machine.shadow.after_read(
@@ -195,6 +195,6 @@ class Actor:
     def _conflict(self, allocation: Allocation, cell: Any, what: str):
         def report(kind: str, earlier: int) -> None:
             at = cell() if callable(cell) else cell
-            self.machine.report_race(self, allocation, at, what, kind, earlier, self.place)
+            self.machine.findings.race(self, allocation, at, what, kind, earlier, self.place)
 
         return report

@@ -19,23 +19,18 @@ from typing import Any
 from greenlet import getcurrent
 from threadpoolctl import ThreadpoolController
 
-from weft.base.errors import (
-    DeadlockError,
-    FindingError,
-    OutOfBoundsError,
-    RaceError,
-    ResidencyError,
-    SignalError,
-    UninitializedError,
-)
-from weft.base.place import UNKNOWN, Place
-from weft.base.report import Finding, Report, Side
+from weft.base.errors import ResidencyError
+from weft.base.place import Place
+from weft.base.report import Report
 from weft.emulator.actors import Actor
-from weft.emulator.clocks import Agents, Clock, Identity
+from weft.emulator.clocks import Agents, Clock
+from weft.emulator.findings import Findings
+from weft.emulator.hosts import THREAD, HostTask
 from weft.emulator.isolation import place_on_node
 from weft.emulator.memory import Allocation, Memory
 from weft.emulator.programs import Program
 from weft.emulator.shadow import Shadow
+from weft.emulator.standstill import report_standstill
 from weft.emulator.streams import KernelWork, Stream, Work
 from weft.emulator.user_place import user_place
 
@@ -44,18 +39,6 @@ PREEMPTION = 0.3
 
 # So often may every spinning program look again, with nothing having changed, before it is stuck.
 IDLE_ROUNDS = 3
-
-# Findings of one kind and pair of lines are told once; this many different ones are kept.
-MAX_FINDINGS = 64
-
-_ERRORS: dict[str, type[Exception]] = {
-    "race": RaceError,
-    "deadlock": DeadlockError,
-    "residency": ResidencyError,
-    "out of bounds": OutOfBoundsError,
-    "uninitialised": UninitializedError,
-    "signal": SignalError,
-}
 
 
 @dataclass(frozen=True)
@@ -72,88 +55,6 @@ class HeapView:
         return len(self.bases)
 
 
-class HostTask:
-    """One rank's host code: a thread that runs only while it holds the baton."""
-
-    def __init__(self, machine: Machine, rank: int, main: Callable[[], Any]) -> None:
-        self.machine = machine
-        self.rank = rank
-        self.main = main
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.ended = False
-        self.condition: Callable[[], bool] | None = None
-        self.why: object = ""
-        self.place = UNKNOWN
-        self.aborted = False
-        self.may_go_on = False
-        self.goes_on = False
-        self.clock = Clock()
-        self.agent = machine.agents.add(Identity(rank, "host"))
-        self.clk = 0
-        self.segments: dict[Place, int] = {}
-        self._go = threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, name=f"weft-rank{rank}", daemon=True)
-        self._started = False
-
-    def _run(self) -> None:
-        self._go.acquire()
-        _THREAD.host = self
-        try:
-            if not self.aborted:
-                self.result = self.main()
-        except _Aborted:
-            pass
-        except BaseException as error:  # the session decides what to do with it
-            self.error = error
-        self.ended = True
-        self.machine.progress += 1
-        self.machine.hosts_may_go = True
-        self.machine._baton.release()
-
-    def step(self) -> None:
-        """Called by the scheduler: lets the thread run until it waits or ends."""
-        self.machine._enter_rank(self.rank)
-        self.condition = None
-        if not self._started:
-            self._started = True
-            self._thread.start()
-        self._go.release()
-        self.machine._baton.acquire()
-        self.machine.hosts_may_go = True
-
-    def wait(
-        self, condition: Callable[[], bool], why: object, place: Place, may_go_on: bool
-    ) -> bool:
-        """Called by the thread: gives the baton back until `condition()` holds.
-
-        Says whether it does: where nobody else can go on, one that `may_go_on` need not wait.
-        """
-        if self.aborted:  # a `finally` of code that is being unwound waits for nobody
-            raise _Aborted
-        self.condition = condition
-        self.why = why
-        self.place = place
-        self.may_go_on = may_go_on
-        self.goes_on = False
-        self.machine.waiting_hosts.append(self)
-        self.machine._baton.release()
-        self._go.acquire()
-        if self.aborted:
-            raise _Aborted
-        return not self.goes_on
-
-    def abort(self) -> None:
-        """End a thread that waits for something that will not come."""
-        self.aborted = True
-        if not self.ended:
-            self.step()
-
-
-class _Aborted(BaseException):
-    """Unwinds the host code of a run that was given up."""
-
-
 class _Activation:
     """The scheduler's choice to start the next work of one rank's streams."""
 
@@ -165,9 +66,6 @@ class _Activation:
 
     def step(self) -> None:
         self.machine._activate(self.stream)
-
-
-_THREAD = threading.local()
 
 
 @cache
@@ -194,8 +92,7 @@ class Machine:
         self.memory = Memory()
         self.agents = Agents()
         self.shadow = Shadow(self.agents)
-        self.report = Report(name, num_ranks)
-        self.error: FindingError | None = None
+        self.findings = Findings(name, num_ranks, self.agents)
         self.heaps: dict[int, HeapView] = {}
         self.barriers: dict[Any, list[Work]] = {}
         self.hosts: dict[int, HostTask] = {}
@@ -204,17 +101,25 @@ class Machine:
         self.on_switch: Callable[[int], None] = lambda rank: None
         self.progress = 0
         self.hub = getcurrent()
-        self._streams: dict[tuple[int, str], Stream] = {}
+        self.all_streams: dict[tuple[int, str], Stream] = {}
         self._random = random.Random(seed)
         self._ready: list[Any] = []
         self._waiters: dict[tuple[int, int], list[Program]] = {}
         self._resident: Counter[int] = Counter()
         self._kernels: dict[int, list[KernelWork]] = {rank: [] for rank in range(num_ranks)}
-        self._signallers: dict[tuple[Any, int], set[Place]] = {}
+        self.signallers: dict[tuple[Any, int], set[Place]] = {}
         self._sequence = 0
         self._rank_in_front = -1
-        self._baton = threading.Semaphore(0)
-        self._fatal = False
+        self.baton = threading.Semaphore(0)
+
+    @property
+    def report(self) -> Report:
+        return self.findings.report
+
+    @property
+    def error(self) -> Exception | None:
+        """What the first finding raises."""
+        return self.findings.error
 
     # ------------------------------------------------------------------------------------------
     # For host code
@@ -231,21 +136,21 @@ class Machine:
         return self.current_host().rank
 
     def current_host(self) -> HostTask:
-        host = getattr(_THREAD, "host", None)
+        host = getattr(THREAD, "host", None)
         if host is None or host.machine is not self:
             raise RuntimeError("this is for the host code of an emulated rank")
         return host
 
     def stream(self, rank: int, name: str = "main") -> Stream:
         """The stream `name` of `rank`, made on first use."""
-        stream = self._streams.get((rank, name))
+        stream = self.all_streams.get((rank, name))
         if stream is None:
-            stream = Stream(self, rank, name, len(self._streams))
-            self._streams[(rank, name)] = stream
+            stream = Stream(self, rank, name, len(self.all_streams))
+            self.all_streams[(rank, name)] = stream
         return stream
 
     def streams(self, rank: int) -> list[Stream]:
-        return [stream for (owner, _), stream in self._streams.items() if owner == rank]
+        return [stream for (owner, _), stream in self.all_streams.items() if owner == rank]
 
     def host_wait(
         self, condition: Callable[[], bool], why: object,
@@ -267,27 +172,6 @@ class Machine:
         """Something that hosts may be waiting for has happened."""
         self.progress += 1
         self.hosts_may_go = True
-
-    def host_drain(self, rank: int, stream_name: str = "main") -> None:
-        """Wait until all that `stream_name` has queued is done, and know of it."""
-        stream = self.stream(rank, stream_name)
-        if not stream.idle:
-            target = stream.enqueued
-            self.host_wait(
-                lambda: stream.done >= target,
-                f"the work queued on stream {stream_name} (on a GPU the host would go on here;"
-                " the emulator runs torch operations on the host)",
-            )
-        self.hosts[rank].clock.join(stream.clock)
-
-    def join_hosts(self, ranks: Iterable[int]) -> None:
-        """The hosts of `ranks` have met: each knows what all know."""
-        ranks = list(ranks)
-        clock = Clock()
-        for rank in ranks:
-            clock.join(self.host_publish(rank))
-        for rank in ranks:
-            self.hosts[rank].clock.join(clock)
 
     def host_publish(self, rank: int) -> Clock:
         """What the host of `rank` hands over to work that it queues."""
@@ -345,7 +229,7 @@ class Machine:
         draw = self._random.random
         while True:
             ready = self._ready
-            while ready and not self._fatal:
+            while ready:
                 place = int(draw() * len(ready))
                 task = ready[place]
                 ready[place] = ready[-1]
@@ -353,7 +237,7 @@ class Machine:
                 task.step()
                 if self.hosts_may_go:
                     self._wake_hosts()
-            if self._fatal or self._finished():
+            if self._finished():
                 break
             # Spins that were set aside may have been waiting for something else than the word
             # that they looked at last: let all of them look again.
@@ -362,12 +246,20 @@ class Machine:
             if idle_rounds > IDLE_ROUNDS or not self._wake_spins():
                 if self._let_hosts_go_on():
                     continue
-                self._report_stuck()
+                report_standstill(self, self._stuck(), self._unstarted())
                 break
+
+    def _stuck(self) -> list[Program]:
+        return [program for programs in self._waiters.values() for program in programs]
+
+    def _unstarted(self) -> list[KernelWork]:
+        return [
+            work for works in self._kernels.values() for work in works if work.next < work.total
+        ]
 
     def _finished(self) -> bool:
         return all(host.ended for host in self.hosts.values()) and all(
-            stream.idle for stream in self._streams.values()
+            stream.idle for stream in self.all_streams.values()
         )
 
     def _end_hosts(self) -> None:
@@ -375,7 +267,7 @@ class Machine:
             if not host.ended:
                 host.abort()
 
-    def _enter_rank(self, rank: int) -> None:
+    def enter_rank(self, rank: int) -> None:
         if rank != self._rank_in_front:
             self._rank_in_front = rank
             self.on_switch(rank)
@@ -437,7 +329,7 @@ class Machine:
             work.stream.finished(work)
             return
         if work.cooperative and work.total > self.num_sms:
-            self.report_failure(
+            self.findings.failure(
                 None, ResidencyError, "residency",
                 f"{work.describe()} is cooperative but has {work.total} programs; rank"
                 f" {work.rank} holds {self.num_sms} at a time", work.place,
@@ -494,9 +386,9 @@ class Machine:
     def signalled(self, allocation: Allocation, cell: int, place: Place) -> None:
         """Remember who signals this word, for the report of a deadlock."""
         key = (allocation.name, cell)
-        places = self._signallers.get(key)
+        places = self.signallers.get(key)
         if places is None:
-            places = self._signallers[key] = set()
+            places = self.signallers[key] = set()
         if len(places) < 4:
             places.add(place)
 
@@ -520,276 +412,3 @@ class Machine:
     def actor(self, work: Work, what: str) -> Actor:
         """Somebody to do `work`'s accesses, ordered behind its stream's earlier work."""
         return Actor.of_work(self, work, what)
-
-    # ------------------------------------------------------------------------------------------
-    # Findings
-
-    def find(self, finding: Finding, error: type[Exception] | None = None) -> None:
-        """File a finding; the first one decides which error the session raises."""
-        if len(self.report.findings) >= MAX_FINDINGS or not self.report.add(finding):
-            return
-        if self.error is None:
-            kind = error or _ERRORS[finding.kind]
-            place = finding.first.place
-            if issubclass(kind, FindingError):
-                self.error = kind(str(finding), finding=finding)
-            else:
-                self.error = kind(str(finding))
-                self.error.finding = finding  # type: ignore[attr-defined]
-            del place
-
-    def side(self, program: Any, place: Place, **fields: Any) -> Side:
-        """The side of a finding that `program` (or an actor, or nobody) takes."""
-        if program is None:
-            return Side.at(place, **fields)
-        identity = self.agents.identity[program.agent]
-        who = {"rank": identity.rank, "kernel": identity.kernel, "program": identity.program}
-        return Side.at(place, **{**who, **fields})
-
-    def report_race(
-        self, by: Any, allocation: Allocation, cell: int, what: str, kind: str, earlier: int,
-        place: Place,
-    ) -> None:  # fmt: skip
-        """Two accesses that nothing orders; `kind` says what the earlier one, a segment, was."""
-        index = allocation.index(
-            allocation.address + cell * allocation.cell_bytes, allocation.cell_bytes
-        )
-        agents = self.agents
-        identity = agents.identity[agents.segment_agent[earlier]]
-        tensor = _tensor_name(allocation)
-        if kind == "scope":
-            message = (
-                f"{tensor}[{_index_text(index)}] is updated atomically by two ranks, but a scope"
-                " does not include both"
-            )
-            remedy = 'give both atomics scope=SYSTEM (sem scope "sys" in tl.atomic_*)'
-            first_note, second_note = "updates atomically", "updated atomically"
-        else:
-            message = (
-                f"nothing orders this {what} of {tensor}[{_index_text(index)}] after the {kind}"
-            )
-            remedy = (
-                "signal (release) after the first access and wait for it (acquire) before the"
-                " second, both with a scope that covers the two"
-            )
-            first_note = {"read": "reads", "write": "writes"}.get(what, "accesses atomically")
-            second_note = {"read": "read", "write": "wrote"}.get(kind, "accessed atomically")
-        finding = Finding(
-            "race", message,
-            self.side(by, place, tensor=tensor, index=index, note=first_note),
-            Side.at(
-                agents.segment_place[earlier], rank=identity.rank, kernel=identity.kernel,
-                program=identity.program, tensor=tensor, index=index, note=second_note,
-            ),
-            remedy,
-        )  # fmt: skip
-        self.find(finding)
-
-    def report_uninitialised(
-        self, by: Any, allocation: Allocation, cell: int, place: Place
-    ) -> None:
-        tensor = _tensor_name(allocation)
-        index = allocation.index(
-            allocation.address + cell * allocation.cell_bytes, allocation.cell_bytes
-        )
-        self.find(
-            Finding(
-                "uninitialised",
-                f"{tensor}[{_index_text(index)}] is read, but nothing has written it",
-                self.side(by, place, tensor=tensor, index=index, note="reads"),
-                remedy="write it first, or wait for the rank that does",
-            )
-        )
-
-    def report_out_of_bounds(
-        self, by: Any, near: Allocation | None, address: int, itemsize: int, what: str, loc: Any
-    ) -> None:
-        place = loc if isinstance(loc, Place) else by.locations[loc]
-        if near is None:
-            message, fields = f"{what} address {address:#x}, which belongs to no tensor", {}
-        else:
-            tensor = _tensor_name(near)
-            elements = near.nbytes // itemsize
-            flat = (address - near.address) // itemsize
-            shape = f", shape {list(near.shape)}" if near.shape else ""
-            message = (
-                f"{what} element {flat} of {tensor} of rank {near.rank}, which has {elements}"
-                f" elements{shape}"
-            )
-            fields = {"tensor": tensor, "index": flat}
-        self.find(
-            Finding(
-                "out of bounds", message, self.side(by, place, note=what, **fields),
-                remedy="mask the access, or check sizes and strides",
-            )
-        )  # fmt: skip
-
-    def report_plain_spin(self, by: Program, allocation: Allocation, index: int, loc: int) -> None:
-        tensor = _tensor_name(allocation)
-        self.find(
-            Finding(
-                "signal",
-                f"a loop waits for {tensor}[{index}] with plain loads: a compiler may read the"
-                " word once, and nothing read afterwards is ordered",
-                self.side(by, by.locations[loc], tensor=tensor, index=index, note="spins on"),
-                remedy="wait with wl.wait, or poll with an acquire atomic",
-            ),
-            SignalError,
-        )
-
-    def check_set(self, by: Program, allocation: Allocation, index, kind, value, loc: int) -> None:
-        """A SET that takes a signal word backwards loses a signal for whoever counts on it."""
-        seen = allocation.view(kind)[index]
-        if seen > value and int(seen) - int(value) < 1 << (kind.itemsize * 8 - 1):
-            tensor = _tensor_name(allocation)
-            if not (value == 0 or seen == kind.type(1)):
-                self.find(
-                    Finding(
-                        "signal",
-                        f"{tensor}[{index}] is set from {seen} back to {value}: an epoch did not"
-                        " advance",
-                        self.side(by, by.locations[loc], tensor=tensor, index=index, note="sets"),
-                        remedy="signal words only grow; derive the value from the slot's epoch",
-                    ),
-                    SignalError,
-                )
-
-    def report_failure(
-        self, by: Any, error: type[Exception], kind: str, message: str, place: Place, remedy: str,
-        **fields: Any,
-    ) -> None:  # fmt: skip
-        """Something after which a program cannot go on."""
-        self._failed = True
-        self.find(Finding(kind, message, self.side(by, place, **fields), remedy=remedy), error)
-
-    _failed = False
-
-    def _report_stuck(self) -> None:
-        """Nobody can go on: say who waits for what."""
-        stuck = [program for programs in self._waiters.values() for program in programs]
-        if self._failed or any(host.error for host in self.hosts.values()):
-            return  # what ended before its time is the cause, and is reported already
-        groups: dict[Any, list[Program]] = {}
-        for program in stuck:
-            waiting = program.waiting
-            key = (waiting.place, waiting.allocation.name, program.work.kernel.name)
-            groups.setdefault(key, []).append(program)
-        unstarted = [
-            work for works in self._kernels.values() for work in works if work.next < work.total
-        ]
-        table = [self._waiting_line(programs) for programs in groups.values()]
-        hosts: dict[Any, list[int]] = {}
-        for host in self.hosts.values():
-            if not host.ended:
-                hosts.setdefault((host.why, host.place), []).append(host.rank)
-        for (why, place), ranks in hosts.items():
-            who = f"the host of {_ranks_text(ranks)}"
-            table.append(f"{who} waits for {why}\n      at {_deep(place)}")
-        for key, arrived in self.barriers.items():
-            ranks = sorted(work.rank for work in arrived)
-            table.append(f"barrier {key}: only ranks {ranks} of {arrived[0].parties} have arrived")
-        for stream in self._streams.values():
-            if stream.queue:
-                first = stream.queue[0].describe()
-                table.append(
-                    f"rank {stream.rank} stream {stream.name}: {len(stream.queue)} works behind,"
-                    f" first {first}"
-                )
-        kind, remedy = "deadlock", "see who could have signalled, above"
-        message = "every program that is left waits:"
-        if unstarted and stuck:
-            kind = "residency"
-            works = "; ".join(
-                f"{w.describe()} on rank {w.rank}: {w.total - w.next} of {w.total} programs have"
-                " not started"
-                for w in unstarted
-            )
-            message = (
-                f"{works}: rank holds {self.num_sms} programs at a time, and those that run wait"
-                " for those that cannot start:"
-            )
-            remedy = (
-                f"launch at most {self.num_sms} programs that wait for each other, or launch the"
-                " one they wait for first"
-            )
-        text = message + "".join(f"\n    {line}" for line in table)
-        if not groups:
-            host = next(host for host in self.hosts.values() if not host.ended)
-            first = Side.at(host.place, rank=host.rank, kernel="host", note=f"waits for {host.why}")
-            self.find(Finding(kind, text, first, remedy=remedy))
-            return
-        for programs in groups.values():
-            self.find(Finding(kind, text, self._waiting_side(programs[0]), remedy=remedy))
-            # One table is enough: the others are told by their places.
-            text, remedy = "the same standstill, at another line", ""
-
-    def _waiting_side(self, program: Program) -> Side:
-        waiting = program.waiting
-        want = "a change of" if waiting.expected is None else f"at least {waiting.expected} in"
-        return self.side(
-            program, waiting.place, tensor=_tensor_name(waiting.allocation), index=waiting.index,
-            note=f"sees {waiting.seen}, waits for {want}",
-        )  # fmt: skip
-
-    def _waiting_line(self, programs: list[Program]) -> str:
-        program = programs[0]
-        waiting = program.waiting
-        tensor = _tensor_name(waiting.allocation)
-        now = self._word_now(waiting)
-        expects = "another value" if waiting.expected is None else f">= {waiting.expected}"
-        line = (
-            f"rank {program.rank} {program.work.kernel.name}{program.program} waits for"
-            f" {tensor}[{_index_text(waiting.index)}] {expects}, which is {now}\n"
-            f"      at {_deep(waiting.place)}"
-        )
-        if len(programs) > 1:
-            ranks = sorted({other.rank for other in programs})
-            line += (
-                f"\n      {len(programs)} programs wait at this line, on {_ranks_text(ranks)}, each"
-                " for its own word or the same"
-            )
-        places = self._signallers.get((waiting.allocation.name, waiting.cell))
-        others = {
-            place
-            for (name, _), known in self._signallers.items()
-            if name == waiting.allocation.name
-            for place in known
-        }
-        if places:
-            line += "\n      signalled so far by " + "; ".join(sorted(_short(p) for p in places))
-        elif others:
-            line += "\n      never signalled; other words of it by " + "; ".join(
-                sorted(_short(p) for p in others)
-            )
-        else:
-            line += "\n      nobody has signalled any word of it"
-        return line
-
-    def _word_now(self, waiting: Any) -> int:
-        allocation = waiting.allocation
-        dtype = {1: "i1", 2: "i2", 4: "i4", 8: "i8"}[allocation.cell_bytes]
-        import numpy as np
-
-        return int(allocation.view(np.dtype(dtype))[waiting.cell])
-
-
-def _short(place: Place) -> str:
-    frame = place.outermost
-    return "an unknown place" if frame is None else f"{frame.file}:{frame.line}"
-
-
-def _deep(place: Place) -> str:
-    """The place as text, its chain of calls set in as far as a line of the table is."""
-    return str(place).replace("\n", "\n    ")
-
-
-def _ranks_text(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def _tensor_name(allocation: Allocation) -> str:
-    return f"{allocation.name}@rank{allocation.rank}"
-
-
-def _index_text(index: Any) -> str:
-    return ", ".join(map(str, index)) if isinstance(index, tuple) else str(index)

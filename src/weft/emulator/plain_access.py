@@ -58,11 +58,11 @@ class PlainAccess(Knowledge):
 
     def _out_of_bounds(self, address: int, itemsize: int, what: str, loc: int) -> None:
         near = self.memory.nearest(address)
-        self.machine.report_out_of_bounds(self, near, address, itemsize, what, loc)
+        self.machine.findings.out_of_bounds(self, near, address, itemsize, what, loc)
 
     def fail(self, error: type, kind: str, message: str, loc: int, *, remedy: str) -> None:
         """Report something after which this program cannot go on, and end it."""
-        self.machine.report_failure(self, error, kind, message, self.locations[loc], remedy)
+        self.machine.findings.failure(self, error, kind, message, self.locations[loc], remedy)
         raise Killed
 
     # ------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class PlainAccess(Knowledge):
         self._spins = self._spins + 1 if spin == self._last_spin else 0
         self._last_spin = spin
         if self._spins > SPIN_LIMIT:
-            self.machine.report_plain_spin(self, allocation, index, loc)
+            self.machine.findings.plain_spin(self, allocation, index, loc)
             self._poll(allocation, index, dtype, loc, value)
         return value
 

@@ -108,7 +108,7 @@ class Program(Synchronising):
         self.complete_stores()
         value = kind.type(value)
         if operation == SignalOp.SET.value:
-            self.machine.check_set(self, allocation, index, kind, value, loc)
+            self.machine.findings.check_set(self, allocation, index, kind, value, loc)
             self._atomic(
                 allocation, index, kind, loc, ORDERS[order], SCOPES[scope],
                 lambda old: value, replaces=True,

@@ -25,7 +25,7 @@ class Access:
         """The callback for a transition out of history `number`."""
 
         def report(kind: str, earlier: int) -> None:
-            self.program.machine.report_race(
+            self.program.machine.findings.race(
                 self.program, self.allocation, self._where(number), self.what, kind, earlier,
                 self.program.locations[self.loc],
             )  # fmt: skip
@@ -59,7 +59,7 @@ class Read(Access):
             shadow.histories[number].writer == Agents.NOTHING
             and not shadow.histories[number].others
         ):
-            program.machine.report_uninitialised(
+            program.machine.findings.uninitialised(
                 program, self.allocation, self._where(number), program.locations[self.loc]
             )
         return shadow.after_read(
@@ -90,7 +90,7 @@ class Atomic(Access):
         program = self.program
         history = program.shadow.histories[number]
         if history.writer == Agents.NOTHING and not history.others and not self.modifies:
-            program.machine.report_uninitialised(
+            program.machine.findings.uninitialised(
                 program, self.allocation, self._where(number), program.locations[self.loc]
             )
         return program.shadow.after_atomic(

@@ -1,0 +1,189 @@
+"""What an emulated machine has found, in words: both sides, their lines, the remedy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weft.base.errors import (
+    DeadlockError,
+    FindingError,
+    OutOfBoundsError,
+    RaceError,
+    ResidencyError,
+    SignalError,
+    UninitializedError,
+)
+from weft.base.place import Place
+from weft.base.report import Finding, Report, Side
+from weft.emulator.clocks import Agents
+from weft.emulator.memory import Allocation
+
+if TYPE_CHECKING:
+    from weft.emulator.programs import Program
+
+# Findings of one kind and pair of lines are told once; this many different ones are kept.
+MAX_FINDINGS = 64
+
+ERRORS: dict[str, type[Exception]] = {
+    "race": RaceError,
+    "deadlock": DeadlockError,
+    "residency": ResidencyError,
+    "out of bounds": OutOfBoundsError,
+    "uninitialised": UninitializedError,
+    "signal": SignalError,
+}
+
+
+class Findings:
+    """The report of one machine; `error` is what its first finding raises.
+
+    `failed`: a program could not go on, so that others may now wait for it in vain.
+    """
+
+    def __init__(self, name: str, num_ranks: int, agents: Agents) -> None:
+        self.report = Report(name, num_ranks)
+        self.agents = agents
+        self.error: Exception | None = None
+        self.failed = False
+
+    def find(self, finding: Finding, error: type[Exception] | None = None) -> None:
+        """File a finding; the first one decides which error the session raises."""
+        if len(self.report.findings) >= MAX_FINDINGS or not self.report.add(finding):
+            return
+        if self.error is None:
+            kind = error or ERRORS[finding.kind]
+            if issubclass(kind, FindingError):
+                self.error = kind(str(finding), finding=finding)
+            else:
+                self.error = kind(str(finding))
+                self.error.finding = finding  # type: ignore[attr-defined]
+
+    def side(self, program: Any, place: Place, **fields: Any) -> Side:
+        """The side of a finding that `program` (or an actor, or nobody) takes."""
+        if program is None:
+            return Side.at(place, **fields)
+        identity = self.agents.identity[program.agent]
+        who = {"rank": identity.rank, "kernel": identity.kernel, "program": identity.program}
+        return Side.at(place, **{**who, **fields})
+
+    def race(
+        self, by: Any, allocation: Allocation, cell: int, what: str, kind: str, earlier: int,
+        place: Place,
+    ) -> None:  # fmt: skip
+        """Two accesses that nothing orders; `kind` says what the earlier one, a segment, was."""
+        index = allocation.index(
+            allocation.address + cell * allocation.cell_bytes, allocation.cell_bytes
+        )
+        agents = self.agents
+        identity = agents.identity[agents.segment_agent[earlier]]
+        tensor = tensor_name(allocation)
+        if kind == "scope":
+            message = (
+                f"{tensor}[{index_text(index)}] is updated atomically by two ranks, but a scope"
+                " does not include both"
+            )
+            remedy = 'give both atomics scope=SYSTEM (sem scope "sys" in tl.atomic_*)'
+            first_note, second_note = "updates atomically", "updated atomically"
+        else:
+            message = (
+                f"nothing orders this {what} of {tensor}[{index_text(index)}] after the {kind}"
+            )
+            remedy = (
+                "signal (release) after the first access and wait for it (acquire) before the"
+                " second, both with a scope that covers the two"
+            )
+            first_note = {"read": "reads", "write": "writes"}.get(what, "accesses atomically")
+            second_note = {"read": "read", "write": "wrote"}.get(kind, "accessed atomically")
+        finding = Finding(
+            "race", message,
+            self.side(by, place, tensor=tensor, index=index, note=first_note),
+            Side.at(
+                agents.segment_place[earlier], rank=identity.rank, kernel=identity.kernel,
+                program=identity.program, tensor=tensor, index=index, note=second_note,
+            ),
+            remedy,
+        )  # fmt: skip
+        self.find(finding)
+
+    def uninitialised(self, by: Any, allocation: Allocation, cell: int, place: Place) -> None:
+        tensor = tensor_name(allocation)
+        index = allocation.index(
+            allocation.address + cell * allocation.cell_bytes, allocation.cell_bytes
+        )
+        self.find(
+            Finding(
+                "uninitialised",
+                f"{tensor}[{index_text(index)}] is read, but nothing has written it",
+                self.side(by, place, tensor=tensor, index=index, note="reads"),
+                remedy="write it first, or wait for the rank that does",
+            )
+        )
+
+    def out_of_bounds(
+        self, by: Any, near: Allocation | None, address: int, itemsize: int, what: str, loc: Any
+    ) -> None:
+        place = loc if isinstance(loc, Place) else by.locations[loc]
+        if near is None:
+            message, fields = f"{what} address {address:#x}, which belongs to no tensor", {}
+        else:
+            tensor = tensor_name(near)
+            elements = near.nbytes // itemsize
+            flat = (address - near.address) // itemsize
+            shape = f", shape {list(near.shape)}" if near.shape else ""
+            message = (
+                f"{what} element {flat} of {tensor} of rank {near.rank}, which has {elements}"
+                f" elements{shape}"
+            )
+            fields = {"tensor": tensor, "index": flat}
+        self.find(
+            Finding(
+                "out of bounds", message, self.side(by, place, note=what, **fields),
+                remedy="mask the access, or check sizes and strides",
+            )
+        )  # fmt: skip
+
+    def plain_spin(self, by: Program, allocation: Allocation, index: int, loc: int) -> None:
+        tensor = tensor_name(allocation)
+        self.find(
+            Finding(
+                "signal",
+                f"a loop waits for {tensor}[{index}] with plain loads: a compiler may read the"
+                " word once, and nothing read afterwards is ordered",
+                self.side(by, by.locations[loc], tensor=tensor, index=index, note="spins on"),
+                remedy="wait with wl.wait, or poll with an acquire atomic",
+            ),
+            SignalError,
+        )
+
+    def check_set(self, by: Program, allocation: Allocation, index, kind, value, loc: int) -> None:
+        """A SET that takes a signal word backwards loses a signal for whoever counts on it."""
+        seen = allocation.view(kind)[index]
+        if seen > value and int(seen) - int(value) < 1 << (kind.itemsize * 8 - 1):
+            tensor = tensor_name(allocation)
+            if not (value == 0 or seen == kind.type(1)):
+                self.find(
+                    Finding(
+                        "signal",
+                        f"{tensor}[{index}] is set from {seen} back to {value}: an epoch did not"
+                        " advance",
+                        self.side(by, by.locations[loc], tensor=tensor, index=index, note="sets"),
+                        remedy="signal words only grow; derive the value from the slot's epoch",
+                    ),
+                    SignalError,
+                )
+
+    def failure(
+        self, by: Any, error: type[Exception], kind: str, message: str, place: Place, remedy: str,
+        **fields: Any,
+    ) -> None:  # fmt: skip
+        """Something after which a program cannot go on."""
+        self.failed = True
+        self.find(Finding(kind, message, self.side(by, place, **fields), remedy=remedy), error)
+
+
+def tensor_name(allocation: Allocation) -> str:
+    return f"{allocation.name}@rank{allocation.rank}"
+
+
+def index_text(index: Any) -> str:
+    return ", ".join(map(str, index)) if isinstance(index, tuple) else str(index)

@@ -1,0 +1,98 @@
+"""A rank's host code: a thread that runs only while it holds the baton."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from weft.base.place import UNKNOWN, Place
+from weft.emulator.clocks import Clock, Identity
+
+if TYPE_CHECKING:
+    from weft.emulator.machine import Machine
+
+# Which host's thread is running, for code that is called from it.
+THREAD = threading.local()
+
+
+class HostTask:
+    """One rank's host code: a thread that runs only while it holds the baton."""
+
+    def __init__(self, machine: Machine, rank: int, main: Callable[[], Any]) -> None:
+        self.machine = machine
+        self.rank = rank
+        self.main = main
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.ended = False
+        self.condition: Callable[[], bool] | None = None
+        self.why: object = ""
+        self.place = UNKNOWN
+        self.aborted = False
+        self.may_go_on = False
+        self.goes_on = False
+        self.clock = Clock()
+        self.agent = machine.agents.add(Identity(rank, "host"))
+        self.clk = 0
+        self.segments: dict[Place, int] = {}
+        self._go = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, name=f"weft-rank{rank}", daemon=True)
+        self._started = False
+
+    def _run(self) -> None:
+        self._go.acquire()
+        THREAD.host = self
+        try:
+            if not self.aborted:
+                self.result = self.main()
+        except Aborted:
+            pass
+        except BaseException as error:  # the session decides what to do with it
+            self.error = error
+        self.ended = True
+        self.machine.progress += 1
+        self.machine.hosts_may_go = True
+        self.machine.baton.release()
+
+    def step(self) -> None:
+        """Called by the scheduler: lets the thread run until it waits or ends."""
+        self.machine.enter_rank(self.rank)
+        self.condition = None
+        if not self._started:
+            self._started = True
+            self._thread.start()
+        self._go.release()
+        self.machine.baton.acquire()
+        self.machine.hosts_may_go = True
+
+    def wait(
+        self, condition: Callable[[], bool], why: object, place: Place, may_go_on: bool
+    ) -> bool:
+        """Called by the thread: gives the baton back until `condition()` holds.
+
+        Says whether it does: where nobody else can go on, one that `may_go_on` need not wait.
+        """
+        if self.aborted:  # a `finally` of code that is being unwound waits for nobody
+            raise Aborted
+        self.condition = condition
+        self.why = why
+        self.place = place
+        self.may_go_on = may_go_on
+        self.goes_on = False
+        self.machine.waiting_hosts.append(self)
+        self.machine.baton.release()
+        self._go.acquire()
+        if self.aborted:
+            raise Aborted
+        return not self.goes_on
+
+    def abort(self) -> None:
+        """End a thread that waits for something that will not come."""
+        self.aborted = True
+        if not self.ended:
+            self.step()
+
+
+class Aborted(BaseException):
+    """Unwinds the host code of a run that was given up."""

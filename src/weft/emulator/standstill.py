@@ -1,0 +1,142 @@
+"""The report of a standstill: everybody who waits, for what, and who has signalled so far."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft.base.place import Place
+from weft.base.report import Finding, Side
+from weft.emulator.findings import index_text, tensor_name
+
+if TYPE_CHECKING:
+    from weft.emulator.machine import Machine
+    from weft.emulator.programs import Program
+    from weft.emulator.streams import KernelWork
+    from weft.emulator.synchronising import Waiting
+
+
+def report_standstill(machine: Machine, stuck: list[Program], unstarted: list[KernelWork]) -> None:
+    """Nobody can go on: say who waits for what.
+
+    `stuck` are the programs that wait, `unstarted` the kernels with programs that found no room.
+    """
+    if machine.findings.failed or any(host.error for host in machine.hosts.values()):
+        return  # what ended before its time is the cause, and is reported already
+    groups: dict[Any, list[Program]] = {}
+    for program in stuck:
+        waiting = program.waiting
+        key = (waiting.place, waiting.allocation.name, program.work.kernel.name)
+        groups.setdefault(key, []).append(program)
+    table = [_waiting_line(machine, programs) for programs in groups.values()]
+    hosts: dict[Any, list[int]] = {}
+    for host in machine.hosts.values():
+        if not host.ended:
+            hosts.setdefault((host.why, host.place), []).append(host.rank)
+    for (why, place), ranks in hosts.items():
+        who = f"the host of {_ranks_text(ranks)}"
+        table.append(f"{who} waits for {why}\n      at {_deep(place)}")
+    for key, arrived in machine.barriers.items():
+        ranks = sorted(work.rank for work in arrived)
+        table.append(f"barrier {key}: only ranks {ranks} of {arrived[0].parties} have arrived")
+    for stream in machine.all_streams.values():
+        if stream.queue:
+            first = stream.queue[0].describe()
+            table.append(
+                f"rank {stream.rank} stream {stream.name}: {len(stream.queue)} works behind,"
+                f" first {first}"
+            )
+    kind, remedy = "deadlock", "see who could have signalled, above"
+    message = "every program that is left waits:"
+    if unstarted and stuck:
+        kind = "residency"
+        works = "; ".join(
+            f"{w.describe()} on rank {w.rank}: {w.total - w.next} of {w.total} programs have"
+            " not started"
+            for w in unstarted
+        )
+        message = (
+            f"{works}: rank holds {machine.num_sms} programs at a time, and those that run wait"
+            " for those that cannot start:"
+        )
+        remedy = (
+            f"launch at most {machine.num_sms} programs that wait for each other, or launch the"
+            " one they wait for first"
+        )
+    text = message + "".join(f"\n    {line}" for line in table)
+    if not groups:
+        host = next(host for host in machine.hosts.values() if not host.ended)
+        first = Side.at(host.place, rank=host.rank, kernel="host", note=f"waits for {host.why}")
+        machine.findings.find(Finding(kind, text, first, remedy=remedy))
+        return
+    for programs in groups.values():
+        machine.findings.find(
+            Finding(kind, text, _waiting_side(machine, programs[0]), remedy=remedy)
+        )
+        # One table is enough: the others are told by their places.
+        text, remedy = "the same standstill, at another line", ""
+
+
+def _waiting_side(machine: Machine, program: Program) -> Side:
+    waiting = program.waiting
+    want = "a change of" if waiting.expected is None else f"at least {waiting.expected} in"
+    return machine.findings.side(
+        program, waiting.place, tensor=tensor_name(waiting.allocation), index=waiting.index,
+        note=f"sees {waiting.seen}, waits for {want}",
+    )  # fmt: skip
+
+
+def _waiting_line(machine: Machine, programs: list[Program]) -> str:
+    program = programs[0]
+    waiting = program.waiting
+    tensor = tensor_name(waiting.allocation)
+    now = _word_now(waiting)
+    expects = "another value" if waiting.expected is None else f">= {waiting.expected}"
+    line = (
+        f"rank {program.rank} {program.work.kernel.name}{program.program} waits for"
+        f" {tensor}[{index_text(waiting.index)}] {expects}, which is {now}\n"
+        f"      at {_deep(waiting.place)}"
+    )
+    if len(programs) > 1:
+        ranks = sorted({other.rank for other in programs})
+        line += (
+            f"\n      {len(programs)} programs wait at this line, on {_ranks_text(ranks)}, each"
+            " for its own word or the same"
+        )
+    places = machine.signallers.get((waiting.allocation.name, waiting.cell))
+    others = {
+        place
+        for (name, _), known in machine.signallers.items()
+        if name == waiting.allocation.name
+        for place in known
+    }
+    if places:
+        line += "\n      signalled so far by " + "; ".join(sorted(_short(p) for p in places))
+    elif others:
+        line += "\n      never signalled; other words of it by " + "; ".join(
+            sorted(_short(p) for p in others)
+        )
+    else:
+        line += "\n      nobody has signalled any word of it"
+    return line
+
+
+def _word_now(waiting: Waiting) -> int:
+    allocation = waiting.allocation
+    dtype = {1: "i1", 2: "i2", 4: "i4", 8: "i8"}[allocation.cell_bytes]
+    return int(allocation.view(np.dtype(dtype))[waiting.cell])
+
+
+def _short(place: Place) -> str:
+    frame = place.outermost
+    return "an unknown place" if frame is None else f"{frame.file}:{frame.line}"
+
+
+def _deep(place: Place) -> str:
+    """The place as text, its chain of calls set in as far as a line of the table is."""
+    return str(place).replace("\n", "\n    ")
+
+
+def _ranks_text(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
