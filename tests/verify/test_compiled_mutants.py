@@ -8,6 +8,7 @@ import compiled_kernels as kernels
 import pytest
 from compiled_kernels import build, line_of
 
+from weft.language.triton_api import TRITON_VERSION
 from weft.verify import compiled
 from weft.verify.compiled import (
     DELETED_ATOMIC,
@@ -17,6 +18,9 @@ from weft.verify.compiled import (
     UNFINISHED_STORE,
     WEAK_ORDER,
 )
+
+# The patterns below are those of one compiler's text.
+pytestmark = pytest.mark.skipif(TRITON_VERSION >= (3, 8), reason="written for Triton 3.6 and 3.7")
 
 
 def stages(target: str, **options) -> dict[str, str]:

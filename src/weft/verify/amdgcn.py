@@ -108,7 +108,7 @@ def parse(text: str, files: Mapping[str, str]) -> Program:
     lines = AssemblyLines(text, files)
     written_back = False
     num_asm = asm_block = 0
-    has_lines = inside = placed = False
+    has_lines = inside = False
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
         if not inside:
@@ -118,16 +118,15 @@ def parse(text: str, files: Mapping[str, str]) -> Program:
             break
         if stripped.startswith(";;#ASMSTART"):
             num_asm += 1
-            asm_block, placed = num_asm, False
+            asm_block = num_asm
             continue
         if stripped.startswith(";;#ASMEND"):
             asm_block = 0
             continue
         if stripped.startswith(".loc"):
             has_lines = True
-            if not asm_block or not placed:
+            if not asm_block:
                 locs = lines.read(stripped)
-            placed = True
             continue
         code = stripped.partition(";")[0].partition("//")[0].strip()
         if match := _LABEL.match(code):

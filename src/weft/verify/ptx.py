@@ -153,7 +153,7 @@ def parse(text: str, files: Mapping[str, str]) -> Program:
     next_scope = 1
     locs: tuple[Loc, ...] = (NOWHERE,)
     lines = AssemblyLines(text, files)
-    has_lines = inside = placed = False
+    has_lines = inside = False
     num_threads = asm_block = num_asm = 0
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
@@ -166,15 +166,13 @@ def parse(text: str, files: Mapping[str, str]) -> Program:
             continue
         if stripped.startswith("// begin inline asm"):
             num_asm += 1
-            asm_block, placed = num_asm, False
+            asm_block = num_asm
         elif stripped.startswith("// end inline asm"):
             asm_block = 0
         if stripped.startswith(".loc"):
             has_lines = True
-            # In assembly of several lines LLVM counts on from the first: only that one is true.
-            if not asm_block or not placed:
+            if not asm_block:  # inside, LLVM counts lines of the assembly, not of the source
                 locs = lines.read(stripped)
-            placed = True
             continue
         code = stripped.partition("//")[0].strip()
         if header:
