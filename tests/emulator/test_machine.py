@@ -274,3 +274,15 @@ def test_race_between_hosts_errors_are_findings():
     )
     assert isinstance(bench.machine.error, RaceError)
     assert bench.machine.error.finding.first.line == 10
+
+
+def test_event_that_is_never_recorded_is_a_deadlock():
+    bench, out = Bench(ranks=1), []
+
+    def main():
+        bench.machine.stream(0, "side").enqueue(EventWait(Event()))
+        bench.kernel(0, consume, bench.x[0], 0, False, out, stream="side")
+
+    report = bench.run(main)
+    assert report.deadlocks[0].first.note == "queued the event wait"
+    assert "stream side: 2 works behind" in report.deadlocks[0].message

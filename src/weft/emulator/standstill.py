@@ -29,53 +29,70 @@ def report_standstill(machine: Machine, stuck: list[Program], unstarted: list[Ke
         waiting = program.waiting
         key = (waiting.place, waiting.allocation.name, program.work.kernel.name)
         groups.setdefault(key, []).append(program)
-    table = [_waiting_line(machine, programs) for programs in groups.values()]
-    hosts: dict[Any, list[int]] = {}
-    for host in machine.hosts.values():
-        if not host.ended:
-            hosts.setdefault((host.why, host.place), []).append(host.rank)
-    for (why, place), ranks in hosts.items():
-        who = f"the host of {_ranks_text(ranks)}"
-        table.append(f"{who} waits for {why}\n      at {_deep(place)}")
-    for key, arrived in machine.barriers.items():
-        ranks = sorted(work.rank for work in arrived)
-        table.append(f"barrier {key}: only ranks {ranks} of {arrived[0].parties} have arrived")
-    for stream in machine.all_streams.values():
-        if stream.queue:
-            first = stream.queue[0].describe()
-            table.append(
-                f"rank {stream.rank} stream {stream.name}: {len(stream.queue)} works behind,"
-                f" first {first}"
-            )
-    kind, remedy = "deadlock", "see who could have signalled, above"
-    message = "every program that is left waits:"
     if unstarted and stuck:
-        kind = "residency"
-        works = "; ".join(
-            f"{w.describe()} on rank {w.rank}: {w.total - w.next} of {w.total} programs have"
-            " not started"
-            for w in unstarted
-        )
-        message = (
-            f"{works}: rank holds {machine.num_sms} programs at a time, and those that run wait"
-            " for those that cannot start:"
-        )
-        remedy = (
-            f"launch at most {machine.num_sms} programs that wait for each other, or launch the"
-            " one they wait for first"
-        )
-    text = message + "".join(f"\n    {line}" for line in table)
-    if not groups:
-        host = next(host for host in machine.hosts.values() if not host.ended)
-        first = Side.at(host.place, rank=host.rank, kernel="host", note=f"waits for {host.why}")
-        machine.findings.find(Finding(kind, text, first, remedy=remedy))
-        return
-    for programs in groups.values():
-        machine.findings.find(
-            Finding(kind, text, _waiting_side(machine, programs[0]), remedy=remedy)
-        )
+        kind, message, remedy = "residency", *_residency(unstarted, machine.num_sms)
+    else:
+        kind, message = "deadlock", "every program that is left waits:"
+        remedy = "see who could have signalled, above"
+    lines = [_waiting_line(machine, programs) for programs in groups.values()]
+    lines += [*_host_lines(machine), *_stream_lines(machine)]
+    text = message + "".join(f"\n    {line}" for line in lines)
+    sides = [_waiting_side(machine, programs[0]) for programs in groups.values()]
+    for side in sides or [_host_side(machine)]:
+        machine.findings.find(Finding(kind, text, side, remedy=remedy))
         # One table is enough: the others are told by their places.
         text, remedy = "the same standstill, at another line", ""
+
+
+def _residency(unstarted: list[KernelWork], num_sms: int) -> tuple[str, str]:
+    """(message, remedy) for grids of which a part finds no room."""
+    works = "; ".join(
+        f"{work.describe()} on rank {work.rank}: {work.total - work.next} of {work.total} programs"
+        " have not started"
+        for work in unstarted
+    )
+    return (
+        f"{works}: a rank holds {num_sms} programs at a time, and those that run wait for those"
+        " that cannot start:",
+        f"launch at most {num_sms} programs that wait for each other, or launch the one they wait"
+        " for first",
+    )
+
+
+def _host_lines(machine: Machine) -> list[str]:
+    waiting: dict[Any, list[int]] = {}
+    for host in machine.hosts.values():
+        if not host.ended:
+            waiting.setdefault((host.why, host.place), []).append(host.rank)
+    return [
+        f"the host of {_ranks_text(ranks)} waits for {why}\n      at {_deep(place)}"
+        for (why, place), ranks in waiting.items()
+    ]
+
+
+def _stream_lines(machine: Machine) -> list[str]:
+    lines = []
+    for key, arrived in machine.barriers.items():
+        ranks = sorted(work.rank for work in arrived)
+        lines.append(f"barrier {key}: only ranks {ranks} of {arrived[0].parties} have arrived")
+    for stream in machine.all_streams.values():
+        if stream.queue:
+            lines.append(
+                f"rank {stream.rank} stream {stream.name}: {len(stream.queue)} works behind, first"
+                f" {stream.queue[0].describe()}"
+            )
+    return lines
+
+
+def _host_side(machine: Machine) -> Side:
+    """Whose line to name where no program waits: a host's, else that of the first work left."""
+    for host in machine.hosts.values():
+        if not host.ended:
+            note = f"waits for {host.why}"
+            return Side.at(host.place, rank=host.rank, kernel="host", note=note)
+    stream = next(stream for stream in machine.all_streams.values() if not stream.idle)
+    work = stream.active or stream.queue[0]
+    return Side.at(work.place, rank=stream.rank, kernel="host", note=f"queued the {work.kind}")
 
 
 def _waiting_side(machine: Machine, program: Program) -> Side:
