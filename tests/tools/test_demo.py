@@ -10,10 +10,10 @@ from weft.tools.demo import SIGNAL, WAIT, first_finding, without
 
 
 @pytest.mark.parametrize(
-    "text, kind", [(WAIT, "race"), (SIGNAL, "deadlock")], ids=["wait", "signal"]
+    "taken, kind", [(WAIT, "race"), (SIGNAL, "deadlock")], ids=["wait", "signal"]
 )
-def test_what_is_taken_out_is_missed(text: str, kind: str, tmp_path: Path):
-    card, path, line = without(text, tmp_path)
+def test_what_is_taken_out_is_missed(taken: tuple[str, str], kind: str, tmp_path: Path):
+    card, path, line = without(taken, tmp_path)
     assert "removed" in path.read_text().splitlines()[line - 1]
     report = first_finding(card)
     assert kind in {finding.kind for finding in report}, str(report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,4 +40,4 @@ def test_an_example_under_torchrun(example: Path):
     launcher = "-m torch.distributed.run --standalone --nproc-per-node 2"
     done = python(*launcher.split(), str(example))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("rank ") == 2, done.stdout
+    assert len(re.findall(r"^rank \d", done.stdout, re.MULTILINE)) == 2, done.stdout

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from weft.base.card import Op
 from weft.base.dtypes import tolerance
+from weft.base.errors import WeftError
 from weft.base.report import Report
 from weft.base.target import TARGETS
-
-if TYPE_CHECKING:
-    import torch
 
 REPLAYS = 3
 
@@ -166,20 +166,34 @@ def rel_err(out: Any, ref: Any) -> float:
 
 
 def run_on_gpus(work: Work, seed: int) -> list[list[tuple[str, Any]]]:
+    """Every way of calling the operator, one process for each rank.
+
+    Raises  RankError: what went wrong, and on which rank
+    """
+    import torch
     import torch.multiprocessing as multiprocessing
 
-    context = multiprocessing.get_context("spawn")
-    queue = context.SimpleQueue()
     words = (work.op.name, work.num_ranks, dict(work.shape), work.dtype)
-    multiprocessing.spawn(
-        _gpu_rank, (words, seed, _free_port(), queue), nprocs=work.num_ranks, join=True
-    )
-    gathered = dict(queue.get() for _ in range(work.num_ranks))
-    return [gathered[rank] for rank in range(work.num_ranks)]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (words, seed, _free_port(), folder)
+        try:
+            multiprocessing.spawn(_gpu_rank, arguments, nprocs=work.num_ranks, join=True)
+        except multiprocessing.ProcessRaisedException as error:
+            last = str(error).strip().splitlines()[-1]
+            raise RankError(f"rank {error.error_index}: {last}\n{error}") from None
+        except multiprocessing.ProcessExitedException as error:
+            raise RankError(f"rank {error.error_index} ended with {error.exit_code}") from None
+        return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(work.num_ranks)]
 
 
-def _gpu_rank(rank: int, words: tuple, seed: int, port: int, queue: Any) -> None:
+class RankError(WeftError):
+    """A rank's process on a GPU raised or died; the message holds what it said."""
+
+
+def _gpu_rank(rank: int, words: tuple, seed: int, port: int, folder: str) -> None:
     """One rank's process: the launcher's environment, then the same calls as on the emulator."""
+    import torch
+
     from weft.ops import cards
 
     name, num_ranks, shape, dtype = words
@@ -188,13 +202,10 @@ def _gpu_rank(rank: int, words: tuple, seed: int, port: int, queue: Any) -> None
         LOCAL_WORLD_SIZE=str(num_ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
     )  # fmt: skip
     work = Work(cards()[name], num_ranks, shape, dtype)
-    outputs = [(step, _map(_numpy, out)) for step, out in call_every_way(work, seed)]
-    queue.put((rank, outputs))
-
-
-def _numpy(tensor: torch.Tensor) -> torch.Tensor:
-    # A tensor in shared memory would die with its process: let it travel by value.
-    return tensor.detach().cpu().clone()
+    outputs = call_every_way(work, seed)
+    kept = [(step, _map(lambda tensor: tensor.detach().cpu(), out)) for step, out in outputs]
+    torch.save(kept, Path(folder) / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
 
 
 def _free_port() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 import tempfile
@@ -9,7 +10,6 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from rich.rule import Rule
 from rich.syntax import Syntax
 
 from weft.base.card import Op
+from weft.base.errors import UsageError
 from weft.base.report import Finding, Report
 from weft.base.target import parse_target
 from weft.tools import console
@@ -34,9 +35,9 @@ SHAPE = {"m": 499, "n": 160, "k": 512}
 SMALL = {"m": 99, "n": 40, "k": 64}
 DTYPES = ("float16", "bfloat16", "float32")
 
-# What is taken out of the operator, by the text of its line.
-SIGNAL = "wl.notify(world, rows_ready + rank * shards.chunks + chunk, e, to=to"
-WAIT = "wl.wait(args.rows_ready + word, args.e, count, world=args.world)"
+# What is taken out of the operator: the first such call in the function.
+SIGNAL = ("_push", "wl.notify")
+WAIT = ("_ready", "wl.wait")
 
 
 def main() -> int:
@@ -114,12 +115,12 @@ def verdict(card: Op) -> bool:
     return report.ok
 
 
-def broken(number: int, what: str, text: str, story: str) -> bool:
-    """The operator without the line that holds `text`; is it missed?"""
+def broken(number: int, what: str, taken: tuple[str, str], story: str) -> bool:
+    """The operator without the call `taken`; is it missed?"""
     out = console.results()
     with chapter(f"{number}. The same kernel with {what} taken out"):
         with tempfile.TemporaryDirectory() as folder:
-            card, path, line = without(text, Path(folder))
+            card, path, line = without(taken, Path(folder))
             report = first_finding(card)
             source = path.read_text().splitlines()
             out.print(story)
@@ -150,25 +151,37 @@ def told(finding: Finding, path: Path) -> str:
     return text.replace(str(path), "ag_gemm.py").replace(f"{Path.cwd()}/", "")
 
 
-def without(text: str, folder: Path) -> tuple[Op, Path, int]:
-    """The operator's source with the statement that holds `text` taken out: its card and where."""
-    origin = importlib.util.find_spec("weft.ops.ag_gemm").origin
-    lines = Path(origin).read_text().splitlines()
-    line = next(number for number, source in enumerate(lines, 1) if text in source)
-    indent = lines[line - 1][: len(lines[line - 1]) - len(lines[line - 1].lstrip())]
-    end = line
-    while "".join(lines[line - 1 : end]).count("(") != "".join(lines[line - 1 : end]).count(")"):
-        end += 1
+def without(taken: tuple[str, str], folder: Path) -> tuple[Op, Path, int]:
+    """The operator's source with one statement taken out: its card, the file, the line."""
+    spec = importlib.util.find_spec("weft.ops.ag_gemm")
+    assert spec is not None and spec.origin is not None
+    text = Path(spec.origin).read_text()
+    first, last = statement(text, *taken)
+    lines = text.splitlines()
+    before = lines[first - 1]
+    indent = before[: len(before) - len(before.lstrip())]
     # The other lines keep their numbers: the report speaks of the file that the user knows.
-    lines[line - 1] = f"{indent}pass  # removed: {lines[line - 1].strip()}"
-    lines[line:end] = [""] * (end - line)
-    path = folder / f"ag_gemm_without_line_{line}.py"
+    lines[first - 1] = f"{indent}pass  # removed: {before.strip()}"
+    lines[first:last] = [""] * (last - first)
+    path = folder / f"ag_gemm_without_line_{first}.py"
     path.write_text("\n".join(lines) + "\n")
     spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
-    return replace(module.op, name="ag_gemm"), path, line
+    return module.op, path, first
+
+
+def statement(text: str, function: str, call: str) -> tuple[int, int]:
+    """First and last line of the first statement in `function` that is a call of `call`."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Call):
+                    if ast.unparse(inner.value.func) == call:
+                        return inner.lineno, inner.end_lineno or inner.lineno
+    raise UsageError(f"the demo finds no {call} in {function} of ag_gemm.py any more")
 
 
 def first_finding(card: Op) -> Report:

@@ -40,7 +40,8 @@ def doctor(
     abilities = [libraries(versions)]
     found: list[dict[str, Any]] = []
     links: list[dict[str, Any]] = []
-    if abilities[0].ok:
+    # What one library is missing for need not keep the others from being looked at.
+    if versions["torch"] and versions["triton"]:
         found = gpus()
         links = peer_links(len(found))
         abilities += [emulate(), *map(compile_for, TARGETS.values()), cuda(found, links)]
@@ -96,11 +97,12 @@ def compile_for(target: Target) -> Ability:
 
 
 def _try(name: str, action: Any, detail: str) -> Ability:
+    remedy = "make setup, or reinstall triton and the libraries named above"
     try:
         action()
     except Exception as error:  # a doctor reports what is broken, whatever it is
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        return Ability(name, False, reason, f"reinstall triton (pip install triton>=3.6): {reason}")
+        return Ability(name, False, reason, remedy)
     return Ability(name, True, detail)
 
 
