@@ -18,8 +18,10 @@ from weft.language.registry import implement
 
 ABORT_PTR = tl.constexpr(layout.ABORT_PTR)
 TIMEOUT_NS = tl.constexpr(layout.TIMEOUT_NS)
-# A clock and an abort word are looked at once in so many failed polls: some 0.2 ms.
-LOOK_MASK = tl.constexpr(255)
+# A clock and an abort word are looked at once in so many failed polls: some 40 ms. The abort word
+# is in host memory: at one look in 256 polls the reads of a full grid held up the copy engines
+# that it waited for: 742 to 1487 us instead of 190 (docs/decisions/004-look-rarely.md).
+LOOK_MASK = tl.constexpr(65535)
 
 
 @triton.jit

@@ -17,7 +17,8 @@ from weft.language.registry import implement
 
 ABORT_PTR = tl.constexpr(layout.ABORT_PTR)
 TIMEOUT_NS = tl.constexpr(layout.TIMEOUT_NS)
-LOOK_MASK = tl.constexpr(255)
+# As rare as on NVIDIA, and for the same reason: docs/decisions/004-look-rarely.md.
+LOOK_MASK = tl.constexpr(65535)
 NS_PER_TICK = tl.constexpr(10)  # s_memrealtime counts at 100 MHz on CDNA 3 and 4
 
 
