@@ -210,9 +210,8 @@ def test_dtypes_that_do_not_fit():
         ({"group_m": 0}, "group_m=0"),
         ({"block": 100}, "block=100"),
         ({"tile_m": 100}, "tile_m=100"),
-        ({"push_programs": 3}, "push_programs=3 with transport='pull'"),
-        ({"transport": "push"}, "push_programs=0; on cuda:90 with 132 SMs"),
-        ({"transport": "push", "push_programs": 132}, "push_programs=132"),
+        ({"pieces": 0}, "pieces=0"),
+        ({"feeders": 132}, "feeders=132; cuda:90 has 132 SMs, of which 1 is kept free"),
         ({"num_stages": 6}, "bytes of shared memory"),
     ],
 )

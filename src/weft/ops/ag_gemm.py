@@ -3,22 +3,25 @@
 m is global and its rows are split as torch.chunk splits them: ceil(m / num_ranks) to a rank, the
 last ranks may have fewer, or none. n and k are per rank. Every rank ends with its own C.
 
-Plan, `pull` (copy engine; few tiles wait, and no SM carries data):
-    main    _stage            own rows into the slot, once its readers are done with it; announce
-    copy    _await_shards     one program waits for every rank's announcement
-    main    _multiply         tiles of own rows first, read in place from `a`; then rank + 1, ...
-    copy    per source rank + 1, rank + 2, ...: per chunk its rows, then the word that says so
-Plan, `push` (SMs; one launch, for little data):
-    main    _multiply         the first programs store own rows into every peer's slot, each chunk
-                              followed by its signal; the others multiply as above
+Plan, `pull` (copy engines carry the data)
+    main    _multiply         feeders copy own rows into the slot, once its readers are done with
+                              it; the last announces them. All programs multiply: tiles of own rows
+                              first, read in place from `a`; then those of rank + 1, + 2, ...
+    copy    _await_shards     one program waits for every rank's announcement; then, per source
+                              rank + 1, + 2, ... and chunk: its rows, and the word that says so
+Plan, `push` (SMs carry the data; one launch)
+    main    _multiply         feeders store own rows into every rank's slot; the last one of a
+                              chunk signals it. All programs multiply as above
+Feeders are the programs that have the fewest tiles, and those that are needed last.
 Where a tile's rows straddle two ranks it reads the slot alone, own rows included.
 
 Signals (all are SET to the call's epoch e; e is read on the device, so nothing is frozen)
     shard_ready[src]                rank src -> all: its rows are in its slot               (pull)
     rows_ready[src * chunks + c]    these rows of src are in this rank's slot. From the copy
-                                    engine (pull), from rank src (push), from _stage for own rows
+                                    engine (pull), from rank src (push), always for own rows
     slot_free, epoch, ticket        the slot's; the last program of _multiply moves them
-Chunks without rows are signalled too, so that any range of words may be waited for, and program 0
+    fed[rank * chunks + c]          local: how many pieces of a chunk have been stored for a rank
+Chunks without rows are signalled too, so that any range of words may be waited for, and one program
 waits for all words before the slot is given back: none may be written after that.
 
 Limits  n and k are the same on all ranks; A is row-major, B is [k, n] or a transposed [n, k]
@@ -55,7 +58,10 @@ TRANSPORTS = ("pull", "push")
 PUSH_BYTES = 1 << 20
 # An SM that the persistent grid leaves free, so that _await_shards can always run beside it.
 SPARE_SMS = 1
-STAGE_WARPS = 8
+# Pushing programs: enough to fill the links, not so many that products wait for them.
+MIN_PUSHERS, MAX_PUSHERS = 20, 64
+# What a staging program copies: peers' copies begin when the last one has ended.
+STAGE_BYTES = 128 << 10
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -133,9 +139,9 @@ class Problem:
 class Config:
     """How a call is done; every field is the same on all ranks.
 
-    Units   chunks: signals per shard; group_m: rows of tiles that share columns in L2;
-            push_programs: programs of the grid that only push (push); block: elements that a
-            program of _stage, or one that pushes, moves at a time
+    Units   chunks: signals per shard; pieces: programs that share one chunk's way to one rank;
+            feeders: programs that feed before they multiply; block: elements they move at a time;
+            group_m: rows of tiles that share columns in L2
     """
 
     transport: str = "pull"
@@ -146,8 +152,9 @@ class Config:
     group_m: int = 8
     num_warps: int = 8
     num_stages: int = 3
-    push_programs: int = 0
-    block: int = 8192
+    feeders: int = 16
+    pieces: int = 16
+    block: int = 16384
     tma: bool = True
 
     def check(self, problem: Problem, target: Target) -> None:
@@ -156,21 +163,16 @@ class Config:
             raise ConfigError(
                 f"ag_gemm: transport={self.transport!r}; it must be one of {', '.join(TRANSPORTS)}"
             )
-        if not 1 <= self.chunks <= 1024:
-            raise ConfigError(f"ag_gemm: chunks={self.chunks}; it must be between 1 and 1024")
+        for name in ("chunks", "pieces", "feeders", "group_m"):
+            if not 1 <= getattr(self, name) <= 1024:
+                value = getattr(self, name)
+                raise ConfigError(f"ag_gemm: {name}={value}; it must be between 1 and 1024")
         if self.block < 16 or self.block & (self.block - 1):
             raise ConfigError(f"ag_gemm: block={self.block}; it must be a power of two from 16 on")
-        if self.group_m < 1:
-            raise ConfigError(f"ag_gemm: group_m={self.group_m}; it must be at least 1")
-        if self.transport == "pull" and self.push_programs:
+        if self.feeders > target.num_sms - SPARE_SMS:
             raise ConfigError(
-                f"ag_gemm: push_programs={self.push_programs} with transport='pull', where copy "
-                "engines carry the data; leave it 0 or take transport='push'"
-            )
-        if self.transport == "push" and not 1 <= self.push_programs < target.num_sms:
-            raise ConfigError(
-                f"ag_gemm: push_programs={self.push_programs}; on {target} with {target.num_sms} "
-                f"SMs it must be between 1 and {target.num_sms - 1}, so that some multiply"
+                f"ag_gemm: feeders={self.feeders}; {target} has {target.num_sms} SMs, of which "
+                f"{SPARE_SMS} is kept free: take at most {target.num_sms - SPARE_SMS}"
             )
         tma = self.tma and can_use_tma(problem, target)
         self.blocking.check("ag_gemm", problem.dtype, problem.out_dtype, tma, target)
@@ -180,10 +182,9 @@ class Config:
         return Blocking(self.tile_m, self.tile_n, self.tile_k, self.num_warps, self.num_stages)
 
     def grid(self, problem: Problem, target: Target) -> int:
-        """Programs of _multiply: a tile each, as far as they are all resident."""
+        """Programs of _multiply: feeders and one for each tile, as far as all are resident."""
         tiles = self.blocking.num_tiles(problem.m, problem.n)
-        reserved = self.push_programs or SPARE_SMS
-        return self.push_programs + max(1, min(tiles, target.num_sms - reserved))
+        return min(tiles + self.feeders, target.num_sms - SPARE_SMS)
 
 
 def can_use_tma(problem: Problem, target: Target) -> bool:
@@ -199,25 +200,33 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     order = ("push", "pull") if shard_bytes <= PUSH_BYTES or problem.num_ranks == 1 else TRANSPORTS
     for transport in order:
         for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
-            # Small on the emulator, so that several programs share the work as on a GPU.
-            block = 1024 if target.backend == "emu" else Config.block
-            config = Config(transport=transport, block=block, **asdict(cut))
+            config = Config(transport=transport, block=_block(problem, cut, target), **asdict(cut))
             yield _with_transport(config, problem, target)
+
+
+def _block(problem: Problem, cut: Blocking, target: Target) -> int:
+    """As many loads under way as registers hold: 128 bytes of a thread, or 16 elements alone."""
+    if target.backend == "emu":
+        return 1024  # so that several programs share the work, as on a GPU
+    is_aligned = problem.k * problem.itemsize % blocking.TMA_BYTES == 0
+    return 32 * cut.num_warps * (128 // problem.itemsize if is_aligned else 16)
 
 
 def _with_transport(config: Config, problem: Problem, target: Target) -> Config:
     """`config` with what follows from its transport, the sizes and the target."""
     # A group that reached into the next rank's rows would wait while own tiles are left.
     config = replace(config, group_m=max(1, min(8, problem.rows // config.tile_m)))
+    tiles, programs = config.blocking.num_tiles(problem.m, problem.n), target.num_sms - SPARE_SMS
     if config.transport == "pull":
-        return replace(config, chunks=max(1, min(2, problem.rows)))
-    # The SMs that no tile needs push, a sixth of them at least and half at most.
-    idle = target.num_sms - config.blocking.num_tiles(problem.m, problem.n)
-    programs = min(max(idle, target.num_sms // 6), target.num_sms // 2)
-    if problem.num_ranks == 1 or target.backend == "emu":
-        programs = min(programs, problem.num_ranks)
-    chunks = min(ceil(programs / max(1, problem.num_ranks - 1)), problem.rows, 32)
-    return replace(config, push_programs=max(1, programs), chunks=max(1, chunks))
+        feeders = max(1, ceil(problem.rows * problem.k * problem.itemsize / STAGE_BYTES))
+        chunks = min(2, problem.rows)
+    else:
+        # Programs without a tile in the last round have the time.
+        feeders = min(max(-tiles % programs, MIN_PUSHERS), MAX_PUSHERS)
+        chunks = min(max(1, problem.rows // config.tile_m), 8)
+    feeders = min(feeders, 3 if target.backend == "emu" else programs)
+    shares = 1 if config.transport == "pull" else max(1, problem.num_ranks - 1) * chunks
+    return replace(config, feeders=feeders, chunks=max(1, chunks), pieces=ceil(feeders / shares))
 
 
 def choose(problem: Problem, target: Target) -> Config:
@@ -230,16 +239,22 @@ def choose(problem: Problem, target: Target) -> Config:
 
 
 class Shards(NamedTuple):
-    """How rows are split: `rows` to a rank, `chunk_rows` to each of its `chunks` signals."""
+    """How rows are split: `rows` to a rank, `chunk_rows` to each of its `chunks` signals, each
+    stored by `pieces` programs."""
 
     rows: Any
     chunks: Any
     chunk_rows: Any
+    pieces: Any
     group_m: Any
 
 
 class Arrival(NamedTuple):
-    """Arguments of `_ready`."""
+    """Arguments of `_ready`.
+
+    Tuples come last, and no field is a constant: Triton 3.6 recomputes the type of a tuple when
+    it fills in a field, and then forgets the constants of the tuples that follow.
+    """
 
     own: Any
     gathered: Any
@@ -280,50 +295,63 @@ def _ready(i_m, i_n, tile, args):
 
 
 @triton.jit
-def _push(a, gathered, rows_ready, e, rank, m, k, shards, tile, world, program, num_programs,
-          block: tl.constexpr):  # fmt: skip
-    """Store own rows in every slot, chunk by chunk; first for the rank behind, which needs them
-    first, last in the own slot, where only tiles that straddle ranks read them."""
-    own_first = min(rank * shards.rows, m)
-    own_end = min(own_first + shards.rows, m)
-    for unit in range(program, world.num_ranks * shards.chunks, num_programs):
-        chunk = unit % shards.chunks
-        to = (rank + world.num_ranks - 1 - unit // shards.chunks) % world.num_ranks
-        first = min(own_first + chunk * shards.chunk_rows, own_end)
-        size = (min(first + shards.chunk_rows, own_end) - first) * k
-        if to == rank:
-            if world.num_ranks == 1 or shards.rows % tile.m == 0:
-                size = 0
-        here = (first - own_first).to(tl.int64) * k
-        there = first.to(tl.int64) * k
-        for start in range(0, size, block):
-            i = start + tl.arange(0, block)
-            wl.put(world, gathered + there + i, a + here + i, to=to, mask=i < size)
-        wl.notify(world, rows_ready + rank * shards.chunks + chunk, e, to=to, op=wl.SignalOp.SET)
+def _own_rows(rank, shards, m):
+    first = min(rank * shards.rows, m)
+    return first, min(first + shards.rows, m)
 
 
 @triton.jit
-def _stage(a, gathered, rows_ready, shard_ready, staged, slot, shape, shards, world,
-           block: tl.constexpr):  # fmt: skip
-    """Copy own rows into the slot, where peers fetch them; the last program announces them."""
-    rank = wl.rank(world).to(tl.int32)
-    e = slots.slot_epoch(slot)
-    slots.slot_wait_free(world, slot, e)
-    own_first = min(rank * shards.rows, shape.m)
-    size = (min(own_first + shards.rows, shape.m) - own_first) * shape.k
-    there = own_first.to(tl.int64) * shape.k
-    for start in range(tl.program_id(0) * block, size, tl.num_programs(0) * block):
+def _feed(world, gathered, a, first, own_first, size, piece, pieces, to, block: tl.constexpr):
+    """Store a piece of own rows: of `size` elements from row `first` on, in rank `to`'s slot."""
+    k_elements = tl.cdiv(tl.cdiv(size, pieces), 16) * 16
+    end = min((piece + 1) * k_elements, size)
+    for start in range(piece * k_elements, end, block):
         i = start + tl.arange(0, block)
-        tl.store(gathered + there + i, tl.load(a + i, mask=i < size), mask=i < size)
-    ended = wl.atomic_add(staged, 1, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE)
-    if ended == tl.num_programs(0) - 1:
-        tl.store(staged, 0)
+        wl.put(world, gathered + first + i, a + (first - own_first) + i, to=to, mask=i < end)
+
+
+@triton.jit
+def _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile, world, program, num_programs,
+          block: tl.constexpr):  # fmt: skip
+    """Store own rows in every slot, chunk by chunk; first for the rank behind, which needs them
+    first, last in the own slot, where only tiles that straddle ranks read them."""
+    own_first, own_end = _own_rows(rank, shards, shape.m)
+    pieces_of_rank = shards.chunks * shards.pieces
+    for unit in range(program, world.num_ranks * pieces_of_rank, num_programs):
+        to = (rank + world.num_ranks - 1 - unit // pieces_of_rank) % world.num_ranks
+        chunk = unit % pieces_of_rank // shards.pieces
+        first = min(own_first + chunk * shards.chunk_rows, own_end)
+        size = (min(first + shards.chunk_rows, own_end) - first) * shape.k
+        if to == rank:
+            if world.num_ranks == 1 or shards.rows % tile.m == 0:
+                size = 0
+        _feed(world, gathered, a, first.to(tl.int64) * shape.k, own_first.to(tl.int64) * shape.k,
+              size, unit % shards.pieces, shards.pieces, to, block)  # fmt: skip
+        counter = fed + to * shards.chunks + chunk
+        done = wl.atomic_add(counter, 1, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE) + 1
+        if done == shards.pieces:
+            tl.store(counter, 0)
+            word = rows_ready + rank * shards.chunks + chunk
+            wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
+
+
+@triton.jit
+def _stage(a, gathered, rows_ready, shard_ready, fed, e, rank, shape, shards, world, program,
+           num_programs, block: tl.constexpr):  # fmt: skip
+    """Copy own rows into the own slot, where peers fetch them; the last program announces them."""
+    own_first, own_end = _own_rows(rank, shards, shape.m)
+    first = own_first.to(tl.int64) * shape.k
+    size = (own_end - own_first) * shape.k
+    _feed(world, gathered, a, first, first, size, program, num_programs, rank, block)
+    done = wl.atomic_add(fed, 1, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE) + 1
+    if done == num_programs:
+        tl.store(fed, 0)
         for chunk in range(shards.chunks):
-            wl.notify(world, rows_ready + rank * shards.chunks + chunk, e, to=rank,
-                      op=wl.SignalOp.SET)  # fmt: skip
-        for hop in range(world.num_ranks):
-            to = (rank + world.num_ranks - hop) % world.num_ranks
-            wl.notify(world, shard_ready + rank, e, to=to, op=wl.SignalOp.SET)
+            word = rows_ready + rank * shards.chunks + chunk
+            wl.notify(world, word, e, to=rank, op=wl.SignalOp.SET)
+        # First the word here: peers copy it as soon as they know.
+        wl.notify(world, shard_ready + rank, e, to=rank, op=wl.SignalOp.SET)
+        wl.notify_all(world, shard_ready + rank, e, op=wl.SignalOp.SET)
 
 
 @triton.jit
@@ -333,48 +361,40 @@ def _await_shards(shard_ready, slot, world):
 
 
 @triton.jit
-def _multiply(a, own, gathered, gathered_rows, b, c, rows_ready, slot, shape, shards, tile, world,
-              push_programs: tl.constexpr, block: tl.constexpr):  # fmt: skip
-    """Hand out the roles: the first push_programs push, the others multiply.
+def _multiply(a, own, gathered, gathered_rows, b, c, rows_ready, shard_ready, fed, slot, shape,
+              shards, tile, world, is_pull: tl.constexpr, feeders: tl.constexpr,
+              block: tl.constexpr):  # fmt: skip
+    """Feed, then the GEMM template with this operator's hooks.
 
     `own` and `gathered_rows` are what tiles are read from: descriptors, or the pointers `a` and
     `gathered` once more.
     """
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
-    program = tl.program_id(0) - push_programs
-    num_programs = tl.num_programs(0) - push_programs
-    arrival = Arrival(own, gathered_rows, rows_ready, e, rank, shape.m, shards, world)
-    if push_programs > 0:
-        if program < 0:
-            slots.slot_wait_free(world, slot, e)
-            _push(a, gathered, rows_ready, e, rank, shape.m, shape.k, shards, tile, world,
-                  program + push_programs, push_programs, block)  # fmt: skip
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    if program < feeders:
+        slots.slot_wait_free(world, slot, e)
+        if is_pull:
+            _stage(a, gathered, rows_ready, shard_ready, fed, e, rank, shape, shards, world,
+                   program, feeders, block)  # fmt: skip
         else:
-            _multiply_tiles(b, c, shape, tile, arrival, program, num_programs)
-    else:
-        _multiply_tiles(b, c, shape, tile, arrival, program, num_programs)
-    slots.slot_finish(world, slot, e, tl.num_programs(0))
-
-
-@triton.jit
-def _multiply_tiles(b, c, shape, tile, arrival, program, num_programs):
-    """The GEMM template with this operator's hooks."""
-    shards = arrival.shards
-    own_first = arrival.rank * shards.rows
-    own_end = min(own_first + shards.rows, shape.m)
+            _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile, world, program,
+                  feeders, block)  # fmt: skip
+    own_first, own_end = _own_rows(rank, shards, shape.m)
     start = swizzle.first_to_gather(own_first, own_end, tile.m, tl.cdiv(shape.m, tile.m))
+    m = tl.cast(shape.m, tl.int32)
+    # The last programs have the fewest tiles: those are the feeders.
     gemm.gemm(
-        b, shape, tile, program, num_programs,
+        b, shape, tile, num_programs - 1 - program, num_programs,
         swizzle.rotated, (shards.group_m, start),
-        _ready, arrival,
+        _ready, Arrival(own, gathered_rows, rows_ready, e, rank, m, shards, world),
         gemm.emit_store, gemm.Stored(c, shape),
     )  # fmt: skip
-    if program == 0:
+    if program == num_programs - 1:
         # Also chunks without rows: a word that came after the slot was given back would undo one
         # of the next call's.
-        words = shards.chunks * arrival.world.num_ranks
-        wl.wait(arrival.rows_ready, arrival.e, words, world=arrival.world)
+        wl.wait(rows_ready, e, shards.chunks * world.num_ranks, world=world)
+    slots.slot_finish(world, slot, e, num_programs)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -429,33 +449,25 @@ class _Call:
         self.signals = {
             "rows_ready": (words, torch.int64),
             "shard_ready": (world.num_ranks, torch.int64),
-            "staged": (1, torch.int32),
+            "fed": (words, torch.int32),
         }
         self.shape = _shape(problem)
         self.shards = _shards(problem, config)
         # By whether TMA is used.
         self.tiles = [_tile(problem, config, tma).as_constexpr() for tma in (False, True)]
-        elements = problem.rows * problem.k
-        self.stage_grid = max(1, min(ceil(elements / config.block), world.target.num_sms))
         self._plans: dict[Any, _SlotPlan] = {}
 
     def launch(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> None:
         plan = self._plans.get(slot) or self._plan(world, slot)
-        if self.config.transport == "push":
+        if not plan.copies:
             self._multiply(world, slot, plan, a, b, out)
             return
         main, copier = world.current_stream(), world.stream("copy")
-        # From here on, and not after _stage: the two kernels wait side by side.
+        # Before _multiply, which feeds the copies of other ranks while this stream waits for it.
         copier.wait(main)
-        _stage[(self.stage_grid,)](
-            a, slot.gathered, slot.rows_ready, slot.shard_ready, slot.staged, slot.arg,
-            self.shape, self.shards, world.arg, block=self.config.block, num_warps=STAGE_WARPS,
-        )  # fmt: skip
-        if world.num_ranks > 1:
-            with copier:
-                _await_shards[(1,)](slot.shard_ready, slot.arg, world.arg, num_warps=1)
         self._multiply(world, slot, plan, a, b, out)
         with copier:
+            _await_shards[(1,)](slot.shard_ready, slot.arg, world.arg, num_warps=1)
             for is_word, dst, src in plan.copies:
                 (world.copy_word if is_word else world.copy)(dst, src)
         main.wait(copier)
@@ -478,9 +490,9 @@ class _Call:
                 right = blocking.descriptor(b, (config.tile_k, config.tile_n))
             result = blocking.descriptor(out, (config.tile_m, config.tile_n))
         _multiply[(self.grid,)](
-            a, own, slot.gathered, gathered, right, result, slot.rows_ready, slot.arg,
-            self.shape, self.shards, self.tiles[tma], world.arg,
-            push_programs=config.push_programs, block=config.block,
+            a, own, slot.gathered, gathered, right, result, slot.rows_ready, slot.shard_ready,
+            slot.fed, slot.arg, self.shape, self.shards, self.tiles[tma], world.arg,
+            is_pull=config.transport == "pull", feeders=config.feeders, block=config.block,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
 
@@ -529,7 +541,7 @@ def _shape(problem: Problem) -> gemm.Shape:
 
 def _shards(problem: Problem, config: Config) -> Shards:
     chunk_rows = max(1, ceil(problem.rows / config.chunks))
-    return Shards(problem.rows, config.chunks, chunk_rows, config.group_m)
+    return Shards(problem.rows, config.chunks, chunk_rows, config.pieces, config.group_m)
 
 
 def _tile(problem: Problem, config: Config, tma: bool) -> gemm.Tile:
@@ -661,7 +673,7 @@ def kernels(
         "c": operand(out_element, (tile_m, tile_n)),
         "rows_ready": "*i64",
         "shard_ready": "*i64",
-        "staged": "*i32",
+        "fed": "*i32",
         "slot": ["*i64", "*i32", "*i64"],
         "shape": ["i32"] * len(gemm.Shape._fields),
         "shards": ["i32"] * len(Shards._fields),
@@ -674,7 +686,8 @@ def kernels(
         "shards": Shards(*[None] * len(Shards._fields)),
         "tile": tile,
         "world": WorldArg(None, problem.num_ranks, language_version()),
-        "push_programs": config.push_programs,
+        "is_pull": config.transport == "pull",
+        "feeders": config.feeders,
         "block": config.block,
     }
     extents = _shape(problem)._asdict()
@@ -692,7 +705,6 @@ def kernels(
         )
 
     if config.transport == "pull":
-        yield record(_stage, "stage", STAGE_WARPS, 1)
         yield record(_await_shards, "await_shards", 1, 1)
     yield record(_multiply, "multiply", config.num_warps, config.num_stages)
 
