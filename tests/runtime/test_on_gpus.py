@@ -1,0 +1,48 @@
+"""The runtime on real GPUs: slots in all uses, and what happens when a rank dies, stalls or forgets.
+
+The probes in benchmarks/ check themselves; here they run briefly.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def run(tmp_path, script, *options):
+    environment = {**os.environ, "OUT": str(tmp_path), "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+@pytest.mark.gpu(n=2)
+@pytest.mark.parametrize("part", ["toy", "ag_gemm"])
+def test_slots_are_right_eager_captured_replayed_and_mixed(tmp_path, part):
+    run(tmp_path, "slots.py", "--ranks", "2", "--replays", "300", "--part", part)
+    results = json.loads((tmp_path / "slots_2.json").read_text())
+    uses = {
+        (name, use): row["wrong"]
+        for name, rows in results.items()
+        if name.startswith(part)
+        for use, row in rows.items()
+    }
+    assert len(uses) >= 7 and not any(uses.values()), uses
+
+
+@pytest.mark.gpu(n=4)
+def test_every_rank_that_is_left_raises_with_the_table(tmp_path):
+    run(tmp_path, "bounded_waits.py", "--part", "trouble")
+    trouble = json.loads((tmp_path / "bounded_waits.json").read_text())["trouble"]
+    for scene, rows in trouble.items():
+        for row in rows:
+            if row["raised"] == "killed":
+                continue
+            assert row["raised"] == "TimeoutError", (scene, row)
+            assert "token[0] >= " in row["table"] and row["poisoned"]
+            assert row["raised_after_s"] < 8 and "teardown_s" in row
