@@ -1,4 +1,4 @@
-"""The litmus programs on real GPUs, briefly; benchmarks/litmus.py runs them a million times each."""
+"""The litmus programs on real GPUs, briefly; benchmarks/litmus.py runs a million of each."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The runtime on real GPUs: slots in all uses, and what happens when a rank dies, stalls or forgets.
+"""The runtime on real GPUs: slots in all uses; ranks that die, stall or forget.
 
 The probes in benchmarks/ check themselves; here they run briefly.
 """
