@@ -98,6 +98,11 @@ class _Event:
     position: int
     step: Access | ProxyFence
 
+    @property
+    def access(self) -> Access:
+        assert isinstance(self.step, Access), f"{self.step} accesses nothing"
+        return self.step
+
 
 def allowed_outcomes(test: Litmus) -> set[Outcome]:
     """Every final state of `test.registers`, in their order, that some legal execution has."""
@@ -108,7 +113,7 @@ def allowed_outcomes(test: Litmus) -> set[Outcome]:
     outcomes: set[Outcome] = set()
     for orders in product(*(permutations(writes) for writes in by_location.values())):
         coherence = dict(zip(by_location, orders))
-        sources = [[None, *coherence.get(read.step.location, ())] for read in reads]
+        sources = [[None, *coherence.get(read.access.location, ())] for read in reads]
         for choice in product(*sources):
             fed = dict(zip(reads, choice))
             values = _values(events, fed)
@@ -213,13 +218,13 @@ def _is_legal(
     }
     fr = set()
     for read, source in fed.items():
-        order = coherence.get(read.step.location, ())
+        order = coherence.get(read.access.location, ())
         start = 0 if source is None else order.index(source) + 1
         fr |= {(read, write) for write in order[start:] if write is not read}
     # A read-modify-write reads what comes right before it.
     for read, source in fed.items():
-        if read.step.writes:
-            order = coherence[read.step.location]
+        if read.access.writes:
+            order = coherence[read.access.location]
             place = order.index(read)
             if source is not (order[place - 1] if place else None):
                 return False
@@ -227,10 +232,10 @@ def _is_legal(
     synchronises = {
         (w, r)
         for w, r in observed
-        if w.step.order is not None
-        and w.step.order.releases
-        and r.step.order is not None
-        and r.step.order.acquires
+        if w.access.order is not None
+        and w.access.order.releases
+        and r.access.order is not None
+        and r.access.order.acquires
         and _morally_strong(w, r)
     }
     base = _closure(program_order | synchronises)
@@ -262,7 +267,7 @@ def _morally_strong(a: _Event, b: _Event) -> bool:
 
 
 def _includes(a: _Event, b: _Event) -> bool:
-    scope = a.step.scope
+    scope = a.access.scope
     if scope is Scope.SYSTEM:
         return True
     return a.rank == b.rank if scope is Scope.DEVICE else a.thread == b.thread
@@ -315,7 +320,7 @@ def _closure(
             (a, d)
             for a, b in closed
             for c, d in closed
-            if b is c and (not through_atomics or (b.step.reads and b.step.writes))
+            if b is c and (not through_atomics or (b.access.reads and b.access.writes))
         } - closed
         if not more:
             return closed

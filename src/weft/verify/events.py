@@ -203,8 +203,9 @@ def _polls(function: Function, loop: Operation, condition: Operation) -> list[Op
             continue
         seen.add(value)
         operation = function.definitions.get(value)
-        from_operation = operation is not None and value not in function.sources
-        if from_operation and _may_poll(function, operation):
+        if operation is None or value in function.sources:
+            pass  # an argument, or what control flow hands on
+        elif _may_poll(function, operation):
             polls[operation.index] = operation
             continue
         inputs = function.inputs_of(value)
@@ -362,8 +363,9 @@ class _Builder:
             targets = re.findall(r"\^[\w.$-]+", last.text) if last is not None else []
             for position, target in enumerate(targets):
                 assumption = None
-                if len(targets) == 2 and last.operands and last.operands[0] in self.tracked:
-                    assumption = (last.operands[0], position == 0)
+                asked = last.operands[0] if last is not None and last.operands else ""
+                if len(targets) == 2 and asked in self.tracked:
+                    assumption = (asked, position == 0)
                 for start, other in loose:
                     self.graph.connect(start, heads[target][0][0], assumption or other)
             if not targets:

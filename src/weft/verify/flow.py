@@ -11,8 +11,9 @@ nodes of interest, everything else is a joint. The questions are asked once, her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 WAIT, LOAD, STORE, RELEASE, BARRIER, COMPLETE, JOINT = (
     "wait",
@@ -34,8 +35,8 @@ class Node:
     joint, what was known of `forgets` is void."""
 
     kind: str
-    key: Hashable = None
-    origin: object = None
+    key: Any = None
+    origin: Any = None
     guards: frozenset[str] = frozenset()
     forgets: frozenset[str] = frozenset()
 
@@ -80,7 +81,7 @@ class Graph:
         return states
 
 
-def waits_before(graph: Graph) -> dict[Hashable, frozenset]:
+def waits_before(graph: Graph) -> dict[Any, frozenset]:
     """For each load, the waits that every path to each of its copies has passed.
 
     Conditions that guard waits are told apart, so that a load under the same condition as its
@@ -113,7 +114,7 @@ def waits_before(graph: Graph) -> dict[Hashable, frozenset]:
         return merged
 
     states = graph.solve({frozenset(): frozenset()}, transfer, merge)
-    found: dict[Hashable, frozenset] = {}
+    found: dict[Any, frozenset] = {}
     for node, state in zip(graph.nodes, states, strict=True):
         if node.kind != LOAD or state is None:
             continue
@@ -125,7 +126,7 @@ def waits_before(graph: Graph) -> dict[Hashable, frozenset]:
     return found
 
 
-def waits_between(graph: Graph) -> dict[Hashable, frozenset]:
+def waits_between(graph: Graph) -> dict[Any, frozenset]:
     """For each load that runs more than once, the waits on every path from run to run."""
 
     def transfer(node: Node, state: dict, assumption):
@@ -142,7 +143,7 @@ def waits_between(graph: Graph) -> dict[Hashable, frozenset]:
         return merged
 
     states = graph.solve({}, transfer, merge)
-    found: dict[Hashable, frozenset] = {}
+    found: dict[Any, frozenset] = {}
     for node, state in zip(graph.nodes, states, strict=True):
         if node.kind == LOAD and state is not None and node.key in state:
             passed = state[node.key]
@@ -150,7 +151,7 @@ def waits_between(graph: Graph) -> dict[Hashable, frozenset]:
     return found
 
 
-def stores_between(graph: Graph) -> dict[Hashable, dict[tuple, frozenset]]:
+def stores_between(graph: Graph) -> dict[Any, dict[tuple, frozenset]]:
     """For each wait, and each pair of its copies that run one after the other, the stores on
     every path between them. The pair (copy, same copy) is a loop's way round."""
 
@@ -169,7 +170,7 @@ def stores_between(graph: Graph) -> dict[Hashable, dict[tuple, frozenset]]:
         return merged
 
     states = graph.solve({}, transfer, merge)
-    found: dict[Hashable, dict[tuple, frozenset]] = {}
+    found: dict[Any, dict[tuple, frozenset]] = {}
     for node, state in zip(graph.nodes, states, strict=True):
         if node.kind != WAIT or state is None:
             continue

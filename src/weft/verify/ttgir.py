@@ -251,6 +251,7 @@ class _FunctionReader:
 
     def _block(self, line: str) -> None:
         label = re.match(r"^\^[\w.$-]+", line)
+        assert label is not None, f"no block begins like this: {line}"
         arguments = [self._define(name) for name in _BLOCK_ARGUMENT.findall(line)]
         operation, current = self.stack[-1]
         region = operation.regions[-1]

@@ -68,7 +68,7 @@ def expected(function: Function, module: Module | None) -> list[Store]:
             continue
         match = _TENSOR.search(operation.text)
         bits = _BITS.search(match[2]) if match else None
-        if bits is None:
+        if match is None or bits is None:
             continue
         item_bytes = max(int(bits[1]) // 8, 1)
         if analysis.store_bytes(operation, item_bytes) < FULL:
@@ -207,7 +207,7 @@ class _Analysis:
         if name == "arith.constant":
             return self._constant(operation, shape)
         if name == "tt.make_range":
-            start = int(operation.attribute("start").split(" ")[0])
+            start = int((operation.attribute("start") or "0").split(" ")[0])
             return Axes((shape[0],), (_power(start),), (1,))
         if name == "tt.splat":
             divisibility = self.of(inputs[0]).divisibility[0]
@@ -226,7 +226,7 @@ class _Analysis:
         if name == "arith.muli":
             return self._multiply(*map(self.of, inputs))
         if name == "arith.divsi":
-            return self._divide(*map(self.of, inputs), inputs[1])
+            return self._divide(self.of(inputs[0]), self.of(inputs[1]), inputs[1])
         if name in ("arith.remsi", "arith.remui"):
             return self._remainder(*map(self.of, inputs))
         if name == "arith.cmpi":
@@ -243,14 +243,14 @@ class _Analysis:
 
     def _constant(self, operation: Operation, shape: list[int]) -> Axes:
         match = re.match(r"arith\.constant (?:dense<)?(-?\d+|true|false)\b(?!\.)", operation.text)
-        value = {"true": 1, "false": 0}.get(match[1]) if match else 1
-        value = int(match[1]) if match and value is None else value
+        word = match[1] if match else "1"
+        value = int({"true": "1", "false": "0"}.get(word, word))
         rank = max(len(shape), 1)
         return Axes((1,) * rank, (_power(abs(value)),) * rank, tuple(shape) or (1,))
 
     def _expand(self, operation: Operation) -> Axes:
         axes = self.of(operation.operands[0])
-        axis = int(operation.attribute("axis").split(" ")[0])
+        axis = int((operation.attribute("axis") or "0").split(" ")[0])
         divisor = math.gcd(
             *(d if c == 1 else 1 for d, c in zip(axes.divisibility, axes.contiguity, strict=True))
         )
@@ -262,7 +262,9 @@ class _Analysis:
 
     def _broadcast(self, operation: Operation, shape: list[int]) -> Axes:
         axes = self.of(operation.operands[0])
-        before = [int(extent) for extent in _TENSOR.search(operation.text)[1].split("x") if extent]
+        tensor = _TENSOR.search(operation.text)
+        assert tensor is not None, f"a broadcast of no tensor: {operation.text}"
+        before = [int(extent) for extent in tensor[1].split("x") if extent]
         grows = [old != new for old, new in zip(before, shape, strict=True)]
         return Axes(
             tuple(1 if grow else c for c, grow in zip(axes.contiguity, grows, strict=True)),
@@ -299,9 +301,10 @@ class _Analysis:
         if operation.name != "arith.subi" or not operation.text.endswith("i64"):
             return False
         made = [self.function.definitions.get(value) for value in operation.operands]
-        if not all(one is not None and one.name == "tt.load" for one in made):
+        loads = [one for one in made if one is not None and one.name == "tt.load"]
+        if len(loads) < 2:
             return False
-        tables = [self.function.bases(one.operands[0]) for one in made]
+        tables = [self.function.bases(one.operands[0]) for one in loads]
         return bool(tables[0]) and tables[0] == tables[1]
 
     def _multiply(self, left: Axes, right: Axes) -> Axes:
@@ -318,8 +321,10 @@ class _Analysis:
         rank = len(left.contiguity)
         ones = (1,) * rank
         definition = self.function.definitions.get(divisor)
-        exact = definition is not None and definition.name == "arith.constant"
-        if exact and right.divisibility[0] == abs(_constant_value(definition)):
+        value = 0
+        if definition is not None and definition.name == "arith.constant":
+            value = abs(_constant_value(definition))
+        if value and right.divisibility[0] == value:
             divided = tuple(max(d // right.divisibility[0], 1) for d in left.divisibility)
             return Axes(ones, divided, left.constancy)
         return Axes(ones, ones, _gcds(left.constancy, right.constancy))
