@@ -224,7 +224,7 @@ def _with_transport(config: Config, problem: Problem, target: Target) -> Config:
         # Programs without a tile in the last round have the time.
         feeders = min(max(-tiles % programs, MIN_PUSHERS), MAX_PUSHERS)
         chunks = min(max(1, problem.rows // config.tile_m), 8)
-    feeders = min(feeders, 3 if target.backend == "emu" else programs)
+    feeders = 3 if target.backend == "emu" else min(feeders, programs)
     shares = 1 if config.transport == "pull" else max(1, problem.num_ranks - 1) * chunks
     return replace(config, feeders=feeders, chunks=max(1, chunks), pieces=ceil(feeders / shares))
 
