@@ -150,6 +150,9 @@ def test_a_script_that_fails_gives_1(tmp_path: Path, capsys):
     assert main(["emulate", str(path), "--ranks", "2"]) == 1
     told = capsys.readouterr()
     assert "not me" in told.out + told.err and "fails.py" in told.out + told.err
+    assert main(["emulate", str(path), "--ranks", "2", "--json"]) == 1
+    (other,) = json.loads(capsys.readouterr().out)["others"]
+    assert other["first"]["line"] == 3 and "not me" in other["message"]
 
 
 def test_compile_lists_binaries_for_all_targets(tmp_path: Path, capsys):

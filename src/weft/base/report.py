@@ -175,7 +175,10 @@ class Report:
             "deadlocks": [finding.to_json() for finding in self.deadlocks],
         }
         if self.others:
-            values["others"] = [finding.to_json() for finding in self.others]
+            # Their sides alone would not say what is wrong.
+            values["others"] = [
+                {**finding.to_json(), "message": finding.message} for finding in self.others
+            ]
         values["ok"] = self.ok
         return values
 
