@@ -10,7 +10,7 @@ from weft.base.errors import UsageError
 from weft.base.records import KernelRecord
 from weft.language.triton_api import TRITON_VERSION
 from weft.verify import compiled, store_widths
-from weft.verify.compiled import (
+from weft.verify.findings import (
     DELETED_ATOMIC,
     EARLY_WAIT,
     HOISTED_LOAD,
@@ -250,7 +250,7 @@ def test_on_amd_a_barrier_by_hand_leaves_a_note(target):
 # Traps: orders and widths
 
 
-@mended
+@pytest.mark.skipif(TRITON_VERSION >= (3, 7), reason="mended in Triton 3.7")
 @pytest.mark.parametrize("target", HIP)
 def test_cas_ignores_order_and_scope_on_amd(target):
     finding = only(check(kernels.pointers, target, HOW="cas", IN_LOOP=False), WEAK_ORDER)

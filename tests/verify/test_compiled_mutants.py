@@ -10,7 +10,7 @@ from compiled_kernels import build, line_of
 
 from weft.language.triton_api import TRITON_VERSION
 from weft.verify import compiled
-from weft.verify.compiled import (
+from weft.verify.findings import (
     DELETED_ATOMIC,
     HOISTED_LOAD,
     LOST_WAIT,

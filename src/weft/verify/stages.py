@@ -1,0 +1,112 @@
+"""One compiled kernel's stages, parsed, with the source's waits numbered through all of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from weft.base.errors import UsageError
+from weft.verify import amdgcn, events, machine, ptx, ttgir
+from weft.verify.places import Key, Loc, coarse, key_of
+
+_FILE = re.compile(r'loc\("([^"]+)":\d+:\d+')
+
+
+class Stages:
+    """The stages of one kernel.
+
+    `source` is what was written, in the stage named `written`: TTIR, or TTGIR for Gluon. `lowered`
+    is what Triton made of TTIR, None for Gluon or where it is missing. `groups` numbers the waits
+    of the source by the place of their looks; `members` are the waits of each number: several
+    where one line was unrolled. `lost` are the numbers that some stage has dropped.
+    """
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = texts
+        self.written = "ttir" if "ttir" in texts else "ttgir"
+        if self.written not in texts:
+            raise UsageError(
+                f"no TTIR or TTGIR among the stages {sorted(texts)}: nothing says what was written"
+            )
+        self.source = ttgir.parse(texts[self.written])
+        self.lowered: ttgir.Module | None = None
+        if self.written == "ttir" and "ttgir" in texts:
+            self.lowered = ttgir.parse(texts["ttgir"])
+        self.files: dict[str, str] = {
+            file.rsplit("/", 1)[-1]: file
+            for stage in ("ttir", "ttgir")
+            for file in _FILE.findall(texts.get(stage, ""))
+        }
+        self.assembly = next((stage for stage in ("ptx", "amdgcn") if stage in texts), "")
+        self.program: machine.Program | None = None
+        if self.assembly:
+            reader = ptx if self.assembly == "ptx" else amdgcn
+            self.program = reader.parse(texts[self.assembly], self.files)
+        self.waits = events.find_waits(self.source.kernel)
+        self.groups: dict[Key, int] = {}
+        self.members: list[list[events.Wait]] = []
+        self._number_waits()
+        self.lost: set[int] = set()
+        self.aliases = self._find_aliases()
+
+    @property
+    def is_amd(self) -> bool:
+        return self.assembly == "amdgcn"
+
+    @property
+    def latest(self) -> ttgir.Module:
+        """The last stage before LLVM."""
+        return self.lowered or self.source
+
+    @property
+    def num_warps(self) -> int:
+        match = re.search(r'"ttg\.num-warps" = (\d+)', self.texts.get("ttgir", ""))
+        return int(match[1]) if match else 0
+
+    def _number_waits(self) -> None:
+        for wait in self.waits:
+            known = {self.groups[key] for key in wait.keys if key in self.groups}
+            group = min(known) if known else len(self.members)
+            if not known:
+                self.members.append([])
+            self.members[group].append(wait)
+            self.groups.update((key, group) for key in wait.keys)
+
+    def grouped(self, module: ttgir.Module) -> events.GroupedWaits:
+        """The waits of one stage, by the source's numbers."""
+        return events.GroupedWaits(events.find_waits(module.kernel), self.groups)
+
+    def wait_loc(self, group: int) -> Loc:
+        return self.members[group][0].loc
+
+    def key(self, loc: Loc) -> Key:
+        """`loc` as the assembly's instructions have it."""
+        return coarse(key_of(loc)) if self.is_amd else key_of(loc)
+
+    def keys(self, operation: ttgir.Operation) -> set[Key]:
+        """The places at which the assembly may have this atomic.
+
+        On AMD, Triton gives an atomic the place of its address, not its own.
+        """
+        key = key_of(operation.loc)
+        return {coarse(key), *self.aliases.get(key, ())} if self.is_amd else {key}
+
+    def _find_aliases(self) -> dict[Key, set[Key]]:
+        """For each atomic, by its place: the places of its address."""
+        found: dict[Key, set[Key]] = {}
+        for module in {id(module): module for module in (self.source, self.latest)}.values():
+            function = module.kernel
+            users: dict[str, list[ttgir.Operation]] = {}
+            for operation in function.walk():
+                for operand in operation.operands:
+                    users.setdefault(operand, []).append(operation)
+            for operation in function.walk():
+                if events.order_of(operation) is None:
+                    continue
+                address = operation.operands[0]
+                maker = function.definitions.get(address)
+                # An argument has the place of whichever of its users is lowered first.
+                makers = [maker] if maker is not None else users.get(address, [])
+                places = found.setdefault(key_of(operation.loc), set())
+                places.update(coarse(key_of(one.loc)) for one in makers)
+        return found
