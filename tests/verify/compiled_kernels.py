@@ -10,6 +10,8 @@ from pathlib import Path
 
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
 import weft.language as wl
 from weft.base.records import KernelRecord
@@ -330,6 +332,44 @@ def early_return(a, c, signal, n):
 
 
 @triton.jit
+def lock(a, c, signal):
+    """Wait and release on one word, by compare-and-swap and exchange."""
+    i = tl.arange(0, 1024)
+    while tl.atomic_cas(signal, 0, 1, sem="acquire", scope="gpu") == 1:
+        pass
+    tl.debug_barrier()
+    tl.store(c + i, tl.load(a + i))
+    tl.debug_barrier()
+    tl.atomic_xchg(signal, 0, sem="release", scope="gpu")
+
+
+@triton.jit
+def many_words_in_one_loop(a, c, signal, n):
+    i = tl.arange(0, 1024)
+    reached = 0
+    while reached < n:
+        if tl.atomic_add(signal + reached, 0, sem="acquire", scope="sys") >= 1:
+            reached += 1
+    tl.debug_barrier()
+    tl.store(c + i, tl.load(a + i))
+
+
+@triton.jit
+def last_one_reduces(a, c, counter, n):
+    """A ticket: release and acquire in one atomic, and a pipelined loop behind it."""
+    i = tl.arange(0, 1024)
+    tl.store(c + tl.program_id(0) * 1024 + i, tl.load(a + i))
+    tl.debug_barrier()
+    before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    tl.debug_barrier()
+    if before == tl.num_programs(0) - 1:
+        total = tl.zeros((1024,), tl.float32)
+        for row in tl.range(0, n, num_stages=3):
+            total += tl.load(c + row * 1024 + i)
+        tl.store(c + i, total.to(c.dtype.element_ty))
+
+
+@triton.jit
 def work_counter(a, c, counter, n):
     """A loop driven by an atomic that is no wait."""
     i = tl.arange(0, 1024)
@@ -371,6 +411,20 @@ def asm_release(a, c, signal, HOW: tl.constexpr, TEXT: tl.constexpr):
         tl.debug_barrier()
     constraints: tl.constexpr = "=r,l,~{memory}"
     tl.inline_asm_elementwise(TEXT, constraints, [signal], tl.int32, False, 1)  # mark: asm release
+
+
+@gluon.jit
+def gluon_copy(a, c, signal, HOW: gl.constexpr):
+    """A Gluon kernel: it has no TTIR."""
+    layout: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
+    i = gl.arange(0, 1024, layout)
+    while gl.atomic_add(signal, 0, sem="acquire", scope="sys") < 1:
+        pass
+    gl.thread_barrier()
+    gl.store(c + i, gl.load(a + i))  # mark: gluon store
+    if HOW == "barrier":
+        gl.thread_barrier()
+    gl.atomic_xchg(signal + 1, 1, sem="release", scope="sys")  # mark: gluon release
 
 
 @triton.jit

@@ -85,6 +85,9 @@ def test_a_flattened_loop_that_is_not_pipelined_is_ordered():
         kernels.unrolled_waits,
         kernels.waits_in_branches,
         kernels.early_return,
+        kernels.lock,
+        kernels.many_words_in_one_loop,
+        kernels.last_one_reduces,
         kernels.work_counter,
         kernels.split_k,
     ],
@@ -92,8 +95,9 @@ def test_a_flattened_loop_that_is_not_pipelined_is_ordered():
 def test_sound_odd_shapes_are_clean(kernel, target):
     report = check(kernel, target)
     assert report.ok, str(report)
-    expected = {"unrolled_waits": 4, "waits_in_branches": 2, "early_return": 1}
-    assert report.waits["ttir"] == expected.get(kernel.__name__, 0)
+    expected = {"unrolled_waits": 4, "waits_in_branches": 2, "work_counter": 0, "split_k": 0,
+                "last_one_reduces": 0}  # fmt: skip
+    assert report.waits["ttir"] == expected.get(kernel.__name__, 1)
 
 
 @pytest.mark.parametrize("target", GPUS)
@@ -212,6 +216,16 @@ def test_a_release_whose_address_is_an_argument(target):
     finding = only(check(kernels.shared_word, target), NO_BARRIER)
     assert finding.first.line == line_of("bare release")
     assert finding.second.line == line_of("unseen store")
+
+
+@mended
+def test_a_gluon_kernel():
+    report = check(kernels.gluon_copy, "cuda:90", num_warps=4, HOW="barrier")
+    assert report.ok and report.waits == {"ttgir": 1, "ptx": 1}, str(report)
+    report = check(kernels.gluon_copy, "cuda:90", num_warps=4, HOW="bare")
+    finding = only(report, NO_BARRIER)
+    assert finding.first.line == line_of("gluon release")
+    assert finding.second.line == line_of("gluon store")
 
 
 @pytest.mark.parametrize(

@@ -82,15 +82,18 @@ def _publishes(stages: Stages, operation: ttgir.Operation, ordered: events.Order
 
 def _add_amd_releases(stages: Stages, sources: machine.Sources, tiles: set[Key]) -> None:
     """An address that is an argument has no place of its own: LLVM IR knows the rest."""
-    others: set[Key] = set()
+    words: dict[Key, tuple[set[str], set[str]]] = {}
     for one in llvm.atomics(stages.texts.get("llir", ""), stages.files):
         is_look = one.key in sources.looks and one.may_be_a_look
-        if one.order in ("release", "acq_rel") and not is_look:
-            if one.key not in tiles:
-                sources.releases.add(one.key)
-        else:
-            others.add(one.key)
-    sources.mixed = others & sources.releases
+        is_release = one.order in ("release", "acq_rel") and not is_look and one.key not in tiles
+        publishing, other = words.setdefault(one.key, (set(), set()))
+        (publishing if is_release else other).update(one.instructions)
+        if is_release:
+            sources.releases.add(one.key)
+    for key in sources.releases & words.keys():
+        publishing, other = words[key]
+        if other:
+            sources.mixed[key] = (publishing - other, other - publishing)
 
 
 # ---------------------------------------------------------------------------------------------

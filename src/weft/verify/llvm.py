@@ -45,6 +45,14 @@ class Atomic:
         )
 
     @property
+    def instructions(self) -> set[str]:
+        """What AMD's instruction for it may be called: `global_atomic_` and one of these."""
+        if self.name == "cmpxchg":
+            return {"cmpswap"}
+        word = self.text.partition("atomicrmw ")[2].removeprefix("volatile ").partition(" ")[0]
+        return {"xchg": {"swap"}, "or": {"or", "add"}}.get(word, {word})
+
+    @property
     def key(self) -> Key:
         return coarse(key_of(self.loc))
 

@@ -24,7 +24,8 @@ class Sources:
     several); those in `atomic_polls` are made by atomics alone; those in `looks` are the ones
     that a wait is recognised by: its ordered polls, not its looks at an abort word. `scalars`
     are stores and atomics that one thread makes for the block; `releases` are atomics that
-    publish, those in `mixed` standing for others too; `assembly` is what the user wrote as such.
+    publish, where `mixed` gives what else has their place: instructions that then are releases
+    surely, and those that surely are none; `assembly` is what the user wrote as such.
     """
 
     polls: dict[Key, frozenset[int]] = field(default_factory=dict)
@@ -32,7 +33,7 @@ class Sources:
     looks: set[Key] = field(default_factory=set)
     scalars: set[Key] = field(default_factory=set)
     releases: set[Key] = field(default_factory=set)
-    mixed: set[Key] = field(default_factory=set)
+    mixed: dict[Key, tuple[set[str], set[str]]] = field(default_factory=dict)
     assembly: set[Key] = field(default_factory=set)
     num_warps: int = 0
 
@@ -60,7 +61,14 @@ def is_poll(one: Instruction, sources: Sources) -> bool:
 def _releases_on_amd(one: amdgcn.Instruction, sources: Sources) -> bool:
     if not one.keys & sources.releases:
         return False
-    return one.after_write_back or not one.keys & sources.mixed
+    word = one.opcode.partition("_atomic_")[2].partition("_")[0]
+    for key in one.keys & sources.mixed.keys():
+        surely, surely_not = sources.mixed[key]
+        if word in surely_not:
+            return False
+        if word not in surely:
+            return one.after_write_back
+    return True
 
 
 def is_load(one: Instruction) -> bool:
