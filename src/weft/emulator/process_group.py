@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -567,8 +568,13 @@ class Distributed:
         c10d._new_process_group_helper = self._new_group
         c10d.rendezvous = self._rendezvous
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
+        # A script that asks for nccl gets emulated ranks: that torch has no NCCL is no news.
+        quiet = warnings.catch_warnings()
+        quiet.__enter__()
+        warnings.filterwarnings("ignore", message="Attempted to get default timeout for nccl")
 
         def restore() -> None:
+            quiet.__exit__(None, None, None)
             for name, value in before.items():
                 setattr(c10d, name, value)
             sys.excepthook = own_excepthook
