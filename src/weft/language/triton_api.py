@@ -201,6 +201,15 @@ def compile_kernel(fn: Any, record: KernelRecord, target: Target) -> Any:
         raise compile_error(error, record.name, target.name) from error
 
 
+def load_kernel(fn: Any, *args: Any, **options: Any) -> None:
+    """Compile what a launch with these arguments would run and load it; launch nothing.
+
+    CUDA loads a kernel only while no other runs. One that is to start while another waits for it
+    must be there before: its first launch would wait for that other one.
+    """
+    fn.warmup(*args, grid=(1,), **options)._init_handles()
+
+
 def _specialise(fn: Any, record: KernelRecord) -> tuple[dict, dict, dict]:
     """Triton's signature, constants and attributes, keyed by argument path."""
     signature: dict[str, Any] = {}
