@@ -78,6 +78,9 @@ class FakeBackend:
     def call_logs(self) -> list[memoryview | None]:
         return [memoryview(log) for log in self.meeting.logs]
 
+    def load(self, kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+        pass
+
     def current_stream(self) -> Any:
         return None
 

@@ -101,7 +101,10 @@ class Backend(Protocol):
     def call_logs(self) -> Sequence[memoryview | None]:
         """One writable block of CALL_LOG_BYTES per rank, shared with it; None where it is not."""
 
-    # ---- streams and copies
+    # ---- launches, streams and copies
+
+    def load(self, kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+        """Compile the kernel for these arguments, and have its binary on the device."""
 
     def current_stream(self) -> Stream: ...
 

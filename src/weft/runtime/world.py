@@ -167,7 +167,16 @@ class World:
             self._workspaces[key] = Workspace(self, key)
         return self._workspaces[key].take(buffers or {}, signals or {})
 
-    # ---- streams, copies, recordings
+    # ---- launches, streams, copies, recordings
+
+    def load(self, kernel: Any, *arguments: Any, **options: Any) -> None:
+        """Load the binary that `kernel[grid](*arguments, **options)` would launch.
+
+        The first launch of a binary blocks the host until running kernels have ended. Kernels of
+        one rank that wait for each other, or for copies that are enqueued after them, must all be
+        loaded before the first of them is launched.
+        """
+        self.backend.load(kernel, arguments, options)
 
     def current_stream(self) -> Stream:
         return self.backend.current_stream()

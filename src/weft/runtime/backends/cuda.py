@@ -218,7 +218,11 @@ class CudaBackend:
             for start in map(self._call_log_start, range(self.seats.num_ranks))
         ]
 
-    # ---- streams and copies
+    # ---- launches, streams and copies
+
+    def load(self, kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+        # Asking the compiled kernel for how it is run is what loads it.
+        _ = kernel.warmup(*arguments, grid=(1,), **options).run
 
     def current_stream(self) -> Stream:
         stream = torch.cuda.current_stream()

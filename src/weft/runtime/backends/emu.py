@@ -225,6 +225,9 @@ class EmulatedBackend:
 
     # ---- streams and copies
 
+    def load(self, kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+        """Nothing waits for a binary here."""
+
     def current_stream(self) -> RankStream:
         return self.stream(self.context.stream.name)
 
