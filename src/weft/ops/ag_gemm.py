@@ -46,7 +46,7 @@ from weft.base.dtypes import DTYPES, parse_dtype
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.language import slots, triton_api
+from weft.language import slots
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 from weft.tiles import blocking, gemm, swizzle
 from weft.tiles.blocking import Blocking
@@ -520,10 +520,6 @@ class _Call:
             gathered = blocking.descriptor(gathered, (self.config.tile_m, self.config.tile_k))
         if self.config.transport == "pull":
             copies = tuple(_plan_copies(world, slot, self.problem, self.shards))
-            # It starts beside a running _multiply, which waits for what it lets through.
-            triton_api.load_kernel(
-                _await_shards, slot.shard_ready, slot.arg, world.arg, num_warps=1
-            )
         plan = self._plans[slot] = _SlotPlan(gathered, copies)
         return plan
 

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from weft.base.errors import TimeoutError, UnsupportedError, UsageError
 from weft.base.target import Target
+from weft.language import triton_api
 from weft.language import world_layout as layout
 from weft.language.wait_report import WaitReport, read_reports
 from weft.runtime.backend import CALL_LOG_BYTES, Recording, Seats, Stream
@@ -221,8 +222,7 @@ class CudaBackend:
     # ---- launches, streams and copies
 
     def load(self, kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -> None:
-        # Asking the compiled kernel for how it is run is what loads it.
-        _ = kernel.warmup(*arguments, grid=(1,), **options).run
+        triton_api.load_kernel(kernel, *arguments, **options)
 
     def current_stream(self) -> Stream:
         stream = torch.cuda.current_stream()
