@@ -120,7 +120,11 @@ def gpus() -> list[dict[str, Any]]:
                 "name": info.name,
                 "memory_bytes": info.total_memory,
                 "sms": info.multi_processor_count,
-                "arch": getattr(info, "gcnArchName", f"sm_{info.major}{info.minor}").split(":")[0],
+                "arch": (
+                    info.gcnArchName.split(":")[0]
+                    if torch.version.hip
+                    else f"sm_{info.major}{info.minor}"
+                ),
             }
         )
     return found
