@@ -286,3 +286,49 @@ def test_event_that_is_never_recorded_is_a_deadlock():
     report = bench.run(main)
     assert report.deadlocks[0].first.note == "queued the event wait"
     assert "stream side: 2 works behind" in report.deadlocks[0].message
+
+
+def test_clocks_that_part_and_meet_know_the_same():
+    """Joins of copies, in any order, against sets of what each was told."""
+    import random
+
+    from weft.emulator.clocks import Clock
+
+    draw = random.Random(0)
+    clocks, known = [Clock()], [{}]
+    for _ in range(2000):
+        i = draw.randrange(len(clocks))
+        choice = draw.random()
+        if choice < 0.4:
+            agent, value = draw.randrange(40), draw.randrange(1000)
+            clocks[i].learn(agent, value)
+            known[i][agent] = max(known[i].get(agent, -1), value)
+        elif choice < 0.6 and len(clocks) < 30:
+            clocks.append(clocks[i].copy())
+            known.append(dict(known[i]))
+        elif choice < 0.65 and len(clocks) < 30:
+            clocks.append(Clock())
+            known.append({})
+        else:
+            j = draw.randrange(len(clocks))
+            clocks[i].join(clocks[j])
+            for agent, value in known[j].items():
+                known[i][agent] = max(known[i].get(agent, -1), value)
+        assert dict(clocks[i].agents) == known[i]
+
+
+def test_a_counter_for_everybody_is_cheap_and_still_orders():
+    """Thousands of programs pass one counter; the last one may read what all have written."""
+
+    def pass_by(rt, x, flags, sem, last):
+        me = int(rt.pid[0])
+        rt.store(np.int64(x + 4 * (me % 64)), np.float32(me), np.bool_(me < 64), F32, (), 90)
+        if rt.atomic_rmw("add", sem, "gpu", flags, I64.type(1), None, I64, (), 91) == last:
+            rt.load(x + np.arange(64) * 4, None, None, F32, (64,), 92)
+
+    for sem, races in (("acq_rel", 0), ("relaxed", 1)):
+        bench = Bench(ranks=1)
+        report = bench.run(
+            lambda: bench.kernel(0, pass_by, bench.x[0], bench.flags[0], sem, 2999, grid=3000)  # noqa: B023
+        )
+        assert len(report.races) == races

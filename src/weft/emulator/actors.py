@@ -9,8 +9,9 @@ import numpy as np
 
 from weft.base.place import Place
 from weft.base.vocabulary import Scope
-from weft.emulator.clocks import Agents, Clock
+from weft.emulator.clocks import Clock
 from weft.emulator.memory import Allocation
+from weft.emulator.shadow import carry
 
 if TYPE_CHECKING:
     from weft.emulator.machine import HostTask, Machine
@@ -85,7 +86,7 @@ class Actor:
         word = allocation.sync_word(cell)
         word.published.clear()
         clock = self.clock.copy()
-        clock.agents[self.agent] = self.clk
+        clock.learn(self.agent, self.clk)
         # A copy engine is no part of any device: only system scope includes it.
         word.release(NOWHERE, Scope.SYSTEM, clock)
         allocation.view(WORD)[index] = value
@@ -164,33 +165,25 @@ class Actor:
     ) -> None:
         machine = self.machine
         segment = machine.agents.segment(self.agent, self.clk, self.place)
-        first = shadow.item(0)
-        uniform = bool((shadow == first).all())
-        for number in (first,) if uniform else np.unique(shadow).tolist():
 
-            def cell_of(number: int = number) -> int:
-                hit = np.argwhere(shadow == number)[0]
-                steps = zip(hit, shadow.strides, strict=True)
-                return start + sum(int(i) * (s // 4) for i, s in steps)
+        def cell_of(number: int) -> int:
+            hit = np.argwhere(shadow == number)[0]
+            steps = zip(hit, shadow.strides, strict=True)
+            return start + sum(int(i) * (s // 4) for i, s in steps)
 
-            history = machine.shadow.histories[number]
+        def after(number: int) -> int:
+            what = "write" if is_write else "read"
+            conflict = self._conflict(allocation, lambda: cell_of(number), what)
             if is_write:
-                after = machine.shadow.after_write(
-                    number, segment, self.clock, self.owns,
-                    self._conflict(allocation, cell_of, "write"),
-                )  # fmt: skip
-            else:
-                if history.writer == Agents.NOTHING and not history.others:
-                    if looks:
-                        machine.findings.uninitialised(self, allocation, cell_of(), self.place)
-                    elif allocation.heap_offset is None:
-                        continue  # a later read that does look is told; a peer cannot write it
-                after = machine.shadow.after_read(
-                    number, segment, self.clock, self.owns,
-                    self._conflict(allocation, cell_of, "read"),
-                )  # fmt: skip
-            if after != number:
-                shadow[... if uniform else shadow == number] = after
+                return machine.shadow.after_write(number, segment, self.clock, self.owns, conflict)
+            if machine.shadow.histories[number].is_unwritten:
+                if looks:
+                    machine.findings.uninitialised(self, allocation, cell_of(number), self.place)
+                elif allocation.heap_offset is None:
+                    return number  # a later read that does look is told; no peer can write it
+            return machine.shadow.after_read(number, segment, self.clock, self.owns, conflict)
+
+        carry(shadow, after)
 
     def _conflict(self, allocation: Allocation, cell: Any, what: str):
         def report(kind: str, earlier: int) -> None:

@@ -46,9 +46,9 @@ class Knowledge:
             self.segments[key] = segment
         return segment
 
-    def async_segment(self, loc: int) -> int:
-        """The same for an asynchronous (descriptor) store."""
-        key = ("async", loc, self.async_clk)
+    def async_segment(self, loc: int, scope: Scope | None = None) -> int:
+        """The same for an asynchronous (descriptor) store, or reduction, which is atomic."""
+        key = ("async", loc, self.async_clk, scope)
         segment = self.segments.get(key)
         if segment is None:
             if self.async_agent < 0:
@@ -56,7 +56,9 @@ class Knowledge:
                 self.async_agent = self.agents.add(
                     identity, self.work.stream.number, self.work.position
                 )
-            segment = self.agents.segment(self.async_agent, self.async_clk, self.locations[loc])
+            segment = self.agents.segment(
+                self.async_agent, self.async_clk, self.locations[loc], scope
+            )
             self.segments[key] = segment
         return segment
 
@@ -77,9 +79,9 @@ class Knowledge:
     def publish(self) -> Clock:
         """What a release hands over: all that this program knows, and its own past."""
         clock = self.clock.copy()
-        clock.agents[self.agent] = self.clk
+        clock.learn(self.agent, self.clk)
         if self.async_done >= 0:
-            clock.agents[self.async_agent] = self.async_done
+            clock.learn(self.async_agent, self.async_done)
         self.clk += 1
         self.segments.clear()
         return clock

@@ -22,11 +22,11 @@ from threadpoolctl import ThreadpoolController
 from weft.base.errors import ResidencyError
 from weft.base.place import Place
 from weft.base.report import Report
+from weft.base.topology import Topology
 from weft.emulator.actors import Actor
 from weft.emulator.clocks import Agents, Clock
 from weft.emulator.findings import Findings
 from weft.emulator.hosts import THREAD, HostTask
-from weft.emulator.isolation import place_on_node
 from weft.emulator.memory import Allocation, Memory
 from weft.emulator.programs import Program
 from weft.emulator.shadow import Shadow
@@ -74,18 +74,22 @@ def _blas() -> ThreadpoolController:
 
 
 class Machine:
-    """An emulated machine of `num_ranks` devices on `num_nodes` hosts.
+    """An emulated machine of as many devices as `topology` has ranks, on its nodes.
 
     `num_sms` programs can be resident on one rank at a time. `checks` turns the race,
     initialisation and bounds checks on.
     """
 
     def __init__(
-        self, num_ranks: int, *, num_nodes: int = 1, seed: int = 0, num_sms: int = 132,
-        checks: bool = True, name: str = "program",
+        self, topology: Topology | int, *, seed: int = 0, num_sms: int = 132, checks: bool = True, name: str = "program",
     ) -> None:  # fmt: skip
+        if isinstance(topology, int):
+            topology = Topology.of(topology)
+        num_ranks = topology.num_ranks
+        self.topology = topology
         self.num_ranks = num_ranks
-        self.num_nodes = num_nodes
+        self.num_nodes = topology.num_nodes
+        self._nodes = [topology.seat(rank).node for rank in range(num_ranks)]
         self.seed = seed
         self.num_sms = num_sms
         self.checks = checks
@@ -180,7 +184,7 @@ class Machine:
             return Clock()
         host.clock.prune(self.agents)
         clock = host.clock.copy()
-        clock.agents[host.agent] = host.clk
+        clock.learn(host.agent, host.clk)
         host.clk += 1
         host.segments.clear()
         return clock
@@ -204,7 +208,7 @@ class Machine:
         return heap
 
     def node_of(self, rank: int) -> int:
-        return place_on_node(rank, self.num_ranks, self.num_nodes)[0]
+        return self._nodes[rank]
 
     def next_sequence(self) -> int:
         self._sequence += 1

@@ -9,6 +9,7 @@ from weft.base.vocabulary import Order, Scope
 from weft.emulator.affine import AffinePointers, box_tile
 from weft.emulator.knowledge import Knowledge
 from weft.emulator.memory import Allocation
+from weft.emulator.shadow import carry
 from weft.emulator.transitions import Access, Read, Write
 from weft.emulator.windows import Window, find_window
 
@@ -77,31 +78,11 @@ class PlainAccess(Knowledge):
         factor = itemsize // allocation.cell_bytes
         return index[..., None] * factor + np.arange(factor)
 
-    def _touch(self, shadow: np.ndarray, access: Access) -> None:
-        """Take every cell of `shadow`, a view, through `access`."""
-        first = shadow.item(0)
-        if (shadow == first).all():
-            after = access(first)
-            if after != first:
-                shadow[...] = after
-            return
-        for number in np.unique(shadow).tolist():
-            after = access(number)
-            if after != number:
-                shadow[shadow == number] = after
-
     def _touch_gathered(self, allocation: Allocation, cells: np.ndarray, access: Access) -> None:
+        """Take the cells of these numbers through `access`."""
         shadow = allocation.shadow.take(cells)
-        first = shadow.item(0)
-        if (shadow == first).all():
-            after = access(first)
-            if after != first:
-                allocation.shadow[cells] = after
-            return
-        before = shadow.copy()
-        for number in np.unique(before).tolist():
-            shadow[before == number] = access(number)
-        allocation.shadow[cells] = shadow
+        if carry(shadow, access):
+            allocation.shadow[cells] = shadow
 
     # ------------------------------------------------------------------------------------------
     # Loads and stores
@@ -135,7 +116,7 @@ class PlainAccess(Knowledge):
         if self.machine.checks:
             cells = window.first_cell()
             access = Read(self, window.allocation, loc, cells, shadow=window.shadow)
-            self._touch(window.shadow, access)
+            carry(window.shadow, access)
         if window.inside is None:
             return window.data.copy()
         tile = np.empty(shape, dtype)
@@ -290,7 +271,7 @@ class PlainAccess(Knowledge):
         allocation = window.allocation
         if self.machine.checks:
             cells = window.first_cell()
-            self._touch(window.shadow, Write(self, allocation, loc, cells, segment, window.shadow))
+            carry(window.shadow, Write(self, allocation, loc, cells, segment, window.shadow))
         whole = window.inside is None
         window.data[...] = value if whole else np.broadcast_to(value, shape)[window.inside]
         if allocation.sync:

@@ -1,32 +1,85 @@
-"""Shadow memory: for every cell who wrote it last and who has read it since.
+"""Shadow memory: for every cell who wrote it last and who has accessed it since.
 
-The past of a cell is an interned *history*, and a cell stores only its number, so that a whole
-tile is checked by one gather and one comparison: cells that were always touched together have the
-same number. Histories change by memoised transitions (read, write, atomic access); a transition
-looks for accesses that nothing orders.
+The past of a cell is a *history*, and a cell stores only its number, so that a whole tile is
+checked by one gather and one comparison: cells that were always touched together have the same
+number. Histories change by memoised transitions (read, write, atomic access); a transition looks
+for accesses that nothing orders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
+import numpy as np
+
+from weft.base.vocabulary import Scope
 from weft.emulator.clocks import Agents, Clock
 
 
-@dataclass(frozen=True)
-class History:
-    """`writer` is a segment; `others` are the segments that have read, or accessed atomically."""
+class Accesses:
+    """Segments that have accessed a cell in one way, the latest first; shared between histories.
+
+    `reach` is the (scope, device) of all of them where it is one, for atomic accesses.
+    """
+
+    __slots__ = ("count", "earlier", "reach", "segment")
+
+    def __init__(self, segment: int, earlier: Accesses | None, reach: object = None) -> None:
+        self.segment = segment
+        self.earlier = earlier
+        self.count = 1 if earlier is None else earlier.count + 1
+        self.reach = reach if earlier is None or earlier.reach == reach else None
+
+    def __iter__(self) -> Iterator[int]:
+        node: Accesses | None = self
+        while node is not None:
+            yield node.segment
+            node = node.earlier
+
+
+class History(NamedTuple):
+    """`writer` is a segment; the others are those that came after it."""
 
     writer: int
-    others: tuple[int, ...] = ()
+    reads: Accesses | None = None
+    atomics: Accesses | None = None
+
+    @property
+    def is_unwritten(self) -> bool:
+        return self.writer == Agents.NOTHING and self.atomics is None
+
+
+OnConflict = Callable[[str, int], None]
+
+
+def carry(cells: np.ndarray, after: Callable[[int], int]) -> bool:
+    """Replace every number in `cells` by `after(number)`, called once for each different one.
+
+    Says whether anything changed.
+    """
+    first = cells.item(0)
+    if (cells == first).all():
+        number = after(first)
+        if number == first:
+            return False
+        cells[...] = number
+        return True
+    numbers, places = np.unique(cells, return_inverse=True)
+    carried = np.array([after(number) for number in numbers.tolist()], np.int32)
+    if (carried == numbers).all():
+        return False
+    cells[...] = carried[places].reshape(cells.shape)
+    return True
 
 
 class Shadow:
     """The histories of one machine and the transitions between them.
 
-    `on_conflict(kind, earlier segment)` is called for an access that an earlier one is not
-    ordered with; the transition then goes on as if it were, so that one fault is told once.
+    A transition is for an access by `segment` of somebody whose knowledge is `clock` and who
+    `own`s segments. `on_conflict(kind, earlier segment)` is called for an access that an earlier
+    one is not ordered with; the transition then goes on as if it were, so that one fault is told
+    once.
     """
 
     UNWRITTEN = 0
@@ -35,85 +88,161 @@ class Shadow:
     def __init__(self, agents: Agents) -> None:
         self.agents = agents
         self.histories = [History(Agents.NOTHING), History(Agents.BEFORE)]
-        self._numbers = {history: number for number, history in enumerate(self.histories)}
-        self._reads: dict[tuple[int, int], int] = {}
-        self._writes: dict[int, int] = {}
+        self._after_reads: dict[tuple[int, int], int] = {}
+        self._after_atomics: dict[tuple[int, int, bool], int] = {}
+        self._written: dict[int, int] = {}
+        self._fresh: dict[tuple[int, int, bool], int] = {}
 
-    def _number(self, history: History) -> int:
-        number = self._numbers.get(history)
-        if number is None:
-            number = self._numbers[history] = len(self.histories)
-            self.histories.append(history)
-        return number
+    def known_after_read(self, number: int, segment: int) -> int | None:
+        """The history after a read that was made before, of a cell with the same past."""
+        return self._after_reads.get((number, segment))
 
     def after_read(
         self, number: int, segment: int, clock: Clock, own: Callable[[int], bool],
-        on_conflict: Callable[[str, int], None],
+        on_conflict: OnConflict,
     ) -> int:  # fmt: skip
-        """The history after a plain read by `segment`; `own(s)` says that s is the reader's."""
+        """The history after a plain read."""
         key = (number, segment)
-        after = self._reads.get(key)
+        after = self._after_reads.get(key)
         if after is not None:
             return after
         history = self.histories[number]
-        known, agents = self.agents.known, self.agents
-        if not (own(history.writer) or known(history.writer, clock)):
-            on_conflict("write", history.writer)
-        kept = []
-        for other in history.others:
-            if own(other) or known(other, clock):
-                # A later writer that is ordered after this read is ordered after that one too.
-                continue
-            kept.append(other)
-            if agents.segment_scope[other] is not None:
-                on_conflict("atomic", other)
-        after = self._number(History(history.writer, (*kept, segment)))
-        self._reads[key] = after
+        self._check_writer(history, clock, own, on_conflict)
+        atomics = history.atomics
+        if atomics is not None:
+            unordered = self._unordered(atomics, clock, own)
+            for earlier in unordered:
+                on_conflict("atomic", earlier)
+            if not unordered:
+                atomics = None
+        if atomics is None and self._is_behind(history.reads, clock, own):
+            after = self._fresh_history(history.writer, segment, is_atomic=False)
+        else:
+            reads = self._appended(history.reads, segment, clock, own)
+            after = self._number(History(history.writer, reads, atomics))
+        self._after_reads[key] = after
         return after
 
     def after_write(
         self, number: int, segment: int, clock: Clock, own: Callable[[int], bool],
-        on_conflict: Callable[[str, int], None],
+        on_conflict: OnConflict,
     ) -> int:  # fmt: skip
-        """The history after a plain write by `segment`."""
+        """The history after a plain write: it begins anew."""
         history = self.histories[number]
-        known = self.agents.known
-        if not (own(history.writer) or known(history.writer, clock)):
-            on_conflict("write", history.writer)
-        for other in history.others:
-            if not (own(other) or known(other, clock)):
-                kind = "read" if self.agents.segment_scope[other] is None else "atomic"
-                on_conflict(kind, other)
+        self._check_writer(history, clock, own, on_conflict)
+        for kind, accesses in (("read", history.reads), ("atomic", history.atomics)):
+            if accesses is not None:
+                for earlier in self._unordered(accesses, clock, own):
+                    on_conflict(kind, earlier)
         return self.written(segment)
 
     def written(self, segment: int) -> int:
         """The history of a cell that `segment` has just written."""
-        after = self._writes.get(segment)
+        after = self._written.get(segment)
         if after is None:
-            after = self._writes[segment] = self._number(History(segment))
+            after = self._written[segment] = self._number(History(segment))
         return after
 
     def after_atomic(
         self, number: int, segment: int, clock: Clock, own: Callable[[int], bool],
-        on_conflict: Callable[[str, int], None], modifies: bool,
+        on_conflict: OnConflict, modifies: bool,
     ) -> int:  # fmt: skip
-        """The history after an atomic access by `segment`.
+        """The history after an atomic access.
 
         Atomic accesses need no order among each other where their scopes include both parties.
         """
+        key = (number, segment, modifies)
+        after = self._after_atomics.get(key)
+        if after is not None:
+            return after
         history = self.histories[number]
-        agents = self.agents
-        if not (own(history.writer) or agents.known(history.writer, clock)):
-            on_conflict("write", history.writer)
-        kept = []
-        for other in history.others:
-            if own(other) or agents.known(other, clock):
-                continue
-            kept.append(other)
-            if agents.segment_scope[other] is None:
-                if modifies:
-                    on_conflict("read", other)
-            elif not agents.covers(other, segment):
-                on_conflict("scope", other)
+        self._check_writer(history, clock, own, on_conflict)
+        reads = history.reads
+        if reads is not None and modifies:
+            unordered = self._unordered(reads, clock, own)
+            for earlier in unordered:
+                on_conflict("read", earlier)
+            if not unordered:
+                reads = None
+        reach = self._reach(segment)
+        if history.atomics is not None and not self._all_covered(history.atomics, reach):
+            for earlier in self._unordered(history.atomics, clock, own):
+                if not self.agents.covers(earlier, segment):
+                    on_conflict("scope", earlier)
         writer = max(history.writer, Agents.BEFORE) if modifies else history.writer
-        return self._number(History(writer, (*kept, segment)))
+        if reads is None and self._is_behind(history.atomics, clock, own):
+            after = self._fresh_history(writer, segment, is_atomic=True)
+        else:
+            atomics = self._appended(history.atomics, segment, clock, own, reach)
+            after = self._number(History(writer, reads, atomics))
+        self._after_atomics[key] = after
+        return after
+
+    # ------------------------------------------------------------------------------------------
+
+    def _number(self, history: History) -> int:
+        self.histories.append(history)
+        return len(self.histories) - 1
+
+    def _fresh_history(self, writer: int, segment: int, *, is_atomic: bool) -> int:
+        """The history of one access since `writer`: one number, whatever was there before."""
+        key = (writer, segment, is_atomic)
+        number = self._fresh.get(key)
+        if number is None:
+            accesses = Accesses(segment, None, self._reach(segment) if is_atomic else None)
+            history = History(writer, *((None, accesses) if is_atomic else (accesses, None)))
+            number = self._fresh[key] = self._number(history)
+        return number
+
+    def _reach(self, segment: int) -> tuple[Scope | None, int]:
+        return self.agents.segment_scope[segment], self.agents.segment_device[segment]
+
+    @staticmethod
+    def _all_covered(atomics: Accesses, reach: tuple[Scope | None, int]) -> bool:
+        """Do these scopes and that of `reach` include each other, seen at a glance?"""
+        if atomics.reach is None:
+            return False
+        scope, device = atomics.reach
+        if scope is Scope.SYSTEM and reach[0] is Scope.SYSTEM:
+            return True
+        narrow = Scope.BLOCK in (scope, reach[0])
+        return not narrow and device == reach[1]
+
+    def _check_writer(
+        self, history: History, clock: Clock, own: Callable[[int], bool], on_conflict: OnConflict
+    ) -> None:
+        writer = history.writer
+        if not (own(writer) or self.agents.known(writer, clock)):
+            on_conflict("write", writer)
+
+    def _unordered(self, accesses: Accesses, clock: Clock, own: Callable[[int], bool]) -> list[int]:
+        known = self.agents.known
+        return [s for s in accesses if not (own(s) or known(s, clock))]
+
+    def _is_behind(
+        self, accesses: Accesses | None, clock: Clock, own: Callable[[int], bool]
+    ) -> bool:
+        """Are all ordered before, so that whatever is ordered after this one is after them too?
+
+        Looked for at powers of two only: a long list costs no more than it has entries.
+        """
+        if accesses is None:
+            return True
+        if accesses.count & (accesses.count - 1):
+            return False
+        return not self._unordered(accesses, clock, own)
+
+    def _appended(
+        self, accesses: Accesses | None, segment: int, clock: Clock, own: Callable[[int], bool],
+        reach: object = None,
+    ) -> Accesses:  # fmt: skip
+        """`accesses` and `segment`; at powers of two without those that it comes after."""
+        if accesses is not None and not accesses.count & (accesses.count - 1):
+            unordered = self._unordered(accesses, clock, own)
+            if len(unordered) < accesses.count:
+                kept = None
+                for earlier in reversed(unordered):
+                    same = self._reach(earlier) if reach is not None else None
+                    kept = Accesses(earlier, kept, same)
+                accesses = kept
+        return Accesses(segment, accesses, reach)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.emulator.clocks import Agents
-
 
 class Access:
     """One access of one program; called once per distinct history that it meets."""
@@ -52,13 +50,10 @@ class Read(Access):
     def __call__(self, number: int) -> int:
         program = self.program
         shadow = program.shadow
-        after = shadow._reads.get((number, self.segment))
+        after = shadow.known_after_read(number, self.segment)
         if after is not None:
             return after
-        if (
-            shadow.histories[number].writer == Agents.NOTHING
-            and not shadow.histories[number].others
-        ):
+        if shadow.histories[number].is_unwritten:
             program.machine.findings.uninitialised(
                 program, self.allocation, self._where(number), program.locations[self.loc]
             )
@@ -88,8 +83,7 @@ class Atomic(Access):
 
     def __call__(self, number: int) -> int:
         program = self.program
-        history = program.shadow.histories[number]
-        if history.writer == Agents.NOTHING and not history.others and not self.modifies:
+        if program.shadow.histories[number].is_unwritten and not self.modifies:
             program.machine.findings.uninitialised(
                 program, self.allocation, self._where(number), program.locations[self.loc]
             )
