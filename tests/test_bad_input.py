@@ -24,6 +24,7 @@ from weft.base.errors import (
     UnsupportedError,
     UsageError,
 )
+from weft.base.records import KernelRecord
 
 
 def line_of(text: str) -> int:
@@ -300,6 +301,18 @@ def test_an_operation_that_the_emulator_does_not_know(ranks):
     with pytest.raises(UnsupportedError) as caught:
         ranks(main, 1)
     says(caught.value, "inline", Path(__file__).name, line_of("asm"))
+
+
+@triton.jit
+def compares(word):
+    wl.atomic_cas(word, 0, 1)  # no such primitive on AMD
+
+
+def test_a_primitive_that_a_target_has_not():
+    record = KernelRecord("compares", {"word": "*i32"})
+    with pytest.raises(UnsupportedError) as caught:
+        weft.verify.compiled(compares, "hip:gfx942", record)
+    says(caught.value, "wl.atomic_cas", "hip", f":{line_of('no such primitive on AMD')}")
 
 
 # ---------------------------------------------------------------------------------------------
