@@ -46,7 +46,7 @@ from weft.base.dtypes import DTYPES, parse_dtype
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.language import slots
+from weft.language import slots, triton_api
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 from weft.tiles import blocking, gemm, swizzle
 from weft.tiles.blocking import Blocking
@@ -436,7 +436,7 @@ class _Call:
 
     def __init__(self, world: Any, problem: Problem, config: Config) -> None:
         self.problem, self.config = problem, config
-        self.grid = config.grid(problem, world.target)
+        self.grid = (config.grid(problem, world.target), 1, 1)
         self.tma = config.tma and can_use_tma(problem, world.target)
         self.name = f"ag_gemm m={problem.m},n={problem.n},k={problem.k} {problem.dtype} {config}"
         self.out_shape = (problem.m, problem.n)
@@ -455,47 +455,53 @@ class _Call:
         self.shards = _shards(problem, config)
         # By whether TMA is used.
         self.tiles = [_tile(problem, config, tma).as_constexpr() for tma in (False, True)]
-        self.options = {
-            "is_pull": config.transport == "pull",
-            "feeders": config.feeders,
-            "block": config.block,
-            "num_warps": config.num_warps,
-            "num_stages": config.num_stages,
-        }
+        self.constants = (config.transport == "pull", config.feeders, config.block)
+        self.options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
         self._plans: dict[Any, _SlotPlan] = {}
         self._loaded: set[tuple[int, ...]] = set()
+        # What was launched with aligned addresses, to be launched again.
+        self._kernels: dict[Any, Any] = {}
 
     def launch(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> None:
         plan = self._plans.get(slot) or self._plan(world, slot)
-        arguments, options = self._arguments(world, slot, plan, a, b, out)
+        # TMA asks this of addresses, and Triton specialises kernels by it.
+        aligned = not (a.data_ptr() | b.data_ptr() | out.data_ptr()) % blocking.TMA_BYTES
+        arguments = self._arguments(world, slot, plan, a, b, out, self.tma and aligned)
         if not plan.copies:
-            _multiply[(self.grid,)](*arguments, **options)
+            self._start(_multiply, self.grid, arguments, self.options, aligned)
             return
         awaited = (slot.shard_ready, slot.arg, world.arg)
         alignment = tuple(tensor.data_ptr() % blocking.TMA_BYTES for tensor in (a, b, out))
         if alignment not in self._loaded:
             # They wait for each other, and no binary is loaded while a kernel runs.
-            world.load(_multiply, *arguments, **options)
+            world.load(_multiply, *arguments, **self.options)
             world.load(_await_shards, *awaited, num_warps=1)
             self._loaded.add(alignment)
         main, copier = world.current_stream(), world.stream("copy")
         # Before _multiply, which feeds the copies of other ranks while this stream waits for it.
         copier.wait(main)
-        _multiply[(self.grid,)](*arguments, **options)
+        self._start(_multiply, self.grid, arguments, self.options, aligned)
         with copier:
-            _await_shards[(1,)](*awaited, num_warps=1)
+            self._start(_await_shards, (1, 1, 1), awaited, {"num_warps": 1}, True)
             for is_word, dst, src in plan.copies:
                 (world.copy_word if is_word else world.copy)(dst, src)
         main.wait(copier)
 
+    def _start(self, fn: Any, grid: tuple, arguments: tuple, options: dict, aligned: bool) -> None:
+        kernel = self._kernels.get(fn) if aligned else None
+        if kernel is not None:
+            triton_api.relaunch(kernel, grid, *arguments)
+            return
+        kernel = fn[grid](*arguments, **options)
+        if aligned:
+            self._kernels[fn] = kernel
+
     def _arguments(
-        self, world: Any, slot: Any, plan: _SlotPlan, a: Any, b: Any, out: Any
-    ) -> tuple[tuple, dict[str, Any]]:
+        self, world: Any, slot: Any, plan: _SlotPlan, a: Any, b: Any, out: Any, tma: bool
+    ) -> tuple:
         """Of a launch of `_multiply`."""
         config = self.config
         own, gathered, right, result = a, slot.gathered, b, out
-        # TMA also asks this of the addresses.
-        tma = self.tma and not (a.data_ptr() | b.data_ptr() | out.data_ptr()) % blocking.TMA_BYTES
         if tma:
             gathered = plan.gathered
             # An empty shard has no address to describe; no tile is read from it.
@@ -508,11 +514,11 @@ class _Call:
             else:
                 right = blocking.descriptor(b, (config.tile_k, config.tile_n))
             result = blocking.descriptor(out, (config.tile_m, config.tile_n))
-        arguments = (
+        return (
             a, own, slot.gathered, gathered, right, result, slot.rows_ready, slot.shard_ready,
             slot.fed, slot.arg, self.shape, self.shards, self.tiles[tma], world.arg,
+            *self.constants,
         )  # fmt: skip
-        return arguments, self.options
 
     def _plan(self, world: Any, slot: Any) -> _SlotPlan:
         gathered, copies = slot.gathered, ()
