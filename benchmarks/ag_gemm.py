@@ -4,7 +4,7 @@
 
 Modes  queued: the stream is held while the host enqueues, so that host time does not show;
        graph: both sides are CUDA graphs; eager: host time shows. Times are the maximum over ranks,
-       medians over rounds. Writes ag_gemm.json.
+       medians over rounds. Writes results/ag_gemm_<gpus>.json.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def main(rank: int, options: argparse.Namespace) -> None:
                     world, label, m, n, k, options.variants.split(","), options.modes.split(",")
                 )
                 if rank == 0:
-                    processes.save(f"ag_gemm_h200x{world.num_ranks}", results)
+                    processes.save("ag_gemm", results, world.num_ranks)
                 torch.cuda.empty_cache()
 
 

@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/bounded_waits.py [--ranks 4] [--part cost,trouble]
 
 Trouble runs with a deadline of TIMEOUT_S: every rank that is left must raise weft.TimeoutError
-with the table of waits, close its world and tear its process group down. Writes bounded_waits.json.
+with the table of waits, close its world and tear its process group down. Writes results/bounded_waits_<gpus>.json.
 """
 
 from __future__ import annotations
@@ -209,5 +209,5 @@ if __name__ == "__main__":
     if "trouble" in options.part:
         answers["trouble"] = run_trouble(options.ranks)
         print(json.dumps(answers["trouble"], indent=1), flush=True)
-    processes.save("bounded_waits", answers)
+    processes.save("bounded_waits", answers, options.ranks)
     sys.exit(0)

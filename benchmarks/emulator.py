@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 import triton
+import triton.language as tl
 
 import weft
 from weft.base.dtypes import tolerance
@@ -79,6 +80,41 @@ def rows() -> list[dict]:
     found += [measure(4, 256, n, 256, 32) for n in (64, 128, 512, 1024)]
     found += [measure(4, 256, 256, 256, tile) for tile in (16, 128)]
     return found
+
+
+@triton.jit
+def _add(x, y, out, n, block: tl.constexpr):
+    i = tl.program_id(0) * block + tl.arange(0, block)
+    mask = i < n
+    tl.store(out + i, tl.load(x + i, mask=mask) + tl.load(y + i, mask=mask), mask=mask)
+
+
+@triton.jit
+def _pass_by(counter):
+    tl.atomic_add(counter, 1)
+
+
+def measure_programs(programs: int) -> dict:
+    """One row: a plain kernel, and a counter that every program passes, on one rank."""
+    n = programs * 64
+
+    def main() -> tuple[float, float]:
+        x, y, out = torch.randn(n), torch.randn(n), torch.empty(n)
+        counter = torch.zeros(1, dtype=torch.int32)
+        start = time.perf_counter()
+        _add[(programs,)](x, y, out, n, 64)
+        assert torch.equal(out, x + y)
+        middle = time.perf_counter()
+        _pass_by[(programs,)](counter)
+        assert counter.item() == programs
+        return middle - start, time.perf_counter() - middle
+
+    with weft.emulated(ranks=1) as session:
+        session.run(main)  # compiles
+        times = [session.run(main)[0] for _ in range(ROUNDS)]
+        assert session.report.ok, session.report
+    add, count = (statistics.median(column) for column in zip(*times, strict=True))
+    return {"programs": programs, "add_s": add, "counter_s": count, "checked": True}
 
 
 def environment() -> dict:
@@ -140,8 +176,15 @@ def main() -> None:
         )  # fmt: skip
         verdict = "met" if worst <= limit else "MISSED"
         print(f"target with {tile}-tiles: {worst:.3f} s of {limit} s, {verdict}")
+    programs = [measure_programs(count) for count in (250, 1000, 4000, 16000)]
+    for row in programs:
+        print(
+            f"{row['programs']:6d} programs  add {row['add_s']:.3f} s  counter"
+            f" {row['counter_s']:.3f} s"
+        )
     if options.output:
         document = {"op": "ag_gemm", **environment(), "targets_s": TARGET_S, "rows": results}
+        document["programs"] = programs
         options.output.write_text(json.dumps(document, indent=1) + "\n")
     if options.plot:
         plot(results, options.plot)

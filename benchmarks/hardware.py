@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python benchmarks/hardware.py [--ranks 4] [--only signals,put,...]
 
-Writes hardware.json. Times are microseconds, medians over rounds unless a name says otherwise;
+Writes results/hardware_<gpus>.json. Times are microseconds, medians over rounds unless a name says otherwise;
 bandwidths GB/s (1e9). Every section runs on all ranks and only rank 0 reports, so that links are
 as busy as in a collective; where one link alone is meant, the name says `pair`.
 """
@@ -617,6 +617,7 @@ def loading(world: weft.World) -> dict[str, Any]:
     compiled = [never_loaded.warmup(x, VARIANT=i, grid=(1,)) for i in range(3)]
     assert compiled
     spin[(1,)](1000, out, num_warps=1)
+    set_word[(1,)](out[4:], 1, num_warps=1)
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
     kept: list[Any] = []
@@ -625,12 +626,12 @@ def loading(world: weft.World) -> dict[str, Any]:
         "first_launch_of_a_kernel": lambda: never_loaded[(1,)](x, VARIANT=1),
         "second_launch_of_that_kernel": lambda: never_loaded[(1,)](x, VARIANT=1),
         "first_copy_of_40_bytes_on_device": lambda: y[:10].copy_(x[:10]),
-        "first_use_of_a_torch_kernel": lambda: torch.special.airy_ai(x),
-        "second_use_of_that_kernel": lambda: torch.special.airy_ai(x),
-        "allocate_1_gb": lambda: kept.append(
+        "first_use_of_a_torch_kernel": lambda: torch.erfinv(x),
+        "second_use_of_that_torch_kernel": lambda: torch.erfinv(x),
+        "allocate_1_gb_on_device": lambda: kept.append(
             torch.empty(1 << 30, dtype=torch.uint8, device=world.device)
         ),
-        "allocate_pinned": lambda: kept.append(torch.empty(1 << 20).pin_memory()),
+        "allocate_4_mb_pinned": lambda: kept.append(torch.empty(1 << 20).pin_memory()),
         "new_stream_and_event": lambda: kept.append((torch.cuda.Stream(), torch.cuda.Event())),
         "empty_cache": torch.cuda.empty_cache,
     }
@@ -716,7 +717,7 @@ def main(rank: int, names: list[str]) -> None:
         together()
         if rank == 0:
             print(f"{name}: {time.monotonic() - began:.1f} s\n  {results[name]}", flush=True)
-            processes.save("hardware", results)
+            processes.save("hardware", results, world.num_ranks)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/litmus.py [--ranks 4] [--launches 32] [--part words,engine]
 
 `words`: the programs of tests/litmus/cases.py. `blocks`: message passing of blocks by vectors and
-by TMA. `engine`: by copy engines. Writes litmus.json; the exit code is 1 if a forbidden outcome was
+by TMA. `engine`: by copy engines. Writes results/litmus_<gpus>.json; the exit code is 1 if a forbidden outcome was
 seen, or a block arrived stale in a form that the model promises.
 """
 
@@ -228,7 +228,7 @@ def main(rank: int, options: argparse.Namespace) -> None:
     def keep(name: str, rows: list) -> None:
         results[name] = rows
         if rank == 0:
-            processes.save("litmus", results)
+            processes.save("litmus", results, world.num_ranks)
 
     if "engine" in options.part:
         keep("engine", engine(world, 256 << 10, options.engine_rounds))

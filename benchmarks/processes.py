@@ -98,9 +98,12 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def save(name: str, results: dict[str, Any]) -> Path:
-    """Write `name`.json beside the other results."""
+def save(name: str, results: dict[str, Any], num_ranks: int) -> Path:
+    """Write `name_h200x4.json` beside the other results: one file per probe and hardware."""
+    import torch
+
+    device = torch.cuda.get_device_name(0).split()[-1].lower()
     RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    path = RESULTS / f"{name}_{device}x{num_ranks}.json"
     path.write_text(json.dumps(results, indent=1) + "\n")
     return path

@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/slots.py [--ranks 4] [--replays 10000] [--part toy,ag_gemm]
 
 Every call checks its own answer on the device, also inside a recording: inputs change from call
-to call, so that a row of an earlier call, or one not there yet, is counted. Writes slots.json.
+to call, so that a row of an earlier call, or one not there yet, is counted. Writes results/slots_<gpus>.json.
 """
 
 from __future__ import annotations
@@ -267,9 +267,9 @@ def main(rank: int, options: argparse.Namespace) -> None:
         if any(name.startswith(part) for part in options.part.split(",")):
             results[name] = exercise(world, make(), options.replays)
             if rank == 0:
-                processes.save(f"slots_{world.num_ranks}", results)
+                processes.save("slots", results, world.num_ranks)
     if rank == 0:
-        processes.save(f"slots_{world.num_ranks}", results)
+        processes.save("slots", results, world.num_ranks)
         wrong = [
             f"{name}.{use}"
             for name in subjects

@@ -17,7 +17,7 @@ def run(tmp_path, ranks, part):
     command += ["--launches", "2", "--rounds", "500", "--engine-rounds", "200", "--part", part]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return json.loads((tmp_path / "litmus.json").read_text())
+    return json.loads(next(tmp_path.glob("litmus_*.json")).read_text())
 
 
 @pytest.mark.gpu(n=4)
