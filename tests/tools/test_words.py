@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 import weft
-from weft.tools.words import find_op, op_dtype, parse_ranks, parse_shape, parse_targets, shape_text
+from weft.tools.words import (
+    find_op,
+    op_dtype,
+    parse_shape,
+    parse_targets,
+    parse_topology,
+    shape_text,
+)
 
 DEFAULT = {"m": 8, "n": 4, "k": 2}
 
@@ -48,7 +55,24 @@ def test_targets():
             parse_targets(wrong)
 
 
-@pytest.mark.parametrize("ranks, nodes", [(0, 1), (4, 0), (2, 3)])
-def test_ranks_and_nodes_that_cannot_be(ranks: int, nodes: int):
-    with pytest.raises(weft.UsageError):
-        parse_ranks(ranks, nodes)
+@pytest.mark.parametrize(
+    "ranks, nodes, sizes",
+    [(4, "1", (4,)), (4, "2", (2, 2)), (5, "2", (3, 2)), (None, "2", (2, 2)), (None, "3+1", (3, 1)),
+     (4, "1,3", (1, 3)), (6, "1+2+3", (1, 2, 3))],
+)  # fmt: skip
+def test_nodes_are_a_number_or_sizes(ranks, nodes, sizes):
+    topology = parse_topology(ranks, nodes)
+    assert topology.sizes == sizes
+    seats = [topology.seat(rank) for rank in range(topology.num_ranks)]
+    assert [seat.local_size for seat in seats] == [size for size in sizes for _ in range(size)]
+
+
+@pytest.mark.parametrize(
+    "ranks, nodes, said",
+    [(0, "1", "at least one rank"), (4, "0", "1 to 4 nodes"), (2, "3", "1 to 2 nodes"),
+     (None, "5", "1 to 4 nodes"), (4, "2+1", "hold 3 ranks"), (None, "2+0", "at least 1"),
+     (4, "two", "or their sizes"), (4, "3+", "or their sizes"), (4, "-1", "or their sizes")],
+)  # fmt: skip
+def test_ranks_and_nodes_that_cannot_be(ranks, nodes, said):
+    with pytest.raises(weft.UsageError, match=said):
+        parse_topology(ranks, nodes)

@@ -16,6 +16,8 @@ from types import ModuleType
 import numpy as np
 import torch
 
+from weft.base.topology import Topology
+
 _MODULE_LOCKS: dict = getattr(importlib._bootstrap, "_module_locks", {})  # type: ignore
 
 TORCH_DEFAULT_SEED = 67280421310721
@@ -45,17 +47,16 @@ class Isolation:
 
     def __init__(
         self,
-        num_ranks: int,
+        topology: Topology,
         *,
-        num_nodes: int = 1,
         seed: int = 0,
         local_root: str | None = None,
     ) -> None:
         self.local_root = None if local_root is None else os.path.join(local_root, "")
         base = dict(os.environ._data)  # type: ignore[attr-defined]
         self.ranks = [
-            _RankState({**base, **_launcher_words(rank, num_ranks, num_nodes)}, seed * 65537 + rank)
-            for rank in range(num_ranks)
+            _RankState({**base, **_launcher_words(rank, topology)}, seed * 65537 + rank)
+            for rank in range(topology.num_ranks)
         ]
         self.current: int | None = None
         self.num_modules = 0
@@ -135,16 +136,17 @@ class Isolation:
             sys.modules["__main__"] = module
 
 
-def _launcher_words(rank: int, num_ranks: int, num_nodes: int) -> dict:
+def _launcher_words(rank: int, topology: Topology) -> dict:
     """What torchrun puts into the environment of a rank, encoded as `os.environ` keeps it."""
-    node, local_rank, local_size = place_on_node(rank, num_ranks, num_nodes)
+    node, local_rank, local_size = topology.seat(rank)
+    num_ranks = topology.num_ranks
     words = {
         "RANK": rank,
         "WORLD_SIZE": num_ranks,
         "LOCAL_RANK": local_rank,
         "LOCAL_WORLD_SIZE": local_size,
         "GROUP_RANK": node,
-        "GROUP_WORLD_SIZE": num_nodes,
+        "GROUP_WORLD_SIZE": topology.num_nodes,
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": num_ranks,
         "MASTER_ADDR": MASTER_ADDRESS,
@@ -152,14 +154,6 @@ def _launcher_words(rank: int, num_ranks: int, num_nodes: int) -> dict:
     }
     encode_key, encode_value = os.environ.encodekey, os.environ.encodevalue
     return {encode_key(key): encode_value(str(value)) for key, value in words.items()}
-
-
-def place_on_node(rank: int, num_ranks: int, num_nodes: int) -> tuple[int, int, int]:
-    """(node, local rank, ranks on that node); the first nodes take one more where it is uneven."""
-    size, larger = divmod(num_ranks, num_nodes)
-    node = rank // (size + 1) if rank < larger * (size + 1) else (rank - larger) // max(size, 1)
-    first = node * size + min(node, larger)
-    return node, rank - first, size + (node < larger)
 
 
 def _repair_c_environment(own: dict, others: list[dict]) -> None:

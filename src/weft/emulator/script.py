@@ -24,8 +24,8 @@ from weft.emulator.user_place import is_users, user_place
 
 
 def run_script(
-    path: str, args: Sequence[str] = (), ranks: int = 4, nodes: int = 1, seed: int = 0,
-    num_sms: int = 132, checks: bool = True,
+    path: str, args: Sequence[str] = (), ranks: int | None = None,
+    nodes: int | Sequence[int] = 1, seed: int = 0, num_sms: int = 132, checks: bool = True,
 ) -> Report:  # fmt: skip
     """Run the script at `path` with `args` on every rank; what is found is in the report.
 
@@ -40,7 +40,7 @@ def run_script(
         ranks, nodes, seed, num_sms, checks, collect=True,
         name=os.path.basename(path), local_root=folder,
     ) as session, _import_path(folder), _spawning():  # fmt: skip
-        mains = [_main_of(session, rank, path, code, args) for rank in range(ranks)]
+        mains = [_main_of(session, rank, path, code, args) for rank in range(session.num_ranks)]
         session.run_each(mains, raising=False)
         for rank, error in sorted(session.errors.items()):
             if not _is_clean_exit(error):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 
 from weft.base.errors import UsageError
 from weft.base.report import Report
+from weft.base.topology import Topology
 from weft.emulator.clocks import Clock
 from weft.emulator.context import RankContext, current
 from weft.emulator.isolation import Isolation
@@ -46,16 +47,16 @@ class Session:
     """
 
     def __init__(
-        self, ranks: int, nodes: int, seed: int, num_sms: int, checks: bool, collect: bool,
+        self, topology: Topology, seed: int, num_sms: int, checks: bool, collect: bool,
         name: str, local_root: str | None,
     ) -> None:  # fmt: skip
+        ranks = topology.num_ranks
+        self.topology = topology
         self.num_ranks = ranks
-        self.num_nodes = nodes
+        self.num_nodes = topology.num_nodes
         self.collect = collect
-        self.machine = Machine(
-            ranks, num_nodes=nodes, seed=seed, num_sms=num_sms, checks=checks, name=name
-        )
-        self.isolation = Isolation(ranks, num_nodes=nodes, seed=seed, local_root=local_root)
+        self.machine = Machine(topology, seed=seed, num_sms=num_sms, checks=checks, name=name)
+        self.isolation = Isolation(topology, seed=seed, local_root=local_root)
         self.machine.on_switch = self.isolation.switch
         self.meetings = Meetings(self.machine)
         self.distributed = Distributed(self.machine, ranks, self.meetings)
@@ -181,8 +182,9 @@ def _wants_rank(main: Callable[..., Any], args: tuple) -> bool:
 
 @contextmanager
 def emulated(
-    ranks: int = 4, nodes: int = 1, seed: int = 0, num_sms: int = 132, checks: bool = True,
-    collect: bool = False, *, name: str = "program", local_root: str | None = None,
+    ranks: int | None = None, nodes: int | Sequence[int] = 1, seed: int = 0, num_sms: int = 132,
+    checks: bool = True, collect: bool = False, *, name: str = "program",
+    local_root: str | None = None,
 ) -> Iterator[Session]:  # fmt: skip
     """Emulated ranks in this process; `.run(main)` runs a function on each of them.
 
@@ -190,18 +192,15 @@ def emulated(
     `.report` where they would otherwise be raised. Modules from below `local_root` are kept per
     rank, as are the environment, the random states and the default process group.
 
-    Units   nodes: hosts that the ranks are spread over; num_sms: programs resident on one rank
+    Units   ranks: 4, or what `nodes` holds; nodes: how many scale-up domains, or the size of
+            each, e.g. (3, 1); num_sms: programs resident on one rank
     """
-    if ranks < 1 or not 1 <= nodes <= ranks:
-        raise UsageError(
-            f"cannot emulate {ranks} ranks on {nodes} nodes; ask for at least one rank, and for "
-            "1 .. ranks nodes"
-        )
+    topology = Topology.of(ranks, nodes)
     if num_sms < 1:
         raise UsageError(f"num_sms={num_sms}: a rank holds at least one program")
     if _open:
         raise UsageError("weft.emulated() does not nest: leave the outer block first")
-    session = Session(ranks, nodes, seed, num_sms, checks, collect, name, local_root)
+    session = Session(topology, seed, num_sms, checks, collect, name, local_root)
     with ExitStack() as stack:
         _open.append(session)
         stack.callback(_open.remove, session)

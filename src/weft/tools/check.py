@@ -6,7 +6,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,21 +22,26 @@ REPLAYS = 3
 
 @dataclass(frozen=True)
 class Work:
-    """What is asked of an operator: on how many ranks, how large, in which dtype."""
+    """What is asked of an operator: on how many ranks, how large, in which dtype.
+
+    `nodes` are the sizes of scale-up domains; () is one.
+    """
 
     op: Op
     num_ranks: int
     shape: Mapping[str, int]
     dtype: str
+    nodes: Sequence[int] = ()
 
     def problem(self) -> Any:
-        return self.op.make_problem(self.num_ranks, self.shape, self.dtype)
+        nodes = (tuple(self.nodes),) if self.op.takes_nodes else ()
+        return self.op.make_problem(self.num_ranks, self.shape, self.dtype, *nodes)
 
     def another(self) -> Work:
         """The same work a quarter larger in its first size, so that no buffer fits by accident."""
         name, size = next(iter(self.shape.items()))
         larger = size + max(1, size // 4)
-        return Work(self.op, self.num_ranks, {**self.shape, name: larger}, self.dtype)
+        return replace(self, shape={**self.shape, name: larger})
 
     def inputs(self, rank: int, seed: int) -> Mapping[str, Any]:
         return self.op.make_inputs(self.problem(), rank, seed)
@@ -102,14 +107,14 @@ def call_once(work: Work, seed: int, config: Any = None) -> list[tuple[str, Any]
     return [("eager", output)]
 
 
-def check_emulated(work: Work, *, nodes: int = 1, seed: int = 0) -> list[Step]:
+def check_emulated(work: Work, *, seed: int = 0) -> list[Step]:
     """Every way of calling the operator, on emulated ranks with all checks.
 
     Raises  FindingError: a race, a deadlock, or whatever else the emulator found
     """
     import weft
 
-    with weft.emulated(ranks=work.num_ranks, nodes=nodes, seed=seed) as session:
+    with weft.emulated(ranks=work.num_ranks, nodes=work.nodes or 1, seed=seed) as session:
         outputs = session.run(partial(call_every_way, work, seed))
     return judge(work, outputs, seed)
 
@@ -119,7 +124,7 @@ def check_on_gpus(work: Work, *, seed: int = 0) -> list[Step]:
     return judge(work, run_on_gpus(work, seed), seed)
 
 
-def one_schedule(work: Work, seed: int, *, nodes: int = 1) -> Report:
+def one_schedule(work: Work, seed: int) -> Report:
     """One eager call under the schedule of `seed`; the report of what the emulator found.
 
     Seeds take the operator's configurations in turn, so that a few of them cover all.
@@ -128,7 +133,9 @@ def one_schedule(work: Work, seed: int, *, nodes: int = 1) -> Report:
 
     configs = list(work.op.candidates(work.problem(), TARGETS["emu"]))
     config = configs[seed % len(configs)] if configs else None
-    with weft.emulated(ranks=work.num_ranks, nodes=nodes, seed=seed, collect=True) as session:
+    with weft.emulated(
+        ranks=work.num_ranks, nodes=work.nodes or 1, seed=seed, collect=True
+    ) as session:
         session.run(partial(call_once, work, 0, config))
     session.report.op = work.op.name
     return session.report
@@ -224,7 +231,7 @@ def _keep(value: Any) -> Any:
 
 def _poison(value: Any) -> None:
     """What a replay does not write must not pass for its answer."""
-    _map(lambda tensor: tensor.fill_(float("nan")), value)
+    _map(lambda x: x.fill_(float("nan") if x.is_floating_point() else 77), value)
 
 
 def _to(value: Any, device: Any) -> Any:

@@ -10,15 +10,17 @@ import typer
 from weft.base.errors import FindingError, UsageError
 from weft.tools import console
 from weft.tools.check import Step, Work, check_emulated, check_on_gpus
-from weft.tools.words import find_op, op_dtype, parse_ranks, parse_shape, shape_text
+from weft.tools.words import find_op, op_dtype, parse_shape, parse_topology, shape_text
 
 TARGETS = ("auto", "cuda", "emu")
 
 
 def run(
     op: Annotated[str, typer.Argument(metavar="OP", help="an operator, e.g. ag_gemm")],
-    ranks: Annotated[int, typer.Option(help="how many ranks take part")] = 4,
-    nodes: Annotated[int, typer.Option(help="emulated scale-up domains")] = 1,
+    ranks: Annotated[
+        int | None, typer.Option(help="how many; 4, or what --nodes holds", show_default=False)
+    ] = None,
+    nodes: Annotated[str, typer.Option(help="scale-up domains: 2, or their sizes, 3+1")] = "1",
     target: Annotated[str, typer.Option(help="auto, cuda or emu")] = "auto",
     shape: Annotated[str, typer.Option(help="m=..,n=..,k=..: m global, n and k per rank")] = "",
     dtype: Annotated[str, typer.Option(help="torch's names, or fp16, bf16, fp32")] = "bf16",
@@ -26,10 +28,11 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> int:
     """Run an operator against its reference: eager, replayed, another shape, eager again."""
-    parse_ranks(ranks, nodes)
+    topology = parse_topology(ranks, nodes)
+    ranks = topology.num_ranks
     card = find_op(op)
     sizes = parse_shape(shape, card.default_shape)
-    work = Work(card, ranks, sizes, op_dtype(card, dtype).name)
+    work = Work(card, ranks, sizes, op_dtype(card, dtype).name, topology.sizes)
     where = choose_target(target, ranks)
     values = {
         "op": op,
@@ -46,9 +49,7 @@ def run(
     steps: list[Step] = []
     try:
         steps = (
-            check_on_gpus(work, seed=seed)
-            if where == "cuda"
-            else check_emulated(work, nodes=nodes, seed=seed)
+            check_on_gpus(work, seed=seed) if where == "cuda" else check_emulated(work, seed=seed)
         )
         values["rel_err"] = worst(steps)
         values["ok"] = all(step.ok for step in steps)

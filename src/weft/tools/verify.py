@@ -10,6 +10,7 @@ import typer
 
 from weft.base.errors import UsageError
 from weft.base.report import Finding, Report
+from weft.base.topology import Topology
 from weft.tools import console
 from weft.tools.check import Work, one_schedule
 from weft.tools.emulate import run_script_once
@@ -18,8 +19,8 @@ from weft.tools.words import (
     find_script,
     is_script,
     op_dtype,
-    parse_ranks,
     parse_shape,
+    parse_topology,
     shape_text,
 )
 
@@ -27,8 +28,10 @@ from weft.tools.words import (
 def verify(
     context: typer.Context,
     subject: Annotated[str, typer.Argument(metavar="OP|SCRIPT.py")],
-    ranks: Annotated[int, typer.Option(help="how many ranks take part")] = 4,
-    nodes: Annotated[int, typer.Option(help="emulated scale-up domains")] = 1,
+    ranks: Annotated[
+        int | None, typer.Option(help="how many; 4, or what --nodes holds", show_default=False)
+    ] = None,
+    nodes: Annotated[str, typer.Option(help="scale-up domains: 2, or their sizes, 3+1")] = "1",
     schedules: Annotated[int, typer.Option(help="how many schedules to run")] = 20,
     seed: Annotated[int, typer.Option(help="the first schedule's seed")] = 0,
     shape: Annotated[str, typer.Option(help="an operator's sizes, m=..,n=..,k=..")] = "",
@@ -36,18 +39,19 @@ def verify(
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> int:
     """Look for races and deadlocks under many schedules."""
-    parse_ranks(ranks, nodes)
+    topology = parse_topology(ranks, nodes)
     if schedules < 1:
         raise UsageError(f"--schedules {schedules}: at least one schedule is needed")
     if is_script(subject):
         path, args = str(find_script(subject)), context.meta.get("script_args", [])
-        what, run = path, lambda s: once_unheard(path, args, ranks, nodes, s)
+        what, run = path, lambda s: once_unheard(path, args, topology, s)
     else:
         card = find_op(subject)
         sizes = parse_shape(shape, card.default_shape)
-        work = Work(card, ranks, sizes, op_dtype(card, dtype).name)
+        name = op_dtype(card, dtype).name
+        work = Work(card, topology.num_ranks, sizes, name, topology.sizes)
         what = f"{subject} {shape_text(sizes)} {work.dtype}"
-        run = partial(one_schedule, work, nodes=nodes)
+        run = partial(one_schedule, work)
     report, first_seen = explore_with_bar(run, range(seed, seed + schedules), what)
     if json:
         console.print_json(report.to_json())
@@ -56,9 +60,9 @@ def verify(
     return console.FINE if report.ok else console.PROBLEM
 
 
-def once_unheard(path: str, args: list[str], ranks: int, nodes: int, seed: int) -> Report:
+def once_unheard(path: str, args: list[str], topology: Topology, seed: int) -> Report:
     """The script under one schedule; what it says is the same every time, and not shown."""
-    return run_script_once(path, args, ranks, nodes, seed, said_to=io.StringIO())
+    return run_script_once(path, args, topology, seed, said_to=io.StringIO())
 
 
 def explore_with_bar(run, seeds: range, what: str) -> tuple[Report, dict[tuple, int]]:

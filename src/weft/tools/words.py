@@ -12,6 +12,7 @@ from weft.base.card import Op
 from weft.base.dtypes import Dtype, parse_dtype
 from weft.base.errors import ShapeError, UsageError
 from weft.base.target import Target, parse_target
+from weft.base.topology import DEFAULT_RANKS, Topology, parse_nodes
 
 
 def parse_shape(text: str | None, default: Mapping[str, int]) -> dict[str, int]:
@@ -42,11 +43,27 @@ def shape_text(shape: Mapping[str, int]) -> str:
     return ",".join(f"{name}={size}" for name, size in shape.items())
 
 
-def parse_ranks(ranks: int, nodes: int = 1) -> None:
+def parse_ranks(ranks: int) -> None:
     if ranks < 1:
         raise UsageError(f"--ranks {ranks}: at least one rank is needed")
-    if not 1 <= nodes <= ranks:
-        raise UsageError(f"--nodes {nodes}: {ranks} ranks take 1 to {ranks} nodes")
+
+
+def parse_topology(ranks: int | None, nodes: str) -> Topology:
+    """`--ranks 4 --nodes 2`, or `--nodes 3+1` with the number of ranks left out or equal.
+
+    Raises  UsageError: fewer ranks than nodes, or sizes that do not add up
+    """
+    known = parse_nodes(nodes)
+    if ranks is not None:
+        parse_ranks(ranks)
+    if isinstance(known, int) and not 1 <= known <= (ranks or DEFAULT_RANKS):
+        count = ranks or DEFAULT_RANKS
+        raise UsageError(f"--nodes {nodes}: {count} ranks take 1 to {count} nodes")
+    if not isinstance(known, int) and ranks not in (None, sum(known)):
+        raise UsageError(
+            f"--nodes {nodes}: these nodes hold {sum(known)} ranks, and --ranks says {ranks}"
+        )
+    return Topology.of(ranks, known)
 
 
 def parse_targets(text: str) -> list[Target]:

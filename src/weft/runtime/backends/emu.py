@@ -18,7 +18,6 @@ import torch
 from weft.base.errors import UsageError
 from weft.base.target import TARGETS, Target
 from weft.emulator.context import RankContext, current
-from weft.emulator.isolation import place_on_node
 from weft.emulator.machine import HeapView
 from weft.emulator.process_group import EmulatedGroup
 from weft.emulator.recording import Recording
@@ -141,8 +140,7 @@ class EmulatedBackend:
         self.name = name
         self.members = members
         self.target: Target = replace(TARGETS["emu"], num_sms=self.machine.num_sms)
-        num_ranks, num_nodes = self.session.num_ranks, self.session.num_nodes
-        places = [place_on_node(rank, num_ranks, num_nodes) for rank in members]
+        places = [self.session.topology.seat(rank) for rank in members]
         self.seats = Seats(
             rank=members.index(context.rank),
             nodes=tuple(node for node, _, _ in places),
