@@ -54,8 +54,11 @@ from weft.tiles.blocking import Blocking
 SUPPORTED = ("float16", "bfloat16", "float32")
 TRANSPORTS = ("pull", "push")
 
-# Up to this many bytes of A per rank the SMs push: a copy engine's start costs more than it saves.
-PUSH_BYTES = 1 << 20
+# Up to so many bytes of A per rank the SMs push; more where the product is too narrow to hide a
+# copy engine's start behind it (4 x H200, m 512 to 4096: push ahead up to 4 MiB, at n 2560 to 8).
+PUSH_BYTES, NARROW_PUSH_BYTES, NARROW_N = 4 << 20, 8 << 20, 4096
+# From so many bytes on, a second flag per shard pays for its copy's start (there, at 32 MiB).
+TWO_CHUNKS_BYTES = 24 << 20
 # An SM that the persistent grid leaves free, so that _await_shards can always run beside it.
 SPARE_SMS = 1
 # Pushing programs: enough to fill the links, not so many that products wait for them.
@@ -117,6 +120,10 @@ class Problem:
     @property
     def out_itemsize(self) -> int:
         return DTYPES[self.out_dtype].itemsize
+
+    @property
+    def shard_bytes(self) -> int:
+        return self.rows * self.k * self.itemsize
 
     @property
     def flops(self) -> int:
@@ -196,8 +203,9 @@ def can_use_tma(problem: Problem, target: Target) -> bool:
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
-    shard_bytes = problem.rows * problem.k * problem.itemsize
-    order = ("push", "pull") if shard_bytes <= PUSH_BYTES or problem.num_ranks == 1 else TRANSPORTS
+    limit = NARROW_PUSH_BYTES if problem.n <= NARROW_N else PUSH_BYTES
+    push_first = problem.shard_bytes <= limit or problem.num_ranks == 1
+    order = ("push", "pull") if push_first else ("pull", "push")
     for transport in order:
         for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
             config = Config(transport=transport, block=_block(problem, cut, target), **asdict(cut))
@@ -218,8 +226,9 @@ def _with_transport(config: Config, problem: Problem, target: Target) -> Config:
     config = replace(config, group_m=max(1, min(8, problem.rows // config.tile_m)))
     tiles, programs = config.blocking.num_tiles(problem.m, problem.n), target.num_sms - SPARE_SMS
     if config.transport == "pull":
-        feeders = max(1, ceil(problem.rows * problem.k * problem.itemsize / STAGE_BYTES))
-        chunks = min(2, problem.rows)
+        feeders = max(1, ceil(problem.shard_bytes / STAGE_BYTES))
+        is_fine = problem.shard_bytes >= TWO_CHUNKS_BYTES or target.backend == "emu"
+        chunks = min(2 if is_fine else 1, problem.rows)
     else:
         # Programs without a tile in the last round have the time.
         feeders = min(max(-tiles % programs, MIN_PUSHERS), MAX_PUSHERS)
