@@ -329,6 +329,6 @@ def test_a_counter_for_everybody_is_cheap_and_still_orders():
     for sem, races in (("acq_rel", 0), ("relaxed", 1)):
         bench = Bench(ranks=1)
         report = bench.run(
-            lambda: bench.kernel(0, pass_by, bench.x[0], bench.flags[0], sem, 2999, grid=3000)  # noqa: B023
+            lambda: bench.kernel(0, pass_by, bench.x[0], bench.flags[0], sem, 2999, grid=3000)
         )
         assert len(report.races) == races
