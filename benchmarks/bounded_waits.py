@@ -3,7 +3,8 @@
     PYTHONPATH=src python benchmarks/bounded_waits.py [--ranks 4] [--part cost,trouble]
 
 Trouble runs with a deadline of TIMEOUT_S: every rank that is left must raise weft.TimeoutError
-with the table of waits, close its world and tear its process group down. Writes results/bounded_waits_<gpus>.json.
+with the table of waits, close its world and tear its process group down.
+Writes results/bounded_waits_<gpus>.json.
 """
 
 from __future__ import annotations

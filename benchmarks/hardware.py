@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python benchmarks/hardware.py [--ranks 4] [--only signals,put,...]
 
-Writes results/hardware_<gpus>.json. Times are microseconds, medians over rounds unless a name says otherwise;
-bandwidths GB/s (1e9). Every section runs on all ranks and only rank 0 reports, so that links are
-as busy as in a collective; where one link alone is meant, the name says `pair`.
+Writes results/hardware_<gpus>.json. Times are microseconds, medians over rounds unless a name says
+otherwise; bandwidths GB/s (1e9). Every section runs on all ranks and only rank 0 reports, so that
+links are as busy as in a collective.
 """
 
 from __future__ import annotations

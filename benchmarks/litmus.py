@@ -3,8 +3,8 @@
     PYTHONPATH=src python benchmarks/litmus.py [--ranks 4] [--launches 32] [--part words,engine]
 
 `words`: the programs of tests/litmus/cases.py. `blocks`: message passing of blocks by vectors and
-by TMA. `engine`: by copy engines. Writes results/litmus_<gpus>.json; the exit code is 1 if a forbidden outcome was
-seen, or a block arrived stale in a form that the model promises.
+by TMA. `engine`: by copy engines. Writes results/litmus_<gpus>.json; the exit code is 1 if a
+forbidden outcome was seen, or a block arrived stale in a form that the model promises.
 """
 
 from __future__ import annotations

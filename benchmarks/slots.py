@@ -3,7 +3,8 @@
     PYTHONPATH=src python benchmarks/slots.py [--ranks 4] [--replays 10000] [--part toy,ag_gemm]
 
 Every call checks its own answer on the device, also inside a recording: inputs change from call
-to call, so that a row of an earlier call, or one not there yet, is counted. Writes results/slots_<gpus>.json.
+to call, so that a row of an earlier call, or one not there yet, is counted.
+Writes results/slots_<gpus>.json.
 """
 
 from __future__ import annotations
