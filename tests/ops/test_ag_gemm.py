@@ -152,6 +152,22 @@ def test_out_in_fp32_and_without_m(ranks):
     ranks(main, 2)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_addresses_that_tma_cannot_take_between_calls_that_it_can(ranks, transport):
+    problem = Problem(96, 32, 32, 2, "float32")
+
+    def main():
+        world = weft.init()
+        mine = make_inputs(problem, world.rank)
+        a = torch.empty(mine["a"].numel() + 1)[1:].view(mine["a"].shape).copy_(mine["a"])
+        assert a.data_ptr() % 16 != 0 and a.is_contiguous()
+        for inputs in (mine, {**mine, "a": a}, mine, {**mine, "a": a}):
+            check(op.run(world, problem, inputs, config_for(problem, transport)), problem,
+                  world.rank)  # fmt: skip
+
+    ranks(main, 2)
+
+
 @pytest.mark.parametrize("shape", [(0, 16, 16), (8, 0, 16), (8, 16, 0)], ids=str)
 def test_nothing_to_do(ranks, shape):
     problem = Problem(*shape, 2, "float32")
