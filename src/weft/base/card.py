@@ -17,6 +17,8 @@ class Op:
     `run(world, problem, inputs, config)` calls the operator on one rank;
     `kernels(problem, config, target)` yields what `compile` builds and the post-compile check
     reads, as (jit function, KernelRecord).
+    `backward` names the operator that carries gradients back; with `takes_nodes`, make_problem also
+    takes the nodes' sizes, and calls reach ranks of all of them.
     """
 
     name: str
@@ -34,4 +36,5 @@ class Op:
     dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
     baselines: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     fake: Callable[..., Any] | None = None
-    backward: Callable[..., Any] | None = None
+    backward: str | None = None
+    takes_nodes: bool = False
