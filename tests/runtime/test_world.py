@@ -67,7 +67,12 @@ def test_a_deadline_raises_the_table_once_and_then_poisons(capfd):
         if world.rank == 0:
             report = WaitReport(1, "gemm", 77, (5, 0, 0), 0, 3, 2, True)
             address = world.peer(flags, 1)[2:].data_ptr()
-            meeting.reports.append(WaitReport(**{**vars(report), "signal_address": address}))
+            report = WaitReport(**{**vars(report), "signal_address": address})
+            meeting.reports.append(report)
+            for x in range(40):
+                meeting.reports.append(
+                    WaitReport(**{**vars(report), "line": 80, "program": (x, 0, 0)})
+                )
             meeting.abort_word = 1
         world._agree("aborted")
         time.sleep(0.3)
@@ -80,6 +85,7 @@ def test_a_deadline_raises_the_table_once_and_then_poisons(capfd):
 
     for text in run_ranks(main, 2, abort_address=64):
         assert "rank 1: gemm:77 program [5, 0, 0] waits for rows_ready[2] >= 3, seen 2" in text
+        assert "gemm:80 40 programs, from [0, 0, 0] on, wait for rows_ready[2] >= 3" in text
         assert "no wait is reported by rank 0" in text
     assert "rows_ready[2] >= 3" in capfd.readouterr().err, "the watchdog prints it at once"
 

@@ -365,13 +365,18 @@ class World:
         ]
         if not reports:
             lines.append("  no wait was reported: a rank aborted the world from its host")
+        alike: dict[tuple, list[WaitReport]] = {}
         for report in reports:
-            ended = "" if report.expired else " (ended with the others)"
-            lines.append(
-                f"  rank {report.rank}: {report.function}:{report.line} program "
-                f"{list(report.program)} waits for {self._name_of(report)} >= {report.expected}, "
-                f"seen {report.seen}{ended}"
-            )
+            where = f"rank {report.rank}: {report.function}:{report.line}"
+            what = f"{self._name_of(report)} >= {report.expected}, seen {report.seen}"
+            alike.setdefault((where, what), []).append(report)
+        for (where, what), waits in alike.items():
+            who = f"program {list(waits[0].program)}"
+            if len(waits) > 1:
+                who = f"{len(waits)} programs, from {list(waits[0].program)} on,"
+            ended = "" if any(wait.expired for wait in waits) else " (ended with the others)"
+            verb = "waits" if len(waits) == 1 else "wait"
+            lines.append(f"  {where} {who} {verb} for {what}{ended}")
         silent = sorted(set(range(self.num_ranks)) - {report.rank for report in reports})
         if reports and silent:
             who = ", ".join(map(str, silent))
