@@ -152,6 +152,21 @@ def test_out_in_fp32_and_without_m(ranks):
     ranks(main, 2)
 
 
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_ranks_out_of_direct_reach(ranks, nodes):
+    problem = Problem(70, 32, 32, 3, "float32")
+
+    def main():
+        world = weft.init()
+        mine = make_inputs(problem, world.rank)
+        for _ in range(3):
+            check(op.run(world, problem, mine), problem, world.rank)
+        with pytest.raises(ConfigError, match=f"transport='pull' on {nodes} nodes"):
+            op.run(world, problem, mine, config_for(problem, "pull"))
+
+    ranks(main, 3, nodes=nodes)
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_addresses_that_tma_cannot_take_between_calls_that_it_can(ranks, transport):
     problem = Problem(96, 32, 32, 2, "float32")
@@ -185,8 +200,9 @@ def test_nothing_to_do(ranks, shape):
 
 def fake_world(rank=0, num_ranks=4):
     return SimpleNamespace(
-        rank=rank, num_ranks=num_ranks, device=torch.device("cpu"), target=EMU, name="fake"
-    )
+        rank=rank, num_ranks=num_ranks, device=torch.device("cpu"), target=EMU, name="fake",
+        backend=SimpleNamespace(seats=SimpleNamespace(nodes=(0,) * num_ranks)),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,259 @@
+"""What the operators that move rows by lanes share on the host; see weft.tiles.move for lanes.
+
+Not an operator: the shape of the work, the configuration, the checks of tensors, and a call, which
+is found once for its arguments and then launched often.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import torch
+
+from weft.base.dtypes import DTYPES, parse_dtype
+from weft.base.errors import ConfigError, DtypeError, ShapeError
+from weft.base.records import KernelRecord
+from weft.base.target import Target
+from weft.language.world_arg import SlotArg, WorldArg, language_version
+from weft.tiles.move import Shards
+
+VECTOR_BYTES = 16
+# What a lane of a GPU moves at least, before more lanes pay for their signals.
+LANE_BYTES = 64 << 10
+MAX_LANES = 32
+
+
+@dataclass(frozen=True)
+class Rows:
+    """m rows of n elements, cut as torch.chunk cuts them: ceil(m / num_ranks) to a rank.
+
+    `nodes` counts the ranks of each scale-up domain; () is one domain.
+    """
+
+    m: int
+    n: int
+    num_ranks: int
+    dtype: str = "bfloat16"
+    nodes: tuple[int, ...] = ()
+
+    op: ClassVar[str]
+    dtypes: ClassVar[tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        dtype = parse_dtype(self.dtype).name
+        if dtype not in self.dtypes:
+            raise DtypeError(f"{self.op}: dtype {dtype}; it takes {', '.join(self.dtypes)}")
+        object.__setattr__(self, "dtype", dtype)
+        for name in ("m", "n"):
+            if getattr(self, name) < 0:
+                raise ShapeError(f"{self.op}: {name}={getattr(self, name)} is negative")
+        if self.num_ranks < 1:
+            raise ShapeError(f"{self.op}: num_ranks={self.num_ranks}; at least one is needed")
+        object.__setattr__(self, "nodes", self.nodes or (self.num_ranks,))
+        if sum(self.nodes) != self.num_ranks or min(self.nodes) < 1:
+            raise ShapeError(
+                f"{self.op}: nodes={self.nodes} hold {sum(self.nodes)} ranks, not {self.num_ranks}"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Rows of a full shard."""
+        return math.ceil(self.m / self.num_ranks)
+
+    def shard(self, rank: int) -> tuple[int, int]:
+        """The rows first .. end - 1 that `rank` holds."""
+        return min(rank * self.rows, self.m), min((rank + 1) * self.rows, self.m)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    @property
+    def itemsize(self) -> int:
+        return DTYPES[self.dtype].itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        return self.n * self.itemsize
+
+    @property
+    def shard_bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+    @property
+    def is_empty(self) -> bool:
+        return 0 in (self.m, self.n)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """How rows are moved; every field is the same on all ranks.
+
+    Units   lanes: programs of each kernel; block: elements that one moves at a time
+    """
+
+    transport: str
+    lanes: int = 16
+    block: int = 4096
+    num_warps: int = 8
+
+    # Which there are, and whether each reaches ranks of other nodes.
+    reaches_far: ClassVar[Mapping[str, bool]]
+
+    def check(self, problem: Any, target: Target) -> None:
+        """Raises  ConfigError: a field that does not fit the problem or the target"""
+        op, known = problem.op, self.reaches_far
+        if self.transport not in known:
+            raise ConfigError(
+                f"{op}: transport={self.transport!r}; it must be one of {', '.join(known)}"
+            )
+        if len(problem.nodes) > 1 and not known[self.transport]:
+            far = ", ".join(name for name, reaches in known.items() if reaches)
+            raise ConfigError(
+                f"{op}: transport={self.transport!r} reads peers' memory directly, but the world "
+                f"has {len(problem.nodes)} nodes; take one of {far}"
+            )
+        if not 1 <= self.lanes < target.num_sms:
+            raise ConfigError(
+                f"{op}: lanes={self.lanes}; programs that wait for peers must all be resident, "
+                f"beside one of another kernel: {target} takes 1 to {target.num_sms - 1}"
+            )
+        if self.block < 16 or self.block & (self.block - 1):
+            raise ConfigError(f"{op}: block={self.block}; it must be a power of two from 16 on")
+        if self.num_warps not in (1, 2, 4, 8, 16):
+            raise ConfigError(f"{op}: num_warps={self.num_warps}; it must be 1, 2, 4, 8 or 16")
+
+    @classmethod
+    def of(cls, transport: str, moved_bytes: int, itemsize: int, target: Target) -> Lanes:
+        """Lanes for so many bytes of a shard, each with 64 bytes of every thread on the way."""
+        if target.backend == "emu":
+            return cls(transport, lanes=2, block=1024, num_warps=4)
+        lanes = min(max(1, math.ceil(moved_bytes / LANE_BYTES)), MAX_LANES)
+        return cls(transport, lanes, 8 * target.warp_size * (64 // itemsize))
+
+
+def candidates(
+    config: type[Lanes], problem: Any, target: Target, first: str, itemsize: int
+) -> Iterator[Any]:
+    """One configuration for each transport that reaches all ranks, `first` first."""
+    names = [first, *(name for name in config.reaches_far if name != first)]
+    for name in names:
+        if len(problem.nodes) == 1 or config.reaches_far[name]:
+            yield config.of(name, problem.shard_bytes, itemsize, target)
+
+
+# ---------------------------------------------------------------------------------------------
+# Tensors
+
+
+def nodes_of(world: Any) -> tuple[int, ...]:
+    """Ranks on each node of the world."""
+    seats = world.backend.seats.nodes
+    return tuple(seats.count(node) for node in sorted(set(seats)))
+
+
+def check_tensor(op: str, name: str, tensor: torch.Tensor, world: Any) -> None:
+    """Raises  ShapeError: not contiguous rows on the world's device"""
+    if tensor.dim() < 1:
+        raise ShapeError(f"{op}: {name} is a scalar; it must have rows: pass {name}.reshape(1)")
+    if not tensor.is_contiguous():
+        raise ShapeError(
+            f"{op}: {name} of shape {tuple(tensor.shape)} has strides {tensor.stride()}; it must "
+            f"be contiguous: pass {name}.contiguous()"
+        )
+    if tensor.device != world.device:
+        raise ShapeError(
+            f"{op}: {name} is on {tensor.device} but the world on {world.device}; move it there "
+            "with .to(world.device)"
+        )
+
+
+def check_out(op: str, out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, world: Any):
+    """Raises  ShapeError, DtypeError: `out` cannot hold the result"""
+    check_tensor(op, "out", out, world)
+    if tuple(out.shape) != tuple(shape):
+        raise ShapeError(f"{op}: out has shape {tuple(out.shape)}; the result is {tuple(shape)}")
+    if out.dtype != dtype:
+        raise DtypeError(f"{op}: out is {out.dtype}, the result {dtype}; nothing is converted")
+
+
+def width_of(row_bytes: int, *tensors: torch.Tensor) -> int:
+    """The largest power of two, up to VECTOR_BYTES, at which all rows and all tensors begin."""
+    begins = [row_bytes, VECTOR_BYTES]
+    for tensor in tensors:
+        begins += (tensor.data_ptr(), tensor.storage_offset() * tensor.element_size())
+    return math.gcd(*begins)
+
+
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def as_words(width: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The same bytes as integers, so that any dtype is moved alike and bit by bit."""
+    word = WORDS[min(width, 8)]
+    return tuple(tensor.reshape(-1).view(torch.uint8).view(word) for tensor in tensors)
+
+
+def words_in_vector(width: int) -> int:
+    """How many words make 16 bytes, where everything begins at 16 bytes; else 1."""
+    return width // min(width, 8)
+
+
+def random_rows(problem: Any, rank: int, rows: int, seed: int) -> torch.Tensor:
+    """Normal random numbers, or small integers, of the problem's dtype."""
+    generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank)
+    size = (rows, problem.n)
+    if DTYPES[problem.dtype].is_float:
+        return torch.randn(size, generator=generator).to(problem.torch_dtype)
+    return torch.randint(0, 100, size, generator=generator).to(problem.torch_dtype)
+
+
+# ---------------------------------------------------------------------------------------------
+# Calls
+
+_calls: WeakKeyDictionary[Any, dict[tuple, Any]] = WeakKeyDictionary()
+
+
+def find_call(
+    world: Any, op: str, tensors: Sequence[torch.Tensor | None], rest: tuple, make: Callable
+) -> Any:
+    """What `make()` returned when it was last asked for with tensors like these."""
+    calls = _calls.setdefault(world, {})
+    key = (op, rest, *(
+        None if one is None else (one.shape, one.stride(), one.dtype, one.device)
+        for one in tensors
+    ))  # fmt: skip
+    call = calls.get(key)
+    if call is None:
+        call = calls[key] = make()
+    return call
+
+
+def record(op: str, fn: Any, words: Mapping[str, str], problem: Any, config: Lanes, **constants):
+    """The kernel `fn` as `compile` builds it: `words` are the types of its pointers."""
+    types = {
+        **words,
+        "slot": ["*i64", "*i32", "*i64"],
+        "lanes": "i32",
+        "shards": ["i32"] * len(Shards._fields),
+        "world": ["*i64", "constexpr", "constexpr"],
+    }
+    values = {
+        "slot": SlotArg(None, None, None),
+        "shards": Shards(None, None),
+        "world": WorldArg(None, problem.num_ranks, language_version()),
+        "block": config.block,
+        **constants,
+    }
+    names = fn.arg_names
+    return fn, KernelRecord(
+        name=f"{op}.{fn.__name__.lstrip('_')}",
+        signature={name: types.get(name, "constexpr") for name in names},
+        constants={name: values[name] for name in names if name in values},
+        options={"num_warps": config.num_warps},
+        divisible_by_16=tuple(name for name in names if name in words),
+    )

@@ -1,0 +1,425 @@
+"""All-gather: out[m, n] = x of rank 0, x of rank 1, ... over each other, on every rank.
+
+m is global and its rows are split as torch.chunk splits them; shards may be empty. Rows are moved
+as integers, so any dtype is, bit by bit.
+
+Plan, in lanes (weft.tiles.move): lane l moves piece l of every shard
+    push         own piece -> every rank's slot; then, shard by shard: slot -> out
+    relay        own piece -> slots of near ranks, and of one partner on each other node, which
+                 passes it on to its near ranks; then slot -> out
+    ring         own piece -> the next rank's slot; what comes from the rank before goes on to the
+                 next, until it has been everywhere; slot -> out on the way
+    pull         own piece -> own slot; then, shard by shard: slot of its rank -> out
+    copy_engine  _stage: own piece -> own slot; _await_all; copy engines: slots of the others
+                 -> out; _finish
+Own rows go from x to out in all of them.
+
+Signals (SET to the call's epoch e; each is waited for in the call that sets it)
+    rows_ready[src * lanes + l]  piece l of src's shard may be read: in this rank's slot (push,
+                                 relay, ring), or in src's own (pull, copy_engine). Set by src,
+                                 its partner on this node (relay), or the rank before (ring)
+    slot_free, epoch, ticket     the slot's; the last program moves them
+Pieces without rows are signalled too: who waits need not know the sizes.
+
+Limits  x is contiguous; pull and copy_engine need all ranks on one node
+Source  the design's section 4; NCCL's ring
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+import weft.language as wl
+from weft.base.card import Op
+from weft.base.dtypes import DTYPES
+from weft.base.errors import ShapeError
+from weft.base.records import KernelRecord
+from weft.base.target import Target
+from weft.language import slots
+from weft.ops import _lanes
+from weft.tiles import move, nodes
+
+# From so many bytes of a shard on, copy engines carry it: below, their start costs more.
+COPY_ENGINE_BYTES = 1 << 20
+
+
+def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
+    """All ranks at once."""
+    gathered = torch.cat([one["x"] for one in inputs])
+    return [gathered for _ in inputs]
+
+
+# ---------------------------------------------------------------------------------------------
+# Problem and configuration
+
+
+@dataclass(frozen=True)
+class Problem(_lanes.Rows):
+    """m rows of n elements over all ranks, each holding its shard."""
+
+    op = "all_gather"
+    dtypes = tuple(DTYPES)
+
+    @property
+    def moved_bytes(self) -> int:
+        """What one rank receives when all shards are full."""
+        return (self.m - min(self.rows, self.m)) * self.row_bytes
+
+
+@dataclass(frozen=True)
+class Config(_lanes.Lanes):
+    """How the rows are moved; `transport` as the Plan says."""
+
+    transport: str = "push"
+    reaches_far = {"push": True, "relay": True, "ring": True, "pull": False, "copy_engine": False}
+
+
+def candidates(problem: Problem, target: Target) -> Iterator[Config]:
+    """Configurations worth measuring, the one to take unmeasured first."""
+    if len(problem.nodes) > 1:
+        first = "relay"
+    else:
+        first = "push" if problem.shard_bytes < COPY_ENGINE_BYTES else "copy_engine"
+    yield from _lanes.candidates(Config, problem, target, first, _word_bytes(problem))
+
+
+def choose(problem: Problem, target: Target) -> Config:
+    """The configuration to take when nothing was measured: a pure function of both."""
+    return next(candidates(problem, target))
+
+
+def _word_bytes(problem: Problem) -> int:
+    return min(8, math.gcd(problem.row_bytes, _lanes.VECTOR_BYTES))
+
+
+# ---------------------------------------------------------------------------------------------
+# The program
+
+
+@triton.jit
+def _piece(x, shards, index, vec: tl.constexpr):
+    """This lane's piece of shard `index`."""
+    itemsize: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
+    return move.piece_of(shards, index, tl.program_id(0), tl.num_programs(0), itemsize, vec)
+
+
+@triton.jit
+def _word(rows_ready, index):
+    """The signal of this lane's piece of shard `index`."""
+    return rows_ready + index * tl.num_programs(0) + tl.program_id(0)
+
+
+@triton.jit
+def _begin(world, slot):
+    """The call's epoch, once the slot may be overwritten everywhere."""
+    e = slots.slot_epoch(slot)
+    slots.slot_wait_free(world, slot, e)
+    return e
+
+
+@triton.jit
+def _give(world, gathered, rows_ready, e, x, piece, to, block: tl.constexpr):
+    """Own piece -> the slot of rank `to`, and the word that says so."""
+    move.send(world, gathered + piece.first, x + piece.offset, piece.size, to, block)
+    word = _word(rows_ready, wl.rank(world))
+    wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
+
+
+@triton.jit
+def _pass_on(world, gathered, rows_ready, e, piece, index, to, block: tl.constexpr):
+    """A piece of shard `index` in this rank's slot -> the slot of rank `to`, and its word."""
+    rows = gathered + piece.first
+    move.send(world, rows, rows, piece.size, to, block)
+    wl.notify(world, _word(rows_ready, index), e, to=to, op=wl.SignalOp.SET)
+
+
+@triton.jit
+def _push(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
+          vec: tl.constexpr):  # fmt: skip
+    rank, e = wl.rank(world), _begin(world, slot)
+    own = _piece(x, shards, rank, vec)
+    for hop in range(1, world.num_ranks):
+        _give(world, gathered, rows_ready, e, x, own, (rank + hop) % world.num_ranks, block)
+    move.copy(out + own.first, x + own.offset, own.size, block)
+    for hop in range(1, world.num_ranks):
+        source = (rank + world.num_ranks - hop) % world.num_ranks
+        piece = _piece(x, shards, source, vec)
+        wl.wait(_word(rows_ready, source), e, world=world)  # pairs with _give
+        move.copy(out + piece.first, gathered + piece.first, piece.size, block)
+    slots.slot_finish(world, slot, e, tl.num_programs(0))
+
+
+@triton.jit
+def _relay(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
+           vec: tl.constexpr):  # fmt: skip
+    rank, e = wl.rank(world), _begin(world, slot)
+    own = _piece(x, shards, rank, vec)
+    # Far ranks first: their links are the slowest, and their partners pass it on.
+    for hop in range(1, world.num_ranks):
+        to = (rank + hop) % world.num_ranks
+        if not wl.is_near(world, to):
+            if nodes.is_partner(world, to, rank):
+                _give(world, gathered, rows_ready, e, x, own, to, block)
+    for hop in range(1, world.num_ranks):
+        to = (rank + hop) % world.num_ranks
+        if wl.is_near(world, to):
+            _give(world, gathered, rows_ready, e, x, own, to, block)
+    move.copy(out + own.first, x + own.offset, own.size, block)
+    for hop in range(1, world.num_ranks):
+        source = (rank + world.num_ranks - hop) % world.num_ranks
+        if not wl.is_near(world, source):
+            if nodes.is_partner(world, rank, source):
+                piece = _piece(x, shards, source, vec)
+                wl.wait(_word(rows_ready, source), e, world=world)  # pairs with _give
+                for near in range(1, world.num_ranks):
+                    to = (rank + near) % world.num_ranks
+                    if wl.is_near(world, to):
+                        _pass_on(world, gathered, rows_ready, e, piece, source, to, block)
+    for hop in range(1, world.num_ranks):
+        source = (rank + world.num_ranks - hop) % world.num_ranks
+        piece = _piece(x, shards, source, vec)
+        wl.wait(_word(rows_ready, source), e, world=world)  # pairs with _give and _pass_on
+        move.copy(out + piece.first, gathered + piece.first, piece.size, block)
+    slots.slot_finish(world, slot, e, tl.num_programs(0))
+
+
+@triton.jit
+def _ring(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
+          vec: tl.constexpr):  # fmt: skip
+    rank, e = wl.rank(world), _begin(world, slot)
+    own = _piece(x, shards, rank, vec)
+    following = (rank + 1) % world.num_ranks
+    if world.num_ranks > 1:
+        _give(world, gathered, rows_ready, e, x, own, following, block)
+    move.copy(out + own.first, x + own.offset, own.size, block)
+    for hop in range(1, world.num_ranks):
+        source = (rank + world.num_ranks - hop) % world.num_ranks
+        piece = _piece(x, shards, source, vec)
+        wl.wait(_word(rows_ready, source), e, world=world)  # pairs with _give and _pass_on
+        if hop < world.num_ranks - 1:
+            _pass_on(world, gathered, rows_ready, e, piece, source, following, block)
+        move.copy(out + piece.first, gathered + piece.first, piece.size, block)
+    slots.slot_finish(world, slot, e, tl.num_programs(0))
+
+
+@triton.jit
+def _stage_own(x, out, gathered, rows_ready, shards, world, e, block: tl.constexpr,
+               vec: tl.constexpr):  # fmt: skip
+    """Own piece -> own slot, where the others fetch it, told to all; and into out."""
+    rank = wl.rank(world)
+    own = _piece(x, shards, rank, vec)
+    move.send(world, gathered + own.first, x + own.offset, own.size, rank, block)
+    wl.notify_all(world, _word(rows_ready, rank), e, op=wl.SignalOp.SET)
+    move.copy(out + own.first, x + own.offset, own.size, block)
+
+
+@triton.jit
+def _pull(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
+          vec: tl.constexpr):  # fmt: skip
+    rank, e = wl.rank(world), _begin(world, slot)
+    _stage_own(x, out, gathered, rows_ready, shards, world, e, block, vec)
+    for hop in range(1, world.num_ranks):
+        source = (rank + hop) % world.num_ranks
+        piece = _piece(x, shards, source, vec)
+        wl.wait(_word(rows_ready, source), e, world=world)  # pairs with _stage_own
+        rows = wl.at(world, gathered + piece.first, source)
+        move.copy(out + piece.first, rows, piece.size, block)
+    slots.slot_finish(world, slot, e, tl.num_programs(0))
+
+
+@triton.jit
+def _stage(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
+           vec: tl.constexpr):  # fmt: skip
+    """Upstream of the copy engines."""
+    e = _begin(world, slot)
+    _stage_own(x, out, gathered, rows_ready, shards, world, e, block, vec)
+
+
+@triton.jit
+def _await_all(rows_ready, slot, world, lanes):
+    """One program, upstream of the copies: returns when every rank's rows may be fetched."""
+    wl.wait(rows_ready, slots.slot_epoch(slot), lanes * world.num_ranks, world=world)
+
+
+@triton.jit
+def _finish(slot, world):
+    """One program, behind the copies: every rank's rows have been fetched."""
+    slots.slot_finish(world, slot, slots.slot_epoch(slot), 1)
+
+
+_PROGRAMS = {"push": _push, "relay": _relay, "ring": _ring, "pull": _pull, "copy_engine": _stage}
+
+
+# ---------------------------------------------------------------------------------------------
+# The host
+
+
+def all_gather(
+    x: torch.Tensor,
+    *,
+    world: Any,
+    m: int | None = None,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Every rank's rows, in the order of ranks, on every rank. Collective.
+
+        out[m, ...] = cat(x of rank 0, x of rank 1, ...)
+
+    Shapes  x: [rows of this rank, ...], contiguous; m defaults to out's rows, else to num_ranks *
+            x's rows: pass it where shards differ
+    Dtypes  any; moved bit by bit
+    Sync    stream-ordered on the current stream; can be recorded
+    Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
+    """
+    call = _lanes.find_call(
+        world, "all_gather", (x, out), (m, config), lambda: _Call(world, x, m, config, out)
+    )
+    if out is None:
+        out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device)
+    if not call.problem.is_empty:
+        call.launch(world, x, out)
+    return out
+
+
+class _Call:
+    """What calls with tensors like these share on one rank."""
+
+    def __init__(self, world: Any, x: Any, m: int | None, config: Any, out: Any) -> None:
+        self.problem = problem = problem_of(world, x, m, out)
+        self.config = config = config or choose(problem, world.target)
+        config.check(problem, world.target)
+        self.name = f"all_gather m={problem.m},n={problem.n} {problem.dtype} {config}"
+        self.out_shape = (problem.m, *x.shape[1:])
+        self.buffers = {"gathered": ((problem.m * problem.row_bytes,), torch.uint8)}
+        self.signals = {"rows_ready": (world.num_ranks * config.lanes, torch.int64)}
+
+    def launch(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
+        problem, config = self.problem, self.config
+        world.operator_call(self.name)
+        slot = world.workspace("all_gather", self.buffers, self.signals)
+        width = _lanes.width_of(problem.row_bytes, x, out)
+        x, result, gathered = _lanes.as_words(width, x, out, slot.gathered)
+        _PROGRAMS[config.transport][(config.lanes,)](
+            x, result, gathered, slot.rows_ready, slot.arg, _shards(problem, width), world.arg,
+            block=config.block, vec=_lanes.words_in_vector(width), num_warps=config.num_warps,
+        )  # fmt: skip
+        if config.transport == "copy_engine":
+            self._copy(world, slot, out)
+
+    def _copy(self, world: Any, slot: Any, out: torch.Tensor) -> None:
+        lanes = self.config.lanes
+        _await_all[(1,)](slot.rows_ready, slot.arg, world.arg, lanes, num_warps=1)
+        bytes_out = out.reshape(-1).view(torch.uint8)
+        for hop in range(1, world.num_ranks):
+            source = (world.rank + hop) % world.num_ranks
+            first, end = (row * self.problem.row_bytes for row in self.problem.shard(source))
+            if first < end:
+                world.copy(bytes_out[first:end], world.peer(slot.gathered, source)[first:end])
+        _finish[(1,)](slot.arg, world.arg, num_warps=1)
+
+
+def _shards(problem: Problem, width: int) -> move.Shards:
+    word = min(width, 8)
+    return move.Shards(problem.m * problem.row_bytes // word, problem.shard_bytes // word)
+
+
+def problem_of(world: Any, x: Any, m: int | None = None, out: Any = None) -> Problem:
+    """The problem that this rank's tensors are a part of.
+
+    Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
+    """
+    _lanes.check_tensor("all_gather", "x", x, world)
+    rows, n = x.shape[0], math.prod(x.shape[1:])
+    if m is None:
+        m = out.shape[0] if out is not None and out.dim() else rows * world.num_ranks
+    problem = Problem(m, n, world.num_ranks, str(x.dtype), _lanes.nodes_of(world))
+    first, end = problem.shard(world.rank)
+    if rows != end - first:
+        raise ShapeError(
+            f"all_gather: rank {world.rank} of {world.num_ranks} passes x with {rows} rows, but "
+            f"of m={m} it holds {end - first} (rows {first} to {end} of torch.chunk); pass m= "
+            "where shards differ"
+        )
+    if out is not None:
+        _lanes.check_out("all_gather", out, (m, *x.shape[1:]), x.dtype, world)
+    return problem
+
+
+# ---------------------------------------------------------------------------------------------
+# The card
+
+
+def make_problem(
+    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
+) -> Problem:
+    return Problem(shape["m"], shape["n"], num_ranks, dtype, nodes)
+
+
+def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """One rank's random tensor on the CPU: the same for one seed on every machine."""
+    first, end = problem.shard(rank)
+    return {"x": _lanes.random_rows(problem, rank, end - first, seed)}
+
+
+def run(
+    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+) -> torch.Tensor:
+    return all_gather(inputs["x"], world=world, m=problem.m, config=config)
+
+
+def kernels(
+    problem: Problem, config: Config | None, target: Target
+) -> Iterator[tuple[Any, KernelRecord]]:
+    """The kernels that a call with this configuration launches, as records."""
+    config = config or choose(problem, target)
+    config.check(problem, target)
+    width = _lanes.width_of(problem.row_bytes)
+    word = f"*i{8 * min(width, 8)}"
+    words = {"x": word, "out": word, "gathered": word, "rows_ready": "*i64"}
+    fns = [_PROGRAMS[config.transport]]
+    if config.transport == "copy_engine":
+        fns += [_await_all, _finish]
+    for fn in fns:
+        yield _lanes.record("all_gather", fn, words, problem, config,
+                            vec=_lanes.words_in_vector(width))  # fmt: skip
+
+
+def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """The result's shape and dtype, without its values."""
+    return torch.empty((problem.m, problem.n), dtype=problem.torch_dtype, device="meta")
+
+
+op = Op(
+    name="all_gather",
+    summary="out[m, n] = all_gather(x over rows)",
+    problem=Problem,
+    config=Config,
+    make_problem=make_problem,
+    make_inputs=make_inputs,
+    reference=reference,
+    run=run,
+    candidates=candidates,
+    kernels=kernels,
+    default_shape={"m": 256, "n": 256},
+    awkward_shapes=(
+        (4, {"m": 388, "n": 96}),
+        (3, {"m": 291, "n": 7}),
+        (2, {"m": 2, "n": 64}),
+        (1, {"m": 40, "n": 48}),
+        (8, {"m": 9, "n": 5}),
+        (4, {"m": 1, "n": 1}),
+        (4, {"m": 0, "n": 16}),
+    ),
+    dtypes=Problem.dtypes,
+    fake=fake,
+    backward="reduce_scatter",
+    takes_nodes=True,
+)

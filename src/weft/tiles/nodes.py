@@ -1,0 +1,45 @@
+"""Who relays between nodes: device functions on the world's table.
+
+A shard crosses from one node to another once, between two *partners*; within a node it is shared
+out among near ranks. The partner of rank r on node k is
+
+    the rank of node k whose seat is   seat of r mod (ranks of node k)
+
+so links are used evenly where nodes are alike, and every rank has one partner on every node where
+they are not. Its partner on its own node is itself.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from weft.language import world_layout as layout
+
+PEER_BASES = tl.constexpr(layout.PEER_BASES)
+
+
+@triton.jit
+def node_of(world, peer):
+    """The number of `peer`'s node."""
+    return tl.load(world.table + PEER_BASES + world.num_ranks + peer).to(tl.int32)
+
+
+@triton.jit
+def seat_of(world, peer, node):
+    """How many ranks of `node` come before `peer`: the seat of a rank on its own node.
+
+    Not the local rank, which counts ranks that are not in this world too.
+    """
+    others = tl.arange(0, triton.next_power_of_2(world.num_ranks))
+    nodes = world.table + PEER_BASES + world.num_ranks + others
+    on_node = tl.load(nodes, mask=others < world.num_ranks, other=-1) == node
+    return tl.sum((on_node & (others < peer)).to(tl.int32))
+
+
+@triton.jit
+def is_partner(world, peer, of):
+    """Is `peer` the partner of rank `of` on its own node?"""
+    node = node_of(world, peer)
+    seat = seat_of(world, of, node_of(world, of)) % seat_of(world, world.num_ranks, node)
+    return seat_of(world, peer, node) == seat
