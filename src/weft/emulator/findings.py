@@ -155,6 +155,20 @@ class Findings:
             SignalError,
         )
 
+    def stale_flag(self, by: Program, allocation: Allocation, index: int, flag: int, loc: int):
+        """A packet over one of the same flag: whoever waits may take the old one for the new."""
+        tensor = tensor_name(allocation)
+        self.find(
+            Finding(
+                "signal",
+                f"{tensor}[{index}] holds a packet of flag {flag} already: whoever waits for it"
+                " cannot tell the new one from the old",
+                self.side(by, by.locations[loc], tensor=tensor, index=index, note="puts"),
+                remedy="give every round another flag, not 0 in zeroed memory",
+            ),
+            SignalError,
+        )
+
     def check_set(self, by: Program, allocation: Allocation, index, kind, value, loc: int) -> None:
         """A SET that takes a signal word backwards loses a signal for whoever counts on it."""
         seen = allocation.view(kind)[index]

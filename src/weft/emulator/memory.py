@@ -26,6 +26,7 @@ class SyncWord:
     """What releases have published at one word, by who published it and how widely."""
 
     published: dict[tuple[int, Scope], Clock] = field(default_factory=dict)
+    packet: Clock | None = None  # which packets the sender of the one in this word had read
 
     def release(self, rank: int, scope: Scope, clock: Clock) -> None:
         earlier = self.published.get((rank, scope))
@@ -119,6 +120,8 @@ class Memory:
     """All allocations of a machine, found by address."""
 
     def __init__(self) -> None:
+        self.packet_segments: set[int] = set()  # those that wrote packets
+        self.packet_reads: dict[int, Any] = {}  # by stream: which packets its works have read
         self._starts: list[int] = []
         self._allocations: list[Allocation] = []
 

@@ -4,8 +4,9 @@ A program is a coroutine. It runs undisturbed between synchronising operations, 
 whether two plain accesses race does not depend on when they run but on what orders them, and only
 synchronising operations order. At those the program may be set aside, and another one runs.
 
-What it does to memory is in `plain_access`, `descriptors` and `synchronising`, each building on
-the one before; what it knows is in `knowledge`. Here are its life and weft's own primitives.
+What it does to memory is in `plain_access`, `descriptors`, `synchronising` and `packets`, each
+building on the one before; what it knows is in `knowledge`. Here are its life and weft's own
+primitives.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from greenlet import greenlet
 from weft.base.errors import FarPointerError, NotSymmetricError, PeerError, UnsupportedError
 from weft.base.vocabulary import SignalOp
 from weft.emulator.plain_access import Killed
-from weft.emulator.synchronising import Synchronising, Waiting
+from weft.emulator.packets import PacketAccess
+from weft.emulator.synchronising import Waiting
 from weft.emulator.transitions import Atomic
 from weft.emulator.words import ORDERS, SCOPES, behind, wrap_add
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from weft.emulator.streams import KernelWork
 
 
-class Program(Synchronising):
+class Program(PacketAccess):
     """The `rt` of generated code; see the module's words."""
 
     def __init__(self, machine: Machine, work: KernelWork, pid: tuple[int, int, int]) -> None:
@@ -43,6 +45,7 @@ class Program(Synchronising):
             self.work.kernel.function(self, *self.work.args)
         except Killed:
             pass
+        self.leave_packets()
         self.machine.program_ended(self)
 
     def step(self) -> None:
@@ -231,4 +234,6 @@ _EXTERNS = {
     "weft.store": Program._ordered_store,
     "weft.complete_stores": Program._complete,
     "weft.consume": Program._consume,
+    "weft.put_packets": Program.put_packets,
+    "weft.wait_packets": Program.wait_packets,
 }

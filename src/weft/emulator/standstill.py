@@ -98,6 +98,8 @@ def _host_side(machine: Machine) -> Side:
 def _waiting_side(machine: Machine, program: Program) -> Side:
     waiting = program.waiting
     want = "a change of" if waiting.expected is None else f"at least {waiting.expected} in"
+    if waiting.is_packet:
+        want = f"a packet of flag {waiting.expected} in"
     return machine.findings.side(
         program, waiting.place, tensor=tensor_name(waiting.allocation), index=waiting.index,
         note=f"sees {waiting.seen}, waits for {want}",
@@ -110,6 +112,8 @@ def _waiting_line(machine: Machine, programs: list[Program]) -> str:
     tensor = tensor_name(waiting.allocation)
     now = _word_now(waiting)
     expects = "another value" if waiting.expected is None else f">= {waiting.expected}"
+    if waiting.is_packet:
+        expects, now = f"for a packet of flag {waiting.expected}", f"of flag {waiting.seen}"
     line = (
         f"rank {program.rank} {program.work.kernel.name}{program.program} waits for"
         f" {tensor}[{index_text(waiting.index)}] {expects}, which is {now}\n"

@@ -21,7 +21,10 @@ RELEASE_COMPLETES_STORES = TRITON_VERSION >= (3, 8)
 
 @dataclass
 class Waiting:
-    """What a program that was set aside waits for; `expected` is None for a raw spin."""
+    """What a program that was set aside waits for; `expected` is None for a raw spin.
+
+    Of a packet `expected` and `seen` are flags.
+    """
 
     allocation: Allocation
     cell: int
@@ -30,6 +33,7 @@ class Waiting:
     expected: int | None
     seen: int
     count: int = 1
+    is_packet: bool = False
 
 
 class Synchronising(DescriptorAccess):

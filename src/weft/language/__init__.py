@@ -13,15 +13,16 @@ from weft.language.addressing import at, is_near, local_rank, node, num_ranks, r
 from weft.language.barriers import barrier, barrier_grid
 from weft.language.one_sided import get, put, put_signal
 from weft.language.ordered import atomic_add, atomic_cas, atomic_exchange, load, store
+from weft.language.packets import put_lines, put_packets, wait_packets
 from weft.language.signals import complete_stores, consume, notify, notify_all, test, wait
 from weft.language.slots import slot_epoch, slot_finish, slot_wait_free
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 
 # Implementations join themselves to their declarations: importing them is all it takes.
 for _file in (
-    *("cuda.signals", "cuda.ordered"),
-    *("hip.signals", "hip.ordered"),
-    *("emu.addressing", "emu.signals", "emu.ordered"),
+    *("cuda.signals", "cuda.ordered", "cuda.packets"),
+    *("hip.signals", "hip.ordered", "hip.packets"),
+    *("emu.addressing", "emu.signals", "emu.ordered", "emu.packets"),
     *("portable.addressing", "portable.one_sided", "portable.barriers"),
 ):
     importlib.import_module(f"{__name__}.{_file}")
@@ -50,6 +51,8 @@ __all__ = [
     "notify_all",
     "num_ranks",
     "put",
+    "put_lines",
+    "put_packets",
     "put_signal",
     "rank",
     "slot_epoch",
@@ -58,4 +61,5 @@ __all__ = [
     "store",
     "test",
     "wait",
+    "wait_packets",
 ]

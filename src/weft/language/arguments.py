@@ -134,6 +134,34 @@ def _source(call: Call, name: str, value: Any, values: dict) -> Any:
     return value
 
 
+def _packets(call: Call, name: str, value: Any, values: dict) -> Any:
+    if not api.is_pointer(value):
+        raise UsageError(f"{call.show(name, value)}; pass a pointer, or a tile of pointers")
+    if value.dtype.element_ty != api.INT64:
+        raise DtypeError(f"{call.show(name, value)}; packets are words of int64")
+    return value
+
+
+def _packet_data(call: Call, name: str, value: Any, values: dict) -> Any:
+    """What packets carry: 32-bit values, or pointers to them."""
+    value = api.to_tensor(call.semantic, value)
+    element = value.dtype.element_ty if api.is_pointer(value) else value.dtype
+    if element.primitive_bitwidth != 32:
+        raise DtypeError(f"{call.show(name, value)}; a packet carries 32 bits")
+    return value
+
+
+def _packet_dtype(call: Call, name: str, value: Any, values: dict) -> Any:
+    dtype = api.unwrap(value) or api.INT32
+    if getattr(dtype, "primitive_bitwidth", 0) != 32:
+        raise DtypeError(f"{call.show(name, value)}; a packet carries 32 bits: int32 or float32")
+    return dtype
+
+
+def _flag(call: Call, name: str, value: Any, values: dict) -> Any:
+    return _integer_for(call, name, value, api.INT32)
+
+
 def _signal_value(call: Call, name: str, value: Any, values: dict) -> Any:
     """A number that goes into, or is compared with, the signal word: cast to its type."""
     dtype = values["signal"].dtype.element_ty
@@ -248,6 +276,10 @@ CHECKS: dict[str, Callable[[Call, str, Any, dict], Any]] = {
     "src": _source,
     "mask": _mask,
     "token": _anything_traced,
+    "packets": _packets,
+    "packet_data": _packet_data,
+    "packet_dtype": _packet_dtype,
+    "flag": _flag,
     "op": _op,
     "order": _order,
     "scope": _scope,

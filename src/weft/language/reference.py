@@ -16,6 +16,7 @@ from weft.language import (
     barriers,
     one_sided,
     ordered,
+    packets,
     signals,
     slots,
 )
@@ -40,7 +41,7 @@ Arguments are checked while the kernel is traced; the error carries the line of 
 Where a line says "(emulator)", only `weft emulate` and `weft verify` can check it.
 """
 
-FILES = (addressing, signals, one_sided, ordered, barriers)
+FILES = (addressing, signals, one_sided, ordered, packets, barriers)
 DEVICE_FUNCTIONS = (slots.slot_epoch, slots.slot_wait_free, slots.slot_finish)
 
 

@@ -26,6 +26,12 @@ def element_of(symbol, ptr, _semantic=None):
 
 
 @api.builtin
+def elements_of(symbol, ptr, *rest, _semantic=None):
+    """An operation on a (tile of) pointer(s) that results in what they point to."""
+    return _emit(_semantic, symbol, [ptr, *rest], ptr.dtype.element_ty, like=ptr)
+
+
+@api.builtin
 def boolean(symbol, *operands, _semantic=None):
     return _emit(_semantic, symbol, operands, api.INT1)
 

@@ -1,0 +1,208 @@
+"""A program's packets: words whose flag orders the data in the same word, and nothing else.
+
+Writing a packet is a plain write to the checker: whoever has read the word, or written it, must be
+known to have done so. Reading one is a read that its writer need not be known for, since nothing
+is read before the flag has come.
+
+One thing travels with a packet: which packets its sender had *read*. Loads come before stores that
+depend on them on every machine, so the receiver may overwrite those; but it learns nothing of what
+the sender has written. Packet reads are therefore an agent of their own, of which alone a packet's
+clock speaks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.emulator.clocks import Clock
+from weft.emulator.synchronising import Synchronising, Waiting
+from weft.emulator.transitions import Read, Write
+
+WORD = np.dtype(np.int64)
+
+
+class PacketRead(Read):
+    """A read of words whose flags have been seen."""
+
+    __slots__ = ()
+
+    def __call__(self, number: int) -> int:
+        program = self.program
+        writer = program.shadow.histories[number].writer
+        is_packet = writer in program.memory.packet_segments
+
+        def owns(segment: int) -> bool:
+            return (is_packet and segment == writer) or program.owns(segment)
+
+        return program.shadow.after_read(
+            number, self.segment, program.clock, owns, self.conflict(number)
+        )
+
+
+class PacketWrite(Write):
+    __slots__ = ()
+    what = "packet"
+
+
+class PastReads:
+    """Which packets the works of one stream have read: those before `position`, and all."""
+
+    def __init__(self) -> None:
+        self.position = -1
+        self.before = Clock()
+        self.all = Clock()
+
+    def known_at(self, position: int) -> Clock:
+        return (self.all if self.position < position else self.before).copy()
+
+    def add(self, position: int, clock: Clock) -> None:
+        if self.position < position:
+            self.position = position
+            self.before = self.all.copy()
+        self.all.join(clock)
+
+
+class PacketAccess(Synchronising):
+    """put_packets and wait_packets."""
+
+    _reader = -1  # the agent of this program's packet reads
+    _reader_clk = 0
+    _reads_known: Clock | None = None
+
+    def owns(self, segment: int) -> bool:
+        return super().owns(segment) or self.agents.segment_agent[segment] == self._reader
+
+    def publish(self) -> Clock:
+        clock = super().publish()
+        if self._reader >= 0:
+            clock.learn(self._reader, self._reader_clk)
+            self._reader_clk += 1
+        return clock
+
+    def _past_reads(self) -> PastReads:
+        stream = self.work.stream
+        past = self.memory.packet_reads.get(stream.number)
+        if past is None:
+            past = self.memory.packet_reads[stream.number] = PastReads()
+        return past
+
+    def _known_reads(self) -> Clock:
+        if self._reads_known is None:
+            self._reads_known = self._past_reads().known_at(self.work.position)
+        return self._reads_known
+
+    def leave_packets(self) -> None:
+        """The program ends: its reads lie before whatever follows in its stream."""
+        if self._reads_known is not None:
+            if self._reader >= 0:
+                self._reads_known.learn(self._reader, self._reader_clk)
+            self._past_reads().add(self.work.position, self._reads_known)
+
+    # ------------------------------------------------------------------------------------------
+
+    def _packet_lanes(self, ptr, mask, loc):
+        """(allocation, element numbers, lanes) of a tile of words, for each allocation in it."""
+        ptr = np.asarray(ptr)
+        lanes = np.ones(ptr.shape, bool) if mask is None else np.broadcast_to(mask, ptr.shape)
+        found = []
+        while lanes.any():
+            located = self._locate_scalar(ptr[lanes][0], 8, "packets", loc)
+            if located is None:
+                return found
+            allocation, _ = located
+            inside = lanes & (ptr >= allocation.address) & (ptr + 8 <= allocation.end)
+            found.append((allocation, (ptr[inside] - allocation.address) // 8, inside))
+            lanes = lanes & ~inside
+        return found
+
+    def put_packets(self, args, static, dtype, shape, loc):
+        ptr, packets, *rest = args
+        ptr = np.asarray(ptr)
+        packets = np.broadcast_to(packets, ptr.shape)
+        self.pause()
+        reads = self._known_reads().copy()
+        if self._reader >= 0:
+            reads.learn(self._reader, self._reader_clk)
+            self._reader_clk += 1
+        place = self.locations[loc]
+        for allocation, index, lanes in self._packet_lanes(ptr, rest[0] if rest else None, loc):
+            view = allocation.view(WORD)
+            values = packets[lanes]
+            if self.machine.checks:
+                self._check_flags(allocation, index, view, values, loc)
+                segment = self.agents.segment(self.agent, self.clk, place)
+                self.memory.packet_segments.add(segment)
+                cells = self._cells(allocation, index, 8)
+                access = PacketWrite(self, allocation, loc, cells, segment)
+                self._touch_gathered(allocation, cells, access)
+            view[index] = values
+            factor = 8 // allocation.cell_bytes
+            for cell in (index * factor).tolist():
+                word = allocation.sync_word(cell)
+                word.published.clear()
+                word.packet = reads
+                self.machine.word_changed(allocation, cell, self, loc)
+        return np.zeros(shape, WORD)
+
+    def _check_flags(self, allocation, index, view, values, loc) -> None:
+        """A flag that the word holds already does not tell the new packet from the old."""
+        factor = 8 // allocation.cell_bytes
+        histories = self.shadow.histories
+        same = (view[index] >> 32) == (values >> 32)
+        for i in np.flatnonzero(same).tolist():
+            number = int(index[i])
+            history = histories[allocation.shadow.item(number * factor)]
+            if history.is_unwritten:
+                continue  # nothing was ever written there
+            self.machine.findings.stale_flag(self, allocation, number, int(values[i]) >> 32, loc)
+            return
+
+    def wait_packets(self, args, static, dtype, shape, loc):
+        ptr, flag, *rest = args
+        ptr = np.asarray(ptr)
+        flag = int(flag)
+        result = np.zeros(ptr.shape, WORD)
+        self.pause()
+        for allocation, index, lanes in self._packet_lanes(ptr, rest[0] if rest else None, loc):
+            view = allocation.view(WORD)
+            factor = 8 // allocation.cell_bytes
+            self._check_written(allocation, index * factor, loc)
+            while (late := np.flatnonzero((view[index] >> 32) != flag)).size:
+                number = int(index[late[0]])
+                self.waiting = Waiting(
+                    allocation, number * factor,
+                    allocation.index(allocation.address + number * 8, 8),
+                    self.locations[loc], flag, int(view[number]) >> 32, is_packet=True,
+                )  # fmt: skip
+                self.machine.set_aside(self)
+            result[lanes] = view[index]
+            self._read_packets(allocation, index, factor, loc)
+        return result if shape else result[()]
+
+    def _check_written(self, allocation, cells, loc) -> None:
+        """What memory held before anybody wrote it may look like a packet."""
+        if not self.machine.checks:
+            return
+        for cell in cells.tolist():
+            history = self.shadow.histories[allocation.shadow.item(cell)]
+            if history.is_unwritten:
+                place = self.locations[loc]
+                self.machine.findings.uninitialised(self, allocation, cell, place)
+                return
+
+    def _read_packets(self, allocation, index, factor, loc) -> None:
+        if self._reader < 0:
+            identity = self.agents.identity[self.agent]
+            self._reader = self.agents.add(identity, self.work.stream.number, self.work.position)
+        if self.machine.checks:
+            place = self.locations[loc]
+            segment = self.agents.segment(self._reader, self._reader_clk, place)
+            cells = self._cells(allocation, index, 8)
+            access = PacketRead(self, allocation, loc, cells, segment)
+            self._touch_gathered(allocation, cells, access)
+        words = (allocation.sync.get(cell) for cell in (index * factor).tolist())
+        clocks = {id(word.packet): word.packet for word in words if word and word.packet}
+        known = self._known_reads()
+        for clock in clocks.values():
+            known.join(clock)
+        self.learn(list(clocks.values()))

@@ -1,0 +1,145 @@
+"""NVIDIA: packets, by relaxed 8-byte stores and loads: each is made at once."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from weft.language import packets as declared
+from weft.language import world_layout as layout
+from weft.language.addressing import translate
+from weft.language.portable.give_up import leave_report
+from weft.language.portable.packets import is_late, pack, unpack
+from weft.language.registry import gap, implement
+
+ABORT_PTR = tl.constexpr(layout.ABORT_PTR)
+TIMEOUT_NS = tl.constexpr(layout.TIMEOUT_NS)
+# Polls are slower here than in `wait`: each ends with a reduction over the program.
+LOOK_MASK = tl.constexpr(16383)
+
+gap(
+    declared.put_lines,
+    "cuda",
+    "a line is whole only when neighbouring threads of one warp write it by one instruction, and "
+    "Triton does not say which thread holds which element; use put_packets",
+)
+
+
+@implement(declared.put_packets, "cuda")
+@triton.jit
+def put_packets(world, dst, src, flag, to, mask):
+    packets = pack(src, flag, mask)
+    words = translate(world, dst, to)
+    if mask is None:
+        tl.inline_asm_elementwise(
+            "st.relaxed.sys.global.b64 [$1], $2; mov.u32 $0, 0;",
+            "=r,l,l,~{memory}",
+            [words, packets],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.relaxed.sys.global.b64 [$1], $2; }"
+            " mov.u32 $0, 0;",
+            "=r,l,l,r,~{memory}",
+            [words, packets, mask.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def read(packets, mask):
+    if mask is None:
+        return tl.inline_asm_elementwise(
+            "ld.relaxed.sys.global.b64 $0, [$1];",
+            "=l,l,~{memory}",
+            [packets],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        return tl.inline_asm_elementwise(
+            "mov.b64 $0, 0;"
+            " { .reg .pred p; setp.ne.b32 p, $2, 0; @p ld.relaxed.sys.global.b64 $0, [$1]; }",
+            "=&l,l,r,~{memory}",
+            [packets, mask.to(tl.int32)],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def latest_clock_ns(tile):
+    """A time on which all threads that loop together agree: they may not part at a barrier."""
+    times = tl.inline_asm_elementwise(
+        "mov.u64 $0, %globaltimer; // $1",
+        "=l,l,~{memory}",
+        [tile],
+        dtype=tl.int64,
+        is_pure=False,
+        pack=1,
+    )
+    return tl.max(times)
+
+
+@triton.jit
+def is_aborted(abort, tile):
+    words = tl.inline_asm_elementwise(
+        "ld.relaxed.sys.global.b32 $0, [$1]; // $2",
+        "=r,l,l,~{memory}",
+        [abort, tile],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+    return tl.max(words) != 0
+
+
+@triton.jit
+def wait_tile(packets, flag, world, mask, site):
+    seen = read(packets, mask)
+    if world is None:
+        while tl.max(is_late(seen, flag, mask).to(tl.int32)) != 0:
+            seen = read(packets, mask)
+    else:
+        failed = tl.cast(0, tl.int32)
+        deadline = tl.cast(0, tl.int64)
+        going = tl.max(is_late(seen, flag, mask).to(tl.int32))
+        while going != 0:
+            failed += 1
+            seen = read(packets, mask)
+            late = is_late(seen, flag, mask)
+            going = tl.max(late.to(tl.int32))
+            if (failed & LOOK_MASK) == 0:
+                now = latest_clock_ns(seen)
+                if deadline == 0:
+                    deadline = now + tl.load(world.table + TIMEOUT_NS)
+                abort = tl.load(world.table + ABORT_PTR).to(tl.pointer_type(tl.int32))
+                aborted = is_aborted(abort, seen)
+                if (going != 0) & (aborted | (now >= deadline)):
+                    word = tl.max(tl.where(late, packets.to(tl.int64), 0))
+                    flags = tl.max(tl.where(late, seen >> 32, -(1 << 31)))
+                    leave_report(word, flag, flags, world, abort, aborted, site)
+                    going = tl.cast(0, tl.int32)
+    # All threads have read before any goes on: what it sends next says so.
+    tl.debug_barrier()
+    return seen
+
+
+@implement(declared.wait_packets, "cuda")
+@triton.jit
+def wait_packets(packets, flag, world, mask, dtype, site):
+    if packets.type.is_block():
+        return unpack(wait_tile(packets, flag, world, mask, site), mask, dtype)
+    else:
+        tile = packets + tl.zeros((1,), tl.int32)
+        lanes = mask if mask is None else (mask & tl.full((1,), 1, tl.int1))
+        return tl.max(unpack(wait_tile(tile, flag, world, lanes, site), lanes, tl.int32)).to(
+            dtype, bitcast=True
+        )

@@ -1,0 +1,69 @@
+"""Declarations: low-latency packets, data and its flag in one word that is written at once."""
+
+from __future__ import annotations
+
+from weft.language.registry import Effects, declare
+
+
+@declare(
+    Effects(reads=("world", "src"), writes=("dst",), remote=("dst",), peer="to"),
+    kinds={"dst": "packets", "src": "packet_data"},
+)
+def put_packets(world, dst, src, flag, *, to, mask=None):
+    """Write each 32-bit value of `src` to rank `to` in one 8-byte word together with `flag`.
+
+        dst[i]@to  <-  flag << 32 | bits of src[i]             where mask holds
+
+    Data needs no signal and no fence: whoever sees the flag in a word sees the data in it. It
+    costs half the bandwidth, so it is for small messages.
+
+    Shapes  dst: a (tile of) pointer(s) to symmetric int64 words; src: values, or pointers to
+            them, of a shape that broadcasts to dst's
+    Dtypes  src has 32 bits; flag is an int32 that differs from what the word holds (not 0 in
+            zeroed memory)
+    Sync    pairs with wait_packets of the same flag, word by word; publishes nothing else that
+            this program wrote. The word's last reader must be known to have read it
+    Raises  NotSymmetricError, PeerError: as `at`
+            SignalError: the word holds a packet of this flag already (emulator)
+    Cost    one relaxed 8-byte store per value
+    Source  NCCL's LL protocol; PTX ISA st.relaxed.sys.b64
+    """
+
+
+@declare(
+    Effects(reads=("packets",), waits=True),
+    kinds={"packets": "packets", "dtype": "packet_dtype"},
+    needs_site=True,
+)
+def wait_packets(packets, flag, *, world=None, mask=None, dtype=None):
+    """Wait until every word of `packets` carries `flag`; the result is their data.
+
+        while any(packets[i] >> 32 != flag):  look again;      result[i] = packets[i] & 0xffffffff
+
+    Bounded as `wait` is: when it has the world, given or found in the calling function.
+
+    Shapes  packets: a (tile of) pointer(s) to local int64 words; the result has its shape, and
+            is 0 where mask does not hold
+    Dtypes  dtype: a type of 32 bits as which the data is taken, int32 when None
+    Sync    pairs with put_packets; orders nothing but the words themselves and this: what the
+            sender had read with wait_packets before may be overwritten. So two buffers in turn
+            are enough where every rank sends to every rank. A flag is waited for exactly: a later
+            one does not satisfy it
+    Raises  TimeoutError: a bounded wait gave up (host, at its next call)
+    Cost    polls of the local memory, with a reduction over the program's threads each
+    Source  NCCL's LL protocol; PTX ISA ld.relaxed.sys.b64
+    """
+
+
+@declare(
+    Effects(reads=("world", "src"), writes=("dst",), remote=("dst",), peer="to"),
+    kinds={"dst": "packets", "src": "packet_data"},
+)
+def put_lines(world, dst, src, flag, *, to):
+    """Write lines of 128 bytes, 120 of data and 8 of flag, to rank `to`, each line at once.
+
+        dst[i, 0:15]@to  <-  src[i, 0:15];   dst[i, 15]@to  <-  flag
+
+    Cost    one 16-byte store by each of 8 neighbouring threads per line
+    Source  NCCL's LL128 protocol
+    """
