@@ -57,7 +57,7 @@ def matmul_kernel(a, b, c, m, n, k, TM: tl.constexpr, TN: tl.constexpr, TK: tl.c
     for start in range(0, k, TK):
         x = tl.load(a_ptrs, mask=(i_m[:, None] < m) & (i_k[None, :] < k - start), other=0.0)
         y = tl.load(b_ptrs, mask=(i_k[:, None] < k - start) & (i_n[None, :] < n), other=0.0)
-        acc = tl.dot(x, y, acc)
+        acc = tl.dot(x, y, acc, input_precision="ieee")
         a_ptrs += TK
         b_ptrs += TK * n
     mask = (i_m[:, None] < m) & (i_n[None, :] < n)

@@ -533,12 +533,34 @@ def test_dot(kind):
     out_kind = "f64" if kind == "f64" else "f32"
     c = rng.standard_normal((4, 16)).astype(DTYPES[out_kind])
     text = (
-        f"%out = tt.dot %0, %1, %2, inputPrecision = tf32 : tensor<4x8x{kind}> * "
+        f"%out = tt.dot %0, %1, %2, inputPrecision = ieee : tensor<4x8x{kind}> * "
         f"tensor<8x16x{kind}> -> tensor<4x16x{out_kind}> loc(#loc)"
     )
     out = run(text, [(kind, a), (kind, b), (out_kind, c)], out_kind, (4, 16))
     expected = a.astype(np.float64) @ b.astype(np.float64) + c
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def to_tf32(x):
+    """Ten bits of fraction, halves away from zero."""
+    mantissa, exponent = math.frexp(abs(x))
+    return math.copysign(math.floor(mantissa * 2**11 + 0.5) * 2.0 ** (exponent - 11), x)
+
+
+@pytest.mark.parametrize("precision, rounded", [("tf32", True), ("tf32x3", False)])
+def test_dot_rounds_operands_to_tf32(precision, rounded):
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((4, 8), (8, 16)))
+    a[0, :2] = 1 + 2.0**-11, 1 - 2.0**-12
+    text = (
+        f"%out = tt.dot %0, %1, %2, inputPrecision = {precision} : tensor<4x8xf32> * "
+        "tensor<8x16xf32> -> tensor<4x16xf32> loc(#loc)"
+    )
+    zeros = np.zeros((4, 16), np.float32)
+    out = run(text, [("f32", a), ("f32", b), ("f32", zeros)], "f32", (4, 16))
+    if rounded:
+        a, b = (np.vectorize(to_tf32)(x) for x in (a, b))
+    np.testing.assert_allclose(out, a.astype(float) @ b.astype(float), rtol=1e-6, atol=1e-6)
 
 
 def test_dot_of_int8_and_narrow_sums():
@@ -617,6 +639,28 @@ def test_micro_scaled_products():
     wide_a = a.astype(np.float64) * np.repeat(2.0 ** (sa.astype(int) - 127), 32, axis=1)
     wide_b = b.astype(np.float64) * np.repeat(2.0 ** (sb.astype(int) - 127), 32, axis=1).T
     np.testing.assert_allclose(out, wide_a @ wide_b, rtol=1e-5)
+
+
+FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
+
+
+@pytest.mark.parametrize("along_k", [True, False])
+def test_micro_scaled_fp4(along_k):
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 16, (4, 32)), rng.standard_normal((32, 8)).astype(DTYPES["bf16"])
+    packed = a[:, 0::2] | a[:, 1::2] << 4 if along_k else a[0::2] | a[1::2] << 4
+    rows, columns = packed.shape
+    scale = rng.standard_normal((4, 2)).astype(DTYPES["f8E4M3FN"])  # one for each 16
+    text = (
+        "%out = tt.dot_scaled %0 scale %1, %2, %3 lhs = e2m1 rhs = bf16 "
+        f"{{fastMath = false, lhs_k_pack = {str(along_k).lower()}}} : "
+        f"tensor<{rows}x{columns}xi8>, tensor<4x2xf8E4M3FN> * tensor<32x8xbf16> "
+        "-> tensor<4x8xf32> loc(#loc)"
+    )
+    inputs = [("i8", packed.astype(np.uint8).view(np.int8)), ("f8E4M3FN", scale), ("bf16", b)]
+    out = run(text, [*inputs, ("f32", np.zeros((4, 8), np.float32))], "f32", (4, 8))
+    wide = np.array(FP4)[a] * np.repeat(scale.astype(float), 16, axis=1)
+    np.testing.assert_allclose(out, wide @ b.astype(float), rtol=1e-5, atol=1e-5)
 
 
 def test_mapped_functions_and_branches_in_them():

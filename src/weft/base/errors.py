@@ -94,6 +94,10 @@ class OutOfBoundsError(FindingError, IndexError):
     """An access outside every allocation."""
 
 
+class EndlessLoopError(FindingError):
+    """A loop of a kernel that computes on and on without touching memory."""
+
+
 class UninitializedError(FindingError):
     """A read of memory that nothing has written."""
 

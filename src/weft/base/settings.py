@@ -12,12 +12,14 @@ from weft.base.errors import UsageError
 class Settings:
     """Each field is read from WEFT_<NAME>.
 
-    Units   timeout_s: seconds a wait may take; heap_bytes: symmetric heap of one rank
+    Units   timeout_s: seconds a wait may take; heap_bytes: symmetric heap of one rank;
+            endless_turns: turns of an emulated loop without an access to memory
     """
 
     timeout_s: float = 10.0
     heap_bytes: int = 1 << 30
     bounded_waits: bool = True
+    endless_turns: int = 10_000_000
 
     @classmethod
     def from_environment(cls, **overrides: object) -> Settings:

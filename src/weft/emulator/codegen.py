@@ -249,6 +249,7 @@ class FunctionWriter:
         self.depth = 0
         self.held: dict[Value, Held] = {}
         self.blocks: dict[str, Any] = {}
+        self.among_blocks = False  # in a region whose blocks jump to each other
         self.vector = False  # in a combining function: scalars by type, tiles in truth
         self.place = function.place
         self.commented: tuple[str, int] | None = None
@@ -281,13 +282,27 @@ class FunctionWriter:
             for arg in block.args:
                 self.bind(arg, arg.type.shape if arg.type.is_tensor else ())
         self.line("block_ = 0")
+        turns = self.turn_counter(blocks[0].ops[-1])
         self.line("while True:")
         with self.indented():
+            self.count_turn(turns, blocks[0].ops[-1])
             for index, block in enumerate(blocks):
                 self.line(f"{'el' if index else ''}if block_ == {index}:")
                 with self.indented():
                     self.commented = None
                     self.ops(block.ops)
+
+    def turn_counter(self, op: Op) -> str:
+        """A variable that counts how often a loop goes round, from here on."""
+        turns = self.kernel.identifier(self.function.name, ("turns", id(op)), "turns")
+        self.line(f"{turns} = 0")
+        return turns
+
+    def count_turn(self, turns: str, op: Op) -> None:
+        """One more turn; the runtime hears of every 65536th."""
+        self.line(f"{turns} += 1")
+        self.line(f"if not {turns} & 65535:")
+        self.line(f"    rt.turned({turns}, {self.loc(op)})")
 
     def jump(self, label: str, values: list[Value]) -> None:
         number, block = self.blocks[label]
@@ -532,9 +547,12 @@ class FunctionWriter:
         before, self.vector = self.vector, vector
         with self.indented():
             if len(region.blocks) > 1:
-                raise UnsupportedError(f"{op.name} with an early return", place=self.place)
-            values = self.ops(region.ops)
-            self.line(f"return {', '.join(self.expr(value) for value in values)}")
+                outer, self.among_blocks = (self.blocks, self.among_blocks), True
+                self.graph(region.blocks)
+                self.blocks, self.among_blocks = outer
+            else:
+                values = self.ops(region.ops)
+                self.line(f"return {', '.join(self.expr(value) for value in values)}")
         self.vector = before
         return name
 
@@ -572,7 +590,10 @@ def _short(symbol: str) -> str:
 
 
 def _branches(op: Op) -> bool:
-    return any(inner.regions or inner.successors for inner in op.regions[0].ops)
+    region = op.regions[0]
+    return len(region.blocks) > 1 or any(
+        inner.regions or inner.name == "tt.call" for inner in region.ops
+    )
 
 
 def _constant_name(number: Any) -> str:

@@ -54,3 +54,21 @@ class DescriptorAccess(PlainAccess):
         value = np.asarray(value).reshape(desc.block)
         segment = self.async_segment(loc)
         self._store(pointers, value, box, desc.dtype, desc.block, loc, segment)
+
+    def descriptor_gather(self, desc: Descriptor, rows, column, shape, loc):
+        pointers, inside = self._rows(desc, rows, column, shape)
+        outside = np.nan if desc.padding == "nan" else 0
+        return self.load(pointers, inside, outside, desc.dtype, shape, loc)
+
+    def descriptor_scatter(self, desc: Descriptor, rows, column, value, loc):
+        pointers, inside = self._rows(desc, rows, column, value.shape)
+        segment = self.async_segment(loc)
+        self._store(pointers, value, inside, desc.dtype, value.shape, loc, segment)
+
+    def _rows(self, desc: Descriptor, rows, column, shape) -> tuple[np.ndarray, np.ndarray]:
+        """Addresses of rows of a tensor of two axes, and which elements lie inside."""
+        rows = rows.astype(np.int64)[:, None]
+        columns = np.int64(column) + np.arange(shape[1])[None, :]
+        (height, width), (row_step, column_step) = desc.sizes, desc.strides
+        pointers = desc.base + (rows * row_step + columns * column_step) * desc.dtype.itemsize
+        return pointers, (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)

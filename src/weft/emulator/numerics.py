@@ -14,6 +14,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from weft.base.errors import OutOfBoundsError
+from weft.base.place import Place
+
 # ---------------------------------------------------------------------------------------------
 # Elements
 
@@ -253,13 +256,42 @@ def dot(a, b, c):
     return (np.matmul(a.astype(f32), b.astype(f32)) + c.astype(f32)).astype(dtype)
 
 
+def tf32(a):
+    """f32 with 10 bits of fraction, halves away from zero, as cvt.rna.tf32 rounds; NaN stays."""
+    bits = np.ascontiguousarray(a).view(u32)
+    finite = (bits & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
+    rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    return np.where(finite, rounded, bits).view(f32)
+
+
+# fp4 by its bits: sign, two of exponent, one of fraction.
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+FP4 = np.concatenate([FP4, -FP4])
+
+
+def from_fp4(a, axis: int):
+    """Pairs of fp4 (e2m1) along `axis`, the low half of a byte first, as f32."""
+    bits = a.view(u8)
+    pairs = np.stack([FP4[bits & 15], FP4[bits >> 4]], axis=axis + 1)
+    shape = list(a.shape)
+    shape[axis] *= 2
+    return pairs.reshape(shape)
+
+
 def scaled(a, scale, axis: int):
-    """A micro-scaled operand as f32: each group of 32 along the contracted axis has an exponent."""
+    """A micro-scaled operand as f32: each group of 16 or 32 along the contracted axis has a scale.
+
+    Scales of 8-bit integers are exponents (255 is NaN), others factors.
+    """
     wide = a.astype(f32)
     if scale is None:
         return wide
-    exponent = scale.view(u8).astype(i32) - 127
-    factor = np.ldexp(np.float32(1), exponent).astype(f32)
+    if scale.dtype.kind == "i":
+        exponent = scale.view(u8).astype(i32)
+        factor = np.ldexp(np.float32(1), exponent - 127).astype(f32)
+        factor = np.where(exponent == 255, np.float32(np.nan), factor)
+    else:
+        factor = scale.astype(f32)
     factor = np.repeat(factor, wide.shape[axis] // factor.shape[1], axis=1)
     return wide * (factor if axis == 1 else factor.T)
 
@@ -296,6 +328,16 @@ def accumulate(ufunc: np.ufunc, a, axis: int, reverse: bool, dtype: np.dtype):
     if reverse:
         return np.flip(ufunc.accumulate(np.flip(a, axis), axis=axis, dtype=dtype), axis)
     return ufunc.accumulate(a, axis=axis, dtype=dtype)
+
+
+def gather(a, indices, axis: int, place: Place):
+    """Elements picked along an axis."""
+    indices = indices.astype(i64)
+    extent = a.shape[axis]
+    if indices.size and (indices.min() < 0 or indices.max() >= extent):
+        bad = indices[(indices < 0) | (indices >= extent)][0]
+        raise OutOfBoundsError(f"tl.gather picks element {bad} of an axis of {extent}", place=place)
+    return np.take_along_axis(a, indices, axis)
 
 
 def histogram(a, mask, bins: int):
@@ -348,11 +390,21 @@ def each_element(access: Callable, dtype: np.dtype, shape: tuple, mask, *operand
     return found
 
 
-def poll(read: Callable, expected):
-    """Read until it gives `expected`; whoever reads may be set aside meanwhile."""
-    while read() != expected:
-        pass
-    return np.bool_(True)
+def poll(read: Callable, expected, limit=None):
+    """Read until it gives `expected`; whoever reads may be set aside meanwhile.
+
+    With a time limit it gives up once nobody else can go on: reads are repeated only when the
+    word has changed or when all are stuck.
+    """
+    last, same = None, 0
+    while True:
+        seen = read()
+        if seen == expected:
+            return np.bool_(True)
+        same = same + 1 if seen == last else 0
+        last = seen
+        if limit is not None and int(limit) and same > 2:
+            return np.bool_(False)
 
 
 def loop_range(lower, upper, step, dtype: np.dtype):

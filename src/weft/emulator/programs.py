@@ -4,9 +4,8 @@ A program is a coroutine. It runs undisturbed between synchronising operations, 
 whether two plain accesses race does not depend on when they run but on what orders them, and only
 synchronising operations order. At those the program may be set aside, and another one runs.
 
-What it does to memory is in `plain_access`, `descriptors`, `synchronising` and `packets`, each
-building on the one before; what it knows is in `knowledge`. Here are its life and weft's own
-primitives.
+What it does to memory is in `plain_access`, `descriptors` and `synchronising`, each building on
+the one before; what it knows is in `knowledge`. Here are its life and weft's own primitives.
 """
 
 from __future__ import annotations
@@ -17,11 +16,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from greenlet import greenlet
 
-from weft.base.errors import FarPointerError, NotSymmetricError, PeerError, UnsupportedError
+from weft.base.errors import (
+    EndlessLoopError,
+    FarPointerError,
+    NotSymmetricError,
+    OutOfBoundsError,
+    PeerError,
+    UnsupportedError,
+)
+from weft.base.settings import Settings
 from weft.base.vocabulary import SignalOp
 from weft.emulator.plain_access import Killed
-from weft.emulator.packets import PacketAccess
-from weft.emulator.synchronising import Waiting
+from weft.emulator.synchronising import Synchronising, Waiting
 from weft.emulator.transitions import Atomic
 from weft.emulator.words import ORDERS, SCOPES, behind, wrap_add
 
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
     from weft.emulator.streams import KernelWork
 
 
-class Program(PacketAccess):
+class Program(Synchronising):
     """The `rt` of generated code; see the module's words."""
 
     def __init__(self, machine: Machine, work: KernelWork, pid: tuple[int, int, int]) -> None:
@@ -45,7 +51,12 @@ class Program(PacketAccess):
             self.work.kernel.function(self, *self.work.args)
         except Killed:
             pass
-        self.leave_packets()
+        except OutOfBoundsError as error:
+            # An index that went wrong before it became an access: generated code raises.
+            self.machine.findings.failure(
+                self, OutOfBoundsError, "out of bounds", error.message, error.place,
+                "check the index, and widen it before it is multiplied: i.to(tl.int64) * stride",
+            )  # fmt: skip
         self.machine.program_ended(self)
 
     def step(self) -> None:
@@ -204,6 +215,15 @@ class Program(PacketAccess):
     # ------------------------------------------------------------------------------------------
     # The rest
 
+    def turned(self, turns, loc):
+        """A loop without an access to memory has gone round `turns` times."""
+        if turns >= Settings.from_environment().endless_turns:
+            self.fail(
+                EndlessLoopError, "endless loop",
+                f"a loop that touches no memory has gone round {turns} times", loc,
+                remedy="check what ends it; if it does end, set WEFT_ENDLESS_TURNS higher",
+            )  # fmt: skip
+
     def assert_(self, cond, message, loc):
         if not np.all(cond):
             self.fail(
@@ -234,6 +254,4 @@ _EXTERNS = {
     "weft.store": Program._ordered_store,
     "weft.complete_stores": Program._complete,
     "weft.consume": Program._consume,
-    "weft.put_packets": Program.put_packets,
-    "weft.wait_packets": Program.wait_packets,
 }

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from weft.base.place import Place
+from weft.base.vocabulary import Order, Scope
+from weft.emulator.affine import box_tile
 from weft.emulator.clocks import Clock
 from weft.emulator.descriptors import DescriptorAccess
 from weft.emulator.memory import Allocation
@@ -130,14 +132,26 @@ class Synchronising(DescriptorAccess):
             lambda old, pair: pair[1] if old == pair[0] else old, pairs,
         )  # fmt: skip
 
-    def _atomic_tile(self, order, scope, ptr, mask, dtype, shape, loc, change, values):
+    def descriptor_reduce(self, kind, desc, indices, value, loc):
+        """An asynchronous block of atomics, relaxed and of the device's scope."""
+        pointers, box = self._block(desc, indices)
+        change = RMW[kind]
+        self._atomic_tile(
+            Order.RELAXED, Scope.DEVICE, np.asarray(pointers), box_tile(box, desc.block),
+            desc.dtype, desc.block, loc, lambda old, one: change(old, one, desc.dtype),
+            np.asarray(value).reshape(desc.block), self.async_segment(loc, Scope.DEVICE),
+        )  # fmt: skip
+
+    def _atomic_tile(
+        self, order, scope, ptr, mask, dtype, shape, loc, change, values, segment=None
+    ):
         """Lanes one after the other, in an order that nobody may rely on."""
         self.pause()
         result = np.zeros(shape, dtype)
         ptr = np.broadcast_to(ptr, shape)
         mask = np.broadcast_to(True if mask is None else mask, shape)
         values = np.broadcast_to(values, (*shape, *np.shape(values)[len(shape) :]))
-        segment = self.segment(loc, scope)
+        segment = self.segment(loc, scope) if segment is None else segment
         learnt: list[Clock] = []
         touched: set[tuple[int, int]] = set()
         words = []

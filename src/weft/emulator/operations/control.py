@@ -115,8 +115,11 @@ def while_loop(code: Any, op: Any) -> None:
     while True:
         mark = code.mark()
         _carry_in(code, args, inits, phys)
+        turns = None if _touches_memory(op) else code.turn_counter(op)
         code.line("while True:")
         with code.indented():
+            if turns is not None:
+                code.count_turn(turns, op)
             condition, *passed = code.ops(before.ops)
             code.line(f"if not {code.expr(condition)}:")
             with code.indented():
@@ -132,6 +135,19 @@ def while_loop(code: Any, op: Any) -> None:
             break
         code.rollback(mark)
         phys = wanted
+
+
+# Whoever loops over one of these is seen by the scheduler, or by the checker of plain spins.
+_TOUCHES = ("tt.load", "tt.store", "tt.atomic", "tt.descriptor", "tt.call", "tt.extern")
+
+
+def _touches_memory(op: Any) -> bool:
+    return any(
+        inner.name.startswith(_TOUCHES) or _touches_memory(inner)
+        for region in op.regions
+        for block in region.blocks
+        for inner in block.ops
+    )
 
 
 def _carry_in(code: Any, args: list, inits: list, phys: list) -> None:
@@ -202,7 +218,9 @@ TERMINATORS = {
 
 
 def _terminator(code: Any, op: Any) -> None:
-    """Its operands are read by the operation around it."""
+    """Its operands are read by the operation around it; among blocks it leaves the function."""
+    if code.among_blocks and op.name.startswith("tt."):
+        code.line(f"return {', '.join(code.expr(value) for value in op.operands)}")
 
 
 for _name, _summary in TERMINATORS.items():

@@ -94,7 +94,10 @@ def atomic_store(code: Any, op: Any) -> None:
     code.line(_each(code, access, "i32", value.type.shape, mask, [pointer, value]))
 
 
-@operation("tt.atomic_poll", "read atomically until memory holds the value; no time passes here")
+@operation(
+    "tt.atomic_poll",
+    "read atomically until memory holds the value, or time is up: nobody else can go on",
+)
 def atomic_poll(code: Any, op: Any) -> None:
     order, scope = op.words[:2]
     pointer, expected = op.operands[:2]
@@ -103,7 +106,8 @@ def atomic_poll(code: Any, op: Any) -> None:
         f"lambda: rt.extern('weft.load:{order}.{scope}', ({code.expr(pointer)},), "
         f"{dtype}, (), {code.loc(op)})"
     )
-    code.set(op.result, f"poll({read}, {code.expr(expected)})")
+    limit = f", {code.expr(op.operands[2])}" if len(op.operands) > 2 else ""
+    code.set(op.result, f"poll({read}, {code.expr(expected)}{limit})")
 
 
 def _each(code: Any, access: str, dtype: str, shape: tuple, mask: Any, operands: list) -> str:

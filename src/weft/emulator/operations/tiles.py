@@ -140,7 +140,7 @@ def concatenate(code: Any, op: Any) -> None:
 def gather(code: Any, op: Any) -> None:
     source, indices = (code.full(operand) for operand in op.operands)
     axis = op.integer("axis")
-    code.set(op.result, f"np.take_along_axis({source}, {indices}.astype(i64), {axis})")
+    code.set(op.result, f"gather({source}, {indices}, {axis}, LOCATIONS[{code.loc(op)}])")
 
 
 @operation("tt.histogram", "how often each value occurs")
@@ -270,13 +270,18 @@ def map_elementwise(code: Any, op: Any) -> None:
 # Products
 
 
-@operation("tt.dot", "a @ b + c: fp32 sums of fp16, bf16, fp8 and fp32, int32 sums of int8")
+@operation("tt.dot", "a @ b + c: fp32 sums of fp16, bf16, fp8, tf32 and fp32, int32 sums of int8")
 def dot(code: Any, op: Any) -> None:
     a, b, c = op.operands
     if code.dtype(c) != "f32":
         code.set(op.result, f"dot({code.full(a)}, {code.full(b)}, {code.expr(c)})")
         return
     left, right = (_as_f32(code, operand) for operand in (a, b))
+    if str(op.attributes.get("inputPrecision", "ieee")).split(" ")[0] == "tf32":
+        left, right = (
+            f"tf32({text})" if code.dtype(operand) == "f32" else text
+            for text, operand in ((left, a), (right, b))
+        )
     # np.dot has less to decide than np.matmul, and small tiles feel it.
     product = "np.dot" if len(op.result.type.shape) == 2 else "np.matmul"
     text = f"{product}({left}, {right})"
@@ -290,10 +295,10 @@ def _as_f32(code: Any, operand: Any) -> str:
     return tile if code.dtype(operand) == "f32" else f"{tile}.astype(f32)"
 
 
-SCALED_KINDS = ("e4m3", "e5m2", "bf16", "fp16")
+SCALED_KINDS = ("e4m3", "e5m2", "bf16", "fp16", "e2m1")
 
 
-@operation("tt.dot_scaled", "micro-scaled product of fp8, bf16 and fp16 (no fp4)")
+@operation("tt.dot_scaled", "micro-scaled product of fp4, fp8, bf16 and fp16")
 def dot_scaled(code: Any, op: Any) -> None:
     kinds = [str(op.attributes.get(side, "")) for side in ("lhs", "rhs")]
     if any(kind not in SCALED_KINDS for kind in kinds):
@@ -310,9 +315,14 @@ def dot_scaled(code: Any, op: Any) -> None:
     b_scale = operands.pop(0) if " scale " in rest else None
     c = operands.pop(0)
     tiles = []
-    for axis, tile, scale, kind in ((1, a, a_scale, kinds[0]), (0, b, b_scale, kinds[1])):
+    for side, axis, tile, scale, kind in (
+        ("lhs", 1, a, a_scale, kinds[0]), ("rhs", 0, b, b_scale, kinds[1]),
+    ):  # fmt: skip
         source = code.full(tile)
-        if code.dtype(tile) == "i8":
+        if kind == "e2m1":
+            along_k = str(op.attributes.get(f"{side}_k_pack", "true")).startswith("true")
+            source = f"from_fp4({source}, {axis if along_k else 1 - axis})"
+        elif code.dtype(tile) == "i8":
             word = {"e4m3": "f8E4M3FN", "e5m2": "f8E5M2"}[kind]
             source = f"{source}.view({word})"
         factor = code.full(scale) if scale is not None else "None"
