@@ -48,6 +48,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots, triton_api
 from weft.language.world_arg import SlotArg, WorldArg, language_version
+from weft.ops import _lanes
 from weft.tiles import blocking, gemm, swizzle
 from weft.tiles.blocking import Blocking
 
@@ -81,7 +82,8 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tor
 class Problem:
     """m rows over all ranks, n columns and k of each rank; dtypes by torch's names.
 
-    `b_is_nk`: B lies in memory as [n, k], as weights usually do. Sums are in fp32.
+    `b_is_nk`: B lies in memory as [n, k], as weights usually do. Sums are in fp32. `nodes` counts
+    the ranks of each scale-up domain; () is one domain.
     """
 
     m: int
@@ -91,6 +93,7 @@ class Problem:
     dtype: str = "bfloat16"
     out_dtype: str = ""
     b_is_nk: bool = False
+    nodes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("dtype", "out_dtype"):
@@ -170,6 +173,11 @@ class Config:
             raise ConfigError(
                 f"ag_gemm: transport={self.transport!r}; it must be one of {', '.join(TRANSPORTS)}"
             )
+        if self.transport == "pull" and len(problem.nodes) > 1:
+            raise ConfigError(
+                f"ag_gemm: transport='pull' on {len(problem.nodes)} nodes; a copy engine reaches "
+                "the ranks of its own node only: take transport='push'"
+            )
         for name in ("chunks", "pieces", "feeders", "group_m"):
             if not 1 <= getattr(self, name) <= 1024:
                 value = getattr(self, name)
@@ -206,7 +214,7 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     limit = NARROW_PUSH_BYTES if problem.n <= NARROW_N else PUSH_BYTES
     push_first = problem.shard_bytes <= limit or problem.num_ranks == 1
     order = ("push", "pull") if push_first else ("pull", "push")
-    for transport in order:
+    for transport in order if len(problem.nodes) <= 1 else ("push",):
         for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
             config = Config(transport=transport, block=_block(problem, cut, target), **asdict(cut))
             yield _with_transport(config, problem, target)
@@ -629,7 +637,10 @@ def problem_of(world: Any, a: Any, b: Any, m: int | None = None, out: Any = None
     if m is None:
         m = out.shape[0] if out is not None and out.dim() == 2 else rows * world.num_ranks
     out_dtype = a.dtype if out is None else out.dtype
-    problem = Problem(m, n, k, world.num_ranks, str(a.dtype), str(out_dtype), not b.is_contiguous())
+    problem = Problem(
+        m, n, k, world.num_ranks, str(a.dtype), str(out_dtype), not b.is_contiguous(),
+        _lanes.nodes_of(world),
+    )  # fmt: skip
     first, end = problem.shard(world.rank)
     if rows != end - first:
         raise ShapeError(
@@ -655,8 +666,10 @@ def problem_of(world: Any, a: Any, b: Any, m: int | None = None, out: Any = None
 # The card
 
 
-def make_problem(num_ranks: int, shape: Mapping[str, int], dtype: str) -> Problem:
-    return Problem(shape["m"], shape["n"], shape["k"], num_ranks, dtype)
+def make_problem(
+    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
+) -> Problem:
+    return Problem(shape["m"], shape["n"], shape["k"], num_ranks, dtype, nodes=nodes)
 
 
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -772,4 +785,5 @@ op = Op(
     ),
     dtypes=SUPPORTED,
     fake=fake,
+    takes_nodes=True,
 )
