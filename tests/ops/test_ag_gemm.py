@@ -152,6 +152,20 @@ def test_out_in_fp32_and_without_m(ranks):
     ranks(main, 2)
 
 
+@pytest.mark.parametrize("num_sms", [1, 2, 5])
+def test_machines_with_few_sms(ranks, num_sms):
+    problem = Problem(100, 64, 32, 2, "float32")
+
+    def main():
+        world = weft.init()
+        mine = make_inputs(problem, world.rank)
+        for config in candidates(problem, world.target):
+            for _ in range(2):
+                check(op.run(world, problem, mine, config), problem, world.rank)
+
+    ranks(main, 2, num_sms=num_sms)
+
+
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_ranks_out_of_direct_reach(ranks, nodes):
     problem = Problem(70, 32, 32, 3, "float32")

@@ -184,10 +184,10 @@ class Config:
                 raise ConfigError(f"ag_gemm: {name}={value}; it must be between 1 and 1024")
         if self.block < 16 or self.block & (self.block - 1):
             raise ConfigError(f"ag_gemm: block={self.block}; it must be a power of two from 16 on")
-        if self.feeders > target.num_sms - SPARE_SMS:
+        if self.feeders > _programs(target):
             raise ConfigError(
                 f"ag_gemm: feeders={self.feeders}; {target} has {target.num_sms} SMs, of which "
-                f"{SPARE_SMS} is kept free: take at most {target.num_sms - SPARE_SMS}"
+                f"{SPARE_SMS} is kept free: take at most {_programs(target)}"
             )
         tma = self.tma and can_use_tma(problem, target)
         self.blocking.check("ag_gemm", problem.dtype, problem.out_dtype, tma, target)
@@ -199,7 +199,12 @@ class Config:
     def grid(self, problem: Problem, target: Target) -> int:
         """Programs of _multiply: feeders and one for each tile, as far as all are resident."""
         tiles = self.blocking.num_tiles(problem.m, problem.n)
-        return min(tiles + self.feeders, target.num_sms - SPARE_SMS)
+        return min(tiles + self.feeders, _programs(target))
+
+
+def _programs(target: Target) -> int:
+    """How many programs of _multiply may run at once."""
+    return max(1, target.num_sms - SPARE_SMS)
 
 
 def can_use_tma(problem: Problem, target: Target) -> bool:
@@ -214,7 +219,9 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     limit = NARROW_PUSH_BYTES if problem.n <= NARROW_N else PUSH_BYTES
     push_first = problem.shard_bytes <= limit or problem.num_ranks == 1
     order = ("push", "pull") if push_first else ("pull", "push")
-    for transport in order if len(problem.nodes) <= 1 else ("push",):
+    if len(problem.nodes) > 1 or target.num_sms <= SPARE_SMS:
+        order = ("push",)
+    for transport in order:
         for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
             config = Config(transport=transport, block=_block(problem, cut, target), **asdict(cut))
             yield _with_transport(config, problem, target)
@@ -232,7 +239,7 @@ def _with_transport(config: Config, problem: Problem, target: Target) -> Config:
     """`config` with what follows from its transport, the sizes and the target."""
     # A group that reached into the next rank's rows would wait while own tiles are left.
     config = replace(config, group_m=max(1, min(8, problem.rows // config.tile_m)))
-    tiles, programs = config.blocking.num_tiles(problem.m, problem.n), target.num_sms - SPARE_SMS
+    tiles, programs = config.blocking.num_tiles(problem.m, problem.n), _programs(target)
     if config.transport == "pull":
         feeders = max(1, ceil(problem.shard_bytes / STAGE_BYTES))
         is_fine = problem.shard_bytes >= TWO_CHUNKS_BYTES or target.backend == "emu"
@@ -241,7 +248,7 @@ def _with_transport(config: Config, problem: Problem, target: Target) -> Config:
         # Programs without a tile in the last round have the time.
         feeders = min(max(-tiles % programs, MIN_PUSHERS), MAX_PUSHERS)
         chunks = min(max(1, problem.rows // config.tile_m), 8)
-    feeders = 3 if target.backend == "emu" else min(feeders, programs)
+    feeders = min(3 if target.backend == "emu" else feeders, programs)
     shares = 1 if config.transport == "pull" else max(1, problem.num_ranks - 1) * chunks
     return replace(config, feeders=feeders, chunks=max(1, chunks), pieces=ceil(feeders / shares))
 
@@ -319,10 +326,10 @@ def _own_rows(rank, shards, m):
 
 @triton.jit
 def _feed(world, gathered, a, first, own_first, size, piece, pieces, to, block: tl.constexpr):
-    """Store a piece of own rows: of `size` elements from row `first` on, in rank `to`'s slot."""
-    k_elements = tl.cdiv(tl.cdiv(size, pieces), 16) * 16
-    end = min((piece + 1) * k_elements, size)
-    for start in range(piece * k_elements, end, block):
+    """Store one of the pieces of `size` elements from `first` on, own rows, in rank `to`'s slot."""
+    length = tl.cdiv(tl.cdiv(size, pieces), 16) * 16
+    end = min((piece + 1) * length, size)
+    for start in range(piece * length, end, block):
         i = start + tl.arange(0, block)
         wl.put(world, gathered + first + i, a + (first - own_first) + i, to=to, mask=i < end)
 
