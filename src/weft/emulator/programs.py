@@ -4,8 +4,9 @@ A program is a coroutine. It runs undisturbed between synchronising operations, 
 whether two plain accesses race does not depend on when they run but on what orders them, and only
 synchronising operations order. At those the program may be set aside, and another one runs.
 
-What it does to memory is in `plain_access`, `descriptors` and `synchronising`, each building on
-the one before; what it knows is in `knowledge`. Here are its life and weft's own primitives.
+What it does to memory is in `plain_access`, `descriptors`, `synchronising`, `packets` and
+`transfers`, each building on the one before; what it knows is in `knowledge`. Here are its life
+and weft's own primitives.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from weft.base.errors import (
 from weft.base.settings import Settings
 from weft.base.vocabulary import SignalOp
 from weft.emulator.plain_access import Killed
-from weft.emulator.synchronising import Synchronising, Waiting
+from weft.emulator.synchronising import Waiting
+from weft.emulator.transfers import Transfers
 from weft.emulator.transitions import Atomic
 from weft.emulator.words import ORDERS, SCOPES, behind, wrap_add
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from weft.emulator.streams import KernelWork
 
 
-class Program(Synchronising):
+class Program(Transfers):
     """The `rt` of generated code; see the module's words."""
 
     def __init__(self, machine: Machine, work: KernelWork, pid: tuple[int, int, int]) -> None:
@@ -57,6 +59,7 @@ class Program(Synchronising):
                 self, OutOfBoundsError, "out of bounds", error.message, error.place,
                 "check the index, and widen it before it is multiplied: i.to(tl.int64) * stride",
             )  # fmt: skip
+        self.leave_packets()
         self.machine.program_ended(self)
 
     def step(self) -> None:
@@ -254,4 +257,10 @@ _EXTERNS = {
     "weft.store": Program._ordered_store,
     "weft.complete_stores": Program._complete,
     "weft.consume": Program._consume,
+    "weft.begin_transfer": Program.begin_transfer,
+    "weft.end_transfer": Program.end_transfer,
+    "weft.fence": Program.fence,
+    "weft.quiet": Program.quiet,
+    "weft.put_packets": Program.put_packets,
+    "weft.wait_packets": Program.wait_packets,
 }

@@ -11,7 +11,18 @@ import importlib
 from weft.base.vocabulary import Order, Scope, SignalOp
 from weft.language.addressing import at, is_near, local_rank, node, num_ranks, rank
 from weft.language.barriers import barrier, barrier_grid
-from weft.language.one_sided import get, put, put_signal
+from weft.language.multicast import multimem_ld_reduce, multimem_red, multimem_st
+from weft.language.one_sided import (
+    fence,
+    get,
+    get_nbi,
+    put,
+    put_nbi,
+    put_signal,
+    put_warp,
+    quiet,
+    warp,
+)
 from weft.language.ordered import atomic_add, atomic_cas, atomic_exchange, load, store
 from weft.language.packets import put_lines, put_packets, wait_packets
 from weft.language.signals import complete_stores, consume, notify, notify_all, test, wait
@@ -20,9 +31,9 @@ from weft.language.world_arg import SlotArg, WorldArg, language_version
 
 # Implementations join themselves to their declarations: importing them is all it takes.
 for _file in (
-    *("cuda.signals", "cuda.ordered", "cuda.packets"),
-    *("hip.signals", "hip.ordered", "hip.packets"),
-    *("emu.addressing", "emu.signals", "emu.ordered", "emu.packets"),
+    *("cuda.signals", "cuda.ordered", "cuda.packets", "cuda.one_sided", "cuda.multicast"),
+    *("hip.signals", "hip.ordered", "hip.packets", "hip.one_sided"),
+    *("emu.addressing", "emu.signals", "emu.ordered", "emu.packets", "emu.one_sided"),
     *("portable.addressing", "portable.one_sided", "portable.barriers"),
 ):
     importlib.import_module(f"{__name__}.{_file}")
@@ -41,19 +52,27 @@ __all__ = [
     "barrier_grid",
     "complete_stores",
     "consume",
+    "fence",
     "get",
+    "get_nbi",
     "is_near",
     "language_version",
     "load",
     "local_rank",
+    "multimem_ld_reduce",
+    "multimem_red",
+    "multimem_st",
     "node",
     "notify",
     "notify_all",
     "num_ranks",
     "put",
     "put_lines",
+    "put_nbi",
     "put_packets",
     "put_signal",
+    "put_warp",
+    "quiet",
     "rank",
     "slot_epoch",
     "slot_finish",
@@ -62,4 +81,5 @@ __all__ = [
     "test",
     "wait",
     "wait_packets",
+    "warp",
 ]

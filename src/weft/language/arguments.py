@@ -142,6 +142,14 @@ def _packets(call: Call, name: str, value: Any, values: dict) -> Any:
     return value
 
 
+def _multicast(call: Call, name: str, value: Any, values: dict) -> Any:
+    if not api.is_pointer(value):
+        raise UsageError(f"{call.show(name, value)}; pass a pointer, or a tile of pointers")
+    if value.dtype.element_ty not in (api.INT32, api.FLOAT32):
+        raise DtypeError(f"{call.show(name, value)}; multicast here is to float32 or int32")
+    return value
+
+
 def _packet_data(call: Call, name: str, value: Any, values: dict) -> Any:
     """What packets carry: 32-bit values, or pointers to them."""
     value = api.to_tensor(call.semantic, value)
@@ -276,6 +284,7 @@ CHECKS: dict[str, Callable[[Call, str, Any, dict], Any]] = {
     "src": _source,
     "mask": _mask,
     "token": _anything_traced,
+    "multicast": _multicast,
     "packets": _packets,
     "packet_data": _packet_data,
     "packet_dtype": _packet_dtype,

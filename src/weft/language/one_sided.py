@@ -67,3 +67,78 @@ def put_signal(
     Cost    put and notify
     Source  OpenSHMEM shmem_put_signal; NVSHMEM nvshmemx_putmem_signal_block
     """
+
+
+@declare(Effects(reads=("world", "src"), writes=("dst",), remote=("dst",), peer="to"))
+def put_nbi(world, dst, src, *, to, mask=None):
+    """As `put`, but under way until `quiet`: until then `src` may not be overwritten.
+
+        dst@to  <-  src             where mask holds, at some time before quiet returns
+
+    Shapes  as put
+    Dtypes  as put
+    Sync    not covered by notify alone: first `fence` (then a later notify of this program comes
+            behind it) or `quiet` (then it is complete). Nothing orders two of them
+    Raises  NotSymmetricError, PeerError: as `at`
+    Cost    as put between near ranks, whose stores never block
+    Source  OpenSHMEM shmem_put_nbi
+    """
+
+
+@declare(Effects(reads=("world", "src"), writes=("dst",), remote=("src",), peer="source"))
+def get_nbi(world, dst, src, *, source, mask=None):
+    """As `get`, but under way until `quiet`: until then `dst` may not be read.
+
+        dst  <-  src@source         where mask holds, at some time before quiet returns
+
+    Shapes  as get
+    Dtypes  as get
+    Sync    complete after `quiet`
+    Raises  NotSymmetricError, PeerError: as `at`
+    Cost    as get between near ranks: the loads of several may be under way together
+    Source  OpenSHMEM shmem_get_nbi
+    """
+
+
+@declare(Effects(reads=("world",), releases=True))
+def fence(world):
+    """Order this program's puts, blocking or not: those before come before those after.
+
+    For each peer: whoever sees a signal sent after the fence, RELAXED ones included, sees what
+    was put before it. `src` of a put_nbi is still in use: see quiet.
+
+    Sync    a system-wide release fence by the program; contains the block barrier
+    Cost    a block barrier and one fence: waits for this program's stores to be on their way
+    Source  OpenSHMEM shmem_fence; PTX ISA fence.acq_rel.sys
+    """
+
+
+@declare(Effects(reads=("world",), releases=True))
+def quiet(world):
+    """Wait until all puts and gets of this program are complete.
+
+    Then sources may be overwritten, what was got may be read, and signals sent later, RELAXED
+    ones included, come behind the data.
+
+    Sync    as fence; and what put_nbi and get_nbi do lies in the program's past
+    Cost    a block barrier and one fence: a round trip to the slowest peer
+    Source  OpenSHMEM shmem_quiet; PTX ISA fence.sc.sys
+    """
+
+
+@declare(Effects(reads=("world", "src"), writes=("dst",), remote=("dst",), peer="to"))
+def put_warp(world, dst, src, *, to, mask=None):
+    """As `put`, made by one warp of the program.
+
+    Cost    as put
+    Source  NVSHMEM nvshmemx_putmem_warp
+    """
+
+
+@declare()
+def warp():
+    """The number of the calling warp within its program.
+
+    Cost    none
+    Source  PTX ISA %warpid
+    """

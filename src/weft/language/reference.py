@@ -14,6 +14,7 @@ from weft.base.vocabulary import Order, Scope, SignalOp
 from weft.language import (
     addressing,
     barriers,
+    multicast,
     one_sided,
     ordered,
     packets,
@@ -41,7 +42,7 @@ Arguments are checked while the kernel is traced; the error carries the line of 
 Where a line says "(emulator)", only `weft emulate` and `weft verify` can check it.
 """
 
-FILES = (addressing, signals, one_sided, ordered, packets, barriers)
+FILES = (addressing, signals, one_sided, ordered, packets, barriers, multicast)
 DEVICE_FUNCTIONS = (slots.slot_epoch, slots.slot_wait_free, slots.slot_finish)
 
 

@@ -37,6 +37,7 @@ TRITON_VERSION = tuple(int(part) for part in re.findall(r"\d+", triton.__version
 
 constexpr = core.constexpr
 INT1, INT32, INT64 = core.int1, core.int32, core.int64
+FLOAT32 = core.float32
 JITFunction = triton.runtime.jit.JITFunction
 
 

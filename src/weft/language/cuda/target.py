@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weft.base.errors import UnsupportedError
 from weft.language import triton_api as api
 
 
@@ -9,3 +10,12 @@ from weft.language import triton_api as api
 def has_bulk_stores(_semantic=None):
     """Are there asynchronous (TMA) stores, and with them the async proxy? A constant."""
     return api.constexpr(api.cuda_arch(_semantic) >= 90)
+
+
+@api.builtin
+def require_multicast(_semantic=None):
+    """Raises  UnsupportedError: compiled for an architecture without multicast instructions"""
+    arch = api.cuda_arch(_semantic)
+    if arch < 90:
+        raise UnsupportedError(f"wl.multimem_*: sm_{arch} has no multicast; it came with sm_90")
+    return api.constexpr(True)

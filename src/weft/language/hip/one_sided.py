@@ -1,0 +1,33 @@
+"""AMD: what orders and completes one-sided transfers."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from weft.language import one_sided as declared
+from weft.language.registry import implement
+from weft.language.signals import complete_stores
+
+
+@implement(declared.fence, "hip")
+@triton.jit
+def fence(world):
+    complete_stores()
+    tl.debug_barrier()
+    # What a release to the system is made of on CDNA 3 and 4, without a word to write.
+    tl.inline_asm_elementwise(
+        "buffer_wbl2 sc0 sc1\n s_waitcnt vmcnt(0)\n v_mov_b32 $0, 0",
+        "=v,~{memory}",
+        [],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@implement(declared.quiet, "hip")
+@triton.jit
+def quiet(world):
+    fence(world)
+    tl.debug_barrier()
