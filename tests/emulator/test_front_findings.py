@@ -155,3 +155,59 @@ def test_a_reduction_is_asynchronous():
     with weft.emulated(ranks=1, collect=True) as session:
         session.run(lambda: leaves_while_reducing[(2,)](*args))
     assert bool(session.report.races) == (not RELEASE_COMPLETES_STORES)
+
+
+@triton.jit
+def add_tiles(sums, ready, old, SEM: tl.constexpr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    before = tl.atomic_add(sums + at, tl.program_id(0) + 1, mask=at < N - 3, sem=SEM)
+    tl.store(old + tl.program_id(0) * N + at, before)
+    if tl.program_id(0) == 0:
+        while tl.atomic_add(sums + N // 2, 0, sem="acquire") != 6:
+            pass
+
+
+@pytest.mark.parametrize("sem", ["relaxed", "acq_rel"])
+@pytest.mark.parametrize("size", [16, 256])
+def test_tiles_of_atomics(sem, size):
+    """Different words are updated at once; whoever spins on one of them is woken."""
+    for seed in range(4):
+        sums, old = torch.zeros(size, dtype=torch.int32), torch.empty(3, size, dtype=torch.int32)
+        ready = torch.zeros(1, dtype=torch.int32)
+        with weft.emulated(ranks=1, seed=seed) as session:
+            session.run(lambda: add_tiles[(3,)](sums, ready, old, SEM=sem, N=size))
+        assert torch.equal(sums, torch.tensor([6] * (size - 3) + [0] * 3, dtype=torch.int32))
+        assert sorted(old[:, 0].tolist())[0] == 0 and not old[:, -3:].any()
+
+
+@triton.jit
+def count_values(values, counts, N: tl.constexpr):
+    tl.atomic_add(counts + tl.load(values + tl.arange(0, N)), 1)
+
+
+def test_atomics_on_one_word_by_many_lanes():
+    values, counts = torch.randint(0, 5, (64,)), torch.zeros(5, dtype=torch.int64)
+    with weft.emulated(ranks=1) as session:
+        session.run(lambda: count_values[(1,)](values, counts, N=64))
+    assert torch.equal(counts, values.bincount(minlength=5))
+
+
+@triton.jit
+def publish_by_tile(data, flags, out, N: tl.constexpr, SEM: tl.constexpr):
+    at = tl.arange(0, N)
+    if tl.program_id(0) == 0:
+        tl.store(data + at, at)
+        tl.atomic_add(flags + at, 1, sem=SEM)
+    else:
+        while tl.atomic_add(flags + 3, 0, sem="acquire") == 0:
+            pass
+        tl.store(out + at, tl.load(data + at))
+
+
+@pytest.mark.parametrize("sem, races", [("release", False), ("acq_rel", False), ("relaxed", True)])
+def test_a_tile_of_atomics_releases_at_each_word(sem, races):
+    args = (torch.zeros(128, dtype=torch.int32) for _ in range(3))
+    data, flags, out = args
+    with weft.emulated(ranks=1, collect=True) as session:
+        session.run(lambda: publish_by_tile[(2,)](data, flags, out, N=128, SEM=sem))
+    assert bool(session.report.races) == races

@@ -73,6 +73,10 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
+# A tile of atomics on more words than these adds up data: no report names it as a signaller.
+SIGNALS_IN_A_TILE = 64
+
+
 class Machine:
     """An emulated machine of as many devices as `topology` has ranks, on its nodes.
 
@@ -386,6 +390,18 @@ class Machine:
         waiters = self._waiters.pop((id(allocation), cell), None)
         if waiters:
             self._ready.extend(waiters)
+
+    def words_changed(
+        self, allocation: Allocation, cells: list[int], by: Program, loc: int
+    ) -> None:
+        """The same for a tile of words; a large one is data, and nobody's signal."""
+        self.progress += 1
+        if len(cells) <= SIGNALS_IN_A_TILE:
+            for cell in cells:
+                self.word_changed(allocation, cell, by, loc)
+        elif self._waiters:
+            for cell in cells:
+                self._ready.extend(self._waiters.pop((id(allocation), cell), ()))
 
     def signalled(self, allocation: Allocation, cell: int, place: Place) -> None:
         """Remember who signals this word, for the report of a deadlock."""

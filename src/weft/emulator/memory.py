@@ -30,10 +30,11 @@ class SyncWord:
 
     def release(self, rank: int, scope: Scope, clock: Clock) -> None:
         earlier = self.published.get((rank, scope))
-        if earlier is None:
-            self.published[(rank, scope)] = clock
-        else:
-            earlier.join(clock)
+        if earlier is not None:
+            # Not in place: the words of one tile share a clock.
+            clock, later = earlier.copy(), clock
+            clock.join(later)
+        self.published[(rank, scope)] = clock
 
     def acquire(self, rank: int, scope: Scope) -> list[Clock]:
         """What an acquire of `scope` on `rank` may learn: both scopes must cover the two."""

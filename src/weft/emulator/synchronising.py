@@ -14,7 +14,7 @@ from weft.emulator.clocks import Clock
 from weft.emulator.descriptors import DescriptorAccess
 from weft.emulator.memory import Allocation
 from weft.emulator.transitions import Atomic
-from weft.emulator.words import ORDERS, RMW, SCOPES
+from weft.emulator.words import ORDERS, RMW, RMW_TILES, SCOPES
 from weft.language.triton_api import TRITON_VERSION
 
 # From this version on a release by tl.atomic_* completes the program's asynchronous stores.
@@ -110,10 +110,66 @@ class Synchronising(DescriptorAccess):
                 allocation, index, dtype, loc, order, scope,
                 lambda old: change(old, value, dtype),
             )  # fmt: skip
+        result = self._atomic_block(op, order, scope, ptr, value, mask, dtype, shape, loc)
+        if result is not None:
+            return result
         return self._atomic_tile(
             order, scope, ptr, mask, dtype, shape, loc,
             lambda old, values: change(old, values, dtype), value,
         )  # fmt: skip
+
+    def _atomic_block(self, op, order, scope, ptr, value, mask, dtype, shape, loc):
+        """All lanes at once, where they are different words of one tensor; None where not."""
+        ptr = np.broadcast_to(ptr, shape)
+        chosen = ptr if mask is None else ptr[np.broadcast_to(mask, shape)]
+        if not chosen.size:
+            return np.zeros(shape, dtype)
+        lo, hi = int(chosen.min()), int(chosen.max())
+        allocation = self._find(lo, hi + dtype.itemsize, loc)
+        if allocation is None or np.unique(chosen).size < chosen.size:
+            return None
+        self.pause()
+        index = self._index(chosen, allocation, dtype.itemsize, loc)
+        view = allocation.view(dtype)
+        old = view.take(index)
+        values = np.broadcast_to(value, shape)
+        values = values if mask is None else values[np.broadcast_to(mask, shape)]
+        cells = self._cells(allocation, index, dtype.itemsize)
+        if self.machine.checks:
+            segment = self.segment(loc, scope)
+            access = Atomic(self, allocation, loc, cells, segment, True)
+            self._touch_gathered(allocation, cells, access)
+        self._meet(allocation, np.ravel(cells[..., 0] if cells.ndim > index.ndim else cells),
+                   order, scope)  # fmt: skip
+        view[index] = RMW_TILES[op](old, values)
+        self.machine.words_changed(allocation, np.ravel(cells).tolist(), self, loc)
+        if mask is None:
+            return old
+        result = np.zeros(shape, dtype)
+        result[np.broadcast_to(mask, shape)] = old
+        return result
+
+    def _meet(self, allocation, cells, order, scope) -> None:
+        """Acquire from, and release to, each of these words."""
+        if order.acquires and allocation.sync:
+            words = [allocation.sync[c] for c in cells.tolist() if c in allocation.sync]
+            learnt = [clock for word in words for clock in word.acquire(self.rank, scope)]
+            self.learn(list({id(clock): clock for clock in learnt}.values()))
+        if order.releases:
+            if RELEASE_COMPLETES_STORES:
+                self.complete_stores()
+            clock, key = self.publish(), (self.rank, scope)
+            joined: dict[int, Clock] = {}
+            for cell in cells.tolist():
+                published = allocation.sync_word(cell).published
+                earlier = published.get(key)
+                if earlier is None:
+                    published[key] = clock
+                    continue
+                if id(earlier) not in joined:
+                    joined[id(earlier)] = earlier.copy()
+                    joined[id(earlier)].join(clock)
+                published[key] = joined[id(earlier)]
 
     def atomic_cas(self, sem, scope, ptr, compare, value, dtype, shape, loc):
         order, scope = ORDERS[sem], SCOPES[scope]

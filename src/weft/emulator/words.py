@@ -45,3 +45,26 @@ RMW = {
     "umin": _unsigned(min),
     "exch": lambda old, value, dtype: dtype.type(value),
 }
+
+
+def _as_unsigned(function):
+    def apply(old, values):
+        kind = np.dtype(f"u{old.itemsize}")
+        return function(old.view(kind), values.view(kind)).view(old.dtype)
+
+    return apply
+
+
+# The same on whole tiles of different words.
+RMW_TILES = {
+    "add": np.add,
+    "fadd": np.add,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "max": np.maximum,
+    "min": np.minimum,
+    "umax": _as_unsigned(np.maximum),
+    "umin": _as_unsigned(np.minimum),
+    "exch": lambda old, values: values,
+}
