@@ -364,3 +364,16 @@ def test_is_found_by_its_name():
     assert weft.ops.cards()["ag_gemm"] is op
     with pytest.raises(AttributeError, match="weft.ops has no 'ag_gem'; there are ag_gemm"):
         _ = weft.ops.ag_gem
+
+
+def test_a_rank_without_rows_must_say_m():
+    """Shards 1, 1, 0: the ranks mean m = 3, 3 and 0, which is told and not waited for."""
+
+    def main(rank):
+        world = weft.init()
+        a = torch.zeros(1 if rank < 2 else 0, 16)
+        return weft.ops.ag_gemm(a, torch.zeros(16, 16), world=world)
+
+    with pytest.raises((CallOrderError, ShapeError)) as caught, weft.emulated(ranks=3) as ranks:
+        ranks.run(main)
+    assert "m=" in str(caught.value)
