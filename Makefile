@@ -41,8 +41,9 @@ test: $(STAMP)
 lint: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@if command -v node >/dev/null; then $(BIN)/pyright; \
-	else echo "lint: pyright is left out, it needs node"; fi
+	@if command -v node >/dev/null && $(BIN)/pyright --version >/dev/null 2>&1; \
+	then $(BIN)/pyright; \
+	else echo "lint: pyright is left out: it needs node, and fetches itself once"; fi
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix .
