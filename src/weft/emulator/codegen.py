@@ -93,6 +93,8 @@ LIBRARY |= {f.__name__: f for f in (affine_tile, box_tile, fits_i32, index_overf
 class KernelWriter:
     """Writes a module's functions; holds what they share: names, constants, places."""
 
+    function_writer: type[FunctionWriter]
+
     def __init__(self, module: Module, affine: bool) -> None:
         self.module = module
         self.affine = affine
@@ -107,7 +109,7 @@ class KernelWriter:
     def kernel(self) -> EmulatedKernel:
         texts = []
         for function in self.module.functions.values():
-            texts.append(FunctionWriter(self, function).text())
+            texts.append(self.function_writer(self, function).text())
         source = "\n\n".join(texts)
         kernel = self.module.kernel
         filename = f"<weft emulator: {kernel.name} {id(self):x}>"
@@ -558,6 +560,9 @@ class FunctionWriter:
 
     def function_name(self, symbol: str) -> str:
         return self.kernel.functions[symbol]
+
+
+KernelWriter.function_writer = FunctionWriter
 
 
 def _with_bodies(lines: Iterator[str]) -> Iterator[str]:

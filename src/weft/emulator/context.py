@@ -89,6 +89,8 @@ class RankContext:
                 lambda: stream.done >= target, f"the work queued on stream {stream.name}"
             )
         self.machine.current_host().clock.join(stream.clock)
+        if self.machine.time is not None:
+            self.machine.time.host_knows_stream(self.rank, stream.number)
 
     def past(self, in_stream: bool = True) -> Clock:
         """What this rank's host, and its current stream, know and have done, for other ranks."""
@@ -104,6 +106,20 @@ class RankContext:
         clock = self.machine.host_publish(self.rank)
         clock.join(self.stream.clock)
         return clock
+
+    def simulated_us(self, in_stream: bool) -> float:
+        """The simulated time that `past` goes up to."""
+        time = self.machine.time
+        return 0.0 if time is None else time.host_at(
+            self.rank, self.stream.number if in_stream else None
+        )  # fmt: skip
+
+    def learn_us(self, times: Iterable[float], in_stream: bool) -> None:
+        """What follows comes after these simulated times."""
+        time = self.machine.time
+        if time is not None:
+            number = self.stream.number if in_stream else None
+            time.host_learns(self.rank, number, max(times, default=0.0))
 
     def learn(self, clocks: Iterable[Clock], in_stream: bool = True) -> None:
         """What follows on the host, and on the current stream, is ordered after `clocks`."""
@@ -124,6 +140,9 @@ class RankContext:
         stream.clock.join(work.clock)
         stream.clock.prune(self.machine.agents)
         work.clock = stream.clock.copy()
+        if self.machine.time is not None:
+            self.machine.time.queued(work)
+            self.machine.time.begins(work)
         try:
             yield self.machine.actor(work, "torch")
         finally:

@@ -16,6 +16,7 @@ from weft.emulator.context import RankContext, current
 from weft.emulator.descriptors import Descriptor
 from weft.emulator.spans import address_of
 from weft.emulator.streams import KernelWork
+from weft.emulator.timed_program import compile_timed
 from weft.emulator.user_place import user_place
 from weft.language.triton_api import Launch
 
@@ -37,7 +38,10 @@ def take_launch(launch: Launch) -> None:
             "the function that is given to ranks.run(...)",
             place=place,
         )
-    kernel = compile_ttir(_own_text(launch), affine=True)
+    if context.machine.time is None:
+        kernel = compile_ttir(_own_text(launch), affine=True)
+    else:
+        kernel = compile_timed(_own_text(launch))
     arguments = Arguments(context, launch)
     if len(arguments.values) != len(kernel.parameters):
         raise UnsupportedError(

@@ -20,6 +20,7 @@ from greenlet import getcurrent
 from threadpoolctl import ThreadpoolController
 
 from weft.base.errors import ResidencyError
+from weft.base.hardware import Hardware
 from weft.base.place import Place
 from weft.base.report import Report
 from weft.base.topology import Topology
@@ -30,6 +31,7 @@ from weft.emulator.hosts import THREAD, HostTask
 from weft.emulator.memory import Allocation, Memory
 from weft.emulator.programs import Program
 from weft.emulator.shadow import Shadow
+from weft.emulator.simulated_time import SimulatedTime
 from weft.emulator.standstill import report_standstill
 from weft.emulator.streams import KernelWork, Stream, Work
 from weft.emulator.user_place import user_place
@@ -81,11 +83,12 @@ class Machine:
     """An emulated machine of as many devices as `topology` has ranks, on its nodes.
 
     `num_sms` programs can be resident on one rank at a time. `checks` turns the race,
-    initialisation and bounds checks on.
+    initialisation and bounds checks on. With `hardware` it keeps simulated time.
     """
 
     def __init__(
-        self, topology: Topology | int, *, seed: int = 0, num_sms: int = 132, checks: bool = True, name: str = "program",
+        self, topology: Topology | int, *, seed: int = 0, num_sms: int = 132, checks: bool = True,
+        name: str = "program", hardware: Hardware | None = None,
     ) -> None:  # fmt: skip
         if isinstance(topology, int):
             topology = Topology.of(topology)
@@ -119,6 +122,13 @@ class Machine:
         self._sequence = 0
         self._rank_in_front = -1
         self.baton = threading.Semaphore(0)
+        self.time: SimulatedTime | None = None
+        self._program_type = Program
+        if hardware is not None:
+            from weft.emulator.timed_program import TimedProgram
+
+            self.time = SimulatedTime(hardware, self)
+            self._program_type = TimedProgram
 
     @property
     def report(self) -> Report:
@@ -355,13 +365,15 @@ class Machine:
             while work.next < work.total:
                 if self._resident[rank] >= self.num_sms:
                     return
-                program = Program(self, work, work.program_id(work.next))
+                program = self._program_type(self, work, work.program_id(work.next))
                 work.next += 1
                 self._resident[rank] += 1
                 self._ready.append(program)
 
     def program_ended(self, program: Program) -> None:
         work = program.work
+        if self.time is not None:
+            self.time.program_ended(program)
         self.progress += 1
         self._resident[work.rank] -= 1
         work.ended += 1

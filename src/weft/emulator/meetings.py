@@ -31,6 +31,7 @@ class Meeting:
         self.what = what
         self.values: dict[int, Any] = {}
         self.pasts: dict[int, Any] = {}
+        self.times: dict[int, float] = {}
         self.places: dict[int, Place] = {}
         self.shared: Any = None
         self.has_shared = False
@@ -58,6 +59,7 @@ class Meeting:
         self.values[position] = value
         self.places[position] = user_place()
         self.pasts[position] = _context().past(in_stream)
+        self.times[position] = _context().simulated_us(in_stream)
         self.meetings.machine.host_changed()
 
     def wait(
@@ -69,6 +71,7 @@ class Meeting:
             lambda: all(i in self.pasts for i in needed), _Missing(self)
         )
         _context().learn((self.pasts[i] for i in needed), in_stream)
+        _context().learn_us((self.times[i] for i in needed), in_stream)
         return [self.values.get(i) for i in range(len(self.members))]
 
     def once(self, make: Callable[[], Any]) -> Any:
@@ -107,7 +110,7 @@ class Meetings:
         self.machine = machine
         self.open: dict[Hashable, Meeting] = {}
         self.calls: dict[Hashable, int] = defaultdict(int)
-        self.letters: dict[Hashable, list[tuple[Any, Any]]] = defaultdict(list)
+        self.letters: dict[Hashable, list[tuple[Any, Any, float]]] = defaultdict(list)
 
     def enter(
         self,
@@ -152,7 +155,8 @@ class Meetings:
 
     def post(self, box: Hashable, value: Any) -> None:
         """Leave `value` in a mailbox; waits for nobody else."""
-        self.letters[box].append((value, _context().past()))
+        context = _context()
+        self.letters[box].append((value, context.past(), context.simulated_us(True)))
         self.machine.host_changed()
 
     def collect(self, boxes: Sequence[Hashable], why: str) -> tuple[int, Any]:
@@ -163,8 +167,9 @@ class Meetings:
 
         self.machine.host_wait(lambda: filled() is not None, why)
         chosen = filled()
-        value, past = self.letters[boxes[chosen]].pop(0)
+        value, past, time = self.letters[boxes[chosen]].pop(0)
         _context().learn([past])
+        _context().learn_us([time], True)
         return chosen, value
 
 

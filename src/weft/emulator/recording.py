@@ -16,6 +16,7 @@ from weft.base.errors import UsageError
 from weft.base.place import Place
 from weft.emulator.spans import span_of
 from weft.emulator.streams import Event, EventRecord, EventWait, Stream, Work
+from weft.emulator.torch_costs import charge
 from weft.emulator.user_place import user_place
 
 if TYPE_CHECKING:
@@ -147,10 +148,12 @@ def frozen_operation(
     for tensor in _tensors_in((args, tuple(kwargs.values()))):
         context.track(tensor, "operand")
 
-    def run(actor: Any) -> None:
+    def run(actor: Any, work: Work) -> None:
         if context.checks:
             report_accesses(func, manner, args, kwargs, actor)
         again = func(*args, **kwargs)
+        if context.machine.time is not None:
+            charge(work, func, args, kwargs, again)
         if not manner.writes:
             for tensor, value in zip(outputs, _tensors_in(again), strict=True):
                 actor.access([span_of(tensor)], True)
@@ -164,14 +167,14 @@ class TorchWork(Work):
 
     kind = "torch operation"
 
-    def __init__(self, call: Callable[[Any], None], place: Place, keep: Any) -> None:
+    def __init__(self, call: Callable[[Any, Work], None], place: Place, keep: Any) -> None:
         super().__init__(place)
         self.call = call
         self.keep = keep
 
     def start(self, machine: Any) -> None:
         with torch.no_grad():
-            self.call(machine.actor(self, "torch"))
+            self.call(machine.actor(self, "torch"), self)
         self.stream.finished(self)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch.multiprocessing
 
 from weft.base.errors import UsageError
+from weft.base.hardware import Hardware
 from weft.base.place import Frame, Place
 from weft.base.report import Finding, Report, Side
 from weft.emulator.context import current
@@ -26,10 +27,12 @@ from weft.emulator.user_place import is_users, user_place
 def run_script(
     path: str, args: Sequence[str] = (), ranks: int | None = None,
     nodes: int | Sequence[int] = 1, seed: int = 0, num_sms: int = 132, checks: bool = True,
+    hardware: str | Hardware | None = None, at_end: Callable[[Session], None] | None = None,
 ) -> Report:  # fmt: skip
     """Run the script at `path` with `args` on every rank; what is found is in the report.
 
     An exception of the script, or an exit code other than 0, is a finding of kind "error".
+    `at_end` is handed the session when all ranks have ended, whatever was found.
 
     Raises  UsageError: there is no such file, or it is no Python
     """
@@ -38,13 +41,15 @@ def run_script(
     folder = os.path.dirname(path)
     with emulated(
         ranks, nodes, seed, num_sms, checks, collect=True,
-        name=os.path.basename(path), local_root=folder,
+        name=os.path.basename(path), local_root=folder, hardware=hardware,
     ) as session, _import_path(folder), _spawning():  # fmt: skip
         mains = [_main_of(session, rank, path, code, args) for rank in range(session.num_ranks)]
         session.run_each(mains, raising=False)
         for rank, error in sorted(session.errors.items()):
             if not _is_clean_exit(error):
                 session.report.add(_finding_of(error, rank))
+        if at_end is not None:
+            at_end(session)
         return session.report
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from weft.base.errors import UsageError
+from weft.base.hardware import Hardware, find_hardware
 from weft.base.report import Report
 from weft.base.topology import Topology
 from weft.emulator.clocks import Clock
@@ -28,6 +29,7 @@ from weft.emulator.launches import take_launch
 from weft.emulator.machine import Machine
 from weft.emulator.meetings import Meetings
 from weft.emulator.process_group import Distributed, RankGroups
+from weft.emulator.timeline import Timeline
 from weft.emulator.torch_ops import TorchOperations, intercept_host_reads
 from weft.emulator.user_place import user_place
 from weft.language import triton_api
@@ -47,7 +49,8 @@ class Session:
     """
 
     def __init__(
-        self, topology: Topology, seed: int, num_sms: int, checks: bool, collect: bool,
+        self, topology: Topology, hardware: Hardware | None, seed: int, num_sms: int,
+        checks: bool, collect: bool,
         name: str, local_root: str | None,
     ) -> None:  # fmt: skip
         ranks = topology.num_ranks
@@ -55,7 +58,9 @@ class Session:
         self.num_ranks = ranks
         self.num_nodes = topology.num_nodes
         self.collect = collect
-        self.machine = Machine(topology, seed=seed, num_sms=num_sms, checks=checks, name=name)
+        self.machine = Machine(
+            topology, seed=seed, num_sms=num_sms, checks=checks, name=name, hardware=hardware
+        )
         self.isolation = Isolation(topology, seed=seed, local_root=local_root)
         self.machine.on_switch = self.isolation.switch
         self.meetings = Meetings(self.machine)
@@ -71,6 +76,15 @@ class Session:
     @property
     def report(self) -> Report:
         return self.machine.report
+
+    @property
+    def timeline(self) -> Timeline:
+        """What has run so far, in simulated time."""
+        if self.machine.time is None:
+            raise UsageError(
+                'no simulated time is kept: open the session with emulated(hardware="h200x4")'
+            )
+        return self.machine.time.timeline()
 
     def run(self, main: Callable[..., Any], *args: Any) -> list[Any]:
         """Run `main(*args)` on every rank; returns the results in rank order.
@@ -184,7 +198,7 @@ def _wants_rank(main: Callable[..., Any], args: tuple) -> bool:
 def emulated(
     ranks: int | None = None, nodes: int | Sequence[int] = 1, seed: int = 0, num_sms: int = 132,
     checks: bool = True, collect: bool = False, *, name: str = "program",
-    local_root: str | None = None,
+    local_root: str | None = None, hardware: str | Hardware | None = None,
 ) -> Iterator[Session]:  # fmt: skip
     """Emulated ranks in this process; `.run(main)` runs a function on each of them.
 
@@ -192,15 +206,20 @@ def emulated(
     `.report` where they would otherwise be raised. Modules from below `local_root` are kept per
     rank, as are the environment, the random states and the default process group.
 
+    With `hardware`, a record or its name (e.g. "h200x4"), it also keeps simulated time:
+    `.timeline` says when each piece of work would begin and end, and what would overlap.
+
     Units   ranks: 4, or what `nodes` holds; nodes: how many scale-up domains, or the size of
             each, e.g. (3, 1); num_sms: programs resident on one rank
     """
     topology = Topology.of(ranks, nodes)
+    if isinstance(hardware, str):
+        hardware = find_hardware(hardware)
     if num_sms < 1:
         raise UsageError(f"num_sms={num_sms}: a rank holds at least one program")
     if _open:
         raise UsageError("weft.emulated() does not nest: leave the outer block first")
-    session = Session(topology, seed, num_sms, checks, collect, name, local_root)
+    session = Session(topology, hardware, seed, num_sms, checks, collect, name, local_root)
     with ExitStack() as stack:
         _open.append(session)
         stack.callback(_open.remove, session)

@@ -27,6 +27,7 @@ class Event:
     def __init__(self) -> None:
         self.done = False
         self.clock = Clock()
+        self.us = 0.0
         self.waiters: list[Stream] = []
 
 
@@ -34,6 +35,10 @@ class Work:
     """One entry of a stream. `place` is the line of the host code that queued it."""
 
     kind = "work"
+    # In simulated time; what a torch operation costs is known once it has run.
+    queued_us = begin_us = end_us = 0.0
+    nbytes = flops = 0
+    operand_bytes = 4
 
     def __init__(self, place: Place = UNKNOWN) -> None:
         self.place = place
@@ -78,6 +83,8 @@ class KernelWork(Work):
         self.next = 0
         self.ended = 0
         self.end_clock: Clock | None = None
+        # (first address, last, bytes in all) by allocation and direction, in simulated time.
+        self.touched: dict[tuple[int, bool], tuple[int, int, int]] = {}
 
     def program_id(self, index: int) -> tuple[int, int, int]:
         x, y, _ = self.grid
@@ -124,6 +131,8 @@ class WordCopyWork(Work):
     def start(self, machine: Machine) -> None:
         actor = machine.actor(self, "copy engine")
         word = actor.read_word(self.src)
+        if machine.time is not None:
+            self.before = machine.time.word_at(self.dst)
         actor.write_word(self.dst, word)
         self.stream.finished(self)
 
@@ -232,6 +241,8 @@ class Stream:
         work.clock = machine.host_publish(self.rank)
         if not work.place.frames:
             work.place = user_place()
+        if machine.time is not None:
+            machine.time.queued(work)
         self.queue.append(work)
         machine.stream_changed(self)
         return work
@@ -243,10 +254,14 @@ class Stream:
         self.clock.join(work.clock)
         self.clock.prune(self.machine.agents)
         work.clock = self.clock.copy()
+        if self.machine.time is not None:
+            self.machine.time.begins(work)
         work.start(self.machine)
 
     def finished(self, work: Work) -> None:
         """All of `work` has ended: whatever follows in this stream is ordered behind it."""
+        if self.machine.time is not None:
+            self.machine.time.finished(work)
         self.active = None
         self.done = work.position
         self.clock.streams[self.number] = work.position

@@ -21,6 +21,7 @@ from weft.emulator.actors import Actor
 from weft.emulator.context import FRESH, RankContext, current
 from weft.emulator.recording import frozen_operation
 from weft.emulator.spans import address_of, span_of
+from weft.emulator.torch_costs import charge
 from weft.emulator.user_place import user_place
 
 aten = torch.ops.aten
@@ -136,6 +137,8 @@ class TorchOperations(TorchDispatchMode):
             if self.context.checks:
                 self.report_accesses(func, manner, args, kwargs, actor)
             result = func(*args, **kwargs)
+            if self.context.machine.time is not None:
+                charge(self.context.stream.active, func, args, kwargs, result)
         self._forget_overwritten(manner, args, kwargs)
         return result
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-from typing import Annotated, TextIO
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from weft.base.errors import UsageError
 from weft.base.report import Report
 from weft.base.topology import Topology
 from weft.tools import console
 from weft.tools.words import find_script, parse_topology
+
+if TYPE_CHECKING:
+    from weft.emulator.timeline import Timeline
 
 
 def emulate(
@@ -23,6 +29,10 @@ def emulate(
     nodes: Annotated[str, typer.Option(help="scale-up domains: 2, or their sizes, 3+1")] = "1",
     seed: Annotated[int, typer.Option(help="of the schedule: same seed, same run")] = 0,
     num_sms: Annotated[int, typer.Option(help="programs resident on one rank")] = 132,
+    timeline: Annotated[
+        str, typer.Option(metavar="FILE.json", help="write a trace of simulated time, for Perfetto")
+    ] = "",
+    hw: Annotated[str, typer.Option(help="the machine that simulated time is of")] = "h200x4",
     json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
 ) -> int:
     """Run a script on emulated ranks; the script's own arguments follow `--`."""
@@ -30,23 +40,43 @@ def emulate(
     path = find_script(script)
     args = context.meta.get("script_args", [])
     said_to = sys.stderr if json else None
-    report = run_script_once(str(path), args, topology, seed, said_to, num_sms)
+    timelines: list[Timeline] = []
+    if timeline and not os.path.isdir(os.path.dirname(timeline) or "."):
+        raise UsageError(f"--timeline {timeline}: there is no folder {os.path.dirname(timeline)}")
+    report = run_script_once(
+        str(path), args, topology, seed, said_to, num_sms,
+        hardware=hw if timeline else None,
+        at_end=lambda session: timelines.append(session.timeline) if timeline else None,
+    )  # fmt: skip
+    values = {**report.to_json(), "nodes": topology.num_nodes, "seed": seed}
+    for found in timelines:
+        found.write(timeline)
+        values["timeline"] = [asdict(line) for line in found.summary()]
     if json:
-        console.print_json({**report.to_json(), "nodes": topology.num_nodes, "seed": seed})
+        console.print_json(values)
     else:
         show(report, seed)
+        for found in timelines:
+            show_timeline(found, timeline)
     return console.FINE if report.ok else console.PROBLEM
 
 
 def run_script_once(
     path: str, args: list[str], topology: Topology, seed: int, said_to: TextIO | None = None,
-    num_sms: int = 132,
+    num_sms: int = 132, **options: Any,
 ) -> Report:  # fmt: skip
     """The script under one schedule; what it prints goes to `said_to`, or to stdout."""
     from weft.emulator.script import run_script
 
     with contextlib.redirect_stdout(said_to) if said_to else contextlib.nullcontext():
-        return run_script(path, args, nodes=topology.sizes, seed=seed, num_sms=num_sms)
+        return run_script(path, args, nodes=topology.sizes, seed=seed, num_sms=num_sms, **options)
+
+
+def show_timeline(timeline: Timeline, path: str) -> None:
+    out = console.results()
+    for line in timeline.summary():
+        out.print(str(line), markup=False, highlight=False)
+    console.notes().print(f"[dim]simulated time in {path}: open it at https://ui.perfetto.dev[/]")
 
 
 def show(report: Report, seed: int) -> None:

@@ -1,0 +1,279 @@
+"""Simulated time, laid over a run of the emulator: when each piece of work would begin and end.
+
+The schedule is not touched: it decides, as always, who runs next and which order a race between
+atomics has. Beside it every program, stream and host has a time of its own. Work adds to it;
+whoever is ordered behind somebody (stream, event, signal, barrier, host) continues at the later of
+the two times. What serves one at a time (copy engines, both directions of each rank's links, the
+places for programs) is handed out in the order in which the schedule asks for it, each request to
+the first gap that is long enough.
+
+So times are those of one legal order, not of the order that the times would have led to: where
+the order itself depends on time (a ticket, a spin lock, tiles given out by arrival) the answer is
+only as good as the schedule.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from weft.base.hardware import Hardware
+from weft.emulator.actors import WORD
+from weft.emulator.memory import Allocation
+from weft.emulator.occupancy import Calendar, Need, earliest_for_all, take_all
+from weft.emulator.streams import (
+    BarrierWork,
+    CopyWork,
+    EventRecord,
+    EventWait,
+    KernelWork,
+    WordCopyWork,
+    Work,
+)
+from weft.emulator.timeline import Span, Timeline
+from weft.emulator.words import behind
+
+if TYPE_CHECKING:
+    from weft.emulator.machine import Machine
+
+
+class WordTimes:
+    """How one signal word changed, and when each change is there for its readers."""
+
+    def __init__(self) -> None:
+        self.before: Any = 0
+        self.changes: list[tuple[float, bool, int, Any]] = []
+
+    def changed(self, old: Any, new: Any, arrival: float, is_set: bool) -> None:
+        if not self.changes or self.changes[-1][3] != old:
+            self.before, self.changes = old, []  # somebody wrote it whom nobody times
+        step = 0 if is_set else int(new) - int(old)
+        self.changes.append((arrival, is_set, step, new))
+
+    def reached(self, at_least: Any, kind: Any) -> float:
+        """When the word is first `at_least`, its changes coming in the order of their arrival."""
+        value, when = int(self.before), 0.0
+        for arrival, is_set, step, new in sorted(self.changes, key=lambda change: change[0]):
+            if not behind(kind.type(value), at_least, kind):
+                break
+            value, when = (int(new) if is_set else value + step), arrival
+        return when
+
+    def showed(self, value: Any) -> float:
+        """When the word last took the `value`."""
+        return next((c[0] for c in reversed(self.changes) if c[3] == value), 0.0)
+
+    def latest(self) -> float:
+        return max((change[0] for change in self.changes), default=0.0)
+
+
+class SimulatedTime:
+    """The times of everything in one machine; the machine calls it only where there is one."""
+
+    def __init__(self, hardware: Hardware, machine: Machine) -> None:
+        self.hardware = hardware
+        self.machine = machine
+        ranks = range(machine.num_ranks)
+        self.hosts = [0.0 for _ in ranks]
+        self.streams: dict[int, float] = defaultdict(float)
+        self.engines = [[Calendar() for _ in range(hardware.copy_engines)] for _ in ranks]
+        self.links = {
+            (rank, is_far, is_out): Calendar()
+            for rank in ranks for is_far in (False, True) for is_out in (False, True)
+        }  # fmt: skip
+        # Free from when on, by place; a place that is taken is None.
+        self.places: list[list[float | None]] = [[] for _ in ranks]
+        self.words: WeakKeyDictionary[Allocation, dict[int, WordTimes]] = WeakKeyDictionary()
+        self.packets: WeakKeyDictionary[Allocation, dict[int, float]] = WeakKeyDictionary()
+        self.barriers: dict[Any, list[float]] = defaultdict(list)
+        self.spans: list[Span] = []
+        self.compute: list[list[tuple[float, float]]] = [[] for _ in ranks]
+        self.transfers: list[list[tuple[float, float]]] = [[] for _ in ranks]
+
+    def timeline(self) -> Timeline:
+        return Timeline(self.machine.num_ranks, self.spans, self.compute, self.transfers)
+
+    def span(self, rank: int, lane: str, name: str, start: float, end: float) -> None:
+        if end > start:
+            self.spans.append(Span(rank, lane, name, start, end))
+
+    # ------------------------------------------------------------------------------------------
+    # Links and signals
+
+    def is_far(self, first: int, second: int) -> bool:
+        return self.machine.node_of(first) != self.machine.node_of(second)
+
+    def latency(self, source: int, to: int) -> float:
+        """From a rank's signal until another one can see it."""
+        if source == to:
+            return 0.0
+        return self.hardware.far_us if self.is_far(source, to) else self.hardware.signal_us
+
+    def link(self, source: int, to: int, nbytes: int, offset: float = 0.0) -> list[Need]:
+        """What moving bytes from one rank to another takes."""
+        far = self.is_far(source, to)
+        rate = self.hardware.far_gbps if far else self.hardware.link_gbps
+        duration = us(nbytes, rate)
+        return [
+            (self.links[source, far, True], offset, duration),
+            (self.links[to, far, False], offset, duration),
+        ]
+
+    def word(self, allocation: Allocation, offset: int) -> WordTimes:
+        words = self.words.get(allocation)
+        if words is None:
+            words = self.words[allocation] = defaultdict(WordTimes)
+        return words[offset]
+
+    # ------------------------------------------------------------------------------------------
+    # Streams and hosts
+
+    def queued(self, work: Work) -> None:
+        work.queued_us = self.hosts[work.rank]
+
+    def begins(self, work: Work) -> None:
+        work.begin_us = max(self.streams[work.stream.number], work.queued_us)
+        if isinstance(work, KernelWork):
+            work.begin_us += self.hardware.launch_us
+            work.end_us = work.begin_us
+        elif isinstance(work, BarrierWork):
+            self.barriers[work.key].append(work.begin_us)
+
+    def finished(self, work: Work) -> None:
+        """The end of `work`, which is where its stream goes on."""
+        end = work.begin_us
+        if isinstance(work, KernelWork):
+            end = max(work.end_us, work.begin_us + self._through_memory(work))
+        elif isinstance(work, CopyWork):
+            end = self._copied(work)
+        elif isinstance(work, WordCopyWork):
+            end = self._word_copied(work)
+        elif isinstance(work, EventRecord):
+            work.event.us = end
+        elif isinstance(work, EventWait):
+            end = max(end, work.event.us)
+        elif isinstance(work, BarrierWork):
+            end = max(self.barriers[work.key]) + self.hardware.signal_us
+        elif work.nbytes or work.flops:
+            end = self._torch(work)
+        self.streams[work.stream.number] = max(self.streams[work.stream.number], end)
+
+    def _through_memory(self, work: KernelWork) -> float:
+        """How long what a kernel touches takes through the memory, once."""
+        touched = sum(min(high - low, nbytes) for low, high, nbytes in work.touched.values())
+        return us(touched, self.hardware.memory_gbps)
+
+    def _torch(self, work: Work) -> float:
+        rate = self.hardware.sm_flops_per_us(work.operand_bytes) * self.hardware.num_sms
+        start = work.begin_us + self.hardware.launch_us
+        end = start + max(us(work.nbytes, self.hardware.memory_gbps), work.flops / rate)
+        self.compute[work.rank].append((start, end))
+        self.span(work.rank, "torch", work.describe(), start, end)
+        return end
+
+    def _copied(self, work: CopyWork) -> float:
+        address, shape, _, dtype = work.dst
+        nbytes = dtype.itemsize
+        for extent in shape:
+            nbytes *= extent
+        if not nbytes:
+            return work.begin_us
+        source, to = (self._rank_at(span[0], work.rank) for span in (work.src, work.dst))
+        begin, end = self._engine(work, nbytes, source, to, f"{nbytes} bytes {source} -> {to}")
+        if source != to:
+            self.transfers[work.rank].append((begin, end))
+        return end
+
+    def _word_copied(self, work: WordCopyWork) -> float:
+        to = self._rank_at(work.dst, work.rank)
+        _, end = self._engine(work, 8, self._rank_at(work.src, work.rank), to, "signal")
+        allocation = self.machine.memory.find(work.dst)
+        if allocation is not None:
+            word = self.word(allocation, work.dst - allocation.address)
+            word.changed(work.before, self.word_at(work.dst), end, True)
+        return end
+
+    def _engine(
+        self, work: Work, nbytes: int, source: int, to: int, name: str
+    ) -> tuple[float, float]:
+        """One transfer of the rank's copy engines, on the one that can begin first."""
+        hardware, rank = self.hardware, work.rank
+        # The engine works through a stream's copies in one go: only the first is started.
+        latency = 0.0 if nbytes == 8 else hardware.copy_us
+        far = source != to and self.is_far(source, to)
+        if far:
+            latency += hardware.far_us
+        rate = hardware.far_gbps if far else hardware.link_gbps
+        duration = us(nbytes, rate if source != to else hardware.memory_gbps / 2)
+        links = self.link(source, to, nbytes, latency) if source != to else []
+        starts = [
+            earliest_for_all(work.begin_us, [(engine, 0.0, latency + duration), *links])
+            for engine in self.engines[rank]
+        ]
+        start = min(starts)
+        number = starts.index(start)
+        take_all(start, [(self.engines[rank][number], 0.0, latency + duration), *links])
+        end = start + latency + duration
+        self.span(rank, f"copy engine {number}", name, start, end)
+        return start, end
+
+    def word_at(self, address: int) -> Any:
+        """The word that is there now; 0 in memory that nobody tracks."""
+        allocation = self.machine.memory.find(address)
+        if allocation is None:
+            return WORD.type(0)
+        return allocation.view(WORD)[(address - allocation.address) // 8].copy()
+
+    def _rank_at(self, address: int, otherwise: int) -> int:
+        allocation = self.machine.memory.find(address)
+        return otherwise if allocation is None else allocation.rank
+
+    def host_knows_stream(self, rank: int, number: int) -> None:
+        """The host of `rank` has waited for a stream."""
+        self.hosts[rank] = max(self.hosts[rank], self.streams[number])
+
+    def host_at(self, rank: int, number: int | None) -> float:
+        """The time of a rank's host, and with a stream's number of that stream too."""
+        own = self.hosts[rank]
+        return own if number is None else max(own, self.streams[number])
+
+    def host_learns(self, rank: int, number: int | None, time: float) -> None:
+        """What follows on a rank's host, and on the stream `number`, comes after `time`."""
+        self.hosts[rank] = max(self.hosts[rank], time)
+        if number is not None:
+            self.streams[number] = max(self.streams[number], time)
+
+    # ------------------------------------------------------------------------------------------
+    # Programs
+
+    def place(self, rank: int, ready: float) -> tuple[int, float]:
+        """(place, start) for a program that could begin at `ready`: the place that was idle for
+        the shortest time, or else the first to be free."""
+        places = self.places[rank]
+        idle = [(time, -i) for i, time in enumerate(places) if time is not None and time <= ready]
+        if idle:
+            number = -max(idle)[1]
+        elif len(places) < self.machine.num_sms:
+            places.append(0.0)
+            number = len(places) - 1
+        else:
+            number = min((time, i) for i, time in enumerate(places) if time is not None)[1]
+        start = max(ready, places[number])
+        places[number] = None
+        return number, start
+
+    def program_ended(self, program: Any) -> None:
+        program.settle_time()
+        self.places[program.rank][program.place_number] = program.now
+        work = program.work
+        work.end_us = max(work.end_us, program.now)
+        which = ", ".join(str(i) for i in program.program)
+        self.span(
+            program.rank, f"sm {program.place_number}", f"{work.kernel.name}[{which}]",
+            program.start_us, program.now,
+        )  # fmt: skip
+
+
+def us(nbytes: float, gbps: float) -> float:
+    return nbytes / (gbps * 1e3)

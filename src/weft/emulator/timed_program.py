@@ -1,0 +1,214 @@
+"""A program that keeps its simulated time.
+
+Between two synchronising operations its loads, its stores and its products overlap, as in a
+pipelined loop: the stretch takes as long as the slowest of them. A stretch ends where the program
+signals, waits or ends, so that a signal leaves behind all that was done before it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from weft.emulator.affine import AffinePointers
+from weft.emulator.codegen import EmulatedKernel, FunctionWriter, KernelWriter
+from weft.emulator.occupancy import earliest_for_all, take_all
+from weft.emulator.programs import Program
+from weft.emulator.simulated_time import us
+from weft.emulator.ttir import Op, parse
+
+
+class TimedProgram(Program):
+    """See the module's words; `now` is the program's time."""
+
+    def __init__(self, machine, work, pid) -> None:
+        super().__init__(machine, work, pid)
+        self.time = machine.time
+        self.place_number, self.start_us = self.time.place(self.rank, work.begin_us)
+        self.now = self.start_us
+        self._product_us = 0.0
+        self._local_bytes = 0
+        self._moved: dict[tuple[int, bool], int] = defaultdict(int)  # by peer, and is it written
+
+    # ---- what a stretch does
+
+    def multiplied(self, flops: int, operand_bytes: int) -> None:
+        """Called by generated code at each product."""
+        self._product_us += flops / self.time.hardware.sm_flops_per_us(operand_bytes)
+
+    def load(self, ptr, mask, other, dtype, shape, loc, volatile=False):
+        if not volatile:
+            self._count(ptr, mask, dtype, shape, False)
+        return super().load(ptr, mask, other, dtype, shape, loc, volatile)
+
+    def _store(self, ptr, value, mask, dtype, shape, loc, segment) -> None:
+        self._count(ptr, mask, dtype, shape, True)
+        super()._store(ptr, value, mask, dtype, shape, loc, segment)
+
+    def _count(self, ptr, mask, dtype, shape, is_write: bool) -> None:
+        """Add the bytes of one access to the stretch."""
+        if type(ptr) is AffinePointers:
+            low, high = ptr.bounds()
+            if isinstance(mask, tuple):
+                if any(end <= first for first, end in mask):
+                    return
+                low, high = ptr.window(mask).bounds()
+                elements = prod(end - first for first, end in mask)
+            else:
+                elements = prod(ptr.shape)
+        else:
+            elements = prod(shape) if mask is None else _count_mask(mask, shape)
+            if not elements:
+                return
+            if mask is not None and shape != ():
+                ptr = np.broadcast_to(ptr, shape)[np.broadcast_to(mask, shape)]
+            low, high = int(np.min(ptr)), int(np.max(ptr))
+        nbytes = elements * dtype.itemsize
+        allocation = self.memory.find(low)
+        if allocation is None:
+            return
+        if allocation.rank != self.rank:
+            self._moved[allocation.rank, is_write] += nbytes
+            return
+        self._local_bytes += nbytes
+        high += dtype.itemsize
+        first, last, before = self.work.touched.get((id(allocation), is_write), (low, high, 0))
+        self.work.touched[id(allocation), is_write] = (
+            min(first, low), max(last, high), before + nbytes,
+        )  # fmt: skip
+
+    def settle_time(self) -> None:
+        """End a stretch: `now` becomes the time at which all of it is done."""
+        if not (self._product_us or self._local_bytes or self._moved):
+            return
+        time, hardware, start = self.time, self.time.hardware, self.now
+        local = us(self._local_bytes, hardware.sm_memory_gbps)
+        worked = max(self._product_us, local)
+        end = start + worked
+        if self._product_us or not self._moved:
+            time.compute[self.rank].append((start, end))
+        for (peer, is_write), nbytes in self._moved.items():
+            ends = (self.rank, peer) if is_write else (peer, self.rank)
+            links = time.link(*ends, nbytes)
+            begin = earliest_for_all(start, links)
+            take_all(begin, links)
+            # A store leaves and is not waited for; a load has to come back.
+            delay = 0.0 if is_write else time.latency(peer, self.rank)
+            done = max(begin + links[0][2], start + us(nbytes, hardware.sm_link_gbps)) + delay
+            time.transfers[self.rank].append((begin, done))
+            to = f"to {peer}" if is_write else f"from {peer}"
+            time.span(self.rank, "transfers of SMs", f"{nbytes} bytes {to}", begin, done)
+            end = max(end, done)
+        self.now = end
+        self._product_us, self._local_bytes = 0.0, 0
+        self._moved.clear()
+
+    # ---- where stretches end
+
+    def _atomic(self, allocation, index, dtype, loc, order, scope, change, *, replaces=False):
+        self.settle_time()
+        seen: list[Any] = []
+
+        def noted(old):
+            new = change(old)
+            seen[:] = [old, new]
+            return new
+
+        old = super()._atomic(
+            allocation, index, dtype, loc, order, scope, noted, replaces=replaces
+        )  # fmt: skip
+        before, after = seen
+        word = self.time.word(allocation, index * dtype.itemsize)
+        modifies = replaces or before != after
+        returns = not replaces and (order.acquires or not order.releases)
+        if returns:
+            known = word.latest() if modifies and order.acquires else word.showed(old)
+            self.now = max(self.now, known)
+        delay = self.time.latency(self.rank, allocation.rank)
+        if modifies:
+            is_set = replaces or dtype.kind not in "iu"  # nobody waits for a float
+            word.changed(before, after, self.now + delay, is_set)
+            if returns:
+                self.now += 2 * delay
+        return old
+
+    def _wait_word(self, allocation, index, kind, at_least, order, scope, loc) -> None:
+        self.settle_time()
+        super()._wait_word(allocation, index, kind, at_least, order, scope, loc)
+        offset = index * kind.itemsize
+        self._wait_until(
+            self.time.word(allocation, offset).reached(at_least, kind), allocation, offset,
+            kind.itemsize,
+        )  # fmt: skip
+
+    def _wait_until(self, time: float, allocation, offset: int, itemsize: int) -> None:
+        if time > self.now:
+            index = allocation.index(allocation.address + offset, itemsize)
+            self.time.span(
+                self.rank, f"sm {self.place_number}", f"wait {allocation.name}[{index}]",
+                self.now, time,
+            )  # fmt: skip
+            self.now = time
+
+    def _atomic_tile(self, order, scope, ptr, mask, dtype, shape, *rest, **more):
+        self._count(ptr, mask, dtype, shape, True)
+        self.settle_time()
+        return super()._atomic_tile(order, scope, ptr, mask, dtype, shape, *rest, **more)
+
+    def extern(self, symbol, args, dtype, shape, loc):
+        """Packets carry their own signal: each word's arrival is remembered."""
+        name = symbol.partition(":")[0]
+        if name not in ("weft.put_packets", "weft.wait_packets"):
+            return super().extern(symbol, args, dtype, shape, loc)
+        ptr, _, *rest = args
+        mask = rest[0] if rest else None
+        if name == "weft.put_packets":
+            self._count(np.asarray(ptr), mask, np.dtype(np.int64), np.shape(ptr), True)
+        self.settle_time()
+        result = super().extern(symbol, args, dtype, shape, loc)
+        for allocation, index, _ in self._packet_lanes(ptr, mask, loc):
+            arrivals = self.time.packets.setdefault(allocation, {})
+            words = np.atleast_1d(index).tolist()
+            if name == "weft.put_packets":
+                arrival = self.now + self.time.latency(self.rank, allocation.rank)
+                arrivals.update(dict.fromkeys(words, arrival))
+            else:
+                last = max(words, key=lambda word: arrivals.get(word, 0.0))
+                self._wait_until(arrivals.get(last, 0.0), allocation, last * 8, 8)
+        return result
+
+
+def _count_mask(mask: Any, shape: tuple[int, ...]) -> int:
+    if shape == ():
+        return int(bool(mask))
+    return int(np.count_nonzero(np.broadcast_to(mask, shape)))
+
+
+# ---------------------------------------------------------------------------------------------
+# Kernels that say what their products cost
+
+PRODUCTS = ("tt.dot", "tt.dot_scaled")
+
+
+class _TimedFunctionWriter(FunctionWriter):
+    def emit(self, op: Op) -> None:
+        super().emit(op)
+        if op.name in PRODUCTS:
+            left, result = op.operands[0], op.result
+            flops = 2 * prod(result.type.shape) * left.type.shape[-1]
+            width = self.numpy_dtype(left.type.element).itemsize
+            self.line(f"rt.multiplied({flops}, {width})")
+
+
+class _TimedKernelWriter(KernelWriter):
+    function_writer = _TimedFunctionWriter
+
+
+@lru_cache(maxsize=1024)
+def compile_timed(text: str) -> EmulatedKernel:
+    """As compile_ttir; each product tells the program how much it was."""
+    return _TimedKernelWriter(parse(text), True).kernel()

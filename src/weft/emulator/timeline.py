@@ -1,0 +1,136 @@
+"""What a run would have looked like in time: spans, a summary per rank, and a trace to look at."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.emulator.occupancy import intersection, total, union
+
+
+class Span(NamedTuple):
+    """Something that one rank did, in simulated microseconds from the run's start."""
+
+    rank: int
+    lane: str
+    name: str
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One rank's time.
+
+    Units   overlap: which part of the transfers' time was also computation's; 1 where nothing
+            was transferred
+    """
+
+    rank: int
+    makespan_us: float
+    compute_us: float
+    copy_us: float
+    overlap: float
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank}: {self.makespan_us:.1f} us; computes {self.compute_us:.1f}, "
+            f"transfers {self.copy_us:.1f}, would overlap {self.overlap:.0%} of that"
+        )
+
+
+class Timeline(Sequence[Span]):
+    """The spans of a run, in order of their start.
+
+    Lanes   "sm N": a program, with its waits inside; "copy engine N"; "torch"; "transfers of
+            SMs": what programs move over links
+    """
+
+    def __init__(
+        self,
+        num_ranks: int,
+        spans: Sequence[Span],
+        compute: Sequence[Sequence[tuple[float, float]]],
+        transfers: Sequence[Sequence[tuple[float, float]]],
+    ) -> None:
+        self.num_ranks = num_ranks
+        self._spans = sorted(spans, key=lambda s: (s.start_us, s.rank, s.lane, s.end_us, s.name))
+        self._compute = [union(spans) for spans in compute]
+        self._transfers = [union(spans) for spans in transfers]
+
+    def __getitem__(self, index):
+        return self._spans[index]
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __repr__(self) -> str:
+        return f"Timeline({len(self)} spans, {self.makespan_us:.1f} us)"
+
+    @property
+    def makespan_us(self) -> float:
+        """From the first start to the last end, over all ranks."""
+        if not self._spans:
+            return 0.0
+        return max(span.end_us for span in self._spans) - self._spans[0].start_us
+
+    def on(self, rank: int, lane: str = "") -> list[Span]:
+        """The spans of one rank, or of those of its lanes that begin with `lane`."""
+        return [span for span in self if span.rank == rank and span.lane.startswith(lane)]
+
+    def summary(self) -> list[Summary]:
+        """One line for each rank."""
+        found = []
+        for rank in range(self.num_ranks):
+            own = self.on(rank)
+            makespan = max((s.end_us for s in own), default=0.0) - min(
+                (s.start_us for s in own), default=0.0
+            )
+            compute, transfers = self._compute[rank], self._transfers[rank]
+            moved = total(transfers)
+            hidden = total(intersection(compute, transfers)) / moved if moved else 1.0
+            found.append(Summary(rank, makespan, total(compute), moved, hidden))
+        return found
+
+    def to_chrome(self) -> dict:
+        """The trace as Chrome and Perfetto read it: a process per rank, a thread per lane."""
+        lanes: dict[int, dict[str, int]] = defaultdict(dict)
+        events: list[dict] = []
+        for span in sorted(self, key=lambda s: (s.rank, s.lane)):
+            of_rank = lanes[span.rank]
+            if span.lane not in of_rank:
+                of_rank[span.lane] = len(of_rank)
+        for rank, of_rank in lanes.items():
+            events.append(_named("process_name", rank, 0, f"rank {rank}"))
+            for lane, number in of_rank.items():
+                events.append(_named("thread_name", rank, number, lane))
+                events.append(
+                    {"name": "thread_sort_index", "ph": "M", "pid": rank, "tid": number,
+                     "args": {"sort_index": _order(lane)}}
+                )  # fmt: skip
+        for span in self:
+            events.append(
+                {"name": span.name, "ph": "X", "pid": span.rank,
+                 "tid": lanes[span.rank][span.lane], "ts": round(span.start_us, 4),
+                 "dur": round(span.end_us - span.start_us, 4)}
+            )  # fmt: skip
+        return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+    def write(self, path: str | Path) -> None:
+        """The trace as a file for https://ui.perfetto.dev or chrome://tracing."""
+        Path(path).write_text(json.dumps(self.to_chrome()) + "\n")
+
+
+def _named(what: str, rank: int, number: int, name: str) -> dict:
+    return {"name": what, "ph": "M", "pid": rank, "tid": number, "args": {"name": name}}
+
+
+def _order(lane: str) -> int:
+    """Copies first, then transfers, torch, and the SMs by number."""
+    kind, _, number = lane.rpartition(" ")
+    first = {"copy engine": 0, "transfers of": 100, "": 200, "sm": 1000}.get(kind, 300)
+    return first + (int(number) if number.isdigit() else 0)

@@ -1,0 +1,34 @@
+"""What a torch operation costs in simulated time: bytes of its tensors, and flops of products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from weft.emulator.streams import Work
+
+
+def charge(work: Work, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
+    """Note on `work` what `func` has read, written and multiplied."""
+    from torch.utils.flop_counter import flop_registry
+
+    packet = func.overloadpacket
+    work.kind = str(packet).removeprefix("aten.")
+    tensors = list(_tensors((*args, *kwargs.values(), result)))
+    # A tensor that is both an argument and the result is written only.
+    known = {(t.data_ptr(), t.numel()): t.numel() * t.element_size() for t in tensors}
+    work.nbytes = sum(known.values())
+    if packet in flop_registry:
+        work.flops = flop_registry[packet](*args, **kwargs, out_val=result)
+        work.operand_bytes = tensors[0].element_size()
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)
