@@ -199,12 +199,50 @@ def fma(a, b, c):
 
 
 def erf(a):
-    if _scalar(a):
-        return a.dtype.type(math.erf(float(a)))
+    return a.dtype.type(math.erf(float(a))) if _scalar(a) else special("erf", a)
+
+
+def special(name: str, a):
+    """One of torch's special functions, computed in f64."""
     import torch
 
-    exact = torch.erf(torch.from_numpy(np.array(a, f64))).numpy()
-    return exact.astype(a.dtype)
+    exact = getattr(torch.special, name)(torch.from_numpy(np.array(a, f64))).numpy()
+    return exact.astype(a.dtype)[()]
+
+
+def gamma(a):
+    """The gamma function: lgamma's exponential, with the sign that lgamma drops."""
+    wide = np.asarray(a, f64)
+    negative = (wide < 0) & (np.floor(wide) % 2 != 0)
+    size = np.exp(special("gammaln", wide))
+    return np.where(negative, -size, size).astype(a.dtype)[()]
+
+
+def toward(wide, dtype: np.dtype, direction: str):
+    """f64 as a narrower float, rounded down (rd), up (ru) or toward zero (rz)."""
+    near = wide.astype(dtype)
+    above, below = near.astype(f64) > wide, near.astype(f64) < wide
+    down = above & ((direction == "rd") | ((direction == "rz") & (wide > 0)))
+    up = below & ((direction == "ru") | ((direction == "rz") & (wide < 0)))
+    infinity = dtype.type(np.inf)
+    near = np.where(down, np.nextafter(near, -infinity), near)
+    return np.where(up, np.nextafter(near, infinity), near).astype(dtype)[()]
+
+
+def exponent(a):
+    """floor(log2(|a|)), of denormal numbers too."""
+    return np.frexp(a)[1] - 1
+
+
+def reverse_bits(a):
+    bits = a.dtype.itemsize * 8
+    left = a.view(UNSIGNED[a.dtype])
+    total = np.zeros_like(left)
+    one = left.dtype.type(1)
+    for _ in range(bits):
+        total = (total << one) | (left & one)
+        left = left >> one
+    return total.view(a.dtype)
 
 
 def rsqrt(a):

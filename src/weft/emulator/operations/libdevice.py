@@ -66,7 +66,88 @@ LIBDEVICE = {
     "llrint": "np.rint({0}).astype({dtype})",
     "float_as_int": "{0}.view({dtype})",
     "int_as_float": "{0}.view({dtype})",
+    "float_as_uint": "{0}.view({dtype})",
+    "uint_as_float": "{0}.view({dtype})",
+    "longlong_as_double": "{0}.view({dtype})",
+    "double_as_longlong": "{0}.view({dtype})",
+    "erfc": "special('erfc', {0})",
+    "erfinv": "special('erfinv', {0})",
+    "erfcx": "special('erfcx', {0})",
+    "erfcinv": "special('erfinv', {dtype}.type(1) - {0})",
+    "normcdf": "special('ndtr', {0})",
+    "normcdfinv": "special('ndtri', {0})",
+    "lgamma": "special('gammaln', {0})",
+    "tgamma": "gamma({0})",
+    "j0": "special('bessel_j0', {0})",
+    "j1": "special('bessel_j1', {0})",
+    "y0": "special('bessel_y0', {0})",
+    "y1": "special('bessel_y1', {0})",
+    "cyl_bessel_i0": "special('i0', {0})",
+    "cyl_bessel_i1": "special('i1', {0})",
+    "sinpi": "np.sin({0}.astype(f64) % 2 * np.pi).astype({dtype})",
+    "cospi": "np.cos({0}.astype(f64) % 2 * np.pi).astype({dtype})",
+    "rcbrt": "{dtype}.type(1) / np.cbrt({0})",
+    "rhypot": "{dtype}.type(1) / np.hypot({0}, {1})",
+    "norm3d": "np.sqrt({0} * {0} + {1} * {1} + {2} * {2})",
+    "norm4d": "np.sqrt({0} * {0} + {1} * {1} + {2} * {2} + {3} * {3})",
+    "rnorm3d": "rsqrt({0} * {0} + {1} * {1} + {2} * {2})",
+    "rnorm4d": "rsqrt({0} * {0} + {1} * {1} + {2} * {2} + {3} * {3})",
+    "nextafter": "np.nextafter({0}, {1})",
+    "remainder": "({0} - {1} * np.rint({0} / {1}))",
+    "ldexp": "np.ldexp({0}, {1}).astype({dtype})",
+    "scalbn": "np.ldexp({0}, {1}).astype({dtype})",
+    "powi": "np.power({0}, {1}.astype({dtype}))",
+    "round": "round_away({0})",
+    "llround": "float_to_int(round_away({0}), {dtype})",
+    "logb": "exponent({0}).astype({dtype})",
+    "ilogb": "exponent({0}).astype({dtype})",
+    "fast_log2": "np.log2({0})",
+    "fast_log10": "np.log10({0})",
+    "fast_exp10": "np.power({dtype}.type(10), {0})",
+    "fast_tan": "np.tan({0})",
+    "fast_pow": "np.power({0}, {1})",
+    "fmaf_rn": "fma({0}, {1}, {2})",
+    "fma_rn": "fma({0}, {1}, {2})",
+    "frsqrt_rn": "rsqrt({0})",
+    "llabs": "np.abs({0})",
+    "mul64hi": "mulhisi({0}, {1})",
+    "umul64hi": "mulhiui({0}, {1})",
+    "brev": "reverse_bits({0})",
+    "hadd": "(({0}.astype(i64) + {1}) >> 1).astype({dtype})",
+    "rhadd": "(({0}.astype(i64) + {1} + 1) >> 1).astype({dtype})",
+    "uhadd": "(({u0}.astype(i64) + {u1}) >> 1).astype({dtype})",
+    "urhadd": "(({u0}.astype(i64) + {u1} + 1) >> 1).astype({dtype})",
+    "sad": "np.abs({0}.astype(i64) - {1}).astype({dtype}) + {2}",
 }
+
+# Arithmetic in a given direction: f32 is computed in f64 first, f64 only to nearest.
+for _name, _text in {"add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}"}.items():
+    LIBDEVICE |= {f"f{_name}_rn": _text, f"d{_name}_rn": _text}
+LIBDEVICE |= {"ddiv_rn": "{0} / {1}", "dsqrt_rn": "np.sqrt({0})"}
+LIBDEVICE |= {f"{_kind}rcp_rn": "{dtype}.type(1) / {0}" for _kind in "fd"}
+for _direction in ("rz", "rd", "ru"):
+    for _name, _text in {
+        "fadd": "{0}.astype(f64) + {1}",
+        "fsub": "{0}.astype(f64) - {1}",
+        "fmul": "{0}.astype(f64) * {1}",
+        "fdiv": "{0}.astype(f64) / {1}",
+        "frcp": "1 / {0}.astype(f64)",
+        "fsqrt": "np.sqrt({0}.astype(f64))",
+        "fmaf": "{0}.astype(f64) * {1} + {2}",
+        "double2float": "{0}",
+        "int2float": "{0}.astype(f64)",
+        "uint2float": "{u0}.astype(f64)",
+    }.items():
+        LIBDEVICE[f"{_name}_{_direction}"] = f"toward({_text}, {{dtype}}, '{_direction}')"
+LIBDEVICE["double2float_rn"] = "{0}.astype({dtype})"
+_WHOLE = {"rn": "np.rint", "rz": "np.trunc", "rd": "np.floor", "ru": "np.ceil"}
+for _float in ("float", "double"):
+    for _integer, _unsigned in {"int": "", "ll": "", "uint": ", True", "ull": ", True"}.items():
+        for _direction, _function in _WHOLE.items():
+            _text = f"float_to_int({_function}({{0}}), {{dtype}}{_unsigned})"
+            LIBDEVICE[f"{_float}2{_integer}_{_direction}"] = _text
+        _source = "{u0}" if _unsigned else "{0}"
+        LIBDEVICE[f"{_integer}2{_float}_rn"] = f"{_source}.astype({{dtype}})"
 
 _ALIASES = {"isnand": "isnan", "isinfd": "isinf", "isfinited": "finite", "signbitd": "signbit"}
 

@@ -1,0 +1,1 @@
+"""Parts of kernels that scripts beside this package import."""
