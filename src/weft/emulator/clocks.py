@@ -56,6 +56,11 @@ def _last_shared(one: _Update, other: _Update) -> _Update | None:
     return one
 
 
+# Results of merges, by the last updates of the two: they are immutable.
+_merged: dict[tuple[_Update, _Update], tuple[Map[int, int], _Update]] = {}
+MERGES_KEPT = 256
+
+
 class Clock:
     """Knowledge of other agents' pasts; see the module's words for its two parts.
 
@@ -105,12 +110,22 @@ class Clock:
 
     def _merge(self, other: Clock) -> None:
         """Join where nothing is shared: what the smaller one knows goes into the larger."""
-        news = other.agents
+        large, small = self, other
         if len(self.agents) < len(other.agents):
-            news = self.agents
-            self.agents, self._last = other.agents, other._last
-        for agent, clock in news.items():
-            self.learn(agent, clock)
+            large, small = other, self
+        # All programs of a kernel start from one clock, and many of them learn the same.
+        key = (large._last, small._last)
+        found = _merged.get(key)
+        if found is None:
+            known = large.agents.get
+            news = {a: c for a, c in small.agents.items() if known(a, -1) < c}
+            found = large.agents, large._last
+            if news:
+                found = large.agents.update(news), _Update(-1, 0, None)
+            if len(_merged) >= MERGES_KEPT:
+                _merged.clear()
+            _merged[key] = found
+        self.agents, self._last = found
 
     def prune(self, registry: Agents) -> None:
         """Forget of single agents what the streams' positions already say."""

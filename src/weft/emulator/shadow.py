@@ -53,6 +53,10 @@ class History(NamedTuple):
 OnConflict = Callable[[str, int], None]
 
 
+# Up to so many different numbers a pass over the cells for each is cheaper than sorting them.
+FEW = 8
+
+
 def carry(cells: np.ndarray, after: Callable[[int], int]) -> bool:
     """Replace every number in `cells` by `after(number)`, called once for each different one.
 
@@ -65,6 +69,15 @@ def carry(cells: np.ndarray, after: Callable[[int], int]) -> bool:
             return False
         cells[...] = number
         return True
+    numbers = np.unique(cells)
+    if len(numbers) <= FEW:
+        before, changed = cells.copy(), False
+        for number in numbers.tolist():
+            carried = after(number)
+            if carried != number:
+                cells[before == number] = carried
+                changed = True
+        return changed
     numbers, places = np.unique(cells, return_inverse=True)
     carried = np.array([after(number) for number in numbers.tolist()], np.int32)
     if (carried == numbers).all():
