@@ -192,6 +192,11 @@ def width_of(row_bytes: int, *tensors: torch.Tensor) -> int:
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def word_bytes(problem: Any) -> int:
+    """How large words are where tensors begin at 16 bytes."""
+    return min(8, width_of(problem.row_bytes))
+
+
 def as_words(width: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The same bytes as integers, so that any dtype is moved alike and bit by bit."""
     word = WORDS[min(width, 8)]
@@ -201,6 +206,11 @@ def as_words(width: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def words_in_vector(width: int) -> int:
     """How many words make 16 bytes, where everything begins at 16 bytes; else 1."""
     return width // min(width, 8)
+
+
+def elements_in_vector(width: int, itemsize: int) -> int:
+    """How many elements make 16 bytes, where everything begins at 16 bytes; else 1."""
+    return VECTOR_BYTES // itemsize if width == VECTOR_BYTES else 1
 
 
 def random_rows(problem: Any, rank: int, rows: int, seed: int) -> torch.Tensor:
@@ -235,8 +245,10 @@ def find_call(
 
 def record(op: str, fn: Any, words: Mapping[str, str], problem: Any, config: Lanes, **constants):
     """The kernel `fn` as `compile` builds it: `words` are the types of its pointers."""
+    tuples = {name: value for name, value in constants.items() if isinstance(value, tuple)}
     types = {
         **words,
+        **{name: ["i32"] * len(value) for name, value in tuples.items()},
         "slot": ["*i64", "*i32", "*i64"],
         "lanes": "i32",
         "shards": ["i32"] * len(Shards._fields),
@@ -248,6 +260,7 @@ def record(op: str, fn: Any, words: Mapping[str, str], problem: Any, config: Lan
         "world": WorldArg(None, problem.num_ranks, language_version()),
         "block": config.block,
         **constants,
+        **{name: type(value)(*[None] * len(value)) for name, value in tuples.items()},
     }
     names = fn.arg_names
     return fn, KernelRecord(

@@ -87,7 +87,7 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
         first = "relay"
     else:
         first = "push" if problem.shard_bytes < COPY_ENGINE_BYTES else "copy_engine"
-    yield from _lanes.candidates(Config, problem, target, first, _word_bytes(problem))
+    yield from _lanes.candidates(Config, problem, target, first, _lanes.word_bytes(problem))
 
 
 def choose(problem: Problem, target: Target) -> Config:
@@ -95,40 +95,15 @@ def choose(problem: Problem, target: Target) -> Config:
     return next(candidates(problem, target))
 
 
-def _word_bytes(problem: Problem) -> int:
-    return min(8, math.gcd(problem.row_bytes, _lanes.VECTOR_BYTES))
-
-
 # ---------------------------------------------------------------------------------------------
 # The program
-
-
-@triton.jit
-def _piece(x, shards, index, vec: tl.constexpr):
-    """This lane's piece of shard `index`."""
-    itemsize: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
-    return move.piece_of(shards, index, tl.program_id(0), tl.num_programs(0), itemsize, vec)
-
-
-@triton.jit
-def _word(rows_ready, index):
-    """The signal of this lane's piece of shard `index`."""
-    return rows_ready + index * tl.num_programs(0) + tl.program_id(0)
-
-
-@triton.jit
-def _begin(world, slot):
-    """The call's epoch, once the slot may be overwritten everywhere."""
-    e = slots.slot_epoch(slot)
-    slots.slot_wait_free(world, slot, e)
-    return e
 
 
 @triton.jit
 def _give(world, gathered, rows_ready, e, x, piece, to, block: tl.constexpr):
     """Own piece -> the slot of rank `to`, and the word that says so."""
     move.send(world, gathered + piece.first, x + piece.offset, piece.size, to, block)
-    word = _word(rows_ready, wl.rank(world))
+    word = move.word_of(rows_ready, wl.rank(world))
     wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
 
 
@@ -137,30 +112,30 @@ def _pass_on(world, gathered, rows_ready, e, piece, index, to, block: tl.constex
     """A piece of shard `index` in this rank's slot -> the slot of rank `to`, and its word."""
     rows = gathered + piece.first
     move.send(world, rows, rows, piece.size, to, block)
-    wl.notify(world, _word(rows_ready, index), e, to=to, op=wl.SignalOp.SET)
+    wl.notify(world, move.word_of(rows_ready, index), e, to=to, op=wl.SignalOp.SET)
 
 
 @triton.jit
 def _push(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
           vec: tl.constexpr):  # fmt: skip
-    rank, e = wl.rank(world), _begin(world, slot)
-    own = _piece(x, shards, rank, vec)
+    rank, e = wl.rank(world), move.begin(world, slot)
+    own = move.own_piece(x, shards, rank, vec)
     for hop in range(1, world.num_ranks):
         _give(world, gathered, rows_ready, e, x, own, (rank + hop) % world.num_ranks, block)
     move.copy(out + own.first, x + own.offset, own.size, block)
     for hop in range(1, world.num_ranks):
         source = (rank + world.num_ranks - hop) % world.num_ranks
-        piece = _piece(x, shards, source, vec)
-        wl.wait(_word(rows_ready, source), e, world=world)  # pairs with _give
+        piece = move.own_piece(x, shards, source, vec)
+        wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _give
         move.copy(out + piece.first, gathered + piece.first, piece.size, block)
-    slots.slot_finish(world, slot, e, tl.num_programs(0))
+    move.end(world, slot, e)
 
 
 @triton.jit
 def _relay(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
            vec: tl.constexpr):  # fmt: skip
-    rank, e = wl.rank(world), _begin(world, slot)
-    own = _piece(x, shards, rank, vec)
+    rank, e = wl.rank(world), move.begin(world, slot)
+    own = move.own_piece(x, shards, rank, vec)
     # Far ranks first: their links are the slowest, and their partners pass it on.
     for hop in range(1, world.num_ranks):
         to = (rank + hop) % world.num_ranks
@@ -176,37 +151,37 @@ def _relay(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexp
         source = (rank + world.num_ranks - hop) % world.num_ranks
         if not wl.is_near(world, source):
             if nodes.is_partner(world, rank, source):
-                piece = _piece(x, shards, source, vec)
-                wl.wait(_word(rows_ready, source), e, world=world)  # pairs with _give
+                piece = move.own_piece(x, shards, source, vec)
+                wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _give
                 for near in range(1, world.num_ranks):
                     to = (rank + near) % world.num_ranks
                     if wl.is_near(world, to):
                         _pass_on(world, gathered, rows_ready, e, piece, source, to, block)
     for hop in range(1, world.num_ranks):
         source = (rank + world.num_ranks - hop) % world.num_ranks
-        piece = _piece(x, shards, source, vec)
-        wl.wait(_word(rows_ready, source), e, world=world)  # pairs with _give and _pass_on
+        piece = move.own_piece(x, shards, source, vec)
+        wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _give and _pass_on
         move.copy(out + piece.first, gathered + piece.first, piece.size, block)
-    slots.slot_finish(world, slot, e, tl.num_programs(0))
+    move.end(world, slot, e)
 
 
 @triton.jit
 def _ring(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
           vec: tl.constexpr):  # fmt: skip
-    rank, e = wl.rank(world), _begin(world, slot)
-    own = _piece(x, shards, rank, vec)
+    rank, e = wl.rank(world), move.begin(world, slot)
+    own = move.own_piece(x, shards, rank, vec)
     following = (rank + 1) % world.num_ranks
     if world.num_ranks > 1:
         _give(world, gathered, rows_ready, e, x, own, following, block)
     move.copy(out + own.first, x + own.offset, own.size, block)
     for hop in range(1, world.num_ranks):
         source = (rank + world.num_ranks - hop) % world.num_ranks
-        piece = _piece(x, shards, source, vec)
-        wl.wait(_word(rows_ready, source), e, world=world)  # pairs with _give and _pass_on
+        piece = move.own_piece(x, shards, source, vec)
+        wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _give and _pass_on
         if hop < world.num_ranks - 1:
             _pass_on(world, gathered, rows_ready, e, piece, source, following, block)
         move.copy(out + piece.first, gathered + piece.first, piece.size, block)
-    slots.slot_finish(world, slot, e, tl.num_programs(0))
+    move.end(world, slot, e)
 
 
 @triton.jit
@@ -214,31 +189,31 @@ def _stage_own(x, out, gathered, rows_ready, shards, world, e, block: tl.constex
                vec: tl.constexpr):  # fmt: skip
     """Own piece -> own slot, where the others fetch it, told to all; and into out."""
     rank = wl.rank(world)
-    own = _piece(x, shards, rank, vec)
+    own = move.own_piece(x, shards, rank, vec)
     move.send(world, gathered + own.first, x + own.offset, own.size, rank, block)
-    wl.notify_all(world, _word(rows_ready, rank), e, op=wl.SignalOp.SET)
+    wl.notify_all(world, move.word_of(rows_ready, rank), e, op=wl.SignalOp.SET)
     move.copy(out + own.first, x + own.offset, own.size, block)
 
 
 @triton.jit
 def _pull(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
           vec: tl.constexpr):  # fmt: skip
-    rank, e = wl.rank(world), _begin(world, slot)
+    rank, e = wl.rank(world), move.begin(world, slot)
     _stage_own(x, out, gathered, rows_ready, shards, world, e, block, vec)
     for hop in range(1, world.num_ranks):
         source = (rank + hop) % world.num_ranks
-        piece = _piece(x, shards, source, vec)
-        wl.wait(_word(rows_ready, source), e, world=world)  # pairs with _stage_own
+        piece = move.own_piece(x, shards, source, vec)
+        wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _stage_own
         rows = wl.at(world, gathered + piece.first, source)
         move.copy(out + piece.first, rows, piece.size, block)
-    slots.slot_finish(world, slot, e, tl.num_programs(0))
+    move.end(world, slot, e)
 
 
 @triton.jit
 def _stage(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
            vec: tl.constexpr):  # fmt: skip
     """Upstream of the copy engines."""
-    e = _begin(world, slot)
+    e = move.begin(world, slot)
     _stage_own(x, out, gathered, rows_ready, shards, world, e, block, vec)
 
 

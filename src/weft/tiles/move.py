@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
+from weft.language import slots
 
 LINE_BYTES = tl.constexpr(128)
 
@@ -38,19 +39,54 @@ class Piece(NamedTuple):
 
 
 @triton.jit
-def piece_of(shards, index, lane, num_lanes, itemsize: tl.constexpr, vec: tl.constexpr):
-    """The `Piece` of shard `index` that is `lane`'s; the same for all `itemsize`s, in bytes."""
-    line: tl.constexpr = LINE_BYTES // itemsize
+def cut(x, length, vec: tl.constexpr):
+    """Where this program's lane begins in `length` elements, and how many it has; x says how large
+    elements are. In bytes the answer is the same for elements of all sizes."""
+    line: tl.constexpr = LINE_BYTES // (x.dtype.element_ty.primitive_bitwidth // 8)
+    step = tl.cdiv(tl.cdiv(length, tl.num_programs(0)), line) * line
+    offset = tl.minimum(step * tl.program_id(0), length)
+    size = tl.minimum(step, length - offset)
+    # Multiples of vec already; said by arithmetic, since a hint would not survive inlining.
+    return offset // vec * vec, size // vec * vec
+
+
+@triton.jit
+def own_piece(x, shards, index, vec: tl.constexpr):
+    """The `Piece` of shard `index` that is this program's lane's."""
     total = tl.cast(shards.total, tl.int64)
     shard = tl.cast(shards.shard, tl.int64)
     begin = tl.minimum(shard * index, total)
-    length = tl.minimum(shard, total - begin)
-    step = tl.cdiv(tl.cdiv(length, num_lanes), line) * line
-    offset = tl.minimum(step * lane, length)
-    size = tl.minimum(step, length - offset)
-    # Multiples of vec already; said by arithmetic, since a hint would not survive inlining.
-    begin, offset, size = begin // vec * vec, offset // vec * vec, size // vec * vec
-    return Piece(begin + offset, offset, size)
+    offset, size = cut(x, tl.minimum(shard, total - begin), vec)
+    return Piece(begin // vec * vec + offset, offset, size)
+
+
+@triton.jit
+def word_of(signals, index):
+    """The word of this program's lane among those of shard, or rank, `index`."""
+    return signals + index * tl.num_programs(0) + tl.program_id(0)
+
+
+@triton.jit
+def begin(world, slot):
+    """The call's epoch, once the slot may be overwritten on every rank."""
+    e = slots.slot_epoch(slot)
+    slots.slot_wait_free(world, slot, e)
+    return e
+
+
+@triton.jit
+def await_others(world, signals, e):
+    """Until this lane's words of all other ranks are set."""
+    rank = wl.rank(world)
+    for hop in range(1, world.num_ranks):
+        source = (rank + world.num_ranks - hop) % world.num_ranks
+        wl.wait(word_of(signals, source), e, world=world)
+
+
+@triton.jit
+def end(world, slot, e):
+    """This lane is done with the call: what it was sent has come, what it read has been read."""
+    slots.slot_finish(world, slot, e, tl.num_programs(0))
 
 
 @triton.jit
@@ -67,11 +103,3 @@ def send(world, dst, src, size, to, block: tl.constexpr):
     for start in range(0, size, block):
         i = start + tl.arange(0, block)
         wl.put(world, dst + i, src + i, to=to, mask=i < size)
-
-
-@triton.jit
-def fetch(world, dst, src, size, source, block: tl.constexpr):
-    """dst[0 .. size - 1]  <-  src@source. Sync  none: wait before it"""
-    for start in range(0, size, block):
-        i = start + tl.arange(0, block)
-        wl.get(world, dst + i, src + i, source=source, mask=i < size)

@@ -38,8 +38,23 @@ def seat_of(world, peer, node):
 
 
 @triton.jit
+def node_size(world, node):
+    """How many ranks `node` has."""
+    return seat_of(world, world.num_ranks, node)
+
+
+@triton.jit
+def partner_of(world, of, node):
+    """The partner of rank `of` on `node`."""
+    seat = seat_of(world, of, node_of(world, of)) % node_size(world, node)
+    others = tl.arange(0, triton.next_power_of_2(world.num_ranks))
+    nodes = world.table + PEER_BASES + world.num_ranks + others
+    on_node = (tl.load(nodes, mask=others < world.num_ranks, other=-1) == node).to(tl.int32)
+    is_it = (on_node == 1) & (tl.cumsum(on_node) == seat + 1)
+    return tl.sum(tl.where(is_it, others, 0))
+
+
+@triton.jit
 def is_partner(world, peer, of):
     """Is `peer` the partner of rank `of` on its own node?"""
-    node = node_of(world, peer)
-    seat = seat_of(world, of, node_of(world, of)) % seat_of(world, world.num_ranks, node)
-    return seat_of(world, peer, node) == seat
+    return partner_of(world, of, node_of(world, peer)) == peer

@@ -1,0 +1,426 @@
+"""All-to-all: every rank sends some of its rows to each rank, and gets what was meant for it.
+
+    even        out of rank d = rows of shard d of x of rank 0, of rank 1, ...      (torch.chunk)
+    variable    splits[d] of x's rows go to rank d, one rank's after the other's; out begins with
+                what has come, in the order of ranks, and zeros fill the rest
+
+splits are read on the device: how many rows move need not be known to the host, nor change a
+recording. Rows are moved as integers, so any dtype is, bit by bit.
+
+Plan, in lanes (weft.tiles.move): lane l moves piece l of what one rank sends another
+    push    piece for each rank -> its slot, with how many rows there are; then slot -> out
+    pull    piece for each rank -> own slot, and where it lies and how many rows there are -> that
+            rank's slot; then the slots of their ranks -> out
+Own rows go from x to out.
+
+Signals (SET to the call's epoch e; each is waited for in the call that sets it)
+    rows_ready[src * lanes + l]     piece l of src's rows for this rank may be read, and
+                                    ranges[src * lanes + l]: their first row and their number
+    slot_free, epoch, ticket        the slot's; the last program moves them
+Pieces without rows are signalled too.
+
+Limits  x is contiguous and has as many rows on every rank; of splits that ask for more rows than x
+        has, or bring more than out holds, what is too much is left out; pull needs all ranks on
+        one node; a slot of push holds all rows of all ranks if splits are variable
+Source  the design's section 4; torch.distributed.all_to_all_single
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+import weft.language as wl
+from weft.base.card import Op
+from weft.base.dtypes import DTYPES
+from weft.base.errors import DtypeError, ShapeError
+from weft.base.records import KernelRecord
+from weft.base.target import Target
+from weft.ops import _lanes
+from weft.tiles import move
+
+# Up to so many bytes a rank, variable splits are pushed, though push's slots are larger.
+PUSH_BYTES = 1 << 20
+
+
+def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """All ranks at once."""
+    sent = [one["x"].split(_rows_to(problem, one)) for one in inputs]
+    outs = []
+    for rank in range(problem.num_ranks):
+        parts = [of_one[rank] for of_one in sent]
+        if not problem.variable:
+            outs.append(torch.cat(parts))
+            continue
+        out = torch.zeros(problem.capacity, problem.n, dtype=problem.torch_dtype)
+        out[: sum(map(len, parts))] = torch.cat(parts)
+        outs.append((out, torch.tensor([len(part) for part in parts])))
+    return outs
+
+
+def _rows_to(problem: Problem, one: Mapping[str, Any]) -> list[int]:
+    """How many of a rank's rows go to each rank; what is left goes nowhere."""
+    if problem.variable:
+        counts = one["splits"].tolist()
+    else:
+        shards = (problem.shard(rank) for rank in range(problem.num_ranks))
+        counts = [end - first for first, end in shards]
+    return [*counts, problem.m - sum(counts)]
+
+
+# ---------------------------------------------------------------------------------------------
+# Problem and configuration
+
+
+@dataclass(frozen=True)
+class Problem(_lanes.Rows):
+    """m rows of n elements on every rank, to be spread over the ranks.
+
+    `variable`: by splits; out then has `capacity` rows, by default as many as can come.
+    """
+
+    variable: bool = False
+    capacity: int = -1
+
+    op = "all_to_all"
+    dtypes = tuple(DTYPES)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.capacity < 0:
+            object.__setattr__(self, "capacity", self.num_ranks * self.m)
+
+    @property
+    def moved_bytes(self) -> int:
+        """What one rank sends when all shards are full."""
+        return (self.m - min(self.rows, self.m)) * self.row_bytes
+
+
+@dataclass(frozen=True)
+class Config(_lanes.Lanes):
+    """How the rows are moved; `transport` as the Plan says."""
+
+    transport: str = "push"
+    reaches_far = {"push": True, "pull": False}
+
+
+def candidates(problem: Problem, target: Target) -> Iterator[Config]:
+    """Configurations worth measuring, the one to take unmeasured first."""
+    is_large = problem.m * problem.row_bytes > PUSH_BYTES
+    first = "pull" if problem.variable and is_large and len(problem.nodes) == 1 else "push"
+    yield from _lanes.candidates(Config, problem, target, first, _lanes.word_bytes(problem))
+
+
+def choose(problem: Problem, target: Target) -> Config:
+    """The configuration to take when nothing was measured: a pure function of both."""
+    return next(candidates(problem, target))
+
+
+# ---------------------------------------------------------------------------------------------
+# The program
+
+
+class Sizes(NamedTuple):
+    """x has `rows`, of which a shard is `shard`; out `capacity`; one source's part of a pushed slot
+    `stride`. A row is `row` elements."""
+
+    rows: Any
+    shard: Any
+    capacity: Any
+    stride: Any
+    row: Any
+
+
+class Range(NamedTuple):
+    """`count` rows from `first` on."""
+
+    first: Any
+    count: Any
+
+
+@triton.jit
+def _range_to(splits, sizes, to, is_even: tl.constexpr):
+    """Which rows of x go to rank `to`."""
+    rows = tl.cast(sizes.rows, tl.int64)
+    if is_even:
+        first = tl.minimum(tl.cast(sizes.shard, tl.int64) * to, rows)
+        count = tl.minimum(tl.cast(sizes.shard, tl.int64), rows - first)
+    else:
+        first = tl.cast(0, tl.int64)
+        for before in range(to):
+            first += tl.maximum(tl.load(splits + before), 0)
+        first = tl.minimum(first, rows)
+        count = tl.minimum(tl.maximum(tl.load(splits + to), 0), rows - first)
+    return Range(first, count)
+
+
+@triton.jit
+def _tell(world, ranges, rows_ready, e, rows, to):
+    """Rank `to` learns which rows are meant for it, and that this lane's piece may be read."""
+    entry = move.word_of(ranges, 2 * wl.rank(world))
+    wl.put(world, entry, rows.first, to=to)
+    wl.put(world, entry + tl.num_programs(0), rows.count, to=to)
+    word = move.word_of(rows_ready, wl.rank(world))
+    wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
+
+
+@triton.jit
+def _range_from(world, ranges, rows_ready, e, source):
+    """Which rows rank `source` has for this rank, once this lane's piece may be read."""
+    wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _tell
+    entry = move.word_of(ranges, 2 * source)
+    return Range(tl.load(entry), tl.load(entry + tl.num_programs(0)))
+
+
+@triton.jit
+def _take(out, num_received, source, rows, come, count, sizes, block: tl.constexpr,
+          vec: tl.constexpr, is_even: tl.constexpr):  # fmt: skip
+    """`count` rows of a source, behind the `come` rows of those before it -> out."""
+    row = tl.cast(sizes.row, tl.int64)
+    offset, size = move.cut(out, count * row, vec)
+    at = (come * row) // vec * vec + offset
+    room = tl.maximum(tl.cast(sizes.capacity, tl.int64) * row - at, 0) // vec * vec
+    move.copy(out + at, rows + offset, tl.minimum(size, room), block)
+    if not is_even:
+        if tl.program_id(0) == 0:
+            tl.store(num_received + source, count)
+
+
+@triton.jit
+def _fill(out, come, sizes, block: tl.constexpr, vec: tl.constexpr):
+    """Zeros behind the rows that have come."""
+    row = tl.cast(sizes.row, tl.int64)
+    come = (come * row) // vec * vec
+    rest = tl.maximum(tl.cast(sizes.capacity, tl.int64) * row - come, 0)
+    offset, size = move.cut(out, rest, vec)
+    for start in range(0, size, block):
+        i = start + tl.arange(0, block)
+        zeros = tl.zeros((block,), out.dtype.element_ty)
+        tl.store(out + come + offset + i, zeros, mask=i < size)
+
+
+@triton.jit
+def _exchange(x, out, received, splits, num_received, ranges, rows_ready, slot, sizes, world,
+              block: tl.constexpr, vec: tl.constexpr, is_even: tl.constexpr,
+              is_pull: tl.constexpr):  # fmt: skip
+    rank, e = wl.rank(world), move.begin(world, slot)
+    row = tl.cast(sizes.row, tl.int64)
+    stride = (row * sizes.stride) // vec * vec
+    for hop in range(1, world.num_ranks):
+        to = (rank + hop) % world.num_ranks
+        rows = _range_to(splits, sizes, to, is_even)
+        offset, size = move.cut(x, rows.count * row, vec)
+        first = (rows.first * row) // vec * vec + offset
+        if is_pull:
+            move.send(world, received + first, x + first, size, rank, block)
+        else:
+            move.send(world, received + stride * rank + offset, x + first, size, to, block)
+        _tell(world, ranges, rows_ready, e, rows, to)
+    come = tl.cast(0, tl.int64)
+    for source in range(world.num_ranks):
+        if source == rank:
+            rows = _range_to(splits, sizes, rank, is_even)
+            begin = x + (rows.first * row) // vec * vec
+        else:
+            rows = _range_from(world, ranges, rows_ready, e, source)
+            if is_pull:
+                begin = wl.at(world, received, source) + (rows.first * row) // vec * vec
+            else:
+                begin = received + stride * source
+        _take(out, num_received, source, begin, come, rows.count, sizes, block, vec, is_even)
+        come += rows.count
+    if not is_even:
+        _fill(out, come, sizes, block, vec)
+    move.end(world, slot, e)
+
+
+# ---------------------------------------------------------------------------------------------
+# The host
+
+
+def all_to_all(
+    x: torch.Tensor,
+    *,
+    world: Any,
+    splits: torch.Tensor | None = None,
+    capacity: int | None = None,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+) -> Any:
+    """Send rows of x to every rank, and get what they send. Collective.
+
+        without splits:  out = rows of shard `rank` of x of rank 0, of rank 1, ...
+        with splits:     (out, received): received[s] rows of rank s, s = 0, 1, ..., then zeros
+
+    Shapes  x: [m, ...], contiguous, the same on all ranks; splits: [num_ranks], its sum at most m;
+            out: without splits [num_ranks * rows of this rank's shard, ...]; with splits
+            [capacity, ...], where capacity defaults to out's rows, else to num_ranks * m
+    Dtypes  x: any, moved bit by bit; splits and received: int64
+    Sync    stream-ordered on the current stream; can be recorded. splits are read on the device
+    Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
+    """
+    call = _lanes.find_call(
+        world, "all_to_all", (x, splits, out), (capacity, config),
+        lambda: _Call(world, x, splits, capacity, config, out),
+    )  # fmt: skip
+    if out is None:
+        out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device)
+    if splits is None:
+        if not call.problem.is_empty:
+            call.launch(world, x, None, None, out)
+        return out
+    received = torch.empty(world.num_ranks, dtype=torch.int64, device=x.device)
+    call.launch(world, x, splits, received, out)
+    return out, received
+
+
+class _Call:
+    """What calls with tensors like these share on one rank."""
+
+    def __init__(self, world: Any, x: Any, splits: Any, capacity: Any, config: Any, out: Any):
+        _lanes.check_tensor("all_to_all", "x", x, world)
+        if splits is not None:
+            _check_splits(splits, world)
+        if capacity is None:
+            capacity = out.shape[0] if out is not None and out.dim() else -1
+        n = math.prod(x.shape[1:])
+        self.problem = problem = Problem(
+            x.shape[0], n, world.num_ranks, str(x.dtype), _lanes.nodes_of(world),
+            splits is not None, capacity,
+        )  # fmt: skip
+        self.config = config = config or choose(problem, world.target)
+        config.check(problem, world.target)
+        if problem.variable:
+            rows_out = problem.capacity
+        else:
+            first, end = problem.shard(world.rank)
+            rows_out = world.num_ranks * (end - first)
+        self.out_shape = (rows_out, *x.shape[1:])
+        if out is not None:
+            _lanes.check_out("all_to_all", out, self.out_shape, x.dtype, world)
+        kind = "variable" if problem.variable else "even"
+        self.name = f"all_to_all m={problem.m},n={n} {kind} {problem.dtype} {config}"
+        self.rows_out, self.stride = rows_out, problem.m if problem.variable else problem.rows
+        slot_rows = problem.m if config.transport == "pull" else world.num_ranks * self.stride
+        words = world.num_ranks * config.lanes
+        self.buffers = {
+            "received": ((slot_rows * problem.row_bytes,), torch.uint8),
+            "ranges": ((2 * words,), torch.int64),
+        }
+        self.signals = {"rows_ready": (words, torch.int64)}
+
+    def launch(self, world: Any, x: Any, splits: Any, num_received: Any, out: Any) -> None:
+        problem, config = self.problem, self.config
+        world.operator_call(self.name)
+        # Each transport has a slot of its own shape.
+        slot = world.workspace(f"all_to_all.{config.transport}", self.buffers, self.signals)
+        width = _lanes.width_of(problem.row_bytes, x, out)
+        x, out, received = _lanes.as_words(width, x, out, slot.received)
+        row = problem.row_bytes // min(width, 8)
+        sizes = Sizes(problem.m, problem.rows, self.rows_out, self.stride, row)
+        is_even = splits is None
+        _exchange[(config.lanes,)](
+            x, out, received, slot.ranges if is_even else splits,
+            slot.ranges if is_even else num_received, slot.ranges, slot.rows_ready, slot.arg,
+            sizes, world.arg, block=config.block, vec=_lanes.words_in_vector(width),
+            is_even=is_even, is_pull=config.transport == "pull", num_warps=config.num_warps,
+        )  # fmt: skip
+
+
+def _check_splits(splits: torch.Tensor, world: Any) -> None:
+    _lanes.check_tensor("all_to_all", "splits", splits, world)
+    if tuple(splits.shape) != (world.num_ranks,):
+        raise ShapeError(
+            f"all_to_all: splits has shape {tuple(splits.shape)}; it must be ({world.num_ranks},):"
+            " how many rows go to each rank"
+        )
+    if splits.dtype != torch.int64:
+        raise DtypeError(f"all_to_all: splits are {splits.dtype}; pass splits.to(torch.int64)")
+
+
+# ---------------------------------------------------------------------------------------------
+# The card
+
+
+def make_problem(
+    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
+) -> Problem:
+    variable = bool(shape.get("variable", 0))
+    return Problem(shape["m"], shape["n"], num_ranks, dtype, nodes, variable)
+
+
+def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """One rank's random tensors on the CPU: the same for one seed on every machine."""
+    inputs = {"x": _lanes.random_rows(problem, rank, problem.m, seed)}
+    if problem.variable:
+        # Cuts at random: some ranks get nothing, and some rows go nowhere.
+        generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank + 1)
+        size = (problem.num_ranks,)
+        cuts = torch.randint(0, problem.m + 1, size, generator=generator).sort().values
+        inputs["splits"] = torch.diff(cuts, prepend=torch.zeros(1, dtype=torch.int64))
+    return inputs
+
+
+def run(
+    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+) -> Any:
+    return all_to_all(inputs["x"], world=world, splits=inputs.get("splits"), config=config)
+
+
+def kernels(
+    problem: Problem, config: Config | None, target: Target
+) -> Iterator[tuple[Any, KernelRecord]]:
+    """The kernel that a call with this configuration launches, as a record."""
+    config = config or choose(problem, target)
+    config.check(problem, target)
+    width = _lanes.width_of(problem.row_bytes)
+    word = f"*i{8 * min(width, 8)}"
+    words = {"x": word, "out": word, "received": word, "splits": "*i64", "num_received": "*i64",
+             "ranges": "*i64", "rows_ready": "*i64"}  # fmt: skip
+    yield _lanes.record(
+        "all_to_all", _exchange, words, problem, config,
+        sizes=Sizes(*[None] * len(Sizes._fields)), vec=_lanes.words_in_vector(width),
+        is_even=not problem.variable, is_pull=config.transport == "pull",
+    )  # fmt: skip
+
+
+def fake(problem: Problem, inputs: Mapping[str, Any]) -> Any:
+    """The first rank's result: its shape and dtype, without its values."""
+    rows = problem.capacity if problem.variable else problem.num_ranks * problem.rows
+    out = torch.empty((rows, problem.n), dtype=problem.torch_dtype, device="meta")
+    received = torch.empty(problem.num_ranks, dtype=torch.int64, device="meta")
+    return (out, received) if problem.variable else out
+
+
+op = Op(
+    name="all_to_all",
+    summary="out = rows for this rank of x of every rank",
+    problem=Problem,
+    config=Config,
+    make_problem=make_problem,
+    make_inputs=make_inputs,
+    reference=reference,
+    run=run,
+    candidates=candidates,
+    kernels=kernels,
+    default_shape={"m": 256, "n": 256, "variable": 0},
+    awkward_shapes=(
+        (4, {"m": 388, "n": 96, "variable": 0}),
+        (4, {"m": 97, "n": 24, "variable": 1}),
+        (3, {"m": 291, "n": 7, "variable": 0}),
+        (2, {"m": 2, "n": 64, "variable": 1}),
+        (1, {"m": 40, "n": 48, "variable": 1}),
+        (8, {"m": 9, "n": 5, "variable": 1}),
+        (4, {"m": 0, "n": 16, "variable": 1}),
+    ),
+    dtypes=Problem.dtypes,
+    fake=fake,
+    backward="all_to_all",
+    takes_nodes=True,
+)

@@ -1,0 +1,467 @@
+"""Reduce-scatter: out = this rank's rows of (x of rank 0 + x of rank 1 + ...).
+
+Every rank passes all m rows and gets the sums of its shard; rows are split as torch.chunk splits
+them, shards may be empty. Sums are in fp32 and rounded once.
+
+Plan, in lanes (weft.tiles.move): lane l deals with piece l of every shard
+    push    piece of each shard -> its rank's slot; then sum in the order of ranks
+    pull    piece of each shard -> own slot; then sum, in the order of ranks, what lies in the
+            slots of all ranks
+    ring    the sum of shard d starts on rank d + 1 and goes from rank to rank, in fp32, each
+            adding its part, until d adds the last: the order of sums is d + 1, d + 2, ..., d
+    relay   piece of shard d -> the slot of the partner of d on this node, which sums its node's
+            parts and sends the sum, in fp32, to d; d sums the nodes, and its own node's ranks,
+            in their order. So each sum crosses between two nodes once
+
+Signals (SET to the call's epoch e; each is waited for in the call that sets it)
+    parts_ready[src * lanes + l]      piece l of src's part of this rank's shard is in this
+                                      rank's slot (push), or in src's (pull). By src
+    partials_ready[d * lanes + l]     the running sum of shard d is in this slot (ring). By the
+                                      rank before
+    parts_ready[(group * node + seat) * lanes + l]   the part of the rank with this seat, of the
+                                      shard that has this group, is in this slot (relay). By it
+    partials_ready[node * lanes + l]  the sum of that node is in this slot (relay). By the partner
+    slot_free, epoch, ticket          the slot's; the last program moves them
+Pieces without rows are signalled too.
+
+Limits  x is contiguous and has the same rows on every rank; pull needs all ranks on one node
+Source  the design's section 4; NCCL's ring
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+import weft.language as wl
+from weft.base.card import Op
+from weft.base.dtypes import DTYPES
+from weft.base.records import KernelRecord
+from weft.base.target import Target
+from weft.ops import _lanes
+from weft.tiles import move, nodes, reduce
+
+SUPPORTED = ("float16", "bfloat16", "float32")
+
+
+def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
+    """All ranks at once: sums in fp32 in the order of ranks, rounded once."""
+    total = inputs[0]["x"].float()
+    for one in inputs[1:]:
+        total = total + one["x"].float()
+    shards = (slice(*problem.shard(rank)) for rank in range(problem.num_ranks))
+    return [total[rows].to(problem.torch_dtype) for rows in shards]
+
+
+# ---------------------------------------------------------------------------------------------
+# Problem and configuration
+
+
+@dataclass(frozen=True)
+class Problem(_lanes.Rows):
+    """m rows of n elements on every rank, of which each gets the sums of its shard."""
+
+    op = "reduce_scatter"
+    dtypes = SUPPORTED
+
+    @property
+    def moved_bytes(self) -> int:
+        """What one rank sends when all shards are full."""
+        return (self.m - min(self.rows, self.m)) * self.row_bytes
+
+    @property
+    def flops(self) -> int:
+        """Of one rank."""
+        return (self.num_ranks - 1) * self.rows * self.n
+
+    @property
+    def groups(self) -> Groups:
+        """How parts lie in a relay's slot."""
+        largest = max(self.nodes)
+        return Groups(len(self.nodes), largest, math.ceil(largest / min(self.nodes)))
+
+
+@dataclass(frozen=True)
+class Config(_lanes.Lanes):
+    """How the parts are moved and summed; `transport` as the Plan says."""
+
+    transport: str = "push"
+    reaches_far = {"push": True, "relay": True, "ring": True, "pull": False}
+
+
+def candidates(problem: Problem, target: Target) -> Iterator[Config]:
+    """Configurations worth measuring, the one to take unmeasured first."""
+    first = "relay" if len(problem.nodes) > 1 else "push"
+    yield from _lanes.candidates(Config, problem, target, first, problem.itemsize)
+
+
+def choose(problem: Problem, target: Target) -> Config:
+    """The configuration to take when nothing was measured: a pure function of both."""
+    return next(candidates(problem, target))
+
+
+# ---------------------------------------------------------------------------------------------
+# The program
+
+
+class Groups(NamedTuple):
+    """Where a relay finds parts: group `node of d * per_node + seat of d // ranks of own node`
+    holds the parts of shard d, `largest` of them, one for each seat. Rank d's own has its node's
+    first group."""
+
+    num_nodes: Any
+    largest: Any
+    per_node: Any
+
+
+@triton.jit
+def _push(x, out, parts, parts_ready, slot, shards, world, block: tl.constexpr,
+          vec: tl.constexpr):  # fmt: skip
+    rank, e = wl.rank(world), move.begin(world, slot)
+    stride = tl.cast(shards.shard, tl.int64) // vec * vec
+    word = move.word_of(parts_ready, rank)
+    for hop in range(1, world.num_ranks):
+        to = (rank + hop) % world.num_ranks
+        piece = move.own_piece(x, shards, to, vec)
+        received = parts + stride * rank + piece.offset
+        move.send(world, received, x + piece.first, piece.size, to, block)
+        wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
+    own = move.own_piece(x, shards, rank, vec)
+    move.await_others(world, parts_ready, e)  # pairs with the notify above
+    reduce.reduce(
+        own.size, world.num_ranks,
+        reduce.load_part, reduce.Parts(x + own.first, parts + own.offset, stride, rank),
+        reduce.emit_store, reduce.Stored(out + own.offset), block,
+    )  # fmt: skip
+    move.end(world, slot, e)
+
+
+class PeersParts(NamedTuple):
+    """Arguments of `_load_peers_part`."""
+
+    x: Any
+    staged: Any
+    own: Any
+    world: Any
+
+
+@triton.jit
+def _load_peers_part(index, i, mask, args):
+    """A rank's own part where it lies, others in their ranks' slots. args: PeersParts"""
+    source = args.x
+    if index != args.own:
+        source = wl.at(args.world, args.staged, index)
+    return tl.load(source + i, mask=mask, other=0.0)
+
+
+@triton.jit
+def _pull(x, out, parts, parts_ready, slot, shards, world, block: tl.constexpr,
+          vec: tl.constexpr):  # fmt: skip
+    rank, e = wl.rank(world), move.begin(world, slot)
+    for hop in range(1, world.num_ranks):
+        to = (rank + hop) % world.num_ranks
+        piece = move.own_piece(x, shards, to, vec)
+        move.send(world, parts + piece.first, x + piece.first, piece.size, rank, block)
+        wl.notify(world, move.word_of(parts_ready, rank), e, to=to, op=wl.SignalOp.SET)
+    own = move.own_piece(x, shards, rank, vec)
+    move.await_others(world, parts_ready, e)  # pairs with the notify above
+    reduce.reduce(
+        own.size, world.num_ranks,
+        _load_peers_part, PeersParts(x + own.first, parts + own.first, rank, world),
+        reduce.emit_store, reduce.Stored(out + own.offset), block,
+    )  # fmt: skip
+    move.end(world, slot, e)
+
+
+class Sent(NamedTuple):
+    """Arguments of `_emit_send`."""
+
+    partial: Any
+    to: Any
+    world: Any
+
+
+@triton.jit
+def _emit_send(i, total, mask, args):
+    """The sum so far, in fp32, to another rank. args: Sent"""
+    wl.put(args.world, args.partial + i, total, to=args.to, mask=mask)
+
+
+class Running(NamedTuple):
+    """Arguments of `_load_running`."""
+
+    x: Any
+    partial: Any
+    is_first: Any
+
+
+@triton.jit
+def _load_running(index, i, mask, args):
+    """Part 0 is the sum so far, -0.0 where there is none yet; part 1 is own. args: Running"""
+    if index == 0:
+        value = tl.load(args.partial + i, mask=mask & (args.is_first == 0), other=-0.0)
+    else:
+        value = tl.load(args.x + i, mask=mask, other=0.0).to(tl.float32)
+    return value
+
+
+@triton.jit
+def _ring(x, out, partials, partials_ready, slot, shards, world, block: tl.constexpr,
+          vec: tl.constexpr):  # fmt: skip
+    rank, e = wl.rank(world), move.begin(world, slot)
+    stride = tl.cast(shards.shard, tl.int64) // vec * vec
+    following = (rank + 1) % world.num_ranks
+    for hop in range(1, world.num_ranks):
+        shard = (rank + world.num_ranks - hop) % world.num_ranks
+        piece = move.own_piece(x, shards, shard, vec)
+        partial = partials + stride * shard + piece.offset
+        word = move.word_of(partials_ready, shard)
+        if hop > 1:
+            wl.wait(word, e, world=world)  # pairs with the notify below
+        reduce.reduce(
+            piece.size, 2, _load_running, Running(x + piece.first, partial, hop == 1),
+            _emit_send, Sent(partial, following, world), block,
+        )  # fmt: skip
+        wl.notify(world, word, e, to=following, op=wl.SignalOp.SET)
+    own = move.own_piece(x, shards, rank, vec)
+    if world.num_ranks > 1:
+        wl.wait(move.word_of(partials_ready, rank), e, world=world)  # pairs with the notify above
+    partial = partials + stride * rank + own.offset
+    reduce.reduce(
+        own.size, 2, _load_running, Running(x + own.first, partial, world.num_ranks == 1),
+        reduce.emit_store, reduce.Stored(out + own.offset), block,
+    )  # fmt: skip
+    move.end(world, slot, e)
+
+
+@triton.jit
+def _group_of(world, shard, groups):
+    """The first part of shard `shard` in the slot of whoever relays it here."""
+    node, here = nodes.node_of(world, shard), wl.node(world)
+    seat = nodes.seat_of(world, shard, node) // nodes.node_size(world, here)
+    return (node * groups.per_node + tl.where(node == here, 0, seat)) * groups.largest
+
+
+@triton.jit
+def _await_group(world, parts_ready, e, first, seat, size):
+    """Until this lane's piece of every other rank of the node has come."""
+    for other in range(size):
+        if other != seat:
+            wl.wait(move.word_of(parts_ready, first + other), e, world=world)  # with _relay
+
+
+class NodeParts(NamedTuple):
+    """Arguments of `_load_node`: parts of own node's ranks, sums of other nodes."""
+
+    partials: Any
+    stride: Any
+    node: Any
+    size: Any
+    near: Any
+
+
+@triton.jit
+def _load_node(index, i, mask, args):
+    """The sum of a node, own node's from its parts. args: NodeParts"""
+    if index == args.node:
+        value = reduce.add(args.size, reduce.load_part, args.near, i, mask)
+    else:
+        value = tl.load(args.partials + args.stride * index + i, mask=mask, other=0.0)
+    return value
+
+
+@triton.jit
+def _relay(x, out, parts, partials, parts_ready, partials_ready, slot, shards, groups, world,
+           block: tl.constexpr, vec: tl.constexpr):  # fmt: skip
+    rank, node, e = wl.rank(world), wl.node(world), move.begin(world, slot)
+    seat, size = nodes.seat_of(world, rank, node), nodes.node_size(world, node)
+    stride = tl.cast(shards.shard, tl.int64) // vec * vec
+    for hop in range(1, world.num_ranks):
+        shard = (rank + hop) % world.num_ranks
+        to = nodes.partner_of(world, shard, node)
+        if to != rank:
+            place = _group_of(world, shard, groups) + seat
+            piece = move.own_piece(x, shards, shard, vec)
+            received = parts + stride * place + piece.offset
+            move.send(world, received, x + piece.first, piece.size, to, block)
+            word = move.word_of(parts_ready, place)
+            wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
+    for hop in range(1, world.num_ranks):
+        shard = (rank + hop) % world.num_ranks
+        if not wl.is_near(world, shard):
+            if nodes.partner_of(world, shard, node) == rank:
+                first = _group_of(world, shard, groups)
+                piece = move.own_piece(x, shards, shard, vec)
+                _await_group(world, parts_ready, e, first, seat, size)
+                received = parts + stride * first + piece.offset
+                partial = partials + stride * node + piece.offset
+                reduce.reduce(
+                    piece.size, size,
+                    reduce.load_part, reduce.Parts(x + piece.first, received, stride, seat),
+                    _emit_send, Sent(partial, shard, world), block,
+                )  # fmt: skip
+                word = move.word_of(partials_ready, node)
+                wl.notify(world, word, e, to=shard, op=wl.SignalOp.SET)
+    own = move.own_piece(x, shards, rank, vec)
+    first = _group_of(world, rank, groups)
+    _await_group(world, parts_ready, e, first, seat, size)
+    for other in range(groups.num_nodes):
+        if other != node:
+            wl.wait(move.word_of(partials_ready, other), e, world=world)
+    near = reduce.Parts(x + own.first, parts + stride * first + own.offset, stride, seat)
+    reduce.reduce(
+        own.size, groups.num_nodes,
+        _load_node, NodeParts(partials + own.offset, stride, node, size, near),
+        reduce.emit_store, reduce.Stored(out + own.offset), block,
+    )  # fmt: skip
+    move.end(world, slot, e)
+
+
+# ---------------------------------------------------------------------------------------------
+# The host
+
+
+def reduce_scatter(
+    x: torch.Tensor, *, world: Any, config: Config | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """This rank's rows of the sum of all ranks' tensors. Collective.
+
+        out = (x of rank 0 + x of rank 1 + ...)[rows of this rank]
+
+    Shapes  x: [m, ...], contiguous, the same on all ranks; out: [rows of this rank, ...], rows
+            split as torch.chunk splits m
+    Dtypes  float16, bfloat16 or float32; sums in fp32, rounded once
+    Sync    stream-ordered on the current stream; can be recorded
+    Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
+    """
+    call = _lanes.find_call(
+        world, "reduce_scatter", (x, out), (config,), lambda: _Call(world, x, config, out)
+    )
+    if out is None:
+        out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device)
+    if not call.problem.is_empty:
+        call.launch(world, x, out)
+    return out
+
+
+class _Call:
+    """What calls with tensors like these share on one rank."""
+
+    def __init__(self, world: Any, x: Any, config: Any, out: Any) -> None:
+        _lanes.check_tensor("reduce_scatter", "x", x, world)
+        n = math.prod(x.shape[1:])
+        self.problem = problem = Problem(
+            x.shape[0], n, world.num_ranks, str(x.dtype), _lanes.nodes_of(world)
+        )
+        self.config = config = config or choose(problem, world.target)
+        config.check(problem, world.target)
+        first, end = problem.shard(world.rank)
+        self.out_shape = (end - first, *x.shape[1:])
+        if out is not None:
+            _lanes.check_out("reduce_scatter", out, self.out_shape, x.dtype, world)
+        self.name = f"reduce_scatter m={problem.m},n={n} {problem.dtype} {config}"
+        self.shards = move.Shards(problem.m * n, problem.rows * n)
+        self.buffers, self.signals = _workspace(problem, config)
+        self.extra = (problem.groups,) if config.transport == "relay" else ()
+
+    def launch(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
+        problem, config = self.problem, self.config
+        world.operator_call(self.name)
+        # Each transport has a slot of its own shape.
+        slot = world.workspace(f"reduce_scatter.{config.transport}", self.buffers, self.signals)
+        width = _lanes.width_of(problem.row_bytes, x, out)
+        arrays = [getattr(slot, name) for name in (*self.buffers, *self.signals)]
+        _PROGRAMS[config.transport][(config.lanes,)](
+            x, out, *arrays, slot.arg, self.shards, *self.extra, world.arg, block=config.block,
+            vec=_lanes.elements_in_vector(width, problem.itemsize), num_warps=config.num_warps,
+        )  # fmt: skip
+
+
+_PROGRAMS = {"push": _push, "relay": _relay, "ring": _ring, "pull": _pull}
+
+
+def _workspace(problem: Problem, config: Config) -> tuple[dict, dict]:
+    """The buffers and signals of a transport, in the order of its kernel's parameters."""
+    shard, groups = problem.rows * problem.n, problem.groups
+    in_group = groups.num_nodes * groups.per_node * groups.largest
+    parts = {"push": problem.num_ranks, "pull": problem.num_ranks, "ring": 0, "relay": in_group}
+    partials = {"push": 0, "pull": 0, "ring": problem.num_ranks, "relay": groups.num_nodes}
+    counts = {"parts": parts[config.transport], "partials": partials[config.transport]}
+    dtypes = {"parts": problem.torch_dtype, "partials": torch.float32}
+    buffers = {x: ((counts[x] * shard,), dtypes[x]) for x in counts if counts[x]}
+    signals = {f"{x}_ready": (counts[x] * config.lanes, torch.int64) for x in buffers}
+    return buffers, signals
+
+
+# ---------------------------------------------------------------------------------------------
+# The card
+
+
+def make_problem(
+    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
+) -> Problem:
+    return Problem(shape["m"], shape["n"], num_ranks, dtype, nodes)
+
+
+def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """One rank's random tensor on the CPU: the same for one seed on every machine."""
+    return {"x": _lanes.random_rows(problem, rank, problem.m, seed)}
+
+
+def run(
+    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+) -> torch.Tensor:
+    return reduce_scatter(inputs["x"], world=world, config=config)
+
+
+def kernels(
+    problem: Problem, config: Config | None, target: Target
+) -> Iterator[tuple[Any, KernelRecord]]:
+    """The kernel that a call with this configuration launches, as a record."""
+    config = config or choose(problem, target)
+    config.check(problem, target)
+    element = f"*{DTYPES[problem.dtype].triton}"
+    words = {"x": element, "out": element, "parts": element, "partials": "*fp32",
+             "parts_ready": "*i64", "partials_ready": "*i64"}  # fmt: skip
+    vec = _lanes.elements_in_vector(_lanes.width_of(problem.row_bytes), problem.itemsize)
+    yield _lanes.record("reduce_scatter", _PROGRAMS[config.transport], words, problem, config,
+                        groups=problem.groups, vec=vec)  # fmt: skip
+
+
+def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """The first rank's result: its shape and dtype, without its values."""
+    return torch.empty((problem.rows, problem.n), dtype=problem.torch_dtype, device="meta")
+
+
+op = Op(
+    name="reduce_scatter",
+    summary="out = rows of this rank of sum(x over ranks)",
+    problem=Problem,
+    config=Config,
+    make_problem=make_problem,
+    make_inputs=make_inputs,
+    reference=reference,
+    run=run,
+    candidates=candidates,
+    kernels=kernels,
+    default_shape={"m": 256, "n": 256},
+    awkward_shapes=(
+        (4, {"m": 388, "n": 96}),
+        (3, {"m": 291, "n": 7}),
+        (2, {"m": 2, "n": 64}),
+        (1, {"m": 40, "n": 48}),
+        (8, {"m": 9, "n": 5}),
+        (4, {"m": 1, "n": 1}),
+        (4, {"m": 0, "n": 16}),
+    ),
+    dtypes=SUPPORTED,
+    fake=fake,
+    backward="all_gather",
+    takes_nodes=True,
+)

@@ -1,0 +1,128 @@
+"""reduce_scatter: in every way it can be called, by every transport, near and far; its order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from calling import EMU, Caller, cases, check_kernels, one_slot_for_all, transports
+from mutants import survivors
+
+import weft
+from weft.base.errors import ConfigError, DtypeError, ShapeError
+from weft.base.target import TARGETS
+from weft.ops.reduce_scatter import Config, Problem, candidates, choose, op, reduce_scatter
+
+SHAPES = [{"m": 37, "n": 6}, {"m": 3, "n": 16}, {"m": 24, "n": 35}, {"m": 1, "n": 1}]
+DTYPES = {"push": "bfloat16", "relay": "float16", "ring": "bfloat16", "pull": "float32"}
+
+
+def is_exact(nodes, transport):
+    """Are sums made in the order of ranks?"""
+    return transport in ("push", "pull") or (transport == "relay" and len(nodes) == 1)
+
+
+@pytest.mark.parametrize(("nodes", "transport", "shape"), cases(op, SHAPES))
+def test_every_way_of_calling(ranks, nodes, transport, shape):
+    caller = Caller(op, nodes, transport, exact=is_exact(nodes, transport))
+    ranks(caller.every_way(shape, DTYPES[transport]), sum(nodes), nodes=nodes)
+
+
+@pytest.mark.parametrize("nodes", [(3,), (2, 1)], ids=str)
+def test_one_slot_twice_in_a_row_and_shapes_that_change(ranks, nodes, monkeypatch):
+    one_slot_for_all(monkeypatch)
+    shapes = [SHAPES[0], SHAPES[0], SHAPES[1], SHAPES[2], SHAPES[0]]
+    for transport in transports(op, nodes):
+        for seed in range(3):
+            caller = Caller(op, nodes, transport, exact=is_exact(nodes, transport))
+            ranks(caller.in_turns(shapes, "float32"), sum(nodes), nodes=nodes, seed=seed)
+
+
+@pytest.mark.parametrize(("nodes", "transport"), [((4,), "ring"), ((2, 2), "relay")], ids=str)
+def test_another_order_of_sums_is_still_the_same_in_every_run(ranks, nodes, transport):
+    problem = Problem(24, 35, 4, "float32", nodes)
+    config = next(c for c in candidates(problem, EMU) if c.transport == transport)
+
+    def main():
+        world = weft.init()
+        x = op.make_inputs(problem, world.rank)["x"]
+        outs = [reduce_scatter(x, world=world, config=replace(config, lanes=n)) for n in (1, 2, 5)]
+        assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
+        return outs[0]
+
+    first, second = (ranks(main, 4, nodes=nodes, seed=seed) for seed in (0, 7))
+    assert all(map(torch.equal, first, second))
+
+
+def test_the_ring_adds_in_its_own_order(ranks):
+    """Shard d is summed d + 1, d + 2, ..., d; a zero keeps its sign."""
+    problem = Problem(8, 16, 4, "float32")
+
+    def main():
+        world = weft.init()
+        return reduce_scatter(
+            op.make_inputs(problem, world.rank)["x"], world=world, config=Config("ring", lanes=2)
+        )
+
+    parts = [op.make_inputs(problem, rank)["x"] for rank in range(4)]
+    for shard, out in enumerate(ranks(main, 4)):
+        rows = slice(*problem.shard(shard))
+        expected = parts[(shard + 1) % 4][rows].clone()
+        for hop in (2, 3, 4):
+            expected += parts[(shard + hop) % 4][rows]
+        assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "transport"),
+    [*(((3,), name) for name in op.config.reaches_far), ((2, 1), "relay")],
+    ids=str,
+)
+def test_every_signal_is_needed(nodes, transport, monkeypatch):
+    one_slot_for_all(monkeypatch)
+    large, small = {"m": 7, "n": 16}, {"m": 4, "n": 3}
+    caller = Caller(op, nodes, transport, exact=False)
+    count, alive = survivors(caller.in_turns([large, large, small, large], "float32"), nodes)
+    assert count >= 12 and not alive, "\n".join(map(str, alive))
+
+
+def test_out_and_more_dimensions(ranks):
+    def main():
+        world = weft.init()
+        x = torch.arange(3 * 2 * 5.0).view(3, 2, 5)
+        out = torch.empty(2 - world.rank, 2, 5)
+        assert reduce_scatter(x, world=world, out=out) is out
+        assert torch.equal(out, 2 * x[2 * world.rank :][:2])
+        assert reduce_scatter(torch.ones(0, 4), world=world).shape == (0, 4)
+
+    ranks(main, 2)
+
+
+@pytest.mark.parametrize(
+    ("x", "keywords", "error", "words"),
+    [
+        (torch.ones(4, 8).t(), {}, ShapeError, r"x of shape \(8, 4\) has strides"),
+        (torch.ones(4, 8), {"out": torch.ones(4, 8)}, ShapeError, r"the result is \(2, 8\)"),
+        (torch.ones(4, 8).int(), {}, DtypeError, "dtype int32; it takes float16"),
+        (torch.ones(4, 8), {"config": Config("tree")}, ConfigError, "transport='tree'"),
+    ],
+)
+def test_what_does_not_fit(ranks, x, keywords, error, words):
+    with pytest.raises(error, match=words):
+        ranks(lambda: reduce_scatter(x, world=weft.init(), **keywords), 2)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=str)
+def test_choices_are_checked_and_follow_nodes(target):
+    problem = Problem(8192, 8192, 4)
+    for one, first in ((problem, "push"), (replace(problem, nodes=(3, 1)), "relay")):
+        found = list(candidates(one, target))
+        assert found[0] == choose(one, target) and found[0].transport == first
+        for config in found:
+            config.check(one, target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_compiles_everywhere_and_keeps_its_waits(target):
+    check_kernels(op, target, {"m": 4096, "n": 4096}, "bfloat16")
