@@ -11,6 +11,25 @@ import importlib
 from weft.base.vocabulary import Order, Scope, SignalOp
 from weft.language.addressing import at, is_near, local_rank, node, num_ranks, rank
 from weft.language.barriers import barrier, barrier_grid
+from weft.language.channels import (
+    ChannelArg,
+    channel_advance,
+    peer_tile_notify,
+    peer_tile_wait,
+    tile_notify,
+    tile_pointers,
+    tile_pull,
+    tile_push,
+    tile_wait,
+)
+from weft.language.mapping import (
+    DynamicMapping,
+    StaticMapping,
+    f_channel,
+    f_count,
+    f_rank,
+    f_shape,
+)
 from weft.language.multicast import multimem_ld_reduce, multimem_red, multimem_st
 from weft.language.one_sided import (
     fence,
@@ -27,6 +46,20 @@ from weft.language.ordered import atomic_add, atomic_cas, atomic_exchange, load,
 from weft.language.packets import put_lines, put_packets, wait_packets
 from weft.language.signals import complete_stores, consume, notify, notify_all, test, wait
 from weft.language.slots import slot_epoch, slot_finish, slot_wait_free
+from weft.language.workers import (
+    COMMUNICATE,
+    COMPUTE,
+    REDUCE,
+    RELAY,
+    Split,
+    TaskTable,
+    next_task,
+    release_tile,
+    release_tile_everywhere,
+    static_task,
+    wait_deps,
+    worker_role,
+)
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 
 # Implementations join themselves to their declarations: importing them is all it takes.
@@ -39,10 +72,19 @@ for _file in (
     importlib.import_module(f"{__name__}.{_file}")
 
 __all__ = [
+    "COMMUNICATE",
+    "COMPUTE",
+    "REDUCE",
+    "RELAY",
+    "ChannelArg",
+    "DynamicMapping",
     "Order",
     "Scope",
     "SignalOp",
     "SlotArg",
+    "Split",
+    "StaticMapping",
+    "TaskTable",
     "WorldArg",
     "at",
     "atomic_add",
@@ -50,8 +92,13 @@ __all__ = [
     "atomic_exchange",
     "barrier",
     "barrier_grid",
+    "channel_advance",
     "complete_stores",
     "consume",
+    "f_channel",
+    "f_count",
+    "f_rank",
+    "f_shape",
     "fence",
     "get",
     "get_nbi",
@@ -62,10 +109,13 @@ __all__ = [
     "multimem_ld_reduce",
     "multimem_red",
     "multimem_st",
+    "next_task",
     "node",
     "notify",
     "notify_all",
     "num_ranks",
+    "peer_tile_notify",
+    "peer_tile_wait",
     "put",
     "put_lines",
     "put_nbi",
@@ -74,12 +124,22 @@ __all__ = [
     "put_warp",
     "quiet",
     "rank",
+    "release_tile",
+    "release_tile_everywhere",
     "slot_epoch",
     "slot_finish",
     "slot_wait_free",
+    "static_task",
     "store",
     "test",
+    "tile_notify",
+    "tile_pointers",
+    "tile_pull",
+    "tile_push",
+    "tile_wait",
     "wait",
+    "wait_deps",
     "wait_packets",
     "warp",
+    "worker_role",
 ]

@@ -14,12 +14,15 @@ from weft.base.vocabulary import Order, Scope, SignalOp
 from weft.language import (
     addressing,
     barriers,
+    channels,
+    mapping,
     multicast,
     one_sided,
     ordered,
     packets,
     signals,
     slots,
+    workers,
 )
 from weft.language.registry import BACKENDS, PRIMITIVES, Primitive, coverage
 
@@ -43,7 +46,20 @@ Where a line says "(emulator)", only `weft emulate` and `weft verify` can check 
 """
 
 FILES = (addressing, signals, one_sided, ordered, packets, barriers, multicast)
-DEVICE_FUNCTIONS = (slots.slot_epoch, slots.slot_wait_free, slots.slot_finish)
+# Plain @triton.jit, for every target.
+DEVICE_FUNCTIONS = {
+    slots: (slots.slot_epoch, slots.slot_wait_free, slots.slot_finish),
+    channels: (
+        *(channels.tile_wait, channels.tile_notify, channels.peer_tile_wait),
+        *(channels.peer_tile_notify, channels.tile_push, channels.tile_pull),
+        *(channels.tile_pointers, channels.channel_advance),
+    ),
+    mapping: (mapping.f_shape, mapping.f_rank, mapping.f_channel, mapping.f_count),
+    workers: (
+        *(workers.worker_role, workers.next_task, workers.static_task),
+        *(workers.wait_deps, workers.release_tile, workers.release_tile_everywhere),
+    ),
+}
 
 
 def reference() -> str:
@@ -53,8 +69,9 @@ def reference() -> str:
         parts.append(f"## {_title(module)}\n")
         file = module.__name__.rsplit(".", 1)[-1] + ".py"
         parts += [_primitive(p) for p in PRIMITIVES.values() if p.file == file and p.public]
-    parts.append(f"## {_title(slots)}\n")
-    parts += [_device_function(function) for function in DEVICE_FUNCTIONS]
+    for module, functions in DEVICE_FUNCTIONS.items():
+        parts.append(f"## {_title(module)}\n")
+        parts += [_device_function(function) for function in functions]
     return "\n".join(parts)
 
 

@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton.language as tl
@@ -43,6 +43,9 @@ from weft.runtime.backend import (
 )
 from weft.runtime.heap import Block, HeapAllocator
 from weft.runtime.slots import BufferRequest, SignalRequest, Slot, Workspace
+
+if TYPE_CHECKING:
+    from weft.runtime.channels import Channel
 
 # How often the watchdog looks at the abort word; the table is printed within this time.
 WATCHDOG_PERIOD_S = 0.05
@@ -166,6 +169,15 @@ class World:
         if key not in self._workspaces:
             self._workspaces[key] = Workspace(self, key)
         return self._workspaces[key].take(buffers or {}, signals or {})
+
+    def channel(
+        self, name: str, shape: tuple[int, int], dtype: torch.dtype, **options: int
+    ) -> Channel:
+        """A buffer whose tiles are announced one by one; see `channels`. Collective."""
+        self._check_usable("channel")
+        from weft.runtime.channels import Channel
+
+        return Channel(self, name, shape, dtype, **options)
 
     # ---- launches, streams, copies, recordings
 

@@ -1,0 +1,170 @@
+"""Channels, on the host: a buffer that every rank has, signals per chunk, and what moves chunks.
+
+    channel = world.channel("rows", (m, k), torch.bfloat16, chunks=4, push_rows=64)
+    kernel[grid](world.arg, channel.produced(), ...)        wl.tile_push, wl.tile_notify
+    kernel[grid](world.arg, channel.consumed(128), ...)     wl.tile_wait
+    channel.advance()                                       this round is over
+
+On streams, for copy engines: `rank_copy`, `rank_notify`, `rank_wait`. A round's data may be
+overwritten when all ranks have read it: `world.barrier()`, or signals of one's own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+import weft.language as wl
+from weft.base.errors import PeerError, ShapeError
+from weft.language.channels import ChannelArg, channel_advance
+from weft.language.mapping import (
+    DynamicMapping,
+    StaticMapping,
+    as_python,
+    f_count,
+    rows_of_rank,
+)
+
+if TYPE_CHECKING:
+    from weft.runtime.world import World
+
+
+@triton.jit
+def announce_part(world, channel, first, count, to):
+    """All tiles of these channels at once: a copy engine has moved them."""
+    for c in range(first, first + count):
+        wl.notify(world, channel.ready + c, f_count(c, channel.mapping) * channel.parts, to=to)
+
+
+@triton.jit
+def await_part(world, channel, first, count):
+    """A stream waits for these channels; launched upstream of every grid that fills the device."""
+    for c in range(first, first + count):
+        expected = tl.load(channel.base + c) + f_count(c, channel.mapping) * channel.parts
+        wl.wait(channel.ready + c, at_least=expected, world=world)
+
+
+@triton.jit
+def end_round(channel, first, count):
+    channel_advance(channel, first, count)
+
+
+class Channel:
+    """One channel; made by `world.channel` on every rank with the same arguments."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        *,
+        chunks: int = 1,
+        push_rows: int = 64,
+        parts: int = 1,
+        num_tiles: int = 0,
+    ) -> None:
+        if len(shape) != 2 or min(shape) < 0:
+            raise ShapeError(f"channel {name!r}: shape {tuple(shape)}; it is (rows, columns)")
+        for what, value in (("chunks", chunks), ("push_rows", push_rows), ("parts", parts)):
+            if value < 1:
+                raise ShapeError(f"channel {name!r}: {what}={value}; it is 1 or more")
+        self.world = world
+        self.name = name
+        self.rows, self.cols = shape
+        self.parts = parts
+        self.chunks = chunks
+        self.push_rows = push_rows
+        self.num_channels = world.num_ranks * chunks
+        self._static = StaticMapping.of(
+            self.rows, world.num_ranks, chunks=chunks, push_rows=push_rows
+        )
+        num_tiles = max(num_tiles, self._static.num_tiles, 1)
+        self.data = world.empty(shape, dtype, name=f"{name}.data")
+        self.ready = world.signals(self.num_channels, torch.int64, name=f"{name}.ready")
+        self.peers = world.signals(num_tiles * world.num_ranks, torch.int64, name=f"{name}.peers")
+        local = world.backend.local_words
+        self.base = local([0] * self.num_channels, torch.int64, f"{name}.base")
+        self.epoch = local([0], torch.int64, f"{name}.epoch")
+
+    def produced(self) -> ChannelArg:
+        """For kernels that make tiles: each rank's rows in tiles of `push_rows`."""
+        return self._arg(self._static.as_constexpr())
+
+    def consumed(self, tile_rows: int) -> ChannelArg:
+        """For kernels that use tiles: all rows in tiles of `tile_rows`."""
+        mapping = StaticMapping.of(
+            self.rows,
+            self.world.num_ranks,
+            chunks=self.chunks,
+            push_rows=self.push_rows,
+            tile_rows=tile_rows,
+        )
+        return self._arg(mapping.as_constexpr())
+
+    def tabled(
+        self,
+        first: torch.Tensor,
+        end: torch.Tensor,
+        rank: torch.Tensor,
+        channel: torch.Tensor,
+        count: torch.Tensor,
+    ) -> ChannelArg:
+        """For kernels whose tiles are in int32 tables that the device fills at run time."""
+        return self._arg(DynamicMapping(first, end, rank, channel, count))
+
+    def _arg(self, mapping) -> ChannelArg:
+        return ChannelArg(
+            self.data,
+            self.cols,
+            self.ready,
+            self.base,
+            self.peers,
+            self.epoch,
+            tl.constexpr(self.parts),
+            mapping,
+        )
+
+    @property
+    def tiles_per_rank(self) -> int:
+        """Of the producer's view: rank r makes tiles r * tiles_per_rank and on."""
+        return self._static.tiles_per_rank
+
+    def rows_of(self, rank: int) -> slice:
+        """The rows that are rank `rank`'s part, as torch.chunk splits them."""
+        if not 0 <= rank < self.world.num_ranks:
+            raise PeerError(
+                f"channel {self.name!r}: rank {rank} is outside 0 .. {self.world.num_ranks - 1}"
+            )
+        return slice(*as_python(rows_of_rank)(rank, self._static))
+
+    # ---- on the current stream
+
+    def rank_copy(self, *, to: int) -> None:
+        """Copy this rank's rows of `data` to near rank `to` by a copy engine; see rank_notify."""
+        rows = self.rows_of(self.world.rank)
+        if to != self.world.rank and rows.stop > rows.start:
+            self.world.copy(self.world.peer(self.data, to)[rows], self.data[rows])
+
+    def rank_notify(self, *, to: int) -> None:
+        """Announce all of this rank's rows on rank `to`, behind what this stream did before."""
+        self.rows_of(to)  # checks the rank
+        first = self.world.rank * self.chunks
+        arg = self.produced()
+        announce_part[(1,)](self.world.arg, arg, first, self.chunks, to, num_warps=1)
+
+    def rank_wait(self, rank: int) -> None:
+        """Hold this stream until all of rank `rank`'s rows are here. Bounded."""
+        self.rows_of(rank)
+        first = rank * self.chunks
+        await_part[(1,)](self.world.arg, self.produced(), first, self.chunks, num_warps=1)
+
+    def advance(self, arg: ChannelArg | None = None) -> None:
+        """End the round, behind this stream's work of the round; `arg` where tables count.
+
+        Every rank announces every channel once per round, or the next round's waits are wrong.
+        """
+        end_round[(1,)](arg or self.produced(), 0, self.num_channels, num_warps=1)
