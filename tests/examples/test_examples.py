@@ -62,6 +62,26 @@ def drop(lines: list[str], word: str, which: int = 0) -> None:
     lines[number] = re.sub(r"\S.*", "pass", lines[number])
 
 
+def replace(lines: list[str], before: str, after: str) -> None:
+    (number,) = [n for n, line in enumerate(lines) if before in line]
+    lines[number] = lines[number].replace(before, after)
+
+
+def one_half(lines: list[str]) -> None:
+    replace(lines, "inbox + (e % 2) * n * size", "inbox")
+
+
+def one_flag(lines: list[str]) -> None:
+    replace(lines, "total, e, to=peer", "total, 1, to=peer")
+    replace(lines, "e, dtype=tl.float32", "1, dtype=tl.float32")
+
+
+@pytest.mark.parametrize("ranks, nodes", [(4, 2), (6, 3), (4, 4)])
+def test_two_nodes_or_more(ranks: int, nodes: int, capsys):
+    words = ["emulate", str(ROOT / "examples/10_two_nodes.py"), "--ranks", str(ranks)]
+    assert main([*words, "--nodes", str(nodes)]) == 0, capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "name, spoil, kind, guilty",
     [
@@ -72,6 +92,20 @@ def drop(lines: list[str], word: str, which: int = 0) -> None:
         ("03_signal.py", lambda text: drop(text, "wl.notify("), "deadlock", "wl.wait("),
         ("04_barrier.py", lambda text: drop(text, "wl.barrier("), "race", "wl.at(world, part"),
         ("04_barrier.py", lambda text: drop(text, "wl.barrier(", 1), "race", "wl.at(world, part"),
+        ("06_all_gather.py", lambda text: drop(text, "wl.wait("), "race", "tl.load(gathered"),
+        ("07_all_reduce.py", lambda text: drop(text, "wl.wait(part"), "race", "tl.load(parts"),
+        ("07_all_reduce.py", lambda text: drop(text, "wl.wait(sum"), "race", "tl.load(sums"),
+        ("08_low_latency_packet.py", one_half, "race", "wl.put_packets("),
+        ("08_low_latency_packet.py", one_flag, "signal", "wl.put_packets("),
+        ("09_channel.py", lambda text: drop(text, "wl.tile_wait("), "race", "tl.load(pointers"),
+        ("09_channel.py", lambda text: drop(text, "wl.tile_notify("), "deadlock", "wl.tile_wait("),
+        ("10_two_nodes.py", lambda text: drop(text, "wl.wait(", 1), "race", "tl.load(gathered"),
+        ("10_two_nodes.py", lambda text: drop(text, "wl.notify("), "deadlock", "wl.wait("),
+        ("11_workers.py", lambda text: drop(text, "wl.wait_deps("), "race", "tl.load(theirs"),
+        ("11_workers.py", lambda text: drop(text, "wl.wait(own_ready"), "race", "tl.load(own"),
+        ("11_workers.py", lambda text: drop(text, "wl.release_tile("), "deadlock", "wl.wait_deps("),
+        ("12_dynamic_mapping.py", lambda text: drop(text, "wl.wait("), "race", "tl.load(counts"),
+        ("12_dynamic_mapping.py", lambda text: drop(text, "wl.tile_wait("), "race", "tl.load("),
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )
@@ -84,7 +118,7 @@ def test_what_the_tutorial_says_of_a_broken_example(
     script.write_text("\n".join(lines))
     assert main(["verify", str(script), "--ranks", "4", "--schedules", "3", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
-    found = [*report["races"], *report["deadlocks"]]
+    found = [*report["races"], *report["deadlocks"], *report.get("others", [])]
     sides = [side for one in found for side in (one["first"], one["second"]) if side]
     assert kind in {one["kind"] for one in found}, report
     assert any(guilty in lines[side["line"] - 1] for side in sides), report
