@@ -1,6 +1,7 @@
 # make setup   the environment in .venv, made once and again when pyproject.toml changes
 # make demo    what weft does, in a minute, without a GPU
 # make test    every test that a laptop can run; make lint: style and types
+# make test-versions   the emulator and the language on other Tritons; VERSIONS=3.8.0 chooses
 #
 # TORCH and TRITON choose other versions, e.g. `make setup TRITON=triton==3.9.0`.
 
@@ -12,8 +13,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.weft-ready
 ARGS   ?=
+VERSIONS ?=
 
-.PHONY: setup demo test lint format clean
+.PHONY: setup demo test test-versions lint format clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -37,6 +39,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -n $(JOBS) -m "not slow" -q $(ARGS)
+
+test-versions: $(STAMP)
+	@TEST_PYTHON=$(BIN)/python JOBS=$(JOBS) .ci/versions $(VERSIONS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

@@ -5,12 +5,17 @@ import pathlib
 import pytest
 
 from weft.emulator.script import run_script
+from weft.language.triton_api import TRITON_VERSION
 
+# From this version on Triton has them no more.
+GONE = {"block_pointers": (3, 9)}
 SCRIPTS = pathlib.Path(__file__).parent / "scripts" / "unmodified"
 
 
 @pytest.mark.parametrize("script", sorted(path.stem for path in SCRIPTS.glob("*.py")))
 def test_script(script):
+    if TRITON_VERSION >= GONE.get(script, (9, 0)):
+        pytest.skip("Triton has removed what this script uses")
     report = run_script(str(SCRIPTS / f"{script}.py"), ranks=2)
     assert report.ok, str(report)
 

@@ -107,6 +107,12 @@ def ordered(x, flags, flags64):
 
 
 @triton.jit
+def announce(world, x, flags64):
+    tl.store(x + tl.arange(0, 1024), 1.0)
+    wl.notify(world, flags64, 1, to=0, op=wl.SignalOp.SET)
+
+
+@triton.jit
 def compare_and_swap(flags):
     wl.store(flags + 1, wl.atomic_cas(flags, 0, 1, scope=wl.Scope.DEVICE))
 

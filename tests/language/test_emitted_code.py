@@ -10,6 +10,7 @@ import pytest
 from language_kernels import BULK, CUDA, GPUS, HIP, machine_text, text
 
 from weft.base.target import TARGETS
+from weft.language.triton_api import HAS_ORDERED_STORES
 
 GAPS = {(kernels.compare_and_swap, target) for target in HIP}  # see test_tracing_errors
 EVERYTHING = [
@@ -38,6 +39,22 @@ def test_notify_is_barrier_then_release(target):
     stores = positions(r"st\.global", code)
     barrier = max(at for at in positions(r"bar\.sync|barrier\.sync", code) if at < release)
     assert max(stores) < barrier < release
+
+
+@pytest.mark.parametrize("target", CUDA)
+def test_a_signal_that_is_set_is_a_store_where_triton_has_one(target):
+    """From 3.9 on; before, an exchange: see docs/decisions/007."""
+    code = machine_text(kernels.announce, target)
+    data = max(positions(r"st\.global", code))
+    if HAS_ORDERED_STORES:
+        (fence,) = positions(r"fence\.(release|acq_rel)\.sys", code)
+        (signal,) = positions(r"st\.relaxed\.sys\.global\.b64", code)
+        assert not positions(r"\b(atom|red)\.", code)
+    else:
+        (signal,) = positions(r"(atom|red)\.global\.sys\.release\.exch\.b64", code)
+        fence = signal
+    barrier = max(at for at in positions(r"bar\.sync|barrier\.sync", code) if at < fence)
+    assert data < barrier < fence <= signal
 
 
 @pytest.mark.parametrize("target", CUDA)

@@ -10,6 +10,7 @@ from weft.language import ordered as declared
 from weft.language.cuda.signals import order_async_proxy
 from weft.language.registry import implement
 from weft.language.signals import complete_stores
+from weft.language.triton_api import ordered_store
 
 
 @triton.jit
@@ -49,7 +50,7 @@ def load(ptr, order, scope):
 def store(ptr, value, order, scope):
     words = as_integers(ptr)
     before(order)
-    tl.atomic_xchg(words, value.to(words.dtype.element_ty, bitcast=True), sem=order, scope=scope)
+    ordered_store(words, value.to(words.dtype.element_ty, bitcast=True), order, scope)
 
 
 @implement(declared.atomic_add, "cuda")

@@ -15,6 +15,7 @@ from weft.language.addressing import translate
 from weft.language.cuda.target import has_bulk_stores
 from weft.language.portable.give_up import leave_report
 from weft.language.registry import implement
+from weft.language.triton_api import ordered_store
 
 ABORT_PTR = tl.constexpr(layout.ABORT_PTR)
 TIMEOUT_NS = tl.constexpr(layout.TIMEOUT_NS)
@@ -125,7 +126,7 @@ def notify(world, signal, value, to, op, order, scope):
     if op == "add":
         tl.atomic_add(translate(world, signal, to), value, sem=order, scope=scope)
     else:
-        tl.atomic_xchg(translate(world, signal, to), value, sem=order, scope=scope)
+        ordered_store(translate(world, signal, to), value, order, scope)
 
 
 @implement(declared.notify_all, "cuda")
@@ -148,7 +149,7 @@ def notify_all(world, signal, value, op, order, scope):
         if op == "add":
             tl.atomic_add(translate(world, signal, peer), value, sem="relaxed", scope=scope)
         else:
-            tl.atomic_xchg(translate(world, signal, peer), value, sem="relaxed", scope=scope)
+            ordered_store(translate(world, signal, peer), value, "relaxed", scope)
 
 
 @implement(declared.wait, "cuda")
