@@ -44,43 +44,50 @@ runs. Inline assembly is one of these; Gluon kernels have no TTIR and are not ta
 
 `weft emulate SCRIPT --ranks 4 --nodes 2`, or `weft.emulated(ranks=4, nodes=2)`:
 
-* **Nodes** are scale-up domains. A number splits the ranks evenly, the first nodes larger by one where
-  it does not divide; sizes split them as they say: `--nodes 3+1`, `nodes=(3, 1)`. Ranks see in their
-  environment what a launcher would have told them. A rank of another node is reached by `wl.put`,
-  `wl.get`, `wl.put_signal` and `wl.notify` alone; its address is 0 in the world's table, and a kernel
-  that dereferences one all the same is a finding ("far pointer").
-* **Worlds** stand beside each other, each with its own heap and its own signals: one of all ranks, others
-  over `torch.distributed.new_group` of any of them (`weft.init(group=..., name=...)`).
-* **Residency**: `--num-sms`, `num_sms=` programs are on a rank at a time. A cooperative launch of more
-  is refused; a grid whose programs wait for one that does not fit is a finding ("residency").
+* **Nodes** are scale-up domains. A number splits the ranks evenly, the first nodes larger by one
+  where it does not divide; sizes split them as they say: `--nodes 3+1`, `nodes=(3, 1)`. Ranks see
+  in their environment what a launcher would have told them. A rank of another node is reached by
+  `wl.put`, `wl.get`, `wl.put_signal` and `wl.notify` alone; its address is 0 in the world's
+  table, and a kernel that dereferences one all the same is a finding ("far pointer").
+* **Worlds** stand beside each other, each with its own heap and its own signals: one of all
+  ranks, others over `torch.distributed.new_group` of any of them (`weft.init(group=...,
+  name=...)`).
+* **Residency**: `--num-sms`, `num_sms=` programs are on a rank at a time. A cooperative launch of
+  more is refused; a grid whose programs wait for one that does not fit is a finding
+  ("residency").
 
 ## Simulated time
 
-`weft emulate SCRIPT --timeline FILE.json` writes a trace for https://ui.perfetto.dev and says for each
-rank how long it would take, and how much of its transfers' time would also be computation's. In a test:
-`with weft.emulated(hardware="h200x4") as ranks:`, then `ranks.timeline`, a list of
-`(rank, lane, name, start_us, end_us)` with a `summary()`. Off by default, and free when it is off.
+`weft emulate SCRIPT --timeline FILE.json` writes a trace for https://ui.perfetto.dev and says for
+each rank how long it would take, and how much of its transfers' time would also be computation's.
+In a test: `with weft.emulated(hardware="h200x4") as ranks:`, then `ranks.timeline`, a list of
+`(rank, lane, name, start_us, end_us)` with a `summary()`. Off by default, and free when it is
+off.
 
 Every program, stream and host has a time of its own. Work adds to it; whoever is ordered behind
-somebody, by stream, event, signal, packet, barrier or host, goes on at the later of the two times.
+somebody, by stream, event, signal, packet, barrier or host, goes on at the later of the two
+times.
 
-| | takes |
-|---|---|
-| a program between two synchronising operations | the slowest of its loads and stores, its products (`tl.dot`) and its transfers: they overlap |
-| a kernel | a launch, its programs, `num_sms` at a time; at least what it touches once through the memory |
-| a copy | its start, then bytes at the link's rate; one transfer at a time per engine, and per rank, direction and link |
-| a signal | a latency from rank to rank; a wait ends when enough have arrived, in the order of arrival |
-| a torch operation | a launch, then its bytes through the memory or the flops of a product |
-| another node | a slower link of its own, and a longer latency |
+* A program, between two synchronising operations, takes the slowest of its loads and stores, its
+  products (`tl.dot`) and its transfers: they overlap.
+* A kernel takes a launch and its programs, `num_sms` at a time; at least the time for what it
+  touches to pass through the memory once.
+* A copy takes its start, then its bytes at the link's rate: one transfer at a time for each
+  engine, and for each rank's link in each direction.
+* A signal takes a latency from rank to rank; a wait ends when enough have arrived, in the order
+  of their arrival.
+* A torch operation takes a launch, then its bytes through the memory or the flops of a product.
+* To another node there is a slower link of its own, and a longer latency.
 
-The numbers are a `Hardware` record (`weft.base.hardware`), by default those measured on 4 x H200, with
-what was not measured marked in the file.
+The numbers are a `Hardware` record (`weft.base.hardware`), by default those measured on 4 x H200,
+with what was not measured marked in the file.
 
-What it does not know: it follows the schedule of the run and never changes it, so where time itself
-would decide (tickets, spin locks, tiles given out by arrival) it shows one legal order, not the likely
-one; other seeds show others. Vector arithmetic and the cost of host code are nothing; caches, clocks and
-power are not modelled; a transfer has its link to itself while it lasts; `torch.distributed` collectives
-are counted as local memory traffic. It compares plans; it predicts no microseconds.
+What it does not know: it follows the schedule of the run and never changes it, so where time
+itself would decide (tickets, spin locks, tiles given out by arrival) it shows one legal order,
+not the likely one; other seeds show others. Vector arithmetic and the cost of host code are
+nothing; caches, clocks and power are not modelled; a transfer has its link to itself while it
+lasts; `torch.distributed` collectives are counted as local memory traffic. It compares plans; it
+predicts no microseconds.
 
 ## Operations
 """
