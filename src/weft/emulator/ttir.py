@@ -534,7 +534,6 @@ class _Parser:
                 continue
             for index in range(number):
                 value = self.define(f"{name}#{index}", types[len(results)])
-                value.name = value.name.replace("#", "_")
                 results.append(value)
         return results
 

@@ -1,0 +1,215 @@
+"""Element types, aggregates, scaled products and what else tl offers, through whole launches."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import weft
+from weft.base.errors import UnsupportedError
+from weft.language.triton_api import TRITON_VERSION
+
+
+def run(main, **options):
+    with weft.emulated(ranks=1, **options) as session:
+        result = session.run(main)[0]
+    assert session.report.ok
+    return result
+
+
+@triton.jit
+def cast(x, outs, N: tl.constexpr):
+    at = tl.arange(0, N)
+    value = tl.load(x + at)
+    for i in tl.static_range(len(outs)):
+        tl.store(outs[i] + at, value.to(outs[i].dtype.element_ty))
+
+
+INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("source", INTEGERS + FLOATS + FP8, ids=str)
+def test_casts_agree_with_torch(source):
+    # Triton converts fp8 to and from floats only.
+    targets = FLOATS + (FP8 if source not in INTEGERS else [])
+    targets += INTEGERS if source not in FP8 else []
+    x = torch.randn(64, generator=torch.Generator().manual_seed(0)) * 20
+    x = x.abs().clamp(-100, 100).to(source)
+    outs = tuple(torch.empty(64, dtype=target) for target in targets)
+    run(lambda: cast[(1,)](x, outs, N=64))
+    for target, out in zip(targets, outs, strict=True):
+        assert torch.equal(out.double(), x.to(target).double()), target
+
+
+@triton.jit
+def multiply(a, b, c, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tile = at[:, None] * N + at[None, :]
+    acc = tl.zeros((N, N), c.dtype.element_ty)
+    acc = tl.dot(
+        tl.load(a + tile), tl.load(b + tile), acc, input_precision="ieee",
+        out_dtype=c.dtype.element_ty,
+    )  # fmt: skip
+    tl.store(c + tile, acc)
+
+
+@pytest.mark.parametrize("dtype, out", [
+    (torch.float8_e4m3fn, torch.float32), (torch.float8_e5m2, torch.float32),
+    (torch.bfloat16, torch.float32), (torch.float16, torch.float16),
+    (torch.float64, torch.float64), (torch.int8, torch.int32),
+], ids=str)  # fmt: skip
+def test_products_of_each_type(dtype, out):
+    a, b = ((torch.randn(32, 32) * 8).to(dtype) for _ in range(2))
+    c = torch.empty(32, 32, dtype=out)
+    run(lambda: multiply[(1,)](a, b, c, N=32))
+    expected = a.double() @ b.double()
+    tolerance = {torch.float16: 1e-3, torch.int32: 0, torch.float64: 1e-12}.get(out, 1e-5)
+    assert (c.double() - expected).norm() <= tolerance * expected.norm()
+
+
+@triton.jit
+def scaled_product(a, a_scale, b, b_scale, c, KIND: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    at = tl.arange(0, N)
+    part: tl.constexpr = K // 2 if KIND == "e2m1" else K
+    deep = tl.arange(0, part)
+    groups = tl.arange(0, K // 32)
+    left = tl.load(a + at[:, None] * part + deep[None, :])
+    right = tl.load(b + deep[:, None] * N + at[None, :])
+    left_scale = tl.load(a_scale + at[:, None] * (K // 32) + groups[None, :])
+    right_scale = tl.load(b_scale + at[:, None] * (K // 32) + groups[None, :])
+    out = tl.dot_scaled(left, left_scale, KIND, right, right_scale, KIND)
+    tl.store(c + at[:, None] * N + at[None, :], out)
+
+
+FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+@pytest.mark.parametrize("kind", ["e2m1", "e4m3", "e5m2"])
+def test_scaled_products(kind):
+    n, k = 16, 64
+    scales = [torch.randint(120, 135, (n, k // 32), dtype=torch.uint8) for _ in range(2)]
+    if kind == "e2m1":
+        codes_a, codes_b = (torch.randint(0, 16, s, dtype=torch.uint8) for s in ((n, k), (k, n)))
+        a, b = codes_a[:, 0::2] | codes_a[:, 1::2] << 4, codes_b[0::2] | codes_b[1::2] << 4
+        exact_a, exact_b = FP4[codes_a.long()].double(), FP4[codes_b.long()].double()
+    else:
+        dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[kind]
+        a, b = torch.randn(n, k).to(dtype), torch.randn(k, n).to(dtype)
+        exact_a, exact_b = a.double(), b.double()
+    c = torch.empty(n, n)
+    run(lambda: scaled_product[(1,)](a, scales[0], b, scales[1], c, KIND=kind, N=n, K=k))
+    factors = [(2.0 ** (s.double() - 127)).repeat_interleave(32, 1) for s in scales]
+    expected = (exact_a * factors[0]) @ (exact_b * factors[1].T)
+    torch.testing.assert_close(c.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+if hasattr(tl.core, "_aggregate"):
+
+    @tl.core._aggregate
+    class Range:
+        first: tl.tensor
+        count: tl.constexpr
+
+        @triton.constexpr_function
+        def __init__(self, first, count):
+            self.first = first
+            self.count = tl.constexpr(count)
+
+        @triton.jit
+        def indices(self):
+            return self.first + tl.arange(0, self.count)
+
+    @triton.jit
+    def double_range(x, out, COUNT: tl.constexpr):
+        part = Range(tl.program_id(0) * COUNT, COUNT)
+        tl.store(out + part.indices(), tl.load(x + part.indices()) * 2)
+
+    def test_aggregates():
+        x, out = torch.randn(32), torch.empty(32)
+        run(lambda: double_range[(4,)](x, out, COUNT=8))
+        assert torch.equal(out, x * 2)
+
+
+@triton.jit
+def collatz(n):
+    steps = 0
+    while n != 1:
+        n = tl.where(n % 2 == 0, n // 2, 3 * n + 1)
+        steps += 1
+    return steps
+
+
+@triton.jit
+def sign_of(x):
+    if x > 0:
+        return 1
+    if x < 0:
+        return -1
+    return 0
+
+
+@triton.jit
+def mapped(x, out, N: tl.constexpr):
+    at = tl.arange(0, N)
+    if tl.program_id(0) == 0:
+        tl.store(out + at, tl.map_elementwise(sign_of, tl.load(x + at)))
+    tl.store(out + N + tl.program_id(0), collatz(tl.program_id(0) + 1))
+
+
+def test_mapped_functions_with_early_returns_and_loops():
+    x, out = torch.randn(8), torch.zeros(16, dtype=torch.int32)
+    x[3] = 0
+    run(lambda: mapped[(8,)](x, out, N=8))
+    assert torch.equal(out[:8], x.sign().int())
+    assert out[8:].tolist() == [0, 1, 7, 2, 5, 8, 16, 3]
+
+
+@triton.jit
+def says(x, N: tl.constexpr):
+    tl.device_print("value", tl.load(x + tl.arange(0, N)))
+
+
+def test_device_print_says_who(capfd):
+    run(lambda: says[(1,)](torch.tensor([3, 5]), N=2))
+    said = capfd.readouterr().out
+    assert "rank 0 says(0, 0, 0)" in said and "[3 5]" in said
+
+
+@triton.jit
+def assembles(out):
+    seven = tl.inline_asm_elementwise("mov.u32 $0, 7;", "=r", [], tl.int32, True, 1)  # HERE
+    tl.store(out, seven)
+
+
+def test_inline_assembly_is_refused_with_its_line():
+    import inspect
+
+    lines, first = inspect.getsourcelines(assembles.fn)
+    line = first + next(i for i, text in enumerate(lines) if "# HERE" in text)
+    with pytest.raises(UnsupportedError, match="inline assembly") as caught:
+        run(lambda: assembles[(1,)](torch.empty(1, dtype=torch.int32)))
+    assert caught.value.place.outermost.line == line
+
+
+if hasattr(tl, "atomic_poll"):
+
+    @triton.jit
+    def polls(flag, out, TIMEOUT: tl.constexpr):
+        if tl.program_id(0) == 0:
+            met = tl.atomic_poll(flag, 3, sem="acquire", scope="gpu", timeout_ns=TIMEOUT)
+            tl.store(out, met)
+        else:
+            tl.atomic_add(flag, 1)
+
+    @pytest.mark.parametrize("programs, met", [(4, 1), (3, 0)])
+    def test_a_poll_with_a_time_limit_gives_up_when_nobody_can_go_on(programs, met):
+        for seed in range(4):
+            flag, out = (torch.full((1,), v, dtype=torch.int32) for v in (0, 7))
+            run(lambda: polls[(programs,)](flag, out, TIMEOUT=1000), seed=seed)
+            assert out.item() == met
+
+
+def test_versions_are_known():
+    assert TRITON_VERSION >= (3, 6)
