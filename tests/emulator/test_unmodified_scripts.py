@@ -6,7 +6,6 @@ import pytest
 
 from weft.emulator.script import run_script
 from weft.language.triton_api import TRITON_VERSION
-from weft.language.triton_api import TRITON_VERSION
 
 # From this version on Triton has them no more.
 GONE = {"block_pointers": (3, 9)}
