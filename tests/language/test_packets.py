@@ -144,7 +144,9 @@ def test_a_packet_is_one_relaxed_access_of_eight_bytes(target):
     code = machine_text(packet_kernels.packets, target)
     stores = re.findall(r"st\.relaxed\.sys\.global\.b64", code)
     loads = re.findall(r"ld\.relaxed\.sys\.global\.b64", code)
-    assert stores and len(loads) >= 8  # four waits, each with a first look and a loop
+    # Four waits, each with a first look, a loop, and a last look for replicas.
+    assert stores and len(loads) >= 12
+    assert kernels.compiled(packet_kernels.packets, target).asm["cubin"]
     assert not re.search(r"(ld|st)\.(volatile|global)\.(v\d\.)?b?u?64 .*flags64", code)
 
 

@@ -11,8 +11,8 @@ def multimem_ld_reduce(ptr):
 
         result  =  sum over ranks p of  ptr@p
 
-    No operator of weft needs it: where a system has no multicast object, nothing is lost but the
-    option. weft makes no multicast objects.
+    No operator of weft needs it, and weft makes no multicast objects; `weft doctor --json` says
+    whether the hardware could.
 
     Shapes  ptr: a (tile of) pointer(s) into a multicast mapping, not from `at`
     Dtypes  float32, int32

@@ -75,6 +75,36 @@ def read(packets, mask):
 
 
 @triton.jit
+def read_late(packets, seen, flag, mask):
+    """Read again where a thread has not seen the flag itself.
+
+    A tile with fewer elements than threads has replicas, each read by another thread; the loop
+    may end on what one of them saw. Behind the barrier the others see it too.
+    """
+    if mask is None:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; .reg .b32 lo, hi; mov.b64 {lo, hi}, $2; setp.ne.b32 p, hi, $3;"
+            " mov.b64 $0, $2; @p ld.relaxed.sys.global.b64 $0, [$1]; }",
+            "=&l,l,l,r,~{memory}",
+            [packets, seen, flag],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p, q; .reg .b32 lo, hi; mov.b64 {lo, hi}, $2; setp.ne.b32 q, $4, 0;"
+            " setp.ne.and.b32 p, hi, $3, q;"
+            " mov.b64 $0, $2; @p ld.relaxed.sys.global.b64 $0, [$1]; }",
+            "=&l,l,l,r,r,~{memory}",
+            [packets, seen, flag, mask.to(tl.int32)],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
 def latest_clock_ns(tile):
     """A time on which all threads that loop together agree: they may not part at a barrier."""
     times = tl.inline_asm_elementwise(
@@ -127,6 +157,8 @@ def wait_tile(packets, flag, world, mask, site):
                     flags = tl.max(tl.where(late, seen >> 32, -(1 << 31)))
                     leave_report(word, flag, flags, world, abort, aborted, site)
                     going = tl.cast(0, tl.int32)
+    tl.debug_barrier()
+    seen = read_late(packets, seen, flag, mask)
     # All threads have read before any goes on: what it sends next says so.
     tl.debug_barrier()
     return seen

@@ -24,7 +24,8 @@ LOOK_MASK = tl.constexpr(16383)
 gap(
     declared.put_lines,
     "hip",
-    "a line of 128 bytes is not written at once over xGMI or PCIe; use put_packets",
+    "stores of 128 bytes are not documented to be made at once, and Triton does not say which "
+    "thread holds which element; use put_packets",
 )
 
 
