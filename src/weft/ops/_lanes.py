@@ -114,7 +114,7 @@ class Lanes:
         if len(problem.nodes) > 1 and not known[self.transport]:
             far = ", ".join(name for name, reaches in known.items() if reaches)
             raise ConfigError(
-                f"{op}: transport={self.transport!r} reads peers' memory directly, but the world "
+                f"{op}: transport={self.transport!r} reaches into peers' memory, but the world "
                 f"has {len(problem.nodes)} nodes; take one of {far}"
             )
         if not 1 <= self.lanes < target.num_sms:

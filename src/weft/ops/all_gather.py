@@ -10,6 +10,8 @@ Plan, in lanes (weft.tiles.move): lane l moves piece l of every shard
     ring         own piece -> the next rank's slot; what comes from the rank before goes on to the
                  next, until it has been everywhere; slot -> out on the way
     pull         own piece -> own slot; then, shard by shard: slot of its rank -> out
+    packets      own piece -> every rank's slot, each 32 bits in a word with their flag: no signal
+                 and no fence, at twice the bytes; then slot -> out
     copy_engine  _stage: own piece -> own slot; _await_all; copy engines: slots of the others
                  -> out; _finish
 Own rows go from x to out in all of them.
@@ -18,11 +20,12 @@ Signals (SET to the call's epoch e; each is waited for in the call that sets it)
     rows_ready[src * lanes + l]  piece l of src's shard may be read: in this rank's slot (push,
                                  relay, ring), or in src's own (pull, copy_engine). Set by src,
                                  its partner on this node (relay), or the rank before (ring)
+    packets[i]                   4 bytes and the flag, e's lower half, of the slot (packets)
     slot_free, epoch, ticket     the slot's; the last program moves them
 Pieces without rows are signalled too: who waits need not know the sizes.
 
-Limits  x is contiguous; pull and copy_engine need all ranks on one node
-Source  the design's section 4; NCCL's ring
+Limits  x is contiguous; packets, pull and copy_engine need all ranks on one node
+Source  the design's section 4; NCCL's ring, and its LL protocol for packets
 """
 
 from __future__ import annotations
@@ -78,7 +81,10 @@ class Config(_lanes.Lanes):
     """How the rows are moved; `transport` as the Plan says."""
 
     transport: str = "push"
-    reaches_far = {"push": True, "relay": True, "ring": True, "pull": False, "copy_engine": False}
+    reaches_far = {
+        "push": True, "relay": True, "ring": True, "packets": False, "pull": False,
+        "copy_engine": False,
+    }  # fmt: skip
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
@@ -210,6 +216,32 @@ def _pull(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr
 
 
 @triton.jit
+def _packets(x, out, packets, slot, shards, world, block: tl.constexpr,
+             vec: tl.constexpr):  # fmt: skip
+    rank, e = wl.rank(world), move.begin(world, slot)
+    flag = e.to(tl.int32)
+    own = move.own_piece(x, shards, rank, vec)
+    for start in range(0, own.size, block):
+        i = start + tl.arange(0, block)
+        values = tl.load(x + own.offset + i, mask=i < own.size)
+        for hop in range(1, world.num_ranks):
+            to = (rank + hop) % world.num_ranks
+            words = packets + own.first + i
+            wl.put_packets(world, words, values.to(tl.int32), flag, to=to, mask=i < own.size)
+        tl.store(out + own.first + i, values, mask=i < own.size)
+    for hop in range(1, world.num_ranks):
+        source = (rank + world.num_ranks - hop) % world.num_ranks
+        piece = move.own_piece(x, shards, source, vec)
+        for start in range(0, piece.size, block):
+            i = start + tl.arange(0, block)
+            words = packets + piece.first + i
+            values = wl.wait_packets(words, flag, world=world, mask=i < piece.size)
+            values = values.to(out.dtype.element_ty)
+            tl.store(out + piece.first + i, values, mask=i < piece.size)
+    move.end(world, slot, e)
+
+
+@triton.jit
 def _stage(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
            vec: tl.constexpr):  # fmt: skip
     """Upstream of the copy engines."""
@@ -229,7 +261,10 @@ def _finish(slot, world):
     slots.slot_finish(world, slot, slots.slot_epoch(slot), 1)
 
 
-_PROGRAMS = {"push": _push, "relay": _relay, "ring": _ring, "pull": _pull, "copy_engine": _stage}
+_PROGRAMS = {
+    "push": _push, "relay": _relay, "ring": _ring, "packets": _packets, "pull": _pull,
+    "copy_engine": _stage,
+}  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------
@@ -273,13 +308,23 @@ class _Call:
         config.check(problem, world.target)
         self.name = f"all_gather m={problem.m},n={problem.n} {problem.dtype} {config}"
         self.out_shape = (problem.m, *x.shape[1:])
-        self.buffers = {"gathered": ((problem.m * problem.row_bytes,), torch.uint8)}
+        total_bytes = problem.m * problem.row_bytes
+        self.key, self.buffers = "all_gather", {"gathered": ((total_bytes,), torch.uint8)}
         self.signals = {"rows_ready": (world.num_ranks * config.lanes, torch.int64)}
+        if config.transport == "packets":
+            # Words that hold nothing but packets, and zeros before: an old flag must not fit.
+            self.key, self.buffers = "all_gather.packets", {}
+            # A block more: tiles of pointers reach past the last word, and must stay on the heap.
+            count = total_bytes // _packet_bytes(problem) + config.block
+            self.signals = {"packets": (count, torch.int64)}
 
     def launch(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
         problem, config = self.problem, self.config
         world.operator_call(self.name)
-        slot = world.workspace("all_gather", self.buffers, self.signals)
+        slot = world.workspace(self.key, self.buffers, self.signals)
+        if config.transport == "packets":
+            self._send_packets(world, slot, x, out)
+            return
         width = _lanes.width_of(problem.row_bytes, x, out)
         x, result, gathered = _lanes.as_words(width, x, out, slot.gathered)
         _PROGRAMS[config.transport][(config.lanes,)](
@@ -288,6 +333,20 @@ class _Call:
         )  # fmt: skip
         if config.transport == "copy_engine":
             self._copy(world, slot, out)
+
+    def _send_packets(self, world: Any, slot: Any, x: torch.Tensor, out: torch.Tensor) -> None:
+        problem, config = self.problem, self.config
+        word, width = _packet_bytes(problem), _lanes.width_of(problem.row_bytes, x, out)
+        if width < word:
+            raise ShapeError(
+                f"all_gather: packets carry {word} bytes, but x or out begins at a multiple of "
+                f"{width} only; pass x.clone(), or another transport"
+            )
+        x, out = _lanes.as_words(word, x, out)
+        _packets[(config.lanes,)](
+            x, out, slot.packets, slot.arg, _shards(problem, word), world.arg, block=config.block,
+            vec=_lanes.elements_in_vector(width, word), num_warps=config.num_warps,
+        )  # fmt: skip
 
     def _copy(self, world: Any, slot: Any, out: torch.Tensor) -> None:
         lanes = self.config.lanes
@@ -299,6 +358,11 @@ class _Call:
             if first < end:
                 world.copy(bytes_out[first:end], world.peer(slot.gathered, source)[first:end])
         _finish[(1,)](slot.arg, world.arg, num_warps=1)
+
+
+def _packet_bytes(problem: Problem) -> int:
+    """How much data a packet carries: the same on all ranks, wherever their tensors begin."""
+    return min(4, _lanes.width_of(problem.row_bytes))
 
 
 def _shards(problem: Problem, width: int) -> move.Shards:
@@ -357,14 +421,17 @@ def kernels(
     config = config or choose(problem, target)
     config.check(problem, target)
     width = _lanes.width_of(problem.row_bytes)
-    word = f"*i{8 * min(width, 8)}"
-    words = {"x": word, "out": word, "gathered": word, "rows_ready": "*i64"}
+    word_bytes, vec = min(width, 8), _lanes.words_in_vector(width)
+    if config.transport == "packets":
+        word_bytes = _packet_bytes(problem)
+        vec = _lanes.elements_in_vector(width, word_bytes)
+    word = f"*i{8 * word_bytes}"
+    words = {"x": word, "out": word, "gathered": word, "rows_ready": "*i64", "packets": "*i64"}
     fns = [_PROGRAMS[config.transport]]
     if config.transport == "copy_engine":
         fns += [_await_all, _finish]
     for fn in fns:
-        yield _lanes.record("all_gather", fn, words, problem, config,
-                            vec=_lanes.words_in_vector(width))  # fmt: skip
+        yield _lanes.record("all_gather", fn, words, problem, config, vec=vec)
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:
