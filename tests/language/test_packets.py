@@ -8,10 +8,13 @@ import language_kernels as kernels
 import packet_kernels
 import pytest
 import torch
+import triton
+import triton.language as tl
 from language_kernels import CUDA, GPUS, HIP, machine_text
 
 import weft
-from weft.base.errors import FindingError, SignalError
+import weft.language as wl
+from weft.base.errors import DtypeError, FindingError, SignalError
 from weft.verify import compiled
 
 SIZE, CALLS = 32, 4
@@ -156,3 +159,42 @@ def test_packets_are_system_wide_atomics_on_amd(target):
     assert re.search(r"(global|flat)_atomic_swap_x2", code)
     for line in re.findall(r"(?:global|flat)_atomic_(?:swap|add)_x2.*", code):
         assert "sc1" in line
+
+
+# ---------------------------------------------------------------------------------------------
+# Bad input
+
+
+@triton.jit
+def of_half_words(world, x, flags64):
+    wl.put_packets(world, flags64, tl.load(x).to(tl.float16), 1, to=0)
+
+
+@triton.jit
+def into_words(world, x, flags):
+    wl.put_packets(world, flags, 1, 1, to=0)
+
+
+@triton.jit
+def as_bytes(world, flags64):
+    wl.wait_packets(flags64, 1, dtype=tl.int8)
+
+
+@triton.jit
+def flag_too_large(world, flags64):
+    wl.wait_packets(flags64, 1 << 32)
+
+
+@pytest.mark.parametrize(
+    "kernel, message",
+    [
+        (of_half_words, "src is a scalar fp16; a packet carries 32 bits"),
+        (into_words, "packets are words of int64"),
+        (as_bytes, "a packet carries 32 bits"),
+        (flag_too_large, "does not fit the word's 32 bits"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_packets_cannot_be(kernel, message):
+    with pytest.raises(DtypeError, match=message):
+        kernels.compiled(kernel, "cuda:90")
