@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -57,3 +58,11 @@ def test_the_commands_that_it_names_exist():
 def test_its_links_lead_somewhere():
     for link in re.findall(r"\]\(([\w./-]+)\)", README):
         assert (ROOT / link).exists(), link
+
+
+def test_the_tables_say_what_was_measured():
+    spec = importlib.util.spec_from_file_location("render", ROOT / "benchmarks" / "render.py")
+    render = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(render)
+    assert README.count("<!-- end -->") == len(render.TABLES)
+    assert render.rendered(README) == README, "run python benchmarks/render.py"

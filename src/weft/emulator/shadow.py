@@ -78,11 +78,10 @@ def carry(cells: np.ndarray, after: Callable[[int], int]) -> bool:
                 cells[before == number] = carried
                 changed = True
         return changed
-    numbers, places = np.unique(cells, return_inverse=True)
     carried = np.array([after(number) for number in numbers.tolist()], np.int32)
     if (carried == numbers).all():
         return False
-    cells[...] = carried[places].reshape(cells.shape)
+    cells[...] = carried[np.searchsorted(numbers, cells)]
     return True
 
 
