@@ -1,6 +1,6 @@
 """Writes the README's tables from the JSON under benchmarks/results: numbers have one source.
 
-    python benchmarks/render.py            # rewrites README.md between its markers
+python benchmarks/render.py            # rewrites README.md between its markers
 """
 
 from __future__ import annotations
