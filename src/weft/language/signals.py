@@ -118,3 +118,14 @@ def complete_stores():
     Cost    nothing where nothing is in flight; no instruction below sm_90
     Source  PTX ISA cp.async.bulk.wait_group, fence.proxy.async
     """
+
+
+@declare(public=False)
+def order_async_proxy():
+    """What this thread has acquired also holds for the TMA loads that it issues.
+
+    Contained in waits and acquiring accesses.
+
+    Cost    one instruction from sm_90 on, none elsewhere
+    Source  PTX ISA fence.proxy.async
+    """

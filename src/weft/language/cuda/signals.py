@@ -55,9 +55,9 @@ def clock_ns():
     )
 
 
+@implement(declared.order_async_proxy, "cuda")
 @triton.jit
 def order_async_proxy():
-    """What this thread has acquired also holds for the TMA loads it issues."""
     if has_bulk_stores():
         tl.inline_asm_elementwise(
             "fence.proxy.async.global; mov.u32 $0, 0;",

@@ -116,3 +116,9 @@ def test(signal, at_least, count, order, scope):
         reached &= ~missing(tl.atomic_add(signal + i, 0, sem=order, scope=scope), at_least)
     tl.debug_barrier()
     return reached
+
+
+@implement(declared.order_async_proxy, "hip")
+@triton.jit
+def order_async_proxy():
+    """AMD's loads are of one kind."""

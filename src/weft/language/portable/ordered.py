@@ -1,5 +1,5 @@
-"""AMD: loads, stores and atomics with an order: Triton's atomics, and the block barriers that
-they lack."""
+"""GPUs: loads, stores and atomics with an order: Triton's atomics, and the block barriers that
+they lack. What a target needs besides is in its complete_stores and order_async_proxy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import triton.language as tl
 
 from weft.language import ordered as declared
 from weft.language.registry import gap, implement
-from weft.language.signals import complete_stores
+from weft.language.signals import complete_stores, order_async_proxy
+from weft.language.triton_api import ordered_store
 
 gap(
     declared.atomic_cas,
@@ -29,6 +30,7 @@ def before(order: tl.constexpr):
 def after(order: tl.constexpr):
     if (order == "acquire") | (order == "acq_rel"):
         tl.debug_barrier()
+        order_async_proxy()
 
 
 @triton.jit
@@ -40,23 +42,24 @@ def as_integers(ptr):
         return ptr.to(tl.pointer_type(tl.int64), bitcast=True)
 
 
-@implement(declared.load, "hip")
+@implement(declared.load, "cuda", "hip")
 @triton.jit
 def load(ptr, order, scope):
+    # An atomic that adds 0 becomes one thread's load, broadcast: one value for all threads.
     seen = tl.atomic_add(as_integers(ptr), 0, sem=order, scope=scope)
     after(order)
     return seen.to(ptr.dtype.element_ty, bitcast=True)
 
 
-@implement(declared.store, "hip")
+@implement(declared.store, "cuda", "hip")
 @triton.jit
 def store(ptr, value, order, scope):
     words = as_integers(ptr)
     before(order)
-    tl.atomic_xchg(words, value.to(words.dtype.element_ty, bitcast=True), sem=order, scope=scope)
+    ordered_store(words, value.to(words.dtype.element_ty, bitcast=True), order, scope)
 
 
-@implement(declared.atomic_add, "hip")
+@implement(declared.atomic_add, "cuda", "hip")
 @triton.jit
 def atomic_add(ptr, value, order, scope):
     before(order)
@@ -65,10 +68,19 @@ def atomic_add(ptr, value, order, scope):
     return old
 
 
-@implement(declared.atomic_exchange, "hip")
+@implement(declared.atomic_exchange, "cuda", "hip")
 @triton.jit
 def atomic_exchange(ptr, value, order, scope):
     before(order)
     old = tl.atomic_xchg(ptr, value, sem=order, scope=scope)
+    after(order)
+    return old
+
+
+@implement(declared.atomic_cas, "cuda")
+@triton.jit
+def atomic_cas(ptr, compare, value, order, scope):
+    before(order)
+    old = tl.atomic_cas(ptr, compare, value, sem=order, scope=scope)
     after(order)
     return old
