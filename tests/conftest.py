@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +26,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         needed = mark.kwargs.get("n", mark.args[0] if mark.args else 1)
         if there < needed:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPUs, {there} here"))
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_each_time() -> None:
+    """Random data depends on the test alone, not on what ran before it, nor on the day."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    random.seed(0)
 
 
 @pytest.fixture
