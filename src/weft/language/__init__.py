@@ -65,7 +65,7 @@ from weft.language.world_arg import SlotArg, WorldArg, language_version
 # Implementations join themselves to their declarations: importing them is all it takes.
 for _file in (
     *("cuda.signals", "cuda.packets", "cuda.one_sided", "cuda.multicast"),
-    *("hip.signals", "hip.packets", "hip.one_sided"),
+    *("hip.signals", "hip.ordered", "hip.packets", "hip.one_sided"),
     *("emu.addressing", "emu.signals", "emu.ordered", "emu.packets", "emu.one_sided"),
     *("portable.addressing", "portable.ordered", "portable.one_sided", "portable.barriers"),
 ):

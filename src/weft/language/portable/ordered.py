@@ -51,7 +51,7 @@ def load(ptr, order, scope):
     return seen.to(ptr.dtype.element_ty, bitcast=True)
 
 
-@implement(declared.store, "cuda", "hip")
+@implement(declared.store, "cuda")
 @triton.jit
 def store(ptr, value, order, scope):
     words = as_integers(ptr)
