@@ -35,7 +35,6 @@ class HostTask:
         self.clock = Clock()
         self.agent = machine.agents.add(Identity(rank, "host"))
         self.clk = 0
-        self.segments: dict[Place, int] = {}
         self._go = threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, name=f"weft-rank{rank}", daemon=True)
         self._started = False

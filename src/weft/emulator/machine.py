@@ -200,7 +200,6 @@ class Machine:
         clock = host.clock.copy()
         clock.learn(host.agent, host.clk)
         host.clk += 1
-        host.segments.clear()
         return clock
 
     def host_access(

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.base.place import UNKNOWN, Place
-from weft.base.vocabulary import Order, Scope
 from weft.emulator.clocks import Clock, Identity
 from weft.emulator.user_place import user_place
 
@@ -271,9 +270,3 @@ class Stream:
 
     def identity(self, work: Work, what: str) -> Identity:
         return Identity(self.rank, f"{what} (stream {self.name})")
-
-
-__all__ = [
-    "BarrierWork", "CopyWork", "Event", "EventRecord", "EventWait", "HostCallWork", "KernelWork",
-    "Order", "Scope", "Stream", "WordCopyWork", "Work",
-]  # fmt: skip

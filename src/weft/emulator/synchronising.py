@@ -34,7 +34,6 @@ class Waiting:
     place: Place
     expected: int | None
     seen: int
-    count: int = 1
     is_packet: bool = False
 
 
