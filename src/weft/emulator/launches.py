@@ -38,10 +38,13 @@ def take_launch(launch: Launch) -> None:
             "the function that is given to ranks.run(...)",
             place=place,
         )
-    if context.machine.time is None:
-        kernel = compile_ttir(_own_text(launch), affine=True)
+    machine, text = context.machine, _own_text(launch)
+    if machine.time is not None:
+        kernel = compile_timed(text)
+    elif machine.rewrite is not None:
+        kernel = machine.rewrite.kernel(text)
     else:
-        kernel = compile_timed(_own_text(launch))
+        kernel = compile_ttir(text, affine=True)
     arguments = Arguments(context, launch)
     if len(arguments.values) != len(kernel.parameters):
         raise UnsupportedError(

@@ -30,6 +30,7 @@ from weft.emulator.findings import Findings
 from weft.emulator.hosts import THREAD, HostTask
 from weft.emulator.memory import Allocation, Memory
 from weft.emulator.programs import Program
+from weft.emulator.rewriting import Rewrite
 from weft.emulator.shadow import Shadow
 from weft.emulator.simulated_time import SimulatedTime
 from weft.emulator.standstill import report_standstill
@@ -122,6 +123,7 @@ class Machine:
         self._sequence = 0
         self._rank_in_front = -1
         self.baton = threading.Semaphore(0)
+        self.rewrite: Rewrite | None = None
         self.time: SimulatedTime | None = None
         self._program_type = Program
         if hardware is not None:

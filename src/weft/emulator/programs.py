@@ -212,6 +212,10 @@ class Program(Transfers):
         self.complete_stores()
         return np.int32(0)
 
+    def _reached(self, args, static, dtype, shape, loc):
+        self.machine.rewrite.reached(int(static[0]))
+        return np.int32(0)
+
     def _consume(self, args, static, dtype, shape, loc):
         return args[0]
 
@@ -257,6 +261,7 @@ _EXTERNS = {
     "weft.store": Program._ordered_store,
     "weft.complete_stores": Program._complete,
     "weft.consume": Program._consume,
+    "weft.reached": Program._reached,
     "weft.begin_transfer": Program.begin_transfer,
     "weft.end_transfer": Program.end_transfer,
     "weft.fence": Program.fence,

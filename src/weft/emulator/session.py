@@ -29,6 +29,7 @@ from weft.emulator.launches import take_launch
 from weft.emulator.machine import Machine
 from weft.emulator.meetings import Meetings
 from weft.emulator.process_group import Distributed, RankGroups
+from weft.emulator.rewriting import Rewrite
 from weft.emulator.timeline import Timeline
 from weft.emulator.torch_ops import TorchOperations, intercept_host_reads
 from weft.emulator.user_place import user_place
@@ -51,7 +52,7 @@ class Session:
     def __init__(
         self, topology: Topology, hardware: Hardware | None, seed: int, num_sms: int,
         checks: bool, collect: bool,
-        name: str, local_root: str | None,
+        name: str, local_root: str | None, rewrite: Rewrite | None,
     ) -> None:  # fmt: skip
         ranks = topology.num_ranks
         self.topology = topology
@@ -61,6 +62,7 @@ class Session:
         self.machine = Machine(
             topology, seed=seed, num_sms=num_sms, checks=checks, name=name, hardware=hardware
         )
+        self.machine.rewrite = rewrite
         self.isolation = Isolation(topology, seed=seed, local_root=local_root)
         self.machine.on_switch = self.isolation.switch
         self.meetings = Meetings(self.machine)
@@ -199,6 +201,7 @@ def emulated(
     ranks: int | None = None, nodes: int | Sequence[int] = 1, seed: int = 0, num_sms: int = 132,
     checks: bool = True, collect: bool = False, *, name: str = "program",
     local_root: str | None = None, hardware: str | Hardware | None = None,
+    rewrite: Rewrite | None = None,
 ) -> Iterator[Session]:  # fmt: skip
     """Emulated ranks in this process; `.run(main)` runs a function on each of them.
 
@@ -208,6 +211,8 @@ def emulated(
 
     With `hardware`, a record or its name (e.g. "h200x4"), it also keeps simulated time:
     `.timeline` says when each piece of work would begin and end, and what would overlap.
+
+    `rewrite` may change kernels and host operations before they run (emulator/rewriting.py).
 
     Units   ranks: 4, or what `nodes` holds; nodes: how many scale-up domains, or the size of
             each, e.g. (3, 1); num_sms: programs resident on one rank
@@ -219,7 +224,9 @@ def emulated(
         raise UsageError(f"num_sms={num_sms}: a rank holds at least one program")
     if _open:
         raise UsageError("weft.emulated() does not nest: leave the outer block first")
-    session = Session(topology, hardware, seed, num_sms, checks, collect, name, local_root)
+    if rewrite is not None and hardware is not None:
+        raise UsageError("simulated time is kept of programs as they are: rewrite or hardware")
+    session = Session(topology, hardware, seed, num_sms, checks, collect, name, local_root, rewrite)
     with ExitStack() as stack:
         _open.append(session)
         stack.callback(_open.remove, session)

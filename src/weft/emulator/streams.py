@@ -126,13 +126,14 @@ class WordCopyWork(Work):
         self.dst = dst
         self.src = src
         self.keep = keep
+        self.change = 0  # what a rewrite adds to the word
 
     def start(self, machine: Machine) -> None:
         actor = machine.actor(self, "copy engine")
         word = actor.read_word(self.src)
         if machine.time is not None:
             self.before = machine.time.word_at(self.dst)
-        actor.write_word(self.dst, word)
+        actor.write_word(self.dst, word + self.change)
         self.stream.finished(self)
 
 
@@ -231,8 +232,19 @@ class Stream:
         return not self.queue and self.active is None
 
     def enqueue(self, work: Work) -> Work:
-        """Queue `work` behind all earlier work; it knows what the calling host knows."""
+        """Queue `work` behind all earlier work; it knows what the calling host knows.
+
+        The session's rewrite may put it elsewhere among what has not begun, or leave it out.
+        """
         machine = self.machine
+        behind = len(self.queue)
+        if machine.rewrite is not None:
+            if not work.place.frames:
+                work.place = user_place()
+            wanted = machine.rewrite.position(work, self)
+            if wanted is None:
+                return work
+            behind = wanted
         self.enqueued += 1
         work.stream = self
         work.position = self.enqueued
@@ -242,9 +254,18 @@ class Stream:
             work.place = user_place()
         if machine.time is not None:
             machine.time.queued(work)
-        self.queue.append(work)
+        self.queue.insert(behind, work)
+        if behind < len(self.queue) - 1:
+            self._number_again(behind)
         machine.stream_changed(self)
         return work
+
+    def _number_again(self, first: int) -> None:
+        """Works from `first` on have been put into another order than they were queued in."""
+        works = list(self.queue)[first:]
+        positions = sorted(work.position for work in works)
+        for work, position in zip(works, positions, strict=True):
+            work.position = position
 
     def begin(self) -> None:
         """Start the first work of the queue."""

@@ -1,0 +1,48 @@
+"""What a session may change of the program that runs in it, before it runs.
+
+A kernel is changed between Triton's front end and code generation, a host operation when it is
+queued. `weft.verify.mutants` is what this is for.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from weft.emulator.codegen import EmulatedKernel, KernelWriter, compile_ttir
+from weft.emulator.ttir import Module, parse
+
+if TYPE_CHECKING:
+    from weft.emulator.streams import Stream, Work
+
+
+class Rewrite:
+    """A session's `rewrite`. This one changes nothing; others override what they change.
+
+    One object may serve many sessions, one after the other.
+    """
+
+    def kernel(self, text: str) -> EmulatedKernel:
+        """The kernel to run for the TTIR `text`."""
+        return compile_ttir(text, affine=True)
+
+    def position(self, work: Work, stream: Stream) -> int | None:
+        """How many of the stream's queued works go before `work`; None leaves it out."""
+        return len(stream.queue)
+
+    def reached(self, mark: int) -> None:
+        """A program has come by the operation `weft.reached:mark` that the kernel was given."""
+
+
+@lru_cache(maxsize=256)
+def parsed(text: str) -> Module:
+    """The module printed as `text`, read once. Whoever changes it makes a new one of its parts."""
+    return parse(text)
+
+
+def compile_module(module: Module) -> EmulatedKernel:
+    """The kernel of a module that was changed.
+
+    Raises  UnsupportedError: as compile_ttir
+    """
+    return KernelWriter(module, affine=True).kernel()
