@@ -29,6 +29,8 @@ Span = tuple[int, tuple[int, ...], tuple[int, ...], np.dtype]
 class Actor:
     """Does strided accesses under one agent's clock, at one place of the host's code."""
 
+    work: Work | None = None
+
     def __init__(self, machine: Machine, agent: int, clk: int, clock: Clock, place: Place) -> None:
         self.machine = machine
         self.agent = agent
@@ -42,7 +44,9 @@ class Actor:
         agent = machine.agents.add(
             stream.identity(work, what), stream.number, work.position, device=NOWHERE
         )
-        return cls(machine, agent, 0, work.clock, work.place)
+        actor = cls(machine, agent, 0, work.clock, work.place)
+        actor.work = work
+        return actor
 
     @classmethod
     def of_host(cls, machine: Machine, host: HostTask, place: Place) -> Actor:
@@ -76,7 +80,11 @@ class Actor:
     def read_word(self, address: int) -> int:
         allocation, index = self._word(address, "reads")
         self._atomic(allocation, index, modifies=False)
-        return int(allocation.view(WORD)[index])
+        seen = int(allocation.view(WORD)[index])
+        for watch in self.machine.watches:
+            cell = index * (WORD.itemsize // allocation.cell_bytes)
+            watch.looked(self, "load", allocation, cell, seen, self.place, None)
+        return seen
 
     def write_word(self, address: int, value: int) -> None:
         """Store a signal word behind everything that this actor's stream has done."""
@@ -89,7 +97,10 @@ class Actor:
         clock.learn(self.agent, self.clk)
         # A copy engine is no part of any device: only system scope includes it.
         word.release(NOWHERE, Scope.SYSTEM, clock)
+        before = int(allocation.view(WORD)[index])
         allocation.view(WORD)[index] = value
+        for watch in self.machine.watches:
+            watch.signalled(self, allocation, cell, before, value, self.place, "set", Scope.SYSTEM)
         self.machine.signalled(allocation, cell, self.place)
         self.machine.word_changed(allocation, cell)
 

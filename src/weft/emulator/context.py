@@ -135,6 +135,7 @@ class RankContext:
         stream, work = self.stream, _Inline(place or user_place())
         stream.enqueued += 1
         work.stream, work.position = stream, stream.enqueued
+        work.number = self.machine.next_number(self.rank)
         work.clock = self.machine.host_publish(self.rank)
         stream.active = work
         stream.clock.join(work.clock)
@@ -143,6 +144,8 @@ class RankContext:
         if self.machine.time is not None:
             self.machine.time.queued(work)
             self.machine.time.begins(work)
+        for watch in self.machine.watches:
+            watch.began(work)
         try:
             yield self.machine.actor(work, "torch")
         finally:

@@ -19,6 +19,7 @@ from weft.emulator.clocks import Agents
 from weft.emulator.memory import Allocation
 
 if TYPE_CHECKING:
+    from weft.emulator.observation import Watch
     from weft.emulator.programs import Program
 
 # Findings of one kind and pair of lines are told once; this many different ones are kept.
@@ -45,11 +46,14 @@ class Findings:
         self.agents = agents
         self.error: Exception | None = None
         self.failed = False
+        self.watches: list[Watch] = []
 
     def find(self, finding: Finding, error: type[Exception] | None = None) -> None:
         """File a finding; the first one decides which error the session raises."""
         if len(self.report.findings) >= MAX_FINDINGS or not self.report.add(finding):
             return
+        for watch in self.watches:
+            watch.found(finding)
         if self.error is None:
             kind = error or ERRORS[finding.kind]
             if issubclass(kind, FindingError):

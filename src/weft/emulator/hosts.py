@@ -60,9 +60,14 @@ class HostTask:
         self.condition = None
         if not self._started:
             self._started = True
+            for watch in self.machine.watches:
+                watch.began(self)
             self._thread.start()
         self._go.release()
         self.machine.baton.acquire()
+        if self.ended:
+            for watch in self.machine.watches:
+                watch.ended(self)
         self.machine.hosts_may_go = True
 
     def wait(

@@ -8,10 +8,9 @@ when nobody can go on, the machine says who waits for what.
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -25,20 +24,20 @@ from weft.base.place import Place
 from weft.base.report import Report
 from weft.base.topology import Topology
 from weft.emulator.actors import Actor
+from weft.emulator.choices import Chooser, Seeded
 from weft.emulator.clocks import Agents, Clock
 from weft.emulator.findings import Findings
 from weft.emulator.hosts import THREAD, HostTask
 from weft.emulator.memory import Allocation, Memory
+from weft.emulator.observation import Observation, Observer, Watch
 from weft.emulator.programs import Program
 from weft.emulator.rewriting import Rewrite
 from weft.emulator.shadow import Shadow
 from weft.emulator.simulated_time import SimulatedTime
 from weft.emulator.standstill import report_standstill
 from weft.emulator.streams import KernelWork, Stream, Work
+from weft.emulator.synchronising import SIGNALS_IN_A_TILE
 from weft.emulator.user_place import user_place
-
-# How often a program lets another one go first at a synchronising operation.
-PREEMPTION = 0.3
 
 # So often may every spinning program look again, with nothing having changed, before it is stuck.
 IDLE_ROUNDS = 3
@@ -76,20 +75,18 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-# A tile of atomics on more words than these adds up data: no report names it as a signaller.
-SIGNALS_IN_A_TILE = 64
-
-
 class Machine:
     """An emulated machine of as many devices as `topology` has ranks, on its nodes.
 
     `num_sms` programs can be resident on one rank at a time. `checks` turns the race,
-    initialisation and bounds checks on. With `hardware` it keeps simulated time.
+    initialisation and bounds checks on. With `hardware` it keeps simulated time. `chooser` takes
+    every decision that a schedule is made of; `observers` are told what happens.
     """
 
     def __init__(
         self, topology: Topology | int, *, seed: int = 0, num_sms: int = 132, checks: bool = True,
-        name: str = "program", hardware: Hardware | None = None,
+        name: str = "program", hardware: Hardware | None = None, chooser: Chooser | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:  # fmt: skip
         if isinstance(topology, int):
             topology = Topology.of(topology)
@@ -114,18 +111,23 @@ class Machine:
         self.progress = 0
         self.hub = getcurrent()
         self.all_streams: dict[tuple[int, str], Stream] = {}
-        self._random = random.Random(seed)
+        self.chooser = chooser or Seeded(seed)
+        self.explores = self.chooser.explores
+        self.watches: list[Watch] = []
         self._ready: list[Any] = []
         self._waiters: dict[tuple[int, int], list[Program]] = {}
         self._resident: Counter[int] = Counter()
         self._kernels: dict[int, list[KernelWork]] = {rank: [] for rank in range(num_ranks)}
         self.signallers: dict[tuple[Any, int], set[Place]] = {}
         self._sequence = 0
+        self._numbers: Counter[int] = Counter()
         self._rank_in_front = -1
         self.baton = threading.Semaphore(0)
         self.rewrite: Rewrite | None = None
         self.time: SimulatedTime | None = None
         self._program_type = Program
+        if observers:
+            self.watch(Observation(self, list(observers)))
         if hardware is not None:
             from weft.emulator.timed_program import TimedProgram
 
@@ -140,6 +142,11 @@ class Machine:
     def error(self) -> Exception | None:
         """What the first finding raises."""
         return self.findings.error
+
+    def watch(self, watch: Watch) -> None:
+        """Tell `watch` of all that happens from now on."""
+        self.watches.append(watch)
+        self.findings.watches = self.watches
 
     # ------------------------------------------------------------------------------------------
     # For host code
@@ -229,6 +236,11 @@ class Machine:
         self._sequence += 1
         return self._sequence
 
+    def next_number(self, rank: int) -> int:
+        """The number of the next work of `rank`, from 1 on."""
+        self._numbers[rank] += 1
+        return self._numbers[rank]
+
     # ------------------------------------------------------------------------------------------
     # The scheduler
 
@@ -245,11 +257,11 @@ class Machine:
 
     def _run(self) -> None:
         idle_rounds, progress = 0, -1
-        draw = self._random.random
+        pick = self.chooser.pick
         while True:
             ready = self._ready
             while ready:
-                place = int(draw() * len(ready))
+                place = pick(ready)
                 task = ready[place]
                 ready[place] = ready[-1]
                 ready.pop()
@@ -265,8 +277,15 @@ class Machine:
             if idle_rounds > IDLE_ROUNDS or not self._wake_spins():
                 if self._let_hosts_go_on():
                     continue
-                report_standstill(self, self._stuck(), self._unstarted())
+                self._stand_still()
                 break
+
+    def _stand_still(self) -> None:
+        stuck = self._stuck()
+        for watch in self.watches:
+            for one in [*stuck, *(host for host in self.hosts.values() if not host.ended)]:
+                watch.stuck(one)
+        report_standstill(self, stuck, self._unstarted())
 
     def _stuck(self) -> list[Program]:
         return [program for programs in self._waiters.values() for program in programs]
@@ -315,7 +334,7 @@ class Machine:
         self._ready.append(task)
 
     def preempts(self) -> bool:
-        return bool(self._ready) and self._random.random() < PREEMPTION
+        return bool(self._ready) and self.chooser.preempts()
 
     def stream_changed(self, stream: Stream) -> None:
         """Let the stream's first work start, when its turn comes."""
@@ -373,6 +392,8 @@ class Machine:
 
     def program_ended(self, program: Program) -> None:
         work = program.work
+        for watch in self.watches:
+            watch.ended(program)
         if self.time is not None:
             self.time.program_ended(program)
         self.progress += 1
@@ -389,6 +410,8 @@ class Machine:
     def set_aside(self, program: Program) -> None:
         """Let others run until the word that `program` looks at changes."""
         waiting = program.waiting
+        for watch in self.watches:
+            watch.waits(program, waiting)
         waiting.allocation.sync_word(waiting.cell)
         self._waiters.setdefault((id(waiting.allocation), waiting.cell), []).append(program)
         self.hub.switch()

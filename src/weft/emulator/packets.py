@@ -141,6 +141,9 @@ class PacketAccess(Synchronising):
                 word = allocation.sync_word(cell)
                 word.published.clear()
                 word.packet = reads
+                for watch in self.machine.watches:
+                    value = int(view[cell // factor])
+                    watch.signalled(self, allocation, cell, None, value, place, "set", None)
                 self.machine.word_changed(allocation, cell, self, loc)
         return np.zeros(shape, WORD)
 
@@ -176,6 +179,12 @@ class PacketAccess(Synchronising):
                 )  # fmt: skip
                 self.machine.set_aside(self)
             result[lanes] = view[index]
+            for watch in self.machine.watches:
+                for number in index.tolist():
+                    watch.passed(
+                        self, allocation, number * factor, flag, int(view[number]) >> 32,
+                        self.locations[loc], None,
+                    )  # fmt: skip
             self._read_packets(allocation, index, factor, loc)
         return result if shape else result[()]
 

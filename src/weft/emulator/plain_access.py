@@ -215,8 +215,9 @@ class PlainAccess(Knowledge):
         allocation, index = located
         if volatile:
             return self._atomic(
-                allocation, index, dtype, loc, Order.RELAXED, Scope.SYSTEM, lambda old: old
-            )
+                allocation, index, dtype, loc, Order.RELAXED, Scope.SYSTEM, lambda old: old,
+                how="load",
+            )  # fmt: skip
         if self.machine.checks:
             cells = np.array([index * (dtype.itemsize // allocation.cell_bytes)])
             self._touch_scalar(

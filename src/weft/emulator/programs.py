@@ -49,6 +49,8 @@ class Program(Transfers):
         self.coroutine = greenlet(self._run, machine.hub)
 
     def _run(self) -> None:
+        for watch in self.machine.watches:
+            watch.began(self)
         try:
             self.work.kernel.function(self, *self.work.args)
         except Killed:
@@ -128,12 +130,12 @@ class Program(Transfers):
             self.machine.findings.check_set(self, allocation, index, kind, value, loc)
             self._atomic(
                 allocation, index, kind, loc, ORDERS[order], SCOPES[scope],
-                lambda old: value, replaces=True,
+                lambda old: value, how="set",
             )  # fmt: skip
         else:
             self._atomic(
                 allocation, index, kind, loc, ORDERS[order], SCOPES[scope],
-                lambda old: wrap_add(old, value, kind),
+                lambda old: wrap_add(old, value, kind), how="add",
             )  # fmt: skip
         return np.int32(0)
 
@@ -161,7 +163,8 @@ class Program(Transfers):
     def _wait_word(self, allocation, index, kind, at_least, order, scope, loc) -> None:
         view = allocation.view(kind)
         cell = index * (kind.itemsize // allocation.cell_bytes)
-        self.pause()
+        if not (self.machine.explores and behind(view[index], at_least, kind)):
+            self.pause()
         while behind(view[index], at_least, kind):
             self.waiting = Waiting(
                 allocation, cell, allocation.index(
@@ -175,6 +178,11 @@ class Program(Transfers):
             self._touch_scalar(allocation, index, kind.itemsize, access)
         if order.acquires:
             self.learn(allocation.sync_word(cell).acquire(self.rank, scope))
+        for watch in self.machine.watches:
+            watch.passed(
+                self, allocation, cell, int(at_least), int(view[index]), self.locations[loc],
+                scope if order.acquires else None,
+            )  # fmt: skip
 
     def _test(self, args, static, dtype, shape, loc):
         ptr, at_least, count = args
@@ -185,7 +193,9 @@ class Program(Transfers):
             if located is None:
                 return np.bool_(False)
             allocation, index, kind = located
-            seen = self._atomic(allocation, index, kind, loc, order, scope, lambda old: old)
+            seen = self._atomic(
+                allocation, index, kind, loc, order, scope, lambda old: old, how="test"
+            )
             passed = passed and not behind(seen, kind.type(at_least), kind)
             ptr = ptr + np.int64(kind.itemsize)
         return np.bool_(passed)
@@ -195,7 +205,7 @@ class Program(Transfers):
         if located is None:
             return dtype.type(0)
         order, scope = ORDERS[static[0]], SCOPES[static[1]]
-        return self._atomic(*located, dtype, loc, order, scope, lambda old: old)
+        return self._atomic(*located, dtype, loc, order, scope, lambda old: old, how="load")
 
     def _ordered_store(self, args, static, dtype, shape, loc):
         ptr, value = args
@@ -203,9 +213,7 @@ class Program(Transfers):
         located = self._locate_scalar(ptr, kind.itemsize, "writes", loc)
         if located is not None:
             order, scope = ORDERS[static[0]], SCOPES[static[1]]
-            self._atomic(
-                *located, kind, loc, order, scope, lambda old: kind.type(value), replaces=True
-            )
+            self._atomic(*located, kind, loc, order, scope, lambda old: kind.type(value), how="set")
         return np.int32(0)
 
     def _complete(self, args, static, dtype, shape, loc):

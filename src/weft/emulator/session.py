@@ -22,12 +22,14 @@ from weft.base.errors import UsageError
 from weft.base.hardware import Hardware, find_hardware
 from weft.base.report import Report
 from weft.base.topology import Topology
+from weft.emulator.choices import Chooser
 from weft.emulator.clocks import Clock
 from weft.emulator.context import RankContext, current
 from weft.emulator.isolation import Isolation
 from weft.emulator.launches import take_launch
 from weft.emulator.machine import Machine
 from weft.emulator.meetings import Meetings
+from weft.emulator.observation import Observer
 from weft.emulator.process_group import Distributed, RankGroups
 from weft.emulator.rewriting import Rewrite
 from weft.emulator.timeline import Timeline
@@ -53,6 +55,7 @@ class Session:
         self, topology: Topology, hardware: Hardware | None, seed: int, num_sms: int,
         checks: bool, collect: bool,
         name: str, local_root: str | None, rewrite: Rewrite | None,
+        chooser: Chooser | None, observers: Sequence[Observer],
     ) -> None:  # fmt: skip
         ranks = topology.num_ranks
         self.topology = topology
@@ -60,8 +63,9 @@ class Session:
         self.num_nodes = topology.num_nodes
         self.collect = collect
         self.machine = Machine(
-            topology, seed=seed, num_sms=num_sms, checks=checks, name=name, hardware=hardware
-        )
+            topology, seed=seed, num_sms=num_sms, checks=checks, name=name, hardware=hardware,
+            chooser=chooser, observers=observers,
+        )  # fmt: skip
         self.machine.rewrite = rewrite
         self.isolation = Isolation(topology, seed=seed, local_root=local_root)
         self.machine.on_switch = self.isolation.switch
@@ -201,7 +205,8 @@ def emulated(
     ranks: int | None = None, nodes: int | Sequence[int] = 1, seed: int = 0, num_sms: int = 132,
     checks: bool = True, collect: bool = False, *, name: str = "program",
     local_root: str | None = None, hardware: str | Hardware | None = None,
-    rewrite: Rewrite | None = None,
+    rewrite: Rewrite | None = None, chooser: Chooser | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Iterator[Session]:  # fmt: skip
     """Emulated ranks in this process; `.run(main)` runs a function on each of them.
 
@@ -212,6 +217,8 @@ def emulated(
     With `hardware`, a record or its name (e.g. "h200x4"), it also keeps simulated time:
     `.timeline` says when each piece of work would begin and end, and what would overlap.
 
+    `observers` are told of every event (emulator/observation.py); a `chooser` decides the
+    schedule in the seed's place (emulator/choices.py).
     `rewrite` may change kernels and host operations before they run (emulator/rewriting.py).
 
     Units   ranks: 4, or what `nodes` holds; nodes: how many scale-up domains, or the size of
@@ -226,7 +233,10 @@ def emulated(
         raise UsageError("weft.emulated() does not nest: leave the outer block first")
     if rewrite is not None and hardware is not None:
         raise UsageError("simulated time is kept of programs as they are: rewrite or hardware")
-    session = Session(topology, hardware, seed, num_sms, checks, collect, name, local_root, rewrite)
+    session = Session(
+        topology, hardware, seed, num_sms, checks, collect, name, local_root, rewrite, chooser,
+        observers,
+    )  # fmt: skip
     with ExitStack() as stack:
         _open.append(session)
         stack.callback(_open.remove, session)

@@ -44,6 +44,7 @@ class Work:
         self.clock = Clock()
         self.sequence = 0
         self.position = 0
+        self.number = 0  # of its rank's works, in the order in which the host queued them
         self.stream: Stream
 
     def eligible(self) -> bool:
@@ -249,6 +250,7 @@ class Stream:
         work.stream = self
         work.position = self.enqueued
         work.sequence = machine.next_sequence()
+        work.number = machine.next_number(self.rank)
         work.clock = machine.host_publish(self.rank)
         if not work.place.frames:
             work.place = user_place()
@@ -257,6 +259,8 @@ class Stream:
         self.queue.insert(behind, work)
         if behind < len(self.queue) - 1:
             self._number_again(behind)
+        for watch in machine.watches:
+            watch.queued(work)
         machine.stream_changed(self)
         return work
 
@@ -276,12 +280,16 @@ class Stream:
         work.clock = self.clock.copy()
         if self.machine.time is not None:
             self.machine.time.begins(work)
+        for watch in self.machine.watches:
+            watch.began(work)
         work.start(self.machine)
 
     def finished(self, work: Work) -> None:
         """All of `work` has ended: whatever follows in this stream is ordered behind it."""
         if self.machine.time is not None:
             self.machine.time.finished(work)
+        for watch in self.machine.watches:
+            watch.ended(work)
         self.active = None
         self.done = work.position
         self.clock.streams[self.number] = work.position

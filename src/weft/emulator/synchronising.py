@@ -17,6 +17,9 @@ from weft.emulator.transitions import Atomic
 from weft.emulator.words import ORDERS, RMW, RMW_TILES, SCOPES
 from weft.language.triton_api import TRITON_VERSION
 
+# A tile of atomics on more words than these adds up data: nobody is told of each.
+SIGNALS_IN_A_TILE = 64
+
 # From this version on a release by tl.atomic_* completes the program's asynchronous stores.
 RELEASE_COMPLETES_STORES = TRITON_VERSION >= (3, 8)
 
@@ -49,12 +52,14 @@ class Synchronising(DescriptorAccess):
             self.machine.make_ready(self)
             self.machine.hub.switch()
 
-    def _atomic(self, allocation, index, dtype, loc, order, scope, change, *, replaces=False):
+    def _atomic(self, allocation, index, dtype, loc, order, scope, change, *, how="update"):
         """One atomic access: `change(old)` is the new value. Returns the old one.
 
-        `replaces` says that it is a store: what earlier releases published ends with it.
+        `how`: "set" is a store, with which ends what earlier releases published; of an "add"
+        nobody gets the old value; "load" and "test" change nothing; all else is an "update".
         """
         self._last_spin = None
+        replaces = how == "set"
         self.pause()
         view = allocation.view(dtype)
         old = view[index]
@@ -76,8 +81,18 @@ class Synchronising(DescriptorAccess):
             word.release(self.rank, scope, self.publish())
         if modifies:
             view[index] = new
+            for watch in self.machine.watches:
+                watch.signalled(
+                    self, allocation, cell, int(old), int(new), self.locations[loc], how,
+                    scope if order.releases else None,
+                )  # fmt: skip
             self.machine.word_changed(allocation, cell, self, loc)
         else:
+            for watch in self.machine.watches:
+                watch.looked(
+                    self, how, allocation, cell, int(old), self.locations[loc],
+                    scope if order.acquires else None,
+                )  # fmt: skip
             self._poll(allocation, index, dtype, loc, old)
         return old
 
@@ -142,11 +157,23 @@ class Synchronising(DescriptorAccess):
                    order, scope)  # fmt: skip
         view[index] = RMW_TILES[op](old, values)
         self.machine.words_changed(allocation, np.ravel(cells).tolist(), self, loc)
+        if self.machine.watches and old.size <= SIGNALS_IN_A_TILE:
+            first = cells[..., 0] if cells.ndim > index.ndim else cells
+            words = zip(np.ravel(first).tolist(), np.ravel(old), np.ravel(view[index]))
+            for cell, before, after in words:
+                self._tell(allocation, cell, before, after, order, scope, loc)
         if mask is None:
             return old
         result = np.zeros(shape, dtype)
         result[np.broadcast_to(mask, shape)] = old
         return result
+
+    def _tell(self, allocation, cell, before, after, order, scope, loc) -> None:
+        for watch in self.machine.watches:
+            watch.signalled(
+                self, allocation, cell, before.item(), after.item(), self.locations[loc],
+                "update", scope if order.releases else None,
+            )  # fmt: skip
 
     def _meet(self, allocation, cells, order, scope) -> None:
         """Acquire from, and release to, each of these words."""
@@ -210,6 +237,7 @@ class Synchronising(DescriptorAccess):
         learnt: list[Clock] = []
         touched: set[tuple[int, int]] = set()
         words = []
+        changes: list[tuple[Any, ...]] = []
         for lane in np.argwhere(mask):
             lane = tuple(lane)
             located = self._locate_scalar(ptr[lane], dtype.itemsize, "updates", loc)
@@ -225,6 +253,7 @@ class Synchronising(DescriptorAccess):
                 access = Atomic(self, allocation, loc, np.array([cell]), segment, True)
                 self._touch_scalar(allocation, index, dtype.itemsize, access)
             view[index] = new
+            changes.append((allocation, cell, old, new))
             if (id(allocation), cell) not in touched:
                 touched.add((id(allocation), cell))
                 words.append((allocation, cell))
@@ -236,4 +265,7 @@ class Synchronising(DescriptorAccess):
             if clock is not None:
                 allocation.sync_word(cell).release(self.rank, scope, clock.copy())
             self.machine.word_changed(allocation, cell, self, loc)
+        if self.machine.watches and len(changes) <= SIGNALS_IN_A_TILE:
+            for change in changes:
+                self._tell(*change, order, scope, loc)
         return result

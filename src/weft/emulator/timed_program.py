@@ -109,7 +109,7 @@ class TimedProgram(Program):
 
     # ---- where stretches end
 
-    def _atomic(self, allocation, index, dtype, loc, order, scope, change, *, replaces=False):
+    def _atomic(self, allocation, index, dtype, loc, order, scope, change, *, how="update"):
         self.settle_time()
         seen: list[Any] = []
 
@@ -118,10 +118,9 @@ class TimedProgram(Program):
             seen[:] = [old, new]
             return new
 
-        old = super()._atomic(
-            allocation, index, dtype, loc, order, scope, noted, replaces=replaces
-        )  # fmt: skip
+        old = super()._atomic(allocation, index, dtype, loc, order, scope, noted, how=how)
         before, after = seen
+        replaces = how == "set"
         word = self.time.word(allocation, index * dtype.itemsize)
         modifies = replaces or before != after
         returns = not replaces and (order.acquires or not order.releases)

@@ -66,13 +66,11 @@ class Transfers(PacketAccess):
             self.learn([done])
         return np.int32(0)
 
-    def _atomic(self, allocation, index, dtype, loc, order, scope, change, *, replaces=False):
+    def _atomic(self, allocation, index, dtype, loc, order, scope, change, *, how="update"):
         fenced = self._fenced
         if fenced is None or order.releases:
-            return super()._atomic(
-                allocation, index, dtype, loc, order, scope, change, replaces=replaces
-            )
-        modified = replaces
+            return super()._atomic(allocation, index, dtype, loc, order, scope, change, how=how)
+        modified = how == "set"
 
         def tracked(old):
             nonlocal modified
@@ -80,9 +78,7 @@ class Transfers(PacketAccess):
             modified = modified or bool(new != old)
             return new
 
-        old = super()._atomic(
-            allocation, index, dtype, loc, order, scope, tracked, replaces=replaces
-        )
+        old = super()._atomic(allocation, index, dtype, loc, order, scope, tracked, how=how)
         if modified:
             cell = index * (dtype.itemsize // allocation.cell_bytes)
             allocation.sync_word(cell).release(self.rank, scope, fenced.copy())
