@@ -2,6 +2,7 @@
 
 import torch
 import triton
+import triton.language as tl
 
 import weft
 import weft.language as wl
@@ -112,3 +113,38 @@ def test_a_tile_of_atomics_is_told_word_by_word():
         assert ranks.run(main) == [[1, 2, 3, 4]]
     changes = [(e.word.index, e.after) for e in recorder.events if e.kind == "signal"]
     assert changes == [(0, 1), (1, 2), (2, 3), (3, 4)]
+
+
+@triton.jit
+def read_after_write(x, world):
+    if wl.rank(world) == 0:
+        wl.put(world, x, 1.0, to=1)
+    else:
+        tl.store(x + 1, tl.load(x))
+
+
+def test_the_earlier_access_of_a_race_has_the_step_at_which_it_was():
+    def main():
+        world = weft.init()
+        x = world.empty((2,), torch.float32)
+        x.zero_()
+        world.barrier()
+        read_after_write[(1,)](x, world.arg)
+        world.close()
+
+    def race(observers):
+        with weft.emulated(ranks=2, collect=True, observers=observers) as ranks:
+            ranks.run(main)
+        return ranks.report.races[0]
+
+    recorder = Recorder()
+    observed = race([recorder])
+    assert observed == race([])  # when it was is not what it is
+    assert race([]).second.step is None
+    writer = [e for e in recorder.events if e.party.what == "kernel read_after_write"]
+    begin, end = (
+        next(e.step for e in writer if e.kind == kind and e.party.rank == observed.second.rank)
+        for kind in ("begin", "end")
+    )
+    found = next(e.step for e in recorder.events if e.kind == "finding")
+    assert begin <= observed.second.step < min(end, found)

@@ -23,7 +23,8 @@ class Side:
     A field that is not known, or that has no meaning for the finding, is None. `program` is the
     program id as (x, y, z), `index` the element of `tensor`; `note` says in words what this side
     did ("stores without order", "waits for 3, sees 1") and is not part of the JSON; `place` is
-    the whole call chain, of which `file` and `line` are the user's outermost frame.
+    the whole call chain, of which `file` and `line` are the user's outermost frame; `step` is when
+    it was, where the run was observed.
     """
 
     rank: int | None = None
@@ -35,6 +36,7 @@ class Side:
     index: int | tuple[int, ...] | None = None
     note: str = ""
     place: Place = UNKNOWN
+    step: int | None = field(default=None, compare=False)
 
     @classmethod
     def at(cls, place: Place, **fields: object) -> Side:

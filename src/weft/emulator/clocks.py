@@ -171,6 +171,9 @@ class Agents:
         self.segment_place: list[Place] = [UNKNOWN, UNKNOWN]
         self.segment_scope: list[Scope | None] = [None, None]
         self.segment_device: list[int] = [-1, -1]
+        # When a segment began, in steps of whoever observes the machine; None where nobody does.
+        self.segment_step: list[int | None] = [None, None]
+        self.step: int | None = None
 
     def add(
         self, identity: Identity, stream: int = -1, position: int = 0, device: int | None = None
@@ -192,6 +195,7 @@ class Agents:
         self.segment_place.append(place)
         self.segment_scope.append(scope)
         self.segment_device.append(self.device[agent])
+        self.segment_step.append(self.step)
         return len(self.segment_agent) - 1
 
     def known(self, segment: int, clock: Clock) -> bool:

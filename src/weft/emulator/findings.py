@@ -104,6 +104,7 @@ class Findings:
             Side.at(
                 agents.segment_place[earlier], rank=identity.rank, kernel=identity.kernel,
                 program=identity.program, tensor=tensor, index=index, note=second_note,
+                step=agents.segment_step[earlier],
             ),
             remedy,
         )  # fmt: skip

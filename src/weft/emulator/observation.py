@@ -206,6 +206,7 @@ class Observation(Watch):
     def _tell(self, kind: str, party: Party, place: Place, **fields: Any) -> int:
         step = self._step
         self._step += 1
+        self.machine.agents.step = step
         event = Event(step, kind, party, place, **fields)
         for observer in self.observers:
             observer.happened(event)
