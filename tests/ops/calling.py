@@ -14,7 +14,6 @@ from weft.base.card import Op
 from weft.base.dtypes import tolerance
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.runtime import slots
 from weft.verify import compiled
 
 EMU = TARGETS["emu"]
@@ -121,7 +120,7 @@ class Caller:
 
 def one_slot_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call uses the slot of the call before: only credits keep them apart."""
-    monkeypatch.setattr(slots, "SLOTS_PER_KEY", 1)
+    monkeypatch.setenv("WEFT_SLOTS", "1")
 
 
 def check_kernels(op: Op, target_name: str, shape: Mapping[str, int], dtype: str) -> None:

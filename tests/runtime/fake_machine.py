@@ -135,7 +135,7 @@ def run_ranks(
     def body(rank: int) -> None:
         try:
             backend = FakeBackend(meeting, rank, abort_address=abort_address)
-            settings = Settings(heap_bytes=heap_bytes)
+            settings = Settings.from_environment(heap_bytes=heap_bytes)
             results[rank] = main(
                 World("test", backend, settings, scope=("fake", id(meeting), rank))
             )

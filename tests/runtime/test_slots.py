@@ -26,6 +26,17 @@ def test_slots_alternate_and_are_the_same_memory_again():
     assert offsets[0] == offsets[1]
 
 
+def test_how_many_there_are_is_a_setting(monkeypatch):
+    def main(world):
+        return ask(world, 16).gathered.data_ptr() == ask(world, 16).gathered.data_ptr()
+
+    monkeypatch.setenv("WEFT_SLOTS", "1")
+    assert run_ranks(main, 2) == [True, True]
+    monkeypatch.setenv("WEFT_SLOTS", "0")
+    with pytest.raises(UsageError, match="WEFT_SLOTS=0: a workspace has at least one slot"):
+        run_ranks(main, 1)
+
+
 def test_a_smaller_call_uses_the_same_slot_and_its_epoch():
     def main(world):
         large, _ = ask(world, 16), ask(world, 16)

@@ -13,12 +13,14 @@ class Settings:
     """Each field is read from WEFT_<NAME>.
 
     Units   timeout_s: seconds a wait may take; heap_bytes: symmetric heap of one rank;
+            slots: of each workspace; one is slower than two, and takes half the memory;
             endless_turns: turns of an emulated loop without an access to memory
     """
 
     timeout_s: float = 10.0
     heap_bytes: int = 1 << 30
     bounded_waits: bool = True
+    slots: int = 2
     endless_turns: int = 10_000_000
 
     @classmethod

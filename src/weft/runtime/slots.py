@@ -3,7 +3,8 @@
 A slot is buffers, signals and one epoch word per rank, on the symmetric heap. No number known to
 the host enters a signal or a wait: a call reads `e = epoch + 1` on the device and its last program
 stores `e`. A writer waits until every reader's credit, `slot_free`, has reached the slot's last
-epoch. So the host may hand out slots in any way it likes; alternating is only faster.
+epoch. So the host may hand out slots in any way it likes; alternating is only faster. How many there
+are is a setting (WEFT_SLOTS).
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from weft.language.world_arg import SlotArg
 
 if TYPE_CHECKING:
     from weft.runtime.world import World
-
-SLOTS_PER_KEY = 2
 
 BufferRequest = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 SignalRequest = Mapping[str, tuple[int, torch.dtype]]
@@ -84,6 +83,9 @@ class Workspace:
     def __init__(self, world: World, key: str) -> None:
         self.world = world
         self.key = key
+        self._num_slots = world.settings.slots
+        if self._num_slots < 1:
+            raise UsageError(f"WEFT_SLOTS={self._num_slots}: a workspace has at least one slot")
         self._generation = 0
         self._storages: list[_Storage] = []
         self._outgrown: list[_Storage] = []
@@ -96,7 +98,7 @@ class Workspace:
         slots = self._cuts.get(request)
         if slots is None:
             slots = self._cuts[request] = self._cut(buffers, signals)
-        self._turn = (self._turn + 1) % SLOTS_PER_KEY
+        self._turn = (self._turn + 1) % self._num_slots
         return slots[self._turn]
 
     def _cut(self, buffers: BufferRequest, signals: SignalRequest) -> tuple[Slot, ...]:
@@ -140,7 +142,7 @@ class Workspace:
         self._generation += 1
         self._storages = [
             _Storage(self.world, f"{self.key}[{index}]", dict(needed), signals)
-            for index in range(SLOTS_PER_KEY)
+            for index in range(self._num_slots)
         ]
 
 
