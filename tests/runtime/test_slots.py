@@ -33,8 +33,8 @@ def test_how_many_there_are_is_a_setting(monkeypatch):
     monkeypatch.setenv("WEFT_SLOTS", "1")
     assert run_ranks(main, 2) == [True, True]
     monkeypatch.setenv("WEFT_SLOTS", "0")
-    with pytest.raises(UsageError, match="WEFT_SLOTS=0: a workspace has at least one slot"):
-        run_ranks(main, 1)
+    (error,) = run_ranks(main, 1)
+    assert "WEFT_SLOTS=0: a workspace has at least one slot" in str(error)
 
 
 def test_a_smaller_call_uses_the_same_slot_and_its_epoch():

@@ -3,8 +3,8 @@
 A slot is buffers, signals and one epoch word per rank, on the symmetric heap. No number known to
 the host enters a signal or a wait: a call reads `e = epoch + 1` on the device and its last program
 stores `e`. A writer waits until every reader's credit, `slot_free`, has reached the slot's last
-epoch. So the host may hand out slots in any way it likes; alternating is only faster. How many there
-are is a setting (WEFT_SLOTS).
+epoch. So the host may hand out slots in any way it likes; alternating is only faster. How many
+there are is a setting, WEFT_SLOTS.
 """
 
 from __future__ import annotations
