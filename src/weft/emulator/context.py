@@ -70,15 +70,22 @@ class RankContext:
         With `may_go_on` the answer may be False: the queue can only move if this host goes on.
         """
         stream = self.stream
-        if stream.idle:
-            return True
-        target = stream.enqueued
-        return self.machine.host_wait(
-            lambda: stream.done >= target,
-            f"the work queued on stream {stream.name} (on a GPU the host would go on here; "
-            "the emulator runs torch operations on the host)",
-            may_go_on=may_go_on,
-        )
+        settled = stream.idle
+        if not settled:
+            target = stream.enqueued
+            settled = self.machine.host_wait(
+                lambda: stream.done >= target,
+                f"the work queued on stream {stream.name} (on a GPU the host would go on here; "
+                "the emulator runs torch operations on the host)",
+                may_go_on=may_go_on,
+            )
+        if settled:
+            self._took(stream)
+        return settled
+
+    def _took(self, key: object) -> None:
+        for watch in self.machine.watches:
+            watch.took(key)
 
     def synchronize(self, stream: Stream | None = None) -> None:
         """Wait for the stream's earlier work, and know of it: what a GPU's host would do."""
@@ -88,6 +95,7 @@ class RankContext:
             self.machine.host_wait(
                 lambda: stream.done >= target, f"the work queued on stream {stream.name}"
             )
+        self._took(stream)
         self.machine.current_host().clock.join(stream.clock)
         if self.machine.time is not None:
             self.machine.time.host_knows_stream(self.rank, stream.number)
@@ -161,6 +169,7 @@ class RankContext:
             self._polled, self._polls, self._in_vain = (address, frame), 0, 0
             return
         self._polls += 1
+        self._took("whatever happens")
         if self._polls < POLLS_BEFORE_WAITING:
             return
         machine = self.machine

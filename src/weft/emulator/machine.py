@@ -126,6 +126,8 @@ class Machine:
         self.rewrite: Rewrite | None = None
         self.time: SimulatedTime | None = None
         self._program_type = Program
+        if isinstance(chooser, Watch):
+            self.watch(chooser)
         if observers:
             self.watch(Observation(self, list(observers)))
         if hardware is not None:
@@ -262,6 +264,8 @@ class Machine:
             ready = self._ready
             while ready:
                 place = pick(ready)
+                if place < 0:
+                    break
                 task = ready[place]
                 ready[place] = ready[-1]
                 ready.pop()
@@ -272,6 +276,8 @@ class Machine:
                 break
             # Spins that were set aside may have been waiting for something else than the word
             # that they looked at last: let all of them look again.
+            if ready:
+                self._try_blocked()
             idle_rounds = idle_rounds + 1 if self.progress == progress else 1
             progress = self.progress
             if idle_rounds > IDLE_ROUNDS or not self._wake_spins():
@@ -279,6 +285,13 @@ class Machine:
                     continue
                 self._stand_still()
                 break
+
+    def _try_blocked(self) -> None:
+        """Nobody in an explored machine would get on: let the waits be seen to wait."""
+        blocked = [task for task in self._ready if isinstance(task, Program)]
+        self._ready[:] = [task for task in self._ready if not isinstance(task, Program)]
+        for program in blocked:
+            program.step()
 
     def _stand_still(self) -> None:
         stuck = self._stuck()
@@ -334,7 +347,7 @@ class Machine:
         self._ready.append(task)
 
     def preempts(self) -> bool:
-        return bool(self._ready) and self.chooser.preempts()
+        return self.explores or bool(self._ready) and self.chooser.preempts()
 
     def stream_changed(self, stream: Stream) -> None:
         """Let the stream's first work start, when its turn comes."""
@@ -346,7 +359,7 @@ class Machine:
         stream.pending = False
         if not stream.queue or stream.active is not None:
             return
-        if isinstance(stream.queue[0], KernelWork):
+        if isinstance(stream.queue[0], KernelWork) and not self.explores:
             # A device starts kernels in the order in which its host launched them.
             rivals = [
                 other
@@ -385,10 +398,24 @@ class Machine:
             while work.next < work.total:
                 if self._resident[rank] >= self.num_sms:
                     return
-                program = self._program_type(self, work, work.program_id(work.next))
-                work.next += 1
-                self._resident[rank] += 1
-                self._ready.append(program)
+                self._start_program(work, self._next_index(work))
+
+    def _next_index(self, work: KernelWork) -> int:
+        """Which program of `work` starts next: in order, unless an explored machine is full."""
+        left = work.total - work.next
+        if not self.explores or self._resident[work.rank] + left <= self.num_sms:
+            return work.next if not work.out_of_order else work.out_of_order.pop(0)
+        if not work.out_of_order:
+            work.out_of_order.extend(range(work.next, work.total))
+        return work.out_of_order.pop(self.chooser.choose(left, "the program that starts"))
+
+    def _start_program(self, work: KernelWork, index: int) -> None:
+        program = self._program_type(self, work, work.program_id(index))
+        work.next += 1
+        self._resident[work.rank] += 1
+        for watch in self.watches:
+            watch.gave((work, program.program))
+        self._ready.append(program)
 
     def program_ended(self, program: Program) -> None:
         work = program.work

@@ -60,6 +60,8 @@ class Meeting:
         self.places[position] = user_place()
         self.pasts[position] = _context().past(in_stream)
         self.times[position] = _context().simulated_us(in_stream)
+        for watch in self.meetings.machine.watches:
+            watch.gave((self, position))
         self.meetings.machine.host_changed()
 
     def wait(
@@ -70,6 +72,9 @@ class Meeting:
         self.meetings.machine.host_wait(
             lambda: all(i in self.pasts for i in needed), _Missing(self)
         )
+        for watch in self.meetings.machine.watches:
+            for i in needed:
+                watch.took((self, i))
         _context().learn((self.pasts[i] for i in needed), in_stream)
         _context().learn_us((self.times[i] for i in needed), in_stream)
         return [self.values.get(i) for i in range(len(self.members))]
@@ -110,6 +115,8 @@ class Meetings:
         self.machine = machine
         self.open: dict[Hashable, Meeting] = {}
         self.calls: dict[Hashable, int] = defaultdict(int)
+        self._sent: dict[Hashable, int] = defaultdict(int)
+        self._taken: dict[Hashable, int] = defaultdict(int)
         self.letters: dict[Hashable, list[tuple[Any, Any, float]]] = defaultdict(list)
 
     def enter(
@@ -156,6 +163,9 @@ class Meetings:
     def post(self, box: Hashable, value: Any) -> None:
         """Leave `value` in a mailbox; waits for nobody else."""
         context = _context()
+        self._sent[box] += 1
+        for watch in self.machine.watches:
+            watch.gave((box, self._sent[box]))
         self.letters[box].append((value, context.past(), context.simulated_us(True)))
         self.machine.host_changed()
 
@@ -167,6 +177,10 @@ class Meetings:
 
         self.machine.host_wait(lambda: filled() is not None, why)
         chosen = filled()
+        self._taken[boxes[chosen]] += 1
+        for watch in self.machine.watches:
+            letter = (boxes[chosen], self._taken[boxes[chosen]])
+            watch.took(letter if len(boxes) == 1 else "whatever happens")
         value, past, time = self.letters[boxes[chosen]].pop(0)
         _context().learn([past])
         _context().learn_us([time], True)

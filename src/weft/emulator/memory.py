@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +59,8 @@ class Allocation:
 
     __slots__ = (
         "__weakref__", "address", "buffer", "cell_bytes", "dtype", "end", "heap", "heap_offset",
-        "initialised", "name", "nbytes", "owner", "rank", "shadow", "shape", "sync", "views",
+        "initialised", "name", "nbytes", "number", "owner", "rank", "shadow", "shape", "sync",
+        "views",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +82,7 @@ class Allocation:
         self.shadow = np.full(-(-nbytes // cell_bytes), start, np.int32)
         self.sync: dict[int, SyncWord] = {}
         self.owner: Any = None
+        self.number = 0  # of its rank's allocations, in the order in which they came to be known
 
     def view(self, dtype: np.dtype) -> np.ndarray:
         """All of it as a flat array of `dtype`."""
@@ -123,6 +126,7 @@ class Memory:
     def __init__(self) -> None:
         self.packet_segments: set[int] = set()  # those that wrote packets
         self.packet_reads: dict[int, Any] = {}  # by stream: which packets its works have read
+        self._numbers: Counter[int] = Counter()
         self._starts: list[int] = []
         self._allocations: list[Allocation] = []
 
@@ -145,6 +149,8 @@ class Memory:
             address, nbytes, itemsize, rank, name, heap_offset=heap_offset, heap=heap,
             initialised=initialised, shape=shape,
         )  # fmt: skip
+        self._numbers[rank] += 1
+        allocation.number = self._numbers[rank]
         place = bisect.bisect_left(self._starts, address)
         self._starts.insert(place, address)
         self._allocations.insert(place, allocation)

@@ -125,8 +125,13 @@ class Watch:
 
     def looked(
         self, by: Any, what: str, allocation: Allocation, cell: int, seen: int, place: Place,
-        acquire: Scope | None,
+        acquire: Scope | None, release: Scope | None = None,
     ) -> None: ...  # fmt: skip
+
+    def gave(self, key: object) -> None:
+        """Whoever takes `key` from now on comes after what happened so far in this step."""
+
+    def took(self, key: object) -> None: ...
 
     def stuck(self, who: Any) -> None: ...
 
@@ -177,7 +182,7 @@ class Observation(Watch):
             expected=expected, causes=self._causes(by, allocation, cell, acquire),
         )  # fmt: skip
 
-    def looked(self, by, what, allocation, cell, seen, place, acquire) -> None:
+    def looked(self, by, what, allocation, cell, seen, place, acquire, release=None) -> None:
         self._tell(
             what, _party_of(by), place, word=self._word(allocation, cell), before=seen,
             causes=self._causes(by, allocation, cell, acquire),

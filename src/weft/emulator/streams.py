@@ -81,6 +81,7 @@ class KernelWork(Work):
         self.keep = keep  # tensors that must outlive the launch
         self.total = grid[0] * grid[1] * grid[2]
         self.next = 0
+        self.out_of_order: list[int] = []  # those to start, where a choice was taken
         self.ended = 0
         self.end_clock: Clock | None = None
         # (first address, last, bytes in all) by allocation and direction, in simulated time.

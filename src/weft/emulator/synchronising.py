@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,13 +45,21 @@ class Synchronising(DescriptorAccess):
     """Atomics: an acquire learns what releases of the word have published."""
 
     waiting: Waiting | None = None
+    blocked: Callable[[], bool] | None = None  # while an explored machine need not let it go on
+    coming = ""  # what it does when it goes on, in the words of _atomic, or "wait"
     _last_poll: tuple[int, int, Any] | None = None
 
-    def pause(self) -> None:
-        """A point at which the scheduler may let somebody else go first."""
-        if self.machine.preempts():
-            self.machine.make_ready(self)
-            self.machine.hub.switch()
+    def pause(self, coming: str = "", blocked: Callable[[], bool] | None = None) -> None:
+        """A point at which the scheduler may let somebody else go first.
+
+        What is `blocked` may be tried in vain all the same, unless the machine explores.
+        """
+        machine = self.machine
+        if machine.explores:
+            self.coming, self.blocked = coming, blocked
+        if machine.preempts():
+            machine.make_ready(self)
+            machine.hub.switch()
 
     def _atomic(self, allocation, index, dtype, loc, order, scope, change, *, how="update"):
         """One atomic access: `change(old)` is the new value. Returns the old one.
@@ -60,7 +69,7 @@ class Synchronising(DescriptorAccess):
         """
         self._last_spin = None
         replaces = how == "set"
-        self.pause()
+        self.pause(how)
         view = allocation.view(dtype)
         old = view[index]
         new = change(old)
@@ -91,7 +100,7 @@ class Synchronising(DescriptorAccess):
             for watch in self.machine.watches:
                 watch.looked(
                     self, how, allocation, cell, int(old), self.locations[loc],
-                    scope if order.acquires else None,
+                    scope if order.acquires else None, scope if order.releases else None,
                 )  # fmt: skip
             self._poll(allocation, index, dtype, loc, old)
         return old
@@ -142,7 +151,7 @@ class Synchronising(DescriptorAccess):
         allocation = self._find(lo, hi + dtype.itemsize, loc)
         if allocation is None or np.unique(chosen).size < chosen.size:
             return None
-        self.pause()
+        self.pause("update")
         index = self._index(chosen, allocation, dtype.itemsize, loc)
         view = allocation.view(dtype)
         old = view.take(index)
@@ -228,7 +237,7 @@ class Synchronising(DescriptorAccess):
         self, order, scope, ptr, mask, dtype, shape, loc, change, values, segment=None
     ):
         """Lanes one after the other, in an order that nobody may rely on."""
-        self.pause()
+        self.pause("update")
         result = np.zeros(shape, dtype)
         ptr = np.broadcast_to(ptr, shape)
         mask = np.broadcast_to(True if mask is None else mask, shape)
