@@ -303,7 +303,7 @@ def test_each_row_has_the_word_that_its_copy_sets(m, num_ranks, chunks):
     )
     world = SimpleNamespace(rank=0, num_ranks=num_ranks, peer=lambda x, rank: x)
     rows, seen = [], []
-    for is_word, dst, _ in _plan_copies(world, slot, problem, shards):
+    for is_word, dst, _ in _plan_copies(world, slot, slot.gathered, problem, shards):
         if not is_word:
             rows += dst.flatten().tolist()
         else:

@@ -4,21 +4,27 @@ m is global and its rows are split as torch.chunk splits them: ceil(m / num_rank
 last ranks may have fewer, or none. n and k are per rank. Every rank ends with its own C.
 
 Plan, `pull` (copy engines carry the data)
-    main    _multiply         feeders copy own rows into the slot, once its readers are done with
-                              it; the last announces them. All programs multiply: tiles of own rows
-                              first, read in place from `a`; then those of rank + 1, + 2, ...
-    copy    _await_shards     one program waits for every rank's announcement; then, per source
-                              rank + 1, + 2, ... and chunk: its rows, and the word that says so
+    copy    _announce         tells every rank that own rows may be fetched, and returns when all
+                              have told. Rows that peers cannot read in place it copies to the slot
+            copies            per source rank + 1, + 2, ... and chunk: its rows, and the word that
+                              says so
+            _close            rows read in place: says that they have been, returns when all have
+    main    _multiply         all programs multiply: tiles of own rows first, read in place from
+                              `a`; then those of rank + 1, + 2, ...
 Plan, `push` (SMs carry the data; one launch)
     main    _multiply         feeders store own rows into every rank's slot; the last one of a
                               chunk signals it. All programs multiply as above
 Feeders are the programs that have the fewest tiles, and those that are needed last.
-Where a tile's rows straddle two ranks it reads the slot alone, own rows included.
+Peers read `a` itself where it is symmetric and no tile straddles two ranks' rows: such a tile reads
+the slot alone, own rows included. _multiply is the GEMM template (tiles/gemm.py); on Hopper its
+twin with the same hooks (tiles/gemm_sm90.py), as _multiply_sm90.
 
 Signals (all are SET to the call's epoch e; e is read on the device, so nothing is frozen)
-    shard_ready[src]                rank src -> all: its rows are in its slot               (pull)
+    shard_ready[src]                rank src -> all: its rows may be fetched                (pull)
     rows_ready[src * chunks + c]    these rows of src are in this rank's slot. From the copy
                                     engine (pull), from rank src (push), always for own rows
+    rows_taken[dst]                 rank dst -> all: it has the rows that it reads in place (pull)
+    summed[program]                 local: sums for another program's tile are there        (sm90)
     slot_free, epoch, ticket        the slot's; the last program of _multiply moves them
     fed[rank * chunks + c]          local: how many pieces of a chunk have been stored for a rank
 Chunks without rows are signalled too, so that any range of words may be waited for, and one program
@@ -39,6 +45,8 @@ from weakref import WeakKeyDictionary
 import torch
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
 import weft.language as wl
 from weft.base.card import Op
@@ -49,11 +57,12 @@ from weft.base.target import Target
 from weft.language import slots, triton_api
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 from weft.ops import _lanes
-from weft.tiles import blocking, gemm, swizzle
+from weft.tiles import blocking, gemm, gemm_sm90, swizzle
 from weft.tiles.blocking import Blocking
 
 SUPPORTED = ("float16", "bfloat16", "float32")
 TRANSPORTS = ("pull", "push")
+TEMPLATES = ("plain", "sm90")
 
 # Up to so many bytes of A per rank the SMs push; more where the product is too narrow to hide a
 # copy engine's start behind it (4 x H200, m 512 to 4096: push ahead up to 4 MiB, at n 2560 to 8).
@@ -66,6 +75,9 @@ SPARE_SMS = 1
 MIN_PUSHERS, MAX_PUSHERS = 20, 64
 # What a staging program copies: peers' copies begin when the last one has ended.
 STAGE_BYTES = 128 << 10
+ANNOUNCE_WARPS = 8
+# How many symmetric inputs a call remembers the copies for.
+MOST_PLANS = 64
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -155,6 +167,7 @@ class Config:
     """
 
     transport: str = "pull"
+    template: str = "plain"
     chunks: int = 2
     tile_m: int = 128
     tile_n: int = 256
@@ -178,6 +191,7 @@ class Config:
                 f"ag_gemm: transport='pull' on {len(problem.nodes)} nodes; a copy engine reaches "
                 "the ranks of its own node only: take transport='push'"
             )
+        self._check_template(problem, target)
         for name in ("chunks", "pieces", "feeders", "group_m"):
             if not 1 <= getattr(self, name) <= 1024:
                 value = getattr(self, name)
@@ -189,8 +203,25 @@ class Config:
                 f"ag_gemm: feeders={self.feeders}; {target} has {target.num_sms} SMs, of which "
                 f"{SPARE_SMS} is kept free: take at most {_programs(target)}"
             )
+        if self.template == "sm90":
+            return
         tma = self.tma and can_use_tma(problem, target)
         self.blocking.check("ag_gemm", problem.dtype, problem.out_dtype, tma, target)
+
+    def _check_template(self, problem: Problem, target: Target) -> None:
+        if self.template not in TEMPLATES:
+            raise ConfigError(
+                f"ag_gemm: template={self.template!r}; it must be one of {', '.join(TEMPLATES)}"
+            )
+        if self.template == "plain":
+            return
+        if not can_use_sm90(problem, target) or self.transport != "pull":
+            raise ConfigError(
+                f"ag_gemm: template='sm90' with transport={self.transport!r} and {problem.dtype} on "
+                f"{target}; it takes 'pull', 16-bit operands with rows of a multiple of "
+                f"{blocking.TMA_BYTES} bytes, and compute capability 9.0"
+            )
+        gemm_sm90.check("ag_gemm", self.tile_m, self.tile_n, self.tile_k, self.num_stages, target)
 
     @property
     def blocking(self) -> Blocking:
@@ -198,8 +229,11 @@ class Config:
 
     def grid(self, problem: Problem, target: Target) -> int:
         """Programs of _multiply: feeders and one for each tile, as far as all are resident."""
+        if self.template == "sm90":
+            return _programs(target)
         tiles = self.blocking.num_tiles(problem.m, problem.n)
-        return min(tiles + self.feeders, _programs(target))
+        fed = self.feeders if self.transport == "push" else 0
+        return min(tiles + fed, _programs(target))
 
 
 def _programs(target: Target) -> int:
@@ -214,6 +248,12 @@ def can_use_tma(problem: Problem, target: Target) -> bool:
     return blocking.can_use_tma(target, [*rows, problem.n * problem.out_itemsize])
 
 
+def can_use_sm90(problem: Problem, target: Target) -> bool:
+    """Does the template for Hopper take this problem there?"""
+    is_hopper = target.backend == "cuda" and target.arch == 90
+    return is_hopper and problem.itemsize == problem.out_itemsize == 2 and can_use_tma(problem, target)
+
+
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     limit = NARROW_PUSH_BYTES if problem.n <= NARROW_N else PUSH_BYTES
@@ -222,6 +262,9 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     if len(problem.nodes) > 1 or target.num_sms <= SPARE_SMS:
         order = ("push",)
     for transport in order:
+        if transport == "pull" and can_use_sm90(problem, target):
+            config = Config(template="sm90", **asdict(gemm_sm90.BLOCKING), block=16384)
+            yield _with_transport(config, problem, target)
         for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
             config = Config(transport=transport, block=_block(problem, cut, target), **asdict(cut))
             yield _with_transport(config, problem, target)
@@ -360,13 +403,21 @@ def _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile, world, pro
 
 
 @triton.jit
-def _stage(a, gathered, rows_ready, shard_ready, fed, e, rank, shape, shards, world, program,
-           num_programs, block: tl.constexpr):  # fmt: skip
-    """Copy own rows into the own slot, where peers fetch them; the last program announces them."""
-    own_first, own_end = _own_rows(rank, shards, shape.m)
-    first = own_first.to(tl.int64) * shape.k
-    size = (own_end - own_first) * shape.k
-    _feed(world, gathered, a, first, first, size, program, num_programs, rank, block)
+def _announce(a, gathered, rows_ready, shard_ready, fed, slot, shape, shards, world,
+              is_staged: tl.constexpr, block: tl.constexpr):  # fmt: skip
+    """Say that own rows may be fetched, and wait until every rank has: the copies come next.
+
+    Staged rows are first copied to the own slot, where peers fetch them.
+    """
+    rank = wl.rank(world).to(tl.int32)
+    e = slots.slot_epoch(slot)
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    slots.slot_wait_free(world, slot, e)
+    if is_staged:
+        own_first, own_end = _own_rows(rank, shards, shape.m)
+        first = own_first.to(tl.int64) * shape.k
+        size = (own_end - own_first) * shape.k
+        _feed(world, gathered, a, first, first, size, program, num_programs, rank, block)
     done = wl.atomic_add(fed, 1, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE) + 1
     if done == num_programs:
         tl.store(fed, 0)
@@ -376,19 +427,25 @@ def _stage(a, gathered, rows_ready, shard_ready, fed, e, rank, shape, shards, wo
         # First the word here: peers copy it as soon as they know.
         wl.notify(world, shard_ready + rank, e, to=rank, op=wl.SignalOp.SET)
         wl.notify_all(world, shard_ready + rank, e, op=wl.SignalOp.SET)
+        wl.wait(shard_ready, e, world.num_ranks, world=world)
 
 
 @triton.jit
-def _await_shards(shard_ready, slot, world):
-    """One program, upstream of the copies: returns when every rank's rows may be fetched."""
-    wl.wait(shard_ready, slots.slot_epoch(slot), world.num_ranks, world=world)
+def _close(shard_ready, rows_taken, world):
+    """One program, behind the copies of rows that were read in place: theirs may change again.
+
+    The call's epoch is that of its own announcement: the slot's has moved if _multiply is over.
+    """
+    rank = wl.rank(world)
+    e = tl.load(shard_ready + rank)
+    wl.notify_all(world, rows_taken + rank, e, op=wl.SignalOp.SET)
+    wl.wait(rows_taken, e, world.num_ranks, world=world)
 
 
 @triton.jit
-def _multiply(a, own, gathered, gathered_rows, b, c, rows_ready, shard_ready, fed, slot, shape,
-              shards, tile, world, is_pull: tl.constexpr, feeders: tl.constexpr,
-              block: tl.constexpr):  # fmt: skip
-    """Feed, then the GEMM template with this operator's hooks.
+def _multiply(a, own, gathered, gathered_rows, b, c, rows_ready, fed, slot, shape, shards, tile,
+              world, feeders: tl.constexpr, block: tl.constexpr):  # fmt: skip
+    """Feed where there are feeders, then the GEMM template with this operator's hooks.
 
     `own` and `gathered_rows` are what tiles are read from: descriptors, or the pointers `a` and
     `gathered` once more.
@@ -396,29 +453,78 @@ def _multiply(a, own, gathered, gathered_rows, b, c, rows_ready, shard_ready, fe
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
     program, num_programs = tl.program_id(0), tl.num_programs(0)
-    if program < feeders:
-        slots.slot_wait_free(world, slot, e)
-        if is_pull:
-            _stage(a, gathered, rows_ready, shard_ready, fed, e, rank, shape, shards, world,
-                   program, feeders, block)  # fmt: skip
-        else:
+    if feeders > 0:
+        if program < feeders:
+            slots.slot_wait_free(world, slot, e)
             _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile, world, program,
                   feeders, block)  # fmt: skip
-    own_first, own_end = _own_rows(rank, shards, shape.m)
-    start = swizzle.first_to_gather(own_first, own_end, tile.m, tl.cdiv(shape.m, tile.m))
-    m = tl.cast(shape.m, tl.int32)
+    start = _first_row(rank, shards, shape.m, tile.m)
     # The last programs have the fewest tiles: those are the feeders.
     gemm.gemm(
         b, shape, tile, num_programs - 1 - program, num_programs,
         swizzle.rotated, (shards.group_m, start),
-        _ready, Arrival(own, gathered_rows, rows_ready, e, rank, m, shards, world),
+        _ready, Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), shards, world),
         gemm.emit_store, gemm.Stored(c, shape),
     )  # fmt: skip
-    if program == num_programs - 1:
+    _give_back(GivingBack(rows_ready, e, _variable(shards.chunks), program, num_programs, slot, world))
+
+
+@triton.jit
+def _first_row(rank, shards, m, tile_m):
+    """The row of tiles to begin with."""
+    own_first, own_end = _own_rows(rank, shards, m)
+    return swizzle.first_to_gather(own_first, own_end, tile_m, tl.cdiv(m, tile_m))
+
+
+@triton.jit
+def _variable(number):
+    """A number that Triton may take for a constant, 1 say, as one that it does not."""
+    return tl.cast(number, tl.int32)
+
+
+class GivingBack(NamedTuple):
+    """Arguments of `_give_back`; in this order for the reason told at `Arrival`."""
+
+    rows_ready: Any
+    e: Any
+    chunks: Any
+    program: Any
+    num_programs: Any
+    slot: Any
+    world: Any
+
+
+@triton.jit
+def _give_back(args):
+    """This program has read all that it will. args: GivingBack"""
+    if args.program == args.num_programs - 1:
         # Also chunks without rows: a word that came after the slot was given back would undo one
         # of the next call's.
-        wl.wait(rows_ready, e, shards.chunks * world.num_ranks, world=world)
-    slots.slot_finish(world, slot, e, num_programs)
+        wl.wait(args.rows_ready, args.e, args.chunks * args.world.num_ranks, world=args.world)
+    slots.slot_finish(args.world, args.slot, args.e, args.num_programs)
+
+
+@gluon.jit
+def _multiply_sm90(own, gathered_rows, b, c, rows_ready, partials, summed, slot, shape, shards,
+                   world, tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr,
+                   stages: gl.constexpr, b_is_nk: gl.constexpr):  # fmt: skip
+    """The GEMM template for Hopper with the hooks of `_multiply`; operands are descriptors."""
+    rank = wl.rank(world).to(gl.int32)
+    e = slots.slot_epoch(slot)
+    program, num_programs = gl.program_id(0), gl.num_programs(0)
+    start = _first_row(rank, shards, shape.m, tile_m)
+    order: gl.constexpr = swizzle.rotated
+    ready: gl.constexpr = _ready
+    emit: gl.constexpr = gemm_sm90.emit_store
+    done: gl.constexpr = _give_back
+    gemm_sm90.gemm(
+        own, b, c, shape, program, num_programs, gemm_sm90.Shared(partials, summed, e, world),
+        order, (shards.group_m, start),
+        ready, Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), shards, world),
+        emit, gemm_sm90.Stored(c),
+        done, GivingBack(rows_ready, e, _variable(shards.chunks), program, num_programs, slot, world),
+        tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------
@@ -447,12 +553,14 @@ def ag_gemm(
     call = _find_call(world, a, b, m, config, out)
     if out is None:
         out = torch.empty(call.out_shape, dtype=call.out_dtype, device=a.device)
-    # Also where there is nothing to do: a rank without rows that passes no m takes m for 0.
-    world.operator_call(call.name)
+    # Ranks must agree on where peers read from. Also said where there is nothing to do: a rank
+    # without rows that passes no m takes m for 0.
+    offset = call.offset_of(world, a)
+    world.operator_call(call.name if offset is None else f"{call.name} a at {offset}")
     if call.is_empty:
         return out.zero_() if out.numel() else out
     slot = world.workspace("ag_gemm", call.buffers, call.signals)
-    call.launch(world, slot, a, b, out)
+    call.launch(world, slot, a, b, out, offset)
     return out
 
 
@@ -468,117 +576,157 @@ class _Call:
         self.out_dtype = getattr(torch, problem.out_dtype)
         self.has_rows = problem.shard(world.rank)[0] < problem.shard(world.rank)[1]
         self.is_empty = 0 in (problem.m, problem.n, problem.k)
+        self.is_pull = config.transport == "pull"
+        # Tiles that straddle ranks read own rows from the slot.
+        is_even = problem.m == problem.rows * problem.num_ranks
+        self.may_read_in_place = self.is_pull and is_even and problem.rows % config.tile_m == 0
         words = world.num_ranks * config.chunks
         dtype = getattr(torch, problem.dtype)
         self.buffers = {"gathered": ((problem.m, problem.k), dtype)}
         self.signals = {
             "rows_ready": (words, torch.int64),
             "shard_ready": (world.num_ranks, torch.int64),
+            "rows_taken": (world.num_ranks, torch.int64),
             "fed": (words, torch.int32),
         }
+        if config.template == "sm90":
+            elements = gemm_sm90.partial_elements(config.tile_m, config.tile_n, self.grid[0])
+            self.buffers["partials"] = ((elements,), torch.float32)
+            self.signals["summed"] = (self.grid[0], torch.int64)
         self.shape = _shape(problem)
         self.shards = _shards(problem, config)
         # By whether TMA is used.
         self.tiles = [_tile(problem, config, tma).as_constexpr() for tma in (False, True)]
-        self.constants = (config.transport == "pull", config.feeders, config.block)
-        self.options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-        self._plans: dict[Any, _SlotPlan] = {}
+        self._copies: dict[Any, tuple] = {}
         self._loaded: set[tuple[int, ...]] = set()
         # What was launched with aligned addresses, to be launched again.
         self._kernels: dict[Any, Any] = {}
 
-    def launch(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> None:
-        plan = self._plans.get(slot) or self._plan(world, slot)
+    def offset_of(self, world: Any, a: Any) -> int | None:
+        """Where on the heap peers read `a` in place; None where its rows are staged."""
+        return world.offset(a) if self.may_read_in_place and world.num_ranks > 1 else None
+
+    def launch(
+        self, world: Any, slot: Any, a: Any, b: Any, out: Any, offset: int | None = None
+    ) -> None:
         # TMA asks this of addresses, and Triton specialises kernels by it.
-        aligned = not (a.data_ptr() | b.data_ptr() | out.data_ptr()) % blocking.TMA_BYTES
-        arguments = self._arguments(world, slot, plan, a, b, out, self.tma and aligned)
-        if not plan.copies:
-            self._start(_multiply, self.grid, arguments, self.options, aligned)
-            return
-        awaited = (slot.shard_ready, slot.arg, world.arg)
         alignment = tuple(tensor.data_ptr() % blocking.TMA_BYTES for tensor in (a, b, out))
-        if alignment not in self._loaded:
+        aligned = not any(alignment)
+        multiply, arguments, options = self._multiply_with(world, slot, a, b, out, aligned)
+        if not self.is_pull:
+            self._start(multiply, self.grid, arguments, options, aligned)
+            return
+        is_staged = offset is None
+        announced = (
+            a, slot.gathered, slot.rows_ready, slot.shard_ready, slot.fed, slot.arg, self.shape,
+            self.shards, world.arg, is_staged, self.config.block,
+        )  # fmt: skip
+        closing = (slot.shard_ready, slot.rows_taken, world.arg)
+        if (alignment, is_staged) not in self._loaded:
             # They wait for each other, and no binary is loaded while a kernel runs.
-            world.load(_multiply, *arguments, **self.options)
-            world.load(_await_shards, *awaited, num_warps=1)
-            self._loaded.add(alignment)
+            world.load(multiply, *arguments, **options)
+            world.load(_announce, *announced, num_warps=ANNOUNCE_WARPS)
+            world.load(_close, *closing, num_warps=1)
+            self._loaded.add((alignment, is_staged))
         main, copier = world.current_stream(), world.stream("copy")
-        # Before _multiply, which feeds the copies of other ranks while this stream waits for it.
+        # Before _multiply, which other ranks' copies need not wait for.
         copier.wait(main)
-        self._start(_multiply, self.grid, arguments, self.options, aligned)
+        feeders = self.config.feeders if is_staged else 1
         with copier:
-            self._start(_await_shards, (1, 1, 1), awaited, {"num_warps": 1}, True)
-            for is_word, dst, src in plan.copies:
+            self._start(
+                _announce, (feeders, 1, 1), announced, {"num_warps": ANNOUNCE_WARPS}, aligned,
+                is_staged,
+            )  # fmt: skip
+        self._start(multiply, self.grid, arguments, options, aligned)
+        with copier:
+            for is_word, dst, src in self._copies_for(world, slot, a, offset):
                 (world.copy_word if is_word else world.copy)(dst, src)
+            if not is_staged:
+                self._start(_close, (1, 1, 1), closing, {"num_warps": 1}, True)
         main.wait(copier)
 
-    def _start(self, fn: Any, grid: tuple, arguments: tuple, options: dict, aligned: bool) -> None:
-        kernel = self._kernels.get(fn) if aligned else None
+    def _start(
+        self, fn: Any, grid: tuple, arguments: tuple, options: dict, aligned: bool, form: Any = None
+    ) -> None:
+        """Launch; `form` tells apart kernels of one function that differ in constants."""
+        key = (fn, form)
+        kernel = self._kernels.get(key) if aligned else None
         if kernel is not None:
             triton_api.relaunch(kernel, grid, *arguments)
             return
         kernel = fn[grid](*arguments, **options)
         if aligned:
-            self._kernels[fn] = kernel
+            self._kernels[key] = kernel
 
-    def _arguments(
-        self, world: Any, slot: Any, plan: _SlotPlan, a: Any, b: Any, out: Any, tma: bool
-    ) -> tuple:
-        """Of a launch of `_multiply`."""
-        config = self.config
+    def _multiply_with(
+        self, world: Any, slot: Any, a: Any, b: Any, out: Any, aligned: bool
+    ) -> tuple[Any, tuple, dict]:
+        """The kernel that multiplies, its arguments and its options."""
+        config, tma = self.config, self.tma and aligned
+        # Addresses that TMA does not take: the plain template does the same, in the same tiles.
+        is_sm90 = config.template == "sm90" and aligned
         own, gathered, right, result = a, slot.gathered, b, out
         if tma:
-            gathered = plan.gathered
+            describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
+            chunk_n = gemm_sm90.CHUNK_N.value if is_sm90 else config.tile_n
+            gathered = describe(gathered, (config.tile_m, config.tile_k))
             # An empty shard has no address to describe; no tile is read from it.
-            if self.has_rows:
-                own = blocking.descriptor(a, (config.tile_m, config.tile_k))
-            else:
-                own = gathered
+            own = describe(a, (config.tile_m, config.tile_k)) if self.has_rows else gathered
             if self.problem.b_is_nk:
-                right = blocking.descriptor(b.t(), (config.tile_n, config.tile_k))
+                right = describe(b.t(), (config.tile_n, config.tile_k))
             else:
-                right = blocking.descriptor(b, (config.tile_k, config.tile_n))
-            result = blocking.descriptor(out, (config.tile_m, config.tile_n))
-        return (
-            a, own, slot.gathered, gathered, right, result, slot.rows_ready, slot.shard_ready,
-            slot.fed, slot.arg, self.shape, self.shards, self.tiles[tma], world.arg,
-            *self.constants,
+                right = describe(b, (config.tile_k, config.tile_n))
+            result = describe(out, (config.tile_m, chunk_n))
+        if is_sm90:
+            arguments = (
+                own, gathered, right, result, slot.rows_ready, slot.partials, slot.summed, slot.arg,
+                self.shape, self.shards, world.arg, config.tile_m, config.tile_n, config.tile_k,
+                config.num_stages, self.problem.b_is_nk,
+            )  # fmt: skip
+            return _multiply_sm90, arguments, {"num_warps": config.num_warps}
+        arguments = (
+            a, own, slot.gathered, gathered, right, result, slot.rows_ready, slot.fed, slot.arg,
+            self.shape, self.shards, self.tiles[tma], world.arg,
+            0 if self.is_pull else config.feeders, config.block,
         )  # fmt: skip
+        num_stages = config.num_stages if config.template == "plain" else 3
+        return _multiply, arguments, {"num_warps": config.num_warps, "num_stages": num_stages}
 
-    def _plan(self, world: Any, slot: Any) -> _SlotPlan:
-        gathered, copies = slot.gathered, ()
-        if self.tma:
-            gathered = blocking.descriptor(gathered, (self.config.tile_m, self.config.tile_k))
-        if self.config.transport == "pull":
-            copies = tuple(_plan_copies(world, slot, self.problem, self.shards))
-        plan = self._plans[slot] = _SlotPlan(gathered, copies)
-        return plan
-
-
-class _SlotPlan(NamedTuple):
-    """What calls that share one slot have in common; `copies` are (is_word, dst, src) in order."""
-
-    gathered: Any
-    copies: tuple[tuple[bool, torch.Tensor, torch.Tensor], ...]
+    def _copies_for(self, world: Any, slot: Any, a: Any, offset: int | None) -> tuple:
+        """What the copy engine does for a call on `slot` whose rows lie at `offset`."""
+        copies = self._copies.get((slot, offset))
+        if copies is None:
+            if len(self._copies) >= MOST_PLANS:
+                self._copies.clear()
+            rows = slot.gathered if offset is None else a
+            copies = tuple(_plan_copies(world, slot, rows, self.problem, self.shards))
+            self._copies[slot, offset] = copies
+        return copies
 
 
-def _plan_copies(world: Any, slot: Any, problem: Problem, shards: Shards) -> Iterator[tuple]:
-    """Source by source in the order in which tiles ask for them; each chunk, then its word.
+def _plan_copies(
+    world: Any, slot: Any, rows: torch.Tensor, problem: Problem, shards: Shards
+) -> Iterator[tuple[bool, torch.Tensor, torch.Tensor]]:
+    """(is_word, dst, src) in order; `rows` is what peers read: this rank's `a`, or its slot.
 
-    The word is the source's own announcement, which holds e until this rank's credit lets the
-    source go on. Never a word of this device: such a copy is a kernel, for which a running grid
-    need not make room, and each change between kernel and copy engine costs time.
+    Source by source in the order in which tiles ask for them; each chunk, then its word. The word
+    is the source's own announcement, which holds e until this rank's credit lets the source go on.
+    Never a word of this device: such a copy is a kernel, for which a running grid need not make
+    room, and each change between kernel and copy engine costs time.
     """
     for hop in range(1, world.num_ranks):
         source = (world.rank + hop) % world.num_ranks
-        theirs = world.peer(slot.gathered, source)
-        announced = world.peer(slot.shard_ready, source)[source : source + 1]
         shard_first, shard_end = problem.shard(source)
+        theirs = world.peer(rows, source)
+        if rows is slot.gathered:
+            theirs = theirs[shard_first:shard_end]
+        announced = world.peer(slot.shard_ready, source)[source : source + 1]
         for chunk in range(shards.chunks):
             first = min(shard_first + chunk * shards.chunk_rows, shard_end)
             end = min(first + shards.chunk_rows, shard_end)
             if end > first:
-                yield False, slot.gathered[first:end], theirs[first:end]
+                mine = slot.gathered[first:end]
+                yield False, mine, theirs[first - shard_first : end - shard_first]
             word = source * shards.chunks + chunk
             yield True, slot.rows_ready[word : word + 1], announced
 
@@ -715,8 +863,14 @@ def kernels(
     tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
     b_block = (tile_n, tile_k) if problem.b_is_nk else (tile_k, tile_n)
 
+    is_sm90 = config.template == "sm90"
+    chunk_n = gemm_sm90.CHUNK_N.value if is_sm90 else tile_n
+
     def operand(word: str, block: tuple[int, int]) -> str:
-        return f"tensordesc<{word}[{block[0]}, {block[1]}]>" if tma else f"*{word}"
+        if not tma:
+            return f"*{word}"
+        layout = f",{gemm_sm90.block_layout(block, problem.itemsize)!r}" if is_sm90 else ""
+        return f"tensordesc<{word}[{block[0]}, {block[1]}]{layout}>"
 
     words = {
         "a": f"*{element}",
@@ -724,10 +878,13 @@ def kernels(
         "gathered": f"*{element}",
         "gathered_rows": operand(element, (tile_m, tile_k)),
         "b": operand(element, b_block),
-        "c": operand(out_element, (tile_m, tile_n)),
+        "c": operand(out_element, (tile_m, chunk_n)),
         "rows_ready": "*i64",
         "shard_ready": "*i64",
+        "rows_taken": "*i64",
         "fed": "*i32",
+        "partials": "*fp32",
+        "summed": "*i64",
         "slot": ["*i64", "*i32", "*i64"],
         "shape": ["i32"] * len(gemm.Shape._fields),
         "shards": ["i32"] * len(Shards._fields),
@@ -740,27 +897,38 @@ def kernels(
         "shards": Shards(*[None] * len(Shards._fields)),
         "tile": tile,
         "world": WorldArg(None, problem.num_ranks, language_version()),
-        "is_pull": config.transport == "pull",
-        "feeders": config.feeders,
+        "feeders": config.feeders if config.transport == "push" else 0,
         "block": config.block,
+        "tile_m": tile_m,
+        "tile_n": tile_n,
+        "tile_k": tile_k,
+        "stages": config.num_stages,
+        "b_is_nk": problem.b_is_nk,
     }
     extents = _shape(problem)._asdict()
     aligned = [f"shape.{name}" for name, extent in extents.items() if extent % 16 == 0]
 
-    def record(fn: Any, name: str, num_warps: int, num_stages: int) -> tuple[Any, KernelRecord]:
+    def record(
+        fn: Any, name: str, num_warps: int, num_stages: int = 1, **more: Any
+    ) -> tuple[Any, KernelRecord]:
         names = fn.arg_names
         pointers = [x for x in names if isinstance(words.get(x), str) and words[x][0] == "*"]
         return fn, KernelRecord(
             name=f"ag_gemm.{name}",
             signature={x: words.get(x, "constexpr") for x in names},
-            constants={x: constants[x] for x in names if x in constants},
+            constants={x: (constants | more)[x] for x in names if x in constants | more},
             options={"num_warps": num_warps, "num_stages": num_stages},
             divisible_by_16=(*pointers, *(aligned if "shape" in names else ())),
         )
 
     if config.transport == "pull":
-        yield record(_await_shards, "await_shards", 1, 1)
-    yield record(_multiply, "multiply", config.num_warps, config.num_stages)
+        yield record(_announce, "announce", ANNOUNCE_WARPS, is_staged=False)
+        yield record(_announce, "announce_staged", ANNOUNCE_WARPS, is_staged=True)
+        yield record(_close, "close", 1)
+    if is_sm90:
+        yield record(_multiply_sm90, "multiply", config.num_warps)
+    else:
+        yield record(_multiply, "multiply", config.num_warps, config.num_stages)
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:

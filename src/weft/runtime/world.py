@@ -149,6 +149,11 @@ class World:
         usable = flat.numel() // tensor.element_size() * tensor.element_size()
         return flat[:usable].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
+    def offset(self, tensor: torch.Tensor) -> int | None:
+        """Where a symmetric tensor lies on the heap, in bytes; None where it is not symmetric."""
+        offset = tensor.data_ptr() - self._base
+        return offset if 0 <= offset < self._heap.capacity_bytes else None
+
     def pointers(self, tensor: torch.Tensor) -> torch.Tensor:
         """int64[num_ranks]: the address of each rank's part (0 where far), on the device."""
         address = tensor.data_ptr()

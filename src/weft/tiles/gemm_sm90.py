@@ -1,0 +1,407 @@
+"""The GEMM template for Hopper, in Gluon: the same product and hooks as its twin, tiles/gemm.py.
+
+    producer, one warp          for its tiles: ready(...), then A and B by TMA, stage by stage
+    two consumers, 4 warps each take turns: while one multiplies (wgmma), the other rounds its tile
+                                and stores it by TMA
+
+`order` and `ready` are the very functions that the plain twin takes: integers in, integers out. A
+wait in `ready` is the producer's, before the first load of what it guards; the consumers go on.
+`emit` differs: it is given chunks of the tile in shared memory, as TMA takes them:
+
+    emit(row, column, chunk, is_last, args)      see `emit_store`
+
+Where the last round of tiles would leave more than half of the programs idle, its tiles are shared
+out: `parts` programs to a tile, each with a part of k. Those of part 1, 2, ... leave their sums in
+`partials`, part 0 adds them in this order and emits the tile; so the result is the same each time.
+`num_parts` says how many there are, for whoever provides the memory.
+
+Operands come as TMA descriptors. Sums are in fp32, over k in order but for shared tiles.
+
+What happens inside a block of warps is not seen by the emulator: the plain twin is what is
+verified, and `weft.verify.compiled` reads this template's code after compilation.
+
+Limits  tile_m 128; compute capability 9.0; extents as TMA takes them (tiles/blocking.py); all
+        programs of a launch are resident at once where tiles are shared
+Source  CUTLASS's ping-pong schedule for the turns; Stream-K (Osama et al. 2023) for the last round
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+import weft.language as wl
+from weft.base.errors import ConfigError
+from weft.base.target import Target
+from weft.tiles.blocking import Blocking
+from weft.tiles.gemm import Tile
+
+# Warps of a launch: the first consumer's. The other consumer and the producer are added to them.
+NUM_WARPS = 4
+# Registers of a thread: what a consumer needs for its sums, what a producer can do with.
+CONSUMER_REGISTERS = gl.constexpr(232)
+PRODUCER_REGISTERS = gl.constexpr(40)
+# The tile and its stages in shared memory, beside two chunks of the result for each consumer.
+BLOCKING = Blocking(128, 128, 64, NUM_WARPS, 5)
+# Columns of the result that are stored at once.
+CHUNK_N = gl.constexpr(64)
+# More programs on one tile than these spend on each other's sums what they save on products.
+MAX_PARTS = tl.constexpr(4)
+# Steps of k that a part should have at least, to be worth its way through memory.
+MIN_STEPS = tl.constexpr(8)
+
+
+class Stored(NamedTuple):
+    """Arguments of `emit_store`: C's descriptor, for blocks of [tile_m, chunk_n]."""
+
+    c: Any
+
+
+class Shared(NamedTuple):
+    """Where programs that share a tile meet.
+
+    `partials` holds fp32 [programs, tile_m, tile_n]; `summed`, one int64 word for each program, is
+    set to `e` when its sums are there: e is new for every launch. `world` bounds the wait for it.
+    """
+
+    partials: Any
+    summed: Any
+    e: Any
+    world: Any
+
+
+class Cut(NamedTuple):
+    """How tiles are dealt out: `whole` of them to one program each, then `shared` to `parts`."""
+
+    num_m: Any
+    num_n: Any
+    num_k: Any
+    whole: Any
+    shared: Any
+    parts: Any
+
+
+@triton.jit
+def cut(shape, tile_m, tile_n, tile_k, num_programs):
+    """The Cut of a product among so many programs. Also `.fn` of Python integers."""
+    num_m = (shape.m + tile_m - 1) // tile_m
+    num_n = (shape.n + tile_n - 1) // tile_n
+    num_k = (shape.k + tile_k - 1) // tile_k
+    left = num_m * num_n % num_programs
+    parts = min(num_programs // max(left, 1), MAX_PARTS, max(num_k // MIN_STEPS, 1))
+    shared = left * min(parts - 1, 1)
+    return Cut(num_m, num_n, num_k, num_m * num_n - shared, shared, parts)
+
+
+@gluon.jit
+def emit_store(row, column, chunk, is_last: gl.constexpr, args):
+    """Store the chunk in C. args: Stored"""
+    tma.async_copy_shared_to_global(args.c, [row, column], chunk)
+
+
+@gluon.jit
+def gemm(
+    a_block,
+    b,
+    c_block,
+    shape,
+    first,
+    step,
+    shared,
+    order: gl.constexpr,
+    order_args,
+    ready: gl.constexpr,
+    ready_args,
+    emit: gl.constexpr,
+    emit_args,
+    done: gl.constexpr,
+    done_args,
+    tile_m: gl.constexpr,
+    tile_n: gl.constexpr,
+    tile_k: gl.constexpr,
+    stages: gl.constexpr,
+    chunk_n: gl.constexpr,
+    b_is_nk: gl.constexpr,
+):
+    """Multiply this program's share of the tiles; a kernel of NUM_WARPS warps calls it.
+
+    `first` of `step` is this program's place among them. `a_block` and `c_block` are descriptors
+    whose blocks have the form in which `ready`'s sources are read and `emit` is given chunks.
+    `shared` is a Shared. `done(args)` runs once, when all operands of this program have been read.
+
+    Sync    what the hooks do; programs that share a tile wait for each other
+    """
+    operands_a = gl.allocate_shared_memory(a_block.dtype, [stages, tile_m, tile_k], a_block.layout)
+    if b_is_nk:
+        operands_b = gl.allocate_shared_memory(b.dtype, [stages, tile_n, tile_k], b.layout)
+    else:
+        operands_b = gl.allocate_shared_memory(b.dtype, [stages, tile_k, tile_n], b.layout)
+    chunks_0 = gl.allocate_shared_memory(c_block.dtype, [2, tile_m, chunk_n], c_block.layout)
+    chunks_1 = gl.allocate_shared_memory(c_block.dtype, [2, tile_m, chunk_n], c_block.layout)
+    empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(stages):
+        mbarrier.init(empty.index(i), count=1)
+        mbarrier.init(full.index(i), count=1)
+    for i in gl.static_range(2):
+        mbarrier.init(turns.index(i), count=1)
+    gl.warp_specialize(
+        [
+            (
+                _consume,
+                (operands_a, operands_b, chunks_0, empty, full, turns, shape, first, step, shared,
+                 order, order_args, emit, emit_args, 0, tile_m, tile_n, tile_k, stages, chunk_n,
+                 b_is_nk),
+            ),
+            (
+                _consume,
+                (operands_a, operands_b, chunks_1, empty, full, turns, shape, first, step, shared,
+                 order, order_args, emit, emit_args, 1, tile_m, tile_n, tile_k, stages, chunk_n,
+                 b_is_nk),
+            ),
+            (
+                _produce,
+                (a_block, b, operands_a, operands_b, empty, full, shape, first, step, order,
+                 order_args, ready, ready_args, done, done_args, tile_m, tile_n, tile_k, stages,
+                 b_is_nk),
+            ),
+        ],
+        [4, 1],
+        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    )  # fmt: skip
+
+
+@gluon.jit
+def _tile_of(unit, dealt):
+    """The tile of a unit of work, and which steps of k: (tile, begin, end, part)."""
+    part = 0
+    tile = unit
+    if unit >= dealt.whole:
+        tile = dealt.whole + (unit - dealt.whole) % dealt.shared
+        part = (unit - dealt.whole) // dealt.shared
+    begin = 0
+    end = dealt.num_k
+    if unit >= dealt.whole:
+        begin = part * dealt.num_k // dealt.parts
+        end = (part + 1) * dealt.num_k // dealt.parts
+    return tile, begin, end, part
+
+
+@gluon.jit
+def _produce(
+    a_block, b, operands_a, operands_b, empty, full, shape, first, step,
+    order: gl.constexpr, order_args, ready: gl.constexpr, ready_args, done: gl.constexpr, done_args,
+    tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
+    b_is_nk: gl.constexpr,
+):  # fmt: skip
+    """Fill stage after stage with what the consumers multiply next."""
+    tile = Tile(tile_m, tile_n, tile_k, b_is_nk, True, True)
+    dealt = cut(shape, tile_m, tile_n, tile_k, step)
+    filled = 0
+    for unit in range(first, dealt.whole + dealt.shared * dealt.parts, step):
+        i, begin, end, _ = _tile_of(unit, dealt)
+        i_m, i_n = order(i, dealt.num_m, dealt.num_n, order_args)
+        rows = ready(i_m, i_n, tile, ready_args)
+        column = i_n * tile_n
+        for j in range(begin, end):
+            stage = filled % stages
+            at_k = j * tile_k
+            mbarrier.wait(empty.index(stage), (filled // stages & 1) ^ 1)
+            arrived = full.index(stage)
+            mbarrier.expect(arrived, a_block.block_type.nbytes + b.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                rows.source, [rows.first, at_k], arrived, operands_a.index(stage)
+            )
+            if b_is_nk:
+                place = [column, at_k]
+            else:
+                place = [at_k, column]
+            tma.async_copy_global_to_shared(b, place, arrived, operands_b.index(stage))
+            filled += 1
+    # Once every stage is empty again, all that was loaded has been read.
+    for _ in range(stages):
+        mbarrier.wait(empty.index(filled % stages), (filled // stages & 1) ^ 1)
+        filled += 1
+    done(done_args)
+
+
+@gluon.jit
+def _consume(
+    operands_a, operands_b, chunks, empty, full, turns, shape, first, step, shared,
+    order: gl.constexpr, order_args, emit: gl.constexpr, emit_args, me: gl.constexpr,
+    tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
+    chunk_n: gl.constexpr, b_is_nk: gl.constexpr,
+):  # fmt: skip
+    """Every other unit of this program: sums over k, then chunk by chunk to `emit`."""
+    dealt = cut(shape, tile_m, tile_n, tile_k, step)
+    # A shared tile is its program's last: all units before it have num_k steps.
+    used = me * dealt.num_k
+    phase = 1 - me
+    for unit in range(first + me * step, dealt.whole + dealt.shared * dealt.parts, 2 * step):
+        i, begin, end, part = _tile_of(unit, dealt)
+        # Without turns a consumer could take a stage's earlier round for its own: parity is all
+        # that a barrier tells.
+        mbarrier.wait(turns.index(me), phase)
+        value, used = _multiply(operands_a, operands_b, empty, full, end - begin, used,
+                                tile_m, tile_n, stages, b_is_nk, turns.index(1 - me))  # fmt: skip
+        phase ^= 1
+        used += dealt.num_k
+        i_m, i_n = order(i, dealt.num_m, dealt.num_n, order_args)
+        others = 0
+        if unit >= dealt.whole:
+            others = dealt.parts - 1
+        if part == 0:
+            for other in range(1, others + 1):
+                # Pairs with the store below, in the program that has that part.
+                wl.wait(shared.summed + first + other * dealt.shared, shared.e,
+                        scope=wl.Scope.DEVICE, world=shared.world)  # fmt: skip
+            theirs = Others(
+                shared.partials + (first + dealt.shared) * (tile_m * tile_n),
+                dealt.shared * (tile_m * tile_n), others,
+            )  # fmt: skip
+            _emit_chunks(value, i_m * tile_m, i_n * tile_n, 0, theirs, chunks, emit, emit_args,
+                         True, tile_n, chunk_n)  # fmt: skip
+        else:
+            _leave(shared.partials + first * (tile_m * tile_n), value, tile_n)
+            wl.store(shared.summed + first, shared.e, order=wl.Order.RELEASE,
+                     scope=wl.Scope.DEVICE)  # fmt: skip
+    tma.store_wait(0)
+
+
+class Others(NamedTuple):
+    """Sums of a tile's other parts: `count` blocks of fp32, `pitch` elements apart."""
+
+    first: Any
+    pitch: Any
+    count: Any
+
+
+@gluon.constexpr_function
+def _layout(value_n):
+    """Where wgmma leaves the sums of a consumer's warps."""
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, value_n, 16]
+    )
+
+
+@gluon.jit
+def _multiply(
+    operands_a, operands_b, empty, full, steps, used,
+    tile_m: gl.constexpr, tile_n: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr, after,
+):  # fmt: skip
+    """One tile's sums; the other consumer's turn, `after`, begins when the last product is issued.
+
+    A product is under way while the next stage is waited for.
+    """
+    layout: gl.constexpr = _layout(tile_n)
+    value = warpgroup_mma_init(gl.zeros((tile_m, tile_n), gl.float32, layout))
+    for j in range(steps):
+        stage = used % stages
+        mbarrier.wait(full.index(stage), used // stages & 1)
+        right = operands_b.index(stage)
+        if b_is_nk:
+            right = right.permute((1, 0))
+        value = warpgroup_mma(operands_a.index(stage), right, value, is_async=True)
+        # The product before is over, and its stage with it.
+        value = warpgroup_mma_init(warpgroup_mma_wait(1, deps=(value,)))
+        mbarrier.arrive(empty.index((used + stages - 1) % stages), count=1, pred=(j > 0))
+        used += 1
+    mbarrier.arrive(after, count=1)
+    value = warpgroup_mma_wait(0, deps=(value,))
+    mbarrier.arrive(empty.index((used + stages - 1) % stages), count=1)
+    return value, used
+
+
+@gluon.jit
+def _emit_chunks(
+    value, row, column, inside, others, chunks, emit: gl.constexpr, emit_args,
+    is_last: gl.constexpr, tile_n: gl.constexpr, chunk_n: gl.constexpr,
+):  # fmt: skip
+    """Halve the columns until they are a chunk: each thread keeps its own, nothing moves.
+
+    `inside` is the first column of `value` within its tile.
+    """
+    tile_m: gl.constexpr = value.shape[0]
+    value_n: gl.constexpr = value.shape[1]
+    if value_n > chunk_n:
+        half: gl.constexpr = _layout(value_n // 2)
+        left, right = value.reshape([tile_m, 2, value_n // 2]).permute(0, 2, 1).split()
+        left = gl.convert_layout(left, half, assert_trivial=True)
+        right = gl.convert_layout(right, half, assert_trivial=True)
+        _emit_chunks(left, row, column, inside, others, chunks, emit, emit_args, False, tile_n,
+                     chunk_n)  # fmt: skip
+        _emit_chunks(right, row, column + value_n // 2, inside + value_n // 2, others, chunks, emit,
+                     emit_args, is_last, tile_n, chunk_n)  # fmt: skip
+    else:
+        for other in range(others.count):
+            value += gl.load(_places(others.first + other * others.pitch + inside, value, tile_n))
+        # Of two buffers the one that was stored from before last.
+        tma.store_wait(1)
+        chunk = chunks.index(inside // chunk_n % 2)
+        chunk.store(value.to(chunks.dtype))
+        fence_async_shared()
+        emit(row, column, chunk, is_last, emit_args)
+
+
+@gluon.jit
+def _leave(block, value, tile_n: gl.constexpr):
+    """Store sums for the program that has the tile's first part."""
+    gl.store(_places(block, value, tile_n), value)
+
+
+@gluon.jit
+def _places(block, value, tile_n: gl.constexpr):
+    """Pointers to the elements of `value` in rows of tile_n."""
+    rows = gl.arange(0, value.shape[0], gl.SliceLayout(1, value.type.layout))
+    columns = gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
+    return block + rows[:, None] * tile_n + columns[None, :]
+
+
+def check(op: str, tile_m: int, tile_n: int, tile_k: int, stages: int, target: Target) -> None:
+    """Raises  ConfigError: a tile or stages that this template, or `target`, cannot run"""
+    if tile_m != 128 or tile_n not in (64, 128) or tile_k not in (32, 64):
+        raise ConfigError(
+            f"{op}: tile {tile_m} x {tile_n} x {tile_k}; the template for Hopper takes tile_m=128, "
+            "tile_n=64 or 128, tile_k=32 or 64"
+        )
+    operands = (tile_m + tile_n) * tile_k * 2
+    chunks = 2 * 2 * tile_m * CHUNK_N.value * 2
+    barriers = 1024
+    most = (target.shared_bytes - chunks - barriers) // operands
+    if not 2 <= stages <= most:
+        raise ConfigError(
+            f"{op}: num_stages={stages} of {operands} bytes beside {chunks} bytes of results; "
+            f"{target} has {target.shared_bytes} bytes of shared memory: take 2 to {most}"
+        )
+
+
+def partial_elements(tile_m: int, tile_n: int, num_programs: int) -> int:
+    """How many fp32 elements `Shared.partials` must hold."""
+    return num_programs * tile_m * tile_n
+
+
+def descriptor(tensor: Any, block: Sequence[int]) -> TensorDescriptor:
+    """A TMA descriptor of a 2-D tensor for blocks of `block`; a kernel takes it as an argument."""
+    layout = block_layout(block, tensor.element_size())
+    return TensorDescriptor.from_tensor(tensor, list(block), layout)
+
+
+def block_layout(block: Sequence[int], itemsize: int) -> gl.NVMMASharedLayout:
+    """How TMA lays a block out in shared memory: swizzled as widely as its rows allow."""
+    element = {1: gl.float8e4nv, 2: gl.bfloat16, 4: gl.float32}[itemsize]
+    return gl.NVMMASharedLayout.get_default_for(list(block), element)
