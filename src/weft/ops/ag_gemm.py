@@ -4,8 +4,8 @@ m is global and its rows are split as torch.chunk splits them: ceil(m / num_rank
 last ranks may have fewer, or none. n and k are per rank. Every rank ends with its own C.
 
 Plan, `pull` (copy engines carry the data)
-    copy    _announce         tells every rank that own rows may be fetched, and returns when all
-                              have told. Rows that peers cannot read in place it copies to the slot
+    main    _stage            copies own rows to the slot, where peers cannot read them in place
+    copy    _announce         tells every rank that own rows may be fetched; returns when all have
             copies            per source rank + 1, + 2, ... and chunk: its rows, and the word that
                               says so
             _close            rows read in place: says that they have been, returns when all have
@@ -75,7 +75,7 @@ SPARE_SMS = 1
 MIN_PUSHERS, MAX_PUSHERS = 20, 64
 # What a staging program copies: peers' copies begin when the last one has ended.
 STAGE_BYTES = 128 << 10
-ANNOUNCE_WARPS = 8
+STAGE_WARPS = 8
 # How many symmetric inputs a call remembers the copies for.
 MOST_PLANS = 64
 
@@ -217,8 +217,8 @@ class Config:
             return
         if not can_use_sm90(problem, target) or self.transport != "pull":
             raise ConfigError(
-                f"ag_gemm: template='sm90' with transport={self.transport!r} and {problem.dtype} on "
-                f"{target}; it takes 'pull', 16-bit operands with rows of a multiple of "
+                f"ag_gemm: template='sm90' with transport={self.transport!r} and {problem.dtype} "
+                f"on {target}; it takes 'pull', 16-bit operands with rows of a multiple of "
                 f"{blocking.TMA_BYTES} bytes, and compute capability 9.0"
             )
         gemm_sm90.check("ag_gemm", self.tile_m, self.tile_n, self.tile_k, self.num_stages, target)
@@ -251,7 +251,9 @@ def can_use_tma(problem: Problem, target: Target) -> bool:
 def can_use_sm90(problem: Problem, target: Target) -> bool:
     """Does the template for Hopper take this problem there?"""
     is_hopper = target.backend == "cuda" and target.arch == 90
-    return is_hopper and problem.itemsize == problem.out_itemsize == 2 and can_use_tma(problem, target)
+    return (
+        is_hopper and problem.itemsize == problem.out_itemsize == 2 and can_use_tma(problem, target)
+    )
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
@@ -263,8 +265,9 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
         order = ("push",)
     for transport in order:
         if transport == "pull" and can_use_sm90(problem, target):
-            config = Config(template="sm90", **asdict(gemm_sm90.BLOCKING), block=16384)
-            yield _with_transport(config, problem, target)
+            for cut in gemm_sm90.blockings(problem.m, problem.n, problem.k, _programs(target)):
+                config = Config(template="sm90", block=16384, **asdict(cut))
+                yield _with_transport(config, problem, target)
         for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
             config = Config(transport=transport, block=_block(problem, cut, target), **asdict(cut))
             yield _with_transport(config, problem, target)
@@ -403,31 +406,31 @@ def _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile, world, pro
 
 
 @triton.jit
-def _announce(a, gathered, rows_ready, shard_ready, fed, slot, shape, shards, world,
-              is_staged: tl.constexpr, block: tl.constexpr):  # fmt: skip
-    """Say that own rows may be fetched, and wait until every rank has: the copies come next.
-
-    Staged rows are first copied to the own slot, where peers fetch them.
-    """
+def _stage(a, gathered, slot, shape, shards, world, block: tl.constexpr):
+    """Copy own rows to the own slot, where peers fetch them and tiles that straddle ranks look."""
     rank = wl.rank(world).to(tl.int32)
+    slots.slot_wait_free(world, slot, slots.slot_epoch(slot))
+    own_first, own_end = _own_rows(rank, shards, shape.m)
+    first = own_first.to(tl.int64) * shape.k
+    size = (own_end - own_first) * shape.k
+    _feed(world, gathered, a, first, first, size, tl.program_id(0), tl.num_programs(0), rank, block)
+
+
+@triton.jit
+def _announce(rows_ready, shard_ready, slot, chunks, world):
+    """One program: say that own rows may be fetched, and wait until every rank has.
+
+    The copies come next on its stream; what staged the rows came before.
+    """
+    rank = wl.rank(world)
     e = slots.slot_epoch(slot)
-    program, num_programs = tl.program_id(0), tl.num_programs(0)
     slots.slot_wait_free(world, slot, e)
-    if is_staged:
-        own_first, own_end = _own_rows(rank, shards, shape.m)
-        first = own_first.to(tl.int64) * shape.k
-        size = (own_end - own_first) * shape.k
-        _feed(world, gathered, a, first, first, size, program, num_programs, rank, block)
-    done = wl.atomic_add(fed, 1, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE) + 1
-    if done == num_programs:
-        tl.store(fed, 0)
-        for chunk in range(shards.chunks):
-            word = rows_ready + rank * shards.chunks + chunk
-            wl.notify(world, word, e, to=rank, op=wl.SignalOp.SET)
-        # First the word here: peers copy it as soon as they know.
-        wl.notify(world, shard_ready + rank, e, to=rank, op=wl.SignalOp.SET)
-        wl.notify_all(world, shard_ready + rank, e, op=wl.SignalOp.SET)
-        wl.wait(shard_ready, e, world.num_ranks, world=world)
+    for chunk in range(chunks):
+        wl.notify(world, rows_ready + rank * chunks + chunk, e, to=rank, op=wl.SignalOp.SET)
+    # First the word here: peers copy it as soon as they know.
+    wl.notify(world, shard_ready + rank, e, to=rank, op=wl.SignalOp.SET)
+    wl.notify_all(world, shard_ready + rank, e, op=wl.SignalOp.SET)
+    wl.wait(shard_ready, e, world.num_ranks, world=world)
 
 
 @triton.jit
@@ -466,7 +469,9 @@ def _multiply(a, own, gathered, gathered_rows, b, c, rows_ready, fed, slot, shap
         _ready, Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), shards, world),
         gemm.emit_store, gemm.Stored(c, shape),
     )  # fmt: skip
-    _give_back(GivingBack(rows_ready, e, _variable(shards.chunks), program, num_programs, slot, world))
+    _give_back(
+        GivingBack(rows_ready, e, _variable(shards.chunks), program, num_programs, slot, world)
+    )
 
 
 @triton.jit
@@ -517,12 +522,13 @@ def _multiply_sm90(own, gathered_rows, b, c, rows_ready, partials, summed, slot,
     ready: gl.constexpr = _ready
     emit: gl.constexpr = gemm_sm90.emit_store
     done: gl.constexpr = _give_back
+    chunks = _variable(shards.chunks)
     gemm_sm90.gemm(
         own, b, c, shape, program, num_programs, gemm_sm90.Shared(partials, summed, e, world),
         order, (shards.group_m, start),
         ready, Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), shards, world),
         emit, gemm_sm90.Stored(c),
-        done, GivingBack(rows_ready, e, _variable(shards.chunks), program, num_programs, slot, world),
+        done, GivingBack(rows_ready, e, chunks, program, num_programs, slot, world),
         tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
     )  # fmt: skip
 
@@ -592,7 +598,7 @@ class _Call:
         if config.template == "sm90":
             elements = gemm_sm90.partial_elements(config.tile_m, config.tile_n, self.grid[0])
             self.buffers["partials"] = ((elements,), torch.float32)
-            self.signals["summed"] = (self.grid[0], torch.int64)
+            self.signals["summed"] = (2 * self.grid[0], torch.int64)
         self.shape = _shape(problem)
         self.shards = _shards(problem, config)
         # By whether TMA is used.
@@ -617,26 +623,25 @@ class _Call:
             self._start(multiply, self.grid, arguments, options, aligned)
             return
         is_staged = offset is None
-        announced = (
-            a, slot.gathered, slot.rows_ready, slot.shard_ready, slot.fed, slot.arg, self.shape,
-            self.shards, world.arg, is_staged, self.config.block,
+        staged = (
+            a, slot.gathered, slot.arg, self.shape, self.shards, world.arg, self.config.block,
         )  # fmt: skip
+        announced = (slot.rows_ready, slot.shard_ready, slot.arg, self.config.chunks, world.arg)
         closing = (slot.shard_ready, slot.rows_taken, world.arg)
-        if (alignment, is_staged) not in self._loaded:
+        if alignment not in self._loaded:
             # They wait for each other, and no binary is loaded while a kernel runs.
             world.load(multiply, *arguments, **options)
-            world.load(_announce, *announced, num_warps=ANNOUNCE_WARPS)
+            world.load(_announce, *announced, num_warps=1)
             world.load(_close, *closing, num_warps=1)
-            self._loaded.add((alignment, is_staged))
+            self._loaded.add(alignment)
         main, copier = world.current_stream(), world.stream("copy")
-        # Before _multiply, which other ranks' copies need not wait for.
+        if is_staged:
+            # Beside _multiply, which fills the device, it would get no SM.
+            grid = (self.config.feeders, 1, 1)
+            self._start(_stage, grid, staged, {"num_warps": STAGE_WARPS}, aligned)
         copier.wait(main)
-        feeders = self.config.feeders if is_staged else 1
         with copier:
-            self._start(
-                _announce, (feeders, 1, 1), announced, {"num_warps": ANNOUNCE_WARPS}, aligned,
-                is_staged,
-            )  # fmt: skip
+            self._start(_announce, (1, 1, 1), announced, {"num_warps": 1}, True)
         self._start(multiply, self.grid, arguments, options, aligned)
         with copier:
             for is_word, dst, src in self._copies_for(world, slot, a, offset):
@@ -645,18 +650,14 @@ class _Call:
                 self._start(_close, (1, 1, 1), closing, {"num_warps": 1}, True)
         main.wait(copier)
 
-    def _start(
-        self, fn: Any, grid: tuple, arguments: tuple, options: dict, aligned: bool, form: Any = None
-    ) -> None:
-        """Launch; `form` tells apart kernels of one function that differ in constants."""
-        key = (fn, form)
-        kernel = self._kernels.get(key) if aligned else None
+    def _start(self, fn: Any, grid: tuple, arguments: tuple, options: dict, aligned: bool) -> None:
+        kernel = self._kernels.get(fn) if aligned else None
         if kernel is not None:
             triton_api.relaunch(kernel, grid, *arguments)
             return
         kernel = fn[grid](*arguments, **options)
         if aligned:
-            self._kernels[key] = kernel
+            self._kernels[fn] = kernel
 
     def _multiply_with(
         self, world: Any, slot: Any, a: Any, b: Any, out: Any, aligned: bool
@@ -668,7 +669,7 @@ class _Call:
         own, gathered, right, result = a, slot.gathered, b, out
         if tma:
             describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
-            chunk_n = gemm_sm90.CHUNK_N.value if is_sm90 else config.tile_n
+            chunk = self._chunk(is_sm90)
             gathered = describe(gathered, (config.tile_m, config.tile_k))
             # An empty shard has no address to describe; no tile is read from it.
             own = describe(a, (config.tile_m, config.tile_k)) if self.has_rows else gathered
@@ -676,7 +677,7 @@ class _Call:
                 right = describe(b.t(), (config.tile_n, config.tile_k))
             else:
                 right = describe(b, (config.tile_k, config.tile_n))
-            result = describe(out, (config.tile_m, chunk_n))
+            result = describe(out, chunk)
         if is_sm90:
             arguments = (
                 own, gathered, right, result, slot.rows_ready, slot.partials, slot.summed, slot.arg,
@@ -691,6 +692,13 @@ class _Call:
         )  # fmt: skip
         num_stages = config.num_stages if config.template == "plain" else 3
         return _multiply, arguments, {"num_warps": config.num_warps, "num_stages": num_stages}
+
+    def _chunk(self, is_sm90: bool) -> tuple[int, int]:
+        """Rows and columns of the result that are stored at once."""
+        config = self.config
+        if not is_sm90:
+            return config.tile_m, config.tile_n
+        return gemm_sm90.chunk_rows(config.tile_m, config.tile_n), gemm_sm90.CHUNK_N.value
 
     def _copies_for(self, world: Any, slot: Any, a: Any, offset: int | None) -> tuple:
         """What the copy engine does for a call on `slot` whose rows lie at `offset`."""
@@ -864,7 +872,9 @@ def kernels(
     b_block = (tile_n, tile_k) if problem.b_is_nk else (tile_k, tile_n)
 
     is_sm90 = config.template == "sm90"
-    chunk_n = gemm_sm90.CHUNK_N.value if is_sm90 else tile_n
+    chunk = (tile_m, tile_n)
+    if is_sm90:
+        chunk = gemm_sm90.chunk_rows(tile_m, tile_n), gemm_sm90.CHUNK_N.value
 
     def operand(word: str, block: tuple[int, int]) -> str:
         if not tma:
@@ -878,11 +888,12 @@ def kernels(
         "gathered": f"*{element}",
         "gathered_rows": operand(element, (tile_m, tile_k)),
         "b": operand(element, b_block),
-        "c": operand(out_element, (tile_m, chunk_n)),
+        "c": operand(out_element, chunk),
         "rows_ready": "*i64",
         "shard_ready": "*i64",
         "rows_taken": "*i64",
         "fed": "*i32",
+        "chunks": "i32",
         "partials": "*fp32",
         "summed": "*i64",
         "slot": ["*i64", "*i32", "*i64"],
@@ -908,22 +919,20 @@ def kernels(
     extents = _shape(problem)._asdict()
     aligned = [f"shape.{name}" for name, extent in extents.items() if extent % 16 == 0]
 
-    def record(
-        fn: Any, name: str, num_warps: int, num_stages: int = 1, **more: Any
-    ) -> tuple[Any, KernelRecord]:
+    def record(fn: Any, name: str, num_warps: int, num_stages: int = 1) -> tuple[Any, KernelRecord]:
         names = fn.arg_names
         pointers = [x for x in names if isinstance(words.get(x), str) and words[x][0] == "*"]
         return fn, KernelRecord(
             name=f"ag_gemm.{name}",
             signature={x: words.get(x, "constexpr") for x in names},
-            constants={x: (constants | more)[x] for x in names if x in constants | more},
+            constants={x: constants[x] for x in names if x in constants},
             options={"num_warps": num_warps, "num_stages": num_stages},
             divisible_by_16=(*pointers, *(aligned if "shape" in names else ())),
         )
 
     if config.transport == "pull":
-        yield record(_announce, "announce", ANNOUNCE_WARPS, is_staged=False)
-        yield record(_announce, "announce_staged", ANNOUNCE_WARPS, is_staged=True)
+        yield record(_stage, "stage", STAGE_WARPS)
+        yield record(_announce, "announce", 1)
         yield record(_close, "close", 1)
     if is_sm90:
         yield record(_multiply_sm90, "multiply", config.num_warps)

@@ -1,8 +1,9 @@
 """The GEMM template for Hopper, in Gluon: the same product and hooks as its twin, tiles/gemm.py.
 
     producer, one warp          for its tiles: ready(...), then A and B by TMA, stage by stage
-    two consumers, 4 warps each take turns: while one multiplies (wgmma), the other rounds its tile
-                                and stores it by TMA
+    two consumers, 4 warps each multiply (wgmma), round, store by TMA. Tiles of up to 128 columns
+                                they have in turns: while one multiplies, the other stores. Wider
+                                tiles they share, half of the rows each
 
 `order` and `ready` are the very functions that the plain twin takes: integers in, integers out. A
 wait in `ready` is the producer's, before the first load of what it guards; the consumers go on.
@@ -28,6 +29,7 @@ Source  CUTLASS's ping-pong schedule for the turns; Stream-K (Osama et al. 2023)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import Any, NamedTuple
 
 import triton
@@ -48,15 +50,18 @@ import weft.language as wl
 from weft.base.errors import ConfigError
 from weft.base.target import Target
 from weft.tiles.blocking import Blocking
-from weft.tiles.gemm import Tile
+from weft.tiles.gemm import Shape, Tile
 
 # Warps of a launch: the first consumer's. The other consumer and the producer are added to them.
 NUM_WARPS = 4
 # Registers of a thread: what a consumer needs for its sums, what a producer can do with.
 CONSUMER_REGISTERS = gl.constexpr(232)
 PRODUCER_REGISTERS = gl.constexpr(40)
-# The tile and its stages in shared memory, beside two chunks of the result for each consumer.
-BLOCKING = Blocking(128, 128, 64, NUM_WARPS, 5)
+# Tiles and their stages in shared memory, beside two chunks of the result for each consumer.
+TURNS = Blocking(128, 128, 64, NUM_WARPS, 5)
+WIDE = Blocking(128, 256, 64, NUM_WARPS, 4)
+# What an element of the result costs in tiles of TURNS, where it is 1 in those of WIDE.
+TURNS_COST = 1.05
 # Columns of the result that are stored at once.
 CHUNK_N = gl.constexpr(64)
 # More programs on one tile than these spend on each other's sums what they save on products.
@@ -74,8 +79,9 @@ class Stored(NamedTuple):
 class Shared(NamedTuple):
     """Where programs that share a tile meet.
 
-    `partials` holds fp32 [programs, tile_m, tile_n]; `summed`, one int64 word for each program, is
-    set to `e` when its sums are there: e is new for every launch. `world` bounds the wait for it.
+    `partials` holds fp32 [programs, tile_m, tile_n]; `summed`, one int64 word for each consumer of
+    each program, is set to `e` when its sums are there: e is new for every launch. `world` bounds
+    the wait for it.
     """
 
     partials: Any
@@ -93,6 +99,17 @@ class Cut(NamedTuple):
     whole: Any
     shared: Any
     parts: Any
+
+
+def chunk_rows(tile_m: int, tile_n: int) -> int:
+    """Rows of a tile that one consumer has, and of the chunks that `emit` is given.
+
+    All of them where its sums fit in registers.
+    """
+    return tile_m if tile_n <= 128 else tile_m // 2
+
+
+_rows_each = gluon.constexpr_function(chunk_rows)
 
 
 @triton.jit
@@ -150,13 +167,15 @@ def gemm(
         operands_b = gl.allocate_shared_memory(b.dtype, [stages, tile_n, tile_k], b.layout)
     else:
         operands_b = gl.allocate_shared_memory(b.dtype, [stages, tile_k, tile_n], b.layout)
-    chunks_0 = gl.allocate_shared_memory(c_block.dtype, [2, tile_m, chunk_n], c_block.layout)
-    chunks_1 = gl.allocate_shared_memory(c_block.dtype, [2, tile_m, chunk_n], c_block.layout)
+    # Rows of a tile that one consumer has.
+    rows: gl.constexpr = _rows_each(tile_m, tile_n)
+    chunks_0 = gl.allocate_shared_memory(c_block.dtype, [2, rows, chunk_n], c_block.layout)
+    chunks_1 = gl.allocate_shared_memory(c_block.dtype, [2, rows, chunk_n], c_block.layout)
     empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(stages):
-        mbarrier.init(empty.index(i), count=1)
+        mbarrier.init(empty.index(i), count=tile_m // rows)
         mbarrier.init(full.index(i), count=1)
     for i in gl.static_range(2):
         mbarrier.init(turns.index(i), count=1)
@@ -247,38 +266,48 @@ def _consume(
     tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
     chunk_n: gl.constexpr, b_is_nk: gl.constexpr,
 ):  # fmt: skip
-    """Every other unit of this program: sums over k, then chunk by chunk to `emit`."""
+    """This consumer's part of this program's units: sums over k, then chunk by chunk to `emit`."""
+    rows: gl.constexpr = _rows_each(tile_m, tile_n)
+    takes_turns: gl.constexpr = rows == tile_m
     dealt = cut(shape, tile_m, tile_n, tile_k, step)
     # A shared tile is its program's last: all units before it have num_k steps.
-    used = me * dealt.num_k
+    used = me * dealt.num_k if takes_turns else 0
+    begins = first + me * step if takes_turns else first
+    stride = 2 * step if takes_turns else step
+    own_row: gl.constexpr = 0 if takes_turns else me * rows
     phase = 1 - me
-    for unit in range(first + me * step, dealt.whole + dealt.shared * dealt.parts, 2 * step):
+    for unit in range(begins, dealt.whole + dealt.shared * dealt.parts, stride):
         i, begin, end, part = _tile_of(unit, dealt)
-        # Without turns a consumer could take a stage's earlier round for its own: parity is all
-        # that a barrier tells.
-        mbarrier.wait(turns.index(me), phase)
-        value, used = _multiply(operands_a, operands_b, empty, full, end - begin, used,
-                                tile_m, tile_n, stages, b_is_nk, turns.index(1 - me))  # fmt: skip
+        if takes_turns:
+            # Without turns a consumer could take a stage's earlier round for its own: parity is
+            # all that a barrier tells.
+            mbarrier.wait(turns.index(me), phase)
+        value, used = _multiply(operands_a, operands_b, empty, full, end - begin, used, own_row,
+                                rows, tile_n, stages, b_is_nk)  # fmt: skip
+        if takes_turns:
+            mbarrier.arrive(turns.index(1 - me), count=1)
         phase ^= 1
-        used += dealt.num_k
+        value = warpgroup_mma_wait(0, deps=(value,))
+        mbarrier.arrive(empty.index((used + stages - 1) % stages), count=1)
+        if takes_turns:
+            used += dealt.num_k
         i_m, i_n = order(i, dealt.num_m, dealt.num_n, order_args)
         others = 0
         if unit >= dealt.whole:
             others = dealt.parts - 1
+        block = shared.partials + first * (tile_m * tile_n) + own_row * tile_n
         if part == 0:
             for other in range(1, others + 1):
                 # Pairs with the store below, in the program that has that part.
-                wl.wait(shared.summed + first + other * dealt.shared, shared.e,
+                wl.wait(shared.summed + 2 * (first + other * dealt.shared) + me, shared.e,
                         scope=wl.Scope.DEVICE, world=shared.world)  # fmt: skip
-            theirs = Others(
-                shared.partials + (first + dealt.shared) * (tile_m * tile_n),
-                dealt.shared * (tile_m * tile_n), others,
-            )  # fmt: skip
-            _emit_chunks(value, i_m * tile_m, i_n * tile_n, 0, theirs, chunks, emit, emit_args,
-                         True, tile_n, chunk_n)  # fmt: skip
+            pitch = dealt.shared * (tile_m * tile_n)
+            _emit_chunks(value, i_m * tile_m + own_row, i_n * tile_n, 0,
+                         Others(block + pitch, pitch, others), chunks, emit, emit_args, True,
+                         tile_n, chunk_n)  # fmt: skip
         else:
-            _leave(shared.partials + first * (tile_m * tile_n), value, tile_n)
-            wl.store(shared.summed + first, shared.e, order=wl.Order.RELEASE,
+            gl.store(_places(block, value, tile_n), value)
+            wl.store(shared.summed + 2 * first + me, shared.e, order=wl.Order.RELEASE,
                      scope=wl.Scope.DEVICE)  # fmt: skip
     tma.store_wait(0)
 
@@ -301,29 +330,29 @@ def _layout(value_n):
 
 @gluon.jit
 def _multiply(
-    operands_a, operands_b, empty, full, steps, used,
-    tile_m: gl.constexpr, tile_n: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr, after,
+    operands_a, operands_b, empty, full, steps, used, own_row: gl.constexpr, rows: gl.constexpr,
+    tile_n: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr,
 ):  # fmt: skip
-    """One tile's sums; the other consumer's turn, `after`, begins when the last product is issued.
+    """Sums over `steps` stages, the last product still under way, and the number of stages used.
 
     A product is under way while the next stage is waited for.
     """
     layout: gl.constexpr = _layout(tile_n)
-    value = warpgroup_mma_init(gl.zeros((tile_m, tile_n), gl.float32, layout))
+    value = warpgroup_mma_init(gl.zeros((rows, tile_n), gl.float32, layout))
     for j in range(steps):
         stage = used % stages
         mbarrier.wait(full.index(stage), used // stages & 1)
+        left = operands_a.index(stage)
+        if rows != left.shape[0]:
+            left = left.slice(own_row, rows, 0)
         right = operands_b.index(stage)
         if b_is_nk:
             right = right.permute((1, 0))
-        value = warpgroup_mma(operands_a.index(stage), right, value, is_async=True)
+        value = warpgroup_mma(left, right, value, is_async=True)
         # The product before is over, and its stage with it.
         value = warpgroup_mma_init(warpgroup_mma_wait(1, deps=(value,)))
         mbarrier.arrive(empty.index((used + stages - 1) % stages), count=1, pred=(j > 0))
         used += 1
-    mbarrier.arrive(after, count=1)
-    value = warpgroup_mma_wait(0, deps=(value,))
-    mbarrier.arrive(empty.index((used + stages - 1) % stages), count=1)
     return value, used
 
 
@@ -359,12 +388,6 @@ def _emit_chunks(
 
 
 @gluon.jit
-def _leave(block, value, tile_n: gl.constexpr):
-    """Store sums for the program that has the tile's first part."""
-    gl.store(_places(block, value, tile_n), value)
-
-
-@gluon.jit
 def _places(block, value, tile_n: gl.constexpr):
     """Pointers to the elements of `value` in rows of tile_n."""
     rows = gl.arange(0, value.shape[0], gl.SliceLayout(1, value.type.layout))
@@ -374,13 +397,13 @@ def _places(block, value, tile_n: gl.constexpr):
 
 def check(op: str, tile_m: int, tile_n: int, tile_k: int, stages: int, target: Target) -> None:
     """Raises  ConfigError: a tile or stages that this template, or `target`, cannot run"""
-    if tile_m != 128 or tile_n not in (64, 128) or tile_k not in (32, 64):
+    if tile_m != 128 or tile_n not in (64, 128, 256) or tile_k not in (32, 64):
         raise ConfigError(
             f"{op}: tile {tile_m} x {tile_n} x {tile_k}; the template for Hopper takes tile_m=128, "
-            "tile_n=64 or 128, tile_k=32 or 64"
+            "tile_n=64, 128 or 256, tile_k=32 or 64"
         )
     operands = (tile_m + tile_n) * tile_k * 2
-    chunks = 2 * 2 * tile_m * CHUNK_N.value * 2
+    chunks = 2 * 2 * chunk_rows(tile_m, tile_n) * CHUNK_N.value * 2
     barriers = 1024
     most = (target.shared_bytes - chunks - barriers) // operands
     if not 2 <= stages <= most:
@@ -388,6 +411,25 @@ def check(op: str, tile_m: int, tile_n: int, tile_k: int, stages: int, target: T
             f"{op}: num_stages={stages} of {operands} bytes beside {chunks} bytes of results; "
             f"{target} has {target.shared_bytes} bytes of shared memory: take 2 to {most}"
         )
+
+
+def rounds(m: int, n: int, k: int, blocking: Blocking, num_programs: int) -> float:
+    """How many tiles a program has, the parts of a last one counted as such."""
+    tile_m, tile_n, tile_k = blocking.tile_m, blocking.tile_n, blocking.tile_k
+    shape = Shape(m, n, k, 0, 0, 0)
+    dealt = cut.fn(shape, tile_m, tile_n, tile_k, num_programs)
+    last = 1 / dealt.parts if dealt.shared else 0
+    return ceil(dealt.whole / num_programs) + last
+
+
+def blockings(m: int, n: int, k: int, num_programs: int) -> list[Blocking]:
+    """The ways to cut a product, the best guess first."""
+
+    def cost(blocking: Blocking) -> float:
+        slower = TURNS_COST if blocking is TURNS else 1
+        return rounds(m, n, k, blocking, num_programs) * blocking.tile_n * slower
+
+    return sorted((WIDE, TURNS), key=cost)
 
 
 def partial_elements(tile_m: int, tile_n: int, num_programs: int) -> int:
