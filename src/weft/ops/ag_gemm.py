@@ -48,7 +48,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots, triton_api
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _lanes
+from weft.ops import _baselines, _lanes
 from weft.tiles import blocking, gemm, swizzle
 from weft.tiles.blocking import Blocking
 
@@ -792,6 +792,7 @@ op = Op(
         (4, {"m": 0, "n": 16, "k": 16}),
     ),
     dtypes=SUPPORTED,
+    baselines=_baselines.AG_GEMM,
     fake=fake,
     takes_nodes=True,
 )

@@ -46,7 +46,7 @@ from weft.base.errors import ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.ops import _lanes
+from weft.ops import _baselines, _lanes
 from weft.tiles import move, nodes
 
 # From so many bytes of a shard on, copy engines carry it: below, their start costs more.
@@ -461,6 +461,7 @@ op = Op(
         (4, {"m": 0, "n": 16}),
     ),
     dtypes=Problem.dtypes,
+    baselines=_baselines.ALL_GATHER,
     fake=fake,
     backward="reduce_scatter",
     takes_nodes=True,

@@ -42,7 +42,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _lanes
+from weft.ops import _baselines, _lanes
 from weft.tiles import move
 
 # Up to so many bytes a rank, variable splits are pushed, though push's slots are larger.
@@ -420,6 +420,7 @@ op = Op(
         (4, {"m": 0, "n": 16, "variable": 1}),
     ),
     dtypes=Problem.dtypes,
+    baselines=_baselines.ALL_TO_ALL,
     fake=fake,
     backward="all_to_all",
     takes_nodes=True,
