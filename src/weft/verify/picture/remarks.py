@@ -1,0 +1,61 @@
+"""What is said below a picture: the order that a race lacks, and where the others were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.emulator.observation import Event
+from weft.verify.picture.records import Lane
+from weft.verify.picture.selection import Scene, lane_key
+from weft.verify.picture.wording import event_text, party_title
+
+MAX_ELSEWHERE = 5
+
+
+def absent(scene: Scene, column: dict[object, int], lanes: Sequence[Lane]) -> str:
+    """How far the later of two racing accesses knows of the party of the earlier one."""
+    if scene.earlier is None or scene.later is None:
+        return ""
+    before, after = scene.events[scene.earlier], scene.events[scene.later]
+    theirs, mine = lane_key(before.party), lane_key(after.party)
+    if theirs not in column or mine not in column:
+        return ""
+    if theirs == mine:
+        return f"nothing waits for the asynchronous access of step {before.step} to end"
+    a, b = lanes[column[mine]].key, lanes[column[theirs]].key
+    known = scene.known.get(theirs)
+    if known is None:
+        return f"nothing that {a} acquired tells of {b}, whose access was at step {before.step}"
+    far = scene.events[known].step
+    if far > before.step:
+        return f"{a} knows of {b} up to step {far}, but not that its asynchronous access had ended"
+    if far == before.step:
+        return f"{a} knows of {b} only up to step {far}; the access came directly behind it"
+    return f"{a} knows of {b} only up to step {far}; the access was at step {before.step}"
+
+
+def elsewhere(scene: Scene, column: dict[object, int]) -> tuple[str, ...]:
+    """Where the parties without a column were at the end; those that had ended are counted."""
+    last: dict[object, Event] = {}
+    for event in scene.events:
+        party = event.party
+        # Of a kernel its programs tell; the whole of it only that it has not begun.
+        is_on = party.what.startswith("kernel ") and not party.program and event.kind != "queue"
+        if is_on:
+            last.pop(lane_key(party), None)
+        elif lane_key(party) not in column and event.kind != "finding":
+            last[lane_key(party)] = event
+    ended = sum(event.kind == "end" for event in last.values())
+    lines: dict[str, list[Event]] = {}
+    for event in last.values():
+        if event.kind != "end":
+            lines.setdefault(f"{party_title(event.party)}: {event_text(event)}", []).append(event)
+    told = []
+    for text, events in list(lines.items())[:MAX_ELSEWHERE]:
+        ranks = sorted({event.party.rank for event in events})
+        told.append(f"rank {', '.join(map(str, ranks))} {text} (step {events[-1].step})")
+    if len(lines) > MAX_ELSEWHERE:
+        told.append(f"and {len(lines) - MAX_ELSEWHERE} more")
+    if ended and told:
+        told.append(f"{ended} other{'s' * (ended > 1)} had ended")
+    return tuple(told)
