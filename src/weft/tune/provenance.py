@@ -58,3 +58,13 @@ def write_json(path: Path, document: Any) -> None:
     half = path.with_suffix(".half")
     half.write_text(json.dumps(document, indent=1) + "\n")
     half.replace(path)
+
+
+def save(name: str, document: Any, num_ranks: int, folder: Path) -> Path:
+    """Write a probe's document for this machine's GPUs into `folder`, or $OUT where it is set."""
+    import torch
+
+    where = Path(os.environ.get("OUT", folder))
+    path = where / results_name(name, torch.cuda.get_device_name(0), num_ranks)
+    write_json(path, document)
+    return path
