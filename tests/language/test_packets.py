@@ -65,7 +65,7 @@ def test_two_halves_suffice_also_from_launch_to_launch(ranks, seed):
     "change, kinds",
     [
         ({"slots": 1}, {"race", "deadlock"}),  # a fast rank overwrites what a slow one reads
-        ({"step": 0}, {"signal"}),  # the flag does not change from call to call
+        ({"step": 0}, {"stale flag"}),  # the flag does not change from call to call
         ({"wait": False}, {"race"}),  # plain loads look at no flag
         ({"zeroed": False}, {"uninitialised"}),  # what memory held may look like a packet
     ],
