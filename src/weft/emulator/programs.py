@@ -4,7 +4,7 @@ A program is a coroutine. It runs undisturbed between synchronising operations, 
 whether two plain accesses race does not depend on when they run but on what orders them, and only
 synchronising operations order. At those the program may be set aside, and another one runs.
 
-What it does to memory is in `plain_access`, `descriptors`, `synchronising`, `packets` and
+What it does to memory is in `plain_access`, `descriptors`, `synchronising`, `packets`, `lines` and
 `transfers`, each building on the one before; what it knows is in `knowledge`. Here are its life
 and weft's own primitives.
 """
@@ -163,8 +163,7 @@ class Program(Transfers):
     def _wait_word(self, allocation, index, kind, at_least, order, scope, loc) -> None:
         view = allocation.view(kind)
         cell = index * (kind.itemsize // allocation.cell_bytes)
-        if not (self.machine.explores and behind(view[index], at_least, kind)):
-            self.pause()
+        self.pause("wait", lambda: behind(view[index], at_least, kind))
         while behind(view[index], at_least, kind):
             self.waiting = Waiting(
                 allocation, cell, allocation.index(
@@ -172,6 +171,7 @@ class Program(Transfers):
                 ), self.locations[loc], int(at_least), int(view[index]),
             )  # fmt: skip
             self.machine.set_aside(self)
+        self.blocked = None
         if self.machine.checks:
             segment = self.segment(loc, scope)
             access = Atomic(self, allocation, loc, np.array([cell]), segment, False)
@@ -276,4 +276,6 @@ _EXTERNS = {
     "weft.quiet": Program.quiet,
     "weft.put_packets": Program.put_packets,
     "weft.wait_packets": Program.wait_packets,
+    "weft.put_lines": Program.put_lines,
+    "weft.wait_lines": Program.wait_lines,
 }

@@ -22,6 +22,7 @@ from weft.language.channels import (
     tile_push,
     tile_wait,
 )
+from weft.language.lines import line_elements, put_lines, wait_lines
 from weft.language.mapping import (
     DynamicMapping,
     StaticMapping,
@@ -43,7 +44,7 @@ from weft.language.one_sided import (
     warp,
 )
 from weft.language.ordered import atomic_add, atomic_cas, atomic_exchange, load, store
-from weft.language.packets import put_lines, put_packets, wait_packets
+from weft.language.packets import put_packets, wait_packets
 from weft.language.signals import complete_stores, consume, notify, notify_all, test, wait
 from weft.language.slots import slot_epoch, slot_finish, slot_wait_free
 from weft.language.workers import (
@@ -64,9 +65,10 @@ from weft.language.world_arg import SlotArg, WorldArg, language_version
 
 # Implementations join themselves to their declarations: importing them is all it takes.
 for _file in (
-    *("cuda.signals", "cuda.packets", "cuda.one_sided", "cuda.multicast"),
-    *("hip.signals", "hip.ordered", "hip.packets", "hip.one_sided"),
-    *("emu.addressing", "emu.signals", "emu.ordered", "emu.packets", "emu.one_sided"),
+    *("cuda.signals", "cuda.packets", "cuda.lines", "cuda.one_sided", "cuda.multicast"),
+    *("hip.signals", "hip.ordered", "hip.packets", "hip.lines", "hip.one_sided"),
+    *("emu.addressing", "emu.signals", "emu.ordered", "emu.packets", "emu.lines"),
+    "emu.one_sided",
     *("portable.addressing", "portable.ordered", "portable.one_sided", "portable.barriers"),
 ):
     importlib.import_module(f"{__name__}.{_file}")
@@ -104,6 +106,7 @@ __all__ = [
     "get_nbi",
     "is_near",
     "language_version",
+    "line_elements",
     "load",
     "local_rank",
     "multimem_ld_reduce",
@@ -139,6 +142,7 @@ __all__ = [
     "tile_wait",
     "wait",
     "wait_deps",
+    "wait_lines",
     "wait_packets",
     "warp",
     "worker_role",
