@@ -127,11 +127,14 @@ class Program(Transfers):
         self.complete_stores()
         value = kind.type(value)
         if operation == SignalOp.SET.value:
-            self.machine.findings.check_set(self, allocation, index, kind, value, loc)
+
+            def change(old):  # looked at when it is set, not when somebody may yet come first
+                self.machine.findings.check_set(self, allocation, index, kind, value, loc)
+                return value
+
             self._atomic(
-                allocation, index, kind, loc, ORDERS[order], SCOPES[scope],
-                lambda old: value, how="set",
-            )  # fmt: skip
+                allocation, index, kind, loc, ORDERS[order], SCOPES[scope], change, how="set"
+            )
         else:
             self._atomic(
                 allocation, index, kind, loc, ORDERS[order], SCOPES[scope],
