@@ -104,3 +104,21 @@ def shown_path(file: str) -> str:
     here = os.getcwd()
     inside = os.path.relpath(file, here) if os.path.isabs(file) else file
     return file if inside.startswith("..") else inside
+
+
+def main_file(picture: Picture) -> str | None:
+    """The file whose lines need no name."""
+    if picture.finding is not None and picture.finding.first.file:
+        return picture.finding.first.file
+    frame = picture.rows[-1].place.outermost if picture.rows else None
+    return None if frame is None else frame.file
+
+
+def short_place(place: Place, main: str | None) -> str:
+    """The user's line, with its file's name where that is not `main`."""
+    frame = place.outermost
+    if frame is None:
+        return ""
+    if frame.file == main:
+        return f"line {frame.line}"
+    return f"{os.path.basename(frame.file)}:{frame.line}"

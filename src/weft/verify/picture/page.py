@@ -9,7 +9,7 @@ from pathlib import Path
 
 from weft.base.errors import UsageError
 from weft.base.report import Report
-from weft.verify.picture.excerpts import Excerpt, excerpts, shown_path
+from weft.verify.picture.excerpts import Excerpt, excerpts, main_file, short_place, shown_path
 from weft.verify.picture.records import UNACQUIRED, Arrow, Picture, Row
 from weft.verify.picture.routes import Route, routes
 
@@ -107,8 +107,7 @@ def _rows(picture: Picture, found: Sequence[Excerpt]) -> str:
 
 def _row_line(picture: Picture, row: Row, at: int, files: dict[str, int]) -> str:
     lane = picture.lanes[row.lane]
-    frame = row.place.outermost
-    place = "" if frame is None else f"{os.path.basename(frame.file)}:{frame.line}"
+    frame, place = row.place.outermost, short_place(row.place, main_file(picture))
     line = "" if frame is None else f"{files.get(frame.file, '')}:{frame.line}"
     steps = ", ".join(map(str, row.steps))
     detail = f"step {steps}, {lane}\n{row.text}\nat {row.place}"
@@ -127,9 +126,11 @@ def _source(excerpt: Excerpt, number: int) -> str:
         lines = []
         for line in part:
             telling = " telling" if line.telling else ""
+            code = line.text.lstrip()
+            indent = line.text[: len(line.text) - len(code)]
             lines.append(
                 f'<div class="line{telling}" data-line="{number}:{line.number}">'
-                f"<i>{line.number}</i><code>{escape(line.text) or ' '}</code></div>"
+                f"<i>{line.number}</i><code>{indent}<u>{escape(code)}</u></code></div>"
             )
             if line.telling:
                 lines += [f'<div class="note">{escape(note)}</div>' for note in line.notes]
@@ -165,7 +166,9 @@ def _columns(tracks: Sequence[int]) -> list[int]:
     least = GUTTER if len(tracks) - 1 <= FEW_LANES else NARROW
     xs, x = [], LEFT
     for at, count in enumerate(tracks):
-        x += max(least, 2 * (MARK + TIP + 4) + TRACK * max(0, count - 1)) if at else 0
+        if at == len(tracks) - 1 and not count:
+            least = LEFT
+        x += max(least, (2 * (MARK + TIP + 4) + TRACK * (count - 1)) if count else 0) if at else 0
         xs.append(x)
     return xs
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from weft.base.place import Place
-from weft.verify.picture.excerpts import Excerpt, excerpts, shown_path
+from weft.verify.picture.excerpts import Excerpt, excerpts, main_file, short_place, shown_path
 from weft.verify.picture.records import UNACQUIRED, Arrow, Picture, Row
 from weft.verify.picture.routes import Route, routes
 
@@ -21,6 +20,7 @@ WIDTH = 100
 STEPS = 6  # columns of the step's number
 MIN_GUTTER, WIDE_GUTTER, FEW_LANES = 2, 4, 4
 MAX_NOTES = 3
+MAX_PLACE = 30
 
 GLYPHS = {
     "signal": "●", "pass": "○", "stuck": "✗", "wait": "◌", "begin": "┬", "end": "┴",
@@ -141,7 +141,7 @@ def _diagram(picture: Picture, width: int) -> list[Text]:
     for lane, x in zip(picture.lanes, columns):
         head[x] = lane.key
     lines = [Text(f"{'step':>{STEPS}}  {''.join(head)}", "bold")]
-    main = _main_file(picture)
+    main = main_file(picture)
     for at, row in enumerate(picture.rows):
         line = Text(f"{row.step:>{STEPS}}  ", "dim")
         line.append_text(canvas.line(at))
@@ -152,27 +152,12 @@ def _diagram(picture: Picture, width: int) -> list[Text]:
 
 def _said(picture: Picture, row: Row, room: int, main: str | None) -> Text:
     """What a row says, its line of the source at the right."""
-    place = _short_place(row.place, main)
+    place = _cut_left(short_place(row.place, main), MAX_PLACE)
     words = _cut(f"{picture.lanes[row.lane].key} {row.text}", room - len(place) - 2)
     text = Text("  " + words, STYLES.get(row.mark, ""))
     text.append(" " * max(2, room - len(words) - len(place)))
     text.append(place, "dim")
     return text
-
-
-def _main_file(picture: Picture) -> str | None:
-    """The file whose lines need no name."""
-    if picture.finding is not None and picture.finding.first.file:
-        return picture.finding.first.file
-    frame = picture.rows[-1].place.outermost if picture.rows else None
-    return None if frame is None else frame.file
-
-
-def _short_place(place: Place, main: str | None) -> str:
-    frame = place.outermost
-    if frame is None:
-        return ""
-    return f"{'line' if frame.file == main else frame.file.rsplit('/', 1)[-1]}:{frame.line}"
 
 
 def _columns(picture: Picture, tracks: list[int]) -> list[int]:
@@ -210,7 +195,7 @@ def _draw_arrow(
 
 def _source(excerpt: Excerpt, width: int) -> list[Text]:
     """The lines of one file; those that tell are marked at the left and underlined."""
-    lines = [Text(f"  {shown_path(excerpt.file)}", "bold")]
+    lines = [Text(f"  {_cut_left(shown_path(excerpt.file), width - 2)}", "bold")]
     for number, part in enumerate(excerpt.parts):
         if number:
             lines.append(Text("       ⋮"))
@@ -232,3 +217,8 @@ def _source(excerpt: Excerpt, width: int) -> list[Text]:
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _cut_left(text: str, width: int) -> str:
+    """The end of a path says more than its beginning."""
+    return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
