@@ -26,7 +26,7 @@ from weft.base.errors import (
     UnsupportedError,
 )
 from weft.base.settings import Settings
-from weft.base.vocabulary import SignalOp
+from weft.base.vocabulary import Order, SignalOp
 from weft.emulator.plain_access import Killed
 from weft.emulator.synchronising import Waiting
 from weft.emulator.transfers import Transfers
@@ -139,6 +139,22 @@ class Program(Transfers):
             self._atomic(
                 allocation, index, kind, loc, ORDERS[order], SCOPES[scope],
                 lambda old: wrap_add(old, value, kind), how="add",
+            )  # fmt: skip
+        return np.int32(0)
+
+    def _notify_warp(self, args, static, dtype, shape, loc):
+        """An arrival for each warp; only the last has all that the program wrote behind it."""
+        ptr, value, num_warps = args
+        located = self._locate_word(ptr, None, "signals", loc)
+        if located is None:
+            return np.int32(0)
+        allocation, index, kind = located
+        self.complete_stores()
+        value = kind.type(value)
+        for left in reversed(range(int(num_warps))):
+            self._atomic(
+                allocation, index, kind, loc, Order.RELAXED if left else ORDERS[static[1]],
+                SCOPES[static[2]], lambda old: wrap_add(old, value, kind), how="add",
             )  # fmt: skip
         return np.int32(0)
 
@@ -265,6 +281,7 @@ _EXTERNS = {
         args, static, dtype, shape, loc, far_allowed=True
     ),
     "weft.notify": Program._notify,
+    "weft.notify_warp": Program._notify_warp,
     "weft.wait": Program._wait,
     "weft.wait_bounded": Program._wait,
     "weft.test": Program._test,

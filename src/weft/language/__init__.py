@@ -36,12 +36,13 @@ from weft.language.one_sided import (
     fence,
     get,
     get_nbi,
+    notify_warp,
+    num_warps,
     put,
     put_nbi,
     put_signal,
-    put_warp,
+    put_signal_warp,
     quiet,
-    warp,
 )
 from weft.language.ordered import atomic_add, atomic_cas, atomic_exchange, load, store
 from weft.language.packets import put_packets, wait_packets
@@ -116,7 +117,9 @@ __all__ = [
     "node",
     "notify",
     "notify_all",
+    "notify_warp",
     "num_ranks",
+    "num_warps",
     "peer_tile_notify",
     "peer_tile_wait",
     "put",
@@ -124,7 +127,7 @@ __all__ = [
     "put_nbi",
     "put_packets",
     "put_signal",
-    "put_warp",
+    "put_signal_warp",
     "quiet",
     "rank",
     "release_tile",
@@ -144,6 +147,5 @@ __all__ = [
     "wait_deps",
     "wait_lines",
     "wait_packets",
-    "warp",
     "worker_role",
 ]
