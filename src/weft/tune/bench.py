@@ -28,6 +28,8 @@ SILENCE_S = 60.0
 HEAP_BYTES = 16 << 30
 # Reading them takes a while, and they drift slowly.
 CLOCKS_EVERY_S = 20.0
+# Fifty calls are needed to read the host's time of one; it hides behind what is longer than this.
+HOST_MATTERS_US = 1000.0
 # A variant that hung or crashed at so many points is not tried at the others.
 PATIENCE = 2
 
@@ -167,10 +169,12 @@ def makers(
 def host_times(
     device: Any, able: Sequence[Variant], times: Mapping[str, Times], told: protocol.Told
 ) -> dict[str, float]:
-    """Host time of a call, of the slowest rank, where a call may follow itself at once."""
+    """Host time of a call, of the slowest rank, where a call may follow itself at once and is short
+    enough for its host time to matter."""
     found = {}
     for variant in able:
-        if variant.name in times and variant.before is None:
+        is_short = variant.name in times and times[variant.name].median < HOST_MATTERS_US
+        if is_short and variant.before is None:
             told(variant.name)
             mine, error = protocol.attempt(device, lambda v=variant: device.host_us(v.calls))
             if error is None:
