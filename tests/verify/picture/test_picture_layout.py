@@ -186,3 +186,59 @@ def test_places_are_those_of_the_events():
     picture = draw(*told_too_early())
     assert picture.rows[2].place == at(2)
     assert picture.rows[3].place.outermost.file == FILE
+
+
+def test_a_finding_made_at_the_end_is_drawn_where_its_signal_was():
+    story, a, b = Story(), program(0), program(1)
+    story.signal(a, word(1))
+    story.signal(a, word(1), before=1, line=4)
+    story.passes(b, word(1), [0, 1])
+    story.found(a, "doubled signal", 4)
+    finding = Finding(
+        "doubled signal", "once more", side(a, 4, "adds", tensor="ready@rank1", index=0)
+    )
+    picture = draw(story.events, finding)
+    assert [(row.step, row.mark) for row in picture.rows] == [
+        (0, "signal"), (1, "finding"), (2, "pass"),
+    ]  # fmt: skip
+
+
+def test_the_second_side_of_a_finding_is_marked_too():
+    story, a, b = Story(), program(0), program(1)
+    story.tell("signal", a, 2, word=word(2), before=0, after=1, text="set")
+    story.tell("end", a)
+    story.found(b, "lost signal", 3)
+    story.tell("signal", b, 3, word=word(2), before=1, after=2, text="set")
+    what = {"tensor": "ready@rank2", "index": 0}
+    picture = draw(
+        story.events,
+        Finding("lost signal", "gone", side(b, 3, "sets", **what), side(a, 2, "had set", **what)),
+    )
+    assert [row.mark for row in picture.rows] == ["earlier", "end", "finding"]
+    assert not picture.arrows
+
+
+def test_what_was_overwritten_is_seen_by_nobody():
+    story, a, b, c = Story(), program(0), program(1), program(2)
+    for party, value in ((a, 1), (b, 2)):
+        story.tell("signal", party, 2, word=word(2), before=value - 1, after=value, text="set")
+    story.passes(c, word(2), [1], least=2)
+    story.found(c, "uninitialised", 5)
+    picture = draw(story.events, Finding("uninitialised", "nothing wrote", side(c, 5, "reads")))
+    assert [a.kind for a in picture.arrows] == ["order"]
+
+
+def test_where_the_others_were_is_said():
+    story, a = Story(), program(0)
+    for number in (0, 1, 2):
+        story.tell("begin", program(1, number))
+        story.tell("end", program(1, number))
+    work = Party(1, "kernel next", "main", None, 2)
+    story.tell("queue", work, 9, text="kernel next[1, 1, 1]")
+    story.tell("stuck", a, 3, word=word(0), before=0, expected=1)
+    picture = draw(story.events, Finding("unsatisfiable wait", "nobody left", side(a, 3)))
+    assert texts(picture) == ["A stuck: ready@rank0[0] ≥ 1, sees 0"]
+    assert picture.elsewhere == (
+        "rank 1 next: is queued, has not begun (step 6)",
+        "rank 1 ring: 3 programs had ended, the last at step 5",
+    )

@@ -9,23 +9,29 @@ from weft.verify.picture.selection import Scene, lane_key, nearest
 
 # So many steps alike, one behind the other, are one row.
 ALIKE = 3
+MOST_IN_A_ROW = 3
 MERGED = ("signal", "pass", "wait", "test", "load", "queue")
 
 
 def choose(scene: Scene, max_rows: int, max_lanes: int) -> list[int]:
     """As much of the nearest past as makes at most `max_rows` rows, in order."""
+    told_later = _told_later(scene)
+    near = [at for at in _without_likes(scene, nearest(scene)) if at not in told_later]
+    near = near[: MOST_IN_A_ROW * max_rows]
+    # That somebody began, or ended, says nothing of one who did nothing else.
+    doers = {
+        lane_key(scene.events[at].party)
+        for at in near
+        if at in scene.anchors or scene.events[at].kind not in ("begin", "end")
+    }
     lanes: list[object] = []
     found = []
-    nears = nearest(scene)
-    passed = _told_later(scene)
-    for at in _without_likes(scene, nears):
+    for at in near:
         lane = lane_key(scene.events[at].party)
-        if at in passed or (lane not in lanes and len(lanes) >= max_lanes):
-            continue
-        if lane not in lanes:
+        if lane in doers and lane not in lanes and len(lanes) < max_lanes:
             lanes.append(lane)
-        found.append(at)
-    found = found[: ALIKE * max_rows]
+        if lane in lanes:
+            found.append(at)
     while len(rows_of(scene, sorted(found))) > max_rows:
         found.pop()
     return sorted(found)

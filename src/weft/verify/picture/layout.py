@@ -94,7 +94,7 @@ def _row(scene: Scene, group: list[int], column: dict[object, int], finding: Fin
     mark = "pass" if event.kind in LOOKS and event.causes else event.kind
     if finding is None:
         pass
-    elif scene.later in group and scene.earlier is not None:
+    elif scene.later in group:
         mark, text = "later", f"{finding.first.note} {word_text(event.word)}"
     elif scene.earlier in group:
         mark = "earlier"
@@ -125,8 +125,6 @@ def _arrows(scene: Scene, groups: list[list[int]]) -> tuple[Arrow, ...]:
     lane_of = [lane_key(scene.events[group[0]].party) for group in groups]
     found = []
     for at, row in row_of.items():
-        if at == scene.later and scene.earlier is not None:
-            continue  # its cause is the other access, which caused nothing
         causes = dict.fromkeys(scene.unordered.get(at, ()), "value")
         causes |= dict.fromkeys([*scene.news.get(at, ()), *_arrived(scene, at)], "order")
         for cause, kind in causes.items():

@@ -35,7 +35,7 @@ def absent(scene: Scene, column: dict[object, int], lanes: Sequence[Lane]) -> st
 
 
 def elsewhere(scene: Scene, column: dict[object, int]) -> tuple[str, ...]:
-    """Where the parties without a column were at the end; those that had ended are counted."""
+    """Where the parties without a column were at the end; of a standstill also who had ended."""
     last: dict[object, Event] = {}
     for event in scene.events:
         party = event.party
@@ -45,17 +45,23 @@ def elsewhere(scene: Scene, column: dict[object, int]) -> tuple[str, ...]:
             last.pop(lane_key(party), None)
         elif lane_key(party) not in column and event.kind != "finding":
             last[lane_key(party)] = event
-    ended = sum(event.kind == "end" for event in last.values())
     lines: dict[str, list[Event]] = {}
+    ended: dict[str, list[Event]] = {}
     for event in last.values():
+        title, rank = party_title(event.party), event.party.rank
         if event.kind != "end":
-            lines.setdefault(f"{party_title(event.party)}: {event_text(event)}", []).append(event)
+            lines.setdefault(f"{title}: {event_text(event)}", []).append(event)
+        elif event.party.program is not None:
+            ended.setdefault(f"rank {rank} {title.rpartition(' (')[0]}", []).append(event)
     told = []
     for text, events in list(lines.items())[:MAX_ELSEWHERE]:
         ranks = sorted({event.party.rank for event in events})
         told.append(f"rank {', '.join(map(str, ranks))} {text} (step {events[-1].step})")
     if len(lines) > MAX_ELSEWHERE:
         told.append(f"and {len(lines) - MAX_ELSEWHERE} more")
-    if ended and told:
-        told.append(f"{ended} other{'s' * (ended > 1)} had ended")
+    if any(scene.events[at].kind == "stuck" for at in scene.anchors):
+        # Somebody may have ended who should have signalled.
+        for text, events in list(ended.items())[:MAX_ELSEWHERE]:
+            programs = "a program" if len(events) == 1 else f"{len(events)} programs"
+            told.append(f"{text}: {programs} had ended, the last at step {events[-1].step}")
     return tuple(told)

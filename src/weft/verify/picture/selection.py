@@ -16,8 +16,6 @@ from weft.base.place import Place
 from weft.base.report import Finding, Side
 from weft.emulator.observation import Event, Party, Word
 
-STANDSTILLS = ("deadlock", "residency")
-
 # How far an event is from what follows it, by its kind; what is not named is far.
 HOPS = {
     "signal": 2, "pass": 2, "stuck": 1, "access": 1, "finding": 1, "wait": 3, "begin": 4, "end": 4,
@@ -35,7 +33,7 @@ NEIGHBOURS = 4
 class Scene:
     """Events in order; `anchors` are those that the finding itself is about, by position.
 
-    `earlier` and `later` are the two accesses of a race.
+    `earlier` is what its second side did, `later` the access of a race that should come behind it.
     """
 
     events: Sequence[Event]
@@ -68,6 +66,8 @@ class Scene:
                 continue
             word = word_key(event)
             if event.kind == "signal":
+                if event.text == "set":
+                    signals[word] = []  # nobody sees what was there before
                 signals.setdefault(word, []).append(at)
             elif event.kind == "pass" or event.kind in LOOKS:
                 lane = lane_key(event.party)
@@ -102,12 +102,9 @@ def scene_of(events: Sequence[Event], finding: Finding | None) -> Scene:
     if finding is None:
         last = {event.party.rank: at for at, event in enumerate(events) if event.kind in AT_A_WORD}
         return Scene(events, tuple(sorted(last.values())))
-    if finding.kind in STANDSTILLS:
-        stuck = [i for i, event in enumerate(events) if event.kind == "stuck"]
-        # Hosts wait for their programs: that they do says something only where no program does.
-        programs = [i for i in stuck if events[i].word is not None]
-        if stuck:
-            return Scene(events, tuple(programs or stuck))
+    stuck = _standstill(events, finding)
+    if stuck:
+        return Scene(events, tuple(stuck))
     at = _position(events, finding)
     if at is None:
         anchors = (len(events) - 1,) if events else ()
@@ -115,25 +112,52 @@ def scene_of(events: Sequence[Event], finding: Finding | None) -> Scene:
     # A side names its party by rank, kernel and program; its launch and its stream are that of
     # what it did last.
     word = _word_of(finding.first) or events[at].word
-    party = _party(events, at, finding.first) or events[at].party
+    party = _party(events, at, finding.first) or _named(finding.first)
     events[at] = replace(events[at], party=party, word=word)
     if finding.kind != "race" or finding.second is None:
-        if _does_it(events, at):
-            del events[at]
-        return Scene(events, (at,))
+        at = _deed(events, at)
+        second = None if finding.second is None else _last_at(events[:at], finding.second)
+        return Scene(events, (at,) if second is None else (second, at), second)
     access = _access(events[:at], finding.second)
     earlier = next(i for i, event in enumerate(events) if event.step > access.step)
     events.insert(earlier, access)
     return Scene(events, (earlier, at + 1), earlier, at + 1)
 
 
-def _does_it(events: Sequence[Event], at: int) -> bool:
-    """Is the event after the finding the very signal that it is about?"""
-    if at + 1 >= len(events) or events[at + 1].kind != "signal":
-        return False
-    finding, signal = events[at], events[at + 1]
-    same_word = word_key(signal) == word_key(finding)
-    return same_word and signal.party == finding.party and signal.place == finding.place
+def _standstill(events: Sequence[Event], finding: Finding) -> list[int]:
+    """Who is stuck, where the finding is one of them."""
+    stuck = [i for i, event in enumerate(events) if event.kind == "stuck"]
+    if not any(
+        _is(events[i].party, finding.first) and _at(events[i].place, finding.first) for i in stuck
+    ):
+        return []
+    # Hosts wait for their programs: that they do says something only where no program does.
+    programs = [i for i in stuck if events[i].word is not None]
+    return programs or stuck
+
+
+def _deed(events: list[Event], at: int) -> int:
+    """The signal that the finding is about, which is then all that is drawn; `at` if there is none.
+
+    A signal is found wanting directly before it changes the word, or when all is over.
+    """
+    finding = events[at]
+    for i in (at + 1, *range(at - 1, -1, -1)):
+        if i < len(events) and events[i].kind == "signal" and (
+            (events[i].party, events[i].place, word_key(events[i]))
+            == (finding.party, finding.place, word_key(finding))
+        ):  # fmt: skip
+            del events[at]
+            return i - (i > at)
+    return at
+
+
+def _last_at(events: Sequence[Event], side: Side) -> int | None:
+    """The last thing that `side` names."""
+    mine = [
+        i for i, event in enumerate(events) if _at(event.place, side) and _is(event.party, side)
+    ]
+    return mine[-1] if mine else None
 
 
 def _position(events: Sequence[Event], finding: Finding) -> int | None:
