@@ -195,8 +195,13 @@ class Program(Transfers):
             segment = self.segment(loc, scope)
             access = Atomic(self, allocation, loc, np.array([cell]), segment, False)
             self._touch_scalar(allocation, index, kind.itemsize, access)
+        word = allocation.sync_word(cell)
+        if self.machine.sight is not None:
+            _, word = self.machine.sight.seen(
+                self, allocation, cell, view[index], word, lambda v: not behind(v, at_least, kind)
+            )
         if order.acquires:
-            self.learn(allocation.sync_word(cell).acquire(self.rank, scope))
+            self.learn(word.acquire(self.rank, scope))
         for watch in self.machine.watches:
             watch.passed(
                 self, allocation, cell, int(at_least), int(view[index]), self.locations[loc],

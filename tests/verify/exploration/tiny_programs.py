@@ -21,10 +21,12 @@ F32, I32, I64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 WORDS = 4
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeKernel:
     name: str
     function: object
+    source: str = ""
+    parameters: tuple = ()
     locations: list = field(
         default_factory=lambda: [Place((Frame("tiny.py", line, "k"),)) for line in range(100)]
     )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
+from weft.emulator.choices import Sight
 from weft.emulator.hosts import HostTask
-from weft.emulator.memory import Allocation
+from weft.emulator.memory import Allocation, SyncWord
 from weft.emulator.observation import Watch
 from weft.emulator.programs import Program
 from weft.emulator.streams import BarrierWork, EventRecord, EventWait, KernelWork, WordCopyWork
-from weft.verify.exploration.trace import Step, Trace
+from weft.verify.exploration.trace import Trace
+from weft.verify.exploration.visibility import Visibility
 from weft.verify.exploration.words import Access, Process, WordKey
 
 # In which order steps are taken where nothing else decides. Waits that pass cost nothing when
@@ -42,14 +45,17 @@ class Guide(Protocol):
     def choose(self, execution: Execution, options: int, what: str) -> int: ...
 
 
-class Execution(Watch):
+class Execution(Watch, Sight):
     """The chooser of one machine; `trace` is what has happened."""
 
     explores = True
 
-    def __init__(self, guide: Guide) -> None:
+    def __init__(self, guide: Guide, *, ordered: frozenset[WordKey] = frozenset()) -> None:
+        """Additions to `ordered` words do not commute: which of them are seen together matters."""
         self.guide = guide
+        self.ordered = ordered
         self.trace = Trace()
+        self.visibility = Visibility(self.trace)
         self.polls = False
         self._starts: dict[int, int] = {}
         self._rooms: dict[int, bool] = {}
@@ -135,7 +141,21 @@ class Execution(Watch):
         return at_once > machine.num_sms
 
     def signalled(self, by, allocation, cell, before, after, place, how, release) -> None:
-        self.trace.access(Access(word_of(allocation, cell), how, before, after))
+        word = word_of(allocation, cell)
+        kind = "update" if how == "add" and word in self.ordered else how
+        self.trace.access(Access(word, kind, before, after))
+        published = allocation.sync_word(cell)
+        self.visibility.stored(word, by, before, after, published, how, release is not None)
+
+    def seen(
+        self, by: Any, allocation: Allocation, cell: int, newest: Any, word: SyncWord,
+        suits: Callable[[Any], bool] = lambda value: True,
+    ) -> tuple[Any, SyncWord]:  # fmt: skip
+        value, published = self.visibility.look(
+            word_of(allocation, cell), by, int(newest), word, suits,
+            lambda options: self.choose(options, "the value that is seen"),
+        )  # fmt: skip
+        return type(newest)(value), published
 
     def passed(self, by, allocation, cell, expected, seen, place, acquire) -> None:
         wait = Access(word_of(allocation, cell), "wait", seen, None, expected)
@@ -193,7 +213,3 @@ def _urgency(task: Any) -> int | None:
 
 def word_of(allocation: Allocation, cell: int) -> WordKey:
     return (allocation.rank, allocation.number, cell * allocation.cell_bytes)
-
-
-def last_step(execution: Execution) -> Step | None:
-    return execution.trace.steps[-1] if execution.trace.steps else None

@@ -26,6 +26,7 @@ from weft.verify.exploration.trace import Race, Trace
 from weft.verify.exploration.words import (
     Footprint,
     Process,
+    WordKey,
     footprint,
     independent,
     merge,
@@ -100,6 +101,14 @@ class _Node:
     footprint: Footprint = field(default_factory=dict)
 
 
+class _Reordered(Exception):
+    """Additions were taken to commute that do not: the words."""
+
+    def __init__(self, words: frozenset[WordKey]) -> None:
+        super().__init__()
+        self.words = words
+
+
 class Explorer:
     """Guides one execution after the other through the tree of choices.
 
@@ -110,6 +119,7 @@ class Explorer:
         self.subject = subject
         self.reduce = reduce
         self.nodes: list[_Node] = []
+        self.ordered: frozenset[WordKey] = frozenset()
         self._fresh = 0  # steps from here on are new in this execution
         self._not_taken = 0
         self._choice = 0
@@ -157,14 +167,23 @@ class Explorer:
 
     def run_once(self) -> tuple[Execution, Ran | None]:
         """The next execution; no report where it was abandoned as like another."""
-        execution = Execution(self)
+        execution = Execution(self, ordered=self.ordered)
         try:
             ran = self.subject(execution)
         except Abandoned:
             ran = None
         execution.trace.end()
+        unordered = frozenset(execution.visibility.unordered) - self.ordered
+        if unordered:
+            raise _Reordered(unordered)
         self._learn(execution.trace)
         return execution, ran
+
+    def start_over(self, ordered: frozenset[WordKey]) -> None:
+        """Additions to these words do not commute after all."""
+        self.ordered |= ordered
+        self.nodes.clear()
+        self._fresh = self._not_taken = 0
 
     def _learn(self, trace: Trace) -> None:
         for node, step in zip(self.nodes, trace.steps, strict=False):
@@ -237,6 +256,10 @@ def search(
             return _closed(result, bound, explorer, started)
         except TooLong:
             return _closed(result, "an execution of too many steps", explorer, started)
+        except _Reordered as error:
+            explorer.start_over(error.words)
+            result = None
+            continue
         if result is None:
             report = ran.report if ran is not None else Report("", 0)
             result = Search(Report(report.op, report.ranks, schedules=0))
