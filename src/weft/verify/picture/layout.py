@@ -52,8 +52,9 @@ def draw(
     lanes, column = _lanes(scene, groups)
     rows = tuple(_row(scene, group, column, finding) for group in groups)
     arrows = _arrows(scene, groups)
+    others, order = elsewhere(scene, groups, column), absent(scene, column, lanes)
     return Picture(
-        finding, lanes, rows, arrows, elsewhere(scene, column), absent(scene, column, lanes),
+        finding, lanes, rows, arrows, others, order,
         sum(len(row.steps) for row in rows), len(events) + dropped,
     )  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.emulator.observation import Event
+from weft.verify.picture.cutting import like
 from weft.verify.picture.records import Lane
 from weft.verify.picture.selection import Scene, lane_key
 from weft.verify.picture.wording import event_text, party_title
@@ -34,8 +35,9 @@ def absent(scene: Scene, column: dict[object, int], lanes: Sequence[Lane]) -> st
     return f"{a} knows of {b} only up to step {far}; the access was at step {before.step}"
 
 
-def elsewhere(scene: Scene, column: dict[object, int]) -> tuple[str, ...]:
+def elsewhere(scene: Scene, groups: list[list[int]], column: dict[object, int]) -> tuple[str, ...]:
     """Where the parties without a column were at the end; of a standstill also who had ended."""
+    drawn = {like(scene.events[at]) for group in groups for at in group}
     last: dict[object, Event] = {}
     for event in scene.events:
         party = event.party
@@ -49,6 +51,8 @@ def elsewhere(scene: Scene, column: dict[object, int]) -> tuple[str, ...]:
     ended: dict[str, list[Event]] = {}
     for event in last.values():
         title, rank = party_title(event.party), event.party.rank
+        if event.kind == "stuck" and like(event) in drawn:
+            continue  # one of those that the drawn one stands for
         if event.kind != "end":
             lines.setdefault(f"{title}: {event_text(event)}", []).append(event)
         elif event.party.program is not None:

@@ -102,9 +102,9 @@ def scene_of(events: Sequence[Event], finding: Finding | None) -> Scene:
     if finding is None:
         last = {event.party.rank: at for at, event in enumerate(events) if event.kind in AT_A_WORD}
         return Scene(events, tuple(sorted(last.values())))
-    stuck = _standstill(events, finding)
+    stuck, end = _standstill(events, finding)
     if stuck:
-        return Scene(events, tuple(stuck))
+        return Scene(events[:end], tuple(stuck))
     at = _position(events, finding)
     if at is None:
         anchors = (len(events) - 1,) if events else ()
@@ -124,16 +124,15 @@ def scene_of(events: Sequence[Event], finding: Finding | None) -> Scene:
     return Scene(events, (earlier, at + 1), earlier, at + 1)
 
 
-def _standstill(events: Sequence[Event], finding: Finding) -> list[int]:
-    """Who is stuck, where the finding is one of them."""
+def _standstill(events: Sequence[Event], finding: Finding) -> tuple[list[int], int]:
+    """Who is stuck, where the finding is one of them; and the end, before all is taken down."""
     stuck = [i for i, event in enumerate(events) if event.kind == "stuck"]
-    if not any(
-        _is(events[i].party, finding.first) and _at(events[i].place, finding.first) for i in stuck
-    ):
-        return []
+    side = finding.first
+    if not any(_is(events[i].party, side) and _at(events[i].place, side) for i in stuck):
+        return [], 0
     # Hosts wait for their programs: that they do says something only where no program does.
     programs = [i for i in stuck if events[i].word is not None]
-    return programs or stuck
+    return programs or stuck, stuck[-1] + 1
 
 
 def _deed(events: list[Event], at: int) -> int:
