@@ -21,8 +21,8 @@ Signals (all are SET to the call's epoch e; e is read on the device, so nothing 
                                     engine (pull), from rank src (push), always for own rows
     slot_free, epoch, ticket        the slot's; the last program of _multiply moves them
     fed[rank * chunks + c]          local: how many pieces of a chunk have been stored for a rank
-Chunks without rows are signalled too, so that any range of words may be waited for, and one program
-waits for all words before the slot is given back: none may be written after that.
+Chunks without rows are signalled too, so that any range of words may be waited for; where engines
+copy the words, one program waits for all of them before the slot is given back.
 
 Limits  n and k are the same on all ranks; A is row-major, B is [k, n] or a transposed [n, k]
 Source  the design's section 4; FLUX, TileLink and torch's async-TP for the idea
@@ -352,10 +352,14 @@ def _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile, world, pro
         _feed(world, gathered, a, first.to(tl.int64) * shape.k, own_first.to(tl.int64) * shape.k,
               size, unit % shards.pieces, shards.pieces, to, block)  # fmt: skip
         counter = fed + to * shards.chunks + chunk
+        # weft: equivalent-mutant drop of complete_stores: no store of this kernel before it is
+        # asynchronous; those of c come later
         done = wl.atomic_add(counter, 1, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE) + 1
         if done == shards.pieces:
             tl.store(counter, 0)
             word = rows_ready + rank * shards.chunks + chunk
+            # weft: equivalent-mutant swap, incomplete of notify: the counter is for this rank's
+            # own next call, in stream order, and no store before it is asynchronous
             wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
 
 
@@ -367,14 +371,26 @@ def _stage(a, gathered, rows_ready, shard_ready, fed, e, rank, shape, shards, wo
     first = own_first.to(tl.int64) * shape.k
     size = (own_end - own_first) * shape.k
     _feed(world, gathered, a, first, first, size, program, num_programs, rank, block)
+    # weft: equivalent-mutant drop of complete_stores: no store of this kernel before it is
+    # asynchronous; those of c come later
     done = wl.atomic_add(fed, 1, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE) + 1
     if done == num_programs:
         tl.store(fed, 0)
         for chunk in range(shards.chunks):
             word = rows_ready + rank * shards.chunks + chunk
-            wl.notify(world, word, e, to=rank, op=wl.SignalOp.SET)
+            # Orders nothing: a tile with own rows in the slot waits for another rank's too, and
+            # those are fetched by a stream that has waited for shard_ready.
+            # weft: equivalent-mutant value+1 of notify: the next call would not wait for this
+            # word, but for the other rank's, which comes later
+            wl.notify(world, word, e, to=rank, op=wl.SignalOp.SET, order=wl.Order.RELAXED,
+                      scope=wl.Scope.DEVICE)  # fmt: skip
         # First the word here: peers copy it as soon as they know.
+        # weft: equivalent-mutant narrow of notify: who acquires this one is the stream of copies
+        # here; peers copy the word, and notify_all has released it to them
+        # weft: equivalent-mutant swap, incomplete of notify: the counter before it is for this
+        # rank's own next call, in stream order, and no store before it is asynchronous
         wl.notify(world, shard_ready + rank, e, to=rank, op=wl.SignalOp.SET)
+        # weft: equivalent-mutant incomplete of notify: no store before it is asynchronous
         wl.notify_all(world, shard_ready + rank, e, op=wl.SignalOp.SET)
 
 
@@ -414,10 +430,14 @@ def _multiply(a, own, gathered, gathered_rows, b, c, rows_ready, shard_ready, fe
         _ready, Arrival(own, gathered_rows, rows_ready, e, rank, m, shards, world),
         gemm.emit_store, gemm.Stored(c, shape),
     )  # fmt: skip
-    if program == num_programs - 1:
-        # Also chunks without rows: a word that came after the slot was given back would undo one
-        # of the next call's.
-        wl.wait(rows_ready, e, shards.chunks * world.num_ranks, world=world)
+    if is_pull:
+        if program == num_programs - 1:
+            # Also chunks without rows: copied after the slot was given back, a word would be
+            # the next call's. And _await_shards has read the epoch, which ends with this call.
+            wl.wait(rows_ready, e, shards.chunks * world.num_ranks, world=world)
+    # weft: equivalent-mutant drop of complete_stores: only stores of c are asynchronous, which
+    # are complete when the kernel has ended, and which no other rank reads
+    # weft: equivalent-mutant incomplete of notify: only stores of c are asynchronous, as above
     slots.slot_finish(world, slot, e, num_programs)
 
 
@@ -510,6 +530,8 @@ class _Call:
             self._start(_await_shards, (1, 1, 1), awaited, {"num_warps": 1}, True)
             for is_word, dst, src in plan.copies:
                 (world.copy_word if is_word else world.copy)(dst, src)
+        # weft: equivalent-mutant drop of wait: _multiply has waited for every word that is copied;
+        # but a recording must end on the stream that it began on
         main.wait(copier)
 
     def _start(self, fn: Any, grid: tuple, arguments: tuple, options: dict, aligned: bool) -> None:

@@ -258,7 +258,7 @@ def _await_all(rows_ready, slot, world, lanes):
 @triton.jit
 def _finish(slot, world):
     """One program, behind the copies: every rank's rows have been fetched."""
-    slots.slot_finish(world, slot, slots.slot_epoch(slot), 1)
+    slots.slot_close(world, slot, slots.slot_epoch(slot))
 
 
 _PROGRAMS = {
