@@ -14,6 +14,7 @@ from weft.language.barriers import barrier, barrier_grid
 from weft.language.channels import (
     ChannelArg,
     channel_advance,
+    channel_wait_free,
     peer_tile_notify,
     peer_tile_wait,
     tile_notify,
@@ -96,6 +97,7 @@ __all__ = [
     "barrier",
     "barrier_grid",
     "channel_advance",
+    "channel_wait_free",
     "complete_stores",
     "consume",
     "f_channel",

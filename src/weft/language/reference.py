@@ -54,7 +54,7 @@ DEVICE_FUNCTIONS = {
     channels: (
         *(channels.tile_wait, channels.tile_notify, channels.peer_tile_wait),
         *(channels.peer_tile_notify, channels.tile_push, channels.tile_pull),
-        *(channels.tile_pointers, channels.channel_advance),
+        *(channels.tile_pointers, channels.channel_wait_free, channels.channel_advance),
     ),
     mapping: (mapping.f_shape, mapping.f_rank, mapping.f_channel, mapping.f_count),
     workers: (

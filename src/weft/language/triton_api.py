@@ -260,7 +260,12 @@ def relauncher(kernel: Any, grid: tuple[int, int, int], rest: Sequence[Any]) -> 
     if isinstance(driver_config.active, EmulatorDriver):
         return None
     kernel._init_handles()
-    run, function, metadata, runtime = kernel.run, kernel.function, kernel.packed_metadata, triton.knobs.runtime
+    run, function, metadata, runtime = (
+        kernel.run,
+        kernel.function,
+        kernel.packed_metadata,
+        triton.knobs.runtime,
+    )
     x, y, z = grid
     device = driver_config.active.get_current_device()
     stream_of = driver_config.active.get_current_stream
