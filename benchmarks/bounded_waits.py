@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import processes
 import torch
 import torch.distributed as dist
 import triton
@@ -28,7 +27,10 @@ import triton.language as tl
 
 import weft
 import weft.language as wl
+from weft.tune import processes
+from weft.tune.provenance import provenance, save
 
+RESULTS = Path(__file__).parent / "results"
 TIMEOUT_S = 3.0
 HEALTHY_CALLS = 20
 
@@ -200,7 +202,7 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     parser.add_argument("--part", default="cost,trouble")
     options = parser.parse_args()
-    answers: dict[str, Any] = processes.provenance() | {"timeout_s": TIMEOUT_S}
+    answers: dict[str, Any] = provenance() | {"timeout_s": TIMEOUT_S}
     if "cost" in options.part:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "cost.json")
@@ -210,5 +212,5 @@ if __name__ == "__main__":
     if "trouble" in options.part:
         answers["trouble"] = run_trouble(options.ranks)
         print(json.dumps(answers["trouble"], indent=1), flush=True)
-    processes.save("bounded_waits", answers, options.ranks)
+    save("bounded_waits", answers, options.ranks, RESULTS)
     sys.exit(0)

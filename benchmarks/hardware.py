@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import processes
 import torch
 import torch.distributed as dist
 import triton
@@ -23,7 +23,11 @@ from triton.language.extra.cuda import globaltimer
 
 import weft
 import weft.language as wl
+from weft.tune import processes
+from weft.tune.figures import Times, percentile
+from weft.tune.provenance import provenance, save
 
+RESULTS = Path(__file__).parent / "results"
 # Spins give up after this long: a probe that waits for the wrong thing must end by itself.
 SPIN_NS = tl.constexpr(2_000_000_000)
 TRAFFIC_BYTES = 128 << 20
@@ -169,17 +173,15 @@ def crowd_volley(world, words, data, first, peer, start, rounds, ORDER: tl.const
 
 
 def median(values: list[float]) -> float:
-    values = sorted(values)
-    return values[len(values) // 2]
+    return percentile(values, 0.5)
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    values = sorted(values)
-    last = len(values) - 1
+    times = Times(tuple(values))
     return {
-        "median_us": round(median(values), 3),
-        "p10_us": round(values[round(0.1 * last)], 3),
-        "p90_us": round(values[round(0.9 * last)], 3),
+        "median_us": round(times.median, 3),
+        "p10_us": round(times.p10, 3),
+        "p90_us": round(times.p90, 3),
     }
 
 
@@ -709,7 +711,7 @@ SECTIONS = {
 
 def main(rank: int, names: list[str]) -> None:
     world = weft.init(heap_bytes=1 << 30)
-    results: dict[str, Any] = processes.provenance() if rank == 0 else {}
+    results: dict[str, Any] = provenance() if rank == 0 else {}
     results["num_ranks"] = world.num_ranks
     for name in names:
         began = time.monotonic()
@@ -717,7 +719,7 @@ def main(rank: int, names: list[str]) -> None:
         together()
         if rank == 0:
             print(f"{name}: {time.monotonic() - began:.1f} s\n  {results[name]}", flush=True)
-            processes.save("hardware", results, world.num_ranks)
+            save("hardware", results, world.num_ranks, RESULTS)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import processes
 import torch
 import torch.distributed as dist
 
@@ -27,6 +26,11 @@ from harness import Bench, Effort
 from kernel_source import kernel_of
 
 import weft
+from weft.tune import processes
+from weft.tune.provenance import provenance, save
+
+RESULTS = Path(__file__).parent / "results"
+
 
 COLS, ROWS = data_kernels.COLS.value, data_kernels.ROWS.value
 BLOCK = ROWS * COLS
@@ -222,13 +226,13 @@ def engine(world: weft.World, nbytes: int, rounds: int) -> list[dict[str, Any]]:
 
 def main(rank: int, options: argparse.Namespace) -> None:
     world = weft.init(heap_bytes=1 << 30)
-    results: dict[str, Any] = processes.provenance() if rank == 0 else {}
+    results: dict[str, Any] = provenance() if rank == 0 else {}
     results["num_ranks"] = world.num_ranks
 
     def keep(name: str, rows: list) -> None:
         results[name] = rows
         if rank == 0:
-            processes.save("litmus", results, world.num_ranks)
+            save("litmus", results, world.num_ranks, RESULTS)
 
     if "engine" in options.part:
         keep("engine", engine(world, 256 << 10, options.engine_rounds))

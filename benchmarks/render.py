@@ -1,42 +1,230 @@
-"""Writes the README's tables from the JSON under benchmarks/results: numbers have one source.
+"""Writes tables and plots from the JSON under benchmarks/results: numbers have one source.
 
-python benchmarks/render.py            # rewrites README.md between its markers
+python benchmarks/render.py            # README.md and docs/results.md between their markers; plots
+python benchmarks/render.py --no-plots # where there is no matplotlib
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+PAGES = ("README.md", "docs/results.md")
 MARKERS = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.S)
+
+PARTS = ("cublas", "nccl", "cublas_nccl")
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+SHOWN_SIZES = ("8 KB", "64 KB", "512 KB", "4 MB", "16 MB", "128 MB")
+
+Row = dict[str, Any]
+
+
+def load(op: str) -> dict[str, Any]:
+    """The one current document of an operator; empty where nothing was measured yet."""
+    path = RESULTS / f"{op}_h200x4.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def is_ours(row: Row) -> bool:
+    return row["variant"].split()[0] == "weft"
+
+
+def fastest(rows: list[Row]) -> Row | None:
+    return min(rows, key=lambda row: row["median_us"], default=None)
+
+
+def points(document: dict[str, Any], device_time: bool) -> Iterator[tuple[str, Row, list[Row]]]:
+    """Of each point: label, weft's default row, and all rows of its mode. `device_time`: of graphs
+    where there are any, else of queued calls; otherwise of eager calls."""
+    by_point: dict[tuple, dict[str, list[Row]]] = {}
+    for row in document.get("rows", []):
+        key = (row["label"], *row["shape"].values())
+        by_point.setdefault(key, {}).setdefault(row["mode"], []).append(row)
+    for (label, *_), by_mode in by_point.items():
+        wanted = ("graph", "queued") if device_time else ("eager",)
+        rows = next((by_mode[mode] for mode in wanted if mode in by_mode), [])
+        for row in rows:
+            if row["variant"] == "weft":
+                yield label, row, rows
+
+
+def ways(rows: list[Row]) -> Row | None:
+    """The fastest of what is not weft's and not a part."""
+    return fastest([row for row in rows if not is_ours(row) and row["variant"] not in PARTS])
+
+
+def table(header: list[str], lines: list[list[str]]) -> list[str]:
+    texts = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    return texts + [f"| {' | '.join(line)} |" for line in lines]
+
+
+def origin(document: dict[str, Any], how: str) -> str:
+    versions = document["versions"]
+    return (
+        f"{document['hardware']}, bfloat16, {how}, commit {document['commit']}, torch "
+        f"{versions['torch']}, Triton {versions['triton']}."
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# AG+GEMM
+
+
+def ag_gemm_grid(cell: Callable[[Row, list[Row]], str], what: str) -> list[str]:
+    """A cell for each m and layer, in device time."""
+    found = {
+        (row["shape"]["m"], label): cell(row, rows)
+        for label, row, rows in points(load("ag_gemm"), device_time=True)
+    }
+    labels = list(dict.fromkeys(label for _, label in found))
+    lines = [
+        [f"m {m}", *(found.get((m, label), "") for label in labels)]
+        for m in sorted({m for m, _ in found})
+    ]
+    return table([what, *labels], lines)
+
+
+def efficiency(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def ag_gemm_table() -> str:
-    """Serial and weft's default choice, per shape and m: microseconds and overlap efficiency."""
-    document = json.loads((RESULTS / "ag_gemm_h200x4.json").read_text())
-    rows = [row for row in document["rows"] if row["variant"] == "weft"]
-    labels = list(dict.fromkeys(row["label"] for row in rows))
-    by_point = {(row["label"], row["shape"]["m"]): row for row in rows}
-    lines = [f"| us, serial / weft (E) | {' | '.join(labels)} |", "|---|" + "---|" * len(labels)]
-    for m in sorted({row["shape"]["m"] for row in rows}):
-        cells = []
-        for label in labels:
-            row = by_point[label, m]
-            cells.append(
-                f"{row['t_serial_us']:.0f} / {row['median_us']:.0f}"
-                f" ({row['overlap_efficiency']:.2f})"
-            )
-        lines.append(f"| m {m} | {' | '.join(cells)} |")
-    versions = document["versions"]
-    lines += [
-        "",
-        f"{document['hardware']}, {rows[0]['dtype']}, {rows[0]['mode']} calls, commit"
-        f" {document['commit']}, torch {versions['torch']}, Triton {versions['triton']}.",
+    """Serial and weft's default choice, per layer and m: microseconds and overlap efficiency."""
+
+    def cell(row: Row, rows: list[Row]) -> str:
+        serial = "-" if row["t_serial_us"] is None else f"{row['t_serial_us']:.0f}"
+        return f"{serial} / {row['median_us']:.0f} ({efficiency(row['overlap_efficiency'])})"
+
+    lines = ag_gemm_grid(cell, "us, serial / weft (E)")
+    how = "graphs below m = 512 and queued calls from there on"
+    if {row["mode"] for row in load("ag_gemm")["rows"]} == {"queued"}:
+        how = "queued calls"
+    return "\n".join([*lines, "", origin(load("ag_gemm"), how), ""])
+
+
+def ag_gemm_full(device_time: bool) -> str:
+    """Every variant at every point."""
+    document = load("ag_gemm")
+    lines = []
+    for label, ours, rows in sorted(
+        points(document, device_time), key=lambda point: (point[0], point[1]["shape"]["m"])
+    ):
+        names = {row["variant"]: row for row in rows}
+        rivals = [
+            f"{name.removeprefix('torch_')} {row['median_us']:.0f}"
+            f" ({efficiency(row['overlap_efficiency'])})"
+            for name, row in names.items()
+            if name not in PARTS and name != "weft"
+        ]
+        parts = [f"{names[p]['median_us']:.0f}" if p in names else "-" for p in PARTS]
+        ceiling = "-" if ours["ceiling"] is None else f"{ours['ceiling']:.2f}"
+        weft = f"{ours['median_us']:.0f} ({efficiency(ours['overlap_efficiency'])})"
+        spread = f"{ours['p10_us']:.0f} .. {ours['p90_us']:.0f}"
+        lines.append(
+            [label, str(ours["shape"]["m"]), ours["mode"], *parts, ceiling, weft, spread,
+             ", ".join(rivals)]
+        )  # fmt: skip
+    header = ["layer", "m", "mode", "cuBLAS", "NCCL", "serial", "ceiling", "weft (E)", "p10 .. p90",
+              "others (E)"]  # fmt: skip
+    return "\n".join([*table(header, lines), ""])
+
+
+# ---------------------------------------------------------------------------------------------
+# Collectives
+
+
+def collectives_table() -> str:
+    """NCCL, the best of torch's, and weft's, in microseconds, for some sizes."""
+    lines, document = [], {}
+    for op in COLLECTIVES:
+        cells = {}
+        for label, ours, rows in points(load(op), device_time=True):
+            document = load(op)
+            cells[label] = triple(ours, rows)
+        if cells:
+            lines.append([op, *(cells.get(size, "") for size in SHOWN_SIZES)])
+    if not lines:
+        return ""
+    how = "graphs up to 4 MB, queued calls above"
+    texts = table(["us, NCCL / torch / weft", *SHOWN_SIZES], lines)
+    return "\n".join([*texts, "", origin(document, how), ""])
+
+
+def triple(ours: Row, rows: list[Row]) -> str:
+    """NCCL / the fastest of torch's / weft; weft in bold where it is the fastest or within 2 %."""
+    nccl = next((row for row in rows if row["variant"] == "nccl"), None)
+    torch = fastest([row for row in rows if row["variant"].startswith("torch")])
+    others = [row["median_us"] for row in (nccl, torch) if row]
+    weft = f"{ours['median_us']:.1f}"
+    if others and ours["median_us"] <= 1.02 * min(others):
+        weft = f"**{weft}**"
+    return " / ".join([f"{row['median_us']:.1f}" if row else "-" for row in (nccl, torch)] + [weft])
+
+
+def collectives_full(device_time: bool) -> str:
+    """Every variant of every collective at every size."""
+    texts = []
+    for op in COLLECTIVES:
+        lines, names = [], []
+        for label, _, rows in points(load(op), device_time):
+            names = names or [row["variant"] for row in rows]
+            by_name = {row["variant"]: row for row in rows}
+            best = fastest(rows)
+            cells = [label, rows[0]["mode"]]
+            for name in names:
+                text = f"{by_name[name]['median_us']:.1f}" if name in by_name else "-"
+                cells.append(f"**{text}**" if best and best["variant"] == name else text)
+            lines.append(cells)
+        if lines:
+            texts += [f"**{op}**", "", *table(["size", "mode", *names], lines), ""]
+    return "\n".join(texts)
+
+
+def host_table() -> str:
+    """The host's time of one call, in eager calls enqueued one after the other."""
+    found: dict[tuple[str, str], list[float]] = {}
+    bare = None
+    for op in ("ag_gemm", *COLLECTIVES):
+        document = load(op)
+        bare = document.get("bare_launch_us", bare)
+        for row in document.get("rows", []):
+            if "host_us" in row:
+                found.setdefault((op, row["variant"]), []).append(row["host_us"])
+    if not found:
+        return ""
+    lines = [
+        [op, name, f"{min(times):.1f} .. {max(times):.1f}"] for (op, name), times in found.items()
     ]
-    return "\n".join(lines) + "\n"
+    texts = table(["operator", "variant", "us, over all points"], lines)
+    return "\n".join([*texts, "", f"A bare Triton launch, read alike: {bare} us.", ""])
+
+
+def failed_table() -> str:
+    """What could not be measured, once for each reason."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for op in ("ag_gemm", *COLLECTIVES):
+        for failure in load(op).get("failed", []):
+            reason = re.sub(r"m=\d+", "m=..", failure["error"])[:200].replace("|", "/")
+            reason = re.sub(r"\b\d+ rows", ".. rows", reason)
+            where = f"{failure['label']} m {failure['shape']['m']}"
+            found.setdefault((op, failure["variant"], reason), []).append(where)
+    lines = [
+        [op, name, str(len(where)), where[0], reason] for (op, name, reason), where in found.items()
+    ]
+    if not lines:
+        return "Everything could be measured.\n"
+    texts = table(["operator", "variant", "points", "first", "why"], lines)
+    return "\n".join([*texts, ""])
+
+
+# ---------------------------------------------------------------------------------------------
+# The emulator
 
 
 def emulator_table() -> str:
@@ -49,12 +237,73 @@ def emulator_table() -> str:
             access = "descriptors" if row["tma"] else "pointers"
             what = f"{row['tile']}-tiles, {row['transport']}, {access}"
             seconds.setdefault(what, row["median_s"])
-    lines = ["| ag_gemm on 4 emulated ranks, 256 x 256 x 256, all checks | s |", "|---|---|"]
-    lines += [f"| {what} | {median:.2f} |" for what, median in seconds.items()]
-    return "\n".join([*lines, "", f"{document['hardware']}, median of five.", ""])
+    lines = [[what, f"{median:.2f}"] for what, median in seconds.items()]
+    header = ["ag_gemm on 4 emulated ranks, 256 x 256 x 256, all checks", "s"]
+    return "\n".join([*table(header, lines), "", f"{document['hardware']}, median of five.", ""])
 
 
-TABLES = {"ag_gemm": ag_gemm_table, "emulator": emulator_table}
+TABLES: dict[str, Callable[[], str]] = {
+    "ag_gemm": ag_gemm_table,
+    "collectives": collectives_table,
+    "emulator": emulator_table,
+    "ag_gemm_device": lambda: ag_gemm_full(device_time=True),
+    "ag_gemm_eager": lambda: ag_gemm_full(device_time=False),
+    "collectives_device": lambda: collectives_full(device_time=True),
+    "collectives_eager": lambda: collectives_full(device_time=False),
+    "host": host_table,
+    "failed": failed_table,
+}
+
+
+# ---------------------------------------------------------------------------------------------
+# Plots
+
+
+def plot_ag_gemm(path: Path) -> None:
+    """Overlap efficiency over m, one panel for each layer; the fastest rival beside weft."""
+    import matplotlib.pyplot as plt
+
+    series: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for label, ours, rows in points(load("ag_gemm"), device_time=True):
+        panel = series.setdefault(label, {})
+        for name, row in (("weft", ours), ("best of the others", ways(rows))):
+            if row and row["overlap_efficiency"] is not None:
+                panel.setdefault(name, []).append((row["shape"]["m"], row["overlap_efficiency"]))
+    figure, axes = plt.subplots(1, len(series), figsize=(3.0 * len(series), 3.0), sharey=True)
+    for axis, (label, panel) in zip(axes, series.items(), strict=True):
+        for name, values in panel.items():
+            axis.plot(*zip(*sorted(values), strict=True), "o-", markersize=3, label=name)
+        axis.axhline(0, color="grey", linewidth=0.8)
+        axis.set(title=label, xlabel="m", xscale="log", ylim=(-2, 1.2))
+        axis.title.set_fontsize(9)
+    axes[0].set_ylabel("overlap efficiency")
+    axes[0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def plot_collectives(path: Path) -> None:
+    """Speed against NCCL over size, one panel for each collective."""
+    import matplotlib.pyplot as plt
+
+    ops = [op for op in COLLECTIVES if load(op)]
+    figure, axes = plt.subplots(1, len(ops), figsize=(3.2 * len(ops), 3.0), squeeze=False)
+    for axis, op in zip(axes[0], ops, strict=True):
+        series: dict[str, list[tuple[int, float]]] = {}
+        for _, ours, rows in points(load(op), device_time=True):
+            torch = fastest([row for row in rows if row["variant"].startswith("torch")])
+            for name, row in (("weft", ours), ("best of torch", torch)):
+                if row and row["ratio_to_serial"] is not None:
+                    point = (row["bytes_per_rank"], row["ratio_to_serial"])
+                    series.setdefault(name, []).append(point)
+        for name, values in series.items():
+            axis.plot(*zip(*sorted(values), strict=True), "o-", markersize=3, label=name)
+        axis.axhline(1, color="grey", linewidth=0.8)
+        axis.set(title=op, xlabel="bytes", xscale="log")
+    axes[0][0].set_ylabel("times NCCL's speed")
+    axes[0][0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
 
 
 def rendered(text: str) -> str:
@@ -63,8 +312,12 @@ def rendered(text: str) -> str:
 
 
 def main() -> None:
-    readme = ROOT / "README.md"
-    readme.write_text(rendered(readme.read_text()))
+    for page in map(ROOT.joinpath, PAGES):
+        page.write_text(rendered(page.read_text()))
+    if "--no-plots" not in sys.argv:
+        plot_ag_gemm(RESULTS / "ag_gemm_h200x4.png")
+        if any(load(op) for op in COLLECTIVES):
+            plot_collectives(RESULTS / "collectives_h200x4.png")
 
 
 if __name__ == "__main__":

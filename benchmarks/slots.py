@@ -14,9 +14,9 @@ import importlib
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import processes
 import torch
 import torch.distributed as dist
 import triton
@@ -24,7 +24,10 @@ import triton.language as tl
 
 import weft
 import weft.language as wl
+from weft.tune import processes
+from weft.tune.provenance import provenance, save
 
+RESULTS = Path(__file__).parent / "results"
 # About 2 ms at most: longer than several calls take.
 STRAGGLE_CYCLES = 4_000_000
 
@@ -253,7 +256,7 @@ def costs(world: weft.World) -> dict[str, float]:
 
 def main(rank: int, options: argparse.Namespace) -> None:
     world = weft.init(heap_bytes=1 << 30)
-    results: dict[str, Any] = processes.provenance() if rank == 0 else {}
+    results: dict[str, Any] = provenance() if rank == 0 else {}
     results["num_ranks"] = world.num_ranks
     subjects: dict[str, Callable[[], Any]] = {
         "toy": lambda: Toy(world),
@@ -268,9 +271,9 @@ def main(rank: int, options: argparse.Namespace) -> None:
         if any(name.startswith(part) for part in options.part.split(",")):
             results[name] = exercise(world, make(), options.replays)
             if rank == 0:
-                processes.save("slots", results, world.num_ranks)
+                save("slots", results, world.num_ranks, RESULTS)
     if rank == 0:
-        processes.save("slots", results, world.num_ranks)
+        save("slots", results, world.num_ranks, RESULTS)
         wrong = [
             f"{name}.{use}"
             for name in subjects

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -60,9 +61,25 @@ def test_its_links_lead_somewhere():
         assert (ROOT / link).exists(), link
 
 
-def test_the_tables_say_what_was_measured():
+@pytest.fixture
+def render() -> ModuleType:
     spec = importlib.util.spec_from_file_location("render", ROOT / "benchmarks" / "render.py")
-    render = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(render)
-    assert README.count("<!-- end -->") == len(render.TABLES)
-    assert render.rendered(README) == README, "run python benchmarks/render.py"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_say_what_was_measured(render: ModuleType):
+    shown = set()
+    for page in render.PAGES:
+        text = (ROOT / page).read_text()
+        shown |= {name for _, name, _ in render.MARKERS.findall(text)}
+        assert text.count("<!-- end -->") == len(render.MARKERS.findall(text)), page
+        assert render.rendered(text) == text, "run python benchmarks/render.py"
+    assert shown == set(render.TABLES)
+
+
+def test_every_ratio_is_between_checked_answers(render: ModuleType):
+    for op in ("ag_gemm", *render.COLLECTIVES):
+        for row in render.load(op).get("rows", []):
+            assert row["checked"] or row["ratio_to_serial"] is None, row

@@ -96,7 +96,7 @@ def test_two_nodes_or_more(ranks: int, nodes: int, capsys):
         ("07_all_reduce.py", lambda text: drop(text, "wl.wait(part"), "race", "tl.load(parts"),
         ("07_all_reduce.py", lambda text: drop(text, "wl.wait(sum"), "race", "tl.load(sums"),
         ("08_low_latency_packet.py", one_half, "race", "wl.put_packets("),
-        ("08_low_latency_packet.py", one_flag, "signal", "wl.put_packets("),
+        ("08_low_latency_packet.py", one_flag, "stale flag", "wl.put_packets("),
         ("09_channel.py", lambda text: drop(text, "wl.tile_wait("), "race", "tl.load(pointers"),
         ("09_channel.py", lambda text: drop(text, "wl.tile_notify("), "deadlock", "wl.tile_wait("),
         ("10_two_nodes.py", lambda text: drop(text, "wl.wait(", 1), "race", "tl.load(gathered"),

@@ -11,7 +11,7 @@ import weft.language as wl
 @triton.jit
 def gather(world, made, used, x, out, num_used, PER_RANK: tl.constexpr, ROWS: tl.constexpr,
            USED_ROWS: tl.constexpr, COLS: tl.constexpr, NOTIFY: tl.constexpr,
-           WAIT: tl.constexpr):  # fmt: skip
+           WAIT: tl.constexpr, CREDIT: tl.constexpr):  # fmt: skip
     """All-gather of x, this rank's rows: pushed in tiles of ROWS, used in tiles of USED_ROWS."""
     rank = wl.rank(world)
     cols = tl.arange(0, COLS)
@@ -22,6 +22,8 @@ def gather(world, made, used, x, out, num_used, PER_RANK: tl.constexpr, ROWS: tl
         inside = (rows < j * ROWS + end - first)[:, None] & (cols < made.cols)[None, :]
         values = tl.load(x + rows[:, None] * made.cols + cols[None, :], mask=inside, other=0.0)
         for peer in range(world.num_ranks):
+            if CREDIT:
+                wl.channel_wait_free(world, made, peer)
             wl.tile_push(world, made, i, 0, values, peer)
             if NOTIFY:
                 wl.tile_notify(world, made, i, peer)
@@ -117,6 +119,8 @@ def channels_and_workers(world, channel, tasks, split, out, counter, n):
             t = wl.next_task(counter, n, num)
     elif role == wl.RELAY:
         wl.peer_tile_wait(world, channel, index, 1)
+        wl.channel_wait_free(world, channel, 1)
     else:
         wl.peer_tile_notify(world, channel, index, 1)
         wl.release_tile_everywhere(world, tasks, index)
+        wl.channel_advance(world, channel, 0, n)

@@ -74,6 +74,38 @@ def tail(world, values, inbox, out, n, SIZE: tl.constexpr):
 
 
 @triton.jit
+def narrow(world, values, inbox, one, out, n, SIZE: tl.constexpr, SHARE: tl.constexpr):
+    """Values of which SHARE share a packet, to the right neighbour."""
+    dtype: tl.constexpr = values.dtype.element_ty
+    words, at = tl.arange(0, SIZE), tl.arange(0, SIZE * SHARE)
+    few = words < n
+    right = (wl.rank(world) + 1) % world.num_ranks
+    wl.put_packets(world, inbox + words, tl.load(values + at), 3, to=right)
+    wl.put_packets(world, inbox + SIZE + words, values + at, 3, to=right, mask=few)
+    wl.put_packets(world, inbox + 2 * SIZE + words, tl.load(values + 1), 3, to=right)
+    wl.put_packets(world, one, values + 1, 3, to=right)
+    first = wl.wait_packets(inbox + words, 3, dtype=dtype)
+    second = wl.wait_packets(inbox + SIZE + words, 3, mask=few, dtype=dtype)
+    third = wl.wait_packets(inbox + 2 * SIZE + words, 3, dtype=dtype)
+    tl.store(out + at, first)
+    tl.store(out + SIZE * SHARE + at, second)
+    tl.store(out + 2 * SIZE * SHARE + at, third)
+    tl.store(out + 3 * SIZE * SHARE, wl.wait_packets(one, 3, dtype=dtype))
+
+
+@triton.jit
+def half_packets(world, x, flags64, n):
+    half = x.to(tl.pointer_type(tl.bfloat16))
+    narrow(world, half, flags64, flags64 + 1024, half, n, 256, 2)
+
+
+@triton.jit
+def byte_packets(world, x, flags64, n):
+    byte = x.to(tl.pointer_type(tl.int8))
+    narrow(world, byte, flags64, flags64 + 1024, byte, n, 256, 4)
+
+
+@triton.jit
 def packets(world, x, flags, flags64, n):
     """Every form, for compilers."""
     i = tl.arange(0, 1024)

@@ -17,12 +17,16 @@ from weft.language.mapping import StaticMapping
 from weft.verify import compiled
 
 
-def gathering(rows=37, cols=12, chunks=2, push=4, use=8, programs=2, rounds=2, **leave_out):
-    flags = {"NOTIFY": True, "WAIT": True, **leave_out}
+def gathering(rows=37, cols=12, chunks=2, push=4, use=8, programs=2, rounds=2, barrier=True,
+              **leave_out):  # fmt: skip
+    flags = {"NOTIFY": True, "WAIT": True, "CREDIT": False, **leave_out}
 
     def main():
         world = weft.init()
-        channel = world.channel("rows", (rows, cols), torch.float32, chunks=chunks, push_rows=push)
+        channel = world.channel(
+            *("rows", (rows, cols), torch.float32),
+            chunks=chunks, push_rows=push, credits=flags["CREDIT"],
+        )  # fmt: skip
         torch.manual_seed(0)
         whole = torch.randn(rounds, rows, cols)
         outs = torch.zeros(rounds, rows, cols)
@@ -34,7 +38,8 @@ def gathering(rows=37, cols=12, chunks=2, push=4, use=8, programs=2, rounds=2, *
                 PER_RANK=channel.tiles_per_rank, ROWS=push, USED_ROWS=use, COLS=16, **flags,
             )  # fmt: skip
             channel.advance()
-            world.barrier()
+            if barrier:
+                world.barrier()
         world.synchronize()
         return torch.equal(outs, whole)
 
@@ -52,6 +57,22 @@ def test_tiles_of_any_extent_meet_on_a_channel(ranks, num_ranks, rows, chunks, p
 
 def test_far_ranks_are_pushed_to(ranks):
     assert ranks(gathering(), 4, nodes=2) == [True] * 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_credits_instead_of_a_barrier(ranks, seed, nodes):
+    main = gathering(rounds=4, barrier=False, CREDIT=True)
+    assert ranks(main, 4, nodes=nodes, seed=seed) == [True] * 4
+
+
+def test_without_credits_and_barrier_a_round_runs_over_the_last(ranks):
+    """What a fast rank pushes, a slow one may still be about to read."""
+    reports = [
+        ranks(gathering(rounds=3, barrier=False), 3, collect=True, seed=seed) for seed in range(3)
+    ]
+    for report in reports:
+        assert {finding.kind for finding in report.findings} == {"race"}, str(report)
 
 
 @pytest.mark.parametrize("leave_out, kind", [("NOTIFY", "deadlock"), ("WAIT", "race")])
@@ -84,6 +105,40 @@ def test_pulling_waits_for_the_peer(ranks, wait):
     else:
         report = ranks(main, 3, collect=True)
         assert "race" in {finding.kind for finding in report.findings}
+
+
+@pytest.mark.parametrize("credit", [True, False])
+def test_credits_on_streams(ranks, credit):
+    rows, cols, rounds = 11, 16, 3
+
+    def main():
+        world = weft.init()
+        channel = world.channel("rows", (rows, cols), torch.float32, push_rows=3, credits=credit)
+        whole = torch.arange(rows * cols, dtype=torch.float32).view(rows, cols)
+        own = channel.rows_of(world.rank)
+        right = [torch.zeros(rows, cols) for _ in range(rounds)]
+        for turn in range(rounds):
+            for peer in range(world.num_ranks):
+                if credit:
+                    channel.rank_wait_free(to=peer)
+            channel.data[own] = whole[own] + turn
+            for peer in range(world.num_ranks):
+                channel.rank_copy(to=peer)
+                channel.rank_notify(to=peer)
+            for peer in range(world.num_ranks):
+                channel.rank_wait(peer)
+            channel_kernels.copy_rows[(1,)](
+                channel.consumed(4), right[turn], right[turn], 3, COLS=cols, ROWS=4
+            )
+            channel.advance()
+        world.synchronize()
+        return all(torch.equal(out, whole + turn) for turn, out in enumerate(right))
+
+    if credit:
+        assert ranks(main, 3) == [True] * 3
+    else:
+        report = ranks(main, 3, collect=True)
+        assert "race" in {finding.kind for finding in report.findings}, str(report)
 
 
 @pytest.mark.parametrize("how", ["sound", "no wait", "no notify"])
@@ -125,6 +180,8 @@ def test_bad_channels_are_told():
         world = weft.init()
         with pytest.raises(weft.ShapeError, match="push_rows=0"):
             world.channel("bad", (4, 4), torch.float32, push_rows=0)
+        with pytest.raises(weft.UsageError, match="make it with credits=True"):
+            world.channel("none", (4, 4), torch.float32).rank_wait_free(to=0)
         with pytest.raises(weft.ShapeError, match="rows, columns"):
             world.channel("bad", (4,), torch.float32)
 
@@ -208,7 +265,7 @@ def test_it_compiles_and_the_check_finds_nothing(target, mapping):
         name="channels_and_workers",
         signature={
             "world": kernels.WORLD,
-            "channel": ("*fp32", "i32", "*i64", "*i64", "*i64", "*i64", "constexpr", words),
+            "channel": ("*fp32", "i32", *["*i64"] * 5, "constexpr", words),
             "tasks": ("*i32", "*i32", "*i64", "*i64"),
             "split": ["constexpr"] * 4,
             "out": "*fp32",
@@ -217,7 +274,7 @@ def test_it_compiles_and_the_check_finds_nothing(target, mapping):
         },
         constants={
             "world": wl.WorldArg(None, 4, wl.language_version()),
-            "channel": wl.ChannelArg(*[None] * 6, 1, mapping),
+            "channel": wl.ChannelArg(*[None] * 7, 1, mapping),
             "tasks": wl.TaskTable(*[None] * 4),
             "split": wl.Split(1, 2, 1, 1),
         },

@@ -14,7 +14,7 @@ from language_kernels import CUDA, GPUS, HIP, machine_text
 
 import weft
 import weft.language as wl
-from weft.base.errors import DtypeError, FindingError, SignalError
+from weft.base.errors import DtypeError, FindingError, ShapeError, SignalError
 from weft.verify import compiled
 
 SIZE, CALLS = 32, 4
@@ -65,7 +65,7 @@ def test_two_halves_suffice_also_from_launch_to_launch(ranks, seed):
     "change, kinds",
     [
         ({"slots": 1}, {"race", "deadlock"}),  # a fast rank overwrites what a slow one reads
-        ({"step": 0}, {"signal"}),  # the flag does not change from call to call
+        ({"step": 0}, {"stale flag"}),  # the flag does not change from call to call
         ({"wait": False}, {"race"}),  # plain loads look at no flag
         ({"zeroed": False}, {"uninitialised"}),  # what memory held may look like a packet
     ],
@@ -115,6 +115,33 @@ def test_flag_0_in_zeroed_memory_is_found(ranks):
         ranks(main, 1)
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.float8_e4m3fn, torch.float16, torch.bfloat16, torch.float32]
+)
+def test_narrow_values_share_packets(ranks, dtype):
+    """Values, pointers under a mask, one scalar for all places, and a scalar packet."""
+    share = 4 // dtype.itemsize
+
+    def main():
+        world = weft.init()
+        inbox = world.zeros((3, SIZE), torch.int64)
+        one = world.zeros((1,), torch.int64)
+        values = ((torch.arange(SIZE * share) + world.rank) % 100).to(dtype)
+        out = torch.zeros(3 * SIZE * share + 1).to(dtype)
+        packet_kernels.narrow[(1,)](world.arg, values, inbox, one, out, 5, SIZE=SIZE, SHARE=share)
+        world.synchronize()
+        return values, out
+
+    size = SIZE * share
+    for rank, (_, out) in enumerate(results := ranks(main, 2)):
+        sent = results[1 - rank][0].float()
+        out = out.float()
+        assert torch.equal(out[:size], sent)
+        kept = torch.where(torch.arange(size) < 5 * share, sent, 0.0)
+        assert torch.equal(out[size : 2 * size], kept)
+        assert torch.equal(out[2 * size :], sent[1].expand(size + 1))
+
+
 @pytest.mark.parametrize("n", [0, 5, 32])
 def test_masks_and_scalars(ranks, n):
     def main():
@@ -136,7 +163,15 @@ def test_masks_and_scalars(ranks, n):
 
 
 @pytest.mark.parametrize("target", GPUS)
-@pytest.mark.parametrize("kernel", [packet_kernels.packets, packet_kernels.unbounded])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        packet_kernels.packets,
+        packet_kernels.half_packets,
+        packet_kernels.byte_packets,
+        packet_kernels.unbounded,
+    ],
+)
 def test_it_compiles_and_the_check_finds_nothing(kernel, target):
     report = compiled(kernels.compiled(kernel, target))
     assert report.ok, str(report)
@@ -166,8 +201,14 @@ def test_packets_are_system_wide_atomics_on_amd(target):
 
 
 @triton.jit
-def of_half_words(world, x, flags64):
-    wl.put_packets(world, flags64, tl.load(x).to(tl.float16), 1, to=0)
+def of_double_words(world, x, flags64):
+    wl.put_packets(world, flags64, tl.load(x).to(tl.float64), 1, to=0)
+
+
+@triton.jit
+def of_one_half_word(world, x, flags64):
+    one = tl.arange(0, 1)
+    wl.put_packets(world, flags64 + one, tl.load(x + one).to(tl.float16), 1, to=0)
 
 
 @triton.jit
@@ -176,8 +217,8 @@ def into_words(world, x, flags):
 
 
 @triton.jit
-def as_bytes(world, flags64):
-    wl.wait_packets(flags64, 1, dtype=tl.int8)
+def as_booleans(world, flags64):
+    wl.wait_packets(flags64, 1, dtype=tl.int1)
 
 
 @triton.jit
@@ -188,13 +229,14 @@ def flag_too_large(world, flags64):
 @pytest.mark.parametrize(
     "kernel, message",
     [
-        (of_half_words, "src is a scalar fp16; a packet carries 32 bits"),
+        (of_double_words, "src is a scalar fp64; a packet carries values of 8, 16 or 32 bits"),
+        (of_one_half_word, "2 neighbours of it share a packet"),
         (into_words, "packets are words of int64"),
-        (as_bytes, "a packet carries 32 bits"),
+        (as_booleans, "a packet carries values of 8, 16 or 32 bits"),
         (flag_too_large, "does not fit the word's 32 bits"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_what_packets_cannot_be(kernel, message):
-    with pytest.raises(DtypeError, match=message):
+    with pytest.raises((DtypeError, ShapeError), match=message):
         kernels.compiled(kernel, "cuda:90")

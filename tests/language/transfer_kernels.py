@@ -67,10 +67,40 @@ def multicast(x, flags):
 
 
 @triton.jit
-def by_warp(world, x, out):
-    wl.put_warp(world, out, x, to=1)
+def push_by_warps(world, source, inbox, signal, out, calls, ARRIVALS: tl.constexpr,
+                  SIZE: tl.constexpr):  # fmt: skip
+    """To the right neighbour; the receiver waits for ARRIVALS of each warp's signals, all when 0.
+
+    signal: one word for data, one for the credit to overwrite it.
+    """
+    at = tl.arange(0, SIZE)
+    right = (wl.rank(world) + 1) % world.num_ranks
+    left = (wl.rank(world) + world.num_ranks - 1) % world.num_ranks
+    for call in range(calls):
+        wl.wait(signal + 1, at_least=call * wl.num_warps())
+        wl.put_signal_warp(world, inbox + at, source + call * SIZE + at, signal, to=right)
+        if ARRIVALS:
+            wl.wait(signal, at_least=call * wl.num_warps() + ARRIVALS)
+        else:
+            wl.wait(signal, at_least=(call + 1) * wl.num_warps())
+        tl.store(out + call * SIZE + at, tl.load(inbox + at))
+        wl.notify_warp(world, signal + 1, to=left)
 
 
 @triton.jit
-def which_warp(out):
-    tl.store(out, wl.warp())
+def by_warps(world, x, out, flags, flags64, n):
+    """Every form, for compilers; straight down to the wait."""
+    i = tl.arange(0, 1024)
+    v = tl.load(x + i)
+    wl.put_signal_warp(world, out + i, v, flags, to=1)
+    wl.put(world, out + 1024 + i, v * 2, to=1)
+    wl.notify_warp(world, flags64, n, to=n, scope=wl.Scope.DEVICE)
+
+
+@triton.jit
+def by_warps_tma(world, x, out, flags):
+    """An asynchronous store is complete before its warp signals."""
+    target = tl.make_tensor_descriptor(out, [64, 64], [64, 1], [64, 64])
+    i = tl.arange(0, 64)
+    target.store([0, 0], tl.load(x + i[:, None] * 64 + i[None, :]))
+    wl.notify_warp(world, flags, to=1)

@@ -112,6 +112,59 @@ def test_any_schedule(ranks, transport, seed):
     ranks(main, 4, seed=seed)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_rows_that_peers_read_in_place(ranks, num_ranks, seed):
+    """`a` is symmetric, and changes as soon as a call is over."""
+    problem = Problem(64 * num_ranks, 48, 32, num_ranks, "float32")
+
+    def main():
+        world = weft.init()
+        config = config_for(problem, "pull")
+        a = world.empty((64, 32), torch.float32)
+        out = torch.empty(problem.m, problem.n)
+        b = make_inputs(problem, world.rank)["b"]
+
+        def call():
+            ag_gemm(a, b, world=world, config=config, out=out)
+
+        for turn in range(3):
+            a.copy_(make_inputs(problem, world.rank, turn)["a"])
+            call()
+            expected = [make_inputs(problem, rank, turn)["a"] for rank in range(num_ranks)]
+            a.fill_(float("nan"))
+            torch.testing.assert_close(out, torch.cat(expected) @ b)
+        a.copy_(make_inputs(problem, world.rank)["a"])
+        with world.record() as recording:
+            call()
+        for _ in range(3):
+            out.fill_(float("nan"))
+            recording.replay()
+            check_against(out.clone(), b, problem)
+        world.close()
+
+    def check_against(out, b, problem):
+        expected = [make_inputs(problem, rank)["a"] for rank in range(num_ranks)]
+        torch.testing.assert_close(out, torch.cat(expected) @ b)
+
+    ranks(main, num_ranks, seed=seed)
+
+
+def test_ranks_must_agree_on_where_rows_are_read(ranks):
+    problem = Problem(64, 32, 32, 2, "float32")
+
+    def main():
+        world = weft.init()
+        mine = make_inputs(problem, world.rank)
+        symmetric = world.empty((32, 32), torch.float32)
+        symmetric.copy_(mine["a"])
+        a = symmetric if world.rank == 0 else mine["a"]
+        ag_gemm(a, mine["b"], world=world, config=config_for(problem, "pull"))
+
+    with pytest.raises(CallOrderError, match="a at"):
+        ranks(main, 2)
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_one_slot_for_two_shapes_in_turns(ranks, transport):
     """A chunk without rows for one shape holds rows of the other: its word must not come late."""

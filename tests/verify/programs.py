@@ -50,8 +50,11 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def run(program: ModuleType, seed: int) -> Outcome:
-    """One schedule of the program; findings and errors are collected, not raised."""
+def run(program: ModuleType, seed: int, **options: Any) -> Outcome:
+    """One schedule of the program; findings and errors are collected, not raised.
+
+    `options` are further ones of `weft.emulated`.
+    """
 
     def main() -> Any:
         world = weft.init(heap_bytes=1 << 20)
@@ -64,6 +67,7 @@ def run(program: ModuleType, seed: int) -> Outcome:
     with weft.emulated(
         ranks=getattr(program, "RANKS", 2) if nodes == 1 else None, nodes=nodes, seed=seed,
         num_sms=getattr(program, "NUM_SMS", 132), collect=True, name=program.__name__,
+        **options,
     ) as session:  # fmt: skip
         try:
             session.run(main)

@@ -104,3 +104,7 @@ class UninitializedError(FindingError):
 
 class SignalError(FindingError):
     """A lost or doubled signal, or an epoch that did not advance."""
+
+
+class DeterminismError(FindingError):
+    """Results that differ between schedules where they are said to be equal."""

@@ -81,8 +81,11 @@ class Actor:
         allocation, index = self._word(address, "reads")
         self._atomic(allocation, index, modifies=False)
         seen = int(allocation.view(WORD)[index])
+        cell = index * (WORD.itemsize // allocation.cell_bytes)
+        if self.machine.sight is not None:
+            word = allocation.sync_word(cell)
+            seen = int(self.machine.sight.seen(self, allocation, cell, seen, word)[0])
         for watch in self.machine.watches:
-            cell = index * (WORD.itemsize // allocation.cell_bytes)
             watch.looked(self, "load", allocation, cell, seen, self.place, None)
         return seen
 

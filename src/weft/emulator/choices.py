@@ -7,7 +7,11 @@ goes through them one after the other.
 from __future__ import annotations
 
 import random
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from weft.emulator.memory import Allocation, SyncWord
 
 # How often a program lets another one go first at a synchronising operation.
 PREEMPTION = 0.3
@@ -33,6 +37,17 @@ class Chooser(Protocol):
     def choose(self, options: int, what: str) -> int:
         """One of `options` ways to go on, 0 being the usual one; asked where there are several."""
         ...
+
+
+class Sight:
+    """A chooser that also says which value of a signal word somebody sees."""
+
+    def seen(
+        self, by: Any, allocation: Allocation, cell: int, newest: Any, word: SyncWord,
+        suits: Callable[[Any], bool] = lambda value: True,
+    ) -> tuple[Any, SyncWord]:  # fmt: skip
+        """(a value that `suits`, what was published with it) for an atomic look at `cell`."""
+        return newest, word
 
 
 class Seeded:

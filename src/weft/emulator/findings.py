@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weft.base.errors import (
-    DeadlockError,
-    FindingError,
-    OutOfBoundsError,
-    RaceError,
-    ResidencyError,
-    SignalError,
-    UninitializedError,
-)
+from weft.base.errors import FindingError
 from weft.base.place import Place
 from weft.base.report import Finding, Report, Side
 from weft.emulator.clocks import Agents
+from weft.emulator.kinds import error_of
 from weft.emulator.memory import Allocation
 
 if TYPE_CHECKING:
@@ -24,15 +17,6 @@ if TYPE_CHECKING:
 
 # Findings of one kind and pair of lines are told once; this many different ones are kept.
 MAX_FINDINGS = 64
-
-ERRORS: dict[str, type[Exception]] = {
-    "race": RaceError,
-    "deadlock": DeadlockError,
-    "residency": ResidencyError,
-    "out of bounds": OutOfBoundsError,
-    "uninitialised": UninitializedError,
-    "signal": SignalError,
-}
 
 
 class Findings:
@@ -55,7 +39,7 @@ class Findings:
         for watch in self.watches:
             watch.found(finding)
         if self.error is None:
-            kind = error or ERRORS[finding.kind]
+            kind = error or error_of(finding.kind)
             if issubclass(kind, FindingError):
                 self.error = kind(str(finding), finding=finding)
             else:
@@ -151,13 +135,12 @@ class Findings:
         tensor = tensor_name(allocation)
         self.find(
             Finding(
-                "signal",
+                "plain spin",
                 f"a loop waits for {tensor}[{index}] with plain loads: a compiler may read the"
                 " word once, and nothing read afterwards is ordered",
                 self.side(by, by.locations[loc], tensor=tensor, index=index, note="spins on"),
                 remedy="wait with wl.wait, or poll with an acquire atomic",
-            ),
-            SignalError,
+            )
         )
 
     def stale_flag(self, by: Program, allocation: Allocation, index: int, flag: int, loc: int):
@@ -165,13 +148,12 @@ class Findings:
         tensor = tensor_name(allocation)
         self.find(
             Finding(
-                "signal",
+                "stale flag",
                 f"{tensor}[{index}] holds a packet of flag {flag} already: whoever waits for it"
                 " cannot tell the new one from the old",
                 self.side(by, by.locations[loc], tensor=tensor, index=index, note="puts"),
                 remedy="give every round another flag, not 0 in zeroed memory",
-            ),
-            SignalError,
+            )
         )
 
     def check_set(self, by: Program, allocation: Allocation, index, kind, value, loc: int) -> None:
@@ -182,13 +164,12 @@ class Findings:
             if not (value == 0 or seen == kind.type(1)):
                 self.find(
                     Finding(
-                        "signal",
+                        "epoch not advanced",
                         f"{tensor}[{index}] is set from {seen} back to {value}: an epoch did not"
                         " advance",
                         self.side(by, by.locations[loc], tensor=tensor, index=index, note="sets"),
                         remedy="signal words only grow; derive the value from the slot's epoch",
-                    ),
-                    SignalError,
+                    )
                 )
 
     def failure(

@@ -24,7 +24,7 @@ from weft.base.place import Place
 from weft.base.report import Report
 from weft.base.topology import Topology
 from weft.emulator.actors import Actor
-from weft.emulator.choices import Chooser, Seeded
+from weft.emulator.choices import Chooser, Seeded, Sight
 from weft.emulator.clocks import Agents, Clock
 from weft.emulator.findings import Findings
 from weft.emulator.hosts import THREAD, HostTask
@@ -114,6 +114,7 @@ class Machine:
         self.chooser = chooser or Seeded(seed)
         self.explores = self.chooser.explores
         self.watches: list[Watch] = []
+        self.sight: Sight | None = chooser if isinstance(chooser, Sight) else None
         self._ready: list[Any] = []
         self._waiters: dict[tuple[int, int], list[Program]] = {}
         self._resident: Counter[int] = Counter()

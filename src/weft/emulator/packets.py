@@ -19,6 +19,7 @@ from weft.emulator.synchronising import Synchronising, Waiting
 from weft.emulator.transitions import Read, Write
 
 WORD = np.dtype(np.int64)
+FLAG_SHIFT = 32  # a packet is flag and data in one word
 
 
 class PacketRead(Read):
@@ -120,73 +121,85 @@ class PacketAccess(Synchronising):
         ptr = np.asarray(ptr)
         packets = np.broadcast_to(packets, ptr.shape)
         self.pause()
+        reads = self._reads_to_send()
+        for allocation, index, lanes in self._packet_lanes(ptr, rest[0] if rest else None, loc):
+            values = packets[lanes]
+            self._send(allocation, index, index, values, values >> 32, FLAG_SHIFT, reads, loc)
+        return np.zeros(shape, WORD)
+
+    def _reads_to_send(self) -> Clock:
         reads = self._known_reads().copy()
         if self._reader >= 0:
             reads.learn(self._reader, self._reader_clk)
             self._reader_clk += 1
-        place = self.locations[loc]
-        for allocation, index, lanes in self._packet_lanes(ptr, rest[0] if rest else None, loc):
-            view = allocation.view(WORD)
-            values = packets[lanes]
-            if self.machine.checks:
-                self._check_flags(allocation, index, view, values, loc)
-                segment = self.agents.segment(self.agent, self.clk, place)
-                self.memory.packet_segments.add(segment)
-                cells = self._cells(allocation, index, 8)
-                access = PacketWrite(self, allocation, loc, cells, segment)
-                self._touch_gathered(allocation, cells, access)
-            view[index] = values
-            factor = 8 // allocation.cell_bytes
-            for cell in (index * factor).tolist():
-                word = allocation.sync_word(cell)
-                word.published.clear()
-                word.packet = reads
-                for watch in self.machine.watches:
-                    value = int(view[cell // factor])
-                    watch.signalled(self, allocation, cell, None, value, place, "set", None)
-                self.machine.word_changed(allocation, cell, self, loc)
-        return np.zeros(shape, WORD)
+        return reads
 
-    def _check_flags(self, allocation, index, view, values, loc) -> None:
+    def _send(self, allocation, index, words, values, flags, shift, reads, loc) -> None:
+        """Write `values` to `words` at once; their flags lie in the words `index`, shifted."""
+        view, place = allocation.view(WORD), self.locations[loc]
+        if self.machine.checks:
+            self._check_flags(allocation, index, view[index] >> shift, flags, loc)
+            segment = self.agents.segment(self.agent, self.clk, place)
+            self.memory.packet_segments.add(segment)
+            cells = self._cells(allocation, words, 8)
+            access = PacketWrite(self, allocation, loc, cells, segment)
+            self._touch_gathered(allocation, cells, access)
+        view[words] = values
+        factor = 8 // allocation.cell_bytes
+        for cell in (index * factor).tolist():
+            word = allocation.sync_word(cell)
+            word.published.clear()
+            word.packet = reads
+            for watch in self.machine.watches:
+                value = int(view[cell // factor])
+                watch.signalled(self, allocation, cell, None, value, place, "set", None)
+            self.machine.word_changed(allocation, cell, self, loc)
+
+    def _check_flags(self, allocation, index, old, new, loc) -> None:
         """A flag that the word holds already does not tell the new packet from the old."""
         factor = 8 // allocation.cell_bytes
         histories = self.shadow.histories
-        same = (view[index] >> 32) == (values >> 32)
-        for i in np.flatnonzero(same).tolist():
+        for i in np.flatnonzero(old == new).tolist():
             number = int(index[i])
             history = histories[allocation.shadow.item(number * factor)]
             if history.is_unwritten:
                 continue  # nothing was ever written there
-            self.machine.findings.stale_flag(self, allocation, number, int(values[i]) >> 32, loc)
+            self.machine.findings.stale_flag(self, allocation, number, int(new[i]), loc)
             return
 
     def wait_packets(self, args, static, dtype, shape, loc):
         ptr, flag, *rest = args
         ptr = np.asarray(ptr)
-        flag = int(flag)
         result = np.zeros(ptr.shape, WORD)
         self.pause()
         for allocation, index, lanes in self._packet_lanes(ptr, rest[0] if rest else None, loc):
-            view = allocation.view(WORD)
-            factor = 8 // allocation.cell_bytes
-            self._check_written(allocation, index * factor, loc)
-            while (late := np.flatnonzero((view[index] >> 32) != flag)).size:
-                number = int(index[late[0]])
-                self.waiting = Waiting(
-                    allocation, number * factor,
-                    allocation.index(allocation.address + number * 8, 8),
-                    self.locations[loc], flag, int(view[number]) >> 32, is_packet=True,
-                )  # fmt: skip
-                self.machine.set_aside(self)
-            result[lanes] = view[index]
-            for watch in self.machine.watches:
-                for number in index.tolist():
-                    watch.passed(
-                        self, allocation, number * factor, flag, int(view[number]) >> 32,
-                        self.locations[loc], None,
-                    )  # fmt: skip
-            self._read_packets(allocation, index, factor, loc)
+            self._receive(allocation, index, index, int(flag), FLAG_SHIFT, loc)
+            result[lanes] = allocation.view(WORD)[index]
         return result if shape else result[()]
+
+    def _receive(self, allocation, index, words, flag, shift, loc) -> None:
+        """Wait until the words `index` hold `flag`, shifted; then `words` may be read."""
+        view = allocation.view(WORD)
+        factor = 8 // allocation.cell_bytes
+        self._check_written(allocation, index * factor, loc)
+        if self.machine.explores:
+            self.pause("wait", lambda: bool(np.any((view[index] >> shift) != flag)))
+        while (late := np.flatnonzero((view[index] >> shift) != flag)).size:
+            number = int(index[late[0]])
+            self.waiting = Waiting(
+                allocation, number * factor,
+                allocation.index(allocation.address + number * 8, 8),
+                self.locations[loc], flag, int(view[number]) >> shift, is_packet=True,
+            )  # fmt: skip
+            self.machine.set_aside(self)
+        self.blocked = None
+        for watch in self.machine.watches:
+            for number in index.tolist():
+                watch.passed(
+                    self, allocation, number * factor, flag, int(view[number]) >> shift,
+                    self.locations[loc], None,
+                )  # fmt: skip
+        self._read_packets(allocation, index, words, factor, loc)
 
     def _check_written(self, allocation, cells, loc) -> None:
         """What memory held before anybody wrote it may look like a packet."""
@@ -199,18 +212,18 @@ class PacketAccess(Synchronising):
                 self.machine.findings.uninitialised(self, allocation, cell, place)
                 return
 
-    def _read_packets(self, allocation, index, factor, loc) -> None:
+    def _read_packets(self, allocation, index, words, factor, loc) -> None:
         if self._reader < 0:
             identity = self.agents.identity[self.agent]
             self._reader = self.agents.add(identity, self.work.stream.number, self.work.position)
         if self.machine.checks:
             place = self.locations[loc]
             segment = self.agents.segment(self._reader, self._reader_clk, place)
-            cells = self._cells(allocation, index, 8)
+            cells = self._cells(allocation, words, 8)
             access = PacketRead(self, allocation, loc, cells, segment)
             self._touch_gathered(allocation, cells, access)
-        words = (allocation.sync.get(cell) for cell in (index * factor).tolist())
-        clocks = {id(word.packet): word.packet for word in words if word and word.packet}
+        flags = (allocation.sync.get(cell) for cell in (index * factor).tolist())
+        clocks = {id(word.packet): word.packet for word in flags if word and word.packet}
         known = self._known_reads()
         for clock in clocks.values():
             known.join(clock)

@@ -4,7 +4,7 @@ A program is a coroutine. It runs undisturbed between synchronising operations, 
 whether two plain accesses race does not depend on when they run but on what orders them, and only
 synchronising operations order. At those the program may be set aside, and another one runs.
 
-What it does to memory is in `plain_access`, `descriptors`, `synchronising`, `packets` and
+What it does to memory is in `plain_access`, `descriptors`, `synchronising`, `packets`, `lines` and
 `transfers`, each building on the one before; what it knows is in `knowledge`. Here are its life
 and weft's own primitives.
 """
@@ -26,7 +26,7 @@ from weft.base.errors import (
     UnsupportedError,
 )
 from weft.base.settings import Settings
-from weft.base.vocabulary import SignalOp
+from weft.base.vocabulary import Order, SignalOp
 from weft.emulator.plain_access import Killed
 from weft.emulator.synchronising import Waiting
 from weft.emulator.transfers import Transfers
@@ -127,15 +127,34 @@ class Program(Transfers):
         self.complete_stores()
         value = kind.type(value)
         if operation == SignalOp.SET.value:
-            self.machine.findings.check_set(self, allocation, index, kind, value, loc)
+
+            def change(old):  # looked at when it is set, not when somebody may yet come first
+                self.machine.findings.check_set(self, allocation, index, kind, value, loc)
+                return value
+
             self._atomic(
-                allocation, index, kind, loc, ORDERS[order], SCOPES[scope],
-                lambda old: value, how="set",
-            )  # fmt: skip
+                allocation, index, kind, loc, ORDERS[order], SCOPES[scope], change, how="set"
+            )
         else:
             self._atomic(
                 allocation, index, kind, loc, ORDERS[order], SCOPES[scope],
                 lambda old: wrap_add(old, value, kind), how="add",
+            )  # fmt: skip
+        return np.int32(0)
+
+    def _notify_warp(self, args, static, dtype, shape, loc):
+        """An arrival for each warp; only the last has all that the program wrote behind it."""
+        ptr, value, num_warps = args
+        located = self._locate_word(ptr, None, "signals", loc)
+        if located is None:
+            return np.int32(0)
+        allocation, index, kind = located
+        self.complete_stores()
+        value = kind.type(value)
+        for left in reversed(range(int(num_warps))):
+            self._atomic(
+                allocation, index, kind, loc, Order.RELAXED if left else ORDERS[static[1]],
+                SCOPES[static[2]], lambda old: wrap_add(old, value, kind), how="add",
             )  # fmt: skip
         return np.int32(0)
 
@@ -163,8 +182,7 @@ class Program(Transfers):
     def _wait_word(self, allocation, index, kind, at_least, order, scope, loc) -> None:
         view = allocation.view(kind)
         cell = index * (kind.itemsize // allocation.cell_bytes)
-        if not (self.machine.explores and behind(view[index], at_least, kind)):
-            self.pause()
+        self.pause("wait", lambda: behind(view[index], at_least, kind))
         while behind(view[index], at_least, kind):
             self.waiting = Waiting(
                 allocation, cell, allocation.index(
@@ -172,12 +190,18 @@ class Program(Transfers):
                 ), self.locations[loc], int(at_least), int(view[index]),
             )  # fmt: skip
             self.machine.set_aside(self)
+        self.blocked = None
         if self.machine.checks:
             segment = self.segment(loc, scope)
             access = Atomic(self, allocation, loc, np.array([cell]), segment, False)
             self._touch_scalar(allocation, index, kind.itemsize, access)
+        word = allocation.sync_word(cell)
+        if self.machine.sight is not None:
+            _, word = self.machine.sight.seen(
+                self, allocation, cell, view[index], word, lambda v: not behind(v, at_least, kind)
+            )
         if order.acquires:
-            self.learn(allocation.sync_word(cell).acquire(self.rank, scope))
+            self.learn(word.acquire(self.rank, scope))
         for watch in self.machine.watches:
             watch.passed(
                 self, allocation, cell, int(at_least), int(view[index]), self.locations[loc],
@@ -262,6 +286,7 @@ _EXTERNS = {
         args, static, dtype, shape, loc, far_allowed=True
     ),
     "weft.notify": Program._notify,
+    "weft.notify_warp": Program._notify_warp,
     "weft.wait": Program._wait,
     "weft.wait_bounded": Program._wait,
     "weft.test": Program._test,
@@ -276,4 +301,6 @@ _EXTERNS = {
     "weft.quiet": Program.quiet,
     "weft.put_packets": Program.put_packets,
     "weft.wait_packets": Program.wait_packets,
+    "weft.put_lines": Program.put_lines,
+    "weft.wait_lines": Program.wait_lines,
 }

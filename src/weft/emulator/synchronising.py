@@ -72,14 +72,16 @@ class Synchronising(DescriptorAccess):
         self.pause(how)
         view = allocation.view(dtype)
         old = view[index]
+        cell = index * (dtype.itemsize // allocation.cell_bytes)
+        word = allocation.sync_word(cell)
+        if self.machine.sight is not None and how in ("load", "test"):
+            old, word = self.machine.sight.seen(self, allocation, cell, old, word)
         new = change(old)
         modifies = new != old or replaces
-        cell = index * (dtype.itemsize // allocation.cell_bytes)
         if self.machine.checks:
             segment = self.segment(loc, scope)
             access = Atomic(self, allocation, loc, np.array([cell]), segment, bool(modifies))
             self._touch_scalar(allocation, index, dtype.itemsize, access)
-        word = allocation.sync_word(cell)
         if order.acquires:
             self.learn(word.acquire(self.rank, scope))
         if replaces:

@@ -21,6 +21,9 @@ from weft.emulator.programs import Program
 from weft.emulator.simulated_time import us
 from weft.emulator.ttir import Op, parse
 
+# Primitives whose data carries its own signal.
+FLAGGED = ("weft.put_packets", "weft.wait_packets", "weft.put_lines", "weft.wait_lines")
+
 
 class TimedProgram(Program):
     """See the module's words; `now` is the program's time."""
@@ -159,20 +162,24 @@ class TimedProgram(Program):
         return super()._atomic_tile(order, scope, ptr, mask, dtype, shape, *rest, **more)
 
     def extern(self, symbol, args, dtype, shape, loc):
-        """Packets carry their own signal: each word's arrival is remembered."""
+        """Packets carry their own signal: the arrival of each flag's word is remembered."""
         name = symbol.partition(":")[0]
-        if name not in ("weft.put_packets", "weft.wait_packets"):
+        if name not in FLAGGED:
             return super().extern(symbol, args, dtype, shape, loc)
         ptr, _, *rest = args
         mask = rest[0] if rest else None
-        if name == "weft.put_packets":
+        if name.endswith("lines"):
+            ptr, mask = np.asarray(ptr)[: max(int(mask), 0)], None
+        if name.startswith("weft.put"):
             self._count(np.asarray(ptr), mask, np.dtype(np.int64), np.shape(ptr), True)
+        if name.endswith("lines"):
+            ptr = ptr[:, -1]
         self.settle_time()
         result = super().extern(symbol, args, dtype, shape, loc)
         for allocation, index, _ in self._packet_lanes(ptr, mask, loc):
             arrivals = self.time.packets.setdefault(allocation, {})
             words = np.atleast_1d(index).tolist()
-            if name == "weft.put_packets":
+            if name.startswith("weft.put"):
                 arrival = self.now + self.time.latency(self.rank, allocation.rank)
                 arrivals.update(dict.fromkeys(words, arrival))
             else:

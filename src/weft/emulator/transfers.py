@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from weft.emulator.clocks import Clock
-from weft.emulator.packets import PacketAccess
+from weft.emulator.lines import LineAccess
 
 
-class Transfers(PacketAccess):
+class Transfers(LineAccess):
     """put_nbi and get_nbi, fence and quiet."""
 
     _transferring = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -333,6 +333,21 @@ def parse(text: str) -> Module:
     Raises  CompileError: text that is not TTIR as Triton prints it
     """
     return _Parser(text).module()
+
+
+def parse_statements(text: str, values: Mapping[str, Value], place: Place) -> list[Op]:
+    """Operations at `place`, spelled as in a function's body, on `values` by their names.
+
+    Raises  CompileError: as parse, and a name that is neither in `values` nor defined before
+    """
+    parser = _Parser(text)
+    parser.values = {f"%{name}": value for name, value in values.items()}
+    ops = []
+    while parser.cursor < len(parser.lines):
+        op = parser.op()
+        op.place = place
+        ops.append(op)
+    return ops
 
 
 class _Parser:

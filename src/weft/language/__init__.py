@@ -14,6 +14,7 @@ from weft.language.barriers import barrier, barrier_grid
 from weft.language.channels import (
     ChannelArg,
     channel_advance,
+    channel_wait_free,
     peer_tile_notify,
     peer_tile_wait,
     tile_notify,
@@ -22,6 +23,7 @@ from weft.language.channels import (
     tile_push,
     tile_wait,
 )
+from weft.language.lines import line_elements, put_lines, wait_lines
 from weft.language.mapping import (
     DynamicMapping,
     StaticMapping,
@@ -35,15 +37,16 @@ from weft.language.one_sided import (
     fence,
     get,
     get_nbi,
+    notify_warp,
+    num_warps,
     put,
     put_nbi,
     put_signal,
-    put_warp,
+    put_signal_warp,
     quiet,
-    warp,
 )
 from weft.language.ordered import atomic_add, atomic_cas, atomic_exchange, load, store
-from weft.language.packets import put_lines, put_packets, wait_packets
+from weft.language.packets import put_packets, wait_packets
 from weft.language.signals import complete_stores, consume, notify, notify_all, test, wait
 from weft.language.slots import slot_epoch, slot_finish, slot_wait_free
 from weft.language.workers import (
@@ -64,9 +67,10 @@ from weft.language.world_arg import SlotArg, WorldArg, language_version
 
 # Implementations join themselves to their declarations: importing them is all it takes.
 for _file in (
-    *("cuda.signals", "cuda.packets", "cuda.one_sided", "cuda.multicast"),
-    *("hip.signals", "hip.ordered", "hip.packets", "hip.one_sided"),
-    *("emu.addressing", "emu.signals", "emu.ordered", "emu.packets", "emu.one_sided"),
+    *("cuda.signals", "cuda.packets", "cuda.lines", "cuda.one_sided", "cuda.multicast"),
+    *("hip.signals", "hip.ordered", "hip.packets", "hip.lines", "hip.one_sided"),
+    *("emu.addressing", "emu.signals", "emu.ordered", "emu.packets", "emu.lines"),
+    "emu.one_sided",
     *("portable.addressing", "portable.ordered", "portable.one_sided", "portable.barriers"),
 ):
     importlib.import_module(f"{__name__}.{_file}")
@@ -93,6 +97,7 @@ __all__ = [
     "barrier",
     "barrier_grid",
     "channel_advance",
+    "channel_wait_free",
     "complete_stores",
     "consume",
     "f_channel",
@@ -104,6 +109,7 @@ __all__ = [
     "get_nbi",
     "is_near",
     "language_version",
+    "line_elements",
     "load",
     "local_rank",
     "multimem_ld_reduce",
@@ -113,7 +119,9 @@ __all__ = [
     "node",
     "notify",
     "notify_all",
+    "notify_warp",
     "num_ranks",
+    "num_warps",
     "peer_tile_notify",
     "peer_tile_wait",
     "put",
@@ -121,7 +129,7 @@ __all__ = [
     "put_nbi",
     "put_packets",
     "put_signal",
-    "put_warp",
+    "put_signal_warp",
     "quiet",
     "rank",
     "release_tile",
@@ -139,7 +147,7 @@ __all__ = [
     "tile_wait",
     "wait",
     "wait_deps",
+    "wait_lines",
     "wait_packets",
-    "warp",
     "worker_role",
 ]

@@ -16,7 +16,7 @@ def rank(world):
     """
 
 
-@declare(evaluate=lambda arguments: arguments["world"].num_ranks)
+@declare(evaluate=lambda arguments, _: arguments["world"].num_ranks)
 def num_ranks(world):
     """How many ranks `world` has: a compile-time constant.
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from weft.language.addressing import at, rank
 from weft.language.mapping import f_channel, f_count, f_shape
 from weft.language.one_sided import put
-from weft.language.signals import notify, wait
+from weft.language.signals import notify, notify_all, wait
 
 
 class ChannelArg(NamedTuple):
@@ -26,6 +26,7 @@ class ChannelArg(NamedTuple):
     ready: Any  # symmetric int64, one word per channel: how many tiles have come, ever
     base: Any  # local int64, one per channel: those of earlier rounds
     peers: Any  # symmetric int64 [tiles, num_ranks]: the last round that a peer is done with
+    free: Any  # symmetric int64, one word per rank: the last round that it has ended; or None
     epoch: Any  # local int64 word: rounds that are over
     parts: Any  # tl.constexpr: how often each tile is announced, e.g. once per column tile
     mapping: Any
@@ -128,14 +129,34 @@ def peer_tile_wait(world, channel, i, peer):
 
 
 @triton.jit
-def channel_advance(channel, first, count):
+def channel_wait_free(world, channel, to):
+    """Wait until rank `to` has ended all earlier rounds: what it has read may be overwritten.
+
+        wait  free[to] >= epoch
+
+    Before the first tile_push of a round to `to`, and, where ranks pull, before one's own tiles
+    are made anew, for each rank that pulls.
+
+    Sync    pairs with the end of the round on `to` (channel_advance); bounded
+    """
+    tl.static_assert(channel.free is not None, "the channel was made without credits=True")
+    wait(channel.free + to, at_least=tl.load(channel.epoch), world=world)
+
+
+@triton.jit
+def channel_advance(world, channel, first, count):
     """End a round for channels first .. first + count - 1; by one program, behind the others.
 
         base[c]  <-  base[c] + f_count(c) * parts;      epoch  <-  epoch + 1
+        free[own rank]@p  <-  epoch                     for every rank p, if there are credits
 
-    Sync    runs in a launch after all those of the round (`Channel.advance` on the host does)
+    Sync    runs in a launch after all those of the round (`Channel.advance` on the host does).
+            Credits tell all ranks that this one has read what it reads
     """
     for c in range(first, first + count):
         words = channel.base + c
         tl.store(words, tl.load(words) + f_count(c, channel.mapping) * channel.parts)
-    tl.store(channel.epoch, tl.load(channel.epoch) + 1)
+    e = tl.load(channel.epoch) + 1
+    tl.store(channel.epoch, e)
+    if channel.free is not None:
+        notify_all(world, channel.free + rank(world), e, op="set")

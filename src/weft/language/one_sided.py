@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.base.vocabulary import Scope, SignalOp
+from weft.language import triton_api as api
 from weft.language.registry import Effects, declare
 
 
@@ -126,19 +127,60 @@ def quiet(world):
     """
 
 
-@declare(Effects(reads=("world", "src"), writes=("dst",), remote=("dst",), peer="to"))
-def put_warp(world, dst, src, *, to, mask=None):
-    """As `put`, made by one warp of the program.
+@declare(
+    Effects(reads=("world",), writes=("signal",), remote=("signal",), peer="to", releases=True)
+)
+def notify_warp(world, signal, value=1, *, to, scope=Scope.SYSTEM):
+    """Each warp of this program adds to `signal` on rank `to` once its own writes are visible.
 
-    Cost    as put
-    Source  NVSHMEM nvshmemx_putmem_warp
+        for each of the program's num_warps() warps:   signal@to  <-  signal@to + value
+
+    No warp waits for another, where notify has a block barrier. Which part of a tile a warp has
+    written is the compiler's matter, so only all arrivals together say something.
+
+    Shapes  signal: a scalar pointer to one element of a signal array on the symmetric heap
+    Dtypes  as notify
+    Sync    pairs with wait(at_least=all arrivals, value * num_warps() for each sender): then what
+            this program wrote before is visible. Fewer arrivals order nothing. Completes
+            asynchronous (TMA) stores
+    Raises  NotSymmetricError, PeerError: as notify
+    Cost    a remote atomic for each warp; no barrier
+    Source  PTX ISA bar.warp.sync, red.release.sys; NVSHMEM nvshmemx_signal_op
     """
 
 
-@declare()
-def warp():
-    """The number of the calling warp within its program.
+@declare(
+    Effects(
+        reads=("world", "src"),
+        writes=("dst", "signal"),
+        remote=("dst", "signal"),
+        peer="to",
+        releases=True,
+    )
+)
+def put_signal_warp(world, dst, src, signal, value=1, *, to, mask=None, scope=Scope.SYSTEM):
+    """Write `src` to `dst` on rank `to`; each warp signals as soon as its part is written.
 
-    Cost    none
-    Source  PTX ISA %warpid
+        dst@to  <-  src                                         where mask holds
+        for each warp:   signal@to  <-  signal@to + value       no earlier than its part of the data
+
+    A `put` needs no form for warps: it has no barrier.
+
+    Shapes  dst, src, mask: as put; signal: a scalar pointer
+    Dtypes  as put and notify
+    Sync    as notify_warp: the receiver waits for value * num_warps()
+    Raises  NotSymmetricError, PeerError: as `at`
+    Cost    put and notify_warp
+    Source  NVSHMEM nvshmemx_putmem_signal_warp
+    """
+
+
+@declare(evaluate=lambda _, semantic: api.constexpr(api.num_warps(semantic)))
+def num_warps():
+    """How many warps a program of this launch has: a compile-time constant.
+
+    Of a launch whose warps are not specialised.
+
+    Cost    nothing
+    Source  PTX ISA %ntid / 32
     """

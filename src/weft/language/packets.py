@@ -10,7 +10,7 @@ from weft.language.registry import Effects, declare
     kinds={"dst": "packets", "src": "packet_data"},
 )
 def put_packets(world, dst, src, flag, *, to, mask=None):
-    """Write each 32-bit value of `src` to rank `to` in one 8-byte word together with `flag`.
+    """Write 32 bits of `src` at a time to rank `to`, in one 8-byte word together with `flag`.
 
         dst[i]@to  <-  flag << 32 | bits of src[i]             where mask holds
 
@@ -18,9 +18,10 @@ def put_packets(world, dst, src, flag, *, to, mask=None):
     costs half the bandwidth, so it is for small messages.
 
     Shapes  dst: a (tile of) pointer(s) to symmetric int64 words; src: values, or pointers to
-            them, of a shape that broadcasts to dst's
-    Dtypes  src has 32 bits; flag is an int32 that differs from what the word holds (not 0 in
-            zeroed memory)
+            them, of a shape that broadcasts to dst's. Of 16-bit values two neighbours, of 8-bit
+            ones four, share a word: src's last extent is then twice, or four times, dst's
+    Dtypes  src has 8, 16 or 32 bits; flag is an int32 that differs from what the word holds
+            (not 0 in zeroed memory)
     Sync    pairs with wait_packets of the same flag, word by word; publishes nothing else that
             this program wrote. The word's last reader must be known to have read it
     Raises  NotSymmetricError, PeerError: as `at`
@@ -42,9 +43,10 @@ def wait_packets(packets, flag, *, world=None, mask=None, dtype=None):
 
     Bounded as `wait` is: when it has the world, given or found in the calling function.
 
-    Shapes  packets: a (tile of) pointer(s) to local int64 words; the result has its shape, and
+    Shapes  packets: a (tile of) pointer(s) to local int64 words; the result has its shape, with
+            the last extent twice as long for a dtype of 16 bits and four times for one of 8, and
             is 0 where mask does not hold
-    Dtypes  dtype: a type of 32 bits as which the data is taken, int32 when None
+    Dtypes  dtype: a type of 8, 16 or 32 bits as which the data is taken, int32 when None
     Sync    pairs with put_packets; orders nothing but the words themselves and this: what the
             sender had read with wait_packets before may be overwritten. So two buffers in turn
             are enough where every rank sends to every rank. A flag is waited for exactly: a later
@@ -52,18 +54,4 @@ def wait_packets(packets, flag, *, world=None, mask=None, dtype=None):
     Raises  TimeoutError: a bounded wait gave up (host, at its next call)
     Cost    polls of the local memory, with a reduction over the program's threads each
     Source  NCCL's LL protocol; PTX ISA ld.relaxed.sys.b64
-    """
-
-
-@declare(
-    Effects(reads=("world", "src"), writes=("dst",), remote=("dst",), peer="to"),
-    kinds={"dst": "packets", "src": "packet_data"},
-)
-def put_lines(world, dst, src, flag, *, to):
-    """Write lines of 128 bytes, 120 of data and 8 of flag, to rank `to`, each line at once.
-
-        dst[i, 0:15]@to  <-  src[i, 0:15];   dst[i, 15]@to  <-  flag
-
-    Cost    one 16-byte store by each of 8 neighbouring threads per line
-    Source  NCCL's LL128 protocol
     """

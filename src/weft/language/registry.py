@@ -53,7 +53,7 @@ class Primitive:
     kinds: Mapping[str, str]
     public: bool
     needs_site: bool
-    evaluate: Callable[[dict[str, Any]], Any] | None
+    evaluate: Callable[[dict[str, Any], Any], Any] | None
     implementations: dict[str, Any] = field(default_factory=dict)
     gaps: dict[str, str] = field(default_factory=dict)
 
@@ -98,14 +98,14 @@ def declare(
     kinds: Mapping[str, str] | None = None,
     public: bool = True,
     needs_site: bool = False,
-    evaluate: Callable[[dict[str, Any]], Any] | None = None,
+    evaluate: Callable[[dict[str, Any], Any], Any] | None = None,
 ) -> Callable[[Callable], Callable]:
     """Make the builtin that a documented, empty function describes.
 
     `orders` are those it takes; `kinds` names the check of a parameter where it is not that of
     its name (arguments.CHECKS); `needs_site`: implementations receive, as a last argument, the
     name and line of the device function that calls, for the report of a wait that gives up;
-    `evaluate` gives a result that is known while tracing, on every target.
+    `evaluate(arguments, semantic)` gives a result that is known while tracing, on every target.
     """
 
     def decorate(stub: Callable) -> Callable:
@@ -183,7 +183,7 @@ def _builtin_for(primitive: Primitive, stub: Callable) -> Callable:
         call = Call(primitive.name, primitive.orders, primitive.kinds, _semantic)
         checked = check_arguments(call, values)
         if primitive.evaluate is not None:
-            return primitive.evaluate(checked)
+            return primitive.evaluate(checked, _semantic)
         if primitive.needs_site:
             checked["site"] = _site(_semantic, _generator, checked.get("world"))
         implementation = primitive.implementation(api.backend_name(_semantic))

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from weft.language.addressing import rank
-from weft.language.ordered import atomic_add, store
+from weft.language.ordered import atomic_add
 from weft.language.signals import notify_all, wait
 
 
@@ -48,8 +48,29 @@ def slot_finish(world, slot, e, num_programs):
     Shapes  every program of the call's last kernel calls it once; num_programs of them
     Sync    releases what those programs wrote, and says that they are done reading
     """
+    if _is_last(slot, num_programs):
+        slot_close(world, slot, e)
+
+
+@triton.jit
+def slot_close(world, slot, e):
+    """Close call `e`: slot_finish for a last kernel of one program.
+
+        epoch <- e;   slot_free[own rank]@p <- e   for every rank p
+
+    Sync    releases what this program wrote, and what its stream did before
+    """
+    tl.store(slot.epoch, e)
+    # weft: equivalent-mutant swap of notify: the epoch is for this rank's own next call, which
+    # comes later in stream order; no other rank reads it
+    notify_all(world, slot.slot_free + rank(world), e, op="set")
+
+
+@triton.jit
+def _is_last(slot, num_programs):
+    """Has every other program of the kernel been here? All they did comes before what follows."""
     done = atomic_add(slot.ticket, 1, order="acq_rel", scope="gpu") + 1
     if done == num_programs:
-        store(slot.ticket, 0, scope="gpu")
-        tl.store(slot.epoch, e)
-        notify_all(world, slot.slot_free + rank(world), e, op="set")
+        # Nobody counts any more: the next call's programs come later in stream order.
+        tl.store(slot.ticket, 0)
+    return done == num_programs

@@ -134,6 +134,16 @@ def cast(semantic: Any, value: Any, dtype: Any) -> Any:
     return semantic.cast(value, dtype)
 
 
+def reshape(semantic: Any, value: Any, shape: Sequence[int]) -> Any:
+    """A tile in another shape, its elements in the same order."""
+    return core.reshape(value, list(shape), _semantic=semantic)
+
+
+def num_warps(semantic: Any) -> int:
+    """With how many warps the kernel is launched."""
+    return semantic.builder.options.num_warps
+
+
 def is_tuple(value: Any) -> bool:
     return isinstance(value, core.tuple)
 
@@ -239,6 +249,43 @@ def relaunch(kernel: Any, grid: tuple[int, int, int], *args: Any) -> None:
     for it that dtypes, divisibility by 16 and being 1 are as they were.
     """
     kernel[grid](*args)
+
+
+def relauncher(kernel: Any, grid: tuple[int, int, int], rest: Sequence[Any]) -> Any:
+    """A function of addresses, f(x, out, ...), that launches `kernel` on them and on `rest`.
+
+    Tensors in `rest` are taken by their addresses, once: the caller keeps their memory, and vouches
+    for what `relaunch` asks. None where a launch needs more than addresses, as on the emulator.
+    """
+    if isinstance(driver_config.active, EmulatorDriver):
+        return None
+    kernel._init_handles()
+    run, function, metadata, runtime = (
+        kernel.run,
+        kernel.function,
+        kernel.packed_metadata,
+        triton.knobs.runtime,
+    )
+    x, y, z = grid
+    device = driver_config.active.get_current_device()
+    stream_of = driver_config.active.get_current_stream
+    rest = _addresses(rest)
+
+    def launch(*addresses: int) -> None:
+        stream, arguments = stream_of(device), (*addresses, *rest)
+        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+        about = kernel.launch_metadata(grid, stream, *arguments) if enter is not None else None
+        run(x, y, z, stream, function, metadata, about, enter, leave, *arguments)
+
+    return launch
+
+
+def _addresses(values: Any) -> Any:
+    """Values, or tuples of them, with tensors' addresses in place of tensors."""
+    if isinstance(values, (tuple, list)):
+        inner = [_addresses(value) for value in values]
+        return type(values)(*inner) if hasattr(values, "_fields") else tuple(inner)
+    return values.data_ptr() if hasattr(values, "data_ptr") else values
 
 
 def _specialise(fn: Any, record: KernelRecord) -> tuple[dict, dict, dict]:

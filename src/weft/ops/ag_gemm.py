@@ -27,8 +27,8 @@ Signals (all are SET to the call's epoch e; e is read on the device, so nothing 
     summed[program]                 local: sums for another program's tile are there        (sm90)
     slot_free, epoch, ticket        the slot's; the last program of _multiply moves them
     fed[rank * chunks + c]          local: how many pieces of a chunk have been stored for a rank
-Chunks without rows are signalled too, so that any range of words may be waited for, and one program
-waits for all words before the slot is given back: none may be written after that.
+Chunks without rows are signalled too, so that any range of words may be waited for; where engines
+copy the words, one program waits for all of them before the slot is given back.
 
 Limits  n and k are the same on all ranks; A is row-major, B is [k, n] or a transposed [n, k]
 Source  the design's section 4; FLUX, TileLink and torch's async-TP for the idea
@@ -56,7 +56,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots, triton_api
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _lanes
+from weft.ops import _baselines, _lanes
 from weft.tiles import blocking, gemm, gemm_sm90, swizzle
 from weft.tiles.blocking import Blocking
 
@@ -398,10 +398,14 @@ def _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile, world, pro
         _feed(world, gathered, a, first.to(tl.int64) * shape.k, own_first.to(tl.int64) * shape.k,
               size, unit % shards.pieces, shards.pieces, to, block)  # fmt: skip
         counter = fed + to * shards.chunks + chunk
+        # weft: equivalent-mutant drop of complete_stores: no store of this kernel before it is
+        # asynchronous; those of c come later
         done = wl.atomic_add(counter, 1, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE) + 1
         if done == shards.pieces:
             tl.store(counter, 0)
             word = rows_ready + rank * shards.chunks + chunk
+            # weft: equivalent-mutant swap, incomplete of notify: the counter is for this rank's
+            # own next call, in stream order, and no store before it is asynchronous
             wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
 
 
@@ -426,7 +430,10 @@ def _announce(rows_ready, shard_ready, slot, chunks, world):
     e = slots.slot_epoch(slot)
     slots.slot_wait_free(world, slot, e)
     for chunk in range(chunks):
-        wl.notify(world, rows_ready + rank * chunks + chunk, e, to=rank, op=wl.SignalOp.SET)
+        # Own rows are there in stream order; but where nothing is copied, this alone says that the
+        # slot's epoch has been read.
+        wl.notify(world, rows_ready + rank * chunks + chunk, e, to=rank, op=wl.SignalOp.SET,
+                  scope=wl.Scope.DEVICE)  # fmt: skip
     # First the word here: peers copy it as soon as they know.
     wl.notify(world, shard_ready + rank, e, to=rank, op=wl.SignalOp.SET)
     wl.notify_all(world, shard_ready + rank, e, op=wl.SignalOp.SET)
@@ -440,7 +447,7 @@ def _close(shard_ready, rows_taken, world):
     The call's epoch is that of its own announcement: the slot's has moved if _multiply is over.
     """
     rank = wl.rank(world)
-    e = tl.load(shard_ready + rank)
+    e = wl.load(shard_ready + rank)
     wl.notify_all(world, rows_taken + rank, e, op=wl.SignalOp.SET)
     wl.wait(rows_taken, e, world.num_ranks, world=world)
 
@@ -469,9 +476,12 @@ def _multiply(a, own, gathered, gathered_rows, b, c, rows_ready, fed, slot, shap
         _ready, Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), shards, world),
         gemm.emit_store, gemm.Stored(c, shape),
     )  # fmt: skip
-    _give_back(
-        GivingBack(rows_ready, e, _variable(shards.chunks), program, num_programs, slot, world)
-    )
+    giving = GivingBack(
+        rows_ready, e, _variable(shards.chunks), program, num_programs, slot, world
+    )  # fmt: skip
+    if feeders == 0:
+        _await_copies(giving)
+    _give_back(giving)
 
 
 @triton.jit
@@ -488,7 +498,7 @@ def _variable(number):
 
 
 class GivingBack(NamedTuple):
-    """Arguments of `_give_back`; in this order for the reason told at `Arrival`."""
+    """What ends a program's part of a call; in this order for the reason told at `Arrival`."""
 
     rows_ready: Any
     e: Any
@@ -500,13 +510,28 @@ class GivingBack(NamedTuple):
 
 
 @triton.jit
+def _await_copies(args):
+    """One program: no engine writes a word of this call any more. args: GivingBack"""
+    if args.program == args.num_programs - 1:
+        # Also chunks without rows: copied after the slot was given back, a word would be the next
+        # call's. And _announce has read the epoch, which ends with this call.
+        wl.wait(args.rows_ready, args.e, args.chunks * args.world.num_ranks, world=args.world)
+
+
+@triton.jit
 def _give_back(args):
     """This program has read all that it will. args: GivingBack"""
-    if args.program == args.num_programs - 1:
-        # Also chunks without rows: a word that came after the slot was given back would undo one
-        # of the next call's.
-        wl.wait(args.rows_ready, args.e, args.chunks * args.world.num_ranks, world=args.world)
+    # weft: equivalent-mutant drop of complete_stores: only stores of c are asynchronous, which are
+    # complete when the kernel has ended, and which no other rank reads
+    # weft: equivalent-mutant incomplete of notify: only stores of c are asynchronous, as above
     slots.slot_finish(args.world, args.slot, args.e, args.num_programs)
+
+
+@triton.jit
+def _await_copies_and_give_back(args):
+    """args: GivingBack"""
+    _await_copies(args)
+    _give_back(args)
 
 
 @gluon.jit
@@ -521,7 +546,7 @@ def _multiply_sm90(own, gathered_rows, b, c, rows_ready, partials, summed, slot,
     order: gl.constexpr = swizzle.rotated
     ready: gl.constexpr = _ready
     emit: gl.constexpr = gemm_sm90.emit_store
-    done: gl.constexpr = _give_back
+    done: gl.constexpr = _await_copies_and_give_back
     chunks = _variable(shards.chunks)
     gemm_sm90.gemm(
         own, b, c, shape, program, num_programs, gemm_sm90.Shared(partials, summed, e, world),
@@ -562,7 +587,7 @@ def ag_gemm(
     # Ranks must agree on where peers read from. Also said where there is nothing to do: a rank
     # without rows that passes no m takes m for 0.
     offset = call.offset_of(world, a)
-    world.operator_call(call.name if offset is None else f"{call.name} a at {offset}")
+    world.operator_call(call.name_with(offset))
     if call.is_empty:
         return out.zero_() if out.numel() else out
     slot = world.workspace("ag_gemm", call.buffers, call.signals)
@@ -577,7 +602,7 @@ class _Call:
         self.problem, self.config = problem, config
         self.grid = (config.grid(problem, world.target), 1, 1)
         self.tma = config.tma and can_use_tma(problem, world.target)
-        self.name = f"ag_gemm m={problem.m},n={problem.n},k={problem.k} {problem.dtype} {config}"
+        self._names: dict[int | None, str] = {}
         self.out_shape = (problem.m, problem.n)
         self.out_dtype = getattr(torch, problem.out_dtype)
         self.has_rows = problem.shard(world.rank)[0] < problem.shard(world.rank)[1]
@@ -607,6 +632,18 @@ class _Call:
         self._loaded: set[tuple[int, ...]] = set()
         # What was launched with aligned addresses, to be launched again.
         self._kernels: dict[Any, Any] = {}
+
+    def name_with(self, offset: int | None) -> str:
+        """What all ranks must call alike; `a` may be read in place, at `offset`."""
+        name = self._names.get(offset)
+        if name is None:
+            if len(self._names) >= MOST_PLANS:
+                self._names.clear()
+            sizes = f"m={self.problem.m},n={self.problem.n},k={self.problem.k}"
+            place = "" if offset is None else f"a at {offset} "
+            name = f"ag_gemm {sizes} {self.problem.dtype} {place}{self.config}"
+            self._names[offset] = name
+        return name
 
     def offset_of(self, world: Any, a: Any) -> int | None:
         """Where on the heap peers read `a` in place; None where its rows are staged."""
@@ -648,6 +685,8 @@ class _Call:
                 (world.copy_word if is_word else world.copy)(dst, src)
             if not is_staged:
                 self._start(_close, (1, 1, 1), closing, {"num_warps": 1}, True)
+        # weft: equivalent-mutant drop of wait: _multiply has waited for every word that is copied;
+        # but a recording must end on the stream that it began on
         main.wait(copier)
 
     def _start(self, fn: Any, grid: tuple, arguments: tuple, options: dict, aligned: bool) -> None:
@@ -969,6 +1008,7 @@ op = Op(
         (4, {"m": 0, "n": 16, "k": 16}),
     ),
     dtypes=SUPPORTED,
+    baselines=_baselines.AG_GEMM,
     fake=fake,
     takes_nodes=True,
 )

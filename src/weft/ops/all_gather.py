@@ -46,7 +46,7 @@ from weft.base.errors import ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.ops import _lanes
+from weft.ops import _baselines, _lanes
 from weft.tiles import move, nodes
 
 # From so many bytes of a shard on, copy engines carry it: below, their start costs more.
@@ -258,7 +258,7 @@ def _await_all(rows_ready, slot, world, lanes):
 @triton.jit
 def _finish(slot, world):
     """One program, behind the copies: every rank's rows have been fetched."""
-    slots.slot_finish(world, slot, slots.slot_epoch(slot), 1)
+    slots.slot_close(world, slot, slots.slot_epoch(slot))
 
 
 _PROGRAMS = {
@@ -461,6 +461,7 @@ op = Op(
         (4, {"m": 0, "n": 16}),
     ),
     dtypes=Problem.dtypes,
+    baselines=_baselines.ALL_GATHER,
     fake=fake,
     backward="reduce_scatter",
     takes_nodes=True,

@@ -34,7 +34,7 @@ from weft.base.card import Op
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _lanes
+from weft.ops import _baselines, _lanes
 from weft.tiles import move, reduce
 
 SUPPORTED = ("float16", "bfloat16", "float32")
@@ -304,6 +304,7 @@ op = Op(
         (4, {"m": 0, "n": 16}),
     ),
     dtypes=SUPPORTED,
+    baselines=_baselines.ALL_REDUCE,
     fake=fake,
     backward="all_reduce",
     takes_nodes=True,

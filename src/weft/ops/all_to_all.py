@@ -42,7 +42,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _lanes
+from weft.ops import _baselines, _lanes
 from weft.tiles import move
 
 # Up to so many bytes a rank, variable splits are pushed, though push's slots are larger.
@@ -161,21 +161,28 @@ def _range_to(splits, sizes, to, is_even: tl.constexpr):
 
 
 @triton.jit
-def _tell(world, ranges, rows_ready, e, rows, to):
+def _tell(world, ranges, rows_ready, e, rows, to, is_pull: tl.constexpr):
     """Rank `to` learns which rows are meant for it, and that this lane's piece may be read."""
     entry = move.word_of(ranges, 2 * wl.rank(world))
-    wl.put(world, entry, rows.first, to=to)
+    if is_pull:
+        wl.put(world, entry, rows.first, to=to)
     wl.put(world, entry + tl.num_programs(0), rows.count, to=to)
     word = move.word_of(rows_ready, wl.rank(world))
     wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
 
 
 @triton.jit
-def _range_from(world, ranges, rows_ready, e, source):
-    """Which rows rank `source` has for this rank, once this lane's piece may be read."""
+def _range_from(world, ranges, rows_ready, e, source, is_pull: tl.constexpr):
+    """Which rows rank `source` has for this rank, once this lane's piece may be read.
+
+    Pushed rows lie where the source puts them: their `first` is 0.
+    """
     wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _tell
     entry = move.word_of(ranges, 2 * source)
-    return Range(tl.load(entry), tl.load(entry + tl.num_programs(0)))
+    first = tl.cast(0, tl.int64)
+    if is_pull:
+        first = tl.load(entry)
+    return Range(first, tl.load(entry + tl.num_programs(0)))
 
 
 @triton.jit
@@ -221,14 +228,14 @@ def _exchange(x, out, received, splits, num_received, ranges, rows_ready, slot, 
             move.send(world, received + first, x + first, size, rank, block)
         else:
             move.send(world, received + stride * rank + offset, x + first, size, to, block)
-        _tell(world, ranges, rows_ready, e, rows, to)
+        _tell(world, ranges, rows_ready, e, rows, to, is_pull)
     come = tl.cast(0, tl.int64)
     for source in range(world.num_ranks):
         if source == rank:
             rows = _range_to(splits, sizes, rank, is_even)
             begin = x + (rows.first * row) // vec * vec
         else:
-            rows = _range_from(world, ranges, rows_ready, e, source)
+            rows = _range_from(world, ranges, rows_ready, e, source, is_pull)
             if is_pull:
                 begin = wl.at(world, received, source) + (rows.first * row) // vec * vec
             else:
@@ -420,6 +427,7 @@ op = Op(
         (4, {"m": 0, "n": 16, "variable": 1}),
     ),
     dtypes=Problem.dtypes,
+    baselines=_baselines.ALL_TO_ALL,
     fake=fake,
     backward="all_to_all",
     takes_nodes=True,

@@ -6,7 +6,8 @@
     channel.advance()                                       this round is over
 
 On streams, for copy engines: `rank_copy`, `rank_notify`, `rank_wait`. A round's data may be
-overwritten when all ranks have read it: `world.barrier()`, or signals of one's own.
+overwritten when its readers have ended the round: with credits=True, kernels ask by
+wl.channel_wait_free, streams by `rank_wait_free`; else a `world.barrier()` lies between rounds.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.base.errors import PeerError, ShapeError
-from weft.language.channels import ChannelArg, channel_advance
+from weft.base.errors import PeerError, ShapeError, UsageError
+from weft.language.channels import ChannelArg, channel_advance, channel_wait_free
 from weft.language.mapping import (
     DynamicMapping,
     StaticMapping,
@@ -48,8 +49,14 @@ def await_part(world, channel, first, count):
 
 
 @triton.jit
-def end_round(channel, first, count):
-    channel_advance(channel, first, count)
+def await_credit(world, channel, to):
+    """A stream waits until rank `to` has ended all earlier rounds."""
+    channel_wait_free(world, channel, to)
+
+
+@triton.jit
+def end_round(world, channel, first, count):
+    channel_advance(world, channel, first, count)
 
 
 class Channel:
@@ -66,6 +73,7 @@ class Channel:
         push_rows: int = 64,
         parts: int = 1,
         num_tiles: int = 0,
+        credits: bool = False,
     ) -> None:
         if len(shape) != 2 or min(shape) < 0:
             raise ShapeError(f"channel {name!r}: shape {tuple(shape)}; it is (rows, columns)")
@@ -86,6 +94,9 @@ class Channel:
         self.data = world.empty(shape, dtype, name=f"{name}.data")
         self.ready = world.signals(self.num_channels, torch.int64, name=f"{name}.ready")
         self.peers = world.signals(num_tiles * world.num_ranks, torch.int64, name=f"{name}.peers")
+        self.free: torch.Tensor | None = None
+        if credits:
+            self.free = world.signals(world.num_ranks, torch.int64, name=f"{name}.free")
         local = world.backend.local_words
         self.base = local([0] * self.num_channels, torch.int64, f"{name}.base")
         self.epoch = local([0], torch.int64, f"{name}.epoch")
@@ -123,6 +134,7 @@ class Channel:
             self.ready,
             self.base,
             self.peers,
+            self.free,
             self.epoch,
             tl.constexpr(self.parts),
             mapping,
@@ -162,9 +174,18 @@ class Channel:
         first = rank * self.chunks
         await_part[(1,)](self.world.arg, self.produced(), first, self.chunks, num_warps=1)
 
+    def rank_wait_free(self, *, to: int) -> None:
+        """Hold this stream until rank `to` has ended all earlier rounds. Bounded."""
+        self.rows_of(to)
+        if self.free is None:
+            raise UsageError(f"channel {self.name!r} has no credits; make it with credits=True")
+        await_credit[(1,)](self.world.arg, self.produced(), to, num_warps=1)
+
     def advance(self, arg: ChannelArg | None = None) -> None:
         """End the round, behind this stream's work of the round; `arg` where tables count.
 
         Every rank announces every channel once per round, or the next round's waits are wrong.
+        With credits it tells the others that this rank has read the round's data.
         """
-        end_round[(1,)](arg or self.produced(), 0, self.num_channels, num_warps=1)
+        arg = arg or self.produced()
+        end_round[(1,)](self.world.arg, arg, 0, self.num_channels, num_warps=1)

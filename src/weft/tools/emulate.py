@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from weft.base.errors import UsageError
 from weft.base.report import Report
 from weft.base.topology import Topology
-from weft.tools import console
+from weft.tools import console, pictures
 from weft.tools.words import find_script, parse_topology
 
 if TYPE_CHECKING:
@@ -33,20 +31,25 @@ def emulate(
         str, typer.Option(metavar="FILE.json", help="write a trace of simulated time, for Perfetto")
     ] = "",
     hw: Annotated[str, typer.Option(help="the machine that simulated time is of")] = "h200x4",
+    html: Annotated[str, typer.Option(metavar="FILE.html", help=pictures.HTML_HELP)] = "",
     json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
 ) -> int:
     """Run a script on emulated ranks; the script's own arguments follow `--`."""
+    from weft.emulator.observation import Recorder
+
     topology = parse_topology(ranks, nodes)
     path = find_script(script)
     args = context.meta.get("script_args", [])
     said_to = sys.stderr if json else None
     timelines: list[Timeline] = []
-    if timeline and not os.path.isdir(os.path.dirname(timeline) or "."):
-        raise UsageError(f"--timeline {timeline}: there is no folder {os.path.dirname(timeline)}")
+    pictures.check_path(timeline, "--timeline")
+    pictures.check_path(html)
+    recorder = Recorder()
     report = run_script_once(
         str(path), args, topology, seed, said_to, num_sms,
         hardware=hw if timeline else None,
         at_end=lambda session: timelines.append(session.timeline) if timeline else None,
+        observers=[recorder],
     )  # fmt: skip
     values = {**report.to_json(), "nodes": topology.num_nodes, "seed": seed}
     for found in timelines:
@@ -56,8 +59,11 @@ def emulate(
         console.print_json(values)
     else:
         show(report, seed)
+        pictures.show(recorder, report)
         for found in timelines:
             show_timeline(found, timeline)
+    if html:
+        pictures.write(html, recorder, report)
     return console.FINE if report.ok else console.PROBLEM
 
 

@@ -14,9 +14,11 @@ from rich.markup import escape
 
 from weft.base.errors import ConfigError, DtypeError, ShapeError, UsageError, WeftError
 from weft.tools import console
+from weft.tools.bench import bench
 from weft.tools.compile import compile_op
 from weft.tools.doctor import doctor
 from weft.tools.emulate import emulate
+from weft.tools.lint import lint
 from weft.tools.run import run
 from weft.tools.verify import verify
 from weft.tools.words import ScriptCommand
@@ -47,6 +49,8 @@ app.command("doctor")(_exiting(doctor))
 app.command("run")(_exiting(run))
 app.command("emulate", cls=ScriptCommand)(_exiting(emulate))
 app.command("verify", cls=ScriptCommand)(_exiting(verify))
+app.command("bench")(_exiting(bench))
+app.command("lint")(_exiting(lint))
 app.command("compile")(_exiting(compile_op))
 
 

@@ -295,6 +295,8 @@ def exposed_releases(
             is_one_wave = sources.num_warps == 1 and isinstance(store, amdgcn.Instruction)
             if is_one_wave and lacks in (NO_BARRIER, OTHER_WAVES, WAITED):
                 continue  # one wave needs no barrier
+            if lacks == NO_BARRIER and getattr(node.origin, "by_warps", False):
+                continue  # every warp publishes its own stores
             if lacks == NOT_WRITTEN_BACK and scope_of(node.origin) == "cta":
                 continue
             lacks = OTHER_WAVES if lacks == WAITED else lacks

@@ -25,7 +25,8 @@ SCOPES = {"cta", "cluster", "gpu", "sys"}
 @dataclass(eq=False)
 class Instruction:
     """One instruction; `parts` is its opcode split at dots; `asm_block` numbers the inline
-    assembly that it stands in, 0 outside; `locs` are the places it may stand for, `keys` theirs."""
+    assembly that it stands in, 0 outside; `locs` are the places it may stand for, `keys` theirs.
+    `by_warps`: assembly in which every warp's threads meet and one lane of each goes on."""
 
     opcode: str
     operands: str
@@ -36,6 +37,7 @@ class Instruction:
     asm_block: int
     parts: list[str] = field(default_factory=list)
     target: str = ""
+    by_warps: bool = False
 
     def __post_init__(self) -> None:
         self.loc = self.locs[0]
@@ -216,8 +218,22 @@ def parse(text: str, files: Mapping[str, str]) -> Program:
             instructions.append(one)
         if not scopes:
             break
+    _mark_warps(instructions)
     successors = _successors(instructions, labels, branches, tables)
     return Program(instructions, successors, num_threads, has_lines, _definitions(instructions))
+
+
+def _mark_warps(instructions: list[Instruction]) -> None:
+    """Which accesses of assembly are made by one lane of every warp, behind a warp barrier."""
+    met: dict[int, set[str]] = {}
+    for one in instructions:
+        if one.asm_block:
+            signs = met.setdefault(one.asm_block, set())
+            if one.is_warp_barrier:
+                signs.add("barrier")
+            elif "%laneid" in one.operands:
+                signs.add("lane")
+            one.by_warps = bool(one.predicate) and signs == {"barrier", "lane"}
 
 
 def _statement(code: str) -> tuple[str, str]:

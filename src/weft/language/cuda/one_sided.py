@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from weft.language import one_sided as declared
+from weft.language.addressing import translate
 from weft.language.registry import implement
 from weft.language.signals import complete_stores
 
@@ -40,3 +41,33 @@ def quiet(world):
     )
     fence(world)
     tl.debug_barrier()
+
+
+@implement(declared.notify_warp, "cuda")
+@triton.jit
+def notify_warp(world, signal, value, to, scope):
+    # A scalar assembly runs in every thread: there warps and lanes have their names.
+    complete_stores()
+    word = translate(world, signal, to)
+    if word.dtype.element_ty.primitive_bitwidth == 32:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; .reg .b32 lane; bar.warp.sync 0xffffffff;"
+            " mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0;"
+            f" @p red.release.{scope}.global.add.u32 [$1], $2; }} mov.u32 $0, 0;",
+            "=r,l,r,~{memory}",
+            [word, value],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; .reg .b32 lane; bar.warp.sync 0xffffffff;"
+            " mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0;"
+            f" @p red.release.{scope}.global.add.u64 [$1], $2; }} mov.u32 $0, 0;",
+            "=r,l,l,~{memory}",
+            [word, value],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )

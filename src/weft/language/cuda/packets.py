@@ -9,26 +9,19 @@ from weft.language import packets as declared
 from weft.language import world_layout as layout
 from weft.language.addressing import translate
 from weft.language.portable.give_up import leave_report
-from weft.language.portable.packets import is_late, pack, unpack
-from weft.language.registry import gap, implement
+from weft.language.portable.packets import flag_of, is_late, pack, unpack
+from weft.language.registry import implement
 
 ABORT_PTR = tl.constexpr(layout.ABORT_PTR)
 TIMEOUT_NS = tl.constexpr(layout.TIMEOUT_NS)
 # Polls are slower here than in `wait`: each ends with a reduction over the program.
 LOOK_MASK = tl.constexpr(16383)
 
-gap(
-    declared.put_lines,
-    "cuda",
-    "a line is whole only when neighbouring threads of one warp write it by one instruction, and "
-    "Triton does not say which thread holds which element; use put_packets",
-)
-
 
 @implement(declared.put_packets, "cuda")
 @triton.jit
 def put_packets(world, dst, src, flag, to, mask):
-    packets = pack(src, flag, mask)
+    packets = pack(dst, src, flag, mask)
     words = translate(world, dst, to)
     if mask is None:
         tl.inline_asm_elementwise(
@@ -132,19 +125,33 @@ def is_aborted(abort, tile):
 
 
 @triton.jit
-def wait_tile(packets, flag, world, mask, site):
-    seen = read(packets, mask)
+def wait_tile(
+    words,
+    flag,
+    world,
+    mask,
+    site,
+    READ: tl.constexpr,
+    IS_LATE: tl.constexpr,
+    FLAG_OF: tl.constexpr,
+):
+    """Look at a tile until no part of it is late; the result is what the last look saw.
+
+    READ(words, mask) looks, IS_LATE(seen, flag, mask) says at which elements a flag is missing,
+    FLAG_OF(seen) which flag is there instead.
+    """
+    seen = READ(words, mask)
     if world is None:
-        while tl.max(is_late(seen, flag, mask).to(tl.int32)) != 0:
-            seen = read(packets, mask)
+        while tl.max(IS_LATE(seen, flag, mask).to(tl.int32)) != 0:
+            seen = READ(words, mask)
     else:
         failed = tl.cast(0, tl.int32)
         deadline = tl.cast(0, tl.int64)
-        going = tl.max(is_late(seen, flag, mask).to(tl.int32))
+        going = tl.max(IS_LATE(seen, flag, mask).to(tl.int32))
         while going != 0:
             failed += 1
-            seen = read(packets, mask)
-            late = is_late(seen, flag, mask)
+            seen = READ(words, mask)
+            late = IS_LATE(seen, flag, mask)
             going = tl.max(late.to(tl.int32))
             if (failed & LOOK_MASK) == 0:
                 now = latest_clock_ns(seen)
@@ -153,10 +160,16 @@ def wait_tile(packets, flag, world, mask, site):
                 abort = tl.load(world.table + ABORT_PTR).to(tl.pointer_type(tl.int32))
                 aborted = is_aborted(abort, seen)
                 if (going != 0) & (aborted | (now >= deadline)):
-                    word = tl.max(tl.where(late, packets.to(tl.int64), 0))
-                    flags = tl.max(tl.where(late, seen >> 32, -(1 << 31)))
+                    word = tl.max(tl.where(late, words.to(tl.int64), 0))
+                    flags = tl.max(tl.where(late, FLAG_OF(seen), -(1 << 31)))
                     leave_report(word, flag, flags, world, abort, aborted, site)
                     going = tl.cast(0, tl.int32)
+    return seen
+
+
+@triton.jit
+def wait_packet_tile(packets, flag, world, mask, site):
+    seen = wait_tile(packets, flag, world, mask, site, read, is_late, flag_of)
     tl.debug_barrier()
     seen = read_late(packets, seen, flag, mask)
     # All threads have read before any goes on: what it sends next says so.
@@ -168,10 +181,9 @@ def wait_tile(packets, flag, world, mask, site):
 @triton.jit
 def wait_packets(packets, flag, world, mask, dtype, site):
     if packets.type.is_block():
-        return unpack(wait_tile(packets, flag, world, mask, site), mask, dtype)
+        return unpack(wait_packet_tile(packets, flag, world, mask, site), mask, dtype)
     else:
         tile = packets + tl.zeros((1,), tl.int32)
         lanes = mask if mask is None else (mask & tl.full((1,), 1, tl.int1))
-        return tl.max(unpack(wait_tile(tile, flag, world, lanes, site), lanes, tl.int32)).to(
-            dtype, bitcast=True
-        )
+        seen = tl.max(wait_packet_tile(tile, flag, world, lanes, site))
+        return unpack(seen, mask, dtype)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import triton
 
 from weft.language import one_sided as declared
+from weft.language.addressing import translate
 from weft.language.emu.extern import token
-from weft.language.one_sided import get, put
+from weft.language.one_sided import get, num_warps, put
 from weft.language.registry import implement
 
 
@@ -36,3 +37,10 @@ def fence(world):
 @triton.jit
 def quiet(world):
     token("weft.quiet")
+
+
+@implement(declared.notify_warp, "emu")
+@triton.jit
+def notify_warp(world, signal, value, to, scope):
+    word = translate(world, signal, to)
+    token(f"weft.notify_warp:add.release.{scope}", word, value, num_warps())

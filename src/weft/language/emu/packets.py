@@ -8,16 +8,14 @@ from weft.language import packets as declared
 from weft.language.addressing import translate
 from weft.language.emu.extern import elements_of
 from weft.language.portable.packets import pack, unpack
-from weft.language.registry import gap, implement
-
-gap(declared.put_lines, "emu", "no GPU target has it")
+from weft.language.registry import implement
 
 
 @implement(declared.put_packets, "emu")
 @triton.jit
 def put_packets(world, dst, src, flag, to, mask):
     words = translate(world, dst, to)
-    packets = pack(src, flag, mask)
+    packets = pack(dst, src, flag, mask)
     if mask is None:
         elements_of("weft.put_packets", words, packets)
     else:

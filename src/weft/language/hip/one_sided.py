@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from weft.language import one_sided as declared
+from weft.language.addressing import translate
 from weft.language.registry import implement
 from weft.language.signals import complete_stores
 
@@ -31,3 +32,33 @@ def fence(world):
 def quiet(world):
     fence(world)
     tl.debug_barrier()
+
+
+@implement(declared.notify_warp, "hip")
+@triton.jit
+def notify_warp(world, signal, value, to, scope):
+    # A release to the system, in every wave, and its first lane's atomic; scope is ignored, as
+    # this is the widest.
+    word = translate(world, signal, to)
+    if word.dtype.element_ty.primitive_bitwidth == 32:
+        tl.inline_asm_elementwise(
+            "s_waitcnt vmcnt(0)\n buffer_wbl2 sc0 sc1\n s_waitcnt vmcnt(0)\n"
+            " s_mov_b64 $0, exec\n s_mov_b64 exec, 1\n"
+            " global_atomic_add $1, $2, off sc1\n s_mov_b64 exec, $0",
+            "=&s,v,v,~{memory}",
+            [word, value],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        tl.inline_asm_elementwise(
+            "s_waitcnt vmcnt(0)\n buffer_wbl2 sc0 sc1\n s_waitcnt vmcnt(0)\n"
+            " s_mov_b64 $0, exec\n s_mov_b64 exec, 1\n"
+            " global_atomic_add_x2 $1, $2, off sc1\n s_mov_b64 exec, $0",
+            "=&s,v,v,~{memory}",
+            [word, value],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )

@@ -15,25 +15,18 @@ from weft.language.addressing import translate
 from weft.language.hip.signals import clock_ns
 from weft.language.portable.give_up import leave_report
 from weft.language.portable.packets import is_late, pack, unpack
-from weft.language.registry import gap, implement
+from weft.language.registry import implement
 
 ABORT_PTR = tl.constexpr(layout.ABORT_PTR)
 TIMEOUT_NS = tl.constexpr(layout.TIMEOUT_NS)
 LOOK_MASK = tl.constexpr(16383)
-
-gap(
-    declared.put_lines,
-    "hip",
-    "stores of 128 bytes are not documented to be made at once, and Triton does not say which "
-    "thread holds which element; use put_packets",
-)
 
 
 @implement(declared.put_packets, "hip")
 @triton.jit
 def put_packets(world, dst, src, flag, to, mask):
     words = translate(world, dst, to)
-    tl.atomic_xchg(words, pack(src, flag, mask), mask=mask, sem="relaxed", scope="sys")
+    tl.atomic_xchg(words, pack(dst, src, flag, mask), mask=mask, sem="relaxed", scope="sys")
 
 
 @triton.jit
@@ -81,6 +74,5 @@ def wait_packets(packets, flag, world, mask, dtype, site):
     else:
         tile = packets + tl.zeros((1,), tl.int32)
         lanes = mask if mask is None else (mask & tl.full((1,), 1, tl.int1))
-        return tl.max(unpack(wait_tile(tile, flag, world, lanes, site), lanes, tl.int32)).to(
-            dtype, bitcast=True
-        )
+        seen = tl.max(wait_tile(tile, flag, world, lanes, site))
+        return unpack(seen, mask, dtype)

@@ -1,4 +1,4 @@
-"""put and get between near ranks: loads and stores of the calling program; what warps lack."""
+"""put and get between near ranks: loads and stores of the calling program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import triton.language as tl
 
 from weft.language import one_sided as declared
 from weft.language.addressing import translate
-from weft.language.registry import BACKENDS, gap, implement
+from weft.language.one_sided import notify_warp
+from weft.language.registry import implement
 from weft.language.signals import notify
 
 
@@ -45,18 +46,8 @@ def get_nbi(world, dst, src, source, mask):
     get(world, dst, src, source, mask)
 
 
-# A value in Triton belongs to the whole program: nothing in the language can differ from warp to
-# warp, or be done by one of them.
-for _backend in BACKENDS:
-    gap(
-        declared.put_warp,
-        _backend,
-        "a Triton program has no name for one of its warps; launch with num_warps=1, then the "
-        "program is one warp and put is a put by a warp",
-    )
-    gap(
-        declared.warp,
-        _backend,
-        "every scalar of a Triton program is the same for all its warps; launch with num_warps=1 "
-        "and use tl.program_id",
-    )
+@implement(declared.put_signal_warp, "cuda", "hip", "emu")
+@triton.jit
+def put_signal_warp(world, dst, src, signal, value, to, mask, scope):
+    put(world, dst, src, to, mask)
+    notify_warp(world, signal, value, to=to, scope=scope)

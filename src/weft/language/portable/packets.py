@@ -5,29 +5,44 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from weft.language.portable.words import from_words, repeated, to_words, widened
+
 
 @triton.jit
-def pack(src, flag, mask):
-    """Values of 32 bits, or what pointers to them lead to, as packets."""
+def pack(dst, src, flag, mask):
+    """Values, or what pointers to them lead to, as packets for dst: 32 bits in each."""
     if src.dtype.is_ptr():
-        src = tl.load(src, mask=mask)
-    data = src.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
-    return (flag.to(tl.int64) << 32) | data
+        bits: tl.constexpr = src.dtype.element_ty.primitive_bitwidth
+        if mask is None:
+            src = tl.load(src)
+        elif src.type.is_block() and bits < 32:
+            src = tl.load(src, mask=widened(mask, bits))
+        else:
+            src = tl.load(src, mask=mask)
+    data = to_words(src, 32)
+    if dst.type.is_block() and not src.type.is_block():
+        data = repeated(data, src.dtype.primitive_bitwidth)
+    return (flag.to(tl.int64) << 32) | data.to(tl.int64)
 
 
 @triton.jit
 def unpack(packets, mask, dtype: tl.constexpr):
     """The data of packets; 0 where the mask does not hold."""
-    data = packets.to(tl.int32)
+    data = packets.to(tl.uint32)
     if mask is not None:
         data = tl.where(mask, data, 0)
-    return data.to(dtype, bitcast=True)
+    return from_words(data, dtype)
 
 
 @triton.jit
 def is_late(packets, flag, mask):
     """Which packets do not carry the flag yet."""
-    late = (packets >> 32).to(tl.int32) != flag
+    late = flag_of(packets) != flag
     if mask is not None:
         late = late & mask
     return late
+
+
+@triton.jit
+def flag_of(packets):
+    return (packets >> 32).to(tl.int32)

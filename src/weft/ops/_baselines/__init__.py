@@ -1,0 +1,45 @@
+"""What operators are measured against, by operator: the tables that cards take as `baselines`.
+
+`cublas`, `nccl` and `cublas_nccl` are the parts of the unfused way. Each entry is a function of a
+weft.tune.case.Case that returns a Variant; its module is imported when it is first called, since
+only benchmarks on GPUs need it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+
+def _lazy(module: str, name: str) -> Callable[[Any], Any]:
+    def prepare(case: Any) -> Any:
+        return getattr(importlib.import_module(f"{__name__}.{module}"), name)(case)
+
+    prepare.__name__ = name
+    return prepare
+
+
+AG_GEMM = {
+    "cublas": _lazy("nccl", "ag_gemm_product"),
+    "nccl": _lazy("nccl", "ag_gemm_gather"),
+    "cublas_nccl": _lazy("nccl", "ag_gemm_serial"),
+    "torch_async_tp": _lazy("symmetric_memory", "async_tp_ag_gemm"),
+    "torch_async_tp_native": _lazy("symmetric_memory", "native_async_tp_ag_gemm"),
+}
+ALL_GATHER = {
+    "nccl": _lazy("nccl", "all_gather"),
+    "torch_low_contention": _lazy("symmetric_memory", "low_contention_all_gather"),
+    "copy_engine_pulls": _lazy("symmetric_memory", "copy_engine_all_gather"),
+}
+REDUCE_SCATTER = {
+    "nccl": _lazy("nccl", "reduce_scatter"),
+    "torch_reduce_scatter_out": _lazy("symmetric_memory", "reduce_scatter_out"),
+    "torch_low_contention": _lazy("symmetric_memory", "low_contention_reduce_scatter"),
+}
+ALL_REDUCE = {
+    "nccl": _lazy("nccl", "all_reduce"),
+    "torch_one_shot": _lazy("symmetric_memory", "one_shot_all_reduce"),
+    "torch_two_shot": _lazy("symmetric_memory", "two_shot_all_reduce"),
+}
+ALL_TO_ALL = {"nccl": _lazy("nccl", "all_to_all")}

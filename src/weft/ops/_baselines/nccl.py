@@ -1,0 +1,152 @@
+"""The vendor's collectives, and its product after them: the unfused way that all is measured by.
+
+Each function takes a benchmark's case and returns a Variant. Where m does not divide, ranks pass
+shards that were padded beforehand: that copy is not charged to the baseline.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft.base.errors import UnsupportedError
+from weft.tune.case import Case
+from weft.tune.variants import Variant
+
+
+def padded(case: Case, x: torch.Tensor) -> torch.Tensor:
+    """This rank's shard with as many rows as the largest; rows of all ranks are then alike.
+
+    Rows are split as torch.chunk splits them, so the first m of the gathered rows are the result.
+    """
+    rows = case.problem.rows
+    if x.shape[0] == rows:
+        return x
+    full = torch.zeros((rows, *x.shape[1:]), dtype=x.dtype, device=x.device)
+    full[: x.shape[0]] = x
+    return full
+
+
+def even(case: Case, who: str) -> None:
+    """Raises  UnsupportedError: rows that do not divide by ranks"""
+    if case.problem.m % case.problem.num_ranks:
+        raise UnsupportedError(f"{who} takes even splits only, not m={case.problem.m}")
+
+
+def all_gather(case: Case) -> Variant:
+    def call(inputs: Any) -> Any:
+        x = padded(case, inputs["x"])
+        out = torch.empty((x.shape[0] * case.problem.num_ranks, *x.shape[1:]), dtype=x.dtype,
+                          device=x.device)  # fmt: skip
+
+        def gather() -> torch.Tensor:
+            dist.all_gather_into_tensor(out, x, group=case.group)
+            return out[: case.problem.m]
+
+        return gather
+
+    return Variant("nccl", [call(inputs) for inputs in case.sets])
+
+
+def reduce_scatter(case: Case) -> Variant:
+    even(case, "reduce_scatter_tensor")
+
+    def call(inputs: Any) -> Any:
+        x = inputs["x"]
+        out = torch.empty((case.problem.rows, *x.shape[1:]), dtype=x.dtype, device=x.device)
+
+        def scatter() -> torch.Tensor:
+            dist.reduce_scatter_tensor(out, x, group=case.group)
+            return out
+
+        return scatter
+
+    return Variant("nccl", [call(inputs) for inputs in case.sets])
+
+
+def all_reduce(case: Case) -> Variant:
+    """In place, as torch has it: what it overwrites is restored, untimed, before each call."""
+    buffers = [inputs["x"].clone() for inputs in case.sets]
+
+    def call(x: torch.Tensor) -> Any:
+        def reduce() -> torch.Tensor:
+            dist.all_reduce(x, group=case.group)
+            return x
+
+        return reduce
+
+    def restore(index: int) -> None:
+        buffers[index].copy_(case.sets[index]["x"])
+
+    return Variant("nccl", [call(x) for x in buffers], before=restore)
+
+
+def all_to_all(case: Case) -> Variant:
+    even(case, "all_to_all_single")
+    if case.problem.variable:
+        raise UnsupportedError("all_to_all_single takes splits from the host; ours are on devices")
+
+    def call(inputs: Any) -> Any:
+        x, out = inputs["x"], torch.empty_like(inputs["x"])
+
+        def exchange() -> torch.Tensor:
+            dist.all_to_all_single(out, x, group=case.group)
+            return out
+
+        return exchange
+
+    return Variant("nccl", [call(inputs) for inputs in case.sets])
+
+
+# ---------------------------------------------------------------------------------------------
+# With a product behind
+
+
+class GatherThenMultiply:
+    """Buffers of the unfused all-gather and product, one of each for every set of inputs."""
+
+    def __init__(self, case: Case) -> None:
+        problem, world = case.problem, case.world
+        dtype, out_dtype = (getattr(torch, x) for x in (problem.dtype, problem.out_dtype))
+        rows = problem.rows * problem.num_ranks
+        self.case = case
+        self.a = [padded(case, inputs["a"]) for inputs in case.sets]
+        self.b = [inputs["b"] for inputs in case.sets]
+        self.gathered = [
+            torch.empty(rows, problem.k, dtype=dtype, device=world.device) for _ in case.sets
+        ]
+        self.out = torch.empty(problem.m, problem.n, dtype=out_dtype, device=world.device)
+
+    def gather(self, i: int) -> None:
+        dist.all_gather_into_tensor(self.gathered[i], self.a[i], group=self.case.group)
+
+    def multiply(self, i: int) -> torch.Tensor:
+        return torch.matmul(self.gathered[i][: self.case.problem.m], self.b[i], out=self.out)
+
+    def serial(self, i: int) -> torch.Tensor:
+        self.gather(i)
+        return self.multiply(i)
+
+    def calls(self, function: Any) -> list[Any]:
+        return [lambda i=i: function(i) for i in range(len(self.case.sets))]
+
+
+def ag_gemm_product(case: Case) -> Variant:
+    """cuBLAS alone, on rows that are gathered already."""
+    way = GatherThenMultiply(case)
+    for i in range(len(case.sets)):
+        way.gather(i)
+    return Variant("cublas", way.calls(way.multiply))
+
+
+def ag_gemm_gather(case: Case) -> Variant:
+    """NCCL alone; it makes no product, so there is no answer to check."""
+    way = GatherThenMultiply(case)
+    return Variant("nccl", way.calls(way.gather), answers=False)
+
+
+def ag_gemm_serial(case: Case) -> Variant:
+    way = GatherThenMultiply(case)
+    return Variant("cublas_nccl", way.calls(way.serial))

@@ -1,0 +1,180 @@
+"""`weft bench OP`: measured against its baselines, side by side; answers are checked first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from weft.base.card import Op
+from weft.base.errors import UsageError
+from weft.tools import console
+from weft.tools.words import find_op, op_dtype, parse_shape, shape_text
+
+AUTO = "auto"
+
+
+def bench(
+    ops: Annotated[list[str], typer.Argument(metavar="OP...", help="operators, e.g. ag_gemm")],
+    preset: Annotated[
+        str, typer.Option(help="quick, full, or a layer's name, e.g. llama3-8b-mlp")
+    ] = "quick",
+    shape: Annotated[
+        str, typer.Option(help="one point instead: m=..,n=..,k=..: m global, n and k per rank")
+    ] = "",
+    dtype: Annotated[str, typer.Option(help="torch's names, or fp16, bf16, fp32")] = "bf16",
+    ranks: Annotated[
+        int | None, typer.Option(help="how many GPUs; all there are", show_default=False)
+    ] = None,
+    modes: Annotated[
+        str, typer.Option(help="of graph, queued, eager; auto: graph or queued by size, and eager")
+    ] = AUTO,
+    named: Annotated[
+        str,
+        typer.Option(
+            "--variants", help="weft, weft/each, weft/FIELD=VALUE/.., baselines; empty is all"
+        ),
+    ] = "",
+    peers: Annotated[str, typer.Option(help="a folder of peers' variants, NAME.py each")] = "",
+    rounds: Annotated[int, typer.Option(help="interleaved rounds, at least 7")] = 9,
+    seconds: Annotated[
+        float | None, typer.Option(help="begin no point after so long", show_default=False)
+    ] = None,
+    output: Annotated[
+        str, typer.Option("-o", "--output", help="a JSON file, or a folder for several operators")
+    ] = "",
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> int:
+    """Measure operators against cuBLAS, NCCL and torch on this machine's GPUs."""
+    from weft.tune.bench import Plan, start_on_gpus
+    from weft.tune.bench import bench as run_plan
+    from weft.tune.peers import peers_of
+    from weft.tune.protocol import MIN_ROUNDS
+    from weft.tune.results import Results
+
+    cards = [find_op(name) for name in ops]
+    if rounds < MIN_ROUNDS:
+        raise UsageError(f"--rounds {rounds}: a median takes at least {MIN_ROUNDS}")
+    for card in cards:
+        peers_of(card.name, peers)  # what is wrong with them is said before anything is started
+    num_ranks = find_gpus(ranks)
+    points = tuple(
+        point
+        for card in cards
+        for point in chosen_points(card, preset, shape, op_dtype(card, dtype).name, num_ranks)
+    )
+    plan = Plan(
+        with_modes(points, modes),
+        num_ranks,
+        tuple(filter(None, named.split(","))),
+        str(Path(peers).resolve()) if peers else "",
+        rounds,
+        time.time() + seconds if seconds else float("inf"),
+    )
+    results = Results(num_ranks, output, many=len(cards) > 1)
+    notes = console.notes()
+    from weft.ops import card as card_of
+
+    for word, values in run_plan(plan, start_on_gpus(card_of)):
+        results.take(word, values)
+        if word in ("row", "failed"):
+            notes.print(line_of(word, values), markup=False)
+    if json:
+        documents = list(results.documents.values())
+        console.print_json(documents[0] if len(documents) == 1 else documents)
+    else:
+        for document in results.documents.values():
+            show(document)
+        for path in results.paths():
+            console.results().print(f"written: {path}", markup=False)
+    return console.FINE if results.is_fine else console.PROBLEM
+
+
+def find_gpus(ranks: int | None) -> int:
+    """How many GPUs to use.
+
+    Raises  UsageError: too few are here
+    """
+    import torch
+
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if ranks is not None and ranks < 1:
+        raise UsageError(f"--ranks {ranks}: at least one rank is needed")
+    if there < (ranks or 1):
+        raise UsageError(
+            f"weft bench times operators on GPUs: it needs {ranks or 'at least one'}, and {there} "
+            "are here. The emulator checks, but its time says nothing of a GPU's: use weft run or "
+            "weft verify, or bench on a machine with GPUs"
+        )
+    return ranks or there
+
+
+def chosen_points(card: Op, preset: str, shape: str, dtype: str, num_ranks: int) -> list[Any]:
+    from dataclasses import fields, replace
+
+    from weft.tune.presets import Point, points_of
+
+    if not shape:
+        return [replace(one, dtype=dtype) for one in points_of(card.name, preset, num_ranks)]
+    sizes = parse_shape(shape, card.default_shape)
+    # Weights as layers keep them, as the presets have them.
+    has_layout = any(field.name == "b_is_nk" for field in fields(card.problem))
+    extra = {"b_is_nk": True} if has_layout else {}
+    return [Point(card.name, "", sizes, ("graph", "queued", "eager"), dtype, extra)]
+
+
+def with_modes(points: tuple[Any, ...], modes: str) -> tuple[Any, ...]:
+    """`points` in the modes that the command line names.
+
+    Raises  UsageError: a mode that there is not
+    """
+    from dataclasses import replace
+
+    from weft.tune.variants import MODES
+
+    if modes == AUTO:
+        return points
+    named = tuple(word for word in modes.split(",") if word)
+    if not named or not set(named) <= set(MODES):
+        raise UsageError(f"--modes {modes!r}: {AUTO}, or some of {', '.join(MODES)}")
+    return tuple(replace(point, modes=named) for point in points)
+
+
+def line_of(word: str, values: Mapping[str, Any]) -> str:
+    """One row or failure, as progress shows it."""
+    what = f"{values['op']} {values['label']} {shape_text(values['shape'])}"
+    if word == "failed":
+        return f"{what} {values['mode'] or ''} {values['variant']}: FAILED {values['error']}"
+    return f"{what} {values['mode']} {values['variant']}: {values['median_us']} us"
+
+
+def show(document: Mapping[str, Any]) -> None:
+    """A table for each operator; what failed comes below it."""
+    out = console.results()
+    out.print(f"{document['op']} on {document['hardware']}, commit {document.get('commit', '')}")
+    rows = [
+        (
+            f"{row['label']} {shape_text(row['shape'])}",
+            row["mode"],
+            row["variant"],
+            f"{row['median_us']:.1f}",
+            f"{row['p10_us']:.1f} .. {row['p90_us']:.1f}",
+            *(_number(row[name]) for name in ("ratio_to_serial", "ceiling", "overlap_efficiency")),
+            "yes" if row["checked"] else "no",
+        )
+        for row in document["rows"]
+    ]
+    if rows:
+        header = ("point", "mode", "variant", "us", "p10 .. p90", "x serial", "ceiling", "E")
+        console.print_table(rows, *header, "checked")
+    for failure in document["failed"]:
+        out.print(line_of("failed", {"op": document["op"], **failure}), markup=False)
+    for name in document["skipped"]:
+        out.print(f"{name}: not begun, the time was over", markup=False)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

@@ -1,0 +1,91 @@
+"""`weft lint FILE.py ..`: what can be seen in kernels and their host code without running them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from weft.base.errors import UsageError
+from weft.tools import console
+from weft.verify.lint import Result, lint_file, python_files
+from weft.verify.lint.problem import ERROR, Problem
+
+
+def lint(
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE.py ..")] = None,
+    rules: Annotated[bool, typer.Option("--rules", help="list the rules and end")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> int:
+    """Find synchronisation mistakes in files and folders by reading them."""
+    if rules:
+        return show_rules(json)
+    if not files:
+        raise UsageError("weft lint needs a file or a folder; --rules lists what it looks for")
+    paths = list(python_files(files))
+    if not paths:
+        raise UsageError(f"there is no Python file in {', '.join(files)}")
+    results = []
+    with console.bar("lint", len(paths)) as bar:
+        for path in paths:
+            results.append(lint_file(path))
+            bar.advance()
+    ok = all(result.ok for result in results)
+    if json:
+        console.print_json({"files": [result.to_json() for result in results], "ok": ok})
+    else:
+        show(results)
+    return console.FINE if ok else console.PROBLEM
+
+
+def show(results: list[Result]) -> None:
+    out = console.results()
+    problems = [problem for result in results for problem in result.problems]
+    for problem in problems:
+        show_problem(out, problem)
+    kernels = sum(len(result.kernels) for result in results)
+    what = f"{_count(len(results), 'file')}, {_count(kernels, 'kernel')}"
+    verdict = _count(len(problems), "finding") if problems else "nothing found"
+    out.print(Text(f"{what}: {verdict}", style="bold red" if problems else "bold green"))
+
+
+def show_problem(out: Console, problem: Problem) -> None:
+    colour = "bold red" if problem.severity == ERROR else "bold yellow"
+    head = Text.assemble(
+        (f"{problem.place}: ", "bold"), (problem.severity, colour), f": {problem.message} ",
+        (f"[{problem.rule}]", "dim"),
+    )  # fmt: skip
+    out.print(head)
+    source, carets = problem.lines()
+    if source:
+        out.print(Text(f"    {source}"))
+        out.print(Text(f"    {carets}", style=colour))
+    if problem.via:
+        out.print(Text(f"  reached {problem.via}", style="dim"))
+    if problem.remedy:
+        out.print(Text(f"  remedy: {problem.remedy}", style="green"))
+    out.print()
+
+
+def show_rules(json: bool) -> int:
+    from weft.verify.lint.registry import RULES
+    from weft.verify.lint.rules import load_rules
+
+    load_rules()
+    if json:
+        rows = [
+            {"rule": r.name, "severity": r.severity, "summary": r.summary, "remedy": r.remedy}
+            for r in RULES.values()
+        ]
+        console.print_json({"rules": rows})
+    else:
+        console.print_table(
+            [(r.name, r.severity, r.summary) for r in RULES.values()], "rule", "severity", "finds"
+        )
+    return console.FINE
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -1,0 +1,99 @@
+"""`weft verify --mutants`: an operator's or a script's mutants, and what became of each."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from weft.base.report import Report
+from weft.base.target import TARGETS
+from weft.base.topology import Topology
+from weft.tools.check import Work, rel_err
+from weft.verify.mutants import Bounds, MutantReport, Run, WrongAnswer, search
+
+Progress = Callable[[int, int], None]
+
+# Calls of three sizes: what one leaves behind must not pass for the next one's.
+CALLS = (0, 0, 1, 2, 0)
+
+
+def mutants_of_op(
+    work: Work, bounds: Bounds, *, configs: Iterable[Any] | None = None,
+    on_mutant: Progress | None = None,
+) -> MutantReport:  # fmt: skip
+    """Every mutant of the operator of `work`, under each of its configurations.
+
+    Raises  UsageError: the operator itself shows something
+    """
+    if configs is None:
+        configs = work.op.candidates(work.problem(), TARGETS["emu"])
+    runs = [op_run(work, config) for config in configs]
+    return search(runs, bounds, subject=work.op.name, ranks=work.num_ranks, on_mutant=on_mutant)
+
+
+def mutants_of_script(
+    path: str, args: Sequence[str], topology: Topology, bounds: Bounds, *,
+    on_mutant: Progress | None = None,
+) -> MutantReport:  # fmt: skip
+    """Every mutant of a script.
+
+    Raises  UsageError: the script itself shows something
+    """
+    runs = [script_run(path, args, topology)]
+    return search(runs, bounds, subject=path, ranks=topology.num_ranks, on_mutant=on_mutant)
+
+
+def op_run(work: Work, config: Any) -> Run:
+    """Calls back to back, with other numbers each, on one slot: only signals keep them apart."""
+    import weft
+
+    sizes = (work, smaller(work), smallest(work))
+    works = [sizes[which] for which in CALLS]
+    problems = [one.problem() for one in works]
+    expected = [one.reference(seed) for seed, one in enumerate(works)]
+
+    def main() -> None:
+        os.environ["WEFT_SLOTS"] = "1"  # of this emulated rank
+        world = weft.init()
+        outs = []
+        for seed, (one, problem) in enumerate(zip(works, problems, strict=True)):
+            outs.append(work.op.run(world, problem, one.inputs(world.rank, seed), config))
+        for out, references, one in zip(outs, expected, works, strict=True):
+            if (error := rel_err(out, references[world.rank])) > one.tolerance():
+                raise WrongAnswer(f"rank {world.rank}: an error of {error:.2g}")
+        world.close()
+
+    def run(seed: int, rewrite: Any) -> Report:
+        with weft.emulated(
+            work.num_ranks, work.nodes or 1, seed, collect=True, rewrite=rewrite
+        ) as session:
+            session.run(main)
+        return session.report
+
+    nodes = "+".join(map(str, work.nodes or (work.num_ranks,)))
+    return Run(f"{getattr(config, 'transport', 'default')} on {nodes}", run)
+
+
+def smaller(work: Work) -> Work:
+    """The same with about half the rows and half the columns."""
+    sizes = {name: work.shape[name] // 2 + 1 for name in ("m", "n") if work.shape.get(name)}
+    return replace(work, shape={**work.shape, **sizes})
+
+
+def smallest(work: Work) -> Work:
+    """The same with one row: most ranks have none."""
+    rows = {"m": 1} if work.shape.get("m") else {}
+    return replace(work, shape={**work.shape, **rows})
+
+
+def script_run(path: str, args: Sequence[str], topology: Topology) -> Run:
+    """The script as it is; what it says is not shown."""
+    from weft.tools.emulate import run_script_once
+
+    def run(seed: int, rewrite: Any) -> Report:
+        return run_script_once(path, args, topology, seed, said_to=io.StringIO(), rewrite=rewrite)
+
+    return Run("+".join(map(str, topology.sizes)), run)

@@ -1,0 +1,141 @@
+"""What the protocol asks of a machine: time one call, freeze it, meet the other ranks.
+
+`GpuDevice` is the one there is; tests put a fake in its place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import triton
+
+LOST = float("nan")
+
+# A held stream is let go after this long, and more where the host needs more.
+MIN_HOLD_US = 300.0
+# Clock cycles of a GPU in a microsecond, at least: a hold may be longer than asked, not shorter.
+CYCLES_PER_US = 2000
+HOST_CALLS = 10
+HOST_REPEATS = 5
+
+
+class Device(Protocol):
+    """One rank's machine, and its way to the others. All calls are collective."""
+
+    def warm_us(self, call: Callable[[], Any]) -> float:
+        """Call once and wait; the host time it took to enqueue."""
+        ...
+
+    def time_us(self, call: Callable[[], Any], host_us: float | None) -> float:
+        """One call's time, all ranks beginning together.
+
+        With `host_us`, how long the host takes to enqueue it, the stream is held meanwhile and the
+        host's time does not show; LOST where it showed all the same.
+        """
+        ...
+
+    def host_us(self, calls: Sequence[Callable[[], Any]]) -> float:
+        """Host time of a call when many are enqueued: median over repeats."""
+        ...
+
+    def record(self, call: Callable[[], Any]) -> tuple[Callable[[], Any], Any]:
+        """`call` frozen: what replays it, and the answer that replays write to."""
+        ...
+
+    def slowest(self, times: list[list[float]]) -> list[list[float]]:
+        """Each element's maximum over ranks; LOST where it is lost on any."""
+        ...
+
+    def agree(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank."""
+        ...
+
+    def sweep(self) -> None:
+        """Put everything out of L2."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until this rank's work is done. Raises what went wrong on the device"""
+        ...
+
+
+@triton.jit
+def _nothing(a, b, c, d, m, n, k):
+    """An empty kernel with an operator's worth of arguments."""
+
+
+class GpuDevice:
+    """A rank of a world on GPUs, timed by CUDA events."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        self.l2_bytes = torch.cuda.get_device_properties(world.device).L2_cache_size
+        self._swept = torch.empty(2 * self.l2_bytes, dtype=torch.uint8, device=world.device)
+
+    def warm_us(self, call: Callable[[], Any]) -> float:
+        began = time.perf_counter()
+        call()
+        took = (time.perf_counter() - began) * 1e6
+        torch.cuda.synchronize()
+        return took
+
+    def time_us(self, call: Callable[[], Any], host_us: float | None) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        released = None
+        if host_us is None:
+            self.world.barrier()
+            torch.cuda.synchronize()
+        else:
+            released = torch.cuda.Event()
+            torch.cuda._sleep(int((MIN_HOLD_US + 1.5 * host_us) * CYCLES_PER_US))
+            released.record()
+            self.world.barrier()
+        begin.record()
+        call()
+        end.record()
+        is_lost = released is not None and released.query()
+        end.synchronize()
+        return LOST if is_lost else begin.elapsed_time(end) * 1e3
+
+    def host_us(self, calls: Sequence[Callable[[], Any]]) -> float:
+        took = []
+        for _ in range(HOST_REPEATS):
+            torch.cuda.synchronize()
+            self.world.barrier()
+            began = time.perf_counter()
+            for number in range(HOST_CALLS):
+                calls[number % len(calls)]()
+            took.append((time.perf_counter() - began) * 1e6 / HOST_CALLS)
+        torch.cuda.synchronize()
+        return sorted(took)[len(took) // 2]
+
+    def bare_launch_us(self) -> float:
+        """What `host_us` reads for an empty Triton kernel."""
+        x = torch.empty(16, device=self.world.device)
+        launch = lambda: _nothing[(1,)](x, x, x, x, 1024, 1024, 1024)  # noqa: E731
+        self.warm_us(launch)
+        return self.host_us([launch])
+
+    def record(self, call: Callable[[], Any]) -> tuple[Callable[[], Any], Any]:
+        with self.world.record() as recording:
+            answer = call()
+        return recording.replay, answer
+
+    def slowest(self, times: list[list[float]]) -> list[list[float]]:
+        everyone = self.agree(times)
+        return [
+            [max(cells) if all(cell == cell for cell in cells) else LOST for cells in zip(*rows)]
+            for rows in zip(*everyone)
+        ]
+
+    def agree(self, value: Any) -> list[Any]:
+        return self.world.backend.exchange(value, timeout_s=60.0)
+
+    def sweep(self) -> None:
+        self._swept.fill_(1)
+
+    def settle(self) -> None:
+        self.world.synchronize()

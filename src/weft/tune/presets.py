@@ -1,0 +1,101 @@
+"""Which points a benchmark measures: shapes of real models, and collectives from 8 KB to 128 MB.
+
+m is global; n and k are per rank, of tensor parallelism over four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.base.errors import UsageError
+
+GATHERED_LAYERS = {
+    "llama3-8b mlp": (7168, 4096),
+    "llama3-70b attention": (2560, 8192),
+    "llama3-70b mlp": (14336, 8192),
+    "qwen3-32b mlp": (12800, 5120),
+    "llama3-405b mlp": (26624, 16384),
+}
+RAGGED_M = 997 * 4
+ALL_M = (1, 16, 64, 256, 512, 1024, 2048, RAGGED_M, 4096, 8192, 16384)
+QUICK_M = (64, 512, 2048, 8192)
+
+ROW = 4096
+KB, MB = 1 << 10, 1 << 20
+ALL_BYTES = tuple(8 * KB << step for step in range(15))
+QUICK_BYTES = (64 * KB, 1 * MB, 16 * MB)
+
+# Graphs below, where a launch would be most of the time; queued calls from there on.
+GRAPH_M = 512
+GRAPH_BYTES = 4 * MB
+
+
+@dataclass(frozen=True)
+class Point:
+    """One thing to measure: an operator's shape, what else its problem says, and in which modes."""
+
+    op: str
+    label: str
+    shape: Mapping[str, int]
+    modes: tuple[str, ...]
+    dtype: str = "bfloat16"
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    bytes_per_rank: int | None = None
+
+    @property
+    def name(self) -> str:
+        sizes = ",".join(f"{name}={size}" for name, size in self.shape.items())
+        return f"{self.op} {self.label} {sizes}"
+
+
+def ag_gemm_points(ms: Sequence[int]) -> list[Point]:
+    """Every layer at every m, with weights as layers keep them, [n, k]."""
+    return [
+        Point(
+            "ag_gemm", label, {"m": m, "n": n, "k": k},
+            ("graph" if m < GRAPH_M else "queued", "eager"), fields={"b_is_nk": True},
+        )
+        for m in ms
+        for label, (n, k) in GATHERED_LAYERS.items()
+    ]  # fmt: skip
+
+
+def collective_points(op: str, sizes: Sequence[int], num_ranks: int) -> list[Point]:
+    """Sizes as their tables count them: what a rank gives to all_gather and all_to_all, what it
+    gets from reduce_scatter, the whole of all_reduce."""
+    points = []
+    for nbytes in sizes:
+        of_rank = nbytes * (num_ranks if op in ("all_gather", "reduce_scatter") else 1)
+        n = min(ROW, nbytes // 2 // num_ranks)
+        mode = "graph" if nbytes <= GRAPH_BYTES else "queued"
+        label = f"{nbytes // MB} MB" if nbytes >= MB else f"{nbytes // KB} KB"
+        shape = {"m": of_rank // 2 // n, "n": n}
+        points.append(Point(op, label, shape, (mode, "eager"), bytes_per_rank=nbytes))
+    return points
+
+
+LAYER_PRESETS = {label.replace(" ", "-"): label for label in GATHERED_LAYERS}
+PRESETS = ("quick", "full", *LAYER_PRESETS)
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+
+
+def points_of(op: str, preset: str, num_ranks: int) -> list[Point]:
+    """The points that a preset means for an operator.
+
+    Raises  UsageError: no such preset, or none for this operator
+    """
+    if preset not in PRESETS:
+        raise UsageError(f"--preset {preset!r}: one of {', '.join(PRESETS)}")
+    if op in COLLECTIVES:
+        if preset in LAYER_PRESETS:
+            raise UsageError(f"--preset {preset!r} is a layer's; {op} takes quick or full")
+        return collective_points(op, ALL_BYTES if preset == "full" else QUICK_BYTES, num_ranks)
+    if op != "ag_gemm":
+        raise UsageError(f"no preset for {op}: pass --shape")
+    ms = QUICK_M if preset == "quick" else ALL_M
+    points = ag_gemm_points(ms)
+    if preset in LAYER_PRESETS:
+        points = [point for point in points if point.label == LAYER_PRESETS[preset]]
+    return points

@@ -1,0 +1,82 @@
+"""What one step does to a signal word, and which of two steps may change places.
+
+A *step* is what a scheduler decides as one: a program from one synchronising operation to the
+next, a host until it blocks, a copy. Only what steps do to words, and who hands what to whom,
+makes their order matter: data that two unordered steps share is a race in either order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+# Who takes steps: ("host", rank), ("stream", rank, number), ("program", rank, launch, id).
+Process = tuple[object, ...]
+
+# A word: (rank, number of the allocation on its rank, first byte), the same in every run.
+WordKey = tuple[object, ...]
+
+# By word, what a step does to it: "add", "read" (also a wait) or "update".
+Footprint = dict[WordKey, str]
+
+
+class Access(NamedTuple):
+    """One access. `kind`: "add" (nobody gets the old value), "read", "wait", "set" or "update".
+
+    A wait passes where `seen - expected >= 0`; of a packet, whose flags are compared for equality,
+    `expected` is None.
+    """
+
+    word: WordKey
+    kind: str
+    before: int | None = None
+    after: int | None = None
+    expected: int | None = None
+
+    @property
+    def writes(self) -> bool:
+        return self.kind in ("add", "set", "update")
+
+    @property
+    def replaces(self) -> bool:
+        return self.kind in ("set", "update")
+
+    @property
+    def change(self) -> int:
+        return (self.after or 0) - (self.before or 0)
+
+
+def passes(seen: int | None, expected: int | None) -> bool:
+    """Would a wait for `expected` pass at `seen`? Of what is not known: no."""
+    if seen is None or expected is None:
+        return False
+    bits = 32 if -(1 << 31) <= min(seen, expected) and max(seen, expected) < 1 << 31 else 64
+    return (seen - expected) & ((1 << bits) - 1) < 1 << (bits - 1)
+
+
+def footprint(accesses: Iterable[Access]) -> Footprint:
+    found: Footprint = {}
+    for access in accesses:
+        kind = {"wait": "read", "set": "update"}.get(access.kind, access.kind)
+        merge(found, {access.word: kind})
+    return found
+
+
+def merge(into: Footprint, other: Footprint) -> None:
+    for word, kind in other.items():
+        known = into.get(word, kind)
+        into[word] = kind if known == kind else "update"
+
+
+def independent(first: Footprint, second: Footprint) -> bool:
+    """May two steps that are next to each other change places without anybody noticing?
+
+    Reads may, and additions of which nobody gets the old value.
+    """
+    if len(first) > len(second):
+        first, second = second, first
+    for word, kind in first.items():
+        other = second.get(word)
+        if other is not None and (kind != other or kind == "update"):
+            return False
+    return True

@@ -1,0 +1,61 @@
+"""`docs/lint.md`, from the rules: `python -m weft.verify.lint.page > docs/lint.md`."""
+
+from __future__ import annotations
+
+import sys
+
+from weft.verify.lint.linter import lint_text
+from weft.verify.lint.registry import RULES, Rule
+from weft.verify.lint.rules import load_rules
+
+HEAD = """# Lint
+
+    weft lint FILE.py ..        files, and folders of them; --json, --rules
+
+reads kernels and the host code that launches them, and says what is wrong without running anything.
+Exit code 0: nothing was found, 1: something was, 2: the command was misused. A finding has a place,
+the line with carets, the reason and the remedy.
+
+It follows calls of device functions, also into files beside the one that is read and into weft's
+own, and hooks that are handed to templates; it knows what a launch passes to a kernel. What it does
+not know it says nothing about: a rule speaks where the mistake is in sight, so a clean file is not
+a proof. That is what `weft verify` is for.
+
+## Exceptions
+
+A comment at the end of the line, or on a line above it, allows one rule there, with a reason:
+
+```python
+# weft: allow volatile-wait: this measures what a volatile wait costs
+while tl.load(word, volatile=True) < 1:
+```
+
+An allowance without a reason is a finding (`allow-without-reason`), one that silences nothing too
+(`unused-allow`). A file that is no Python is one (`syntax-error`).
+
+## Rules
+
+Each with a kernel that it speaks about, and the same kernel put right. The page is generated
+(`python -m weft.verify.lint.page > docs/lint.md`), and a test holds it to the rules.
+
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    load_rules()
+    rows = [f"| [{r.name}](#{r.name}) | {r.severity} | {r.summary} |" for r in RULES.values()]
+    table = "\n".join(["| rule | | finds |", "|---|---|---|", *rows])
+    return HEAD + table + "\n\n" + "\n".join(_section(rule) for rule in RULES.values())
+
+
+def _section(rule: Rule) -> str:
+    said = lint_text(rule.bad, "kernels.py").problems[0]
+    return (
+        f"### {rule.name}\n\n{rule.summary}\n\n```python\n{rule.bad}```\n\n"
+        f"> {said.message}.\n\nRemedy: {rule.remedy}.\n\n```python\n{rule.good}```\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

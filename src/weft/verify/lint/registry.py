@@ -1,0 +1,160 @@
+"""The rules by name. A rule is a function from a `Program` to `Hit`s.
+
+`bad` and `good` are twins: kernels or host code that differ in what the rule is about. The tests
+run every rule on its own twins, and `docs/lint.md` shows them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from weft.verify.lint.device import trace
+from weft.verify.lint.host import Host
+from weft.verify.lint.problem import Span
+from weft.verify.lint.source import Device, Source
+from weft.verify.lint.values import Frame, Op, Value, exactly
+
+
+@dataclass(eq=False)
+class Kernel:
+    """A device function that nobody in the file calls, and what it does."""
+
+    device: Device
+    ops: list[Op]
+
+    @property
+    def name(self) -> str:
+        return self.device.name
+
+    def of(self, *kinds: str) -> list[Op]:
+        return [op for op in self.ops if op.kind in kinds]
+
+
+@dataclass(eq=False)
+class Program:
+    """A file, as rules see it."""
+
+    source: Source
+
+    @cached_property
+    def host(self) -> Host:
+        return Host(self.source)
+
+    @cached_property
+    def kernels(self) -> list[Kernel]:
+        """What is launched, and what no other device function calls."""
+        devices = self.source.devices
+        called = {name for device in devices.values() for name in device.calls}
+        launched = {one.device.name for one in self.host.launches if one.device}
+        roots = [d for name, d in devices.items() if name in launched or name not in called]
+        visited: set[str] = set()
+        found = [Kernel(one, trace(one, self._given(one), visited)) for one in roots]
+        # A hook of a template that lint does not see into is looked at by itself.
+        for name, device in devices.items():
+            if name not in visited:
+                found.append(Kernel(device, trace(device, {}, visited)))
+        return found
+
+    def _given(self, device: Device) -> dict[str, Value]:
+        """What the file's launches say of a kernel's parameters."""
+        given: dict[str, Value] = {}
+        for launch in self.host.launches_of(device.name):
+            for name, value in launch.values.items():
+                params = frozenset({name})
+                if value.kind in ("rank", "num_ranks"):
+                    form = exactly(value.kind)
+                    given[name] = Value(form.form, traits=form.traits, params=params)
+                elif value.kind == "peer":
+                    given[name] = Value(roots=params, remote=True, params=params)
+        return given
+
+    def kernel(self, name: str) -> Kernel | None:
+        return next((kernel for kernel in self.kernels if kernel.name == name), None)
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A rule's finding: the node that it is about, and the sentence that says why."""
+
+    node: ast.AST | Span
+    message: str
+    path: tuple[Frame, ...] = field(default=())
+
+    @property
+    def via(self) -> str:
+        """The calls through which the place is reached, the kernel's own first."""
+        calls = [frame for frame in self.path if frame.kind == "call"]
+        return ", ".join(f"by {one.call}() in line {one.node.lineno}" for one in calls)  # type: ignore[attr-defined]
+
+
+Check = Callable[[Program], Iterable[Hit]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`name` is stable: it stands in comments that allow exceptions."""
+
+    name: str
+    severity: str
+    summary: str
+    remedy: str
+    bad: str
+    good: str
+    check: Check
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(
+    name: str, severity: str, summary: str, *, remedy: str, bad: str, good: str
+) -> Callable[[Check], Check]:
+    """Register a rule.
+
+    Raises  ValueError: the name is taken
+    """
+
+    def add(check: Check) -> Check:
+        if name in RULES:
+            raise ValueError(f"two rules are called {name}")
+        RULES[name] = Rule(name, severity, summary, remedy, _tidy(bad), _tidy(good), check)
+        return check
+
+    return add
+
+
+def _tidy(text: str) -> str:
+    return text.strip("\n") + "\n"
+
+
+def at(op: Op, message: str) -> Hit:
+    """The finding that is about `op`; in this file, also where another file's function does it."""
+    for depth, frame in enumerate(op.path):
+        if frame.foreign:
+            return Hit(frame.node, message, op.path[: depth + 1])
+    return Hit(op.node, message, op.path)
+
+
+def text_of(node: ast.AST | None, limit: int = 60) -> str:
+    """An expression as written, on one line."""
+    if node is None:
+        return "?"
+    text = " ".join(ast.unparse(node).split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def pointer_text(op: Op) -> str:
+    """The address of an operation as written."""
+    if isinstance(op.node, ast.Call):
+        position = 1 if op.name.startswith("wl.notify") else 0
+        for word in op.node.keywords:
+            if word.arg in ("pointer", "signal", "ptr"):
+                return text_of(word.value)
+        if op.name == "wl.put_signal" and len(op.node.args) > 3:
+            return text_of(op.node.args[3])
+        if len(op.node.args) > position:
+            return text_of(op.node.args[position])
+    return "the word"

@@ -1,0 +1,173 @@
+"""Signals that come less often than somebody waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.verify.lint.problem import ERROR, WARNING
+from weft.verify.lint.registry import Hit, Program, at, pointer_text, rule
+from weft.verify.lint.values import (
+    DATA,
+    NUM_RANKS,
+    OFFSET_RANK,
+    RANK,
+    TICKET,
+    TILE_DATA,
+    Frame,
+    Op,
+)
+
+Key = tuple[str, str]
+
+
+def by_signal(program: Program, *kinds: str) -> dict[Key, list[Op]]:
+    """Operations by what they touch: a signal of the host's, else a parameter of one kernel."""
+    names: dict[tuple[str, str], Key] = {}
+    for signal in program.host.signals.values():
+        for launch, root in signal.bound:
+            if launch.device is not None:
+                names[(launch.device.name, root)] = ("signal", signal.origin)
+    found: dict[Key, list[Op]] = {}
+    for kernel in program.kernels:
+        for op in kernel.ops:
+            if op.kind in kinds or (op.waits and "wait" in kinds):
+                for root in op.pointer.roots:
+                    key = names.get((kernel.name, root), (kernel.name, root))
+                    found.setdefault(key, []).append(op)
+    return found
+
+
+@rule(
+    "notify-on-data",
+    WARNING,
+    "A notify that depends on the values of a tile, for a wait that does not.",
+    remedy="notify in every case, and send what was found as data",
+    bad="""
+@triton.jit
+def exchange(world, x, ready, out, peer):
+    i = tl.arange(0, 64)
+    values = tl.load(x + i)
+    if tl.sum(values) > 0:
+        wl.put(world, x + i, values, to=peer)
+        wl.notify(world, ready, to=peer)
+    wl.wait(ready, at_least=1)
+    tl.store(out + i, tl.load(x + i))
+""",
+    good="""
+@triton.jit
+def exchange(world, x, ready, out, peer):
+    i = tl.arange(0, 64)
+    values = tl.load(x + i)
+    if tl.sum(values) > 0:
+        wl.put(world, x + i, values, to=peer)
+    wl.notify(world, ready, to=peer)
+    wl.wait(ready, at_least=1)
+    tl.store(out + i, tl.load(x + i))
+""",
+)
+def notify_on_data(program: Program) -> Iterator[Hit]:
+    waits = by_signal(program, "wait")
+    for key, notifies in by_signal(program, "notify").items():
+        firm = [op for op in waits.get(key, ()) if not _on_data(op) and not op.expected.has(DATA)]
+        if not firm or any(not _on_data(op) for op in notifies):
+            continue
+        for op in notifies:
+            line = firm[0].node.lineno  # type: ignore[attr-defined]
+            yield at(op, f"{pointer_text(op)} is raised only where the data says so, and the wait "
+                         f"in line {line} counts on it always")  # fmt: skip
+
+
+def _on_data(op: Op) -> bool:
+    return any(frame.test.has(TILE_DATA) and not frame.test.has(TICKET) for frame in op.branches())
+
+
+@rule(
+    "count-not-met",
+    WARNING,
+    "A wait for as many arrivals as there are ranks, where not every rank notifies.",
+    remedy="wait for as many as come (num_ranks - 1), or let every rank notify",
+    bad="""
+@triton.jit
+def gather(world, x, ready, out):
+    rank = wl.rank(world)
+    for peer in range(wl.num_ranks(world)):
+        if peer != rank:
+            wl.put_signal(world, x + rank, tl.load(x + rank), ready, op=wl.SignalOp.ADD, to=peer)
+    wl.wait(ready, at_least=wl.num_ranks(world))
+    tl.store(out, tl.load(x))
+""",
+    good="""
+@triton.jit
+def gather(world, x, ready, out):
+    rank = wl.rank(world)
+    for peer in range(wl.num_ranks(world)):
+        if peer != rank:
+            wl.put_signal(world, x + rank, tl.load(x + rank), ready, op=wl.SignalOp.ADD, to=peer)
+    wl.wait(ready, at_least=wl.num_ranks(world) - 1)
+    tl.store(out, tl.load(x))
+""",
+)
+def count_not_met(program: Program) -> Iterator[Hit]:
+    notifies = by_signal(program, "notify", "atomic", "opaque")
+    for key, waits in by_signal(program, "wait").items():
+        made = [op for op in notifies.get(key, ()) if not op.waits]
+        if len(made) != 1 or not _is_one_arrival(made[0]) or not _on_rank(made[0]):
+            continue
+        for op in waits:
+            if op.expected.form == NUM_RANKS and not _on_rank(op):
+                line = made[0].node.lineno  # type: ignore[attr-defined]
+                yield at(op, f"this waits for num_ranks arrivals at {pointer_text(op)}, and the "
+                             f"notify in line {line} is not made by, or for, every "
+                             "rank")  # fmt: skip
+
+
+def _is_one_arrival(op: Op) -> bool:
+    sets = "op" in op.options or (op.name == "wl.put_signal")
+    adds = op.kind == "notify" and op.value.number == 1
+    return adds and (not sets or _says_add(op))
+
+
+def _says_add(op: Op) -> bool:
+    words = getattr(op.node, "keywords", ())
+    return any(w.arg == "op" and getattr(w.value, "attr", "") == "ADD" for w in words)
+
+
+def _on_rank(op: Op) -> bool:
+    return any(frame.test.has(RANK) or frame.test.has(OFFSET_RANK) for frame in op.branches())
+
+
+@rule(
+    "divergent-barrier",
+    ERROR,
+    "A barrier of the world in a branch that not every rank takes.",
+    remedy="call it outside the branch, or on both sides of it",
+    bad="""
+@triton.jit
+def work(world, rows):
+    if wl.rank(world) < rows:
+        wl.barrier(world)
+""",
+    good="""
+@triton.jit
+def work(world, x, rows):
+    if wl.rank(world) < rows:
+        tl.store(x, 1.0)
+    wl.barrier(world)
+""",
+)
+def divergent_barrier(program: Program) -> Iterator[Hit]:
+    for kernel in program.kernels:
+        barriers = [op for op in kernel.of("barrier") if op.name == "wl.barrier"]
+        for op in barriers:
+            for frame in op.branches():
+                if not (frame.test.has(RANK) or frame.test.has(OFFSET_RANK)):
+                    continue
+                if not any(_on_other_side(one, frame) for one in barriers):
+                    line = frame.node.lineno  # type: ignore[attr-defined]
+                    yield at(op, f"only ranks for which the condition in line {line} decides so "
+                                 "come here, and a barrier waits for every rank")  # fmt: skip
+                    break
+
+
+def _on_other_side(op: Op, frame: Frame) -> bool:
+    return any(one.node is frame.node and one.kind != frame.kind for one in op.branches())

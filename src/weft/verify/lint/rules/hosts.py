@@ -1,0 +1,157 @@
+"""What the host does to signals between launches, and what it passes to recorded launches."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from weft.verify.lint.host import Launch, Step
+from weft.verify.lint.problem import ERROR
+from weft.verify.lint.registry import Hit, Program, rule, text_of
+
+EXCHANGE = """
+@triton.jit
+def exchange(world, x, ready, epoch):
+    peer = 1 - wl.rank(world)
+    wl.put_signal(world, x, 1.0, ready, epoch, to=peer)
+    wl.wait(ready, at_least=epoch)
+    tl.store(x + 1, tl.load(x))
+
+"""
+
+
+@rule(
+    "host-reset",
+    ERROR,
+    "The host writes a signal word that peers raise, with no barrier between.",
+    remedy="count up instead of resetting, or put world.barrier() before and after the reset",
+    bad=EXCHANGE
+    + """
+def main():
+    world = weft.init()
+    x, ready = world.zeros((64,), torch.float32), world.signals(1)
+    for _ in range(3):
+        exchange[(1,)](world.arg, x, ready, 1)
+        ready.zero_()
+""",
+    good=EXCHANGE
+    + """
+def main():
+    world = weft.init()
+    x, ready = world.zeros((64,), torch.float32), world.signals(1)
+    for _ in range(3):
+        exchange[(1,)](world.arg, x, ready, 1)
+        world.barrier()
+        ready.zero_()
+        world.barrier()
+""",
+)
+def host_reset(program: Program) -> Iterator[Hit]:
+    host = program.host
+    for reset in host.steps:
+        if reset.kind != "reset" or not _is_raised_by_peers(program, reset.origin):
+            continue
+        users = {id(launch) for launch, _ in host.signals[reset.origin].bound}
+        steps = [step for step in host.steps if step.function == reset.function]
+        launch = _next_launch(steps, reset, users)
+        if launch is not None:
+            name = host.signals[reset.origin].name
+            yield Hit(reset.node, f"{name} is written by the host, and a peer that is faster may "
+                                  f"have raised it for the launch in line {_line(launch)} "
+                                  "already")  # fmt: skip
+
+
+def _is_raised_by_peers(program: Program, origin: str) -> bool:
+    for launch, root in program.host.signals[origin].bound:
+        kernel = program.kernel(launch.device.name) if launch.device else None
+        for op in kernel.of("notify", "atomic", "put") if kernel else ():
+            if op.pointer.remote and root in op.pointer.roots:
+                return True
+    return False
+
+
+def _next_launch(steps: list[Step], reset: Step, users: set[int]) -> Step | None:
+    """The next launch that uses the signal, unless a barrier comes first; round its loop too."""
+    index = steps.index(reset)
+    way = steps[index + 1 :]
+    if reset.loops:
+        inner = [step for step in steps if reset.loops[-1] in step.loops]
+        index = inner.index(reset)
+        way = inner[index + 1 :] + inner[:index]
+    for step in way:
+        if step.kind == "meet":
+            return None
+        if id(step) in users:
+            return step
+    return None
+
+
+def _line(step: Step) -> int:
+    return step.node.lineno  # type: ignore[attr-defined]
+
+
+@rule(
+    "frozen-epoch",
+    ERROR,
+    "A number of the host's that a recorded launch waits for, or sends: every replay has the same.",
+    remedy="read the epoch on the device: wl.slot_epoch(slot), or a word that the kernel counts up",
+    bad=EXCHANGE
+    + """
+def main():
+    world = weft.init()
+    x, ready = world.zeros((64,), torch.float32), world.signals(1)
+    with world.record() as recording:
+        exchange[(1,)](world.arg, x, ready, 1)
+    for _ in range(3):
+        recording.replay()
+""",
+    good="""
+@triton.jit
+def exchange(world, x, ready, calls):
+    peer = 1 - wl.rank(world)
+    epoch = tl.load(calls) + 1
+    wl.put_signal(world, x, 1.0, ready, epoch, to=peer)
+    wl.wait(ready, at_least=epoch)
+    tl.store(x + 1, tl.load(x))
+    tl.store(calls, epoch)
+
+
+def main():
+    world = weft.init()
+    x, ready = world.zeros((64,), torch.float32), world.signals(1)
+    calls = torch.zeros(1, dtype=torch.int32, device=world.device)
+    with world.record() as recording:
+        exchange[(1,)](world.arg, x, ready, calls)
+    for _ in range(3):
+        recording.replay()
+""",
+)
+def frozen_epoch(program: Program) -> Iterator[Hit]:
+    for launch in program.host.launches:
+        if not launch.recorded or launch.device is None:
+            continue
+        for name, line in _awaited(program, launch).items():
+            value = launch.values.get(name)
+            argument = launch.arguments.get(name)
+            if value is None or argument is None or value.kind not in _FROZEN:
+                continue
+            yield Hit(argument, f"{name}={text_of(argument)} is fixed when the launch is recorded, "
+                                f"and line {line} waits for it or sends it in every "
+                                "replay")  # fmt: skip
+
+
+_FROZEN = {"number", "counter", "loop"}
+
+
+def _awaited(program: Program, launch: Launch) -> dict[str, int]:
+    """Parameters that reach a wait's target or a signal's value, and where."""
+    assert launch.device is not None
+    kernel = program.kernel(launch.device.name)
+    found: dict[str, int] = {}
+    for op in kernel.ops if kernel else ():
+        if isinstance(op.node, ast.Call) and (op.waits or op.kind == "notify"):
+            value = op.expected if op.waits else op.value
+            for name in value.params & launch.arguments.keys():
+                if value.roots <= {name}:
+                    found.setdefault(name, op.node.lineno)
+    return found

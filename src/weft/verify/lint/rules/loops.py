@@ -1,0 +1,138 @@
+"""Waits in loops that Triton rearranges."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from weft.verify.lint.problem import ERROR, WARNING
+from weft.verify.lint.registry import Hit, Kernel, Program, at, pointer_text, rule
+from weft.verify.lint.values import Frame, Op
+
+
+def _waits(kernel: Kernel) -> Iterator[tuple[Op, list[Frame]]]:
+    """Each wait, and the `for` loops around it, outermost first."""
+    for op in kernel.ops:
+        if op.waits:
+            yield op, [frame for frame in op.loops() if frame.kind == "for"]
+
+
+def _line(frame: Frame) -> int:
+    assert isinstance(frame.node, ast.For)
+    return frame.node.lineno
+
+
+@rule(
+    "wait-in-pipelined-loop",
+    WARNING,
+    "A wait in a loop whose loads Triton issues stages ahead.",
+    remedy="wait once before the loop; or wait in an outer loop over tiles, around the K loop",
+    bad="""
+@triton.jit
+def multiply(a, b, c, ready, k, TILE: tl.constexpr):
+    i = tl.arange(0, TILE)
+    total = tl.zeros((TILE, TILE), tl.float32)
+    for step in tl.range(0, k, num_stages=3):
+        wl.wait(ready + step, at_least=1)
+        left = tl.load(a + i[:, None] * k + step * TILE + i[None, :])
+        total = tl.dot(left, tl.load(b + i[:, None] * k + i[None, :]), total)
+    tl.store(c + i[:, None] * TILE + i[None, :], total)
+""",
+    good="""
+@triton.jit
+def multiply(a, b, c, ready, k, TILE: tl.constexpr):
+    i = tl.arange(0, TILE)
+    total = tl.zeros((TILE, TILE), tl.float32)
+    wl.wait(ready, at_least=1, count=k)
+    for step in tl.range(0, k, num_stages=3):
+        left = tl.load(a + i[:, None] * k + step * TILE + i[None, :])
+        total = tl.dot(left, tl.load(b + i[:, None] * k + i[None, :]), total)
+    tl.store(c + i[:, None] * TILE + i[None, :], total)
+""",
+)
+def wait_in_pipelined_loop(program: Program) -> Iterator[Hit]:
+    for kernel in program.kernels:
+        for op, loops in _waits(kernel):
+            if not loops:
+                continue
+            stages = _stages(program, kernel, loops[-1])
+            inside = [one for one in kernel.ops if loops[-1].node in _loop_nodes(one)[-1:]]
+            loads = [one for one in inside if one.kind in ("load", "descriptor load")]
+            if stages > 1 and any(one.kind == "dot" for one in inside) and loads:
+                yield at(op, f"the loop in line {_line(loops[-1])} is pipelined in {stages} stages:"
+                             f" a load may be issued before this wait for {pointer_text(op)}, or "
+                             "the wait costs the pipelining")  # fmt: skip
+
+
+def _loop_nodes(op: Op) -> list[ast.AST]:
+    return [frame.node for frame in op.loops() if frame.kind == "for"]
+
+
+def _stages(program: Program, kernel: Kernel, loop: Frame) -> int:
+    """What the loop says, else what a launch of the kernel says; 1 where nobody does."""
+    written = loop.options.get("num_stages")
+    if written is not None:
+        return written.number if isinstance(written.number, int) else 1
+    given = [launch.option("num_stages") for launch in program.host.launches_of(kernel.name)]
+    return max((n for n in given if isinstance(n, int)), default=1)
+
+
+@rule(
+    "flattened-wait",
+    ERROR,
+    "A wait in tl.range(flatten=True): the next tile's wait runs before this tile's store.",
+    remedy="say flatten=False: the inner loop is pipelined all the same",
+    bad="""
+@triton.jit
+def relay(world, x, ready, n, peer):
+    for tile in tl.range(0, n, flatten=True):
+        wl.wait(ready + tile, at_least=1)
+        wl.put_signal(world, x + tile, tl.load(x + tile), ready + tile + 1, to=peer)
+""",
+    good="""
+@triton.jit
+def relay(world, x, ready, n, peer):
+    for tile in tl.range(0, n, flatten=False):
+        wl.wait(ready + tile, at_least=1)
+        wl.put_signal(world, x + tile, tl.load(x + tile), ready + tile + 1, to=peer)
+""",
+)
+def flattened_wait(program: Program) -> Iterator[Hit]:
+    for op, loop in _in_loops_with(program, "flatten"):
+        yield at(op, f"the loop in line {_line(loop)} is flattened, so this wait for "
+                     f"{pointer_text(op)} comes before the store of the tile before: a deadlock "
+                     "where it depends on that store")  # fmt: skip
+
+
+@rule(
+    "specialised-wait",
+    ERROR,
+    "A wait in tl.range(warp_specialize=True): on sm_90 Triton drops it without a word.",
+    remedy="leave warp_specialize out, or write the kernel in Gluon with the wait in its producer",
+    bad="""
+@triton.jit
+def consume(x, ready, out, n):
+    for tile in tl.range(0, n, warp_specialize=True):
+        wl.wait(ready + tile, at_least=1)
+        tl.store(out + tile, tl.load(x + tile))
+""",
+    good="""
+@triton.jit
+def consume(x, ready, out, n):
+    for tile in tl.range(0, n):
+        wl.wait(ready + tile, at_least=1)
+        tl.store(out + tile, tl.load(x + tile))
+""",
+)
+def specialised_wait(program: Program) -> Iterator[Hit]:
+    for op, loop in _in_loops_with(program, "warp_specialize"):
+        yield at(op, f"the loop in line {_line(loop)} is warp-specialised, and Triton 3.6 to 3.9 "
+                     f"drop this wait for {pointer_text(op)} on sm_90")  # fmt: skip
+
+
+def _in_loops_with(program: Program, option: str) -> Iterator[tuple[Op, Frame]]:
+    for kernel in program.kernels:
+        for op, loops in _waits(kernel):
+            for loop in loops:
+                if option in loop.options and loop.options[option].number is True:
+                    yield op, loop

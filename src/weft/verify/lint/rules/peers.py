@@ -1,0 +1,114 @@
+"""Ranks that a kernel or its host names, and that may not exist."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from weft.verify.lint.problem import ERROR, WARNING
+from weft.verify.lint.registry import Hit, Program, at, rule, text_of
+from weft.verify.lint.values import DATA, NUM_RANKS, OFFSET_RANK, RANK, TICKET, UNCHECKED, Op
+
+
+@rule(
+    "peer-unmasked",
+    ERROR,
+    "A rank's neighbour that is not brought back into 0 .. num_ranks - 1.",
+    remedy="take it modulo wl.num_ranks(world), or guard the access by a comparison",
+    bad="""
+@triton.jit
+def push(world, x):
+    right = wl.rank(world) + 1
+    at = tl.arange(0, 64)
+    wl.put(world, x + at, tl.load(x + at), to=right)
+""",
+    good="""
+@triton.jit
+def push(world, x):
+    right = (wl.rank(world) + 1) % wl.num_ranks(world)
+    at = tl.arange(0, 64)
+    wl.put(world, x + at, tl.load(x + at), to=right)
+""",
+)
+def peer_unmasked(program: Program) -> Iterator[Hit]:
+    for kernel in program.kernels:
+        for op in kernel.ops:
+            if op.to is None or _is_guarded(op):
+                continue
+            if op.to.has(OFFSET_RANK):
+                yield at(op, f"{_peer_text(op)} is the rank plus or minus something, and on the "
+                             "first or last rank there is no such peer")  # fmt: skip
+            elif op.to.form == NUM_RANKS:
+                yield at(op, f"{_peer_text(op)} is the number of ranks; the last rank is one less")
+    yield from _host_peers(program)
+
+
+def _is_guarded(op: Op) -> bool:
+    """Does a branch around it, or a return before it, ask about ranks?"""
+    return any(
+        frame.test.has(RANK) or frame.test.has(OFFSET_RANK) or frame.test.has(NUM_RANKS)
+        for frame in op.branches()
+    )
+
+
+def _peer_text(op: Op) -> str:
+    if isinstance(op.node, ast.Call):
+        for word in op.node.keywords:
+            if word.arg in ("to", "peer", "source"):
+                return f"{word.arg}={text_of(word.value)}"
+        if op.name == "wl.at" and len(op.node.args) > 2:
+            return f"peer {text_of(op.node.args[2])}"
+    return "the index of the table of addresses"
+
+
+def _host_peers(program: Program) -> Iterator[Hit]:
+    """`world.peer(x, world.rank + 1)`, outside of any `if`."""
+    parents = program.host.parents
+    for node in ast.walk(program.source.tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        if node.func.attr != "peer" or len(node.args) != 2:
+            continue
+        peer = node.args[1]
+        if not (isinstance(peer, ast.BinOp) and isinstance(peer.op, (ast.Add, ast.Sub))):
+            continue
+        if text_of(peer.left).endswith(".rank") and not _in_branch(node, parents):
+            yield Hit(peer, f"{text_of(peer)} is no rank on the first or last rank")
+
+
+def _in_branch(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+    outer = parents.get(node)
+    while outer is not None and not isinstance(outer, ast.FunctionDef):
+        if isinstance(outer, (ast.If, ast.IfExp, ast.While, ast.comprehension, ast.Try, ast.With)):
+            return True
+        outer = parents.get(outer)
+    return False
+
+
+@rule(
+    "peer-from-data",
+    WARNING,
+    "A peer read from memory and used as it is.",
+    remedy="guard the access by a comparison with wl.num_ranks(world), or take it modulo that",
+    bad="""
+@triton.jit
+def send(world, x, targets, i):
+    peer = tl.load(targets + i)
+    wl.put(world, x + i, tl.load(x + i), to=peer)
+""",
+    good="""
+@triton.jit
+def send(world, x, targets, i):
+    peer = tl.load(targets + i)
+    if peer < wl.num_ranks(world):
+        wl.put(world, x + i, tl.load(x + i), to=peer)
+""",
+)
+def peer_from_data(program: Program) -> Iterator[Hit]:
+    for kernel in program.kernels:
+        for op in kernel.of("put", "get", "notify", "address"):
+            if op.to is None or not op.to.has(UNCHECKED) or op.to.has(TICKET):
+                continue
+            if not any(frame.test.has(DATA) for frame in op.branches()):
+                yield at(op, f"{_peer_text(op)} is what memory holds, and nothing here says that "
+                             "it is a rank")  # fmt: skip

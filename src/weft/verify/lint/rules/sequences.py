@@ -1,0 +1,245 @@
+"""Steps of a kernel in an order in which they do not work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.verify.lint.order import before_without, exclusive
+from weft.verify.lint.problem import ERROR, WARNING
+from weft.verify.lint.registry import Hit, Kernel, Program, at, pointer_text, rule
+from weft.verify.lint.rules.signals import LAUNCHED, whole_signals
+from weft.verify.lint.values import LOOP, NUM_RANKS, PROGRAM, RANK, TICKET, Frame, Op
+
+
+def _line(op: Op) -> int:
+    return getattr(op.node, "lineno", 0)
+
+
+@rule(
+    "store-after-notify",
+    WARNING,
+    "A put to a peer behind the last signal: nobody is told of it.",
+    remedy="put first, notify then; or put a barrier behind it",
+    bad="""
+@triton.jit
+def push(world, x, ready, peer):
+    values = tl.load(x + tl.arange(0, 64))
+    wl.notify(world, ready, to=peer)
+    wl.put(world, x + tl.arange(0, 64), values, to=peer)
+""",
+    good="""
+@triton.jit
+def push(world, x, ready, peer):
+    values = tl.load(x + tl.arange(0, 64))
+    wl.put(world, x + tl.arange(0, 64), values, to=peer)
+    wl.notify(world, ready, to=peer)
+""",
+)
+def store_after_notify(program: Program) -> Iterator[Hit]:
+    for kernel in program.kernels:
+        for index, op in enumerate(kernel.ops):
+            if op.kind not in ("put", "store") or not op.pointer.remote:
+                continue
+            if op.name in ("wl.put_packets", "wl.put_lines"):
+                continue  # each word carries its own flag
+            told = [one for one in kernel.ops[index:] if not exclusive(one, op) and _tells(one)]
+            early = [
+                one for one in kernel.ops[:index]
+                if one.kind == "notify" and one.pointer.remote and not exclusive(one, op)
+            ]  # fmt: skip
+            if early and not told:
+                yield at(op, f"the last signal to a peer is raised in line {_line(early[-1])}, "
+                             "before this write: whoever waits for it may not see it")  # fmt: skip
+
+
+def _tells(op: Op) -> bool:
+    """Can anybody hear of what was written before it? What lint does not know may tell."""
+    return op.releases or op.kind in ("notify", "barrier", "opaque", "wait", "test", "assembly")
+
+
+@rule(
+    "late-wait",
+    WARNING,
+    "A wait at the end of a kernel, behind the reads that it should guard.",
+    remedy="wait before what peers write is read",
+    bad="""
+@triton.jit
+def exchange(world, x, ready, out):
+    peer = 1 - wl.rank(world)
+    wl.put_signal(world, x, 1.0, ready, to=peer)
+    tl.store(out, tl.load(x))
+    wl.wait(ready, at_least=1)
+""",
+    good="""
+@triton.jit
+def exchange(world, x, ready, out):
+    peer = 1 - wl.rank(world)
+    wl.put_signal(world, x, 1.0, ready, to=peer)
+    wl.wait(ready, at_least=1)
+    tl.store(out, tl.load(x))
+""",
+)
+def late_wait(program: Program) -> Iterator[Hit]:
+    for kernel in program.kernels:
+        written = _written_by_peers(kernel)
+        for index, wait in enumerate(kernel.ops):
+            if wait.kind != "wait" or _something_follows(kernel, index):
+                continue
+            for op in kernel.ops[:index]:
+                reads = op.kind == "get" or (op.kind == "load" and op.pointer.roots & written)
+                if reads and not exclusive(op, wait) and not _acquired(kernel, op):
+                    message = f"nothing comes behind this wait for {pointer_text(wait)}, and line "
+                    yield at(wait, message + f"{_line(op)} reads before it what peers write")
+                    break
+
+
+def _written_by_peers(kernel: Kernel) -> set[str]:
+    far = [op for op in kernel.of("put", "store") if op.pointer.remote]
+    return {root for op in far for root in op.pointer.roots}
+
+
+def _something_follows(kernel: Kernel, index: int) -> bool:
+    wait = kernel.ops[index]
+    loops = [frame.node for frame in wait.loops()]
+    return bool(loops) or any(not exclusive(wait, op) for op in kernel.ops[index + 1 :])
+
+
+def _acquired(kernel: Kernel, read: Op) -> bool:
+    before = kernel.ops[: kernel.ops.index(read)]
+    return any(op.acquires and not exclusive(op, read) for op in before)
+
+
+@rule(
+    "wait-before-notify",
+    ERROR,
+    "Every rank waits for a signal before it raises it for the others: all wait for ever.",
+    remedy="notify first, wait then; or let one rank begin",
+    bad="""
+@triton.jit
+def exchange(world, x, ready):
+    peer = 1 - wl.rank(world)
+    wl.wait(ready, at_least=1)
+    tl.store(x + 1, tl.load(x))
+    wl.put_signal(world, x, 1.0, ready, to=peer)
+
+"""
+    + LAUNCHED,
+    good="""
+@triton.jit
+def exchange(world, x, ready):
+    peer = 1 - wl.rank(world)
+    wl.put_signal(world, x, 1.0, ready, to=peer)
+    wl.wait(ready, at_least=1)
+    tl.store(x + 1, tl.load(x))
+
+"""
+    + LAUNCHED,
+)
+def wait_before_notify(program: Program) -> Iterator[Hit]:
+    for signal, ops in whole_signals(program):
+        if signal.is_written or len({id(launch.device) for launch, _ in signal.bound}) != 1:
+            continue
+        raising = [op for op in ops if op.kind in ("notify", "atomic", "put", "store", "barrier")]
+        raising = [op for op in raising if not op.waits]
+        if not raising or ops[0] in raising or not ops[0].waits:
+            continue
+        wait, value = ops[0], ops[0].expected.number
+        if isinstance(value, int) and value > 0 and not wait.branches() and not wait.loops():
+            yield at(wait, f"all ranks come here first, and {signal.name} is raised only in line "
+                           f"{_line(raising[0])}, behind this wait")  # fmt: skip
+
+
+@rule(
+    "source-reused",
+    ERROR,
+    "The source of a transfer that does not block, written before it is complete.",
+    remedy="put wl.quiet(world) before the write; fence and notify do not complete a put here",
+    bad="""
+@triton.jit
+def push_twice(world, x, source, peer):
+    at = tl.arange(0, 64)
+    wl.put_nbi(world, x + at, source + at, to=peer)
+    wl.fence(world)
+    tl.store(source + at, 0.0)
+    wl.barrier(world)
+""",
+    good="""
+@triton.jit
+def push_twice(world, x, source, peer):
+    at = tl.arange(0, 64)
+    wl.put_nbi(world, x + at, source + at, to=peer)
+    wl.quiet(world)
+    tl.store(source + at, 0.0)
+    wl.barrier(world)
+""",
+)
+def source_reused(program: Program) -> Iterator[Hit]:
+    for kernel in program.kernels:
+        for put, store in before_without(
+            kernel.ops,
+            lambda op: op.name == "wl.put_nbi" and bool(op.value.roots),
+            lambda op: op.kind in ("store", "get") and not op.pointer.remote,
+            lambda op: op.name in ("wl.quiet", "wl.barrier"),
+        ):
+            if store.pointer.roots & put.value.roots:
+                yield at(store, f"the transfer of line {_line(put)} may still read "
+                                f"{', '.join(sorted(put.value.roots))}")  # fmt: skip
+
+
+@rule(
+    "speaks-for-all",
+    WARNING,
+    "One program of a grid signals what all of them have stored, without having met them.",
+    remedy="take a ticket with wl.atomic_add and let the last program notify, or wl.barrier_grid",
+    bad="""
+@triton.jit
+def push(world, x, ready, peer):
+    i = tl.program_id(0)
+    wl.put(world, x + i, tl.load(x + i), to=peer)
+    if i == 0:
+        wl.notify(world, ready, to=peer)
+""",
+    good="""
+@triton.jit
+def push(world, x, ready, ticket, peer):
+    i = tl.program_id(0)
+    wl.put(world, x + i, tl.load(x + i), to=peer)
+    done = wl.atomic_add(ticket, 1, scope=wl.Scope.DEVICE)
+    if done == tl.num_programs(0) - 1:
+        wl.notify(world, ready, to=peer)
+""",
+)
+def speaks_for_all(program: Program) -> Iterator[Hit]:
+    for kernel in program.kernels:
+        for put, notify in before_without(kernel.ops, _by_every_program, _by_one, _meets):
+            yield at(notify, f"each program writes its part in line {_line(put)}, and one program "
+                             f"raises {pointer_text(notify)}: the others may not have come so "
+                             "far")  # fmt: skip
+
+
+def _by_every_program(op: Op) -> bool:
+    offset = op.pointer.offset
+    far = op.kind in ("put", "store") and op.pointer.remote
+    return far and offset is not None and offset.has(PROGRAM) and not _asks_program(op)
+
+
+def _by_one(op: Op) -> bool:
+    is_far = op.kind == "notify" and op.pointer.remote
+    mine = op.pointer.offset is not None and op.pointer.offset.has(PROGRAM)
+    return is_far and not mine and any(_is_one_program(frame) for frame in op.branches())
+
+
+def _is_one_program(frame: Frame) -> bool:
+    """`if program == K`: one program of the grid, and nothing else that is asked."""
+    test = frame.test
+    other = test.has(RANK) or test.has(LOOP) or test.has(TICKET) or test.has(NUM_RANKS)
+    return frame.kind == "if" and test.has(PROGRAM) and not other and not test.params
+
+
+def _asks_program(op: Op) -> bool:
+    return any(frame.test.has(PROGRAM) for frame in op.branches())
+
+
+def _meets(op: Op) -> bool:
+    """Programs can have heard of each other through it."""
+    return op.kind in ("barrier", "atomic", "wait", "test", "opaque", "assembly")

@@ -1,0 +1,146 @@
+"""Calls of weft that cannot be meant."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Iterator
+
+from weft.verify.lint.problem import ERROR, WARNING
+from weft.verify.lint.registry import Hit, Program, rule, text_of
+from weft.verify.lint.signatures import exported, signatures
+
+PUSH = """
+@triton.jit
+def push(world, x):
+    wl.put(world, x, 1.0, to=0)
+
+"""
+
+
+@rule(
+    "world-not-arg",
+    ERROR,
+    "A kernel that is given the world instead of world.arg.",
+    remedy="pass world.arg",
+    bad=PUSH
+    + """
+def main():
+    world = weft.init()
+    push[(1,)](world, world.zeros((64,), torch.float32))
+""",
+    good=PUSH
+    + """
+def main():
+    world = weft.init()
+    push[(1,)](world.arg, world.zeros((64,), torch.float32))
+""",
+)
+def world_not_arg(program: Program) -> Iterator[Hit]:
+    for launch in program.host.launches:
+        for name, value in launch.values.items():
+            if value.kind == "world":
+                argument = launch.arguments[name]
+                yield Hit(argument, f"{text_of(argument)} is the host's object; kernels take its "
+                                    "table, rank count and version as one argument")  # fmt: skip
+
+
+@rule(
+    "rank-as-constexpr",
+    WARNING,
+    "The rank as a compile-time constant: one binary for each rank.",
+    remedy="take it from wl.rank(world), or drop the tl.constexpr",
+    bad="""
+@triton.jit
+def fill(x, RANK: tl.constexpr):
+    tl.store(x, RANK)
+
+
+def main():
+    world = weft.init()
+    fill[(1,)](world.zeros((64,), torch.float32), world.rank)
+""",
+    good="""
+@triton.jit
+def fill(world, x):
+    tl.store(x, wl.rank(world))
+
+
+def main():
+    world = weft.init()
+    fill[(1,)](world.arg, world.zeros((64,), torch.float32))
+""",
+)
+def rank_as_constexpr(program: Program) -> Iterator[Hit]:
+    for launch in program.host.launches:
+        for name, value in launch.values.items():
+            if value.kind == "rank" and launch.device and launch.device.is_constexpr(name):
+                yield Hit(launch.arguments[name], f"{name} of {launch.device.name} is a constexpr, "
+                          "so every rank compiles a kernel of its own")  # fmt: skip
+
+
+@rule(
+    "unknown-name",
+    ERROR,
+    "A name that weft.language does not have.",
+    remedy="docs/language.md lists what there is",
+    bad="""
+@triton.jit
+def announce(world, ready, peer):
+    wl.signal(world, ready, to=peer)
+""",
+    good="""
+@triton.jit
+def announce(world, ready, peer):
+    wl.notify(world, ready, to=peer)
+""",
+)
+def unknown_name(program: Program) -> Iterator[Hit]:
+    spelling = program.source.spelling
+    for node in ast.walk(program.source.tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if program.source.imports.get(node.value.id) == "weft.language":
+                if spelling(node).startswith("wl.") and not _exists(node.attr):
+                    yield Hit(node, f"{ast.unparse(node)} does not exist{_near(node.attr)}")
+        elif isinstance(node, ast.ImportFrom) and node.module == "weft.language":
+            for alias in node.names:
+                if alias.name != "*" and not _exists(alias.name):
+                    message = f"weft.language has no {alias.name}{_near(alias.name)}"
+                    yield Hit(alias, message)
+
+
+def _exists(name: str) -> bool:
+    return name in exported() or name.startswith("_")
+
+
+def _near(name: str) -> str:
+    found = difflib.get_close_matches(name, exported(), n=1)
+    return f"; there is {found[0]}" if found else ""
+
+
+@rule(
+    "wrong-call",
+    ERROR,
+    "A call of a primitive that its declaration does not take.",
+    remedy="docs/language.md has the signatures; peers go by name: to=, source=",
+    bad="""
+@triton.jit
+def announce(world, ready, peer):
+    wl.notify(world, ready, 1, peer)
+""",
+    good="""
+@triton.jit
+def announce(world, ready, peer):
+    wl.notify(world, ready, 1, to=peer)
+""",
+)
+def wrong_call(program: Program) -> Iterator[Hit]:
+    for device in program.source.devices.values():
+        for node in ast.walk(device.node):
+            if not isinstance(node, ast.Call):
+                continue
+            name = program.source.spelling(node.func)
+            declared = signatures().get(name[3:]) if name.startswith("wl.") else None
+            complaint = declared.complaint(node) if declared else ""
+            if complaint:
+                yield Hit(node, f"wl.{name[3:]} {complaint}")

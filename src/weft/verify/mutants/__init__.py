@@ -1,0 +1,9 @@
+"""Mutants: every signal of a program weakened in turn; each is caught, or argued equivalent."""
+
+from __future__ import annotations
+
+from weft.verify.mutants.records import Mutant, Site
+from weft.verify.mutants.results import MutantReport, Verdict
+from weft.verify.mutants.search import Bounds, Run, WrongAnswer, search
+
+__all__ = ["Bounds", "Mutant", "MutantReport", "Run", "Site", "Verdict", "WrongAnswer", "search"]

@@ -1,0 +1,81 @@
+"""The session's rewrites: one that finds out which mutants there are, one that makes a mutant."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from weft.emulator.codegen import EmulatedKernel
+from weft.emulator.rewriting import Rewrite, compile_module, parsed
+from weft.emulator.streams import Stream, Work
+from weft.emulator.ttir import Op, parse_statements
+from weft.verify.mutants import host, kernels
+from weft.verify.mutants.edits import edited
+from weft.verify.mutants.records import HOST, Mutant, Site
+
+
+class Census(Rewrite):
+    """Changes nothing, and remembers what could be changed.
+
+    `mutants` in the order of their kernels' launches; `sites` whose operation was reached.
+    """
+
+    def __init__(self) -> None:
+        self.mutants: dict[Mutant, None] = {}
+        self.sites: set[Site] = set()
+        self._marks: list[Site] = []
+        self._kernels: dict[str, EmulatedKernel] = {}
+
+    def kernel(self, text: str) -> EmulatedKernel:
+        known = self._kernels.get(text)
+        if known is None:
+            module = parsed(text)
+            self.mutants.update(dict.fromkeys(kernels.mutations(module)))
+            changes = {op: [self._mark(op, site), op] for op, site in kernels.sites(module).items()}
+            known = self._kernels[text] = compile_module(edited(module, changes))
+        return known
+
+    def _mark(self, op: Op, site: Site) -> Op:
+        """An operation that tells that the one behind it is about to run."""
+        self._marks.append(site)
+        symbol = f"weft.reached:{len(self._marks) - 1}"
+        (mark,) = parse_statements(
+            f'%reached = tt.extern_elementwise {{pure = false, symbol = "{symbol}"}} : () -> i32',
+            {}, op.place,
+        )  # fmt: skip
+        return mark
+
+    def reached(self, mark: int) -> None:
+        self.sites.add(self._marks[mark])
+
+    def position(self, work: Work, stream: Stream) -> int | None:
+        for mutant in host.mutations(work, stream):
+            self.mutants[mutant] = None
+            self.sites.add(mutant.site)
+        return super().position(work, stream)
+
+
+class OneMutant(Rewrite):
+    """The program with one mutant in it."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self.mutant = mutant
+
+    def kernel(self, text: str) -> EmulatedKernel:
+        if self.mutant.site.kernel == HOST:
+            return super().kernel(text)
+        return _mutated(text, self.mutant) or super().kernel(text)
+
+    def position(self, work: Work, stream: Stream) -> int | None:
+        if self.mutant.site.kernel != HOST:
+            return super().position(work, stream)
+        return host.position(work, stream, self.mutant)
+
+
+@lru_cache(maxsize=64)
+def _mutated(text: str, mutant: Mutant) -> EmulatedKernel | None:
+    """Kept for as long as one mutant runs under several schedules."""
+    module = parsed(text)
+    if module.kernel.name != mutant.site.kernel:
+        return None
+    changes = kernels.mutations(module).get(mutant)
+    return None if changes is None else compile_module(edited(module, changes))

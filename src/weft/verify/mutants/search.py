@@ -1,0 +1,279 @@
+"""Runs every mutant of a program under schedules until one shows that something is wrong.
+
+    report = search(runs, Bounds(), subject="all_gather", ranks=3)
+
+A program is given as a few `Run`s: the ways it is run, for instance on one node and on two. Each is
+run as it is first: what its kernels and hosts come by are the sites.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import weft.emulator
+from weft.base.errors import CompileError, UnsupportedError, UsageError, WeftError
+from weft.base.report import Report
+from weft.emulator.rewriting import Rewrite
+from weft.verify.mutants.notes import Note, notes_for
+from weft.verify.mutants.records import Mutant, Site
+from weft.verify.mutants.results import (
+    CAUGHT,
+    EQUIVALENT,
+    MISSED,
+    NOT_RUN,
+    MutantReport,
+    Verdict,
+    mistakes_of,
+)
+from weft.verify.mutants.rewrites import Census, OneMutant
+
+# A mutant that runs so many times as long as the program itself, and so long at least, never ends.
+PATIENCE = 30
+PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One way to run the program: `run(seed, rewrite)` returns the emulator's report.
+
+    It raises AssertionError where an answer is wrong.
+    """
+
+    name: str
+    run: Callable[[int, Rewrite], Report]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much is tried.
+
+    Units   schedules: seeds of each run that a mutant may survive; census: seeds under which the
+            program runs as it is; limit_s: seconds for all; jobs: processes, 0 is one for each CPU
+    """
+
+    schedules: int = 12
+    census: int = 3
+    limit_s: float | None = None
+    jobs: int = 1
+
+
+class WrongAnswer(AssertionError):
+    """What a rank computed is not what the reference says."""
+
+
+def search(
+    runs: Sequence[Run], bounds: Bounds, *, subject: str, ranks: int,
+    choose: Callable[[list[Mutant]], Iterable[Mutant]] | None = None,
+    on_mutant: Callable[[int, int], None] | None = None,
+) -> MutantReport:  # fmt: skip
+    """The verdict over every mutant of what `runs` run.
+
+    `choose` may take some of the mutants; `on_mutant(done, all)` hears of the progress.
+
+    Raises  UsageError: the program itself shows something; a note that cannot be read
+    """
+    begin = time.monotonic()
+    survey = Survey(runs, bounds)
+    everything = survey.mutants()
+    chosen = everything if choose is None else list(choose(everything))
+    notes = notes_for(everything)
+    hunt = Hunt(survey, bounds, notes, begin)
+    verdicts: list[Verdict] = []
+    for verdict in hunt.verdicts(chosen):
+        verdicts.append(verdict)
+        if on_mutant is not None:
+            on_mutant(len(verdicts), len(chosen))
+    report = MutantReport(subject, ranks, verdicts, survey.unreached())
+    if choose is None:
+        report.mistakes = mistakes_of(notes, verdicts)
+    report.seconds = time.monotonic() - begin
+    if report.of(NOT_RUN):
+        report.bound = f"the limit of {bounds.limit_s:g} s was reached"
+    return report
+
+
+# ---------------------------------------------------------------------------------------------
+# What there is to change
+
+
+class Survey:
+    """The program as it is: its mutants, which runs come by them, how long a run takes."""
+
+    def __init__(self, runs: Sequence[Run], bounds: Bounds) -> None:
+        self.runs = runs
+        self.where: dict[Mutant, list[int]] = {}
+        self.sites: set[Site] = set()
+        self.seconds: list[float] = []
+        for number, run in enumerate(runs):
+            census = Census()
+            begin = time.process_time()
+            for seed in range(bounds.census):
+                if shown := shows(run, seed, census):
+                    raise UsageError(
+                        f"{run.name}, seed {seed}: the program itself shows {shown}; put that "
+                        "right before its mutants are asked for"
+                    )
+            self.seconds.append((time.process_time() - begin) / bounds.census)
+            self.sites |= census.sites
+            for mutant in census.mutants:
+                if mutant.site in census.sites:
+                    self.where.setdefault(mutant, []).append(number)
+                else:
+                    self.where.setdefault(mutant, [])
+
+    def mutants(self) -> list[Mutant]:
+        return [mutant for mutant, runs in self.where.items() if runs]
+
+    def unreached(self) -> list[Site]:
+        return sorted({mutant.site for mutant, runs in self.where.items() if not runs})
+
+
+# ---------------------------------------------------------------------------------------------
+# Mutant by mutant
+
+
+@dataclass
+class Hunt:
+    """Goes after mutants, in this process or in several."""
+
+    survey: Survey
+    bounds: Bounds
+    notes: Sequence[Note]
+    begin: float
+    # How often the run of a number has caught a mutant, and how often it was tried, by seed.
+    catches: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+
+    def verdicts(self, mutants: Sequence[Mutant]) -> Iterator[Verdict]:
+        jobs = self.bounds.jobs or os.cpu_count() or 1
+        if min(jobs, len(mutants)) < 2 or "fork" not in multiprocessing.get_all_start_methods():
+            yield from map(self.verdict, mutants)
+            return
+        global _hunt, _mutants
+        _hunt, _mutants = self, mutants
+        try:
+            # The runs are closures: the children have them because they are forks.
+            context = multiprocessing.get_context("fork")
+            with ProcessPoolExecutor(jobs, context, initializer=_alone) as pool:
+                yield from pool.map(_verdict_of, range(len(mutants)))
+        finally:
+            _hunt, _mutants = None, ()
+
+    def verdict(self, mutant: Mutant) -> Verdict:
+        begin = time.monotonic()
+        rewrite, tried = OneMutant(mutant), 0
+        for number, seed in self._trials(mutant):
+            if self._is_over():
+                return Verdict(mutant, NOT_RUN, "", tried, time.monotonic() - begin)
+            run = self.survey.runs[number]
+            patience = max(PATIENCE_S, PATIENCE * self.survey.seconds[number])
+            shown = shows(run, seed, rewrite, patience)
+            tried += 1
+            caught, all_tries = self.catches.get((number, seed), (0, 0))
+            self.catches[number, seed] = (caught + bool(shown), all_tries + 1)
+            if shown:
+                by = f"{shown} in {run.name}, seed {seed}"
+                return Verdict(mutant, CAUGHT, by, tried, time.monotonic() - begin)
+        reasons = [note.reason for note in self.notes if note.covers(mutant)]
+        outcome, by = (EQUIVALENT, reasons[0]) if reasons else (MISSED, "")
+        return Verdict(mutant, outcome, by, tried, time.monotonic() - begin)
+
+    def _trials(self, mutant: Mutant) -> list[tuple[int, int]]:
+        """(run, seed) pairs, those first that have caught most for their time."""
+
+        def worth(trial: tuple[int, int]) -> float:
+            caught, tried = self.catches.get(trial, (0, 0))
+            return -(caught + 1) / (tried + 2) / max(self.survey.seconds[trial[0]], 1e-3)
+
+        runs, seeds = self.survey.where[mutant], range(self.bounds.schedules)
+        return sorted(((run, seed) for seed in seeds for run in runs), key=worth)
+
+    def _is_over(self) -> bool:
+        limit = self.bounds.limit_s
+        return limit is not None and time.monotonic() - self.begin > limit
+
+
+_hunt: Hunt | None = None
+_mutants: Sequence[Mutant] = ()
+
+
+def _verdict_of(index: int) -> Verdict:
+    assert _hunt is not None
+    return _hunt.verdict(_mutants[index])
+
+
+def _alone() -> None:
+    """A fork has lost torch's threads, and must not wait for them."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+# ---------------------------------------------------------------------------------------------
+# One run
+
+
+def shows(run: Run, seed: int, rewrite: Rewrite, patience_s: float | None = None) -> str:
+    """What one run shows: kinds of findings, a wrong answer, an error; "" where all is well.
+
+    Raises  the emulator's own errors: they say nothing of the program
+    """
+    try:
+        with _patience(patience_s):
+            report = run.run(seed, rewrite)
+    except _TooLong:
+        return "no end"
+    except AssertionError:
+        return "wrong answer"
+    except (UnsupportedError, CompileError):
+        raise
+    except WeftError as error:
+        return type(error).__name__
+    except Exception as error:
+        if _is_ours(error):
+            raise
+        return type(error).__name__
+    return ", ".join(sorted({finding.kind for finding in report}))
+
+
+class _TooLong(BaseException):
+    pass
+
+
+@contextmanager
+def _patience(seconds: float | None) -> Iterator[None]:
+    """Raise _TooLong in here after so many seconds of this process's work, where that can be."""
+    able = hasattr(signal, "setitimer")
+    if seconds is None or not able or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(*_: Any) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGVTALRM, ring)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+_EMULATOR = Path(weft.emulator.__file__).parent
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Was it raised by the emulator's own code?"""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(_EMULATOR)

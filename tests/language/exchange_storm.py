@@ -1,0 +1,125 @@
+"""Many rounds of lines, narrow packets and signals by warps between all ranks, every value checked.
+
+    torchrun --nproc-per-node 2 tests/language/exchange_storm.py [ROUNDS]
+
+A line that arrived in pieces, or data that a signal has overtaken, is counted. Runs on emulated
+ranks too. Prints the counts and, on GPUs, the time of a round.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+import triton
+import triton.language as tl
+
+import weft
+import weft.language as wl
+
+PROGRAMS, LINES, SIZE = 8, 16, 1024
+
+
+@triton.jit
+def lines(world, inbox, signal, wrong, first, rounds, LINES: tl.constexpr, SIZE: tl.constexpr):
+    """inbox: int64[2, programs, num_ranks, LINES, 16]. Each word says who sent it, and when."""
+    n = world.num_ranks
+    at, is_data = wl.line_elements(LINES, tl.int64)
+    bad = tl.zeros((LINES, 16), tl.int32)
+    for e in range(first, first + rounds):
+        half = (e % 2) * tl.num_programs(0) + tl.program_id(0)
+        slot = inbox + half.to(tl.int64) * n * LINES * 16
+        for peer in range(n):
+            stamp = (e.to(tl.int64) * n + wl.rank(world)) << 20
+            wl.put_lines(world, slot + wl.rank(world) * LINES * 16, stamp + at, e, to=peer)
+        for source in range(n):
+            words = wl.wait_lines(slot + source * LINES * 16, e, LINES)
+            stamp = (e.to(tl.int64) * n + source) << 20
+            bad += ((words != stamp + at) & is_data).to(tl.int32)
+    tl.store(wrong + tl.program_id(0), tl.sum(bad))
+
+
+@triton.jit
+def half_packets(
+    world, inbox, signal, wrong, first, rounds, LINES: tl.constexpr, SIZE: tl.constexpr
+):
+    """inbox: int64[2, programs, num_ranks, SIZE / 2]. Two fp16 values share a packet."""
+    n = world.num_ranks
+    at = tl.arange(0, SIZE)
+    words = tl.arange(0, SIZE // 2)
+    bad = tl.zeros((SIZE,), tl.int32)
+    for e in range(first, first + rounds):
+        half = (e % 2) * tl.num_programs(0) + tl.program_id(0)
+        slot = inbox + half.to(tl.int64) * n * (SIZE // 2)
+        for peer in range(n):
+            value = ((e + wl.rank(world) + at) % 2048).to(tl.float16)
+            wl.put_packets(world, slot + wl.rank(world) * (SIZE // 2) + words, value, e, to=peer)
+        for source in range(n):
+            packets = slot + source * (SIZE // 2) + words
+            value = wl.wait_packets(packets, e, dtype=tl.float16)
+            bad += (value != ((e + source + at) % 2048).to(tl.float16)).to(tl.int32)
+    tl.store(wrong + tl.program_id(0), tl.sum(bad))
+
+
+@triton.jit
+def by_warps(world, inbox, signal, wrong, first, rounds, LINES: tl.constexpr, SIZE: tl.constexpr):
+    """inbox: int64[programs, SIZE], from the left; signal: int32[2, programs], data and credit."""
+    pid = tl.program_id(0)
+    at = tl.arange(0, SIZE)
+    right = (wl.rank(world) + 1) % world.num_ranks
+    left = (wl.rank(world) + world.num_ranks - 1) % world.num_ranks
+    came, free = signal + pid, signal + tl.num_programs(0) + pid
+    slot = inbox + pid * SIZE + at
+    bad = tl.zeros((SIZE,), tl.int32)
+    for e in range(first, first + rounds):
+        wl.wait(free, at_least=(e - 1) * wl.num_warps())
+        stamp = (e.to(tl.int64) * world.num_ranks + wl.rank(world)) << 20
+        wl.put_signal_warp(world, slot, stamp + at, came, to=right)
+        wl.wait(came, at_least=e * wl.num_warps())
+        stamp = (e.to(tl.int64) * world.num_ranks + left) << 20
+        bad += (tl.load(slot) != stamp + at).to(tl.int32)
+        wl.notify_warp(world, free, to=left)
+    tl.store(wrong + pid, tl.sum(bad))
+
+
+KERNELS = (lines, half_packets, by_warps)
+
+
+def main(rounds: int = 20_000) -> dict[str, dict[str, float]]:
+    """For each kernel: wrong values, and microseconds per round on GPUs."""
+    world = weft.init()
+    found: dict[str, dict[str, float]] = {}
+    for kernel in KERNELS:
+        words = 2 * PROGRAMS * world.num_ranks * max(LINES * 16, SIZE)
+        inbox = world.zeros((words,), torch.int64, name="inbox")
+        signal = world.signals(2 * PROGRAMS)
+        wrong = torch.zeros(PROGRAMS, dtype=torch.int32, device=world.device)
+        us = []
+        for first, count in ((1, 2), (3, rounds)):  # first to load, then to run
+            events = None
+            if torch.device(world.device).type != "cpu":
+                events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            world.barrier()
+            if events:
+                events[0].record()
+            kernel[(PROGRAMS,)](
+                world.arg, inbox, signal, wrong, first, count, LINES=LINES, SIZE=SIZE, num_warps=4
+            )
+            if events:
+                events[1].record()
+            world.synchronize()
+            if events:
+                us.append(events[0].elapsed_time(events[1]) * 1e3 / count)
+        found[kernel.__name__] = {"wrong": int(wrong.sum())}
+        if us:
+            found[kernel.__name__]["round_us"] = us[-1]
+    if world.rank == 0:
+        print(json.dumps(found), flush=True)
+    world.close()
+    return found
+
+
+if __name__ == "__main__":
+    found = main(*map(int, sys.argv[1:]))
+    sys.exit(any(row["wrong"] for row in found.values()))

@@ -1,0 +1,67 @@
+"""What operators are measured against gives their answers, on emulated ranks and for odd m."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft
+from weft.base.errors import UnsupportedError
+from weft.ops import card
+from weft.tune.case import Case
+
+SHAPES = {
+    "ag_gemm": [{"m": 16, "n": 8, "k": 16}, {"m": 7, "n": 8, "k": 16}, {"m": 1, "n": 8, "k": 16}],
+    "all_gather": [{"m": 16, "n": 8}, {"m": 7, "n": 8}],
+    "reduce_scatter": [{"m": 16, "n": 8}],
+    "all_reduce": [{"m": 16, "n": 8}, {"m": 7, "n": 3}],
+    "all_to_all": [{"m": 16, "n": 8}],
+}
+
+
+def answers(op: str, name: str, shape: dict[str, int]) -> list[list[float]]:
+    """How far each rank's answers are off, and the tolerance last."""
+
+    def main() -> list[float]:
+        torch.distributed.init_process_group()
+        world = weft.init()
+        chosen = card(op)
+        case = Case(world, chosen, chosen.make_problem(4, shape, "bfloat16"), l2_bytes=1 << 20)
+        variant = chosen.baselines[name](case)
+        errors = []
+        for index, call in enumerate(variant.calls):
+            for _ in range(2):
+                if variant.before:
+                    variant.before(index)
+                out = call()
+                errors.append(case.error(index, out) if variant.answers else 0.0)
+        return [*errors, case.tolerance]
+
+    with weft.emulated(ranks=4, seed=0) as session:
+        return session.run(main)
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "shape"),
+    [
+        (op, name, shape)
+        for op, shapes in SHAPES.items()
+        for name in card(op).baselines
+        if name in ("cublas", "nccl", "cublas_nccl")
+        for shape in shapes
+    ],
+    ids=str,
+)
+def test_the_unfused_way_gives_the_operators_answer(op: str, name: str, shape: dict[str, int]):
+    for *errors, tolerance in answers(op, name, shape):
+        assert len(errors) == 6 and max(errors) <= tolerance
+
+
+def test_uneven_splits_are_refused_by_what_takes_even_ones():
+    with pytest.raises(UnsupportedError, match="m=7"):
+        answers("reduce_scatter", "nccl", {"m": 7, "n": 8})
+
+
+@pytest.mark.parametrize("op", SHAPES)
+def test_every_operator_names_the_vendors_collective(op: str):
+    assert "nccl" in card(op).baselines

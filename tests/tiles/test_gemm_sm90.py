@@ -1,0 +1,152 @@
+"""The GEMM template for Hopper: how work is dealt out, what is compiled, and its twin's results."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from weft.base.dtypes import tolerance
+from weft.base.errors import ConfigError
+from weft.base.records import KernelRecord
+from weft.base.target import TARGETS
+from weft.language import triton_api
+from weft.tiles import gemm, gemm_sm90, swizzle
+from weft.verify import compiled
+
+BLOCKINGS = [gemm_sm90.WIDE, gemm_sm90.TURNS]
+
+
+@gluon.jit
+def nothing(args):
+    pass
+
+
+@gluon.jit
+def plain_gemm(a, b, c, partials, summed, e, shape, tile_m: gl.constexpr, tile_n: gl.constexpr,
+               tile_k: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr):  # fmt: skip
+    order: gl.constexpr = swizzle.grouped
+    ready: gl.constexpr = gemm.ready_always
+    emit: gl.constexpr = gemm_sm90.emit_store
+    done: gl.constexpr = nothing
+    gemm_sm90.gemm(
+        a, b, c, shape, gl.program_id(0), gl.num_programs(0),
+        gemm_sm90.Shared(partials, summed, e, None),
+        order, (8,), ready, gemm.Always(a, shape.m), emit, gemm_sm90.Stored(c), done, (),
+        tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
+    )  # fmt: skip
+
+
+sizes = st.integers(1, 3000)
+
+
+@given(m=sizes, n=sizes, k=sizes, num_programs=st.integers(1, 140))
+def test_every_tile_is_dealt_out_once(m, n, k, num_programs):
+    for blocking in BLOCKINGS:
+        extents = (blocking.tile_m, blocking.tile_n, blocking.tile_k)
+        dealt = gemm_sm90.cut.fn(gemm.Shape(m, n, k, 0, 0, 0), *extents, num_programs)
+        tiles = -(-m // blocking.tile_m) * -(-n // blocking.tile_n)
+        assert dealt.whole + dealt.shared == tiles
+        # Shared tiles come last, one for each program at most: their parts run side by side.
+        assert dealt.shared * dealt.parts <= num_programs
+        assert dealt.shared == 0 or dealt.whole % num_programs == 0
+        assert 1 <= dealt.parts <= max(1, dealt.num_k)
+
+
+@pytest.mark.parametrize(("field", "text"), [
+    ({"tile_n": 96}, "tile_n=64, 128 or 256"),
+    ({"tile_m": 64}, "takes tile_m=128"),
+    ({"stages": 5}, "take 2 to 4"),
+])  # fmt: skip
+def test_a_tile_that_does_not_fit(field, text):
+    wide = {"tile_m": 128, "tile_n": 256, "tile_k": 64, "stages": 4}
+    gemm_sm90.check("gemm", **wide, target=TARGETS["cuda:90"])
+    with pytest.raises(ConfigError, match=text):
+        gemm_sm90.check("gemm", **{**wide, **field}, target=TARGETS["cuda:90"])
+
+
+def record_of(blocking, dtype: str, b_is_nk: bool) -> KernelRecord:
+    tile_m, tile_n, tile_k = blocking.tile_m, blocking.tile_n, blocking.tile_k
+    chunk = (gemm_sm90.chunk_rows(tile_m, tile_n), gemm_sm90.CHUNK_N.value)
+
+    def operand(block) -> str:
+        layout = gemm_sm90.block_layout(block, 2)
+        return f"tensordesc<{dtype}[{block[0]}, {block[1]}],{layout!r}>"
+
+    return KernelRecord(
+        name="plain_gemm",
+        signature={
+            "a": operand((tile_m, tile_k)),
+            "b": operand((tile_n, tile_k) if b_is_nk else (tile_k, tile_n)),
+            "c": operand(chunk),
+            "partials": "*fp32",
+            "summed": "*i64",
+            "e": "i64",
+            "shape": ["i32"] * len(gemm.Shape._fields),
+        },
+        constants={
+            "shape": gemm.Shape(*[None] * len(gemm.Shape._fields)),
+            "tile_m": tile_m,
+            "tile_n": tile_n,
+            "tile_k": tile_k,
+            "stages": blocking.num_stages,
+            "b_is_nk": b_is_nk,
+        },
+        options={"num_warps": blocking.num_warps},
+        divisible_by_16=("partials", "summed"),
+    )
+
+
+@pytest.mark.parametrize("b_is_nk", [False, True])
+@pytest.mark.parametrize("blocking", BLOCKINGS, ids=["wide", "turns"])
+def test_products_run_on_tensor_cores_and_sums_stay_in_registers(blocking, b_is_nk):
+    target = TARGETS["cuda:90"]
+    record = record_of(blocking, "bf16", b_is_nk)
+    binary = triton_api.compile_kernel(plain_gemm, record, target)
+    ptx = binary.asm["ptx"]
+    assert re.search(rf"wgmma.mma_async.sync.aligned.m64n{blocking.tile_n}k16.f32.bf16.bf16", ptx)
+    assert "ld.local" not in ptx and "st.local" not in ptx
+    assert binary.metadata.shared <= target.shared_bytes
+    report = compiled(binary, target)
+    assert report.ok, str(report)
+
+
+@pytest.mark.gpu(n=1)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("b_is_nk", [False, True])
+@pytest.mark.parametrize("blocking", BLOCKINGS, ids=["wide", "turns"])
+@pytest.mark.parametrize("shape", [(2048, 2560, 1024), (200, 136, 72), (128, 128, 2048)], ids=str)
+def test_multiplies_as_its_twin(shape, blocking, b_is_nk, dtype):
+    m, n, k = shape
+    torch.manual_seed(0)
+    a = torch.randn(m, k, device="cuda").to(dtype)
+    right = torch.randn(n, k, device="cuda").to(dtype)
+    if not b_is_nk:
+        right = right.t().contiguous()
+    c = torch.empty(m, n, device="cuda", dtype=dtype)
+    tile_m, tile_n, tile_k = blocking.tile_m, blocking.tile_n, blocking.tile_k
+    programs = 132
+    elements = gemm_sm90.partial_elements(tile_m, tile_n, programs)
+    partials = torch.empty(elements, device="cuda")
+    summed = torch.zeros(2 * programs, device="cuda", dtype=torch.int64)
+    chunk = (gemm_sm90.chunk_rows(tile_m, tile_n), gemm_sm90.CHUNK_N.value)
+    results = []
+    for e in (1, 2):
+        c.fill_(float("nan"))
+        plain_gemm[(programs,)](
+            gemm_sm90.descriptor(a, (tile_m, tile_k)),
+            gemm_sm90.descriptor(right, (tile_n, tile_k) if b_is_nk else (tile_k, tile_n)),
+            gemm_sm90.descriptor(c, chunk), partials, summed, e,
+            gemm.Shape(m, n, k, k, right.stride(0), n), tile_m, tile_n, tile_k,
+            blocking.num_stages, b_is_nk, num_warps=blocking.num_warps,
+        )  # fmt: skip
+        results.append(c.clone())
+    assert torch.equal(*results)
+    expected = a.float() @ (right.t() if b_is_nk else right).float()
+    error = (results[0].float() - expected).norm() / expected.norm()
+    assert error <= tolerance(str(dtype).removeprefix("torch."), k)

@@ -1,0 +1,188 @@
+"""A benchmark from outside: rows and their ratios, what hangs, what is saved, points, peers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.base.errors import UsageError
+from weft.tune import bench as benchmark
+from weft.tune.bench import Plan, bench, rows
+from weft.tune.figures import Times
+from weft.tune.peers import peers_of
+from weft.tune.presets import Point, points_of
+from weft.tune.processes import RanksStopped
+from weft.tune.results import Results
+from weft.tune.variants import Variant
+
+POINTS = tuple(Point("ag_gemm", "", {"m": m, "n": 8, "k": 8}, ("queued",)) for m in (1, 2, 3))
+
+
+def some_rows(**medians: float) -> dict[str, dict[str, Any]]:
+    able = [Variant(name, [], answers=name != "nccl") for name in medians]
+    times = {name: Times((us,) * 7) for name, us in medians.items()}
+    errors = dict.fromkeys(medians, 0.001)
+    found = rows(POINTS[0], 4, "queued", able, times, errors, {"weft": 12.0})
+    return {row["variant"]: row for row in found}
+
+
+def test_a_row_holds_what_the_contract_says():
+    row = some_rows(cublas=100.0, nccl=50.0, cublas_nccl=150.0, weft=120.0)["weft"]
+    assert row["median_us"] == row["p10_us"] == row["p90_us"] == 120.0
+    parts = (row["t_gemm_us"], row["t_comm_us"], row["t_serial_us"])
+    assert parts == (100.0, 50.0, 150.0)
+    assert (row["ratio_to_serial"], row["ceiling"], row["overlap_efficiency"]) == (1.25, 1.5, 0.6)
+    assert row["checked"] is True and row["host_us"] == 12.0
+    assert (row["shape"], row["ranks"], row["dtype"]) == ({"m": 1, "n": 8, "k": 8}, 4, "bfloat16")
+
+
+def test_no_ratio_without_two_checked_answers():
+    without_serial = some_rows(cublas=100.0, nccl=50.0, weft=120.0)["weft"]
+    assert without_serial["ratio_to_serial"] is None
+    assert without_serial["overlap_efficiency"] is None
+    able = [Variant("cublas", []), Variant("nccl", []), Variant("cublas_nccl", []),
+            Variant("weft", [], answers=False)]  # fmt: skip
+    times = {v.name: Times((10.0,)) for v in able}
+    unchecked = list(rows(POINTS[0], 4, "queued", able, times, {}, {}))[-1]
+    assert unchecked["checked"] is False and unchecked["ratio_to_serial"] is None
+
+
+def test_a_part_of_the_unfused_way_is_not_compared_with_the_whole():
+    found = some_rows(cublas=100.0, nccl=50.0, cublas_nccl=150.0)
+    assert found["cublas"]["ratio_to_serial"] is None
+    assert found["cublas_nccl"]["ratio_to_serial"] == 1.0
+
+
+def test_a_collective_is_compared_with_the_vendors():
+    able = [Variant("nccl", []), Variant("weft", [])]
+    times = {"nccl": Times((20.0,)), "weft": Times((10.0,))}
+    nccl, weft = rows(POINTS[0], 4, "graph", able, times, {}, {})
+    assert (weft["ratio_to_serial"], weft["t_serial_us"], weft["ceiling"]) == (2.0, 20.0, None)
+    assert nccl["ratio_to_serial"] == 1.0
+
+
+# ---------------------------------------------------------------------------------------------
+# What hangs
+
+
+class Ranks:
+    """Ranks that measure `a` and `b` at every point, and hang where told."""
+
+    def __init__(self, hangs: set[tuple[str, str]]) -> None:
+        self.hangs = hangs
+        self.starts: list[Plan] = []
+
+    def __call__(self, plan: Plan) -> Iterator[benchmark.Message]:
+        self.starts.append(plan)
+        yield "started", {"device": "NVIDIA H200", "commit": "abc"}
+        for point in plan.points:
+            yield "at", {"point": point.name, "variant": ""}
+            for name in ("a", "b"):
+                if plan.leaves_out(point, name):
+                    continue
+                yield "at", {"point": point.name, "variant": name}
+                if (point.name, name) in self.hangs:
+                    raise RanksStopped("silent for 60 s: it hangs")
+                yield "row", {"op": point.op, "variant": name, "shape": dict(point.shape)}
+            yield "measured", {"point": point.name, "mode": "queued"}
+        yield "finished", {}
+
+
+def run(ranks: Ranks) -> tuple[list[tuple[int, str]], list[tuple[int, str, str]]]:
+    measured, failed = [], []
+    for word, values in bench(Plan(POINTS, 4), ranks):
+        if word == "row":
+            measured.append((values["shape"]["m"], values["variant"]))
+        elif word == "failed":
+            failed.append((values["shape"]["m"], values["variant"], values["error"]))
+    return measured, failed
+
+
+def test_all_goes_on_without_what_hangs():
+    ranks = Ranks({(POINTS[1].name, "a")})
+    measured, failed = run(ranks)
+    assert measured == [(1, "a"), (1, "b"), (2, "b"), (3, "a"), (3, "b")]
+    assert failed == [(2, "a", "silent for 60 s: it hangs")]
+    assert [len(plan.points) for plan in ranks.starts] == [3, 2]
+
+
+def test_what_hangs_twice_is_not_tried_again():
+    ranks = Ranks({(point.name, "a") for point in POINTS})
+    measured, failed = run(ranks)
+    assert [m for m, name, _ in failed] == [1, 2]
+    assert measured == [(1, "b"), (2, "b"), (3, "b")]
+
+
+def test_ranks_that_do_not_start_are_an_error():
+    def dead(plan: Plan) -> Iterator[benchmark.Message]:
+        raise RanksStopped("a process died: exit codes by rank [1, 1]")
+        yield
+
+    with pytest.raises(RanksStopped):
+        list(bench(Plan(POINTS, 2), dead))
+
+
+# ---------------------------------------------------------------------------------------------
+# What is saved, points, peers
+
+
+def test_a_run_that_is_cut_off_leaves_what_was_measured(tmp_path: Path):
+    results = Results(4, str(tmp_path), many=True)
+    stream = bench(Plan(POINTS, 4), Ranks(set()))
+    for word, values in stream:
+        results.take(word, values)
+        if word == "measured":
+            break
+    saved = json.loads((tmp_path / "ag_gemm_h200x4.json").read_text())
+    assert saved["op"] == "ag_gemm" and saved["hardware"] == "4 x NVIDIA H200"
+    assert [row["variant"] for row in saved["rows"]] == ["a", "b"]
+    assert "op" not in saved["rows"][0]
+
+
+def test_weft_that_fails_is_a_problem_and_a_rival_that_fails_is_not():
+    for name, is_fine in (("weft", False), ("weft pull", False), ("kraken", True), ("", False)):
+        results = Results(4)
+        results.take("started", {"device": "NVIDIA H200"})
+        results.take("failed", {"op": "ag_gemm", "variant": name, "error": ""})
+        assert results.is_fine is is_fine, name
+
+
+def test_presets_hold_the_shapes_of_the_targets():
+    full = points_of("ag_gemm", "full", 4)
+    assert len(full) == 55
+    assert {point.shape["m"] for point in full} >= {1, 3988, 16384}
+    assert {point.modes[0] for point in full if point.shape["m"] < 512} == {"graph"}
+    one = points_of("ag_gemm", "llama3-405b-mlp", 4)
+    assert {(point.shape["n"], point.shape["k"]) for point in one} == {(26624, 16384)}
+    with pytest.raises(UsageError):
+        points_of("ag_gemm", "llama3-9b", 4)
+    with pytest.raises(UsageError):
+        points_of("all_reduce", "llama3-8b-mlp", 4)
+
+
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
+def test_collectives_go_from_8_kb_to_128_mb(op: str):
+    points = points_of(op, "full", 4)
+    assert [p.bytes_per_rank for p in (points[0], points[-1])] == [8 << 10, 128 << 20]
+    for point in points:
+        whole = 2 * point.shape["m"] * point.shape["n"]
+        ranks = 4 if op in ("all_gather", "reduce_scatter") else 1
+        assert whole == point.bytes_per_rank * ranks, point.name
+        assert point.shape["m"] % 4 == 0, point.name
+
+
+def test_a_peer_is_a_file_in_a_folder(tmp_path: Path):
+    (tmp_path / "rival.py").write_text(
+        "def variants(op):\n    return {'rival': lambda case: None} if op == 'ag_gemm' else {}\n"
+    )
+    assert list(peers_of("ag_gemm", tmp_path)) == ["rival"]
+    assert peers_of("all_reduce", tmp_path) == {} and peers_of("ag_gemm", "") == {}
+    (tmp_path / "other.py").write_text("")
+    with pytest.raises(UsageError, match="variants"):
+        peers_of("ag_gemm", tmp_path)
+    with pytest.raises(UsageError, match="no such folder"):
+        peers_of("ag_gemm", tmp_path / "nowhere")

@@ -1,0 +1,128 @@
+"""Inputs drawn on the device by the card's own words, weft's variants by theirs, rank processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from weft.base.errors import ConfigError, UsageError
+from weft.base.target import TARGETS
+from weft.ops import card
+from weft.tune import variants
+from weft.tune.answers import poison, rel_err
+from weft.tune.case import Case, drawn_on
+from weft.tune.processes import RanksStopped, messages_from_gpus, run_on_gpus
+
+WORLD = SimpleNamespace(
+    device=torch.device("cpu"), rank=1, num_ranks=4, target=TARGETS["cuda:90"]
+)  # fmt: skip
+
+
+def a_case(op: str = "ag_gemm", l2_bytes: int = 1 << 20, **shape: int) -> Case:
+    chosen = card(op)
+    sizes = {**chosen.default_shape, **shape}
+    return Case(WORLD, chosen, chosen.make_problem(4, sizes, "bfloat16"), l2_bytes)
+
+
+def test_inputs_are_the_cards_and_answers_this_ranks():
+    case = a_case(m=16, n=8, k=32)
+    mine = case.card.make_inputs(case.problem, WORLD.rank, 0)
+    assert case.sets[0]["a"].shape == mine["a"].shape
+    assert case.expected[0].shape == (16, 8)
+    wanted = case.card.reference(
+        case.problem,
+        [drawn_on(WORLD.device, case.card.make_inputs, case.problem, r, 0) for r in range(4)],
+    )[1]
+    assert case.error(0, wanted) == 0.0
+    assert case.error(0, wanted + 1) > case.tolerance
+
+
+def test_generators_are_moved_to_the_device_with_their_seed():
+    drawn = drawn_on(torch.device("meta"), lambda: torch.zeros(3))
+    assert drawn.device.type == "meta"
+    twice = [
+        drawn_on(torch.device("cpu"), card("all_reduce").make_inputs, a_case("all_reduce").problem,
+                 rank, 0)["x"] for rank in (0, 0, 1)
+    ]  # fmt: skip
+    assert torch.equal(twice[0], twice[1]) and not torch.equal(twice[0], twice[2])
+
+
+def test_sets_are_more_than_l2_or_it_is_swept():
+    small = a_case("all_reduce", l2_bytes=1 << 20, m=4, n=4)
+    assert len(small.sets) == 3 and small.is_swept
+    large = a_case("all_reduce", l2_bytes=1 << 10, m=64, n=64)
+    assert len(large.sets) == 2 and not large.is_swept
+    assert not torch.equal(small.sets[0]["x"], small.sets[1]["x"])
+
+
+def test_errors_of_answers():
+    ones = torch.ones(4)
+    assert rel_err(ones, ones) == 0.0
+    assert rel_err((ones, ones * 2), (ones, ones)) == 1.0
+    assert rel_err(torch.ones(3), ones) == float("inf")
+    poison(ones)
+    assert rel_err(ones, torch.ones(4)) == float("inf")
+
+
+def test_wefts_variants_by_words():
+    case = a_case(m=512, n=512, k=512)
+    (default,) = variants.of_weft(case, "weft")
+    assert default.name == "weft" and len(default.calls) == len(case.sets)
+    assert {v.name for v in variants.of_weft(case, "weft/each")} == {"weft pull", "weft push"}
+    (one,) = variants.of_weft(case, "weft/transport=pull/chunks=4")
+    assert "transport='pull'" in one.about and "chunks=4" in one.about
+    for words in ("weft/chunks", "weft/colour=red", "weft/chunks=many"):
+        with pytest.raises(UsageError):
+            list(variants.of_weft(case, words))
+    with pytest.raises(ConfigError):
+        list(variants.of_weft(case, "weft/chunks=0"))
+
+
+# ---------------------------------------------------------------------------------------------
+# Processes
+
+
+def speak(rank: int, send: Callable[[Any], None], what: str) -> None:
+    for number in range(3):
+        send((what, number))
+    if what == "die" and rank == 1:
+        os._exit(3)
+    if what == "hang":
+        time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("end", None),
+        ("die", r"exit codes by rank \[0, 3\]"),
+        pytest.param("hang", "silent", marks=pytest.mark.slow),
+    ],
+)
+def test_what_ranks_say_is_heard_and_they_are_ended(what: str, said: str | None):
+    heard = []
+    stream = messages_from_gpus(speak, 2, what, silence_s=15.0 if what != "hang" else 8.0)
+    if said is None:
+        heard = list(stream)
+    else:
+        with pytest.raises(RanksStopped, match=said):
+            for message in stream:
+                heard.append(message)
+    assert heard == [(what, 0), (what, 1), (what, 2)]
+
+
+def fail(rank: int) -> None:
+    os._exit(rank)
+
+
+@pytest.mark.slow
+def test_a_failing_rank_is_told():
+    with pytest.raises(RuntimeError, match="fail"):
+        run_on_gpus(fail, 2)
+    assert run_on_gpus(fail, 2, tolerate=True) == [0, 1]

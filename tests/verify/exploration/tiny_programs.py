@@ -1,0 +1,121 @@
+"""Programs of a few synchronising operations, on a machine alone: what the explorer is tried on.
+
+A program is a list of operations: (name, word, value). "store" and "load" are plain accesses of a
+cell of data, of the same number as a word.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from weft.base.place import Frame, Place
+from weft.emulator.machine import Machine
+from weft.emulator.streams import KernelWork
+from weft.verify.exploration.execution import Execution
+from weft.verify.exploration.search import Bounds, Ran, Search, search
+
+F32, I32, I64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
+WORDS = 4
+
+
+@dataclass(eq=False)
+class FakeKernel:
+    name: str
+    function: object
+    source: str = ""
+    parameters: tuple = ()
+    locations: list = field(
+        default_factory=lambda: [Place((Frame("tiny.py", line, "k"),)) for line in range(100)]
+    )
+
+
+def do(rt, operation, words, data, seen, loc):
+    name, word, value = operation
+    ptr, one = np.int64(words + 8 * word), np.int32(1)
+    name, _, order = name.partition(".")
+    if name in ("add", "set"):
+        order = order or "release"
+        rt.extern(f"weft.notify:{name}.{order}.sys", [ptr, np.int64(value)], I32, (), loc)
+    elif name == "wait":
+        symbol = f"weft.wait:{order or 'acquire'}.sys"
+        rt.extern(symbol, [ptr, np.int64(value), one], I32, (), loc)
+    elif name == "test":
+        seen.append(
+            bool(rt.extern("weft.test:acquire.sys", [ptr, np.int64(value), one], I32, (), loc))
+        )
+    elif name == "read":
+        seen.append(int(rt.extern(f"weft.load:{order or 'acquire'}.sys", [ptr], I64, (), loc)))
+    elif name == "ticket":
+        sem = order or "acq_rel"
+        seen.append(int(rt.atomic_rmw("add", sem, "sys", ptr, np.int64(value), None, I64, (), loc)))
+    elif name == "store":
+        rt.store(np.int64(data + 4 * word), np.float32(value), None, F32, (), loc)
+    elif name == "load":
+        seen.append(float(rt.load(np.int64(data + 4 * word), None, None, F32, (), loc)))
+    else:
+        raise ValueError(name)
+
+
+def subject_of(programs, *, num_sms=132, record=None, machines=None):
+    """`programs` as the programs of one kernel on one rank; runs under a chooser.
+
+    The outcome is what every program has seen, and the words at the end.
+    """
+
+    def subject(execution) -> Ran:
+        machine = Machine(1, chooser=execution, num_sms=num_sms, name="tiny")
+        memory = np.zeros(8 * WORDS + 4 * WORDS, np.uint8)
+        words = int(memory.ctypes.data)
+        data = words + 8 * WORDS
+        machine.memory.register(words, 8 * WORDS, 8, 0, "words")
+        machine.memory.register(data, 4 * WORDS, 4, 0, "data")
+        seen = [[] for _ in programs]
+
+        def kernel(rt):
+            number = int(rt.pid[0])
+            for place, operation in enumerate(programs[number]):
+                do(rt, operation, words, data, seen[number], 10 * number + place)
+
+        def main():
+            work = KernelWork(FakeKernel("tiny", kernel), (len(programs), 1, 1), ())
+            machine.stream(0, "main").enqueue(work)
+
+        machine.add_host(0, main)
+        report = machine.run()
+        ends = memory[: 8 * WORDS].view(np.int64).tolist()
+        outcome = (tuple(map(tuple, seen)), tuple(ends), report.deadlocks != [])
+        if record is not None:
+            record.append((outcome, report, execution))
+        return Ran(report, repr(outcome).encode())
+
+    return subject
+
+
+def explore(programs, *, reduce=True, bounds=None, **options) -> tuple[Search, set, set]:
+    """(the search, all outcomes of executions without a race, the kinds and lines of findings)."""
+    record: list = []
+    bounds = bounds or Bounds(executions=50_000, seconds=60)
+    result = search(subject_of(programs, record=record, **options), bounds, reduce=reduce)
+    outcomes = {outcome for outcome, report, _ in record if not report.races}
+    findings = {finding.key() for _, report, _ in record for finding in report}
+    return result, outcomes, findings
+
+
+OPERATIONS = ("add", "add", "set", "wait", "wait", "ticket", "read", "test", "store", "load")
+
+
+def random_programs(seed: int, *, parties: int, length: int, words: int = 2):
+    draw = random.Random(seed)
+    return [
+        [
+            (draw.choice(OPERATIONS), draw.randrange(words), draw.choice((1, 1, 2)))
+            for _ in range(draw.randint(1, length))
+        ]
+        for _ in range(parties)
+    ]
+
+
+__all__ = ["Bounds", "Execution", "explore", "random_programs", "subject_of"]

@@ -1,0 +1,93 @@
+"""No false alarms on what is right; and what of the wrong can be read off a file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from weft.verify.lint import lint_file, python_files
+
+ROOT = Path(__file__).parents[3]
+RIGHT = (
+    "examples",
+    "src/weft",
+    "tests/verify/right",
+    "tests/emulator/kernels",
+    "tests/emulator/scripts",
+)
+
+# Kernels with parts to leave out or to weaken: what lint finds there has been planted.
+PLANTED = {
+    "tests/emulator/scripts/raw_ring.py": {"device-scope"},
+    "tests/language/language_kernels.py": {"device-scope"},
+    "tests/language/transfer_kernels.py": {"relaxed-signal", "source-reused"},
+    "tests/litmus/data_kernels.py": {
+        "relaxed-signal",
+        "spin-without-acquire",
+        "unfinished-store",
+    },
+    "tests/verify/compiled_kernels.py": {
+        "cas-across-gpus",
+        "discarded-look",
+        "pure-wait",
+        "release-without-barrier",
+        "unfinished-store",
+        "volatile-wait",
+        "wait-in-pipelined-loop",
+    },
+}
+
+# Of tests/verify/wrong: what needs no run to be seen.
+SEEN = {
+    "asynchronous_store_not_completed": "unfinished-store",
+    "barrier_per_tile": "grid-residency",
+    "cyclic_wait": "wait-before-notify",
+    "get_before_ready": "late-wait",
+    "gpu_scoped_signal": "device-scope",
+    "missing_wait": "late-wait",
+    "notify_before_store": "store-after-notify",
+    "peer_out_of_range": "peer-unmasked",
+    "plain_spin": "plain-load-wait",
+    "programs_of_a_grid_not_joined": "speaks-for-all",
+    "relaxed_link_in_a_chain": "spin-without-acquire",
+    "relaxed_notify": "relaxed-signal",
+    "relaxed_wait": "spin-without-acquire",
+    "reset_by_host": "host-reset",
+    "source_reused_before_quiet": "source-reused",
+    "spin_without_acquire": "spin-without-acquire",
+    "volatile_wait": "volatile-wait",
+}
+
+
+def right_files() -> list[Path]:
+    kernels = sorted((ROOT / "tests").rglob("*_kernels.py"))
+    return [*python_files(str(ROOT / folder) for folder in RIGHT), *kernels]
+
+
+@pytest.mark.parametrize("path", right_files(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_false_alarm(path: Path):
+    planted = PLANTED.get(path.relative_to(ROOT).as_posix(), set())
+    alarms = [str(p) for p in lint_file(path).problems if p.rule not in planted]
+    assert not alarms, "\n\n".join(alarms)
+
+
+@pytest.mark.parametrize("name", list(PLANTED))
+def test_planted_faults_are_seen(name: str):
+    found = {problem.rule for problem in lint_file(ROOT / name).problems}
+    assert found >= PLANTED[name]
+
+
+@pytest.mark.parametrize("name", list(SEEN))
+def test_a_wrong_program_is_seen(name: str):
+    path = ROOT / "tests" / "verify" / "wrong" / f"{name}.py"
+    assert SEEN[name] in {problem.rule for problem in lint_file(path).problems}
+
+
+def test_reading_is_fast():
+    """Well under a second for the longest file; a slow machine gets three."""
+    path = max(python_files([str(ROOT / "src" / "weft" / "ops")]), key=lambda p: p.stat().st_size)
+    start = time.perf_counter()
+    lint_file(path)
+    assert time.perf_counter() - start < 3

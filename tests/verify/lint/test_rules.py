@@ -1,0 +1,273 @@
+"""Each rule on its own twins: it speaks about the bad one, and nothing does about the good one."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from weft.verify.lint import lint_text
+from weft.verify.lint.page import page
+from weft.verify.lint.registry import RULES, rule
+from weft.verify.lint.rules import load_rules
+
+load_rules()
+PAGE = Path(__file__).parents[3] / "docs" / "lint.md"
+
+
+@pytest.mark.parametrize("name", list(RULES))
+def test_a_rule_sees_the_bad_twin_only(name: str):
+    one = RULES[name]
+    assert [p.rule for p in lint_text(one.bad).problems] == [name]
+    assert not lint_text(one.good).problems
+
+
+@pytest.mark.parametrize("name", list(RULES))
+def test_a_finding_has_place_reason_and_remedy(name: str):
+    (problem,) = lint_text(RULES[name].bad, "kernels.py").problems
+    assert problem.file == "kernels.py" and problem.severity in ("error", "warning")
+    source, carets = problem.lines()
+    assert source == RULES[name].bad.splitlines()[problem.line - 1].strip()
+    assert set(carets.strip()) == {"^"} and len(carets) <= len(source)
+    assert problem.message[-1] not in ".;" and problem.remedy
+    assert str(problem).startswith(f"kernels.py:{problem.line}:{problem.column + 1}: ")
+
+
+def test_twins_are_whole_python():
+    for one in RULES.values():
+        for text in (one.bad, one.good):
+            ast.parse(text)
+
+
+def test_names_are_taken_once():
+    with pytest.raises(ValueError, match="device-scope"):
+        rule("device-scope", "error", "", remedy="", bad="", good="")(lambda program: ())
+
+
+def test_the_page_is_that_of_the_rules():
+    assert PAGE.read_text() == page(), "run python -m weft.verify.lint.page > docs/lint.md"
+
+
+# ---------------------------------------------------------------------------------------------
+# What a rule must not speak about, and what it must see through
+
+CASES = {
+    "a word of one's own at device scope": """
+@triton.jit
+def ticket(world, done):
+    wl.notify(world, done, to=wl.rank(world), scope=wl.Scope.DEVICE)
+    wl.wait(done, at_least=1, scope=wl.Scope.DEVICE)
+""",
+    "one's own word by a number that a branch has asked for": """
+@triton.jit
+def tell(world, done):
+    if wl.rank(world) == 0:
+        wl.notify(world, done, to=0, scope=wl.Scope.DEVICE)
+""",
+    "the own entry of a table": """
+@triton.jit
+def own(flags, rank):
+    flag = tl.load(flags + rank).to(tl.pointer_type(tl.int32))
+    tl.atomic_add(flag, 1, sem="relaxed", scope="gpu")
+""",
+    "a list that a loop walks down": """
+@triton.jit
+def walk(after, out):
+    i = 0
+    while tl.load(after + i) >= 0:
+        i = tl.load(after + i)
+    tl.store(out, i)
+""",
+    "a counter of work": """
+@triton.jit
+def work(counter, x, n):
+    i = tl.atomic_add(counter, 1, sem="relaxed")
+    while i < n:
+        tl.store(x + i, tl.load(x + i))
+        i = tl.atomic_add(counter, 1, sem="relaxed")
+""",
+    "a neighbour behind a comparison": """
+@triton.jit
+def push(world, x):
+    if wl.rank(world) + 1 < wl.num_ranks(world):
+        wl.put(world, x, 1.0, to=wl.rank(world) + 1)
+""",
+    "a neighbour behind an early return": """
+@triton.jit
+def push(world, x):
+    right = wl.rank(world) + 1
+    if right >= wl.num_ranks(world):
+        return
+    wl.put(world, x, 1.0, to=right)
+""",
+    "a neighbour brought back by a branch": """
+@triton.jit
+def push(world, x):
+    right = wl.rank(world) + 1
+    if right == wl.num_ranks(world):
+        right = 0
+    wl.put(world, x, 1.0, to=right)
+""",
+    "the other one of two": """
+@triton.jit
+def push(world, x):
+    wl.put(world, x, 1.0, to=1 - wl.rank(world))
+""",
+    "a barrier on both sides of a branch": """
+@triton.jit
+def work(world, x):
+    if wl.rank(world) == 0:
+        wl.barrier(world)
+        tl.store(x, 1.0)
+    else:
+        wl.barrier(world)
+""",
+    "an outer loop around a pipelined one": """
+@triton.jit
+def tiles(a, c, ready, n, k):
+    i = tl.arange(0, 16)
+    for tile in tl.range(0, n, num_stages=2):
+        wl.wait(ready + tile, at_least=1)
+        total = tl.zeros((16, 16), tl.float32)
+        for step in tl.range(0, k, num_stages=3):
+            part = tl.load(a + tile + step + i[:, None] + i[None, :])
+            total = tl.dot(part, part, total)
+        tl.store(c + i[:, None] + i[None, :], total)
+""",
+    "a branch that is not compiled": """
+@triton.jit
+def signal(ready, HOW: tl.constexpr):
+    if HOW == "weak":
+        while tl.load(ready) < 1:
+            pass
+    else:
+        wl.wait(ready, at_least=1)
+
+
+@triton.jit
+def take(x, ready, out):
+    signal(ready, "strong")
+    tl.store(out, tl.load(x))
+""",
+    "sums of tiles by atomics": """
+@triton.jit
+def split_k(c, x):
+    i = tl.arange(0, 64)
+    tl.store(x + i, 1.0)
+    tl.atomic_add(c + i, tl.load(x + i))
+""",
+}
+
+
+@pytest.mark.parametrize("what", list(CASES))
+def test_it_is_silent_about(what: str):
+    assert [str(p) for p in lint_text(CASES[what]).problems] == []
+
+
+def rules_of(text: str) -> list[tuple[str, int]]:
+    return [(p.rule, p.line) for p in lint_text(text).problems]
+
+
+def test_a_helper_is_followed_and_named():
+    text = """
+@triton.jit
+def raise_word(word):
+    tl.atomic_xchg(word, 1, sem="release", scope="gpu")
+
+@triton.jit
+def kernel(world, ready, peer):
+    raise_word(wl.at(world, ready, peer))
+"""
+    (problem,) = lint_text(text).problems
+    assert (problem.rule, problem.line) == ("device-scope", 4)
+    assert "raise_word() in line 8" in problem.via
+
+
+def test_a_helper_of_another_file_is_followed(tmp_path: Path):
+    from weft.verify.lint import lint_file
+
+    header = "import triton\nimport triton.language as tl\nimport weft.language as wl\n"
+    (tmp_path / "words.py").write_text(
+        header + "@triton.jit\ndef spin(p):\n    while tl.load(p) < 1:\n        pass\n"
+    )
+    user = tmp_path / "user.py"
+    user.write_text(
+        header + "from words import spin\n@triton.jit\ndef kernel(p, x):\n    spin(p)\n"
+    )
+    (problem,) = lint_file(user).problems
+    assert (problem.rule, problem.line) == ("plain-load-wait", 7)
+
+
+def test_a_spin_that_reads_in_its_body():
+    text = """
+@triton.jit
+def take(x, ready, out):
+    seen = 0
+    while seen < 1:
+        seen = tl.atomic_add(ready, 0, sem="relaxed", scope="sys")
+    tl.store(out, tl.load(x))
+"""
+    assert rules_of(text) == [("spin-without-acquire", 6)]
+
+
+def test_a_table_of_addresses_is_the_peers():
+    text = """
+@triton.jit
+def push(flags, rank, ranks):
+    flag = tl.load(flags + (rank + 1) % ranks).to(tl.pointer_type(tl.int32))
+    tl.atomic_add(flag, 1, sem="release")
+    wrong = tl.load(flags + rank + 1).to(tl.pointer_type(tl.int32))
+    tl.store(wrong, 1)
+"""
+    assert rules_of(text) == [("device-scope", 5), ("peer-unmasked", 6)]
+
+
+def test_what_a_launch_passes_is_known():
+    text = """
+@triton.jit
+def add(word):
+    tl.atomic_add(word, 1)
+
+def main(world):
+    words = world.signals(1)
+    add[(1,)](world.peer(words, 1))
+"""
+    assert ("device-scope", 4) in rules_of(text)
+
+
+def test_a_recording_reaches_into_what_it_calls():
+    text = """
+@triton.jit
+def exchange(world, ready, epoch):
+    wl.notify(world, ready, epoch, to=1 - wl.rank(world))
+    wl.wait(ready, at_least=epoch)
+
+class Op:
+    def __init__(self, world):
+        self.world, self.ready, self.calls = world, world.signals(1), 0
+
+    def step(self):
+        self.calls += 1
+        exchange[(1,)](self.world.arg, self.ready, self.calls)
+
+def main(op):
+    with torch.cuda.graph(g):
+        op.step()
+"""
+    assert rules_of(text) == [("frozen-epoch", 13)]
+
+
+def test_a_signal_that_goes_elsewhere_is_not_judged():
+    text = """
+@triton.jit
+def exchange(world, ready):
+    wl.wait(ready, at_least=1)
+    tl.store(ready + 1, 0)
+
+def main(world):
+    ready = world.signals(2)
+    exchange[(1,)](world.arg, ready)
+    hand_over(ready)
+"""
+    assert rules_of(text) == []

@@ -1,0 +1,158 @@
+"""The page: one file that needs nothing else; in headless Chromium it runs without a complaint.
+
+Where no Chromium is installed the markup is checked by a parser alone.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from stories import Story, program, side, told_too_early, word
+
+from weft.base.errors import UsageError
+from weft.base.report import Finding, Report
+from weft.verify.picture import draw, explain, page
+
+VOID = {"meta", "link", "br"}
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars"
+    " --disable-background-networking --disable-component-update --disable-sync"
+    " --window-size=1300,900 --enable-logging=stderr --virtual-time-budget=2000"
+).split()
+in_chromium = pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed")
+
+
+def crowd():
+    """Ten ranks that signal each other around a ring and across it, and one finding."""
+    story, parties = Story(), [program(rank) for rank in range(10)]
+    told = {rank: [] for rank in range(10)}
+    for turn in range(3):
+        for party in parties:
+            for peer in ((party.rank + 1) % 10, (party.rank + 5) % 10):
+                told[peer].append(story.signal(party, word(peer), before=len(told[peer])))
+        for party in parties:
+            story.passes(party, word(party.rank), told[party.rank], least=2 * turn + 2)
+    story.found(parties[4], "out of bounds", 5)
+    finding = Finding(
+        "out of bounds", "writes element 7 <of> 6 & more",
+        side(parties[4], 5, "writes", tensor='"quoted" & <b>@rank4', index=7), remedy="mask it",
+    )  # fmt: skip
+    return story.events, finding
+
+
+def pages():
+    report = Report("ring & <others>", 10)
+    early, race = told_too_early()
+    report.add(race)
+    first = explain(early, report)[0]
+    return page.page([first, draw(*crowd(), max_rows=page.ROWS, max_lanes=page.LANES)], report)
+
+
+class Markup(HTMLParser):
+    """Complains of tags that do not nest; collects what refers elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tags, self.links = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+
+def test_the_markup_nests_and_refers_to_nothing_outside():
+    text = pages()
+    markup = Markup()
+    markup.feed(text)
+    assert markup.open == []
+    assert markup.links == ["data:,"]
+    assert not re.search(r"https?:|//[a-z]+\.|@import|url\(", text)
+    rows = [attrs for tag, attrs in markup.tags if "row" in attrs.get("class", "").split()]
+    marks = [attrs for tag, attrs in markup.tags if "mark" in attrs.get("class", "").split()]
+    assert len(rows) == len(marks) > 20
+    assert {attrs["data-row"] for attrs in rows} == {attrs["data-row"] for attrs in marks}
+
+
+def test_what_a_user_wrote_is_text_and_not_markup():
+    text = pages()
+    assert "<b>@rank4" not in text and "&lt;b&gt;@rank4" in text
+    assert "ring & <others>" not in text and "ring &amp; &lt;others&gt;" in text
+
+
+def test_a_file_that_cannot_be_written_is_misuse(tmp_path: Path):
+    with pytest.raises(UsageError, match="No such file"):
+        page.write(tmp_path / "nowhere" / "x.html", [], Report("ring", 2))
+
+
+LOOK = '<pre id="answer"></pre><script>' + Path(__file__).with_name("look.js").read_text()
+LISTEN = "<script>window.errors = []; onerror = (said) => errors.push(String(said));</script>"
+
+
+@pytest.fixture(scope="module")
+def looked(tmp_path_factory):
+    """(what Chromium saw, what it logged) of the page."""
+    folder = tmp_path_factory.mktemp("page")
+    text = (
+        pages().replace("<head>", "<head>" + LISTEN).replace("</body>", LOOK + "</script></body>")
+    )
+    (folder / "page.html").write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom",
+         (folder / "page.html").as_uri()],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    found = re.search(r'<pre id="answer">(.*?)</pre>', done.stdout, re.S)
+    assert found and found[1], done.stdout[-2000:] + done.stderr[-2000:]
+    return json.loads(html.unescape(found[1])), done.stderr
+
+
+@in_chromium
+def test_the_script_runs_without_a_complaint(looked):
+    answer, log = looked
+    assert answer["errors"] == []
+    assert "CONSOLE" not in log, log
+
+
+@in_chromium
+def test_everything_is_drawn_and_nothing_lies_on_anything(looked):
+    for seen in looked[0]["sections"]:
+        assert seen["rows"] == seen["marks"] > 5
+        assert seen["heads"] == seen["arrows"] > 1
+        assert seen["lanes"] >= 2
+        for clash in ("texts_on_texts", "marks_on_marks", "marks_on_arrows", "texts_on_drawing"):
+            assert seen[clash] == 0, clash
+        assert seen["beside"] < 1 and seen["svg_fits"]
+    assert looked[0]["sections"][1]["arrows"] > 15
+
+
+@in_chromium
+def test_hovering_says_the_step_and_a_click_keeps_what_led_to_it(looked):
+    race, crowded = looked[0]["sections"]
+    assert race["detail"].startswith("step 5, rank 1: ring (0), stream main\nreads inbox@rank1[3]")
+    assert race["hot"] == ["6"]
+    # Of A's steps the signal and what came before it, not the write that came too late.
+    assert race["kept"] == [0, 1, 2, 5, 6]
+    assert float(race["faint"]) < 0.5 and race["focus"] == "5" and race["released"]
+    assert len(crowded["kept"]) > 10 and crowded["released"]
+
+
+@in_chromium
+def test_light_and_dark(looked):
+    first, second, third = looked[0]["papers"]
+    assert first == third != second
