@@ -20,6 +20,8 @@ MARKERS = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 PARTS = ("cublas", "nccl", "cublas_nccl")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+# As weft.tune.presets has them: small points are shown as graphs.
+GRAPH_M, GRAPH_BYTES = 512, 4 << 20
 SHOWN_SIZES = ("8 KB", "64 KB", "512 KB", "4 MB", "16 MB", "128 MB")
 
 Row = dict[str, Any]
@@ -40,14 +42,19 @@ def fastest(rows: list[Row]) -> Row | None:
 
 
 def points(document: dict[str, Any], device_time: bool) -> Iterator[tuple[str, Row, list[Row]]]:
-    """Of each point: label, weft's default row, and all rows of its mode. `device_time`: of graphs
-    where there are any, else of queued calls; otherwise of eager calls."""
+    """Of each point: label, weft's default row, and all rows of its mode. `device_time`: small
+    points as graphs and the others queued, where measured so; otherwise eager calls."""
     by_point: dict[tuple, dict[str, list[Row]]] = {}
     for row in document.get("rows", []):
         key = (row["label"], *row["shape"].values())
         by_point.setdefault(key, {}).setdefault(row["mode"], []).append(row)
     for (label, *_), by_mode in by_point.items():
-        wanted = ("graph", "queued") if device_time else ("eager",)
+        some = next(iter(by_mode.values()))[0]
+        nbytes = some.get("bytes_per_rank")
+        is_small = some["shape"]["m"] < GRAPH_M if nbytes is None else nbytes <= GRAPH_BYTES
+        wanted = ("eager",)
+        if device_time:
+            wanted = ("graph", "queued") if is_small else ("queued", "graph")
         rows = next((by_mode[mode] for mode in wanted if mode in by_mode), [])
         for row in rows:
             if row["variant"] == "weft":
@@ -99,12 +106,13 @@ def ag_gemm_table() -> str:
 
     def cell(row: Row, rows: list[Row]) -> str:
         serial = "-" if row["t_serial_us"] is None else f"{row['t_serial_us']:.0f}"
-        return f"{serial} / {row['median_us']:.0f} ({efficiency(row['overlap_efficiency'])})"
+        rival = ways(rows)
+        other = f"{rival['median_us']:.0f}" if rival else "-"
+        ours = f"{row['median_us']:.0f} ({efficiency(row['overlap_efficiency'])})"
+        return f"{serial} / {other} / {ours}"
 
-    lines = ag_gemm_grid(cell, "us, serial / weft (E)")
+    lines = ag_gemm_grid(cell, "us, serial / best rival / weft (E)")
     how = "graphs below m = 512 and queued calls from there on"
-    if {row["mode"] for row in load("ag_gemm")["rows"]} == {"queued"}:
-        how = "queued calls"
     return "\n".join([*lines, "", origin(load("ag_gemm"), how), ""])
 
 

@@ -37,7 +37,7 @@ class FakeDevice:
     def __init__(self, slower: float = 0.0) -> None:
         self.slower = slower
         self.log: list[str] = []
-        self.held: list[float | None] = []
+        self.bursts: list[int] = []
         self.num_settled = 0
         self.poisoned = False
 
@@ -45,12 +45,15 @@ class FakeDevice:
         call()
         return getattr(call, "host", 5.0)
 
-    def time_us(self, call: Any, host_us: float | None) -> float:
+    def held_us(self, call: Any, host_us: float) -> float:
         call()
         self.log.append(call.name)
-        self.held.append(host_us)
         took = call.us.pop(0) if isinstance(call.us, list) else call.us
         return took if took is not None else LOST
+
+    def burst_us(self, calls: Sequence[Any], count: int) -> float:
+        self.bursts.append(count)
+        return self.held_us(calls[0], 0.0)
 
     def host_us(self, calls: Sequence[Callable[[], Any]]) -> float:
         return 7.0

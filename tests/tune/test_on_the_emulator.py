@@ -27,10 +27,13 @@ class EmulatedDevice:
         self.world.synchronize()
         return 5.0
 
-    def time_us(self, call: Callable[[], Any], host_us: float | None) -> float:
+    def held_us(self, call: Callable[[], Any], host_us: float) -> float:
         self.world.barrier()
         call()
         return 10.0
+
+    def burst_us(self, calls: Sequence[Callable[[], Any]], count: int) -> float:
+        return self.held_us(calls[0], 0.0)
 
     def host_us(self, calls: Sequence[Callable[[], Any]]) -> float:
         for call in calls:

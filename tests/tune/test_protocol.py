@@ -52,23 +52,36 @@ def test_warm_up_is_not_in_the_times_and_the_slowest_rank_is():
     assert times["a"].median == 15.0
 
 
-def test_only_eager_calls_are_not_held():
-    for mode, is_held in (("graph", True), ("queued", True), ("eager", False)):
+def test_eager_calls_come_in_bursts_as_long_as_they_may_be():
+    for us, count in ((10.0, 10), (1000.0, 3), (50_000.0, 1)):
+        device = FakeDevice()
+        times, _ = measure(device, FakeCase(), [variant("a", us)], "eager", rounds=7)
+        assert set(device.bursts[1:]) == {count} and times["a"].median == us
+    for mode in ("graph", "queued"):
         device = FakeDevice()
         measure(device, FakeCase(), [variant("a")], mode, rounds=7)
-        assert all((host is not None) == is_held for host in device.held), mode
+        assert not device.bursts
 
 
-def test_rounds_in_which_the_host_showed_are_lost_and_too_few_are_no_result():
-    one_lost = [10.0, 10.0, *[10.0] * 7, None, 10.0]
-    three_lost = [10.0, 10.0, *[10.0] * 6, None, None, None]
+def test_rounds_in_which_the_host_showed_are_lost_and_made_up_for():
+    lost, extra = [10.0, 10.0, *[10.0] * 6, None, None, None], [20.0, 20.0, 20.0]
+    device = FakeDevice()
     times, failures = measure(
-        FakeDevice(), FakeCase(), [variant("a", one_lost), variant("b", three_lost)], "queued",
+        device, FakeCase(), [variant("a", [*lost, *extra]), variant("b")], "queued", rounds=9
+    )
+    assert not failures
+    assert times["a"].rounds == (*[10.0] * 6, *extra) and len(times["b"].rounds) == 9
+    assert device.log[-3:] == ["a"] * 3, "only who lost some takes more turns"
+
+
+def test_too_few_rounds_are_no_result():
+    times, failures = measure(
+        FakeDevice(), FakeCase(), [variant("a", [10.0] * 8 + [None] * 12), variant("b")], "queued",
         rounds=9,
     )  # fmt: skip
-    assert len(times["a"].rounds) == 8 and "b" not in times
-    assert [(f.variant, f.mode) for f in failures] == [("b", "queued")]
-    assert "3 of 9" in failures[0].error
+    assert set(times) == {"b"}
+    assert [(f.variant, f.mode) for f in failures] == [("a", "queued")]
+    assert "6 of 18" in failures[0].error
 
 
 def test_a_wrong_answer_is_found_before_anything_is_timed():

@@ -14,10 +14,12 @@ import triton
 
 LOST = float("nan")
 
-# A held stream is let go after this long, and more where the host needs more.
-MIN_HOLD_US = 300.0
+# A held stream is let go after this long, and so many times what the host needs.
+MIN_HOLD_US, HOLD_SLACK = 400.0, 2.0
 # Clock cycles of a GPU in a microsecond, at least: a hold may be longer than asked, not shorter.
 CYCLES_PER_US = 2000
+# Calls before a burst is timed: the host then runs as it does in a program, neither cold nor ahead.
+LEAD_IN = 3
 HOST_CALLS = 10
 HOST_REPEATS = 5
 
@@ -29,12 +31,16 @@ class Device(Protocol):
         """Call once and wait; the host time it took to enqueue."""
         ...
 
-    def time_us(self, call: Callable[[], Any], host_us: float | None) -> float:
-        """One call's time, all ranks beginning together.
+    def held_us(self, call: Callable[[], Any], host_us: float) -> float:
+        """One call's time, all ranks beginning together, the host's time hidden.
 
-        With `host_us`, how long the host takes to enqueue it, the stream is held meanwhile and the
-        host's time does not show; LOST where it showed all the same.
+        The stream is held while the host, which takes `host_us`, enqueues; LOST where it took
+        longer, so that its time showed.
         """
+        ...
+
+    def burst_us(self, calls: Sequence[Callable[[], Any]], count: int) -> float:
+        """The time of one of `count` calls, taken in turn, as the host enqueues them."""
         ...
 
     def host_us(self, calls: Sequence[Callable[[], Any]]) -> float:
@@ -82,23 +88,31 @@ class GpuDevice:
         torch.cuda.synchronize()
         return took
 
-    def time_us(self, call: Callable[[], Any], host_us: float | None) -> float:
+    def held_us(self, call: Callable[[], Any], host_us: float) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        released = None
-        if host_us is None:
-            self.world.barrier()
-            torch.cuda.synchronize()
-        else:
-            released = torch.cuda.Event()
-            torch.cuda._sleep(int((MIN_HOLD_US + 1.5 * host_us) * CYCLES_PER_US))
-            released.record()
-            self.world.barrier()
+        released = torch.cuda.Event()
+        torch.cuda._sleep(int((MIN_HOLD_US + HOLD_SLACK * host_us) * CYCLES_PER_US))
+        released.record()
+        self.world.barrier()
         begin.record()
         call()
         end.record()
-        is_lost = released is not None and released.query()
+        is_lost = released.query()
         end.synchronize()
         return LOST if is_lost else begin.elapsed_time(end) * 1e3
+
+    def burst_us(self, calls: Sequence[Callable[[], Any]], count: int) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.world.barrier()
+        torch.cuda.synchronize()
+        for number in range(min(LEAD_IN, count)):
+            calls[number % len(calls)]()
+        begin.record()
+        for number in range(count):
+            calls[number % len(calls)]()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e3 / count
 
     def host_us(self, calls: Sequence[Callable[[], Any]]) -> float:
         took = []

@@ -6,8 +6,7 @@ go on. What hangs is ended by whoever watches this process (`supervision`).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,8 @@ from weft.tune.variants import Variant
 ROUNDS = 9
 MIN_ROUNDS = 7
 WARM_UP_ROUNDS = 2
+# Eager calls are timed in bursts of about so long, and of so many calls at most.
+BURST_US, MAX_BURST = 3000.0, 10
 
 Told = Callable[[str], None]
 
@@ -116,65 +117,90 @@ def measure(
     `told` hears the name of each variant before it runs, for whoever watches.
     """
     failures: list[Failure] = []
-    runs: dict[str, list[Callable[[], Any]]] = {}
-    hosts: dict[str, float | None] = {}
+    runs: dict[str, Run] = {}
     for variant in variants:
         if mode not in variant.modes:
             continue
         told(variant.name)
-        made, error = attempt(device, lambda v=variant: _prepare(device, case, v, mode))
-        if error is None:
-            worst = max(device.agree(made[2]))
-            error = _wrong(worst, case) if variant.answers else None
-        if error is None:
-            runs[variant.name], hosts[variant.name] = made[0], made[1]
+        run, error = attempt(device, lambda v=variant: _prepare(device, case, v, mode))
+        if run is not None:
+            told_by_all = device.agree((run.error, run.burst))
+            run.error = max(error for error, _ in told_by_all)
+            run.burst = min(burst for _, burst in told_by_all)
+            error = _wrong(run.error, case) if variant.answers else None
+        if run is not None and error is None:
+            runs[variant.name] = run
         else:
-            failures.append(Failure(variant.name, mode, error))
-    if mode == "eager":
-        hosts = dict.fromkeys(hosts, None)
-    befores = {variant.name: variant.before for variant in variants}
-    table = [[math.nan] * len(runs) for _ in range(rounds)]
-    for number in range(-WARM_UP_ROUNDS, rounds):
-        for column, (name, calls) in enumerate(runs.items()):
+            failures.append(Failure(variant.name, mode, error or ""))
+    kept: dict[str, list[float]] = {name: [] for name in runs}
+    for names in _rounds(kept, rounds):
+        took = []
+        for name in names:
             told(name)
-            index = number % len(calls)
-            if before := befores[name]:
-                before(index)
             if case.is_swept:
                 device.sweep()
-            took = device.time_us(calls[index], hosts[name])
-            if number >= 0:
-                table[number][column] = took
-    slowest = device.slowest(table)
-    times = {}
-    for column, name in enumerate(runs):
-        kept = tuple(row[column] for row in slowest if row[column] == row[column])
-        if len(kept) >= min(MIN_ROUNDS, rounds):
-            times[name] = Times(kept)
-        else:
-            lost = f"{rounds - len(kept)} of {rounds} rounds are lost: the host's time showed"
-            failures.append(Failure(name, mode, lost))
-    return times, failures
+            took.append(runs[name].time(device, mode))
+        for name, us in zip(names, device.slowest([took])[0], strict=True):
+            if runs[name].turn > WARM_UP_ROUNDS and us == us:
+                kept[name].append(us)
+    for name in [name for name, times in kept.items() if len(times) < min(MIN_ROUNDS, rounds)]:
+        lost = f"{len(kept.pop(name))} of {2 * rounds} rounds left: in the others host time showed"
+        failures.append(Failure(name, mode, lost))
+    return {name: Times(tuple(times)) for name, times in kept.items()}, failures
 
 
-def _prepare(
-    device: Device, case: Case, variant: Variant, mode: str
-) -> tuple[list[Callable[[], Any]], float, float]:
-    """What is timed for each set, how long the host takes, and how far recorded answers are off."""
-    runs, host, worst = [], 0.0, 0.0
+def _rounds(kept: dict[str, list[float]], rounds: int) -> Iterator[list[str]]:
+    """Who takes a turn in each round: all in the first, then as many more for who lost some."""
+    for _ in range(WARM_UP_ROUNDS + rounds):
+        yield list(kept)
+    for _ in range(rounds):
+        if names := [name for name, times in kept.items() if len(times) < rounds]:
+            yield names
+
+
+@dataclass
+class Run:
+    """What of one variant is timed in one mode.
+
+    calls: one for each set, recorded ones in graphs; host_us: how long the host takes for one;
+    error: how far recorded answers were off; burst: how many eager calls are timed at once
+    """
+
+    calls: list[Callable[[], Any]]
+    before: Callable[[int], None] | None
+    host_us: float = 0.0
+    error: float = 0.0
+    burst: int = MAX_BURST
+    turn: int = 0
+
+    def time(self, device: Device, mode: str) -> float:
+        index = self.turn % len(self.calls)
+        self.turn += 1
+        if self.before:
+            self.before(index)
+        if mode == "eager":
+            return device.burst_us(self.calls[index:] + self.calls[:index], self.burst)
+        return device.held_us(self.calls[index], self.host_us)
+
+
+def _prepare(device: Device, case: Case, variant: Variant, mode: str) -> Run:
+    """A variant's run, called once on every set; recorded answers are checked."""
+    run = Run([], variant.before)
     for index, call in enumerate(variant.calls):
         if variant.before:
             variant.before(index)
+        timed = call
         if mode == "graph":
-            run, answer = device.record(call)
-            poison(answer if variant.answers else None)
+            timed, answer = device.record(call)
+            if variant.answers:
+                poison(answer)
             if variant.before:
                 variant.before(index)
-            host = max(host, device.warm_us(run))
-            if variant.answers:
-                worst = max(worst, case.error(index, answer))
-        else:
-            run = call
-            host = max(host, device.warm_us(run))
-        runs.append(run)
-    return runs, host, worst
+        run.host_us = max(run.host_us, device.warm_us(timed))
+        if mode == "graph" and variant.answers:
+            run.error = max(run.error, case.error(index, answer))
+        run.calls.append(timed)
+    if mode == "eager":
+        once_us = max(device.burst_us(run.calls, 1), 1.0)
+        run.burst = max(1, min(MAX_BURST, int(BURST_US / once_us)))
+    return run

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,22 @@ def results_name(name: str, device: str, num_ranks: int) -> str:
     return f"{name}_{device.split()[-1].lower()}x{num_ranks}.json"
 
 
-def write_json(path: Path, document: Any) -> None:
-    """Whole or not at all: a run that is cut off leaves what was written before."""
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Whole or not at all: a run that is cut off leaves what was written before. Lists of records
+    take a line for each, so that a new measurement reads well as a change."""
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_suffix(".half")
-    half.write_text(json.dumps(document, indent=1) + "\n")
+    half.write_text("{\n" + ",\n".join(_entries(document)) + "\n}\n")
     half.replace(path)
+
+
+def _entries(document: dict[str, Any]) -> Iterator[str]:
+    for name, value in document.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            lines = ",\n".join(f"  {json.dumps(one)}" for one in value)
+            yield f' "{name}": [\n{lines}\n ]'
+        else:
+            yield f' "{name}": {json.dumps(value)}'
 
 
 def save(name: str, document: Any, num_ranks: int, folder: Path) -> Path:

@@ -376,7 +376,7 @@ def _ordered(walker: Walker, node: ast.Call, values: Arguments, order: str) -> d
     }
 
 
-@handles("wl.notify", "wl.notify_all")
+@handles("wl.notify", "wl.notify_all", "wl.notify_warp")
 def _notify(walker: Walker, node: ast.Call, values: Arguments) -> Value:
     to = values.get("to", NOTHING)
     walker.emit(
@@ -391,12 +391,14 @@ def _notify(walker: Walker, node: ast.Call, values: Arguments) -> Value:
     return NOTHING
 
 
-@handles("wl.put", "wl.put_nbi", "wl.put_warp", "wl.put_packets", "wl.put_lines", "wl.put_signal")
+@handles(
+    "wl.put", "wl.put_nbi", "wl.put_packets", "wl.put_lines", "wl.put_signal", "wl.put_signal_warp"
+)
 def _put(walker: Walker, node: ast.Call, values: Arguments) -> Value:
     name, to = walker.source.spelling(node.func), values.get("to", NOTHING)
     walker.emit("put", name, node, pointer=_there(walker, values.get("dst", NOTHING), to),
                 value=values.get("src", NOTHING), to=to)  # fmt: skip
-    if name == "wl.put_signal":
+    if name.startswith("wl.put_signal"):
         walker.emit(
             "notify",
             name,
@@ -432,9 +434,10 @@ def _wait(walker: Walker, node: ast.Call, values: Arguments) -> Value:
     return NOTHING
 
 
-@handles("wl.wait_packets")
+@handles("wl.wait_packets", "wl.wait_lines")
 def _wait_packets(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    walker.emit("wait", "wl.wait_packets", node, pointer=values.get("packets", NOTHING),
+    name = walker.source.spelling(node.func)
+    walker.emit("wait", name, node, pointer=values.get(name.removeprefix("wl.wait_"), NOTHING),
                 value=values.get("flag", NOTHING), order="acquire", scope="sys")  # fmt: skip
     return Value(traits=frozenset({DATA, TILE, TILE_DATA}))
 
