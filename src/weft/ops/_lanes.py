@@ -18,13 +18,18 @@ from weft.base.dtypes import DTYPES, parse_dtype
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
+from weft.language import triton_api
 from weft.language.world_arg import SlotArg, WorldArg, language_version
+from weft.tiles import postbox
 from weft.tiles.move import Shards
 
 VECTOR_BYTES = 16
 # What a lane of a GPU moves at least, before more lanes pay for their signals.
 LANE_BYTES = 64 << 10
-MAX_LANES = 32
+MAX_LANES = 64
+PACKET_BYTES = postbox.PACKET_BYTES.value
+# Four packets of a thread: all that it looks at for one rank are under way at once.
+MAX_PACKET_LANES, PACKETS_OF_LANE = 128, 512
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,11 @@ class Lanes:
     # Which there are, and whether each reaches ranks of other nodes.
     reaches_far: ClassVar[Mapping[str, bool]]
 
+    @property
+    def by_packets(self) -> bool:
+        """Then `block` counts packets."""
+        return self.transport.endswith("packets")
+
     def check(self, problem: Any, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
         op, known = problem.op, self.reaches_far
@@ -132,6 +142,9 @@ class Lanes:
         """Lanes for so many bytes of a shard, each with 64 bytes of every thread on the way."""
         if target.backend == "emu":
             return cls(transport, lanes=2, block=1024, num_warps=4)
+        if transport.endswith("packets"):
+            lanes = min(MAX_PACKET_LANES, target.num_sms - 1)
+            return cls(transport, lanes, PACKETS_OF_LANE, num_warps=4)
         lanes = min(max(1, math.ceil(moved_bytes / LANE_BYTES)), MAX_LANES)
         return cls(transport, lanes, 8 * target.warp_size * (64 // itemsize))
 
@@ -223,6 +236,124 @@ def random_rows(problem: Any, rank: int, rows: int, seed: int) -> torch.Tensor:
 
 
 # ---------------------------------------------------------------------------------------------
+# Mailboxes
+
+
+def power_of_two(count: int) -> int:
+    """The smallest that is not below `count`."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def mailbox_of(world: Any, lanes: int, block_bytes: int, boxes_of_step: int) -> Any:
+    """The world's mailbox for tiles of so many bytes; one for all operators that move such tiles.
+
+    Collective. Lanes beyond a power of two have another mailbox, with steps of its own.
+    """
+    lanes, counted = power_of_two(lanes), world.num_ranks
+    depth = postbox.DEPTH.value
+    size = lanes * depth * boxes_of_step * block_bytes
+    return world.workspace(
+        f"mailbox.{lanes}x{boxes_of_step}x{block_bytes}", {"boxes": ((size,), torch.uint8)},
+        {"arrived": (lanes * counted, torch.int64), "steps": (lanes, torch.int64)}, num_slots=1,
+    )  # fmt: skip
+
+
+def packet_boxes_of(world: Any, lanes: int, block: int) -> Any:
+    """As `mailbox_of`, for tiles of `block` packets; words that hold nothing else, ever."""
+    lanes = power_of_two(lanes)
+    words = lanes * postbox.PACKET_DEPTH.value * world.num_ranks * block
+    return world.workspace(
+        f"packets.{lanes}x{block}", {},
+        {"words": (words, torch.int64), "steps": (lanes, torch.int64)}, num_slots=1,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a kernel on the exchange templates is launched with.
+
+    `shards` are (bytes in all, bytes of a shard) of what is cut; lanes move tiles of `part_bytes`.
+    All rows begin at multiples of `align_bytes`. `dtype` is that of sums, None where bits are moved
+    in words of `word_bytes`. `boxes` counts those that a step fills for each rank.
+    """
+
+    fn: Any
+    part_bytes: int
+    align_bytes: int
+    word_bytes: int
+    shards: tuple[tuple[int, int], ...]
+    dtype: torch.dtype | None = None
+    boxes: int = 1
+
+    def launches(self, world: Any, config: Lanes) -> Launches:
+        """Collective: takes the mailbox."""
+        word = PACKET_BYTES if config.by_packets else self.word_bytes
+        lanes = min(config.lanes, max(1, math.ceil(self.part_bytes / (config.block * word))))
+        make = self._with_packets if config.by_packets else self._with_boxes
+        return Launches(self.fn, lanes, config.num_warps, make(world, config, lanes))
+
+    def _with_packets(self, world: Any, config: Lanes, lanes: int) -> Callable:
+        mail = packet_boxes_of(world, lanes, config.block)
+        sources = power_of_two(world.num_ranks)
+        shards = [Shards(*cut) for cut in self.shards]
+
+        def arguments(x: torch.Tensor, out: torch.Tensor) -> tuple:
+            width = min(PACKET_BYTES, width_of(self.align_bytes, x, out))
+            if self.dtype is None:
+                x, out = as_words(width, x, out)
+            shared = (mail.words, mail.steps, *shards, world.arg)
+            return x, out, *shared, config.block, width, sources
+
+        return arguments
+
+    def _with_boxes(self, world: Any, config: Lanes, lanes: int) -> Callable:
+        block_bytes = config.block * self.word_bytes
+        mail = mailbox_of(world, lanes, block_bytes, self.boxes * world.num_ranks)
+
+        def arguments(x: torch.Tensor, out: torch.Tensor) -> tuple:
+            width = width_of(self.align_bytes, x, out)
+            if self.dtype is None:
+                word, vec = min(width, 8), words_in_vector(width)
+                x, out, boxes = as_words(width, x, out, mail.boxes)
+            else:
+                word, vec = self.word_bytes, elements_in_vector(width, self.word_bytes)
+                boxes = mail.boxes.view(self.dtype)
+            shards = [Shards(total // word, shard // word) for total, shard in self.shards]
+            shared = (boxes, mail.arrived, mail.steps, *shards, world.arg)
+            return x, out, *shared, block_bytes // word, vec
+
+        return arguments
+
+
+class Launches:
+    """Launches of one kernel whose arguments are the same but for the two tensors that come first.
+
+    After the first with addresses of a kind, a launch costs what the driver's call costs.
+    """
+
+    def __init__(
+        self, fn: Any, lanes: int, num_warps: int, arguments: Callable[[Any, Any], tuple]
+    ) -> None:
+        self.fn, self.grid, self.arguments = fn, (lanes, 1, 1), arguments
+        self.num_warps = num_warps
+        self._again: dict[int, Any] = {}
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        x_ptr, out_ptr = x.data_ptr(), out.data_ptr()
+        # All that Triton specialises, and all that the width of accesses depends on.
+        kind = x_ptr % VECTOR_BYTES * VECTOR_BYTES + out_ptr % VECTOR_BYTES
+        again = self._again.get(kind)
+        if again is not None:
+            again(x_ptr, out_ptr)
+            return
+        arguments = self.arguments(x, out)
+        kernel = self.fn[self.grid](*arguments, num_warps=self.num_warps)
+        again = triton_api.relauncher(kernel, self.grid, arguments[2:])
+        if again is not None:
+            self._again[kind] = again
+
+
+# ---------------------------------------------------------------------------------------------
 # Calls
 
 _calls: WeakKeyDictionary[Any, dict[tuple, Any]] = WeakKeyDictionary()
@@ -250,6 +381,9 @@ def record(op: str, fn: Any, words: Mapping[str, str], problem: Any, config: Lan
         **words,
         **{name: ["i32"] * len(value) for name, value in tuples.items()},
         "slot": ["*i64", "*i32", "*i64"],
+        "arrived": "*i64",
+        "steps": "*i64",
+        "words": "*i64",
         "lanes": "i32",
         "shards": ["i32"] * len(Shards._fields),
         "world": ["*i64", "constexpr", "constexpr"],
@@ -259,6 +393,7 @@ def record(op: str, fn: Any, words: Mapping[str, str], problem: Any, config: Lan
         "shards": Shards(None, None),
         "world": WorldArg(None, problem.num_ranks, language_version()),
         "block": config.block,
+        "sources": power_of_two(problem.num_ranks),
         **constants,
         **{name: type(value)(*[None] * len(value)) for name, value in tuples.items()},
     }
@@ -268,5 +403,5 @@ def record(op: str, fn: Any, words: Mapping[str, str], problem: Any, config: Lan
         signature={name: types.get(name, "constexpr") for name in names},
         constants={name: values[name] for name in names if name in values},
         options={"num_warps": config.num_warps},
-        divisible_by_16=tuple(name for name in names if name in words),
+        divisible_by_16=tuple(n for n in names if n in (*words, "arrived", "steps", "words")),
     )

@@ -4,25 +4,26 @@ m is global and its rows are split as torch.chunk splits them; shards may be emp
 as integers, so any dtype is, bit by bit.
 
 Plan, in lanes (weft.tiles.move): lane l moves piece l of every shard
-    push         own piece -> every rank's slot; then, shard by shard: slot -> out
+    push         tile of own rows -> its box on every rank, tile by tile (weft.tiles.exchange);
+                 then boxes -> out
+    packets      the same, each 32 bits in a word with their flag: no signal and no fence, at
+                 twice the bytes
     relay        own piece -> slots of near ranks, and of one partner on each other node, which
                  passes it on to its near ranks; then slot -> out
     ring         own piece -> the next rank's slot; what comes from the rank before goes on to the
                  next, until it has been everywhere; slot -> out on the way
     pull         own piece -> own slot; then, shard by shard: slot of its rank -> out
-    packets      own piece -> every rank's slot, each 32 bits in a word with their flag: no signal
-                 and no fence, at twice the bytes; then slot -> out
     copy_engine  _stage: own piece -> own slot; _await_all; copy engines: slots of the others
                  -> out; _finish
 Own rows go from x to out in all of them.
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
-    rows_ready[src * lanes + l]  piece l of src's shard may be read: in this rank's slot (push,
-                                 relay, ring), or in src's own (pull, copy_engine). Set by src,
-                                 its partner on this node (relay), or the rank before (ring)
-    packets[i]                   4 bytes and the flag, e's lower half, of the slot (packets)
+    rows_ready[src * lanes + l]  piece l of src's shard may be read: in this rank's slot (relay,
+                                 ring), or in src's own (pull, copy_engine). Set by src, its
+                                 partner on this node (relay), or the rank before (ring)
     slot_free, epoch, ticket     the slot's; the last program moves them
-Pieces without rows are signalled too: who waits need not know the sizes.
+Pieces without rows are signalled too: who waits need not know the sizes. Those of push and packets
+are the mailbox's (weft.tiles.postbox).
 
 Limits  x is contiguous; packets, pull and copy_engine need all ranks on one node
 Source  the design's section 4; NCCL's ring, and its LL protocol for packets
@@ -47,7 +48,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
 from weft.ops import _baselines, _lanes
-from weft.tiles import move, nodes
+from weft.tiles import exchange, move, nodes, packets, postbox
 
 # From so many bytes of a shard on, copy engines carry it: below, their start costs more.
 COPY_ENGINE_BYTES = 1 << 20
@@ -122,19 +123,27 @@ def _pass_on(world, gathered, rows_ready, e, piece, index, to, block: tl.constex
 
 
 @triton.jit
-def _push(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
+def _push(x, out, boxes, arrived, steps, shards, world, block: tl.constexpr,
           vec: tl.constexpr):  # fmt: skip
-    rank, e = wl.rank(world), move.begin(world, slot)
-    own = move.own_piece(x, shards, rank, vec)
-    for hop in range(1, world.num_ranks):
-        _give(world, gathered, rows_ready, e, x, own, (rank + hop) % world.num_ranks, block)
-    move.copy(out + own.first, x + own.offset, own.size, block)
-    for hop in range(1, world.num_ranks):
-        source = (rank + world.num_ranks - hop) % world.num_ranks
-        piece = move.own_piece(x, shards, source, vec)
-        wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _give
-        move.copy(out + piece.first, gathered + piece.first, piece.size, block)
-    move.end(world, slot, e)
+    shards = move.rounded(shards, vec)
+    own = move.size_of(shards, wl.rank(world)) // vec * vec
+    exchange.exchange(
+        world, postbox.Mailbox(steps, arrived, boxes), tl.cdiv(shards.shard, block),
+        exchange.part_of_all, exchange.Whole(x, own),
+        exchange.gather, exchange.Gathered(x, out, shards), block,
+    )  # fmt: skip
+
+
+@triton.jit
+def _packets(x, out, words, steps, shards, world, block: tl.constexpr, width: tl.constexpr,
+             sources: tl.constexpr):  # fmt: skip
+    shards = move.rounded(shards, 1)
+    own = move.size_of(shards, wl.rank(world))
+    packets.exchange(
+        world, postbox.PacketBoxes(steps, words), packets.tiles_of(shards.shard, block),
+        packets.part_of_all, exchange.Whole(x, own),
+        packets.gather, exchange.Gathered(x, out, shards), width, sources, block,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -216,32 +225,6 @@ def _pull(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr
 
 
 @triton.jit
-def _packets(x, out, packets, slot, shards, world, block: tl.constexpr,
-             vec: tl.constexpr):  # fmt: skip
-    rank, e = wl.rank(world), move.begin(world, slot)
-    flag = e.to(tl.int32)
-    own = move.own_piece(x, shards, rank, vec)
-    for start in range(0, own.size, block):
-        i = start + tl.arange(0, block)
-        values = tl.load(x + own.offset + i, mask=i < own.size)
-        for hop in range(1, world.num_ranks):
-            to = (rank + hop) % world.num_ranks
-            words = packets + own.first + i
-            wl.put_packets(world, words, values.to(tl.int32), flag, to=to, mask=i < own.size)
-        tl.store(out + own.first + i, values, mask=i < own.size)
-    for hop in range(1, world.num_ranks):
-        source = (rank + world.num_ranks - hop) % world.num_ranks
-        piece = move.own_piece(x, shards, source, vec)
-        for start in range(0, piece.size, block):
-            i = start + tl.arange(0, block)
-            words = packets + piece.first + i
-            values = wl.wait_packets(words, flag, world=world, mask=i < piece.size)
-            values = values.to(out.dtype.element_ty)
-            tl.store(out + piece.first + i, values, mask=i < piece.size)
-    move.end(world, slot, e)
-
-
-@triton.jit
 def _stage(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
            vec: tl.constexpr):  # fmt: skip
     """Upstream of the copy engines."""
@@ -265,6 +248,7 @@ _PROGRAMS = {
     "push": _push, "relay": _relay, "ring": _ring, "packets": _packets, "pull": _pull,
     "copy_engine": _stage,
 }  # fmt: skip
+BY_MAILBOX = ("push", "packets")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -308,23 +292,32 @@ class _Call:
         config.check(problem, world.target)
         self.name = f"all_gather m={problem.m},n={problem.n} {problem.dtype} {config}"
         self.out_shape = (problem.m, *x.shape[1:])
-        total_bytes = problem.m * problem.row_bytes
-        self.key, self.buffers = "all_gather", {"gathered": ((total_bytes,), torch.uint8)}
+        self.buffers = {"gathered": ((problem.m * problem.row_bytes,), torch.uint8)}
         self.signals = {"rows_ready": (world.num_ranks * config.lanes, torch.int64)}
-        if config.transport == "packets":
-            # Words that hold nothing but packets, and zeros before: an old flag must not fit.
-            self.key, self.buffers = "all_gather.packets", {}
-            # A block more: tiles of pointers reach past the last word, and must stay on the heap.
-            count = total_bytes // _packet_bytes(problem) + config.block
-            self.signals = {"packets": (count, torch.int64)}
+        self._start: Any = None
 
     def launch(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
-        problem, config = self.problem, self.config
         world.operator_call(self.name)
-        slot = world.workspace(self.key, self.buffers, self.signals)
-        if config.transport == "packets":
-            self._send_packets(world, slot, x, out)
+        if self.config.transport not in BY_MAILBOX:
+            self._by_slot(world, x, out)
             return
+        if self._start is None:  # behind operator_call: it takes memory, which is collective
+            self._start = self._exchange().launches(world, self.config)
+        self._start(x, out)
+
+    def _exchange(self) -> _lanes.Exchange:
+        problem = self.problem
+        return _lanes.Exchange(
+            fn=_PROGRAMS[self.config.transport],
+            part_bytes=problem.shard_bytes,
+            align_bytes=problem.row_bytes,
+            word_bytes=_lanes.word_bytes(problem),
+            shards=((problem.m * problem.row_bytes, problem.shard_bytes),),
+        )
+
+    def _by_slot(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
+        problem, config = self.problem, self.config
+        slot = world.workspace("all_gather", self.buffers, self.signals)
         width = _lanes.width_of(problem.row_bytes, x, out)
         x, result, gathered = _lanes.as_words(width, x, out, slot.gathered)
         _PROGRAMS[config.transport][(config.lanes,)](
@@ -333,20 +326,6 @@ class _Call:
         )  # fmt: skip
         if config.transport == "copy_engine":
             self._copy(world, slot, out)
-
-    def _send_packets(self, world: Any, slot: Any, x: torch.Tensor, out: torch.Tensor) -> None:
-        problem, config = self.problem, self.config
-        word, width = _packet_bytes(problem), _lanes.width_of(problem.row_bytes, x, out)
-        if width < word:
-            raise ShapeError(
-                f"all_gather: packets carry {word} bytes, but x or out begins at a multiple of "
-                f"{width} only; pass x.clone(), or another transport"
-            )
-        x, out = _lanes.as_words(word, x, out)
-        _packets[(config.lanes,)](
-            x, out, slot.packets, slot.arg, _shards(problem, word), world.arg, block=config.block,
-            vec=_lanes.elements_in_vector(width, word), num_warps=config.num_warps,
-        )  # fmt: skip
 
     def _copy(self, world: Any, slot: Any, out: torch.Tensor) -> None:
         lanes = self.config.lanes
@@ -358,11 +337,6 @@ class _Call:
             if first < end:
                 world.copy(bytes_out[first:end], world.peer(slot.gathered, source)[first:end])
         _finish[(1,)](slot.arg, world.arg, num_warps=1)
-
-
-def _packet_bytes(problem: Problem) -> int:
-    """How much data a packet carries: the same on all ranks, wherever their tensors begin."""
-    return min(4, _lanes.width_of(problem.row_bytes))
 
 
 def _shards(problem: Problem, width: int) -> move.Shards:
@@ -421,17 +395,17 @@ def kernels(
     config = config or choose(problem, target)
     config.check(problem, target)
     width = _lanes.width_of(problem.row_bytes)
-    word_bytes, vec = min(width, 8), _lanes.words_in_vector(width)
-    if config.transport == "packets":
-        word_bytes = _packet_bytes(problem)
-        vec = _lanes.elements_in_vector(width, word_bytes)
-    word = f"*i{8 * word_bytes}"
-    words = {"x": word, "out": word, "gathered": word, "rows_ready": "*i64", "packets": "*i64"}
+    word = f"*i{8 * min(width, 8)}"
+    if config.by_packets:
+        word = f"*i{8 * min(width, _lanes.PACKET_BYTES)}"
+    words = {"x": word, "out": word, "gathered": word, "boxes": word, "rows_ready": "*i64"}
     fns = [_PROGRAMS[config.transport]]
     if config.transport == "copy_engine":
         fns += [_await_all, _finish]
     for fn in fns:
-        yield _lanes.record("all_gather", fn, words, problem, config, vec=vec)
+        yield _lanes.record("all_gather", fn, words, problem, config,
+                            vec=_lanes.words_in_vector(width),
+                            width=min(_lanes.PACKET_BYTES, width))  # fmt: skip
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:

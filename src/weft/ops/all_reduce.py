@@ -1,20 +1,18 @@
 """All-reduce: out = x of rank 0 + x of rank 1 + ..., on every rank, the same bits everywhere.
 
-Sums are in fp32, in the order of ranks, and rounded once: both transports give the same bits.
+Sums are in fp32, in the order of ranks, and rounded once: all transports give the same bits.
 
-Plan, in lanes (weft.tiles.move): lane l deals with piece l
-    one_shot    own piece -> every rank's slot; every rank sums all of it. One step, for small x
-    two_shot    x is cut into shares, one for each rank: piece of each share -> its rank's slot;
-                that rank sums its share and sends it to all; then slot -> out
+Plan, in lanes, tile by tile (weft.tiles.exchange)
+    one_shot    tile of own x -> its box on every rank; every rank sums all tiles. One step a tile
+    two_shot    x is cut into shares, one for each rank: tile of each share -> its box on that rank,
+                which sums it and sends the sum to all; then boxes -> out
+    one_shot_packets, two_shot_packets    the same, each 32 bits in a word with their flag: no
+                signal and no fence, at twice the bytes
 
-Signals (SET to the call's epoch e; each is waited for in the call that sets it)
-    parts_ready[src * lanes + l]    piece l of src's x (one_shot), or of src's part of this rank's
-                                    share (two_shot), is in this rank's slot
-    sums_ready[src * lanes + l]     piece l of the sum of src's share is in this rank's slot
-    slot_free, epoch, ticket        the slot's; the last program moves them
-Pieces without elements are signalled too.
+Signals are the mailbox's (weft.tiles.postbox): arrived[l * num_ranks + src], the steps of lane l of
+src that are here; or the flag in each packet. Tiles without elements are signalled too.
 
-Limits  x is contiguous and of one shape on all ranks
+Limits  x is contiguous and of one shape on all ranks; packets need all ranks on one node
 Source  the design's section 4; the names are NCCL's and TensorRT-LLM's
 """
 
@@ -23,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -35,7 +33,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ops import _baselines, _lanes
-from weft.tiles import move, reduce
+from weft.tiles import exchange, move, packets, postbox
 
 SUPPORTED = ("float16", "bfloat16", "float32")
 
@@ -92,7 +90,9 @@ class Config(_lanes.Lanes):
     """How the parts are moved and summed; `transport` as the Plan says."""
 
     transport: str = "one_shot"
-    reaches_far = {"one_shot": True, "two_shot": True}
+    reaches_far = {
+        "one_shot": True, "two_shot": True, "one_shot_packets": False, "two_shot_packets": False,
+    }  # fmt: skip
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
@@ -111,72 +111,55 @@ def choose(problem: Problem, target: Target) -> Config:
 
 
 @triton.jit
-def _one_shot(x, out, parts, parts_ready, slot, shards, world, block: tl.constexpr,
+def _one_shot(x, out, boxes, arrived, steps, shards, world, block: tl.constexpr,
               vec: tl.constexpr):  # fmt: skip
-    rank, e = wl.rank(world), move.begin(world, slot)
-    whole = move.Shards(shards.total, shards.total)
-    stride = tl.cast(shards.total, tl.int64) // vec * vec
-    piece = move.own_piece(x, whole, 0, vec)
-    for hop in range(1, world.num_ranks):
-        to = (rank + hop) % world.num_ranks
-        received = parts + stride * rank + piece.offset
-        move.send(world, received, x + piece.first, piece.size, to, block)
-        wl.notify(world, move.word_of(parts_ready, rank), e, to=to, op=wl.SignalOp.SET)
-    move.await_others(world, parts_ready, e)  # pairs with the notify above
-    reduce.reduce(
-        piece.size, world.num_ranks,
-        reduce.load_part, reduce.Parts(x + piece.first, parts + piece.offset, stride, rank),
-        reduce.emit_store, reduce.Stored(out + piece.first), block,
+    size = move.rounded(shards, vec).total
+    exchange.exchange(
+        world, postbox.Mailbox(steps, arrived, boxes), tl.cdiv(size, block),
+        exchange.part_of_all, exchange.Whole(x, size),
+        exchange.sum_parts, exchange.Summed(x, out, size), block,
     )  # fmt: skip
-    move.end(world, slot, e)
-
-
-class Shared(NamedTuple):
-    """Arguments of `_emit_to_all`."""
-
-    out: Any
-    sums: Any
-    rank: Any
-    world: Any
 
 
 @triton.jit
-def _emit_to_all(i, total, mask, args):
-    """The sum, rounded once, to every rank. args: Shared"""
-    value = total.to(args.out.dtype.element_ty)
-    for hop in range(1, args.world.num_ranks):
-        to = (args.rank + hop) % args.world.num_ranks
-        wl.put(args.world, args.sums + i, value, to=to, mask=mask)
-    tl.store(args.out + i, value, mask=mask)
+def _two_shot(x, out, boxes, arrived, steps, shards, world, block: tl.constexpr,
+              vec: tl.constexpr):  # fmt: skip
+    shards = move.rounded(shards, vec)
+    own = shards.shard * wl.rank(world)
+    summed = exchange.Summed(x + own, out + own, move.size_of(shards, wl.rank(world)) // vec * vec)
+    exchange.exchange_twice(
+        world, postbox.Mailbox(steps, arrived, boxes), tl.cdiv(shards.shard, block),
+        exchange.part_of_shard, exchange.Cut(x, shards), summed,
+        exchange.gather_others, exchange.Gathered(x, out, shards), block,
+    )  # fmt: skip
 
 
 @triton.jit
-def _two_shot(x, out, parts, sums, parts_ready, sums_ready, slot, shards, world,
-              block: tl.constexpr, vec: tl.constexpr):  # fmt: skip
-    rank, e = wl.rank(world), move.begin(world, slot)
-    stride = tl.cast(shards.shard, tl.int64) // vec * vec
-    for hop in range(1, world.num_ranks):
-        to = (rank + hop) % world.num_ranks
-        piece = move.own_piece(x, shards, to, vec)
-        received = parts + stride * rank + piece.offset
-        move.send(world, received, x + piece.first, piece.size, to, block)
-        wl.notify(world, move.word_of(parts_ready, rank), e, to=to, op=wl.SignalOp.SET)
-    own = move.own_piece(x, shards, rank, vec)
-    move.await_others(world, parts_ready, e)  # pairs with the notify above
-    reduce.reduce(
-        own.size, world.num_ranks,
-        reduce.load_part, reduce.Parts(x + own.first, parts + own.offset, stride, rank),
-        _emit_to_all, Shared(out + own.first, sums + own.first, rank, world), block,
+def _one_shot_packets(x, out, words, steps, shards, world, block: tl.constexpr,
+                      width: tl.constexpr, sources: tl.constexpr):  # fmt: skip
+    size = tl.cast(shards.total, tl.int64)
+    packets.exchange(
+        world, postbox.PacketBoxes(steps, words), packets.tiles_of(size, block),
+        packets.part_of_all, exchange.Whole(x, size),
+        packets.sum_parts, exchange.Summed(x, out, size), width, sources, block,
     )  # fmt: skip
-    for hop in range(1, world.num_ranks):
-        to = (rank + hop) % world.num_ranks
-        wl.notify(world, move.word_of(sums_ready, rank), e, to=to, op=wl.SignalOp.SET)
-    for hop in range(1, world.num_ranks):
-        source = (rank + world.num_ranks - hop) % world.num_ranks
-        piece = move.own_piece(x, shards, source, vec)
-        wl.wait(move.word_of(sums_ready, source), e, world=world)  # pairs with the notify above
-        move.copy(out + piece.first, sums + piece.first, piece.size, block)
-    move.end(world, slot, e)
+
+
+@triton.jit
+def _two_shot_packets(x, out, words, steps, shards, world, block: tl.constexpr,
+                      width: tl.constexpr, sources: tl.constexpr):  # fmt: skip
+    shards = move.rounded(shards, 1)
+    packets.exchange_twice(
+        world, postbox.PacketBoxes(steps, words), packets.tiles_of(shards.shard, block),
+        packets.part_of_shard, exchange.Cut(x, shards), out.dtype.element_ty,
+        packets.gather, exchange.Gathered(x, out, shards), width, sources, block,
+    )  # fmt: skip
+
+
+_PROGRAMS = {
+    "one_shot": _one_shot, "two_shot": _two_shot, "one_shot_packets": _one_shot_packets,
+    "two_shot_packets": _two_shot_packets,
+}  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------
@@ -205,9 +188,6 @@ def all_reduce(
     return out
 
 
-_PROGRAMS = {"one_shot": _one_shot, "two_shot": _two_shot}
-
-
 class _Call:
     """What calls with tensors like these share on one rank."""
 
@@ -222,26 +202,25 @@ class _Call:
         self.config = config = config or choose(problem, world.target)
         config.check(problem, world.target)
         self.name = f"all_reduce m={problem.m},n={n} {problem.dtype} {config}"
-        self.shards = move.Shards(problem.total, problem.share)
-        words = (world.num_ranks * config.lanes, torch.int64)
-        size = problem.total if config.transport == "one_shot" else problem.share
-        self.buffers = {"parts": ((world.num_ranks * size,), problem.torch_dtype)}
-        self.signals = {"parts_ready": words}
-        if config.transport == "two_shot":
-            self.buffers["sums"] = ((problem.total,), problem.torch_dtype)
-            self.signals["sums_ready"] = words
+        self._start: Any = None
 
     def launch(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
-        problem, config = self.problem, self.config
         world.operator_call(self.name)
-        # Each transport has a slot of its own shape.
-        slot = world.workspace(f"all_reduce.{config.transport}", self.buffers, self.signals)
-        width = _lanes.width_of(problem.total_bytes, x, out)
-        arrays = [getattr(slot, name) for name in (*self.buffers, *self.signals)]
-        _PROGRAMS[config.transport][(config.lanes,)](
-            x, out, *arrays, slot.arg, self.shards, world.arg, block=config.block,
-            vec=_lanes.elements_in_vector(width, problem.itemsize), num_warps=config.num_warps,
-        )  # fmt: skip
+        if self._start is None:  # behind operator_call: it takes memory, which is collective
+            self._start = self._exchange().launches(world, self.config)
+        self._start(x, out)
+
+    def _exchange(self) -> _lanes.Exchange:
+        problem, transport = self.problem, self.config.transport
+        return _lanes.Exchange(
+            fn=_PROGRAMS[transport],
+            part_bytes=problem.total_bytes if "one_shot" in transport else problem.shard_bytes,
+            align_bytes=problem.total_bytes,
+            word_bytes=problem.itemsize,
+            shards=((problem.total_bytes, problem.shard_bytes),),
+            dtype=problem.torch_dtype,
+            boxes=2 if transport == "two_shot" else 1,
+        )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -272,10 +251,11 @@ def kernels(
     config = config or choose(problem, target)
     config.check(problem, target)
     element = f"*{DTYPES[problem.dtype].triton}"
-    words = {"x": element, "out": element, "parts": element, "sums": element,
-             "parts_ready": "*i64", "sums_ready": "*i64"}  # fmt: skip
-    vec = _lanes.elements_in_vector(_lanes.width_of(problem.total_bytes), problem.itemsize)
-    yield _lanes.record("all_reduce", _PROGRAMS[config.transport], words, problem, config, vec=vec)
+    words = {"x": element, "out": element, "boxes": element}
+    width = _lanes.width_of(problem.total_bytes)
+    vec = _lanes.elements_in_vector(width, problem.itemsize)
+    yield _lanes.record("all_reduce", _PROGRAMS[config.transport], words, problem, config, vec=vec,
+                        width=min(_lanes.PACKET_BYTES, width))  # fmt: skip
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:

@@ -8,7 +8,9 @@ splits are read on the device: how many rows move need not be known to the host,
 recording. Rows are moved as integers, so any dtype is, bit by bit.
 
 Plan, in lanes (weft.tiles.move): lane l moves piece l of what one rank sends another
-    push    piece for each rank -> its slot, with how many rows there are; then slot -> out
+    push    with splits: piece for each rank -> its slot, with how many rows there are; then
+            slot -> out. Without: tile for each rank -> its box, tile by tile (weft.tiles.exchange)
+    packets without splits: the same, each 32 bits in a word with their flag, at twice the bytes
     pull    piece for each rank -> own slot, and where it lies and how many rows there are -> that
             rank's slot; then the slots of their ranks -> out
 Own rows go from x to out.
@@ -17,7 +19,8 @@ Signals (SET to the call's epoch e; each is waited for in the call that sets it)
     rows_ready[src * lanes + l]     piece l of src's rows for this rank may be read, and
                                     ranges[src * lanes + l]: their first row and their number
     slot_free, epoch, ticket        the slot's; the last program moves them
-Pieces without rows are signalled too.
+Pieces without rows are signalled too. Without splits, push and packets have the mailbox's signals
+(weft.tiles.postbox).
 
 Limits  x is contiguous and has as many rows on every rank; of splits that ask for more rows than x
         has, or bring more than out holds, what is too much is left out; pull needs all ranks on
@@ -39,11 +42,11 @@ import triton.language as tl
 import weft.language as wl
 from weft.base.card import Op
 from weft.base.dtypes import DTYPES
-from weft.base.errors import DtypeError, ShapeError
+from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ops import _baselines, _lanes
-from weft.tiles import move
+from weft.tiles import exchange, move, packets, postbox
 
 # Up to so many bytes a rank, variable splits are pushed, though push's slots are larger.
 PUSH_BYTES = 1 << 20
@@ -107,14 +110,25 @@ class Config(_lanes.Lanes):
     """How the rows are moved; `transport` as the Plan says."""
 
     transport: str = "push"
-    reaches_far = {"push": True, "pull": False}
+    reaches_far = {"push": True, "packets": False, "pull": False}
+
+    def check(self, problem: Problem, target: Target) -> None:
+        """Raises  ConfigError: a field that does not fit the problem or the target"""
+        super().check(problem, target)
+        if problem.variable and self.by_packets:
+            raise ConfigError(
+                "all_to_all: transport='packets' with splits; packets move shards of one size: "
+                "take push or pull"
+            )
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     is_large = problem.m * problem.row_bytes > PUSH_BYTES
     first = "pull" if problem.variable and is_large and len(problem.nodes) == 1 else "push"
-    yield from _lanes.candidates(Config, problem, target, first, _lanes.word_bytes(problem))
+    for one in _lanes.candidates(Config, problem, target, first, _lanes.word_bytes(problem)):
+        if not (problem.variable and one.by_packets):
+            yield one
 
 
 def choose(problem: Problem, target: Target) -> Config:
@@ -247,6 +261,30 @@ def _exchange(x, out, received, splits, num_received, ranges, rows_ready, slot, 
     move.end(world, slot, e)
 
 
+@triton.jit
+def _even(x, out, boxes, arrived, steps, shards, incoming, world, block: tl.constexpr,
+          vec: tl.constexpr):  # fmt: skip
+    """Without splits: shards of x go out, `incoming` are how they lie in out."""
+    shards, incoming = move.rounded(shards, vec), move.rounded(incoming, vec)
+    own = x + shards.shard * wl.rank(world)
+    exchange.exchange(
+        world, postbox.Mailbox(steps, arrived, boxes), tl.cdiv(shards.shard, block),
+        exchange.part_of_shard, exchange.Cut(x, shards),
+        exchange.gather, exchange.Gathered(own, out, incoming), block,
+    )  # fmt: skip
+
+
+@triton.jit
+def _even_packets(x, out, words, steps, shards, incoming, world, block: tl.constexpr,
+                  width: tl.constexpr, sources: tl.constexpr):  # fmt: skip
+    shards, incoming = move.rounded(shards, 1), move.rounded(incoming, 1)
+    packets.exchange(
+        world, postbox.PacketBoxes(steps, words), packets.tiles_of(shards.shard, block),
+        packets.part_of_shard, exchange.Cut(x, shards),
+        packets.gather, exchange.Gathered(x, out, incoming), width, sources, block,
+    )  # fmt: skip
+
+
 # ---------------------------------------------------------------------------------------------
 # The host
 
@@ -313,6 +351,7 @@ class _Call:
             _lanes.check_out("all_to_all", out, self.out_shape, x.dtype, world)
         kind = "variable" if problem.variable else "even"
         self.name = f"all_to_all m={problem.m},n={n} {kind} {problem.dtype} {config}"
+        self._start: Any = None
         self.rows_out, self.stride = rows_out, problem.m if problem.variable else problem.rows
         slot_rows = problem.m if config.transport == "pull" else world.num_ranks * self.stride
         words = world.num_ranks * config.lanes
@@ -323,8 +362,30 @@ class _Call:
         self.signals = {"rows_ready": (words, torch.int64)}
 
     def launch(self, world: Any, x: Any, splits: Any, num_received: Any, out: Any) -> None:
-        problem, config = self.problem, self.config
         world.operator_call(self.name)
+        if splits is not None or self.config.transport == "pull":
+            self._by_slot(world, x, splits, num_received, out)
+            return
+        if self._start is None:  # behind operator_call: it takes memory, which is collective
+            self._start = self._exchange(world).launches(world, self.config)
+        self._start(x, out)
+
+    def _exchange(self, world: Any) -> _lanes.Exchange:
+        problem = self.problem
+        out_bytes = self.rows_out * problem.row_bytes
+        return _lanes.Exchange(
+            fn=_even_packets if self.config.by_packets else _even,
+            part_bytes=problem.shard_bytes,
+            align_bytes=problem.row_bytes,
+            word_bytes=_lanes.word_bytes(problem),
+            shards=(
+                (problem.m * problem.row_bytes, problem.shard_bytes),
+                (out_bytes, out_bytes // world.num_ranks),
+            ),
+        )
+
+    def _by_slot(self, world: Any, x: Any, splits: Any, num_received: Any, out: Any) -> None:
+        problem, config = self.problem, self.config
         # Each transport has a slot of its own shape.
         slot = world.workspace(f"all_to_all.{config.transport}", self.buffers, self.signals)
         width = _lanes.width_of(problem.row_bytes, x, out)
@@ -388,11 +449,16 @@ def kernels(
     config.check(problem, target)
     width = _lanes.width_of(problem.row_bytes)
     word = f"*i{8 * min(width, 8)}"
-    words = {"x": word, "out": word, "received": word, "splits": "*i64", "num_received": "*i64",
-             "ranges": "*i64", "rows_ready": "*i64"}  # fmt: skip
+    is_slot = problem.variable or config.transport == "pull"
+    fn = _exchange if is_slot else _even_packets if config.by_packets else _even
+    if config.by_packets:
+        word = f"*i{8 * min(width, _lanes.PACKET_BYTES)}"
+    words = {"x": word, "out": word, "received": word, "boxes": word, "splits": "*i64",
+             "num_received": "*i64", "ranges": "*i64", "rows_ready": "*i64"}  # fmt: skip
     yield _lanes.record(
-        "all_to_all", _exchange, words, problem, config,
-        sizes=Sizes(*[None] * len(Sizes._fields)), vec=_lanes.words_in_vector(width),
+        "all_to_all", fn, words, problem, config,
+        sizes=Sizes(*[None] * len(Sizes._fields)), incoming=move.Shards(None, None),
+        vec=_lanes.words_in_vector(width), width=min(_lanes.PACKET_BYTES, width),
         is_even=not problem.variable, is_pull=config.transport == "pull",
     )  # fmt: skip
 

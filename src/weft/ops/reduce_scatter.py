@@ -4,7 +4,10 @@ Every rank passes all m rows and gets the sums of its shard; rows are split as t
 them, shards may be empty. Sums are in fp32 and rounded once.
 
 Plan, in lanes (weft.tiles.move): lane l deals with piece l of every shard
-    push    piece of each shard -> its rank's slot; then sum in the order of ranks
+    push    tile of each shard -> its box on that shard's rank, tile by tile (weft.tiles.exchange);
+            then sum boxes in the order of ranks
+    packets the same, each 32 bits in a word with their flag: no signal and no fence, at twice the
+            bytes
     pull    piece of each shard -> own slot; then sum, in the order of ranks, what lies in the
             slots of all ranks
     ring    the sum of shard d starts on rank d + 1 and goes from rank to rank, in fp32, each
@@ -14,17 +17,19 @@ Plan, in lanes (weft.tiles.move): lane l deals with piece l of every shard
             in their order. So each sum crosses between two nodes once
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
-    parts_ready[src * lanes + l]      piece l of src's part of this rank's shard is in this
-                                      rank's slot (push), or in src's (pull). By src
+    parts_ready[src * lanes + l]      piece l of src's part of this rank's shard is in src's slot
+                                      (pull). By src
     partials_ready[d * lanes + l]     the running sum of shard d is in this slot (ring). By the
                                       rank before
     parts_ready[(group * node + seat) * lanes + l]   the part of the rank with this seat, of the
                                       shard that has this group, is in this slot (relay). By it
     partials_ready[node * lanes + l]  the sum of that node is in this slot (relay). By the partner
     slot_free, epoch, ticket          the slot's; the last program moves them
-Pieces without rows are signalled too.
+Pieces without rows are signalled too. Those of push and packets are the mailbox's
+(weft.tiles.postbox).
 
-Limits  x is contiguous and has the same rows on every rank; pull needs all ranks on one node
+Limits  x is contiguous and has the same rows on every rank; packets and pull need all ranks on one
+        node
 Source  the design's section 4; NCCL's ring
 """
 
@@ -45,7 +50,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ops import _baselines, _lanes
-from weft.tiles import move, nodes, reduce
+from weft.tiles import exchange, move, nodes, packets, postbox, reduce
 
 SUPPORTED = ("float16", "bfloat16", "float32")
 
@@ -92,7 +97,9 @@ class Config(_lanes.Lanes):
     """How the parts are moved and summed; `transport` as the Plan says."""
 
     transport: str = "push"
-    reaches_far = {"push": True, "relay": True, "ring": True, "pull": False}
+    reaches_far = {
+        "push": True, "relay": True, "ring": True, "packets": False, "pull": False,
+    }  # fmt: skip
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
@@ -121,25 +128,26 @@ class Groups(NamedTuple):
 
 
 @triton.jit
-def _push(x, out, parts, parts_ready, slot, shards, world, block: tl.constexpr,
+def _push(x, out, boxes, arrived, steps, shards, world, block: tl.constexpr,
           vec: tl.constexpr):  # fmt: skip
-    rank, e = wl.rank(world), move.begin(world, slot)
-    stride = tl.cast(shards.shard, tl.int64) // vec * vec
-    word = move.word_of(parts_ready, rank)
-    for hop in range(1, world.num_ranks):
-        to = (rank + hop) % world.num_ranks
-        piece = move.own_piece(x, shards, to, vec)
-        received = parts + stride * rank + piece.offset
-        move.send(world, received, x + piece.first, piece.size, to, block)
-        wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
-    own = move.own_piece(x, shards, rank, vec)
-    move.await_others(world, parts_ready, e)  # pairs with the notify above
-    reduce.reduce(
-        own.size, world.num_ranks,
-        reduce.load_part, reduce.Parts(x + own.first, parts + own.offset, stride, rank),
-        reduce.emit_store, reduce.Stored(out + own.offset), block,
+    shards, rank = move.rounded(shards, vec), wl.rank(world)
+    own = x + shards.shard * rank
+    exchange.exchange(
+        world, postbox.Mailbox(steps, arrived, boxes), tl.cdiv(shards.shard, block),
+        exchange.part_of_shard, exchange.Cut(x, shards), exchange.sum_parts,
+        exchange.Summed(own, out, move.size_of(shards, rank) // vec * vec), block,
     )  # fmt: skip
-    move.end(world, slot, e)
+
+
+@triton.jit
+def _packets(x, out, words, steps, shards, world, block: tl.constexpr, width: tl.constexpr,
+             sources: tl.constexpr):  # fmt: skip
+    shards, rank = move.rounded(shards, 1), wl.rank(world)
+    packets.exchange(
+        world, postbox.PacketBoxes(steps, words), packets.tiles_of(shards.shard, block),
+        packets.part_of_shard, exchange.Cut(x, shards), packets.sum_parts,
+        exchange.Summed(x, out, move.size_of(shards, rank)), width, sources, block,
+    )  # fmt: skip
 
 
 class PeersParts(NamedTuple):
@@ -367,12 +375,33 @@ class _Call:
             _lanes.check_out("reduce_scatter", out, self.out_shape, x.dtype, world)
         self.name = f"reduce_scatter m={problem.m},n={n} {problem.dtype} {config}"
         self.shards = move.Shards(problem.m * n, problem.rows * n)
-        self.buffers, self.signals = _workspace(problem, config)
+        self._start: Any = None
+        if config.transport not in BY_MAILBOX:
+            self.buffers, self.signals = _workspace(problem, config)
         self.extra = (problem.groups,) if config.transport == "relay" else ()
 
     def launch(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
-        problem, config = self.problem, self.config
         world.operator_call(self.name)
+        if self.config.transport not in BY_MAILBOX:
+            self._by_slot(world, x, out)
+            return
+        if self._start is None:  # behind operator_call: it takes memory, which is collective
+            self._start = self._exchange().launches(world, self.config)
+        self._start(x, out)
+
+    def _exchange(self) -> _lanes.Exchange:
+        problem = self.problem
+        return _lanes.Exchange(
+            fn=_PROGRAMS[self.config.transport],
+            part_bytes=problem.shard_bytes,
+            align_bytes=problem.row_bytes,
+            word_bytes=problem.itemsize,
+            shards=((problem.m * problem.row_bytes, problem.shard_bytes),),
+            dtype=problem.torch_dtype,
+        )
+
+    def _by_slot(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
+        problem, config = self.problem, self.config
         # Each transport has a slot of its own shape.
         slot = world.workspace(f"reduce_scatter.{config.transport}", self.buffers, self.signals)
         width = _lanes.width_of(problem.row_bytes, x, out)
@@ -383,15 +412,18 @@ class _Call:
         )  # fmt: skip
 
 
-_PROGRAMS = {"push": _push, "relay": _relay, "ring": _ring, "pull": _pull}
+_PROGRAMS = {
+    "push": _push, "relay": _relay, "ring": _ring, "packets": _packets, "pull": _pull,
+}  # fmt: skip
+BY_MAILBOX = ("push", "packets")
 
 
 def _workspace(problem: Problem, config: Config) -> tuple[dict, dict]:
     """The buffers and signals of a transport, in the order of its kernel's parameters."""
     shard, groups = problem.rows * problem.n, problem.groups
     in_group = groups.num_nodes * groups.per_node * groups.largest
-    parts = {"push": problem.num_ranks, "pull": problem.num_ranks, "ring": 0, "relay": in_group}
-    partials = {"push": 0, "pull": 0, "ring": problem.num_ranks, "relay": groups.num_nodes}
+    parts = {"pull": problem.num_ranks, "ring": 0, "relay": in_group}
+    partials = {"pull": 0, "ring": problem.num_ranks, "relay": groups.num_nodes}
     counts = {"parts": parts[config.transport], "partials": partials[config.transport]}
     dtypes = {"parts": problem.torch_dtype, "partials": torch.float32}
     buffers = {x: ((counts[x] * shard,), dtypes[x]) for x in counts if counts[x]}
@@ -427,11 +459,12 @@ def kernels(
     config = config or choose(problem, target)
     config.check(problem, target)
     element = f"*{DTYPES[problem.dtype].triton}"
-    words = {"x": element, "out": element, "parts": element, "partials": "*fp32",
+    words = {"x": element, "out": element, "boxes": element, "parts": element, "partials": "*fp32",
              "parts_ready": "*i64", "partials_ready": "*i64"}  # fmt: skip
-    vec = _lanes.elements_in_vector(_lanes.width_of(problem.row_bytes), problem.itemsize)
+    width = _lanes.width_of(problem.row_bytes)
     yield _lanes.record("reduce_scatter", _PROGRAMS[config.transport], words, problem, config,
-                        groups=problem.groups, vec=vec)  # fmt: skip
+                        groups=problem.groups, width=min(_lanes.PACKET_BYTES, width),
+                        vec=_lanes.elements_in_vector(width, problem.itemsize))  # fmt: skip
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:

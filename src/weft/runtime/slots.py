@@ -80,10 +80,10 @@ class Workspace:
     replay launches that use them.
     """
 
-    def __init__(self, world: World, key: str) -> None:
+    def __init__(self, world: World, key: str, num_slots: int | None = None) -> None:
         self.world = world
         self.key = key
-        self._num_slots = world.settings.slots
+        self._num_slots = num_slots or world.settings.slots
         if self._num_slots < 1:
             raise UsageError(f"WEFT_SLOTS={self._num_slots}: a workspace has at least one slot")
         self._generation = 0

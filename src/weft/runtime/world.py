@@ -164,15 +164,21 @@ class World:
         return self._pointers[address]
 
     def workspace(
-        self, key: str, buffers: BufferRequest | None = None, signals: SignalRequest | None = None
+        self,
+        key: str,
+        buffers: BufferRequest | None = None,
+        signals: SignalRequest | None = None,
+        *,
+        num_slots: int | None = None,
     ) -> Slot:
         """The next slot of the workspace `key`; see `slots`. Collective.
 
-        `buffers` maps names to (shape, dtype), `signals` names to (count, dtype).
+        `buffers` maps names to (shape, dtype), `signals` names to (count, dtype). `num_slots` is
+        how many there are in turn, settled by a key's first call: 1 for what takes turns by itself.
         """
         self._check_usable("workspace")
         if key not in self._workspaces:
-            self._workspaces[key] = Workspace(self, key)
+            self._workspaces[key] = Workspace(self, key, num_slots)
         return self._workspaces[key].take(buffers or {}, signals or {})
 
     def channel(

@@ -61,6 +61,25 @@ def own_piece(x, shards, index, vec: tl.constexpr):
 
 
 @triton.jit
+def rounded(shards, vec: tl.constexpr):
+    """The same `Shards` as int64, seen to be multiples of vec, which they are."""
+    total = tl.cast(shards.total, tl.int64) // vec * vec
+    return Shards(total, tl.cast(shards.shard, tl.int64) // vec * vec)
+
+
+@triton.jit
+def lives(shards, index, i):
+    """Which of the elements i, counted from its begin, shard `index` has; shards: rounded."""
+    return (i < shards.shard) & (i < shards.total - shards.shard * index)
+
+
+@triton.jit
+def size_of(shards, index):
+    """How many elements shard `index` has; negative where it begins behind the end."""
+    return tl.minimum(shards.shard, shards.total - shards.shard * index)
+
+
+@triton.jit
 def word_of(signals, index):
     """The word of this program's lane among those of shard, or rank, `index`."""
     return signals + index * tl.num_programs(0) + tl.program_id(0)
