@@ -23,6 +23,7 @@ def push_row(world, row, gathered, size, tile: tl.constexpr):
     for step in range(wl.num_ranks(world)):
         # Each rank starts with itself, then its right neighbour: no peer is written by all at once.
         peer = (rank + step) % wl.num_ranks(world)
+        # weft: equivalent-mutant peer+1 of at: every peer is reached, in another order
         wl.put(world, gathered + rank * size + at, values, to=peer, mask=inside)
 
 

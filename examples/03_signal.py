@@ -45,6 +45,7 @@ def main():
 
     expected = torch.arange(TILES * TILE) + world.rank + 1.0
     assert torch.equal(out.cpu(), expected), f"rank {world.rank} was handed the wrong tiles"
+    assert (tile_ready == int(world.rank > 0)).all(), "each tile is announced once"
     print(f"rank {world.rank} added one to {TILES} tiles")
     world.close()
 

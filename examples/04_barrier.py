@@ -25,8 +25,10 @@ def all_reduce(world, values, part, out, tile: tl.constexpr):
     total = tl.zeros((tile,), tl.float32)
     for peer in range(wl.num_ranks(world)):
         # The same order on every rank: the sums are equal to the last bit everywhere.
+        # weft: equivalent-mutant peer+1 of at: another order, but again the same everywhere
         total += tl.load(wl.at(world, part + at, peer))
     tl.store(out + at, total)
+    # weft: equivalent-mutant swap of notify: what is stored before it is for this rank alone
     wl.barrier(world, i)  # every rank has read: the parts may be written again
 
 

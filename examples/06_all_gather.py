@@ -48,6 +48,7 @@ def main():
 
     expected = torch.arange(TILES * TILE) + 1000.0 * torch.arange(n)[:, None]
     assert torch.equal(out.cpu(), expected * expected), f"rank {world.rank} gathered wrong rows"
+    assert (tile_ready == 1).all(), "each tile is announced once"
     print(f"rank {world.rank} squared the rows of {n} ranks")
     world.close()
 

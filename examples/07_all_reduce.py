@@ -23,7 +23,10 @@ def all_reduce(world, slot, values, parts, sums, part_ready, sum_ready, out, til
     n = wl.num_ranks(world)
     at = tl.arange(0, tile)
     e = wl.slot_epoch(slot)
-    wl.slot_wait_free(world, slot, e)  # every rank has finished the slot's call before
+    # Every rank has finished the slot's call before. In two shots that is known already: who begins
+    # a round has all sums of the last one, and hands out its own once all have begun this one.
+    # weft: equivalent-mutant drop, relax, value-1, count-1 of wait: as the lines above say
+    wl.slot_wait_free(world, slot, e)
     for step in range(n):  # first shot: part p goes to rank p
         peer = (rank + step) % n
         part = tl.load(values + peer * tile + at)
@@ -34,11 +37,13 @@ def all_reduce(world, slot, values, parts, sums, part_ready, sum_ready, out, til
         total += tl.load(parts + source * tile + at)
     for step in range(n):  # second shot: the sum goes to everybody
         peer = (rank + step) % n
+        # weft: equivalent-mutant peer+1 of at: the own sum comes last then, for this same program
         wl.put_signal(world, sums + rank * tile + at, total, sum_ready + rank, e, to=peer)
     for source in range(n):
         wl.wait(sum_ready + source, at_least=e)
         tl.store(out + source * tile + at, tl.load(sums + source * tile + at))
-    wl.slot_finish(world, slot, e, 1)  # of one program
+    # weft: equivalent-mutant relax, value+1 of notify: see slot_wait_free
+    wl.slot_close(world, slot, e)
 
 
 def main():

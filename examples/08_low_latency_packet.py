@@ -28,6 +28,7 @@ def all_reduce(world, values, inbox, out, rounds, size: tl.constexpr):
         for step in range(n):
             peer = (rank + step) % n
             # The flag is another one in every round, and never 0: zeroed words hold that.
+            # weft: equivalent-mutant peer+1 of at: every peer is reached, in another order
             wl.put_packets(world, half + rank * size + at, total, e, to=peer)
         total = tl.zeros((size,), tl.float32)
         for source in range(n):

@@ -31,6 +31,7 @@ def push_rows(world, made, a, per_rank, ROWS: tl.constexpr, COLS: tl.constexpr):
     values = tl.load(a + (j * ROWS + rows)[:, None] * COLS + cols[None, :], mask=inside, other=0.0)
     for step in range(wl.num_ranks(world)):
         peer = (rank + step) % wl.num_ranks(world)
+        # weft: equivalent-mutant peer+1 of at: the own tile comes last then, for a later kernel
         wl.tile_push(world, made, i, 0, values, peer)
         wl.tile_notify(world, made, i, peer)
 

@@ -58,6 +58,7 @@ def main():
 
     expected = torch.arange(SIZE) + 1000.0 * torch.arange(n)[:, None]
     assert torch.equal(out.cpu(), expected), f"rank {world.rank} gathered wrong rows"
+    assert (arrived == 1).all(), "each row is announced once"
     print(f"rank {world.rank} on node {world.node} holds all {n} rows")
     world.close()
 

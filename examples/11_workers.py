@@ -28,13 +28,17 @@ def smooth(world, split, tasks, computed, counter, own, theirs, num_tasks, num_t
     if role == wl.COMPUTE:
         t = wl.next_task(counter, num_tasks, num)
         while t < num_tasks:
+            # weft: equivalent-mutant count+1 of wait: the task behind it needs nothing of this one
             wl.wait_deps(world, tasks, t)  # the left neighbour's tile of this level is in `theirs`
             if t >= num_tiles:  # ours was made by any of this rank's workers
                 own_ready = computed + t - num_tiles
+                # weft: equivalent-mutant count+1 of wait: another worker is at the task behind it
                 wl.wait(own_ready, at_least=1, scope=wl.Scope.DEVICE, world=world)
             mean = (tl.load(own + t * TILE + at) + tl.load(theirs + t * TILE + at)) / 2
             tl.store(own + (t + num_tiles) * TILE + at, mean)
+            # weft: equivalent-mutant value+1 of notify: each task is done once, and waited for once
             wl.notify(world, computed + t, to=wl.rank(world), scope=wl.Scope.DEVICE)
+            # weft: equivalent-mutant drop, value of store: the counter is made for one launch
             t = wl.next_task(counter, num_tasks, num)
     else:
         for t in range(index, num_tasks, num):
@@ -42,6 +46,7 @@ def smooth(world, split, tasks, computed, counter, own, theirs, num_tasks, num_t
             wl.wait(computed + t, at_least=1, scope=wl.Scope.DEVICE, world=world)
             values = tl.load(own + (t + num_tiles) * TILE + at)
             wl.put(world, theirs + (t + num_tiles) * TILE + at, values, to=right)
+            # weft: equivalent-mutant value+1 of notify: there is one round, of epoch 1
             wl.release_tile(world, tasks, t + num_tiles, right)
 
 
@@ -60,8 +65,7 @@ def main():
     theirs = world.zeros((LEVELS + 1, TILES * TILE), torch.float32)
     start = torch.arange(TILES * TILE, **on_device) + 64.0 * torch.arange(n, **on_device)[:, None]
     own[0], theirs[0] = start[world.rank], start[world.rank - 1]
-    tasks.done[:TILES] = 1  # level 0 is there
-    world.barrier()
+    tasks.done[:TILES] = 1  # level 0 is there; nobody else writes these words
 
     smooth[(SPLIT.num_programs,)](
         *(world.arg, SPLIT.as_constexpr(), tasks, world.signals(num_tasks)),

@@ -27,7 +27,9 @@ def plan(world, targets, counts, counts_ready, out_tables, in_tables, ROWS: tl.c
         peer = (rank + step) % n
         for p in range(n):
             num = tl.sum((mine == p).to(tl.int32), axis=0)
+            # weft: equivalent-mutant peer+1 of at: the own counts come last then, for this program
             wl.put(world, counts + rank * n + p, num, to=peer)
+        # weft: equivalent-mutant value+1 of notify: they are told once
         wl.notify(world, counts_ready + rank, to=peer)
     wl.wait(counts_ready, at_least=1, count=n)
     here = 0
@@ -61,6 +63,7 @@ def send(world, made, x, targets, ROWS: tl.constexpr, COLS: tl.constexpr):
     source = tl.sum(tl.where(chosen, rows[None, :], 0), axis=1)
     values = tl.load(x + source[:, None] * COLS + tl.arange(0, COLS)[None, :])
     wl.tile_push(world, made, p, 0, values, p)
+    # weft: equivalent-mutant value+1 of notify: a channel of one round, and of one tile
     wl.tile_notify(world, made, p, p)
 
 

@@ -48,7 +48,7 @@ from weft.language.one_sided import (
 from weft.language.ordered import atomic_add, atomic_cas, atomic_exchange, load, store
 from weft.language.packets import put_packets, wait_packets
 from weft.language.signals import complete_stores, consume, notify, notify_all, test, wait
-from weft.language.slots import slot_epoch, slot_finish, slot_wait_free
+from weft.language.slots import slot_close, slot_epoch, slot_finish, slot_wait_free
 from weft.language.workers import (
     COMMUNICATE,
     COMPUTE,
@@ -134,6 +134,7 @@ __all__ = [
     "rank",
     "release_tile",
     "release_tile_everywhere",
+    "slot_close",
     "slot_epoch",
     "slot_finish",
     "slot_wait_free",

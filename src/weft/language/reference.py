@@ -50,7 +50,7 @@ FILES = (addressing, signals, one_sided, ordered, packets, lines, barriers, mult
 # Plain @triton.jit, for every target.
 DEVICE_FUNCTIONS = {
     lines: (lines.line_elements,),
-    slots: (slots.slot_epoch, slots.slot_wait_free, slots.slot_finish),
+    slots: (slots.slot_epoch, slots.slot_wait_free, slots.slot_finish, slots.slot_close),
     channels: (
         *(channels.tile_wait, channels.tile_notify, channels.peer_tile_wait),
         *(channels.peer_tile_notify, channels.tile_push, channels.tile_pull),

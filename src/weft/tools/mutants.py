@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -56,7 +57,6 @@ def op_run(work: Work, config: Any) -> Run:
     expected = [one.reference(seed) for seed, one in enumerate(works)]
 
     def main() -> None:
-        os.environ["WEFT_SLOTS"] = "1"  # of this emulated rank
         world = weft.init()
         outs = []
         for seed, (one, problem) in enumerate(zip(works, problems, strict=True)):
@@ -67,14 +67,28 @@ def op_run(work: Work, config: Any) -> Run:
         world.close()
 
     def run(seed: int, rewrite: Any) -> Report:
-        with weft.emulated(
-            work.num_ranks, work.nodes or 1, seed, collect=True, rewrite=rewrite
-        ) as session:
-            session.run(main)
+        with _one_slot():
+            with weft.emulated(
+                work.num_ranks, work.nodes or 1, seed, collect=True, rewrite=rewrite
+            ) as session:
+                session.run(main)
         return session.report
 
     nodes = "+".join(map(str, work.nodes or (work.num_ranks,)))
     return Run(f"{getattr(config, 'transport', 'default')} on {nodes}", run)
+
+
+@contextmanager
+def _one_slot() -> Iterator[None]:
+    """Every call uses the slot of the call before: only credits keep them apart."""
+    before = os.environ.get("WEFT_SLOTS")
+    os.environ["WEFT_SLOTS"] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop("WEFT_SLOTS")
+        if before is not None:
+            os.environ["WEFT_SLOTS"] = before
 
 
 def smaller(work: Work) -> Work:
@@ -94,6 +108,9 @@ def script_run(path: str, args: Sequence[str], topology: Topology) -> Run:
     from weft.tools.emulate import run_script_once
 
     def run(seed: int, rewrite: Any) -> Report:
-        return run_script_once(path, args, topology, seed, said_to=io.StringIO(), rewrite=rewrite)
+        with _one_slot():
+            return run_script_once(
+                path, args, topology, seed, said_to=io.StringIO(), rewrite=rewrite
+            )
 
     return Run("+".join(map(str, topology.sizes)), run)

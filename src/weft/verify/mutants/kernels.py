@@ -37,6 +37,7 @@ WITHOUT = {
     "relax-acquire": {"acquire": "relaxed", "acq_rel": "release"},
     "relax-release": {"release": "relaxed", "acq_rel": "acquire"},
 }
+SIGNAL_AT = "signal_at"
 ONE_FLAG = 1 << 32  # a packet's flag is its upper half
 
 
@@ -44,11 +45,16 @@ def sites(module: Module) -> dict[Op, Site]:
     """Every operation that communicates, in the order of the text."""
     found: dict[Op, Site] = {}
     counts: Counter[Site] = Counter()
-    for op in operations(module):
+    everything = list(operations(module))
+    signals = {op.operands[0] for op in everything if symbol_of(op) == "weft.notify"}
+    for op in everything:
         primitive = primitive_of(op)
         if primitive is None:
             continue
-        site = Site(module.kernel.name, primitive.name, lines_of(op.place))
+        # A put_signal has two addresses: of its data, and of its signal.
+        is_signals = primitive.peer is not None and op.result in signals
+        name = SIGNAL_AT if is_signals else primitive.name
+        site = Site(module.kernel.name, name, lines_of(op.place))
         found[op] = site._replace(ordinal=counts[site])
         counts[site] += 1
     return found
@@ -140,7 +146,7 @@ def _drop(op: Op, primitive: Primitive, around: _Surroundings) -> Iterator[tuple
         condition = next(one for one in within(loop.regions[0]) if one.name == "scf.condition")
         (false,) = parse_statements("%no = arith.constant false", {}, op.place)
         yield "drop", {condition: with_operand(condition, 0, [false], false.result)}
-    elif name == "weft.wait_packets":
+    elif name in ("weft.wait_packets", "weft.wait_lines"):
         yield "drop", {op: [_plain_load(op)]}
     elif name == "weft.complete_stores" and not around.has_asynchronous:
         return
@@ -152,6 +158,8 @@ def _drop(op: Op, primitive: Primitive, around: _Surroundings) -> Iterator[tuple
 def _plain_load(op: Op) -> Op:
     """A packet's words as they are, whether they have come or not."""
     words, _, *mask = op.operands
+    if symbol_of(op) == "weft.wait_lines":
+        mask = []  # it has a number of lines
     values, text = {"words": words}, "%x = tt.load %words"
     if mask:
         values["mask"], text = mask[0], text + ", %mask"
