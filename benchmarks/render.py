@@ -18,7 +18,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = ("README.md", "docs/results.md")
 MARKERS = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.S)
 
-PARTS = ("cublas", "nccl", "cublas_nccl")
+PARTS = ("cublas", "nccl", "cublas_nccl", "weft_alone")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 # As weft.tune.presets has them: small points are shown as graphs.
 GRAPH_M, GRAPH_BYTES = 512, 4 << 20
@@ -138,8 +138,8 @@ def ag_gemm_full(device_time: bool) -> str:
             [label, str(ours["shape"]["m"]), ours["mode"], *parts, ceiling, weft, spread,
              ", ".join(rivals)]
         )  # fmt: skip
-    header = ["layer", "m", "mode", "cuBLAS", "NCCL", "serial", "ceiling", "weft (E)", "p10 .. p90",
-              "others (E)"]  # fmt: skip
+    header = ["layer", "m", "mode", "cuBLAS", "NCCL", "serial", "alone", "ceiling", "weft (E)",
+              "p10 .. p90", "others (E)"]  # fmt: skip
     return "\n".join([*table(header, lines), ""])
 
 

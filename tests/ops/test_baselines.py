@@ -65,3 +65,8 @@ def test_uneven_splits_are_refused_by_what_takes_even_ones():
 @pytest.mark.parametrize("op", SHAPES)
 def test_every_operator_names_the_vendors_collective(op: str):
     assert "nccl" in card(op).baselines
+
+
+def test_wefts_product_alone_gives_the_operators_answer():
+    for *errors, tolerance in answers("ag_gemm", "weft_alone", {"m": 7, "n": 8, "k": 16}):
+        assert len(errors) == 6 and max(errors) <= tolerance

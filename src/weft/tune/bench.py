@@ -212,7 +212,7 @@ def rows(
         if variant.name not in times:
             continue
         spread = times[variant.name]
-        is_piece = has_gemm and variant.part in ("gemm", "comm")
+        is_piece = has_gemm and variant.name in variants.PIECES
         is_compared = variant.answers and serial_checked and not is_piece
         row: dict[str, Any] = {
             "op": point.op,

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 MODES = ("graph", "queued", "eager")
 # The baselines that are parts of the unfused way, from which the figures are made.
 PARTS = {"cublas": "gemm", "nccl": "comm", "cublas_nccl": "serial"}
+# Those that do only a part of the work where there is a product: they are not compared with all.
+PIECES = ("cublas", "nccl", "weft_alone")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What operators are measured against, by operator: the tables that cards take as `baselines`.
 
-`cublas`, `nccl` and `cublas_nccl` are the parts of the unfused way. Each entry is a function of a
+`cublas`, `nccl` and `cublas_nccl` are the parts of the unfused way, `weft_alone` is weft's product
+without its collective. Each entry is a function of a
 weft.tune.case.Case that returns a Variant; its module is imported when it is first called, since
 only benchmarks on GPUs need it.
 """
@@ -24,6 +25,7 @@ AG_GEMM = {
     "cublas": _lazy("nccl", "ag_gemm_product"),
     "nccl": _lazy("nccl", "ag_gemm_gather"),
     "cublas_nccl": _lazy("nccl", "ag_gemm_serial"),
+    "weft_alone": _lazy("alone", "ag_gemm"),
     "torch_async_tp": _lazy("symmetric_memory", "async_tp_ag_gemm"),
     "torch_async_tp_native": _lazy("symmetric_memory", "native_async_tp_ag_gemm"),
 }

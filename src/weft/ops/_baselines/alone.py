@@ -1,0 +1,43 @@
+"""weft's own product without its collective: an operator when nothing is waited for.
+
+Beside it, an operator's loss falls into two: what its template costs against cuBLAS, and what of
+the communication shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+from weft.ops._baselines.nccl import GatherThenMultiply
+from weft.runtime.start import init
+from weft.tune.case import Case
+from weft.tune.variants import Variant
+
+_worlds: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def own_world(case: Case) -> Any:
+    """A world of this rank alone. Collective when first called: all ranks make all groups."""
+    if case.world not in _worlds:
+        groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+        heap_bytes = case.world.settings.heap_bytes // 8
+        _worlds[case.world] = init(groups[dist.get_rank()], heap_bytes=heap_bytes)
+    return _worlds[case.world]
+
+
+def ag_gemm(case: Case) -> Variant:
+    """All rows are this rank's own: nothing is gathered, nobody is waited for."""
+    from weft.ops import card
+
+    way, world = GatherThenMultiply(case), own_world(case)
+    problem = replace(case.problem, num_ranks=1, nodes=())
+    calls = []
+    for i, inputs in enumerate(case.sets):
+        way.gather(i)
+        whole = {"a": way.gathered[i][: problem.m], "b": inputs["b"]}
+        calls.append(lambda whole=whole: card("ag_gemm").run(world, problem, whole, None))
+    return Variant("weft_alone", calls)
