@@ -34,7 +34,7 @@ def test_a_finding_is_printed_with_its_line(bad: Path, capsys):
     assert f"{bad}:7:11: error: nothing in the loop changes ready" in out
     assert "    while tl.load(ready) < 1:\n          ^^^^^^^^^^^^^^\n" in out
     assert "[plain-load-wait]" in out and "remedy: wait with wl.wait" in out
-    assert "1 file, 1 kernel: 1 finding" in out and not err
+    assert "1 file, 1 kernel, 1 of them lowered: 1 finding" in out and not err
     assert "\x1b" not in out  # no colours into a pipe
 
 
@@ -44,6 +44,7 @@ def test_json(bad: Path, capsys):
     assert values["ok"] is False
     (file,) = values["files"]
     assert file["file"] == str(bad) and file["kernels"] == ["take"] and file["ok"] is False
+    assert file["lowered"] == ["take"] and file["notes"] == []
     (finding,) = file["findings"]
     place = {key: finding[key] for key in ("rule", "severity", "line", "column", "source")}
     assert place == {
@@ -61,7 +62,7 @@ def test_folders_and_several_files(bad: Path, capsys):
     (bad.parent / ".venv").mkdir()
     (bad.parent / ".venv" / "other.py").write_text(BAD)
     assert main(["lint", str(bad.parent)]) == 1
-    assert "2 files, 1 kernel: 1 finding" in capsys.readouterr().out
+    assert "2 files, 1 kernel, 1 of them lowered: 1 finding" in capsys.readouterr().out
     assert main(["lint", str(bad), str(bad.parent / "deep")]) == 1
     assert main(["lint", str(bad.parent / "deep")]) == 0
 

@@ -16,6 +16,9 @@ from weft.verify.lint.problem import ERROR, Problem
 
 def lint(
     files: Annotated[list[str] | None, typer.Argument(metavar="FILE.py ..")] = None,
+    source_only: Annotated[
+        bool, typer.Option("--source-only", help="do not lower kernels to TTIR: faster")
+    ] = False,
     rules: Annotated[bool, typer.Option("--rules", help="list the rules and end")] = False,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> int:
@@ -30,7 +33,7 @@ def lint(
     results = []
     with console.bar("lint", len(paths)) as bar:
         for path in paths:
-            results.append(lint_file(path))
+            results.append(lint_file(path, lower=not source_only))
             bar.advance()
     ok = all(result.ok for result in results)
     if json:
@@ -42,11 +45,17 @@ def lint(
 
 def show(results: list[Result]) -> None:
     out = console.results()
+    for result in results:
+        for note in result.notes:
+            console.notes().print(Text(f"{result.file}: note: {note}", style="dim"))
     problems = [problem for result in results for problem in result.problems]
     for problem in problems:
         show_problem(out, problem)
     kernels = sum(len(result.kernels) for result in results)
     what = f"{_count(len(results), 'file')}, {_count(kernels, 'kernel')}"
+    lowered = sum(len(result.lowered) for result in results)
+    if lowered:
+        what += f", {lowered} of them lowered"
     verdict = _count(len(problems), "finding") if problems else "nothing found"
     out.print(Text(f"{what}: {verdict}", style="bold red" if problems else "bold green"))
 

@@ -18,7 +18,7 @@ RIGHT = (
     "tests/emulator/scripts",
 )
 
-# Kernels with parts to leave out or to weaken: what lint finds there has been planted.
+# Kernels with parts to leave out or to weaken, or that only compile: findings are planted there.
 PLANTED = {
     "tests/emulator/scripts/raw_ring.py": {"device-scope"},
     "tests/language/language_kernels.py": {"device-scope"},
@@ -63,13 +63,13 @@ SEEN = {
 
 def right_files() -> list[Path]:
     kernels = sorted((ROOT / "tests").rglob("*_kernels.py"))
-    return [*python_files(str(ROOT / folder) for folder in RIGHT), *kernels]
+    files = [*python_files(str(ROOT / folder) for folder in RIGHT), *kernels]
+    return [path for path in files if path.relative_to(ROOT).as_posix() not in PLANTED]
 
 
 @pytest.mark.parametrize("path", right_files(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_no_false_alarm(path: Path):
-    planted = PLANTED.get(path.relative_to(ROOT).as_posix(), set())
-    alarms = [str(p) for p in lint_file(path).problems if p.rule not in planted]
+    alarms = [str(problem) for problem in lint_file(path).problems]
     assert not alarms, "\n\n".join(alarms)
 
 

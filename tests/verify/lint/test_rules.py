@@ -45,6 +45,23 @@ def test_names_are_taken_once():
         rule("device-scope", "error", "", remedy="", bad="", good="")(lambda program: ())
 
 
+def test_lint_knows_every_primitive_that_orders_or_moves():
+    """A primitive that lint takes for arithmetic would make it silent, or wrong."""
+    from weft.language.registry import PRIMITIVES
+    from weft.verify.lint.calls import HANDLERS
+    from weft.verify.lint.signatures import signatures
+
+    acting = {
+        name
+        for name, primitive in PRIMITIVES.items()
+        if primitive.public and not name.startswith("multimem")
+        for effects in [primitive.effects]
+        if effects.writes or effects.waits or effects.releases or effects.acquires
+    }
+    assert {name for name in acting if f"wl.{name}" not in HANDLERS} == set()
+    assert acting <= set(signatures())
+
+
 def test_the_page_is_that_of_the_rules():
     assert PAGE.read_text() == page(), "run python -m weft.verify.lint.page > docs/lint.md"
 

@@ -415,7 +415,7 @@ def _put(walker: Walker, node: ast.Call, values: Arguments) -> Value:
 def _get(walker: Walker, node: ast.Call, values: Arguments) -> Value:
     walker.emit("get", walker.source.spelling(node.func), node,
                 pointer=_there(walker, values.get("src", NOTHING), values.get("source", NOTHING)),
-                to=values.get("source", NOTHING))  # fmt: skip
+                value=values.get("dst", NOTHING), to=values.get("source", NOTHING))  # fmt: skip
     return NOTHING
 
 

@@ -30,6 +30,7 @@ ATTRIBUTES = {
     "buffer_ptrs": "table",
     "signal_pad_ptrs": "table",
 }
+FACTORIES = {"empty", "zeros", "ones", "full", "arange", "rand", "randn"}
 RESETS = {"zero_", "fill_", "copy_"}
 MEETINGS = ("barrier", "all_reduce", "all_gather", "all_to_all", "meet")
 RECORDS = ("record", "graph", "capture")
@@ -259,6 +260,8 @@ class _Function:
             return HostValue()
         spelled = self.host.source.spelling(func)
         base = self.value(func.value)
+        if spelled.startswith("torch.") and func.attr in FACTORIES:
+            return HostValue(dtype=_dtype(node, "float32"))
         if spelled in ("weft.init",) or spelled.endswith(".world"):
             return HostValue("world", name or "world")
         if func.attr in ("view", "reshape", "flatten", "narrow", "view_as", "contiguous", "to"):

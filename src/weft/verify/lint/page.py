@@ -10,7 +10,7 @@ from weft.verify.lint.rules import load_rules
 
 HEAD = """# Lint
 
-    weft lint FILE.py ..        files, and folders of them; --json, --rules
+    weft lint FILE.py ..        files and folders; --json, --rules, --source-only
 
 reads kernels and the host code that launches them, and says what is wrong without running anything.
 Exit code 0: nothing was found, 1: something was, 2: the command was misused. A finding has a place,
@@ -20,6 +20,14 @@ It follows calls of device functions, also into files beside the one that is rea
 own, and hooks that are handed to templates; it knows what a launch passes to a kernel. What it does
 not know it says nothing about: a rule speaks where the mistake is in sight, so a clean file is not
 a proof. That is what `weft verify` is for.
+
+Kernels that synchronise are also lowered to TTIR, as far as that goes without a launch: there loop
+options, scopes and branches that a constexpr decides are decided. For this the file's imports of
+Triton and weft, its constants, named tuples and device functions are taken, and nothing else of it.
+A parameter is what a launch in the file passes, else what its use says: a pointer where it is
+loaded from or stored to, to a word where it is waited for, to float32 where nothing says more; a
+constexpr that no launch passes is guessed. A kernel that cannot be lowered is a note on stderr, no
+finding. `--source-only` leaves this part out, and with it the seconds that Triton takes to start.
 
 ## Exceptions
 

@@ -153,7 +153,7 @@ def pointer_text(op: Op) -> str:
         for word in op.node.keywords:
             if word.arg in ("pointer", "signal", "ptr"):
                 return text_of(word.value)
-        if op.name == "wl.put_signal" and len(op.node.args) > 3:
+        if op.name.startswith("wl.put_signal") and len(op.node.args) > 3:
             return text_of(op.node.args[3])
         if len(op.node.args) > position:
             return text_of(op.node.args[position])

@@ -122,7 +122,7 @@ def count_not_met(program: Program) -> Iterator[Hit]:
 
 
 def _is_one_arrival(op: Op) -> bool:
-    sets = "op" in op.options or (op.name == "wl.put_signal")
+    sets = "op" in op.options or (op.name.startswith("wl.put_signal"))
     adds = op.kind == "notify" and op.value.number == 1
     return adds and (not sets or _says_add(op))
 

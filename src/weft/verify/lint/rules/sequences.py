@@ -178,10 +178,11 @@ def source_reused(program: Program) -> Iterator[Hit]:
         for put, store in before_without(
             kernel.ops,
             lambda op: op.name == "wl.put_nbi" and bool(op.value.roots),
-            lambda op: op.kind in ("store", "get") and not op.pointer.remote,
+            lambda op: op.kind == "get" or (op.kind == "store" and not op.pointer.remote),
             lambda op: op.name in ("wl.quiet", "wl.barrier"),
         ):
-            if store.pointer.roots & put.value.roots:
+            written = store.value if store.kind == "get" else store.pointer
+            if written.roots & put.value.roots:
                 yield at(store, f"the transfer of line {_line(put)} may still read "
                                 f"{', '.join(sorted(put.value.roots))}")  # fmt: skip
 

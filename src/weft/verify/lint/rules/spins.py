@@ -47,7 +47,9 @@ def spin_without_acquire(program: Program) -> Iterator[Hit]:
 
 def _relaxed_wait(op: Op) -> bool:
     ordered = op.kind in ("atomic", "wait") or (op.kind == "test" and op.poll is not None)
-    return ordered and op.waits and op.order in ("relaxed", "release")
+    # A release that changes the word once it is free is a signal, and its loop no wait for data.
+    signals = op.order == "release" and op.name.endswith(("cas", "xchg", "exchange"))
+    return ordered and op.waits and op.order in ("relaxed", "release") and not signals
 
 
 def _uses(op: Op) -> bool:
