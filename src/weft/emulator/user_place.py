@@ -6,6 +6,9 @@ import os
 import sys
 import sysconfig
 
+import torch
+import triton
+
 from weft.base.place import Frame, Place
 
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
@@ -15,6 +18,9 @@ _LIBRARIES = tuple(
         sysconfig.get_paths()["stdlib"],
         sysconfig.get_paths()["purelib"],
         sysconfig.get_paths()["platlib"],
+        # Wherever they are: a checkout, a folder on PYTHONPATH.
+        os.path.dirname(triton.__file__),
+        os.path.dirname(torch.__file__),
     }
 )
 _is_foreign: dict[str, bool] = {}

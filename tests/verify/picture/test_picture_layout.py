@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from stories import FILE, Story, at, program, race, side, told_too_early, word
 
-from weft.base.report import Finding, Report
+from weft.base.report import Finding, Report, Side
 from weft.emulator.observation import Party
 from weft.verify.picture import draw, explain
 
@@ -168,13 +168,13 @@ def test_one_picture_for_each_kind_and_none_for_what_follows():
     assert [p.finding.kind for p in explain(events, report)] == ["race", "uninitialised"]
 
 
-def test_a_run_without_a_finding_is_drawn_from_its_end():
+def test_without_a_finding_or_its_place_the_end_of_the_run_is_drawn():
     story, a, b = Story(), program(0), program(1)
     told = story.signal(a, word(1))
     story.passes(b, word(1), [told])
-    (picture,) = explain(story.events, Report("ring", 2))
-    assert picture.finding is None
-    assert [(a.start, a.end, a.kind) for a in picture.arrows] == [(0, 1, "order")]
+    wrong = Finding("wrong answer", "off by 2", Side(rank=0, note="returns a wrong answer"))
+    for picture in (*explain(story.events, Report("ring", 2)), draw(story.events, wrong)):
+        assert [(a.start, a.end, a.kind) for a in picture.arrows] == [(0, 1, "order")]
 
 
 def test_no_events_make_an_empty_picture():

@@ -117,7 +117,7 @@ def _finding_text(finding: Finding, event: Event) -> str:
     note = finding.first.note
     if note and event.word is not None:
         return f"{note} {word_text(event.word)}"
-    return note or finding.message.splitlines()[0]
+    return note or f"fails: {finding.message.splitlines()[0]}"
 
 
 def _arrows(scene: Scene, groups: list[list[int]]) -> tuple[Arrow, ...]:

@@ -8,7 +8,7 @@ from weft.base.place import Place
 from weft.base.report import Finding
 
 # Of an arrow of kind "value".
-UNACQUIRED = "seen, but not acquired: it is relaxed, or its scope too small"
+UNACQUIRED = "seen, but it orders nothing: it is relaxed, of too small a scope, or a packet"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Arrow:
     """From row `start` to row `end`: a signal and the wait that it satisfied.
 
     kinds  order    what came before the signal is known behind the wait
-           value    the wait saw the signal and did not acquire it: a relaxed one, or a small scope
+           value    the wait saw the signal and did not acquire it: it is relaxed, say
            missing  no signal at all, but one should be there
     """
 

@@ -27,6 +27,8 @@ AT_A_WORD = ("signal", "wait", "pass", "stuck")
 HORIZON = 22
 # Of the signals of a word that a finding is about, and of what a racing party did next.
 NEIGHBOURS = 4
+# Of the signals that a wait saw without acquiring them.
+SEEN = 8
 
 
 @dataclass(frozen=True)
@@ -59,21 +61,24 @@ class Scene:
     def unordered(self) -> dict[int, tuple[int, ...]]:
         """Of each wait that passed the signals that it saw but did not acquire, by position."""
         signals: dict[object, list[int]] = {}
-        seen: set[tuple[object, int]] = set()
+        since: dict[object, int] = {}  # the last SET of a word: nobody sees what was there before
+        seen: dict[tuple[object, object], int] = {}
         found = {}
         for at, event in enumerate(self.events):
             if event.word is None:
                 continue
             word = word_key(event)
+            there = signals.setdefault(word, [])
             if event.kind == "signal":
-                if event.text == "set":
-                    signals[word] = []  # nobody sees what was there before
-                signals.setdefault(word, []).append(at)
+                since[word] = len(there) if event.text == "set" else since.get(word, 0)
+                there.append(at)
             elif event.kind == "pass" or event.kind in LOOKS:
-                lane = lane_key(event.party)
-                new = [i for i in signals.get(word, ()) if (lane, i) not in seen]
-                seen.update((lane, i) for i in new)
-                found[at] = tuple(i for i in new if self.events[i].step not in event.causes)
+                key = (lane_key(event.party), word)
+                acquired = set(event.causes)
+                first = max(since.get(word, 0), seen.get(key, 0), len(there) - SEEN)
+                new = there[first:]
+                found[at] = tuple(i for i in new if self.events[i].step not in acquired)
+                seen[key] = len(there)
         return found
 
     @cached_property
@@ -96,19 +101,18 @@ class Scene:
 def scene_of(events: Sequence[Event], finding: Finding | None) -> Scene:
     """Where in `events` the finding is; an access that left no event is put in at its step.
 
-    Without a finding it is about the last thing that each rank signalled or waited for.
+    Without a finding, or with one that has no place in the run (a wrong answer, another answer
+    than before), it is about the last thing that each rank signalled or waited for.
     """
     events = list(events)
-    if finding is None:
-        last = {event.party.rank: at for at, event in enumerate(events) if event.kind in AT_A_WORD}
-        return Scene(events, tuple(sorted(last.values())))
+    if finding is None or finding.first.line is None:
+        return _ending(events)
     stuck, end = _standstill(events, finding)
     if stuck:
         return Scene(events[:end], tuple(stuck))
     at = _position(events, finding)
     if at is None:
-        anchors = (len(events) - 1,) if events else ()
-        return Scene(events, anchors)
+        return _ending(events)
     # A side names its party by rank, kernel and program; its launch and its stream are that of
     # what it did last.
     word = _word_of(finding.first) or events[at].word
@@ -122,6 +126,11 @@ def scene_of(events: Sequence[Event], finding: Finding | None) -> Scene:
     earlier = next(i for i, event in enumerate(events) if event.step > access.step)
     events.insert(earlier, access)
     return Scene(events, (earlier, at + 1), earlier, at + 1)
+
+
+def _ending(events: Sequence[Event]) -> Scene:
+    last = {event.party.rank: at for at, event in enumerate(events) if event.kind in AT_A_WORD}
+    return Scene(events, tuple(sorted(last.values())))
 
 
 def _standstill(events: Sequence[Event], finding: Finding) -> tuple[list[int], int]:
