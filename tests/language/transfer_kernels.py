@@ -94,7 +94,7 @@ def by_warps(world, x, out, flags, flags64, n):
     v = tl.load(x + i)
     wl.put_signal_warp(world, out + i, v, flags, to=1)
     wl.put(world, out + 1024 + i, v * 2, to=1)
-    wl.notify_warp(world, flags64, n, to=n, scope=wl.Scope.DEVICE)
+    wl.notify_warp(world, flags64, n, to=wl.rank(world), scope=wl.Scope.DEVICE)
 
 
 @triton.jit
