@@ -56,7 +56,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots, triton_api
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _baselines, _lanes
+from weft.ops import _arrival, _baselines, _lanes
 from weft.tiles import blocking, gemm, gemm_sm90, swizzle
 from weft.tiles.blocking import Blocking
 
@@ -265,12 +265,28 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
         order = ("push",)
     for transport in order:
         if transport == "pull" and can_use_sm90(problem, target):
-            for cut in gemm_sm90.blockings(problem.m, problem.n, problem.k, _programs(target)):
-                config = Config(template="sm90", block=16384, **asdict(cut))
-                yield _with_transport(config, problem, target)
+            yield from _on_hopper(problem, target)
         for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
             config = Config(transport=transport, block=_block(problem, cut, target), **asdict(cut))
             yield _with_transport(config, problem, target)
+
+
+def _on_hopper(problem: Problem, target: Target) -> list[Config]:
+    """Pulls with the template for Hopper, the one first that is predicted to end first."""
+    found = []
+    for cut in (gemm_sm90.WIDE, gemm_sm90.TURNS):
+        plain = Config(template="sm90", block=16384, **asdict(cut))
+        for chunks in (1, 2):
+            config = _with_transport(plain, problem, target)
+            found.append(replace(config, chunks=min(chunks, problem.rows)))
+
+    def end_us(config: Config) -> float:
+        return _arrival.Pull(
+            problem.m, problem.n, problem.k, problem.rows, problem.num_ranks, config.chunks,
+            config.group_m, config.blocking, _programs(target),
+        ).end_us()  # fmt: skip
+
+    return sorted(dict.fromkeys(found), key=end_us) if problem.m and problem.n else found
 
 
 def _block(problem: Problem, cut: Blocking, target: Target) -> int:

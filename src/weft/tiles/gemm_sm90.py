@@ -29,7 +29,6 @@ Source  CUTLASS's ping-pong schedule for the turns; Stream-K (Osama et al. 2023)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 from typing import Any, NamedTuple
 
 import triton
@@ -50,7 +49,7 @@ import weft.language as wl
 from weft.base.errors import ConfigError
 from weft.base.target import Target
 from weft.tiles.blocking import Blocking
-from weft.tiles.gemm import Shape, Tile
+from weft.tiles.gemm import Tile
 
 # Warps of a launch: the first consumer's. The other consumer and the producer are added to them.
 NUM_WARPS = 4
@@ -61,7 +60,7 @@ PRODUCER_REGISTERS = gl.constexpr(40)
 TURNS = Blocking(128, 128, 64, NUM_WARPS, 5)
 WIDE = Blocking(128, 256, 64, NUM_WARPS, 4)
 # What an element of the result costs in tiles of TURNS, where it is 1 in those of WIDE.
-TURNS_COST = 1.05
+TURNS_COST = 1.045
 # Columns of the result that are stored at once.
 CHUNK_N = gl.constexpr(64)
 # More programs on one tile than these spend on each other's sums what they save on products.
@@ -411,25 +410,6 @@ def check(op: str, tile_m: int, tile_n: int, tile_k: int, stages: int, target: T
             f"{op}: num_stages={stages} of {operands} bytes beside {chunks} bytes of results; "
             f"{target} has {target.shared_bytes} bytes of shared memory: take 2 to {most}"
         )
-
-
-def rounds(m: int, n: int, k: int, blocking: Blocking, num_programs: int) -> float:
-    """How many tiles a program has, the parts of a last one counted as such."""
-    tile_m, tile_n, tile_k = blocking.tile_m, blocking.tile_n, blocking.tile_k
-    shape = Shape(m, n, k, 0, 0, 0)
-    dealt = cut.fn(shape, tile_m, tile_n, tile_k, num_programs)
-    last = 1 / dealt.parts if dealt.shared else 0
-    return ceil(dealt.whole / num_programs) + last
-
-
-def blockings(m: int, n: int, k: int, num_programs: int) -> list[Blocking]:
-    """The ways to cut a product, the best guess first."""
-
-    def cost(blocking: Blocking) -> float:
-        slower = TURNS_COST if blocking is TURNS else 1
-        return rounds(m, n, k, blocking, num_programs) * blocking.tile_n * slower
-
-    return sorted((WIDE, TURNS), key=cost)
 
 
 def partial_elements(tile_m: int, tile_n: int, num_programs: int) -> int:
