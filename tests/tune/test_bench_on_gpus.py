@@ -19,7 +19,7 @@ BASELINES = {
     "all_to_all": {"nccl"},
 }
 
-HANGING = '''"""Waits for a signal that nobody gives."""
+HANGING = '''"""Sleeps for half a minute and more."""
 import torch
 from weft.tune.variants import Variant
 
@@ -27,7 +27,7 @@ def variants(op):
     return {"hangs": hangs}
 
 def hangs(case):
-    return Variant("hangs", [lambda: torch.cuda._sleep(1 << 40)] * len(case.sets))
+    return Variant("hangs", [lambda: torch.cuda._sleep(1 << 36)] * len(case.sets))
 '''
 
 
