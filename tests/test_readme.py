@@ -9,7 +9,9 @@ from types import ModuleType
 
 import pytest
 
+from weft.emulator.observation import Recorder
 from weft.emulator.script import run_script
+from weft.verify.picture import draw, terminal
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -83,3 +85,19 @@ def test_every_ratio_is_between_checked_answers(render: ModuleType):
     for op in ("ag_gemm", *render.COLLECTIVES):
         for row in render.load(op).get("rows", []):
             assert row["checked"] or row["ratio_to_serial"] is None, row
+
+
+def test_the_picture_is_what_is_printed(script: Path, monkeypatch: pytest.MonkeyPatch):
+    kept = [line for line in script.read_text().splitlines() if "world.barrier()" not in line]
+    script.write_text("\n".join(kept))
+    recorder = Recorder()
+    report = run_script(str(script), [], ranks=4, nodes=1, seed=0, observers=[recorder])
+    monkeypatch.chdir(script.parent)
+    printed = terminal.render(draw(recorder.events, report.races[0])).plain
+    (shown,) = re.findall(r"```text\n(race at .*?)```", README, re.DOTALL)
+
+    def without_counts(text: str) -> str:
+        """How many steps a launch takes is not the README's business."""
+        return re.sub(r"^ +\d+|step \d+|\d+ of \d+", "N", text, flags=re.M).strip()
+
+    assert without_counts(printed).startswith(without_counts(shown)), printed

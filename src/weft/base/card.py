@@ -17,6 +17,8 @@ class Op:
     `run(world, problem, inputs, config)` calls the operator on one rank;
     `kernels(problem, config, target)` yields what `compile` builds and the post-compile check
     reads, as (jit function, KernelRecord).
+    `smallest` are the sizes that give a rank two tiles, `m` counted for one rank, and
+    `smallest_config` what of a configuration to change for as few programs as may be.
     `backward` names the operator that carries gradients back; with `takes_nodes`, make_problem also
     takes the nodes' sizes, and calls reach ranks of all of them.
     """
@@ -38,3 +40,5 @@ class Op:
     fake: Callable[..., Any] | None = None
     backward: str | None = None
     takes_nodes: bool = False
+    smallest: Mapping[str, int] = field(default_factory=lambda: {"m": 2, "n": 8})
+    smallest_config: Mapping[str, Any] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from weft.base.place import UNKNOWN, Frame, Place
 
 RACE_KINDS = ("race",)
-DEADLOCK_KINDS = ("deadlock",)
+DEADLOCK_KINDS = ("deadlock", "unsatisfiable wait")
 
 
 @dataclass(frozen=True)
@@ -122,18 +122,21 @@ class Finding:
 class Report:
     """The verdict over one operator or script.
 
-    `schedules` counts the schedules that ran; `complete` says that no other is possible, which
-    is not the same as a bound that was reached. `races` and `deadlocks` hold findings of those
-    kinds, `others` everything else.
+    `schedules` counts the schedules that ran; `complete` says that no other one could show more,
+    else `bound` names what ended the search: never both. `races` and `deadlocks` hold findings of
+    those kinds, `others` everything else. `arrivals` are pairs of additions of floats to one
+    element in order of arrival: no fault where results need not be the same every time.
     """
 
     op: str
     ranks: int
     schedules: int = 1
     complete: bool = False
+    bound: str = ""
     races: list[Finding] = field(default_factory=list)
     deadlocks: list[Finding] = field(default_factory=list)
     others: list[Finding] = field(default_factory=list)
+    arrivals: list[tuple[Side, Side]] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -165,6 +168,7 @@ class Report:
             self.add(finding)
         self.schedules += other.schedules
         self.complete = self.complete and other.complete
+        self.bound = self.bound or other.bound
 
     def to_json(self) -> dict[str, object]:
         """What `weft verify --json` prints; `others` is there only where it is not empty."""
@@ -189,7 +193,10 @@ class Report:
 
     def __str__(self) -> str:
         covered = f"{self.schedules} schedule{'s' if self.schedules != 1 else ''}"
-        covered += ", all there are" if self.complete else ", a bound that was reached"
+        if self.complete:
+            covered += ", complete: no other could show more"
+        else:
+            covered += ", a bound that was reached" + (f": {self.bound}" if self.bound else "")
         head = f"{self.op} on {self.ranks} ranks ({covered}): "
         if self.ok:
             return head + "nothing found"

@@ -8,7 +8,6 @@ when nobody can go on, the machine says who waits for what.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from weft.emulator.actors import Actor
 from weft.emulator.choices import Chooser, Seeded, Sight
 from weft.emulator.clocks import Agents, Clock
 from weft.emulator.findings import Findings
-from weft.emulator.hosts import THREAD, HostTask
+from weft.emulator.hosts import THREAD, HostTask, closed
 from weft.emulator.memory import Allocation, Memory
 from weft.emulator.observation import Observation, Observer, Watch
 from weft.emulator.programs import Program
@@ -123,7 +122,7 @@ class Machine:
         self._sequence = 0
         self._numbers: Counter[int] = Counter()
         self._rank_in_front = -1
-        self.baton = threading.Semaphore(0)
+        self.baton = closed()
         self.rewrite: Rewrite | None = None
         self.time: SimulatedTime | None = None
         self._program_type = Program

@@ -15,7 +15,8 @@ from __future__ import annotations
 import numpy as np
 
 from weft.emulator.clocks import Clock
-from weft.emulator.synchronising import Synchronising, Waiting
+from weft.emulator.observation import Watch
+from weft.emulator.synchronising import SIGNALS_IN_A_TILE, Synchronising, Waiting
 from weft.emulator.transitions import Read, Write
 
 WORD = np.dtype(np.int64)
@@ -146,14 +147,21 @@ class PacketAccess(Synchronising):
             self._touch_gathered(allocation, cells, access)
         view[words] = values
         factor = 8 // allocation.cell_bytes
-        for cell in (index * factor).tolist():
+        cells = (index * factor).tolist()
+        for cell in cells:
             word = allocation.sync_word(cell)
             word.published.clear()
             word.packet = reads
-            for watch in self.machine.watches:
+        for watch in self._told(len(cells)):
+            for cell in cells:
                 value = int(view[cell // factor])
                 watch.signalled(self, allocation, cell, None, value, place, "set", None)
-            self.machine.word_changed(allocation, cell, self, loc)
+        self.machine.words_changed(allocation, cells, self, loc)
+
+    def _told(self, words: int) -> list[Watch]:
+        """Who hears of each of so many packets; many are data, unless their order matters."""
+        watches, explores = self.machine.watches, self.machine.explores
+        return watches if explores or words <= SIGNALS_IN_A_TILE else []
 
     def _check_flags(self, allocation, index, old, new, loc) -> None:
         """A flag that the word holds already does not tell the new packet from the old."""
@@ -193,7 +201,7 @@ class PacketAccess(Synchronising):
             )  # fmt: skip
             self.machine.set_aside(self)
         self.blocked = None
-        for watch in self.machine.watches:
+        for watch in self._told(index.size):
             for number in index.tolist():
                 watch.passed(
                     self, allocation, number * factor, flag, int(view[number]) >> shift,

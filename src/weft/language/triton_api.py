@@ -260,24 +260,25 @@ def relauncher(kernel: Any, grid: tuple[int, int, int], rest: Sequence[Any]) -> 
     if isinstance(driver_config.active, EmulatorDriver):
         return None
     kernel._init_handles()
-    run, function, metadata, runtime = (
-        kernel.run,
-        kernel.function,
-        kernel.packed_metadata,
-        triton.knobs.runtime,
-    )
+    run, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
     x, y, z = grid
     device = driver_config.active.get_current_device()
     stream_of = driver_config.active.get_current_stream
     rest = _addresses(rest)
+    hooks = triton.knobs.runtime
 
     def launch(*addresses: int) -> None:
-        stream, arguments = stream_of(device), (*addresses, *rest)
-        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-        about = kernel.launch_metadata(grid, stream, *arguments) if enter is not None else None
-        run(x, y, z, stream, function, metadata, about, enter, leave, *arguments)
+        stream = stream_of(device)
+        enter, leave = _set(hooks.launch_enter_hook), _set(hooks.launch_exit_hook)
+        about = kernel.launch_metadata(grid, stream, *addresses, *rest) if enter else None
+        run(x, y, z, stream, function, metadata, about, enter, leave, *addresses, *rest)
 
     return launch
+
+
+def _set(hook: Any) -> Any:
+    """A launch hook, None where nobody has set one: an empty chain is called, and costs."""
+    return hook if getattr(hook, "calls", hook) else None
 
 
 def _addresses(values: Any) -> Any:

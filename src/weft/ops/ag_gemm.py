@@ -1014,6 +1014,8 @@ op = Op(
     candidates=candidates,
     kernels=kernels,
     default_shape={"m": 256, "n": 256, "k": 256},
+    smallest={"m": 32, "n": 16, "k": 16},
+    smallest_config={"feeders": 1, "pieces": 2},
     awkward_shapes=(
         (4, {"m": 388, "n": 96, "k": 64}),
         (3, {"m": 291, "n": 70, "k": 50}),

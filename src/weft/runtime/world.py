@@ -88,7 +88,15 @@ class World:
         self.arg = WorldArg(
             self.table, tl.constexpr(self.num_ranks), tl.constexpr(language_version())
         )
-        self._logs = backend.call_logs()
+        logs = [
+            None if log is None else (log.cast("B"), log.cast("B").cast("q"))
+            for log in backend.call_logs()
+        ]
+        self._own_log = logs[self.rank]
+        self._other_logs = [
+            (rank, *log) for rank, log in enumerate(logs) if log is not None and rank != self.rank
+        ]
+        self._call_texts: dict[str, bytes] = {}
         registry.add(scope, self)
         if backend.abort_address:
             threading.Thread(target=self._watch, name=f"weft-watchdog-{name}", daemon=True).start()
@@ -312,30 +320,30 @@ class World:
 
         Raises  CallOrderError
         """
-        self._check_usable(name)
+        if self._closed or self.backend.aborted():
+            self._check_usable(name)
         number = self._num_calls
-        self._num_calls += 1
-        text = name.encode()
-        if len(text) > CALL_LOG_ENTRY_BYTES - 8:
-            text = text[: CALL_LOG_ENTRY_BYTES - 16] + b"%08x" % zlib.crc32(text)
-        entry = (number + 1).to_bytes(8, "little") + text.ljust(CALL_LOG_ENTRY_BYTES - 8, b"\0")
+        self._num_calls = number + 1
+        text = self._call_texts.get(name)
+        if text is None:
+            text = self._call_texts[name] = _call_text(name)
         start = number % CALL_LOG_ENTRIES * CALL_LOG_ENTRY_BYTES
-        where = slice(start, start + CALL_LOG_ENTRY_BYTES)
-        own = self._logs[self.rank]
-        if own is None:
+        word, end = start // 8, start + CALL_LOG_ENTRY_BYTES
+        if self._own_log is None:
             return number
         # Cleared first and numbered last: a reader that finds the number before and after finds
         # the name that belongs to it, also when this rank laps the ring meanwhile.
-        own[start : start + 8] = bytes(8)
-        own[start + 8 : where.stop] = entry[8:]
-        own[start : start + 8] = entry[:8]
-        for rank, log in enumerate(self._logs):
-            if log is None:
+        own, numbers = self._own_log
+        numbers[word] = 0
+        own[start + 8 : end] = text
+        numbers[word] = number + 1
+        for rank, log, numbers in self._other_logs:
+            # Most ranks are elsewhere: their number alone says so.
+            if numbers[word] != number + 1 or log[start + 8 : end] == text:
                 continue
-            theirs = bytes(log[where])
-            differs = theirs[:8] == entry[:8] and theirs != entry
-            if differs and log[start : start + 8] == entry[:8]:
-                other = theirs[8:].rstrip(b"\0").decode(errors="replace")
+            theirs = bytes(log[start + 8 : end])
+            if theirs != text and numbers[word] == number + 1:
+                other = theirs.rstrip(b"\0").decode(errors="replace")
                 raise CallOrderError(
                     f"call {number} on {self.name!r}: rank {self.rank} calls {name}, "
                     f"but rank {rank} called {other}; every rank must make the same calls in the "
@@ -356,7 +364,7 @@ class World:
         registry.remove(self._scope, self)
         self._workspaces.clear()
         self._pointers.clear()
-        self._logs = ()
+        self._own_log, self._other_logs = None, []
         self._heaps = []
         self.backend.close()
 
@@ -510,6 +518,14 @@ class World:
             words[layout.peer_local_rank(peer, n)] = seats.local_ranks[peer]
             words[layout.peer_global_rank(peer, n)] = seats.global_ranks[peer]
         return words
+
+
+def _call_text(name: str) -> bytes:
+    """A call's name as the log holds it; what does not fit is told apart by its checksum."""
+    text, room = name.encode(), CALL_LOG_ENTRY_BYTES - 8
+    if len(text) > room:
+        text = text[: room - 8] + b"%08x" % zlib.crc32(text)
+    return text.ljust(room, b"\0")
 
 
 def _describe(step: tuple) -> str:

@@ -107,6 +107,58 @@ def call_once(work: Work, seed: int, config: Any = None) -> list[tuple[str, Any]
     return [("eager", output)]
 
 
+def call_back_to_back(work: Work, config: Any = None, *, barriers: bool = False) -> list[Any]:
+    """On one rank: three calls with other numbers each, on one slot, with nothing in between.
+
+    Only the operator's own signals keep the calls apart; or, with `barriers`, the world's.
+    """
+    import weft
+
+    os.environ["WEFT_SLOTS"] = "1"  # of this emulated rank
+    world = weft.init()
+    inputs = [
+        {name: _to(value, world.device) for name, value in work.inputs(world.rank, seed).items()}
+        for seed in range(REPLAYS)
+    ]
+    outputs = []
+    for mine in inputs:
+        outputs.append(work.op.run(world, work.problem(), mine, config))
+        if barriers:
+            world.barrier()
+    outputs = _keep(outputs)
+    world.synchronize()
+    world.close()
+    return outputs
+
+
+def call_recorded(work: Work, config: Any = None) -> list[Any]:
+    """On one rank: a call that is recorded, and replayed three times without a pause."""
+    import weft
+
+    os.environ["WEFT_SLOTS"] = "1"  # of this emulated rank
+    world = weft.init()
+    plain = work.inputs(world.rank, 0)
+    mine = {name: _to(value, world.device) for name, value in plain.items()}
+    with world.record() as recording:
+        output = work.op.run(world, work.problem(), mine, config)
+    for _ in range(REPLAYS):
+        recording.replay()
+    outputs = [_keep(output)]
+    world.synchronize()
+    world.close()
+    return outputs
+
+
+# How an operator is called to be verified: (work, configuration) on one rank -> its outputs, of
+# which the n-th is that of the inputs of seed n.
+CALLS: dict[str, Callable[[Work, Any], list[Any]]] = {
+    "once": lambda work, config: [call_once(work, 0, config)[0][1]],
+    "again": call_back_to_back,
+    "barriers": partial(call_back_to_back, barriers=True),
+    "recorded": call_recorded,
+}
+
+
 def check_emulated(work: Work, *, seed: int = 0) -> list[Step]:
     """Every way of calling the operator, on emulated ranks with all checks.
 

@@ -1,19 +1,24 @@
-"""`weft verify OP` or `weft verify SCRIPT.py`: what many schedules show."""
+"""`weft verify OP` or `weft verify SCRIPT.py`: what other schedules show, or all of them."""
 
 from __future__ import annotations
 
-import io
-from functools import partial
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from weft.base.errors import UsageError
 from weft.base.report import Finding, Report
-from weft.base.topology import Topology
-from weft.tools import console
-from weft.tools.check import Work, one_schedule
-from weft.tools.emulate import run_script_once
+from weft.tools import console, exploring, pictures
+from weft.tools.check import CALLS, Work
+from weft.tools.subjects import (
+    NUM_SMS,
+    AnySubject,
+    ScriptSubject,
+    smallest,
+    subject_of,
+    subjects_of_op,
+)
 from weft.tools.words import (
     find_op,
     find_script,
@@ -21,73 +26,279 @@ from weft.tools.words import (
     op_dtype,
     parse_shape,
     parse_topology,
-    shape_text,
 )
+
+DEFAULT_SCHEDULES = 20
+# Exploring multiplies with every rank: two of them show what one alone cannot.
+SMALLEST_RANKS = 2
 
 
 def verify(
     context: typer.Context,
-    subject: Annotated[str, typer.Argument(metavar="OP|SCRIPT.py")],
+    subject: Annotated[str, typer.Argument(metavar="OP|SCRIPT.py")] = "",
     ranks: Annotated[
-        int | None, typer.Option(help="how many; 4, or what --nodes holds", show_default=False)
+        int | None,
+        typer.Option(
+            help="how many; 4, or what --nodes holds; 2 with --exhaustive", show_default=False
+        ),
     ] = None,
     nodes: Annotated[str, typer.Option(help="scale-up domains: 2, or their sizes, 3+1")] = "1",
-    schedules: Annotated[int, typer.Option(help="how many schedules to run")] = 20,
+    schedules: Annotated[
+        int | None, typer.Option(help="how many schedules to draw; 20", show_default=False)
+    ] = None,
     seed: Annotated[int, typer.Option(help="the first schedule's seed")] = 0,
-    shape: Annotated[str, typer.Option(help="an operator's sizes, m=..,n=..,k=..")] = "",
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="every schedule that could make a difference")
+    ] = False,
+    max_executions: Annotated[int, typer.Option(help="--exhaustive: at most so many")] = 100_000,
+    max_seconds: Annotated[float, typer.Option(help="at most so long")] = 600.0,
+    max_megabytes: Annotated[float, typer.Option(help="at most so much memory")] = 4096.0,
+    calls: Annotated[
+        str,
+        typer.Option(
+            help=f"ways to call an operator, of {', '.join(CALLS)}; all of them in turn, once"
+            " with --exhaustive",
+            show_default=False,
+        ),
+    ] = "",
+    mutants: Annotated[
+        bool, typer.Option("--mutants", help="are all that is synchronised, and how, needed?")
+    ] = False,
+    replay: Annotated[
+        str, typer.Option(metavar="FILE", help="run the one execution that FILE holds")
+    ] = "",
+    save: Annotated[
+        str, typer.Option(metavar="FOLDER", help="where failing executions are saved")
+    ] = exploring.REPLAYS,
+    num_sms: Annotated[int, typer.Option(help="programs resident on one rank")] = NUM_SMS,
+    shape: Annotated[
+        str, typer.Option(help="an operator's sizes, m=..,n=..,k=..; the smallest of two tiles"
+                          " for each rank with --exhaustive")
+    ] = "",
     dtype: Annotated[str, typer.Option(help="an operator's dtype")] = "fp32",
+    html: Annotated[str, typer.Option(metavar="FILE.html", help=pictures.HTML_HELP)] = "",
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
-) -> int:
-    """Look for races and deadlocks under many schedules."""
+) -> int:  # fmt: skip
+    """Look for races, deadlocks and wrong answers under many schedules, or under all."""
+    pictures.check_path(html)
+    _check(subject, schedules, exhaustive, mutants, replay, max_executions, max_seconds)
+    if replay:
+        return run_replay(replay, html, json)
+    if exhaustive and ranks is None and nodes == "1":
+        ranks = SMALLEST_RANKS
     topology = parse_topology(ranks, nodes)
-    if schedules < 1:
-        raise UsageError(f"--schedules {schedules}: at least one schedule is needed")
+    subjects: list[AnySubject]
+    work: Work | None = None
     if is_script(subject):
-        path, args = str(find_script(subject)), context.meta.get("script_args", [])
-        what, run = path, lambda s: once_unheard(path, args, topology, s)
+        args = context.meta.get("script_args", [])
+        subjects = [ScriptSubject(str(find_script(subject)), args, topology, num_sms)]
     else:
         card = find_op(subject)
-        sizes = parse_shape(shape, card.default_shape)
+        small = exhaustive and not mutants
+        default = smallest(card, topology.num_ranks) if small else card.default_shape
+        sizes = parse_shape(shape, default)
         name = op_dtype(card, dtype).name
         work = Work(card, topology.num_ranks, sizes, name, topology.sizes)
-        what = f"{subject} {shape_text(sizes)} {work.dtype}"
-        run = partial(one_schedule, work)
-    report, first_seen = explore_with_bar(run, range(seed, seed + schedules), what)
-    if json:
-        console.print_json(report.to_json())
-    else:
-        show(report, what, first_seen)
-    return console.FINE if report.ok else console.PROBLEM
+        ways = _ways(calls, ["once"] if exhaustive else list(CALLS))
+        subjects = [*subjects_of_op(work, ways, num_sms)]
+        if small and not shape:
+            subjects = [replace(s, config=_smaller(s)) for s in subjects]
+    if mutants:
+        return run_mutants(subjects[0], work, max_seconds, json)
+    if exhaustive:
+        bounds = exploring.Bounds(max_executions, max_seconds, max_megabytes)
+        return run_exhaustive(subjects, bounds, save, html, json)
+    count = DEFAULT_SCHEDULES if schedules is None else schedules
+    return run_schedules(subjects, range(seed, seed + count), html, json)
 
 
-def once_unheard(path: str, args: list[str], topology: Topology, seed: int) -> Report:
-    """The script under one schedule; what it says is the same every time, and not shown."""
-    return run_script_once(path, args, topology, seed, said_to=io.StringIO())
+def _check(
+    subject: str, schedules: int | None, exhaustive: bool, mutants: bool, replay: str,
+    max_executions: int, max_seconds: float,
+) -> None:  # fmt: skip
+    if bool(subject) == bool(replay):
+        raise UsageError("name an operator or a script, or give a replay with --replay FILE")
+    if sum((schedules is not None, exhaustive, mutants, bool(replay))) > 1:
+        raise UsageError("--schedules, --exhaustive, --mutants and --replay: one at a time")
+    if schedules is not None and schedules < 1:
+        raise UsageError(f"--schedules {schedules}: at least one schedule is needed")
+    if max_executions < 1:
+        raise UsageError(f"--max-executions {max_executions}: at least one is needed")
+    if max_seconds <= 0:
+        raise UsageError(f"--max-seconds {max_seconds:g}: more than no time is needed")
 
 
-def explore_with_bar(run, seeds: range, what: str) -> tuple[Report, dict[tuple, int]]:
-    """The exploration's report, and the seed under which each finding was first seen."""
+def _ways(words: str, default: list[str]) -> list[str]:
+    ways = [word for word in words.replace(" ", "").split(",") if word] or default
+    unknown = [way for way in ways if way not in CALLS]
+    if unknown:
+        raise UsageError(f"--calls {words}: {unknown[0]!r} is none of {', '.join(CALLS)}")
+    return ways
+
+
+def _smaller(subject: AnySubject) -> object:
+    """The configuration with as few programs as the operator's card asks for."""
+    assert not isinstance(subject, ScriptSubject), "a script has no configuration"
+    config, changes = subject.config, subject.work.op.smallest_config
+    return replace(config, **changes) if config is not None and changes else config
+
+
+def run_schedules(subjects: list[AnySubject], seeds: range, html: str, json: bool) -> int:
+    """Draw schedules, the subjects in turn."""
     from weft.verify.schedules import explore
 
+    what = subjects[0].name
     first_seen: dict[tuple, int] = {}
 
     def remember(seed: int, finding: Finding) -> None:
         first_seen[finding.key()] = seed
 
     with console.bar(f"{what}: schedules", len(seeds)) as bar:
-        report = explore(run, seeds, on_new=remember, on_schedule=lambda _: bar.advance())
-    return report, first_seen
+        report = explore(
+            exploring.Sampler(subjects), seeds, on_new=remember,
+            on_schedule=lambda _: bar.advance(),
+        )  # fmt: skip
+    report.bound = f"{len(seeds)} schedules drawn from seeds"
+    if json:
+        console.print_json({**report.to_json(), "executions": len(seeds), "bound": report.bound})
+    else:
+        show(report, what)
+        for finding in report:
+            seed = first_seen[finding.key()]
+            _hint(finding, f"see it again with --seed {seed} --schedules 1")
+    if first_seen:
+        seed = min(first_seen.values())
+        _draw(subjects[seed % len(subjects)], seed, html, quiet=json)
+    return console.FINE if report.ok else console.PROBLEM
 
 
-def show(report: Report, what: str, first_seen: dict[tuple, int]) -> None:
+def run_exhaustive(
+    subjects: list[AnySubject], bounds: exploring.Bounds, save: str, html: str, json: bool
+) -> int:
+    """Explore all subjects; `bounds` are for all of them together."""
+    what = subjects[0].name
+    with console.bar(f"{what}: executions", bounds.executions) as bar:
+        found = exploring.explore_all(subjects, bounds, folder=save, on_execution=bar.advance)
+    report = found.report
+    if json:
+        values = {**report.to_json(), "executions": found.executions, "bound": report.bound}
+        values |= {"abandoned": found.abandoned, "replays": list(found.replays.values())}
+        console.print_json(values)
+    else:
+        show(report, what)
+        for subject, one in found.searches:
+            state = "complete" if one.complete else f"stopped at {one.bound}"
+            console.notes().print(
+                f"[dim]{subject.variant}: {one.executions} executions of up to {one.steps} steps in"
+                f" {one.seconds:.1f} s, {one.abandoned} more given up as alike; {state}[/]"
+            )
+        for finding in report:
+            if path := found.replays.get(finding.key()):
+                _hint(finding, f"see it again with weft verify --replay {path}")
+    for path in list(found.replays.values())[:1]:
+        if html or not json:
+            draw_replay(path, html, quiet=json)
+    return console.FINE if report.ok else console.PROBLEM
+
+
+def run_replay(path: str, html: str, json: bool) -> int:
+    """Run one saved execution again, and show what it shows."""
+    from weft.emulator.observation import Recorder
+
+    recorder = Recorder()
+    subject, report = replayed(path, recorder)
+    if json:
+        console.print_json({**report.to_json(), "executions": 1, "bound": report.bound})
+    else:
+        show(report, subject.name)
+        pictures.show(recorder, report)
+    if html:
+        pictures.write(html, recorder, report)
+    return console.FINE if report.ok else console.PROBLEM
+
+
+def replayed(path: str, recorder: object) -> tuple[AnySubject, Report]:
+    """Raises  UsageError: the file is no replay, or its source has changed since"""
+    from weft.verify.exploration.execution import Diverged, Execution
+    from weft.verify.exploration.replay import Scripted, read_replay
+
+    replay = read_replay(path)
+    subject = subject_of(replay.subject)
+    replay.check(subject.file)
+    try:
+        ran = subject.run(Execution(Scripted(replay.turns)), observers=[recorder])
+    except Diverged as error:
+        raise UsageError(f"{path}: this is another program than was recorded: {error}") from None
+    ran.report.bound = "the one execution of a replay"
+    return subject, ran.report
+
+
+def draw_replay(path: str, html: str, *, quiet: bool) -> None:
+    from weft.emulator.observation import Recorder
+
+    recorder = Recorder()
+    _, report = replayed(path, recorder)
+    if not quiet:
+        pictures.show(recorder, report)
+    if html:
+        pictures.write(html, recorder, report)
+
+
+def _draw(subject: AnySubject, seed: int, html: str, *, quiet: bool) -> None:
+    """Run a failing seed once more, with somebody looking on."""
+    from weft.emulator.observation import Recorder
+
+    if quiet and not html:
+        return
+    recorder = Recorder()
+    report = subject.run(seed=seed, observers=[recorder]).report
+    if not quiet:
+        pictures.show(recorder, report)
+    if html:
+        pictures.write(html, recorder, report)
+
+
+def run_mutants(subject: AnySubject, work: Work | None, max_seconds: float, json: bool) -> int:
+    """Every mutant of the subject, as tools/mutants.py has them."""
+    from weft.tools import mutants
+    from weft.verify.mutants import Bounds
+
+    bounds = Bounds(limit_s=max_seconds)
+    what = subject.name
+    bars: list[console.Bar] = []
+
+    def advance(done: int, total: int) -> None:
+        if not bars:
+            bars.append(console.Bar(f"{what}: mutants", total))
+        bars[0].advance()
+
+    try:
+        if work is not None:
+            found = mutants.mutants_of_op(work, bounds, on_mutant=advance)
+        else:
+            assert isinstance(subject, ScriptSubject), "a subject is an operator or a script"
+            found = mutants.mutants_of_script(
+                subject.path, subject.args, subject.topology, bounds, on_mutant=advance
+            )
+    finally:
+        for bar in bars:
+            if bar.display is not None:
+                bar.display.stop()
+    if json:
+        console.print_json(found.to_json())
+    else:
+        console.results().print(str(found), markup=False)
+    return console.FINE if found.ok else console.PROBLEM
+
+
+def show(report: Report, what: str) -> None:
     out = console.results()
     if report.ok:
         out.print(f"[bold green]ok[/]  {what}: {report}", markup=True)
-        return
-    out.print(str(report), markup=False)
-    for finding in report:
-        where = finding.first
-        console.notes().print(
-            f"[dim]{finding.kind} at {where.file}:{where.line}: "
-            f"see it again with --seed {first_seen[finding.key()]} --schedules 1[/]"
-        )
+    else:
+        out.print(str(report), markup=False)
+
+
+def _hint(finding: Finding, how: str) -> None:
+    where = finding.first
+    console.notes().print(f"[dim]{finding.kind} at {where.file}:{where.line}: {how}[/]")

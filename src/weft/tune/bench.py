@@ -25,7 +25,8 @@ from weft.tune.variants import Variant
 
 # Compiling a rival's kernels, and one large point's inputs, are the longest silences there are.
 SILENCE_S = 60.0
-HEAP_BYTES = 32 << 30
+# Of a GPU's memory, for weft's symmetric heap: the largest point's slots, and what they outgrew.
+HEAP_SHARE = 4
 # Reading them takes a while, and they drift slowly.
 CLOCKS_EVERY_S = 20.0
 # Fifty calls are needed to read the host's time of one; it hides behind what is longer than this.
@@ -36,7 +37,8 @@ PATIENCE = 2
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. `wanted`: names or prefixes of variants, () is all; `left_out`: by point.
+    """What to measure. `wanted`: variants as --variants names them, () is all; `left_out`: by
+    point ("" is all) and variant, with the reason.
 
     `until`: no point is begun after this time (time.time()); `done`: (point, mode) that are.
     """
@@ -47,7 +49,6 @@ class Plan:
     peers: str = ""
     rounds: int = protocol.ROUNDS
     until: float = float("inf")
-    heap_bytes: int = HEAP_BYTES
     left_out: Mapping[tuple[str, str], str] = field(default_factory=dict)
     done: frozenset[tuple[str, str]] = frozenset()
 
@@ -75,7 +76,8 @@ def bench_rank(
 
     from weft.runtime.start import init
 
-    world = init(heap_bytes=plan.heap_bytes)
+    memory_bytes = torch.cuda.get_device_properties(rank).total_memory
+    world = init(heap_bytes=memory_bytes // HEAP_SHARE)
     torch.backends.cuda.matmul.allow_tf32 = False
     device = GpuDevice(world)
     bare, clocks_read = device.bare_launch_us(), float("-inf")

@@ -44,10 +44,15 @@ SEEN = {
     "asynchronous_store_not_completed": "unfinished-store",
     "barrier_per_tile": "grid-residency",
     "cyclic_wait": "wait-before-notify",
+    "divergent_barrier": "divergent-barrier",
+    "epoch_frozen_in_graph": "frozen-epoch",
+    "epoch_not_advanced": "epoch-not-advanced",
     "get_before_ready": "late-wait",
     "gpu_scoped_signal": "device-scope",
+    "missing_notify": "never-notified",
     "missing_wait": "late-wait",
     "notify_before_store": "store-after-notify",
+    "packet_flag_repeated": "epoch-not-advanced",
     "peer_out_of_range": "peer-unmasked",
     "plain_spin": "plain-load-wait",
     "programs_of_a_grid_not_joined": "speaks-for-all",
@@ -55,6 +60,8 @@ SEEN = {
     "relaxed_notify": "relaxed-signal",
     "relaxed_wait": "spin-without-acquire",
     "reset_by_host": "host-reset",
+    "signal_reset_before_its_wait": "reset-before-wait",
+    "signal_without_wait": "never-waited",
     "source_reused_before_quiet": "source-reused",
     "spin_without_acquire": "spin-without-acquire",
     "volatile_wait": "volatile-wait",
@@ -79,9 +86,16 @@ def test_planted_faults_are_seen(name: str):
     assert found >= PLANTED[name]
 
 
-@pytest.mark.parametrize("name", list(SEEN))
+WRONG = {path.stem: path for path in (ROOT / "tests" / "verify" / "wrong").glob("*.py")}
+
+
+def test_half_of_the_wrong_programs_need_no_run():
+    assert len(SEEN.keys() & WRONG) >= 17
+
+
+@pytest.mark.parametrize("name", sorted(SEEN.keys() & WRONG))
 def test_a_wrong_program_is_seen(name: str):
-    path = ROOT / "tests" / "verify" / "wrong" / f"{name}.py"
+    path = WRONG[name]
     assert SEEN[name] in {problem.rule for problem in lint_file(path).problems}
 
 

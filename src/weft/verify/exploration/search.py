@@ -139,7 +139,7 @@ class Explorer:
         if not awake:
             raise Abandoned
         last = self.nodes[-1].process if self.nodes else None
-        process = min(awake, key=lambda p: (enabled[p], p != last))
+        process = usual({p: enabled[p] for p in awake}, last)
         owed = [process] if self.reduce else list(awake)
         self.nodes.append(_Node(enabled, process, sleep, owed))
         return process
@@ -288,28 +288,32 @@ def _file(result: Search, execution: Execution, ran: Ran | None, deterministic: 
     choices = choices_of(trace)
     if ran.outcome is not None and not findings:
         if deterministic and result.outcomes and ran.outcome not in result.outcomes:
-            findings.append(_nondeterministic(ran.report))
+            findings.append(nondeterministic(ran.report))
         result.outcomes.setdefault(ran.outcome, choices)
     for finding in findings:
         if result.report.add(finding):
             result.found.append(Found(finding, choices))
 
 
-def _nondeterministic(report: Report) -> Finding:
+def nondeterministic(report: Report) -> Finding:
+    """Results are not the same bytes as under another schedule; two additions may say why."""
+    first, second = report.arrivals[0] if report.arrivals else (Side(note="returns a result"), None)
+    why = " (sums of floats depend on the order of these additions)" if second else ""
     return Finding(
         "nondeterministic result",
         f"{report.op} returns other bytes under this schedule than under another one, with the"
-        " same inputs",
-        Side(note="returns another result"),
-        remedy="add up in a fixed order, and give no slot out by arrival; or do not claim that"
-        " results are the same under every schedule",
+        f" same inputs{why}",
+        first,
+        second,
+        "add up in a fixed order, and give no place out by arrival; or do not claim that results"
+        " are the same under every schedule",
     )
 
 
 def _closed(result: Search | None, bound: str, explorer: Explorer, started: float) -> Search:
     result = result or Search(Report("", 0, schedules=0))
     result.bound = bound
-    result.report.complete = not bound
+    result.report.complete, result.report.bound = not bound, bound
     result.not_taken = explorer._not_taken
     result.seconds = time.monotonic() - started
     return result
@@ -339,6 +343,11 @@ def megabytes() -> float:
 def choices_of(trace: Trace) -> list[Choice]:
     real = len(trace.steps) - trace.ghosts
     return [(s.process, tuple(taken for taken, _ in s.choices)) for s in trace.steps[:real]]
+
+
+def usual(enabled: dict[Process, int], last: Process | None) -> Process:
+    """Who steps where nothing decides: the most urgent, and of these who stepped last."""
+    return min(enabled, key=lambda process: (enabled[process], process != last))
 
 
 def process_text(process: Process) -> str:

@@ -397,7 +397,7 @@ def _notify(walker: Walker, node: ast.Call, values: Arguments) -> Value:
 def _put(walker: Walker, node: ast.Call, values: Arguments) -> Value:
     name, to = walker.source.spelling(node.func), values.get("to", NOTHING)
     walker.emit("put", name, node, pointer=_there(walker, values.get("dst", NOTHING), to),
-                value=values.get("src", NOTHING), to=to)  # fmt: skip
+                value=values.get("src", NOTHING), to=to, options=values)  # fmt: skip
     if name.startswith("wl.put_signal"):
         walker.emit(
             "notify",

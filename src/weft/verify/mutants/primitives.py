@@ -33,7 +33,6 @@ _WAIT = Primitive("wait", values=(1,), count=2, order=0, scope=1)
 EXTERNS = {
     "weft.notify": Primitive("notify", values=(1,), order=1, scope=2),
     "weft.notify_warp": Primitive("notify_warp", values=(1,), count=2, order=1, scope=2),
-    "weft.notify_warp": Primitive("notify_warp", values=(1,), count=2, order=1, scope=2),
     "weft.wait": _WAIT,
     "weft.wait_bounded": _WAIT,
     "weft.test": Primitive("test", values=(1,), count=2, order=0, scope=1),
@@ -43,8 +42,6 @@ EXTERNS = {
     "weft.translate": Primitive("at", peer=2, can_drop=False),
     "weft.put_packets": Primitive("put_packets", packets=1),
     "weft.wait_packets": Primitive("wait_packets", values=(1,)),
-    "weft.put_lines": Primitive("put_lines", packets=1),
-    "weft.wait_lines": Primitive("wait_lines", values=(1,)),
     "weft.put_lines": Primitive("put_lines", packets=1),
     "weft.wait_lines": Primitive("wait_lines", values=(1,)),
     "weft.fence": Primitive("fence"),

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from weft.verify.lint.host import Launch, Step
-from weft.verify.lint.problem import ERROR
-from weft.verify.lint.registry import Hit, Program, rule, text_of
+from weft.verify.lint.problem import ERROR, WARNING
+from weft.verify.lint.registry import Hit, Kernel, Program, at, pointer_text, rule, text_of
+from weft.verify.lint.values import Op
 
 EXCHANGE = """
 @triton.jit
@@ -155,3 +156,105 @@ def _awaited(program: Program, launch: Launch) -> dict[str, int]:
                 if value.roots <= {name}:
                     found.setdefault(name, op.node.lineno)
     return found
+
+
+@rule(
+    "epoch-not-advanced",
+    WARNING,
+    "A signal SET, or a packet flagged, with the same number in every launch of a loop.",
+    remedy="pass a number that counts calls, or keep it on the device: wl.slot_epoch(slot)",
+    bad="""
+@triton.jit
+def exchange(world, x, ready):
+    wl.put(world, x, 1.0, to=1 - wl.rank(world))
+    wl.notify(world, ready, 1, to=1 - wl.rank(world), op=wl.SignalOp.SET)
+    wl.wait(ready, at_least=1)
+    tl.store(x + 1, tl.load(x))
+
+
+def main():
+    world = weft.init()
+    x, ready = world.zeros((64,), torch.float32), world.signals(1)
+    for _ in range(3):
+        exchange[(1,)](world.arg, x, ready)
+""",
+    good="""
+@triton.jit
+def exchange(world, x, ready, call):
+    wl.put(world, x, 1.0, to=1 - wl.rank(world))
+    wl.notify(world, ready, call, to=1 - wl.rank(world), op=wl.SignalOp.SET)
+    wl.wait(ready, at_least=call)
+    tl.store(x + 1, tl.load(x))
+
+
+def main():
+    world = weft.init()
+    x, ready = world.zeros((64,), torch.float32), world.signals(1)
+    for call in range(3):
+        exchange[(1,)](world.arg, x, ready, call + 1)
+""",
+)
+def epoch_not_advanced(program: Program) -> Iterator[Hit]:
+    for launch in program.host.launches:
+        kernel = program.kernel(launch.device.name) if launch.device else None
+        if kernel is None or not (launch.loops or launch.recorded):
+            continue
+        for op in kernel.ops:
+            if _is_fresh(launch, op):
+                continue
+            if op.name == "wl.put_packets":
+                flag = op.options.get("flag")
+                if flag is not None and isinstance(flag.number, int) and not op.loops():
+                    yield at(op, f"every launch of {kernel.name} flags its packets with "
+                                 f"{flag.number}: one of the launch before passes for "
+                                 "new")  # fmt: skip
+            elif op.kind == "notify" and _sets(op) and isinstance(op.value.number, int):
+                if _is_awaited(kernel, op) and not _is_reset(program, kernel, op):
+                    yield at(op, f"every launch of {kernel.name} SETs {pointer_text(op)} to "
+                                 f"{op.value.number}, and from the second one on nobody can tell "
+                                 "it from the one before")  # fmt: skip
+
+
+def _is_fresh(launch: Launch, op: Op) -> bool:
+    """Is it another word in every turn of the loop around the launch?"""
+    if not launch.loops:
+        return False
+    made = {
+        node.id
+        for node in ast.walk(launch.loops[-1])
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    for root in op.pointer.roots:
+        argument = launch.arguments.get(root.split(".")[0].removesuffix("[]"))
+        parts = list(ast.walk(argument)) if argument is not None else []
+        if any(isinstance(one, ast.Call) for one in parts):
+            return True
+        if any(isinstance(one, ast.Name) and one.id in made for one in parts):
+            return True
+    return False
+
+
+def _sets(op: Op) -> bool:
+    """SET by name, or where put_signal is left to its default."""
+    words = getattr(op.node, "keywords", ())
+    said = [getattr(word.value, "attr", "") for word in words if word.arg == "op"]
+    return said == ["SET"] or (not said and op.name.startswith("wl.put_signal"))
+
+
+def _is_awaited(kernel: Kernel, op: Op) -> bool:
+    return any(
+        one.waits and one.pointer.roots & op.pointer.roots and one.expected.number is not None
+        for one in kernel.ops
+    )
+
+
+def _is_reset(program: Program, kernel: Kernel, op: Op) -> bool:
+    """By the kernel, or by the host."""
+    for signal in program.host.signals.values():
+        bound = {root for launch, root in signal.bound if launch.device is kernel.device}
+        if bound & op.pointer.roots and (signal.is_written or signal.escapes):
+            return True
+    return any(
+        one.kind in ("store", "atomic") and not one.waits and one.pointer.roots & op.pointer.roots
+        for one in kernel.ops
+    )

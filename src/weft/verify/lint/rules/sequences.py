@@ -244,3 +244,39 @@ def _asks_program(op: Op) -> bool:
 def _meets(op: Op) -> bool:
     """Programs can have heard of each other through it."""
     return op.kind in ("barrier", "atomic", "wait", "test", "opaque", "assembly")
+
+
+@rule(
+    "reset-before-wait",
+    ERROR,
+    "A signal word set to zero right before it is waited for: the signal may have come already.",
+    remedy="reset it after the wait, with a barrier before the next signal; or count up",
+    bad="""
+@triton.jit
+def take(x, ready, out):
+    wl.store(ready, 0)
+    wl.wait(ready, at_least=1)
+    tl.store(out, tl.load(x))
+""",
+    good="""
+@triton.jit
+def take(world, x, ready, out):
+    wl.wait(ready, at_least=1)
+    tl.store(out, tl.load(x))
+    wl.store(ready, 0)
+    wl.barrier(world)
+""",
+)
+def reset_before_wait(program: Program) -> Iterator[Hit]:
+    for kernel in program.kernels:
+        for reset, wait in before_without(
+            kernel.ops, _resets, lambda op: op.waits, lambda op: op.kind == "barrier"
+        ):
+            if reset.pointer.roots & wait.pointer.roots:
+                yield at(reset, f"{pointer_text(wait)} is waited for in line {_line(wait)}, and a "
+                                "signal that has come before this reset is lost")  # fmt: skip
+
+
+def _resets(op: Op) -> bool:
+    is_write = op.kind == "store" or op.name in ("wl.store", "tl.atomic_xchg", "tl.atomic_store")
+    return is_write and not op.pointer.remote and op.value.number == 0

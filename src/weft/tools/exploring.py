@@ -1,0 +1,118 @@
+"""`weft verify --exhaustive` and `--schedules`: subjects explored or sampled, into one report."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from weft.base.report import Finding, Report
+from weft.tools.subjects import AnySubject
+from weft.verify.exploration.minimise import minimised
+from weft.verify.exploration.replay import Replay, recorded
+from weft.verify.exploration.search import Bounds, Found, Search, nondeterministic, search
+
+REPLAYS = os.path.join(".weft", "replays")
+
+# So many findings get a replay of their own; each takes some runs to be made small.
+REPLAYS_KEPT = 5
+
+
+@dataclass
+class Explored:
+    """What became of all subjects together; `replays` are the files written, by finding."""
+
+    report: Report
+    searches: list[tuple[AnySubject, Search]] = field(default_factory=list)
+    replays: dict[tuple, str] = field(default_factory=dict)
+
+    @property
+    def executions(self) -> int:
+        return sum(one.executions for _, one in self.searches)
+
+    @property
+    def abandoned(self) -> int:
+        return sum(one.abandoned for _, one in self.searches)
+
+
+def explore_all(
+    subjects: Sequence[AnySubject], bounds: Bounds, *, folder: str = REPLAYS,
+    on_execution: Callable[[], None] = lambda: None,
+) -> Explored:  # fmt: skip
+    """Every subject to its end, or until `bounds`, which are for all of them, are reached."""
+    started = time.monotonic()
+    report: Report | None = None
+    searches: list[tuple[AnySubject, Search]] = []
+    replays: dict[tuple, str] = {}
+    done = 0
+    for subject in subjects:
+        left = replace(
+            bounds, executions=max(1, bounds.executions - done),
+            seconds=max(0.0, bounds.seconds - (time.monotonic() - started)),
+        )  # fmt: skip
+        one = search(
+            subject.run, left, deterministic=subject.deterministic,
+            on_execution=lambda _: on_execution(),
+        )  # fmt: skip
+        searches.append((subject, one))
+        done += one.executions
+        if one.bound:
+            # In the words of what was asked for, not of what was left of it.
+            one.report.bound = one.bound = _bound_words(one.bound, subject, bounds)
+        report = _merged(report, one.report)
+        for found in one.found[: REPLAYS_KEPT - len(replays)]:
+            path = _replay_path(folder, subject, found.finding)
+            shortest(subject, found).write(path)
+            replays[found.finding.key()] = path
+    assert report is not None, "explore_all: no subject"
+    return Explored(report, searches, replays)
+
+
+def shortest(subject: AnySubject, found: Found) -> Replay:
+    """The execution that shows the finding, with as few turns as may be."""
+    turns = minimised(subject.run, found.choices, found.finding)
+    return recorded(subject.to_json(), turns, found.finding, subject.file)
+
+
+def _bound_words(bound: str, subject: AnySubject, bounds: Bounds) -> str:
+    if bound.endswith(" executions") and bound[0].isdigit():
+        bound = f"{bounds.executions} executions"
+    elif bound.endswith(" seconds"):
+        bound = f"{bounds.seconds:g} seconds"
+    return f"{bound} ({subject.variant})"
+
+
+def _merged(total: Report | None, one: Report) -> Report:
+    if total is None:
+        return one
+    total.merge(one)
+    return total
+
+
+def _replay_path(folder: str, subject: AnySubject, finding: Finding) -> str:
+    name = re.sub(r"\W+", "_", f"{os.path.basename(subject.name)} {subject.variant}").strip("_")
+    stem = f"{name}.{finding.kind.replace(' ', '_')}"
+    path, number = os.path.join(folder, f"{stem}.json"), 2
+    while os.path.exists(path):
+        path, number = os.path.join(folder, f"{stem}_{number}.json"), number + 1
+    return path
+
+
+class Sampler:
+    """Runs seed after seed, each on the next subject in turn; results are compared where they
+    are claimed to be the same."""
+
+    def __init__(self, subjects: Sequence[AnySubject]) -> None:
+        self.subjects = subjects
+        self._outcomes: dict[int, bytes] = {}
+
+    def __call__(self, seed: int) -> Report:
+        which = seed % len(self.subjects)
+        subject = self.subjects[which]
+        ran = subject.run(seed=seed)
+        if subject.deterministic and ran.outcome is not None:
+            if self._outcomes.setdefault(which, ran.outcome) != ran.outcome:
+                ran.report.add(nondeterministic(ran.report))
+        return ran.report
