@@ -607,7 +607,10 @@ def ag_gemm(
     if call.is_empty:
         return out.zero_() if out.numel() else out
     slot = world.workspace("ag_gemm", call.buffers, call.signals)
-    call.launch(world, slot, a, b, out, offset)
+    call.replays.run(
+        (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot),
+        lambda: call.launch(world, slot, a, b, out, offset),
+    )
     return out
 
 
@@ -644,6 +647,7 @@ class _Call:
         self.shards = _shards(problem, config)
         # By whether TMA is used.
         self.tiles = [_tile(problem, config, tma).as_constexpr() for tma in (False, True)]
+        self.replays = world.replays()
         self._copies: dict[Any, tuple] = {}
         self._loaded: set[tuple[int, ...]] = set()
         # What was launched with aligned addresses, to be launched again.

@@ -7,7 +7,7 @@ backend it has. A method that says *collective* is called by every rank in the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -122,6 +122,9 @@ class Backend(Protocol):
 
     def record(self) -> AbstractContextManager[Recording]:
         """Freeze what is launched inside the brackets instead of running it."""
+
+    def record_launches(self, launch: Callable[[], None]) -> Recording | None:
+        """Record what `launch` queues, which allocates nothing; None where that spares nothing."""
 
     def is_recording(self) -> bool: ...
 

@@ -42,6 +42,7 @@ from weft.runtime.backend import (
     Stream,
 )
 from weft.runtime.heap import Block, HeapAllocator
+from weft.runtime.replays import Replays
 from weft.runtime.slots import BufferRequest, SignalRequest, Slot, Workspace
 
 if TYPE_CHECKING:
@@ -268,6 +269,10 @@ class World:
             if heap is not None and 0 <= tensor.data_ptr() - heap.data_ptr() < heap.numel():
                 return rank
         return self.rank
+
+    def replays(self) -> Replays:
+        """Recordings for an operator that queues the same work again and again; see there."""
+        return Replays(self.backend)
 
     def record(self) -> AbstractContextManager[Recording]:
         """Freeze what is launched in the brackets; `recording.replay()` runs it, often."""

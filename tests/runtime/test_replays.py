@@ -1,0 +1,87 @@
+"""Recordings of calls: made when a call is seen again, kept by key, never inside another one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from weft.runtime import replays
+from weft.runtime.replays import Replays
+
+
+class Machine:
+    """A backend that writes down what is queued: launches, and recordings by their key."""
+
+    def __init__(self, records: bool = True) -> None:
+        self.queued: list[str] = []
+        self.recording = False
+        self.records = records
+
+    def is_recording(self) -> bool:
+        return self.recording
+
+    def record_launches(self, launch):
+        if not self.records:
+            return None
+        kept, self.queued = self.queued, []
+        launch()
+        frozen, self.queued = self.queued, kept
+        return SimpleNamespace(replay=lambda: self.queued.extend(f"replayed {x}" for x in frozen))
+
+    def call(self, calls: Replays, key: str) -> None:
+        calls.run(key, lambda: self.queued.append(key))
+
+
+def test_a_call_that_comes_again_is_recorded_and_then_replayed():
+    machine = Machine()
+    calls = Replays(machine)
+    for _ in range(replays.SIGHTINGS):
+        machine.call(calls, "x")
+    assert machine.queued == ["x"] * replays.SIGHTINGS
+    machine.call(calls, "y")
+    machine.call(calls, "x")
+    assert machine.queued[replays.SIGHTINGS :] == ["y", "replayed x"]
+
+
+def test_inside_a_recording_of_the_users_launches_are_launches():
+    machine = Machine()
+    calls = Replays(machine)
+    for _ in range(replays.SIGHTINGS):
+        machine.call(calls, "x")
+    machine.recording = True
+    for _ in range(replays.SIGHTINGS + 1):
+        machine.call(calls, "x")
+        machine.call(calls, "y")
+    assert not any("replayed" in what for what in machine.queued)
+    machine.recording = False
+    machine.call(calls, "y")
+    assert machine.queued[-1] == "y"
+
+
+def test_the_latest_used_are_kept():
+    machine = Machine()
+    calls = Replays(machine)
+    keys = [f"k{i}" for i in range(replays.MOST + 1)]
+    for key in keys:
+        for _ in range(replays.SIGHTINGS):
+            machine.call(calls, key)
+        machine.call(calls, keys[0])
+    machine.queued.clear()
+    for key in (keys[0], keys[-1], keys[1]):
+        machine.call(calls, key)
+    assert machine.queued == ["replayed k0", f"replayed {keys[-1]}", "k1"]
+
+
+def test_keys_that_never_come_again_are_forgotten():
+    machine = Machine()
+    calls = Replays(machine)
+    for i in range(replays.MOST_SEEN + 10):
+        machine.call(calls, f"k{i}")
+    assert len(calls._seen) == replays.MOST_SEEN
+
+
+def test_where_recording_spares_nothing_every_call_is_launched():
+    machine = Machine(records=False)
+    calls = Replays(machine)
+    for _ in range(3 * replays.SIGHTINGS):
+        machine.call(calls, "x")
+    assert machine.queued == ["x"] * 3 * replays.SIGHTINGS
