@@ -48,8 +48,7 @@ sizes = st.integers(1, 3000)
 @given(m=sizes, n=sizes, k=sizes, num_programs=st.integers(1, 140))
 def test_every_tile_is_dealt_out_once(m, n, k, num_programs):
     for blocking in BLOCKINGS:
-        extents = (blocking.tile_m, blocking.tile_n, blocking.tile_k)
-        dealt = gemm_sm90.cut.fn(gemm.Shape(m, n, k, 0, 0, 0), *extents, num_programs)
+        dealt = gemm_sm90.deal(m, n, k, blocking, num_programs)
         tiles = -(-m // blocking.tile_m) * -(-n // blocking.tile_n)
         assert dealt.whole + dealt.shared == tiles
         # Shared tiles come last, one for each program at most: their parts run side by side.

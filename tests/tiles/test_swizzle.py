@@ -23,12 +23,15 @@ def test_grouped_is_a_bijection(num_m, num_n, group_m):
     assert set(tiles) == every_tile(num_m, num_n)
 
 
-@given(num_m=extent, num_n=extent, group_m=extent, first=st.integers(0, 16))
-def test_rotated_is_a_bijection(num_m, num_n, group_m, first):
+@given(num_m=extent, num_n=extent, group_m=extent, first=st.integers(0, 16), data=st.data())
+def test_rotated_is_a_bijection(num_m, num_n, group_m, first, data):
     first %= num_m
-    tiles = [ROTATED(i, num_m, num_n, (group_m, first)) for i in range(num_m * num_n)]
+    head = data.draw(st.integers(1, num_m))
+    tiles = [ROTATED(i, num_m, num_n, (group_m, first, head)) for i in range(num_m * num_n)]
     assert set(tiles) == every_tile(num_m, num_n)
     assert tiles[0] == (first, 0)
+    behind = [(i_m - first) % num_m >= head for i_m, _ in tiles]
+    assert behind == sorted(behind)
 
 
 @given(num_m=extent, num_n=extent, group_m=extent)
@@ -58,7 +61,7 @@ def test_gather_takes_own_tiles_first_and_then_the_next_ranks(m, num_n, tile_m, 
     def is_own(i_m: int) -> bool:
         return own_first <= i_m * tile_m and min((i_m + 1) * tile_m, m) <= own_end
 
-    rows = [ROTATED(i, num_m, num_n, (1, first))[0] for i in range(num_m * num_n)][::num_n]
+    rows = [ROTATED(i, num_m, num_n, (1, first, 1))[0] for i in range(num_m * num_n)][::num_n]
     own = [is_own(i_m) for i_m in rows]
     assert own == sorted(own, reverse=True), "an own tile comes after another rank's"
     if not any(own):
@@ -77,6 +80,6 @@ def test_scatter_takes_own_tiles_last(m, tile_m, num_ranks, data):
     own_first, own_end = split(m, num_ranks, rank)
     num_m = -(-m // tile_m)
     first = FIRST_TO_SCATTER(own_end, tile_m, m)
-    order = [ROTATED(i, num_m, 1, (1, first))[0] for i in range(num_m)]
+    order = [ROTATED(i, num_m, 1, (1, first, 1))[0] for i in range(num_m)]
     own = [own_first <= i * tile_m and min((i + 1) * tile_m, m) <= own_end for i in order]
     assert own == sorted(own), "another rank's tile comes after an own one"

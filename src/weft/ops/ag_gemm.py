@@ -11,9 +11,10 @@ Plan, `pull` (copy engines carry the data)
             _close            rows read in place: says that they have been, returns when all have
     main    _multiply         all programs multiply: tiles of own rows first, read in place from
                               `a`; then those of rank + 1, + 2, ...
-Plan, `push` (SMs carry the data; one launch)
+Plan, `push` (SMs carry the data)
     main    _multiply         feeders store own rows into every rank's slot; the last one of a
-                              chunk signals it. All programs multiply as above
+                              chunk signals it. All programs multiply as above. On Hopper the
+                              feeders have a launch of their own before it, _push_rows
 Feeders are the programs that have the fewest tiles, and those that are needed last.
 Peers read `a` itself where it is symmetric and no tile straddles two ranks' rows: such a tile reads
 the slot alone, own rows included. _multiply is the GEMM template (tiles/gemm.py); on Hopper its
@@ -76,6 +77,10 @@ MIN_PUSHERS, MAX_PUSHERS = 20, 64
 # What a staging program copies: peers' copies begin when the last one has ended.
 STAGE_BYTES = 128 << 10
 STAGE_WARPS = 8
+# What a program of _push_rows stores.
+PUSH_PIECE_BYTES = 64 << 10
+# Up to here a tile of 128 rows is mostly empty, and weights are what takes time.
+SMALL_M = 64
 # How many symmetric inputs a call remembers the copies for.
 MOST_PLANS = 64
 
@@ -215,11 +220,11 @@ class Config:
             )
         if self.template == "plain":
             return
-        if not can_use_sm90(problem, target) or self.transport != "pull":
+        if not can_use_sm90(problem, target):
             raise ConfigError(
-                f"ag_gemm: template='sm90' with transport={self.transport!r} and {problem.dtype} "
-                f"on {target}; it takes 'pull', 16-bit operands with rows of a multiple of "
-                f"{blocking.TMA_BYTES} bytes, and compute capability 9.0"
+                f"ag_gemm: template='sm90' with {problem.dtype} on {target}; it takes 16-bit "
+                f"operands with rows of a multiple of {blocking.TMA_BYTES} bytes, and compute "
+                "capability 9.0"
             )
         gemm_sm90.check("ag_gemm", self.tile_m, self.tile_n, self.tile_k, self.num_stages, target)
 
@@ -263,30 +268,39 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     order = ("push", "pull") if push_first else ("pull", "push")
     if len(problem.nodes) > 1 or target.num_sms <= SPARE_SMS:
         order = ("push",)
+    on_hopper = _on_hopper(problem, target, order) if can_use_sm90(problem, target) else []
+    if problem.m > SMALL_M:
+        yield from on_hopper
     for transport in order:
-        if transport == "pull" and can_use_sm90(problem, target):
-            yield from _on_hopper(problem, target)
         for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
             config = Config(transport=transport, block=_block(problem, cut, target), **asdict(cut))
             yield _with_transport(config, problem, target)
+    if problem.m <= SMALL_M:
+        yield from on_hopper
 
 
-def _on_hopper(problem: Problem, target: Target) -> list[Config]:
-    """Pulls with the template for Hopper, the one first that is predicted to end first."""
+def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> list[Config]:
+    """What the template for Hopper can do, the one first that is predicted to end first."""
+    if 0 in (problem.m, problem.n, problem.k):
+        return []
     found = []
-    for cut in (gemm_sm90.WIDE, gemm_sm90.TURNS):
-        plain = Config(template="sm90", block=16384, **asdict(cut))
-        for chunks in (1, 2):
-            config = _with_transport(plain, problem, target)
-            found.append(replace(config, chunks=min(chunks, problem.rows)))
+    for transport in transports:
+        for cut in (gemm_sm90.WIDE, gemm_sm90.TURNS):
+            plain = Config(transport=transport, template="sm90", block=16384, **asdict(cut))
+            base = _with_transport(plain, problem, target)
+            found.append(base)
+            # Larger groups read B less often, but wait for more rows.
+            found.append(replace(base, group_m=8))
+            if transport == "pull":
+                found.append(replace(base, chunks=min(2, problem.rows)))
 
     def end_us(config: Config) -> float:
-        return _arrival.Pull(
-            problem.m, problem.n, problem.k, problem.rows, problem.num_ranks, config.chunks,
+        return _arrival.Plan(
+            problem.m, problem.n, problem.k, problem.num_ranks, config.transport, config.chunks,
             config.group_m, config.blocking, _programs(target),
         ).end_us()  # fmt: skip
 
-    return sorted(dict.fromkeys(found), key=end_us) if problem.m and problem.n else found
+    return sorted(dict.fromkeys(found), key=end_us)
 
 
 def _block(problem: Problem, cut: Blocking, target: Target) -> int:
@@ -302,16 +316,21 @@ def _with_transport(config: Config, problem: Problem, target: Target) -> Config:
     # A group that reached into the next rank's rows would wait while own tiles are left.
     config = replace(config, group_m=max(1, min(8, problem.rows // config.tile_m)))
     tiles, programs = config.blocking.num_tiles(problem.m, problem.n), _programs(target)
+    peers = max(1, problem.num_ranks - 1)
     if config.transport == "pull":
         feeders = max(1, ceil(problem.shard_bytes / STAGE_BYTES))
         is_fine = problem.shard_bytes >= TWO_CHUNKS_BYTES or target.backend == "emu"
         chunks = min(2 if is_fine else 1, problem.rows)
+    elif config.template == "sm90":
+        # Nothing else runs beside them.
+        feeders = max(peers, ceil(problem.shard_bytes * peers / PUSH_PIECE_BYTES))
+        chunks = 1
     else:
         # Programs without a tile in the last round have the time.
         feeders = min(max(-tiles % programs, MIN_PUSHERS), MAX_PUSHERS)
         chunks = min(max(1, problem.rows // config.tile_m), 8)
     feeders = min(3 if target.backend == "emu" else feeders, programs)
-    shares = 1 if config.transport == "pull" else max(1, problem.num_ranks - 1) * chunks
+    shares = 1 if config.transport == "pull" else peers * chunks
     return replace(config, feeders=feeders, chunks=max(1, chunks), pieces=ceil(feeders / shares))
 
 
@@ -333,6 +352,7 @@ class Shards(NamedTuple):
     chunk_rows: Any
     pieces: Any
     group_m: Any
+    head: Any
 
 
 class Arrival(NamedTuple):
@@ -397,8 +417,8 @@ def _feed(world, gathered, a, first, own_first, size, piece, pieces, to, block: 
 
 
 @triton.jit
-def _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile, world, program, num_programs,
-          block: tl.constexpr):  # fmt: skip
+def _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile_m, world, program,
+          num_programs, block: tl.constexpr):  # fmt: skip
     """Store own rows in every slot, chunk by chunk; first for the rank behind, which needs them
     first, last in the own slot, where only tiles that straddle ranks read them."""
     own_first, own_end = _own_rows(rank, shards, shape.m)
@@ -409,7 +429,7 @@ def _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile, world, pro
         first = min(own_first + chunk * shards.chunk_rows, own_end)
         size = (min(first + shards.chunk_rows, own_end) - first) * shape.k
         if to == rank:
-            if world.num_ranks == 1 or shards.rows % tile.m == 0:
+            if world.num_ranks == 1 or shards.rows % tile_m == 0:
                 size = 0
         _feed(world, gathered, a, first.to(tl.int64) * shape.k, own_first.to(tl.int64) * shape.k,
               size, unit % shards.pieces, shards.pieces, to, block)  # fmt: skip
@@ -434,6 +454,17 @@ def _stage(a, gathered, slot, shape, shards, world, block: tl.constexpr):
     first = own_first.to(tl.int64) * shape.k
     size = (own_end - own_first) * shape.k
     _feed(world, gathered, a, first, first, size, tl.program_id(0), tl.num_programs(0), rank, block)
+
+
+@triton.jit
+def _push_rows(a, gathered, rows_ready, fed, slot, shape, shards, world, tile_m: tl.constexpr,
+               block: tl.constexpr):  # fmt: skip
+    """The feeders of a push, where they have a launch of their own."""
+    rank = wl.rank(world).to(tl.int32)
+    e = slots.slot_epoch(slot)
+    slots.slot_wait_free(world, slot, e)
+    _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile_m, world, tl.program_id(0),
+          tl.num_programs(0), block)  # fmt: skip
 
 
 @triton.jit
@@ -482,13 +513,13 @@ def _multiply(a, own, gathered, gathered_rows, b, c, rows_ready, fed, slot, shap
     if feeders > 0:
         if program < feeders:
             slots.slot_wait_free(world, slot, e)
-            _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile, world, program,
+            _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile.m, world, program,
                   feeders, block)  # fmt: skip
     start = _first_row(rank, shards, shape.m, tile.m)
     # The last programs have the fewest tiles: those are the feeders.
     gemm.gemm(
         b, shape, tile, num_programs - 1 - program, num_programs,
-        swizzle.rotated, (shards.group_m, start),
+        swizzle.rotated, (shards.group_m, start, shards.head),
         _ready, Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), shards, world),
         gemm.emit_store, gemm.Stored(c, shape),
     )  # fmt: skip
@@ -552,8 +583,9 @@ def _await_copies_and_give_back(args):
 
 @gluon.jit
 def _multiply_sm90(own, gathered_rows, b, c, rows_ready, partials, summed, slot, shape, shards,
-                   world, tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr,
-                   stages: gl.constexpr, b_is_nk: gl.constexpr):  # fmt: skip
+                   world, is_pull: gl.constexpr, tile_m: gl.constexpr, tile_n: gl.constexpr,
+                   tile_k: gl.constexpr, stages: gl.constexpr,
+                   b_is_nk: gl.constexpr):  # fmt: skip
     """The GEMM template for Hopper with the hooks of `_multiply`; operands are descriptors."""
     rank = wl.rank(world).to(gl.int32)
     e = slots.slot_epoch(slot)
@@ -562,11 +594,11 @@ def _multiply_sm90(own, gathered_rows, b, c, rows_ready, partials, summed, slot,
     order: gl.constexpr = swizzle.rotated
     ready: gl.constexpr = _ready
     emit: gl.constexpr = gemm_sm90.emit_store
-    done: gl.constexpr = _await_copies_and_give_back
+    done: gl.constexpr = _await_copies_and_give_back if is_pull else _give_back
     chunks = _variable(shards.chunks)
     gemm_sm90.gemm(
         own, b, c, shape, program, num_programs, gemm_sm90.Shared(partials, summed, e, world),
-        order, (shards.group_m, start),
+        order, (shards.group_m, start, shards.head),
         ready, Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), shards, world),
         emit, gemm_sm90.Stored(c),
         done, GivingBack(rows_ready, e, chunks, program, num_programs, slot, world),
@@ -677,6 +709,13 @@ class _Call:
         aligned = not any(alignment)
         multiply, arguments, options = self._multiply_with(world, slot, a, b, out, aligned)
         if not self.is_pull:
+            if multiply is _multiply_sm90:
+                pushed = (
+                    a, slot.gathered, slot.rows_ready, slot.fed, slot.arg, self.shape, self.shards,
+                    world.arg, self.config.tile_m, self.config.block,
+                )  # fmt: skip
+                grid = (self.config.feeders, 1, 1)
+                self._start(_push_rows, grid, pushed, {"num_warps": STAGE_WARPS}, aligned)
             self._start(multiply, self.grid, arguments, options, aligned)
             return
         is_staged = offset is None
@@ -740,8 +779,8 @@ class _Call:
         if is_sm90:
             arguments = (
                 own, gathered, right, result, slot.rows_ready, slot.partials, slot.summed, slot.arg,
-                self.shape, self.shards, world.arg, config.tile_m, config.tile_n, config.tile_k,
-                config.num_stages, self.problem.b_is_nk,
+                self.shape, self.shards, world.arg, self.is_pull, config.tile_m, config.tile_n,
+                config.tile_k, config.num_stages, self.problem.b_is_nk,
             )  # fmt: skip
             return _multiply_sm90, arguments, {"num_warps": config.num_warps}
         arguments = (
@@ -805,7 +844,9 @@ def _shape(problem: Problem) -> gemm.Shape:
 
 def _shards(problem: Problem, config: Config) -> Shards:
     chunk_rows = max(1, ceil(problem.rows / config.chunks))
-    return Shards(problem.rows, config.chunks, chunk_rows, config.pieces, config.group_m)
+    num_m = ceil(problem.m / config.tile_m)
+    head = max(1, min(problem.rows // config.tile_m, num_m))
+    return Shards(problem.rows, config.chunks, chunk_rows, config.pieces, config.group_m, head)
 
 
 def _tile(problem: Problem, config: Config, tma: bool) -> gemm.Tile:
@@ -968,6 +1009,7 @@ def kernels(
         "tile": tile,
         "world": WorldArg(None, problem.num_ranks, language_version()),
         "feeders": config.feeders if config.transport == "push" else 0,
+        "is_pull": config.transport == "pull",
         "block": config.block,
         "tile_m": tile_m,
         "tile_n": tile_n,
@@ -993,6 +1035,8 @@ def kernels(
         yield record(_stage, "stage", STAGE_WARPS)
         yield record(_announce, "announce", 1)
         yield record(_close, "close", 1)
+    elif is_sm90:
+        yield record(_push_rows, "push_rows", STAGE_WARPS)
     if is_sm90:
         yield record(_multiply_sm90, "multiply", config.num_warps)
     else:

@@ -49,7 +49,7 @@ import weft.language as wl
 from weft.base.errors import ConfigError
 from weft.base.target import Target
 from weft.tiles.blocking import Blocking
-from weft.tiles.gemm import Tile
+from weft.tiles.gemm import Shape, Tile
 
 # Warps of a launch: the first consumer's. The other consumer and the producer are added to them.
 NUM_WARPS = 4
@@ -113,7 +113,7 @@ _rows_each = gluon.constexpr_function(chunk_rows)
 
 @triton.jit
 def cut(shape, tile_m, tile_n, tile_k, num_programs):
-    """The Cut of a product among so many programs. Also `.fn` of Python integers."""
+    """The Cut of a product among so many programs."""
     num_m = (shape.m + tile_m - 1) // tile_m
     num_n = (shape.n + tile_n - 1) // tile_n
     num_k = (shape.k + tile_k - 1) // tile_k
@@ -410,6 +410,14 @@ def check(op: str, tile_m: int, tile_n: int, tile_k: int, stages: int, target: T
             f"{op}: num_stages={stages} of {operands} bytes beside {chunks} bytes of results; "
             f"{target} has {target.shared_bytes} bytes of shared memory: take 2 to {most}"
         )
+
+
+def deal(m: int, n: int, k: int, blocking: Blocking, num_programs: int) -> Cut:
+    """The same on the host."""
+    extents = (blocking.tile_m, blocking.tile_n, blocking.tile_k)
+    dealt = cut.fn(Shape(m, n, k, 0, 0, 0), *extents, num_programs)
+    # Of Python integers and Triton's constants, Triton makes constants.
+    return Cut(*[getattr(number, "value", number) for number in dealt])
 
 
 def partial_elements(tile_m: int, tile_n: int, num_programs: int) -> int:

@@ -24,17 +24,23 @@ def grouped(i, num_m, num_n, args):
 
 @triton.jit
 def rotated(i, num_m, num_n, args):
-    """From row of tiles `first`, around to the one before it. args: (group_m, first)
+    """From row of tiles `first`, around to the one before it. args: (group_m, first, head)
 
     With `first_to_gather` this is the gather form: own tiles first, then those of the next rank,
     and so on, in the order in which they arrive. With `first_to_scatter` it is the scatter form:
-    the next rank's tiles first, own tiles last.
+    the next rank's tiles first, own tiles last. No group reaches over the first `head` rows of
+    tiles, 1 to num_m: own rows in the gather form, which need not wait for others.
     """
     group_m = args[0]
-    group = i // (group_m * num_n)
-    inside = i - group * group_m * num_n
-    height = min(num_m - group * group_m, group_m)
-    return (group * group_m + inside % height + args[1]) % num_m, inside // height
+    head = args[2]
+    # Arithmetic, not branches: the same text serves integers and traced scalars.
+    is_behind = min(i // (head * num_n), 1)
+    begin = is_behind * head
+    rows = head + is_behind * (num_m - 2 * head)
+    group = (i - begin * num_n) // (group_m * num_n)
+    inside = i - (begin + group * group_m) * num_n
+    height = min(rows - group * group_m, group_m)
+    return (begin + group * group_m + inside % height + args[1]) % num_m, inside // height
 
 
 @triton.jit
@@ -45,7 +51,6 @@ def first_to_gather(first_row, end_row, tile_m, num_m):
     """
     begins = (first_row + tile_m - 1) // tile_m
     holds = first_row // tile_m
-    # Arithmetic, not a branch: the same text serves integers and traced scalars.
     is_inside = min(max(end_row - begins * tile_m, 0), 1)
     return (begins * is_inside + holds * (1 - is_inside)) % num_m
 
