@@ -6,7 +6,8 @@ Plan, in lanes, tile by tile (weft.tiles.exchange)
     one_shot    tile of own x -> its box on every rank; every rank sums all tiles. One step a tile
     two_shot    x is cut into shares, one for each rank: tile of each share -> its box on that rank,
                 which sums it and sends the sum to all; then boxes -> out
-    one_shot_packets, two_shot_packets    the same, each 32 bits in a word with their flag: no
+    nccl        torch.distributed's own, in another order of sums
+    one_shot_packets, two_shot_packets    as those, each 32 bits in a word with their flag: no
                 signal and no fence, at twice the bytes
 
 Signals are the mailbox's (weft.tiles.postbox): arrived[l * num_ranks + src], the steps of lane l of
@@ -78,6 +79,10 @@ class Problem(_lanes.Rows):
     def shard_bytes(self) -> int:
         """What a lane takes its part of."""
         return self.share * self.itemsize
+
+    @property
+    def is_even(self) -> bool:
+        return True
 
     @property
     def flops(self) -> int:
@@ -207,7 +212,10 @@ class _Call:
     def launch(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
         world.operator_call(self.name)
         if self._start is None:  # behind operator_call: it takes memory, which is collective
-            self._start = self._exchange().launches(world, self.config)
+            if self.config.by_library:
+                self._start = _lanes.by_library("all_reduce", world)
+            else:
+                self._start = self._exchange().launches(world, self.config)
         self._start(x, out)
 
     def _exchange(self) -> _lanes.Exchange:
@@ -251,6 +259,8 @@ def kernels(
     config = config or choose(problem, target)
     config.check(problem, target)
     element = f"*{DTYPES[problem.dtype].triton}"
+    if config.by_library:
+        return
     words = {"x": element, "out": element, "boxes": element}
     width = _lanes.width_of(problem.total_bytes)
     vec = _lanes.elements_in_vector(width, problem.itemsize)
