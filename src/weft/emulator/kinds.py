@@ -142,6 +142,18 @@ _KINDS = [
         "sum_by_arrival",
     ),
     Kind(
+        "wrong answer", FindingError,
+        "All checks pass, and an operator's result is not its reference's.",
+        "A wrong index, a part that is left out or taken twice.",
+        "Compare with the reference, element by element.",
+    ),
+    Kind(
+        "error", FindingError,
+        "A script raised an error on a rank.",
+        "What the error says; ranks that allocate or call in different order are told so.",
+        "See its message.",
+    ),
+    Kind(
         "uninitialised", UninitializedError,
         "An element is read that nothing has written. Fresh memory is NaN, or stands out.",
         "Rows of a rank that sent none, a read before the wait, a buffer that is larger than what"

@@ -34,6 +34,7 @@ class Transfers(LineAccess):
             place = self.locations[loc]
             segment = self.agents.segment(self._transfer, self._transfer_clk, place)
             self.segments[key] = segment
+            self._did_something = True
         return segment
 
     def publish(self) -> Clock:
