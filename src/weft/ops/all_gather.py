@@ -141,6 +141,7 @@ def _packets(x, out, words, steps, shards, world, block: tl.constexpr, width: tl
              sources: tl.constexpr):  # fmt: skip
     shards = move.rounded(shards, 1)
     own = move.size_of(shards, wl.rank(world))
+    # weft: equivalent-mutant peer+1 of at: every rank gets the same packets, in another order
     packets.exchange(
         world, postbox.PacketBoxes(steps, words), packets.tiles_of(shards.shard, block),
         packets.part_of_all, exchange.Whole(x, own),

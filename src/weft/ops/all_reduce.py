@@ -143,6 +143,7 @@ def _two_shot(x, out, boxes, arrived, steps, shards, world, block: tl.constexpr,
 def _one_shot_packets(x, out, words, steps, shards, world, block: tl.constexpr,
                       width: tl.constexpr, sources: tl.constexpr):  # fmt: skip
     size = tl.cast(shards.total, tl.int64)
+    # weft: equivalent-mutant peer+1 of at: every rank gets the same packets, in another order
     packets.exchange(
         world, postbox.PacketBoxes(steps, words), packets.tiles_of(size, block),
         packets.part_of_all, exchange.Whole(x, size),
