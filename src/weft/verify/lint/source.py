@@ -106,23 +106,29 @@ class Source:
                 return ".".join([short, *rest])
         return full
 
-    def device(self, name: str) -> Device | None:
+    def device(self, name: str, depth: int = 0) -> Device | None:
         """The device function that a spelling means, here or in a file beside this one."""
         if name in self.devices:
             return self.devices[name]
-        found = self.elsewhere(name)
-        return found[0].devices.get(found[1]) if found else None
+        found = self.elsewhere(name) if depth < 4 else None
+        if found is None:
+            return None
+        source, function = found
+        # A package hands on what its files define.
+        there = function if function in source.devices else source.imports.get(function, "")
+        return source.device(there, depth + 1) if there else None
 
     def elsewhere(self, name: str) -> tuple[Source, str] | None:
         """The file that defines `name`, spelled in full, and its name there: read, never run."""
         module, _, function = name.rpartition(".")
         if not module or module.split(".")[0] in ("tl", "wl", "gl", "triton", "torch"):
             return None
-        path = self._file_of(module)
+        path = self.file_of(module)
         source = read(path) if path is not None else None
         return (source, function) if source is not None and source.path != self.path else None
 
-    def _file_of(self, module: str) -> Path | None:
+    def file_of(self, module: str) -> Path | None:
+        """The file of a module, looked for from this file's folder upwards, then in weft."""
         relative = Path(*module.split("."))
         here = Path(self.path).resolve()
         for folder in (*list(here.parents)[:5], LANGUAGE.parents[1]):
