@@ -215,6 +215,17 @@ class Findings:
             )
         )
 
+    def unfinished(self, by: Program, loc: int) -> None:
+        self.find(
+            Finding(
+                "unfinished transfer",
+                "the program ends with this transfer under way: no fence and no quiet comes after"
+                " it, so nobody can know when it is over",
+                self.side(by, by.locations[loc], note="starts a transfer"),
+                remedy="end with wl.quiet(world), or with wl.fence(world) and a signal",
+            )
+        )
+
     def check_set(self, by: Program, allocation: Allocation, index, kind, value, loc: int) -> None:
         """A SET that takes a signal word backwards loses a signal for whoever counts on it."""
         seen = allocation.view(kind)[index]

@@ -134,6 +134,13 @@ _KINDS = [
         "plain_spin",
     ),
     Kind(
+        "unfinished transfer", SignalError,
+        "A program ends with a put_nbi or get_nbi under way, with no fence or quiet behind it.",
+        "A transfer that does not block, taken for one that does.",
+        "End with wl.quiet(world), or with wl.fence(world) and a signal.",
+        "transfer_never_completed",
+    ),
+    Kind(
         "nondeterministic result", DeterminismError,
         "Results differ bitwise between schedules where they are said to be equal. Where floats"
         " were added in order of arrival, the report names the two additions.",

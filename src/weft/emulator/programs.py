@@ -62,6 +62,7 @@ class Program(Transfers):
                 "check the index, and widen it before it is multiplied: i.to(tl.int64) * stride",
             )  # fmt: skip
         self.leave_packets()
+        self.leave_transfers()
         self.machine.program_ended(self)
 
     def step(self) -> None:
