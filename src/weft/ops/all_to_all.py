@@ -261,9 +261,9 @@ def _exchange(x, out, received, splits, num_received, ranges, rows_ready, slot, 
                 begin = received + stride * source
         _take(out, num_received, source, begin, come, rows.count, sizes, block, vec, is_even)
         come += rows.count
-    if not is_even:
-        _fill(out, come, sizes, block, vec)
     move.end(world, slot, e)
+    if not is_even:
+        _fill(out, come, sizes, block, vec)  # nobody else's business
 
 
 @triton.jit
