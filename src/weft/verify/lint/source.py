@@ -129,13 +129,7 @@ class Source:
 
     def file_of(self, module: str) -> Path | None:
         """The file of a module, looked for from this file's folder upwards, then in weft."""
-        relative = Path(*module.split("."))
-        here = Path(self.path).resolve()
-        for folder in (*list(here.parents)[:5], LANGUAGE.parents[1]):
-            for path in (folder / relative.with_suffix(".py"), folder / relative / "__init__.py"):
-                if path.is_file():
-                    return path
-        return None
+        return _file_of(module, Path(self.path).resolve().parent)
 
     @cached_property
     def devices(self) -> dict[str, Device]:
@@ -202,11 +196,21 @@ class Source:
 
 
 @cache
+def _file_of(module: str, folder: Path) -> Path | None:
+    relative = Path(*module.split("."))
+    for place in (folder, *list(folder.parents)[:4], LANGUAGE.parents[1]):
+        for path in (place / relative.with_suffix(".py"), place / relative / "__init__.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+@cache
 def read(path: Path) -> Source | None:
     """A file that another one imports; None where it cannot be read."""
     try:
         return Source.parse(str(path), path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError):
         return None
 
 
