@@ -432,6 +432,8 @@ op = Op(
     candidates=candidates,
     kernels=kernels,
     default_shape={"m": 256, "n": 256},
+    smallest={"m": 2, "n": 64},
+    smallest_config={"block": 16},
     awkward_shapes=(
         (4, {"m": 388, "n": 96}),
         (3, {"m": 291, "n": 7}),

@@ -286,6 +286,7 @@ op = Op(
     candidates=candidates,
     kernels=kernels,
     default_shape={"m": 256, "n": 256},
+    smallest_config={"block": 16},
     awkward_shapes=(
         (4, {"m": 97, "n": 96}),
         (3, {"m": 291, "n": 7}),

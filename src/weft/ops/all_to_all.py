@@ -493,6 +493,8 @@ op = Op(
     candidates=candidates,
     kernels=kernels,
     default_shape={"m": 256, "n": 256, "variable": 0},
+    smallest={"m": 4, "n": 64},
+    smallest_config={"block": 16},
     awkward_shapes=(
         (4, {"m": 388, "n": 96, "variable": 0}),
         (4, {"m": 97, "n": 24, "variable": 1}),
