@@ -23,7 +23,7 @@ from typing import Any
 from weft.base.report import Finding, Report
 from weft.verify.determinism import nondeterministic
 from weft.verify.exploration.execution import Abandoned, Diverged, Execution, TooLong
-from weft.verify.exploration.trace import Race, Trace
+from weft.verify.exploration.partial_order import Race, Trace
 from weft.verify.exploration.words import (
     Footprint,
     Process,
