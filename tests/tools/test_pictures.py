@@ -44,7 +44,7 @@ def test_emulate_prints_a_picture_of_what_it_found(script, capsys):
     out = capsys.readouterr().out
     report, picture = out.split("\nrace at ")
     assert "nothing orders this write of" in report
-    assert "writes x@rank0[0]" in picture and "missing (dashed): nothing that" in picture
+    assert "writes x@rank0[0]" in picture and "missing (dashed): no signal tells" in picture
     assert ">    8 │         tl.store(wl.at(world, x, peer), value)" in picture
     assert max(map(len, ("race at " + picture).splitlines())) <= 100
 

@@ -27,7 +27,7 @@ race at /nowhere/ring.py:5, 7 of 7 steps
      4    ╰┼▶○   B passes: ready@rank1[0] ≥ 1                                                 line 3
      5     ╰▶◆   B reads inbox@rank1[3]                                                       line 5
 
-  missing (dashed): B knows of A only up to step 2; the access came directly behind it"""
+  missing (dashed): signals tell B of A only up to step 2; the access came directly behind it"""
 
 
 def diagram(picture):
