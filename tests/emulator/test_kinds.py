@@ -33,6 +33,13 @@ def test_what_the_emulator_files_is_in_the_table():
     assert filed <= set(KINDS)
 
 
+def test_every_example_is_found_as_its_kind():
+    for kind in KINDS.values():
+        if kind.example:
+            text = (SUITE / f"{kind.example}.py").read_text()
+            assert f'FOUND = "{kind.name}"' in text, kind.example
+
+
 def test_kinds_of_the_suite_are_in_the_table():
     found = {
         kind

@@ -15,10 +15,12 @@ from weft.emulator.streams import CopyWork, Event, EventRecord, EventWait, Kerne
 F32, I32, I64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeKernel:
     name: str
     function: object
+    parameters: tuple = ()
+    source: str = ""
     locations: list = field(
         default_factory=lambda: [Place((Frame("user.py", line, "k"),)) for line in range(100)]
     )
@@ -106,7 +108,7 @@ def test_missing_wait_is_found_on_every_schedule():
         )
         found += not report.ok
         kinds = {f.kind for f in report.findings}
-        assert kinds <= {"race", "uninitialised"}
+        assert kinds <= {"race", "uninitialised", "unused signal"}
     assert found == 6
 
 

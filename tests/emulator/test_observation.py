@@ -78,7 +78,7 @@ def test_a_wait_for_ever_is_stuck():
         ranks.run(main)
     (stuck,) = told(recorder, "stuck")
     assert (stuck.expected, stuck.before) == (3, 0)
-    assert [e.text for e in recorder.events if e.kind == "finding"] == ["deadlock"]
+    assert [e.text for e in recorder.events if e.kind == "finding"] == ["unsatisfiable wait"]
 
 
 def test_a_recorder_keeps_the_last_events():

@@ -82,7 +82,8 @@ def test_every_width_by_pointers(ranks, dtype):
 @pytest.mark.parametrize(
     "change, kinds",
     [
-        ({"slots": 1}, {"race", "deadlock"}),  # a fast rank overwrites what a slow one reads
+        # A fast rank overwrites what a slow one reads.
+        ({"slots": 1}, {"race", "deadlock", "unsatisfiable wait"}),
         ({"step": 0}, {"stale flag"}),  # the flag does not change from call to call
         ({"look": 1}, {"race"}),  # one flag says nothing of the other lines
         ({"zeroed": False}, {"uninitialised"}),  # what memory held may look like a line

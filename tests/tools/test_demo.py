@@ -10,7 +10,7 @@ from weft.tools.demo import SIGNAL, WAIT, first_finding, without
 
 
 @pytest.mark.parametrize(
-    "taken, kind", [(WAIT, "race"), (SIGNAL, "deadlock")], ids=["wait", "signal"]
+    "taken, kind", [(WAIT, "race"), (SIGNAL, "unsatisfiable wait")], ids=["wait", "signal"]
 )
 def test_what_is_taken_out_is_missed(taken: tuple[str, str], kind: str, tmp_path: Path):
     card, path, line = without(taken, tmp_path)

@@ -83,3 +83,18 @@ def test_rules_are_listed(capsys):
     assert len(rules) > 25 and all(one["remedy"] for one in rules)
     assert main(["lint", "--rules"]) == 0
     assert "device-scope" in capsys.readouterr().out
+
+
+def test_notes_go_to_stderr_and_many_are_counted(tmp_path: Path, capsys):
+    kernel = "@triton.jit\ndef k{0}(t):\n    wl.wait(t.ready, at_least=1)\n"
+    head = "import triton\nimport weft.language as wl\n"
+    path = tmp_path / "records.py"
+    path.write_text(head + kernel.format(0))
+    assert main(["lint", str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert "nothing found" in out and "k0 was not lowered: t is a record" in err
+    path.write_text(head + "".join(kernel.format(i) for i in range(7)))
+    assert main(["lint", str(path)]) == 0
+    assert "7 kernels were looked at in their source only" in capsys.readouterr().err
+    assert main(["lint", "--source-only", str(path)]) == 0
+    assert not capsys.readouterr().err

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from weft.base.report import Finding, Report, Side
+from weft.emulator.observation import Recorder
+from weft.tools import pictures
 from weft.tools.main import main
 
 RACY = '''"""Writes a peer's memory without telling it."""
@@ -41,7 +44,7 @@ def test_emulate_prints_a_picture_of_what_it_found(script, capsys):
     out = capsys.readouterr().out
     report, picture = out.split("\nrace at ")
     assert "nothing orders this write of" in report
-    assert "writes x@rank0[0]" in picture and "missing (dashed): nothing that" in picture
+    assert "writes x@rank0[0]" in picture and "missing (dashed): no signal tells" in picture
     assert ">    8 │         tl.store(wl.at(world, x, peer), value)" in picture
     assert max(map(len, ("race at " + picture).splitlines())) <= 100
 
@@ -61,7 +64,7 @@ def test_emulate_writes_a_page(script, tmp_path, capsys):
     assert "the last steps" in page.read_text()
 
 
-@pytest.mark.parametrize("verb", ["emulate"])
+@pytest.mark.parametrize("verb", ["emulate", "verify"])
 def test_a_page_without_a_folder_is_misuse_before_anything_runs(verb, script, capsys):
     assert main([verb, script(True), "--html", "no/such/folder/x.html"]) == 2
     out, err = capsys.readouterr()
@@ -75,3 +78,48 @@ def test_one_seed_prints_one_picture(script, capsys):
         main(["emulate", path, "--ranks", "2", "--seed", "3"])
         said.add(capsys.readouterr().out)
     assert len(said) == 1
+
+
+def test_verify_draws_a_run_that_shows_it(script, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "picture.html"
+    words = ["verify", script(True), "--ranks", "2", "--html", str(page)]
+    assert main([*words, "--schedules", "3"]) == 1
+    drawn = capsys.readouterr().out
+    assert "\nrace at shouting.py:8" in drawn and "missing (dashed)" in drawn
+    assert 'class="arrow missing"' in page.read_text()
+    page.unlink()
+    assert main([*words, "--exhaustive", "--max-seconds", "20"]) == 1
+    out, err = capsys.readouterr()
+    assert "\nrace at shouting.py:8" in out and page.exists()
+    replay = err.split("--replay ")[1].split()[0].removesuffix("[/]")
+    page.unlink()
+    assert main(["verify", "--replay", replay, "--html", str(page)]) == 1
+    assert "\nrace at shouting.py:8" in capsys.readouterr().out and page.exists()
+
+
+def test_verify_draws_a_clean_run_on_request_only(script, tmp_path, capsys):
+    page = tmp_path / "picture.html"
+    words = ["verify", script(False), "--ranks", "2", "--schedules", "2"]
+    assert main(words) == 0
+    assert "step" not in capsys.readouterr().out
+    assert main([*words, "--html", str(page)]) == 0
+    assert "the last steps" in page.read_text()
+
+
+def test_findings_of_different_kinds_are_drawn_from_runs_that_show_them():
+    def finding(kind, line):
+        return Finding(kind, "wrong", Side(file="a.py", line=line))
+
+    report = Report("two", 2)
+    for one in (finding("race", 1), finding("race", 2), finding("deadlock", 3)):
+        report.add(one)
+    asked = []
+
+    def again(one):
+        asked.append(one)
+        return Recorder(), Report("two", 2, races=[finding("race", 1)])
+
+    seen = pictures.seen_again(report, again)
+    assert asked == [finding("race", 1), finding("deadlock", 3)]
+    assert [list(one.findings) for one in seen] == [[asked[0]], [asked[1]]]

@@ -1,9 +1,10 @@
 """The programs of wrong/ and right/: what such a file may say, and how the emulator runs it.
 
 A program is a file with a `main(world)` that every rank runs. It may say on what: RANKS (2), NODES
-(1), NUM_SMS (132), TRITON ("< 3.8": other versions are left out). One of wrong/ says in FOUND the
-kind of the finding that is expected, or in RAISES the error that its host gets; the line that must
-be named ends in a comment that begins with BUG.
+(1), NUM_SMS (132), TRITON ("< 3.8": other versions are left out), and whether it is DETERMINISTIC:
+then ranks return the same under every schedule. One of wrong/ says in FOUND the kind of finding
+that is expected, or in RAISES the error that its host gets; the line that must be named ends in a
+comment that begins with BUG.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ import weft
 from weft.base.errors import WeftError
 from weft.base.report import Finding, Report
 from weft.language.triton_api import TRITON_VERSION
+from weft.verify.determinism import nondeterministic
+from weft.verify.exploration.search import outcome_bytes
 
 HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one schedule showed; `results` are what the ranks' `main` returned."""
+    """What one schedule showed."""
 
     report: Report
     errors: list[BaseException]
-    results: list[Any]
 
 
 def programs(folder: str) -> list[Path]:
@@ -50,10 +52,13 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def run(program: ModuleType, seed: int, **options: Any) -> Outcome:
+def run(
+    program: ModuleType, seed: int, known: dict[ModuleType, bytes] | None = None, **options: Any
+) -> Outcome:
     """One schedule of the program; findings and errors are collected, not raised.
 
-    `options` are further ones of `weft.emulated`.
+    Results are compared with what `known` holds of an earlier one; `options` are further ones of
+    `weft.emulated`.
     """
 
     def main() -> Any:
@@ -73,7 +78,12 @@ def run(program: ModuleType, seed: int, **options: Any) -> Outcome:
             session.run(main)
         except WeftError:
             assert session.errors, "the session raised what no rank did"
-        return Outcome(session.report, list(session.errors.values()), session.results)
+    report = session.report
+    if known is not None and getattr(program, "DETERMINISTIC", False):
+        outcome = outcome_bytes(session.results)
+        if known.setdefault(program, outcome) != outcome:
+            report.add(nondeterministic(report))
+    return Outcome(report, list(session.errors.values()))
 
 
 def marked_line(path: Path) -> int:

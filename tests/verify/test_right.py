@@ -15,9 +15,9 @@ def test_there_are_enough():
 
 @pytest.mark.parametrize("path", RIGHT, ids=lambda path: path.stem)
 def test_silent(path):
-    program = load(path)
+    program, known = load(path), {}
     for seed in range(SCHEDULES):
-        outcome = run(program, seed)
+        outcome = run(program, seed, known)
         if outcome.errors:
             raise outcome.errors[0]
         assert outcome.report.ok, f"seed {seed}: {outcome.report}"

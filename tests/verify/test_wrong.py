@@ -16,9 +16,9 @@ def test_there_are_enough():
 @pytest.mark.parametrize("path", WRONG, ids=lambda path: path.stem)
 def test_found(path):
     program, line = load(path), marked_line(path)
-    seen = []
+    seen, known = [], {}
     for seed in range(SCHEDULES):
-        outcome = run(program, seed)
+        outcome = run(program, seed, known)
         seen += [*outcome.report, *outcome.errors]
         if expected := getattr(program, "RAISES", ""):
             errors = [error for error in outcome.errors if type(error).__name__ == expected]

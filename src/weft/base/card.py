@@ -40,5 +40,5 @@ class Op:
     fake: Callable[..., Any] | None = None
     backward: str | None = None
     takes_nodes: bool = False
-    smallest: Mapping[str, int] = field(default_factory=lambda: {"m": 2, "n": 8})
+    smallest: Mapping[str, int] = field(default_factory=lambda: {"m": 2, "n": 16})
     smallest_config: Mapping[str, Any] = field(default_factory=dict)

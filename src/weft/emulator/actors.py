@@ -179,6 +179,9 @@ class Actor:
     ) -> None:
         machine = self.machine
         segment = machine.agents.segment(self.agent, self.clk, self.place)
+        if allocation.sync and machine.ledger is not None:
+            end = start + 1 + sum((n - 1) * (s // 4) for n, s in zip(shadow.shape, shadow.strides))
+            machine.ledger.touched(self, allocation, start, end, is_write)
 
         def cell_of(number: int) -> int:
             hit = np.argwhere(shadow == number)[0]

@@ -144,11 +144,15 @@ class Clock:
 
 @dataclass(frozen=True)
 class Identity:
-    """Whom a report names: a program of a kernel, a copy, or a rank's host code."""
+    """Whom a report names: a program of a kernel, a copy, or a rank's host code.
+
+    `call` counts the launches of the kernel on its rank from 1 on; 0 where there is none.
+    """
 
     rank: int
     kernel: str
     program: tuple[int, ...] | None = None
+    call: int = 0
 
 
 class Agents:
@@ -174,6 +178,7 @@ class Agents:
         # When a segment began, in steps of whoever observes the machine; None where nobody does.
         self.segment_step: list[int | None] = [None, None]
         self.step: int | None = None
+        self._calls: dict[tuple[int, str], dict[int, int]] = {}
 
     def add(
         self, identity: Identity, stream: int = -1, position: int = 0, device: int | None = None
@@ -187,6 +192,11 @@ class Agents:
         self.stream.append(stream)
         self.position.append(position)
         return len(self.identity) - 1
+
+    def call(self, rank: int, kernel: str, number: int) -> int:
+        """Which launch of `kernel` on `rank` the work of this number is."""
+        calls = self._calls.setdefault((rank, kernel), {})
+        return calls.setdefault(number, len(calls) + 1)
 
     def segment(self, agent: int, clock: int, place: Place, scope: Scope | None = None) -> int:
         """A new segment; `scope` is given for atomic accesses."""

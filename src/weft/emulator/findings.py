@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import FindingError
 from weft.base.place import Place
 from weft.base.report import Finding, Report, Side
-from weft.emulator.clocks import Agents
+from weft.emulator.clocks import Agents, Identity
 from weft.emulator.kinds import error_of
 from weft.emulator.memory import Allocation
 
@@ -31,6 +32,7 @@ class Findings:
         self.error: Exception | None = None
         self.failed = False
         self.watches: list[Watch] = []
+        self._arrivals: set[tuple[str, int]] = set()
 
     def find(self, finding: Finding, error: type[Exception] | None = None) -> None:
         """File a finding; the first one decides which error the session raises."""
@@ -82,6 +84,10 @@ class Findings:
             )
             first_note = {"read": "reads", "write": "writes"}.get(what, "accesses atomically")
             second_note = {"read": "read", "write": "wrote"}.get(kind, "accessed atomically")
+            late = self._overrun(by, what, kind, identity)
+            if late and allocation.heap_offset is not None:
+                message = f"{message}: {late}"
+                remedy = "before a buffer is used again, wait for a credit of each of its readers"
         finding = Finding(
             "race", message,
             self.side(by, place, tensor=tensor, index=index, note=first_note),
@@ -94,6 +100,44 @@ class Findings:
         )  # fmt: skip
         self.find(finding)
 
+    def _overrun(self, by: Any, what: str, kind: str, earlier: Identity) -> str:
+        """What a rank that is a call ahead does to one that is behind; "" if it is no such race."""
+        now = self.agents.identity[by.agent]
+        writer, reader = (now, earlier) if (what, kind) == ("write", "read") else (earlier, now)
+        if {what, kind} != {"read", "write"} or writer.rank == reader.rank:
+            return ""
+        if not writer.call > reader.call > 0:
+            return ""
+        return (
+            f"rank {writer.rank}, in its call {writer.call} of {writer.kernel}, overwrites what"
+            f" rank {reader.rank} still reads in its call {reader.call} of {reader.kernel}"
+        )
+
+    def arrival(
+        self, by: Program, allocation: Allocation, cell: int, earlier: Iterable[int], loc: int
+    ) -> None:
+        """A float is added where others have added: note two of which nothing says who is first."""
+        line = (by.work.kernel.name, loc)
+        if line in self._arrivals:
+            return
+        agents = self.agents
+        unordered = (s for s in earlier if not (by.owns(s) or agents.known(s, by.clock)))
+        segment = next(unordered, None)
+        if segment is None:
+            return
+        self._arrivals.add(line)
+        index = allocation.index(
+            allocation.address + cell * allocation.cell_bytes, allocation.cell_bytes
+        )
+        where = {"tensor": tensor_name(allocation), "index": index}
+        identity = agents.identity[agents.segment_agent[segment]]
+        second = Side.at(
+            agents.segment_place[segment], rank=identity.rank, kernel=identity.kernel,
+            program=identity.program, note="added a float to", **where,
+        )  # fmt: skip
+        first = self.side(by, by.locations[loc], note="adds a float to", **where)
+        self.report.arrivals.append((first, second))
+
     def uninitialised(self, by: Any, allocation: Allocation, cell: int, place: Place) -> None:
         tensor = tensor_name(allocation)
         index = allocation.index(
@@ -105,6 +149,21 @@ class Findings:
                 f"{tensor}[{index_text(index)}] is read, but nothing has written it",
                 self.side(by, place, tensor=tensor, index=index, note="reads"),
                 remedy="write it first, or wait for the rank that does",
+            )
+        )
+
+    def stale_signal(self, by: Any, allocation: Allocation, cell: int, place: Place) -> None:
+        tensor = tensor_name(allocation)
+        index = allocation.index(
+            allocation.address + cell * allocation.cell_bytes, allocation.cell_bytes
+        )
+        self.find(
+            Finding(
+                "stale signal",
+                f"the wait for {tensor}[{index_text(index)}] is satisfied by what memory held"
+                " before: nothing has written the word since it was allocated",
+                self.side(by, place, tensor=tensor, index=index, note="waits for"),
+                remedy="take signals from world.signals or a workspace: zeroed and never recycled",
             )
         )
 
@@ -153,6 +212,17 @@ class Findings:
                 " cannot tell the new one from the old",
                 self.side(by, by.locations[loc], tensor=tensor, index=index, note="puts"),
                 remedy="give every round another flag, not 0 in zeroed memory",
+            )
+        )
+
+    def unfinished(self, by: Program, loc: int) -> None:
+        self.find(
+            Finding(
+                "unfinished transfer",
+                "the program ends with this transfer under way: no fence and no quiet comes after"
+                " it, so nobody can know when it is over",
+                self.side(by, by.locations[loc], note="starts a transfer"),
+                remedy="end with wl.quiet(world), or with wl.fence(world) and a signal",
             )
         )
 

@@ -134,12 +134,31 @@ _KINDS = [
         "plain_spin",
     ),
     Kind(
+        "unfinished transfer", SignalError,
+        "A program ends with a put_nbi or get_nbi under way, with no fence or quiet behind it.",
+        "A transfer that does not block, taken for one that does.",
+        "End with wl.quiet(world), or with wl.fence(world) and a signal.",
+        "transfer_never_completed",
+    ),
+    Kind(
         "nondeterministic result", DeterminismError,
         "Results differ bitwise between schedules where they are said to be equal. Where floats"
         " were added in order of arrival, the report names the two additions.",
         "Float atomics from several parties, places given out by a ticket.",
         "Let every party write its part to a place of its own, and add up in a fixed order.",
         "sum_by_arrival",
+    ),
+    Kind(
+        "wrong answer", FindingError,
+        "All checks pass, and an operator's result is not its reference's.",
+        "A wrong index, a part that is left out or taken twice.",
+        "Compare with the reference, element by element.",
+    ),
+    Kind(
+        "error", FindingError,
+        "A script raised an error on a rank.",
+        "What the error says; ranks that allocate or call in different order are told so.",
+        "See its message.",
     ),
     Kind(
         "uninitialised", UninitializedError,

@@ -23,9 +23,13 @@ class Knowledge:
         self.work = work
         self.rank = work.rank
         self.locations = work.kernel.locations
-        identity = Identity(work.rank, work.kernel.name, pid)
+        name = work.kernel.name
+        call = self.agents.call(work.rank, name, work.number)
+        identity = Identity(work.rank, name, pid, call)
         self.agent = self.agents.add(identity, work.stream.number, work.position)
         self.clk = 0
+        self.done = 0  # grows with each release before which something was done
+        self._did_something = False
         self.clock = work.clock  # shared until this program learns something
         self.segments: dict[Any, int] = {}
         self.async_agent = -1
@@ -44,6 +48,8 @@ class Knowledge:
             place = self.locations[loc]
             segment = self.agents.segment(self.agent, self.clk, place, scope)
             self.segments[key] = segment
+            if scope is None:
+                self._did_something = True
         return segment
 
     def async_segment(self, loc: int, scope: Scope | None = None) -> int:
@@ -51,6 +57,7 @@ class Knowledge:
         key = ("async", loc, self.async_clk, scope)
         segment = self.segments.get(key)
         if segment is None:
+            self._did_something = True
             if self.async_agent < 0:
                 identity = self.agents.identity[self.agent]
                 self.async_agent = self.agents.add(
@@ -71,6 +78,7 @@ class Knowledge:
     def learn(self, clocks: list[Clock]) -> None:
         if not clocks:
             return
+        self._did_something = True
         if self.clock is self.work.clock:
             self.clock = self.clock.copy()
         for clock in clocks:
@@ -83,5 +91,7 @@ class Knowledge:
         if self.async_done >= 0:
             clock.learn(self.async_agent, self.async_done)
         self.clk += 1
+        self.done += self._did_something
+        self._did_something = False
         self.segments.clear()
         return clock

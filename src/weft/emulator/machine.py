@@ -20,20 +20,21 @@ from threadpoolctl import ThreadpoolController
 from weft.base.errors import ResidencyError
 from weft.base.hardware import Hardware
 from weft.base.place import Place
-from weft.base.report import Report
+from weft.base.report import Finding, Report
 from weft.base.topology import Topology
 from weft.emulator.actors import Actor
 from weft.emulator.choices import Chooser, Seeded, Sight
 from weft.emulator.clocks import Agents, Clock
 from weft.emulator.findings import Findings
 from weft.emulator.hosts import THREAD, HostTask, closed
+from weft.emulator.ledger import Ledger
 from weft.emulator.memory import Allocation, Memory
 from weft.emulator.observation import Observation, Observer, Watch
 from weft.emulator.programs import Program
 from weft.emulator.rewriting import Rewrite
 from weft.emulator.shadow import Shadow
 from weft.emulator.simulated_time import SimulatedTime
-from weft.emulator.standstill import report_standstill
+from weft.emulator.standstill import standstill, with_room
 from weft.emulator.streams import KernelWork, Stream, Work
 from weft.emulator.synchronising import SIGNALS_IN_A_TILE
 from weft.emulator.user_place import user_place
@@ -95,7 +96,8 @@ class Machine:
         self.num_nodes = topology.num_nodes
         self._nodes = [topology.seat(rank).node for rank in range(num_ranks)]
         self.seed = seed
-        self.num_sms = num_sms
+        self.num_sms = self._room = num_sms
+        self._crowding: list[Finding] = []
         self.checks = checks
         self.memory = Memory()
         self.agents = Agents()
@@ -130,6 +132,9 @@ class Machine:
             self.watch(chooser)
         if observers:
             self.watch(Observation(self, list(observers)))
+        self.ledger = Ledger(self) if checks else None
+        if self.ledger is not None:  # behind the observers: they hear of a signal before its fault
+            self.watch(self.ledger)
         if hardware is not None:
             from weft.emulator.timed_program import TimedProgram
 
@@ -259,6 +264,7 @@ class Machine:
 
     def _run(self) -> None:
         idle_rounds, progress = 0, -1
+        self._room, self._crowding = self.num_sms, []
         pick = self.chooser.pick
         while True:
             ready = self._ready
@@ -273,6 +279,7 @@ class Machine:
                 if self.hosts_may_go:
                     self._wake_hosts()
             if self._finished():
+                self._end()
                 break
             # Spins that were set aside may have been waiting for something else than the word
             # that they looked at last: let all of them look again.
@@ -283,7 +290,8 @@ class Machine:
             if idle_rounds > IDLE_ROUNDS or not self._wake_spins():
                 if self._let_hosts_go_on():
                     continue
-                self._stand_still()
+                if self._stand_still():
+                    continue
                 break
 
     def _try_blocked(self) -> None:
@@ -293,12 +301,32 @@ class Machine:
         for program in blocked:
             program.step()
 
-    def _stand_still(self) -> None:
-        stuck = self._stuck()
-        for watch in self.watches:
-            for one in [*stuck, *(host for host in self.hosts.values() if not host.ended)]:
-                watch.stuck(one)
-        report_standstill(self, stuck, self._unstarted())
+    def _end(self) -> None:
+        """Everybody has ended: what was wrong on the way, seen from here?"""
+        if self._crowding:
+            self._file(with_room(self._crowding, self._room))
+        if self.ledger is not None and not any(host.error for host in self.hosts.values()):
+            self.ledger.close()
+
+    def _stand_still(self) -> bool:
+        """Nobody can go on. Where programs found no room, find out with how much they would."""
+        stuck, unstarted = self._stuck(), self._unstarted()
+        if not self._crowding:
+            for watch in self.watches:
+                for one in [*stuck, *(host for host in self.hosts.values() if not host.ended)]:
+                    watch.stuck(one)
+        if unstarted and not self.explores and not self.findings.failed:
+            self._crowding = self._crowding or standstill(self, stuck, unstarted)
+            self._room += 1
+            for rank in range(self.num_ranks):
+                self._fill(rank)
+            return True
+        self._file(standstill(self, stuck, unstarted))
+        return False
+
+    def _file(self, findings: list[Finding]) -> None:
+        for finding in findings:
+            self.findings.find(finding)
 
     def _stuck(self) -> list[Program]:
         return [program for programs in self._waiters.values() for program in programs]
@@ -396,7 +424,7 @@ class Machine:
         """Start programs of the kernels that are on, in order, while the device has room."""
         for work in self._kernels[rank]:
             while work.next < work.total:
-                if self._resident[rank] >= self.num_sms:
+                if self._resident[rank] >= self._room:
                     return
                 self._start_program(work, self._next_index(work))
 

@@ -30,7 +30,7 @@ from weft.base.vocabulary import Order, SignalOp
 from weft.emulator.plain_access import Killed
 from weft.emulator.synchronising import Waiting
 from weft.emulator.transfers import Transfers
-from weft.emulator.transitions import Atomic
+from weft.emulator.transitions import Awaited
 from weft.emulator.words import ORDERS, SCOPES, behind, wrap_add
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class Program(Transfers):
                 "check the index, and widen it before it is multiplied: i.to(tl.int64) * stride",
             )  # fmt: skip
         self.leave_packets()
+        self.leave_transfers()
         self.machine.program_ended(self)
 
     def step(self) -> None:
@@ -193,8 +194,13 @@ class Program(Transfers):
         self.blocked = None
         if self.machine.checks:
             segment = self.segment(loc, scope)
-            access = Atomic(self, allocation, loc, np.array([cell]), segment, False)
+            access = Awaited(self, allocation, loc, np.array([cell]), segment)
             self._touch_scalar(allocation, index, kind.itemsize, access)
+        for watch in self.machine.watches:  # before it learns: what did it know without the wait?
+            watch.passed(
+                self, allocation, cell, int(at_least), int(view[index]), self.locations[loc],
+                scope if order.acquires else None,
+            )  # fmt: skip
         word = allocation.sync_word(cell)
         if self.machine.sight is not None:
             _, word = self.machine.sight.seen(
@@ -202,11 +208,6 @@ class Program(Transfers):
             )
         if order.acquires:
             self.learn(word.acquire(self.rank, scope))
-        for watch in self.machine.watches:
-            watch.passed(
-                self, allocation, cell, int(at_least), int(view[index]), self.locations[loc],
-                scope if order.acquires else None,
-            )  # fmt: skip
 
     def _test(self, args, static, dtype, shape, loc):
         ptr, at_least, count = args

@@ -2,46 +2,127 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from weft.base.place import Place
 from weft.base.report import Finding, Side
 from weft.emulator.findings import index_text, tensor_name
+from weft.emulator.reachable import signals_ahead, signals_of
+from weft.emulator.streams import KernelWork, WordCopyWork
 
 if TYPE_CHECKING:
     from weft.emulator.machine import Machine
     from weft.emulator.programs import Program
-    from weft.emulator.streams import KernelWork
     from weft.emulator.synchronising import Waiting
 
+# So many of those who could have signalled are named.
+MAX_SIGNALLERS = 4
 
-def report_standstill(machine: Machine, stuck: list[Program], unstarted: list[KernelWork]) -> None:
-    """Nobody can go on: say who waits for what.
+
+def standstill(
+    machine: Machine, stuck: list[Program], unstarted: list[KernelWork]
+) -> list[Finding]:
+    """Nobody can go on: who waits for what, and whether anybody could still have signalled.
 
     `stuck` are the programs that wait, `unstarted` the kernels with programs that found no room.
     """
     if machine.findings.failed or any(host.error for host in machine.hosts.values()):
-        return  # what ended before its time is the cause, and is reported already
+        return []  # what ended before its time is the cause, and is reported already
     groups: dict[Any, list[Program]] = {}
     for program in stuck:
         waiting = program.waiting
         key = (waiting.place, waiting.allocation.name, program.work.kernel.name)
         groups.setdefault(key, []).append(program)
-    if unstarted and stuck:
-        kind, message, remedy = "residency", *_residency(unstarted, machine.num_sms)
-    else:
-        kind, message = "deadlock", "every program that is left waits:"
-        remedy = "see who could have signalled, above"
-    lines = [_waiting_line(machine, programs) for programs in groups.values()]
+    found = [(_judge(machine, group, stuck, unstarted), group) for group in groups.values()]
+    if unstarted and all(verdict.kind != "residency" for verdict, _ in found):
+        found = [(verdict._replace(kind="residency"), group) for verdict, group in found]
+    # What cannot be satisfied is the cause of what waits for it: it comes first, with the table.
+    found.sort(key=lambda one: ORDER.index(one[0].kind))
+    message, remedy = "every program that is left waits:", "see who could have signalled, above"
+    if any(verdict.kind == "residency" for verdict, _ in found):
+        message, remedy = _residency(unstarted, machine.num_sms)
+    lines = [_waiting_line(machine, group) + verdict.line for verdict, group in found]
     lines += [*_host_lines(machine), *_stream_lines(machine)]
     text = message + "".join(f"\n    {line}" for line in lines)
-    sides = [_waiting_side(machine, programs[0]) for programs in groups.values()]
-    for side in sides or [_host_side(machine)]:
-        machine.findings.find(Finding(kind, text, side, remedy=remedy))
+    if not found:
+        return [Finding("deadlock", text, _host_side(machine), remedy=remedy)]
+    findings = []
+    for verdict, group in found:
+        side = _waiting_side(machine, group[0])
+        findings.append(Finding(verdict.kind, text, side, verdict.second, verdict.remedy or remedy))
         # One table is enough: the others are told by their places.
         text, remedy = "the same standstill, at another line", ""
+    return findings
+
+
+def with_room(findings: list[Finding], needed: int) -> list[Finding]:
+    """The findings of a standstill that ended once a rank could hold `needed` programs."""
+    enough = f"as it is, a rank would have to hold {needed} programs at once"
+    return [
+        replace(finding, remedy=f"{finding.remedy}; {enough}") if finding.remedy else finding
+        for finding in findings
+    ]
+
+
+# The kinds of a standstill, causes before what follows from them.
+ORDER = ("lost signal", "unsatisfiable wait", "residency", "deadlock")
+
+
+class Verdict(NamedTuple):
+    """What one waiting line is: its kind, a line of the table, the other party, the remedy."""
+
+    kind: str
+    line: str = ""
+    second: Side | None = None
+    remedy: str = ""
+
+
+def _judge(
+    machine: Machine, programs: list[Program], stuck: list[Program], unstarted: list[KernelWork]
+) -> Verdict:
+    """Why the programs that wait at one line wait in vain."""
+    waiting = programs[0].waiting
+    lost = machine.ledger.lost(waiting, waiting.expected) if machine.ledger else None
+    if lost is not None:
+        side, signal, value = lost
+        line = f"\n      it was {value} until it was set back at {_short(side.place)}"
+        remedy = "do not set a word back that somebody still waits for; count on, or use an epoch"
+        return Verdict("lost signal", line, side, remedy)
+    if any(signals_of(work, waiting.allocation, machine.memory) for work in unstarted):
+        return Verdict("residency")
+    able = _who_could(machine, programs, stuck)
+    if able:
+        return Verdict("deadlock", "".join(f"\n      could be signalled by {who}" for who in able))
+    return Verdict(
+        "unsatisfiable wait", "\n      nobody who runs, waits or is queued can signal it any more",
+        remedy="signal once more, to this rank and word, or wait for what is signalled",
+    )  # fmt: skip
+
+
+def _who_could(machine: Machine, programs: list[Program], stuck: list[Program]) -> list[str]:
+    """Those who are left and may signal what these programs wait for, were they to go on."""
+    waiting = programs[0].waiting
+    awaited = waiting.allocation
+    found: dict[str, None] = {}
+    for other in stuck:
+        for place in signals_ahead(other, awaited):
+            who = "itself, behind this wait" if other in programs else (
+                f"rank {other.rank} {other.work.kernel.name}{other.program}, which waits itself"
+            )  # fmt: skip
+            found[f"{who}: {_short(place)}"] = None
+    for stream in machine.all_streams.values():
+        for work in (stream.active, *stream.queue):
+            if isinstance(work, KernelWork) and work.next < work.total:
+                for place in signals_of(work, awaited, machine.memory):
+                    what = f"rank {stream.rank} {work.kernel.name}, which has not started"
+                    found[f"{what}: {_short(place)}"] = None
+            elif isinstance(work, WordCopyWork):
+                if awaited.address <= work.dst < awaited.end:
+                    found[f"rank {stream.rank} a copy: {_short(work.place)}"] = None
+    return list(found)[:MAX_SIGNALLERS]
 
 
 def _residency(unstarted: list[KernelWork], num_sms: int) -> tuple[str, str]:

@@ -45,6 +45,7 @@ class Synchronising(DescriptorAccess):
     """Atomics: an acquire learns what releases of the word have published."""
 
     waiting: Waiting | None = None
+    adds_floats = False  # while it does: sums then depend on the order
     blocked: Callable[[], bool] | None = None  # while an explored machine need not let it go on
     coming = ""  # what it does when it goes on, in the words of _atomic, or "wait"
     _last_poll: tuple[int, int, Any] | None = None
@@ -94,14 +95,14 @@ class Synchronising(DescriptorAccess):
             view[index] = new
             for watch in self.machine.watches:
                 watch.signalled(
-                    self, allocation, cell, int(old), int(new), self.locations[loc], how,
+                    self, allocation, cell, old.item(), new.item(), self.locations[loc], how,
                     scope if order.releases else None,
                 )  # fmt: skip
             self.machine.word_changed(allocation, cell, self, loc)
         else:
             for watch in self.machine.watches:
                 watch.looked(
-                    self, how, allocation, cell, int(old), self.locations[loc],
+                    self, how, allocation, cell, old.item(), self.locations[loc],
                     scope if order.acquires else None, scope if order.releases else None,
                 )  # fmt: skip
             self._poll(allocation, index, dtype, loc, old)
@@ -122,7 +123,13 @@ class Synchronising(DescriptorAccess):
         self.machine.set_aside(self)
 
     def atomic_rmw(self, op, sem, scope, ptr, value, mask, dtype, shape, loc):
-        order, scope = ORDERS[sem], SCOPES[scope]
+        self.adds_floats = op == "fadd"
+        try:
+            return self._rmw(op, ORDERS[sem], SCOPES[scope], ptr, value, mask, dtype, shape, loc)
+        finally:
+            self.adds_floats = False
+
+    def _rmw(self, op, order, scope, ptr, value, mask, dtype, shape, loc):
         change = RMW[op]
         if shape == ():
             if mask is not None and not mask:
@@ -229,11 +236,13 @@ class Synchronising(DescriptorAccess):
         """An asynchronous block of atomics, relaxed and of the device's scope."""
         pointers, box = self._block(desc, indices)
         change = RMW[kind]
+        self.adds_floats = kind == "fadd"
         self._atomic_tile(
             Order.RELAXED, Scope.DEVICE, np.asarray(pointers), box_tile(box, desc.block),
             desc.dtype, desc.block, loc, lambda old, one: change(old, one, desc.dtype),
             np.asarray(value).reshape(desc.block), self.async_segment(loc, Scope.DEVICE),
         )  # fmt: skip
+        self.adds_floats = False
 
     def _atomic_tile(
         self, order, scope, ptr, mask, dtype, shape, loc, change, values, segment=None

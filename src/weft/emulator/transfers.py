@@ -21,6 +21,7 @@ class Transfers(LineAccess):
     _transfer_clk = 0
     _transfer_fenced = -1
     _fenced: Clock | None = None  # what a relaxed signal after a fence publishes
+    _unfenced: int | None = None  # the location of the last transfer behind the last fence
 
     def segment(self, loc, scope=None) -> int:
         if not self._transferring or scope is not None:
@@ -34,6 +35,7 @@ class Transfers(LineAccess):
             place = self.locations[loc]
             segment = self.agents.segment(self._transfer, self._transfer_clk, place)
             self.segments[key] = segment
+            self._did_something = True
         return segment
 
     def publish(self) -> Clock:
@@ -44,6 +46,7 @@ class Transfers(LineAccess):
 
     def begin_transfer(self, args, static, dtype, shape, loc):
         self._transferring = True
+        self._unfenced = loc
         return np.int32(0)
 
     def end_transfer(self, args, static, dtype, shape, loc):
@@ -52,6 +55,7 @@ class Transfers(LineAccess):
 
     def fence(self, args, static, dtype, shape, loc):
         self.complete_stores()
+        self._unfenced = None
         if self._transfer >= 0:
             self._transfer_fenced = self._transfer_clk
             self._transfer_clk += 1
@@ -65,6 +69,11 @@ class Transfers(LineAccess):
             done.learn(self._transfer, self._transfer_fenced)
             self.learn([done])
         return np.int32(0)
+
+    def leave_transfers(self) -> None:
+        """The program ends: nothing says when what it has not fenced will be over."""
+        if self._unfenced is not None:
+            self.machine.findings.unfinished(self, self._unfenced)
 
     def _atomic(self, allocation, index, dtype, loc, order, scope, change, *, how="update"):
         fenced = self._fenced

@@ -83,14 +83,35 @@ class Atomic(Access):
 
     def __call__(self, number: int) -> int:
         program = self.program
-        if program.shadow.histories[number].is_unwritten and not self.modifies:
-            program.machine.findings.uninitialised(
-                program, self.allocation, self._where(number), program.locations[self.loc]
+        history = program.shadow.histories[number]
+        if history.is_unwritten and not self.modifies:
+            self._unwritten(number)
+        if program.adds_floats and history.atomics is not None:
+            program.machine.findings.arrival(
+                program, self.allocation, self._where(number), history.atomics, self.loc
             )
         return program.shadow.after_atomic(
             number, self.segment, program.clock, program.owns, self.conflict(number),
             self.modifies,
         )  # fmt: skip
 
+    def _unwritten(self, number: int) -> None:
+        program = self.program
+        program.machine.findings.uninitialised(
+            program, self.allocation, self._where(number), program.locations[self.loc]
+        )
 
-# ---------------------------------------------------------------------------------------------
+
+class Awaited(Atomic):
+    """The look that ends a wait."""
+
+    __slots__ = ()
+
+    def __init__(self, program, allocation, loc, cells, segment) -> None:
+        super().__init__(program, allocation, loc, cells, segment, False)
+
+    def _unwritten(self, number: int) -> None:
+        program = self.program
+        program.machine.findings.stale_signal(
+            program, self.allocation, self._where(number), program.locations[self.loc]
+        )

@@ -20,6 +20,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import triton_api
 from weft.language.world_arg import SlotArg, WorldArg, language_version
+from weft.ops import _by_library
 from weft.tiles import postbox
 from weft.tiles.move import Shards
 
@@ -90,6 +91,11 @@ class Rows:
         return self.rows * self.row_bytes
 
     @property
+    def is_even(self) -> bool:
+        """Have all ranks the same number of rows?"""
+        return self.m % self.num_ranks == 0
+
+    @property
     def is_empty(self) -> bool:
         return 0 in (self.m, self.n)
 
@@ -110,6 +116,11 @@ class Lanes:
     reaches_far: ClassVar[Mapping[str, bool]]
 
     @property
+    def by_library(self) -> bool:
+        """By torch.distributed: see weft.ops._by_library. No other field says anything then."""
+        return self.transport == _by_library.TRANSPORT
+
+    @property
     def by_packets(self) -> bool:
         """Then `block` counts packets."""
         return self.transport.endswith("packets")
@@ -117,6 +128,9 @@ class Lanes:
     def check(self, problem: Any, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
         op, known = problem.op, self.reaches_far
+        if self.by_library:
+            self._check_library(problem, target)
+            return
         if self.transport not in known:
             raise ConfigError(
                 f"{op}: transport={self.transport!r}; it must be one of {', '.join(known)}"
@@ -136,6 +150,16 @@ class Lanes:
             raise ConfigError(f"{op}: block={self.block}; it must be a power of two from 16 on")
         if self.num_warps not in (1, 2, 4, 8, 16):
             raise ConfigError(f"{op}: num_warps={self.num_warps}; it must be 1, 2, 4, 8 or 16")
+
+    def _check_library(self, problem: Any, target: Target) -> None:
+        op = problem.op
+        if target.backend != "cuda":
+            raise ConfigError(f"{op}: transport='nccl' needs NVIDIA GPUs; this is {target}")
+        if not problem.is_even:
+            raise ConfigError(
+                f"{op}: transport='nccl' takes shards of one size only; m={problem.m} does not "
+                f"divide by {problem.num_ranks} ranks, or there are splits"
+            )
 
     @classmethod
     def of(cls, transport: str, moved_bytes: int, itemsize: int, target: Target) -> Lanes:
@@ -157,6 +181,8 @@ def candidates(
     for name in names:
         if len(problem.nodes) == 1 or config.reaches_far[name]:
             yield config.of(name, problem.shard_bytes, itemsize, target)
+    if target.backend == "cuda" and problem.is_even:
+        yield config(_by_library.TRANSPORT)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -357,6 +383,12 @@ class Launches:
 # Calls
 
 _calls: WeakKeyDictionary[Any, dict[tuple, Any]] = WeakKeyDictionary()
+
+
+def by_library(op: str, world: Any) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """What starts the operator by torch.distributed."""
+    start = _by_library.BY_NAME[op]
+    return lambda x, out: start(world, x, out)
 
 
 def find_call(

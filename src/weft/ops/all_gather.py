@@ -15,6 +15,7 @@ Plan, in lanes (weft.tiles.move): lane l moves piece l of every shard
     pull         own piece -> own slot; then, shard by shard: slot of its rank -> out
     copy_engine  _stage: own piece -> own slot; _await_all; copy engines: slots of the others
                  -> out; _finish
+    nccl         torch.distributed's own; shards of one size only
 Own rows go from x to out in all of them.
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
@@ -34,6 +35,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -139,6 +141,7 @@ def _packets(x, out, words, steps, shards, world, block: tl.constexpr, width: tl
              sources: tl.constexpr):  # fmt: skip
     shards = move.rounded(shards, 1)
     own = move.size_of(shards, wl.rank(world))
+    # weft: equivalent-mutant peer+1 of at: every rank gets the same packets, in another order
     packets.exchange(
         world, postbox.PacketBoxes(steps, words), packets.tiles_of(shards.shard, block),
         packets.part_of_all, exchange.Whole(x, own),
@@ -298,12 +301,16 @@ class _Call:
 
     def launch(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
         world.operator_call(self.name)
-        if self.config.transport not in BY_MAILBOX:
-            self._by_slot(world, x, out)
-            return
         if self._start is None:  # behind operator_call: it takes memory, which is collective
-            self._start = self._exchange().launches(world, self.config)
+            self._start = self._prepare(world)
         self._start(x, out)
+
+    def _prepare(self, world: Any) -> Any:
+        if self.config.by_library:
+            return _lanes.by_library("all_gather", world)
+        if self.config.transport in BY_MAILBOX:
+            return self._exchange().launches(world, self.config)
+        return partial(self._by_slot, world)
 
     def _exchange(self) -> _lanes.Exchange:
         problem = self.problem
@@ -399,7 +406,7 @@ def kernels(
     if config.by_packets:
         word = f"*i{8 * min(width, _lanes.PACKET_BYTES)}"
     words = {"x": word, "out": word, "gathered": word, "boxes": word, "rows_ready": "*i64"}
-    fns = [_PROGRAMS[config.transport]]
+    fns = [] if config.by_library else [_PROGRAMS[config.transport]]
     if config.transport == "copy_engine":
         fns += [_await_all, _finish]
     for fn in fns:
@@ -425,6 +432,8 @@ op = Op(
     candidates=candidates,
     kernels=kernels,
     default_shape={"m": 256, "n": 256},
+    smallest={"m": 2, "n": 64},
+    smallest_config={"block": 16},
     awkward_shapes=(
         (4, {"m": 388, "n": 96}),
         (3, {"m": 291, "n": 7}),

@@ -6,7 +6,8 @@ Plan, in lanes, tile by tile (weft.tiles.exchange)
     one_shot    tile of own x -> its box on every rank; every rank sums all tiles. One step a tile
     two_shot    x is cut into shares, one for each rank: tile of each share -> its box on that rank,
                 which sums it and sends the sum to all; then boxes -> out
-    one_shot_packets, two_shot_packets    the same, each 32 bits in a word with their flag: no
+    nccl        torch.distributed's own, in another order of sums
+    one_shot_packets, two_shot_packets    as those, each 32 bits in a word with their flag: no
                 signal and no fence, at twice the bytes
 
 Signals are the mailbox's (weft.tiles.postbox): arrived[l * num_ranks + src], the steps of lane l of
@@ -80,6 +81,10 @@ class Problem(_lanes.Rows):
         return self.share * self.itemsize
 
     @property
+    def is_even(self) -> bool:
+        return True
+
+    @property
     def flops(self) -> int:
         """Of one rank, in two_shot."""
         return (self.num_ranks - 1) * self.share
@@ -138,6 +143,7 @@ def _two_shot(x, out, boxes, arrived, steps, shards, world, block: tl.constexpr,
 def _one_shot_packets(x, out, words, steps, shards, world, block: tl.constexpr,
                       width: tl.constexpr, sources: tl.constexpr):  # fmt: skip
     size = tl.cast(shards.total, tl.int64)
+    # weft: equivalent-mutant peer+1 of at: every rank gets the same packets, in another order
     packets.exchange(
         world, postbox.PacketBoxes(steps, words), packets.tiles_of(size, block),
         packets.part_of_all, exchange.Whole(x, size),
@@ -207,7 +213,10 @@ class _Call:
     def launch(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
         world.operator_call(self.name)
         if self._start is None:  # behind operator_call: it takes memory, which is collective
-            self._start = self._exchange().launches(world, self.config)
+            if self.config.by_library:
+                self._start = _lanes.by_library("all_reduce", world)
+            else:
+                self._start = self._exchange().launches(world, self.config)
         self._start(x, out)
 
     def _exchange(self) -> _lanes.Exchange:
@@ -251,6 +260,8 @@ def kernels(
     config = config or choose(problem, target)
     config.check(problem, target)
     element = f"*{DTYPES[problem.dtype].triton}"
+    if config.by_library:
+        return
     words = {"x": element, "out": element, "boxes": element}
     width = _lanes.width_of(problem.total_bytes)
     vec = _lanes.elements_in_vector(width, problem.itemsize)
@@ -275,6 +286,7 @@ op = Op(
     candidates=candidates,
     kernels=kernels,
     default_shape={"m": 256, "n": 256},
+    smallest_config={"block": 16},
     awkward_shapes=(
         (4, {"m": 97, "n": 96}),
         (3, {"m": 291, "n": 7}),

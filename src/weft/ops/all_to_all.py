@@ -13,6 +13,7 @@ Plan, in lanes (weft.tiles.move): lane l moves piece l of what one rank sends an
     packets without splits: the same, each 32 bits in a word with their flag, at twice the bytes
     pull    piece for each rank -> own slot, and where it lies and how many rows there are -> that
             rank's slot; then the slots of their ranks -> out
+    nccl    torch.distributed's own: without splits, shards of one size
 Own rows go from x to out.
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
@@ -98,6 +99,10 @@ class Problem(_lanes.Rows):
         super().__post_init__()
         if self.capacity < 0:
             object.__setattr__(self, "capacity", self.num_ranks * self.m)
+
+    @property
+    def is_even(self) -> bool:
+        return super().is_even and not self.variable
 
     @property
     def moved_bytes(self) -> int:
@@ -256,9 +261,9 @@ def _exchange(x, out, received, splits, num_received, ranges, rows_ready, slot, 
                 begin = received + stride * source
         _take(out, num_received, source, begin, come, rows.count, sizes, block, vec, is_even)
         come += rows.count
-    if not is_even:
-        _fill(out, come, sizes, block, vec)
     move.end(world, slot, e)
+    if not is_even:
+        _fill(out, come, sizes, block, vec)  # nobody else's business
 
 
 @triton.jit
@@ -367,7 +372,10 @@ class _Call:
             self._by_slot(world, x, splits, num_received, out)
             return
         if self._start is None:  # behind operator_call: it takes memory, which is collective
-            self._start = self._exchange(world).launches(world, self.config)
+            if self.config.by_library:
+                self._start = _lanes.by_library("all_to_all", world)
+            else:
+                self._start = self._exchange(world).launches(world, self.config)
         self._start(x, out)
 
     def _exchange(self, world: Any) -> _lanes.Exchange:
@@ -449,6 +457,8 @@ def kernels(
     config.check(problem, target)
     width = _lanes.width_of(problem.row_bytes)
     word = f"*i{8 * min(width, 8)}"
+    if config.by_library:
+        return
     is_slot = problem.variable or config.transport == "pull"
     fn = _exchange if is_slot else _even_packets if config.by_packets else _even
     if config.by_packets:
@@ -483,6 +493,8 @@ op = Op(
     candidates=candidates,
     kernels=kernels,
     default_shape={"m": 256, "n": 256, "variable": 0},
+    smallest={"m": 4, "n": 64},
+    smallest_config={"block": 16},
     awkward_shapes=(
         (4, {"m": 388, "n": 96, "variable": 0}),
         (4, {"m": 97, "n": 24, "variable": 1}),

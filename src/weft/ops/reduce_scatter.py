@@ -15,6 +15,7 @@ Plan, in lanes (weft.tiles.move): lane l deals with piece l of every shard
     relay   piece of shard d -> the slot of the partner of d on this node, which sums its node's
             parts and sends the sum, in fp32, to d; d sums the nodes, and its own node's ranks,
             in their order. So each sum crosses between two nodes once
+    nccl    torch.distributed's own, in another order of sums; shards of one size only
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
     parts_ready[src * lanes + l]      piece l of src's part of this rank's shard is in src's slot
@@ -38,6 +39,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -376,18 +378,22 @@ class _Call:
         self.name = f"reduce_scatter m={problem.m},n={n} {problem.dtype} {config}"
         self.shards = move.Shards(problem.m * n, problem.rows * n)
         self._start: Any = None
-        if config.transport not in BY_MAILBOX:
+        if not config.by_library and config.transport not in BY_MAILBOX:
             self.buffers, self.signals = _workspace(problem, config)
         self.extra = (problem.groups,) if config.transport == "relay" else ()
 
     def launch(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
         world.operator_call(self.name)
-        if self.config.transport not in BY_MAILBOX:
-            self._by_slot(world, x, out)
-            return
         if self._start is None:  # behind operator_call: it takes memory, which is collective
-            self._start = self._exchange().launches(world, self.config)
+            self._start = self._prepare(world)
         self._start(x, out)
+
+    def _prepare(self, world: Any) -> Any:
+        if self.config.by_library:
+            return _lanes.by_library("reduce_scatter", world)
+        if self.config.transport in BY_MAILBOX:
+            return self._exchange().launches(world, self.config)
+        return partial(self._by_slot, world)
 
     def _exchange(self) -> _lanes.Exchange:
         problem = self.problem
@@ -458,6 +464,8 @@ def kernels(
     """The kernel that a call with this configuration launches, as a record."""
     config = config or choose(problem, target)
     config.check(problem, target)
+    if config.by_library:
+        return
     element = f"*{DTYPES[problem.dtype].triton}"
     words = {"x": element, "out": element, "boxes": element, "parts": element, "partials": "*fp32",
              "parts_ready": "*i64", "partials_ready": "*i64"}  # fmt: skip
@@ -484,6 +492,7 @@ op = Op(
     candidates=candidates,
     kernels=kernels,
     default_shape={"m": 256, "n": 256},
+    smallest_config={"block": 16},
     awkward_shapes=(
         (4, {"m": 388, "n": 96}),
         (3, {"m": 291, "n": 7}),

@@ -158,6 +158,7 @@ def exchange_twice(world, mail, tiles, part: tl.constexpr, part_args, dtype: tl.
         total = add(values, world.num_ranks, dtype)
         for hop in range(1, world.num_ranks + 1):
             to = (wl.rank(world) + hop) % world.num_ranks
+            # weft: equivalent-mutant peer+1 of at: every rank gets the same, in another order
             postbox.put_packets(world, mail, now + 1, total, to, block)
         values = postbox.wait_packets(world, mail, now + 1, sources, block)
         take(world, values, i, take_args, width)

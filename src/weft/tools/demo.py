@@ -18,7 +18,7 @@ from rich.syntax import Syntax
 
 from weft.base.card import Op
 from weft.base.errors import UsageError
-from weft.base.report import Finding, Report
+from weft.base.report import DEADLOCK_KINDS, Finding, Report
 from weft.base.target import parse_target
 from weft.tools import console
 from weft.tools.check import Work, check_emulated, one_schedule
@@ -146,7 +146,7 @@ def broken(number: int, what: str, taken: tuple[str, str], story: str) -> bool:
 def told(finding: Finding, path: Path) -> str:
     """The finding as a user would read it; of a standstill, the table of who waits for what."""
     text = str(finding)
-    if finding.kind == "deadlock":
+    if finding.kind in DEADLOCK_KINDS:
         text = f"{finding.kind}: {finding.message}".split("\n    the host of")[0]
     return text.replace(str(path), "ag_gemm.py").replace(f"{Path.cwd()}/", "")
 

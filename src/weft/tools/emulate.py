@@ -51,6 +51,7 @@ def emulate(
         at_end=lambda session: timelines.append(session.timeline) if timeline else None,
         observers=[recorder],
     )  # fmt: skip
+    seen = [pictures.Seen(recorder, report.findings)]
     values = {**report.to_json(), "nodes": topology.num_nodes, "seed": seed}
     for found in timelines:
         found.write(timeline)
@@ -59,11 +60,11 @@ def emulate(
         console.print_json(values)
     else:
         show(report, seed)
-        pictures.show(recorder, report)
+        pictures.show(seen)
         for found in timelines:
             show_timeline(found, timeline)
     if html:
-        pictures.write(html, recorder, report)
+        pictures.write(html, seen, report)
     return console.FINE if report.ok else console.PROBLEM
 
 

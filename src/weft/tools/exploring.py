@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from weft.base.report import Finding, Report
 from weft.tools.subjects import AnySubject
+from weft.verify.determinism import nondeterministic
 from weft.verify.exploration.minimise import minimised
 from weft.verify.exploration.replay import Replay, recorded
-from weft.verify.exploration.search import Bounds, Found, Search, nondeterministic, search
+from weft.verify.exploration.search import Bounds, Found, Search, search
 
 REPLAYS = os.path.join(".weft", "replays")
 

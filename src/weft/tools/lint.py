@@ -13,6 +13,9 @@ from weft.tools import console
 from weft.verify.lint import Result, lint_file, python_files
 from weft.verify.lint.problem import ERROR, Problem
 
+# More would hide the findings.
+MOST_NOTES = 5
+
 
 def lint(
     files: Annotated[list[str] | None, typer.Argument(metavar="FILE.py ..")] = None,
@@ -45,9 +48,7 @@ def lint(
 
 def show(results: list[Result]) -> None:
     out = console.results()
-    for result in results:
-        for note in result.notes:
-            console.notes().print(Text(f"{result.file}: note: {note}", style="dim"))
+    show_notes([f"{result.file}: note: {note}" for result in results for note in result.notes])
     problems = [problem for result in results for problem in result.problems]
     for problem in problems:
         show_problem(out, problem)
@@ -58,6 +59,14 @@ def show(results: list[Result]) -> None:
         what += f", {lowered} of them lowered"
     verdict = _count(len(problems), "finding") if problems else "nothing found"
     out.print(Text(f"{what}: {verdict}", style="bold red" if problems else "bold green"))
+
+
+def show_notes(notes: list[str]) -> None:
+    """What could not be lowered; of many, how many."""
+    if len(notes) > MOST_NOTES:
+        notes = [f"{len(notes)} kernels were looked at in their source only; --json says why"]
+    for note in notes:
+        console.notes().print(Text(note, style="dim"))
 
 
 def show_problem(out: Console, problem: Problem) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from weft.base.errors import UsageError
-from weft.base.report import Report
+from weft.base.report import Finding, Report
 from weft.tools import console
 
 if TYPE_CHECKING:
     from weft.emulator.observation import Recorder
+
+# Runs that are repeated only to be drawn.
+MOST_RUNS = 4
 
 HTML_HELP = "write a picture of what was found, or of the last steps, that a browser shows"
 
@@ -25,17 +29,38 @@ def check_path(path: str, option: str = "--html") -> None:
         raise UsageError(f"{option} {path}: there is no folder {folder}")
 
 
-def show(recorder: Recorder, report: Report) -> None:
-    """The first finding of each kind as a picture, on stdout; `recorder` heard a run of them."""
+class Seen(NamedTuple):
+    """A run that somebody looked on at, and findings that it shows; none: how it ended."""
+
+    recorder: Recorder
+    findings: Sequence[Finding]
+
+
+def seen_again(report: Report, again: Callable[[Finding], tuple[Recorder, Report]]) -> list[Seen]:
+    """A run for the first finding of each kind; `again(finding)` is one that shows it."""
+    from weft.verify.picture import firsts
+
+    seen = []
+    for finding in firsts(report)[:MOST_RUNS]:
+        recorder, shown = again(finding)
+        # As the observed run has it, with steps; what comparing runs showed is in none of them.
+        same = next((one for one in shown if one.key() == finding.key()), finding)
+        seen.append(Seen(recorder, [same]))
+    return seen
+
+
+def show(seen: Iterable[Seen]) -> None:
+    """The first finding of each kind as a picture, on stdout."""
     from weft.verify.picture import explain
     from weft.verify.picture.terminal import print_pictures
 
-    if not report.ok:
-        pictures = explain(recorder.events, report, dropped=recorder.dropped)
-        print_pictures(console.results(), pictures)
+    for recorder, findings in seen:
+        if findings:
+            pictures = explain(recorder.events, findings, dropped=recorder.dropped)
+            print_pictures(console.results(), pictures)
 
 
-def write(path: str, recorder: Recorder, report: Report) -> None:
+def write(path: str, seen: Iterable[Seen], report: Report) -> None:
     """The same as a page, with more of the past and room for more parties.
 
     Raises  UsageError: the file cannot be written
@@ -43,8 +68,12 @@ def write(path: str, recorder: Recorder, report: Report) -> None:
     from weft.verify.picture import explain
     from weft.verify.picture.page import LANES, ROWS, write
 
-    pictures = explain(
-        recorder.events, report, dropped=recorder.dropped, max_rows=ROWS, max_lanes=LANES
-    )
+    pictures = [
+        picture
+        for recorder, findings in seen
+        for picture in explain(
+            recorder.events, findings, dropped=recorder.dropped, max_rows=ROWS, max_lanes=LANES
+        )
+    ]
     write(path, pictures, report)
     console.notes().print(f"[dim]picture in {path}: open it in a browser[/]")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,6 +28,10 @@ from weft.tools.words import (
     parse_shape,
     parse_topology,
 )
+
+if TYPE_CHECKING:
+    from weft.emulator.observation import Recorder
+    from weft.verify.exploration.search import Ran
 
 DEFAULT_SCHEDULES = 20
 # Exploring multiplies with every rank: two of them show what one alone cannot.
@@ -166,9 +171,12 @@ def run_schedules(subjects: list[AnySubject], seeds: range, html: str, json: boo
         for finding in report:
             seed = first_seen[finding.key()]
             _hint(finding, f"see it again with --seed {seed} --schedules 1")
-    if first_seen:
-        seed = min(first_seen.values())
-        _draw(subjects[seed % len(subjects)], seed, html, quiet=json)
+
+    def again(finding: Finding | None) -> tuple[Recorder, Report]:
+        seed = seeds[0] if finding is None else first_seen[finding.key()]
+        return observed(lambda o: subjects[seed % len(subjects)].run(seed=seed, observers=o))
+
+    draw(report, again, html, quiet=json)
     return console.FINE if report.ok else console.PROBLEM
 
 
@@ -195,29 +203,29 @@ def run_exhaustive(
         for finding in report:
             if path := found.replays.get(finding.key()):
                 _hint(finding, f"see it again with weft verify --replay {path}")
-    for path in list(found.replays.values())[:1]:
-        if html or not json:
-            draw_replay(path, html, quiet=json)
+
+    def again(finding: Finding | None) -> tuple[Recorder, Report]:
+        path = None if finding is None else found.replays.get(finding.key())
+        if path is None:
+            return observed(lambda o: subjects[0].run(observers=o))
+        return replayed(path)[1:]
+
+    draw(report, again, html, quiet=json)
     return console.FINE if report.ok else console.PROBLEM
 
 
 def run_replay(path: str, html: str, json: bool) -> int:
     """Run one saved execution again, and show what it shows."""
-    from weft.emulator.observation import Recorder
-
-    recorder = Recorder()
-    subject, report = replayed(path, recorder)
+    subject, recorder, report = replayed(path)
     if json:
         console.print_json({**report.to_json(), "executions": 1, "bound": report.bound})
     else:
         show(report, subject.name)
-        pictures.show(recorder, report)
-    if html:
-        pictures.write(html, recorder, report)
+    draw(report, lambda _: (recorder, report), html, quiet=json)
     return console.FINE if report.ok else console.PROBLEM
 
 
-def replayed(path: str, recorder: object) -> tuple[AnySubject, Report]:
+def replayed(path: str) -> tuple[AnySubject, Recorder, Report]:
     """Raises  UsageError: the file is no replay, or its source has changed since"""
     from weft.verify.exploration.execution import Diverged, Execution
     from weft.verify.exploration.replay import Scripted, read_replay
@@ -226,36 +234,35 @@ def replayed(path: str, recorder: object) -> tuple[AnySubject, Report]:
     subject = subject_of(replay.subject)
     replay.check(subject.file)
     try:
-        ran = subject.run(Execution(Scripted(replay.turns)), observers=[recorder])
+        recorder, report = observed(
+            lambda o: subject.run(Execution(Scripted(replay.turns)), observers=o)
+        )
     except Diverged as error:
         raise UsageError(f"{path}: this is another program than was recorded: {error}") from None
-    ran.report.bound = "the one execution of a replay"
-    return subject, ran.report
+    report.bound = "the one execution of a replay"
+    return subject, recorder, report
 
 
-def draw_replay(path: str, html: str, *, quiet: bool) -> None:
+def observed(run: Callable[[list[Recorder]], Ran]) -> tuple[Recorder, Report]:
+    """A run with somebody looking on."""
     from weft.emulator.observation import Recorder
 
     recorder = Recorder()
-    _, report = replayed(path, recorder)
-    if not quiet:
-        pictures.show(recorder, report)
-    if html:
-        pictures.write(html, recorder, report)
+    return recorder, run([recorder]).report
 
 
-def _draw(subject: AnySubject, seed: int, html: str, *, quiet: bool) -> None:
-    """Run a failing seed once more, with somebody looking on."""
-    from weft.emulator.observation import Recorder
-
+def draw(
+    report: Report, again: Callable[[Finding | None], tuple[Recorder, Report]], html: str, *,
+    quiet: bool,
+) -> None:  # fmt: skip
+    """Pictures of what was found, each of a run that shows it; on a page also of a clean run."""
     if quiet and not html:
         return
-    recorder = Recorder()
-    report = subject.run(seed=seed, observers=[recorder]).report
+    seen = pictures.seen_again(report, again)
     if not quiet:
-        pictures.show(recorder, report)
+        pictures.show(seen)
     if html:
-        pictures.write(html, recorder, report)
+        pictures.write(html, seen or [pictures.Seen(again(None)[0], [])], report)
 
 
 def run_mutants(subject: AnySubject, work: Work | None, max_seconds: float, json: bool) -> int:

@@ -79,3 +79,38 @@ def test_files_without_kernels():
     for text in ("", "import os\n\nprint(os.getcwd())\n", "import weft\nworld = weft.init()\n"):
         result = lint_text(text)
         assert result.ok and result.kernels == []
+
+
+def test_a_comment_speaks_for_its_whole_statement():
+    text = """
+@triton.jit
+def announce(world, ready, peer):
+    tl.atomic_add(
+        wl.at(world, ready, peer),
+        1,
+        sem="release",
+    )  {}
+"""
+    assert [problem.line for problem in lint_text(text.format("")).problems] == [4]
+    assert not lint_text(text.format("# weft: allow device-scope: one node, one GPU")).problems
+
+
+def test_a_comment_at_the_head_does_not_speak_for_the_body():
+    text = """
+@triton.jit
+def announce(world, ready, n):  # weft: allow device-scope: only here
+    for peer in range(n):
+        tl.atomic_add(wl.at(world, ready, peer), 1)
+"""
+    assert [problem.rule for problem in lint_text(text).problems] == [
+        "device-scope",
+        "unused-allow",
+    ]
+
+
+def test_an_expression_too_deep_to_follow_is_told():
+    text = "@triton.jit\ndef f(x):\n    tl.store(x, {})\n"
+    result = lint_text(text.format("+".join(["x"] * 600)))
+    assert result.ok and (not result.notes or "nested too deeply" in result.notes[0])
+    (problem,) = lint_text(text.format("+".join(["x"] * 9000))).problems
+    assert problem.rule == "syntax-error" and "recursion" in problem.message

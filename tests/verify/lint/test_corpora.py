@@ -69,8 +69,8 @@ SEEN = {
 
 
 def right_files() -> list[Path]:
-    kernels = sorted((ROOT / "tests").rglob("*_kernels.py"))
-    files = [*python_files(str(ROOT / folder) for folder in RIGHT), *kernels]
+    kernels = [p for p in (ROOT / "tests").rglob("*_kernels.py") if not p.stem.startswith("test")]
+    files = [*python_files(str(ROOT / folder) for folder in RIGHT), *sorted(kernels)]
     return [path for path in files if path.relative_to(ROOT).as_posix() not in PLANTED]
 
 

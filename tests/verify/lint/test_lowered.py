@@ -164,3 +164,25 @@ def test_programs_that_are_right_stay_clean():
     for name in names:
         result = lint_file(folder / f"{name}.py", lower=True)
         assert result.ok and result.lowered, (name, result.notes)
+
+
+def test_names_from_files_beside_it(tmp_path: Path):
+    """A package that hands on a function, a module taken whole, a decorator with arguments."""
+    package = tmp_path / "parts"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .spins import spin\n")
+    spin = "@triton.jit\ndef spin(p):\n    while tl.load(p, volatile=True) < 1:\n        pass\n"
+    (package / "spins.py").write_text(HEAD + spin)
+    kernel = (
+        "from parts import spin\nfrom parts import spins\n"
+        "def later(grid, kernel, args):\n    return {}\n"
+        "@triton.jit(launch_metadata=later)\n"
+        "def take(p, q, x):\n    spin(p)\n    spins.spin(q)\n    tl.store(x, tl.load(x))\n"
+    )
+    path = tmp_path / "user.py"
+    path.write_text(HEAD + kernel)
+    result = lint_file(path, lower=True)
+    assert result.lowered == ["take"], result.notes
+    first = path.read_text().splitlines().index("    spin(p)") + 1
+    found = [(problem.rule, problem.line) for problem in result.problems]
+    assert found == [("volatile-wait", first), ("volatile-wait", first + 1)]

@@ -167,6 +167,51 @@ def take(x, ready, out):
     signal(ready, "strong")
     tl.store(out, tl.load(x))
 """,
+    "a grid as large as the device": """
+@triton.jit
+def phases(x, arrived):
+    wl.atomic_add(arrived, 1, scope=wl.Scope.DEVICE)
+    wl.wait(arrived, at_least=tl.num_programs(0), scope=wl.Scope.DEVICE)
+    tl.store(x, tl.load(x))
+
+
+def launch(x, arrived, tiles):
+    num = torch.cuda.get_device_properties(0).multi_processor_count
+    grid = (min(num, tiles),)
+    phases[grid](x, arrived)
+""",
+    "words that are new in every turn": """
+@triton.jit
+def exchange(world, ready):
+    wl.notify(world, ready, 1, to=1 - wl.rank(world), op=wl.SignalOp.SET)
+    wl.wait(ready, at_least=1)
+
+
+def main(world):
+    for _ in range(3):
+        ready = world.signals(1)
+        exchange[(1,)](world.arg, ready)
+""",
+    "a credit given back by a swap": """
+@triton.jit
+def send_credit(world, word, x):
+    while tl.atomic_xchg(wl.at(world, word, 1 - wl.rank(world)), 1, sem="release", scope="sys") > 0:
+        pass
+    tl.store(x, tl.load(x))
+""",
+    "a host that resets before anybody may signal": """
+@triton.jit
+def exchange(world, ready):
+    wl.notify(world, ready, to=1 - wl.rank(world))
+    wl.wait(ready, at_least=1)
+
+
+def main(world):
+    ready = world.signals(1)
+    ready.fill_(0)
+    world.barrier()
+    exchange[(1,)](world.arg, ready)
+""",
     "sums of tiles by atomics": """
 @triton.jit
 def split_k(c, x):
@@ -288,3 +333,45 @@ def main(world):
     hand_over(ready)
 """
     assert rules_of(text) == []
+
+
+def test_arrivals_of_programs():
+    text = """
+@triton.jit
+def join(arrived, x):
+    if tl.program_id(0) > 0:
+        wl.notify(world, arrived, to=peer)
+    wl.wait(arrived, at_least=tl.num_programs(0))
+    tl.store(x, tl.load(x))
+"""
+    assert rules_of(text) == [("count-not-met", 6)]
+
+
+def test_loads_of_a_loop_that_asks_for_stages_itself():
+    text = """
+@triton.jit
+def add(x, ready, out, n):
+    total = 0.0
+    for i in tl.range(0, n, num_stages=4):
+        wl.wait(ready + i, at_least=1)
+        total += tl.load(x + i)
+    tl.store(out, total)
+"""
+    assert rules_of(text) == [("wait-in-pipelined-loop", 6)]
+
+
+def test_tables_as_torch_hands_them_out():
+    text = """
+@triton.jit
+def push(tables, rank: tl.constexpr, world_size: tl.constexpr):
+    tables = tables.to(tl.pointer_type(tl.uint64))
+    for step in tl.static_range(world_size):
+        theirs = tl.load(tables + (rank + step) % world_size).to(tl.pointer_type(tl.int32))
+        tl.atomic_add(theirs, 1, sem="relaxed")
+
+
+def main(tensor, group):
+    handle = symm_mem.rendezvous(tensor, group)
+    push[(1,)](handle.buffer_ptrs_dev, handle.rank, handle.world_size)
+"""
+    assert rules_of(text) == [("device-scope", 7), ("rank-as-constexpr", 12)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from stories import FILE, Story, at, program, race, side, told_too_early, word
 
@@ -37,7 +39,10 @@ def test_a_race_shows_both_accesses_and_the_missing_arrow():
         ("A adds 1 to ready@rank1[0]: 0 → 1", "B passes: ready@rank1[0] ≥ 1", "order"),
         ("A wrote inbox@rank1[3]", "B reads inbox@rank1[3]", "missing"),
     ]
-    assert picture.absent == "B knows of A only up to step 2; the access came directly behind it"
+    assert (
+        picture.absent
+        == "signals tell B of A only up to step 2; the access came directly behind it"
+    )
     assert [(lane.rank, lane.title) for lane in picture.lanes] == [(0, "ring (0)"), (1, "ring (0)")]
 
 
@@ -48,7 +53,7 @@ def test_a_wait_that_acquires_nothing_is_another_arrow():
     story.found(b, "race", 5)
     picture = draw(story.events, race(b, a, None))
     assert [kind for *_, kind in arrows(picture)] == ["value", "missing"]
-    assert picture.absent == "nothing that B acquired tells of A, whose access was at step 0"
+    assert picture.absent == "no signal tells B of A, whose access was at step 0"
 
 
 def test_what_was_acquired_before_is_no_news():
@@ -242,3 +247,23 @@ def test_where_the_others_were_is_said():
         "rank 1 next: is queued, has not begun (step 6)",
         "rank 1 ring: 3 programs had ended, the last at step 5",
     )
+
+
+def test_what_earlier_work_of_its_stream_acquired_is_known_too():
+    """A barrier's kernel, say: another party in the same stream."""
+    story, a, b = Story(), program(0), program(1, launch=2)
+    barrier = Party(1, "kernel barrier", "main", (0, 0, 0), 1)
+    told = story.signal(a, word(1))
+    story.tell("begin", barrier)
+    story.passes(barrier, word(1), [told])
+    story.tell("end", barrier)
+    story.tell("begin", b)
+    story.tell("begin", a)
+    step = story.signal(a, word(0))
+    story.found(b, "race", 5)
+    picture = draw(story.events, race(b, a, step))
+    assert picture.absent == "signals tell B of A only up to step 0; the access was at step 6"
+    elsewhere = Party(1, "kernel ring", "side", (0, 0, 0), 2)
+    story.events[4] = replace(story.events[4], party=elsewhere)
+    picture = draw(story.events, race(b, a, step))
+    assert picture.absent == "no signal tells B of A, whose access was at step 6"

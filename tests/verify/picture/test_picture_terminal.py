@@ -27,7 +27,7 @@ race at /nowhere/ring.py:5, 7 of 7 steps
      4    ╰┼▶○   B passes: ready@rank1[0] ≥ 1                                                 line 3
      5     ╰▶◆   B reads inbox@rank1[3]                                                       line 5
 
-  missing (dashed): B knows of A only up to step 2; the access came directly behind it"""
+  missing (dashed): signals tell B of A only up to step 2; the access came directly behind it"""
 
 
 def diagram(picture):
@@ -137,3 +137,18 @@ def test_a_race_of_one_party_turns_back_to_it():
 
 def test_one_seed_is_one_picture():
     assert render(draw(*told_too_early())).plain == render(draw(*told_too_early())).plain
+
+
+def test_a_terminal_that_knows_ascii_alone_is_given_nothing_else():
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding="ascii")
+    print_pictures(Console(file=file, width=WIDTH), [draw(*told_too_early())])
+    file.flush()
+    shown = raw.getvalue().decode("ascii").splitlines()
+    assert max(map(len, shown)) <= WIDTH
+    assert [line[:52].rstrip() for line in shown[8:12]] == [
+        "     2  *-.  |   A adds 1 to ready@rank1[0]: 0 -> 1",
+        "     2  #~+. |   A wrote inbox@rank1[3]",
+        "     3  ^ |: |   A ends",
+        "     4    '+>o   B passes: ready@rank1[0] >= 1",
+    ]

@@ -11,7 +11,7 @@ from weft.emulator.memory import Allocation, SyncWord
 from weft.emulator.observation import Watch
 from weft.emulator.programs import Program
 from weft.emulator.streams import BarrierWork, EventRecord, EventWait, KernelWork, WordCopyWork
-from weft.verify.exploration.trace import Trace
+from weft.verify.exploration.partial_order import Trace
 from weft.verify.exploration.visibility import Visibility
 from weft.verify.exploration.words import Access, Process, WordKey
 

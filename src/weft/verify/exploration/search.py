@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.base.report import Finding, Report, Side
+from weft.base.report import Finding, Report
+from weft.verify.determinism import nondeterministic
 from weft.verify.exploration.execution import Abandoned, Diverged, Execution, TooLong
-from weft.verify.exploration.trace import Race, Trace
+from weft.verify.exploration.partial_order import Race, Trace
 from weft.verify.exploration.words import (
     Footprint,
     Process,
@@ -293,21 +294,6 @@ def _file(result: Search, execution: Execution, ran: Ran | None, deterministic: 
     for finding in findings:
         if result.report.add(finding):
             result.found.append(Found(finding, choices))
-
-
-def nondeterministic(report: Report) -> Finding:
-    """Results are not the same bytes as under another schedule; two additions may say why."""
-    first, second = report.arrivals[0] if report.arrivals else (Side(note="returns a result"), None)
-    why = " (sums of floats depend on the order of these additions)" if second else ""
-    return Finding(
-        "nondeterministic result",
-        f"{report.op} returns other bytes under this schedule than under another one, with the"
-        f" same inputs{why}",
-        first,
-        second,
-        "add up in a fixed order, and give no place out by arrival; or do not claim that results"
-        " are the same under every schedule",
-    )
 
 
 def _closed(result: Search | None, bound: str, explorer: Explorer, started: float) -> Search:

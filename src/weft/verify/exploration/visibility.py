@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from weft.emulator.memory import SyncWord
 
 if TYPE_CHECKING:
-    from weft.verify.exploration.trace import Trace
+    from weft.verify.exploration.partial_order import Trace
     from weft.verify.exploration.words import WordKey
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
@@ -16,7 +17,7 @@ PATTERN = re.compile(r"#\s*weft:\s*allow\b\s*(?P<rules>[\w\-, ]*?)\s*(?::\s*(?P<
 
 @dataclass(eq=False)
 class Allowance:
-    """`lines` are those that it speaks for: its own, and the next line of code below it."""
+    """`lines` are those that it speaks for: its statement's, or that of the code below it."""
 
     rules: tuple[str, ...]
     reason: str
@@ -49,10 +50,21 @@ def allowances(source: Source) -> list[Allowance]:
         line, column = token.start
         rules = tuple(name for name in re.split(r"[,\s]+", match["rules"]) if name)
         span = Span(line, column, column + len(token.string))
-        lines = {line}
-        if source.line(line).lstrip().startswith("#"):
-            lines.add(_next_code(source, line))
+        stands_alone = source.line(line).lstrip().startswith("#")
+        lines = {line, *_statement(source, _next_code(source, line) if stands_alone else line)}
         found.append(Allowance(rules, match["reason"] or "", span, frozenset(lines), set()))
+    return found
+
+
+def _statement(source: Source, line: int) -> range:
+    """The lines of the statement that `line` is part of; of one with a body, its head."""
+    found = range(line, line + 1)
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.stmt) and node.lineno <= line:
+            body = getattr(node, "body", None)
+            last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+            if line <= last and last - node.lineno >= len(found):
+                found = range(node.lineno, last + 1)
     return found
 
 

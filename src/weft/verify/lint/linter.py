@@ -78,7 +78,7 @@ def lint_text(text: str, path: str = "<text>", *, lower: bool = False) -> Result
     load_rules()
     try:
         source = Source.parse(path, text)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError) as error:
         line = getattr(error, "lineno", None) or 1
         return Result(path, [_unreadable(path, line, getattr(error, "msg", str(error)))])
     program = Program(source)
@@ -87,9 +87,12 @@ def lint_text(text: str, path: str = "<text>", *, lower: bool = False) -> Result
         return result
     comments = allowances(source)
     found: dict[tuple, Problem] = {}
-    for one in RULES.values():
-        for hit in one.check(program):
-            _file(found, comments, _problem(source, one, hit))
+    try:
+        for one in RULES.values():
+            for hit in one.check(program):
+                _file(found, comments, _problem(source, one, hit))
+    except RecursionError:
+        result.notes.append("an expression is nested too deeply to be followed to its end")
     if lower and source.devices:
         _look_lower(program, result, found, comments)
     result.problems = sorted(found.values(), key=lambda p: (p.line, p.column, p.rule))

@@ -216,16 +216,17 @@ class Questions:
                     f"the loop in line {self._line(loop)} is warp-specialised around this wait"
                 )
                 self.found.append(("specialised-wait", step.op, message))
-        if counted and _stages(counted[-1]) > 1 and self._multiplies(counted[-1]):
+        if counted and _stages(counted[-1]) > 1 and self._loads(counted[-1]):
             message = f"the loop in line {self._line(counted[-1])} is pipelined around this wait"
             self.found.append(("wait-in-pipelined-loop", step.op, message))
 
-    def _multiplies(self, loop: ttir.Op) -> bool:
-        """Does the loop itself load and multiply?"""
-        own = [s.op.name for s in self.steps if [x for x in s.loops if x.name == "scf.for"][-1:]
-               == [loop]]  # fmt: skip
-        loads = any(name in ("tt.load", "tt.descriptor_load") for name in own)
-        return loads and any(name.startswith("tt.dot") for name in own)
+    def _loads(self, loop: ttir.Op) -> bool:
+        """Does the loop itself, and not one within it, load what could be loaded ahead?"""
+        for step in self.steps:
+            counted = [one for one in step.loops if one.name == "scf.for"]
+            if counted[-1:] == [loop] and step.op.name in ("tt.load", "tt.descriptor_load"):
+                return True
+        return False
 
     # -- spins --------------------------------------------------------------------------------
 

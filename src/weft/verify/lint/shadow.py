@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from weft.verify.lint.source import Source
+from weft.verify.lint.source import Source, read
 
 IMPORTED = {"triton", "weft", "math", "typing", "collections", "enum", "functools", "__future__"}
 
@@ -58,9 +58,14 @@ def shadow_text(source: Source) -> str:
             kept[number] = source.line(number)
         if isinstance(node, ast.FunctionDef) and first:
             for decorator in node.decorator_list:
-                if "jit" not in ast.unparse(decorator):  # autotune and the like choose launches
+                # Autotune and the like, and what jit is given, are about launches.
+                is_jit = "jit" in ast.unparse(decorator)
+                if not is_jit or isinstance(decorator, ast.Call):
                     for number in range(decorator.lineno, (decorator.end_lineno or 0) + 1):
                         kept[number] = ""
+                    if is_jit:
+                        name = ast.unparse(getattr(decorator, "func", decorator))
+                        kept[decorator.lineno] = f"@{name}"
     return "\n".join(kept.get(number, "") for number in range(1, len(source.lines) + 1)) + "\n"
 
 
@@ -95,8 +100,16 @@ def _borrow(source: Source, module: ModuleType, depth: int) -> None:
         if not node.level and (node.module or "").split(".")[0] in IMPORTED:
             continue
         for alias in node.names:
-            found = source.elsewhere(source.imports[alias.asname or alias.name])
+            name = alias.asname or alias.name
+            found = _taken(source, source.imports[name], depth)
             if found is not None:
-                other = shadow(found[0], depth + 1)
-                if hasattr(other, found[1]):
-                    setattr(module, alias.asname or alias.name, getattr(other, found[1]))
+                setattr(module, name, found)
+
+
+def _taken(source: Source, spelling: str, depth: int) -> object | None:
+    """What an import gives: a module's shadow, or something of one."""
+    path = source.file_of(spelling)
+    if path is not None and (whole := read(path)) is not None:
+        return shadow(whole, depth + 1)
+    found = source.elsewhere(spelling)
+    return getattr(shadow(found[0], depth + 1), found[1], None) if found else None

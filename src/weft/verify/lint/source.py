@@ -106,30 +106,30 @@ class Source:
                 return ".".join([short, *rest])
         return full
 
-    def device(self, name: str) -> Device | None:
+    def device(self, name: str, depth: int = 0) -> Device | None:
         """The device function that a spelling means, here or in a file beside this one."""
         if name in self.devices:
             return self.devices[name]
-        found = self.elsewhere(name)
-        return found[0].devices.get(found[1]) if found else None
+        found = self.elsewhere(name) if depth < 4 else None
+        if found is None:
+            return None
+        source, function = found
+        # A package hands on what its files define.
+        there = function if function in source.devices else source.imports.get(function, "")
+        return source.device(there, depth + 1) if there else None
 
     def elsewhere(self, name: str) -> tuple[Source, str] | None:
         """The file that defines `name`, spelled in full, and its name there: read, never run."""
         module, _, function = name.rpartition(".")
         if not module or module.split(".")[0] in ("tl", "wl", "gl", "triton", "torch"):
             return None
-        path = self._file_of(module)
+        path = self.file_of(module)
         source = read(path) if path is not None else None
         return (source, function) if source is not None and source.path != self.path else None
 
-    def _file_of(self, module: str) -> Path | None:
-        relative = Path(*module.split("."))
-        here = Path(self.path).resolve()
-        for folder in (*list(here.parents)[:5], LANGUAGE.parents[1]):
-            for path in (folder / relative.with_suffix(".py"), folder / relative / "__init__.py"):
-                if path.is_file():
-                    return path
-        return None
+    def file_of(self, module: str) -> Path | None:
+        """The file of a module, looked for from this file's folder upwards, then in weft."""
+        return _file_of(module, Path(self.path).resolve().parent)
 
     @cached_property
     def devices(self) -> dict[str, Device]:
@@ -196,11 +196,21 @@ class Source:
 
 
 @cache
+def _file_of(module: str, folder: Path) -> Path | None:
+    relative = Path(*module.split("."))
+    for place in (folder, *list(folder.parents)[:4], LANGUAGE.parents[1]):
+        for path in (place / relative.with_suffix(".py"), place / relative / "__init__.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+@cache
 def read(path: Path) -> Source | None:
     """A file that another one imports; None where it cannot be read."""
     try:
         return Source.parse(str(path), path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError):
         return None
 
 

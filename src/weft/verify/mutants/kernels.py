@@ -118,7 +118,8 @@ def _changes(op: Op, primitive: Primitive, around: _Surroundings) -> Iterator[tu
         if (word := NARROWER.get(words_of(op)[primitive.scope])) is not None:
             yield "narrow", {op: [with_word(op, primitive.scope, word)]}
     for index in primitive.values:
-        if op.operands[index].type.element.startswith("i"):
+        # What a spin adds is nothing, so that it only looks.
+        if op.operands[index].type.element.startswith("i") and op not in around.spin:
             yield "value+1", {op: _off_by(op, index, 1)}
             yield "value-1", {op: _off_by(op, index, -1)}
     if primitive.packets is not None:

@@ -3,7 +3,7 @@
 `explain` makes one for each kind of finding; `terminal` and `page` draw them.
 """
 
-from weft.verify.picture.layout import draw, explain
+from weft.verify.picture.layout import draw, explain, firsts
 from weft.verify.picture.records import Arrow, Lane, Picture, Row
 
-__all__ = ["Arrow", "Lane", "Picture", "Row", "draw", "explain"]
+__all__ = ["Arrow", "Lane", "Picture", "Row", "draw", "explain", "firsts"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from weft.emulator.observation import Event
-from weft.verify.picture.selection import Scene, lane_key, nearest
+from weft.verify.picture.scene import Scene, lane_key
+from weft.verify.picture.selection import nearest
 
 # So many steps alike, one behind the other, are one row.
 ALIKE = 3

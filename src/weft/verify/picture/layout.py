@@ -7,14 +7,15 @@ is drawn is chosen in `selection`; here it is cut to fit, put in columns and joi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from weft.base.report import Finding, Report
+from weft.base.report import Finding
 from weft.emulator.observation import Event
+from weft.verify.picture.anchors import scene_of
 from weft.verify.picture.cutting import choose, like, rows_of
 from weft.verify.picture.records import Arrow, Lane, Picture, Row
 from weft.verify.picture.remarks import absent, elsewhere
-from weft.verify.picture.selection import LOOKS, Scene, lane_key, scene_of, word_key
+from weft.verify.picture.scene import LOOKS, Scene, lane_key, word_key
 from weft.verify.picture.wording import event_text, party_title, word_text
 
 # A screen's worth: what is more is no picture any longer.
@@ -23,23 +24,28 @@ MAX_LANES = 8
 
 
 def explain(
-    events: Sequence[Event], report: Report, *, dropped: int = 0, max_rows: int = MAX_ROWS,
-    max_lanes: int = MAX_LANES,
+    events: Sequence[Event], findings: Iterable[Finding], *, dropped: int = 0,
+    max_rows: int = MAX_ROWS, max_lanes: int = MAX_LANES,
 ) -> list[Picture]:  # fmt: skip
-    """A picture for the first finding of each kind in `report`.
+    """A picture for the first finding of each kind, e.g. of a report.
 
     `events` is one run that shows them, of which the first `dropped` are lost. Where nothing was
     found there is one picture, of how the run ended.
     """
-    first: dict[str, Finding | None] = {}
-    for finding in report:
-        first.setdefault(finding.kind, finding)
-    if len(first) > 1:
-        first.pop("error", None)  # what a script raises follows from what was found
     return [
         draw(events, finding, dropped=dropped, max_rows=max_rows, max_lanes=max_lanes)
-        for finding in list(first.values()) or [None]
+        for finding in firsts(findings) or [None]
     ]
+
+
+def firsts(findings: Iterable[Finding]) -> list[Finding]:
+    """The first finding of each kind; what a script raises follows from what else was found."""
+    first: dict[str, Finding] = {}
+    for finding in findings:
+        first.setdefault(finding.kind, finding)
+    if len(first) > 1:
+        first.pop("error", None)
+    return list(first.values())
 
 
 def draw(

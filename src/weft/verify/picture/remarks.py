@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from weft.emulator.observation import Event
 from weft.verify.picture.cutting import like
 from weft.verify.picture.records import Lane
-from weft.verify.picture.selection import Scene, lane_key
+from weft.verify.picture.scene import Scene, lane_key
 from weft.verify.picture.wording import event_text, party_title
 
 MAX_ELSEWHERE = 5
@@ -26,13 +26,12 @@ def absent(scene: Scene, column: dict[object, int], lanes: Sequence[Lane]) -> st
     a, b = lanes[column[mine]].key, lanes[column[theirs]].key
     known = scene.known.get(theirs)
     if known is None:
-        return f"nothing that {a} acquired tells of {b}, whose access was at step {before.step}"
+        return f"no signal tells {a} of {b}, whose access was at step {before.step}"
     far = scene.events[known].step
     if far > before.step:
         return f"{a} knows of {b} up to step {far}, but not that its asynchronous access had ended"
-    if far == before.step:
-        return f"{a} knows of {b} only up to step {far}; the access came directly behind it"
-    return f"{a} knows of {b} only up to step {far}; the access was at step {before.step}"
+    when = "came directly behind it" if far == before.step else f"was at step {before.step}"
+    return f"signals tell {a} of {b} only up to step {far}; the access {when}"
 
 
 def elsewhere(scene: Scene, groups: list[list[int]], column: dict[object, int]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ is a line from its dot to the wait that it let go; the order that a race lacks i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.text import Text
@@ -39,6 +39,7 @@ BOXES = {
     LEFT | RIGHT | UP: "┴", UP | DOWN | LEFT | RIGHT: "┼",
 }  # fmt: skip
 DASHES = {"missing": {"│": "╎", "─": "╌"}, "value": {"│": "┊", "─": "┈"}}
+ASCII = str.maketrans("●○✗◌┬┴◆·│─╭╮╰╯├┤┼╎╌┊┈▶◀…⋮", "*oX.v^#.|-..''||+:~;.><.:")
 ARROWS = {"order": "green", "value": "yellow", "missing": "bold red"}
 
 
@@ -93,10 +94,27 @@ class Canvas:
 
 
 def print_pictures(console: Console, pictures: Iterable[Picture], width: int = WIDTH) -> None:
-    """Each picture, with its source lines, on `console`."""
+    """Each picture, with its source lines, on `console`; in ASCII where it knows nothing else."""
+    is_ascii = not console.encoding.lower().replace("-", "").startswith("utf")
     for picture in pictures:
         console.print()
-        console.print(render(picture, width), soft_wrap=True)
+        text = render_ascii(picture, width) if is_ascii else render(picture, width)
+        console.print(text, soft_wrap=True)
+
+
+def render_ascii(picture: Picture, width: int = WIDTH) -> Text:
+    """The same as `render`, for terminals and logs that cannot show boxes."""
+    words = {"→": "->", "≥": ">="}
+    rows = (replace(row, text=_replaced(row.text, words)) for row in picture.rows)
+    text = render(replace(picture, rows=tuple(rows)), width)
+    text.plain = text.plain.translate(ASCII).encode("ascii", "replace").decode("ascii")
+    return text
+
+
+def _replaced(text: str, words: dict[str, str]) -> str:
+    for old, new in words.items():
+        text = text.replace(old, new)
+    return text
 
 
 def render(picture: Picture, width: int = WIDTH) -> Text:

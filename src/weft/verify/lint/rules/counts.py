@@ -8,8 +8,10 @@ from weft.verify.lint.problem import ERROR, WARNING
 from weft.verify.lint.registry import Hit, Program, at, pointer_text, rule
 from weft.verify.lint.values import (
     DATA,
+    NUM_PROGRAMS,
     NUM_RANKS,
     OFFSET_RANK,
+    PROGRAM,
     RANK,
     TICKET,
     TILE_DATA,
@@ -84,8 +86,8 @@ def _on_data(op: Op) -> bool:
 @rule(
     "count-not-met",
     WARNING,
-    "A wait for as many arrivals as there are ranks, where not every rank notifies.",
-    remedy="wait for as many as come (num_ranks - 1), or let every rank notify",
+    "A wait for as many arrivals as there are ranks, or programs, where not each of them notifies.",
+    remedy="wait for as many as come (num_ranks - 1), or let every one notify",
     bad="""
 @triton.jit
 def gather(world, x, ready, out):
@@ -111,14 +113,15 @@ def count_not_met(program: Program) -> Iterator[Hit]:
     notifies = by_signal(program, "notify", "atomic", "opaque")
     for key, waits in by_signal(program, "wait").items():
         made = [op for op in notifies.get(key, ()) if not op.waits]
-        if len(made) != 1 or not _is_one_arrival(made[0]) or not _on_rank(made[0]):
+        if len(made) != 1 or not _is_one_arrival(made[0]):
             continue
         for op in waits:
-            if op.expected.form == NUM_RANKS and not _on_rank(op):
-                line = made[0].node.lineno  # type: ignore[attr-defined]
-                yield at(op, f"this waits for num_ranks arrivals at {pointer_text(op)}, and the "
-                             f"notify in line {line} is not made by, or for, every "
-                             "rank")  # fmt: skip
+            for form, asks, who in _PARTIES:
+                if op.expected.form == form and asks(made[0]) and not asks(op):
+                    line = made[0].node.lineno  # type: ignore[attr-defined]
+                    yield at(op, f"this waits for {form} arrivals at {pointer_text(op)}, and the "
+                                 f"notify in line {line} is not made by, or for, every "
+                                 f"{who}")  # fmt: skip
 
 
 def _is_one_arrival(op: Op) -> bool:
@@ -134,6 +137,13 @@ def _says_add(op: Op) -> bool:
 
 def _on_rank(op: Op) -> bool:
     return any(frame.test.has(RANK) or frame.test.has(OFFSET_RANK) for frame in op.branches())
+
+
+def _on_program(op: Op) -> bool:
+    return any(frame.test.has(PROGRAM) and not frame.test.has(TICKET) for frame in op.branches())
+
+
+_PARTIES = ((NUM_RANKS, _on_rank, "rank"), (NUM_PROGRAMS, _on_program, "program"))
 
 
 @rule(

@@ -58,7 +58,9 @@ def wait_in_pipelined_loop(program: Program) -> Iterator[Hit]:
             stages = _stages(program, kernel, loops[-1])
             inside = [one for one in kernel.ops if loops[-1].node in _loop_nodes(one)[-1:]]
             loads = [one for one in inside if one.kind in ("load", "descriptor load")]
-            if stages > 1 and any(one.kind == "dot" for one in inside) and loads:
+            # What a loop asks for itself holds for any load, what a launch says for dots' operands.
+            is_said = "num_stages" in loops[-1].options
+            if stages > 1 and loads and (is_said or any(one.kind == "dot" for one in inside)):
                 yield at(op, f"the loop in line {_line(loops[-1])} is pipelined in {stages} stages:"
                              f" a load may be issued before this wait for {pointer_text(op)}, or "
                              "the wait costs the pipelining")  # fmt: skip

@@ -10,6 +10,9 @@ from weft.verify.lint.problem import ERROR
 from weft.verify.lint.registry import Hit, Kernel, Program, at, pointer_text, rule, text_of
 from weft.verify.lint.values import NUM_PROGRAMS, PROGRAM, Op
 
+# How programs spell the number of SMs.
+SM_COUNTS = ("num_sm", "sm_count", "n_sms", "multi_processor", "multiprocessor")
+
 
 @rule(
     "grid-residency",
@@ -48,12 +51,13 @@ def grid_residency(program: Program) -> Iterator[Hit]:
             continue
         if "launch_cooperative_grid" in launch.options or _is_one(program, launch):
             continue
+        is_bounded = _asks_for_sms(launch.grid, launch)
         for op in kernel.ops:
             if op.name == "wl.barrier_grid":
                 yield at(op, f"this waits for every program of the launch, and the launch of "
                              f"{kernel.name} with grid {text_of(launch.grid)} is not "
                              "cooperative")  # fmt: skip
-            elif op.waits and _waits_for_all(op, kernel, launch):
+            elif op.waits and not is_bounded and _waits_for_all(op, kernel, launch):
                 yield at(op, f"this waits until all programs of grid {text_of(launch.grid)} have "
                              f"raised {pointer_text(op)}; those that find no room on the device "
                              "start only when others end")  # fmt: skip
@@ -61,6 +65,21 @@ def grid_residency(program: Program) -> Iterator[Hit]:
 
 def _is_one(program: Program, launch: Launch) -> bool:
     return program.source.constant(launch.grid or ast.Constant(0), program.source.constants) == (1,)
+
+
+def _asks_for_sms(grid: ast.AST | None, launch: Launch, depth: int = 0) -> bool:
+    """Does the grid's size come from the number of SMs, as far as names say?"""
+    if grid is None or depth > 4:
+        return False
+    for node in ast.walk(grid):
+        name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+        text = node.value if isinstance(node, ast.Constant) else name
+        if isinstance(text, str) and any(word in text.lower() for word in SM_COUNTS):
+            return True
+        bound = launch.scope.get(name) if isinstance(node, ast.Name) else None
+        if bound is not None and _asks_for_sms(bound, launch, depth + 1):
+            return True
+    return False
 
 
 def _waits_for_all(op: Op, kernel: Kernel, launch: Launch) -> bool:

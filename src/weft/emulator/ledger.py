@@ -1,0 +1,343 @@
+"""The books of a machine's signal words: who signalled, who waited, and what does not add up.
+
+Told of everything that synchronises, it finds signals that are lost, doubled or used by nobody, and
+epochs that do not advance. Only symmetric words have books, and only `notify`, `put_signal`,
+ordered stores and copy engines signal; tickets, locks and sums are nobody's signals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from weft.base.place import Place
+from weft.base.report import Finding, Side
+from weft.emulator.findings import index_text, tensor_name
+from weft.emulator.observation import Watch
+from weft.emulator.reachable import wait_places
+
+if TYPE_CHECKING:
+    from weft.emulator.clocks import Clock
+    from weft.emulator.machine import Machine
+    from weft.emulator.memory import Allocation
+
+
+@dataclass(slots=True)
+class Signal:
+    """One signal: `done` is how much its program had done before, `clk` where its release ended."""
+
+    agent: int
+    clk: int
+    launch: int
+    done: int
+    place: Place
+    before: int
+    after: int
+    how: str
+    releases: bool
+
+
+@dataclass(slots=True)
+class Word:
+    """The book of one word. `needed` is the largest value that anybody waited for, None if nobody
+    did; `idle` how much was added by signals that announced nothing new."""
+
+    allocation: Allocation
+    cell: int
+    last: Signal | None = None
+    is_counter: bool = True
+    awaited: bool = False
+    seen: bool = True
+    needed: int | None = None
+    idle: int = 0
+    first_idle: Signal | None = None
+    replaced: tuple[Signal, Signal] | None = None
+    repeated: tuple[Signal, Signal] | None = None
+    fallen: tuple[int, Signal | None, Side] | None = None
+
+    def ahead(self, value: int, other: int) -> int:
+        """signed(value - other), in the word's width."""
+        bits = self.allocation.cell_bytes * 8
+        return (value - other + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
+
+
+@dataclass
+class Books:
+    """The words of one array, on all ranks."""
+
+    awaited: bool = False
+    words: dict[int, Word] = field(default_factory=dict)
+
+
+class Ledger(Watch):
+    """See the module's words. `close` is for the end of a run in which everybody has ended."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.agents = machine.agents
+        self._books: dict[Any, Books] = {}
+        self._words: dict[int, Word] = {}
+        self._visited: set[int] = set()  # places, by id: a kernel keeps its own
+        self._kernels: dict[int, Any] = {}
+
+    # ------------------------------------------------------------------------------------------
+    # What happens
+
+    def began(self, who: Any) -> None:
+        kernel = getattr(who, "kernel", None)
+        if kernel is not None:
+            self._kernels[id(kernel)] = kernel
+
+    def signalled(self, by, allocation, cell, before, after, place, how, release) -> None:
+        if allocation.heap_offset is None or before is None:  # a packet is data
+            return
+        word = self._word(allocation, cell)
+        if how == "update":  # somebody gets the old value, and may go by it
+            self._visited.add(id(place))
+            self._look(word)
+            word.last = None
+            word.is_counter = False
+            return
+        done = getattr(by, "done", 1)  # a copy engine's signal comes behind its copies
+        is_program, releases = hasattr(by, "done"), release is not None
+        signal = Signal(
+            by.agent, by.clk - (is_program and releases), 0 if by.work is None else by.work.number,
+            done, place, before, after, how, releases,
+        )  # fmt: skip
+        if how == "set":
+            self._set(word, signal, by.clock)
+        else:
+            self._added(word, signal)
+        if word.ahead(after, before) < 0 and not word.seen:
+            word.fallen = (before, word.last, self._side(word, signal, "sets"))
+        word.last = signal
+        word.seen = False
+
+    def waits(self, by, waiting) -> None:
+        self._visited.add(id(waiting.place))
+        if waiting.allocation.heap_offset is not None and not waiting.is_packet:
+            word = self._word(waiting.allocation, waiting.cell)
+            self._await(word, waiting.expected)
+
+    def passed(self, by, allocation, cell, expected, seen, place, acquire) -> None:
+        self._visited.add(id(place))
+        if allocation.heap_offset is None:
+            return
+        word = self._word(allocation, cell)
+        self._await(word, expected)
+        word.seen = True
+        repeated, word.repeated = word.repeated, None
+        if repeated and repeated[1].agent != by.agent and not self._knows(by.clock, repeated[1]):
+            self._file_repeated(word, *repeated)
+
+    def looked(self, by, what, allocation, cell, seen, place, acquire, release=None) -> None:
+        self._visited.add(id(place))
+        if allocation.heap_offset is not None:
+            self._look(self._word(allocation, cell))
+
+    def touched(self, by: Any, allocation: Allocation, start: int, end: int, is_write: bool):
+        """A torch operation reads or writes the cells from `start` to `end` of signal words."""
+        if allocation.heap_offset is None:
+            return
+        for cell in list(allocation.sync):
+            if not start <= cell < end:
+                continue
+            word = self._word(allocation, cell)
+            if is_write:
+                self._reset(word, by)
+            else:
+                self._look(word)
+
+    # ------------------------------------------------------------------------------------------
+    # What it makes of a word
+
+    def _word(self, allocation: Allocation, cell: int) -> Word:
+        key = allocation.address + cell * allocation.cell_bytes
+        word = self._words.get(key)
+        if word is None or word.allocation is not allocation:
+            word = self._words[key] = Word(allocation, cell)
+            self._book(allocation).words[key] = word
+        return word
+
+    def _book(self, allocation: Allocation) -> Books:
+        key = (allocation.heap, allocation.heap_offset, allocation.name)
+        book = self._books.get(key)
+        if book is None:
+            book = self._books[key] = Books()
+        return book
+
+    def _look(self, word: Word) -> None:
+        """Somebody looks, for a value that is not known here."""
+        word.is_counter = False
+        word.seen = True
+        if not word.awaited:
+            self._await(word, None)
+
+    def _await(self, word: Word, expected: int | None) -> None:
+        if not word.awaited:
+            word.awaited = True
+            self._book(word.allocation).awaited = True
+        if expected is None:
+            word.is_counter = False
+        elif word.needed is None or word.ahead(expected, word.needed) > 0:
+            word.needed = expected
+        if word.replaced:
+            self._file_replaced(word)
+
+    def _reset(self, word: Word, by: Any) -> None:
+        if word.last is not None and not word.seen:
+            side = self.machine.findings.side(
+                by, by.place, tensor=tensor_name(word.allocation), note="writes"
+            )
+            word.fallen = (word.last.after, word.last, side)
+        word.last = word.needed = word.repeated = word.replaced = word.first_idle = None
+        word.idle, word.seen = 0, True
+
+    def _set(self, word: Word, signal: Signal, clock: Clock) -> None:
+        word.is_counter = False
+        last = word.last
+        if last is None or last.how != "set" or not (last.releases and signal.releases):
+            return
+        if last.agent == signal.agent:
+            return
+        if self._knows(clock, last):
+            if signal.before == signal.after and last.launch != signal.launch and signal.done:
+                word.repeated = (last, signal)
+        elif not word.seen:
+            word.replaced = (last, signal)
+            if word.awaited:
+                self._file_replaced(word)
+
+    @staticmethod
+    def _added(word: Word, signal: Signal) -> None:
+        last = word.last
+        if last is None or not (last.releases and signal.releases):
+            return
+        if (last.agent, last.done) == (signal.agent, signal.done):
+            word.idle += word.ahead(signal.after, signal.before)
+            word.first_idle = word.first_idle or signal
+
+    def _knows(self, clock: Clock, signal: Signal) -> bool:
+        """Is the signal in the past of one whose knowledge is `clock`?"""
+        agents = self.agents
+        if clock.streams.get(agents.stream[signal.agent], -1) >= agents.position[signal.agent]:
+            return True
+        return clock.agents.get(signal.agent, -1) >= signal.clk
+
+    # ------------------------------------------------------------------------------------------
+    # What does not add up
+
+    def close(self) -> None:
+        """Everybody has ended: which signals were too many, or for nobody?"""
+        for book in self._books.values():
+            if book.awaited:
+                for word in book.words.values():
+                    self._check_sum(word)
+            else:
+                self._check_used(book)
+        self._books.clear()
+        self._words.clear()
+
+    def _check_sum(self, word: Word) -> None:
+        if not word.is_counter or word.needed is None or word.last is None:
+            return
+        surplus = word.ahead(word.last.after, word.needed)
+        if not 0 < surplus <= word.idle:
+            return
+        assert word.first_idle is not None
+        self._file(
+            "doubled signal",
+            f"{self._name(word)} ends at {word.last.after}, and nobody waits for more than"
+            f" {word.needed}: a program signals it again, having done nothing since it did before",
+            self._side(word, word.first_idle, "adds again to"),
+            remedy="signal once for all that was done",
+        )
+
+    def _check_used(self, book: Books) -> None:
+        signals = [word for word in book.words.values() if word.last is not None]
+        if not signals or any(map(self._is_read, signals)) or any(self._unvisited_waits()):
+            return
+        word = signals[0]
+        assert word.last is not None
+        self._file(
+            "unused signal",
+            f"{self._name(word)} is signalled, and no word of {word.allocation.name} was ever"
+            " waited for, tested or read, on any rank",
+            self._side(word, word.last, "signals"),
+            remedy="wait for it where its data is used, or leave the signal out",
+        )
+
+    def _is_read(self, word: Word) -> bool:
+        """Has somebody read the word by plain loads, ordered behind the signal?"""
+        number = word.allocation.shadow.item(word.cell)
+        return self.machine.shadow.histories[number].reads is not None
+
+    def _unvisited_waits(self) -> Iterator[Place]:
+        """Lines of kernels that ran at which nobody has looked at a word yet."""
+        for kernel in self._kernels.values():
+            for place in wait_places(kernel):
+                if id(place) not in self._visited:
+                    yield place
+
+    def _file_replaced(self, word: Word) -> None:
+        assert word.replaced is not None
+        (first, second), word.replaced = word.replaced, None
+        name = self._name(word)
+        same = first.after == second.after
+        self._file(
+            "doubled signal" if same else "lost signal",
+            f"{name} is set to {second.after} by one party "
+            + ("and " if same else f"where it was {first.after}, ")
+            + "by another, neither of which knows of the other: whoever waits sees what the last"
+            " one wrote before, and nothing of the first",
+            self._side(word, second, "sets"),
+            self._side(word, first, "had set"),
+            remedy="give each party a word of its own, or let both add",
+        )
+
+    def _file_repeated(self, word: Word, first: Signal, second: Signal) -> None:
+        self._file(
+            "epoch not advanced",
+            f"{self._name(word)} is set to {second.after}, which it is already since an earlier"
+            " launch: a wait cannot tell the two apart",
+            self._side(word, second, "sets again"),
+            self._side(word, first, "had set"),
+            remedy="let every call set another value: derive it from an epoch on the device",
+        )
+
+    def lost(self, word_of: Any, expected: int | None) -> tuple[Side, Side | None, int] | None:
+        """Who took away the value that a wait now waits for, who had signalled it, which it was.
+
+        `word_of` has an allocation and a cell; None where nothing was lost.
+        """
+        allocation = word_of.allocation
+        word = self._words.get(allocation.address + word_of.cell * allocation.cell_bytes)
+        if expected is None or word is None or word.fallen is None:
+            return None
+        value, signal, side = word.fallen
+        if word.ahead(value, expected) < 0:
+            return None
+        return side, None if signal is None else self._side(word, signal, "had signalled"), value
+
+    def _file(
+        self, kind: str, message: str, first: Side, second: Side | None = None, *, remedy: str
+    ) -> None:
+        self.machine.findings.find(Finding(kind, message, first, second, remedy))
+
+    def _side(self, word: Word, signal: Signal, note: str) -> Side:
+        identity = self.agents.identity[signal.agent]
+        return Side.at(
+            signal.place, rank=identity.rank, kernel=identity.kernel, program=identity.program,
+            tensor=tensor_name(word.allocation), index=_index(word), note=note,
+        )  # fmt: skip
+
+    @staticmethod
+    def _name(word: Word) -> str:
+        return f"{tensor_name(word.allocation)}[{index_text(_index(word))}]"
+
+
+def _index(word: Word) -> Any:
+    allocation = word.allocation
+    address = allocation.address + word.cell * allocation.cell_bytes
+    return allocation.index(address, allocation.cell_bytes)
