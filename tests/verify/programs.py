@@ -3,8 +3,8 @@
 A program is a file with a `main(world)` that every rank runs. It may say on what: RANKS (2), NODES
 (1), NUM_SMS (132), TRITON ("< 3.8": other versions are left out), and whether it is DETERMINISTIC:
 then ranks return the same under every schedule. One of wrong/ says in FOUND the kind of finding
-that is expected, or in RAISES the error that its host gets; the line that must be named ends in a
-comment that begins with BUG.
+that is expected (in SAYS, what its text must contain), or in RAISES the error that its host gets;
+the line that must be named ends in a comment that begins with BUG.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ def test_found(path):
             errors = [error for error in outcome.errors if type(error).__name__ == expected]
             hit = any(raised_at(error, path, line) for error in errors)
         else:
-            found = [finding for finding in outcome.report if finding.kind == program.FOUND]
+            says = getattr(program, "SAYS", "")
+            found = [f for f in outcome.report if f.kind == program.FOUND and says in str(f)]
             hit = not outcome.errors and any(names(finding, path, line) for finding in found)
         if hit:
             return

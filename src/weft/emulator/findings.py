@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import FindingError
@@ -33,6 +33,8 @@ class Findings:
         self.failed = False
         self.watches: list[Watch] = []
         self._arrivals: set[tuple[str, int]] = set()
+        # Why a signal from an agent to another did not order them; the ledger knows.
+        self.weak_link: Callable[[Any, int], str] = lambda by, earlier: ""
 
     def find(self, finding: Finding, error: type[Exception] | None = None) -> None:
         """File a finding; the first one decides which error the session raises."""
@@ -88,6 +90,8 @@ class Findings:
             if late and allocation.heap_offset is not None:
                 message = f"{message}: {late}"
                 remedy = "before a buffer is used again, wait for a credit of each of its readers"
+            elif weak := self.weak_link(by, agents.segment_agent[earlier]):
+                message = f"{message}: {weak}"
         finding = Finding(
             "race", message,
             self.side(by, place, tensor=tensor, index=index, note=first_note),

@@ -7,12 +7,14 @@ ordered stores and copy engines signal; tickets, locks and sums are nobody's sig
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.base.place import Place
 from weft.base.report import Finding, Side
+from weft.base.vocabulary import Scope
 from weft.emulator.findings import index_text, tensor_name
 from weft.emulator.observation import Watch
 from weft.emulator.reachable import wait_places
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from weft.emulator.clocks import Clock
     from weft.emulator.machine import Machine
     from weft.emulator.memory import Allocation
+
+# So many looks of a program are remembered, to say which of them did not order what it did next.
+LOOKS_KEPT = 8
 
 
 @dataclass(slots=True)
@@ -35,7 +40,20 @@ class Signal:
     before: int
     after: int
     how: str
-    releases: bool
+    release: Scope | None
+
+    @property
+    def releases(self) -> bool:
+        return self.release is not None
+
+
+class Look(NamedTuple):
+    """A wait, or another look, that found a signal; `acquire` is None where it is relaxed."""
+
+    word: Word
+    signal: Signal
+    place: Place
+    acquire: Scope | None
 
 
 @dataclass(slots=True)
@@ -80,6 +98,7 @@ class Ledger(Watch):
         self._words: dict[int, Word] = {}
         self._visited: set[int] = set()  # places, by id: a kernel keeps its own
         self._kernels: dict[int, Any] = {}
+        self._looks: dict[int, deque[Look]] = {}
 
     # ------------------------------------------------------------------------------------------
     # What happens
@@ -100,11 +119,10 @@ class Ledger(Watch):
             word.is_counter = False
             return
         done = getattr(by, "done", 1)  # a copy engine's signal comes behind its copies
-        is_program, releases = hasattr(by, "done"), release is not None
-        signal = Signal(
-            by.agent, by.clk - (is_program and releases), 0 if by.work is None else by.work.number,
-            done, place, before, after, how, releases,
-        )  # fmt: skip
+        is_program = hasattr(by, "done")
+        clk = by.clk - (is_program and release is not None)
+        launch = 0 if by.work is None else by.work.number
+        signal = Signal(by.agent, clk, launch, done, place, before, after, how, release)
         if how == "set":
             self._set(word, signal, by.clock)
         else:
@@ -127,6 +145,7 @@ class Ledger(Watch):
         word = self._word(allocation, cell)
         self._await(word, expected)
         word.seen = True
+        self._remember(by, word, place, acquire)
         repeated, word.repeated = word.repeated, None
         if repeated and repeated[1].agent != by.agent and not self._knows(by.clock, repeated[1]):
             self._file_repeated(word, *repeated)
@@ -134,7 +153,9 @@ class Ledger(Watch):
     def looked(self, by, what, allocation, cell, seen, place, acquire, release=None) -> None:
         self._visited.add(id(place))
         if allocation.heap_offset is not None:
-            self._look(self._word(allocation, cell))
+            word = self._word(allocation, cell)
+            self._look(word)
+            self._remember(by, word, place, acquire)
 
     def touched(self, by: Any, allocation: Allocation, start: int, end: int, is_write: bool):
         """A torch operation reads or writes the cells from `start` to `end` of signal words."""
@@ -148,6 +169,32 @@ class Ledger(Watch):
                 self._reset(word, by)
             else:
                 self._look(word)
+
+    def _remember(self, by: Any, word: Word, place: Place, acquire: Scope | None) -> None:
+        if word.last is not None:
+            looks = self._looks.get(by.agent)
+            if looks is None:
+                looks = self._looks[by.agent] = deque(maxlen=LOOKS_KEPT)
+            looks.append(Look(word, word.last, place, acquire))
+
+    def weak_link(self, by: Any, earlier: int) -> str:
+        """Why a signal of the agent `earlier` that `by` has seen did not order the two; "" if it
+        has seen none that should have."""
+        for look in reversed(self._looks.get(by.agent, ())):
+            signal = look.signal
+            if signal.agent != earlier:
+                continue
+            name = self._name(look.word)
+            same_rank = self.agents.device[earlier] == self.agents.device[by.agent]
+            if signal.release is None:
+                return f"the signal to {name} at {signal.place.outermost} is relaxed"
+            if look.acquire is None:
+                return f"the wait for {name} at {look.place.outermost} is relaxed"
+            narrow = signal.release is not Scope.SYSTEM or look.acquire is not Scope.SYSTEM
+            if narrow and not same_rank:
+                which = signal.place if signal.release is not Scope.SYSTEM else look.place
+                return f"the scope at {which.outermost} does not reach from rank to rank"
+        return ""
 
     # ------------------------------------------------------------------------------------------
     # What it makes of a word

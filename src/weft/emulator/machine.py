@@ -135,6 +135,7 @@ class Machine:
         self.ledger = Ledger(self) if checks else None
         if self.ledger is not None:  # behind the observers: they hear of a signal before its fault
             self.watch(self.ledger)
+            self.findings.weak_link = self.ledger.weak_link
         if hardware is not None:
             from weft.emulator.timed_program import TimedProgram
 

@@ -10,6 +10,7 @@ import triton
 import weft.language as wl
 
 FOUND = "residency"
+SAYS = "would have to hold 7 programs"
 NUM_SMS = 4
 
 

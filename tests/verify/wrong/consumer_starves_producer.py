@@ -9,6 +9,7 @@ import triton
 import weft.language as wl
 
 FOUND = "residency"
+SAYS = "would have to hold 5 programs"
 NUM_SMS = 4
 
 

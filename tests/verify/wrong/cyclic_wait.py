@@ -10,6 +10,7 @@ from pieces import launch_once, send, take
 import weft.language as wl
 
 FOUND = "deadlock"
+SAYS = "could be signalled by"
 
 
 @triton.jit

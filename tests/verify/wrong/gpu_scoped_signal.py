@@ -10,6 +10,7 @@ from pieces import launch_once, send, take
 import weft.language as wl
 
 FOUND = "race"
+SAYS = "does not reach from rank to rank"
 
 
 @triton.jit

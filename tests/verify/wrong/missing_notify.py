@@ -10,6 +10,7 @@ from pieces import launch_once, send, take
 import weft.language as wl
 
 FOUND = "unsatisfiable wait"
+SAYS = "nobody who runs, waits or is queued"
 
 
 @triton.jit

@@ -10,6 +10,7 @@ from pieces import launch_once, send, take
 import weft.language as wl
 
 FOUND = "race"
+SAYS = "the wait for ready@rank1[0] at"
 
 
 @triton.jit

@@ -10,6 +10,7 @@ from pieces import launch_once, send, take
 import weft.language as wl
 
 FOUND = "lost signal"
+SAYS = "it was 1 until it was set back at"
 
 
 @triton.jit

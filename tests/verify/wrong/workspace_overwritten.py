@@ -10,6 +10,7 @@ from pieces import launch_times, send, take
 import weft.language as wl
 
 FOUND = "race"
+SAYS = "in its call 2 of exchange, overwrites"
 
 
 @triton.jit
