@@ -43,7 +43,9 @@ class Allowance:
 
 def allowances(source: Source) -> list[Allowance]:
     """Every such comment of the file, in order."""
-    found = []
+    found: list[Allowance] = []
+    if "weft:" not in source.text:
+        return found
     for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
         if token.type != tokenize.COMMENT or not (match := PATTERN.match(token.string)):
             continue
@@ -59,7 +61,7 @@ def allowances(source: Source) -> list[Allowance]:
 def _statement(source: Source, line: int) -> range:
     """The lines of the statement that `line` is part of; of one with a body, its head."""
     found = range(line, line + 1)
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.stmt) and node.lineno <= line:
             body = getattr(node, "body", None)
             last = body[0].lineno - 1 if body else node.end_lineno or node.lineno

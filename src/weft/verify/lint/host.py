@@ -98,10 +98,14 @@ class Host:
         self.source = source
         self.steps: list[Step] = []
         self.signals: dict[str, Signal] = {}
-        self.parents = {c: p for p in ast.walk(source.tree) for c in ast.iter_child_nodes(p)}
+        self.parents: dict[ast.AST, ast.AST] = {}
         self.device_nodes = {id(device.node) for device in source.devices.values()}
         self.recorded_calls: set[str] = set()
-        self._counters = _counters(source.tree)
+        self._counters: set[str] = set()
+        if not source.launches and not source.devices:
+            return  # nothing that kernels are given
+        self.parents.update(source.parents)
+        self._counters = _counters(source)
         self._scope(source.tree.body, {}, "", {})
         self._spread_recording()
 
@@ -488,10 +492,10 @@ def _dtype(node: ast.Call, default: str) -> str:
     return default
 
 
-def _counters(tree: ast.AST) -> set[str]:
+def _counters(source: Source) -> set[str]:
     """Attributes that are counted up: `self.epoch += 1`; they last from call to call."""
     return {
         ast.unparse(node.target)
-        for node in ast.walk(tree)
+        for node in source.nodes
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute)
     }

@@ -73,10 +73,26 @@ class Source:
         return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the tree."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+
+    @cached_property
+    def launches(self) -> bool:
+        """Is anything called as kernels are, `name[...](...)`?"""
+        return any(
+            isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript) for n in self.nodes
+        )
+
+    @cached_property
     def imports(self) -> dict[str, str]:
         """What each imported name stands for, in full: {"tl": "triton.language"}."""
         names = dict(USUAL)
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     first = alias.name.split(".")[0]
@@ -135,7 +151,7 @@ class Source:
     def devices(self) -> dict[str, Device]:
         """The device functions by name, also those defined within other functions."""
         found: dict[str, Device] = {}
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.FunctionDef) and self._is_jit(node):
                 found[node.name] = Device(node, self)
         for device in found.values():
@@ -183,7 +199,7 @@ class Source:
     def records(self) -> dict[str, list[str]]:
         """Named tuples that the file defines: their fields in order."""
         found = {}
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.ClassDef) and any(
                 ast.unparse(base).split(".")[-1] == "NamedTuple" for base in node.bases
             ):

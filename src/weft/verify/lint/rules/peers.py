@@ -63,8 +63,7 @@ def _peer_text(op: Op) -> str:
 
 def _host_peers(program: Program) -> Iterator[Hit]:
     """`world.peer(x, world.rank + 1)`, outside of any `if`."""
-    parents = program.host.parents
-    for node in ast.walk(program.source.tree):
+    for node in program.source.nodes:
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         if node.func.attr != "peer" or len(node.args) != 2:
@@ -72,7 +71,7 @@ def _host_peers(program: Program) -> Iterator[Hit]:
         peer = node.args[1]
         if not (isinstance(peer, ast.BinOp) and isinstance(peer.op, (ast.Add, ast.Sub))):
             continue
-        if text_of(peer.left).endswith(".rank") and not _in_branch(node, parents):
+        if text_of(peer.left).endswith(".rank") and not _in_branch(node, program.source.parents):
             yield Hit(peer, f"{text_of(peer)} is no rank on the first or last rank")
 
 

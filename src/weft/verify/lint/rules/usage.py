@@ -97,7 +97,7 @@ def announce(world, ready, peer):
 )
 def unknown_name(program: Program) -> Iterator[Hit]:
     spelling = program.source.spelling
-    for node in ast.walk(program.source.tree):
+    for node in program.source.nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if program.source.imports.get(node.value.id) == "weft.language":
                 if spelling(node).startswith("wl.") and not _exists(node.attr):
