@@ -44,7 +44,7 @@ def crowd():
             story.passes(party, word(party.rank), told[party.rank], least=2 * turn + 2)
     story.found(parties[4], "out of bounds", 5)
     finding = Finding(
-        "out of bounds", "writes element 7 <of> 6 & more",
+        "out of bounds", "writes element 7 <of> 6 & more:\n    <a table>",
         side(parties[4], 5, "writes", tensor='"quoted" & <b>@rank4', index=7), remedy="mask it",
     )  # fmt: skip
     return story.events, finding
@@ -92,6 +92,7 @@ def test_the_markup_nests_and_refers_to_nothing_outside():
 def test_what_a_user_wrote_is_text_and_not_markup():
     text = pages()
     assert "<b>@rank4" not in text and "&lt;b&gt;@rank4" in text
+    assert "<details><summary>in words</summary><pre>    &lt;a table&gt;</pre>" in text
     assert "ring & <others>" not in text and "ring &amp; &lt;others&gt;" in text
 
 

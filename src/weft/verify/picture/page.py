@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from weft.base.errors import UsageError
-from weft.base.report import Report
+from weft.base.report import Finding, Report
 from weft.verify.picture.excerpts import Excerpt, excerpts, main_file, short_place, shown_path
 from weft.verify.picture.records import UNACQUIRED, Arrow, Picture, Row
 from weft.verify.picture.routes import Route, routes
@@ -67,12 +67,7 @@ def page(pictures: Sequence[Picture], report: Report) -> str:
 
 def _section(picture: Picture, number: int) -> str:
     finding = picture.finding
-    if finding is None:
-        head = "<h2>the last steps</h2>"
-    else:
-        head = f'<h2>{escape(finding.kind)}</h2>\n<p class="message">{escape(finding.message)}</p>'
-        if finding.remedy:
-            head += f'\n<p class="remedy">remedy: {escape(finding.remedy)}</p>'
+    head = "<h2>the last steps</h2>" if finding is None else _finding(finding)
     found = excerpts(picture, around=2, all_rows=True)
     lanes = "".join(f"<li><b>{lane.key}</b>{escape(str(lane))}</li>" for lane in picture.lanes)
     absent = f'\n<p class="absent">missing: {escape(picture.absent)}</p>' if picture.absent else ""
@@ -97,6 +92,17 @@ def _section(picture: Picture, number: int) -> str:
 {"".join(_source(excerpt, at) for at, excerpt in enumerate(found))}</div>
 </div>
 </section>"""
+
+
+def _finding(finding: Finding) -> str:
+    """What is wrong, in a line; a table that follows it (who waits for what) is folded away."""
+    first, _, rest = finding.message.partition("\n")
+    text = f'<h2>{escape(finding.kind)}</h2>\n<p class="message">{escape(first)}</p>'
+    if rest:
+        text += f"\n<details><summary>in words</summary><pre>{escape(rest)}</pre></details>"
+    if finding.remedy:
+        text += f'\n<p class="remedy">remedy: {escape(finding.remedy)}</p>'
+    return text
 
 
 def _rows(picture: Picture, found: Sequence[Excerpt]) -> str:
