@@ -132,13 +132,14 @@ def call_back_to_back(work: Work, config: Any = None, *, barriers: bool = False)
 
 
 def call_recorded(work: Work, config: Any = None) -> list[Any]:
-    """On one rank: a call that is recorded, and replayed three times without a pause."""
+    """On one rank: a call, then one that is recorded and replayed three times without a pause."""
     import weft
 
     os.environ["WEFT_SLOTS"] = "1"  # of this emulated rank
     world = weft.init()
     plain = work.inputs(world.rank, 0)
     mine = {name: _to(value, world.device) for name, value in plain.items()}
+    work.op.run(world, work.problem(), mine, config)  # workspaces cannot grow in a recording
     with world.record() as recording:
         output = work.op.run(world, work.problem(), mine, config)
     for _ in range(REPLAYS):
