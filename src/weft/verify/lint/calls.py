@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weft.verify.lint.signatures import signatures
@@ -16,18 +15,13 @@ from weft.verify.lint.source import Device
 from weft.verify.lint.values import (
     DATA,
     NOTHING,
-    NUM_PROGRAMS,
-    NUM_RANKS,
     OFFSET_RANK,
-    PROGRAM,
     RANK,
-    TICKET,
     TILE,
     TILE_DATA,
     UNCHECKED,
     Op,
     Value,
-    exactly,
     plain,
 )
 
@@ -147,7 +141,7 @@ def word(node: ast.Call, name: str, position: int | None = None) -> ast.expr | N
     return None
 
 
-def _written(walker: Walker, node: ast.Call, name: str, values: Arguments, default: str) -> str:
+def written(walker: Walker, node: ast.Call, name: str, values: Arguments, default: str) -> str:
     """An order or scope as a word; "" where it is not known."""
     if name not in values:
         return default
@@ -170,10 +164,6 @@ def is_poll(op: Op) -> bool:
     if how in ("cas", "xchg", "exchange", "load") or op.name == "wl.load":
         return True
     return how in ("add", "or", "xor", "max") and op.value.number == 0
-
-
-# ---------------------------------------------------------------------------------------------
-# Triton
 
 
 def _method(walker: Walker, node: ast.Call) -> Value:
@@ -204,10 +194,10 @@ def _method(walker: Walker, node: ast.Call) -> Value:
 
 def _converted(walker: Walker, value: Value, node: ast.Call) -> Value:
     kind = node.args[0] if node.args else word(node, "dtype")
-    return _as_address(walker, value, kind, node)
+    return as_address(walker, value, kind, node)
 
 
-def _as_address(walker: Walker, value: Value, kind: ast.expr | None, node: ast.Call) -> Value:
+def as_address(walker: Walker, value: Value, kind: ast.expr | None, node: ast.Call) -> Value:
     """A number from a table of addresses, once it is called a pointer."""
     if value.entry is None or kind is None or "pointer_type" not in ast.unparse(kind):
         return value
@@ -215,20 +205,7 @@ def _as_address(walker: Walker, value: Value, kind: ast.expr | None, node: ast.C
     return value.entry
 
 
-@handles("tl.cast")
-def _cast(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    value, kind = values.get("input", NOTHING), word(node, "dtype", 1)
-    return _as_address(walker, value, kind, node)
-
-
-@handles("tl.load")
-def _load(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    pointer = values.get("pointer", NOTHING)
-    walker.emit("load", "tl.load", node, pointer=pointer, options=values)
-    return _loaded(pointer)
-
-
-def _loaded(pointer: Value, trait: str = DATA) -> Value:
+def loaded(pointer: Value, trait: str = DATA) -> Value:
     """What a load or an atomic gives; the world's own table holds no data."""
     if any(root.endswith(".table") for root in pointer.roots):
         return Value(traits=frozenset({TILE}) if pointer.is_tile else frozenset())
@@ -242,268 +219,3 @@ def _loaded(pointer: Value, trait: str = DATA) -> Value:
         roots = frozenset(f"{root}[]" for root in pointer.roots)
         entry = Value(roots=roots, remote=remote, traits=(index or NOTHING).traits - {TILE})
     return Value(traits=traits, entry=entry, index=index)
-
-
-@handles("tl.store")
-def _store(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    pointer, value = values.get("pointer", NOTHING), values.get("value", NOTHING)
-    walker.emit("store", "tl.store", node, pointer=pointer, value=value)
-    return NOTHING
-
-
-@handles(*(f"tl.atomic_{op}" for op in (*ATOMICS, "cas", "load", "store")))
-def _atomic(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    name = walker.source.spelling(node.func)
-    pointer = values.get("pointer", NOTHING)
-    walker.emit(
-        "atomic",
-        name,
-        node,
-        pointer=pointer,
-        value=values.get("val", NOTHING),
-        order=_written(walker, node, "sem", values, "acq_rel"),
-        scope=_written(walker, node, "scope", values, "gpu"),
-        options=values,
-    )
-    return _loaded(pointer, TICKET)
-
-
-@handles("tl.atomic_poll")
-def _atomic_poll(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    walker.emit(
-        "wait",
-        "tl.atomic_poll",
-        node,
-        pointer=values.get("pointer", NOTHING),
-        value=values.get("val", NOTHING),
-        order=_written(walker, node, "sem", values, "acquire"),
-        scope=_written(walker, node, "scope", values, "gpu"),
-    )
-    return NOTHING
-
-
-@handles("tl.debug_barrier", "gl.thread_barrier", "gl.barrier")
-def _block_barrier(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    walker.emit("block barrier", "tl.debug_barrier", node)
-    return NOTHING
-
-
-@handles("tl.inline_asm_elementwise", "gl.inline_asm_elementwise")
-def _assembly(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    walker.emit("assembly", "tl.inline_asm_elementwise", node, options=values)
-    for pointer in values.get("args", NOTHING).items:
-        walker.emit("opaque", "tl.inline_asm_elementwise", node, pointer=pointer)
-    return Value(traits=frozenset({DATA}))
-
-
-@handles("tl.dot", "tl.dot_scaled")
-def _dot(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    walker.emit("dot", "tl.dot", node)
-    return Value(traits=frozenset({DATA, TILE, TILE_DATA}))
-
-
-@handles("tl.store_tensor_descriptor")
-def _descriptor_store(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    walker.emit("descriptor store", "tl.store_tensor_descriptor", node,
-                pointer=values.get("desc", NOTHING))  # fmt: skip
-    return NOTHING
-
-
-@handles("tl.load_tensor_descriptor")
-def _descriptor_load(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    walker.emit("descriptor load", "tl.load_tensor_descriptor", node,
-                pointer=values.get("desc", NOTHING))  # fmt: skip
-    return Value(traits=frozenset({DATA, TILE, TILE_DATA}))
-
-
-@handles("tl.make_tensor_descriptor", "tl.make_block_ptr")
-def _descriptor(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    return values.get("base", NOTHING)
-
-
-@handles("tl.arange")
-def _arange(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    return Value(traits=frozenset({TILE}))
-
-
-@handles("tl.zeros", "tl.full")
-def _full(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    return Value(traits=frozenset({TILE}))
-
-
-@handles("tl.program_id")
-def _program(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    return exactly(PROGRAM)
-
-
-@handles("tl.num_programs")
-def _programs(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    return exactly(NUM_PROGRAMS)
-
-
-# ---------------------------------------------------------------------------------------------
-# weft
-
-
-@handles("wl.rank")
-def _rank(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    return exactly(RANK)
-
-
-@handles("wl.num_ranks")
-def _num_ranks(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    return exactly(NUM_RANKS)
-
-
-@handles("wl.at")
-def _at(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    pointer, peer = values.get("ptr", NOTHING), values.get("peer", NOTHING)
-    walker.emit("address", "wl.at", node, pointer=pointer, to=peer)
-    return _there(walker, pointer, peer)
-
-
-def _there(walker: Walker, pointer: Value, to: Value) -> Value:
-    """`pointer` on rank `to`, which may be the own one."""
-    is_own = to.form == RANK or (to.number is not None and to.number == walker.own_rank())
-    return replace(pointer, remote=not is_own)
-
-
-def _ordered(walker: Walker, node: ast.Call, values: Arguments, order: str) -> dict[str, object]:
-    return {
-        "order": _written(walker, node, "order", values, order),
-        "scope": _written(walker, node, "scope", values, "sys"),
-        "options": values,
-    }
-
-
-@handles("wl.notify", "wl.notify_all", "wl.notify_warp")
-def _notify(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    to = values.get("to", NOTHING)
-    walker.emit(
-        "notify",
-        walker.source.spelling(node.func),
-        node,
-        pointer=_there(walker, values.get("signal", NOTHING), to),
-        value=values.get("value", Value(number=1)),
-        to=to if "to" in values else None,
-        **_ordered(walker, node, values, "release"),
-    )
-    return NOTHING
-
-
-@handles(
-    "wl.put", "wl.put_nbi", "wl.put_packets", "wl.put_lines", "wl.put_signal", "wl.put_signal_warp"
-)
-def _put(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    name, to = walker.source.spelling(node.func), values.get("to", NOTHING)
-    walker.emit("put", name, node, pointer=_there(walker, values.get("dst", NOTHING), to),
-                value=values.get("src", NOTHING), to=to, options=values)  # fmt: skip
-    if name.startswith("wl.put_signal"):
-        walker.emit(
-            "notify",
-            name,
-            node,
-            pointer=_there(walker, values.get("signal", NOTHING), to),
-            value=values.get("value", Value(number=1)),
-            to=to,
-            **_ordered(walker, node, values, "release"),
-        )
-    return NOTHING
-
-
-@handles("wl.get", "wl.get_nbi")
-def _get(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    walker.emit("get", walker.source.spelling(node.func), node,
-                pointer=_there(walker, values.get("src", NOTHING), values.get("source", NOTHING)),
-                value=values.get("dst", NOTHING), to=values.get("source", NOTHING))  # fmt: skip
-    return NOTHING
-
-
-@handles("wl.wait", "wl.test")
-def _wait(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    name = walker.source.spelling(node.func)
-    walker.emit(
-        name.split(".")[1],
-        name,
-        node,
-        pointer=values.get("signal", NOTHING),
-        value=values.get("at_least", NOTHING),
-        count=values.get("count", Value(number=1)),
-        **_ordered(walker, node, values, "acquire"),
-    )
-    return NOTHING
-
-
-@handles("wl.wait_packets", "wl.wait_lines")
-def _wait_packets(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    name = walker.source.spelling(node.func)
-    walker.emit("wait", name, node, pointer=values.get(name.removeprefix("wl.wait_"), NOTHING),
-                value=values.get("flag", NOTHING), order="acquire", scope="sys")  # fmt: skip
-    return Value(traits=frozenset({DATA, TILE, TILE_DATA}))
-
-
-@handles("wl.load", "wl.store", "wl.atomic_add", "wl.atomic_exchange", "wl.atomic_cas")
-def _word(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    name = walker.source.spelling(node.func)
-    plain_orders = {"wl.load": "relaxed", "wl.store": "relaxed"}
-    pointer = values.get("ptr", NOTHING)
-    walker.emit("atomic", name, node, pointer=pointer, value=values.get("value", NOTHING),
-                **_ordered(walker, node, values, plain_orders.get(name, "acq_rel")))  # fmt: skip
-    return _loaded(pointer, DATA if name == "wl.load" else TICKET)
-
-
-@handles("wl.barrier", "wl.barrier_grid")
-def _barrier(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    walker.emit("barrier", walker.source.spelling(node.func), node, order="acq_rel", scope="sys",
-                pointer=values.get("counter", NOTHING))  # fmt: skip
-    return NOTHING
-
-
-@handles("wl.fence", "wl.quiet")
-def _fence(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    walker.emit("fence", walker.source.spelling(node.func), node, order="release")
-    return NOTHING
-
-
-@handles("wl.complete_stores")
-def _complete(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    walker.emit("complete", "wl.complete_stores", node)
-    return NOTHING
-
-
-@handles("wl.consume")
-def _consume(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    return values.get("value", NOTHING)
-
-
-@handles("wl.slot_wait_free", "wl.tile_wait", "wl.peer_tile_wait", "wl.wait_deps")
-def _library_wait(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    for record in ("slot", "channel", "tasks"):
-        if record in values:
-            walker.emit("wait", walker.source.spelling(node.func), node, pointer=values[record],
-                        order="acquire", scope="sys")  # fmt: skip
-    return NOTHING
-
-
-@handles("wl.slot_finish", "wl.tile_notify", "wl.peer_tile_notify", "wl.release_tile",
-         "wl.release_tile_everywhere")  # fmt: skip
-def _library_notify(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    for record in ("slot", "channel", "tasks"):
-        if record in values:
-            walker.emit("notify", walker.source.spelling(node.func), node, to=values.get("to"),
-                        pointer=values[record], order="release", scope="sys")  # fmt: skip
-    return NOTHING
-
-
-@handles("wl.tile_push", "wl.tile_pull")
-def _tile_move(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    is_push = walker.source.spelling(node.func) == "wl.tile_push"
-    walker.emit("put" if is_push else "get", walker.source.spelling(node.func), node,
-                pointer=values.get("channel", NOTHING),
-                to=values.get("to" if is_push else "source", NOTHING))  # fmt: skip
-    return Value(traits=frozenset({DATA, TILE, TILE_DATA}))
-
-
-@handles("wl.next_task")
-def _next_task(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    return Value(traits=frozenset({TICKET}))

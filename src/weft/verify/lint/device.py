@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from weft.verify.lint import calls
+from weft.verify.lint import calls, triton_calls, weft_calls
 from weft.verify.lint.source import Device, Source
 from weft.verify.lint.values import (
     LOOP,
@@ -29,6 +29,8 @@ from weft.verify.lint.values import (
     plain,
 )
 
+# Imported for what they register: what calls of their functions mean.
+MEANINGS = (triton_calls, weft_calls)
 MAX_DEPTH = 8
 MAX_OPS = 4000
 RANK_NAMES = {"rank", "my_rank", "cur_rank", "this_rank", "rank_id", "my_pe", "me", "RANK"}
