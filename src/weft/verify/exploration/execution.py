@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -57,6 +58,7 @@ class Execution(Watch, Sight):
         self.trace = Trace()
         self.visibility = Visibility(self.trace)
         self.polls = False
+        self._taken: Counter[Process] = Counter()
         self._starts: dict[int, int] = {}
         self._rooms: dict[int, bool] = {}
         self._barriers: dict[Any, list[object]] = {}
@@ -72,12 +74,16 @@ class Execution(Watch, Sight):
             if urgency is not None:
                 process = process_of(task)
                 places[process] = place
+                if urgency == SIGNAL:
+                    # Whoever has run ahead comes last: others have waits to reach yet.
+                    urgency += self._taken[process]
                 enabled[process] = urgency
         if not enabled:
             return -1
         if len(self.trace.steps) >= MAX_STEPS:
             raise TooLong
         process = self.guide.decide(self, enabled)
+        self._taken[process] += 1
         place = places[process]
         task = ready[place]
         self.trace.begin(process, after_all=isinstance(task, HostTask) and task.goes_on)
@@ -143,7 +149,8 @@ class Execution(Watch, Sight):
     def signalled(self, by, allocation, cell, before, after, place, how, release) -> None:
         word = word_of(allocation, cell)
         kind = "update" if how == "add" and word in self.ordered else how
-        self.trace.access(Access(word, kind, before, after))
+        hands_on = "" if release is None else release.value
+        self.trace.access(Access(word, kind, before, after, hands_on=hands_on))
         published = allocation.sync_word(cell)
         self.visibility.stored(word, by, before, after, published, how, release is not None)
 

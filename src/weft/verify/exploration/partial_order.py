@@ -176,8 +176,7 @@ class Trace:
                 if not is_mine and not passes(access.after, earlier.expected):
                     self._comes_before(i, True)
             elif hidden:
-                if earlier.kind == "set":
-                    return
+                continue
             elif earlier.kind == "add":
                 if not is_mine and any(
                     w.before is not None and not passes(w.before - earlier.change, w.expected)
@@ -187,29 +186,38 @@ class Trace:
             else:
                 if not is_mine:
                     self._comes_before(i, True)
-                if earlier.kind == "set":
-                    return
                 hidden = earlier.replaces
 
     def _order_other(self, history: list[tuple[int, Access]], access: Access) -> None:
         """A look comes after all writes, a write after looks too; an update hides what it follows.
 
         A wait that would have passed all the same is not looked at, but a set ends what earlier
-        releases hand on, so its place before or after a wait matters.
+        releases hand on, so its place before or after a wait matters; unless who sets has made the
+        last store too, and hands on what that did.
         """
         mine = self.steps[-1].process
         hidden = False
+        ends = access.kind == "set" and not self._goes_on(history, access)
         for i, earlier in reversed(history):
             if self.steps[i].process != mine:
                 if earlier.kind == "wait":
-                    gone = access.kind == "set" or not passes(access.after, earlier.expected)
+                    gone = ends or not passes(access.after, earlier.expected)
                     if access.writes and gone:
                         self._comes_before(i, True)
                 elif not hidden and (earlier.writes or access.writes):
                     self._comes_before(i, True)
-            if earlier.kind == "set":
-                return
             hidden = hidden or earlier.replaces
+
+    def _goes_on(self, history: list[tuple[int, Access]], access: Access) -> bool:
+        """Does whoever sees this set know all that who saw the word before it knew?"""
+        for i, earlier in reversed(history):
+            if earlier.writes:
+                return (
+                    earlier.kind == "set"
+                    and self.steps[i].process == self.steps[-1].process
+                    and (not earlier.hands_on or earlier.hands_on == access.hands_on)
+                )
+        return True
 
     def _comes_before(self, number: int, is_race: bool) -> None:
         self._before[number] = self._before.get(number, False) or is_race

@@ -24,7 +24,7 @@ class Access(NamedTuple):
     """One access. `kind`: "add" (nobody gets the old value), "read", "wait", "set" or "update".
 
     A wait passes where `seen - expected >= 0`; of a packet, whose flags are compared for equality,
-    `expected` is None.
+    `expected` is None. `hands_on` is the scope of a release, empty where it is none.
     """
 
     word: WordKey
@@ -32,6 +32,7 @@ class Access(NamedTuple):
     before: int | None = None
     after: int | None = None
     expected: int | None = None
+    hands_on: str = ""
 
     @property
     def writes(self) -> bool:
