@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.verify.lint import lint_text
+from weft.verify.lint import lint_file, lint_text
 from weft.verify.lint.page import page
 from weft.verify.lint.registry import RULES, rule
 from weft.verify.lint.rules import load_rules
@@ -247,8 +247,6 @@ def kernel(world, ready, peer):
 
 
 def test_a_helper_of_another_file_is_followed(tmp_path: Path):
-    from weft.verify.lint import lint_file
-
     header = "import triton\nimport triton.language as tl\nimport weft.language as wl\n"
     (tmp_path / "words.py").write_text(
         header + "@triton.jit\ndef spin(p):\n    while tl.load(p) < 1:\n        pass\n"
@@ -375,3 +373,29 @@ def main(tensor, group):
     push[(1,)](handle.buffer_ptrs_dev, handle.rank, handle.world_size)
 """
     assert rules_of(text) == [("device-scope", 7), ("rank-as-constexpr", 12)]
+
+
+def test_a_host_function_of_another_file_is_followed(tmp_path: Path):
+    """The finding stands where this file calls it."""
+    (tmp_path / "launching.py").write_text(
+        "\n\n\n\ndef thrice(world, kernel):\n"
+        "    ready = world.signals(1)\n"
+        "    with world.record() as recording:\n"
+        "        kernel[(1,)](world.arg, ready, 1)\n"
+    )
+    user = tmp_path / "user.py"
+    user.write_text("""import triton
+import weft.language as wl
+from launching import thrice
+
+@triton.jit
+def exchange(world, ready, epoch):
+    wl.notify(world, ready, epoch, to=1 - wl.rank(world))
+    wl.wait(ready, at_least=epoch)
+
+def main(world):
+    thrice(world, exchange)
+""")
+    (problem,) = lint_file(user).problems
+    assert (problem.rule, problem.line) == ("frozen-epoch", 11)
+    assert problem.source.strip() == "thrice(world, exchange)"

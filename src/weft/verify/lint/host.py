@@ -64,7 +64,10 @@ class Signal:
 
 @dataclass(eq=False)
 class Step:
-    """Something the host does: "launch", "reset" or "meet", with the loops around it."""
+    """Something the host does: "launch", "reset" or "meet", with the loops around it.
+
+    `anchor` is the call in this file, where another file's function does it.
+    """
 
     kind: str
     node: ast.AST
@@ -72,6 +75,11 @@ class Step:
     function: str
     recorded: bool = False
     origin: str = ""
+    anchor: ast.AST | None = None
+
+    def place(self, node: ast.AST | None = None) -> ast.AST:
+        """Where a finding about it, or about `node` of it, stands in this file."""
+        return self.anchor or node or self.node
 
 
 @dataclass(eq=False)
@@ -79,7 +87,6 @@ class Launch(Step):
     """`kernel[grid](...)`; `device` is None where the kernel is another file's."""
 
     device: Device | None = None
-    anchor: ast.AST | None = None
     grid: ast.AST | None = None
     arguments: dict[str, ast.expr] = field(default_factory=dict)
     values: dict[str, HostValue] = field(default_factory=dict)
@@ -137,6 +144,7 @@ class _Function:
         self.recording = 0
         self.devices: dict[str, Device] = {}  # parameters that are kernels
         self.anchor: ast.AST | None = None  # the call in the file, where this stands in another
+        self.handed_over = False
 
     def block(self, body: list[ast.stmt]) -> None:
         later = []
@@ -317,7 +325,9 @@ class _Function:
 
     def step(self, kind: str, node: ast.AST, origin: str = "") -> None:
         self.host.steps.append(
-            Step(kind, node, tuple(self.loops), self.name, bool(self.recording), origin)
+            Step(
+                kind, node, tuple(self.loops), self.name, bool(self.recording), origin, self.anchor
+            )  # fmt: skip
         )
 
     def call(self, node: ast.Call) -> None:
@@ -344,7 +354,7 @@ class _Function:
         """A kernel is given to a function: walk it, if it is known and launches its parameter."""
         source, spelling = self.host.source, self.host.source.spelling(node.func)
         found = (source, spelling) if "." not in spelling else source.elsewhere(spelling)
-        if found is None or self.anchor is not None:
+        if found is None or self.handed_over:
             return
         where, name = found
         for function in where.tree.body:
@@ -354,7 +364,8 @@ class _Function:
                     inner.env[parameter.arg] = self.value(argument)
                     if isinstance(argument, ast.Name) and argument.id in source.devices:
                         inner.devices[parameter.arg] = source.devices[argument.id]
-                inner.loops, inner.recording, inner.anchor = self.loops, self.recording, node
+                inner.loops, inner.recording, inner.handed_over = self.loops, self.recording, True
+                inner.anchor = node if where is not source else None
                 self.host.parents.update(
                     {c: p for p in ast.walk(function) for c in ast.iter_child_nodes(p)}
                 )
@@ -370,7 +381,7 @@ class _Function:
         device = self.devices.get(name) or self.host.source.device(name)
         launch = Launch(
             "launch", node, tuple(self.loops), self.name, bool(self.recording), device=device,
-            anchor=self.anchor or node, grid=func.slice, scope=dict(self.bound),
+            anchor=self.anchor, grid=func.slice, scope=dict(self.bound),
         )  # fmt: skip
         if device is not None:
             arguments = _arguments(node, self.bound)

@@ -57,9 +57,9 @@ def host_reset(program: Program) -> Iterator[Hit]:
         launch = _next_launch(steps, reset, users)
         if launch is not None:
             name = host.signals[reset.origin].name
-            yield Hit(reset.node, f"{name} is written by the host, and a peer that is faster may "
-                                  f"have raised it for the launch in line {_line(launch)} "
-                                  "already")  # fmt: skip
+            message = f"{name} is written by the host, and a peer that is faster may have raised "
+            message += f"it for the launch in line {_line(launch)} already"
+            yield Hit(reset.place(), message)
 
 
 def _is_raised_by_peers(program: Program, origin: str) -> bool:
@@ -136,9 +136,9 @@ def frozen_epoch(program: Program) -> Iterator[Hit]:
             argument = launch.arguments.get(name)
             if value is None or argument is None or value.kind not in _FROZEN:
                 continue
-            yield Hit(argument, f"{name}={text_of(argument)} is fixed when the launch is recorded, "
-                                f"and line {line} waits for it or sends it in every "
-                                "replay")  # fmt: skip
+            message = f"{name}={text_of(argument)} is fixed when the launch is recorded, and line "
+            message += f"{line} waits for it or sends it in every replay"
+            yield Hit(launch.place(argument), message)
 
 
 _FROZEN = {"number", "counter", "loop"}

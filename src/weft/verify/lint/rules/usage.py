@@ -41,8 +41,8 @@ def world_not_arg(program: Program) -> Iterator[Hit]:
         for name, value in launch.values.items():
             if value.kind == "world":
                 argument = launch.arguments[name]
-                yield Hit(argument, f"{text_of(argument)} is the host's object; kernels take its "
-                                    "table, rank count and version as one argument")  # fmt: skip
+                message = f"{text_of(argument)} is the host's object; kernels take its table, rank "
+                yield Hit(launch.place(argument), message + "count and version as one argument")
 
 
 @rule(
@@ -75,8 +75,8 @@ def rank_as_constexpr(program: Program) -> Iterator[Hit]:
     for launch in program.host.launches:
         for name, value in launch.values.items():
             if value.kind == "rank" and launch.device and launch.device.is_constexpr(name):
-                yield Hit(launch.arguments[name], f"{name} of {launch.device.name} is a constexpr, "
-                          "so every rank compiles a kernel of its own")  # fmt: skip
+                message = f"{name} of {launch.device.name} is a constexpr, so every rank compiles "
+                yield Hit(launch.place(launch.arguments[name]), message + "a kernel of its own")
 
 
 @rule(
