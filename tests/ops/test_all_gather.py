@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from calling import Caller, cases, check_kernels, one_slot_for_all, transports
-from mutants import survivors
 
 import weft
 from weft.base.errors import ConfigError, DtypeError, FarPointerError, ShapeError
@@ -86,23 +85,6 @@ def test_nothing_to_do(ranks):
 
 
 # ---- signals
-
-
-@pytest.mark.parametrize(
-    ("nodes", "transport"),
-    [*(((3,), name) for name in op.config.reaches_far if name != "packets"), ((2, 1), "relay")],
-    ids=str,
-)
-def test_every_signal_is_needed(nodes, transport, monkeypatch):
-    one_slot_for_all(monkeypatch)
-    large, small = {"m": 7, "n": 16}, {"m": 4, "n": 3}
-    main = Caller(op, nodes, transport).in_turns([large, large, small, large], "float32")
-    count, alive = survivors(main, nodes)
-    # _finish is one program: its ticket counts to one, and orders nothing.
-    alive = [
-        one for one in alive if (one.place.primitive, one.place.kernel) != ("atomic", "_finish")
-    ]
-    assert count >= (6 if transport == "push" else 12) and not alive, "\n".join(map(str, alive))
 
 
 def test_peers_memory_is_not_read_from_another_node(ranks):

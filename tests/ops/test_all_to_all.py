@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from calling import Caller, cases, check_kernels, one_slot_for_all, transports
-from mutants import survivors
 
 import weft
 from weft.base.errors import ConfigError, DtypeError, ShapeError
@@ -108,17 +107,6 @@ def test_nothing_to_send(ranks):
         assert out.shape == (6, 0) and received.tolist() == [1, 1]
 
     ranks(main, 2)
-
-
-@pytest.mark.parametrize("variable", [0, 1])
-@pytest.mark.parametrize("transport", BY_SPLITS)
-def test_every_signal_is_needed(transport, variable, monkeypatch):
-    one_slot_for_all(monkeypatch)
-    large, small = ({"m": m, "n": n, "variable": variable} for m, n in ((7, 16), (4, 3)))
-    caller = Caller(op, (3,), transport)
-    count, alive = survivors(caller.in_turns([large, large, small, large], "float32"), (3,))
-    by_mailbox = transport == "push" and not variable
-    assert count >= (6 if by_mailbox else 12) and not alive, "\n".join(map(str, alive))
 
 
 @pytest.mark.parametrize(

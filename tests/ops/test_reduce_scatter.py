@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from calling import EMU, Caller, cases, check_kernels, one_slot_for_all, transports
-from mutants import survivors
 
 import weft
 from weft.base.errors import ConfigError, DtypeError, ShapeError
@@ -75,19 +74,6 @@ def test_the_ring_adds_in_its_own_order(ranks):
         for hop in (2, 3, 4):
             expected += parts[(shard + hop) % 4][rows]
         assert torch.equal(out, expected)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "transport"),
-    [*(((3,), name) for name in op.config.reaches_far if name != "packets"), ((2, 1), "relay")],
-    ids=str,
-)
-def test_every_signal_is_needed(nodes, transport, monkeypatch):
-    one_slot_for_all(monkeypatch)
-    large, small = {"m": 7, "n": 16}, {"m": 4, "n": 3}
-    caller = Caller(op, nodes, transport, exact=False)
-    count, alive = survivors(caller.in_turns([large, large, small, large], "float32"), nodes)
-    assert count >= (6 if transport == "push" else 12) and not alive, "\n".join(map(str, alive))
 
 
 def test_out_and_more_dimensions(ranks):

@@ -47,8 +47,12 @@ def mutants_of_script(
     return search(runs, bounds, subject=path, ranks=topology.num_ranks, on_mutant=on_mutant)
 
 
-def op_run(work: Work, config: Any) -> Run:
-    """Calls back to back, with other numbers each, on one slot: only signals keep them apart."""
+def op_run(work: Work, config: Any, *, on_heap: bool = False) -> Run:
+    """Calls back to back, with other numbers each, on one slot: only signals keep them apart.
+
+    With `on_heap` inputs that are alike on all ranks lie on the symmetric heap, where the next
+    call's replace those of the last.
+    """
     import weft
 
     sizes = (work, smaller(work), smallest(work))
@@ -58,9 +62,16 @@ def op_run(work: Work, config: Any) -> Run:
 
     def main() -> None:
         world = weft.init()
+        heap: dict[tuple, Any] = {}
         outs = []
         for seed, (one, problem) in enumerate(zip(works, problems, strict=True)):
-            outs.append(work.op.run(world, problem, one.inputs(world.rank, seed), config))
+            inputs = dict(one.inputs(world.rank, seed))
+            for name in alike(one) if on_heap else ():
+                key = (name, inputs[name].shape)
+                if key not in heap:
+                    heap[key] = world.empty(tuple(inputs[name].shape), inputs[name].dtype)
+                inputs[name] = heap[key].copy_(inputs[name])
+            outs.append(work.op.run(world, problem, inputs, config))
         for out, references, one in zip(outs, expected, works, strict=True):
             if (error := rel_err(out, references[world.rank])) > one.tolerance():
                 raise WrongAnswer(f"rank {world.rank}: an error of {error:.2g}")
@@ -75,7 +86,8 @@ def op_run(work: Work, config: Any) -> Run:
         return session.report
 
     nodes = "+".join(map(str, work.nodes or (work.num_ranks,)))
-    return Run(f"{getattr(config, 'transport', 'default')} on {nodes}", run)
+    place = ", inputs on the heap" if on_heap else ""
+    return Run(f"{getattr(config, 'transport', 'default')} on {nodes}{place}", run)
 
 
 @contextmanager
@@ -89,6 +101,12 @@ def _one_slot() -> Iterator[None]:
         os.environ.pop("WEFT_SLOTS")
         if before is not None:
             os.environ["WEFT_SLOTS"] = before
+
+
+def alike(work: Work) -> list[str]:
+    """Inputs that have the same shape on all ranks."""
+    everyone = [work.inputs(rank, 0) for rank in range(work.num_ranks)]
+    return [name for name in everyone[0] if len({one[name].shape for one in everyone}) == 1]
 
 
 def smaller(work: Work) -> Work:

@@ -61,11 +61,13 @@ class Run:
 class Bounds:
     """How much is tried.
 
-    Units   schedules: seeds of each run that a mutant may survive; census: seeds under which the
-            program runs as it is; limit_s: seconds for all; jobs: processes, 0 is one for each CPU
+    Units   schedules: seeds of each run that a mutant may survive; argued: the same for one that a
+            note says is equivalent; census: seeds under which the program runs as it is; limit_s:
+            seconds for all; jobs: processes, 0 is one for each CPU
     """
 
     schedules: int = 12
+    argued: int = 3
     census: int = 3
     limit_s: float | None = None
     jobs: int = 0
@@ -175,7 +177,9 @@ class Hunt:
     def verdict(self, mutant: Mutant) -> Verdict:
         begin = time.monotonic()
         rewrite, tried = OneMutant(mutant), 0
-        for number, seed in self._trials(mutant):
+        reasons = [note.reason for note in self.notes if note.covers(mutant)]
+        schedules = self.bounds.argued if reasons else self.bounds.schedules
+        for number, seed in self._trials(mutant, schedules):
             if self._is_over():
                 return Verdict(mutant, NOT_RUN, "", tried, time.monotonic() - begin)
             run = self.survey.runs[number]
@@ -187,18 +191,17 @@ class Hunt:
             if shown:
                 by = f"{shown} in {run.name}, seed {seed}"
                 return Verdict(mutant, CAUGHT, by, tried, time.monotonic() - begin)
-        reasons = [note.reason for note in self.notes if note.covers(mutant)]
         outcome, by = (EQUIVALENT, reasons[0]) if reasons else (MISSED, "")
         return Verdict(mutant, outcome, by, tried, time.monotonic() - begin)
 
-    def _trials(self, mutant: Mutant) -> list[tuple[int, int]]:
+    def _trials(self, mutant: Mutant, schedules: int) -> list[tuple[int, int]]:
         """(run, seed) pairs, those first that have caught most for their time."""
 
         def worth(trial: tuple[int, int]) -> float:
             caught, tried = self.catches.get(trial, (0, 0))
             return -(caught + 1) / (tried + 2) / max(self.survey.seconds[trial[0]], 1e-3)
 
-        runs, seeds = self.survey.where[mutant], range(self.bounds.schedules)
+        runs, seeds = self.survey.where[mutant], range(schedules)
         return sorted(((run, seed) for seed in seeds for run in runs), key=worth)
 
     def _is_over(self) -> bool:
