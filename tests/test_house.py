@@ -109,7 +109,8 @@ def test_imports_go_down_only():
 
 def test_the_root_imports_nothing_until_asked():
     """`import weft` costs no torch and no Triton: `weft doctor` runs where neither does."""
-    code = "import sys, weft; print([m for m in ('torch', 'triton', 'numpy') if m in sys.modules])"
+    heavy = "('torch', 'triton', 'numpy', 'immutables')"
+    code = f"import sys, weft, weft.tools.main; print([m for m in {heavy} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.stdout.strip() == "[]", found.stdout + found.stderr
 

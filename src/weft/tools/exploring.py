@@ -15,8 +15,6 @@ from weft.verify.exploration.minimise import minimised
 from weft.verify.exploration.replay import Replay, recorded
 from weft.verify.exploration.search import Bounds, Found, Search, search
 
-REPLAYS = os.path.join(".weft", "replays")
-
 # So many findings get a replay of their own; each takes some runs to be made small.
 REPLAYS_KEPT = 5
 
@@ -39,7 +37,7 @@ class Explored:
 
 
 def explore_all(
-    subjects: Sequence[AnySubject], bounds: Bounds, *, folder: str = REPLAYS,
+    subjects: Sequence[AnySubject], bounds: Bounds, *, folder: str,
     on_execution: Callable[[], None] = lambda: None,
 ) -> Explored:  # fmt: skip
     """Every subject to its end, or until `bounds`, which are for all of them, are reached."""

@@ -9,18 +9,20 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.base.card import Op
 from weft.base.errors import UsageError
 from weft.base.report import Finding, Report, Side
 from weft.base.target import TARGETS
 from weft.base.topology import Topology
-from weft.emulator.choices import Chooser
 from weft.tools.check import CALLS, Work, rel_err
 from weft.tools.emulate import run_script_once
 from weft.tools.words import find_op, find_script, shape_text
-from weft.verify.exploration.search import Ran, outcome_bytes
+
+if TYPE_CHECKING:
+    from weft.emulator.choices import Chooser
+    from weft.verify.exploration.search import Ran
 
 NUM_SMS = 132
 
@@ -51,6 +53,7 @@ class OpSubject:
 
     def run(self, chooser: Chooser | None = None, *, seed: int = 0, observers: Any = ()) -> Ran:
         import weft
+        from weft.verify.exploration.search import Ran, outcome_bytes
 
         with weft.emulated(
             self.work.num_ranks, self.work.nodes or 1, seed, self.num_sms, collect=True,
@@ -113,6 +116,8 @@ class ScriptSubject:
         return self.path
 
     def run(self, chooser: Chooser | None = None, *, seed: int = 0, observers: Any = ()) -> Ran:
+        from weft.verify.exploration.search import Ran
+
         return Ran(
             run_script_once(
                 self.path, list(self.args), self.topology, seed, io.StringIO(), self.num_sms,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ import typer
 
 from weft.base.errors import UsageError
 from weft.base.report import Finding, Report
-from weft.tools import console, exploring, pictures
+from weft.tools import console, pictures
 from weft.tools.check import CALLS, Work
 from weft.tools.subjects import (
     NUM_SMS,
@@ -31,9 +32,11 @@ from weft.tools.words import (
 
 if TYPE_CHECKING:
     from weft.emulator.observation import Recorder
-    from weft.verify.exploration.search import Ran
+    from weft.verify.exploration.search import Bounds, Ran
 
 DEFAULT_SCHEDULES = 20
+# Where failing executions are kept.
+REPLAYS = os.path.join(".weft", "replays")
 # Exploring multiplies with every rank: two of them show what one alone cannot.
 SMALLEST_RANKS = 2
 
@@ -74,7 +77,7 @@ def verify(
     ] = "",
     save: Annotated[
         str, typer.Option(metavar="FOLDER", help="where failing executions are saved")
-    ] = exploring.REPLAYS,
+    ] = REPLAYS,
     num_sms: Annotated[int, typer.Option(help="programs resident on one rank")] = NUM_SMS,
     shape: Annotated[
         str, typer.Option(help="an operator's sizes, m=..,n=..,k=..; the smallest of two tiles"
@@ -111,7 +114,9 @@ def verify(
     if mutants:
         return run_mutants(subjects[0], work, max_seconds, json)
     if exhaustive:
-        bounds = exploring.Bounds(max_executions, max_seconds, max_megabytes)
+        from weft.verify.exploration.search import Bounds
+
+        bounds = Bounds(max_executions, max_seconds, max_megabytes)
         return run_exhaustive(subjects, bounds, save, html, json)
     count = DEFAULT_SCHEDULES if schedules is None else schedules
     return run_schedules(subjects, range(seed, seed + count), html, json)
@@ -150,6 +155,7 @@ def _smaller(subject: AnySubject) -> object:
 
 def run_schedules(subjects: list[AnySubject], seeds: range, html: str, json: bool) -> int:
     """Draw schedules, the subjects in turn."""
+    from weft.tools import exploring
     from weft.verify.schedules import explore
 
     what = subjects[0].name
@@ -181,9 +187,11 @@ def run_schedules(subjects: list[AnySubject], seeds: range, html: str, json: boo
 
 
 def run_exhaustive(
-    subjects: list[AnySubject], bounds: exploring.Bounds, save: str, html: str, json: bool
+    subjects: list[AnySubject], bounds: Bounds, save: str, html: str, json: bool
 ) -> int:
     """Explore all subjects; `bounds` are for all of them together."""
+    from weft.tools import exploring
+
     what = subjects[0].name
     with console.bar(f"{what}: executions", bounds.executions) as bar:
         found = exploring.explore_all(subjects, bounds, folder=save, on_execution=bar.advance)
