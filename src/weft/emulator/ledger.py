@@ -144,7 +144,7 @@ class Ledger(Watch):
             return
         word = self._word(allocation, cell)
         self._await(word, expected)
-        word.seen = True
+        word.seen, word.fallen = True, None
         self._remember(by, word, place, acquire)
         repeated, word.repeated = word.repeated, None
         if repeated and repeated[1].agent != by.agent and not self._knows(by.clock, repeated[1]):

@@ -55,6 +55,7 @@ class Synchronising(DescriptorAccess):
 
         What is `blocked` may be tried in vain all the same, unless the machine explores.
         """
+        self._did_something |= coming != "add"  # to add again is to announce nothing new
         machine = self.machine
         if machine.explores:
             self.coming, self.blocked = coming, blocked
