@@ -10,7 +10,17 @@ import pytest
 from weft.tools.main import main
 
 RUN_KEYS = {"op", "target", "ranks", "shape", "dtype", "ok", "rel_err", "tolerance", "seconds"}
-VERIFY_KEYS = {"op", "ranks", "schedules", "complete", "races", "deadlocks", "ok", "executions", "bound"}
+VERIFY_KEYS = {
+    "op",
+    "ranks",
+    "schedules",
+    "complete",
+    "races",
+    "deadlocks",
+    "ok",
+    "executions",
+    "bound",
+}
 KERNEL_KEYS = {"name", "target", "format", "bytes", "registers", "shared_bytes"}
 SIDE_KEYS = {"rank", "kernel", "program", "file", "line", "tensor", "index"}
 
