@@ -14,7 +14,14 @@ from language_kernels import CUDA, HIP, machine_text
 
 import weft
 import weft.language as wl
-from weft.base.errors import DtypeError, FindingError, ShapeError, UnsupportedError, UsageError
+from weft.base.errors import (
+    DtypeError,
+    FarPointerError,
+    FindingError,
+    ShapeError,
+    UnsupportedError,
+    UsageError,
+)
 from weft.language.cuda import lines as on_cuda
 from weft.verify import compiled
 
@@ -108,6 +115,11 @@ def test_a_line_may_not_lie_across_two(ranks):
 
     with pytest.raises(UsageError, match="inbox at an address that 128 does not divide"):
         ranks(main, 1)
+
+
+def test_lines_stay_within_a_node(ranks):
+    with pytest.raises(FarPointerError, match="another node"):
+        ranks(sums(), 2, nodes=2)
 
 
 def test_a_line_that_never_comes_is_a_deadlock(ranks):

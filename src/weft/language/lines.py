@@ -34,7 +34,8 @@ def put_lines(world, dst, src, flag, *, to, count=None):
     Sync    pairs with wait_lines of the same flag, line by line, in no order among lines;
             publishes nothing else that this program wrote. The line's last reader must be known
             to have read it
-    Raises  NotSymmetricError, PeerError: as `at`
+    Raises  NotSymmetricError, PeerError, FarPointerError: as `at`; between nodes nothing keeps a
+            line whole
             SignalError: the line holds this flag already (emulator)
             UsageError: dst is not divisible by 128 bytes (emulator)
     Cost    one 16-byte store by each of 8 threads per line

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from weft.language import lines as declared
-from weft.language.addressing import translate
+from weft.language.addressing import at
 from weft.language.cuda.packets import wait_tile
 from weft.language.portable.lines import from_lines, is_counted, is_flag, line_pointers, to_lines
 from weft.language.registry import implement
@@ -34,7 +34,7 @@ def converge():
 def put_lines(world, dst, src, flag, to, count):
     LINES: tl.constexpr = src.shape[0]
     words = to_lines(src, flag, count)
-    pointers = line_pointers(translate(world, dst, to), LINES)
+    pointers = line_pointers(at(world, dst, to), LINES)
     converge()
     # Written through: STG.STRONG.SYS, as a volatile store would be.
     if count is None:

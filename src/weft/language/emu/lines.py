@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 
 from weft.language import lines as declared
-from weft.language.addressing import translate
+from weft.language.addressing import at
 from weft.language.emu.extern import elements_of
 from weft.language.portable.lines import from_lines, line_pointers, to_lines
 from weft.language.registry import implement
@@ -14,7 +14,7 @@ from weft.language.registry import implement
 @implement(declared.put_lines, "emu")
 @triton.jit
 def put_lines(world, dst, src, flag, to, count):
-    pointers = line_pointers(translate(world, dst, to), src.shape[0])
+    pointers = line_pointers(at(world, dst, to), src.shape[0])
     words = to_lines(src, flag, count)
     if count is None:
         elements_of("weft.put_lines", pointers, words, src.shape[0])
