@@ -46,6 +46,9 @@ def bench(
     output: Annotated[
         str, typer.Option("-o", "--output", help="a JSON file, or a folder for several operators")
     ] = "",
+    keep: Annotated[
+        bool, typer.Option("--keep", help="of the files that are there, keep the other points")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> int:
     """Measure operators against cuBLAS, NCCL and torch on this machine's GPUs."""
@@ -74,7 +77,7 @@ def bench(
         rounds,
         time.time() + seconds if seconds else float("inf"),
     )
-    results = Results(num_ranks, output, many=len(cards) > 1)
+    results = Results(num_ranks, output, many=len(cards) > 1, keeps=keep)
     notes = console.notes()
     from weft.ops import card as card_of
 

@@ -70,6 +70,7 @@ class Step:
 def call_every_way(work: Work, seed: int) -> list[tuple[str, Any]]:
     """On one rank: eager, recorded and replayed, another shape, eager again."""
     import weft
+    from weft.tune.answers import poison
 
     world = weft.init()
     op = work.op
@@ -83,7 +84,7 @@ def call_every_way(work: Work, seed: int) -> list[tuple[str, Any]]:
     with world.record() as recording:
         replayed = op.run(world, problem, mine, None)
     for turn in range(REPLAYS):
-        _poison(replayed)
+        poison(replayed)
         recording.replay()
         outputs.append((f"replay {turn + 1}", _keep(replayed)))
     other = work.another()
@@ -210,19 +211,12 @@ def judge(work: Work, outputs: Sequence[Sequence[tuple[str, Any]]], seed: int) -
 
 
 def rel_err(out: Any, ref: Any) -> float:
-    """||out - ref|| / ||ref||, the worst of a tuple; infinite where shapes differ or a NaN is."""
+    """||out - ref|| / ||ref|| in fp64 on the CPU, the worst of a tuple; see weft.tune.answers."""
     import torch
 
-    if isinstance(out, (tuple, list)):
-        return max(rel_err(o, r) for o, r in zip(out, ref, strict=True))
-    if out.shape != ref.shape:
-        return float("inf")
-    if out.numel() == 0:
-        return 0.0
-    out, ref = out.detach().cpu().to(torch.float64), ref.to(torch.float64)
-    norm = ref.norm().item()
-    error = (out - ref).norm().item() / (norm if norm else 1.0)
-    return error if error == error else float("inf")
+    from weft.tune.answers import rel_err as error_of
+
+    return error_of(_map(lambda tensor: tensor.detach().cpu(), out), ref, torch.float64)
 
 
 def run_on_gpus(work: Work, seed: int) -> list[list[tuple[str, Any]]]:
@@ -280,11 +274,6 @@ def _map(function: Callable[[Any], Any], value: Any) -> Any:
 
 def _keep(value: Any) -> Any:
     return _map(lambda tensor: tensor.clone(), value)
-
-
-def _poison(value: Any) -> None:
-    """What a replay does not write must not pass for its answer."""
-    _map(lambda x: x.fill_(float("nan") if x.is_floating_point() else 77), value)
 
 
 def _to(value: Any, device: Any) -> Any:

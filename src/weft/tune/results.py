@@ -1,7 +1,12 @@
-"""What a benchmark found, one document and one file per operator, written as it goes."""
+"""What a benchmark found, one document and one file per operator, written as it goes.
+
+A file holds what is current: with `keeps`, points that a run does not measure stay as they were,
+each row with the commit that it was measured at.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +16,14 @@ from weft.tune.provenance import results_name, write_json
 
 class Results:
     """Takes what `bench` yields. `output` is a file, or a folder where there are `many` operators;
-    "" writes nothing."""
+    "" writes nothing. `keeps`: other points of the files that are there stay in them."""
 
-    def __init__(self, num_ranks: int, output: str = "", many: bool = False) -> None:
+    def __init__(
+        self, num_ranks: int, output: str = "", many: bool = False, keeps: bool = False
+    ) -> None:
         self.num_ranks = num_ranks
+        self.keeps = keeps
+        self._before: dict[Path, dict[str, Any]] = {}
         self.output = Path(output) if output else None
         self.is_folder = many or (self.output is not None and self.output.suffix != ".json")
         self.documents: dict[str, dict[str, Any]] = {}
@@ -65,8 +74,34 @@ class Results:
 
     def _write(self, document: dict[str, Any]) -> None:
         path = self.path_of(document["op"])
-        if path is not None:
-            write_json(path, document)
+        if path is None:
+            return
+        if self.keeps and path not in self._before:
+            self._before[path] = json.loads(path.read_text()) if path.exists() else {}
+        write_json(path, merged(self._before.get(path, {}), document))
+
+
+def merged(before: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """`document`, and of `before` all points that it has not measured, with their commit.
+
+    What was measured on other hardware is not kept.
+    """
+    if before.get("hardware") != document["hardware"]:
+        return dict(document)
+    measured = {_point_of(row) for row in document["rows"]}
+    whole = dict(document)
+    for name in ("rows", "failed"):
+        kept = [
+            {"commit": before.get("commit", ""), **row}
+            for row in before[name]
+            if _point_of(row) not in measured
+        ]
+        whole[name] = [*document[name], *kept]
+    return whole
+
+
+def _point_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["label"], tuple(row["shape"].items()), row["dtype"]
 
 
 def _without_op(values: Mapping[str, Any]) -> dict[str, Any]:
