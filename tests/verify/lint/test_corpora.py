@@ -39,7 +39,7 @@ PLANTED = {
     },
 }
 
-# Of tests/verify/wrong: what needs no run to be seen.
+# Of tests/verify/wrong: what needs no run to be seen; the others need values, or a schedule.
 SEEN = {
     "asynchronous_store_not_completed": "unfinished-store",
     "barrier_per_tile": "grid-residency",
@@ -49,6 +49,7 @@ SEEN = {
     "epoch_not_advanced": "epoch-not-advanced",
     "get_before_ready": "late-wait",
     "gpu_scoped_signal": "device-scope",
+    "lost_signal": "one-word-for-many",
     "missing_notify": "never-notified",
     "missing_wait": "late-wait",
     "notify_before_store": "store-after-notify",
@@ -64,6 +65,8 @@ SEEN = {
     "signal_without_wait": "never-waited",
     "source_reused_before_quiet": "source-reused",
     "spin_without_acquire": "spin-without-acquire",
+    "too_many_arrivals": "count-not-met",
+    "transfer_never_completed": "transfer-never-completed",
     "volatile_wait": "volatile-wait",
 }
 
@@ -86,16 +89,9 @@ def test_planted_faults_are_seen(name: str):
     assert found >= PLANTED[name]
 
 
-WRONG = {path.stem: path for path in (ROOT / "tests" / "verify" / "wrong").glob("*.py")}
-
-
-def test_half_of_the_wrong_programs_need_no_run():
-    assert len(SEEN.keys() & WRONG) >= 17
-
-
-@pytest.mark.parametrize("name", sorted(SEEN.keys() & WRONG))
+@pytest.mark.parametrize("name", list(SEEN))
 def test_a_wrong_program_is_seen(name: str):
-    path = WRONG[name]
+    path = ROOT / "tests" / "verify" / "wrong" / f"{name}.py"
     assert SEEN[name] in {problem.rule for problem in lint_file(path).problems}
 
 

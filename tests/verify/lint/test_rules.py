@@ -199,6 +199,21 @@ def send_credit(world, word, x):
         pass
     tl.store(x, tl.load(x))
 """,
+    "one word of the other one of two ranks": """
+@triton.jit
+def answer(world, x, ready, out):
+    if wl.rank(world) == 0:
+        wl.wait(ready, at_least=1)
+        tl.store(out, tl.load(x))
+    else:
+        wl.put(world, x, 1.0, to=0)
+        wl.notify(world, ready, 1, to=0, op=wl.SignalOp.SET)
+""",
+    "a transfer that its caller completes": """
+@triton.jit
+def begin(world, x, source):
+    wl.put_nbi(world, x, source, to=1 - wl.rank(world))
+""",
     "a host that resets before anybody may signal": """
 @triton.jit
 def exchange(world, ready):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft.verify.lint.order import exclusive
 from weft.verify.lint.problem import ERROR, WARNING
 from weft.verify.lint.registry import Hit, Program, at, pointer_text, rule
 from weft.verify.lint.values import (
@@ -79,6 +80,13 @@ def notify_on_data(program: Program) -> Iterator[Hit]:
                          f"in line {line} counts on it always")  # fmt: skip
 
 
+def sets(op: Op) -> bool:
+    """SET by name, or where put_signal is left to its default."""
+    words = getattr(op.node, "keywords", ())
+    said = [getattr(word.value, "attr", "") for word in words if word.arg == "op"]
+    return said == ["SET"] or (not said and op.name.startswith("wl.put_signal"))
+
+
 def _on_data(op: Op) -> bool:
     return any(frame.test.has(TILE_DATA) and not frame.test.has(TICKET) for frame in op.branches())
 
@@ -117,7 +125,9 @@ def count_not_met(program: Program) -> Iterator[Hit]:
             continue
         for op in waits:
             for form, asks, who in _PARTIES:
-                if op.expected.form == form and asks(made[0]) and not asks(op):
+                # On the two sides of one branch, those who wait are among those who do not notify.
+                apart = exclusive(made[0], op) and not made[0].loops()
+                if op.expected.form == form and asks(made[0]) and (apart or not asks(op)):
                     line = made[0].node.lineno  # type: ignore[attr-defined]
                     yield at(op, f"this waits for {form} arrivals at {pointer_text(op)}, and the "
                                  f"notify in line {line} is not made by, or for, every "
@@ -125,14 +135,7 @@ def count_not_met(program: Program) -> Iterator[Hit]:
 
 
 def _is_one_arrival(op: Op) -> bool:
-    sets = "op" in op.options or (op.name.startswith("wl.put_signal"))
-    adds = op.kind == "notify" and op.value.number == 1
-    return adds and (not sets or _says_add(op))
-
-
-def _says_add(op: Op) -> bool:
-    words = getattr(op.node, "keywords", ())
-    return any(w.arg == "op" and getattr(w.value, "attr", "") == "ADD" for w in words)
+    return op.kind == "notify" and op.value.number == 1 and not sets(op)
 
 
 def _on_rank(op: Op) -> bool:
@@ -181,3 +184,52 @@ def divergent_barrier(program: Program) -> Iterator[Hit]:
 
 def _on_other_side(op: Op, frame: Frame) -> bool:
     return any(one.node is frame.node and one.kind != frame.kind for one in op.branches())
+
+
+@rule(
+    "one-word-for-many",
+    WARNING,
+    "Several ranks SET one word of a peer: each takes the place of the others' signals.",
+    remedy="give each rank a word (signal + wl.rank(world)), or let them ADD to one",
+    bad="""
+@triton.jit
+def gather(world, x, ready, out):
+    rank = wl.rank(world)
+    if rank > 0:
+        wl.put(world, x + rank, 1.0, to=0)
+        wl.notify(world, ready, rank, to=0, op=wl.SignalOp.SET)
+    else:
+        wl.wait(ready, at_least=wl.num_ranks(world) - 1)
+        tl.store(out, tl.load(x + 1))
+""",
+    good="""
+@triton.jit
+def gather(world, x, ready, out):
+    rank = wl.rank(world)
+    if rank > 0:
+        wl.put(world, x + rank, 1.0, to=0)
+        wl.notify(world, ready + rank, 1, to=0, op=wl.SignalOp.SET)
+    else:
+        wl.wait(ready + 1, at_least=1, count=wl.num_ranks(world) - 1)
+        tl.store(out, tl.load(x + 1))
+""",
+)
+def one_word_for_many(program: Program) -> Iterator[Hit]:
+    for kernel in program.kernels:
+        for op in kernel.of("notify"):
+            if not (sets(op) and op.releases and op.to is not None and op.pointer.remote):
+                continue
+            is_one_peer = isinstance(op.to.number, int)
+            offset = op.pointer.offset
+            mine = offset is not None and (offset.has(RANK) or bool(offset.params))
+            is_told = any(frame.own is not None for frame in op.path) or not _on_rank(op)
+            # Of two ranks only one is "every rank but 0": a wait must speak of their number.
+            waited = any(
+                one.waits
+                and one.pointer.roots & op.pointer.roots
+                and (one.expected.has(NUM_RANKS) or one.count.has(NUM_RANKS))
+                for one in kernel.ops
+            )
+            if is_one_peer and not mine and not is_told and waited:
+                yield at(op, f"every rank that comes here SETs {pointer_text(op)} of rank "
+                             f"{op.to.number}, and its wait sees one of them")  # fmt: skip

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from weft.verify.lint.host import Launch, Step
 from weft.verify.lint.problem import ERROR, WARNING
 from weft.verify.lint.registry import Hit, Kernel, Program, at, pointer_text, rule, text_of
+from weft.verify.lint.rules.counts import sets
 from weft.verify.lint.values import Op
 
 EXCHANGE = """
@@ -208,7 +209,7 @@ def epoch_not_advanced(program: Program) -> Iterator[Hit]:
                     yield at(op, f"every launch of {kernel.name} flags its packets with "
                                  f"{flag.number}: one of the launch before passes for "
                                  "new")  # fmt: skip
-            elif op.kind == "notify" and _sets(op) and isinstance(op.value.number, int):
+            elif op.kind == "notify" and sets(op) and isinstance(op.value.number, int):
                 if _is_awaited(kernel, op) and not _is_reset(program, kernel, op):
                     yield at(op, f"every launch of {kernel.name} SETs {pointer_text(op)} to "
                                  f"{op.value.number}, and from the second one on nobody can tell "
@@ -232,13 +233,6 @@ def _is_fresh(launch: Launch, op: Op) -> bool:
         if any(isinstance(one, ast.Name) and one.id in made for one in parts):
             return True
     return False
-
-
-def _sets(op: Op) -> bool:
-    """SET by name, or where put_signal is left to its default."""
-    words = getattr(op.node, "keywords", ())
-    said = [getattr(word.value, "attr", "") for word in words if word.arg == "op"]
-    return said == ["SET"] or (not said and op.name.startswith("wl.put_signal"))
 
 
 def _is_awaited(kernel: Kernel, op: Op) -> bool:

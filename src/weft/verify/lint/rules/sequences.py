@@ -280,3 +280,50 @@ def reset_before_wait(program: Program) -> Iterator[Hit]:
 def _resets(op: Op) -> bool:
     is_write = op.kind == "store" or op.name in ("wl.store", "tl.atomic_xchg", "tl.atomic_store")
     return is_write and not op.pointer.remote and op.value.number == 0
+
+
+@rule(
+    "transfer-never-completed",
+    ERROR,
+    "A transfer that does not block, and nothing behind it that completes it.",
+    remedy="end with wl.quiet(world), or with a notify or a barrier of the world",
+    bad="""
+@triton.jit
+def push(world, x, source):
+    at = tl.arange(0, 64)
+    wl.put_nbi(world, x + at, source + at, to=1 - wl.rank(world))
+
+
+def main(world, x, source):
+    push[(1,)](world.arg, x, source)
+""",
+    good="""
+@triton.jit
+def push(world, x, source):
+    at = tl.arange(0, 64)
+    wl.put_nbi(world, x + at, source + at, to=1 - wl.rank(world))
+    wl.quiet(world)
+
+
+def main(world, x, source):
+    push[(1,)](world.arg, x, source)
+""",
+)
+def transfer_never_completed(program: Program) -> Iterator[Hit]:
+    for kernel in program.kernels:
+        if not program.host.launches_of(kernel.name):
+            continue  # who calls it may complete it
+        for index, op in enumerate(kernel.ops):
+            if op.name not in ("wl.put_nbi", "wl.get_nbi"):
+                continue
+            later = [one for one in kernel.ops[index + 1 :] if not exclusive(one, op)]
+            # In a loop, what stands before it in the text comes behind it in the next turn, but
+            # not behind the last turn.
+            if not any(_completes_transfer(one, op) for one in later):
+                yield at(op, "the kernel ends, and nobody has waited for this transfer")
+
+
+def _completes_transfer(op: Op, transfer: Op) -> bool:
+    if op.name in ("wl.quiet", "wl.barrier") or op.kind == "opaque":
+        return True
+    return transfer.name == "wl.put_nbi" and (op.kind == "notify" or op.name == "wl.fence")
