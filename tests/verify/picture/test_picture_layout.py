@@ -267,3 +267,16 @@ def test_what_earlier_work_of_its_stream_acquired_is_known_too():
     story.events[4] = replace(story.events[4], party=elsewhere)
     picture = draw(story.events, race(b, a, step))
     assert picture.absent == "no signal tells B of A, whose access was at step 6"
+
+
+def test_a_host_that_raises_is_drawn_with_what_its_rank_and_the_others_did_last():
+    story, a, b, host = Story(), program(0), program(1), Party(1, "host")
+    told = story.signal(a, word(1))
+    story.passes(b, word(1), [told])
+    story.tell("end", host, 1)
+    raised = Side.at(at(9), rank=1, kernel="host", note="raises")
+    picture = draw(story.events, Finding("error", "AssertionError: the sum is wrong", raised))
+    assert texts(picture) == [
+        "A adds 1 to ready@rank1[0]: 0 → 1", "C passes: ready@rank1[0] ≥ 1", "B raises",
+    ]  # fmt: skip
+    assert picture.rows[-1].mark == "finding" and picture.rows[-1].place == at(9)

@@ -33,6 +33,10 @@ def scene_of(events: Sequence[Event], finding: Finding | None) -> Scene:
     word = _word_of(finding.first) or events[at].word
     party = _party(events, at, finding.first) or _named(finding.first)
     events[at] = replace(events[at], party=party, word=word)
+    if events[at].kind in ("begin", "end", "queue"):
+        # All that is recorded of a host that raises is that it ended.
+        events[at] = replace(events[at], kind="finding", place=finding.first.place)
+        return Scene(events, (*(i for i in _ending(events).anchors if i < at), at))
     if finding.kind != "race" or finding.second is None:
         at = _deed(events, at)
         second = None if finding.second is None else _last_at(events[:at], finding.second)
