@@ -1,0 +1,145 @@
+"""`weft verify --exhaustive` and `--replay`: complete or bounded, and what failed runs again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from weft.tools.main import main
+
+# Rank 1 looks once: only where the signal comes later does it read what was never written.
+IMPATIENT = """
+import torch, triton
+import triton.language as tl
+import weft
+import weft.language as wl
+
+@triton.jit
+def hand_over(world, x, ready, out, tile: tl.constexpr):
+    at = tl.arange(0, tile)
+    if wl.rank(world) == 0:
+        wl.put(world, x + at, at.to(tl.float32), to=1)
+        wl.notify(world, ready, to=1)
+    else:
+        came = wl.test(ready, at_least=1)
+        if came == {seen}:
+            tl.store(out + at, tl.load(x + at))
+
+world = weft.init()
+x = world.zeros(8, torch.float32)
+ready = world.signals(1)
+out = torch.zeros(8)
+hand_over[(1,)](world.arg, x, ready, out, 8)
+world.close()
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def values_of(words: str, capsys, code: int = 0) -> dict:
+    assert main([*words.split(), "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_smallest_world_of_an_operator(here: Path, capsys):
+    values = values_of("verify all_reduce --exhaustive", capsys)
+    assert values["complete"] is True and values["bound"] == "" and values["ok"] is True
+    assert values["ranks"] == 2
+    assert values["executions"] == values["schedules"] >= 4  # one at least for each transport
+    assert not list(here.iterdir()), "nothing is saved where nothing fails"
+
+
+def test_a_bound_is_not_completeness(here: Path, capsys):
+    words = "verify ag_gemm --exhaustive --max-executions 2"
+    values = values_of(words, capsys)
+    assert values["complete"] is False and values["bound"].startswith("2 executions")
+    assert main(words.split()) == 0
+    told = capsys.readouterr()
+    assert "a bound that was reached" in told.out and "stopped at" in told.err
+
+
+def test_a_failing_execution_is_saved_and_runs_again(here: Path, capsys):
+    script = here / "impatient.py"
+    script.write_text(IMPATIENT.format(seen=0))
+    values = values_of(f"verify {script} --exhaustive --save kept", capsys, 1)
+    assert [race["kind"] for race in values["races"]] == ["race"] and values["complete"] is True
+    path = Path(next(p for p in values["replays"] if p.endswith("race.json")))
+    assert path.parent == Path("kept") and path.stat().st_size < 4000
+    again = values_of(f"verify --replay {path}", capsys, 1)
+    assert again["races"] == values["races"] and again["executions"] == 1
+    assert again["complete"] is False
+    assert main(["verify", "--replay", str(path)]) == 1
+    assert "race" in capsys.readouterr().out
+
+    script.write_text(IMPATIENT.format(seen=1))
+    assert main(["verify", "--replay", str(path)]) == 2
+    assert "recorded with another impatient.py" in capsys.readouterr().err
+    assert values_of(f"verify {script} --exhaustive", capsys)["complete"] is True
+
+
+def test_of_a_failing_execution_only_what_matters_is_kept(here: Path, capsys):
+    script = here / "impatient.py"
+    script.write_text(IMPATIENT.format(seen=0))
+    values = values_of(f"verify {script} --exhaustive", capsys, 1)
+    path = next(p for p in values["replays"] if p.endswith("race.json"))
+    assert len(json.loads(Path(path).read_text())["turns"]) <= 1
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        ("verify", "name an operator"),
+        ("verify all_reduce --replay x.json", "name an operator"),
+        ("verify all_reduce --exhaustive --schedules 3", "one at a time"),
+        ("verify all_reduce --exhaustive --max-executions 0", "at least one"),
+        ("verify all_reduce --exhaustive --max-seconds 0", "more than no time"),
+        ("verify all_reduce --calls twice", "none of once"),
+        ("verify --replay none.json", "cannot read the replay"),
+        ("verify --replay broken.json", "is no replay"),
+        ("verify --replay other.json", "is no replay of format"),
+    ],
+)
+def test_misuse(here: Path, capsys, words: str, told: str):
+    (here / "broken.json").write_text("{")
+    (here / "other.json").write_text('{"format": 99}')
+    assert main(words.split()) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_every_way_of_calling_is_sampled(here: Path, capsys):
+    words = "verify reduce_scatter --ranks 2 --schedules 20 --shape m=6,n=8 --json"
+    assert main(words.split()) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["executions"] == 20 and values["bound"] == "20 schedules drawn from seeds"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "op", ["ag_gemm", "all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
+)
+def test_every_operator_in_full(here: Path, capsys, op: str):
+    values = values_of(f"verify {op} --exhaustive --max-seconds 240", capsys)
+    assert values["complete"] is True and values["ok"] is True
+
+
+@pytest.mark.slow
+def test_three_ranks_in_full(here: Path, capsys):
+    values = values_of("verify all_reduce --ranks 3 --exhaustive --max-seconds 240", capsys)
+    assert values["complete"] is True and values["ok"] is True and values["ranks"] == 3
+
+
+EXAMPLES = sorted(Path(__file__).parents[2].joinpath("examples").glob("[01]*.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_in_full(here: Path, capsys, path: Path):
+    nodes = "--ranks 2 --nodes 2" if "two_nodes" in path.stem else "--ranks 2"
+    values = values_of(f"verify {path} {nodes} --exhaustive --max-seconds 120", capsys)
+    assert values["complete"] is True and values["ok"] is True
