@@ -14,7 +14,7 @@ from weft.tools.mutants import op_run
 from weft.verify.mutants import Bounds, Run, search
 
 EMU = TARGETS["emu"]
-NODES = ((3,), (2, 1))
+NODES = ((3,), (2, 1), (1,))
 # The last rank's rows fill two lanes, or tiles lie within a rank and across two.
 SHAPES = {"ag_gemm": {"m": 56, "n": 24, "k": 16}}
 SHAPE = {"m": 8, "n": 40}
@@ -42,7 +42,8 @@ def runs_of(name: str, transport: str) -> list[Run]:
     for shape in IN_PLACE.get((name, transport), ()):
         work = Work(op, 2, shape, "float32", (2,))
         config = next(one for one in configs(work) if one.transport == transport)
-        runs.append(op_run(work, smaller(config), on_heap=True))
+        # In place and staged in turns: each must leave the slot as the other needs it.
+        runs.append(op_run(work, smaller(config), on_heap=True, calls=(0, 0, 1, 0, 1, 0)))
     return runs
 
 

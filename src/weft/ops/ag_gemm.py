@@ -475,14 +475,17 @@ def _announce(rows_ready, shard_ready, slot, chunks, world):
     """
     rank = wl.rank(world)
     e = slots.slot_epoch(slot)
+    # weft: equivalent-mutant relax of wait: after _stage it says what is known; where rows are in
+    # place it guards words alone, which no engine can read before they are written
     slots.slot_wait_free(world, slot, e)
     for chunk in range(chunks):
         # Own rows are there in stream order; but where nothing is copied, this alone says that the
         # slot's epoch has been read.
         wl.notify(world, rows_ready + rank * chunks + chunk, e, to=rank, op=wl.SignalOp.SET,
                   scope=wl.Scope.DEVICE)  # fmt: skip
-    # First the word here: peers copy it as soon as they know.
-    wl.notify(world, shard_ready + rank, e, to=rank, op=wl.SignalOp.SET)
+    # First the word here: peers copy it as soon as they know, and notify_all releases it to them.
+    # weft: equivalent-mutant narrow of notify: it orders nothing itself
+    wl.notify(world, shard_ready + rank, e, to=rank, op=wl.SignalOp.SET, order=wl.Order.RELAXED)
     wl.notify_all(world, shard_ready + rank, e, op=wl.SignalOp.SET)
     wl.wait(shard_ready, e, world.num_ranks, world=world)
 

@@ -47,16 +47,17 @@ def mutants_of_script(
     return search(runs, bounds, subject=path, ranks=topology.num_ranks, on_mutant=on_mutant)
 
 
-def op_run(work: Work, config: Any, *, on_heap: bool = False) -> Run:
+def op_run(work: Work, config: Any, *, on_heap: bool = False, calls: Sequence[int] = CALLS) -> Run:
     """Calls back to back, with other numbers each, on one slot: only signals keep them apart.
 
+    `calls` are of the work itself (0), of about half of it (1), of one row (2).
     With `on_heap` inputs that are alike on all ranks lie on the symmetric heap, where the next
     call's replace those of the last.
     """
     import weft
 
     sizes = (work, smaller(work), smallest(work))
-    works = [sizes[which] for which in CALLS]
+    works = [sizes[which] for which in calls]
     problems = [one.problem() for one in works]
     expected = [one.reference(seed) for seed, one in enumerate(works)]
 
