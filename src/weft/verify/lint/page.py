@@ -29,6 +29,11 @@ loaded from or stored to, to a word where it is waited for, to float32 where not
 constexpr that no launch passes is guessed. A kernel that cannot be lowered is a note on stderr, no
 finding. `--source-only` leaves this part out, and with it the seconds that Triton takes to start.
 
+Limits: a loop's body is read once, so what one turn does to the next is not seen; both sides of a
+branch are taken to be possible unless a constant decides; waits and signals in inline assembly are
+not understood; a host's epoch numbers are judged in recordings only, since eager they are right; a
+parameter called `rank` or `world_size` is taken for what it says.
+
 ## Exceptions
 
 A comment at the end of the line, or on a line above it, allows one rule there, with a reason:
