@@ -18,7 +18,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = ("README.md", "docs/results.md")
 MARKERS = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.S)
 
-PARTS = ("cublas", "nccl", "cublas_nccl", "weft_alone")
+# The parts of the unfused way and weft's product alone, with their titles.
+PARTS = {"cublas": "cuBLAS", "nccl": "NCCL", "cublas_nccl": "serial", "weft_alone": "alone"}
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 # As weft.tune.presets has them: small points are shown as graphs.
 GRAPH_M, GRAPH_BYTES = 512, 4 << 20
@@ -71,10 +72,17 @@ def table(header: list[str], lines: list[list[str]]) -> list[str]:
     return texts + [f"| {' | '.join(line)} |" for line in lines]
 
 
+def mark(row: Row) -> str:
+    """An asterisk where the row is of an older commit than its document."""
+    return "*" if "commit" in row else ""
+
+
 def origin(document: dict[str, Any], how: str) -> str:
     versions = document["versions"]
+    older = sorted({row["commit"] for row in document["rows"] if "commit" in row})
+    also = f" (* {', '.join(older)})" if older else ""
     return (
-        f"{document['hardware']}, bfloat16, {how}, commit {document['commit']}, torch "
+        f"{document['hardware']}, bfloat16, {how}, commit {document['commit']}{also}, torch "
         f"{versions['torch']}, Triton {versions['triton']}."
     )
 
@@ -109,7 +117,7 @@ def ag_gemm_table() -> str:
         rival = ways(rows)
         other = f"{rival['median_us']:.0f}" if rival else "-"
         ours = f"{row['median_us']:.0f} ({efficiency(row['overlap_efficiency'])})"
-        return f"{serial} / {other} / {ours}"
+        return f"{serial} / {other} / {ours}{mark(row)}"
 
     lines = ag_gemm_grid(cell, "us, serial / best rival / weft (E)")
     how = "graphs below m = 512 and queued calls from there on"
@@ -119,6 +127,8 @@ def ag_gemm_table() -> str:
 def ag_gemm_full(device_time: bool) -> str:
     """Every variant at every point."""
     document = load("ag_gemm")
+    there = {row["variant"] for row in document["rows"]}
+    shown = {name: title for name, title in PARTS.items() if name in there}
     lines = []
     for label, ours, rows in sorted(
         points(document, device_time), key=lambda point: (point[0], point[1]["shape"]["m"])
@@ -130,17 +140,18 @@ def ag_gemm_full(device_time: bool) -> str:
             for name, row in names.items()
             if name not in PARTS and name != "weft"
         ]
-        parts = [f"{names[p]['median_us']:.0f}" if p in names else "-" for p in PARTS]
+        parts = [f"{names[p]['median_us']:.0f}" if p in names else "-" for p in shown]
         ceiling = "-" if ours["ceiling"] is None else f"{ours['ceiling']:.2f}"
         weft = f"{ours['median_us']:.0f} ({efficiency(ours['overlap_efficiency'])})"
         spread = f"{ours['p10_us']:.0f} .. {ours['p90_us']:.0f}"
         lines.append(
-            [label, str(ours["shape"]["m"]), ours["mode"], *parts, ceiling, weft, spread,
-             ", ".join(rivals)]
+            [label, f"{ours['shape']['m']}{mark(ours)}", ours["mode"], *parts, ceiling, weft,
+             spread, ", ".join(rivals)]
         )  # fmt: skip
-    header = ["layer", "m", "mode", "cuBLAS", "NCCL", "serial", "alone", "ceiling", "weft (E)",
-              "p10 .. p90", "others (E)"]  # fmt: skip
-    return "\n".join([*table(header, lines), ""])
+    header = ["layer", "m", "mode", *shown.values(), "ceiling", "weft (E)", "p10 .. p90",
+              "others (E)"]  # fmt: skip
+    how = "host time hidden" if device_time else "eager calls"
+    return "\n".join([*table(header, lines), "", origin(document, how), ""])
 
 
 # ---------------------------------------------------------------------------------------------

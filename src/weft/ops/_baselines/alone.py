@@ -30,14 +30,17 @@ def own_world(case: Case) -> Any:
 
 
 def ag_gemm(case: Case) -> Variant:
-    """All rows are this rank's own: nothing is gathered, nobody is waited for."""
-    from weft.ops import card
+    """All rows are this rank's own: nothing is gathered, nobody is waited for.
 
+    In the operator's own tiles, and as a push to nobody: a pull would stage all rows first.
+    """
     way, world = GatherThenMultiply(case), own_world(case)
     problem = replace(case.problem, num_ranks=1, nodes=())
+    chosen = next(iter(case.card.candidates(case.problem, case.world.target)))
+    config = replace(chosen, transport="push", feeders=1, pieces=1)
     calls = []
     for i, inputs in enumerate(case.sets):
         way.gather(i)
         whole = {"a": way.gathered[i][: problem.m], "b": inputs["b"]}
-        calls.append(lambda whole=whole: card("ag_gemm").run(world, problem, whole, None))
-    return Variant("weft_alone", calls)
+        calls.append(lambda whole=whole: case.card.run(world, problem, whole, config))
+    return Variant("weft_alone", calls, about=str(config))
