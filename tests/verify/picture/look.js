@@ -42,7 +42,8 @@ answer.sections = sections.map((section) => {
   marks[last].dispatchEvent(new MouseEvent("mouseenter"));
   seen.detail = section.querySelector(".detail").textContent;
   seen.hot = all(".row.hot").map((row) => row.dataset.row);
-  seen.hot_lines = all(".line.hot").length;
+  seen.hot_lines = all(".line.hot").map((line) =>
+    [...line.querySelectorAll("i, code")].map((part) => part.textContent));
   marks[last].dispatchEvent(new MouseEvent("click", { bubbles: true }));
   seen.kept = all(".row.in").map((row) => Number(row.dataset.row));
   seen.faint = getComputedStyle(all(".row:not(.in)")[0] || rows[0]).opacity;

@@ -18,8 +18,11 @@ from stories import Story, program, side, told_too_early, word
 
 from weft.base.errors import UsageError
 from weft.base.report import Finding, Report
+from weft.emulator.observation import Recorder
+from weft.emulator.script import run_script
 from weft.verify.picture import draw, explain, page
 
+EXAMPLE = Path(__file__).parents[3] / "examples" / "05_find_the_bug.py"
 VOID = {"meta", "link", "br"}
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
@@ -50,12 +53,20 @@ def crowd():
     return story.events, finding
 
 
+def emulated():
+    """A run of the example that races, as it is printed for a user."""
+    recorder = Recorder()
+    report = run_script(str(EXAMPLE), [], ranks=4, seed=1, observers=[recorder])
+    return recorder.events, report.races[0]
+
+
 def pages():
     report = Report("ring & <others>", 10)
     early, race = told_too_early()
     report.add(race)
-    first = explain(early, report)[0]
-    return page.page([first, draw(*crowd(), max_rows=page.ROWS, max_lanes=page.LANES)], report)
+    limits = {"max_rows": page.ROWS, "max_lanes": page.LANES}
+    drawn = [draw(*what, **limits) for what in (crowd(), emulated())]
+    return page.page([*explain(early, report), *drawn], report)
 
 
 class Markup(HTMLParser):
@@ -144,13 +155,22 @@ def test_everything_is_drawn_and_nothing_lies_on_anything(looked):
 
 @in_chromium
 def test_hovering_says_the_step_and_a_click_keeps_what_led_to_it(looked):
-    race, crowded = looked[0]["sections"]
+    race, crowded, _ = looked[0]["sections"]
     assert race["detail"].startswith("step 5, rank 1: ring (0), stream main\nreads inbox@rank1[3]")
     assert race["hot"] == ["6"]
     # Of A's steps the signal and what came before it, not the write that came too late.
     assert race["kept"] == [0, 1, 2, 5, 6]
     assert float(race["faint"]) < 0.5 and race["focus"] == "5" and race["released"]
     assert len(crowded["kept"]) > 10 and crowded["released"]
+
+
+@in_chromium
+def test_hovering_shows_the_line_of_the_source(looked):
+    real = looked[0]["sections"][2]
+    line = emulated()[1].first.line
+    text = EXAMPLE.read_text().splitlines()[line - 1]
+    assert text.strip() and real["hot_lines"] == [[str(line), text]]
+    assert "at " + str(EXAMPLE) in real["detail"]
 
 
 @in_chromium
