@@ -35,6 +35,37 @@ def fill(x):
     tl.store(x + lanes(), lanes().to(tl.float32))
 
 
+@triton.jit
+def announce(world, x, ready):
+    """A kernel of rank 0: a row to rank 1, and a flag that is set to 1."""
+    if wl.rank(world) == 0:
+        send(world, x, 1)
+        wl.notify(world, ready, 1, to=1, op=wl.SignalOp.SET)
+
+
+@triton.jit
+def use(world, x, ready, out):
+    """A kernel: waits for the flag, reads the row."""
+    wl.wait(ready, at_least=1, world=world)
+    take(x, out)
+
+
+@triton.jit
+def stream_rows(world, x, ready, credit, out, rows, n: tl.constexpr):
+    """A kernel: rows from rank 0 to rank 1 by a queue of three places, with credits."""
+    if wl.rank(world) == 0:
+        for i in range(rows):
+            if i >= 3:
+                wl.wait(credit, at_least=i - 2, world=world)
+            send(world, x + i % 3 * n, 1)
+            wl.notify(world, ready, to=1)
+    else:
+        for i in range(rows):
+            wl.wait(ready, at_least=i + 1, world=world)
+            take(x + i % 3 * n, out)
+            wl.notify(world, credit, to=0)
+
+
 def row(world):
     """A symmetric row of zeros."""
     return world.zeros((N,), torch.float32, name="x")

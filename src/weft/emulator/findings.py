@@ -54,7 +54,11 @@ class Findings:
         """The side of a finding that `program` (or an actor, or nobody) takes."""
         if program is None:
             return Side.at(place, **fields)
-        identity = self.agents.identity[program.agent]
+        return self.side_of(program.agent, place, **fields)
+
+    def side_of(self, agent: int, place: Place, **fields: Any) -> Side:
+        """The same of an agent, by its number."""
+        identity = self.agents.identity[agent]
         who = {"rank": identity.rank, "kernel": identity.kernel, "program": identity.program}
         return Side.at(place, **{**who, **fields})
 
@@ -63,9 +67,7 @@ class Findings:
         place: Place,
     ) -> None:  # fmt: skip
         """Two accesses that nothing orders; `kind` says what the earlier one, a segment, was."""
-        index = allocation.index(
-            allocation.address + cell * allocation.cell_bytes, allocation.cell_bytes
-        )
+        index = index_of(allocation, cell)
         agents = self.agents
         identity = agents.identity[agents.segment_agent[earlier]]
         tensor = tensor_name(allocation)
@@ -95,10 +97,9 @@ class Findings:
         finding = Finding(
             "race", message,
             self.side(by, place, tensor=tensor, index=index, note=first_note),
-            Side.at(
-                agents.segment_place[earlier], rank=identity.rank, kernel=identity.kernel,
-                program=identity.program, tensor=tensor, index=index, note=second_note,
-                step=agents.segment_step[earlier],
+            self.side_of(
+                agents.segment_agent[earlier], agents.segment_place[earlier], tensor=tensor,
+                index=index, note=second_note, step=agents.segment_step[earlier],
             ),
             remedy,
         )  # fmt: skip
@@ -130,23 +131,18 @@ class Findings:
         if segment is None:
             return
         self._arrivals.add(line)
-        index = allocation.index(
-            allocation.address + cell * allocation.cell_bytes, allocation.cell_bytes
-        )
+        index = index_of(allocation, cell)
         where = {"tensor": tensor_name(allocation), "index": index}
-        identity = agents.identity[agents.segment_agent[segment]]
-        second = Side.at(
-            agents.segment_place[segment], rank=identity.rank, kernel=identity.kernel,
-            program=identity.program, note="added a float to", **where,
+        second = self.side_of(
+            agents.segment_agent[segment], agents.segment_place[segment], note="added a float to",
+            **where,
         )  # fmt: skip
         first = self.side(by, by.locations[loc], note="adds a float to", **where)
         self.report.arrivals.append((first, second))
 
     def uninitialised(self, by: Any, allocation: Allocation, cell: int, place: Place) -> None:
         tensor = tensor_name(allocation)
-        index = allocation.index(
-            allocation.address + cell * allocation.cell_bytes, allocation.cell_bytes
-        )
+        index = index_of(allocation, cell)
         self.find(
             Finding(
                 "uninitialised",
@@ -158,9 +154,7 @@ class Findings:
 
     def stale_signal(self, by: Any, allocation: Allocation, cell: int, place: Place) -> None:
         tensor = tensor_name(allocation)
-        index = allocation.index(
-            allocation.address + cell * allocation.cell_bytes, allocation.cell_bytes
-        )
+        index = index_of(allocation, cell)
         self.find(
             Finding(
                 "stale signal",
@@ -257,6 +251,12 @@ class Findings:
 
 def tensor_name(allocation: Allocation) -> str:
     return f"{allocation.name}@rank{allocation.rank}"
+
+
+def index_of(allocation: Allocation, cell: int) -> int | tuple[int, ...]:
+    """The element that a cell is, or is part of, in the tensor's own shape."""
+    address = allocation.address + cell * allocation.cell_bytes
+    return allocation.index(address, allocation.cell_bytes)
 
 
 def index_text(index: Any) -> str:

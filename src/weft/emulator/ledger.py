@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weft.base.place import Place
 from weft.base.report import Finding, Side
 from weft.base.vocabulary import Scope
-from weft.emulator.findings import index_text, tensor_name
+from weft.emulator.findings import index_of, index_text, tensor_name
 from weft.emulator.observation import Watch
 from weft.emulator.reachable import wait_places
 
@@ -373,18 +373,11 @@ class Ledger(Watch):
         self.machine.findings.find(Finding(kind, message, first, second, remedy))
 
     def _side(self, word: Word, signal: Signal, note: str) -> Side:
-        identity = self.agents.identity[signal.agent]
-        return Side.at(
-            signal.place, rank=identity.rank, kernel=identity.kernel, program=identity.program,
-            tensor=tensor_name(word.allocation), index=_index(word), note=note,
+        return self.machine.findings.side_of(
+            signal.agent, signal.place, tensor=tensor_name(word.allocation),
+            index=index_of(word.allocation, word.cell), note=note,
         )  # fmt: skip
 
     @staticmethod
     def _name(word: Word) -> str:
-        return f"{tensor_name(word.allocation)}[{index_text(_index(word))}]"
-
-
-def _index(word: Word) -> Any:
-    allocation = word.allocation
-    address = allocation.address + word.cell * allocation.cell_bytes
-    return allocation.index(address, allocation.cell_bytes)
+        return f"{tensor_name(word.allocation)}[{index_text(index_of(word.allocation, word.cell))}]"

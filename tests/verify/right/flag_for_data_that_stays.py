@@ -5,27 +5,11 @@ Right       the data that it announces is never written again
 """
 
 import torch
-import triton
-from pieces import N, row, send, take
-
-import weft.language as wl
-
-
-@triton.jit
-def send_constant(world, x, ready):
-    send(world, x, 1)
-    wl.notify(world, ready, 1, to=1, op=wl.SignalOp.SET)
-
-
-@triton.jit
-def use(world, x, ready, out):
-    wl.wait(ready, at_least=1, world=world)
-    take(x, out)
+from pieces import N, announce, row, use
 
 
 def main(world):
     x, ready = row(world), world.signals(1)
-    if world.rank == 0:
-        send_constant[(1,)](world.arg, x, ready)
+    announce[(1,)](world.arg, x, ready)
     for _ in range(3 * world.rank):
         use[(1,)](world.arg, x, ready, torch.empty(N))
