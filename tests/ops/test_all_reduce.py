@@ -79,7 +79,7 @@ def test_what_does_not_fit(ranks, x, keywords, error, words):
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=str)
 def test_choices_are_checked_and_follow_size(target):
-    for m, first in ((8, "one_shot"), (8192, "two_shot")):
+    for m, first in ((8, "one_shot_packets"), (128, "two_shot_packets"), (8192, "two_shot")):
         problem = Problem(m, 4096, 4)
         found = list(candidates(problem, target))
         assert found[0] == choose(problem, target) and found[0].transport == first

@@ -127,7 +127,11 @@ def test_what_does_not_fit(ranks, keywords, error, words):
 def test_choices_are_checked_and_follow_the_slots_size(target):
     even, variable = Problem(8192, 4096, 4), Problem(8192, 4096, 4, variable=True)
     far = replace(variable, nodes=(2, 2))
-    for problem, first in ((even, "push"), (variable, "pull"), (far, "push")):
+    small, ragged = replace(even, m=16), replace(even, m=8191)
+    largest = "nccl" if target.backend == "cuda" else "push"
+    for problem, first in (
+        (even, largest), (small, "packets"), (ragged, "push"), (variable, "pull"), (far, "push"),
+    ):  # fmt: skip
         found = list(candidates(problem, target))
         assert found[0] == choose(problem, target) and found[0].transport == first
         for config in found:

@@ -105,7 +105,8 @@ def test_what_does_not_fit(ranks, x, keywords, error, words):
 @pytest.mark.parametrize("target", TARGETS.values(), ids=str)
 def test_choices_are_checked_and_follow_nodes(target):
     problem = Problem(8192, 8192, 4)
-    for one, first in ((problem, "push"), (replace(problem, nodes=(3, 1)), "relay")):
+    far, small = replace(problem, nodes=(3, 1)), replace(problem, m=16)
+    for one, first in ((problem, "push"), (far, "relay"), (small, "packets")):
         found = list(candidates(one, target))
         assert found[0] == choose(one, target) and found[0].transport == first
         for config in found:

@@ -20,17 +20,13 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import triton_api
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _by_library
+from weft.ops import _by_library, _measured
+from weft.ops._measured import Row
 from weft.tiles import postbox
 from weft.tiles.move import Shards
 
 VECTOR_BYTES = 16
-# What a lane of a GPU moves at least, before more lanes pay for their signals.
-LANE_BYTES = 64 << 10
-MAX_LANES = 64
 PACKET_BYTES = postbox.PACKET_BYTES.value
-# Four packets of a thread: all that it looks at for one rank are under way at once.
-MAX_PACKET_LANES, PACKETS_OF_LANE = 128, 512
 
 
 @dataclass(frozen=True)
@@ -151,6 +147,14 @@ class Lanes:
         if self.num_warps not in (1, 2, 4, 8, 16):
             raise ConfigError(f"{op}: num_warps={self.num_warps}; it must be 1, 2, 4, 8 or 16")
 
+    def can(self, problem: Any, target: Target) -> bool:
+        """Is this transport one that the operator has, for this problem, on this target?"""
+        if self.by_library:
+            return target.backend == "cuda" and problem.is_even
+        if self.transport not in self.reaches_far:
+            return False
+        return len(problem.nodes) == 1 or self.reaches_far[self.transport]
+
     def _check_library(self, problem: Any, target: Target) -> None:
         op = problem.op
         if target.backend != "cuda":
@@ -162,27 +166,43 @@ class Lanes:
             )
 
     @classmethod
-    def of(cls, transport: str, moved_bytes: int, itemsize: int, target: Target) -> Lanes:
-        """Lanes for so many bytes of a shard, each with 64 bytes of every thread on the way."""
+    def of(cls, row: Row, itemsize: int, target: Target) -> Lanes:
+        """What a measured row says; the emulator has few lanes, of small tiles."""
         if target.backend == "emu":
-            return cls(transport, lanes=2, block=1024, num_warps=4)
-        if transport.endswith("packets"):
-            lanes = min(MAX_PACKET_LANES, target.num_sms - 1)
-            return cls(transport, lanes, PACKETS_OF_LANE, num_warps=4)
-        lanes = min(max(1, math.ceil(moved_bytes / LANE_BYTES)), MAX_LANES)
-        return cls(transport, lanes, 8 * target.warp_size * (64 // itemsize))
+            return cls(row.transport, lanes=2, block=1024, num_warps=4)
+        if row.transport == _by_library.TRANSPORT:
+            return cls(row.transport)
+        # So many threads on any target: AMD's warps are of 64.
+        threads = row.num_warps * 32
+        word = PACKET_BYTES if row.transport.endswith("packets") else itemsize
+        lanes, num_warps = min(row.lanes, target.num_sms - 1), threads // target.warp_size
+        return cls(row.transport, lanes, threads * row.thread_bytes // word, num_warps)
 
 
 def candidates(
-    config: type[Lanes], problem: Any, target: Target, first: str, itemsize: int
+    config: type[Lanes], problem: Any, target: Target, num_bytes: int, itemsize: int
 ) -> Iterator[Any]:
-    """One configuration for each transport that reaches all ranks, `first` first."""
-    names = [first, *(name for name in config.reaches_far if name != first)]
-    for name in names:
-        if len(problem.nodes) == 1 or config.reaches_far[name]:
-            yield config.of(name, problem.shard_bytes, itemsize, target)
-    if target.backend == "cuda" and problem.is_even:
-        yield config(_by_library.TRANSPORT)
+    """One configuration for each transport that can be had, the best measured one first."""
+    rows = _measured.rows_for(problem.op, num_bytes)
+    if len(problem.nodes) > 1:
+        # Each sum, or shard, crosses between two nodes once.
+        rows = (Row(_measured.ANY, "relay"), *rows)
+    done = set()
+    for row in (*rows, *_others(config, rows)):
+        one = config.of(row, itemsize, target)
+        if one.transport not in done and one.can(problem, target):
+            done.add(one.transport)
+            yield one
+
+
+def _others(config: type[Lanes], rows: Sequence[Row]) -> Iterator[Row]:
+    """Rows for every transport, as the measured ones of its kind are."""
+    boxed = next(row for row in reversed(rows) if row.transport != _by_library.TRANSPORT)
+    for name in (*config.reaches_far, _by_library.TRANSPORT):
+        if name.endswith("packets"):
+            yield Row(_measured.ANY, name, 128, 4, 16)
+        else:
+            yield Row(_measured.ANY, name, boxed.lanes, 8, 64)
 
 
 # ---------------------------------------------------------------------------------------------

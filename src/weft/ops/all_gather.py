@@ -52,9 +52,6 @@ from weft.language import slots
 from weft.ops import _baselines, _lanes
 from weft.tiles import exchange, move, nodes, packets, postbox
 
-# From so many bytes of a shard on, copy engines carry it: below, their start costs more.
-COPY_ENGINE_BYTES = 1 << 20
-
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
     """All ranks at once."""
@@ -92,11 +89,8 @@ class Config(_lanes.Lanes):
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
-    if len(problem.nodes) > 1:
-        first = "relay"
-    else:
-        first = "push" if problem.shard_bytes < COPY_ENGINE_BYTES else "copy_engine"
-    yield from _lanes.candidates(Config, problem, target, first, _lanes.word_bytes(problem))
+    word_bytes = _lanes.word_bytes(problem)
+    yield from _lanes.candidates(Config, problem, target, problem.shard_bytes, word_bytes)
 
 
 def choose(problem: Problem, target: Target) -> Config:

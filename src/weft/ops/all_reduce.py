@@ -38,9 +38,6 @@ from weft.tiles import exchange, move, packets, postbox
 
 SUPPORTED = ("float16", "bfloat16", "float32")
 
-# Up to so many bytes every rank sums everything: a second step costs more than it spares.
-ONE_SHOT_BYTES = 256 << 10
-
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
     """All ranks at once: sums in fp32 in the order of ranks, rounded once."""
@@ -102,8 +99,8 @@ class Config(_lanes.Lanes):
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
-    first = "one_shot" if problem.total_bytes <= ONE_SHOT_BYTES else "two_shot"
-    yield from _lanes.candidates(Config, problem, target, first, problem.itemsize)
+    item_bytes = problem.itemsize
+    yield from _lanes.candidates(Config, problem, target, problem.total_bytes, item_bytes)
 
 
 def choose(problem: Problem, target: Target) -> Config:

@@ -117,6 +117,9 @@ class Config(_lanes.Lanes):
     transport: str = "push"
     reaches_far = {"push": True, "packets": False, "pull": False}
 
+    def can(self, problem: Problem, target: Target) -> bool:
+        return super().can(problem, target) and not (problem.variable and self.by_packets)
+
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
         super().check(problem, target)
@@ -129,11 +132,11 @@ class Config(_lanes.Lanes):
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
-    is_large = problem.m * problem.row_bytes > PUSH_BYTES
-    first = "pull" if problem.variable and is_large and len(problem.nodes) == 1 else "push"
-    for one in _lanes.candidates(Config, problem, target, first, _lanes.word_bytes(problem)):
-        if not (problem.variable and one.by_packets):
-            yield one
+    word_bytes = _lanes.word_bytes(problem)
+    found = list(_lanes.candidates(Config, problem, target, problem.shard_bytes, word_bytes))
+    if problem.variable and problem.m * problem.row_bytes > PUSH_BYTES:
+        found.sort(key=lambda one: one.transport != "pull")
+    yield from found
 
 
 def choose(problem: Problem, target: Target) -> Config:

@@ -106,8 +106,8 @@ class Config(_lanes.Lanes):
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
-    first = "relay" if len(problem.nodes) > 1 else "push"
-    yield from _lanes.candidates(Config, problem, target, first, problem.itemsize)
+    item_bytes = problem.itemsize
+    yield from _lanes.candidates(Config, problem, target, problem.shard_bytes, item_bytes)
 
 
 def choose(problem: Problem, target: Target) -> Config:

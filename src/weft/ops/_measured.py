@@ -1,0 +1,64 @@
+"""Which transport is best for how many bytes: measured, in one place.
+
+Read on 4 x H200 (torch 2.11, Triton 3.6), beside NCCL and torch's symmetric memory, with answers
+checked: benchmarks/results/{all_gather,all_reduce,all_to_all,reduce_scatter}_h200x4.json (every
+transport, with few lanes) and collective_variants_h200x4.json (lanes and tiles). What was expected,
+and what is still behind: docs/performance/collectives.md. Other machines and other numbers of ranks
+take the same rows, unmeasured.
+
+Not an operator. Bytes are those of a shard; of all x for all_reduce.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+KB, MB = 1 << 10, 1 << 20
+ANY = 1 << 62
+
+
+class Row(NamedTuple):
+    """Up to so many bytes: this transport. `thread_bytes` is what a thread moves of a tile; of
+    packets it is 16, four of them."""
+
+    up_to: int
+    transport: str
+    lanes: int = 128
+    num_warps: int = 8
+    thread_bytes: int = 64
+
+
+# NCCL adds in another order and rounds at every step: it is not taken for sums, though at 128 MB
+# its all-reduce is 6 % faster.
+MEASURED = {
+    "all_reduce": (
+        Row(128 * KB, "one_shot_packets", 128, 4, 16),
+        Row(2 * MB, "two_shot_packets", 128, 4, 16),
+        Row(8 * MB, "two_shot", 128, 8, 32),
+        Row(ANY, "two_shot", 128, 16, 64),
+    ),
+    "all_gather": (
+        Row(512 * KB, "packets", 128, 4, 16),
+        Row(1 * MB, "push", 128, 8, 32),
+        Row(8 * MB, "push", 128, 16, 64),
+        Row(16 * MB, "pull", 128, 8, 64),
+        Row(ANY, "nccl"),
+        Row(ANY, "push", 128, 16, 64),
+    ),
+    "reduce_scatter": (
+        Row(512 * KB, "packets", 128, 4, 16),
+        Row(1 * MB, "push", 128, 8, 32),
+        Row(ANY, "push", 128, 16, 64),
+    ),
+    "all_to_all": (
+        Row(512 * KB, "packets", 128, 4, 16),
+        Row(ANY, "nccl"),
+        Row(ANY, "push", 128, 16, 64),
+    ),
+}
+
+
+def rows_for(op: str, num_bytes: int) -> tuple[Row, ...]:
+    """The rows that hold for so many bytes, the best first; those behind it are for where it cannot
+    be had."""
+    return tuple(row for row in MEASURED[op] if num_bytes <= row.up_to)
