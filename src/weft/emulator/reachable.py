@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,8 +24,14 @@ if TYPE_CHECKING:
     from weft.emulator.programs import Program
     from weft.emulator.streams import KernelWork
 
-_LOOKS = ("weft.wait", "weft.wait_bounded", "weft.test", "weft.load", "weft.wait_packets")
-_SIGNALS = ("weft.notify", "weft.store", "weft.put_packets")
+_LOOKS = (
+    *("weft.wait", "weft.wait_bounded", "weft.test", "weft.load"),
+    *("weft.wait_packets", "weft.wait_lines"),
+)
+_SIGNALS = (
+    *("weft.notify", "weft.notify_warp", "weft.store"),
+    *("weft.put_packets", "weft.put_lines"),
+)
 _ATOMICS = ("atomic_rmw", "atomic_cas")
 
 # The words of a world that its table leads to, and no argument of a kernel.
@@ -69,7 +76,7 @@ def _signals(
     work: KernelWork, awaited: Allocation, memory: Memory, lines: set[int] | None
 ) -> list[Place]:
     kernel = work.kernel
-    values = dict(zip((p.name for p in kernel.parameters), work.args, strict=False))
+    values = dict(zip(_parameters(kernel), work.args, strict=False))
     return [
         site.place
         for site in _sites(kernel)
@@ -112,10 +119,15 @@ def _tree(kernel: EmulatedKernel) -> ast.Module:
     return ast.parse(kernel.source)
 
 
+def _parameters(kernel: EmulatedKernel) -> tuple[str, ...]:
+    """Their names in the generated code, which knows no dots: Triton 3.9 has `world.table`."""
+    return tuple(re.sub(r"\W", "_", parameter.name) for parameter in kernel.parameters)
+
+
 @lru_cache(maxsize=256)
 def _sites(kernel: EmulatedKernel) -> tuple[Site, ...]:
     tree = _tree(kernel)
-    roots = _Roots(tree, frozenset(p.name for p in kernel.parameters))
+    roots = _Roots(tree, frozenset(_parameters(kernel)))
     return tuple(
         Site(kernel.locations[_number(call)], call.lineno, looks, signals, roots.of(address))
         for call, looks, signals, address in _calls(tree)
