@@ -5,7 +5,10 @@ Computing workers draw tasks by ticket; whoever communicates hands results on.
 
     weft emulate examples/11_workers.py --ranks 4
     torchrun --nproc-per-node 4 examples/11_workers.py
+    weft verify examples/11_workers.py --exhaustive -- 2 1 2
 """
+
+import sys
 
 import torch
 import triton
@@ -14,8 +17,10 @@ import triton.language as tl
 import weft
 import weft.language as wl
 
-LEVELS, TILES, TILE = 3, 4, 64
-SPLIT = wl.Split(communicate=1, compute=3)
+# How large: levels, tiles and computing workers, also as the script's own arguments.
+LEVELS, TILES, WORKERS = map(int, sys.argv[1:] or (3, 4, 3))
+TILE = 64
+SPLIT = wl.Split(communicate=1, compute=WORKERS)
 
 
 @triton.jit

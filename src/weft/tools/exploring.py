@@ -40,16 +40,24 @@ def explore_all(
     subjects: Sequence[AnySubject], bounds: Bounds, *, folder: str,
     on_execution: Callable[[], None] = lambda: None,
 ) -> Explored:  # fmt: skip
-    """Every subject to its end, or until `bounds`, which are for all of them, are reached."""
+    """Every subject to its end, or until `bounds`, which are for all of them, are reached.
+
+    Each gets an equal share of what is left, so that no large one keeps the others from their turn.
+    """
     started = time.monotonic()
     report: Report | None = None
     searches: list[tuple[AnySubject, Search]] = []
     replays: dict[tuple, str] = {}
     done = 0
-    for subject in subjects:
+    for number, subject in enumerate(subjects):
+        if report is not None and done >= bounds.executions:
+            report.complete = False
+            report.bound = report.bound or f"{bounds.executions} executions ({subject.variant})"
+            break
+        turns = len(subjects) - number
         left = replace(
-            bounds, executions=max(1, bounds.executions - done),
-            seconds=max(0.0, bounds.seconds - (time.monotonic() - started)),
+            bounds, executions=max(1, (bounds.executions - done) // turns),
+            seconds=max(0.0, bounds.seconds - (time.monotonic() - started)) / turns,
         )  # fmt: skip
         one = search(
             subject.run, left, deterministic=subject.deterministic,
