@@ -56,7 +56,7 @@ def test_the_smallest_world_of_an_operator(here: Path, capsys):
 
 
 def test_a_bound_is_not_completeness(here: Path, capsys):
-    words = "verify all_reduce --exhaustive --max-executions 2"
+    words = "verify ag_gemm --exhaustive --max-executions 2"
     values = values_of(words, capsys)
     assert values["complete"] is False and values["bound"].startswith("2 executions")
     assert values["executions"] == 2
