@@ -43,7 +43,7 @@ def test_without_gpus_it_says_so_and_ends_with_2(without_gpus: None, capsys: Any
 )
 def test_misuse_ends_with_2(words: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(verb, "find_gpus", lambda ranks: 4)
-    monkeypatch.setattr("weft.tune.bench.messages_from_gpus", _never)
+    monkeypatch.setattr("weft.tune.supervision.messages_from_gpus", _never)
     assert main(["bench", *words]) == 2
 
 
@@ -70,7 +70,7 @@ def test_a_run_is_shown_and_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
             yield "measured", {"point": point.name, "mode": "queued"}
 
     monkeypatch.setattr(verb, "find_gpus", lambda ranks: 4)
-    monkeypatch.setattr("weft.tune.bench.messages_from_gpus", ranks)
+    monkeypatch.setattr("weft.tune.supervision.messages_from_gpus", ranks)
     file = tmp_path / "results.json"
     assert main(["bench", "all_reduce", "--preset", "quick", "-o", str(file)]) == 0
     shown = capsys.readouterr().out

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from weft.base.errors import UsageError
-from weft.tune import bench as benchmark
-from weft.tune.bench import Plan, bench, rows
+from weft.tune.bench import Message, Plan
 from weft.tune.figures import Times
 from weft.tune.peers import peers_of
 from weft.tune.presets import Point, points_of
 from weft.tune.processes import RanksStopped
 from weft.tune.results import Results
+from weft.tune.rows import rows
+from weft.tune.supervision import supervised
 from weft.tune.variants import Variant
 
 POINTS = tuple(Point("ag_gemm", "", {"m": m, "n": 8, "k": 8}, ("queued",)) for m in (1, 2, 3))
@@ -76,7 +77,7 @@ class Ranks:
         self.hangs = hangs
         self.starts: list[Plan] = []
 
-    def __call__(self, plan: Plan) -> Iterator[benchmark.Message]:
+    def __call__(self, plan: Plan) -> Iterator[Message]:
         self.starts.append(plan)
         yield "started", {"device": "NVIDIA H200", "commit": "abc"}
         for point in plan.points:
@@ -94,7 +95,7 @@ class Ranks:
 
 def run(ranks: Ranks) -> tuple[list[tuple[int, str]], list[tuple[int, str, str]]]:
     measured, failed = [], []
-    for word, values in bench(Plan(POINTS, 4), ranks):
+    for word, values in supervised(Plan(POINTS, 4), ranks):
         if word == "row":
             measured.append((values["shape"]["m"], values["variant"]))
         elif word == "failed":
@@ -118,12 +119,12 @@ def test_what_hangs_twice_is_not_tried_again():
 
 
 def test_ranks_that_do_not_start_are_an_error():
-    def dead(plan: Plan) -> Iterator[benchmark.Message]:
+    def dead(plan: Plan) -> Iterator[Message]:
         raise RanksStopped("a process died: exit codes by rank [1, 1]")
         yield
 
     with pytest.raises(RanksStopped):
-        list(bench(Plan(POINTS, 2), dead))
+        list(supervised(Plan(POINTS, 2), dead))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ def test_ranks_that_do_not_start_are_an_error():
 
 def test_a_run_that_is_cut_off_leaves_what_was_measured(tmp_path: Path):
     results = Results(4, str(tmp_path), many=True)
-    stream = bench(Plan(POINTS, 4), Ranks(set()))
+    stream = supervised(Plan(POINTS, 4), Ranks(set()))
     for word, values in stream:
         results.take(word, values)
         if word == "measured":

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import weft.tune.bench as benchmark
 from weft.tools.main import main
+from weft.tune import supervision
 
 BASELINES = {
     "ag_gemm": {"cublas", "nccl", "cublas_nccl", "torch_async_tp", "weft_alone"},
@@ -55,7 +55,7 @@ def test_what_hangs_on_the_device_is_ended(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "rival.py").write_text(HANGING)
-    monkeypatch.setattr(benchmark, "SILENCE_S", 15.0)
+    monkeypatch.setattr(supervision, "SILENCE_S", 15.0)
     words = ("all_reduce", "--ranks", "2", "--shape", "m=64,n=64", "--peers", str(tmp_path))
     found = document(capsys, *words)
     assert [(one["variant"], one["error"]) for one in found["failed"]] == [

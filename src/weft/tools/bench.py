@@ -52,11 +52,11 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> int:
     """Measure operators against cuBLAS, NCCL and torch on this machine's GPUs."""
-    from weft.tune.bench import Plan, start_on_gpus
-    from weft.tune.bench import bench as run_plan
+    from weft.tune.bench import Plan
     from weft.tune.peers import peers_of
     from weft.tune.protocol import MIN_ROUNDS
     from weft.tune.results import Results
+    from weft.tune.supervision import start_on_gpus, supervised
 
     cards = [find_op(name) for name in ops]
     if rounds < MIN_ROUNDS:
@@ -81,7 +81,7 @@ def bench(
     notes = console.notes()
     from weft.ops import card as card_of
 
-    for word, values in run_plan(plan, start_on_gpus(card_of)):
+    for word, values in supervised(plan, start_on_gpus(card_of)):
         results.take(word, values)
         if word in ("row", "failed"):
             notes.print(line_of(word, values), markup=False)
