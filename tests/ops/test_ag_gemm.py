@@ -17,6 +17,7 @@ from weft.base.errors import CallOrderError, ConfigError, DtypeError, ShapeError
 from weft.base.target import TARGETS
 from weft.language import triton_api
 from weft.ops.ag_gemm import (
+    LIBRARY,
     TRANSPORTS,
     Config,
     Problem,
@@ -373,11 +374,27 @@ def test_each_row_has_the_word_that_its_copy_sets(m, num_ranks, chunks):
 def test_every_candidate_passes_its_own_check(target, shape, num_ranks):
     problem = Problem(*shape, num_ranks)
     found = list(candidates(problem, target))
-    assert found[0] == choose(problem, target)
-    assert {config.transport for config in found} == {"pull", "push"}
+    assert choose(problem, target) in found and choose(problem, target, True) in found
+    assert {config.transport for config in found} - {LIBRARY} == {"pull", "push"}
     for config in found:
         config.check(problem, target)
         assert config.grid(problem, target) <= target.num_sms
+
+
+def test_where_nothing_fused_is_faster_nothing_is_fused():
+    """At m 64 as read on 4 x H200: in a recording the libraries are ahead, eager they are not."""
+    target = TARGETS["cuda:90"]
+    decode = Problem(64, 14336, 8192, 4, "bfloat16", b_is_nk=True)
+    assert choose(decode, target, is_recorded=True).transport == LIBRARY
+    assert choose(decode, target).transport == "push"
+    prefill = Problem(8192, 14336, 8192, 4, "bfloat16", b_is_nk=True)
+    assert choose(prefill, target, is_recorded=True).template == "sm90"
+    uneven = Problem(63, 14336, 8192, 4, "bfloat16", b_is_nk=True)
+    assert choose(uneven, target, is_recorded=True).transport == "push"
+    with pytest.raises(ConfigError, match="shards of one size"):
+        Config(transport=LIBRARY).check(uneven, target)
+    with pytest.raises(ConfigError, match="NVIDIA GPUs"):
+        Config(transport=LIBRARY).check(decode, EMU)
 
 
 COMPILED = [

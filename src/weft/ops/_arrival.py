@@ -2,14 +2,15 @@
 
 A program multiplies its tiles one after the other, each when its rows have arrived; and all of B is
 read from memory once for each group of rows of tiles. What copies cost, and how fast tiles are, was
-fitted to readings of m 1024 to 8192 at TP4, one and more chunks, both blockings of
-tiles/gemm_sm90.py: 3.4 % off on average (docs/performance/ag_gemm.md). Elsewhere the numbers
-differ, and what is compared here are candidates with each other.
+fitted to 100 readings of m 256 to 8192 at TP4, by both transports and both blockings of
+tiles/gemm_sm90.py: 5 % off on average (docs/performance/ag_gemm.md). Elsewhere the numbers differ,
+and what is compared here are candidates with each other.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -17,15 +18,39 @@ from weft.tiles import gemm_sm90, swizzle
 from weft.tiles.blocking import Blocking
 
 # A program's products, by what they reach in wide tiles; other tiles cost TURNS_COST more.
-TFLOPS_PER_PROGRAM = 760 / 132
+TFLOPS_PER_PROGRAM = 783 / 132
 # Pull: from the call to the first copy; a copy's start; the word behind it; its rate.
-GATE_US, COPY_US, WORD_US, COPY_GBPS = 9.0, 6.0, 1.0, 390.0
-# Push: a launch before the product, the way of its signals, all its stores' rate.
-PUSH_US, SIGNAL_US, PUSH_GBPS = 4.0, 4.0, 300.0
+GATE_US, COPY_US, WORD_US, COPY_GBPS = 20.0, 3.0, 1.0, 390.0
+# Push: a launch before the product, and all its stores' rate.
+PUSH_US, PUSH_GBPS = 1.5, 300.0
 # What a shared tile costs beside its products, and the last tile's way out.
-SHARE_US, END_US = 3.0, 5.0
+SHARE_US, END_US = 3.0, 12.0
 # Reading B again and again; one that is smaller stays in L2.
-MEMORY_GBPS, CACHED_BYTES = 4000.0, 30e6
+MEMORY_GBPS, CACHED_BYTES = 3800.0, 30e6
+# The plain template at decode sizes: reading B, and all else.
+SMALL_GBPS, SMALL_US = 3300.0, 15.0
+# cuBLAS: products, B, all else. NCCL's all-gather by bytes of a rank. What both cost the host.
+CUBLAS_TFLOPS, CUBLAS_GBPS, CUBLAS_US = 740.0, 4000.0, 7.0
+NCCL_US = ((0, 10.0), (64 << 10, 10.5), (256 << 10, 13.9), (1 << 20, 36.8), (4 << 20, 66.0),
+           (16 << 20, 188.0), (64 << 20, 660.0), (128 << 20, 1270.0))  # fmt: skip
+UNFUSED_HOST_US = 100.0
+
+
+def small_us(n: int, k: int) -> float:
+    """The plain template's push of a few rows."""
+    return n * k * 2 / SMALL_GBPS / 1e3 + SMALL_US
+
+
+def unfused_us(m: int, n: int, k: int, num_ranks: int, is_recorded: bool) -> float:
+    """NCCL, then cuBLAS: what their launches cost the host shows unless they are recorded."""
+    product = max(2 * m * n * k / CUBLAS_TFLOPS, n * k * 2 * 1e3 / CUBLAS_GBPS) / 1e6
+    shard_bytes = ceil(m / num_ranks) * k * 2
+    gather = NCCL_US[-1][1] * shard_bytes / NCCL_US[-1][0]
+    for (low, low_us), (high, high_us) in pairwise(NCCL_US):
+        if low <= shard_bytes < high:
+            gather = low_us + (high_us - low_us) * (shard_bytes - low) / (high - low)
+    end_us = product + CUBLAS_US + gather
+    return end_us if is_recorded else max(end_us, UNFUSED_HOST_US)
 
 
 @dataclass(frozen=True)
@@ -90,7 +115,7 @@ class Plan:
             hop, row = divmod(min((i_m + 1) * self.blocking.tile_m, self.m) - 1, self.rows)
             copies = (hop - 1) * self.chunks + row // chunk_rows + 1
             if self.transport == "push":
-                arrived.append(pushed_us + min(hop, 1) * SIGNAL_US)
+                arrived.append(pushed_us)
             else:
                 arrived.append(GATE_US + copies * copy_us if hop else 0.0)
         return arrived

@@ -57,12 +57,13 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots, triton_api
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _arrival, _baselines, _lanes
+from weft.ops import _arrival, _baselines, _by_library, _lanes
 from weft.tiles import blocking, gemm, gemm_sm90, swizzle
 from weft.tiles.blocking import Blocking
 
 SUPPORTED = ("float16", "bfloat16", "float32")
 TRANSPORTS = ("pull", "push")
+LIBRARY = _by_library.TRANSPORT
 TEMPLATES = ("plain", "sm90")
 
 # Up to so many bytes of A per rank the SMs push; more where the product is too narrow to hide a
@@ -187,9 +188,13 @@ class Config:
 
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
+        if self.transport == LIBRARY:
+            _check_library(problem, target)
+            return
         if self.transport not in TRANSPORTS:
             raise ConfigError(
-                f"ag_gemm: transport={self.transport!r}; it must be one of {', '.join(TRANSPORTS)}"
+                f"ag_gemm: transport={self.transport!r}; it must be one of "
+                f"{', '.join((*TRANSPORTS, LIBRARY))}"
             )
         if self.transport == "pull" and len(problem.nodes) > 1:
             raise ConfigError(
@@ -277,6 +282,8 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
             yield _with_transport(config, problem, target)
     if problem.m <= SMALL_M:
         yield from on_hopper
+    if can_use_library(problem, target):
+        yield Config(transport=LIBRARY)
 
 
 def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> list[Config]:
@@ -294,13 +301,33 @@ def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> l
             if transport == "pull":
                 found.append(replace(base, chunks=min(2, problem.rows)))
 
-    def end_us(config: Config) -> float:
-        return _arrival.Plan(
-            problem.m, problem.n, problem.k, problem.num_ranks, config.transport, config.chunks,
-            config.group_m, config.blocking, _programs(target),
-        ).end_us()  # fmt: skip
+    return sorted(dict.fromkeys(found), key=lambda config: _end_us(config, problem, target))
 
-    return sorted(dict.fromkeys(found), key=end_us)
+
+def _end_us(config: Config, problem: Problem, target: Target) -> float:
+    """When a call on Hopper would end, as predicted."""
+    if config.template == "plain":
+        return _arrival.small_us(problem.n, problem.k)
+    return _arrival.Plan(
+        problem.m, problem.n, problem.k, problem.num_ranks, config.transport, config.chunks,
+        config.group_m, config.blocking, _programs(target),
+    ).end_us()  # fmt: skip
+
+
+def can_use_library(problem: Problem, target: Target) -> bool:
+    """Can NCCL and cuBLAS do the same there? Where they may be faster, they were measured."""
+    is_even = problem.m == problem.rows * problem.num_ranks and problem.num_ranks > 1
+    is_alike = problem.out_dtype == problem.dtype
+    return target.backend == "cuda" and is_even and is_alike and len(problem.nodes) <= 1
+
+
+def _check_library(problem: Problem, target: Target) -> None:
+    if not can_use_library(problem, target):
+        raise ConfigError(
+            f"ag_gemm: transport={LIBRARY!r} for m={problem.m} on {problem.num_ranks} ranks, "
+            f"{problem.dtype} to {problem.out_dtype}, on {target}; it takes NVIDIA GPUs of one "
+            "node, shards of one size, and a result of the operands' dtype"
+        )
 
 
 def _block(problem: Problem, cut: Blocking, target: Target) -> int:
@@ -334,9 +361,18 @@ def _with_transport(config: Config, problem: Problem, target: Target) -> Config:
     return replace(config, feeders=feeders, chunks=max(1, chunks), pieces=ceil(feeders / shares))
 
 
-def choose(problem: Problem, target: Target) -> Config:
-    """The configuration to take when nothing was measured: a pure function of both."""
-    return next(candidates(problem, target))
+def choose(problem: Problem, target: Target, is_recorded: bool = False) -> Config:
+    """The configuration to take when nothing was measured: a pure function of these.
+
+    Where nothing is fused the launches of two libraries cost the host time, but in a recording.
+    """
+    fused = next(candidates(problem, target))
+    if not (can_use_sm90(problem, target) and can_use_library(problem, target)):
+        return fused
+    sizes = (problem.m, problem.n, problem.k, problem.num_ranks)
+    unfused_us = _arrival.unfused_us(*sizes, is_recorded)
+    is_slower = 0 not in sizes and _end_us(fused, problem, target) > unfused_us
+    return Config(transport=LIBRARY) if is_slower else fused
 
 
 # ---------------------------------------------------------------------------------------------
@@ -641,6 +677,9 @@ def ag_gemm(
     world.operator_call(call.name_with(offset))
     if call.is_empty:
         return out.zero_() if out.numel() else out
+    if call.config.transport == LIBRARY:
+        call.launch_library(world, a, b, out)
+        return out
     slot = world.workspace("ag_gemm", call.buffers, call.signals)
     call.replays.run(
         (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot),
@@ -684,6 +723,8 @@ class _Call:
         self.tiles = [_tile(problem, config, tma).as_constexpr() for tma in (False, True)]
         self.replays = world.replays()
         self._copies: dict[Any, tuple] = {}
+        # All rows, where a library gathers them.
+        self._whole: torch.Tensor | None = None
         self._loaded: set[tuple[int, ...]] = set()
         # What was launched with aligned addresses, to be launched again.
         self._kernels: dict[Any, Any] = {}
@@ -750,6 +791,15 @@ class _Call:
         # weft: equivalent-mutant drop of wait: _multiply has waited for every word that is copied;
         # but a recording must end on the stream that it began on
         main.wait(copier)
+
+    def launch_library(self, world: Any, a: Any, b: Any, out: Any) -> None:
+        """Nothing fused: NCCL, then cuBLAS."""
+        if self._whole is None:
+            self._whole = torch.empty(
+                (self.problem.m, self.problem.k), dtype=a.dtype, device=a.device
+            )
+        _by_library.all_gather(world, a, self._whole)
+        torch.mm(self._whole, b, out=out)
 
     def _start(self, fn: Any, grid: tuple, arguments: tuple, options: dict, aligned: bool) -> None:
         kernel = self._kernels.get(fn) if aligned else None
@@ -863,14 +913,15 @@ _calls: WeakKeyDictionary[Any, dict[tuple, _Call]] = WeakKeyDictionary()
 def _find_call(world: Any, a: Any, b: Any, m: int | None, config: Any, out: Any) -> _Call:
     """The `_Call` for these arguments; checks them when they are new."""
     calls = _calls.setdefault(world, {})
+    is_recorded = config is None and world.is_recording()
     key = (
         a.shape, a.stride(), a.dtype, a.device, b.shape, b.stride(), b.dtype, b.device, m, config,
-        None if out is None else (out.shape, out.stride(), out.dtype, out.device),
+        None if out is None else (out.shape, out.stride(), out.dtype, out.device), is_recorded,
     )  # fmt: skip
     call = calls.get(key)
     if call is None:
         problem = problem_of(world, a, b, m, out)
-        chosen = config or choose(problem, world.target)
+        chosen = config or choose(problem, world.target, is_recorded)
         chosen.check(problem, world.target)
         call = calls[key] = _Call(world, problem, chosen)
     return call
@@ -965,8 +1016,10 @@ def kernels(
     problem: Problem, config: Config | None, target: Target
 ) -> Iterator[tuple[Any, KernelRecord]]:
     """The kernels that a call with this configuration launches, as records."""
-    config = config or choose(problem, target)
+    config = config or next(candidates(problem, target))
     config.check(problem, target)
+    if config.transport == LIBRARY:
+        return
     element = DTYPES[problem.dtype].triton
     out_element = DTYPES[problem.out_dtype].triton
     tma = config.tma and can_use_tma(problem, target)

@@ -60,7 +60,7 @@ PRODUCER_REGISTERS = gl.constexpr(40)
 TURNS = Blocking(128, 128, 64, NUM_WARPS, 5)
 WIDE = Blocking(128, 256, 64, NUM_WARPS, 4)
 # What an element of the result costs in tiles of TURNS, where it is 1 in those of WIDE.
-TURNS_COST = 1.045
+TURNS_COST = 1.06
 # Columns of the result that are stored at once.
 CHUNK_N = gl.constexpr(64)
 # More programs on one tile than these spend on each other's sums what they save on products.

@@ -155,6 +155,9 @@ class CudaBackend:
         self.seats = Seats(dist.get_rank(group), (0,) * group.size(), (), ())
         self.seats = self._find_seats()
         self._open_shared()
+        # A group's communicator is made at its first collective, which must not be a recorded one.
+        if dist.get_backend(group) == "nccl":
+            dist.all_reduce(torch.zeros(1, device=self.device), group=group)
 
     # ---- memory
 

@@ -1,0 +1,65 @@
+"""When a call of ag_gemm would end: what the model must get right to choose by."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from weft.ops._arrival import Plan, unfused_us
+from weft.tiles import gemm_sm90
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+LAYERS = {
+    "llama3-8b mlp": (7168, 4096),
+    "llama3-70b attention": (2560, 8192),
+    "llama3-70b mlp": (14336, 8192),
+    "qwen3-32b mlp": (12800, 5120),
+}
+
+
+def plan(m: int, n: int, k: int, blocking=gemm_sm90.WIDE, **changes) -> Plan:
+    fields = {"num_ranks": 4, "transport": "pull", "chunks": 1, "group_m": 8, "num_programs": 131}
+    return Plan(m, n, k, blocking=blocking, **(fields | changes))
+
+
+def readings():
+    """(what, Plan, us) of the variants that were timed one by one."""
+    document = json.loads((RESULTS / "ag_gemm_variants_h200x4.json").read_text())
+    for row in document["runs"][-1]["rows"]:
+        for name, us in row["us"].items():
+            if name[:4] not in ("push", "pull"):
+                continue
+            tile, rest = name[4:].split("g")
+            group, chunks = rest.split("c")
+            blocking = gemm_sm90.WIDE if tile == "256" else gemm_sm90.TURNS
+            yield name, plan(
+                row["m"], *LAYERS[row["shape"]], blocking, transport=name[:4],
+                group_m=int(group), chunks=int(chunks),
+            ), us  # fmt: skip
+
+
+def test_it_is_near_what_was_read():
+    off = [one.end_us() / us - 1 for _, one, us in readings()]
+    assert len(off) >= 40
+    assert sum(map(abs, off)) / len(off) < 0.06 and max(map(abs, off)) < 0.2
+
+
+def test_more_rows_take_longer_and_nothing_ends_before_its_rows_arrive():
+    ends = [plan(m, 2560, 8192).end_us() for m in (512, 1024, 2048, 4096, 8192)]
+    assert ends == sorted(ends)
+    for m, end in zip((512, 8192), (ends[0], ends[-1]), strict=True):
+        assert end > m * 3 // 4 * 8192 * 2 / 390e3
+
+
+@pytest.mark.parametrize("m", [1, 100, 997, 3988, 5000])
+@pytest.mark.parametrize("transport", ["push", "pull"])
+def test_sizes_that_nothing_divides(m, transport):
+    assert plan(m, 2504, 4104, transport=transport, chunks=2).end_us() > 0
+
+
+def test_launches_of_two_libraries_show_unless_they_are_recorded():
+    assert unfused_us(1, 7168, 4096, 4, False) > 2 * unfused_us(1, 7168, 4096, 4, True)
+    large = [unfused_us(8192, 7168, 4096, 4, recorded) for recorded in (False, True)]
+    assert large[0] == large[1]
