@@ -30,10 +30,11 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one schedule showed."""
+    """What one schedule showed; `results` are what the ranks' `main` returned."""
 
     report: Report
     errors: list[BaseException]
+    results: list[Any]
 
 
 def programs(folder: str) -> list[Path]:
@@ -83,7 +84,7 @@ def run(
         outcome = outcome_bytes(session.results)
         if known.setdefault(program, outcome) != outcome:
             report.add(nondeterministic(report))
-    return Outcome(report, list(session.errors.values()))
+    return Outcome(report, list(session.errors.values()), session.results)
 
 
 def marked_line(path: Path) -> int:

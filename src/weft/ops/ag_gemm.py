@@ -788,8 +788,6 @@ class _Call:
                 (world.copy_word if is_word else world.copy)(dst, src)
             if not is_staged:
                 self._start(_close, (1, 1, 1), closing, {"num_warps": 1}, True)
-        # weft: equivalent-mutant drop of wait: _multiply has waited for every word that is copied;
-        # but a recording must end on the stream that it began on
         main.wait(copier)
 
     def launch_library(self, world: Any, a: Any, b: Any, out: Any) -> None:

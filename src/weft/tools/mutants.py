@@ -13,6 +13,7 @@ from weft.base.report import Report
 from weft.base.target import TARGETS
 from weft.base.topology import Topology
 from weft.tools.check import Work, rel_err
+from weft.verify.laggards import chooser_of
 from weft.verify.mutants import Bounds, MutantReport, Run, WrongAnswer, search
 
 Progress = Callable[[int, int], None]
@@ -81,8 +82,9 @@ def op_run(work: Work, config: Any, *, on_heap: bool = False, calls: Sequence[in
     def run(seed: int, rewrite: Any) -> Report:
         with _one_slot():
             with weft.emulated(
-                work.num_ranks, work.nodes or 1, seed, collect=True, rewrite=rewrite
-            ) as session:
+                work.num_ranks, work.nodes or 1, seed, collect=True, rewrite=rewrite,
+                chooser=chooser_of(seed),
+            ) as session:  # fmt: skip
                 session.run(main)
         return session.report
 
@@ -129,7 +131,8 @@ def script_run(path: str, args: Sequence[str], topology: Topology) -> Run:
     def run(seed: int, rewrite: Any) -> Report:
         with _one_slot():
             return run_script_once(
-                path, args, topology, seed, said_to=io.StringIO(), rewrite=rewrite
-            )
+                path, list(args), topology, seed, said_to=io.StringIO(), rewrite=rewrite,
+                chooser=chooser_of(seed),
+            )  # fmt: skip
 
     return Run("+".join(map(str, topology.sizes)), run)
