@@ -1,6 +1,7 @@
 # make setup   the environment in .venv, made once and again when pyproject.toml changes
 # make demo    what weft does, in a minute, without a GPU
 # make test    every test that a laptop can run; make lint: style and types
+# make test-gpu   the tests that need GPUs, 2 or 4 on one host; what needs more is left out, and said
 # make test-versions   the emulator and the language on other Tritons; VERSIONS=3.8.0 chooses
 #
 # TORCH and TRITON choose other versions, e.g. `make setup TRITON=triton==3.9.0`.
@@ -15,7 +16,7 @@ STAMP  := $(VENV)/.weft-ready
 ARGS   ?=
 VERSIONS ?=
 
-.PHONY: setup demo test test-versions lint format clean
+.PHONY: setup demo test test-gpu test-versions lint format clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -39,6 +40,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -n $(JOBS) -m "not slow" -q $(ARGS)
+
+# One after the other: kernels that wait for each other must not share GPUs with a second test's.
+test-gpu: $(STAMP)
+	@$(BIN)/python -m weft doctor
+	@$(BIN)/python -m pytest -m gpu -q -rs --durations=10 $(ARGS)
 
 test-versions: $(STAMP)
 	@TEST_PYTHON=$(BIN)/python JOBS=$(JOBS) .ci/versions $(VERSIONS)

@@ -35,6 +35,16 @@ def test_slots_are_right_eager_captured_replayed_and_mixed(tmp_path, part):
     assert len(uses) >= 7 and not any(uses.values()), uses
 
 
+@pytest.mark.gpu(n=2)
+def test_collectives_are_right_under_stress(tmp_path):
+    """Stragglers, shapes and seeds that change, two worlds at once, eager and replayed."""
+    run(tmp_path, "stress.py", "--calls", "400", "--replays", "200")
+    found = json.loads(next(tmp_path.glob("stress_*.json")).read_text())
+    for of_rank in (found["stress"], *found["by_rank"]):
+        ways = {way: row for way, row in of_rank.items() if way != "subjects"}
+        assert len(ways) == 4 and not any(row["wrong_elements"] for row in ways.values()), ways
+
+
 @pytest.mark.gpu(n=4)
 def test_every_rank_that_is_left_raises_with_the_table(tmp_path):
     run(tmp_path, "bounded_waits.py", "--part", "trouble")

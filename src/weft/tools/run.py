@@ -18,7 +18,8 @@ TARGETS = ("auto", "cuda", "emu")
 def run(
     op: Annotated[str, typer.Argument(metavar="OP", help="an operator, e.g. ag_gemm")],
     ranks: Annotated[
-        int | None, typer.Option(help="how many; 4, or what --nodes holds", show_default=False)
+        int | None,
+        typer.Option(help="how many; one for each GPU, or 4, or --nodes'", show_default=False),
     ] = None,
     nodes: Annotated[str, typer.Option(help="scale-up domains: 2, or their sizes, 3+1")] = "1",
     target: Annotated[str, typer.Option(help="auto, cuda or emu")] = "auto",
@@ -28,12 +29,13 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> int:
     """Run an operator against its reference: eager, replayed, another shape, eager again."""
+    ranks, where, why = choose_target(target, ranks, nodes)
     topology = parse_topology(ranks, nodes)
     ranks = topology.num_ranks
+    console.notes().print(f"{where}: {why}", markup=False)
     card = find_op(op)
     sizes = parse_shape(shape, card.default_shape)
     work = Work(card, ranks, sizes, op_dtype(card, dtype).name, topology.sizes)
-    where = choose_target(target, ranks)
     values = {
         "op": op,
         "target": where,
@@ -69,23 +71,40 @@ def worst(steps: list[Step]) -> float | None:
     return error if error != float("inf") else None
 
 
-def choose_target(target: str, ranks: int) -> str:
-    """`auto` takes GPUs where there is one for each rank, else the emulator."""
+def choose_target(target: str, ranks: int | None, nodes: str) -> tuple[int | None, str, str]:
+    """How many ranks, where they run, and why there.
+
+    `auto` takes GPUs where there are at least two, one for each rank, else the emulator. GPUs of
+    one host are one node.
+    """
     if target not in TARGETS:
         raise UsageError(f"--target {target!r}: one of {', '.join(TARGETS)}")
     if target == "emu":
-        return "emu"
-    import torch
-
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return ranks, "emu", "as --target says"
+    there = count_gpus()
+    asked = ranks if ranks is not None else max(there, 2) if nodes == "1" else None
     if target == "auto":
-        return "cuda" if there >= ranks else "emu"
-    if there < ranks:
+        if nodes != "1":
+            return ranks, "emu", f"--nodes {nodes}; the GPUs of one host are one node"
+        if there < 2:
+            return ranks, "emu", f"{there} GPUs here, at least two are needed"
+        if ranks is not None and ranks > there:
+            return ranks, "emu", f"{ranks} ranks, but {there} GPUs here"
+        return asked, "cuda", f"{there} GPUs here, {asked} ranks"
+    if nodes != "1":
+        raise UsageError(f"--target cuda: --nodes {nodes}; the GPUs of one host are one node")
+    if there < asked:
         raise UsageError(
-            f"--target cuda: {ranks} ranks need {ranks} GPUs, {there} here; "
+            f"--target cuda: {asked} ranks need {asked} GPUs, {there} here; "
             "use --target emu, or fewer ranks"
         )
-    return "cuda"
+    return asked, "cuda", f"as --target says, {there} GPUs here"
+
+
+def count_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def show(values: dict, steps: list[Step]) -> None:
