@@ -16,13 +16,11 @@ from weft.base.dtypes import tolerance
 from weft.base.errors import CallOrderError, ConfigError, DtypeError, ShapeError
 from weft.base.target import TARGETS
 from weft.language import triton_api
+from weft.ops._ag_gemm_call import plan_copies
+from weft.ops._ag_gemm_config import LIBRARY, TRANSPORTS, shards_of
 from weft.ops.ag_gemm import (
-    LIBRARY,
-    TRANSPORTS,
     Config,
     Problem,
-    _plan_copies,
-    _shards,
     _word_of,
     ag_gemm,
     candidates,
@@ -346,7 +344,7 @@ def test_shards_are_those_of_torch_chunk(m, num_ranks):
 @given(m=st.integers(1, 300), num_ranks=st.integers(1, 6), chunks=st.integers(1, 9))
 def test_each_row_has_the_word_that_its_copy_sets(m, num_ranks, chunks):
     problem = Problem(m, 1, 1, num_ranks)
-    shards = _shards(problem, Config(chunks=chunks))
+    shards = shards_of(problem, Config(chunks=chunks))
     words = [_word_of.fn(row, shards) for row in range(m)]
     assert words == sorted(words)
 
@@ -357,7 +355,7 @@ def test_each_row_has_the_word_that_its_copy_sets(m, num_ranks, chunks):
     )
     world = SimpleNamespace(rank=0, num_ranks=num_ranks, peer=lambda x, rank: x)
     rows, seen = [], []
-    for is_word, dst, _ in _plan_copies(world, slot, slot.gathered, problem, shards):
+    for is_word, dst, _ in plan_copies(world, slot, slot.gathered, problem, shards):
         if not is_word:
             rows += dst.flatten().tolist()
         else:

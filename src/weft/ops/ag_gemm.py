@@ -38,7 +38,7 @@ Source  the design's section 4; FLUX, TileLink and torch's async-TP for the idea
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -52,38 +52,26 @@ from triton.experimental.gluon import language as gl
 import weft.language as wl
 from weft.base.card import Op
 from weft.base.dtypes import DTYPES, parse_dtype
-from weft.base.errors import ConfigError, DtypeError, ShapeError
+from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.language import slots, triton_api
+from weft.language import slots
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _arrival, _baselines, _by_library, _lanes
-from weft.tiles import blocking, gemm, gemm_sm90, swizzle
-from weft.tiles.blocking import Blocking
+from weft.ops import _baselines, _lanes
+from weft.ops._ag_gemm_call import STAGE_WARPS, Call, Program
+from weft.ops._ag_gemm_config import (
+    LIBRARY,
+    Config,
+    Shards,
+    can_use_tma,
+    candidates,
+    choose,
+    shape_of,
+    tile_of,
+)
+from weft.tiles import gemm, gemm_sm90, swizzle
 
 SUPPORTED = ("float16", "bfloat16", "float32")
-TRANSPORTS = ("pull", "push")
-LIBRARY = _by_library.TRANSPORT
-TEMPLATES = ("plain", "sm90")
-
-# Up to so many bytes of A per rank the SMs push; more where the product is too narrow to hide a
-# copy engine's start behind it (4 x H200, m 512 to 4096: push ahead up to 4 MiB, at n 2560 to 8).
-PUSH_BYTES, NARROW_PUSH_BYTES, NARROW_N = 4 << 20, 8 << 20, 4096
-# From so many bytes on, a second flag per shard pays for its copy's start (there, at 32 MiB).
-TWO_CHUNKS_BYTES = 24 << 20
-# An SM that the persistent grid leaves free, so that _await_shards can always run beside it.
-SPARE_SMS = 1
-# Pushing programs: enough to fill the links, not so many that products wait for them.
-MIN_PUSHERS, MAX_PUSHERS = 20, 64
-# What a staging program copies: peers' copies begin when the last one has ended.
-STAGE_BYTES = 128 << 10
-STAGE_WARPS = 8
-# What a program of _push_rows stores.
-PUSH_PIECE_BYTES = 64 << 10
-# Up to here a tile of 128 rows is mostly empty, and weights are what takes time.
-SMALL_M = 64
-# How many symmetric inputs a call remembers the copies for.
-MOST_PLANS = 64
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -93,7 +81,7 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tor
 
 
 # ---------------------------------------------------------------------------------------------
-# Problem and configuration
+# The problem; how it is done is in _ag_gemm_config.py
 
 
 @dataclass(frozen=True)
@@ -163,232 +151,8 @@ class Problem:
         return operands + self.m * self.n * self.out_itemsize
 
 
-@dataclass(frozen=True)
-class Config:
-    """How a call is done; every field is the same on all ranks.
-
-    Units   chunks: signals per shard; pieces: programs that share one chunk's way to one rank;
-            feeders: programs that feed before they multiply; block: elements they move at a time;
-            group_m: rows of tiles that share columns in L2
-    """
-
-    transport: str = "pull"
-    template: str = "plain"
-    chunks: int = 2
-    tile_m: int = 128
-    tile_n: int = 256
-    tile_k: int = 64
-    group_m: int = 8
-    num_warps: int = 8
-    num_stages: int = 3
-    feeders: int = 16
-    pieces: int = 16
-    block: int = 16384
-    tma: bool = True
-
-    def check(self, problem: Problem, target: Target) -> None:
-        """Raises  ConfigError: a field that does not fit the problem or the target"""
-        if self.transport == LIBRARY:
-            _check_library(problem, target)
-            return
-        if self.transport not in TRANSPORTS:
-            raise ConfigError(
-                f"ag_gemm: transport={self.transport!r}; it must be one of "
-                f"{', '.join((*TRANSPORTS, LIBRARY))}"
-            )
-        if self.transport == "pull" and len(problem.nodes) > 1:
-            raise ConfigError(
-                f"ag_gemm: transport='pull' on {len(problem.nodes)} nodes; a copy engine reaches "
-                "the ranks of its own node only: take transport='push'"
-            )
-        self._check_template(problem, target)
-        for name in ("chunks", "pieces", "feeders", "group_m"):
-            if not 1 <= getattr(self, name) <= 1024:
-                value = getattr(self, name)
-                raise ConfigError(f"ag_gemm: {name}={value}; it must be between 1 and 1024")
-        if self.block < 16 or self.block & (self.block - 1):
-            raise ConfigError(f"ag_gemm: block={self.block}; it must be a power of two from 16 on")
-        if self.feeders > _programs(target):
-            raise ConfigError(
-                f"ag_gemm: feeders={self.feeders}; {target} has {target.num_sms} SMs, of which "
-                f"{SPARE_SMS} is kept free: take at most {_programs(target)}"
-            )
-        if self.template == "sm90":
-            return
-        tma = self.tma and can_use_tma(problem, target)
-        self.blocking.check("ag_gemm", problem.dtype, problem.out_dtype, tma, target)
-
-    def _check_template(self, problem: Problem, target: Target) -> None:
-        if self.template not in TEMPLATES:
-            raise ConfigError(
-                f"ag_gemm: template={self.template!r}; it must be one of {', '.join(TEMPLATES)}"
-            )
-        if self.template == "plain":
-            return
-        if not can_use_sm90(problem, target):
-            raise ConfigError(
-                f"ag_gemm: template='sm90' with {problem.dtype} on {target}; it takes 16-bit "
-                f"operands with rows of a multiple of {blocking.TMA_BYTES} bytes, and compute "
-                "capability 9.0"
-            )
-        gemm_sm90.check("ag_gemm", self.tile_m, self.tile_n, self.tile_k, self.num_stages, target)
-
-    @property
-    def blocking(self) -> Blocking:
-        return Blocking(self.tile_m, self.tile_n, self.tile_k, self.num_warps, self.num_stages)
-
-    def grid(self, problem: Problem, target: Target) -> int:
-        """Programs of _multiply: feeders and one for each tile, as far as all are resident."""
-        if self.template == "sm90":
-            return _programs(target)
-        tiles = self.blocking.num_tiles(problem.m, problem.n)
-        fed = self.feeders if self.transport == "push" else 0
-        return min(tiles + fed, _programs(target))
-
-
-def _programs(target: Target) -> int:
-    """How many programs of _multiply may run at once."""
-    return max(1, target.num_sms - SPARE_SMS)
-
-
-def can_use_tma(problem: Problem, target: Target) -> bool:
-    """Do the rows of A, B and C begin where TMA can read them?"""
-    b_row = problem.k if problem.b_is_nk else problem.n
-    rows = [problem.k * problem.itemsize, b_row * problem.itemsize]
-    return blocking.can_use_tma(target, [*rows, problem.n * problem.out_itemsize])
-
-
-def can_use_sm90(problem: Problem, target: Target) -> bool:
-    """Does the template for Hopper take this problem there?"""
-    is_hopper = target.backend == "cuda" and target.arch == 90
-    return (
-        is_hopper and problem.itemsize == problem.out_itemsize == 2 and can_use_tma(problem, target)
-    )
-
-
-def candidates(problem: Problem, target: Target) -> Iterator[Config]:
-    """Configurations worth measuring, the one to take unmeasured first."""
-    limit = NARROW_PUSH_BYTES if problem.n <= NARROW_N else PUSH_BYTES
-    push_first = problem.shard_bytes <= limit or problem.num_ranks == 1
-    order = ("push", "pull") if push_first else ("pull", "push")
-    if len(problem.nodes) > 1 or target.num_sms <= SPARE_SMS:
-        order = ("push",)
-    on_hopper = _on_hopper(problem, target, order) if can_use_sm90(problem, target) else []
-    if problem.m > SMALL_M:
-        yield from on_hopper
-    for transport in order:
-        for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
-            config = Config(transport=transport, block=_block(problem, cut, target), **asdict(cut))
-            yield _with_transport(config, problem, target)
-    if problem.m <= SMALL_M:
-        yield from on_hopper
-    if can_use_library(problem, target):
-        yield Config(transport=LIBRARY)
-
-
-def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> list[Config]:
-    """What the template for Hopper can do, the one first that is predicted to end first."""
-    if 0 in (problem.m, problem.n, problem.k):
-        return []
-    found = []
-    for transport in transports:
-        for cut in (gemm_sm90.WIDE, gemm_sm90.TURNS):
-            plain = Config(transport=transport, template="sm90", block=16384, **asdict(cut))
-            base = _with_transport(plain, problem, target)
-            found.append(base)
-            # Larger groups read B less often, but wait for more rows.
-            found.append(replace(base, group_m=8))
-            if transport == "pull":
-                found.append(replace(base, chunks=min(2, problem.rows)))
-
-    return sorted(dict.fromkeys(found), key=lambda config: _end_us(config, problem, target))
-
-
-def _end_us(config: Config, problem: Problem, target: Target) -> float:
-    """When a call on Hopper would end, as predicted."""
-    if config.template == "plain":
-        return _arrival.small_us(problem.n, problem.k)
-    return _arrival.Plan(
-        problem.m, problem.n, problem.k, problem.num_ranks, config.transport, config.chunks,
-        config.group_m, config.blocking, _programs(target),
-    ).end_us()  # fmt: skip
-
-
-def can_use_library(problem: Problem, target: Target) -> bool:
-    """Can NCCL and cuBLAS do the same there? Where they may be faster, they were measured."""
-    is_even = problem.m == problem.rows * problem.num_ranks and problem.num_ranks > 1
-    is_alike = problem.out_dtype == problem.dtype
-    return target.backend == "cuda" and is_even and is_alike and len(problem.nodes) <= 1
-
-
-def _check_library(problem: Problem, target: Target) -> None:
-    if not can_use_library(problem, target):
-        raise ConfigError(
-            f"ag_gemm: transport={LIBRARY!r} for m={problem.m} on {problem.num_ranks} ranks, "
-            f"{problem.dtype} to {problem.out_dtype}, on {target}; it takes NVIDIA GPUs of one "
-            "node, shards of one size, and a result of the operands' dtype"
-        )
-
-
-def _block(problem: Problem, cut: Blocking, target: Target) -> int:
-    """As many loads under way as registers hold: 128 bytes of a thread, or 16 elements alone."""
-    if target.backend == "emu":
-        return 1024  # so that several programs share the work, as on a GPU
-    is_aligned = problem.k * problem.itemsize % blocking.TMA_BYTES == 0
-    return 32 * cut.num_warps * (128 // problem.itemsize if is_aligned else 16)
-
-
-def _with_transport(config: Config, problem: Problem, target: Target) -> Config:
-    """`config` with what follows from its transport, the sizes and the target."""
-    # A group that reached into the next rank's rows would wait while own tiles are left.
-    config = replace(config, group_m=max(1, min(8, problem.rows // config.tile_m)))
-    tiles, programs = config.blocking.num_tiles(problem.m, problem.n), _programs(target)
-    peers = max(1, problem.num_ranks - 1)
-    if config.transport == "pull":
-        feeders = max(1, ceil(problem.shard_bytes / STAGE_BYTES))
-        is_fine = problem.shard_bytes >= TWO_CHUNKS_BYTES or target.backend == "emu"
-        chunks = min(2 if is_fine else 1, problem.rows)
-    elif config.template == "sm90":
-        # Nothing else runs beside them.
-        feeders = max(peers, ceil(problem.shard_bytes * peers / PUSH_PIECE_BYTES))
-        chunks = 1
-    else:
-        # Programs without a tile in the last round have the time.
-        feeders = min(max(-tiles % programs, MIN_PUSHERS), MAX_PUSHERS)
-        chunks = min(max(1, problem.rows // config.tile_m), 8)
-    feeders = min(3 if target.backend == "emu" else feeders, programs)
-    shares = 1 if config.transport == "pull" else peers * chunks
-    return replace(config, feeders=feeders, chunks=max(1, chunks), pieces=ceil(feeders / shares))
-
-
-def choose(problem: Problem, target: Target, is_recorded: bool = False) -> Config:
-    """The configuration to take when nothing was measured: a pure function of these.
-
-    Where nothing is fused the launches of two libraries cost the host time, but in a recording.
-    """
-    fused = next(candidates(problem, target))
-    if not (can_use_sm90(problem, target) and can_use_library(problem, target)):
-        return fused
-    sizes = (problem.m, problem.n, problem.k, problem.num_ranks)
-    unfused_us = _arrival.unfused_us(*sizes, is_recorded)
-    is_slower = 0 not in sizes and _end_us(fused, problem, target) > unfused_us
-    return Config(transport=LIBRARY) if is_slower else fused
-
-
 # ---------------------------------------------------------------------------------------------
 # The program
-
-
-class Shards(NamedTuple):
-    """How rows are split: `rows` to a rank, `chunk_rows` to each of its `chunks` signals, each
-    stored by `pieces` programs."""
-
-    rows: Any
-    chunks: Any
-    chunk_rows: Any
-    pieces: Any
-    group_m: Any
-    head: Any
 
 
 class Arrival(NamedTuple):
@@ -688,228 +452,13 @@ def ag_gemm(
     return out
 
 
-class _Call:
-    """What calls with one problem and one configuration share on one rank: found once, kept."""
+PROGRAM = Program(_stage, _announce, _close, _push_rows, _multiply, _multiply_sm90)
 
-    def __init__(self, world: Any, problem: Problem, config: Config) -> None:
-        self.problem, self.config = problem, config
-        self.grid = (config.grid(problem, world.target), 1, 1)
-        self.tma = config.tma and can_use_tma(problem, world.target)
-        self._names: dict[int | None, str] = {}
-        self.out_shape = (problem.m, problem.n)
-        self.out_dtype = getattr(torch, problem.out_dtype)
-        self.has_rows = problem.shard(world.rank)[0] < problem.shard(world.rank)[1]
-        self.is_empty = 0 in (problem.m, problem.n, problem.k)
-        self.is_pull = config.transport == "pull"
-        # Tiles that straddle ranks read own rows from the slot.
-        is_even = problem.m == problem.rows * problem.num_ranks
-        self.may_read_in_place = self.is_pull and is_even and problem.rows % config.tile_m == 0
-        words = world.num_ranks * config.chunks
-        dtype = getattr(torch, problem.dtype)
-        self.buffers = {"gathered": ((problem.m, problem.k), dtype)}
-        self.signals = {
-            "rows_ready": (words, torch.int64),
-            "shard_ready": (world.num_ranks, torch.int64),
-            "rows_taken": (world.num_ranks, torch.int64),
-            "fed": (words, torch.int32),
-        }
-        if config.template == "sm90":
-            elements = gemm_sm90.partial_elements(config.tile_m, config.tile_n, self.grid[0])
-            self.buffers["partials"] = ((elements,), torch.float32)
-            self.signals["summed"] = (2 * self.grid[0], torch.int64)
-        self.shape = _shape(problem)
-        self.shards = _shards(problem, config)
-        # By whether TMA is used.
-        self.tiles = [_tile(problem, config, tma).as_constexpr() for tma in (False, True)]
-        self.replays = world.replays()
-        self._copies: dict[Any, tuple] = {}
-        # All rows, where a library gathers them.
-        self._whole: torch.Tensor | None = None
-        self._loaded: set[tuple[int, ...]] = set()
-        # What was launched with aligned addresses, to be launched again.
-        self._kernels: dict[Any, Any] = {}
-
-    def name_with(self, offset: int | None) -> str:
-        """What all ranks must call alike; `a` may be read in place, at `offset`."""
-        name = self._names.get(offset)
-        if name is None:
-            if len(self._names) >= MOST_PLANS:
-                self._names.clear()
-            sizes = f"m={self.problem.m},n={self.problem.n},k={self.problem.k}"
-            place = "" if offset is None else f"a at {offset} "
-            name = f"ag_gemm {sizes} {self.problem.dtype} {place}{self.config}"
-            self._names[offset] = name
-        return name
-
-    def offset_of(self, world: Any, a: Any) -> int | None:
-        """Where on the heap peers read `a` in place; None where its rows are staged."""
-        return world.offset(a) if self.may_read_in_place and world.num_ranks > 1 else None
-
-    def launch(
-        self, world: Any, slot: Any, a: Any, b: Any, out: Any, offset: int | None = None
-    ) -> None:
-        # TMA asks this of addresses, and Triton specialises kernels by it.
-        alignment = tuple(tensor.data_ptr() % blocking.TMA_BYTES for tensor in (a, b, out))
-        aligned = not any(alignment)
-        multiply, arguments, options = self._multiply_with(world, slot, a, b, out, aligned)
-        if not self.is_pull:
-            if multiply is _multiply_sm90:
-                pushed = (
-                    a, slot.gathered, slot.rows_ready, slot.fed, slot.arg, self.shape, self.shards,
-                    world.arg, self.config.tile_m, self.config.block,
-                )  # fmt: skip
-                grid = (self.config.feeders, 1, 1)
-                self._start(_push_rows, grid, pushed, {"num_warps": STAGE_WARPS}, aligned)
-            self._start(multiply, self.grid, arguments, options, aligned)
-            return
-        is_staged = offset is None
-        staged = (
-            a, slot.gathered, slot.arg, self.shape, self.shards, world.arg, self.config.block,
-        )  # fmt: skip
-        announced = (slot.rows_ready, slot.shard_ready, slot.arg, self.config.chunks, world.arg)
-        closing = (slot.shard_ready, slot.rows_taken, world.arg)
-        if alignment not in self._loaded:
-            # They wait for each other, and no binary is loaded while a kernel runs.
-            world.load(multiply, *arguments, **options)
-            world.load(_announce, *announced, num_warps=1)
-            world.load(_close, *closing, num_warps=1)
-            self._loaded.add(alignment)
-        main, copier = world.current_stream(), world.stream("copy")
-        if is_staged:
-            # Beside _multiply, which fills the device, it would get no SM.
-            grid = (self.config.feeders, 1, 1)
-            self._start(_stage, grid, staged, {"num_warps": STAGE_WARPS}, aligned)
-        copier.wait(main)
-        with copier:
-            self._start(_announce, (1, 1, 1), announced, {"num_warps": 1}, True)
-        self._start(multiply, self.grid, arguments, options, aligned)
-        with copier:
-            for is_word, dst, src in self._copies_for(world, slot, a, offset):
-                (world.copy_word if is_word else world.copy)(dst, src)
-            if not is_staged:
-                self._start(_close, (1, 1, 1), closing, {"num_warps": 1}, True)
-        main.wait(copier)
-
-    def launch_library(self, world: Any, a: Any, b: Any, out: Any) -> None:
-        """Nothing fused: NCCL, then cuBLAS."""
-        if self._whole is None:
-            self._whole = torch.empty(
-                (self.problem.m, self.problem.k), dtype=a.dtype, device=a.device
-            )
-        _by_library.all_gather(world, a, self._whole)
-        torch.mm(self._whole, b, out=out)
-
-    def _start(self, fn: Any, grid: tuple, arguments: tuple, options: dict, aligned: bool) -> None:
-        kernel = self._kernels.get(fn) if aligned else None
-        if kernel is not None:
-            triton_api.relaunch(kernel, grid, *arguments)
-            return
-        kernel = fn[grid](*arguments, **options)
-        if aligned:
-            self._kernels[fn] = kernel
-
-    def _multiply_with(
-        self, world: Any, slot: Any, a: Any, b: Any, out: Any, aligned: bool
-    ) -> tuple[Any, tuple, dict]:
-        """The kernel that multiplies, its arguments and its options."""
-        config, tma = self.config, self.tma and aligned
-        # Addresses that TMA does not take: the plain template does the same, in the same tiles.
-        is_sm90 = config.template == "sm90" and aligned
-        own, gathered, right, result = a, slot.gathered, b, out
-        if tma:
-            describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
-            chunk = self._chunk(is_sm90)
-            gathered = describe(gathered, (config.tile_m, config.tile_k))
-            # An empty shard has no address to describe; no tile is read from it.
-            own = describe(a, (config.tile_m, config.tile_k)) if self.has_rows else gathered
-            if self.problem.b_is_nk:
-                right = describe(b.t(), (config.tile_n, config.tile_k))
-            else:
-                right = describe(b, (config.tile_k, config.tile_n))
-            result = describe(out, chunk)
-        if is_sm90:
-            arguments = (
-                own, gathered, right, result, slot.rows_ready, slot.partials, slot.summed, slot.arg,
-                self.shape, self.shards, world.arg, self.is_pull, config.tile_m, config.tile_n,
-                config.tile_k, config.num_stages, self.problem.b_is_nk,
-            )  # fmt: skip
-            return _multiply_sm90, arguments, {"num_warps": config.num_warps}
-        arguments = (
-            a, own, slot.gathered, gathered, right, result, slot.rows_ready, slot.fed, slot.arg,
-            self.shape, self.shards, self.tiles[tma], world.arg,
-            0 if self.is_pull else config.feeders, config.block,
-        )  # fmt: skip
-        num_stages = config.num_stages if config.template == "plain" else 3
-        return _multiply, arguments, {"num_warps": config.num_warps, "num_stages": num_stages}
-
-    def _chunk(self, is_sm90: bool) -> tuple[int, int]:
-        """Rows and columns of the result that are stored at once."""
-        config = self.config
-        if not is_sm90:
-            return config.tile_m, config.tile_n
-        return gemm_sm90.chunk_rows(config.tile_m, config.tile_n), gemm_sm90.CHUNK_N.value
-
-    def _copies_for(self, world: Any, slot: Any, a: Any, offset: int | None) -> tuple:
-        """What the copy engine does for a call on `slot` whose rows lie at `offset`."""
-        copies = self._copies.get((slot, offset))
-        if copies is None:
-            if len(self._copies) >= MOST_PLANS:
-                self._copies.clear()
-            rows = slot.gathered if offset is None else a
-            copies = tuple(_plan_copies(world, slot, rows, self.problem, self.shards))
-            self._copies[slot, offset] = copies
-        return copies
+_calls: WeakKeyDictionary[Any, dict[tuple, Call]] = WeakKeyDictionary()
 
 
-def _plan_copies(
-    world: Any, slot: Any, rows: torch.Tensor, problem: Problem, shards: Shards
-) -> Iterator[tuple[bool, torch.Tensor, torch.Tensor]]:
-    """(is_word, dst, src) in order; `rows` is what peers read: this rank's `a`, or its slot.
-
-    Source by source in the order in which tiles ask for them; each chunk, then its word. The word
-    is the source's own announcement, which holds e until this rank's credit lets the source go on.
-    Never a word of this device: such a copy is a kernel, for which a running grid need not make
-    room, and each change between kernel and copy engine costs time.
-    """
-    for hop in range(1, world.num_ranks):
-        source = (world.rank + hop) % world.num_ranks
-        shard_first, shard_end = problem.shard(source)
-        theirs = world.peer(rows, source)
-        if rows is slot.gathered:
-            theirs = theirs[shard_first:shard_end]
-        announced = world.peer(slot.shard_ready, source)[source : source + 1]
-        for chunk in range(shards.chunks):
-            first = min(shard_first + chunk * shards.chunk_rows, shard_end)
-            end = min(first + shards.chunk_rows, shard_end)
-            if end > first:
-                mine = slot.gathered[first:end]
-                yield False, mine, theirs[first - shard_first : end - shard_first]
-            word = source * shards.chunks + chunk
-            yield True, slot.rows_ready[word : word + 1], announced
-
-
-def _shape(problem: Problem) -> gemm.Shape:
-    stride_b = problem.k if problem.b_is_nk else problem.n
-    return gemm.Shape(problem.m, problem.n, problem.k, problem.k, stride_b, problem.n)
-
-
-def _shards(problem: Problem, config: Config) -> Shards:
-    chunk_rows = max(1, ceil(problem.rows / config.chunks))
-    num_m = ceil(problem.m / config.tile_m)
-    head = max(1, min(problem.rows // config.tile_m, num_m))
-    return Shards(problem.rows, config.chunks, chunk_rows, config.pieces, config.group_m, head)
-
-
-def _tile(problem: Problem, config: Config, tma: bool) -> gemm.Tile:
-    extents = (config.tile_m, config.tile_n, config.tile_k)
-    return gemm.Tile.of(*extents, size_k=problem.k, b_is_nk=problem.b_is_nk, tma=tma)
-
-
-_calls: WeakKeyDictionary[Any, dict[tuple, _Call]] = WeakKeyDictionary()
-
-
-def _find_call(world: Any, a: Any, b: Any, m: int | None, config: Any, out: Any) -> _Call:
-    """The `_Call` for these arguments; checks them when they are new."""
+def _find_call(world: Any, a: Any, b: Any, m: int | None, config: Any, out: Any) -> Call:
+    """The `Call` for these arguments; checks them when they are new."""
     calls = _calls.setdefault(world, {})
     is_recorded = config is None and world.is_recording()
     key = (
@@ -921,7 +470,7 @@ def _find_call(world: Any, a: Any, b: Any, m: int | None, config: Any, out: Any)
         problem = problem_of(world, a, b, m, out)
         chosen = config or choose(problem, world.target, is_recorded)
         chosen.check(problem, world.target)
-        call = calls[key] = _Call(world, problem, chosen)
+        call = calls[key] = Call(world, problem, chosen, PROGRAM)
     return call
 
 
@@ -1021,7 +570,7 @@ def kernels(
     element = DTYPES[problem.dtype].triton
     out_element = DTYPES[problem.out_dtype].triton
     tma = config.tma and can_use_tma(problem, target)
-    tile = _tile(problem, config, tma)
+    tile = tile_of(problem, config, tma)
     tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
     b_block = (tile_n, tile_k) if problem.b_is_nk else (tile_k, tile_n)
 
@@ -1071,7 +620,7 @@ def kernels(
         "stages": config.num_stages,
         "b_is_nk": problem.b_is_nk,
     }
-    extents = _shape(problem)._asdict()
+    extents = shape_of(problem)._asdict()
     aligned = [f"shape.{name}" for name, extent in extents.items() if extent % 16 == 0]
 
     def record(fn: Any, name: str, num_warps: int, num_stages: int = 1) -> tuple[Any, KernelRecord]:

@@ -1,0 +1,240 @@
+"""What calls of ag_gemm with one problem and one configuration share: launches, copies, streams.
+
+Not an operator: a part of ag_gemm.py, which see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from weft.language import triton_api
+from weft.ops import _by_library
+from weft.ops._ag_gemm_config import Config, Shards, can_use_tma, shape_of, shards_of, tile_of
+from weft.tiles import blocking, gemm_sm90
+
+if TYPE_CHECKING:
+    from weft.ops.ag_gemm import Problem
+
+STAGE_WARPS = 8
+# How many symmetric inputs a call remembers the copies for.
+MOST_PLANS = 64
+
+
+class Program(NamedTuple):
+    """The operator's kernels."""
+
+    stage: Any
+    announce: Any
+    close: Any
+    push_rows: Any
+    multiply: Any
+    multiply_sm90: Any
+
+
+class Call:
+    """What calls with one problem and one configuration share on one rank: found once, kept."""
+
+    def __init__(self, world: Any, problem: Problem, config: Config, program: Program) -> None:
+        self.problem, self.config, self.program = problem, config, program
+        self.grid = (config.grid(problem, world.target), 1, 1)
+        self.tma = config.tma and can_use_tma(problem, world.target)
+        self._names: dict[int | None, str] = {}
+        self.out_shape = (problem.m, problem.n)
+        self.out_dtype = getattr(torch, problem.out_dtype)
+        self.has_rows = problem.shard(world.rank)[0] < problem.shard(world.rank)[1]
+        self.is_empty = 0 in (problem.m, problem.n, problem.k)
+        self.is_pull = config.transport == "pull"
+        # Tiles that straddle ranks read own rows from the slot.
+        is_even = problem.m == problem.rows * problem.num_ranks
+        self.may_read_in_place = self.is_pull and is_even and problem.rows % config.tile_m == 0
+        words = world.num_ranks * config.chunks
+        dtype = getattr(torch, problem.dtype)
+        self.buffers = {"gathered": ((problem.m, problem.k), dtype)}
+        self.signals = {
+            "rows_ready": (words, torch.int64),
+            "shard_ready": (world.num_ranks, torch.int64),
+            "rows_taken": (world.num_ranks, torch.int64),
+            "fed": (words, torch.int32),
+        }
+        if config.template == "sm90":
+            elements = gemm_sm90.partial_elements(config.tile_m, config.tile_n, self.grid[0])
+            self.buffers["partials"] = ((elements,), torch.float32)
+            self.signals["summed"] = (2 * self.grid[0], torch.int64)
+        self.shape = shape_of(problem)
+        self.shards = shards_of(problem, config)
+        # By whether TMA is used.
+        self.tiles = [tile_of(problem, config, tma).as_constexpr() for tma in (False, True)]
+        self.replays = world.replays()
+        self._copies: dict[Any, tuple] = {}
+        # All rows, where a library gathers them.
+        self._whole: torch.Tensor | None = None
+        self._loaded: set[tuple[int, ...]] = set()
+        # What was launched with aligned addresses, to be launched again.
+        self._kernels: dict[Any, Any] = {}
+
+    def name_with(self, offset: int | None) -> str:
+        """What all ranks must call alike; `a` may be read in place, at `offset`."""
+        name = self._names.get(offset)
+        if name is None:
+            if len(self._names) >= MOST_PLANS:
+                self._names.clear()
+            sizes = f"m={self.problem.m},n={self.problem.n},k={self.problem.k}"
+            place = "" if offset is None else f"a at {offset} "
+            name = f"ag_gemm {sizes} {self.problem.dtype} {place}{self.config}"
+            self._names[offset] = name
+        return name
+
+    def offset_of(self, world: Any, a: Any) -> int | None:
+        """Where on the heap peers read `a` in place; None where its rows are staged."""
+        return world.offset(a) if self.may_read_in_place and world.num_ranks > 1 else None
+
+    def launch(
+        self, world: Any, slot: Any, a: Any, b: Any, out: Any, offset: int | None = None
+    ) -> None:
+        # TMA asks this of addresses, and Triton specialises kernels by it.
+        alignment = tuple(tensor.data_ptr() % blocking.TMA_BYTES for tensor in (a, b, out))
+        aligned = not any(alignment)
+        multiply, arguments, options = self._multiply_with(world, slot, a, b, out, aligned)
+        if not self.is_pull:
+            if multiply is self.program.multiply_sm90:
+                pushed = (
+                    a, slot.gathered, slot.rows_ready, slot.fed, slot.arg, self.shape, self.shards,
+                    world.arg, self.config.tile_m, self.config.block,
+                )  # fmt: skip
+                grid = (self.config.feeders, 1, 1)
+                self._start(
+                    self.program.push_rows, grid, pushed, {"num_warps": STAGE_WARPS}, aligned
+                )
+            self._start(multiply, self.grid, arguments, options, aligned)
+            return
+        is_staged = offset is None
+        staged = (
+            a, slot.gathered, slot.arg, self.shape, self.shards, world.arg, self.config.block,
+        )  # fmt: skip
+        announced = (slot.rows_ready, slot.shard_ready, slot.arg, self.config.chunks, world.arg)
+        closing = (slot.shard_ready, slot.rows_taken, world.arg)
+        if alignment not in self._loaded:
+            # They wait for each other, and no binary is loaded while a kernel runs.
+            world.load(multiply, *arguments, **options)
+            world.load(self.program.announce, *announced, num_warps=1)
+            world.load(self.program.close, *closing, num_warps=1)
+            self._loaded.add(alignment)
+        main, copier = world.current_stream(), world.stream("copy")
+        if is_staged:
+            # Beside the product, which fills the device, it would get no SM.
+            grid = (self.config.feeders, 1, 1)
+            self._start(self.program.stage, grid, staged, {"num_warps": STAGE_WARPS}, aligned)
+        copier.wait(main)
+        with copier:
+            self._start(self.program.announce, (1, 1, 1), announced, {"num_warps": 1}, True)
+        self._start(multiply, self.grid, arguments, options, aligned)
+        with copier:
+            for is_word, dst, src in self._copies_for(world, slot, a, offset):
+                (world.copy_word if is_word else world.copy)(dst, src)
+            if not is_staged:
+                self._start(self.program.close, (1, 1, 1), closing, {"num_warps": 1}, True)
+        main.wait(copier)
+
+    def launch_library(self, world: Any, a: Any, b: Any, out: Any) -> None:
+        """Nothing fused: NCCL, then cuBLAS."""
+        if self._whole is None:
+            self._whole = torch.empty(
+                (self.problem.m, self.problem.k), dtype=a.dtype, device=a.device
+            )
+        _by_library.all_gather(world, a, self._whole)
+        torch.mm(self._whole, b, out=out)
+
+    def _start(self, fn: Any, grid: tuple, arguments: tuple, options: dict, aligned: bool) -> None:
+        kernel = self._kernels.get(fn) if aligned else None
+        if kernel is not None:
+            triton_api.relaunch(kernel, grid, *arguments)
+            return
+        kernel = fn[grid](*arguments, **options)
+        if aligned:
+            self._kernels[fn] = kernel
+
+    def _multiply_with(
+        self, world: Any, slot: Any, a: Any, b: Any, out: Any, aligned: bool
+    ) -> tuple[Any, tuple, dict]:
+        """The kernel that multiplies, its arguments and its options."""
+        config, tma = self.config, self.tma and aligned
+        # Addresses that TMA does not take: the plain template does the same, in the same tiles.
+        is_sm90 = config.template == "sm90" and aligned
+        own, gathered, right, result = a, slot.gathered, b, out
+        if tma:
+            describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
+            chunk = self._chunk(is_sm90)
+            gathered = describe(gathered, (config.tile_m, config.tile_k))
+            # An empty shard has no address to describe; no tile is read from it.
+            own = describe(a, (config.tile_m, config.tile_k)) if self.has_rows else gathered
+            if self.problem.b_is_nk:
+                right = describe(b.t(), (config.tile_n, config.tile_k))
+            else:
+                right = describe(b, (config.tile_k, config.tile_n))
+            result = describe(out, chunk)
+        if is_sm90:
+            arguments = (
+                own, gathered, right, result, slot.rows_ready, slot.partials, slot.summed, slot.arg,
+                self.shape, self.shards, world.arg, self.is_pull, config.tile_m, config.tile_n,
+                config.tile_k, config.num_stages, self.problem.b_is_nk,
+            )  # fmt: skip
+            return self.program.multiply_sm90, arguments, {"num_warps": config.num_warps}
+        arguments = (
+            a, own, slot.gathered, gathered, right, result, slot.rows_ready, slot.fed, slot.arg,
+            self.shape, self.shards, self.tiles[tma], world.arg,
+            0 if self.is_pull else config.feeders, config.block,
+        )  # fmt: skip
+        num_stages = config.num_stages if config.template == "plain" else 3
+        return (
+            self.program.multiply,
+            arguments,
+            {"num_warps": config.num_warps, "num_stages": num_stages},
+        )
+
+    def _chunk(self, is_sm90: bool) -> tuple[int, int]:
+        """Rows and columns of the result that are stored at once."""
+        config = self.config
+        if not is_sm90:
+            return config.tile_m, config.tile_n
+        return gemm_sm90.chunk_rows(config.tile_m, config.tile_n), gemm_sm90.CHUNK_N.value
+
+    def _copies_for(self, world: Any, slot: Any, a: Any, offset: int | None) -> tuple:
+        """What the copy engine does for a call on `slot` whose rows lie at `offset`."""
+        copies = self._copies.get((slot, offset))
+        if copies is None:
+            if len(self._copies) >= MOST_PLANS:
+                self._copies.clear()
+            rows = slot.gathered if offset is None else a
+            copies = tuple(plan_copies(world, slot, rows, self.problem, self.shards))
+            self._copies[slot, offset] = copies
+        return copies
+
+
+def plan_copies(
+    world: Any, slot: Any, rows: torch.Tensor, problem: Problem, shards: Shards
+) -> Iterator[tuple[bool, torch.Tensor, torch.Tensor]]:
+    """(is_word, dst, src) in order; `rows` is what peers read: this rank's `a`, or its slot.
+
+    Source by source in the order in which tiles ask for them; each chunk, then its word. The word
+    is the source's own announcement, which holds e until this rank's credit lets the source go on.
+    Never a word of this device: such a copy is a kernel, for which a running grid need not make
+    room, and each change between kernel and copy engine costs time.
+    """
+    for hop in range(1, world.num_ranks):
+        source = (world.rank + hop) % world.num_ranks
+        shard_first, shard_end = problem.shard(source)
+        theirs = world.peer(rows, source)
+        if rows is slot.gathered:
+            theirs = theirs[shard_first:shard_end]
+        announced = world.peer(slot.shard_ready, source)[source : source + 1]
+        for chunk in range(shards.chunks):
+            first = min(shard_first + chunk * shards.chunk_rows, shard_end)
+            end = min(first + shards.chunk_rows, shard_end)
+            if end > first:
+                mine = slot.gathered[first:end]
+                yield False, mine, theirs[first - shard_first : end - shard_first]
+            word = source * shards.chunks + chunk
+            yield True, slot.rows_ready[word : word + 1], announced

@@ -1,0 +1,285 @@
+"""How a call of ag_gemm is done: configurations, which to take, and what kernels are told of them.
+
+Not an operator: a part of ag_gemm.py, which see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weft.base.errors import ConfigError
+from weft.base.target import Target
+from weft.ops import _arrival, _by_library
+from weft.tiles import blocking, gemm, gemm_sm90
+from weft.tiles.blocking import Blocking
+
+if TYPE_CHECKING:
+    from weft.ops.ag_gemm import Problem
+
+TRANSPORTS = ("pull", "push")
+LIBRARY = _by_library.TRANSPORT
+TEMPLATES = ("plain", "sm90")
+
+# Up to so many bytes of A per rank the SMs push; more where the product is too narrow to hide a
+# copy engine's start behind it (4 x H200, m 512 to 4096: push ahead up to 4 MiB, at n 2560 to 8).
+PUSH_BYTES, NARROW_PUSH_BYTES, NARROW_N = 4 << 20, 8 << 20, 4096
+# From so many bytes on, a second flag per shard pays for its copy's start (there, at 32 MiB).
+TWO_CHUNKS_BYTES = 24 << 20
+# An SM that the persistent grid leaves free, so that _announce and _close can run beside it.
+SPARE_SMS = 1
+# Pushing programs: enough to fill the links, not so many that products wait for them.
+MIN_PUSHERS, MAX_PUSHERS = 20, 64
+# What a staging program copies: peers' copies begin when the last one has ended.
+STAGE_BYTES = 128 << 10
+# What a program of _push_rows stores.
+PUSH_PIECE_BYTES = 64 << 10
+# Up to here a tile of 128 rows is mostly empty, and weights are what takes time.
+SMALL_M = 64
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a call is done; every field is the same on all ranks.
+
+    Units   chunks: signals per shard; pieces: programs that share one chunk's way to one rank;
+            feeders: programs that feed before they multiply; block: elements they move at a time;
+            group_m: rows of tiles that share columns in L2
+    """
+
+    transport: str = "pull"
+    template: str = "plain"
+    chunks: int = 2
+    tile_m: int = 128
+    tile_n: int = 256
+    tile_k: int = 64
+    group_m: int = 8
+    num_warps: int = 8
+    num_stages: int = 3
+    feeders: int = 16
+    pieces: int = 16
+    block: int = 16384
+    tma: bool = True
+
+    def check(self, problem: Problem, target: Target) -> None:
+        """Raises  ConfigError: a field that does not fit the problem or the target"""
+        if self.transport == LIBRARY:
+            _check_library(problem, target)
+            return
+        if self.transport not in TRANSPORTS:
+            raise ConfigError(
+                f"ag_gemm: transport={self.transport!r}; it must be one of "
+                f"{', '.join((*TRANSPORTS, LIBRARY))}"
+            )
+        if self.transport == "pull" and len(problem.nodes) > 1:
+            raise ConfigError(
+                f"ag_gemm: transport='pull' on {len(problem.nodes)} nodes; a copy engine reaches "
+                "the ranks of its own node only: take transport='push'"
+            )
+        self._check_template(problem, target)
+        for name in ("chunks", "pieces", "feeders", "group_m"):
+            if not 1 <= getattr(self, name) <= 1024:
+                value = getattr(self, name)
+                raise ConfigError(f"ag_gemm: {name}={value}; it must be between 1 and 1024")
+        if self.block < 16 or self.block & (self.block - 1):
+            raise ConfigError(f"ag_gemm: block={self.block}; it must be a power of two from 16 on")
+        if self.feeders > programs_on(target):
+            raise ConfigError(
+                f"ag_gemm: feeders={self.feeders}; {target} has {target.num_sms} SMs, of which "
+                f"{SPARE_SMS} is kept free: take at most {programs_on(target)}"
+            )
+        if self.template == "sm90":
+            return
+        tma = self.tma and can_use_tma(problem, target)
+        self.blocking.check("ag_gemm", problem.dtype, problem.out_dtype, tma, target)
+
+    def _check_template(self, problem: Problem, target: Target) -> None:
+        if self.template not in TEMPLATES:
+            raise ConfigError(
+                f"ag_gemm: template={self.template!r}; it must be one of {', '.join(TEMPLATES)}"
+            )
+        if self.template == "plain":
+            return
+        if not can_use_sm90(problem, target):
+            raise ConfigError(
+                f"ag_gemm: template='sm90' with {problem.dtype} on {target}; it takes 16-bit "
+                f"operands with rows of a multiple of {blocking.TMA_BYTES} bytes, and compute "
+                "capability 9.0"
+            )
+        gemm_sm90.check("ag_gemm", self.tile_m, self.tile_n, self.tile_k, self.num_stages, target)
+
+    @property
+    def blocking(self) -> Blocking:
+        return Blocking(self.tile_m, self.tile_n, self.tile_k, self.num_warps, self.num_stages)
+
+    def grid(self, problem: Problem, target: Target) -> int:
+        """Programs of _multiply: feeders and one for each tile, as far as all are resident."""
+        if self.template == "sm90":
+            return programs_on(target)
+        tiles = self.blocking.num_tiles(problem.m, problem.n)
+        fed = self.feeders if self.transport == "push" else 0
+        return min(tiles + fed, programs_on(target))
+
+
+def programs_on(target: Target) -> int:
+    """How many programs of _multiply may run at once."""
+    return max(1, target.num_sms - SPARE_SMS)
+
+
+def can_use_tma(problem: Problem, target: Target) -> bool:
+    """Do the rows of A, B and C begin where TMA can read them?"""
+    b_row = problem.k if problem.b_is_nk else problem.n
+    rows = [problem.k * problem.itemsize, b_row * problem.itemsize]
+    return blocking.can_use_tma(target, [*rows, problem.n * problem.out_itemsize])
+
+
+def can_use_sm90(problem: Problem, target: Target) -> bool:
+    """Does the template for Hopper take this problem there?"""
+    is_hopper = target.backend == "cuda" and target.arch == 90
+    return (
+        is_hopper and problem.itemsize == problem.out_itemsize == 2 and can_use_tma(problem, target)
+    )
+
+
+def candidates(problem: Problem, target: Target) -> Iterator[Config]:
+    """Configurations worth measuring, the one to take unmeasured first."""
+    limit = NARROW_PUSH_BYTES if problem.n <= NARROW_N else PUSH_BYTES
+    push_first = problem.shard_bytes <= limit or problem.num_ranks == 1
+    order = ("push", "pull") if push_first else ("pull", "push")
+    if len(problem.nodes) > 1 or target.num_sms <= SPARE_SMS:
+        order = ("push",)
+    on_hopper = _on_hopper(problem, target, order) if can_use_sm90(problem, target) else []
+    if problem.m > SMALL_M:
+        yield from on_hopper
+    for transport in order:
+        for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
+            config = Config(transport=transport, block=_block(problem, cut, target), **asdict(cut))
+            yield _with_transport(config, problem, target)
+    if problem.m <= SMALL_M:
+        yield from on_hopper
+    if can_use_library(problem, target):
+        yield Config(transport=LIBRARY)
+
+
+def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> list[Config]:
+    """What the template for Hopper can do, the one first that is predicted to end first."""
+    if 0 in (problem.m, problem.n, problem.k):
+        return []
+    found = []
+    for transport in transports:
+        for cut in (gemm_sm90.WIDE, gemm_sm90.TURNS):
+            plain = Config(transport=transport, template="sm90", block=16384, **asdict(cut))
+            base = _with_transport(plain, problem, target)
+            found.append(base)
+            # Larger groups read B less often, but wait for more rows.
+            found.append(replace(base, group_m=8))
+            if transport == "pull":
+                found.append(replace(base, chunks=min(2, problem.rows)))
+
+    return sorted(dict.fromkeys(found), key=lambda config: _end_us(config, problem, target))
+
+
+def _end_us(config: Config, problem: Problem, target: Target) -> float:
+    """When a call on Hopper would end, as predicted."""
+    if config.template == "plain":
+        return _arrival.small_us(problem.n, problem.k)
+    return _arrival.Plan(
+        problem.m, problem.n, problem.k, problem.num_ranks, config.transport, config.chunks,
+        config.group_m, config.blocking, programs_on(target),
+    ).end_us()  # fmt: skip
+
+
+def can_use_library(problem: Problem, target: Target) -> bool:
+    """Can NCCL and cuBLAS do the same there? Where they may be faster, they were measured."""
+    is_even = problem.m == problem.rows * problem.num_ranks and problem.num_ranks > 1
+    is_alike = problem.out_dtype == problem.dtype
+    return target.backend == "cuda" and is_even and is_alike and len(problem.nodes) <= 1
+
+
+def _check_library(problem: Problem, target: Target) -> None:
+    if not can_use_library(problem, target):
+        raise ConfigError(
+            f"ag_gemm: transport={LIBRARY!r} for m={problem.m} on {problem.num_ranks} ranks, "
+            f"{problem.dtype} to {problem.out_dtype}, on {target}; it takes NVIDIA GPUs of one "
+            "node, shards of one size, and a result of the operands' dtype"
+        )
+
+
+def _block(problem: Problem, cut: Blocking, target: Target) -> int:
+    """As many loads under way as registers hold: 128 bytes of a thread, or 16 elements alone."""
+    if target.backend == "emu":
+        return 1024  # so that several programs share the work, as on a GPU
+    is_aligned = problem.k * problem.itemsize % blocking.TMA_BYTES == 0
+    return 32 * cut.num_warps * (128 // problem.itemsize if is_aligned else 16)
+
+
+def _with_transport(config: Config, problem: Problem, target: Target) -> Config:
+    """`config` with what follows from its transport, the sizes and the target."""
+    # A group that reached into the next rank's rows would wait while own tiles are left.
+    config = replace(config, group_m=max(1, min(8, problem.rows // config.tile_m)))
+    tiles, programs = config.blocking.num_tiles(problem.m, problem.n), programs_on(target)
+    peers = max(1, problem.num_ranks - 1)
+    if config.transport == "pull":
+        feeders = max(1, ceil(problem.shard_bytes / STAGE_BYTES))
+        is_fine = problem.shard_bytes >= TWO_CHUNKS_BYTES or target.backend == "emu"
+        chunks = min(2 if is_fine else 1, problem.rows)
+    elif config.template == "sm90":
+        # Nothing else runs beside them.
+        feeders = max(peers, ceil(problem.shard_bytes * peers / PUSH_PIECE_BYTES))
+        chunks = 1
+    else:
+        # Programs without a tile in the last round have the time.
+        feeders = min(max(-tiles % programs, MIN_PUSHERS), MAX_PUSHERS)
+        chunks = min(max(1, problem.rows // config.tile_m), 8)
+    feeders = min(3 if target.backend == "emu" else feeders, programs)
+    shares = 1 if config.transport == "pull" else peers * chunks
+    return replace(config, feeders=feeders, chunks=max(1, chunks), pieces=ceil(feeders / shares))
+
+
+def choose(problem: Problem, target: Target, is_recorded: bool = False) -> Config:
+    """The configuration to take when nothing was measured: a pure function of these.
+
+    Where nothing is fused the launches of two libraries cost the host time, but in a recording.
+    """
+    fused = next(candidates(problem, target))
+    if not (can_use_sm90(problem, target) and can_use_library(problem, target)):
+        return fused
+    sizes = (problem.m, problem.n, problem.k, problem.num_ranks)
+    unfused_us = _arrival.unfused_us(*sizes, is_recorded)
+    is_slower = 0 not in sizes and _end_us(fused, problem, target) > unfused_us
+    return Config(transport=LIBRARY) if is_slower else fused
+
+
+# ---------------------------------------------------------------------------------------------
+# What kernels are told
+
+
+class Shards(NamedTuple):
+    """How rows are split: `rows` to a rank, `chunk_rows` to each of its `chunks` signals, each
+    stored by `pieces` programs."""
+
+    rows: Any
+    chunks: Any
+    chunk_rows: Any
+    pieces: Any
+    group_m: Any
+    head: Any
+
+
+def shape_of(problem: Problem) -> gemm.Shape:
+    stride_b = problem.k if problem.b_is_nk else problem.n
+    return gemm.Shape(problem.m, problem.n, problem.k, problem.k, stride_b, problem.n)
+
+
+def shards_of(problem: Problem, config: Config) -> Shards:
+    chunk_rows = max(1, ceil(problem.rows / config.chunks))
+    num_m = ceil(problem.m / config.tile_m)
+    head = max(1, min(problem.rows // config.tile_m, num_m))
+    return Shards(problem.rows, config.chunks, chunk_rows, config.pieces, config.group_m, head)
+
+
+def tile_of(problem: Problem, config: Config, tma: bool) -> gemm.Tile:
+    extents = (config.tile_m, config.tile_n, config.tile_k)
+    return gemm.Tile.of(*extents, size_k=problem.k, b_is_nk=problem.b_is_nk, tma=tma)
