@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from weft.emulator.clocks import Clock
     from weft.emulator.machine import Machine
     from weft.emulator.memory import Allocation
+    from weft.emulator.synchronising import Waiting
 
 # So many looks of a program are remembered, to say which of them did not order what it did next.
 LOOKS_KEPT = 8
@@ -58,8 +59,13 @@ class Look(NamedTuple):
 
 @dataclass(slots=True)
 class Word:
-    """The book of one word. `needed` is the largest value that anybody waited for, None if nobody
-    did; `idle` how much was added by signals that announced nothing new."""
+    """The book of one word.
+
+    `needed` is the largest value that anybody waited for, `idle` how much was added by signals
+    that announced nothing new. `replaced`, `repeated` and `fallen` are kept until it is clear that
+    somebody waits: two SETs that do not know of each other, two to one value, the value before the
+    word was set back and by whom.
+    """
 
     allocation: Allocation
     cell: int
@@ -72,7 +78,7 @@ class Word:
     first_idle: Signal | None = None
     replaced: tuple[Signal, Signal] | None = None
     repeated: tuple[Signal, Signal] | None = None
-    fallen: tuple[int, Signal | None, Side] | None = None
+    fallen: tuple[int, Side] | None = None
 
     def ahead(self, value: int, other: int) -> int:
         """signed(value - other), in the word's width."""
@@ -108,6 +114,9 @@ class Ledger(Watch):
         if kernel is not None:
             self._kernels[id(kernel)] = kernel
 
+    def ended(self, who: Any) -> None:
+        self._looks.pop(getattr(who, "agent", -1), None)
+
     def signalled(self, by, allocation, cell, before, after, place, how, release) -> None:
         if allocation.heap_offset is None or before is None:  # a packet is data
             return
@@ -128,7 +137,7 @@ class Ledger(Watch):
         else:
             self._added(word, signal)
         if word.ahead(after, before) < 0 and not word.seen:
-            word.fallen = (before, word.last, self._side(word, signal, "sets"))
+            word.fallen = before, self._side(word, signal, "sets")
         word.last = signal
         word.seen = False
 
@@ -237,7 +246,7 @@ class Ledger(Watch):
             side = self.machine.findings.side(
                 by, by.place, tensor=tensor_name(word.allocation), note="writes"
             )
-            word.fallen = (word.last.after, word.last, side)
+            word.fallen = word.last.after, side
         word.last = word.needed = word.repeated = word.replaced = word.first_idle = None
         word.idle, word.seen = 0, True
 
@@ -353,19 +362,13 @@ class Ledger(Watch):
             remedy="let every call set another value: derive it from an epoch on the device",
         )
 
-    def lost(self, word_of: Any, expected: int | None) -> tuple[Side, Side | None, int] | None:
-        """Who took away the value that a wait now waits for, who had signalled it, which it was.
-
-        `word_of` has an allocation and a cell; None where nothing was lost.
-        """
-        allocation = word_of.allocation
-        word = self._words.get(allocation.address + word_of.cell * allocation.cell_bytes)
+    def lost(self, waiting: Waiting) -> tuple[int, Side] | None:
+        """The value that would satisfy the wait and was there, unseen, and who set it back."""
+        allocation, expected = waiting.allocation, waiting.expected
+        word = self._words.get(allocation.address + waiting.cell * allocation.cell_bytes)
         if expected is None or word is None or word.fallen is None:
             return None
-        value, signal, side = word.fallen
-        if word.ahead(value, expected) < 0:
-            return None
-        return side, None if signal is None else self._side(word, signal, "had signalled"), value
+        return word.fallen if word.ahead(word.fallen[0], expected) >= 0 else None
 
     def _file(
         self, kind: str, message: str, first: Side, second: Side | None = None, *, remedy: str

@@ -85,9 +85,10 @@ def _judge(
 ) -> Verdict:
     """Why the programs that wait at one line wait in vain."""
     waiting = programs[0].waiting
-    lost = machine.ledger.lost(waiting, waiting.expected) if machine.ledger else None
-    if lost is not None:
-        side, signal, value = lost
+    ledger = machine.ledger
+    lost = [found for p in programs if ledger and (found := ledger.lost(p.waiting))]
+    if lost:
+        value, side = lost[0]
         line = f"\n      it was {value} until it was set back at {_short(side.place)}"
         remedy = "do not set a word back that somebody still waits for; count on, or use an epoch"
         return Verdict("lost signal", line, side, remedy)
@@ -109,9 +110,9 @@ def _who_could(machine: Machine, programs: list[Program], stuck: list[Program]) 
     found: dict[str, None] = {}
     for other in stuck:
         for place in signals_ahead(other, awaited):
-            who = "itself, behind this wait" if other in programs else (
-                f"rank {other.rank} {other.work.kernel.name}{other.program}, which waits itself"
-            )  # fmt: skip
+            who = f"rank {other.rank} {other.work.kernel.name}{other.program}, which waits itself"
+            if other is programs[0]:
+                who = "itself, behind this wait"
             found[f"{who}: {_short(place)}"] = None
     for stream in machine.all_streams.values():
         for work in (stream.active, *stream.queue):

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -402,9 +401,6 @@ class Launches:
 # ---------------------------------------------------------------------------------------------
 # Calls
 
-_calls: WeakKeyDictionary[Any, dict[tuple, Any]] = WeakKeyDictionary()
-
-
 def by_library(op: str, world: Any) -> Callable[[torch.Tensor, torch.Tensor], None]:
     """What starts the operator by torch.distributed."""
     start = _by_library.BY_NAME[op]
@@ -415,14 +411,16 @@ def find_call(
     world: Any, op: str, tensors: Sequence[torch.Tensor | None], rest: tuple, make: Callable
 ) -> Any:
     """What `make()` returned when it was last asked for with tensors like these."""
-    calls = _calls.setdefault(world, {})
-    key = (op, rest, *(
-        None if one is None else (one.shape, one.stride(), one.dtype, one.device)
-        for one in tensors
-    ))  # fmt: skip
-    call = calls.get(key)
+    key: list[Any] = [op, rest]
+    for one in tensors:
+        if one is not None:
+            key += (one.shape, one.stride(), one.dtype, one.get_device())
+        else:
+            key.append(None)
+    found = tuple(key)
+    call = world.calls.get(found)
     if call is None:
-        call = calls[key] = make()
+        call = world.calls[found] = make()
     return call
 
 

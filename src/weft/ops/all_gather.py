@@ -275,7 +275,7 @@ def all_gather(
     )
     if out is None:
         out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device)
-    if not call.problem.is_empty:
+    if not call.is_empty:
         call.launch(world, x, out)
     return out
 
@@ -291,6 +291,7 @@ class _Call:
         self.out_shape = (problem.m, *x.shape[1:])
         self.buffers = {"gathered": ((problem.m * problem.row_bytes,), torch.uint8)}
         self.signals = {"rows_ready": (world.num_ranks * config.lanes, torch.int64)}
+        self.is_empty = problem.is_empty
         self._start: Any = None
 
     def launch(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:

@@ -325,7 +325,7 @@ def all_to_all(
     if out is None:
         out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device)
     if splits is None:
-        if not call.problem.is_empty:
+        if not call.is_empty:
             call.launch(world, x, None, None, out)
         return out
     received = torch.empty(world.num_ranks, dtype=torch.int64, device=x.device)
@@ -359,6 +359,7 @@ class _Call:
             _lanes.check_out("all_to_all", out, self.out_shape, x.dtype, world)
         kind = "variable" if problem.variable else "even"
         self.name = f"all_to_all m={problem.m},n={n} {kind} {problem.dtype} {config}"
+        self.is_empty = problem.is_empty
         self._start: Any = None
         self.rows_out, self.stride = rows_out, problem.m if problem.variable else problem.rows
         slot_rows = problem.m if config.transport == "pull" else world.num_ranks * self.stride

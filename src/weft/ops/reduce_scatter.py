@@ -355,7 +355,7 @@ def reduce_scatter(
     )
     if out is None:
         out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device)
-    if not call.problem.is_empty:
+    if not call.is_empty:
         call.launch(world, x, out)
     return out
 
@@ -377,6 +377,7 @@ class _Call:
             _lanes.check_out("reduce_scatter", out, self.out_shape, x.dtype, world)
         self.name = f"reduce_scatter m={problem.m},n={n} {problem.dtype} {config}"
         self.shards = move.Shards(problem.m * n, problem.rows * n)
+        self.is_empty = problem.is_empty
         self._start: Any = None
         if not config.by_library and config.transport not in BY_MAILBOX:
             self.buffers, self.signals = _workspace(problem, config)

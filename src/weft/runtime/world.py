@@ -98,6 +98,8 @@ class World:
             (rank, *log) for rank, log in enumerate(logs) if log is not None and rank != self.rank
         ]
         self._call_texts: dict[str, bytes] = {}
+        # What operators found out about calls of a kind, kept as long as their mailboxes are.
+        self.calls: dict[tuple, Any] = {}
         registry.add(scope, self)
         if backend.abort_address:
             threading.Thread(target=self._watch, name=f"weft-watchdog-{name}", daemon=True).start()
@@ -368,6 +370,7 @@ class World:
         self._closed = True
         registry.remove(self._scope, self)
         self._workspaces.clear()
+        self.calls.clear()
         self._pointers.clear()
         self._own_log, self._other_logs = None, []
         self._heaps = []

@@ -62,7 +62,7 @@ def test_random_programs(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 240))
+@pytest.mark.parametrize("seed", range(100, 170))
 def test_more_random_programs(seed):
     agrees(seed, parties=3 if seed % 3 else 2, length=2 if seed % 3 else 3)
 
@@ -123,6 +123,17 @@ def test_what_runs_when_not_all_programs_fit():
     assert {key[0] for key in in_any_order} == {"residency"}
     harmless, _, nothing = explore([ADD, ADD, ADD], num_sms=1)
     assert harmless.complete and not nothing
+
+
+def test_which_of_two_kernels_takes_the_room():
+    """Nothing says which stream's kernel begins first: one that waits for the other may fill it."""
+    programs = [[("wait", 0, 1)], [("wait", 0, 1)], ADD]
+    _, _, found = explore(programs, kernels=[2, 1], num_sms=2)
+    assert {key[0] for key in found} == {"residency"}
+    _, _, found = explore(programs[::-1], kernels=[1, 2], num_sms=2)
+    assert {key[0] for key in found} == {"residency"}
+    fits, _, nothing = explore(programs, kernels=[2, 1], num_sms=3)
+    assert fits.complete and not nothing
 
 
 def test_the_same_choices_lead_to_the_same_place():

@@ -12,7 +12,7 @@ from weft.verify.exploration.search import Bounds, Ran, Search, outcome_bytes, s
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from programs import load, programs, run
 
-BOUNDS = Bounds(executions=40, seconds=6.0)
+BOUNDS = Bounds(executions=40, seconds=3.0)
 
 
 def explored(program) -> Search:

@@ -59,8 +59,10 @@ def do(rt, operation, words, data, seen, loc):
         raise ValueError(name)
 
 
-def subject_of(programs, *, num_sms=132, record=None, machines=None):
-    """`programs` as the programs of one kernel on one rank; runs under a chooser.
+def subject_of(programs, *, num_sms=132, record=None, kernels=None):
+    """`programs` as those of one kernel on one rank, or of `kernels` of these sizes.
+
+    Each kernel has a stream of its own.
 
     The outcome is what every program has seen, and the words at the end.
     """
@@ -74,14 +76,17 @@ def subject_of(programs, *, num_sms=132, record=None, machines=None):
         machine.memory.register(data, 4 * WORDS, 4, 0, "data")
         seen = [[] for _ in programs]
 
-        def kernel(rt):
-            number = int(rt.pid[0])
+        def kernel(rt, first):
+            number = first + int(rt.pid[0])
             for place, operation in enumerate(programs[number]):
                 do(rt, operation, words, data, seen[number], 10 * number + place)
 
         def main():
-            work = KernelWork(FakeKernel("tiny", kernel), (len(programs), 1, 1), ())
-            machine.stream(0, "main").enqueue(work)
+            first = 0
+            for number, size in enumerate(kernels or [len(programs)]):
+                work = KernelWork(FakeKernel("tiny", kernel), (size, 1, 1), (first,))
+                machine.stream(0, f"stream {number}").enqueue(work)
+                first += size
 
         machine.add_host(0, main)
         report = machine.run()

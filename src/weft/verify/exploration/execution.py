@@ -51,10 +51,19 @@ class Execution(Watch, Sight):
 
     explores = True
 
-    def __init__(self, guide: Guide, *, ordered: frozenset[WordKey] = frozenset()) -> None:
-        """Additions to `ordered` words do not commute: which of them are seen together matters."""
+    def __init__(
+        self, guide: Guide, *, ordered: frozenset[WordKey] = frozenset(),
+        tight: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
+        """Additions to `ordered` words do not commute: which of them are seen together matters.
+
+        On `tight` ranks not all programs fit that could be on at a time: who begins and who ends
+        first decides who is resident. `crowded` are the ranks of which this execution shows it.
+        """
         self.guide = guide
         self.ordered = ordered
+        self.tight = tight
+        self.crowded: set[int] = set()
         self.trace = Trace()
         self.visibility = Visibility(self.trace)
         self.polls = False
@@ -135,16 +144,16 @@ class Execution(Watch, Sight):
             self.trace.gave(who.stream)
 
     def _room(self, work: KernelWork) -> None:
-        """Where a device may be full, who begins and who ends first decides who is resident."""
-        if self._is_tight(work):
+        """Begins and ends of a rank's kernels are in order where its streams could hold more
+        programs together than the device."""
+        if work.rank in self.tight:
             self.trace.access(Access(("room", work.rank), "update"))
-
-    def _is_tight(self, work: KernelWork) -> bool:
-        """Could this rank's streams together hold more programs than the device?"""
+            return
         machine, rank = work.stream.machine, work.rank
         self._starts[work.stream.number] = max(self._starts.get(work.stream.number, 0), work.total)
         at_once = sum(self._starts.get(stream.number, 0) for stream in machine.streams(rank))
-        return at_once > machine.num_sms
+        if at_once > machine.num_sms:
+            self.crowded.add(rank)
 
     def signalled(self, by, allocation, cell, before, after, place, how, release) -> None:
         word = word_of(allocation, cell)

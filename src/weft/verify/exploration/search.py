@@ -103,11 +103,11 @@ class _Node:
 
 
 class _Reordered(Exception):
-    """Additions were taken to commute that do not: the words."""
+    """Steps were taken to commute that do not, as the execution shows."""
 
-    def __init__(self, words: frozenset[WordKey]) -> None:
+    def __init__(self, execution: Execution) -> None:
         super().__init__()
-        self.words = words
+        self.execution = execution
 
 
 class Explorer:
@@ -121,6 +121,7 @@ class Explorer:
         self.reduce = reduce
         self.nodes: list[_Node] = []
         self.ordered: frozenset[WordKey] = frozenset()
+        self.tight: frozenset[int] = frozenset()
         self._fresh = 0  # steps from here on are new in this execution
         self._not_taken = 0
         self._choice = 0
@@ -168,21 +169,21 @@ class Explorer:
 
     def run_once(self) -> tuple[Execution, Ran | None]:
         """The next execution; no report where it was abandoned as like another."""
-        execution = Execution(self, ordered=self.ordered)
+        execution = Execution(self, ordered=self.ordered, tight=self.tight)
         try:
             ran = self.subject(execution)
         except Abandoned:
             ran = None
         execution.trace.end()
-        unordered = frozenset(execution.visibility.unordered) - self.ordered
-        if unordered:
-            raise _Reordered(unordered)
+        if not (execution.visibility.unordered <= self.ordered and execution.crowded <= self.tight):
+            raise _Reordered(execution)
         self._learn(execution.trace)
         return execution, ran
 
-    def start_over(self, ordered: frozenset[WordKey]) -> None:
-        """Additions to these words do not commute after all."""
-        self.ordered |= ordered
+    def start_over(self, execution: Execution) -> None:
+        """There is more that does not commute than was thought."""
+        self.ordered |= execution.visibility.unordered
+        self.tight |= execution.crowded
         self.nodes.clear()
         self._fresh = self._not_taken = 0
 
@@ -258,7 +259,7 @@ def search(
         except TooLong:
             return _closed(result, "an execution of too many steps", explorer, started)
         except _Reordered as error:
-            explorer.start_over(error.words)
+            explorer.start_over(error.execution)
             result = None
             continue
         if result is None:

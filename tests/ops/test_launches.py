@@ -1,0 +1,91 @@
+"""A kernel launched again: what the driver's launcher is handed, and when all is looked at anew."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from weft.language import triton_api
+from weft.ops._lanes import Launches
+
+
+class Pair(NamedTuple):
+    table: Any
+    count: int
+
+
+class Kernel:
+    """Stands for what Triton compiled; keeps what it is launched with."""
+
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self) -> None:
+        self.launched: list[tuple] = []
+
+    def _init_handles(self) -> None:
+        pass
+
+    def launch_metadata(self, grid, stream, *arguments):
+        return "about"
+
+    def run(self, *arguments) -> None:
+        self.launched.append(arguments)
+
+
+class Driver:
+    def get_current_device(self) -> int:
+        return 3
+
+    def get_current_stream(self, device: int) -> str:
+        return f"stream of {device}"
+
+
+class Function:
+    """Stands for a `@triton.jit` function."""
+
+    def __init__(self) -> None:
+        self.kernels: list[Kernel] = []
+
+    def __getitem__(self, grid):
+        def launch(*arguments, num_warps):
+            self.kernels.append(Kernel())
+            return self.kernels[-1]
+
+        return launch
+
+
+def test_a_launch_like_one_before_hands_over_addresses(monkeypatch):
+    monkeypatch.setattr(triton_api.driver_config, "_active", Driver())
+    fn, table, store = Function(), torch.zeros(4), torch.zeros(65)
+    start = Launches(fn, 5, 4, lambda x, out: (x, out, table, Pair(table, 7), 512))
+    x, out, later = store[:16], store[16:32], store[32:48]
+    start(x, out)
+    start(later, out)
+    assert len(fn.kernels) == 1
+    about_launch, arguments = fn.kernels[0].launched[0][:9], fn.kernels[0].launched[0][9:]
+    assert about_launch == (5, 1, 1, "stream of 3", "function", "metadata", None, None, None)
+    address = table.data_ptr()
+    assert arguments == (later.data_ptr(), out.data_ptr(), address, Pair(address, 7), 512)
+
+
+def test_other_alignment_is_another_kernel(monkeypatch):
+    monkeypatch.setattr(triton_api.driver_config, "_active", Driver())
+    fn, store = Function(), torch.zeros(64)
+    start = Launches(fn, 1, 4, lambda x, out: (x, out))
+    for x, out in ((store[:8], store[8:16]), (store[1:9], store[16:24]), (store[:8], store[1:9])):
+        start(x, out)
+    assert len(fn.kernels) == 3
+    start(store[5:13], store[32:40])  # as the second
+    assert [len(kernel.launched) for kernel in fn.kernels] == [0, 1, 0]
+
+
+def test_hooks_that_somebody_set_are_called(monkeypatch):
+    monkeypatch.setattr(triton_api.driver_config, "_active", Driver())
+    hooks = triton_api.triton.knobs.runtime
+    monkeypatch.setattr(hooks, "launch_enter_hook", lambda about: None)
+    fn, store = Function(), torch.zeros(16)
+    start = Launches(fn, 1, 4, lambda x, out: (x, out))
+    start(store[:8], store[8:])
+    start(store[:8], store[8:])
+    assert fn.kernels[0].launched[0][6:9] == ("about", hooks.launch_enter_hook, None)
