@@ -122,6 +122,8 @@ class Actor:
         factor = WORD.itemsize // allocation.cell_bytes
         for cell in range(index * factor, (index + 1) * factor):
             number = int(allocation.shadow[cell])
+            if machine.shadow.histories[number].reads is not None and machine.ledger is not None:
+                machine.ledger.was_read(allocation)
             allocation.shadow[cell] = machine.shadow.after_atomic(
                 number, segment, self.clock, self.owns,
                 self._conflict(allocation, cell, "atomic access"), modifies,

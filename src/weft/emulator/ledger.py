@@ -179,6 +179,11 @@ class Ledger(Watch):
             else:
                 self._look(word)
 
+    def was_read(self, allocation: Allocation) -> None:
+        """A word of it has been read by plain loads, in some order behind its signals."""
+        if allocation.heap_offset is not None:
+            self._book(allocation).awaited = True
+
     def _remember(self, by: Any, word: Word, place: Place, acquire: Scope | None) -> None:
         if word.last is not None:
             looks = self._looks.get(by.agent)

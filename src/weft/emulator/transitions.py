@@ -86,6 +86,8 @@ class Atomic(Access):
         history = program.shadow.histories[number]
         if history.is_unwritten and not self.modifies:
             self._unwritten(number)
+        if history.reads is not None and program.machine.ledger is not None:
+            program.machine.ledger.was_read(self.allocation)
         if program.adds_floats and history.atomics is not None:
             program.machine.findings.arrival(
                 program, self.allocation, self._where(number), history.atomics, self.loc
