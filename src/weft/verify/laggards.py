@@ -26,13 +26,18 @@ class Laggards(Seeded):
         super().__init__(seed)
         self._late: Hashable = None
         self._left = 0
+        self._parties: dict[Hashable, None] = {}  # in the order in which they were first seen
 
     def pick(self, ready: list[Any]) -> int:
+        parties = [party_of(task) for task in ready]
+        self._parties.update(dict.fromkeys(parties))
         if self._left <= 0:
-            self._late = party_of(ready[super().pick(ready)])
+            # Of all parties alike: programs are many, a stream is one.
+            known = list(self._parties)
+            self._late = known[super().pick(known)]
             self._left = int(2 * PICKS * self._draw())
         self._left -= 1
-        others = [i for i, task in enumerate(ready) if party_of(task) != self._late]
+        others = [i for i, party in enumerate(parties) if party != self._late]
         return others[super().pick(others)] if others else super().pick(ready)
 
 
