@@ -44,12 +44,12 @@ def user_place(depth: int = 1) -> Place:
     while frame is not None:
         code = frame.f_code
         file = code.co_filename
-        if not _foreign(file):
+        whose = _whose.get(file) or _find_whose(file)
+        if whose == "user":
             here = Frame(file, frame.f_lineno, code.co_name)
-            if not file.startswith(_PACKAGE):
-                return Place((here, *reversed(inner)))
-            if not _is_machinery(file):
-                inner.append(here)
+            return Place((here, *reversed(inner)))
+        if whose == "weft":
+            inner.append(Frame(file, frame.f_lineno, code.co_name))
         frame = frame.f_back
     return Place(tuple(reversed(inner)))
 
@@ -63,6 +63,15 @@ def is_users(file: str) -> bool | None:
 
 _MACHINERY = os.path.join(_PACKAGE, "emulator", "")
 
+# By file: "user", "weft", or of no interest.
+_whose: dict[str, str] = {}
 
-def _is_machinery(file: str) -> bool:
-    return file.startswith(_MACHINERY)
+
+def _find_whose(file: str) -> str:
+    whose = "user"
+    if _foreign(file) or file.startswith(_MACHINERY):
+        whose = "nobody"
+    elif file.startswith(_PACKAGE):
+        whose = "weft"
+    _whose[file] = whose
+    return whose
