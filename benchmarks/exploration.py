@@ -9,7 +9,8 @@ Rows of three tables, each explored on one core with every check on, kernel cach
 * programs: one kernel whose programs signal around a ring, or draw tickets from one counter;
 * saved: the same kernels, small, with every order of all steps run beside it.
 
-A row that reached its bound says so: its executions are not all there are.
+A row that reached its bound says so: its executions are not all there are. Rates are by the
+processor's time, which a busy machine changes less than the clock's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,18 +34,21 @@ from weft.ops import cards
 from weft.tools.check import Work
 from weft.tools.subjects import smallest, subjects_of_op
 from weft.verify.exploration.execution import Execution
-from weft.verify.exploration.search import Bounds, Ran, Search, search
+from weft.verify.exploration.search import Bounds, Ran, search
 
 LARGER = {"all_gather": ("push", "ring"), "all_reduce": ("two_shot",), "ag_gemm": ("pull",)}
 
 
-def values_of(result: Search) -> dict:
-    seconds = max(result.seconds, 1e-9)
+def explored(subject: Callable[..., Ran], seconds: float, **options: bool) -> dict:
+    """One row's values: the search, and what it took."""
+    start = time.process_time()
+    result = search(subject, Bounds(seconds=seconds), **options)
+    cpu_s = max(time.process_time() - start, 1e-9)
     return {
         "executions": result.executions, "abandoned": result.abandoned, "steps": result.steps,
         "not_taken": result.not_taken, "complete": result.complete, "bound": result.bound,
-        "seconds": seconds,
-        "executions_per_s": (result.executions + result.abandoned) / seconds,
+        "seconds": result.seconds, "cpu_seconds": cpu_s,
+        "executions_per_cpu_s": (result.executions + result.abandoned) / cpu_s,
         "ok": result.report.ok,
     }  # fmt: skip
 
@@ -59,9 +64,8 @@ def operator_rows(seconds: float) -> list[dict]:
                     continue
                 small = replace(subject, config=config)
                 small.run()  # compiles
-                result = search(small.run, Bounds(seconds=seconds), deterministic=True)
                 row = {"op": name, "transport": config.transport, "ranks": ranks}
-                rows.append({**row, **values_of(result)})
+                rows.append({**row, **explored(small.run, seconds, deterministic=True)})
                 show(rows[-1])
     return rows
 
@@ -104,8 +108,7 @@ def program_rows(seconds: float) -> list[dict]:
                 continue
             subject = kernel_subject(kernel, programs)
             subject()  # compiles
-            result = search(subject, Bounds(seconds=seconds))
-            rows.append({"kernel": name, "programs": programs, **values_of(result)})
+            rows.append({"kernel": name, "programs": programs, **explored(subject, seconds)})
             show(rows[-1])
     return rows
 
@@ -116,9 +119,8 @@ def saved_rows(seconds: float) -> list[dict]:
         for programs in (2, 3):
             subject = kernel_subject(kernel, programs)
             for reduce in (True, False):
-                result = search(subject, Bounds(seconds=seconds), reduce=reduce)
                 row = {"kernel": name, "programs": programs, "reduction": reduce}
-                rows.append({**row, **values_of(result)})
+                rows.append({**row, **explored(subject, seconds, reduce=reduce)})
                 show(rows[-1])
     return rows
 
@@ -128,7 +130,7 @@ def show(row: dict) -> None:
     state = "complete" if row["complete"] else f"stopped at {row['bound']}"
     print(
         f"{' '.join(words):36s} {row['executions']:6d} executions, {row['abandoned']} given up,"
-        f" {row['steps']} steps, {row['executions_per_s']:.1f} a second; {state}",
+        f" {row['steps']} steps, {row['executions_per_cpu_s']:.1f} a second; {state}",
         flush=True,
     )
 
