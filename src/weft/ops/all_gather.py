@@ -86,6 +86,11 @@ class Config(_lanes.Lanes):
         "copy_engine": False,
     }  # fmt: skip
 
+    def can(self, problem: Problem, target: Target) -> bool:
+        """Alone in a world, nobody would wait for what `pull` announces."""
+        is_for_nobody = self.transport == "pull" and problem.num_ranks == 1
+        return super().can(problem, target) and not is_for_nobody
+
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
