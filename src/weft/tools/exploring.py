@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft.base.report import Finding, Report
+from weft.emulator.observation import Observer
 from weft.tools.subjects import AnySubject
 from weft.verify.determinism import nondeterministic
 from weft.verify.exploration.minimise import minimised
 from weft.verify.exploration.replay import Replay, recorded
-from weft.verify.exploration.search import Bounds, Found, Search, search
+from weft.verify.exploration.search import Bounds, Found, Ran, Search, search
+from weft.verify.laggards import Laggards
 
 # So many findings get a replay of their own; each takes some runs to be made small.
 REPLAYS_KEPT = 5
@@ -109,7 +111,10 @@ def _replay_path(folder: str, subject: AnySubject, finding: Finding) -> str:
 
 class Sampler:
     """Runs seed after seed, each on the next subject in turn; results are compared where they
-    are claimed to be the same."""
+    are claimed to be the same.
+
+    Every other round somebody is late: what a uniform draw takes thousands of seeds to show.
+    """
 
     def __init__(self, subjects: Sequence[AnySubject]) -> None:
         self.subjects = subjects
@@ -118,8 +123,14 @@ class Sampler:
     def __call__(self, seed: int) -> Report:
         which = seed % len(self.subjects)
         subject = self.subjects[which]
-        ran = subject.run(seed=seed)
+        ran = self.run(seed)
         if subject.deterministic and ran.outcome is not None:
             if self._outcomes.setdefault(which, ran.outcome) != ran.outcome:
                 ran.report.add(nondeterministic(ran.report))
         return ran.report
+
+    def run(self, seed: int, observers: Sequence[Observer] = ()) -> Ran:
+        """The run of one seed, the same each time."""
+        round_number, which = divmod(seed, len(self.subjects))
+        chooser = Laggards(seed) if round_number % 2 else None
+        return self.subjects[which].run(chooser, seed=seed, observers=observers)

@@ -159,6 +159,7 @@ def run_schedules(subjects: list[AnySubject], seeds: range, html: str, json: boo
     from weft.verify.schedules import explore
 
     what = subjects[0].name
+    sampler = exploring.Sampler(subjects)
     first_seen: dict[tuple, int] = {}
 
     def remember(seed: int, finding: Finding) -> None:
@@ -166,7 +167,7 @@ def run_schedules(subjects: list[AnySubject], seeds: range, html: str, json: boo
 
     with console.bar(f"{what}: schedules", len(seeds)) as bar:
         report = explore(
-            exploring.Sampler(subjects), seeds, on_new=remember,
+            sampler, seeds, on_new=remember,
             on_schedule=lambda _: bar.advance(),
         )  # fmt: skip
     report.bound = f"{len(seeds)} schedules drawn from seeds"
@@ -180,7 +181,7 @@ def run_schedules(subjects: list[AnySubject], seeds: range, html: str, json: boo
 
     def again(finding: Finding | None) -> tuple[Recorder, Report]:
         seed = seeds[0] if finding is None else first_seen[finding.key()]
-        return observed(lambda o: subjects[seed % len(subjects)].run(seed=seed, observers=o))
+        return observed(lambda o: sampler.run(seed, o))
 
     draw(report, again, html, quiet=json)
     return console.FINE if report.ok else console.PROBLEM
