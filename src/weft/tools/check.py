@@ -126,7 +126,7 @@ def call_back_to_back(work: Work, config: Any = None, *, barriers: bool = False)
         outputs.append(work.op.run(world, work.problem(), mine, config))
         if barriers:
             world.barrier()
-    outputs = _keep(outputs)
+    outputs = [_keep(output) for output in outputs]
     world.synchronize()
     world.close()
     return outputs
