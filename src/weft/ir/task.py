@@ -1,0 +1,310 @@
+"""Task IR: what is computed, on global tensors with placements; then its tiles and their needs.
+
+    program(mlp, mesh=tp, stage=placed, results=(y,))
+    x: bfloat16[m, 64] @ Shard(0) = input()
+    g: bfloat16[m, 64] @ Replicate() = all_gather(x, dim=0)
+
+Sizes are global; a name stands for one that is known only when the program is called. Placements
+are torch DTensor's: Shard(dim) splits as torch.chunk does, Replicate() has all of it on each rank,
+Partial() is to be summed over the ranks. A program passes three stages: traced (kinds, operands),
+placed (types), tiled (extents of tiles, and which region of each operand a tile needs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from weft.base.dtypes import DTYPES
+from weft.base.place import UNKNOWN, Place
+from weft.ir import text
+from weft.ir.legality import IllegalError, Rule, Violation, run
+
+STAGES = ("traced", "placed", "tiled")
+Size = int | str
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rank r has the r-th part along `dim`: ceil(size / ranks) each, the last may have fewer."""
+
+    dim: int
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """Every rank has all of it."""
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Every rank has a summand of it."""
+
+
+Placement = Shard | Replicate | Partial
+
+
+@dataclass(frozen=True)
+class Type:
+    """A global tensor: its dtype by torch's name, its sizes, and how it lies on the mesh."""
+
+    dtype: str
+    sizes: tuple[Size, ...]
+    placement: Placement | None = None
+
+    def as_text(self) -> str:
+        sizes = ", ".join(map(text.value, self.sizes))
+        where = f" @ {text.value(self.placement)}" if self.placement is not None else ""
+        return f"{self.dtype}[{sizes}]{where}"
+
+
+@dataclass(frozen=True)
+class Along:
+    """A tile needs, of this dimension, what lies along its own dimension `dim`, `times` as wide."""
+
+    dim: int
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class All:
+    """A tile needs all of this dimension."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """The region of `operand` that a tile needs, dimension by dimension."""
+
+    operand: str
+    region: tuple[Along | All, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One operation. `dim` is a collective's; `tile` and `needs` are there from stage tiled on."""
+
+    name: str
+    kind: str
+    operands: tuple[str, ...] = field(default=(), metadata={"spread": True})
+    type: Type | None = None
+    dim: int | None = None
+    tile: tuple[int, ...] = ()
+    needs: tuple[Need, ...] = ()
+    place: Place = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Program:
+    """Tasks in order; each uses those before it."""
+
+    name: str
+    mesh: str
+    tasks: tuple[Task, ...]
+    results: tuple[str, ...]
+    stage: str = "traced"
+    place: Place = UNKNOWN
+
+    def task(self, name: str) -> Task:
+        return next(task for task in self.tasks if task.name == name)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An operation's row: operands, the dimensions that they need, placements in -> out.
+
+    `region[i]` is what a tile of the result needs of operand i, both of two dimensions.
+    """
+
+    num_operands: int
+    region: tuple[tuple[Along | All, ...], ...]
+    placements: tuple[tuple[tuple[Placement, ...], Placement], ...] = ()
+    is_collective: bool = False
+
+
+ROW, COLUMN, WHOLE = Along(0), Along(1), Replicate()
+_SAME = (ROW, COLUMN)
+_ALIKE = tuple(((p,), p) for p in (WHOLE, Shard(0), Shard(1)))
+_BOTH = tuple(((p, p), p) for p in (WHOLE, Shard(0), Shard(1)))
+# A product is linear in each of its operands: a summand times a whole is a summand.
+_LINEAR = (((Partial(), WHOLE), Partial()), ((WHOLE, Partial()), Partial()))
+
+KINDS = {
+    "input": Kind(0, ()),
+    "matmul": Kind(2, ((ROW, All()), (All(), COLUMN)), (
+        ((WHOLE, WHOLE), WHOLE),
+        ((Shard(0), WHOLE), Shard(0)),
+        ((WHOLE, Shard(1)), Shard(1)),
+        ((Shard(1), Shard(0)), Partial()),
+        *_LINEAR,
+    )),
+    "silu": Kind(1, (_SAME,), _ALIKE),
+    # Columns in pairs, gate and value: silu(h[:, 0::2]) * h[:, 1::2].
+    "silu_mul": Kind(1, ((ROW, Along(1, times=2)),), _ALIKE),
+    "mul": Kind(2, (_SAME, _SAME), (*_BOTH, *_LINEAR)),
+    "add": Kind(2, (_SAME, _SAME), (*_BOTH, ((Partial(), Partial()), Partial()))),
+    # With dim: Shard(dim) -> Replicate, Partial -> Shard(dim).
+    "all_gather": Kind(1, (_SAME,), is_collective=True),
+    "reduce_scatter": Kind(1, (_SAME,), is_collective=True),
+    "all_reduce": Kind(1, (_SAME,), (((Partial(),), WHOLE),), is_collective=True),
+}  # fmt: skip
+
+
+def placements_of(task: Task) -> tuple[tuple[tuple[Placement, ...], Placement], ...]:
+    """The rows of placements, in -> out, that this task may have."""
+    if task.dim is None:
+        return KINDS[task.kind].placements
+    if task.kind == "all_gather":
+        return (((Shard(task.dim),), WHOLE),)
+    return (((Partial(),), Shard(task.dim)),)
+
+
+def sizes_of(task: Task, operands: Sequence[Type]) -> tuple[Size, ...]:
+    """The result's sizes. Raises  ValueError: operands that do not fit, with their sizes"""
+    if len({one.dtype for one in operands}) > 1:
+        told = ", ".join(f"{n} is {one.dtype}" for n, one in zip(task.operands, operands))
+        raise ValueError(f"{task.kind}: {told}; operands have one dtype")
+    sizes = [one.sizes for one in operands]
+    if task.kind == "matmul":
+        if sizes[0][1] != sizes[1][0]:
+            raise ValueError(
+                f"matmul: {task.operands[0]} has {sizes[0][1]} columns but {task.operands[1]} has "
+                f"{sizes[1][0]} rows; they must be equal"
+            )
+        return sizes[0][0], sizes[1][1]
+    if task.kind == "silu_mul":
+        columns = sizes[0][1]
+        if isinstance(columns, str) or columns % 2:
+            raise ValueError(
+                f"silu_mul: {task.operands[0]} has {columns} columns; it takes pairs of gate and "
+                "value, so an even number that the declaration says"
+            )
+        return sizes[0][0], columns // 2
+    if any(one != sizes[0] for one in sizes):
+        told = ", ".join(f"{n} is {text.value(one)}" for n, one in zip(task.operands, sizes))
+        raise ValueError(f"{task.kind}: {told}; sizes must be equal")
+    return sizes[0]
+
+
+def show(program: Program, *, places: bool = True) -> str:
+    """The program as text; `parse` takes it back."""
+    header = text.Header(program.name, program.mesh, program.stage, program.results, program.place)
+    return text.show([header, *program.tasks], places=places)
+
+
+def parse(source: str) -> Program:
+    """Raises  UsageError: with the line"""
+    header, tasks = text.read(source, RECORDS)
+    return Program(header.title, header.mesh, tasks, header.results, header.stage, header.place)
+
+
+RECORDS = {
+    **text.words(),
+    **dict.fromkeys(KINDS, Task),
+    **{kind.__name__: kind for kind in (Shard, Replicate, Partial, Type, Along, All, Need)},
+}
+
+
+# ---------------------------------------------------------------------------------------------
+# What is legal
+
+
+def _names(program: Program) -> Iterator[tuple[str, Place]]:
+    known: set[str] = set()
+    for task in program.tasks:
+        if task.kind not in KINDS:
+            yield f"{task.name} is of kind {task.kind!r}; there are {', '.join(KINDS)}", task.place
+        elif len(task.operands) != KINDS[task.kind].num_operands:
+            wanted = KINDS[task.kind].num_operands
+            yield (
+                f"{task.kind} takes {wanted} operands, {task.name} has {len(task.operands)}",
+                (task.place),
+            )
+        for operand in task.operands:
+            if operand not in known:
+                yield f"{task.name} uses {operand}, which no task before it makes", task.place
+        if task.name in known:
+            yield f"{task.name} is made twice; a value is made once", task.place
+        known.add(task.name)
+    if missing := [name for name in program.results if name not in known]:
+        yield f"{program.name} returns {', '.join(missing)}, which no task makes", program.place
+
+
+def _dims(program: Program) -> Iterator[tuple[str, Place]]:
+    for task in program.tasks:
+        needs_dim = task.kind in ("all_gather", "reduce_scatter")
+        if needs_dim != (task.dim is not None) or task.dim not in (None, 0, 1):
+            wanted = "0 or 1" if needs_dim else "none"
+            yield f"{task.kind} {task.name} has dim={task.dim}; it takes {wanted}", task.place
+
+
+def _typed(program: Program) -> Iterator[tuple[str, Place]]:
+    for task in program.tasks:
+        if task.type is None or task.type.placement is None:
+            yield f"{task.name} has no placement: the pass `place` gives each task one", task.place
+        elif len(task.type.sizes) != 2 or task.type.dtype not in DTYPES:
+            given = task.type.as_text()
+            yield f"{task.name} is {given}; it has two dimensions, and a dtype of torch", task.place
+
+
+def _sized(program: Program) -> Iterator[tuple[str, Place]]:
+    types = {task.name: task.type for task in program.tasks}
+    for task in program.tasks:
+        operands = [kind for name in task.operands if (kind := types.get(name))]
+        if not operands or task.type is None:
+            continue
+        try:
+            sizes = sizes_of(task, operands)
+        except ValueError as error:
+            yield f"{task.name}: {error}", task.place
+            continue
+        if (task.type.dtype, task.type.sizes) != (operands[0].dtype, sizes):
+            wanted = Type(operands[0].dtype, sizes).as_text()
+            yield f"{task.name} is {task.type.as_text()}; {task.kind} gives {wanted}", task.place
+
+
+def _placed(program: Program) -> Iterator[tuple[str, Place]]:
+    types = {task.name: task.type for task in program.tasks}
+    for task in program.tasks:
+        given = tuple(t.placement for t in map(types.get, task.operands) if t)
+        rows = placements_of(task)
+        if task.kind != "input" and task.type and (given, task.type.placement) not in rows:
+            placed = ", ".join(map(text.value, given))
+            result = text.value(task.type.placement)
+            yield f"{task.kind} of {placed} does not give {task.name} @ {result}", task.place
+
+
+def _tiled(program: Program) -> Iterator[tuple[str, Place]]:
+    for task in program.tasks:
+        if task.kind == "input":
+            continue
+        if len(task.tile) != 2 or min(task.tile) < 1:
+            yield f"{task.name} has tile={task.tile}; it is (rows, columns), 1 or more", task.place
+        wanted = tuple(map(Need, task.operands, KINDS[task.kind].region))
+        if task.needs != wanted:
+            told = f"{text.value(task.needs)}; {task.kind} reads {text.value(wanted)}"
+            yield f"{task.name} needs {told}", task.place
+
+
+RULES = (
+    Rule("names", "a value is made once, before it is used", _names, "traced"),
+    Rule("dims", "a collective along a dimension says which", _dims, "traced"),
+    Rule("typed", "later passes read sizes and placements", _typed, "placed"),
+    Rule("sizes", "what does not fit is found before anything runs", _sized, "placed"),
+    Rule("placements", "each task works on what its rank has", _placed, "placed"),
+    Rule("tiled", "regions are the kind's own: dependencies follow from them", _tiled, "tiled"),
+)
+
+
+def check(program: Program) -> list[Violation]:
+    """Every breach of the rules that hold at the program's stage."""
+    if program.stage not in STAGES:
+        told = f"{program.name} is at stage {program.stage}; there are {', '.join(STAGES)}"
+        return [Violation("stage", told, program.place)]
+    return run(RULES, program, STAGES[: STAGES.index(program.stage) + 1])
+
+
+def require(program: Program) -> Program:
+    """The program itself. Raises  IllegalError: with all breaches, and the user's lines"""
+    if violations := check(program):
+        raise IllegalError(f"Task IR of {program.name}, {program.stage}", violations)
+    return program

@@ -1,0 +1,110 @@
+"""Programs of the three levels as text, and random ones; what the tests of the IR start from."""
+
+from __future__ import annotations
+
+import keyword
+
+from hypothesis import strategies as st
+
+from weft.base.place import UNKNOWN, Frame, Place
+from weft.ir import core, device, task
+
+TASKS = """\
+program(mlp, mesh=tp, stage=tiled, results=(y,))
+x: bfloat16[m, 64] @ Shard(0) = input()
+w: bfloat16[64, 96] @ Shard(1) = input()
+g: bfloat16[m, 64] @ Replicate() = all_gather(x, dim=0, tile=(32, 32), \
+needs=(Need(x, (Along(0), Along(1))),))
+h: bfloat16[m, 96] @ Shard(1) = matmul(g, w, tile=(32, 32), \
+needs=(Need(g, (Along(0), All())), Need(w, (All(), Along(1)))))  # mlp.py:12 in mlp
+y: bfloat16[m, 48] @ Shard(1) = silu_mul(h, tile=(32, 32), \
+needs=(Need(h, (Along(0), Along(1, times=2))),))
+"""
+
+# The plan of ag_gemm where copy engines carry the data.
+PULL = """\
+program(ag_gemm, mesh=tp, results=(c,))
+a = buffer(bfloat16, (Part(m), 64), role=shared)
+b = buffer(bfloat16, (64, 96), role=input)
+gathered = buffer(bfloat16, (m, 64), role=symmetric)
+c = buffer(bfloat16, (m, 96))
+shard_ready = channel(a, m)
+rows_ready = channel(gathered, m, chunks=2, push_rows=32, tile_rows=128)
+after(copy, main)
+notify(shard_ready, stream=copy)
+wait(shard_ready, stream=copy)
+copy(a, gathered, pull, rows_ready)
+launch(ag_gemm_multiply, (gathered, b), writes=(c,), awaits=(rows_ready,))  # ag.py:7
+after(main, copy)
+"""
+
+KERNEL = """\
+program(ag_gemm_multiply)
+a = param(descriptor)
+b = param(descriptor)
+c = param(descriptor)
+m = param(size)
+rows_ready = param(signals)
+rows = mapping(static, (m,))
+template(gemm, (128, 256, 64))
+hook(order, rotated, (m,))
+hook(ready, wait_rows, (a, rows, rows_ready), effects=(waits,))  # ag.py:9 in mlp via b.py:3
+hook(emit, store, (c,), effects=(writes,))
+"""
+
+names = st.text("abcxyz_01", min_size=1, max_size=5).filter(
+    lambda text: text.isidentifier() and not keyword.iskeyword(text)
+)
+sizes = st.integers(0, 10**6) | names
+_file_names = st.text(min_size=1, max_size=8).filter(lambda text: "\0" not in text)
+places = st.just(UNKNOWN) | st.lists(
+    st.builds(Frame, _file_names, st.integers(1, 9999), st.just("") | _file_names),
+    min_size=1, max_size=3,
+).map(lambda frames: Place(tuple(frames)))  # fmt: skip
+
+
+def several(one: st.SearchStrategy, most: int = 3) -> st.SearchStrategy:
+    return st.lists(one, max_size=most).map(tuple)
+
+
+_placements = st.sampled_from([task.Shard(0), task.Shard(1), task.Replicate(), task.Partial()])
+_types = st.none() | st.builds(
+    task.Type, st.sampled_from(["bfloat16", "float32"]), st.tuples(sizes, sizes), _placements
+)
+_regions = several(
+    st.just(task.All()) | st.builds(task.Along, st.integers(0, 1), st.integers(1, 2))
+)
+tasks = st.builds(
+    task.Program, names, names, several(st.builds(
+        task.Task, names, st.sampled_from(list(task.KINDS)), several(names), _types,
+        st.none() | st.integers(0, 1), several(st.integers(1, 256)),
+        several(st.builds(task.Need, names, _regions)), places,
+    ), 6), several(names), st.sampled_from(task.STAGES), places,
+)  # fmt: skip
+
+_parts = sizes | st.builds(device.Part, sizes)
+_words = {
+    device.Buffer: (names, st.just("float16"), several(_parts), st.sampled_from(device.ROLES)),
+    device.Channel: (names, names, sizes, st.integers(1, 4), st.integers(1, 64)),
+    device.Call: (names, several(names), several(names), names, st.none() | st.integers(0, 1)),
+    device.Copy: (names, names, st.sampled_from(["pull", "push"]), names),
+    device.Launch: (names, *[several(names)] * 5),
+    device.Notify: (names, names),
+    device.Wait: (names, names),
+    device.After: (names, names),
+}
+plans = st.builds(
+    device.Plan, names, names,
+    several(st.one_of([st.builds(k, *given, place=places) for k, given in _words.items()]), 6),
+    several(names), places,
+)  # fmt: skip
+
+kernels = st.builds(
+    core.Kernel, names, several(st.one_of(
+        st.builds(core.Param, names, st.sampled_from(core.SORTS), places),
+        st.builds(core.Mapping, names, st.sampled_from(core.MAPPINGS), several(names), places),
+        st.builds(core.Template, names, several(st.integers(1, 256)), places),
+        st.builds(core.Hook, names, names, several(names | st.integers(-9, 9)),
+                  several(st.sampled_from(core.EFFECTS)), places),
+    ), 6), places,
+)  # fmt: skip

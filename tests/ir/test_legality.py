@@ -1,0 +1,121 @@
+"""The tables of what is legal, each rule on a program that breaks it; breaches name the line."""
+
+from __future__ import annotations
+
+import programs
+import pytest
+
+from weft.ir import core, device, task
+from weft.ir.legality import IllegalError
+
+# (level, what is replaced in its text, by what, the rule that finds it, part of what it says)
+BREACHES = [
+    (task, "matmul(g, w,", "matmul(g, v,", "names", "h uses v, which no task before it makes"),
+    (task, "matmul(g, w,", "matmul(g,", "names", "matmul takes 2 operands, h has 1"),
+    (task, "results=(y,)", "results=(z,)", "names", "mlp returns z"),
+    (task, "\nw: bfloat16[64", "\nx: bfloat16[64", "names", "x is made twice"),
+    (task, "(x, dim=0", "(x", "dims", "all_gather g has dim=None; it takes 0 or 1"),
+    (task, "silu_mul(h,", "silu_mul(h, dim=1,", "dims", "silu_mul y has dim=1; it takes none"),
+    (task, "w: bfloat16[64, 96] @ Shard(1)", "w: bfloat16[64, 96]", "typed", "w has no placement"),
+    (task, "w: bfloat16[64", "w: bfloat16[63", "sizes", "g has 64 columns but w has 63 rows"),
+    (task, "w: bfloat16[64", "w: float16[64", "sizes", "w is float16; operands have one dtype"),
+    (task, "y: bfloat16[m, 48]", "y: bfloat16[m, 49]", "sizes", "silu_mul gives bfloat16[m, 48]"),
+    (task, "w: bfloat16[64, 96] @ Shard(1)", "w: bfloat16[64, 96] @ Shard(0)", "placements",
+     "matmul of Replicate(), Shard(0) does not give h @ Shard(1)"),
+    (task, "tile=(32, 32), needs=(Need(h", "tile=(32, 0), needs=(Need(h", "tiled", "y has tile"),
+    (task, "Along(1, times=2)", "Along(1)", "tiled", "silu_mul reads (Need(h, (Along(0), Along(1"),
+    (task, "stage=tiled", "stage=baked", "stage", "mlp is at stage baked"),
+    (device, "c = buffer", "a = buffer", "names", "a is declared twice"),
+    (device, "(gathered, b)", "(gathered, v)", "names", "launch uses v, which is no buffer"),
+    (device, "awaits=(rows_ready,)", "awaits=(rows,)", "names", "which is no channel"),
+    (device, "chunks=2", "chunks=0", "fields", "chunks=0; it is 1 or more"),
+    (device, "role=shared", "role=mine", "fields", "a has role=mine"),
+    (device, "role=shared", "role=input", "reach", "other ranks' parts of a are reached"),
+    (device, "copy(a, gathered, pull, rows_ready)\n", "", "paired",
+     "rows_ready is waited for and nobody announces it"),
+    (device, ", awaits=(rows_ready,)", "", "paired", "is announced and nobody waits for it"),
+    (device, "notify(shard_ready, stream=copy)\nwait(shard_ready, stream=copy)",
+     "wait(shard_ready, stream=copy)\nnotify(shard_ready, stream=copy)", "cycles",
+     "wait waits for shard_ready, whose announcement waits for it"),
+    # Peers' rows are read before anybody has said that they are there.
+    (device, "wait(shard_ready, stream=copy)\ncopy(a, gathered, pull, rows_ready)",
+     "copy(a, gathered, pull, rows_ready)\nwait(shard_ready, stream=copy)", "ordered",
+     "the writing by the caller and the reading by copy of a are not ordered: a channel must"),
+    (device, "writes=(c,)", "writes=()", "written", "ag_gemm returns c, which nothing writes"),
+    (core, "rows = mapping(static, (m,))", "rows = mapping(static, (k,))", "names", "k is used"),
+    (core, "m = param(size)", "m = param(number)", "words", "m is of sort number"),
+    (core, "hook(emit,", "hook(store,", "words", "hook store: there are order"),
+    (core, "effects=(writes,)", "effects=(hums,)", "words", "hums: effects are"),
+    (core, "template(gemm,", "template(attention,", "template", "of template attention"),
+    (core, "(128, 256, 64)", "(128, 250, 64)", "template", "each a power of two"),
+    (core, "hook(order, rotated, (m,))\n", "", "template", "gemm needs the hooks order"),
+    (core, "hook(order, rotated, (m,))\n", "hook(order, rotated, (m,))\n" * 2, "template",
+     "hook order is given 2 times"),
+    # A signal in emit would be given before its tile's stores are complete.
+    (core, "effects=(writes,)", "effects=(writes, signals)", "effects", "store signals; hook emit"),
+    (core, "hook(order, rotated, (m,))", "hook(order, rotated, (m, 8))", "constants",
+     "hook order takes constants 8"),
+]  # fmt: skip
+
+TEXTS = {task: programs.TASKS, device: programs.PULL, core: programs.KERNEL}
+
+
+@pytest.mark.parametrize(
+    ("level", "old", "new", "rule", "told"),
+    [
+        pytest.param(*row, id=f"{row[0].__name__[8:]}-{i}-{row[3]}")
+        for i, row in enumerate(BREACHES)
+    ],
+)
+def test_each_rule_finds_its_breach(level, old: str, new: str, rule: str, told: str):
+    text = TEXTS[level]
+    assert old in text
+    program = level.parse(text.replace(old, new))
+    found = level.check(program)
+    assert rule in {one.rule for one in found}, found
+    assert any(told in one.message for one in found if one.rule == rule), found
+
+
+def test_every_rule_has_a_breach():
+    for level in TEXTS:
+        rules = {rule.name for rule in level.RULES}
+        assert rules <= {row[3] for row in BREACHES if row[0] is level}
+
+
+def test_all_breaches_are_told_with_their_lines():
+    text = programs.TASKS.replace("matmul(g, w,", "matmul(g, v,").replace("(y,)", "(z,)")
+    with pytest.raises(IllegalError, match="breaches of the rules: 2") as caught:
+        task.require(task.parse(text))
+    assert "at mlp.py:12 in mlp" in str(caught.value)
+    assert [one.rule for one in caught.value.violations] == ["names", "names"]
+
+
+PUSH = """\
+program(gemm_rs, results=(y,))
+h = buffer(bfloat16, (m, 64), role=input)
+parts = buffer(bfloat16, (m, 64), role=symmetric)
+y = buffer(bfloat16, (Part(m), 64))
+parts_ready = channel(parts, m, push_rows=32, tile_rows=32)
+launch(multiply, (h,), pushes=(parts,), announces=(parts_ready,))
+launch(reduce, (parts,), writes=(y,), awaits=(parts_ready,))
+"""
+
+
+def test_what_is_pushed_is_read_behind_its_channel():
+    """A stream's order says nothing of what other ranks have written here."""
+    assert device.check(device.parse(PUSH)) == []
+    wrong = PUSH.replace(
+        "launch(reduce, (parts,), writes=(y,), awaits=(parts_ready,))",
+        "launch(reduce, (parts,), writes=(y,))\nwait(parts_ready)",
+    )
+    (found,) = device.check(device.parse(wrong))
+    assert found.rule == "ordered" and "the reading by launch of parts" in found.message
+
+
+def test_streams_are_ordered_by_after_alone():
+    text = PUSH.replace("awaits=(parts_ready,))", "awaits=(parts_ready,), stream=other)")
+    text += "out = buffer(bfloat16, (Part(m), 64))\ncall(silu, (y,), (out,))\n"
+    found = device.check(device.parse(text))
+    assert {one.rule for one in found} == {"written", "ordered"}
+    ordered = text.replace("call(silu", "after(main, other)\ncall(silu")
+    assert device.check(device.parse(ordered)) == []
