@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from mending import BUG, ROOT, mended
 
 from weft.base.topology import Topology
 from weft.tools.mutants import mutants_of_script
 from weft.verify.mutants import Bounds
 
-ROOT = Path(__file__).parent.parent.parent
 NODES = {"10_two_nodes.py": (2, 2)}
-BUG = "05_find_the_bug.py"  # has no signal to spare
 QUICK = "03_signal.py"
 
 
@@ -24,10 +23,20 @@ def cases():
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("path", cases())
+@pytest.mark.parametrize("path", list(cases()))
 def test_every_signal_is_needed(path: Path):
     nodes = NODES.get(path.name, (4,))
     report = mutants_of_script(str(path), [], Topology.of(nodes=nodes), Bounds(schedules=6, jobs=1))
     print(report)
     assert report.ok, str(report)
     assert len(report.verdicts) >= 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_tutorials_answer_has_no_signal_too_many(tmp_path: Path):
+    report = mutants_of_script(
+        str(mended(tmp_path)), [], Topology.of(4), Bounds(schedules=6, jobs=1)
+    )
+    print(report)
+    assert report.ok, str(report)

@@ -6,10 +6,10 @@ import json
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
+from mending import mended
 
 from weft.tools.main import main
 
@@ -136,18 +136,7 @@ def test_what_the_tutorial_says_of_a_broken_example(
 
 def test_the_tutorials_answer_mends_it(tmp_path: Path, capsys):
     """The credit that docs/tutorial.md adds, put into the example, under several schedules."""
-    tutorial = (ROOT / "docs" / "tutorial.md").read_text()
-    (loop,) = re.findall(r"```python\n(for step in range.*?)```", tutorial, re.DOTALL)
-    text = (ROOT / "examples" / BUG).read_text()
-    broken = re.search(r"    for step in range.*?total \+= travelling\n", text, re.DOTALL)
-    text = text.replace(broken.group(), textwrap.indent(loop, "    "))
-    text = text.replace("tile_ready, out, tile: ", "tile_ready, inbox_free, out, tile: ")
-    text = text.replace("inbox, tile_ready, out", "inbox, tile_ready, world.signals(1), out")
-    right = "    right = (wl.rank(world) + 1) % wl.num_ranks(world)\n"
-    left = "    left = (wl.rank(world) + wl.num_ranks(world) - 1) % wl.num_ranks(world)\n"
-    mended = tmp_path / "mended.py"
-    mended.write_text(text.replace(right, right + left))
-    code = main(["verify", str(mended), "--ranks", "4", "--schedules", "8"])
+    code = main(["verify", str(mended(tmp_path)), "--ranks", "4", "--schedules", "8"])
     assert code == 0, capsys.readouterr().out
 
 
