@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import programs
+import ir_programs as programs
 import pytest
 
 from weft.ir import core, device, task

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import programs
+import ir_programs as programs
 import pytest
 from hypothesis import given, settings
 
