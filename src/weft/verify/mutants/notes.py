@@ -50,6 +50,11 @@ class Note:
         """Does the mutant's chain of calls pass through the statement?"""
         return any(one.file == self.file and one.number in self.lines for one in mutant.site.lines)
 
+    @property
+    def is_of_asynchronous_stores(self) -> bool:
+        """Whether a program has such stores depends on its inputs, and on Triton's version."""
+        return self.kinds == ("incomplete",) or self.primitives == ("complete_stores",)
+
     def __str__(self) -> str:
         of = f" of {', '.join(self.primitives)}" if self.primitives else ""
         return f"{Path(self.file).name}:{self.line}: {', '.join(self.kinds)}{of}: {self.reason}"
