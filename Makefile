@@ -1,6 +1,7 @@
 # make setup   the environment in .venv, made once and again when pyproject.toml changes
 # make demo    what weft does, in a minute, without a GPU
-# make test    every test that a laptop can run; make lint: style and types
+# make test    every test that a laptop can run in minutes; make lint: style and types
+# make test-slow   every mutant, exhaustive exploration, every operator on many worlds: some minutes more
 # make test-gpu   the tests that need GPUs, 2 or 4 on one host; what needs more is left out, and said
 # make test-versions   the emulator and the language on other Tritons; VERSIONS=3.8.0 chooses
 #
@@ -16,7 +17,7 @@ STAMP  := $(VENV)/.weft-ready
 ARGS   ?=
 VERSIONS ?=
 
-.PHONY: setup demo test test-gpu test-versions lint format clean
+.PHONY: setup demo test test-slow test-gpu test-versions lint format clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -45,6 +46,9 @@ test: $(STAMP)
 test-gpu: $(STAMP)
 	@$(BIN)/python -m weft doctor
 	@$(BIN)/python -m pytest -m gpu -q -rs --durations=10 $(ARGS)
+
+test-slow: $(STAMP)
+	@$(BIN)/python -m pytest -n $(JOBS) -m slow -q $(ARGS)
 
 test-versions: $(STAMP)
 	@TEST_PYTHON=$(BIN)/python JOBS=$(JOBS) .ci/versions $(VERSIONS)
