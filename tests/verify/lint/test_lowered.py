@@ -46,6 +46,20 @@ def test_options_that_a_launch_decides(flatten: bool, specialise: bool, expected
         assert problem.line == 11 and "line 10" in problem.message
 
 
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import torch, triton, triton.language as tl, weft.language as wl",
+        "import torch; import triton, triton.language as tl; import weft.language as wl",
+    ],
+)
+def test_imports_that_share_a_line(imports: str):
+    text = imports + "\n" + RELAY.format(flatten=True, specialise=False)
+    result = lint_text(text, "kernels.py", lower=True)
+    assert result.lowered == ["relay"] and not result.notes
+    assert [problem.rule for problem in result.problems] == ["flattened-wait"]
+
+
 def test_a_pipelined_loop_of_an_option():
     text = """
 @triton.jit

@@ -56,6 +56,9 @@ def shadow_text(source: Source) -> str:
         first, last = _lines(source, node)
         for number in range(first, last + 1):
             kept[number] = source.line(number)
+        if isinstance(node, ast.Import) and (imports := _imports(node)):
+            before = kept.get(node.lineno)
+            kept[node.lineno] = f"{before}; {imports}" if before else imports
         if isinstance(node, ast.FunctionDef) and first:
             for decorator in node.decorator_list:
                 # Autotune and the like, and what jit is given, are about launches.
@@ -69,12 +72,16 @@ def shadow_text(source: Source) -> str:
     return "\n".join(kept.get(number, "") for number in range(1, len(source.lines) + 1)) + "\n"
 
 
+def _imports(node: ast.Import) -> str:
+    """`import torch, triton` without what is not for kernels; "" if nothing is left."""
+    names = [alias for alias in node.names if alias.name.split(".")[0] in IMPORTED]
+    return ast.unparse(ast.Import(names)) if names else ""
+
+
 def _lines(source: Source, node: ast.stmt) -> tuple[int, int]:
-    """The lines of a statement that is kept; (0, -1) for others."""
+    """The lines of a statement that is kept as it is; (0, -1) for others."""
     keep = False
-    if isinstance(node, ast.Import):
-        keep = all(alias.name.split(".")[0] in IMPORTED for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
+    if isinstance(node, ast.ImportFrom):
         module = node.module or ""
         keep = not node.level and module.split(".")[0] in IMPORTED
     elif isinstance(node, ast.ClassDef):
