@@ -34,7 +34,7 @@ class Findings:
         self.watches: list[Watch] = []
         self._arrivals: set[tuple[str, int]] = set()
         # Why a signal from an agent to another did not order them; the ledger knows.
-        self.weak_link: Callable[[Any, int], str] = lambda by, earlier: ""
+        self.weak_link: Callable[[Any, int, str], str] = lambda by, earlier, kind: ""
 
     def find(self, finding: Finding, error: type[Exception] | None = None) -> None:
         """File a finding; the first one decides which error the session raises."""
@@ -92,7 +92,7 @@ class Findings:
             if late and allocation.heap_offset is not None:
                 message = f"{message}: {late}"
                 remedy = "before a buffer is used again, wait for a credit of each of its readers"
-            elif weak := self.weak_link(by, agents.segment_agent[earlier]):
+            elif weak := self.weak_link(by, agents.segment_agent[earlier], kind):
                 message = f"{message}: {weak}"
         finding = Finding(
             "race", message,

@@ -121,17 +121,16 @@ class Ledger(Watch):
         if allocation.heap_offset is None or before is None:  # a packet is data
             return
         word = self._word(allocation, cell)
-        if how == "update":  # somebody gets the old value, and may go by it
-            self._visited.add(id(place))
-            self._look(word)
-            word.last = None
-            word.is_counter = False
-            return
         done = getattr(by, "done", 1)  # a copy engine's signal comes behind its copies
         is_program = hasattr(by, "done")
         clk = by.clk - (is_program and release is not None)
         launch = 0 if by.work is None else by.work.number
         signal = Signal(by.agent, clk, launch, done, place, before, after, how, release)
+        if how == "update":  # somebody gets the old value, and may go by it
+            self._visited.add(id(place))
+            self._look(word)
+            word.last = signal
+            return
         if how == "set":
             self._set(word, signal, by.clock)
         else:
@@ -191,14 +190,23 @@ class Ledger(Watch):
                 looks = self._looks[by.agent] = deque(maxlen=LOOKS_KEPT)
             looks.append(Look(word, word.last, place, acquire))
 
-    def weak_link(self, by: Any, earlier: int) -> str:
-        """Why a signal of the agent `earlier` that `by` has seen did not order the two; "" if it
-        has seen none that should have."""
+    def weak_link(self, by: Any, earlier: int, kind: str) -> str:
+        """Why a signal that `by` has seen did not order what the agent `earlier` did before it.
+
+        `kind` is what that was, e.g. "write"; "" if `by` has seen no signal that should have.
+        """
+        identities = self.agents.identity
         for look in reversed(self._looks.get(by.agent, ())):
             signal = look.signal
-            if signal.agent != earlier:
-                continue
             name = self._name(look.word)
+            if signal.agent != earlier:
+                # Asynchronous stores and transfers of a program are an agent of their own.
+                if kind == "write" and identities[signal.agent] is identities[earlier]:
+                    return (
+                        f"the write is asynchronous, and not complete where {name} is signalled at"
+                        f" {signal.place.outermost}"
+                    )
+                continue
             same_rank = self.agents.device[earlier] == self.agents.device[by.agent]
             if signal.release is None:
                 return f"the signal to {name} at {signal.place.outermost} is relaxed"
@@ -273,7 +281,7 @@ class Ledger(Watch):
     @staticmethod
     def _added(word: Word, signal: Signal) -> None:
         last = word.last
-        if last is None or not (last.releases and signal.releases):
+        if last is None or last.how != "add" or not (last.releases and signal.releases):
             return
         if (last.agent, last.done) == (signal.agent, signal.done):
             word.idle += word.ahead(signal.after, signal.before)

@@ -12,6 +12,7 @@ from pieces import N, take
 import weft.language as wl
 
 FOUND = "race"
+SAYS = "the write is asynchronous, and not complete where"
 TRITON = "< 3.8"
 
 
