@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tiny_programs import explore, random_programs, subject_of
+from tiny_programs import explore, random_chain, random_programs, subject_of
 
 from weft.verify.exploration.search import Bounds, Explorer, search
 
@@ -40,8 +40,7 @@ def test_counted_by_hand(name):
         assert (outcomes, findings) == (all_outcomes, all_findings)
 
 
-def agrees(seed: int, parties: int, length: int) -> None:
-    programs = random_programs(seed, parties=parties, length=length)
+def agrees(programs) -> None:
     result, outcomes, findings = explore(programs)
     every, all_outcomes, all_findings = explore(programs, reduce=False)
     assert result.complete and every.complete
@@ -58,13 +57,26 @@ def agrees(seed: int, parties: int, length: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs(seed):
-    agrees(seed, parties=3 if seed % 2 else 2, length=2 if seed % 2 else 3)
+    parties = 3 if seed % 2 else 2
+    agrees(random_programs(seed, parties=parties, length=5 - parties))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_chains(seed):
+    agrees(random_chain(seed))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 170))
 def test_more_random_programs(seed):
-    agrees(seed, parties=3 if seed % 3 else 2, length=2 if seed % 3 else 3)
+    parties = 3 if seed % 3 else 2
+    agrees(random_programs(seed, parties=parties, length=5 - parties))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 160))
+def test_more_random_chains(seed):
+    agrees(random_chain(seed))
 
 
 def signature(execution) -> frozenset:

@@ -10,6 +10,9 @@ Two rules keep waits from multiplying executions:
 * An addition behind a wait that had passed already leaves no mark: the other order shows the same
   values and orders more, so that whatever goes wrong in it goes wrong in this one.
 * An addition that could have stood in for one that the wait has needed is a race with that one.
+
+An execution in which a wait came behind a write that it did not need, `is_dominated` where with the
+wait first all would go the same way, and nothing be ordered that is not: that one shows no less.
 """
 
 from __future__ import annotations
@@ -57,6 +60,8 @@ class Trace:
         self._before: dict[int, bool] = {}  # steps before the open one by its accesses: a race?
         self._instead: set[int] = set()  # steps for which the open one could have stood in
         self._passed: set[int] = set()  # updates before which the open one, a wait, would pass
+        self._needless: set[int] = set()  # writes behind which it knows more, and sees the same
+        self.is_dominated = False
         self.ghosts = 0  # steps at the end that never happened: waits that nobody satisfied
 
     def begin(self, process: Process, *, after_all: bool = False) -> None:
@@ -79,10 +84,14 @@ class Trace:
         past = step.past
         found = [i for i in self._before if not self._knows(past, i)]
         earlier = [i for i in self._passed if not self._knows(past, i)]
+        needless = [i for i in earlier if i in self._needless]
         for i in found:
             between = any(k != i and self._knows(self.steps[k].past, i) for k in found)
             if self._before[i] and not between:
                 self.races.append(Race(i, number))
+                needless += [i] if i in self._needless else []
+        if any(self._only_loses(i, number) for i in needless):
+            self.is_dominated = True
         for i in found:
             _join(past, self.steps[i].past)
         past[step.process] = number
@@ -92,6 +101,20 @@ class Trace:
         self._before.clear()
         self._instead.clear()
         self._passed.clear()
+        self._needless.clear()
+
+    def _only_loses(self, write: int, wait: int) -> bool:
+        """Does nobody learn more if the wait, and what it comes after, go before the write?
+
+        Who comes after the write stays behind it, and so behind what goes before it; only a wait
+        could tell.
+        """
+        return not any(
+            access.kind == "wait"
+            for step in self.steps[write:wait]
+            if self._knows(step.past, write)
+            for access in step.accesses
+        )
 
     @property
     def current(self) -> Step | None:
@@ -125,8 +148,10 @@ class Trace:
         """The open step does this now."""
         if not self._open:
             return
-        self.steps[-1].accesses.append(access)
         history = self._words[access.word]
+        if access.kind == "set":
+            access = access._replace(goes_on=self._goes_on(history, access))
+        self.steps[-1].accesses.append(access)
         if access.kind == "wait":
             self._order_wait(history, access)
         elif access.kind == "add":
@@ -145,6 +170,7 @@ class Trace:
     def _order_wait(self, history: list[tuple[int, Access]], wait: Access) -> None:
         """After all additions and the last update; passed earlier, it would be a race."""
         mine, seen, based = self.steps[-1].process, wait.before, False
+        keeps = True  # does everything behind this write hand on what came before it?
         for i, earlier in reversed(history):
             if not earlier.writes:
                 continue
@@ -153,13 +179,18 @@ class Trace:
                 could = seen is not None and passes(seen - earlier.change, wait.expected)
                 if not (based or is_mine):
                     self._comes_before(i, could)
+                    if could:
+                        self._needless.add(i)
                 continue
             if is_mine:
                 return
             if not based:
                 self._comes_before(i, False)
+            keeps = keeps and (earlier.kind == "update" or earlier.goes_on)
             if passes(earlier.before, wait.expected):
                 self._passed.add(i)
+                if keeps:
+                    self._needless.add(i)
                 return
             based = True
 
@@ -197,7 +228,7 @@ class Trace:
         """
         mine = self.steps[-1].process
         hidden = False
-        ends = access.kind == "set" and not self._goes_on(history, access)
+        ends = access.kind == "set" and not access.goes_on
         for i, earlier in reversed(history):
             if self.steps[i].process != mine:
                 if earlier.kind == "wait":

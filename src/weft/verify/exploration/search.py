@@ -131,6 +131,8 @@ class Explorer:
     def decide(self, execution: Execution, enabled: dict[Process, int]) -> Process:
         position = len(execution.trace.steps)
         self._choice = 0
+        if self.reduce and execution.trace.is_dominated:
+            raise Abandoned  # the other order of that race is owed, and shows no less
         if position < len(self.nodes):
             node = self.nodes[position]
             if node.process not in enabled:
@@ -263,8 +265,7 @@ def search(
             result = None
             continue
         if result is None:
-            report = ran.report if ran is not None else Report("", 0)
-            result = Search(Report(report.op, report.ranks, schedules=0))
+            result = Search(Report("", 0, schedules=0))
         _file(result, execution, ran, deterministic)
         if on_execution is not None:
             on_execution(result)
@@ -284,6 +285,7 @@ def _file(result: Search, execution: Execution, ran: Ran | None, deterministic: 
         result.abandoned += 1
         return
     result.executions += 1
+    result.report.op, result.report.ranks = ran.report.op, ran.report.ranks
     result.report.schedules += 1
     result.steps = max(result.steps, len(trace.steps) - trace.ghosts)
     findings = list(ran.report)

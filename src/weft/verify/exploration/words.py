@@ -24,7 +24,8 @@ class Access(NamedTuple):
     """One access. `kind`: "add" (nobody gets the old value), "read", "wait", "set" or "update".
 
     A wait passes where `seen - expected >= 0`; of a packet, whose flags are compared for equality,
-    `expected` is None. `hands_on` is the scope of a release, empty where it is none.
+    `expected` is None. `hands_on` is the scope of a release, empty where it is none; a set that
+    `goes_on` lets whoever sees it know all that who saw the word before it knew.
     """
 
     word: WordKey
@@ -33,6 +34,7 @@ class Access(NamedTuple):
     after: int | None = None
     expected: int | None = None
     hands_on: str = ""
+    goes_on: bool = False
 
     @property
     def writes(self) -> bool:
