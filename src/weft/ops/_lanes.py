@@ -401,6 +401,7 @@ class Launches:
 # ---------------------------------------------------------------------------------------------
 # Calls
 
+
 def by_library(op: str, world: Any) -> Callable[[torch.Tensor, torch.Tensor], None]:
     """What starts the operator by torch.distributed."""
     start = _by_library.BY_NAME[op]
