@@ -162,3 +162,16 @@ def test_lines_are_16_bytes_wide_where_rows_allow():
     aligned = _lanes.width_of(4096)
     assert aligned == 16 and _lanes.words_in_vector(aligned) == 2
     assert [_lanes.width_of(n) for n in (2, 7, 12, 24, 48)] == [2, 1, 4, 8, 16]
+
+
+def test_a_single_element_may_have_any_stride(ranks):
+    """It is contiguous, whatever it was cut from: found by a random program of the compiler."""
+
+    def main():
+        world = weft.init()
+        x = torch.arange(3.0)[world.rank :: 3].as_strided((1, 1), (3, 3), world.rank)
+        assert x.is_contiguous()
+        assert all_gather(x, world=world).flatten().tolist() == [0.0, 1.0]
+        world.close()
+
+    ranks(main, 2)

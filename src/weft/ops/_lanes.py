@@ -258,7 +258,9 @@ def word_bytes(problem: Any) -> int:
 def as_words(width: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The same bytes as integers, so that any dtype is moved alike and bit by bit."""
     word = WORDS[min(width, 8)]
-    return tuple(tensor.reshape(-1).view(torch.uint8).view(word) for tensor in tensors)
+    # A single element is contiguous whatever its stride is; `view` asks for 1.
+    flat = [tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors]
+    return tuple(tensor.view(torch.uint8).view(word) for tensor in flat)
 
 
 def words_in_vector(width: int) -> int:
