@@ -17,6 +17,7 @@ _NAMES = {
     "world": "weft.runtime:world",
     "World": "weft.runtime:World",
     "emulated": "weft.emulator:emulated",
+    "program": "weft.compiler:program",
     "Report": "weft.base.report:Report",
     "Order": "weft.base.vocabulary:Order",
     "Scope": "weft.base.vocabulary:Scope",

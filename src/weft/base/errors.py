@@ -30,6 +30,10 @@ class UsageError(WeftError, ValueError):
     """A call that weft does not understand: the message names what it takes."""
 
 
+class PlacementError(WeftError, ValueError):
+    """Tensors of a program that do not lie where an operation needs them."""
+
+
 class NotSymmetricError(WeftError, ValueError):
     """A pointer or tensor that is not on the symmetric heap, where one is needed."""
 

@@ -51,8 +51,9 @@ class Channel:
     """Signals that announce rows of `buffer`, which are `rows` in all: a static affine mapping.
 
     Each rank's part has `chunks` words; the producer's tiles have `push_rows` rows and lie within
-    a rank's part, the consumer's have `tile_rows` and may straddle. A word is full when each of
-    its producer's tiles has been announced `parts` times.
+    a rank's part. The consumer's have `tile_rows`: cuts=whole cuts all rows, so they may straddle
+    two ranks' parts, cuts=part each rank's own. A word is full when each of its producer's tiles
+    has been announced `parts` times, num_ranks where every rank adds to it.
     """
 
     name: str
@@ -61,7 +62,8 @@ class Channel:
     chunks: int = 1
     push_rows: int = 1
     tile_rows: int = 1
-    parts: int = 1
+    cuts: str = "whole"
+    parts: int | str = 1
     place: Place = UNKNOWN
 
 
@@ -243,9 +245,13 @@ def _fields(plan: Plan) -> Iterator[tuple[str, Place]]:
             yield f"buffer {buffer.name} has {told}", buffer.place
     for channel in plan.of(Channel):
         for name in ("chunks", "push_rows", "tile_rows", "parts"):
-            if getattr(channel, name) < 1:
-                told = f"{name}={getattr(channel, name)}; it is 1 or more"
+            number = getattr(channel, name)
+            if number < 1 if isinstance(number, int) else (name, number) != ("parts", "num_ranks"):
+                told = f"{name}={number}; it is 1 or more"
                 yield f"channel {channel.name} has {told}", channel.place
+        if channel.cuts not in ("whole", "part"):
+            told = f"cuts={channel.cuts}; it is whole or part"
+            yield f"channel {channel.name} has {told}", channel.place
     for copy in plan.of(Copy):
         if copy.side not in ("pull", "push"):
             yield f"copy of {copy.source} has side={copy.side}; it is pull or push", copy.place

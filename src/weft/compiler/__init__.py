@@ -1,0 +1,21 @@
+"""The compiler: a tensor program with placements, as tasks, tiles, mappings and a plan.
+
+from weft.compiler import Partial, Replicate, Shard, Tensor, all_gather, program
+"""
+
+from weft.compiler.compiled import Compiled
+from weft.compiler.frontend import (
+    all_gather,
+    all_reduce,
+    program,
+    reduce_scatter,
+    silu,
+    silu_mul,
+)
+from weft.ir.task import Partial, Replicate, Shard
+from weft.ir.task import Type as Tensor
+
+__all__ = [
+    "Compiled", "Partial", "Replicate", "Shard", "Tensor", "all_gather", "all_reduce", "program",
+    "reduce_scatter", "silu", "silu_mul",
+]  # fmt: skip

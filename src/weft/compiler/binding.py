@@ -1,0 +1,89 @@
+"""From one rank's tensors to the sizes that a program calls by name; and whether they fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from weft.base.errors import DtypeError, ShapeError, UsageError
+from weft.compiler.passes.tile import held_by, part_of
+from weft.ir.task import Program, Shard, Task
+
+
+def bind(
+    program: Program, tensors: Mapping[str, Any], sizes: Mapping[str, int], rank: int,
+    num_ranks: int,
+) -> dict[str, int]:  # fmt: skip
+    """Every size by name: as given, else as a tensor has it, else as if all shards were full.
+
+    Raises  ShapeError, DtypeError, UsageError: tensors that the declaration does not fit
+    """
+    inputs = [task for task in program.tasks if task.kind == "input"]
+    if list(tensors) != [task.name for task in inputs]:
+        told = f"takes {', '.join(task.name for task in inputs)}; given are {', '.join(tensors)}"
+        raise UsageError(f"{program.name} {told}", place=program.place)
+    named = {size for task in inputs for size in _type(task).sizes if isinstance(size, str)}
+    if unknown := set(sizes) - named:
+        told = f"has no size {', '.join(sorted(unknown))}; it has {', '.join(sorted(named))}"
+        raise UsageError(f"{program.name} {told}", place=program.place)
+    found = dict(sizes)
+    for is_shard in (False, True):
+        for task in inputs:
+            shape = _shape(program, task, tensors[task.name])
+            for dim, size in enumerate(_type(task).sizes):
+                if isinstance(size, str) and (_type(task).placement == Shard(dim)) == is_shard:
+                    found.setdefault(size, shape[dim] * (num_ranks if is_shard else 1))
+    for task in inputs:
+        _check(program, task, tensors[task.name], found, rank, num_ranks)
+    check_pairs(program, found, num_ranks)
+    return found
+
+
+def _check(
+    program: Program, task: Task, tensor: Any, sizes: Mapping[str, int], rank: int, num_ranks: int
+) -> None:
+    kind = _type(task)
+    if (dtype := str(tensor.dtype).removeprefix("torch.")) != kind.dtype:
+        told = f"{task.name} is {dtype}, declared as {kind.dtype}"
+        raise DtypeError(f"{program.name}: {told}; convert it", place=task.place)
+    held = held_by(kind, rank, sizes, num_ranks)
+    wanted = (held.end_row - held.first_row, held.end_column - held.first_column)
+    if tuple(tensor.shape) != wanted:
+        bound = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        where = f"rank {rank} of {num_ranks} passes {task.name} of shape {tuple(tensor.shape)}"
+        remedy = "; pass the size by name where shards differ" if isinstance(
+            kind.placement, Shard) else ""  # fmt: skip
+        raise ShapeError(
+            f"{program.name}: {where}, but of {kind.as_text()} with {bound or 'these sizes'} it "
+            f"holds {wanted}{remedy}",
+            place=task.place,
+        )
+
+
+def check_pairs(program: Program, sizes: Mapping[str, int], num_ranks: int) -> None:
+    """Gate and value must be on one rank."""
+    for task in program.tasks:
+        if task.kind != "silu_mul":
+            continue
+        source = _type(program.task(task.operands[0]))
+        columns = source.sizes[1]
+        assert isinstance(columns, int)
+        each = part_of(columns, 0, num_ranks)[1]
+        if source.placement == Shard(1) and num_ranks > 1 and each % 2:
+            raise ShapeError(
+                f"{program.name}: silu_mul takes pairs of columns, but of {columns} on "
+                f"{num_ranks} ranks each has {each}; take a width of which each has an even number",
+                place=task.place,
+            )
+
+
+def _shape(program: Program, task: Task, tensor: Any) -> tuple[int, ...]:
+    if len(tensor.shape) != 2:
+        told = f"{task.name} has shape {tuple(tensor.shape)}; it must have two dimensions"
+        raise ShapeError(f"{program.name}: {told}", place=task.place)
+    return tuple(tensor.shape)
+
+
+def _type(task: Task) -> Any:
+    assert task.type is not None
+    return task.type

@@ -1,0 +1,206 @@
+"""`weft.program`: a Python function over tensors with placements, as Task IR.
+
+    @weft.program(
+        mesh="tp",
+        x=Tensor("bfloat16", ("m", 64), Shard(0)),
+        w=Tensor("bfloat16", (64, 96), Shard(1)),
+    )
+    def project(x, w):
+        return all_gather(x) @ w
+
+The function is traced once, when it is declared: it is called with values that write down what is
+done with them, so Python's own control flow may shape the program and may not look at values. A
+size that is a name is known at the call only; nothing is compiled again for another.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from weft.base.errors import UsageError
+from weft.base.place import Frame, Place
+from weft.compiler.compiled import Compiled
+from weft.ir.task import Program, Replicate, Task, Type
+
+
+# What the result of an operation is called; a second one gets a number.
+RESULTS = {
+    "matmul": "product", "silu": "activated", "silu_mul": "gated", "mul": "scaled", "add": "total",
+    "all_gather": "gathered", "reduce_scatter": "scattered", "all_reduce": "reduced",
+}  # fmt: skip
+
+
+class Trace:
+    """What has been done so far."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+
+    def add(self, kind: str, *operands: Value, name: str = "", **fields: Any) -> Value:
+        """A task with a name of its own, at the user's line."""
+        names = {task.name for task in self.tasks}
+        name, number = name or RESULTS[kind], 1
+        unique = name
+        while unique in names:
+            number += 1
+            unique = f"{name}_{number}"
+        told = tuple(operand.name for operand in operands)
+        place = fields.pop("place", None) or _user_place()
+        self.tasks.append(Task(unique, kind, told, place=place, **fields))
+        return Value(self, unique)
+
+
+class Value:
+    """A tensor of the program while it is traced: @, *, + and the functions below take it."""
+
+    def __init__(self, trace: Trace, name: str) -> None:
+        self._trace, self.name = trace, name
+
+    def __matmul__(self, other: Any) -> Value:
+        return _record("matmul", self, other)
+
+    def __mul__(self, other: Any) -> Value:
+        return _record("mul", self, other)
+
+    def __add__(self, other: Any) -> Value:
+        return _record("add", self, other)
+
+    def __rmatmul__(self, other: Any) -> Value:
+        return _record("matmul", other, self)
+
+    __rmul__ = __mul__
+    __radd__ = __add__
+
+    def __bool__(self) -> bool:
+        raise UsageError(
+            f"{self.name} is asked whether it is true while the program is traced, when it has no "
+            "values yet: decide by what Python knows, or outside of the program",
+            place=_user_place(),
+        )
+
+    def __iter__(self) -> Any:
+        raise UsageError(f"{self.name} has no parts while it is traced", place=_user_place())
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):  # Python itself asks for these
+            raise AttributeError(attribute)
+        raise UsageError(
+            f"{self.name}.{attribute}: a value of a program has @, *, + and the functions of "
+            "weft.compiler alone",
+            place=_user_place(),
+        )
+
+
+def silu(x: Value) -> Value:
+    """x * sigmoid(x), element by element."""
+    return _record("silu", x)
+
+
+def silu_mul(h: Value) -> Value:
+    """Gate and value from neighbouring columns: half as many columns come out.
+
+        out = silu(h[:, 0::2]) * h[:, 1::2]
+
+    In pairs, so that both lie in one tile and on one rank however columns are split.
+    """
+    return _record("silu_mul", h)
+
+
+def all_gather(x: Value, *, dim: int = 0) -> Value:
+    """Shard(dim) -> Replicate()"""
+    return _record("all_gather", x, dim=dim)
+
+
+def reduce_scatter(x: Value, *, dim: int = 0) -> Value:
+    """Partial() -> Shard(dim): the sum over ranks, of which each keeps its part."""
+    return _record("reduce_scatter", x, dim=dim)
+
+
+def all_reduce(x: Value) -> Value:
+    """Partial() -> Replicate(): the sum over ranks."""
+    return _record("all_reduce", x)
+
+
+def _record(kind: str, *operands: Any, **fields: Any) -> Value:
+    """Raises  UsageError: what is no value of this program"""
+    values = [one for one in operands if isinstance(one, Value)]
+    for one in operands:
+        if not isinstance(one, Value):
+            raise UsageError(
+                f"{kind} is given {one!r}; it takes values of the program: pass tensors as its "
+                "parameters",
+                place=_user_place(),
+            )
+        if one._trace is not values[0]._trace:
+            raise UsageError(f"{kind}: {one.name} is of another program", place=_user_place())
+    return values[0]._trace.add(kind, *values, **fields)
+
+
+def program(*, mesh: str, **parameters: Type) -> Callable[[Callable[..., Any]], Compiled]:
+    """Trace the decorated function and compile it for `mesh`, any number of ranks.
+
+    `parameters` says of each parameter of the function its dtype, sizes and placement.
+
+    Raises  UsageError, ShapeError, PlacementError: a program that cannot be; at the user's line
+    """
+
+    def compile_it(function: Callable[..., Any]) -> Compiled:
+        compiled = Compiled(trace(function, mesh, parameters))
+        functools.update_wrapper(compiled, function)
+        return compiled
+
+    return compile_it
+
+
+def trace(function: Callable[..., Any], mesh: str, parameters: dict[str, Type]) -> Program:
+    """The Task IR of `function`, at stage traced. Raises  UsageError"""
+    code = inspect.unwrap(function).__code__
+    name = function.__name__ if function.__name__.isidentifier() else "program"
+    here = Place((Frame(code.co_filename, code.co_firstlineno, function.__name__),))
+    wanted = list(inspect.signature(function).parameters)
+    if set(wanted) != set(parameters):
+        raise UsageError(
+            f"{name} has the parameters {', '.join(wanted) or 'none'}, but declared are "
+            f"{', '.join(parameters) or 'none'}: each needs a Tensor(dtype, sizes, placement)",
+            place=here,
+        )
+    traced = Trace()
+    inputs = {}
+    for one in wanted:
+        kind = parameters[one]
+        if not isinstance(kind, Type):
+            raise UsageError(f"{name}: {one} is declared as {kind!r}, not a Tensor", place=here)
+        if kind.placement is None:
+            kind = Type(kind.dtype, kind.sizes, Replicate())
+        inputs[one] = traced.add("input", name=one, type=kind, place=here)
+    returned = function(**inputs)
+    results = returned if isinstance(returned, tuple) else (returned,)
+    if not results or not all(isinstance(one, Value) for one in results):
+        raise UsageError(f"{name} returns {returned!r}; it returns values of itself", place=here)
+    names = tuple(one.name for one in results)
+    return Program(name, mesh, tuple(_needed(traced.tasks, names)), names, place=here)
+
+
+def _needed(tasks: list[Task], results: Iterable[str]) -> list[Task]:
+    """Inputs, and the tasks that a result depends on: what nobody reads is not run."""
+    wanted = set(results)
+    for task in reversed(tasks):
+        if task.name in wanted:
+            wanted.update(task.operands)
+    return [task for task in tasks if task.name in wanted or task.kind == "input"]
+
+
+def _user_place() -> Place:
+    """The call chain within the function that is traced, its own line first."""
+    frames: list[Frame] = []
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not trace.__code__:
+        code = frame.f_code
+        if code.co_filename != __file__:
+            frames.append(Frame(code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return Place(tuple(reversed(frames)))

@@ -1,0 +1,101 @@
+"""Give every task its type: dtype, sizes and placement, from those of the inputs.
+
+    g = all_gather(x, dim=0)      ->      g: bfloat16[m, 64] @ Replicate() = all_gather(x, dim=0)
+
+Placements are never changed behind the user's back: a collective costs what it costs and stands in
+the program. Where operands do not lie as an operation needs them, the error names the collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from weft.base.errors import PlacementError, ShapeError
+from weft.ir import text
+from weft.ir.task import (
+    Partial,
+    Placement,
+    Program,
+    Replicate,
+    Shard,
+    Task,
+    Type,
+    placements_of,
+    sizes_of,
+)
+
+
+def place(program: Program) -> Program:
+    """Raises  ShapeError, PlacementError: which operands, and what would fix it"""
+    types: dict[str, Type] = {}
+    tasks = []
+    for task in program.tasks:
+        if task.kind != "input":
+            task = replace(task, type=_infer(program, task, types))
+        assert task.type is not None
+        if len(task.type.sizes) != 2:
+            told = f"{program.name}: {task.name} is {task.type.as_text()}; it has two dimensions"
+            raise ShapeError(told, place=task.place)
+        types[task.name] = task.type
+        tasks.append(task)
+    return replace(program, tasks=tuple(tasks), stage="placed")
+
+
+def _infer(program: Program, task: Task, types: Mapping[str, Type]) -> Type:
+    operands = [types[name] for name in task.operands]
+    try:
+        sizes = sizes_of(task, operands)
+    except ValueError as error:
+        raise ShapeError(f"{program.name}: {error}", place=task.place) from None
+    given = [_placement(one) for one in operands]
+    for wanted, result in placements_of(task):
+        if list(wanted) == given:
+            return Type(operands[0].dtype, sizes, result)
+    raise PlacementError(
+        f"{program.name}: {_told(program, task, given)}", place=task.place
+    ) from None
+
+
+def _told(program: Program, task: Task, given: Sequence[Placement]) -> str:
+    operands = list(zip(task.operands, map(text.value, given)))
+    told = f"{task.kind} cannot take " + " and ".join(f"{n} @ {where}" for n, where in operands)
+    ways = sorted(_ways(program, task, given), key=lambda way: (len(way), way))
+    if not ways:
+        rows = [", ".join(map(text.value, wanted)) for wanted, _ in placements_of(task)]
+        return f"{told}; it takes {' or '.join(rows)}"
+    # The ways that change the fewest operands.
+    best = [" and ".join(way) for way in ways if len(way) == len(ways[0])]
+    return f"{told}; {';  or '.join(dict.fromkeys(best))}"
+
+
+def _ways(program: Program, task: Task, given: Sequence[Placement]) -> Iterator[list[str]]:
+    """Each way to make the operands fit: what must lie otherwise, and how it would."""
+    for wanted, _ in placements_of(task):
+        way = []
+        for name, there, needed in zip(task.operands, given, wanted):
+            if there == needed:
+                continue
+            remedies = list(_remedies(program, name, there, needed))
+            if not remedies:
+                break
+            way.append(f"{name} must be {text.value(needed)}: {' or '.join(remedies)}")
+        else:
+            yield way
+
+
+def _remedies(program: Program, name: str, given: Placement, wanted: Placement) -> Iterator[str]:
+    """How a value would come to lie as it is wanted."""
+    if isinstance(given, Shard) and isinstance(wanted, Replicate):
+        yield f"all_gather({name}, dim={given.dim})"
+    if isinstance(given, Partial) and isinstance(wanted, Replicate):
+        yield f"all_reduce({name})"
+    if isinstance(given, Partial) and isinstance(wanted, Shard):
+        yield f"reduce_scatter({name}, dim={wanted.dim})"
+    if program.task(name).kind == "input":
+        yield "declare it so"
+
+
+def _placement(kind: Type) -> Placement:
+    assert kind.placement is not None
+    return kind.placement

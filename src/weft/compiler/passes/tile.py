@@ -1,0 +1,176 @@
+"""Cut every task into tiles and say which region of its operands a tile needs.
+
+    tile=(32, 32), needs=(Need(g, (Along(0), All())), Need(w, (All(), Along(1))))
+
+Which tiles depend on which follows by intersection, when sizes and ranks are known: `dependencies`.
+Everything is in coordinates of the global tensors, so ranks and their ragged parts need no special
+case: a rank's tiles are cut within what it holds, an operand's region may meet several of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+from math import ceil
+from typing import NamedTuple
+
+from weft.base.errors import ConfigError
+from weft.ir.task import KINDS, All, Need, Program, Shard, Size, Task, Type
+
+DEFAULT = (128, 128)
+
+
+class Region(NamedTuple):
+    """Rows first_row .. end_row - 1 and columns first_column .. end_column - 1."""
+
+    first_row: int
+    end_row: int
+    first_column: int
+    end_column: int
+
+    def within(self, other: Region) -> Region:
+        """What both have; empty where they do not meet."""
+        first_row, first_column = max(self[0], other[0]), max(self[2], other[2])
+        end_row, end_column = min(self[1], other[1]), min(self[3], other[3])
+        return Region(
+            first_row, max(first_row, end_row), first_column, max(first_column, end_column)
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        return self.first_row >= self.end_row or self.first_column >= self.end_column
+
+
+class Tile(NamedTuple):
+    """Tile (i_m, i_n) of a task on a rank."""
+
+    task: str
+    rank: int
+    i_m: int
+    i_n: int
+
+
+def tile(program: Program, extents: Mapping[str, tuple[int, int]] | None = None) -> Program:
+    """`extents` are those of tasks by name; the others have DEFAULT.
+
+    Raises  ConfigError: extents of no task, or that are no extents
+    """
+    extents = extents or {}
+    names = [task.name for task in program.tasks if task.kind != "input"]
+    if unknown := [name for name in extents if name not in names]:
+        told = f"extents for {', '.join(unknown)}, but its tasks are {', '.join(names)}"
+        raise ConfigError(f"{program.name}: {told}", place=program.place)
+    tasks = []
+    for task in program.tasks:
+        if task.kind != "input":
+            cut = tuple(extents.get(task.name, DEFAULT))
+            if len(cut) != 2 or min(cut) < 1:
+                told = f"{program.name}: {task.name} has tile={cut}; it is (rows, columns)"
+                raise ConfigError(told, place=task.place)
+            needs = tuple(map(Need, task.operands, KINDS[task.kind].region))
+            task = replace(task, tile=cut, needs=needs)
+        tasks.append(task)
+    return replace(program, tasks=tuple(tasks), stage="tiled")
+
+
+def dependencies(
+    program: Program, sizes: Mapping[str, int], num_ranks: int
+) -> dict[Tile, tuple[Tile, ...]]:
+    """Every tile of every rank, in order, and the tiles of other tasks that it needs.
+
+    Inputs are there from the start: they have no tiles.
+    """
+    return {
+        one: tuple(_producers(program, task, one, sizes, num_ranks))
+        for task in program.tasks
+        if task.kind != "input"
+        for rank in range(num_ranks)
+        for one in tiles_of(task, rank, sizes, num_ranks)
+    }
+
+
+def tiles_of(task: Task, rank: int, sizes: Mapping[str, int], num_ranks: int) -> Iterator[Tile]:
+    """The tiles of a task on a rank, row by row."""
+    held = held_by(_type(task), rank, sizes, num_ranks)
+    num_m = ceil((held.end_row - held.first_row) / task.tile[0])
+    num_n = ceil((held.end_column - held.first_column) / task.tile[1])
+    for i_m, i_n in product(range(num_m), range(num_n)):
+        yield Tile(task.name, rank, i_m, i_n)
+
+
+def region_of(task: Task, one: Tile, sizes: Mapping[str, int], num_ranks: int) -> Region:
+    """What a tile covers of the task's global tensor."""
+    held = held_by(_type(task), one.rank, sizes, num_ranks)
+    row, column = (
+        held.first_row + one.i_m * task.tile[0],
+        held.first_column + one.i_n * task.tile[1],
+    )
+    return Region(row, row + task.tile[0], column, column + task.tile[1]).within(held)
+
+
+def needed_of(need: Need, region: Region, kind: Type, sizes: Mapping[str, int]) -> Region:
+    """What a tile that covers `region` needs of an operand of type `kind`."""
+    bounds: list[int] = []
+    for axis, size in zip(need.region, kind.sizes):
+        if isinstance(axis, All):
+            bounds += (0, number(size, sizes))
+        else:
+            first, end = region[2 * axis.dim : 2 * axis.dim + 2]
+            bounds += (first * axis.times, end * axis.times)
+    return Region(*bounds)
+
+
+def held_by(kind: Type, rank: int, sizes: Mapping[str, int], num_ranks: int) -> Region:
+    """What a rank has of a global tensor; of a Partial one, a summand of all of it."""
+    bounds: list[int] = []
+    for dim, size in enumerate(number(size, sizes) for size in kind.sizes):
+        if kind.placement == Shard(dim):
+            bounds += part_of(size, rank, num_ranks)
+        else:
+            bounds += (0, size)
+    return Region(*bounds)
+
+
+def part_of(size: int, rank: int, num_ranks: int) -> tuple[int, int]:
+    """The indices first .. end - 1 that torch.chunk gives to `rank`."""
+    each = ceil(size / num_ranks)
+    return min(rank * each, size), min((rank + 1) * each, size)
+
+
+def number(size: Size, sizes: Mapping[str, int]) -> int:
+    """A size as a number."""
+    return sizes[size] if isinstance(size, str) else size
+
+
+def _producers(
+    program: Program, task: Task, one: Tile, sizes: Mapping[str, int], num_ranks: int
+) -> Iterator[Tile]:
+    region = region_of(task, one, sizes, num_ranks)
+    # A collective reads what other ranks hold: parts of a Shard, all summands of a Partial.
+    ranks = range(num_ranks) if KINDS[task.kind].is_collective else (one.rank,)
+    for need in task.needs:
+        producer = program.task(need.operand)
+        if producer.kind == "input":
+            continue
+        needed = needed_of(need, region, _type(producer), sizes)
+        for rank in ranks:
+            held = held_by(_type(producer), rank, sizes, num_ranks)
+            yield from _meeting(producer, rank, needed.within(held), held)
+
+
+def _meeting(task: Task, rank: int, wanted: Region, held: Region) -> Iterator[Tile]:
+    """The tiles on a rank that meet `wanted`, a part of what it has: by division, not by search."""
+    if wanted.is_empty:
+        return
+    rows = range((wanted.first_row - held.first_row) // task.tile[0],
+                 (wanted.end_row - 1 - held.first_row) // task.tile[0] + 1)  # fmt: skip
+    columns = range((wanted.first_column - held.first_column) // task.tile[1],
+                    (wanted.end_column - 1 - held.first_column) // task.tile[1] + 1)  # fmt: skip
+    for i_m, i_n in product(rows, columns):
+        yield Tile(task.name, rank, i_m, i_n)
+
+
+def _type(task: Task) -> Type:
+    assert task.type is not None
+    return task.type

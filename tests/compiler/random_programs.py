@@ -1,0 +1,108 @@
+"""Random small programs that can be placed, traced like a user's; and the tensors for them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from weft.compiler import (
+    Compiled,
+    Partial,
+    Replicate,
+    Shard,
+    Tensor,
+    all_gather,
+    all_reduce,
+    program,
+    reduce_scatter,
+    silu,
+    silu_mul,
+)
+from weft.compiler.binding import check_pairs
+from weft.compiler.passes.tile import held_by, part_of
+from weft.ir.task import Program
+
+PLACEMENTS = (Shard(0), Shard(1), Replicate(), Partial())
+STEPS = {
+    "matmul": lambda a, b: a @ b,
+    "mul": lambda a, b: a * b,
+    "add": lambda a, b: a + b,
+    "silu": silu,
+    "silu_mul": silu_mul,
+    "all_gather": lambda a, dim: all_gather(a, dim=dim),
+    "reduce_scatter": lambda a, dim: reduce_scatter(a, dim=dim),
+    "all_reduce": all_reduce,
+}
+
+
+def random_program(seed: int, num_ranks: int) -> Compiled:
+    """Up to six operations that the passes take; what they refuse is drawn again."""
+    chooser = random.Random(seed)
+    widths = [chooser.choice([1, 3, 2 * num_ranks, 4 * num_ranks]) for _ in range(2)]
+    sizes = ["m", *widths]
+    inputs = {
+        f"x{i}": Tensor(
+            "float32",
+            (chooser.choice(sizes) if i else "m", chooser.choice(widths)),
+            chooser.choice(PLACEMENTS),
+        )
+        for i in range(3)
+    }
+    steps: list[tuple[str, tuple[int, ...], dict[str, int]]] = []
+    compiled = _compile(inputs, steps)
+    for _ in range(60):
+        if len(steps) == 6:
+            break
+        kind = chooser.choice(list(STEPS))
+        num_operands = 2 if kind in ("matmul", "mul", "add") else 1
+        operands = tuple(chooser.randrange(3 + len(steps)) for _ in range(num_operands))
+        fields = {"dim": chooser.randrange(2)} if kind in ("all_gather", "reduce_scatter") else {}
+        try:
+            drawn = _compile(inputs, [*steps, (kind, operands, fields)])
+            check_pairs(drawn.stages.program, {"m": 1}, num_ranks)
+        except (ValueError, TypeError):
+            continue
+        compiled = drawn
+        steps.append((kind, operands, fields))
+    return compiled
+
+
+def _compile(inputs: Mapping[str, Tensor], steps: list) -> Compiled:
+    def function(x0, x1, x2):
+        values = [x0, x1, x2]
+        for kind, operands, fields in steps:
+            values.append(STEPS[kind](*(values[i] for i in operands), **fields))
+        return tuple(values[3:]) or x0
+
+    return program(mesh="tp", **inputs)(function)
+
+
+def global_inputs(
+    compiled: Program, sizes: Mapping[str, int], seed: int
+) -> dict[str, torch.Tensor]:
+    """A tensor for each input, all of it; small, so that products of products stay finite."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for task in compiled.tasks:
+        if task.kind == "input":
+            shape = [sizes.get(size, size) for size in task.type.sizes]
+            drawn = torch.randn(shape, generator=generator) / 2
+            found[task.name] = drawn.to(getattr(torch, task.type.dtype))
+    return found
+
+
+def of_rank(
+    kind: Any, tensor: torch.Tensor, sizes: Mapping[str, int], rank: int, num_ranks: int
+) -> torch.Tensor:
+    """What `rank` has of a global tensor; of a Partial one, a summand that differs by rank."""
+    if kind.placement == Partial():
+        # Rows are dealt out, so that the summands are exact.
+        first, end = part_of(tensor.shape[0], rank, num_ranks)
+        mine = torch.zeros_like(tensor)
+        mine[first:end] = tensor[first:end]
+        return mine
+    held = held_by(kind, rank, sizes, num_ranks)
+    return tensor[held.first_row : held.end_row, held.first_column : held.end_column].contiguous()

@@ -1,0 +1,159 @@
+"""`weft.program`: what is traced, and what is refused, at the user's line."""
+
+from __future__ import annotations
+
+import linecache
+
+import pytest
+
+import weft
+from weft.base.errors import PlacementError, ShapeError, UsageError
+from weft.compiler import (
+    Partial,
+    Replicate,
+    Shard,
+    Tensor,
+    all_gather,
+    all_reduce,
+    program,
+    reduce_scatter,
+    silu,
+    silu_mul,
+)
+
+X = Tensor("float32", ("m", 8), Shard(0))
+W = Tensor("float32", (8, 12), Shard(1))
+
+
+def line_of(error: pytest.ExceptionInfo) -> str:
+    """The source line that the error names first: the user's."""
+    frame = error.value.place.outermost
+    assert frame is not None and frame.file == __file__
+    return linecache.getline(frame.file, frame.line).strip()
+
+
+def test_the_root_has_it():
+    assert weft.program is program
+
+
+def test_a_function_becomes_tasks():
+    @program(mesh="tp", x=X, w=W)
+    def project(x, w):
+        return all_gather(x) @ w
+
+    kinds = [task.kind for task in project.stages.program.tasks]
+    assert kinds == ["input", "input", "all_gather", "matmul"]
+    assert project.stages.program.mesh == "tp" and project.__name__ == "project"
+    product = project.stages.program.task("product")
+    assert product.type == Tensor("float32", ("m", 12), Shard(1))
+    assert linecache.getline(__file__, product.place.frames[0].line).strip().startswith("return")
+
+
+def test_places_are_call_chains():
+    def gathered(x):
+        return all_gather(x)
+
+    @program(mesh="tp", x=X, w=W)
+    def project(x, w):
+        return gathered(x) @ w
+
+    place = project.stages.program.task("gathered").place
+    assert [frame.function for frame in place.frames] == ["project", "gathered"]
+
+
+def test_what_nobody_reads_is_left_out():
+    @program(mesh="tp", x=X, w=W)
+    def project(x, w):
+        everything = all_gather(x)
+        silu(everything)
+        return everything, everything @ w
+
+    names = [task.name for task in project.stages.program.tasks]
+    assert names == ["x", "w", "gathered", "product"]
+    assert project.stages.program.results == ("gathered", "product")
+
+
+def test_placement_defaults_to_replicate():
+    @program(mesh="tp", x=X, w=Tensor("float32", (8, 12)))
+    def project(x, w):
+        return x @ w
+
+    assert project.stages.program.task("product").type.placement == Shard(0)
+
+
+# (operations, kind of error, part of its text, part of the user's line)
+REFUSED = [
+    (lambda x, w: x @ w, PlacementError,
+     "matmul cannot take x @ Shard(0) and w @ Shard(1); w must be Replicate(): "
+     "all_gather(w, dim=1) or declare it so;  or x must be Replicate(): all_gather(x, dim=0)"),
+    (lambda x, w: reduce_scatter(all_gather(x) @ w), PlacementError,
+     "reduce_scatter cannot take product @ Shard(1); it takes Partial()"),
+    (lambda x, w: silu(x @ (all_gather(x) @ w)), ShapeError, "matmul: x has 8 columns but product"),
+    (lambda x, w: all_gather(x) + w, ShapeError, "add: gathered is (m, 8), w is (8, 12)"),
+    (lambda x, w: silu_mul(w @ w), ShapeError, "w has 12 columns but w has 8 rows"),
+    (lambda x, w: x * 2, UsageError, "mul is given 2; it takes values of the program"),
+    (lambda x, w: 2 @ x, UsageError, "matmul is given 2"),
+    (lambda x, w: x if x else w, UsageError, "x is asked whether it is true"),
+    (lambda x, w: list(x), UsageError, "x has no parts"),
+    (lambda x, w: x.t() @ w, UsageError, "x.t: a value of a program has @, *, +"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "error", "told"), REFUSED, ids=range(len(REFUSED)))
+def test_refusals_name_the_line(function, error: type, told: str):
+    with pytest.raises(error) as caught:
+        program(mesh="tp", x=X, w=W)(function)
+    assert told in str(caught.value)
+    assert "lambda x, w" in line_of(caught)
+
+
+def test_summands_are_not_for_silu():
+    h = Tensor("float32", ("m", 8), Shard(1))
+    w = Tensor("float32", (8, 6), Shard(0))
+    with pytest.raises(PlacementError) as caught:
+
+        @program(mesh="tp", h=h, w=w)
+        def wrong(h, w):
+            return silu(h @ w)
+
+    told = str(caught.value)
+    assert "product @ Partial()" in told and "all_reduce(product)" in told
+    assert "reduce_scatter(product, dim=0)" in told and "reduce_scatter(product, dim=1)" in told
+    assert line_of(caught) == "return silu(h @ w)"
+
+
+def test_each_remedy_is_one():
+    """What the error above proposes compiles."""
+    h, w = Tensor("float32", ("m", 8), Shard(1)), Tensor("float32", (8, 6), Shard(0))
+    for remedy in (all_reduce, reduce_scatter, lambda x: reduce_scatter(x, dim=1)):
+        program(mesh="tp", h=h, w=w)(_with(remedy))
+    program(mesh="tp", x=X, w=W)(lambda x, w: x @ all_gather(w, dim=1))
+    program(mesh="tp", x=X, w=W)(lambda x, w: all_gather(x) @ w)
+
+
+def test_pairs_need_a_width_that_is_known():
+    for columns in (7, "n"):
+        with pytest.raises(ShapeError, match="takes pairs of gate and value"):
+            program(mesh="tp", h=Tensor("float32", ("m", columns), Partial()))(
+                lambda h: silu_mul(all_reduce(h))
+            )
+
+
+def test_parameters_and_declarations_agree():
+    with pytest.raises(UsageError, match="has the parameters x, but declared are x, w"):
+        program(mesh="tp", x=X, w=W)(lambda x: all_gather(x))
+    with pytest.raises(UsageError, match="x is declared as 3, not a Tensor"):
+        program(mesh="tp", x=3)(lambda x: x)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="it returns values of itself"):
+        program(mesh="tp", x=X)(lambda x: None)
+
+
+def test_a_value_of_another_program_is_refused():
+    kept = []
+    program(mesh="tp", x=X)(lambda x: kept.append(x) or x)
+    with pytest.raises(UsageError, match="x is of another program"):
+        program(mesh="tp", y=Tensor("float32", ("m", 8), Replicate()))(lambda y: y + kept[0])
+
+
+def _with(remedy):
+    return lambda h, w: silu(remedy(h @ w))
