@@ -26,7 +26,6 @@ from weft.base.place import Frame, Place
 from weft.compiler.compiled import Compiled
 from weft.ir.task import Program, Replicate, Task, Type
 
-
 # What the result of an operation is called; a second one gets a number.
 RESULTS = {
     "matmul": "product", "silu": "activated", "silu_mul": "gated", "mul": "scaled", "add": "total",

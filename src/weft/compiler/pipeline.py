@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from weft.compiler.lower import unfused
 from weft.compiler.passes.map import map_rows
@@ -13,23 +15,29 @@ from weft.ir import device, task
 from weft.ir.device import Channel, Plan
 from weft.ir.task import Program
 
+Extents = Mapping[str, tuple[int, int]]
+
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass over Task IR, and why it stands where it stands."""
+    """A pass over Task IR, and why it stands where it stands.
+
+    What it gives is Task IR for the next pass, or records of the Device level, which are kept.
+    """
 
     name: str
-    run: Callable[..., Program]
+    run: Callable[[Program], Any]
     why: str
 
 
-PASSES = (
-    Pass("place", place, "first: what a tensor's rank has decides everything that follows"),
-    Pass("tile", tile, "then tiles, which are cut within what a rank has"),
-)
-# After these: `map`, which needs both sides' tiles to join them by signal words, and gives records
-# of the Device level; `unfused`, the lowering, which needs types alone and is last because it
-# leaves the level.
+def passes(extents: Extents | None = None) -> tuple[Pass, ...]:
+    """All of them; `extents` are tiles of tasks by name."""
+    return (
+        Pass("place", place, "first: what a rank has of a tensor decides all that follows"),
+        Pass("tile", partial(tile, extents=extents), "tiles are cut within what a rank has"),
+        Pass("map", map_rows, "a mapping joins the tiles of two tasks: both must be cut"),
+        Pass("unfused", unfused.lower, "last, since it leaves the level; it needs types alone"),
+    )
 
 
 @dataclass(frozen=True)
@@ -42,20 +50,21 @@ class Stages:
 
     @property
     def program(self) -> Program:
-        """After the last pass."""
+        """After the last pass over Task IR."""
         return list(self.tasks.values())[-1]
 
 
-def compile_program(
-    program: Program, extents: Mapping[str, tuple[int, int]] | None = None
-) -> Stages:
+def compile_program(program: Program, extents: Extents | None = None) -> Stages:
     """Check, run each pass, check again. `extents` are tiles of tasks by name.
 
     Raises  what a pass raises, at the user's line; IllegalError: a pass broke a rule of the level
     """
     tasks = {"trace": task.require(program)}
-    for step in PASSES:
-        program = step.run(program, extents) if step.run is tile else step.run(program)
-        tasks[step.name] = task.require(program)
-    channels = map_rows(program)
-    return Stages(tasks, channels, device.require(unfused.lower(program)))
+    given: dict[str, Any] = {}
+    for step in passes(extents):
+        result = step.run(program)
+        if isinstance(result, Program):
+            program = tasks[step.name] = task.require(result)
+        else:
+            given[step.name] = result
+    return Stages(tasks, given["map"], device.require(given["unfused"]))
