@@ -85,7 +85,8 @@ def test_placement_defaults_to_replicate():
 REFUSED = [
     (lambda x, w: x @ w, PlacementError,
      "matmul cannot take x @ Shard(0) and w @ Shard(1); w must be Replicate(): "
-     "all_gather(w, dim=1) or declare it so;  or x must be Replicate(): all_gather(x, dim=0)"),
+     "all_gather(w, dim=1) or declare it so;  or x must be Replicate(): all_gather(x, dim=0) or "
+     "declare it so\n"),
     (lambda x, w: reduce_scatter(all_gather(x) @ w), PlacementError,
      "reduce_scatter cannot take product @ Shard(1); it takes Partial()"),
     (lambda x, w: silu(x @ (all_gather(x) @ w)), ShapeError, "matmul: x has 8 columns but product"),

@@ -31,6 +31,10 @@ def test_the_mlp_has_two_channels():
 def test_static_mappings_fit(m, num_ranks, chunks, push_rows, tile_rows, cuts):
     channel = Channel("ready", "x", "m", chunks, push_rows, tile_rows, cuts)
     mapping.check(channel, {"m": m}, num_ranks)
+    produced, consumed = mapping.views(channel, {"m": m}, num_ranks)
+    own = produced + (consumed if cuts == "part" else [])
+    each = max(1, -(-m // num_ranks))
+    assert all(one.first // each == (one.end - 1) // each for one in own)
 
 
 # Two ranks of 4 rows, a word each; the producer has tiles of 2 rows, the consumer one of 8.

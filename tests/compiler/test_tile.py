@@ -14,6 +14,7 @@ from weft.compiler.frontend import trace
 from weft.compiler.passes.place import place
 from weft.compiler.passes.tile import (
     Region,
+    Tile,
     dependencies,
     held_by,
     needed_of,
@@ -93,6 +94,19 @@ def test_the_ir_says_what_a_tile_needs():
     gated = program.task("gated")
     assert gated.tile == (4, 2) and gated.needs == (Need("product", (Along(0), Along(1, 2))),)
     assert ir.check(program) == [] and ir.parse(ir.show(program)) == program
+
+
+def test_dependencies_by_hand():
+    """Two ranks with 8 of 16 columns of the product: a gated column needs two of them."""
+    program = tile(placed(), {"product": (2, 3), "gated": (4, 2), "scattered": (9, 9)})
+    needs = dependencies(program, {"m": 5}, 2)
+    # Rows 4 and columns 4 + 2 and 4 + 3 of rank 1: columns 12 to 15, the tiles from 11 and 14 on.
+    found = needs[Tile("gated", 1, 1, 1)]
+    assert found == (Tile("product", 1, 2, 1), Tile("product", 1, 2, 2))
+    # Rank 1's part of the sum, rows 3 and 4, needs every rank's summand.
+    assert needs[Tile("scattered", 1, 0, 0)] == tuple(
+        Tile("product_2", rank, 0, 0) for rank in range(2)
+    )
 
 
 def test_extents_that_are_none():

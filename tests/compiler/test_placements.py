@@ -1,0 +1,66 @@
+"""The table of placements is the truth: ranks that do each for itself have, together, the whole."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from random_programs import PLACEMENTS, of_rank
+
+from weft.compiler import libraries
+from weft.ir.task import KINDS, Partial, Replicate, Task, Type, placements_of
+
+RANKS, SIZES = 2, {"m": 4}
+LOCAL = [kind for kind, row in KINDS.items() if row.num_operands and not row.is_collective]
+
+
+def shapes_of(kind: str) -> list[tuple[int, int]]:
+    """Sizes that differ, so that what is split wrongly seldom fits."""
+    return [(4, 8), (8, 12)] if kind == "matmul" else [(4, 8)] * KINDS[kind].num_operands
+
+
+def parts_of(placement, tensor: torch.Tensor) -> list[torch.Tensor]:
+    """What each rank has; summands are no part of it, but anything that sums up to it."""
+    if placement == Partial():
+        summand = torch.randn_like(tensor)
+        return [summand, tensor - summand]
+    kind = Type("float32", tuple(tensor.shape), placement)
+    return [of_rank(kind, tensor, {}, rank, RANKS) for rank in range(RANKS)]
+
+
+def together(placement, parts: list[torch.Tensor]) -> torch.Tensor | None:
+    """The whole, of which ranks have these parts; None where they contradict each other."""
+    if placement == Replicate():
+        return parts[0] if torch.equal(*parts) else None
+    return sum(parts) if placement == Partial() else torch.cat(parts, placement.dim)
+
+
+def is_right(kind: str, given: tuple, result) -> bool:
+    whole = [torch.randn(shape) for shape in shapes_of(kind)]
+    operands = [parts_of(*one) for one in zip(given, whole)]
+    try:
+        parts = [libraries.LOCAL[kind](*mine) for mine in zip(*operands)]
+    except RuntimeError:  # what the ranks have does not fit together
+        return False
+    wanted, found = libraries.LOCAL[kind](*whole), together(result, parts)
+    return (
+        found is not None
+        and found.shape == wanted.shape
+        and torch.allclose(found, wanted, atol=1e-4)
+    )
+
+
+@pytest.mark.parametrize("kind", LOCAL)
+def test_every_row_is_right_and_no_row_is_missing(kind: str):
+    """All placements of operands and result, tried with numbers."""
+    rows = placements_of(Task("y", kind))
+    for given in product(PLACEMENTS, repeat=KINDS[kind].num_operands):
+        for result in PLACEMENTS:
+            assert is_right(kind, given, result) == ((given, result) in rows), (given, result)
+
+
+def test_gate_and_value_are_neighbours():
+    h = torch.tensor([[1.0, 10.0, -2.0, 3.0]])
+    gates = torch.tensor([1 / (1 + torch.exp(torch.tensor(-1.0))), -2 / (1 + torch.e**2.0)])
+    assert torch.allclose(libraries.silu_mul(h), torch.stack([10 * gates[0], 3 * gates[1]]))
