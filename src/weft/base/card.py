@@ -8,6 +8,31 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class Trial:
+    """A world and calls in which a signal that is missing or too weak shows.
+
+    `nodes` are the sizes of scale-up domains. `calls` are of these sizes (0), of about half of them
+    (1), of one row (2); () is the usual turns. With `transport` it is for that one alone; with
+    `on_heap` inputs lie where peers may read them in place.
+    """
+
+    nodes: tuple[int, ...]
+    shape: Mapping[str, int]
+    transport: str = ""
+    on_heap: bool = False
+    calls: tuple[int, ...] = ()
+
+
+# Three ranks: one more than the two that a signal has. Two nodes, two ranks, one.
+TRIAL_NODES = ((3,), (2, 1), (2,), (1,))
+
+
+def trials(*shapes: Mapping[str, int]) -> tuple[Trial, ...]:
+    """Every shape in every world."""
+    return tuple(Trial(nodes, shape) for nodes in TRIAL_NODES for shape in shapes)
+
+
+@dataclass(frozen=True)
 class Op:
     """An operator, with everything that tools need to know about it.
 
@@ -18,7 +43,8 @@ class Op:
     `kernels(problem, config, target)` yields what `compile` builds and the post-compile check
     reads, as (jit function, KernelRecord).
     `smallest` are the sizes that give a rank two tiles, `m` counted for one rank, and
-    `smallest_config` what of a configuration to change for as few programs as may be.
+    `smallest_config` what of a configuration to change for as few programs as may be; `trials` are
+    where `weft verify --mutants` looks.
     `backward` names the operator that carries gradients back; with `takes_nodes`, make_problem also
     takes the nodes' sizes, and calls reach ranks of all of them.
     """
@@ -42,3 +68,5 @@ class Op:
     takes_nodes: bool = False
     smallest: Mapping[str, int] = field(default_factory=lambda: {"m": 2, "n": 16})
     smallest_config: Mapping[str, Any] = field(default_factory=dict)
+    # The last rank's rows fill two lanes.
+    trials: tuple[Trial, ...] = field(default_factory=lambda: trials({"m": 8, "n": 40}))

@@ -50,7 +50,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 import weft.language as wl
-from weft.base.card import Op
+from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES, parse_dtype
 from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
@@ -653,6 +653,16 @@ def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:
     )
 
 
+TRIALS = (
+    # Tiles lie within a rank and across two.
+    *trials({"m": 56, "n": 24, "k": 16}),
+    # Words of chunks without rows are the last ones that engines copy: they may come late.
+    Trial((3,), {"m": 56, "n": 24, "k": 16}, "pull", calls=(2, 0, 2, 0, 2, 0)),
+    # Rows that divide by ranks and tiles: in place again and again, where inputs change, and
+    # staged in turns; each must leave the slot as the other needs it.
+    Trial((2,), {"m": 64, "n": 24, "k": 16}, "pull", on_heap=True, calls=(0, 0, 0, 1, 0, 1, 0)),
+)
+
 op = Op(
     name="ag_gemm",
     summary="C[m, n] = all_gather(A over rows)[m, k] @ B[k, n]",
@@ -667,6 +677,7 @@ op = Op(
     default_shape={"m": 256, "n": 256, "k": 256},
     smallest={"m": 32, "n": 16, "k": 16},
     smallest_config={"feeders": 1, "pieces": 2},
+    trials=TRIALS,
     awkward_shapes=(
         (4, {"m": 388, "n": 96, "k": 64}),
         (3, {"m": 291, "n": 70, "k": 50}),

@@ -41,7 +41,7 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.base.card import Op
+from weft.base.card import Op, trials
 from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
@@ -498,6 +498,7 @@ op = Op(
     kernels=kernels,
     default_shape={"m": 256, "n": 256, "variable": 0},
     smallest={"m": 4, "n": 64},
+    trials=trials({"m": 8, "n": 40, "variable": 0}, {"m": 8, "n": 40, "variable": 1}),
     smallest_config={"block": 16},
     awkward_shapes=(
         (4, {"m": 388, "n": 96, "variable": 0}),

@@ -6,9 +6,10 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
+from weft.base.card import Op
 from weft.base.report import Report
 from weft.base.target import TARGETS
 from weft.base.topology import Topology
@@ -20,6 +21,7 @@ Progress = Callable[[int, int], None]
 
 # Calls of three sizes: what one leaves behind must not pass for the next one's.
 CALLS = (0, 0, 1, 2, 0)
+SMALL = {"block": 32, "tile_m": 16, "tile_n": 16, "tile_k": 16}
 
 
 def mutants_of_op(
@@ -34,6 +36,35 @@ def mutants_of_op(
         configs = work.op.candidates(work.problem(), TARGETS["emu"])
     runs = [op_run(work, config) for config in configs]
     return search(runs, bounds, subject=work.op.name, ranks=work.num_ranks, on_mutant=on_mutant)
+
+
+def mutants_in_trials(
+    op: Op, bounds: Bounds, *, transport: str = "", on_mutant: Progress | None = None
+) -> MutantReport:
+    """Every mutant of an operator in its card's trials; of one transport, or of all.
+
+    Raises  UsageError: the operator itself shows something
+    """
+    subject = f"{op.name} {transport}".strip()
+    runs = list(trial_runs(op, transport))
+    ranks = max(sum(trial.nodes) for trial in op.trials)
+    return search(runs, bounds, subject=subject, ranks=ranks, on_mutant=on_mutant)
+
+
+def trial_runs(op: Op, transport: str = "") -> Iterator[Run]:
+    """What `op.trials` ask for, with blocks and tiles so small that there are several."""
+    for trial in op.trials:
+        work = Work(op, sum(trial.nodes), trial.shape, "float32", trial.nodes)
+        for config in op.candidates(work.problem(), TARGETS["emu"]):
+            wanted = {trial.transport or config.transport, transport or config.transport}
+            if wanted == {config.transport}:
+                calls = trial.calls or CALLS
+                yield op_run(work, in_small_tiles(config), on_heap=trial.on_heap, calls=calls)
+
+
+def in_small_tiles(config: Any) -> Any:
+    known = {field.name for field in fields(config)}
+    return replace(config, **{name: size for name, size in SMALL.items() if name in known})
 
 
 def mutants_of_script(

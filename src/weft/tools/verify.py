@@ -16,6 +16,7 @@ from weft.tools.check import CALLS, Work
 from weft.tools.subjects import (
     NUM_SMS,
     AnySubject,
+    OpSubject,
     ScriptSubject,
     smallest,
     subject_of,
@@ -112,7 +113,8 @@ def verify(
         if small and not shape:
             subjects = [replace(s, config=_smaller(s)) for s in subjects]
     if mutants:
-        return run_mutants(subjects[0], work, max_seconds, json)
+        chosen = ranks is not None or nodes != "1" or bool(shape)
+        return run_mutants(subjects[0], work if chosen else None, max_seconds, json)
     if exhaustive:
         from weft.verify.exploration.search import Bounds
 
@@ -275,7 +277,7 @@ def draw(
 
 
 def run_mutants(subject: AnySubject, work: Work | None, max_seconds: float, json: bool) -> int:
-    """Every mutant of the subject, as tools/mutants.py has them."""
+    """Every mutant of the subject; of an operator for which no `work` is chosen, in its trials."""
     from weft.tools import mutants
     from weft.verify.mutants import Bounds
 
@@ -291,8 +293,9 @@ def run_mutants(subject: AnySubject, work: Work | None, max_seconds: float, json
     try:
         if work is not None:
             found = mutants.mutants_of_op(work, bounds, on_mutant=advance)
+        elif isinstance(subject, OpSubject):
+            found = mutants.mutants_in_trials(subject.work.op, bounds, on_mutant=advance)
         else:
-            assert isinstance(subject, ScriptSubject), "a subject is an operator or a script"
             found = mutants.mutants_of_script(
                 subject.path, subject.args, subject.topology, bounds, on_mutant=advance
             )
