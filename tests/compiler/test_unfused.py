@@ -8,7 +8,14 @@ from random_programs import global_inputs, of_rank, random_program
 
 import weft
 from weft.base.dtypes import tolerance
-from weft.base.errors import DtypeError, ShapeError, UnsupportedError, UsageError
+from weft.base.errors import (
+    AllocationOrderError,
+    CallOrderError,
+    DtypeError,
+    ShapeError,
+    UnsupportedError,
+    UsageError,
+)
 from weft.compiler import Compiled, Shard, Tensor, all_gather, libraries, reduce_scatter, silu_mul
 from weft.compiler import program as compiled_for
 from weft.ir import device, task
@@ -153,6 +160,19 @@ def test_tensors_that_do_not_fit(shapes, sizes, error: type, told: str):
         compiled(*map(torch.zeros, shapes), world=World(), collectives=weft.ops, **sizes)
     frame = caught.value.place.outermost
     assert frame is not None and frame.file == __file__
+
+
+def test_ranks_that_disagree_on_a_size(ranks):
+    compiled = mlp_of(12, 24, 10)
+
+    def main():
+        world = weft.init()
+        m = 6 + 2 * world.rank  # 3 rows of 6, 4 of 8
+        shapes = [(m // 2, 12), (12, 24), (12, 10)]
+        compiled(*map(torch.zeros, shapes), world=world, collectives=weft.ops)
+
+    with pytest.raises((CallOrderError, AllocationOrderError), match="m=6.*m=8|rank 0.*rank 1"):
+        ranks(main, 2)
 
 
 def test_a_dtype_that_differs():

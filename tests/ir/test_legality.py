@@ -5,8 +5,8 @@ from __future__ import annotations
 import ir_programs as programs
 import pytest
 
+from weft.base.errors import IllegalError
 from weft.ir import core, device, task
-from weft.ir.legality import IllegalError
 
 # (level, what is replaced in its text, by what, the rule that finds it, part of what it says)
 BREACHES = [

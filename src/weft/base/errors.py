@@ -34,6 +34,14 @@ class PlacementError(WeftError, ValueError):
     """Tensors of a program that do not lie where an operation needs them."""
 
 
+class IllegalError(WeftError, ValueError):
+    """A program in the IR that breaks rules of its level; `violations` are all of them."""
+
+    def __init__(self, message: str, *, place: Place = UNKNOWN, violations: tuple = ()):
+        super().__init__(message, place=place)
+        self.violations = violations
+
+
 class NotSymmetricError(WeftError, ValueError):
     """A pointer or tensor that is not on the symmetric heap, where one is needed."""
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from weft.base.place import UNKNOWN, Place
 from weft.ir import text
-from weft.ir.legality import IllegalError, Rule, Violation, run
+from weft.ir.legality import Rule, Violation, illegal, run
 
 SORTS = ("pointer", "descriptor", "size", "signals", "world")
 # Static: affine, of sizes. Tables: of pointers, filled on the device.
@@ -196,5 +196,5 @@ def check(kernel: Kernel) -> list[Violation]:
 def require(kernel: Kernel) -> Kernel:
     """The kernel itself. Raises  IllegalError: with all breaches, and the user's lines"""
     if violations := check(kernel):
-        raise IllegalError(f"Core IR of {kernel.name}", violations)
+        raise illegal(f"Core IR of {kernel.name}", violations)
     return kernel

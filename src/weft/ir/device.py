@@ -21,7 +21,7 @@ from typing import NamedTuple
 from weft.base.dtypes import DTYPES
 from weft.base.place import UNKNOWN, Place
 from weft.ir import text
-from weft.ir.legality import IllegalError, Rule, Violation, run
+from weft.ir.legality import Rule, Violation, illegal, run
 
 # The caller's, on this rank alone; the caller's, on the heap; fresh; fresh, on the heap.
 ROLES = ("input", "shared", "local", "symmetric")
@@ -377,5 +377,5 @@ def check(plan: Plan) -> list[Violation]:
 def require(plan: Plan) -> Plan:
     """The plan itself. Raises  IllegalError: with all breaches, and the user's lines"""
     if violations := check(plan):
-        raise IllegalError(f"Device IR of {plan.name}", violations)
+        raise illegal(f"Device IR of {plan.name}", violations)
     return plan

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.base.errors import WeftError
+from weft.base.errors import IllegalError
 from weft.base.place import UNKNOWN, Place
 
 
@@ -36,13 +36,11 @@ class Rule:
     since: str = ""
 
 
-class IllegalError(WeftError, ValueError):
-    """A program that breaks rules of its level; `violations` are all of them."""
-
-    def __init__(self, title: str, violations: Sequence[Violation]):
-        self.violations = tuple(violations)
-        told = "\n".join(str(one) for one in violations)
-        super().__init__(f"{title}: breaches of the rules: {len(self.violations)}\n{told}")
+def illegal(title: str, violations: Sequence[Violation]) -> IllegalError:
+    """The error that tells all of them."""
+    told = "\n".join(map(str, violations))
+    message = f"{title}: breaches of the rules: {len(violations)}\n{told}"
+    return IllegalError(message, violations=tuple(violations))
 
 
 def run(rules: Sequence[Rule], program: Any, stages: Sequence[str]) -> list[Violation]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from weft.base.dtypes import DTYPES
 from weft.base.place import UNKNOWN, Place
 from weft.ir import text
-from weft.ir.legality import IllegalError, Rule, Violation, run
+from weft.ir.legality import Rule, Violation, illegal, run
 
 STAGES = ("traced", "placed", "tiled")
 Size = int | str
@@ -306,5 +306,5 @@ def check(program: Program) -> list[Violation]:
 def require(program: Program) -> Program:
     """The program itself. Raises  IllegalError: with all breaches, and the user's lines"""
     if violations := check(program):
-        raise IllegalError(f"Task IR of {program.name}, {program.stage}", violations)
+        raise illegal(f"Task IR of {program.name}, {program.stage}", violations)
     return program
