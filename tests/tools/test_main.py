@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +70,9 @@ def racy(tmp_path: Path) -> str:
         ["verify", "ag_gemm", "--schedules", "0"],
         ["compile", "ag_gemm", "--target", "cuda:7"],
         ["compile", "ag_gemm"],
+        ["compile", "ag_gemm", "--target", "cuda:90", "-o", __file__],
+        ["run", "ag_gemm", "--seed", "-1"],
+        ["emulate", __file__, "--seed", "-1"],
     ],
     ids=" ".join,
 )
@@ -74,6 +80,20 @@ def test_misuse_gives_2_and_says_so_on_stderr(words: list[str], capsys):
     assert main(words) == 2
     told = capsys.readouterr()
     assert told.out == "" and told.err.strip()
+
+
+def test_ctrl_c_says_where_a_rank_was(tmp_path: Path):
+    script = tmp_path / "endless.py"
+    script.write_text(
+        "import weft\nworld = weft.init()\nprint('on', flush=True)\nwhile 1:\n    pass\n"
+    )
+    words = [sys.executable, "-m", "weft", "emulate", str(script), "--ranks", "2"]
+    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stdout is not None and run.stdout.readline() == "on\n"
+    run.send_signal(signal.SIGINT)
+    _, told = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "interrupted: rank" in told and "endless.py:" in told
 
 
 def test_help_is_no_misuse(capsys):

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft.base.place import UNKNOWN, Place
 from weft.emulator.clocks import Clock, Identity
+from weft.emulator.user_place import place_of
 
 if TYPE_CHECKING:
     from weft.emulator.machine import Machine
 
 # Which host's thread is running, for code that is called from it.
 THREAD = threading.local()
+
+# After Ctrl-C a rank's own code may take so long to unwind.
+UNWIND_S = 2.0
 
 
 def closed() -> threading.Lock:
@@ -71,11 +77,24 @@ class HostTask:
                 watch.began(self)
             self._thread.start()
         self._go.release()
-        self.machine.baton.acquire()
+        try:
+            self.machine.baton.acquire()
+        except KeyboardInterrupt:
+            where = place_of(sys._current_frames().get(self._thread.ident or 0))
+            self._unwind()
+            raise KeyboardInterrupt(f"rank {self.rank} was at {where}") from None
         if self.ended:
             for watch in self.machine.watches:
                 watch.ended(self)
         self.machine.hosts_may_go = True
+
+    def _unwind(self) -> None:
+        """End a thread that has the baton: it may loop for ever and never give it back."""
+        self.aborted = True
+        thread = ctypes.c_ulong(self._thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Aborted))
+        if not self.machine.baton.acquire(timeout=UNWIND_S):
+            self.ended = True  # within a call that does not return: the process's end ends it
 
     def wait(
         self, condition: Callable[[], bool], why: object, place: Place, may_go_on: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from types import FrameType
 
 import torch
 import triton
@@ -39,7 +40,11 @@ def user_place(depth: int = 1) -> Place:
     Frames of Python's and installed packages are left out. Where everything is weft's own code
     (an operator that is run by weft's tools), the chain begins at its outermost frame.
     """
-    frame = sys._getframe(depth)
+    return place_of(sys._getframe(depth))
+
+
+def place_of(frame: FrameType | None) -> Place:
+    """The same of any frame, also of another thread's."""
     inner: list[Frame] = []
     while frame is not None:
         code = frame.f_code

@@ -32,6 +32,8 @@ def compile_op(
     problem = card.make_problem(
         ranks, parse_shape(shape, card.default_shape), op_dtype(card, dtype).name
     )
+    if output:
+        make_folder(output)
     binaries, complaints = [], []
     with console.bar("compiling", len(targets)) as bar:
         for one in targets:
@@ -66,10 +68,20 @@ def compile_for(card: Op, problem: object, target: Target) -> tuple[list[Binary]
     return binaries, complaints
 
 
+def make_folder(output: str) -> None:
+    """Before the work and not behind it.
+
+    Raises  UsageError: it cannot be made
+    """
+    try:
+        Path(output).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"-o {output}: no folder can be made there: {error.strerror}") from error
+
+
 def write(binaries: list[Binary], output: str, op: str) -> None:
     """The binaries with a plan beside them that says how each is launched."""
     folder = Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
     plan = {"op": op, "kernels": [binary.write(folder) for binary in binaries]}
     text = json_text.dumps(plan, indent=2, default=str)
     (folder / "plan.json").write_text(text + "\n")

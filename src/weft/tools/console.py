@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-FINE, PROBLEM, MISUSE = 0, 1, 2
+FINE, PROBLEM, MISUSE, INTERRUPTED = 0, 1, 2, 130
 
 # Into a pipe or a file, tables may be as wide as a page is.
 PIPE_WIDTH = 120

@@ -25,7 +25,7 @@ def emulate(
         int | None, typer.Option(help="how many; 4, or what --nodes holds", show_default=False)
     ] = None,
     nodes: Annotated[str, typer.Option(help="scale-up domains: 2, or their sizes, 3+1")] = "1",
-    seed: Annotated[int, typer.Option(help="of the schedule: same seed, same run")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="of the schedule: same seed, same run")] = 0,
     num_sms: Annotated[int, typer.Option(help="programs resident on one rank")] = 132,
     timeline: Annotated[
         str, typer.Option(metavar="FILE.json", help="write a trace of simulated time, for Perfetto")

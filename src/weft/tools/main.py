@@ -1,6 +1,7 @@
 """`weft VERB`: the verbs joined into one program, and errors turned into exit codes.
 
-0 fine, 1 found a problem, 2 misuse. Results go to stdout, everything else to stderr.
+0 fine, 1 found a problem, 2 misuse; 130 after Ctrl-C, as shells have it. Results go to stdout,
+everything else to stderr.
 """
 
 from __future__ import annotations
@@ -40,7 +41,13 @@ def _exiting(verb: Callable[..., int]) -> Callable[..., None]:
 
     @functools.wraps(verb)
     def command(*args, **options):
-        raise typer.Exit(verb(*args, **options))
+        try:
+            code = verb(*args, **options)
+        except KeyboardInterrupt as error:  # Ctrl-C
+            what = f"interrupted: {error}" if error.args else "interrupted"
+            console.notes().print(f"[bold red]weft:[/] {escape(what)}")
+            code = console.INTERRUPTED
+        raise typer.Exit(code)
 
     return command
 

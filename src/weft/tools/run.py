@@ -13,6 +13,7 @@ from weft.tools.check import Step, Work, check_emulated, check_on_gpus
 from weft.tools.words import find_op, op_dtype, parse_shape, parse_topology, shape_text
 
 TARGETS = ("auto", "cuda", "emu")
+PLACES = {"cuda": "GPUs", "emu": "emulator"}
 
 
 def run(
@@ -25,17 +26,19 @@ def run(
     target: Annotated[str, typer.Option(help="auto, cuda or emu")] = "auto",
     shape: Annotated[str, typer.Option(help="m=..,n=..,k=..: m global, n and k per rank")] = "",
     dtype: Annotated[str, typer.Option(help="torch's names, or fp16, bf16, fp32")] = "bf16",
-    seed: Annotated[int, typer.Option(help="of the inputs and, on emu, of the schedule")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="of the inputs and, on emu, of the schedule")
+    ] = 0,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> int:
     """Run an operator against its reference: eager, replayed, another shape, eager again."""
     ranks, where, why = choose_target(target, ranks, nodes)
     topology = parse_topology(ranks, nodes)
     ranks = topology.num_ranks
-    console.notes().print(f"{where}: {why}", markup=False)
     card = find_op(op)
     sizes = parse_shape(shape, card.default_shape)
     work = Work(card, ranks, sizes, op_dtype(card, dtype).name, topology.sizes)
+    console.notes().print(f"on the {PLACES[where]}: {why}", markup=False)
     values = {
         "op": op,
         "target": where,
