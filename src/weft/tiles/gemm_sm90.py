@@ -51,6 +51,10 @@ from weft.base.target import Target
 from weft.tiles.blocking import Blocking
 from weft.tiles.gemm import Shape, Tile
 
+# Triton 3.9 has other names for them than 3.7.
+load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
 # Warps of a launch: the first consumer's. The other consumer and the producer are added to them.
 NUM_WARPS = 4
 # Registers of a thread: what a consumer needs for its sums, what a producer can do with.
@@ -126,7 +130,7 @@ def cut(shape, tile_m, tile_n, tile_k, num_programs):
 @gluon.jit
 def emit_store(row, column, chunk, is_last: gl.constexpr, args):
     """Store the chunk in C. args: Stored"""
-    tma.async_copy_shared_to_global(args.c, [row, column], chunk)
+    store_tile(args.c, [row, column], chunk)
 
 
 @gluon.jit
@@ -242,14 +246,12 @@ def _produce(
             mbarrier.wait(empty.index(stage), (filled // stages & 1) ^ 1)
             arrived = full.index(stage)
             mbarrier.expect(arrived, a_block.block_type.nbytes + b.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                rows.source, [rows.first, at_k], arrived, operands_a.index(stage)
-            )
+            load_tile(rows.source, [rows.first, at_k], arrived, operands_a.index(stage))
             if b_is_nk:
                 place = [column, at_k]
             else:
                 place = [at_k, column]
-            tma.async_copy_global_to_shared(b, place, arrived, operands_b.index(stage))
+            load_tile(b, place, arrived, operands_b.index(stage))
             filled += 1
     # Once every stage is empty again, all that was loaded has been read.
     for _ in range(stages):
