@@ -18,6 +18,7 @@ from weft.compiler import (
     all_reduce,
     program,
     reduce_scatter,
+    rms_norm,
     silu,
     silu_mul,
 )
@@ -30,6 +31,7 @@ STEPS = {
     "matmul": lambda a, b: a @ b,
     "mul": lambda a, b: a * b,
     "add": lambda a, b: a + b,
+    "rms_norm": rms_norm,
     "silu": silu,
     "silu_mul": silu_mul,
     "all_gather": lambda a, dim: all_gather(a, dim=dim),
@@ -51,13 +53,15 @@ def random_program(seed: int, num_ranks: int) -> Compiled:
         )
         for i in range(3)
     }
+    if chooser.random() < 0.5:  # else norms would be rare
+        inputs["x2"] = Tensor("float32", (1, inputs["x0"].sizes[1]), Replicate())
     steps: list[tuple[str, tuple[int, ...], dict[str, int]]] = []
     compiled = _compile(inputs, steps)
     for _ in range(60):
         if len(steps) == 6:
             break
         kind = chooser.choice(list(STEPS))
-        num_operands = 2 if kind in ("matmul", "mul", "add") else 1
+        num_operands = 2 if kind in ("matmul", "mul", "add", "rms_norm") else 1
         operands = tuple(chooser.randrange(3 + len(steps)) for _ in range(num_operands))
         fields = {"dim": chooser.randrange(2)} if kind in ("all_gather", "reduce_scatter") else {}
         try:

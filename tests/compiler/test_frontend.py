@@ -17,6 +17,7 @@ from weft.compiler import (
     all_reduce,
     program,
     reduce_scatter,
+    rms_norm,
     silu,
     silu_mul,
 )
@@ -90,6 +91,7 @@ REFUSED = [
     (lambda x, w: reduce_scatter(all_gather(x) @ w), PlacementError,
      "reduce_scatter cannot take product @ Shard(1); it takes Partial()"),
     (lambda x, w: silu(x @ (all_gather(x) @ w)), ShapeError, "matmul: x has 8 columns but product"),
+    (lambda x, w: rms_norm(x, w), ShapeError, "w must be (1, 8); it is (8, 12)"),
     (lambda x, w: all_gather(x) + w, ShapeError, "add: gathered is (m, 8), w is (8, 12)"),
     (lambda x, w: silu_mul(w @ w), ShapeError, "w has 12 columns but w has 8 rows"),
     (lambda x, w: x * 2, UsageError, "mul is given 2; it takes values of the program"),

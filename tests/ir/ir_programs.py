@@ -71,13 +71,14 @@ _placements = st.sampled_from([task.Shard(0), task.Shard(1), task.Replicate(), t
 _types = st.none() | st.builds(
     task.Type, st.sampled_from(["bfloat16", "float32"]), st.tuples(sizes, sizes), _placements
 )
+_floats = st.none() | st.floats(0, 1)
 _regions = several(
     st.just(task.All()) | st.builds(task.Along, st.integers(0, 1), st.integers(1, 2))
 )
 tasks = st.builds(
     task.Program, names, names, several(st.builds(
         task.Task, names, st.sampled_from(list(task.KINDS)), several(names), _types,
-        st.none() | st.integers(0, 1), several(st.integers(1, 256)),
+        st.none() | st.integers(0, 1), _floats, several(st.integers(1, 256)),
         several(st.builds(task.Need, names, _regions)), places,
     ), 6), several(names), st.sampled_from(task.STAGES), places,
 )  # fmt: skip
@@ -86,7 +87,14 @@ _parts = sizes | st.builds(device.Part, sizes)
 _words = {
     device.Buffer: (names, st.just("float16"), several(_parts), st.sampled_from(device.ROLES)),
     device.Channel: (names, names, sizes, st.integers(1, 4), st.integers(1, 64)),
-    device.Call: (names, several(names), several(names), names, st.none() | st.integers(0, 1)),
+    device.Call: (
+        names,
+        several(names),
+        several(names),
+        names,
+        st.none() | st.integers(0, 1),
+        _floats,
+    ),
     device.Copy: (names, names, st.sampled_from(["pull", "push"]), names),
     device.Launch: (names, *[several(names)] * 5),
     device.Notify: (names, names),

@@ -9,6 +9,7 @@ from weft.compiler.frontend import (
     all_reduce,
     program,
     reduce_scatter,
+    rms_norm,
     silu,
     silu_mul,
 )
@@ -17,5 +18,5 @@ from weft.ir.task import Type as Tensor
 
 __all__ = [
     "Compiled", "Partial", "Replicate", "Shard", "Tensor", "all_gather", "all_reduce", "program",
-    "reduce_scatter", "silu", "silu_mul",
+    "reduce_scatter", "rms_norm", "silu", "silu_mul",
 ]  # fmt: skip

@@ -29,6 +29,7 @@ from weft.ir.task import Program, Replicate, Task, Type
 # What the result of an operation is called; a second one gets a number.
 RESULTS = {
     "matmul": "product", "silu": "activated", "silu_mul": "gated", "mul": "scaled", "add": "total",
+    "rms_norm": "normed",
     "all_gather": "gathered", "reduce_scatter": "scattered", "all_reduce": "reduced",
 }  # fmt: skip
 
@@ -107,6 +108,14 @@ def silu_mul(h: Value) -> Value:
     In pairs, so that both lie in one tile and on one rank however columns are split.
     """
     return _record("silu_mul", h)
+
+
+def rms_norm(x: Value, weight: Value, *, eps: float = 1e-6) -> Value:
+    """Each row by its root mean square, times a weight per column: weight is [1, columns].
+
+    out = x / sqrt(mean(x**2 over columns) + eps) * weight
+    """
+    return _record("rms_norm", x, weight, eps=float(eps))
 
 
 def all_gather(x: Value, *, dim: int = 0) -> Value:

@@ -15,7 +15,7 @@ import torch
 from weft.base.errors import UnsupportedError
 from weft.compiler.passes.tile import number
 from weft.ir.device import Buffer, Call, Plan
-from weft.ir.task import Program
+from weft.ir.task import Program, Task
 
 
 class Collectives(Protocol):
@@ -33,12 +33,18 @@ def silu_mul(h: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(h[:, 0::2]) * h[:, 1::2]
 
 
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Each row by its root mean square, times a weight per column."""
+    return torch.nn.functional.rms_norm(x, x.shape[1:], weight[0], eps)
+
+
 LOCAL = {
     "matmul": torch.matmul,
     "silu": torch.nn.functional.silu,
     "silu_mul": silu_mul,
     "mul": torch.mul,
     "add": torch.add,
+    "rms_norm": rms_norm,
 }
 
 
@@ -61,7 +67,7 @@ def run(
         operands = [values[name] for name in step.reads]
         (result,) = step.writes
         if step.function in LOCAL:
-            values[result] = LOCAL[step.function](*operands)
+            values[result] = LOCAL[step.function](*operands, *_attributes(step))
         else:
             size = _whole(buffers[result], step.dim, sizes)
             values[result] = _collective(step, operands[0], size, world, collectives)
@@ -70,6 +76,11 @@ def run(
             if not left[name] and name in values:
                 del values[name]
     return tuple(values[name] for name in plan.results)
+
+
+def _attributes(step: Call | Task) -> tuple[float, ...]:
+    """What a local function is given behind its operands."""
+    return () if step.eps is None else (step.eps,)
 
 
 def _collective(step: Call, x: Any, size: int, world: Any, collectives: Collectives) -> Any:
@@ -100,5 +111,5 @@ def reference(program: Program, tensors: Mapping[str, torch.Tensor]) -> tuple[to
         if task.kind != "input":
             operands = [values[name] for name in task.operands]
             local = LOCAL.get(task.kind)
-            values[task.name] = local(*operands) if local else operands[0]
+            values[task.name] = local(*operands, *_attributes(task)) if local else operands[0]
     return tuple(values[name] for name in program.results)

@@ -194,7 +194,7 @@ for launches, copies and signals; their rules are tested on plans written by han
 
 No pass chooses engines, orders, chunks or the split of SMs, inserts signals or allocates slots;
 there is no overlapped lowering, so the channels above are checked and not yet used, and nothing
-makes Core IR or Triton source. The mesh has one axis, tensors two dimensions. `all_to_all`, norms
+makes Core IR or Triton source. The mesh has one axis, tensors two dimensions. `all_to_all`
 and run-time mappings are not in the frontend."""
 
 

@@ -76,6 +76,7 @@ class Call:
     writes: tuple[str, ...]
     stream: str = "main"
     dim: int | None = None
+    eps: float | None = None
     place: Place = UNKNOWN
 
 

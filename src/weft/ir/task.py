@@ -81,13 +81,14 @@ class Need:
 
 @dataclass(frozen=True)
 class Task:
-    """One operation. `dim` is a collective's; `tile` and `needs` are there from stage tiled on."""
+    """One operation. `dim` is a collective's, `eps` a norm's; the rest is there from `tiled` on."""
 
     name: str
     kind: str
     operands: tuple[str, ...] = field(default=(), metadata={"spread": True})
     type: Type | None = None
     dim: int | None = None
+    eps: float | None = None
     tile: tuple[int, ...] = ()
     needs: tuple[Need, ...] = ()
     place: Place = UNKNOWN
@@ -142,6 +143,12 @@ KINDS = {
     "silu_mul": Kind(1, ((ROW, Along(1, times=2)),), _ALIKE),
     "mul": Kind(2, (_SAME, _SAME), (*_BOTH, *_LINEAR)),
     "add": Kind(2, (_SAME, _SAME), (*_BOTH, ((Partial(), Partial()), Partial()))),
+    # Over whole rows, times one weight per column, which lies as [1, columns].
+    "rms_norm": Kind(2, ((ROW, All()), (All(), COLUMN)), (
+        ((WHOLE, WHOLE), WHOLE),
+        ((Shard(0), WHOLE), Shard(0)),
+        ((WHOLE, Partial()), Partial()),
+    )),
     # With dim: Shard(dim) -> Replicate, Partial -> Shard(dim).
     "all_gather": Kind(1, (_SAME,), is_collective=True),
     "reduce_scatter": Kind(1, (_SAME,), is_collective=True),
@@ -179,6 +186,13 @@ def sizes_of(task: Task, operands: Sequence[Type]) -> tuple[Size, ...]:
                 "value, so an even number that the declaration says"
             )
         return sizes[0][0], columns // 2
+    if task.kind == "rms_norm":
+        if sizes[1] != (1, sizes[0][1]):
+            raise ValueError(
+                f"rms_norm: {task.operands[0]} has {sizes[0][1]} columns, so {task.operands[1]} "
+                f"must be {text.value((1, sizes[0][1]))}; it is {text.value(sizes[1])}"
+            )
+        return sizes[0]
     if any(one != sizes[0] for one in sizes):
         told = ", ".join(f"{n} is {text.value(one)}" for n, one in zip(task.operands, sizes))
         raise ValueError(f"{task.kind}: {told}; sizes must be equal")
@@ -229,12 +243,15 @@ def _names(program: Program) -> Iterator[tuple[str, Place]]:
         yield f"{program.name} returns {', '.join(missing)}, which no task makes", program.place
 
 
-def _dims(program: Program) -> Iterator[tuple[str, Place]]:
+def _attributes(program: Program) -> Iterator[tuple[str, Place]]:
     for task in program.tasks:
         needs_dim = task.kind in ("all_gather", "reduce_scatter")
         if needs_dim != (task.dim is not None) or task.dim not in (None, 0, 1):
             wanted = "0 or 1" if needs_dim else "none"
             yield f"{task.kind} {task.name} has dim={task.dim}; it takes {wanted}", task.place
+        if (task.kind == "rms_norm") != (task.eps is not None):
+            wanted = "a number" if task.kind == "rms_norm" else "none"
+            yield f"{task.kind} {task.name} has eps={task.eps}; it takes {wanted}", task.place
 
 
 def _typed(program: Program) -> Iterator[tuple[str, Place]]:
@@ -287,7 +304,7 @@ def _tiled(program: Program) -> Iterator[tuple[str, Place]]:
 
 RULES = (
     Rule("names", "a value is made once, before it is used", _names, "traced"),
-    Rule("dims", "a collective along a dimension says which", _dims, "traced"),
+    Rule("attributes", "what a kind is run with is said, and no more", _attributes, "traced"),
     Rule("typed", "later passes read sizes and placements", _typed, "placed"),
     Rule("sizes", "what does not fit is found before anything runs", _sized, "placed"),
     Rule("placements", "each task works on what its rank has", _placed, "placed"),

@@ -27,7 +27,8 @@ def _statements(program: Program) -> Iterator[Statement]:
         role = "input" if task.kind == "input" else "local"
         yield Buffer(task.name, task.type.dtype, local_sizes(task.type), role, task.place)
         if task.kind != "input":
-            yield Call(task.kind, task.operands, (task.name,), dim=task.dim, place=task.place)
+            fields = {"dim": task.dim, "eps": task.eps, "place": task.place}
+            yield Call(task.kind, task.operands, (task.name,), **fields)
 
 
 def local_sizes(kind: Type) -> tuple[int | str | Part, ...]:
