@@ -231,9 +231,9 @@ def _names(plan: Plan) -> Iterator[tuple[str, Place]]:
             if isinstance(one, Channel) and one.buffer not in buffers:
                 yield f"channel {one.name} announces {one.buffer}, which is no buffer", one.place
             continue
-        for name in {access.buffer for access in accesses(one)} - buffers:
+        for name in sorted({access.buffer for access in accesses(one)} - buffers):
             yield f"{text.word(type(one))} uses {name}, which is no buffer", one.place
-        for name in {*announced(one), *awaited(one)} - channels:
+        for name in sorted({*announced(one), *awaited(one)} - channels):
             yield f"{text.word(type(one))} names {name}, which is no channel", one.place
     if missing := [name for name in plan.results if name not in buffers]:
         yield f"{plan.name} returns {', '.join(missing)}, which are no buffers", plan.place
