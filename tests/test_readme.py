@@ -41,6 +41,7 @@ def test_without_the_barrier_the_race_is_found_with_both_lines(script: Path):
     found = {lines[side.line - 1].split("#")[0].strip() for side in (race.first, race.second)}
     assert any("tl.load(wl.at(" in line for line in found), str(race)
     assert any("row.fill_" in line for line in found), str(race)
+    assert "world.barrier()" in race.remedy
 
 
 def test_the_example_is_short():

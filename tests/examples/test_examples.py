@@ -51,6 +51,12 @@ def test_the_bug_is_found_with_both_lines():
     assert race["first"]["tensor"] == race["second"]["tensor"]
 
 
+def test_the_bug_has_a_remedy(capsys):
+    assert main(["emulate", str(ROOT / "examples" / BUG), "--ranks", "4"]) == 1
+    remedy = capsys.readouterr().out.partition("remedy: ")[2].splitlines()[0]
+    assert "wait for it (acquire) before the read" in remedy and "credit of the reader" in remedy
+
+
 def swap(lines: list[str], first: str, second: str) -> None:
     i, j = (next(n for n, line in enumerate(lines) if word in line) for word in (first, second))
     lines[i], lines[j] = lines[j], lines[i]

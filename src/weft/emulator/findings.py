@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 MAX_FINDINGS = 64
 
 
+# What to do about a signal that does not order what it seems to.
+STRENGTHEN_IT = (
+    'there, order RELEASE for a signal, ACQUIRE for a wait, and scope SYSTEM ("sys" in'
+    " tl.atomic_*): the defaults of wl.notify and wl.wait"
+)
+COMPLETE_IT = (
+    "complete it before that signal: a transfer by wl.fence or wl.quiet, a store through a"
+    " descriptor by wl.complete_stores() or wl.notify"
+)
+
+
 class Findings:
     """The report of one machine; `error` is what its first finding raises.
 
@@ -82,10 +93,7 @@ class Findings:
             message = (
                 f"nothing orders this {what} of {tensor}[{index_text(index)}] after the {kind}"
             )
-            remedy = (
-                "signal (release) after the first access and wait for it (acquire) before the"
-                " second, both with a scope that covers the two"
-            )
+            remedy = _order_them(what, kind, agents.identity[by.agent], identity)
             first_note = {"read": "reads", "write": "writes"}.get(what, "accesses atomically")
             second_note = {"read": "read", "write": "wrote"}.get(kind, "accessed atomically")
             late = self._overrun(by, what, kind, identity)
@@ -94,6 +102,7 @@ class Findings:
                 remedy = "before a buffer is used again, wait for a credit of each of its readers"
             elif weak := self.weak_link(by, agents.segment_agent[earlier], kind):
                 message = f"{message}: {weak}"
+                remedy = COMPLETE_IT if "asynchronous" in weak else STRENGTHEN_IT
         finding = Finding(
             "race", message,
             self.side(by, place, tensor=tensor, index=index, note=first_note),
@@ -261,3 +270,16 @@ def index_of(allocation: Allocation, cell: int) -> int | tuple[int, ...]:
 
 def index_text(index: Any) -> str:
     return ", ".join(map(str, index)) if isinstance(index, tuple) else str(index)
+
+
+def _order_them(what: str, kind: str, now: Identity, then: Identity) -> str:
+    """The remedy for an access, `what`, that nothing orders after an earlier one, `kind`."""
+    first, second = (f"the {kind}", f"the {what}") if what != kind else (f"one {kind}", "the other")
+    remedy = f"signal (release) after {first} and wait for it (acquire) before {second}"
+    if any(one.kernel.startswith("torch (") for one in (now, then)):
+        if now.rank == then.rank:
+            return f"{remedy}, or let one stream wait for the other"
+        return f"{remedy}, or put world.barrier() between the two"
+    if (what, kind) == ("read", "write") and now.rank != then.rank:
+        remedy += "; if the write came too early, the other way round: a credit of the reader"
+    return remedy
