@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 import weft
+import weft.language as wl
 from weft.base.errors import UnsupportedError
 from weft.language.triton_api import TRITON_VERSION
 
@@ -215,3 +216,23 @@ if hasattr(tl, "atomic_poll"):
 
 def test_versions_are_known():
     assert TRITON_VERSION >= (3, 6)
+
+
+@triton.jit
+def raise_signal(world, told, SCOPE: tl.constexpr):
+    wl.notify(world, told, to=0, scope=SCOPE)
+    if wl.rank(world) == 0:
+        wl.wait(told, at_least=wl.num_ranks(world))
+
+
+def test_a_member_of_an_enum_by_keyword():
+    """Triton writes down what a launch was given by keyword, as JSON."""
+
+    def main():
+        world = weft.init()
+        told = world.signals(1)
+        raise_signal[(1,)](world.arg, told, SCOPE=wl.Scope.SYSTEM)
+        world.close()
+
+    with weft.emulated(ranks=2) as ranks:
+        ranks.run(main)

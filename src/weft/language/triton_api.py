@@ -429,8 +429,11 @@ class EmulatorBackend(BaseBackend):
         taken["backend_name"], taken["debug"] = "emu", True
         options = EmulatorOptions(**taken)
         for name in opts.keys() - known:
-            # Triton refuses launch options that the record lacks; each version adds some.
-            object.__setattr__(options, name, opts[name])
+            # Triton refuses launch options that the record lacks; each version adds some. Arguments
+            # by keyword are among them, an enum's member too, and all is written down as JSON.
+            value = opts[name]
+            is_plain = isinstance(value, str | int | float | tuple | None)
+            object.__setattr__(options, name, value if is_plain else repr(value))
         return options
 
     def pack_metadata(self, metadata: Any) -> tuple:
