@@ -196,7 +196,7 @@ class Report:
         if self.complete:
             covered += ", complete: no other could show more"
         else:
-            covered += ", a bound that was reached" + (f": {self.bound}" if self.bound else "")
+            covered += ", not all" + (f": {self.bound}" if self.bound else "")
         head = f"{self.op} on {self.ranks} ranks ({covered}): "
         if self.ok:
             return head + "nothing found"

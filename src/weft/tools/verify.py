@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from weft.verify.exploration.search import Bounds, Ran
 
 DEFAULT_SCHEDULES = 20
+DEFAULT_DTYPE = "fp32"
 # Where failing executions are kept.
 REPLAYS = os.path.join(".weft", "replays")
 # Exploring multiplies with every rank: two of them show what one alone cannot.
@@ -55,7 +56,7 @@ def verify(
     schedules: Annotated[
         int | None, typer.Option(help="how many schedules to draw; 20", show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="the first schedule's seed")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="the first schedule's seed")] = 0,
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="every schedule that could make a difference")
     ] = False,
@@ -84,7 +85,7 @@ def verify(
         str, typer.Option(help="an operator's sizes, m=..,n=..,k=..; the smallest of two tiles"
                           " for each rank with --exhaustive")
     ] = "",
-    dtype: Annotated[str, typer.Option(help="an operator's dtype")] = "fp32",
+    dtype: Annotated[str, typer.Option(help="an operator's dtype")] = DEFAULT_DTYPE,
     html: Annotated[str, typer.Option(metavar="FILE.html", help=pictures.HTML_HELP)] = "",
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> int:  # fmt: skip
@@ -99,6 +100,7 @@ def verify(
     subjects: list[AnySubject]
     work: Work | None = None
     if is_script(subject):
+        _check_script(subject, shape, dtype, calls)
         args = context.meta.get("script_args", [])
         subjects = [ScriptSubject(str(find_script(subject)), args, topology, num_sms)]
     else:
@@ -128,7 +130,9 @@ def _check(
     subject: str, schedules: int | None, exhaustive: bool, mutants: bool, replay: str,
     max_executions: int, max_seconds: float,
 ) -> None:  # fmt: skip
-    if bool(subject) == bool(replay):
+    if subject and replay:
+        raise UsageError(f"{subject} and --replay {replay}: give one, a replay knows its subject")
+    if not subject and not replay:
         raise UsageError("name an operator or a script, or give a replay with --replay FILE")
     if sum((schedules is not None, exhaustive, mutants, bool(replay))) > 1:
         raise UsageError("--schedules, --exhaustive, --mutants and --replay: one at a time")
@@ -138,6 +142,17 @@ def _check(
         raise UsageError(f"--max-executions {max_executions}: at least one is needed")
     if max_seconds <= 0:
         raise UsageError(f"--max-seconds {max_seconds:g}: more than no time is needed")
+
+
+def _check_script(script: str, shape: str, dtype: str, calls: str) -> None:
+    """What is for operators says nothing to a script."""
+    given = {"--shape": shape, "--dtype": dtype if dtype != DEFAULT_DTYPE else "", "--calls": calls}
+    for option, words in given.items():
+        if words:
+            raise UsageError(
+                f"{option} {words}: {script} is a script, which knows its own sizes; give its "
+                "arguments after --"
+            )
 
 
 def _ways(words: str, default: list[str]) -> list[str]:
@@ -172,7 +187,7 @@ def run_schedules(subjects: list[AnySubject], seeds: range, html: str, json: boo
             sampler, seeds, on_new=remember,
             on_schedule=lambda _: bar.advance(),
         )  # fmt: skip
-    report.bound = f"{len(seeds)} schedules drawn from seeds"
+    report.bound = "drawn from seeds"
     if json:
         console.print_json({**report.to_json(), "executions": len(seeds), "bound": report.bound})
     else:
