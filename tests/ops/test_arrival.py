@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from weft.ops._ag_gemm_config import Config, shards_of
 from weft.ops._arrival import Plan, unfused_us
+from weft.ops.ag_gemm import Problem
 from weft.tiles import gemm_sm90
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -20,8 +23,9 @@ LAYERS = {
 
 
 def plan(m: int, n: int, k: int, blocking=gemm_sm90.WIDE, **changes) -> Plan:
-    fields = {"num_ranks": 4, "transport": "pull", "chunks": 1, "group_m": 8, "num_programs": 131}
-    return Plan(m, n, k, blocking=blocking, **(fields | changes))
+    config = Config(template="sm90", **(asdict(blocking) | {"chunks": 1, "group_m": 8} | changes))
+    shards = shards_of(Problem(m, n, k, 4, "bfloat16"), config)
+    return Plan(m, n, k, 4, config.transport, shards, blocking, 131)
 
 
 def readings():

@@ -186,8 +186,8 @@ def _end_us(config: Config, problem: Problem, target: Target) -> float:
     if config.template == "plain":
         return _arrival.small_us(problem.n, problem.k)
     return _arrival.Plan(
-        problem.m, problem.n, problem.k, problem.num_ranks, config.transport, config.chunks,
-        config.group_m, config.blocking, programs_on(target),
+        problem.m, problem.n, problem.k, problem.num_ranks, config.transport,
+        shards_of(problem, config), config.blocking, programs_on(target),
     ).end_us()  # fmt: skip
 
 

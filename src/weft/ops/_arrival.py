@@ -55,26 +55,17 @@ def unfused_us(m: int, n: int, k: int, num_ranks: int, is_recorded: bool) -> flo
 
 @dataclass(frozen=True)
 class Plan:
-    """What of a call matters here: 16-bit operands, m rows over all ranks."""
+    """What of a call matters here: 16-bit operands, m rows over all ranks, split as `shards`
+    (a Shards of _ag_gemm_config.py) tells the kernels."""
 
     m: int
     n: int
     k: int
     num_ranks: int
     transport: str
-    chunks: int
-    group_m: int
+    shards: Any
     blocking: Blocking
     num_programs: int
-
-    @property
-    def rows(self) -> int:
-        return ceil(self.m / self.num_ranks)
-
-    @property
-    def head(self) -> int:
-        """Rows of tiles that need no other rank's."""
-        return max(1, min(self.rows // self.blocking.tile_m, ceil(self.m / self.blocking.tile_m)))
 
     def end_us(self) -> float:
         """Predicted time of the call, in microseconds."""
@@ -82,13 +73,11 @@ class Plan:
         dealt = gemm_sm90.deal(self.m, self.n, self.k, self.blocking, step)
         tile_us = self._tile_us()
         arrived = self._arrivals(dealt.num_m)
-        order = (self.group_m, 0, self.head)
+        order = (self.shards.group_m, 0, self.shards.head)
         ends = [0.0] * step
         for unit in range(dealt.whole + dealt.shared * dealt.parts):
-            tile, cost = unit, tile_us
-            if unit >= dealt.whole:
-                tile = dealt.whole + (unit - dealt.whole) % dealt.shared
-                cost = tile_us / dealt.parts + SHARE_US
+            tile, _, _, _ = gemm_sm90.tile_of.fn(unit, dealt)
+            cost = tile_us if unit < dealt.whole else tile_us / dealt.parts + SHARE_US
             i_m, _ = swizzle.rotated.fn(tile, dealt.num_m, dealt.num_n, order)
             ends[unit % step] = max(ends[unit % step], arrived[i_m]) + cost
         return max(*ends, arrived[0] + self._memory_us(dealt)) + END_US
@@ -101,19 +90,20 @@ class Plan:
 
     def _memory_us(self, dealt: Any) -> float:
         b_bytes = self.n * self.k * 2
-        times = ceil(self.head / self.group_m) + ceil((dealt.num_m - self.head) / self.group_m)
+        head, group_m = self.shards.head, self.shards.group_m
+        times = ceil(head / group_m) + ceil((dealt.num_m - head) / group_m)
         return b_bytes * (times if b_bytes > CACHED_BYTES else 1) / MEMORY_GBPS / 1e3
 
     def _arrivals(self, num_m: int) -> list[float]:
         """When each row of tiles can be multiplied, own rows first."""
         row_bytes = self.k * 2
-        chunk_rows = max(1, ceil(self.rows / self.chunks))
-        pushed_us = PUSH_US + self.rows * row_bytes * (self.num_ranks - 1) / PUSH_GBPS / 1e3
+        rows, chunk_rows = self.shards.rows, self.shards.chunk_rows
+        pushed_us = PUSH_US + rows * row_bytes * (self.num_ranks - 1) / PUSH_GBPS / 1e3
         copy_us = COPY_US + WORD_US + chunk_rows * row_bytes / COPY_GBPS / 1e3
         arrived = []
         for i_m in range(num_m):
-            hop, row = divmod(min((i_m + 1) * self.blocking.tile_m, self.m) - 1, self.rows)
-            copies = (hop - 1) * self.chunks + row // chunk_rows + 1
+            hop, row = divmod(min((i_m + 1) * self.blocking.tile_m, self.m) - 1, rows)
+            copies = (hop - 1) * self.shards.chunks + row // chunk_rows + 1
             if self.transport == "push":
                 arrived.append(pushed_us)
             else:

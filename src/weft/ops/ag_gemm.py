@@ -25,7 +25,7 @@ Signals (all are SET to the call's epoch e; e is read on the device, so nothing 
     rows_ready[src * chunks + c]    these rows of src are in this rank's slot. From the copy
                                     engine (pull), from rank src (push), always for own rows
     rows_taken[dst]                 rank dst -> all: it has the rows that it reads in place (pull)
-    summed[program]                 local: sums for another program's tile are there        (sm90)
+    summed[2 * program + consumer]  local: sums for another program's tile are there        (sm90)
     slot_free, epoch, ticket        the slot's; the last program of _multiply moves them
     fed[rank * chunks + c]          local: how many pieces of a chunk have been stored for a rank
 Chunks without rows are signalled too, so that any range of words may be waited for; where engines

@@ -209,7 +209,7 @@ def gemm(
 
 
 @gluon.jit
-def _tile_of(unit, dealt):
+def tile_of(unit, dealt):
     """The tile of a unit of work, and which steps of k: (tile, begin, end, part)."""
     part = 0
     tile = unit
@@ -236,7 +236,7 @@ def _produce(
     dealt = cut(shape, tile_m, tile_n, tile_k, step)
     filled = 0
     for unit in range(first, dealt.whole + dealt.shared * dealt.parts, step):
-        i, begin, end, _ = _tile_of(unit, dealt)
+        i, begin, end, _ = tile_of(unit, dealt)
         i_m, i_n = order(i, dealt.num_m, dealt.num_n, order_args)
         rows = ready(i_m, i_n, tile, ready_args)
         column = i_n * tile_n
@@ -278,7 +278,7 @@ def _consume(
     own_row: gl.constexpr = 0 if takes_turns else me * rows
     phase = 1 - me
     for unit in range(begins, dealt.whole + dealt.shared * dealt.parts, stride):
-        i, begin, end, part = _tile_of(unit, dealt)
+        i, begin, end, part = tile_of(unit, dealt)
         if takes_turns:
             # Without turns a consumer could take a stage's earlier round for its own: parity is
             # all that a barrier tells.
