@@ -40,16 +40,21 @@ after(main, copy)
 
 KERNEL = """\
 program(ag_gemm_multiply)
-a = param(descriptor)
-b = param(descriptor)
-c = param(descriptor)
-m = param(size)
+own = param(operand)
+gathered = param(operand)
+b = param(operand)
+c = param(operand)
 rows_ready = param(signals)
-rows = mapping(static, (m,))
+slot = param(slot)
+world = param(world)
+rows = mapping(static, (gathered,))
 template(gemm, (128, 256, 64))
-hook(order, rotated, (m,))
-hook(ready, wait_rows, (a, rows, rows_ready), effects=(waits,))  # ag.py:9 in mlp via b.py:3
-hook(emit, store, (c,), effects=(writes,))
+hook(order, gather, (rows,))
+wait(ready, rows_ready, tile, rows, unless=own)  # ag.py:9 in mlp via b.py:3
+hook(ready, rows_or_own, (gathered, own, rows))
+hook(emit, store, (c,))
+wait(done, rows_ready, all, rows, by=last)
+finish(done, slot)
 """
 
 names = st.text("abcxyz_01", min_size=1, max_size=5).filter(
@@ -107,12 +112,18 @@ plans = st.builds(
     several(names), places,
 )  # fmt: skip
 
+_places = st.sampled_from(list(core.HOOKS))
 kernels = st.builds(
     core.Kernel, names, several(st.one_of(
         st.builds(core.Param, names, st.sampled_from(core.SORTS), places),
-        st.builds(core.Mapping, names, st.sampled_from(core.MAPPINGS), several(names), places),
+        st.builds(core.Mapping, names, st.sampled_from(core.MAPPINGS), several(names),
+                  place=places),
         st.builds(core.Template, names, several(st.integers(1, 256)), places),
-        st.builds(core.Hook, names, names, several(names | st.integers(-9, 9)),
-                  several(st.sampled_from(core.EFFECTS)), places),
+        st.builds(core.Hook, _places, names, several(names), places),
+        st.builds(core.Wait, _places, names, st.sampled_from(core.WORDS), names,
+                  scope=st.sampled_from(core.SCOPES), place=places),
+        st.builds(core.Notify, _places, names, st.sampled_from(core.TO), names, place=places),
+        st.builds(core.Credit, _places, names, places),
+        st.builds(core.Finish, _places, names, places),
     ), 6), places,
 )  # fmt: skip

@@ -1,46 +1,78 @@
-"""Core IR: a kernel is a template, its hooks, and the mappings that the hooks ask.
+"""Core IR: a kernel is a template, what is woven into it, and the mappings that this asks.
 
     program(ag_gemm_multiply)
-    a = param(pointer)
-    rows = mapping(static, (m, rank_rows, chunk_rows))
+    own = param(operand)
+    gathered = param(operand)
+    ...
+    rows_ready = param(signals)
+    rows = mapping(static, (gathered,))
     template(gemm, (128, 256, 64))
-    hook(order, rotated, (group_m, start))
-    hook(ready, wait_rows, (a, rows), effects=(waits,))
+    hook(order, gather, (rows,))
+    wait(ready, rows_ready, tile, rows, unless=own)
+    hook(ready, rows_or_own, (gathered, own, rows))
+    hook(emit, store, (c,))
+    finish(done, slot)
 
-The hooks are those of docs/decisions/009-hooks.md. Each names a `@triton.jit` function and the one
-tuple of arguments that it gets; what the function does beside computing is said as effects.
+The places where something is woven in are the hooks of docs/decisions/009-hooks.md. What is woven
+in at one of them happens in the order of the text: `hook` computes and moves data, `wait`,
+`notify`, `credit` and `finish` are all that has to do with signals; nothing else orders ranks.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from weft.base.place import UNKNOWN, Place
 from weft.ir import text
 from weft.ir.legality import Rule, Violation, illegal, run
 
-SORTS = ("pointer", "descriptor", "size", "signals", "world")
-# Static: affine, of sizes. Tables: of pointers, filled on the device.
+# operand: a TMA descriptor or a pointer, as the tile says; operands: one for each rank.
+SORTS = ("operand", "operands", "signals", "slot", "world")
+# Static: affine, of rows of these params. Tables: of pointers, filled on the device.
 MAPPINGS = ("static", "tables")
-EFFECTS = ("reads", "waits", "writes", "signals")
+# What a tile is cut from: all rows, or each rank's part of them.
+CUTS = ("whole", "part")
 
-# What each hook may do beside computing, and why no more.
+# What each hook may hold beside computing, and why no more.
 HOOKS = {
-    "order": ("reads",),  # every role of a template asks it: it must be the same each time
-    "segments": ("reads",),
-    "ready": ("reads", "waits"),
-    "emit": ("reads", "writes"),  # data alone: its stores may still be under way when it returns
-    "announce": ("reads", "signals"),
-    "done": ("reads", "waits", "signals"),
+    "begin": ("credit",),
+    "order": (),  # every role of a template asks it: it must be the same each time
+    "segments": (),
+    "ready": ("wait",),
+    "combine": ("wait",),  # of other ranks' sums, when this tile's own are there
+    "value": (),
+    "emit": (),  # data alone: its stores may still be under way when it returns
+    "announce": ("notify",),
+    "done": ("wait", "notify", "finish"),
+}
+
+# What `hook` can name: the place where it goes, and the sorts of what it takes.
+FUNCTIONS = {
+    "grouped": ("order", ()),
+    "gather": ("order", ("mapping",)),
+    "scatter": ("order", ("mapping",)),
+    "rows_of": ("ready", ("operand",)),
+    "rows_or_own": ("ready", ("operand", "operand", "mapping")),
+    "add_partials": ("combine", ("operand", "mapping")),
+    "silu_mul": ("value", ()),
+    "store": ("emit", ("operand",)),
+    "store_own": ("emit", ("operand", "mapping")),
+    "push": ("emit", ("operands", "mapping")),
 }
 
 # Template -> how many extents a tile has, and the hooks that it cannot do without.
 TEMPLATES = {
     "gemm": (3, ("order", "ready", "emit")),
-    "reduce": (1, ("ready", "emit")),
 }
+
+# Which words of a channel: those of the tile's rows; all; the tile's, of every other rank.
+WORDS = ("tile", "all", "others")
+# Whom a signal reaches: whose rows the tile has; every rank.
+TO = ("owner", "all")
+ORDERS = {"wait": ("acquire", "relaxed"), "notify": ("release", "relaxed")}
+SCOPES = ("system", "device")
 
 
 @dataclass(frozen=True)
@@ -54,11 +86,12 @@ class Param:
 
 @dataclass(frozen=True)
 class Mapping:
-    """Which range, on which rank, on which channel: of these params."""
+    """Which rows, on which rank, announced by which word: of these params, cut as `cuts` says."""
 
     name: str
     sort: str
     of: tuple[str, ...]
+    cuts: str = "whole"
     place: Place = UNKNOWN
 
 
@@ -73,13 +106,66 @@ class Template:
 
 @dataclass(frozen=True)
 class Hook:
-    """What is woven in at one place of the template."""
+    """What is computed or moved at one place of the template; `function` is of FUNCTIONS."""
 
     slot: str
     function: str
-    args: tuple[str | int, ...]
-    effects: tuple[str, ...] = ()
+    args: tuple[str, ...]
     place: Place = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Wait until `words` of `signals` have reached the call's epoch plus `off`.
+
+    `unless` leaves it out for own rows; `by=last` is for the last program alone.
+    """
+
+    slot: str
+    signals: str
+    words: str
+    mapping: str
+    unless: str = ""
+    by: str = ""
+    order: str = "acquire"
+    scope: str = "system"
+    off: int = 0
+    place: Place = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Notify:
+    """Set the tile's word of `signals` to the call's epoch plus `off`, on the rank(s) `to`."""
+
+    slot: str
+    signals: str
+    to: str
+    mapping: str
+    order: str = "release"
+    scope: str = "system"
+    off: int = 0
+    place: Place = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Credit:
+    """Wait until every rank is done with the call before on `workspace`."""
+
+    slot: str
+    workspace: str
+    place: Place = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Count this program as done; the last one gives `workspace` back to every rank."""
+
+    slot: str
+    workspace: str
+    place: Place = UNKNOWN
+
+
+Woven = Hook | Wait | Notify | Credit | Finish
 
 
 @dataclass(frozen=True)
@@ -87,15 +173,21 @@ class Kernel:
     """A kernel of one template."""
 
     name: str
-    statements: tuple[Param | Mapping | Template | Hook, ...]
+    statements: tuple[Param | Mapping | Template | Woven, ...]
     place: Place = UNKNOWN
 
-    def of(self, kind: type) -> list:
+    def of(self, kind: type | tuple[type, ...]) -> list:
         """The statements of one kind, in order."""
         return [one for one in self.statements if isinstance(one, kind)]
 
+    def at(self, slot: str) -> list[Woven]:
+        """What is woven in at one place, in order."""
+        return [one for one in self.of(WOVEN) if one.slot == slot]
 
-RECORDS = text.words(Param, Mapping, Template, Hook)
+
+SIGNALS = (Wait, Notify, Credit, Finish)
+WOVEN = (Hook, *SIGNALS)
+RECORDS = text.words(Param, Mapping, Template, *WOVEN)
 
 
 def show(kernel: Kernel, *, places: bool = True) -> str:
@@ -114,31 +206,67 @@ def parse(source: str) -> Kernel:
 # What is legal
 
 
+def uses(one: Mapping | Woven) -> list[tuple[str, str]]:
+    """(name, the sort that it must have) of what a statement uses; "" is any operand."""
+    if isinstance(one, Mapping):
+        return [(name, "") for name in one.of]
+    if isinstance(one, Hook):
+        _, sorts = FUNCTIONS.get(one.function, ("", ()))
+        return list(zip(one.args, sorts))
+    if isinstance(one, Wait | Notify):
+        return [(one.signals, "signals"), (one.mapping, "mapping")]
+    return [(one.workspace, "slot")]
+
+
 def _names(kernel: Kernel) -> Iterator[tuple[str, Place]]:
-    known: set[str] = set()
+    known: dict[str, str] = {}
     for one in kernel.statements:
+        if isinstance(one, Template):
+            continue
+        if not isinstance(one, Param):
+            for name, sort in uses(one):
+                if name not in known:
+                    yield f"{name} is used and is no parameter before it", one.place
+                elif sort and sort != known[name]:
+                    told = f"{name} is of sort {known[name]}; here it must be of sort {sort}"
+                    yield f"{text.word(type(one))}: {told}", one.place
         if isinstance(one, Param | Mapping):
             if one.name in known:
                 yield f"{one.name} is declared twice", one.place
-            known.add(one.name)
-        used = one.of if isinstance(one, Mapping) else getattr(one, "args", ())
-        for name in used:
-            if isinstance(name, str) and name not in known:
-                yield f"{name} is used and is no parameter before it", one.place
+            known[one.name] = one.sort if isinstance(one, Param) else "mapping"
+
+
+def _known(what: str, word: str, words: Iterable[str], place: Place) -> Iterator[tuple[str, Place]]:
+    words = list(words)
+    if word not in words:
+        yield f"{what} {word or repr(word)}: there are {', '.join(filter(None, words))}", place
 
 
 def _words(kernel: Kernel) -> Iterator[tuple[str, Place]]:
     for one in kernel.statements:
-        if isinstance(one, Param | Mapping):
-            words = SORTS if isinstance(one, Param) else MAPPINGS
-            if one.sort not in words:
-                yield f"{one.name} is of sort {one.sort}; there are {', '.join(words)}", one.place
-    for hook in kernel.of(Hook):
-        if hook.slot not in HOOKS:
-            yield f"hook {hook.slot}: there are {', '.join(HOOKS)}", hook.place
-        if unknown := [effect for effect in hook.effects if effect not in EFFECTS]:
-            told = f"{', '.join(unknown)}: effects are {', '.join(EFFECTS)}"
-            yield f"hook {hook.slot} has effects {told}", hook.place
+        if isinstance(one, Param):
+            yield from _known(f"{one.name} is of sort", one.sort, SORTS, one.place)
+        elif isinstance(one, Mapping):
+            yield from _known(f"{one.name} is of sort", one.sort, MAPPINGS, one.place)
+            yield from _known(f"{one.name} cuts", one.cuts, CUTS, one.place)
+        elif not isinstance(one, Template):
+            yield from _known("hook", one.slot, HOOKS, one.place)
+        if isinstance(one, Hook):
+            yield from _known(f"hook {one.slot} has", one.function, FUNCTIONS, one.place)
+            count = len(FUNCTIONS.get(one.function, ("", one.args))[1])
+            if len(one.args) != count:
+                told = f"{one.function} takes {count} arguments; it has {len(one.args)}"
+                yield f"hook {one.slot}: {told}", one.place
+        if isinstance(one, Wait | Notify):
+            word = text.word(type(one))
+            yield from _known(f"{word} has order", one.order, ORDERS[word], one.place)
+            yield from _known(f"{word} has scope", one.scope, SCOPES, one.place)
+        if isinstance(one, Wait):
+            yield from _known("wait for words", one.words, WORDS, one.place)
+            yield from _known("wait unless", one.unless, ("", "own"), one.place)
+            yield from _known("wait by", one.by, ("", "last"), one.place)
+        if isinstance(one, Notify):
+            yield from _known("notify to", one.to, TO, one.place)
 
 
 def _template(kernel: Kernel) -> Iterator[tuple[str, Place]]:
@@ -160,31 +288,37 @@ def _template(kernel: Kernel) -> Iterator[tuple[str, Place]]:
     if missing := [slot for slot in needed if not given[slot]]:
         yield f"{template.function} needs the hooks {', '.join(missing)}", template.place
     for hook in kernel.of(Hook):
-        if given[hook.slot] > 1:
+        if hook.slot in ("order", "ready") and given[hook.slot] > 1:
             yield f"hook {hook.slot} is given {given[hook.slot]} times; once is right", hook.place
 
 
-def _effects(kernel: Kernel) -> Iterator[tuple[str, Place]]:
-    for hook in kernel.of(Hook):
-        if extra := [effect for effect in hook.effects if effect not in HOOKS[hook.slot]]:
-            may = ", ".join(HOOKS[hook.slot])
-            told = f"{hook.function} {', '.join(extra)}; hook {hook.slot} may only: {may}"
-            yield told, hook.place
+def _places(kernel: Kernel) -> Iterator[tuple[str, Place]]:
+    for one in kernel.of(Hook):
+        if (right := FUNCTIONS[one.function][0]) != one.slot:
+            yield f"{one.function} is given as {one.slot}; it is for hook {right}", one.place
+    for one in kernel.of(SIGNALS):
+        word = text.word(type(one))
+        if word not in HOOKS[one.slot]:
+            may = ", ".join(HOOKS[one.slot]) or "none"
+            yield f"{word} at hook {one.slot}; what orders ranks there: {may}", one.place
 
 
-def _constants(kernel: Kernel) -> Iterator[tuple[str, Place]]:
-    for hook in kernel.of(Hook):
-        if constants := [one for one in hook.args if not isinstance(one, str)]:
-            told = f"{', '.join(map(str, constants))}, which Triton 3.6 forgets in tuples"
-            yield f"hook {hook.slot} takes constants {told}: make them parameters", hook.place
+def _guards(kernel: Kernel) -> Iterator[tuple[str, Place]]:
+    for slot in ("ready", "combine"):
+        seen: Hook | None = None
+        for one in kernel.at(slot):
+            if isinstance(one, Wait) and seen:
+                told = f"wait for {one.signals} comes behind {seen.function}"
+                yield f"{told}, which it guards: put it before", one.place
+            seen = one if isinstance(one, Hook) else seen
 
 
 RULES = (
-    Rule("names", "a name means one thing, before it is used", _names),
+    Rule("names", "a name means one thing of one sort, before it is used", _names),
     Rule("words", "what the generator of source can spell", _words),
-    Rule("template", "a template runs with its hooks, each once", _template, "template"),
-    Rule("effects", "a template relies on what its hooks do not do", _effects, "template"),
-    Rule("constants", "docs/decisions/009-hooks.md", _constants, "template"),
+    Rule("template", "a template runs with its hooks", _template, "template"),
+    Rule("places", "a template relies on what its hooks do not do", _places, "template"),
+    Rule("guards", "what is read before its wait is last call's", _guards, "template"),
 )
 
 
