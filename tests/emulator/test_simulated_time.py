@@ -14,9 +14,9 @@ import triton.language as tl
 import weft
 import weft.language as wl
 from weft.base.hardware import HARDWARE, find_hardware
+from weft.base.schedule import KINDS, Span
 from weft.emulator.occupancy import Calendar, intersection, union
 from weft.emulator.simulated_time import WordTimes
-from weft.emulator.timeline import Span
 from weft.ops import cards
 from weft.tools.main import main as weft_cli
 
@@ -125,7 +125,11 @@ def test_a_stream_waits_for_another_one_and_time_does_too():
     with weft.emulated(ranks=1, hardware="h200x4") as session:
         session.run(main)
         first, second = copies(session)
+        (told,) = session.timeline.signals
+        (waited,) = [s for s in session.timeline.on(0, "stream") if s.kind == "wait"]
     assert second.start_us >= first.end_us
+    assert (told.source_lane, told.lane) == ("stream first", "stream second")
+    assert (waited.name, waited.end_us) == ("wait for stream first", told.arrived_us)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -169,6 +173,14 @@ def test_a_product_starts_when_its_chunk_has_arrived():
         assert program.start_us < copied.end_us, "the program is there before its chunk"
         assert waited.end_us == pytest.approx(copied.end_us, abs=1e-3)
         assert program.end_us > waited.end_us
+        (told,) = [s for s in timeline.signals if (s.rank, s.name) == (rank, "ready[0]")]
+        assert (told.source_rank, told.lane) == (rank, program.lane)
+        assert told.source_lane == "copy engine 0" and told.arrived_us == waited.end_us
+        assert told in timeline.held_up()
+        (multiplied,) = [s for s in timeline.on(rank, "sm") if "524288 flops" in s.name]
+        assert (multiplied.kind, multiplied.start_us) == ("work", waited.end_us)
+        kernels = {s.name: s for s in timeline.on(rank, "stream main") if s.kind == "kernel"}
+        assert kernels["multiply_chunk"].end_us >= program.end_us
 
 
 @triton.jit
@@ -230,10 +242,10 @@ def test_a_counting_signal_is_full_when_the_arrivals_say_so():
     word, kind = WordTimes(), np.dtype(np.int32)
     for old, arrival in enumerate((9.0, 1.0, 5.0)):
         word.changed(np.int32(old), np.int32(old + 1), arrival, False)
-    assert [word.reached(n, kind) for n in (0, 1, 2, 3)] == [0.0, 1.0, 5.0, 9.0]
+    assert [word.reached(n, kind)[0] for n in (0, 1, 2, 3)] == [0.0, 1.0, 5.0, 9.0]
     assert (word.showed(2), word.latest()) == (1.0, 9.0)
     word.changed(np.int32(0), np.int32(7), 20.0, True)  # zeroed by the host in between
-    assert word.reached(7, kind) == 20.0 and word.showed(3) == 0.0
+    assert word.reached(7, kind) == (20.0, None) and word.showed(3) == 0.0
 
 
 @triton.jit
@@ -252,7 +264,7 @@ def test_atomics_on_floats_and_tiles(checks):
 
     with weft.emulated(ranks=1, checks=checks, hardware="h200x4") as session:
         session.run(main)
-        assert len(session.timeline.on(0, "sm")) == 4
+        assert len([s for s in session.timeline.on(0, "sm") if s.kind == "program"]) == 4
 
 
 def test_a_torch_product_costs_its_flops():
@@ -361,6 +373,9 @@ def test_the_trace_is_what_perfetto_reads(tmp_path):
     assert len(work) == len(timeline)
     assert {event["pid"] for event in work} == {0, 1, 2, 3}
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in work)
+    assert {event["cat"] for event in work} <= set(KINDS)
+    flows = [event for event in events if event["ph"] in "sf"]
+    assert len(flows) == 2 * len(timeline.held_up()) > 0
     named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
     assert {(event["pid"], event["tid"]) for event in work} <= named
 

@@ -116,6 +116,12 @@ class Allocation:
                 return int(flat)
         return int(flat)
 
+    def word_name(self, address: int, itemsize: int) -> str:
+        """The element at `address` as one writes it: `rows_ready[3]`."""
+        index = self.index(address, itemsize)
+        text = ", ".join(map(str, index)) if isinstance(index, tuple) else str(index)
+        return f"{self.name}[{text}]"
+
     def __repr__(self) -> str:
         return f"{self.name}@rank{self.rank}[{self.nbytes} bytes]"
 

@@ -15,10 +15,11 @@ only as good as the schedule.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from weft.base.hardware import Hardware
+from weft.base.schedule import Signal, Span
 from weft.emulator.actors import WORD
 from weft.emulator.memory import Allocation
 from weft.emulator.occupancy import Calendar, Need, earliest_for_all, take_all
@@ -31,34 +32,45 @@ from weft.emulator.streams import (
     WordCopyWork,
     Work,
 )
-from weft.emulator.timeline import Span, Timeline
+from weft.emulator.timeline import Timeline
 from weft.emulator.words import behind
 
 if TYPE_CHECKING:
     from weft.emulator.machine import Machine
 
 
+class Sender(NamedTuple):
+    """Who changed a word, and when it did."""
+
+    rank: int
+    lane: str
+    sent_us: float
+
+
 class WordTimes:
-    """How one signal word changed, and when each change is there for its readers."""
+    """How one signal word changed, by whom, and when each change is there for its readers."""
 
     def __init__(self) -> None:
         self.before: Any = 0
-        self.changes: list[tuple[float, bool, int, Any]] = []
+        self.changes: list[tuple[float, bool, int, Any, Sender | None]] = []
 
-    def changed(self, old: Any, new: Any, arrival: float, is_set: bool) -> None:
+    def changed(
+        self, old: Any, new: Any, arrival: float, is_set: bool, by: Sender | None = None
+    ) -> None:
         if not self.changes or self.changes[-1][3] != old:
             self.before, self.changes = old, []  # somebody wrote it whom nobody times
         step = 0 if is_set else int(new) - int(old)
-        self.changes.append((arrival, is_set, step, new))
+        self.changes.append((arrival, is_set, step, new, by))
 
-    def reached(self, at_least: Any, kind: Any) -> float:
-        """When the word is first `at_least`, its changes coming in the order of their arrival."""
-        value, when = int(self.before), 0.0
-        for arrival, is_set, step, new in sorted(self.changes, key=lambda change: change[0]):
+    def reached(self, at_least: Any, kind: Any) -> tuple[float, Sender | None]:
+        """When the word is first `at_least`, its changes coming in the order of their arrival,
+        and by whose change; nobody's where it was so from the start."""
+        value, when, by = int(self.before), 0.0, None
+        for arrival, is_set, step, new, who in sorted(self.changes, key=lambda change: change[0]):
             if not behind(kind.type(value), at_least, kind):
                 break
-            value, when = (int(new) if is_set else value + step), arrival
-        return when
+            value, when, by = (int(new) if is_set else value + step), arrival, who
+        return when, by
 
     def showed(self, value: Any) -> float:
         """When the word last took the `value`."""
@@ -85,18 +97,29 @@ class SimulatedTime:
         # Free from when on, by place; a place that is taken is None.
         self.places: list[list[float | None]] = [[] for _ in ranks]
         self.words: WeakKeyDictionary[Allocation, dict[int, WordTimes]] = WeakKeyDictionary()
-        self.packets: WeakKeyDictionary[Allocation, dict[int, float]] = WeakKeyDictionary()
+        # When each packet is there, and who sent it.
+        self.packets: WeakKeyDictionary[Allocation, dict[int, tuple[float, Sender | None]]] = (
+            WeakKeyDictionary()
+        )
         self.barriers: dict[Any, list[float]] = defaultdict(list)
         self.spans: list[Span] = []
+        self.signals: list[Signal] = []
         self.compute: list[list[tuple[float, float]]] = [[] for _ in ranks]
         self.transfers: list[list[tuple[float, float]]] = [[] for _ in ranks]
 
     def timeline(self) -> Timeline:
-        return Timeline(self.machine.num_ranks, self.spans, self.compute, self.transfers)
+        return Timeline(
+            self.machine.num_ranks, self.spans, self.compute, self.transfers, self.signals
+        )
 
-    def span(self, rank: int, lane: str, name: str, start: float, end: float) -> None:
+    def span(self, rank: int, lane: str, name: str, start: float, end: float, kind: str) -> None:
         if end > start:
-            self.spans.append(Span(rank, lane, name, start, end))
+            self.spans.append(Span(rank, lane, name, start, end, kind))
+
+    def signal(self, name: str, by: Sender | None, rank: int, lane: str, arrival: float) -> None:
+        """Somebody on `lane` waited for what `by` sent."""
+        if by is not None and (by.rank, by.lane) != (rank, lane):
+            self.signals.append(Signal(name, *by, rank, lane, arrival))
 
     # ------------------------------------------------------------------------------------------
     # Links and signals
@@ -142,19 +165,25 @@ class SimulatedTime:
 
     def finished(self, work: Work) -> None:
         """The end of `work`, which is where its stream goes on."""
-        end = work.begin_us
+        end, lane = work.begin_us, f"stream {work.stream.name}"
         if isinstance(work, KernelWork):
             end = max(work.end_us, work.begin_us + self._through_memory(work))
+            self.span(work.rank, lane, work.kernel.name, work.begin_us, end, "kernel")
         elif isinstance(work, CopyWork):
             end = self._copied(work)
         elif isinstance(work, WordCopyWork):
             end = self._word_copied(work)
         elif isinstance(work, EventRecord):
-            work.event.us = end
+            work.event.us, work.event.by = end, Sender(work.rank, lane, end)
         elif isinstance(work, EventWait):
             end = max(end, work.event.us)
+            by = work.event.by
+            if by is not None:
+                self.span(work.rank, lane, f"wait for {by.lane}", work.begin_us, end, "wait")
+                self.signal("event", by, work.rank, lane, work.event.us)
         elif isinstance(work, BarrierWork):
             end = max(self.barriers[work.key]) + self.hardware.signal_us
+            self.span(work.rank, lane, "barrier", work.begin_us, end, "wait")
         elif work.nbytes or work.flops:
             end = self._torch(work)
         self.streams[work.stream.number] = max(self.streams[work.stream.number], end)
@@ -169,7 +198,7 @@ class SimulatedTime:
         start = work.begin_us + self.hardware.launch_us
         end = start + max(us(work.nbytes, self.hardware.memory_gbps), work.flops / rate)
         self.compute[work.rank].append((start, end))
-        self.span(work.rank, "torch", work.describe(), start, end)
+        self.span(work.rank, "torch", work.describe(), start, end, "torch")
         return end
 
     def _copied(self, work: CopyWork) -> float:
@@ -180,24 +209,27 @@ class SimulatedTime:
         if not nbytes:
             return work.begin_us
         source, to = (self._rank_at(span[0], work.rank) for span in (work.src, work.dst))
-        begin, end = self._engine(work, nbytes, source, to, f"{nbytes} bytes {source} -> {to}")
+        name = f"{nbytes} bytes {source} -> {to}"
+        begin, end, _ = self._engine(work, nbytes, source, to, name)
         if source != to:
             self.transfers[work.rank].append((begin, end))
         return end
 
     def _word_copied(self, work: WordCopyWork) -> float:
         to = self._rank_at(work.dst, work.rank)
-        _, end = self._engine(work, 8, self._rank_at(work.src, work.rank), to, "signal")
         allocation = self.machine.memory.find(work.dst)
+        name = "signal" if allocation is None else f"signal {allocation.word_name(work.dst, 8)}"
+        _, end, lane = self._engine(work, 8, self._rank_at(work.src, work.rank), to, name)
         if allocation is not None:
             word = self.word(allocation, work.dst - allocation.address)
-            word.changed(work.before, self.word_at(work.dst), end, True)
+            by = Sender(work.rank, lane, end)
+            word.changed(work.before, self.word_at(work.dst), end, True, by)
         return end
 
     def _engine(
         self, work: Work, nbytes: int, source: int, to: int, name: str
-    ) -> tuple[float, float]:
-        """One transfer of the rank's copy engines, on the one that can begin first."""
+    ) -> tuple[float, float, str]:
+        """One transfer of the rank's copy engines, on the one that can begin first: when, where."""
         hardware, rank = self.hardware, work.rank
         # The engine works through a stream's copies in one go: only the first is started.
         latency = 0.0 if nbytes == 8 else hardware.copy_us
@@ -215,8 +247,9 @@ class SimulatedTime:
         number = starts.index(start)
         take_all(start, [(self.engines[rank][number], 0.0, latency + duration), *links])
         end = start + latency + duration
-        self.span(rank, f"copy engine {number}", name, start, end)
-        return start, end
+        lane, kind = f"copy engine {number}", "signal" if nbytes == 8 else "copy"
+        self.span(rank, lane, name, start, end, kind)
+        return start, end, lane
 
     def word_at(self, address: int) -> Any:
         """The word that is there now; 0 in memory that nobody tracks."""
@@ -269,10 +302,8 @@ class SimulatedTime:
         work = program.work
         work.end_us = max(work.end_us, program.now)
         which = ", ".join(str(i) for i in program.program)
-        self.span(
-            program.rank, f"sm {program.place_number}", f"{work.kernel.name}[{which}]",
-            program.start_us, program.now,
-        )  # fmt: skip
+        name = f"{work.kernel.name}[{which}]"
+        self.span(program.rank, program.lane, name, program.start_us, program.now, "program")
 
 
 def us(nbytes: float, gbps: float) -> float:

@@ -26,7 +26,8 @@ class Event:
     def __init__(self) -> None:
         self.done = False
         self.clock = Clock()
-        self.us = 0.0
+        # In simulated time: when it was recorded, and by whom.
+        self.us, self.by = 0.0, None
         self.waiters: list[Stream] = []
 
 

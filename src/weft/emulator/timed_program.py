@@ -18,9 +18,11 @@ from weft.emulator.affine import AffinePointers
 from weft.emulator.codegen import EmulatedKernel, FunctionWriter, KernelWriter
 from weft.emulator.occupancy import earliest_for_all, take_all
 from weft.emulator.programs import Program
-from weft.emulator.simulated_time import us
+from weft.emulator.simulated_time import Sender, us
 from weft.emulator.ttir import Op, parse
 
+# When a packet that nobody has sent was there, and by whom: before all else.
+NEVER = (0.0, None)
 # Primitives whose data carries its own signal.
 FLAGGED = ("weft.put_packets", "weft.wait_packets", "weft.put_lines", "weft.wait_lines")
 
@@ -32,8 +34,10 @@ class TimedProgram(Program):
         super().__init__(machine, work, pid)
         self.time = machine.time
         self.place_number, self.start_us = self.time.place(self.rank, work.begin_us)
+        self.lane = f"sm {self.place_number}"
         self.now = self.start_us
         self._product_us = 0.0
+        self._flops = 0
         self._local_bytes = 0
         self._moved: dict[tuple[int, bool], int] = defaultdict(int)  # by peer, and is it written
 
@@ -42,6 +46,7 @@ class TimedProgram(Program):
     def multiplied(self, flops: int, operand_bytes: int) -> None:
         """Called by generated code at each product."""
         self._product_us += flops / self.time.hardware.sm_flops_per_us(operand_bytes)
+        self._flops += flops
 
     def load(self, ptr, mask, other, dtype, shape, loc, volatile=False):
         if not volatile:
@@ -94,6 +99,7 @@ class TimedProgram(Program):
         end = start + worked
         if self._product_us or not self._moved:
             time.compute[self.rank].append((start, end))
+        time.span(self.rank, self.lane, self._worked_on(), start, start + worked, "work")
         for (peer, is_write), nbytes in self._moved.items():
             ends = (self.rank, peer) if is_write else (peer, self.rank)
             links = time.link(*ends, nbytes)
@@ -104,11 +110,19 @@ class TimedProgram(Program):
             done = max(begin + links[0][2], start + us(nbytes, hardware.sm_link_gbps)) + delay
             time.transfers[self.rank].append((begin, done))
             to = f"to {peer}" if is_write else f"from {peer}"
-            time.span(self.rank, "transfers of SMs", f"{nbytes} bytes {to}", begin, done)
+            name = f"{nbytes} bytes {to}"
+            time.span(self.rank, "transfers of SMs", name, begin, done, "transfer")
             end = max(end, done)
         self.now = end
-        self._product_us, self._local_bytes = 0.0, 0
+        self._product_us, self._local_bytes, self._flops = 0.0, 0, 0
         self._moved.clear()
+
+    def _worked_on(self) -> str:
+        memory = f"{self._local_bytes} bytes of memory"
+        return f"{self._flops} flops, {memory}" if self._flops else memory
+
+    def _sender(self) -> Sender:
+        return Sender(self.rank, self.lane, self.now)
 
     # ---- where stretches end
 
@@ -133,7 +147,7 @@ class TimedProgram(Program):
         delay = self.time.latency(self.rank, allocation.rank)
         if modifies:
             is_set = replaces or dtype.kind not in "iu"  # nobody waits for a float
-            word.changed(before, after, self.now + delay, is_set)
+            word.changed(before, after, self.now + delay, is_set, self._sender())
             if returns:
                 self.now += 2 * delay
         return old
@@ -142,18 +156,16 @@ class TimedProgram(Program):
         self.settle_time()
         super()._wait_word(allocation, index, kind, at_least, order, scope, loc)
         offset = index * kind.itemsize
-        self._wait_until(
-            self.time.word(allocation, offset).reached(at_least, kind), allocation, offset,
-            kind.itemsize,
-        )  # fmt: skip
+        reached = self.time.word(allocation, offset).reached(at_least, kind)
+        self._wait_until(*reached, allocation, offset, kind.itemsize)
 
-    def _wait_until(self, time: float, allocation, offset: int, itemsize: int) -> None:
+    def _wait_until(
+        self, time: float, by: Sender | None, allocation, offset: int, itemsize: int
+    ) -> None:
+        word = allocation.word_name(allocation.address + offset, itemsize)
+        self.time.signal(word, by, self.rank, self.lane, time)
         if time > self.now:
-            index = allocation.index(allocation.address + offset, itemsize)
-            self.time.span(
-                self.rank, f"sm {self.place_number}", f"wait {allocation.name}[{index}]",
-                self.now, time,
-            )  # fmt: skip
+            self.time.span(self.rank, self.lane, f"wait {word}", self.now, time, "wait")
             self.now = time
 
     def _atomic_tile(self, order, scope, ptr, mask, dtype, shape, *rest, **more):
@@ -181,10 +193,10 @@ class TimedProgram(Program):
             words = np.atleast_1d(index).tolist()
             if name.startswith("weft.put"):
                 arrival = self.now + self.time.latency(self.rank, allocation.rank)
-                arrivals.update(dict.fromkeys(words, arrival))
+                arrivals.update(dict.fromkeys(words, (arrival, self._sender())))
             else:
-                last = max(words, key=lambda word: arrivals.get(word, 0.0))
-                self._wait_until(arrivals.get(last, 0.0), allocation, last * 8, 8)
+                last = max(words, key=lambda word: arrivals.get(word, NEVER)[0])
+                self._wait_until(*arrivals.get(last, NEVER), allocation, last * 8, 8)
         return result
 
 

@@ -7,19 +7,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
+from weft.base.schedule import Signal, Span
 from weft.emulator.occupancy import intersection, total, union
-
-
-class Span(NamedTuple):
-    """Something that one rank did, in simulated microseconds from the run's start."""
-
-    rank: int
-    lane: str
-    name: str
-    start_us: float
-    end_us: float
 
 
 @dataclass(frozen=True)
@@ -44,10 +34,9 @@ class Summary:
 
 
 class Timeline(Sequence[Span]):
-    """The spans of a run, in order of their start.
+    """The spans of a run, in order of their start, whoever holds others before them.
 
-    Lanes   "sm N": a program, with its waits inside; "copy engine N"; "torch"; "transfers of
-            SMs": what programs move over links
+    `signals` are those that a program or a stream waited for, in vain or not, by their arrival.
     """
 
     def __init__(
@@ -56,9 +45,11 @@ class Timeline(Sequence[Span]):
         spans: Sequence[Span],
         compute: Sequence[Sequence[tuple[float, float]]],
         transfers: Sequence[Sequence[tuple[float, float]]],
+        signals: Sequence[Signal] = (),
     ) -> None:
         self.num_ranks = num_ranks
-        self._spans = sorted(spans, key=lambda s: (s.start_us, s.rank, s.lane, s.end_us, s.name))
+        self._spans = sorted(spans, key=lambda s: (s.start_us, s.rank, s.lane, -s.end_us, s.name))
+        self.signals = sorted(signals, key=lambda s: (s.arrived_us, s.rank, s.lane, s.name))
         self._compute = [union(spans) for spans in compute]
         self._transfers = [union(spans) for spans in transfers]
 
@@ -114,11 +105,27 @@ class Timeline(Sequence[Span]):
                 )  # fmt: skip
         for span in self:
             events.append(
-                {"name": span.name, "ph": "X", "pid": span.rank,
+                {"name": span.name, "cat": span.kind, "ph": "X", "pid": span.rank,
                  "tid": lanes[span.rank][span.lane], "ts": round(span.start_us, 4),
                  "dur": round(span.end_us - span.start_us, 4)}
             )  # fmt: skip
+        for number, signal in enumerate(self.held_up()):
+            ends = (
+                ("s", signal.source_rank, signal.source_lane, signal.sent_us),
+                ("f", signal.rank, signal.lane, signal.arrived_us),
+            )
+            for phase, rank, lane, time in ends:
+                if lane in lanes[rank]:
+                    events.append(
+                        {"name": signal.name, "cat": "signal", "ph": phase, "id": number,
+                         "pid": rank, "tid": lanes[rank][lane], "ts": round(time, 4), "bp": "e"}
+                    )  # fmt: skip
         return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+    def held_up(self) -> list[Signal]:
+        """The signals at which a wait ended, rather than found them there."""
+        ends = {(s.rank, s.lane, s.end_us) for s in self if s.kind == "wait"}
+        return [s for s in self.signals if (s.rank, s.lane, s.arrived_us) in ends]
 
     def write(self, path: str | Path) -> None:
         """The trace as a file for https://ui.perfetto.dev or chrome://tracing."""
@@ -130,7 +137,7 @@ def _named(what: str, rank: int, number: int, name: str) -> dict:
 
 
 def _order(lane: str) -> int:
-    """Copies first, then transfers, torch, and the SMs by number."""
+    """Streams first, then copies, transfers, torch, and the SMs by number."""
     kind, _, number = lane.rpartition(" ")
-    first = {"copy engine": 0, "transfers of": 100, "": 200, "sm": 1000}.get(kind, 300)
+    first = {"copy engine": 100, "transfers of": 200, "": 300, "sm": 1000}.get(kind, 0)
     return first + (int(number) if number.isdigit() else 0)
