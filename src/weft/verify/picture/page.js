@@ -83,9 +83,3 @@ for (const picture of document.querySelectorAll("section.picture")) {
     event.preventDefault();
   });
 }
-document.querySelector("#theme").addEventListener("click", () => {
-  const root = document.documentElement;
-  const dark = getComputedStyle(root).colorScheme === "dark" ||
-    (root.style.colorScheme === "" && matchMedia("(prefers-color-scheme: dark)").matches);
-  root.style.colorScheme = dark ? "light" : "dark";
-});

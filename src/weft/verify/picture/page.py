@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from weft.base.errors import UsageError
 from weft.base.report import Finding, Report
+from weft.verify.picture.document import document, save
 from weft.verify.picture.excerpts import Excerpt, excerpts, main_file, short_place, shown_path
 from weft.verify.picture.records import UNACQUIRED, Arrow, Picture, Row
 from weft.verify.picture.routes import Route, routes
@@ -33,36 +33,15 @@ def write(path: str | os.PathLike[str], pictures: Sequence[Picture], report: Rep
 
     Raises  UsageError: the file cannot be written
     """
-    try:
-        Path(path).write_text(page(pictures, report), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {os.fspath(path)}: {error.strerror}") from None
+    save(path, page(pictures, report))
 
 
 def page(pictures: Sequence[Picture], report: Report) -> str:
     """The text of the page."""
-    title = escape(str(report).splitlines()[0])
     sections = "\n".join(_section(picture, at) for at, picture in enumerate(pictures))
-    style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="generator" content="weft">
-<link rel="icon" href="data:,">
-<title>{escape(report.op)}: what happened</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header><h1>{title}</h1><button id="theme" type="button">light / dark</button></header>
-{sections}
-<script>
-{script}</script>
-</body>
-</html>
-"""
+    heading = str(report).splitlines()[0]
+    parts = (_HERE / "page.css", _HERE / "page.js")
+    return document(f"{report.op}: what happened", heading, sections, parts)
 
 
 def _section(picture: Picture, number: int) -> str:
