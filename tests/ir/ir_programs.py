@@ -21,7 +21,7 @@ y: bfloat16[m, 48] @ Shard(1) = silu_mul(h, tile=(32, 32), \
 needs=(Need(h, (Along(0), Along(1, times=2))),))
 """
 
-# The plan of ag_gemm where copy engines carry the data.
+# The plan of ag_gemm where copy engines carry the data, from where the caller has it.
 PULL = """\
 program(ag_gemm, mesh=tp, results=(c,))
 a = buffer(bfloat16, (Part(m), 64), role=shared)
@@ -29,12 +29,18 @@ b = buffer(bfloat16, (64, 96), role=input)
 gathered = buffer(bfloat16, (m, 64), role=symmetric)
 c = buffer(bfloat16, (m, 96))
 shard_ready = channel(a, m)
-rows_ready = channel(gathered, m, chunks=2, push_rows=32, tile_rows=128)
+rows_ready = channel(gathered, m, chunks=2, push_rows=32, tile_rows=128, own=a)
+rows_taken = channel(a, m)
+choice(gathered, engine, pull, 'so that all SMs multiply')
 after(copy, main)
-notify(shard_ready, stream=copy)
+notify(shard_ready, stream=copy, takes=True)
 wait(shard_ready, stream=copy)
 copy(a, gathered, pull, rows_ready)
-launch(ag_gemm_multiply, (gathered, b), writes=(c,), awaits=(rows_ready,))  # ag.py:7
+notify(rows_taken, stream=copy)
+wait(rows_taken, stream=copy)
+launch(ag_gemm_multiply, (a, gathered, b), writes=(c,), awaits=(rows_ready,), template=gemm, \
+body=(Do(matmul, (gathered, b), c),), tile=(128, 256, 64), order=gather, programs=resident, \
+gives=True)  # ag.py:7
 after(main, copy)
 """
 
@@ -90,8 +96,28 @@ tasks = st.builds(
 
 _parts = sizes | st.builds(device.Part, sizes)
 _words = {
-    device.Buffer: (names, st.just("float16"), several(_parts), st.sampled_from(device.ROLES)),
-    device.Channel: (names, names, sizes, st.integers(1, 4), st.integers(1, 64)),
+    device.Buffer: (
+        names,
+        st.just("float16"),
+        several(_parts),
+        st.sampled_from(device.ROLES),
+        st.just("") | names,
+    ),
+    device.Channel: (
+        names,
+        names,
+        sizes,
+        st.integers(1, 4) | st.just("tiles"),
+        st.integers(1, 64),
+        st.integers(1, 64),
+        st.sampled_from(["whole", "part", "each"]),
+        st.just("num_ranks"),
+        st.integers(0, 256),
+        st.sampled_from(["all", "owner"]),
+        st.just("") | names,
+        st.sampled_from(["word", "packet"]),
+        several(names),
+    ),
     device.Call: (
         names,
         several(names),
@@ -101,15 +127,29 @@ _words = {
         _floats,
     ),
     device.Copy: (names, names, st.sampled_from(["pull", "push"]), names),
-    device.Launch: (names, *[several(names)] * 5),
-    device.Notify: (names, names),
+    device.Launch: (
+        names,
+        *[several(names)] * 5,
+        names,
+        st.sampled_from(("", *device.TEMPLATES)),
+        several(st.builds(device.Do, names, several(names), names, _floats)),
+        several(st.integers(1, 256)),
+        names,
+        st.sampled_from(device.PROGRAMS),
+        st.integers(0, 2),
+        st.integers(1, 4),
+        st.booleans(),
+        st.booleans(),
+    ),
+    device.Notify: (names, names, st.booleans()),
+    device.Choice: (names, names, names, st.text(max_size=20)),
     device.Wait: (names, names),
     device.After: (names, names),
 }
 plans = st.builds(
     device.Plan, names, names,
     several(st.one_of([st.builds(k, *given, place=places) for k, given in _words.items()]), 6),
-    several(names), places,
+    several(names), st.sampled_from(("", *device.STAGES)), places,
 )  # fmt: skip
 
 _places = st.sampled_from(list(core.HOOKS))

@@ -9,23 +9,35 @@ All ranks run the same plan. Within a stream statements follow each other; betwe
 orders, between ranks a channel alone: its words are announced by `notify`, `copy` or `launch` and
 waited for by `wait` or `launch`. What reaches another rank's memory is ordered with what that rank
 does only by a path over a channel; the rules below look for one.
+
+A call uses one slot: its symmetric buffers and the words of all its channels. What `takes` credits
+waits until all ranks have given back what the slot held before; what `gives` them ends the call.
+A plan passes three stages: drawn (what moves and what runs), signalled (in which order), allocated
+(which memory); a plan that says none has passed them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from weft.base.dtypes import DTYPES
 from weft.base.place import UNKNOWN, Place
 from weft.ir import text
 from weft.ir.legality import Rule, Violation, illegal, run
+from weft.ir.order import Moment, Order
 
 # The caller's, on this rank alone; the caller's, on the heap; fresh; fresh, on the heap.
 ROLES = ("input", "shared", "local", "symmetric")
 GIVEN, ON_HEAP = ("input", "shared"), ("shared", "symmetric")
+STAGES = ("drawn", "signalled", "allocated")
+# What a kernel is made of: a product in tiles; rows on their way to peers; work row by row.
+TEMPLATES = ("gemm", "move", "rows")
+# How many programs: one for each tile; as many as are resident; as pieces of data; one.
+PROGRAMS = ("tiles", "resident", "pieces", "one")
+NUM_RANKS = "num_ranks"  # a size that each call knows
 
 
 @dataclass(frozen=True)
@@ -37,12 +49,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor of each rank; its role says whose it is and whether peers reach it."""
+    """A tensor of each rank; its role says whose it is and whether peers reach it.
+
+    `shares`: it lies where that buffer lies, which nobody needs any more when this one is written.
+    """
 
     name: str
     dtype: str
     sizes: tuple[int | str | Part, ...]
     role: str = "local"
+    shares: str = ""
     place: Place = UNKNOWN
 
 
@@ -50,20 +66,32 @@ class Buffer:
 class Channel:
     """Signals that announce rows of `buffer`, which are `rows` in all: a static affine mapping.
 
-    Each rank's part has `chunks` words; the producer's tiles have `push_rows` rows and lie within
-    a rank's part. The consumer's have `tile_rows`: cuts=whole cuts all rows, so they may straddle
-    two ranks' parts, cuts=part each rank's own. A word is full when each of its producer's tiles
-    has been announced `parts` times, num_ranks where every rank adds to it.
+    Each rank's part has `chunks` words, or one for each of the producer's `tiles`, which have
+    `push_rows` rows and lie within a rank's part; with `columns` each word stands for so many of
+    them only. The consumer's tiles have `tile_rows`: cuts=whole cuts all rows, so they may straddle
+    two ranks' parts, cuts=part each rank's own; cuts=each: every rank announces all rows, on words
+    of its own. A word is full when each of its producer's tiles has been announced `parts` times,
+    num_ranks where every rank adds to it.
+
+    to=all: every rank has words for all rows, from whom they are. to=owner: a rank has words for
+    its own part, from each rank. `own`: this rank's own rows lie there from the start, and nothing
+    announces them. by=packet: the data itself says that it has come. `along`: buffers of which the
+    same words announce the same rows.
     """
 
     name: str
     buffer: str
     rows: int | str
-    chunks: int = 1
+    chunks: int | str = 1
     push_rows: int = 1
     tile_rows: int = 1
     cuts: str = "whole"
     parts: int | str = 1
+    columns: int = 0
+    to: str = "all"
+    own: str = ""
+    by: str = "word"
+    along: tuple[str, ...] = ()
     place: Place = UNKNOWN
 
 
@@ -96,10 +124,22 @@ class Copy:
 
 
 @dataclass(frozen=True)
+class Do:
+    """One operation inside a kernel: of buffers, or of values that it has in registers."""
+
+    kind: str
+    operands: tuple[str, ...]
+    result: str
+    eps: float | None = None
+
+
+@dataclass(frozen=True)
 class Launch:
     """A kernel of the Core level; which channels its hooks wait for and announce.
 
-    `pushes` are the buffers that it writes on other ranks.
+    `pushes` are the buffers that it writes on other ranks; `body` is what it computes, in order.
+    `tile` is (rows, columns, k) of a product, else (rows, columns); `order` is a swizzle's name.
+    `spare` SMs are left free of a resident grid; `split_k` programs share one tile's sum.
     """
 
     kernel: str
@@ -109,6 +149,15 @@ class Launch:
     awaits: tuple[str, ...] = ()
     announces: tuple[str, ...] = ()
     stream: str = "main"
+    template: str = ""
+    body: tuple[Do, ...] = ()
+    tile: tuple[int, ...] = ()
+    order: str = "rows"
+    programs: str = "tiles"
+    spare: int = 0
+    split_k: int = 1
+    takes: bool = False
+    gives: bool = False
     place: Place = UNKNOWN
 
 
@@ -118,6 +167,7 @@ class Notify:
 
     channel: str
     stream: str = "main"
+    takes: bool = False
     place: Place = UNKNOWN
 
 
@@ -139,8 +189,19 @@ class After:
     place: Place = UNKNOWN
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What a pass has chosen for `subject`, and why: for the reader of the plan."""
+
+    subject: str
+    what: str
+    taken: str
+    why: str
+    place: Place = UNKNOWN
+
+
 Step = Call | Copy | Launch | Notify | Wait | After
-Statement = Buffer | Channel | Step
+Statement = Buffer | Channel | Choice | Step
 
 
 @dataclass(frozen=True)
@@ -151,6 +212,7 @@ class Plan:
     mesh: str
     statements: tuple[Statement, ...]
     results: tuple[str, ...] = ()
+    stage: str = ""
     place: Place = UNKNOWN
 
     def of(self, kind: type) -> list:
@@ -159,25 +221,26 @@ class Plan:
 
     @property
     def steps(self) -> list[Step]:
-        return [one for one in self.statements if not isinstance(one, Buffer | Channel)]
+        return [one for one in self.statements if isinstance(one, Step)]
 
 
 RECORDS = {
-    **text.words(Buffer, Channel, Call, Copy, Launch, Notify, Wait, After),
+    **text.words(Buffer, Channel, Call, Copy, Launch, Notify, Wait, After, Choice),
     "Part": Part,
+    "Do": Do,
 }
 
 
 def show(plan: Plan, *, places: bool = True) -> str:
     """The plan as text; `parse` takes it back."""
-    header = text.Header(plan.name, plan.mesh, results=plan.results, place=plan.place)
+    header = text.Header(plan.name, plan.mesh, plan.stage, plan.results, plan.place)
     return text.show([header, *plan.statements], places=places)
 
 
 def parse(source: str) -> Plan:
     """Raises  UsageError: with the line"""
     header, statements = text.read(source, RECORDS)
-    return Plan(header.title, header.mesh, statements, header.results, header.place)
+    return Plan(header.title, header.mesh, statements, header.results, header.stage, header.place)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -228,8 +291,13 @@ def _names(plan: Plan) -> Iterator[tuple[str, Place]]:
             if one.name in buffers | channels:
                 yield f"{one.name} is declared twice", one.place
             (buffers if isinstance(one, Buffer) else channels).add(one.name)
-            if isinstance(one, Channel) and one.buffer not in buffers:
-                yield f"channel {one.name} announces {one.buffer}, which is no buffer", one.place
+            for name in _named_buffers(one) - buffers:
+                yield (
+                    f"{text.word(type(one))} {one.name} names {name}, which is no buffer",
+                    one.place,
+                )
+            continue
+        if isinstance(one, Choice):
             continue
         for name in sorted({access.buffer for access in accesses(one)} - buffers):
             yield f"{text.word(type(one))} uses {name}, which is no buffer", one.place
@@ -239,6 +307,12 @@ def _names(plan: Plan) -> Iterator[tuple[str, Place]]:
         yield f"{plan.name} returns {', '.join(missing)}, which are no buffers", plan.place
 
 
+def _named_buffers(one: Buffer | Channel) -> set[str]:
+    """What a declaration says of buffers before it."""
+    named = (one.shares,) if isinstance(one, Buffer) else (one.buffer, one.own, *one.along)
+    return {name for name in named if name}
+
+
 def _fields(plan: Plan) -> Iterator[tuple[str, Place]]:
     for buffer in plan.of(Buffer):
         if buffer.role not in ROLES or buffer.dtype not in DTYPES:
@@ -246,16 +320,55 @@ def _fields(plan: Plan) -> Iterator[tuple[str, Place]]:
             yield f"buffer {buffer.name} has {told}", buffer.place
     for channel in plan.of(Channel):
         for name in ("chunks", "push_rows", "tile_rows", "parts"):
-            number = getattr(channel, name)
-            if number < 1 if isinstance(number, int) else (name, number) != ("parts", "num_ranks"):
+            number, words = getattr(channel, name), {"parts": NUM_RANKS, "chunks": "tiles"}
+            if number < 1 if isinstance(number, int) else number != words.get(name):
                 told = f"{name}={number}; it is 1 or more"
                 yield f"channel {channel.name} has {told}", channel.place
-        if channel.cuts not in ("whole", "part"):
-            told = f"cuts={channel.cuts}; it is whole or part"
-            yield f"channel {channel.name} has {told}", channel.place
+        yield from _spelled(channel, f"channel {channel.name}", _CHANNEL_WORDS)
     for copy in plan.of(Copy):
-        if copy.side not in ("pull", "push"):
-            yield f"copy of {copy.source} has side={copy.side}; it is pull or push", copy.place
+        yield from _spelled(copy, f"copy of {copy.source}", {"side": ("pull", "push")})
+    for launch in plan.of(Launch):
+        yield from _spelled(launch, f"launch of {launch.kernel}", _LAUNCH_WORDS)
+        if min((*launch.tile, launch.split_k)) < 1 or launch.spare < 0:
+            told = f"tile={launch.tile}, split_k={launch.split_k}, spare={launch.spare}"
+            yield (
+                f"launch of {launch.kernel} has {told}; they are 1 or more, 0 or more",
+                launch.place,
+            )
+
+
+_CHANNEL_WORDS = {"cuts": ("whole", "part", "each"), "to": ("all", "owner"),
+                  "by": ("word", "packet")}  # fmt: skip
+_LAUNCH_WORDS = {"template": ("", *TEMPLATES), "programs": PROGRAMS}
+
+
+def _spelled(one: Channel | Copy | Launch, told: str, words: Mapping[str, tuple[str, ...]]):
+    """Fields that hold another word than they may."""
+    for name, known in words.items():
+        if (given := getattr(one, name)) not in known:
+            may = " or ".join(word for word in known if word)
+            yield f"{told} has {name}={given}; it is {may}", one.place
+
+
+def _bodies(plan: Plan) -> Iterator[tuple[str, Place]]:
+    for launch in plan.of(Launch):
+        known, made = set(launch.reads), set()
+        for do in launch.body:
+            for name in do.operands:
+                if name not in known:
+                    told = f"{do.result} = {do.kind} of {name}"
+                    yield (
+                        f"{launch.kernel} does {told}, which it neither reads nor makes",
+                        launch.place,
+                    )
+            known.add(do.result)
+            made.add(do.result)
+        for name in launch.writes if launch.body else ():
+            if name not in made:
+                yield (
+                    f"{launch.kernel} writes {name}, which nothing in its body makes",
+                    launch.place,
+                )
 
 
 def _reach(plan: Plan) -> Iterator[tuple[str, Place]]:
@@ -277,47 +390,75 @@ def _paired(plan: Plan) -> Iterator[tuple[str, Place]]:
             yield f"{channel.name} is announced and nobody waits for it", channel.place
 
 
-class Order:
-    """Which step is before which: `near` on its own rank, `far` on every rank.
-
-    Step 0 is the caller, before all others; the i-th step of the plan is i + 1.
-    """
+class Moments:
+    """The order of a plan's moments, and which of them an access lies between."""
 
     def __init__(self, plan: Plan) -> None:
-        steps = plan.steps
-        size = len(steps) + 1
-        self.near = [[False] * size for _ in range(size)]
-        self.far = [[False] * size for _ in range(size)]
-        last: dict[str, int] = {}
-        for i, step in enumerate(steps, 1):
-            self.near[last.get(step.stream, 0)][i] = True
+        self.told_by = {one.name: {one.buffer, *one.along} for one in plan.of(Channel)}
+        self.order = Order()
+        self.steps = plan.steps
+        self.end = Moment(len(self.steps) + 1, "begin")  # what the caller does next
+        add, last = self.order.add, {}
+        caller = Moment(0, "end")
+        for i, step in enumerate(self.steps, 1):
+            begin, end = Moment(i, "begin"), Moment(i, "end")
+            add(begin, end)
+            add(last.get(step.stream, caller), begin)
             if isinstance(step, After):
-                self.near[last.get(step.other, 0)][i] = True
-            last[step.stream] = i
-        for i, giver in enumerate(steps, 1):
-            for j, taker in enumerate(steps, 1):
-                # A kernel that waits for what its own launch announces: its programs run at once.
-                if i != j and set(announced(giver)) & set(awaited(taker)):
-                    self.near[i][j] = self.far[i][j] = True
-        for k in range(size):
-            for i in range(size):
-                if self.near[i][k]:
-                    for j in range(size):
-                        if self.near[k][j]:
-                            self.near[i][j] = True
-                            self.far[i][j] |= self.far[i][k] or self.far[k][j]
+                add(last.get(step.other, caller), begin)
+            last[step.stream] = end
+            for name in announced(step):
+                add(begin, Moment(i, "told", name))
+                add(Moment(i, "told", name), end)
+            for name in awaited(step):
+                add(begin, Moment(i, "known", name))
+                add(Moment(i, "known", name), end)
+        add(last.get("main", caller), self.end)
+        self._add_channels()
+        self.order.close()
+
+    def _add_channels(self) -> None:
+        for i, giver in enumerate(self.steps, 1):
+            # What a rank fetches it tells itself.
+            is_far = not (isinstance(giver, Copy) and giver.side == "pull")
+            for j, taker in enumerate(self.steps, 1):
+                for name in {*announced(giver)} & {*awaited(taker)}:
+                    told, known = Moment(i, "told", name), Moment(j, "known", name)
+                    self.order.add(told, known, far=is_far)
+
+    def done(self, i: int, buffer: str) -> list[Moment]:
+        """When step i is done with a buffer: at its end, or when it has announced it."""
+        return [Moment(i, "end"), *self._of(i, "told", announced, buffer)]
+
+    def begun(self, i: int, buffer: str) -> list[Moment]:
+        """Before which moments lies what is before step i's use of a buffer."""
+        return [Moment(i, "begin"), *self._of(i, "known", awaited, buffer)]
+
+    def _of(self, i: int, what: str, named: Any, buffer: str) -> Iterator[Moment]:
+        if not 1 <= i <= len(self.steps):
+            return
+        step = self.steps[i - 1]
+        for name in named(step):
+            # A copy moves all that it moves before it says so.
+            if buffer in self.told_by.get(name, ()) or isinstance(step, Copy):
+                yield Moment(i, what, name)
+
+    def before(self, i: int, j: int, buffer: str, other: str = "", far: bool = False) -> bool:
+        """Is step i done with a buffer before step j begins to use it, or `other`?"""
+        return self.order.before(self.done(i, buffer), self.begun(j, other or buffer), far)
 
 
 def _cycles(plan: Plan) -> Iterator[tuple[str, Place]]:
-    order = Order(plan)
+    moments = Moments(plan)
     for i, step in enumerate(plan.steps, 1):
-        if order.near[i][i] and awaited(step):
-            told = f"{text.word(type(step))} waits for {', '.join(awaited(step))}, whose"
-            yield f"{told} announcement waits for it: queue the announcement first", step.place
+        for name in awaited(step):
+            if moments.order.is_cyclic(Moment(i, "known", name)):
+                told = f"{text.word(type(step))} waits for {name}, whose announcement waits for it"
+                yield f"{told}: queue the announcement first", step.place
 
 
 def _ordered(plan: Plan) -> Iterator[tuple[str, Place]]:
-    order, steps = Order(plan), plan.steps
+    moments, steps = Moments(plan), plan.steps
     given = [Access(one.name, True) for one in plan.of(Buffer) if one.role in GIVEN]
     touches = [(0, one) for one in given]
     touches += [(i, one) for i, step in enumerate(steps, 1) for one in accesses(step)]
@@ -326,9 +467,9 @@ def _ordered(plan: Plan) -> Iterator[tuple[str, Place]]:
             continue
         if i == 0 and b.writes:  # nothing of the caller's is lost: the plan writes anew
             continue
-        before = order.far if a.far or b.far else order.near
-        if not (before[i][j] or before[j][i]):
-            by = "a channel" if a.far or b.far else "a stream, `after` or a channel"
+        far = a.far or b.far
+        if not any(moments.before(*pair, a.buffer, far=far) for pair in ((i, j), (j, i))):
+            by = "a channel" if far else "a stream, `after` or a channel"
             told = f"{_told(steps, i, a)} and {_told(steps, j, b)} of {a.buffer} are not ordered"
             yield f"{told}: {by} must", steps[j - 1].place
 
@@ -339,7 +480,7 @@ def _told(steps: list[Step], i: int, access: Access) -> str:
 
 
 def _written(plan: Plan) -> Iterator[tuple[str, Place]]:
-    order = Order(plan)
+    moments = Moments(plan)
     writers: dict[str, list[int]] = {}
     for buffer in plan.of(Buffer):
         if buffer.role in GIVEN:
@@ -350,7 +491,8 @@ def _written(plan: Plan) -> Iterator[tuple[str, Place]]:
                 writers.setdefault(access.buffer, []).append(i)
     for j, step in enumerate(plan.steps, 1):
         for access in accesses(step):
-            before = [i for i in writers.get(access.buffer, ()) if i == j or order.near[i][j]]
+            name = access.buffer
+            before = [i for i in writers.get(name, ()) if i == j or moments.before(i, j, name)]
             if not access.writes and not before:
                 told = f"{text.word(type(step))} reads {access.buffer}"
                 yield f"{told}, which nothing before it writes", step.place
@@ -359,20 +501,128 @@ def _written(plan: Plan) -> Iterator[tuple[str, Place]]:
             yield f"{plan.name} returns {name}, which nothing writes", plan.place
 
 
+def _inside(plan: Plan) -> Iterator[tuple[str, Place]]:
+    """Of one launch: a kernel that reads what its own launch pushes."""
+    told_by = {one.name: {one.buffer, *one.along} for one in plan.of(Channel)}
+    for launch in plan.of(Launch):
+        both = {*launch.announces} & {*launch.awaits}
+        for name in sorted(
+            {*launch.pushes} & {*launch.reads} - set().union(*(told_by[one] for one in both))
+        ):
+            told = f"{launch.kernel} reads {name}, which its launch on other ranks pushes"
+            yield f"{told}: it must announce and await a channel of {name}", launch.place
+        if both and launch.programs != "resident":
+            told = f"{launch.kernel} waits for what its own launch announces"
+            yield f"{told}: programs={launch.programs} must be resident", launch.place
+
+
+def _returned(plan: Plan) -> Iterator[tuple[str, Place]]:
+    moments, end = Moments(plan), len(plan.steps) + 1
+    given = {buffer.name for buffer in plan.of(Buffer) if buffer.role in GIVEN}
+    for i, step in enumerate(plan.steps, 1):
+        if not moments.order.before([Moment(i, "end")], [moments.end]):
+            told = (
+                f"{text.word(type(step))} on stream {step.stream} may run when the caller goes on"
+            )
+            yield f"{told}: the main stream must come after it", step.place
+        for name, _, far in accesses(step):
+            if far and name in given and not moments.before(i, end, name, far=True):
+                told = f"{text.word(type(step))} reads other ranks' {name}"
+                yield f"{told}: a channel must tell them when it may change again", step.place
+
+
+def _credits(plan: Plan) -> Iterator[tuple[str, Place]]:
+    heap = {buffer.name for buffer in plan.of(Buffer) if buffer.role == "symmetric"}
+    steps, moments = plan.steps, Moments(plan)
+    if not any(_uses_slot(step, heap) for step in steps):
+        return
+    takers = [i for i, step in enumerate(steps, 1) if getattr(step, "takes", False)]
+    ends = [Moment(i, "end") for i in takers]
+    for i, step in enumerate(steps, 1):
+        behind = i in takers or moments.order.before(ends, [Moment(i, "begin")])
+        if _uses_slot(step, heap) and not behind:
+            told = f"{text.word(type(step))} writes the slot before credits are taken"
+            yield f"{told}: other ranks may still read what it held", step.place
+    givers = [i for i, step in enumerate(steps, 1) if getattr(step, "gives", False)]
+    if len(givers) != 1:
+        yield f"{plan.name} gives its slot back {len(givers)} times; once is right", plan.place
+    for i, step in enumerate(steps, 1):
+        for name in sorted({access.buffer for access in accesses(step)} & heap):
+            done, given = moments.done(i, name), [Moment(giver, "end") for giver in givers]
+            if givers and not moments.order.before(done, given):
+                told = f"{text.word(type(step))} uses {name} and is not before what gives it back"
+                yield told, step.place
+
+
+def _uses_slot(step: Step, heap: set[str]) -> bool:
+    """Does it write the slot, or words of it that peers read?"""
+    return bool({access.buffer for access in accesses(step) if access.writes} & heap
+                or announced(step))  # fmt: skip
+
+
+def _shared(plan: Plan) -> Iterator[tuple[str, Place]]:
+    buffers = {buffer.name: buffer for buffer in plan.of(Buffer)}
+    for buffer in buffers.values():
+        if not buffer.shares:
+            continue
+        other = buffers[buffer.shares]
+        if buffer.role != other.role or buffer.role in GIVEN:
+            told = f"{buffer.name} is {buffer.role} and shares the memory of {other.name}"
+            yield f"{told}, which is {other.role}; both must be local or symmetric", buffer.place
+        alike = [one for one in buffers.values() if other.name in (one.name, one.shares)]
+        for one in alike:
+            if one.name < buffer.name and not are_apart(plan, one.name, buffer.name):
+                told = f"{one.name} and {buffer.name} share memory and are in use at once"
+                yield f"{told}: their accesses are not ordered", buffer.place
+
+
+def are_apart(plan: Plan, first: str, second: str, moments: Moments | None = None) -> bool:
+    """Is one of two buffers over and done with, on all ranks that touch it, before the other?"""
+    moments = moments or Moments(plan)
+    uses: dict[str, list[tuple[int, bool]]] = {first: [], second: []}
+    for i, step in enumerate(plan.steps, 1):
+        for access in accesses(step):
+            if access.buffer in uses:
+                uses[access.buffer].append((i, access.far))
+    for name in {first, second} & {*plan.results}:
+        uses[name].append((len(plan.steps) + 1, False))
+    return any(
+        all(
+            i != j and moments.before(i, j, one, other, far or other_far)
+            for i, far in uses[one]
+            for j, other_far in uses[other]
+        )
+        for one, other in ((first, second), (second, first))
+    )
+
+
 RULES = (
-    Rule("names", "a name means one thing, before it is used", _names),
-    Rule("fields", "words and numbers that the runtime takes", _fields),
-    Rule("reach", "peers find only what lies at one place on the heap", _reach, "signals"),
-    Rule("paired", "a lone half of a signal is a hang or a waste", _paired, "signals"),
+    Rule("names", "a name means one thing, before it is used", _names, "drawn"),
+    Rule("fields", "words and numbers that the runtime takes", _fields, "drawn"),
+    Rule("bodies", "what a kernel computes follows from what it reads", _bodies, "body"),
+    Rule("reach", "peers find only what lies at one place on the heap", _reach, "body"),
+    Rule("paired", "a lone half of a signal is a hang or a waste", _paired, "signalled"),
+    Rule("inside", "programs of one launch know of each other by signals alone", _inside,
+         "signalled"),
     Rule("cycles", "all ranks run this plan: what waits for itself hangs", _cycles, "order"),
     Rule("written", "fresh memory holds nothing", _written, "order"),
     Rule("ordered", "two accesses, one a write, that nothing orders are a race", _ordered, "order"),
-)
+    Rule("returned", "what the caller has may change when the call is over", _returned, "order"),
+    Rule("credits", "the slot is used again by the next call", _credits, "allocated"),
+    Rule("shared", "what lies in one place is not needed at once", _shared, "allocated"),
+)  # fmt: skip
+# Rules are run stage by stage: those that ask for an order once names and signals make sense.
+_CHECKED = {"drawn": ("drawn", "body"), "signalled": ("drawn", "body", "signalled", "order"),
+            "allocated": ("drawn", "body", "signalled", "order", "allocated")}  # fmt: skip
 
 
 def check(plan: Plan) -> list[Violation]:
-    """Every breach; rules that ask for an order are run once names and signals make sense."""
-    return run(RULES, plan, ("", "signals", "order"))
+    """Every breach of the rules that hold at the plan's stage."""
+    stage = plan.stage or STAGES[-1]
+    if stage not in STAGES:
+        told = f"{plan.name} is at stage {stage}; there are {', '.join(STAGES)}"
+        return [Violation("stage", told, plan.place)]
+    return run(RULES, plan, _CHECKED[stage])
 
 
 def require(plan: Plan) -> Plan:

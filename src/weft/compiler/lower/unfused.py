@@ -18,7 +18,7 @@ from weft.ir.task import Program, Shard, Type
 def lower(program: Program) -> Plan:
     """The plan of each rank: a buffer for each value, a call for each task."""
     statements = tuple(_statements(program))
-    return Plan(program.name, program.mesh, statements, program.results, program.place)
+    return Plan(program.name, program.mesh, statements, program.results, place=program.place)
 
 
 def _statements(program: Program) -> Iterator[Statement]:

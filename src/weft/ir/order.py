@@ -1,0 +1,70 @@
+"""Which moment of a plan is before which: on one rank, and on every rank.
+
+A step has moments: `begin` and `end`; and for each channel that it announces, `told`: what it
+announces has been written; for each that it waits for, `known`: what was announced may be read. A
+kernel multiplies some tiles before it waits, and goes on after it has announced others, so `told`
+is not before its other accesses and `known` not behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Moment(NamedTuple):
+    """Of step `step`; `channel` where it is `told` or `known`."""
+
+    step: int
+    what: str
+    channel: str = ""
+
+
+class Order:
+    """What follows from edges between moments; a far edge holds from every rank to every rank."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Moment, int] = {}
+        # By number: what is behind it, as bits; and what is behind it on every rank.
+        self._near: list[int] = []
+        self._far: list[int] = []
+
+    def _number(self, moment: Moment) -> int:
+        if moment not in self._numbers:
+            self._numbers[moment] = len(self._near)
+            self._near.append(0)
+            self._far.append(0)
+        return self._numbers[moment]
+
+    def add(self, first: Moment, second: Moment, far: bool = False) -> None:
+        """`first` is before `second`."""
+        i, j = self._number(first), self._number(second)
+        self._near[i] |= 1 << j
+        if far:
+            self._far[i] |= 1 << j
+
+    def close(self) -> None:
+        """Find all that follows: a way with a far edge in it is far."""
+        near, far = self._near, self._far
+        for k in range(len(near)):
+            for i in range(len(near)):
+                if near[i] >> k & 1:
+                    far[i] |= near[k] if far[i] >> k & 1 else far[k]
+                    near[i] |= near[k]
+
+    def before(
+        self, firsts: Iterable[Moment], seconds: Iterable[Moment], far: bool = False
+    ) -> bool:
+        """Is one of `firsts` before one of `seconds`, or the same? Nothing is far of itself."""
+        table = self._far if far else self._near
+        behind = [self._numbers[one] for one in seconds if one in self._numbers]
+        for one in firsts:
+            i = self._numbers.get(one)
+            if i is not None and any(table[i] >> j & 1 or (i == j and not far) for j in behind):
+                return True
+        return False
+
+    def is_cyclic(self, moment: Moment) -> bool:
+        """Is it before itself?"""
+        i = self._numbers.get(moment)
+        return i is not None and bool(self._near[i] >> i & 1)
