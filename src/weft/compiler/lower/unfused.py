@@ -25,7 +25,7 @@ def _statements(program: Program) -> Iterator[Statement]:
     for task in program.tasks:
         assert task.type is not None
         role = "input" if task.kind == "input" else "local"
-        yield Buffer(task.name, task.type.dtype, local_sizes(task.type), role, task.place)
+        yield Buffer(task.name, task.type.dtype, local_sizes(task.type), role, place=task.place)
         if task.kind != "input":
             fields = {"dim": task.dim, "eps": task.eps, "place": task.place}
             yield Call(task.kind, task.operands, (task.name,), **fields)
