@@ -1,4 +1,4 @@
-"""The hooks as docs/decisions/009-hooks.md has them: they run, and compile for GPUs."""
+"""Hooks of docs/decisions/009-hooks.md with segments and a state: they run, compile for GPUs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def test_a_tile_travels_from_hook_to_hook(ranks):
         for i in range(4):
             parts = [x[16 * h :][:16] for h in ((s + i % 2) % 2 for s in range(groups[i] + 1))]
             wanted = torch.stack(parts)
-            assert torch.equal(out[i], wanted.sum(0) + wanted.max(0).values)
+            more = x[16 * (i // 2) :][:16]
+            assert torch.equal(out[i], wanted.sum(0) + more + wanted.max(0).values)
         assert done.tolist() == [1] * 4
 
     ranks(main, 1)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 import weft
+import weft.language as wl
 from weft.base.dtypes import parse_dtype, tolerance
 from weft.base.records import KernelRecord
 from weft.base.target import TARGETS, Target
@@ -21,14 +22,66 @@ from weft.tiles import blocking, gemm, swizzle
 @triton.jit
 def plain_gemm(a, b, c, shape, tile, group_m: tl.constexpr):
     gemm.gemm(
-        b, shape, tile, tl.program_id(0), tl.num_programs(0),
+        b, shape, tile, tl.cdiv(shape.m, tile.m), tl.program_id(0), tl.num_programs(0),
         swizzle.grouped, (group_m,),
         gemm.ready_always, gemm.Always(a, shape.m),
         gemm.emit_store, gemm.Stored(c, shape),
     )  # fmt: skip
 
 
+@triton.jit
+def add_tile(at, value, tile, args):
+    """What another rank would have summed. args: (fp32 [m, n], shape)"""
+    i = at.i_m * tile.m + tl.arange(0, tile.m)
+    j = at.i_n * tile.n + tl.arange(0, tile.n)
+    shape = args[1]
+    mask = (i < shape.m)[:, None] & (j < shape.n)[None, :]
+    return value + tl.load(args[0] + i[:, None] * shape.n + j[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def tell(at, part, args):
+    wl.notify(args[0], args[1] + at.i_n + part, to=0)
+
+
+@triton.jit
+def count_program(args):
+    wl.notify(args[0], args[1], to=0)
+
+
+@triton.jit
+def gemm_with_all_hooks(a, b, c, d, told, ended, shape, tile, world):
+    gemm.gemm(
+        b, shape, tile, tl.cdiv(shape.m, tile.m), tl.program_id(0), tl.num_programs(0),
+        swizzle.grouped, (2,),
+        gemm.ready_always, gemm.Always(a, shape.m),
+        gemm.emit_store, gemm.Stored(c, shape),
+        add_tile, (d, shape), tell, (world, told), count_program, (world, ended),
+    )  # fmt: skip
+
+
 # ---- on the emulator
+
+
+def test_every_hook_runs_once_where_it_should():
+    m, n, k, programs = 40, 24, 32, 3
+
+    def main():
+        world = weft.init()
+        a, b, d = torch.randn(m, k), torch.randn(k, n), torch.randn(m, n)
+        c = torch.empty(m, n)
+        told, ended = world.signals(2), world.signals(1)
+        shape, tile = gemm.Shape(m, n, k, k, n, n), gemm.Tile.of(16, 16, 16, size_k=k)
+        gemm_with_all_hooks[(programs,)](
+            a, b, c, d, told, ended, shape, tile.as_constexpr(), world.arg
+        )
+        torch.testing.assert_close(c, a @ b + d, rtol=1e-5, atol=1e-5)
+        # Rows of tiles, each of which told of this column of tiles.
+        assert told.tolist() == [3, 3]
+        assert ended.tolist() == [programs]
+
+    with weft.emulated(ranks=1) as ranks:
+        ranks.run(main)
 
 
 def multiply(m: int, n: int, k: int, dtype: torch.dtype, *, b_is_nk: bool, tma: bool):

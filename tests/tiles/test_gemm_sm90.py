@@ -11,20 +11,17 @@ from hypothesis import strategies as st
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+import weft.language as wl
 from weft.base.dtypes import tolerance
 from weft.base.errors import ConfigError
 from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
 from weft.language import triton_api
+from weft.language.world_arg import WorldArg, language_version
 from weft.tiles import gemm, gemm_sm90, swizzle
 from weft.verify import compiled
 
 BLOCKINGS = [gemm_sm90.WIDE, gemm_sm90.TURNS]
-
-
-@gluon.jit
-def nothing(args):
-    pass
 
 
 @gluon.jit
@@ -33,12 +30,40 @@ def plain_gemm(a, b, c, partials, summed, e, shape, tile_m: gl.constexpr, tile_n
     order: gl.constexpr = swizzle.grouped
     ready: gl.constexpr = gemm.ready_always
     emit: gl.constexpr = gemm_sm90.emit_store
-    done: gl.constexpr = nothing
     gemm_sm90.gemm(
-        a, b, c, shape, gl.program_id(0), gl.num_programs(0),
+        a, b, c, shape, gl.cdiv(shape.m, tile_m), gl.program_id(0), gl.num_programs(0),
         gemm_sm90.Shared(partials, summed, e, None),
-        order, (8,), ready, gemm.Always(a, shape.m), emit, gemm_sm90.Stored(c), done, (),
         tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
+        order, (8,), ready, gemm.Always(a, shape.m), emit, gemm_sm90.Stored(c),
+    )  # fmt: skip
+
+
+@gluon.jit
+def add_tile(at, row, column, value, args):
+    """What another rank would have summed. args: (fp32 [m, n], m, n); extents divide"""
+    return value + gl.load(gemm_sm90.places(args[0] + row * args[2] + column, value, args[2]))
+
+
+@gluon.jit
+def tell(at, part, args):
+    wl.notify(args[0], args[1] + 2 * at.i_n + part, to=0, scope=wl.Scope.DEVICE)
+
+
+@gluon.jit
+def gemm_with_all_hooks(a, b, c, d, told, partials, summed, e, shape, world, tile_m: gl.constexpr,
+                        tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
+                        b_is_nk: gl.constexpr):  # fmt: skip
+    order: gl.constexpr = swizzle.grouped
+    ready: gl.constexpr = gemm.ready_always
+    emit: gl.constexpr = gemm_sm90.emit_store
+    combine: gl.constexpr = add_tile
+    announce: gl.constexpr = tell
+    gemm_sm90.gemm(
+        a, b, c, shape, gl.cdiv(shape.m, tile_m), gl.program_id(0), gl.num_programs(0),
+        gemm_sm90.Shared(partials, summed, e, None),
+        tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
+        order, (8,), ready, gemm.Always(a, shape.m), emit, gemm_sm90.Stored(c),
+        combine, (d, shape.m, shape.n), announce, (world, told),
     )  # fmt: skip
 
 
@@ -69,7 +94,7 @@ def test_a_tile_that_does_not_fit(field, text):
         gemm_sm90.check("gemm", **{**wide, **field}, target=TARGETS["cuda:90"])
 
 
-def record_of(blocking, dtype: str, b_is_nk: bool) -> KernelRecord:
+def record_of(blocking, dtype: str, b_is_nk: bool, **more: str) -> KernelRecord:
     tile_m, tile_n, tile_k = blocking.tile_m, blocking.tile_n, blocking.tile_k
     chunk = (gemm_sm90.chunk_rows(tile_m, tile_n), gemm_sm90.CHUNK_N.value)
 
@@ -87,6 +112,7 @@ def record_of(blocking, dtype: str, b_is_nk: bool) -> KernelRecord:
             "summed": "*i64",
             "e": "i64",
             "shape": ["i32"] * len(gemm.Shape._fields),
+            **more,
         },
         constants={
             "shape": gemm.Shape(*[None] * len(gemm.Shape._fields)),
@@ -113,6 +139,25 @@ def test_products_run_on_tensor_cores_and_sums_stay_in_registers(blocking, b_is_
     assert binary.metadata.shared <= target.shared_bytes
     report = compiled(binary, target)
     assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("blocking", BLOCKINGS, ids=["wide", "turns"])
+def test_a_tile_is_announced_when_its_stores_are_complete(blocking):
+    record = record_of(blocking, "bf16", False, d="*fp32", told="*i64",
+                       world=["*i64", "constexpr", "constexpr"])  # fmt: skip
+    record.constants["world"] = WorldArg(None, 1, language_version())
+    binary = triton_api.compile_kernel(gemm_with_all_hooks, record, TARGETS["cuda:90"])
+    ptx = binary.asm["ptx"]
+    *_, told = re.finditer(r"\b(atom|red)\.\S*release", ptx)
+    stored = ptx.rindex("cp.async.bulk.tensor.2d.global", 0, told.start())
+    # Not wait_group.read, after which a chunk may be reused but C may not be told of.
+    assert "cp.async.bulk.wait_group 0" in ptx[stored : told.start()]
+    assert "ld.local" not in ptx and "st.local" not in ptx
+    left_out = triton_api.compile_kernel(
+        plain_gemm, record_of(blocking, "bf16", False), TARGETS["cuda:90"]
+    )
+    # Each consumer's, where it leaves its sums of a shared tile.
+    assert left_out.asm["ptx"].count("cp.async.bulk.wait_group 0") == 2
 
 
 @pytest.mark.gpu(n=1)

@@ -180,9 +180,9 @@ def _word_of(row, shards):
 
 
 @triton.jit
-def _ready(i_m, i_n, tile, args):
+def _ready(at, segment, tile, args):
     """Own rows are read in place; others once all their chunks have arrived. args: Arrival"""
-    first = i_m * tile.m
+    first = at.i_m * tile.m
     end = min(first + tile.m, args.m)
     own_first = args.rank * args.shards.rows
     own_end = min(own_first + args.shards.rows, args.m)
@@ -321,17 +321,15 @@ def _multiply(a, own, gathered, gathered_rows, b, c, rows_ready, fed, slot, shap
     start = _first_row(rank, shards, shape.m, tile.m)
     # The last programs have the fewest tiles: those are the feeders.
     gemm.gemm(
-        b, shape, tile, num_programs - 1 - program, num_programs,
+        b, shape, tile, tl.cdiv(shape.m, tile.m), num_programs - 1 - program, num_programs,
         swizzle.rotated, (shards.group_m, start, shards.head),
         _ready, Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), shards, world),
         gemm.emit_store, gemm.Stored(c, shape),
+        done=_await_copies_and_give_back if feeders == 0 else _give_back,
+        done_args=GivingBack(
+            rows_ready, e, _variable(shards.chunks), program, num_programs, slot, world
+        ),
     )  # fmt: skip
-    giving = GivingBack(
-        rows_ready, e, _variable(shards.chunks), program, num_programs, slot, world
-    )  # fmt: skip
-    if feeders == 0:
-        _await_copies(giving)
-    _give_back(giving)
 
 
 @triton.jit
@@ -400,12 +398,13 @@ def _multiply_sm90(own, gathered_rows, b, c, rows_ready, partials, summed, slot,
     done: gl.constexpr = _await_copies_and_give_back if is_pull else _give_back
     chunks = _variable(shards.chunks)
     gemm_sm90.gemm(
-        own, b, c, shape, program, num_programs, gemm_sm90.Shared(partials, summed, e, world),
+        own, b, c, shape, gl.cdiv(shape.m, tile_m), program, num_programs,
+        gemm_sm90.Shared(partials, summed, e, world),
+        tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
         order, (shards.group_m, start, shards.head),
         ready, Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), shards, world),
         emit, gemm_sm90.Stored(c),
-        done, GivingBack(rows_ready, e, chunks, program, num_programs, slot, world),
-        tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
+        done=done, done_args=GivingBack(rows_ready, e, chunks, program, num_programs, slot, world),
     )  # fmt: skip
 
 

@@ -1,24 +1,34 @@
-"""The GEMM template: C[m, n] = A[m, k] @ B[k, n] in tiles, with three hooks.
+"""The GEMM template: C[m, n] = A[m, k] @ B[k, n] in tiles, with hooks for what is around it.
 
     for i in this program's share of the tiles:
-        i_m, i_n = order(i)              which tile is next
-        rows     = ready(i_m, i_n)       where the tile's rows of A lie, once they may be read
-        value    = sum over k of A[rows, k] @ B[k, i_n]
-        emit(i_m, i_n, value)            what becomes of the result
+        at    = order(i, ...)            which tile is next: the record that every hook is given
+        rows  = ready(at, ...)           where the tile's rows of A lie, once they may be read
+        value = sum over k of A[rows, k] @ B[k, at.i_n]
+        value = combine(at, value, ...)  with what else belongs to the tile
+        emit(at, value, ...)             what becomes of the result
+        announce(at, ...)                who is told of it
+    done()                               this program has read its last operand
 
-A hook is a `@triton.jit` function, given as a constexpr together with one tuple of arguments:
+A hook is a `@triton.jit` function, given as a constexpr together with one tuple of arguments. Those
+that have a default are left out by None, and cost nothing then:
 
-    order(i, num_m, num_n, args) -> (i_m, i_n)                  see tiles/swizzle.py
-    ready(i_m, i_n, tile, args) -> Rows(source, first, end)     see `ready_always`
-    emit(i_m, i_n, tile, value, args)                           see `emit_store`
+    order(i, num_m, num_n, args) -> at                   a record that begins with i_m, i_n
+    ready(at, segment, tile, args) -> Rows               segment is 0: a GEMM has one
+    combine(at, value, tile, args) -> value              fp32 sums in and out; may wait and read
+    emit(at, value, tile, args)                          data alone, see `emit_store`
+    announce(at, part, args)                             part is 0: a tile is stored in one
+    done(args)                                           once per program
 
 `ready` runs once per tile, in the outer loop: a wait inside the loop over k would cost the
 pipelining there. The outer loop is never flattened into the inner one (`flatten=False`), or the
-next tile's wait would run before this tile's result is stored.
+next tile's wait would run before this tile's result is stored. What `emit` stored is complete once
+`announce` has called `notify` or what else releases. `one_tile` is the body without the loop.
 
 An operand is a TMA descriptor made by the host (`tile.tma`) or a pointer to rows `stride` apart
 whose columns are contiguous; extents need not divide by the tile's. B may lie as [k, n] or, with
 `tile.b_is_nk`, as [n, k]. Sums are in fp32.
+
+Source  docs/decisions/009-hooks.md
 """
 
 from __future__ import annotations
@@ -90,6 +100,7 @@ def gemm(
     b,
     shape,
     tile,
+    num_m,
     first,
     step,
     order: tl.constexpr,
@@ -98,18 +109,53 @@ def gemm(
     ready_args,
     emit: tl.constexpr,
     emit_args,
+    combine: tl.constexpr = None,
+    combine_args=None,
+    announce: tl.constexpr = None,
+    announce_args=None,
+    done: tl.constexpr = None,
+    done_args=None,
 ):
     """Multiply tiles first, first + step, ... of the order; call it from a kernel.
 
-    Sync    what `ready` and `emit` do; progress needs nothing of this launch's other programs
+    `num_m` counts rows of tiles: cdiv(shape.m, tile.m), or more where tiles are cut within parts.
+
+    Sync    what the hooks do; progress needs nothing of this launch's other programs
     """
-    num_m = tl.cdiv(shape.m, tile.m)
     num_n = tl.cdiv(shape.n, tile.n)
     for i in tl.range(first, num_m * num_n, step, flatten=False):
-        i_m, i_n = order(i, num_m, num_n, order_args)
-        rows = ready(i_m, i_n, tile, ready_args)
-        value = multiply(rows, b, i_n, shape, tile)
-        emit(i_m, i_n, tile, value, emit_args)
+        at = order(i, num_m, num_n, order_args)
+        one_tile(
+            at, b, shape, tile, ready, ready_args, emit, emit_args,
+            combine, combine_args, announce, announce_args,
+        )  # fmt: skip
+    if done is not None:
+        done(done_args)
+
+
+@triton.jit
+def one_tile(
+    at,
+    b,
+    shape,
+    tile,
+    ready: tl.constexpr,
+    ready_args,
+    emit: tl.constexpr,
+    emit_args,
+    combine: tl.constexpr = None,
+    combine_args=None,
+    announce: tl.constexpr = None,
+    announce_args=None,
+):
+    """The tile of the record `at`, from its wait to its announcement."""
+    rows = ready(at, 0, tile, ready_args)
+    value = multiply(rows, b, at.i_n, shape, tile)
+    if combine is not None:
+        value = combine(at, value, tile, combine_args)
+    emit(at, value, tile, emit_args)
+    if announce is not None:
+        announce(at, 0, announce_args)
 
 
 @triton.jit
@@ -163,19 +209,19 @@ def load_b(b, column, at_k, shape, tile):
 
 
 @triton.jit
-def ready_always(i_m, i_n, tile, args):
+def ready_always(at, segment, tile, args):
     """A is there from the start. args: Always"""
-    return Rows(source=args.a, first=i_m * tile.m, end=args.m)
+    return Rows(source=args.a, first=at.i_m * tile.m, end=args.m)
 
 
 @triton.jit
-def emit_store(i_m, i_n, tile, value, args):
+def emit_store(at, value, tile, args):
     """Store the tile in C, rounded to C's dtype. args: Stored"""
     if tile.tma:
-        args.c.store([i_m * tile.m, i_n * tile.n], value.to(args.c.dtype))
+        args.c.store([at.i_m * tile.m, at.i_n * tile.n], value.to(args.c.dtype))
     else:
-        i = i_m * tile.m + tl.arange(0, tile.m)
-        j = i_n * tile.n + tl.arange(0, tile.n)
+        i = at.i_m * tile.m + tl.arange(0, tile.m)
+        j = at.i_n * tile.n + tl.arange(0, tile.n)
         pointers = args.c + i.to(tl.int64)[:, None] * args.shape.stride_c + j[None, :]
         mask = (i < args.shape.m)[:, None] & (j < args.shape.n)[None, :]
         tl.store(pointers, value.to(args.c.dtype.element_ty), mask=mask)

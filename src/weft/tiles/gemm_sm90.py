@@ -5,11 +5,16 @@
                                 they have in turns: while one multiplies, the other stores. Wider
                                 tiles they share, half of the rows each
 
-`order` and `ready` are the very functions that the plain twin takes: integers in, integers out. A
-wait in `ready` is the producer's, before the first load of what it guards; the consumers go on.
-`emit` differs: it is given chunks of the tile in shared memory, as TMA takes them:
+`order`, `ready`, `announce` and `done` are the very functions that the plain twin takes: integers
+in, integers out. A wait in `ready` is the producer's, before the first load of what it guards; the
+consumers go on. What touches the result differs: it sees a tile chunk by chunk, `combine` in
+registers as wgmma leaves it (`places` makes pointers for it), `emit` in shared memory, as TMA
+takes it. `row` and `column` are the chunk's first, counted as if each tile were whole:
 
-    emit(row, column, chunk, is_last, args)      see `emit_store`
+    combine(at, row, column, value, args) -> value       fp32 sums; may wait and read
+    emit(at, row, column, chunk, args)                   see `emit_store`
+    announce(at, part, args)                             by each consumer that has a part of the
+                                                         tile, when its stores are complete
 
 Where the last round of tiles would leave more than half of the programs idle, its tiles are shared
 out: `parts` programs to a tile, each with a part of k. Those of part 1, 2, ... leave their sums in
@@ -49,7 +54,7 @@ import weft.language as wl
 from weft.base.errors import ConfigError
 from weft.base.target import Target
 from weft.tiles.blocking import Blocking
-from weft.tiles.gemm import Shape, Tile
+from weft.tiles.gemm import Tile
 
 # Triton 3.9 has other names for them than 3.7.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -116,11 +121,10 @@ _rows_each = gluon.constexpr_function(chunk_rows)
 
 
 @triton.jit
-def cut(shape, tile_m, tile_n, tile_k, num_programs):
+def cut(num_m, n, k, tile_n, tile_k, num_programs):
     """The Cut of a product among so many programs."""
-    num_m = (shape.m + tile_m - 1) // tile_m
-    num_n = (shape.n + tile_n - 1) // tile_n
-    num_k = (shape.k + tile_k - 1) // tile_k
+    num_n = (n + tile_n - 1) // tile_n
+    num_k = (k + tile_k - 1) // tile_k
     left = num_m * num_n % num_programs
     parts = min(num_programs // max(left, 1), MAX_PARTS, max(num_k // MIN_STEPS, 1))
     shared = left * min(parts - 1, 1)
@@ -128,7 +132,7 @@ def cut(shape, tile_m, tile_n, tile_k, num_programs):
 
 
 @gluon.jit
-def emit_store(row, column, chunk, is_last: gl.constexpr, args):
+def emit_store(at, row, column, chunk, args):
     """Store the chunk in C. args: Stored"""
     store_tile(args.c, [row, column], chunk)
 
@@ -139,29 +143,34 @@ def gemm(
     b,
     c_block,
     shape,
+    num_m,
     first,
     step,
     shared,
-    order: gl.constexpr,
-    order_args,
-    ready: gl.constexpr,
-    ready_args,
-    emit: gl.constexpr,
-    emit_args,
-    done: gl.constexpr,
-    done_args,
     tile_m: gl.constexpr,
     tile_n: gl.constexpr,
     tile_k: gl.constexpr,
     stages: gl.constexpr,
     chunk_n: gl.constexpr,
     b_is_nk: gl.constexpr,
+    order: gl.constexpr,
+    order_args,
+    ready: gl.constexpr,
+    ready_args,
+    emit: gl.constexpr,
+    emit_args,
+    combine: gl.constexpr = None,
+    combine_args=None,
+    announce: gl.constexpr = None,
+    announce_args=None,
+    done: gl.constexpr = None,
+    done_args=None,
 ):
     """Multiply this program's share of the tiles; a kernel of NUM_WARPS warps calls it.
 
-    `first` of `step` is this program's place among them. `a_block` and `c_block` are descriptors
-    whose blocks have the form in which `ready`'s sources are read and `emit` is given chunks.
-    `shared` is a Shared. `done(args)` runs once, when all operands of this program have been read.
+    `num_m` counts rows of tiles; `first` of `step` is this program's place. `a_block` and
+    `c_block` are descriptors whose blocks have the form in which `ready`'s sources are read and
+    `emit` is given chunks. `shared` is a Shared.
 
     Sync    what the hooks do; programs that share a tile wait for each other
     """
@@ -186,19 +195,19 @@ def gemm(
         [
             (
                 _consume,
-                (operands_a, operands_b, chunks_0, empty, full, turns, shape, first, step, shared,
-                 order, order_args, emit, emit_args, 0, tile_m, tile_n, tile_k, stages, chunk_n,
-                 b_is_nk),
+                (operands_a, operands_b, chunks_0, empty, full, turns, shape, num_m, first, step,
+                 shared, order, order_args, emit, emit_args, combine, combine_args, announce,
+                 announce_args, 0, tile_m, tile_n, tile_k, stages, chunk_n, b_is_nk),
             ),
             (
                 _consume,
-                (operands_a, operands_b, chunks_1, empty, full, turns, shape, first, step, shared,
-                 order, order_args, emit, emit_args, 1, tile_m, tile_n, tile_k, stages, chunk_n,
-                 b_is_nk),
+                (operands_a, operands_b, chunks_1, empty, full, turns, shape, num_m, first, step,
+                 shared, order, order_args, emit, emit_args, combine, combine_args, announce,
+                 announce_args, 1, tile_m, tile_n, tile_k, stages, chunk_n, b_is_nk),
             ),
             (
                 _produce,
-                (a_block, b, operands_a, operands_b, empty, full, shape, first, step, order,
+                (a_block, b, operands_a, operands_b, empty, full, shape, num_m, first, step, order,
                  order_args, ready, ready_args, done, done_args, tile_m, tile_n, tile_k, stages,
                  b_is_nk),
             ),
@@ -226,51 +235,66 @@ def tile_of(unit, dealt):
 
 @gluon.jit
 def _produce(
-    a_block, b, operands_a, operands_b, empty, full, shape, first, step,
+    a_block, b, operands_a, operands_b, empty, full, shape, num_m, first, step,
     order: gl.constexpr, order_args, ready: gl.constexpr, ready_args, done: gl.constexpr, done_args,
     tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
     b_is_nk: gl.constexpr,
 ):  # fmt: skip
     """Fill stage after stage with what the consumers multiply next."""
-    tile = Tile(tile_m, tile_n, tile_k, b_is_nk, True, True)
-    dealt = cut(shape, tile_m, tile_n, tile_k, step)
+    dealt = cut(num_m, shape.n, shape.k, tile_n, tile_k, step)
     filled = 0
     for unit in range(first, dealt.whole + dealt.shared * dealt.parts, step):
         i, begin, end, _ = tile_of(unit, dealt)
-        i_m, i_n = order(i, dealt.num_m, dealt.num_n, order_args)
-        rows = ready(i_m, i_n, tile, ready_args)
-        column = i_n * tile_n
-        for j in range(begin, end):
-            stage = filled % stages
-            at_k = j * tile_k
-            mbarrier.wait(empty.index(stage), (filled // stages & 1) ^ 1)
-            arrived = full.index(stage)
-            mbarrier.expect(arrived, a_block.block_type.nbytes + b.block_type.nbytes)
-            load_tile(rows.source, [rows.first, at_k], arrived, operands_a.index(stage))
-            if b_is_nk:
-                place = [column, at_k]
-            else:
-                place = [at_k, column]
-            load_tile(b, place, arrived, operands_b.index(stage))
-            filled += 1
+        at = order(i, dealt.num_m, dealt.num_n, order_args)
+        filled = load_one_tile(
+            at, begin, end, filled, a_block, b, operands_a, operands_b, empty, full, ready,
+            ready_args, tile_m, tile_n, tile_k, stages, b_is_nk,
+        )  # fmt: skip
     # Once every stage is empty again, all that was loaded has been read.
     for _ in range(stages):
         mbarrier.wait(empty.index(filled % stages), (filled // stages & 1) ^ 1)
         filled += 1
-    done(done_args)
+    if done is not None:
+        done(done_args)
+
+
+@gluon.jit
+def load_one_tile(
+    at, begin, end, filled, a_block, b, operands_a, operands_b, empty, full,
+    ready: gl.constexpr, ready_args, tile_m: gl.constexpr, tile_n: gl.constexpr,
+    tile_k: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr,
+):  # fmt: skip
+    """The producer's body: steps begin .. end - 1 of one tile's k. Returns stages filled so far."""
+    rows = ready(at, 0, Tile(tile_m, tile_n, tile_k, b_is_nk, True, True), ready_args)
+    column = at.i_n * tile_n
+    for j in range(begin, end):
+        stage = filled % stages
+        at_k = j * tile_k
+        mbarrier.wait(empty.index(stage), (filled // stages & 1) ^ 1)
+        arrived = full.index(stage)
+        mbarrier.expect(arrived, a_block.block_type.nbytes + b.block_type.nbytes)
+        load_tile(rows.source, [rows.first, at_k], arrived, operands_a.index(stage))
+        if b_is_nk:
+            place = [column, at_k]
+        else:
+            place = [at_k, column]
+        load_tile(b, place, arrived, operands_b.index(stage))
+        filled += 1
+    return filled
 
 
 @gluon.jit
 def _consume(
-    operands_a, operands_b, chunks, empty, full, turns, shape, first, step, shared,
-    order: gl.constexpr, order_args, emit: gl.constexpr, emit_args, me: gl.constexpr,
+    operands_a, operands_b, chunks, empty, full, turns, shape, num_m, first, step, shared,
+    order: gl.constexpr, order_args, emit: gl.constexpr, emit_args, combine: gl.constexpr,
+    combine_args, announce: gl.constexpr, announce_args, me: gl.constexpr,
     tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
     chunk_n: gl.constexpr, b_is_nk: gl.constexpr,
 ):  # fmt: skip
-    """This consumer's part of this program's units: sums over k, then chunk by chunk to `emit`."""
+    """This consumer's part of this program's units: sums over k, then on to the hooks."""
     rows: gl.constexpr = _rows_each(tile_m, tile_n)
     takes_turns: gl.constexpr = rows == tile_m
-    dealt = cut(shape, tile_m, tile_n, tile_k, step)
+    dealt = cut(num_m, shape.n, shape.k, tile_n, tile_k, step)
     # A shared tile is its program's last: all units before it have num_k steps.
     used = me * dealt.num_k if takes_turns else 0
     begins = first + me * step if takes_turns else first
@@ -292,7 +316,7 @@ def _consume(
         mbarrier.arrive(empty.index((used + stages - 1) % stages), count=1)
         if takes_turns:
             used += dealt.num_k
-        i_m, i_n = order(i, dealt.num_m, dealt.num_n, order_args)
+        at = order(i, dealt.num_m, dealt.num_n, order_args)
         others = 0
         if unit >= dealt.whole:
             others = dealt.parts - 1
@@ -303,11 +327,11 @@ def _consume(
                 wl.wait(shared.summed + 2 * (first + other * dealt.shared) + me, shared.e,
                         scope=wl.Scope.DEVICE, world=shared.world)  # fmt: skip
             pitch = dealt.shared * (tile_m * tile_n)
-            _emit_chunks(value, i_m * tile_m + own_row, i_n * tile_n, 0,
-                         Others(block + pitch, pitch, others), chunks, emit, emit_args, True,
-                         tile_n, chunk_n)  # fmt: skip
+            emit_one_tile(at, value, own_row, Others(block + pitch, pitch, others), chunks, emit,
+                          emit_args, combine, combine_args, announce, announce_args, tile_m,
+                          tile_n, chunk_n)  # fmt: skip
         else:
-            gl.store(_places(block, value, tile_n), value)
+            gl.store(places(block, value, tile_n), value)
             wl.store(shared.summed + 2 * first + me, shared.e, order=wl.Order.RELEASE,
                      scope=wl.Scope.DEVICE)  # fmt: skip
     tma.store_wait(0)
@@ -358,9 +382,24 @@ def _multiply(
 
 
 @gluon.jit
+def emit_one_tile(
+    at, value, own_row: gl.constexpr, others, chunks, emit: gl.constexpr, emit_args,
+    combine: gl.constexpr, combine_args, announce: gl.constexpr, announce_args,
+    tile_m: gl.constexpr, tile_n: gl.constexpr, chunk_n: gl.constexpr,
+):  # fmt: skip
+    """The consumers' body behind the sums: rows own_row, ... of one tile to the hooks."""
+    _emit_chunks(at, value, at.i_m * tile_m + own_row, at.i_n * tile_n, 0, others, chunks, emit,
+                 emit_args, combine, combine_args, tile_n, chunk_n)  # fmt: skip
+    if announce is not None:
+        # `store_wait` waits until chunks may be reused, this until they have been written.
+        wl.complete_stores()
+        announce(at, own_row // value.shape[0], announce_args)
+
+
+@gluon.jit
 def _emit_chunks(
-    value, row, column, inside, others, chunks, emit: gl.constexpr, emit_args,
-    is_last: gl.constexpr, tile_n: gl.constexpr, chunk_n: gl.constexpr,
+    at, value, row, column, inside: gl.constexpr, others, chunks, emit: gl.constexpr, emit_args,
+    combine: gl.constexpr, combine_args, tile_n: gl.constexpr, chunk_n: gl.constexpr,
 ):  # fmt: skip
     """Halve the columns until they are a chunk: each thread keeps its own, nothing moves.
 
@@ -373,27 +412,29 @@ def _emit_chunks(
         left, right = value.reshape([tile_m, 2, value_n // 2]).permute(0, 2, 1).split()
         left = gl.convert_layout(left, half, assert_trivial=True)
         right = gl.convert_layout(right, half, assert_trivial=True)
-        _emit_chunks(left, row, column, inside, others, chunks, emit, emit_args, False, tile_n,
-                     chunk_n)  # fmt: skip
-        _emit_chunks(right, row, column + value_n // 2, inside + value_n // 2, others, chunks, emit,
-                     emit_args, is_last, tile_n, chunk_n)  # fmt: skip
+        _emit_chunks(at, left, row, column, inside, others, chunks, emit, emit_args, combine,
+                     combine_args, tile_n, chunk_n)  # fmt: skip
+        _emit_chunks(at, right, row, column + value_n // 2, inside + value_n // 2, others, chunks,
+                     emit, emit_args, combine, combine_args, tile_n, chunk_n)  # fmt: skip
     else:
         for other in range(others.count):
-            value += gl.load(_places(others.first + other * others.pitch + inside, value, tile_n))
+            value += gl.load(places(others.first + other * others.pitch + inside, value, tile_n))
+        if combine is not None:
+            value = combine(at, row, column, value, combine_args)
         # Of two buffers the one that was stored from before last.
         tma.store_wait(1)
         chunk = chunks.index(inside // chunk_n % 2)
         chunk.store(value.to(chunks.dtype))
         fence_async_shared()
-        emit(row, column, chunk, is_last, emit_args)
+        emit(at, row, column, chunk, emit_args)
 
 
 @gluon.jit
-def _places(block, value, tile_n: gl.constexpr):
-    """Pointers to the elements of `value` in rows of tile_n."""
+def places(block, value, stride):
+    """Pointers for the elements of `value` from `block` on, in rows `stride` elements apart."""
     rows = gl.arange(0, value.shape[0], gl.SliceLayout(1, value.type.layout))
     columns = gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
-    return block + rows[:, None] * tile_n + columns[None, :]
+    return block + rows[:, None] * stride + columns[None, :]
 
 
 def check(op: str, tile_m: int, tile_n: int, tile_k: int, stages: int, target: Target) -> None:
@@ -416,8 +457,8 @@ def check(op: str, tile_m: int, tile_n: int, tile_k: int, stages: int, target: T
 
 def deal(m: int, n: int, k: int, blocking: Blocking, num_programs: int) -> Cut:
     """The same on the host."""
-    extents = (blocking.tile_m, blocking.tile_n, blocking.tile_k)
-    dealt = cut.fn(Shape(m, n, k, 0, 0, 0), *extents, num_programs)
+    num_m = (m + blocking.tile_m - 1) // blocking.tile_m
+    dealt = cut.fn(num_m, n, k, blocking.tile_n, blocking.tile_k, num_programs)
     # Of Python integers and Triton's constants, Triton makes constants.
     return Cut(*[getattr(number, "value", number) for number in dealt])
 

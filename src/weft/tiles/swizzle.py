@@ -1,6 +1,6 @@
 """Orders of tiles: pure integer functions that say which tile the i-th one is.
 
-Each is a bijection of 0 .. num_m * num_n - 1 onto (i_m, i_n) and a `@triton.jit` function whose
+Each is a bijection of 0 .. num_m * num_n - 1 onto At(i_m, i_n) and a `@triton.jit` function whose
 `.fn` is the same function on Python integers: kernels run the one, tests the other.
 
 An order walks column by column inside groups of `group_m` rows of tiles, so that programs that
@@ -9,7 +9,16 @@ run together share tiles of both operands in L2.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
+
+
+class At(NamedTuple):
+    """A tile. An order of one's own may give a record with more fields behind these two."""
+
+    i_m: Any
+    i_n: Any
 
 
 @triton.jit
@@ -19,7 +28,7 @@ def grouped(i, num_m, num_n, args):
     group = i // (group_m * num_n)
     inside = i - group * group_m * num_n
     height = min(num_m - group * group_m, group_m)
-    return group * group_m + inside % height, inside // height
+    return At(group * group_m + inside % height, inside // height)
 
 
 @triton.jit
@@ -40,7 +49,8 @@ def rotated(i, num_m, num_n, args):
     group = (i - begin * num_n) // (group_m * num_n)
     inside = i - (begin + group * group_m) * num_n
     height = min(rows - group * group_m, group_m)
-    return (begin + group * group_m + inside % height + args[1]) % num_m, inside // height
+    i_m = (begin + group * group_m + inside % height + args[1]) % num_m
+    return At(i_m, inside // height)
 
 
 @triton.jit
