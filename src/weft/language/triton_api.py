@@ -16,6 +16,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -150,7 +151,7 @@ def is_tuple(value: Any) -> bool:
 
 def tuple_fields(value: Any) -> tuple[str, ...]:
     """The field names of a named tuple that a kernel was handed; empty for anything else."""
-    return tuple(value.type.fields) if is_tuple(value) else ()
+    return tuple(value.type.fields or ()) if is_tuple(value) else ()
 
 
 def make_tuple(values: Sequence[Any]) -> Any:
@@ -198,6 +199,30 @@ def extern(semantic: Any, symbol: str, args: Sequence[Any], result: Any, shape: 
     ir_type = kind.to_ir(semantic.builder)
     value = semantic.builder.create_extern_elementwise("", "", symbol, handles, ir_type, False)
     return core.tensor(value, kind)
+
+
+def link_library(semantic: Any, name: str, path: str) -> None:
+    """The kernel that is being traced is linked with the LLVM bitcode at `path`.
+
+    Triton has read its cache's key by now: what decides whether a kernel comes here, and the
+    library's version, must be in the kernel's arguments or source.
+    """
+    options = semantic.builder.options
+    libraries = dict(options.extern_libs or ())
+    if libraries.setdefault(name, path) == path:
+        object.__setattr__(options, "extern_libs", tuple(libraries.items()))
+
+
+def when_loaded(marker: bytes, act: Callable[[int], None]) -> None:
+    """From now on call `act` with the module of each kernel, once loaded, whose binary holds
+    `marker`; before its first launch."""
+
+    def look(module: int, function: int, name: str, files: Mapping[str, str], *_: Any) -> None:
+        binary = next((path for path in files.values() if str(path).endswith(".cubin")), None)
+        if binary is not None and marker in Path(binary).read_bytes():
+            act(module)
+
+    triton.knobs.runtime.kernel_load_end_hook.add(look)
 
 
 # ---------------------------------------------------------------------------------------------

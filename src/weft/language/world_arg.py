@@ -12,12 +12,13 @@ class WorldArg(NamedTuple):
     """`world.arg`: a world, as a kernel sees it.
 
     Rank, heap bases and nodes are in the table: integers in here would be specialised, and every
-    rank would compile its own binary. `version` keeps Triton's cache honest across upgrades.
+    rank would compile its own binary. `version` keeps Triton's cache honest across upgrades, and
+    says whether kernels need the code that reaches far peers.
     """
 
     table: Any  # int64 device tensor, laid out as world_layout says
     num_ranks: Any  # tl.constexpr
-    version: Any  # tl.constexpr, language_version()
+    version: Any  # tl.constexpr, language_version() or far_version()
 
 
 class SlotArg(NamedTuple):
@@ -26,6 +27,20 @@ class SlotArg(NamedTuple):
     epoch: Any  # int64 word, local: the last call that finished with this slot
     ticket: Any  # int32 word, local: how many programs of the running call are done
     slot_free: Any  # int64[num_ranks], symmetric: slot_free[r] = last epoch that r is done with
+
+
+_VERSION_BITS = 56
+_FAR = 1 << _VERSION_BITS
+
+
+def far_version(library: int) -> int:
+    """The version of a world with peers that GPUs reach through a library; `library` < 2**56 is
+    another number for other device code of it."""
+    return _FAR | (language_version() ^ library)
+
+
+def is_far_version(version: int) -> bool:
+    return bool(version & _FAR)
 
 
 @functools.lru_cache(maxsize=1)
@@ -39,4 +54,4 @@ def language_version() -> int:
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode())
         digest.update(path.read_bytes())
-    return int.from_bytes(digest.digest()[:7], "little")
+    return int.from_bytes(digest.digest()[: _VERSION_BITS // 8], "little")

@@ -16,6 +16,8 @@ REPORT_PTR = 6  # address of this rank's wait reports; 0: none are kept
 HEAP_BASE = 7  # of this rank
 BARRIER_ARRIVALS = 8  # address of int32[NUM_CHANNELS], symmetric
 BARRIER_GENERATIONS = 9  # address of int32[NUM_CHANNELS], local
+STAGE_PTR = 10  # address of the stage, symmetric; 0 where there are no far peers
+STAGE_LOCKS = 11  # address of int32[STAGE_SLOTS], local
 HEADER_WORDS = 16
 
 PEER_BASES = HEADER_WORDS  # + peer: its heap base; 0 when it is far
@@ -23,6 +25,12 @@ PEER_BASES = HEADER_WORDS  # + peer: its heap base; 0 when it is far
 # + 3 num_ranks + peer: its global rank
 
 NUM_CHANNELS = 64
+
+# The stage: where data lies on its way to a far peer; behind its slots a word that holds nothing.
+STAGE_SLOTS = 256
+STAGE_SLOT_BYTES = 1 << 16
+STAGE_BYTES = STAGE_SLOTS * STAGE_SLOT_BYTES
+STAGE_SPARE_BYTES = 256
 
 NEVER_NS = 1 << 62  # as TIMEOUT_NS: waits have no deadline, but still look at the abort word
 

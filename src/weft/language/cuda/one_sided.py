@@ -1,4 +1,5 @@
-"""NVIDIA: what orders and completes one-sided transfers."""
+"""NVIDIA: one-sided transfers, to near peers as everywhere, to far ones through NVSHMEM; and what
+orders and completes them."""
 
 from __future__ import annotations
 
@@ -6,15 +7,44 @@ import triton
 import triton.language as tl
 
 from weft.language import one_sided as declared
-from weft.language.addressing import translate
+from weft.language.addressing import is_near, translate
+from weft.language.cuda import nvshmem
+from weft.language.cuda.nvshmem import has_far_peers
+from weft.language.portable import one_sided as near
 from weft.language.registry import implement
 from weft.language.signals import complete_stores
+
+
+@implement(declared.put, "cuda")
+@triton.jit
+def put(world, dst, src, to, mask):
+    if has_far_peers(world):
+        if is_near(world, to):
+            near.put(world, dst, src, to, mask)
+        else:
+            nvshmem.put_far(world, dst, src, to, mask)
+    else:
+        near.put(world, dst, src, to, mask)
+
+
+@implement(declared.get, "cuda")
+@triton.jit
+def get(world, dst, src, source, mask):
+    if has_far_peers(world):
+        if is_near(world, source):
+            near.get(world, dst, src, source, mask)
+        else:
+            nvshmem.get_far(world, dst, src, source, mask)
+    else:
+        near.get(world, dst, src, source, mask)
 
 
 @implement(declared.fence, "cuda")
 @triton.jit
 def fence(world):
     complete_stores()
+    if has_far_peers(world):
+        nvshmem.complete_far()
     # First the barrier: the fence of the thread that signals later then covers all threads.
     tl.debug_barrier()
     tl.inline_asm_elementwise(
@@ -48,6 +78,15 @@ def quiet(world):
 def notify_warp(world, signal, value, to, scope):
     # A scalar assembly runs in every thread: there warps and lanes have their names.
     complete_stores()
+    if has_far_peers(world):
+        nvshmem.complete_far()
+        nvshmem.signal_warp(world, signal, value, to)
+    else:
+        _notify_near_warp(world, signal, value, to, scope)
+
+
+@triton.jit
+def _notify_near_warp(world, signal, value, to, scope: tl.constexpr):
     word = translate(world, signal, to)
     if word.dtype.element_ty.primitive_bitwidth == 32:
         tl.inline_asm_elementwise(

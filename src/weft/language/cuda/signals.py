@@ -11,7 +11,9 @@ import triton.language as tl
 
 from weft.language import signals as declared
 from weft.language import world_layout as layout
-from weft.language.addressing import translate
+from weft.language.addressing import is_near, translate
+from weft.language.cuda import nvshmem
+from weft.language.cuda.nvshmem import has_far_peers
 from weft.language.cuda.target import has_bulk_stores
 from weft.language.portable.give_up import leave_report
 from weft.language.registry import implement
@@ -116,17 +118,40 @@ def complete_stores():
         )
 
 
+@triton.jit
+def complete_writes(world):
+    """Before a release: all threads' writes are on their way, far puts in memory."""
+    complete_stores()
+    if has_far_peers(world):
+        nvshmem.complete_far()
+    # A releasing atomic is made by one thread and orders that thread's stores alone.
+    tl.debug_barrier()
+
+
+@triton.jit
+def change(world, signal, value, to, op: tl.constexpr, order: tl.constexpr, scope: tl.constexpr):
+    """signal@to <- value, or + value, by one thread."""
+    if has_far_peers(world):
+        if op == "add":
+            # To near ranks too: a network card's additions and a GPU's are not atomic together.
+            nvshmem.signal(world, signal, value, to, op, order)
+        else:
+            if is_near(world, to):
+                ordered_store(translate(world, signal, to), value, order, scope)
+            else:
+                nvshmem.signal(world, signal, value, to, op, order)
+    elif op == "add":
+        tl.atomic_add(translate(world, signal, to), value, sem=order, scope=scope)
+    else:
+        ordered_store(translate(world, signal, to), value, order, scope)
+
+
 @implement(declared.notify, "cuda")
 @triton.jit
 def notify(world, signal, value, to, op, order, scope):
     if order == "release":
-        complete_stores()
-        # A releasing atomic is made by one thread and orders that thread's stores alone.
-        tl.debug_barrier()
-    if op == "add":
-        tl.atomic_add(translate(world, signal, to), value, sem=order, scope=scope)
-    else:
-        ordered_store(translate(world, signal, to), value, order, scope)
+        complete_writes(world)
+    change(world, signal, value, to, op, order, scope)
 
 
 @implement(declared.notify_all, "cuda")
@@ -135,8 +160,7 @@ def notify_all(world, signal, value, op, order, scope):
     # A fence and relaxed atomics make releases too; a release each would make every atomic wait
     # until the one before has come back from its rank.
     if order == "release":
-        complete_stores()
-        tl.debug_barrier()
+        complete_writes(world)
         tl.inline_asm_elementwise(
             f"fence.acq_rel.{scope}; mov.u32 $0, 0;",
             "=r,~{memory}",
@@ -146,10 +170,7 @@ def notify_all(world, signal, value, op, order, scope):
             pack=1,
         )
     for peer in range(world.num_ranks):
-        if op == "add":
-            tl.atomic_add(translate(world, signal, peer), value, sem="relaxed", scope=scope)
-        else:
-            ordered_store(translate(world, signal, peer), value, "relaxed", scope)
+        change(world, signal, value, peer, op, "relaxed", scope)
 
 
 @implement(declared.wait, "cuda")
@@ -157,6 +178,9 @@ def notify_all(world, signal, value, op, order, scope):
 def wait(signal, at_least, count, world, order, scope, site):
     for i in range(count):
         wait_word(signal + i, at_least, world, order, scope, site)
+    if world is not None:
+        if order == "acquire" and has_far_peers(world):
+            nvshmem.see_what_came(signal)
     # Also tells Triton's pipeliner: no load of what the signal guards moves above this.
     tl.debug_barrier()
     if order == "acquire":

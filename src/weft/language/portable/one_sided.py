@@ -12,7 +12,7 @@ from weft.language.registry import implement
 from weft.language.signals import notify
 
 
-@implement(declared.put, "cuda", "hip", "emu")
+@implement(declared.put, "hip", "emu")
 @triton.jit
 def put(world, dst, src, to, mask):
     if src.dtype.is_ptr():
@@ -21,7 +21,7 @@ def put(world, dst, src, to, mask):
         tl.store(translate(world, dst, to), src, mask=mask)
 
 
-@implement(declared.get, "cuda", "hip", "emu")
+@implement(declared.get, "hip", "emu")
 @triton.jit
 def get(world, dst, src, source, mask):
     tl.store(dst, tl.load(translate(world, src, source), mask=mask), mask=mask)
