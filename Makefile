@@ -42,10 +42,15 @@ demo: $(STAMP)
 test: $(STAMP)
 	@$(BIN)/python -m pytest -n $(JOBS) -m "not slow" -q $(ARGS)
 
-# One after the other: kernels that wait for each other must not share GPUs with a second test's.
+# Kernels that wait for each other must not share GPUs with a second test's: first the tests that two
+# GPUs are enough for, each pair of GPUs with a worker of its own, then one by one what needs more.
 test-gpu: $(STAMP)
 	@$(BIN)/python -m weft doctor
-	@$(BIN)/python -m pytest -m gpu -q -rs --durations=10 $(ARGS)
+	@set -e; gpus=$$($(BIN)/python -c "import torch; print(torch.cuda.device_count())"); \
+	pairs=$$(( gpus / 2 > 0 ? gpus / 2 : 1 )); \
+	run="$(BIN)/python -m pytest -m gpu -rs --durations=10 --timeout 400 $(ARGS)"; \
+	$$run -n $$pairs --dist worksteal --gpu-tests pairs; \
+	if [ $$gpus -gt 2 ]; then $$run --gpu-tests larger; fi
 
 test-slow: $(STAMP)
 	@$(BIN)/python -m pytest -n $(JOBS) -m slow -q $(ARGS)

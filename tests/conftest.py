@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Callable
@@ -11,9 +12,34 @@ import pytest
 
 import weft
 
+PAIR = 2
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--gpu-tests",
+        choices=("pairs", "larger"),
+        help="pairs: GPU tests that two GPUs are enough for, each worker on two of its own; "
+        "larger: those that need more. Left out: all, on all GPUs",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each worker its own two GPUs, before CUDA is asked for any."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if config.getoption("--gpu-tests") == "pairs" and worker:
+        first = PAIR * int(worker.removeprefix("gw"))
+        there = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = there.split(",") if there else [str(i) for i in range(first + PAIR)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[first : first + PAIR])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip `gpu(n)` tests where there are fewer GPUs; CUDA is asked once, and only if needed."""
+    if which := config.getoption("--gpu-tests"):
+        kept = [item for item in items if (_gpus_of(item) > PAIR) == (which == "larger")]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
     wanted = [item for item in items if item.get_closest_marker("gpu")]
     if not wanted:
         return
@@ -21,11 +47,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for item in wanted:
-        mark = item.get_closest_marker("gpu")
-        assert mark is not None
-        needed = mark.kwargs.get("n", mark.args[0] if mark.args else 1)
-        if there < needed:
-            item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPUs, {there} here"))
+        if there < _gpus_of(item):
+            item.add_marker(pytest.mark.skip(reason=f"needs {_gpus_of(item)} GPUs, {there} here"))
+
+
+def _gpus_of(item: pytest.Item) -> int:
+    """How many GPUs a test needs."""
+    mark = item.get_closest_marker("gpu")
+    return (mark.kwargs.get("n") or (*mark.args, 1)[0]) if mark else 0
 
 
 @pytest.fixture(autouse=True)
