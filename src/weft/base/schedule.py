@@ -25,6 +25,7 @@ class Span(NamedTuple):
     """Something that one rank did, in microseconds from the start. `kind` is of KINDS.
 
     Lanes   "stream NAME", "copy engine N", "torch", "transfers of SMs", "sm N"
+    Ranks   about: the rank whose data it is, -1 where that is nobody's
     """
 
     rank: int
@@ -33,6 +34,7 @@ class Span(NamedTuple):
     start_us: float
     end_us: float
     kind: str = "work"
+    about: int = -1
 
 
 class Signal(NamedTuple):

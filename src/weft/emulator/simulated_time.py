@@ -112,9 +112,11 @@ class SimulatedTime:
             self.machine.num_ranks, self.spans, self.compute, self.transfers, self.signals
         )
 
-    def span(self, rank: int, lane: str, name: str, start: float, end: float, kind: str) -> None:
+    def span(
+        self, rank: int, lane: str, name: str, start: float, end: float, kind: str, about: int = -1
+    ) -> None:
         if end > start:
-            self.spans.append(Span(rank, lane, name, start, end, kind))
+            self.spans.append(Span(rank, lane, name, start, end, kind, about))
 
     def signal(self, name: str, by: Sender | None, rank: int, lane: str, arrival: float) -> None:
         """Somebody on `lane` waited for what `by` sent."""
@@ -248,7 +250,7 @@ class SimulatedTime:
         take_all(start, [(self.engines[rank][number], 0.0, latency + duration), *links])
         end = start + latency + duration
         lane, kind = f"copy engine {number}", "signal" if nbytes == 8 else "copy"
-        self.span(rank, lane, name, start, end, kind)
+        self.span(rank, lane, name, start, end, kind, source if kind == "copy" else -1)
         return start, end, lane
 
     def word_at(self, address: int) -> Any:

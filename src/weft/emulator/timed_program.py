@@ -111,7 +111,7 @@ class TimedProgram(Program):
             time.transfers[self.rank].append((begin, done))
             to = f"to {peer}" if is_write else f"from {peer}"
             name = f"{nbytes} bytes {to}"
-            time.span(self.rank, "transfers of SMs", name, begin, done, "transfer")
+            time.span(self.rank, "transfers of SMs", name, begin, done, "transfer", ends[0])
             end = max(end, done)
         self.now = end
         self._product_us, self._local_bytes, self._flops = 0.0, 0, 0

@@ -21,6 +21,8 @@ from weft.tools.doctor import doctor
 from weft.tools.emulate import emulate
 from weft.tools.lint import lint
 from weft.tools.run import run
+from weft.tools.timeline import timeline
+from weft.tools.tracing import trace
 from weft.tools.verify import verify
 from weft.tools.words import ScriptCommand
 
@@ -56,6 +58,8 @@ app.command("doctor")(_exiting(doctor))
 app.command("run")(_exiting(run))
 app.command("emulate", cls=ScriptCommand)(_exiting(emulate))
 app.command("verify", cls=ScriptCommand)(_exiting(verify))
+app.command("timeline")(_exiting(timeline))
+app.command("trace")(_exiting(trace))
 app.command("bench")(_exiting(bench))
 app.command("lint")(_exiting(lint))
 app.command("compile")(_exiting(compile_op))

@@ -5,15 +5,10 @@ Where no Chromium is installed the markup is checked by a parser alone.
 
 from __future__ import annotations
 
-import html
-import json
-import re
-import shutil
-import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from browser import in_chromium, look, stands_alone
 from stories import Story, program, side, told_too_early, word
 
 from weft.base.errors import UsageError
@@ -23,16 +18,6 @@ from weft.emulator.script import run_script
 from weft.verify.picture import draw, explain, page
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "05_find_the_bug.py"
-VOID = {"meta", "link", "br"}
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
-)
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars"
-    " --disable-background-networking --disable-component-update --disable-sync"
-    " --window-size=1300,900 --enable-logging=stderr --virtual-time-budget=2000"
-).split()
-in_chromium = pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed")
 
 
 def crowd():
@@ -69,31 +54,9 @@ def pages():
     return page.page([*explain(early, report), *drawn], report)
 
 
-class Markup(HTMLParser):
-    """Complains of tags that do not nest; collects what refers elsewhere."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.tags, self.links = [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self.links += [value for name, value in attrs if name in ("src", "href")]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
-        self.open.pop()
-
-
 def test_the_markup_nests_and_refers_to_nothing_outside():
     text = pages()
-    markup = Markup()
-    markup.feed(text)
-    assert markup.open == []
-    assert markup.links == ["data:,"]
-    assert not re.search(r"https?:|//[a-z]+\.|@import|url\(", text)
+    markup = stands_alone(text)
     rows = [attrs for tag, attrs in markup.tags if "row" in attrs.get("class", "").split()]
     marks = [attrs for tag, attrs in markup.tags if "mark" in attrs.get("class", "").split()]
     assert len(rows) == len(marks) > 20
@@ -112,26 +75,11 @@ def test_a_file_that_cannot_be_written_is_misuse(tmp_path: Path):
         page.write(tmp_path / "nowhere" / "x.html", [], Report("ring", 2))
 
 
-LOOK = '<pre id="answer"></pre><script>' + Path(__file__).with_name("look.js").read_text()
-LISTEN = "<script>window.errors = []; onerror = (said) => errors.push(String(said));</script>"
-
-
 @pytest.fixture(scope="module")
 def looked(tmp_path_factory):
     """(what Chromium saw, what it logged) of the page."""
-    folder = tmp_path_factory.mktemp("page")
-    text = (
-        pages().replace("<head>", "<head>" + LISTEN).replace("</body>", LOOK + "</script></body>")
-    )
-    (folder / "page.html").write_text(text, encoding="utf-8")
-    done = subprocess.run(
-        [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom",
-         (folder / "page.html").as_uri()],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    found = re.search(r'<pre id="answer">(.*?)</pre>', done.stdout, re.S)
-    assert found and found[1], done.stdout[-2000:] + done.stderr[-2000:]
-    return json.loads(html.unescape(found[1])), done.stderr
+    script = Path(__file__).with_name("look.js")
+    return look(pages(), script, tmp_path_factory.mktemp("page"))
 
 
 @in_chromium

@@ -1,0 +1,64 @@
+"""A call of an operator on the emulator, with its clock on: the schedule of what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from weft.base.errors import UsageError
+from weft.base.target import TARGETS
+from weft.tools.check import Work
+from weft.tools.words import shape_text
+
+if TYPE_CHECKING:
+    from weft.emulator.timeline import Timeline
+
+
+def timed_call(work: Work, config: Any, hardware: str, *, seed: int, num_sms: int) -> Timeline:
+    """One eager call under the schedule of `seed`, in the times of `hardware`.
+
+    Raises  FindingError: what the emulator found; UsageError: no such hardware
+    """
+    import weft
+
+    inputs = [work.inputs(rank, seed) for rank in range(work.num_ranks)]
+
+    def call(rank: int) -> None:
+        world = weft.init()
+        work.op.run(world, work.problem(), inputs[rank], config)
+        world.synchronize()
+
+    with weft.emulated(
+        work.num_ranks, work.nodes or 1, seed, num_sms, hardware=hardware
+    ) as session:
+        session.run(call)
+    return session.timeline
+
+
+def config_for(work: Work, transport: str, target: str = "emu") -> Any:
+    """The configuration that is taken unmeasured; or the first by `transport`.
+
+    Raises  UsageError: the operator knows no such transport here, with those it knows
+    """
+    configs = list(work.op.candidates(work.problem(), TARGETS[target]))
+    if not transport:
+        return configs[0] if configs else None
+    known = [getattr(config, "transport", "") for config in configs]
+    if transport not in known:
+        there = ", ".join(dict.fromkeys(filter(None, known))) or "one way only"
+        raise UsageError(
+            f"--transport {transport}: {work.op.name} knows {there} for "
+            f"{shape_text(work.shape)} on {work.num_ranks} ranks, {target}"
+        )
+    return configs[known.index(transport)]
+
+
+def told(work: Work, config: Any) -> Sequence[str]:
+    """What was called, in words: sizes and dtype, and the configuration's fields."""
+    ranks = f"{work.num_ranks} rank{'' if work.num_ranks == 1 else 's'}"
+    where = f" on {len(work.nodes)} nodes" if len(work.nodes) > 1 else ""
+    lines = [f"{shape_text(work.shape)}, {work.dtype}, {ranks}{where}"]
+    if config is not None:
+        fields = ", ".join(f"{name}={value}" for name, value in vars(config).items())
+        lines.append(f"configuration: {fields}")
+    return lines

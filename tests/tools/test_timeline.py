@@ -1,0 +1,55 @@
+"""`weft timeline` and `weft trace`: files that are written, totals, words without a meaning."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from weft.tools.main import main
+
+SMALL = ["--ranks", "2", "--shape", "m=64,n=32,k=32"]
+
+
+def test_the_schedule_of_a_run_is_a_page(tmp_path, capsys):
+    path = tmp_path / "schedule.html"
+    words = ["timeline", "ag_gemm", "-o", str(path), *SMALL, "--transport", "pull"]
+    assert main([*words, "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["shape"] == {"m": 64, "n": 32, "k": 32} and values["file"] == str(path)
+    assert [one["rank"] for one in values["totals"]] == [0, 1] and values["end_us"] > 0
+    text = path.read_text()
+    assert "transport=pull" in text and "copy engine 0" in text and "_multiply" in text
+    assert "rows_ready[" in text, "signals are named"
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "they wait" in said.out and str(path) in said.err.replace("\n", "")
+
+
+def test_the_trace_of_a_run(tmp_path, capsys):
+    path = tmp_path / "trace.json"
+    assert main(["trace", "ag_gemm", "-o", str(path), *SMALL]) == 0
+    assert capsys.readouterr().out.count("would overlap") == 2
+    events = json.loads(path.read_text())["traceEvents"]
+    assert {event["cat"] for event in events if event["ph"] == "X"} >= {"kernel", "program"}
+    assert main(["trace", "ag_gemm", "-o", str(path), *SMALL, "--json"]) == 0
+    assert [line["rank"] for line in json.loads(capsys.readouterr().out)["timeline"]] == [0, 1]
+
+
+@pytest.mark.parametrize("verb", ["timeline", "trace"])
+@pytest.mark.parametrize("words, said", [
+    (["--transport", "pigeon"], "pigeon"),
+    (["--hw", "abacus"], "abacus"),
+    (["-o", "no/such/folder/x"], "no folder no/such/folder"),
+    (["--ranks", "0"], "at least one"),
+])  # fmt: skip
+def test_misuse_is_refused_before_anything_runs(verb, words, said, capsys, monkeypatch):
+    monkeypatch.setattr("weft.tools.schedule.runs.timed_call", None)
+    assert main([verb, "ag_gemm", "-o", "x", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_operator_without_transports(tmp_path, capsys):
+    path = tmp_path / "x.html"
+    words = ["timeline", "all_gather", "-o", str(path), "--ranks", "2", "--shape", "m=8,n=8"]
+    assert main(words) == 0
