@@ -123,7 +123,9 @@ def one_slot_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_SLOTS", "1")
 
 
-def check_kernels(op: Op, target_name: str, shape: Mapping[str, int], dtype: str) -> None:
+def check_kernels(
+    op: Op, target_name: str, shape: Mapping[str, int], dtype: str, in_place: bool = False
+) -> None:
     """Kernels compile for a target, and pass the check after compilation.
 
     Every transport's on one target of each family, and rows of odd length, which are moved element
@@ -131,8 +133,14 @@ def check_kernels(op: Op, target_name: str, shape: Mapping[str, int], dtype: str
     """
     target = TARGETS[target_name]
     problem = op.make_problem(4, {**op.default_shape, **shape}, dtype, (4,))
+    if in_place:
+        problem = replace(problem, in_place=True)
     odd = replace(problem, n=7)
-    asked = [(problem, config) for config in op.candidates(problem, target)]
+    asked = [
+        (problem, config)
+        for config in op.candidates(problem, target)
+        if config.reads_in_place or not in_place
+    ]
     asked += [(odd, next(iter(op.candidates(odd, target))))]
     for one, config in asked if target_name in EVERY_TRANSPORT else asked[:1]:
         for fn, record in op.kernels(one, config, target):

@@ -110,7 +110,7 @@ def test_peers_memory_is_not_read_from_another_node(ranks):
     [
         ({"transport": "carrier_pigeon"}, "'carrier_pigeon'; it must be one of push, relay, ring"),
         ({"lanes": 0}, "lanes=0; programs that wait for peers must all be resident"),
-        ({"lanes": 132}, "lanes=132; .* cuda:90 takes 1 to 131"),
+        ({"lanes": 263}, "lanes=263; .* cuda:90 takes 1 to 262 of 8 warps"),
         ({"block": 100}, "block=100"),
         ({"num_warps": 3}, "num_warps=3"),
     ],

@@ -58,7 +58,7 @@ class Function:
 def test_a_launch_like_one_before_hands_over_addresses(monkeypatch):
     monkeypatch.setattr(triton_api.driver_config, "_active", Driver())
     fn, table, store = Function(), torch.zeros(4), torch.zeros(65)
-    start = Launches(fn, 5, 4, lambda x, out: (x, out, table, Pair(table, 7), 512))
+    start = Launches(fn, 5, {"num_warps": 4}, lambda x, out: (x, out, table, Pair(table, 7), 512))
     x, out, later = store[:16], store[16:32], store[32:48]
     start(x, out)
     start(later, out)
@@ -72,7 +72,7 @@ def test_a_launch_like_one_before_hands_over_addresses(monkeypatch):
 def test_other_alignment_is_another_kernel(monkeypatch):
     monkeypatch.setattr(triton_api.driver_config, "_active", Driver())
     fn, store = Function(), torch.zeros(64)
-    start = Launches(fn, 1, 4, lambda x, out: (x, out))
+    start = Launches(fn, 1, {"num_warps": 4}, lambda x, out: (x, out))
     for x, out in ((store[:8], store[8:16]), (store[1:9], store[16:24]), (store[:8], store[1:9])):
         start(x, out)
     assert len(fn.kernels) == 3
@@ -85,7 +85,7 @@ def test_hooks_that_somebody_set_are_called(monkeypatch):
     hooks = triton_api.triton.knobs.runtime
     monkeypatch.setattr(hooks, "launch_enter_hook", lambda about: None)
     fn, store = Function(), torch.zeros(16)
-    start = Launches(fn, 1, 4, lambda x, out: (x, out))
+    start = Launches(fn, 1, {"num_warps": 4}, lambda x, out: (x, out))
     start(store[:8], store[8:])
     start(store[:8], store[8:])
     assert fn.kernels[0].launched[0][6:9] == ("about", hooks.launch_enter_hook, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +25,8 @@ from weft.tiles import postbox
 from weft.tiles.move import Shards
 
 VECTOR_BYTES = 16
+# Threads of several lanes on one SM: with 128 registers each, they have all of an SM's.
+THREADS_OF_SM, REGISTERS_OF_THREAD = 512, 128
 PACKET_BYTES = postbox.PACKET_BYTES.value
 
 
@@ -32,7 +34,8 @@ PACKET_BYTES = postbox.PACKET_BYTES.value
 class Rows:
     """m rows of n elements, cut as torch.chunk cuts them: ceil(m / num_ranks) to a rank.
 
-    `nodes` counts the ranks of each scale-up domain; () is one domain.
+    `nodes` counts the ranks of each scale-up domain; () is one domain. `in_place`: x lies in
+    symmetric memory, at one offset on all ranks, so that peers may read it there.
     """
 
     m: int
@@ -40,6 +43,7 @@ class Rows:
     num_ranks: int
     dtype: str = "bfloat16"
     nodes: tuple[int, ...] = ()
+    in_place: bool = field(default=False, kw_only=True)
 
     op: ClassVar[str]
     dtypes: ClassVar[tuple[str, ...]]
@@ -120,6 +124,17 @@ class Lanes:
         """Then `block` counts packets."""
         return self.transport.endswith("packets")
 
+    @property
+    def reads_in_place(self) -> bool:
+        """Do peers read x where it lies, if that is in symmetric memory?"""
+        return self.transport in ("pull", "copy_engine")
+
+    def most_lanes(self, target: Target) -> int:
+        """Programs that are resident together, beside one of another kernel: one on each SM, or as
+        many as have THREADS_OF_SM together, which then may not use more registers each."""
+        of_sm = THREADS_OF_SM // (32 * self.num_warps) if target.backend == "cuda" else 1
+        return (target.num_sms - 1) * max(1, of_sm)
+
     def check(self, problem: Any, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
         op, known = problem.op, self.reaches_far
@@ -136,10 +151,11 @@ class Lanes:
                 f"{op}: transport={self.transport!r} reaches into peers' memory, but the world "
                 f"has {len(problem.nodes)} nodes; take one of {far}"
             )
-        if not 1 <= self.lanes < target.num_sms:
+        if not 1 <= self.lanes <= self.most_lanes(target):
             raise ConfigError(
                 f"{op}: lanes={self.lanes}; programs that wait for peers must all be resident, "
-                f"beside one of another kernel: {target} takes 1 to {target.num_sms - 1}"
+                f"beside one of another kernel: {target} takes 1 to {self.most_lanes(target)} of "
+                f"{self.num_warps} warps"
             )
         if self.block < 16 or self.block & (self.block - 1):
             raise ConfigError(f"{op}: block={self.block}; it must be a power of two from 16 on")
@@ -150,7 +166,8 @@ class Lanes:
         """Is this transport one that the operator has, for this problem, on this target?"""
         if self.by_library:
             return target.backend == "cuda" and problem.is_even
-        if self.transport not in self.reaches_far:
+        is_for_nobody = self.transport == "pull" and problem.num_ranks == 1
+        if self.transport not in self.reaches_far or is_for_nobody:
             return False
         return len(problem.nodes) == 1 or self.reaches_far[self.transport]
 
@@ -174,15 +191,18 @@ class Lanes:
         # So many threads on any target: AMD's warps are of 64.
         threads = row.num_warps * 32
         word = PACKET_BYTES if row.transport.endswith("packets") else itemsize
-        lanes, num_warps = min(row.lanes, target.num_sms - 1), threads // target.warp_size
-        return cls(row.transport, lanes, threads * row.thread_bytes // word, num_warps)
+        one = cls(
+            row.transport, row.lanes, threads * row.thread_bytes // word,
+            threads // target.warp_size,
+        )  # fmt: skip
+        return replace(one, lanes=min(row.lanes, one.most_lanes(target)))
 
 
 def candidates(
     config: type[Lanes], problem: Any, target: Target, num_bytes: int, itemsize: int
 ) -> Iterator[Any]:
     """One configuration for each transport that can be had, the best measured one first."""
-    rows = _measured.rows_for(problem.op, num_bytes)
+    rows = _measured.rows_for(problem.op, num_bytes, problem.in_place)
     if len(problem.nodes) > 1:
         # Each sum, or shard, crosses between two nodes once.
         rows = (Row(_measured.ANY, "relay"), *rows)
@@ -212,6 +232,20 @@ def nodes_of(world: Any) -> tuple[int, ...]:
     """Ranks on each node of the world."""
     seats = world.backend.seats.nodes
     return tuple(seats.count(node) for node in sorted(set(seats)))
+
+
+def is_on_heap(world: Any, x: torch.Tensor) -> bool:
+    """May others read x where it lies? It must then lie there on all ranks, at one offset."""
+    return world.offset(x) is not None and len(set(world.backend.seats.nodes)) == 1
+
+
+def name_of(world: Any, problem: Any, config: Lanes, *tensors: torch.Tensor | None) -> str:
+    """What all ranks must call alike: also where tensors lie that peers use in place."""
+    places = [None if one is None else world.offset(one) for one in tensors]
+    if not config.reads_in_place or places == [None] * len(places):
+        return f"{problem.op} m={problem.m},n={problem.n} {problem.dtype} {config}"
+    at = ",".join(map(str, places))
+    return f"{problem.op} m={problem.m},n={problem.n} {problem.dtype} at {at} {config}"
 
 
 def check_tensor(op: str, name: str, tensor: torch.Tensor, world: Any) -> None:
@@ -315,13 +349,25 @@ def packet_boxes_of(world: Any, lanes: int, block: int) -> Any:
     )  # fmt: skip
 
 
+def meeting_of(world: Any, lanes: int, num_bytes: int) -> Any:
+    """As `mailbox_of`, for lanes that meet to read each other's memory: so many bytes of it."""
+    lanes = power_of_two(lanes)
+    kind = "staged" if num_bytes else "meeting"
+    return world.workspace(
+        f"{kind}.{lanes}", {"boxes": ((max(num_bytes, VECTOR_BYTES),), torch.uint8)},
+        {"arrived": (lanes * world.num_ranks, torch.int64), "steps": (lanes, torch.int64)},
+        num_slots=1,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Exchange:
     """What a kernel on the exchange templates is launched with.
 
     `shards` are (bytes in all, bytes of a shard) of what is cut; lanes move tiles of `part_bytes`.
     All rows begin at multiples of `align_bytes`. `dtype` is that of sums, None where bits are moved
-    in words of `word_bytes`. `boxes` counts those that a step fills for each rank.
+    in words of `word_bytes`. `boxes` counts those that a step fills for each rank; a kernel on the
+    fetch templates has `memory` bytes instead. `constants` are its last arguments.
     """
 
     fn: Any
@@ -331,13 +377,18 @@ class Exchange:
     shards: tuple[tuple[int, int], ...]
     dtype: torch.dtype | None = None
     boxes: int = 1
+    memory: int | None = None
+    constants: tuple = ()
 
     def launches(self, world: Any, config: Lanes) -> Launches:
         """Collective: takes the mailbox."""
         word = PACKET_BYTES if config.by_packets else self.word_bytes
         lanes = min(config.lanes, max(1, math.ceil(self.part_bytes / (config.block * word))))
         make = self._with_packets if config.by_packets else self._with_boxes
-        return Launches(self.fn, lanes, config.num_warps, make(world, config, lanes))
+        options: dict[str, Any] = {"num_warps": config.num_warps}
+        if lanes >= world.target.num_sms and world.target.backend == "cuda":
+            options["maxnreg"] = REGISTERS_OF_THREAD
+        return Launches(self.fn, lanes, options, make(world, config, lanes))
 
     def _with_packets(self, world: Any, config: Lanes, lanes: int) -> Callable:
         mail = packet_boxes_of(world, lanes, config.block)
@@ -355,7 +406,10 @@ class Exchange:
 
     def _with_boxes(self, world: Any, config: Lanes, lanes: int) -> Callable:
         block_bytes = config.block * self.word_bytes
-        mail = mailbox_of(world, lanes, block_bytes, self.boxes * world.num_ranks)
+        if self.memory is None:
+            mail = mailbox_of(world, lanes, block_bytes, self.boxes * world.num_ranks)
+        else:
+            mail = meeting_of(world, lanes, self.memory)
 
         def arguments(x: torch.Tensor, out: torch.Tensor) -> tuple:
             width = width_of(self.align_bytes, x, out)
@@ -367,7 +421,7 @@ class Exchange:
                 boxes = mail.boxes.view(self.dtype)
             shards = [Shards(total // word, shard // word) for total, shard in self.shards]
             shared = (boxes, mail.arrived, mail.steps, *shards, world.arg)
-            return x, out, *shared, block_bytes // word, vec
+            return x, out, *shared, block_bytes // word, vec, *self.constants
 
         return arguments
 
@@ -379,10 +433,10 @@ class Launches:
     """
 
     def __init__(
-        self, fn: Any, lanes: int, num_warps: int, arguments: Callable[[Any, Any], tuple]
+        self, fn: Any, lanes: int, options: dict, arguments: Callable[[Any, Any], tuple]
     ) -> None:
         self.fn, self.grid, self.arguments = fn, (lanes, 1, 1), arguments
-        self.num_warps = num_warps
+        self.options = options
         self._again: dict[int, Any] = {}
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -394,7 +448,7 @@ class Launches:
             again(x_ptr, out_ptr)
             return
         arguments = self.arguments(x, out)
-        kernel = self.fn[self.grid](*arguments, num_warps=self.num_warps)
+        kernel = self.fn[self.grid](*arguments, **self.options)
         again = triton_api.relauncher(kernel, self.grid, arguments[2:])
         if again is not None:
             self._again[kind] = again
@@ -417,7 +471,7 @@ def find_call(
     key: list[Any] = [op, rest]
     for one in tensors:
         if one is not None:
-            key += (one.shape, one.stride(), one.dtype, one.get_device())
+            key += (one.shape, one.stride(), one.dtype, one.get_device(), world.offset(one))
         else:
             key.append(None)
     found = tuple(key)

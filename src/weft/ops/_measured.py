@@ -58,7 +58,17 @@ MEASURED = {
 }
 
 
-def rows_for(op: str, num_bytes: int) -> tuple[Row, ...]:
+# Where peers may read x where it lies; rows of MEASURED come behind.
+IN_PLACE = {
+    "all_reduce": (Row(ANY, "pull", 128, 16, 32),),
+    "all_gather": (Row(16 * MB, "pull", 128, 16, 64), Row(ANY, "copy_engine", 128, 16, 64)),
+    "reduce_scatter": (Row(ANY, "pull", 128, 16, 32),),
+    "all_to_all": (Row(ANY, "pull", 128, 16, 64),),
+}
+
+
+def rows_for(op: str, num_bytes: int, in_place: bool = False) -> tuple[Row, ...]:
     """The rows that hold for so many bytes, the best first; those behind it are for where it cannot
     be had."""
-    return tuple(row for row in MEASURED[op] if num_bytes <= row.up_to)
+    rows = (*IN_PLACE[op], *MEASURED[op]) if in_place else MEASURED[op]
+    return tuple(row for row in rows if num_bytes <= row.up_to)

@@ -12,19 +12,20 @@ Plan, in lanes (weft.tiles.move): lane l moves piece l of every shard
                  passes it on to its near ranks; then slot -> out
     ring         own piece -> the next rank's slot; what comes from the rank before goes on to the
                  next, until it has been everywhere; slot -> out on the way
-    pull         own piece -> own slot; then, shard by shard: slot of its rank -> out
-    copy_engine  _stage: own piece -> own slot; _await_all; copy engines: slots of the others
-                 -> out; _finish
+    pull         memory of all ranks -> out: x itself where it is symmetric, else what its rank has
+                 staged (weft.tiles.fetch)
+    copy_engine  _stage: own piece -> own slot, unless x is symmetric; _announce; copy engines:
+                 x or slots of the others -> out; _finish; beside them _keep: own piece -> out
     nccl         torch.distributed's own; shards of one size only
 Own rows go from x to out in all of them.
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
-    rows_ready[src * lanes + l]  piece l of src's shard may be read: in this rank's slot (relay,
-                                 ring), or in src's own (pull, copy_engine). Set by src, its
-                                 partner on this node (relay), or the rank before (ring)
+    rows_ready[src * lanes + l]  piece l of src's shard is in this rank's slot (relay, ring). Set by
+                                 src, its partner on this node (relay), or the rank before (ring)
+    rows_ready[src]              src's rows may be fetched (copy_engine). Set by src
     slot_free, epoch, ticket     the slot's; the last program moves them
-Pieces without rows are signalled too: who waits need not know the sizes. Those of push and packets
-are the mailbox's (weft.tiles.postbox).
+Pieces without rows are signalled too: who waits need not know the sizes. Those of push, packets and
+pull are the mailbox's (weft.tiles.postbox). All ranks have read a symmetric x when a call ends.
 
 Limits  x is contiguous; packets, pull and copy_engine need all ranks on one node
 Source  the design's section 4; NCCL's ring, and its LL protocol for packets
@@ -43,14 +44,14 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.base.card import Op
+from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.errors import ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
 from weft.ops import _baselines, _lanes
-from weft.tiles import exchange, move, nodes, packets, postbox
+from weft.tiles import exchange, fetch, move, nodes, packets, postbox
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -85,11 +86,6 @@ class Config(_lanes.Lanes):
         "push": True, "relay": True, "ring": True, "packets": False, "pull": False,
         "copy_engine": False,
     }  # fmt: skip
-
-    def can(self, problem: Problem, target: Target) -> bool:
-        """Alone in a world, nobody would wait for what `pull` announces."""
-        is_for_nobody = self.transport == "pull" and problem.num_ranks == 1
-        return super().can(problem, target) and not is_for_nobody
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
@@ -202,55 +198,58 @@ def _ring(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr
 
 
 @triton.jit
-def _stage_own(x, out, gathered, rows_ready, shards, world, e, block: tl.constexpr,
-               vec: tl.constexpr):  # fmt: skip
-    """Own piece -> own slot, where the others fetch it, told to all; and into out."""
-    rank = wl.rank(world)
-    own = move.own_piece(x, shards, rank, vec)
-    move.send(world, gathered + own.first, x + own.offset, own.size, rank, block)
-    wl.notify_all(world, move.word_of(rows_ready, rank), e, op=wl.SignalOp.SET)
+def _pull(x, out, staged, arrived, steps, shards, world, block: tl.constexpr, vec: tl.constexpr,
+          in_place: tl.constexpr):  # fmt: skip
+    shards, rank = move.rounded(shards, vec), wl.rank(world)
+    tiles, mail = tl.cdiv(shards.shard, block), postbox.Mailbox(steps, arrived, staged)
+    if in_place:
+        rows = x
+    else:
+        rows = staged
+        own = move.Shards(move.size_of(shards, rank) // vec * vec, shards.shard)
+        fetch.stage(staged, x, own, 0, 1, tiles, block)
+    second = fetch.begin(world, mail)
+    fetch.gather(world, rows, out, shards, tiles, block)
+    fetch.end(world, mail, second)
+
+
+@triton.jit
+def _stage(x, staged, slot, shards, world, block: tl.constexpr, vec: tl.constexpr):
+    """Own rows -> own slot, where the copy engines of others fetch them."""
+    move.begin(world, slot)
+    own = move.own_piece(x, shards, wl.rank(world), vec)
+    move.send(world, staged + own.offset, x + own.offset, own.size, wl.rank(world), block)
+
+
+@triton.jit
+def _keep(x, out, shards, world, block: tl.constexpr, vec: tl.constexpr):
+    """Own rows -> out, beside the copy engines."""
+    own = move.own_piece(x, shards, wl.rank(world), vec)
     move.copy(out + own.first, x + own.offset, own.size, block)
 
 
 @triton.jit
-def _pull(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
-          vec: tl.constexpr):  # fmt: skip
-    rank, e = wl.rank(world), move.begin(world, slot)
-    _stage_own(x, out, gathered, rows_ready, shards, world, e, block, vec)
-    for hop in range(1, world.num_ranks):
-        source = (rank + hop) % world.num_ranks
-        piece = move.own_piece(x, shards, source, vec)
-        wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _stage_own
-        rows = wl.at(world, gathered + piece.first, source)
-        move.copy(out + piece.first, rows, piece.size, block)
-    move.end(world, slot, e)
+def _announce(rows_ready, slot, world):
+    """One program, upstream of the copies: says that own rows may be fetched, and returns when
+    every rank's may."""
+    e = slots.slot_epoch(slot)
+    wl.notify_all(world, rows_ready + wl.rank(world), e, op=wl.SignalOp.SET)
+    wl.wait(rows_ready, e, world.num_ranks, world=world)
 
 
 @triton.jit
-def _stage(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
-           vec: tl.constexpr):  # fmt: skip
-    """Upstream of the copy engines."""
-    e = move.begin(world, slot)
-    _stage_own(x, out, gathered, rows_ready, shards, world, e, block, vec)
-
-
-@triton.jit
-def _await_all(rows_ready, slot, world, lanes):
-    """One program, upstream of the copies: returns when every rank's rows may be fetched."""
-    wl.wait(rows_ready, slots.slot_epoch(slot), lanes * world.num_ranks, world=world)
-
-
-@triton.jit
-def _finish(slot, world):
-    """One program, behind the copies: every rank's rows have been fetched."""
-    slots.slot_close(world, slot, slots.slot_epoch(slot))
+def _finish(slot, world, in_place: tl.constexpr):
+    """One program, behind the copies: every rank's rows have been fetched; in place, by all."""
+    e = slots.slot_epoch(slot)
+    slots.slot_close(world, slot, e)
+    if in_place:
+        slots.slot_wait_free(world, slot, e + 1)
 
 
 _PROGRAMS = {
     "push": _push, "relay": _relay, "ring": _ring, "packets": _packets, "pull": _pull,
-    "copy_engine": _stage,
 }  # fmt: skip
-BY_MAILBOX = ("push", "packets")
+BY_STEPS = ("push", "packets", "pull")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -292,7 +291,7 @@ class _Call:
         self.problem = problem = problem_of(world, x, m, out)
         self.config = config = config or choose(problem, world.target)
         config.check(problem, world.target)
-        self.name = f"all_gather m={problem.m},n={problem.n} {problem.dtype} {config}"
+        self.name = _lanes.name_of(world, problem, config, x)
         self.out_shape = (problem.m, *x.shape[1:])
         self.buffers = {"gathered": ((problem.m * problem.row_bytes,), torch.uint8)}
         self.signals = {"rows_ready": (world.num_ranks * config.lanes, torch.int64)}
@@ -308,18 +307,22 @@ class _Call:
     def _prepare(self, world: Any) -> Any:
         if self.config.by_library:
             return _lanes.by_library("all_gather", world)
-        if self.config.transport in BY_MAILBOX:
+        if self.config.transport in BY_STEPS:
             return self._exchange().launches(world, self.config)
+        if self.config.transport == "copy_engine":
+            return _CopyEngine(world, self.problem, self.config)
         return partial(self._by_slot, world)
 
     def _exchange(self) -> _lanes.Exchange:
-        problem = self.problem
+        problem, is_pull = self.problem, self.config.transport == "pull"
         return _lanes.Exchange(
             fn=_PROGRAMS[self.config.transport],
             part_bytes=problem.shard_bytes,
             align_bytes=problem.row_bytes,
             word_bytes=_lanes.word_bytes(problem),
             shards=((problem.m * problem.row_bytes, problem.shard_bytes),),
+            memory=(0 if problem.in_place else problem.shard_bytes) if is_pull else None,
+            constants=(problem.in_place,) if is_pull else (),
         )
 
     def _by_slot(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -331,19 +334,50 @@ class _Call:
             x, result, gathered, slot.rows_ready, slot.arg, _shards(problem, width), world.arg,
             block=config.block, vec=_lanes.words_in_vector(width), num_warps=config.num_warps,
         )  # fmt: skip
-        if config.transport == "copy_engine":
-            self._copy(world, slot, out)
 
-    def _copy(self, world: Any, slot: Any, out: torch.Tensor) -> None:
-        lanes = self.config.lanes
-        _await_all[(1,)](slot.rows_ready, slot.arg, world.arg, lanes, num_warps=1)
-        bytes_out = out.reshape(-1).view(torch.uint8)
+
+class _CopyEngine:
+    """What a call by copy engines queues; recorded once it has come a few times."""
+
+    def __init__(self, world: Any, problem: Problem, config: Config) -> None:
+        self.world, self.problem, self.config = world, problem, config
+        staged = 0 if problem.in_place else problem.shard_bytes
+        self.buffers = {"staged": ((max(staged, _lanes.VECTOR_BYTES),), torch.uint8)}
+        self.signals = {"rows_ready": (world.num_ranks, torch.int64)}
+        self.replays = world.replays()
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        slot = self.world.workspace("all_gather.copy_engine", self.buffers, self.signals)
+        self.replays.run((slot, x.data_ptr(), out.data_ptr()), lambda: self._queue(slot, x, out))
+
+    def _queue(self, slot: Any, x: torch.Tensor, out: torch.Tensor) -> None:
+        problem, world, config = self.problem, self.world, self.config
+        main, copier = world.current_stream(), world.stream("copy")
+        width = _lanes.width_of(problem.row_bytes, x, out)
+        own, result, staged = _lanes.as_words(width, x, out, slot.staged)
+        about = (_shards(problem, width), world.arg, config.block, _lanes.words_in_vector(width))
+        if not problem.in_place:
+            _stage[(config.lanes,)](
+                own, staged, slot.arg, *about, num_warps=config.num_warps
+            )  # fmt: skip
+        copier.wait(main)
+        with copier:
+            _announce[(1,)](slot.rows_ready, slot.arg, world.arg, num_warps=1)
+        _keep[(config.lanes,)](own, result, *about, num_warps=config.num_warps)
+        with copier:
+            self._copy(x if problem.in_place else slot.staged, out)
+            _finish[(1,)](slot.arg, world.arg, problem.in_place, num_warps=1)
+        main.wait(copier)
+
+    def _copy(self, rows: torch.Tensor, out: torch.Tensor) -> None:
+        """The others' rows, one rank's after the other's: several at once are slower."""
+        world, bytes_out = self.world, out.reshape(-1).view(torch.uint8)
+        flat = rows.reshape(-1).view(torch.uint8)
         for hop in range(1, world.num_ranks):
             source = (world.rank + hop) % world.num_ranks
             first, end = (row * self.problem.row_bytes for row in self.problem.shard(source))
             if first < end:
-                world.copy(bytes_out[first:end], world.peer(slot.gathered, source)[first:end])
-        _finish[(1,)](slot.arg, world.arg, num_warps=1)
+                world.copy(bytes_out[first:end], world.peer(flat, source)[: end - first])
 
 
 def _shards(problem: Problem, width: int) -> move.Shards:
@@ -360,7 +394,11 @@ def problem_of(world: Any, x: Any, m: int | None = None, out: Any = None) -> Pro
     rows, n = x.shape[0], math.prod(x.shape[1:])
     if m is None:
         m = out.shape[0] if out is not None and out.dim() else rows * world.num_ranks
-    problem = Problem(m, n, world.num_ranks, str(x.dtype), _lanes.nodes_of(world))
+    problem = Problem(
+        m, n, world.num_ranks, str(x.dtype), _lanes.nodes_of(world),
+        # An empty shard lies nowhere.
+        in_place=m == rows * world.num_ranks and _lanes.is_on_heap(world, x),
+    )  # fmt: skip
     first, end = problem.shard(world.rank)
     if rows != end - first:
         raise ShapeError(
@@ -405,13 +443,15 @@ def kernels(
     word = f"*i{8 * min(width, 8)}"
     if config.by_packets:
         word = f"*i{8 * min(width, _lanes.PACKET_BYTES)}"
-    words = {"x": word, "out": word, "gathered": word, "boxes": word, "rows_ready": "*i64"}
-    fns = [] if config.by_library else [_PROGRAMS[config.transport]]
+    words = {"x": word, "out": word, "gathered": word, "boxes": word, "staged": word,
+             "rows_ready": "*i64"}  # fmt: skip
     if config.transport == "copy_engine":
-        fns += [_await_all, _finish]
+        fns = [_stage, _announce, _keep, _finish]
+    else:
+        fns = [] if config.by_library else [_PROGRAMS[config.transport]]
     for fn in fns:
         yield _lanes.record("all_gather", fn, words, problem, config,
-                            vec=_lanes.words_in_vector(width),
+                            vec=_lanes.words_in_vector(width), in_place=problem.in_place,
                             width=min(_lanes.PACKET_BYTES, width))  # fmt: skip
 
 
@@ -434,6 +474,11 @@ op = Op(
     default_shape={"m": 256, "n": 256},
     smallest={"m": 2, "n": 64},
     smallest_config={"block": 16},
+    trials=(
+        *trials({"m": 8, "n": 40}),
+        Trial((3,), {"m": 6, "n": 40}, "pull", on_heap=True),
+        Trial((3,), {"m": 6, "n": 40}, "copy_engine", on_heap=True),
+    ),
     awkward_shapes=(
         (4, {"m": 388, "n": 96}),
         (3, {"m": 291, "n": 7}),

@@ -6,6 +6,9 @@ Plan, in lanes, tile by tile (weft.tiles.exchange)
     one_shot    tile of own x -> its box on every rank; every rank sums all tiles. One step a tile
     two_shot    x is cut into shares, one for each rank: tile of each share -> its box on that rank,
                 which sums it and sends the sum to all; then boxes -> out
+    pull        x is cut into shares: every rank sums its share of what lies in the memory of all
+                ranks, x itself where it is symmetric, else what its rank has staged, and puts the
+                sum into every rank's out where that is symmetric, else beside it (weft.tiles.fetch)
     nccl        torch.distributed's own, in another order of sums
     one_shot_packets, two_shot_packets    as those, each 32 bits in a word with their flag: no
                 signal and no fence, at twice the bytes
@@ -29,12 +32,12 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.base.card import Op
+from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ops import _baselines, _lanes
-from weft.tiles import exchange, move, packets, postbox
+from weft.tiles import exchange, fetch, move, packets, postbox
 
 SUPPORTED = ("float16", "bfloat16", "float32")
 
@@ -94,6 +97,7 @@ class Config(_lanes.Lanes):
     transport: str = "one_shot"
     reaches_far = {
         "one_shot": True, "two_shot": True, "one_shot_packets": False, "two_shot_packets": False,
+        "pull": False,
     }  # fmt: skip
 
 
@@ -159,9 +163,28 @@ def _two_shot_packets(x, out, words, steps, shards, world, block: tl.constexpr,
     )  # fmt: skip
 
 
+@triton.jit
+def _pull(x, out, memory, arrived, steps, shards, world, block: tl.constexpr, vec: tl.constexpr,
+          in_place: tl.constexpr, shares_out: tl.constexpr):  # fmt: skip
+    shards = move.rounded(shards, vec)
+    tiles, mail = tl.cdiv(shards.shard, block), postbox.Mailbox(steps, arrived, memory)
+    if in_place:
+        parts, received = x, memory
+    else:
+        parts, received = memory, memory + shards.shard * world.num_ranks
+        fetch.stage(parts, x, shards, 0, world.num_ranks, tiles, block)
+    if shares_out:
+        received = out
+    second = fetch.begin(world, mail)
+    fetch.reduce_for_all(world, parts, out, received, shards, tiles, block)
+    fetch.end(world, mail, second)
+    if not shares_out:
+        fetch.copy_others(world, out, received, shards, tiles, block)
+
+
 _PROGRAMS = {
     "one_shot": _one_shot, "two_shot": _two_shot, "one_shot_packets": _one_shot_packets,
-    "two_shot_packets": _two_shot_packets,
+    "two_shot_packets": _two_shot_packets, "pull": _pull,
 }  # fmt: skip
 
 
@@ -200,11 +223,13 @@ class _Call:
             _lanes.check_out("all_reduce", out, x.shape, x.dtype, world)
         n = math.prod(x.shape[1:])
         self.problem = problem = Problem(
-            x.shape[0], n, world.num_ranks, str(x.dtype), _lanes.nodes_of(world)
-        )
+            x.shape[0], n, world.num_ranks, str(x.dtype), _lanes.nodes_of(world),
+            in_place=_lanes.is_on_heap(world, x),
+        )  # fmt: skip
         self.config = config = config or choose(problem, world.target)
         config.check(problem, world.target)
-        self.name = f"all_reduce m={problem.m},n={n} {problem.dtype} {config}"
+        self.shares_out = out is not None and _lanes.is_on_heap(world, out)
+        self.name = _lanes.name_of(world, problem, config, x, out)
         self.is_empty = problem.is_empty
         self._start: Any = None
 
@@ -227,7 +252,14 @@ class _Call:
             shards=((problem.total_bytes, problem.shard_bytes),),
             dtype=problem.torch_dtype,
             boxes=2 if transport == "two_shot" else 1,
+            memory=self._memory() if transport == "pull" else None,
+            constants=(problem.in_place, self.shares_out) if transport == "pull" else (),
         )
+
+    def _memory(self) -> int:
+        """Bytes of what is staged, and of what comes of others' sums."""
+        copies = (not self.problem.in_place) + (not self.shares_out)
+        return copies * self.problem.num_ranks * self.problem.shard_bytes
 
 
 # ---------------------------------------------------------------------------------------------
@@ -260,11 +292,12 @@ def kernels(
     element = f"*{DTYPES[problem.dtype].triton}"
     if config.by_library:
         return
-    words = {"x": element, "out": element, "boxes": element}
+    words = {"x": element, "out": element, "boxes": element, "memory": element}
     width = _lanes.width_of(problem.total_bytes)
     vec = _lanes.elements_in_vector(width, problem.itemsize)
     yield _lanes.record("all_reduce", _PROGRAMS[config.transport], words, problem, config, vec=vec,
-                        width=min(_lanes.PACKET_BYTES, width))  # fmt: skip
+                        width=min(_lanes.PACKET_BYTES, width), in_place=problem.in_place,
+                        shares_out=False)  # fmt: skip
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:
@@ -285,6 +318,10 @@ op = Op(
     kernels=kernels,
     default_shape={"m": 256, "n": 256},
     smallest_config={"block": 16},
+    trials=(
+        *trials({"m": 8, "n": 40}),
+        Trial((3,), {"m": 6, "n": 40}, "pull", on_heap=True),
+    ),
     awkward_shapes=(
         (4, {"m": 97, "n": 96}),
         (3, {"m": 291, "n": 7}),

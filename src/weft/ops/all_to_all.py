@@ -41,13 +41,13 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.base.card import Op, trials
+from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ops import _baselines, _lanes
-from weft.tiles import exchange, move, packets, postbox
+from weft.tiles import exchange, fetch, move, packets, postbox
 
 # Up to so many bytes a rank, variable splits are pushed, though push's slots are larger.
 PUSH_BYTES = 1 << 20
@@ -283,6 +283,21 @@ def _even(x, out, boxes, arrived, steps, shards, incoming, world, block: tl.cons
 
 
 @triton.jit
+def _even_pull(x, out, staged, arrived, steps, shards, incoming, world, block: tl.constexpr,
+               vec: tl.constexpr, in_place: tl.constexpr):  # fmt: skip
+    shards, incoming = move.rounded(shards, vec), move.rounded(incoming, vec)
+    tiles, mail = tl.cdiv(shards.shard, block), postbox.Mailbox(steps, arrived, staged)
+    if in_place:
+        parts = x
+    else:
+        parts = staged
+        fetch.stage(staged, x, shards, 0, world.num_ranks, tiles, block)
+    second = fetch.begin(world, mail)
+    fetch.gather(world, parts + shards.shard * wl.rank(world), out, incoming, tiles, block)
+    fetch.end(world, mail, second)
+
+
+@triton.jit
 def _even_packets(x, out, words, steps, shards, incoming, world, block: tl.constexpr,
                   width: tl.constexpr, sources: tl.constexpr):  # fmt: skip
     shards, incoming = move.rounded(shards, 1), move.rounded(incoming, 1)
@@ -291,6 +306,9 @@ def _even_packets(x, out, words, steps, shards, incoming, world, block: tl.const
         packets.part_of_shard, exchange.Cut(x, shards),
         packets.gather, exchange.Gathered(x, out, incoming), width, sources, block,
     )  # fmt: skip
+
+
+_EVEN = {"push": _even, "packets": _even_packets, "pull": _even_pull}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -346,6 +364,7 @@ class _Call:
         self.problem = problem = Problem(
             x.shape[0], n, world.num_ranks, str(x.dtype), _lanes.nodes_of(world),
             splits is not None, capacity,
+            in_place=splits is None and _lanes.is_on_heap(world, x),
         )  # fmt: skip
         self.config = config = config or choose(problem, world.target)
         config.check(problem, world.target)
@@ -358,7 +377,8 @@ class _Call:
         if out is not None:
             _lanes.check_out("all_to_all", out, self.out_shape, x.dtype, world)
         kind = "variable" if problem.variable else "even"
-        self.name = f"all_to_all m={problem.m},n={n} {kind} {problem.dtype} {config}"
+        tensors = (x,) if problem.in_place else ()
+        self.name = f"{kind} {_lanes.name_of(world, problem, config, *tensors)}"
         self.is_empty = problem.is_empty
         self._start: Any = None
         self.rows_out, self.stride = rows_out, problem.m if problem.variable else problem.rows
@@ -372,7 +392,7 @@ class _Call:
 
     def launch(self, world: Any, x: Any, splits: Any, num_received: Any, out: Any) -> None:
         world.operator_call(self.name)
-        if splits is not None or self.config.transport == "pull":
+        if splits is not None:
             self._by_slot(world, x, splits, num_received, out)
             return
         if self._start is None:  # behind operator_call: it takes memory, which is collective
@@ -383,17 +403,19 @@ class _Call:
         self._start(x, out)
 
     def _exchange(self, world: Any) -> _lanes.Exchange:
-        problem = self.problem
-        out_bytes = self.rows_out * problem.row_bytes
+        problem, is_pull = self.problem, self.config.transport == "pull"
+        out_bytes, x_bytes = self.rows_out * problem.row_bytes, problem.m * problem.row_bytes
         return _lanes.Exchange(
-            fn=_even_packets if self.config.by_packets else _even,
+            fn=_EVEN[self.config.transport],
             part_bytes=problem.shard_bytes,
             align_bytes=problem.row_bytes,
             word_bytes=_lanes.word_bytes(problem),
             shards=(
-                (problem.m * problem.row_bytes, problem.shard_bytes),
+                (x_bytes, problem.shard_bytes),
                 (out_bytes, out_bytes // world.num_ranks),
             ),
+            memory=(0 if problem.in_place else x_bytes) if is_pull else None,
+            constants=(problem.in_place,) if is_pull else (),
         )
 
     def _by_slot(self, world: Any, x: Any, splits: Any, num_received: Any, out: Any) -> None:
@@ -463,17 +485,18 @@ def kernels(
     word = f"*i{8 * min(width, 8)}"
     if config.by_library:
         return
-    is_slot = problem.variable or config.transport == "pull"
-    fn = _exchange if is_slot else _even_packets if config.by_packets else _even
+    fn = _exchange if problem.variable else _EVEN[config.transport]
     if config.by_packets:
         word = f"*i{8 * min(width, _lanes.PACKET_BYTES)}"
-    words = {"x": word, "out": word, "received": word, "boxes": word, "splits": "*i64",
-             "num_received": "*i64", "ranges": "*i64", "rows_ready": "*i64"}  # fmt: skip
+    words = {"x": word, "out": word, "received": word, "boxes": word, "staged": word,
+             "splits": "*i64", "num_received": "*i64", "ranges": "*i64",
+             "rows_ready": "*i64"}  # fmt: skip
     yield _lanes.record(
         "all_to_all", fn, words, problem, config,
         sizes=Sizes(*[None] * len(Sizes._fields)), incoming=move.Shards(None, None),
         vec=_lanes.words_in_vector(width), width=min(_lanes.PACKET_BYTES, width),
         is_even=not problem.variable, is_pull=config.transport == "pull",
+        in_place=problem.in_place,
     )  # fmt: skip
 
 
@@ -498,7 +521,10 @@ op = Op(
     kernels=kernels,
     default_shape={"m": 256, "n": 256, "variable": 0},
     smallest={"m": 4, "n": 64},
-    trials=trials({"m": 8, "n": 40, "variable": 0}, {"m": 8, "n": 40, "variable": 1}),
+    trials=(
+        *trials({"m": 8, "n": 40, "variable": 0}, {"m": 8, "n": 40, "variable": 1}),
+        Trial((3,), {"m": 6, "n": 40, "variable": 0}, "pull", on_heap=True),
+    ),
     smallest_config={"block": 16},
     awkward_shapes=(
         (4, {"m": 388, "n": 96, "variable": 0}),

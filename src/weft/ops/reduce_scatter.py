@@ -8,8 +8,8 @@ Plan, in lanes (weft.tiles.move): lane l deals with piece l of every shard
             then sum boxes in the order of ranks
     packets the same, each 32 bits in a word with their flag: no signal and no fence, at twice the
             bytes
-    pull    piece of each shard -> own slot; then sum, in the order of ranks, what lies in the
-            slots of all ranks
+    pull    sum, in the order of ranks, what lies in the memory of all ranks: x itself where it is
+            symmetric, else what its rank has staged (weft.tiles.fetch)
     ring    the sum of shard d starts on rank d + 1 and goes from rank to rank, in fp32, each
             adding its part, until d adds the last: the order of sums is d + 1, d + 2, ..., d
     relay   piece of shard d -> the slot of the partner of d on this node, which sums its node's
@@ -18,16 +18,14 @@ Plan, in lanes (weft.tiles.move): lane l deals with piece l of every shard
     nccl    torch.distributed's own, in another order of sums; shards of one size only
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
-    parts_ready[src * lanes + l]      piece l of src's part of this rank's shard is in src's slot
-                                      (pull). By src
     partials_ready[d * lanes + l]     the running sum of shard d is in this slot (ring). By the
                                       rank before
     parts_ready[(group * node + seat) * lanes + l]   the part of the rank with this seat, of the
                                       shard that has this group, is in this slot (relay). By it
     partials_ready[node * lanes + l]  the sum of that node is in this slot (relay). By the partner
     slot_free, epoch, ticket          the slot's; the last program moves them
-Pieces without rows are signalled too. Those of push and packets are the mailbox's
-(weft.tiles.postbox).
+Pieces without rows are signalled too. Those of push, packets and pull are the mailbox's
+(weft.tiles.postbox). All ranks have read x when a call ends.
 
 Limits  x is contiguous and has the same rows on every rank; packets and pull need all ranks on one
         node
@@ -47,12 +45,12 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.base.card import Op
+from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ops import _baselines, _lanes
-from weft.tiles import exchange, move, nodes, packets, postbox, reduce
+from weft.tiles import exchange, fetch, move, nodes, packets, postbox, reduce
 
 SUPPORTED = ("float16", "bfloat16", "float32")
 
@@ -152,41 +150,20 @@ def _packets(x, out, words, steps, shards, world, block: tl.constexpr, width: tl
     )  # fmt: skip
 
 
-class PeersParts(NamedTuple):
-    """Arguments of `_load_peers_part`."""
-
-    x: Any
-    staged: Any
-    own: Any
-    world: Any
-
-
 @triton.jit
-def _load_peers_part(index, i, mask, args):
-    """A rank's own part where it lies, others in their ranks' slots. args: PeersParts"""
-    source = args.x
-    if index != args.own:
-        source = wl.at(args.world, args.staged, index)
-    return tl.load(source + i, mask=mask, other=0.0)
-
-
-@triton.jit
-def _pull(x, out, parts, parts_ready, slot, shards, world, block: tl.constexpr,
-          vec: tl.constexpr):  # fmt: skip
-    rank, e = wl.rank(world), move.begin(world, slot)
-    for hop in range(1, world.num_ranks):
-        to = (rank + hop) % world.num_ranks
-        piece = move.own_piece(x, shards, to, vec)
-        move.send(world, parts + piece.first, x + piece.first, piece.size, rank, block)
-        wl.notify(world, move.word_of(parts_ready, rank), e, to=to, op=wl.SignalOp.SET)
-    own = move.own_piece(x, shards, rank, vec)
-    move.await_others(world, parts_ready, e)  # pairs with the notify above
-    reduce.reduce(
-        own.size, world.num_ranks,
-        _load_peers_part, PeersParts(x + own.first, parts + own.first, rank, world),
-        reduce.emit_store, reduce.Stored(out + own.offset), block,
-    )  # fmt: skip
-    move.end(world, slot, e)
+def _pull(x, out, staged, arrived, steps, shards, world, block: tl.constexpr, vec: tl.constexpr,
+          in_place: tl.constexpr):  # fmt: skip
+    shards, rank = move.rounded(shards, vec), wl.rank(world)
+    tiles, mail = tl.cdiv(shards.shard, block), postbox.Mailbox(steps, arrived, staged)
+    if in_place:
+        parts = x
+    else:
+        parts = staged
+        fetch.stage(staged, x, shards, 0, world.num_ranks, tiles, block)
+    second = fetch.begin(world, mail)
+    size = move.size_of(shards, rank) // vec * vec
+    fetch.reduce(world, parts + shards.shard * rank, out, size, tiles, block)
+    fetch.end(world, mail, second)
 
 
 class Sent(NamedTuple):
@@ -367,19 +344,20 @@ class _Call:
         _lanes.check_tensor("reduce_scatter", "x", x, world)
         n = math.prod(x.shape[1:])
         self.problem = problem = Problem(
-            x.shape[0], n, world.num_ranks, str(x.dtype), _lanes.nodes_of(world)
-        )
+            x.shape[0], n, world.num_ranks, str(x.dtype), _lanes.nodes_of(world),
+            in_place=_lanes.is_on_heap(world, x),
+        )  # fmt: skip
         self.config = config = config or choose(problem, world.target)
         config.check(problem, world.target)
         first, end = problem.shard(world.rank)
         self.out_shape = (end - first, *x.shape[1:])
         if out is not None:
             _lanes.check_out("reduce_scatter", out, self.out_shape, x.dtype, world)
-        self.name = f"reduce_scatter m={problem.m},n={n} {problem.dtype} {config}"
+        self.name = _lanes.name_of(world, problem, config, x)
         self.shards = move.Shards(problem.m * n, problem.rows * n)
         self.is_empty = problem.is_empty
         self._start: Any = None
-        if not config.by_library and config.transport not in BY_MAILBOX:
+        if not config.by_library and config.transport not in BY_STEPS:
             self.buffers, self.signals = _workspace(problem, config)
         self.extra = (problem.groups,) if config.transport == "relay" else ()
 
@@ -392,19 +370,22 @@ class _Call:
     def _prepare(self, world: Any) -> Any:
         if self.config.by_library:
             return _lanes.by_library("reduce_scatter", world)
-        if self.config.transport in BY_MAILBOX:
+        if self.config.transport in BY_STEPS:
             return self._exchange().launches(world, self.config)
         return partial(self._by_slot, world)
 
     def _exchange(self) -> _lanes.Exchange:
-        problem = self.problem
+        problem, is_pull = self.problem, self.config.transport == "pull"
+        num_bytes = problem.m * problem.row_bytes
         return _lanes.Exchange(
             fn=_PROGRAMS[self.config.transport],
             part_bytes=problem.shard_bytes,
             align_bytes=problem.row_bytes,
             word_bytes=problem.itemsize,
-            shards=((problem.m * problem.row_bytes, problem.shard_bytes),),
+            shards=((num_bytes, problem.shard_bytes),),
             dtype=problem.torch_dtype,
+            memory=(0 if problem.in_place else num_bytes) if is_pull else None,
+            constants=(problem.in_place,) if is_pull else (),
         )
 
     def _by_slot(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -422,15 +403,15 @@ class _Call:
 _PROGRAMS = {
     "push": _push, "relay": _relay, "ring": _ring, "packets": _packets, "pull": _pull,
 }  # fmt: skip
-BY_MAILBOX = ("push", "packets")
+BY_STEPS = ("push", "packets", "pull")
 
 
 def _workspace(problem: Problem, config: Config) -> tuple[dict, dict]:
     """The buffers and signals of a transport, in the order of its kernel's parameters."""
     shard, groups = problem.rows * problem.n, problem.groups
     in_group = groups.num_nodes * groups.per_node * groups.largest
-    parts = {"pull": problem.num_ranks, "ring": 0, "relay": in_group}
-    partials = {"pull": 0, "ring": problem.num_ranks, "relay": groups.num_nodes}
+    parts = {"ring": 0, "relay": in_group}
+    partials = {"ring": problem.num_ranks, "relay": groups.num_nodes}
     counts = {"parts": parts[config.transport], "partials": partials[config.transport]}
     dtypes = {"parts": problem.torch_dtype, "partials": torch.float32}
     buffers = {x: ((counts[x] * shard,), dtypes[x]) for x in counts if counts[x]}
@@ -468,11 +449,13 @@ def kernels(
     if config.by_library:
         return
     element = f"*{DTYPES[problem.dtype].triton}"
-    words = {"x": element, "out": element, "boxes": element, "parts": element, "partials": "*fp32",
-             "parts_ready": "*i64", "partials_ready": "*i64"}  # fmt: skip
+    words = {"x": element, "out": element, "boxes": element, "staged": element,
+             "parts": element, "partials": "*fp32", "parts_ready": "*i64",
+             "partials_ready": "*i64"}  # fmt: skip
     width = _lanes.width_of(problem.row_bytes)
     yield _lanes.record("reduce_scatter", _PROGRAMS[config.transport], words, problem, config,
-                        groups=problem.groups, width=min(_lanes.PACKET_BYTES, width),
+                        groups=problem.groups, in_place=problem.in_place,
+                        width=min(_lanes.PACKET_BYTES, width),
                         vec=_lanes.elements_in_vector(width, problem.itemsize))  # fmt: skip
 
 
@@ -494,6 +477,10 @@ op = Op(
     kernels=kernels,
     default_shape={"m": 256, "n": 256},
     smallest_config={"block": 16},
+    trials=(
+        *trials({"m": 8, "n": 40}),
+        Trial((3,), {"m": 6, "n": 40}, "pull", on_heap=True),
+    ),
     awkward_shapes=(
         (4, {"m": 388, "n": 96}),
         (3, {"m": 291, "n": 7}),
