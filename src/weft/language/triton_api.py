@@ -15,7 +15,8 @@ import hashlib
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,50 @@ def load_kernel(fn: Any, *args: Any, **options: Any) -> None:
     must be there before: its first launch would wait for that other one.
     """
     fn.warmup(*args, grid=(1,), **options)._init_handles()
+
+
+@contextmanager
+def held_launches() -> Iterator[dict[Any, Callable[[], None]]]:
+    """What is launched in the brackets is neither compiled nor launched.
+
+    The result has a function for each kernel, which compiles it and leaves it in Triton's cache.
+    Whoever launches gets something that does nothing: it must be thrown away with what keeps it.
+    """
+    held: dict[Any, Callable[[], None]] = {}
+    launch = JITFunction.run
+
+    def hold(fn: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        constants = [param.is_constexpr for param in fn.params]
+        key = (fn, *map(_kind, args, constants), *sorted(options.items()))
+        held.setdefault(key, lambda: launch(fn, *args, grid=grid, warmup=True, **options))
+        return _Nothing()
+
+    JITFunction.run = hold
+    try:
+        yield held
+    finally:
+        JITFunction.run = launch
+
+
+def _kind(value: Any, is_constant: bool) -> Any:
+    """What of an argument a kernel depends on, as far as is needed to tell two kernels apart."""
+    if isinstance(value, tuple):
+        return tuple(_kind(one, is_constant) for one in value)
+    if hasattr(value, "data_ptr"):
+        return str(value.dtype), value.data_ptr() % 16
+    if isinstance(value, int) and not is_constant:
+        return value == 1, value % 16 == 0
+    return str(value)
+
+
+class _Nothing:
+    """Stands for a kernel that nobody compiled."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **options: None
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args, **options: None
 
 
 def relaunch(kernel: Any, grid: tuple[int, int, int], *args: Any) -> None:
