@@ -37,6 +37,7 @@ class FakeBackend:
     device = torch.device("cpu")
     target = parse_target("emu")
     report_address = 0
+    far = None
 
     def __init__(self, meeting: Meeting, rank: int, *, abort_address: int = 0) -> None:
         self.meeting = meeting

@@ -14,14 +14,18 @@ class Settings:
 
     Units   timeout_s: seconds a wait may take; heap_bytes: symmetric heap of one rank;
             slots: of each workspace; one is slower than two, and takes half the memory;
+            nodes: which ranks are near each other on GPUs, 2 or 3+1; "" is each host a node;
             endless_turns: turns of an emulated loop without an access to memory
+    cache_dir: where generated source is kept; "" is the user's cache folder
     """
 
     timeout_s: float = 10.0
     heap_bytes: int = 1 << 30
     bounded_waits: bool = True
     slots: int = 2
+    nodes: str = ""
     endless_turns: int = 10_000_000
+    cache_dir: str = ""
 
     @classmethod
     def from_environment(cls, **overrides: object) -> Settings:

@@ -40,6 +40,16 @@ class Seats:
         return len(self.nodes)
 
 
+@dataclass(frozen=True)
+class Far:
+    """What kernels need to reach far peers: the version of the language that does, and where data
+    lies on its way (world_layout's stage)."""
+
+    version: int
+    stage_address: int
+    locks_address: int
+
+
 class Stream(Protocol):
     """A queue of device work. Entering it makes it current and orders nothing; `wait` orders."""
 
@@ -64,7 +74,8 @@ class Backend(Protocol):
     """One rank's machine.
 
     `abort_address` and `report_address` go into the world table; 0 where the machine has neither
-    (the emulator finds deadlocks itself and needs no deadline).
+    (the emulator finds deadlocks itself and needs no deadline). `far` is known once the heap is
+    open: None where kernels need no help to reach all peers.
     """
 
     seats: Seats
@@ -72,6 +83,7 @@ class Backend(Protocol):
     device: torch.device
     abort_address: int
     report_address: int
+    far: Far | None
 
     # ---- memory
 

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from weft.base.settings import Settings
+from weft.base.topology import parse_nodes
 from weft.runtime import registry
 from weft.runtime.world import World
 
 
-def init(group: Any = None, *, name: str | None = None, heap_bytes: int | None = None) -> World:
+def init(
+    group: Any = None,
+    *,
+    name: str | None = None,
+    heap_bytes: int | None = None,
+    nodes: int | Sequence[int] | None = None,
+) -> World:
     """A world over `group`: all ranks, or a process group's. Collective among them.
 
     Under a launcher (torchrun) the processes find each other through its environment; inside
     `weft.emulated` each emulated rank gets its own world.
+
+    `nodes` declares which GPUs are near each other, as `weft.emulated` does: a number of nodes, or
+    their sizes. Left out, each host is one, unless WEFT_NODES says otherwise. Where there are
+    several, what crosses between them goes through NVSHMEM. Under the emulator the session knows.
 
     Units   heap_bytes: this rank's symmetric heap, 1 GiB unless WEFT_HEAP_BYTES says otherwise
     """
@@ -22,7 +34,9 @@ def init(group: Any = None, *, name: str | None = None, heap_bytes: int | None =
     scope = machine.scope()
     chosen = registry.free_name(scope, name or _default_name(group))
     settings = Settings.from_environment(heap_bytes=heap_bytes)
-    return World(chosen, machine.connect(group, chosen), settings, scope)
+    if nodes is None and settings.nodes:
+        nodes = parse_nodes(settings.nodes)
+    return World(chosen, machine.connect(group, chosen, nodes), settings, scope)
 
 
 def world(name: str = "world") -> World:

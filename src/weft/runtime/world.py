@@ -86,9 +86,8 @@ class World:
             [0] * layout.NUM_CHANNELS, torch.int32, "barrier_generations"
         )
         self.table = backend.local_words(self._table_words(), torch.int64, "world_table")
-        self.arg = WorldArg(
-            self.table, tl.constexpr(self.num_ranks), tl.constexpr(language_version())
-        )
+        version = language_version() if backend.far is None else backend.far.version
+        self.arg = WorldArg(self.table, tl.constexpr(self.num_ranks), tl.constexpr(version))
         logs = [
             None if log is None else (log.cast("B"), log.cast("B").cast("q"))
             for log in backend.call_logs()
@@ -520,6 +519,9 @@ class World:
         words[layout.HEAP_BASE] = self._base
         words[layout.BARRIER_ARRIVALS] = self._arrivals.data_ptr()
         words[layout.BARRIER_GENERATIONS] = self._generations.data_ptr()
+        if self.backend.far is not None:
+            words[layout.STAGE_PTR] = self.backend.far.stage_address
+            words[layout.STAGE_LOCKS] = self.backend.far.locks_address
         for peer, heap in enumerate(self._heaps):
             words[layout.peer_base(peer)] = 0 if heap is None else heap.data_ptr()
             words[layout.peer_node(peer, n)] = seats.nodes[peer]

@@ -1,8 +1,9 @@
-"""NVIDIA GPUs of one host: torch symmetric memory, CUDA streams and graphs, copy engines.
+"""NVIDIA GPUs: torch symmetric memory, CUDA streams and graphs, copy engines.
 
-The ranks share one block of host memory that every GPU can reach: the abort word, each rank's
-wait reports and each rank's call log. One abort word for all means that a deadline met anywhere
-ends every wait everywhere, without anyone's host having to pass it on.
+The ranks of a node share one block of host memory that every GPU can reach: the abort word, each
+rank's wait reports and each rank's call log. One abort word for all means that a deadline met
+anywhere ends every wait of the node, without anyone's host having to pass it on; waits on other
+nodes have deadlines of their own. How far nodes are reached is in `nvshmem.py`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ import torch.distributed as dist
 
 from weft.base.errors import TimeoutError, UnsupportedError, UsageError
 from weft.base.target import Target
+from weft.base.topology import Topology
 from weft.language import triton_api
 from weft.language import world_layout as layout
 from weft.language.wait_report import WaitReport, read_reports
-from weft.runtime.backend import CALL_LOG_BYTES, Recording, Seats, Stream
+from weft.runtime.backend import CALL_LOG_BYTES, Far, Recording, Seats, Stream
+from weft.runtime.backends import nvshmem
 
 PAGE_BYTES = 4096
 REGISTER_PORTABLE_AND_MAPPED = 0x01 | 0x02
@@ -129,9 +132,15 @@ class CudaRecording:
 
 
 class CudaBackend:
-    """One rank of a group of processes on one host, each with its own GPU."""
+    """One rank of a group of processes, each with its own GPU."""
 
-    def __init__(self, group: dist.ProcessGroup, name: str, generation: int) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        name: str,
+        generation: int,
+        nodes: int | Sequence[int] | None = None,
+    ) -> None:
         self.group = group
         self.device = torch.device("cuda", torch.cuda.current_device())
         properties = torch.cuda.get_device_properties(self.device)
@@ -151,9 +160,10 @@ class CudaBackend:
         self._capturing: torch.cuda.Stream | None = None
         self._by_handle: dict[int, CudaStream] = {}
         self._abort: Any = None
-        self._heaps: list[torch.Tensor] = []
+        self._heaps: list[torch.Tensor | None] = []
+        self.far: Far | None = None
         self.seats = Seats(dist.get_rank(group), (0,) * group.size(), (), ())
-        self.seats = self._find_seats()
+        self.seats = self._find_seats(nodes)
         self._open_shared()
         # A group's communicator is made at its first collective, which must not be a recorded one.
         if dist.get_backend(group) == "nccl":
@@ -164,17 +174,28 @@ class CudaBackend:
     def open_heap(self, nbytes: int) -> Sequence[torch.Tensor | None]:
         # Multicast is not used, and a program that maps it can take a host's GPUs out of service.
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+        os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
         import torch.distributed._symmetric_memory as symmetric
 
+        has_far = len(set(self.seats.nodes)) > 1
+        if has_far:
+            nvshmem.choose(self.group)
+        elif nvshmem.is_chosen():
+            nvshmem.check_group(self.group)
         heap = symmetric.empty(nbytes, dtype=torch.uint8, device=self.device)
         self._handle = symmetric.rendezvous(heap, self.group.group_name)
+        own = self.seats.nodes[self.seats.rank]
         self._heaps = [
             heap
             if rank == self.seats.rank
             else self._handle.get_buffer(rank, (nbytes,), heap.dtype)
-            for rank in range(self.seats.num_ranks)
+            if node == own
+            else None
+            for rank, node in enumerate(self.seats.nodes)
         ]
-        self._bases[self.seats.rank] = heap.data_ptr()
+        if has_far:
+            self.far = nvshmem.open_stage(self.device)
+        self._bases = self.exchange(heap.data_ptr(), timeout_s=60.0)
         return self._heaps
 
     def prepare(self, tensor: torch.Tensor, offset: int, name: str, *, zero: bool) -> None:
@@ -218,9 +239,11 @@ class CudaBackend:
         return values
 
     def call_logs(self) -> Sequence[memoryview | None]:
+        own = self.seats.nodes[self.seats.rank]
+        starts = map(self._call_log_start, range(self.seats.num_ranks))
         return [
-            memoryview(self._shared)[start : start + CALL_LOG_BYTES]
-            for start in map(self._call_log_start, range(self.seats.num_ranks))
+            memoryview(self._shared)[start : start + CALL_LOG_BYTES] if node == own else None
+            for start, node in zip(starts, self.seats.nodes, strict=True)
         ]
 
     # ---- launches, streams and copies
@@ -319,42 +342,43 @@ class CudaBackend:
 
     # ---- how it starts
 
-    def _find_seats(self) -> Seats:
+    def _find_seats(self, nodes: int | Sequence[int] | None) -> Seats:
+        """Who sits where: a node for each host, or as declared."""
         with open("/proc/sys/kernel/random/boot_id") as file:
             host = file.read().strip()
         mine = (host, self.device.index, dist.get_rank())
         everyone = self.exchange(mine, timeout_s=60.0)
-        if len({host for host, *_ in everyone}) > 1:
-            raise UnsupportedError(
-                "the ranks are on several hosts; on CUDA weft serves the GPUs of one host so far. "
-                "Pass weft.init a group whose ranks are all on one host"
-            )
-        if len({device for _, device, _ in everyone}) < len(everyone):
+        if len({seat[:2] for seat in everyone}) < len(everyone):
             devices = ", ".join(f"rank {r}: cuda:{d}" for r, (_, d, _) in enumerate(everyone))
             raise UsageError(
                 f"several ranks use one GPU ({devices}); call torch.cuda.set_device(local rank) "
                 "before weft.init"
             )
-        n = len(everyone)
+        hosts = [host for host, *_ in everyone]
+        numbers = _nodes_of(hosts, nodes)
         return Seats(
-            dist.get_rank(self.group), (0,) * n, tuple(range(n)), tuple(g for *_, g in everyone)
+            dist.get_rank(self.group),
+            numbers,
+            tuple(numbers[:rank].count(node) for rank, node in enumerate(numbers)),
+            tuple(rank for *_, rank in everyone),
         )
 
     def _open_shared(self) -> None:
-        """Map one block into every rank and every GPU; its file is gone once all have it."""
+        """Map one block into every rank and GPU of the node; its file is gone once all have it."""
         n, rank = self.seats.num_ranks, self.seats.rank
+        first = self.seats.nodes.index(self.seats.nodes[rank])
         nbytes = PAGE_BYTES + n * (layout.REPORT_BYTES + CALL_LOG_BYTES)
         nbytes = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
         folder = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
         path = os.path.join(folder, f"weft-{uuid.uuid4().hex}")
-        if rank == 0:
+        if rank == first:
             with open(path, "xb") as file:
                 file.truncate(nbytes)
-        path = self.exchange(path, timeout_s=60.0)[0]
+        path = self.exchange(path, timeout_s=60.0)[first]
         with open(path, "r+b") as file:
             self._shared = mmap.mmap(file.fileno(), nbytes)
         self.exchange("mapped", timeout_s=60.0)
-        if rank == 0:
+        if rank == first:
             os.unlink(path)
         self._shared_address = torch.frombuffer(self._shared, dtype=torch.uint8).data_ptr()
         code = torch.cuda.cudart().cudaHostRegister(
@@ -363,8 +387,7 @@ class CudaBackend:
         if int(code) != 0:
             raise RuntimeError(f"cudaHostRegister of {nbytes} bytes failed with {code}")
         self._abort = memoryview(self._shared)[:4].cast("i")
-        # The first page: the abort word, and from byte 64 on each rank's heap base.
-        self._bases = memoryview(self._shared)[64 : 64 + 8 * n].cast("q")
+        self._bases: list[int] = []
         self.abort_address = self._shared_address
         self.report_address = self._shared_address + self._report_start(rank)
 
@@ -388,8 +411,13 @@ def scope() -> None:
 _generations: dict[str, int] = {}
 
 
-def connect(group: dist.ProcessGroup | None, name: str) -> CudaBackend:
-    """The backend of this process in `group`; starts the default group where there is none."""
+def connect(
+    group: dist.ProcessGroup | None, name: str, nodes: int | Sequence[int] | None = None
+) -> CudaBackend:
+    """The backend of this process in `group`; starts the default group where there is none.
+
+    `nodes` declares which ranks share one, as weft.emulated does; else hosts are nodes.
+    """
     if not torch.cuda.is_available():
         raise UnsupportedError(
             "weft.init found no GPU; run the script with `weft emulate SCRIPT.py --ranks N`, or "
@@ -399,7 +427,26 @@ def connect(group: dist.ProcessGroup | None, name: str) -> CudaBackend:
         _start_processes()
     group = group if group is not None else dist.group.WORLD
     generation = _generations[name] = _generations.get(name, -1) + 1
-    return CudaBackend(group, name, generation)
+    return CudaBackend(group, name, generation, nodes)
+
+
+def _nodes_of(hosts: Sequence[str], declared: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Each rank's node, numbered as they come.
+
+    Raises  UsageError: a declared node whose ranks are on several hosts
+    """
+    if declared is None:
+        numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+        return tuple(numbers[host] for host in hosts)
+    topology = Topology.of(len(hosts), declared)
+    nodes = tuple(topology.seat(rank).node for rank in range(len(hosts)))
+    pairs = set(zip(nodes, hosts, strict=True))
+    if len(pairs) > topology.num_nodes:
+        raise UsageError(
+            f"nodes={topology} puts ranks of different hosts on one node; a node is a part of one "
+            "host: leave nodes out, and each host is one"
+        )
+    return nodes
 
 
 def _start_processes() -> None:

@@ -40,8 +40,11 @@ def scope() -> Hashable:
     return (id(context.session), context.rank)
 
 
-def connect(group: Any, name: str) -> EmulatedBackend:
-    """The calling rank's backend for a world over `group`; None is all ranks."""
+def connect(group: Any, name: str, nodes: int | Sequence[int] | None = None) -> EmulatedBackend:
+    """The calling rank's backend for a world over `group`; None is all ranks.
+
+    The session has settled who sits where: `nodes` is for GPUs.
+    """
     context = _context()
     if group is None:
         members: Sequence[int] = range(context.session.num_ranks)
@@ -131,6 +134,7 @@ class EmulatedBackend:
 
     abort_address = 0
     report_address = 0
+    far = None
     device = torch.device("cpu")
 
     def __init__(self, context: RankContext, members: tuple[int, ...], name: str) -> None:
