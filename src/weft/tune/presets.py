@@ -18,6 +18,15 @@ GATHERED_LAYERS = {
     "qwen3-32b mlp": (12800, 5120),
     "llama3-405b mlp": (26624, 16384),
 }
+# Those whose products are summed over ranks: the other projection of the same layers.
+SUMMED_LAYERS = {
+    "llama3-8b mlp": (4096, 3584),
+    "llama3-70b attention": (8192, 2048),
+    "llama3-70b mlp": (8192, 7168),
+    "qwen3-32b mlp": (5120, 6400),
+    "llama3-405b mlp": (16384, 13312),
+}
+LAYERS = {"ag_gemm": GATHERED_LAYERS, "gemm_rs": SUMMED_LAYERS, "gemm_ar": SUMMED_LAYERS}
 RAGGED_M = 997 * 4
 ALL_M = (1, 16, 64, 256, 512, 1024, 2048, RAGGED_M, 4096, 8192, 16384)
 QUICK_M = (64, 512, 2048, 8192)
@@ -50,15 +59,15 @@ class Point:
         return f"{self.op} {self.label} {sizes}"
 
 
-def ag_gemm_points(ms: Sequence[int]) -> list[Point]:
+def layer_points(op: str, ms: Sequence[int]) -> list[Point]:
     """Every layer at every m, with weights as layers keep them, [n, k]."""
     return [
         Point(
-            "ag_gemm", label, {"m": m, "n": n, "k": k},
+            op, label, {"m": m, "n": n, "k": k},
             ("graph" if m < GRAPH_M else "queued", "eager"), fields={"b_is_nk": True},
         )
         for m in ms
-        for label, (n, k) in GATHERED_LAYERS.items()
+        for label, (n, k) in LAYERS[op].items()
     ]  # fmt: skip
 
 
@@ -92,10 +101,10 @@ def points_of(op: str, preset: str, num_ranks: int) -> list[Point]:
         if preset in LAYER_PRESETS:
             raise UsageError(f"--preset {preset!r} is a layer's; {op} takes quick or full")
         return collective_points(op, ALL_BYTES if preset == "full" else QUICK_BYTES, num_ranks)
-    if op != "ag_gemm":
+    if op not in LAYERS:
         raise UsageError(f"no preset for {op}: pass --shape")
     ms = QUICK_M if preset == "quick" else ALL_M
-    points = ag_gemm_points(ms)
+    points = layer_points(op, ms)
     if preset in LAYER_PRESETS:
         points = [point for point in points if point.label == LAYER_PRESETS[preset]]
     return points

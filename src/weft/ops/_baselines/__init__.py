@@ -29,6 +29,21 @@ AG_GEMM = {
     "torch_async_tp": _lazy("symmetric_memory", "async_tp_ag_gemm"),
     "torch_async_tp_native": _lazy("symmetric_memory", "native_async_tp_ag_gemm"),
 }
+GEMM_RS = {
+    "cublas": _lazy("nccl", "gemm_rs_product"),
+    "nccl": _lazy("nccl", "gemm_rs_scatter"),
+    "cublas_nccl": _lazy("nccl", "gemm_rs_serial"),
+    "weft_alone": _lazy("alone", "gemm_rs"),
+    "torch_async_tp": _lazy("symmetric_memory", "async_tp_gemm_rs"),
+}
+GEMM_AR = {
+    "cublas": _lazy("nccl", "gemm_ar_product"),
+    "nccl": _lazy("nccl", "gemm_ar_reduce"),
+    "cublas_nccl": _lazy("nccl", "gemm_ar_serial"),
+    "weft_alone": _lazy("alone", "gemm_ar"),
+    "mm_one_shot": _lazy("symmetric_memory", "mm_one_shot"),
+    "mm_two_shot": _lazy("symmetric_memory", "mm_two_shot"),
+}
 ALL_GATHER = {
     "nccl": _lazy("nccl", "all_gather"),
     "torch_low_contention": _lazy("symmetric_memory", "low_contention_all_gather"),

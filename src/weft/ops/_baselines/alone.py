@@ -44,3 +44,18 @@ def ag_gemm(case: Case) -> Variant:
         whole = {"a": way.gathered[i][: problem.m], "b": inputs["b"]}
         calls.append(lambda whole=whole: case.card.run(world, problem, whole, config))
     return Variant("weft_alone", calls, about=str(config))
+
+
+def _product(case: Case) -> Variant:
+    """All rows are this rank's own, so no share of them travels."""
+    world = own_world(case)
+    problem = replace(case.problem, num_ranks=1, nodes=())
+    fused = (c for c in case.card.candidates(case.problem, case.world.target) if c.is_fused)
+    config = replace(next(fused), rounds=1)
+    calls = [
+        lambda inputs=inputs: case.card.run(world, problem, inputs, config) for inputs in case.sets
+    ]
+    return Variant("weft_alone", calls, answers=False, about=str(config))
+
+
+gemm_rs = gemm_ar = _product

@@ -150,3 +150,76 @@ def ag_gemm_gather(case: Case) -> Variant:
 def ag_gemm_serial(case: Case) -> Variant:
     way = GatherThenMultiply(case)
     return Variant("cublas_nccl", way.calls(way.serial))
+
+
+class Multiply:
+    """A product on every rank, of all m rows, and one buffer of it for every set of inputs."""
+
+    def __init__(self, case: Case, rows: int = 0) -> None:
+        problem, device = case.problem, case.world.device
+        self.case = case
+        self.whole = [
+            torch.empty(problem.m, problem.n, dtype=problem.torch_dtype, device=device)
+            for _ in case.sets
+        ]
+        self.out = torch.empty(rows, problem.n, dtype=problem.torch_dtype, device=device)
+
+    def multiply(self, i: int) -> torch.Tensor:
+        inputs = self.case.sets[i]
+        return torch.matmul(inputs["a"], inputs["b"], out=self.whole[i])
+
+    def scatter(self, i: int) -> torch.Tensor:
+        dist.reduce_scatter_tensor(self.out, self.whole[i], group=self.case.group)
+        return self.out
+
+    def reduce(self, i: int) -> torch.Tensor:
+        dist.all_reduce(self.whole[i], group=self.case.group)
+        return self.whole[i]
+
+    def then(self, collective: Any) -> list[Any]:
+        """The product, and what sums it over ranks."""
+        return self.calls(lambda i: (self.multiply(i), collective(i))[1])
+
+    def calls(self, function: Any) -> list[Any]:
+        return [lambda i=i: function(i) for i in range(len(self.case.sets))]
+
+
+def _alone(way: Multiply) -> Variant:
+    """cuBLAS alone: a rank's product is no rank's answer."""
+    return Variant("cublas", way.calls(way.multiply), answers=False)
+
+
+def gemm_rs_product(case: Case) -> Variant:
+    return _alone(Multiply(case))
+
+
+def _scattering(case: Case) -> Multiply:
+    even(case, "reduce_scatter_tensor")
+    return Multiply(case, case.problem.rows)
+
+
+def gemm_rs_scatter(case: Case) -> Variant:
+    way = _scattering(case)
+    return Variant("nccl", way.calls(way.scatter), answers=False)
+
+
+def gemm_rs_serial(case: Case) -> Variant:
+    way = _scattering(case)
+    return Variant("cublas_nccl", way.then(way.scatter))
+
+
+def gemm_ar_product(case: Case) -> Variant:
+    return _alone(Multiply(case))
+
+
+def gemm_ar_reduce(case: Case) -> Variant:
+    """In place, on what is there: only its time is asked for."""
+    way = Multiply(case)
+    for buffer in way.whole:
+        buffer.zero_()
+    return Variant("nccl", way.calls(way.reduce), answers=False)
+
+
+def gemm_ar_serial(case: Case) -> Variant:
+    way = Multiply(case)
+    return Variant("cublas_nccl", way.then(way.reduce))

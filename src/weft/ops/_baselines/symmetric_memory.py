@@ -159,3 +159,42 @@ def native_async_tp_ag_gemm(case: Case) -> Variant:
     calls = [call(inputs) for inputs in case.sets]
     # Its stream-written flags are not made for recording.
     return Variant("torch_async_tp_native", calls, modes=("queued", "eager"))
+
+
+def async_tp_gemm_rs(case: Case) -> Variant:
+    """torch's async tensor parallelism, as `fused_matmul_reduce_scatter` decomposes it."""
+    even(case, "fused_matmul_reduce_scatter")
+    operation, group = _find("fused_matmul_reduce_scatter"), case.group.group_name
+
+    def call(inputs: Any) -> Callable[[], Any]:
+        return lambda: operation(inputs["a"], inputs["b"], "sum", 0, group)
+
+    return Variant("torch_async_tp", [call(inputs) for inputs in case.sets])
+
+
+def _mm_then(case: Case, reduce: Callable[[torch.Tensor], Any], name: str) -> Variant:
+    """A product into symmetric memory, and torch's all-reduce of it."""
+    problem = case.problem
+    shape = (problem.m, problem.n)
+
+    def call(inputs: Any) -> Callable[[], Any]:
+        empty = torch.empty(shape, dtype=problem.torch_dtype, device=case.world.device)
+        there = symmetric_copy(case, empty)
+
+        def both() -> Any:
+            torch.mm(inputs["a"], inputs["b"], out=there)
+            return reduce(there)
+
+        return both
+
+    return Variant(name, [call(inputs) for inputs in case.sets])
+
+
+def mm_one_shot(case: Case) -> Variant:
+    operation, group = _find("one_shot_all_reduce"), case.group.group_name
+    return _mm_then(case, lambda x: operation(x, "sum", group), "mm_one_shot")
+
+
+def mm_two_shot(case: Case) -> Variant:
+    operation, group = _find("two_shot_all_reduce_"), case.group.group_name
+    return _mm_then(case, lambda x: operation(x, "sum", group), "mm_two_shot")

@@ -1,0 +1,430 @@
+"""What operators share that multiply and then sum over ranks: problem, configuration, launches.
+
+Not an operator. Every rank has all m rows of A and of the product, but a part of k; what becomes of
+the product's rows, which are split as torch.chunk splits them, is the operator's matter. Operands
+are told to kernels as weft.tiles.weave cuts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from weft.base.dtypes import DTYPES
+from weft.base.errors import ConfigError, DtypeError, ShapeError
+from weft.base.records import KernelRecord
+from weft.base.target import Target
+from weft.language import triton_api
+from weft.language.world_arg import SlotArg, WorldArg, language_version
+from weft.ops import _by_library, _lanes
+from weft.tiles import blocking, gemm, gemm_sm90, weave
+from weft.tiles.blocking import Blocking
+
+SUPPORTED = ("float16", "bfloat16", "float32")
+PUSH, LIBRARY = "push", _by_library.TRANSPORT
+TEMPLATES = ("plain", "sm90")
+
+
+@dataclass(frozen=True)
+class Problem(_lanes.Rows):
+    """[m, k] @ [k, n] on every rank, to be summed over ranks; sums in fp32.
+
+    `b_is_nk`: B lies in memory as [n, k], as weights usually do.
+    """
+
+    k: int = 0
+    b_is_nk: bool = False
+
+    dtypes = SUPPORTED
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k < 0:
+            raise ShapeError(f"{self.op}: k={self.k} is negative")
+
+    @property
+    def is_empty(self) -> bool:
+        return 0 in (self.m, self.n, self.k)
+
+    @property
+    def flops(self) -> int:
+        """Of one rank's product."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one rank's product must read and write at least."""
+        return ((self.m + self.n) * self.k + self.m * self.n) * self.itemsize
+
+    @property
+    def scattered_bytes(self) -> int:
+        """What one rank sends so that each gets all shares of its rows."""
+        return (self.m - min(self.rows, self.m)) * self.row_bytes
+
+    def can_use_tma(self, target: Target) -> bool:
+        """Do the rows of A, B and C begin where TMA can read them?"""
+        rows = (self.k, self.k if self.b_is_nk else self.n, self.n)
+        return blocking.can_use_tma(target, [row * self.itemsize for row in rows])
+
+    def can_use_sm90(self, target: Target) -> bool:
+        """Does the template for Hopper take this problem there?"""
+        is_hopper = target.backend == "cuda" and target.arch == 90 and len(self.nodes) == 1
+        return is_hopper and self.itemsize == 2 and self.can_use_tma(target)
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a call is done; every field is the same on all ranks.
+
+    Units   rounds: how often the order goes around the ranks' parts; group_m: rows of tiles that
+            share columns in L2
+    """
+
+    transport: str = PUSH
+    template: str = "plain"
+    rounds: int = 1
+    tile_m: int = 128
+    tile_n: int = 128
+    tile_k: int = 64
+    group_m: int = 8
+    num_warps: int = 8
+    num_stages: int = 3
+    tma: bool = True
+
+    op: ClassVar[str]
+    # The ways in which nothing is fused, by the operator that follows the product.
+    unfused: ClassVar[tuple[str, ...]]
+
+    def check(self, problem: Any, target: Target) -> None:
+        """Raises  ConfigError: a field that does not fit the problem or the target"""
+        if self.transport == LIBRARY:
+            if target.backend != "cuda" or not problem.is_even:
+                raise ConfigError(
+                    f"{self.op}: transport={LIBRARY!r} for m={problem.m} on {problem.num_ranks} "
+                    f"ranks, on {target}; it takes NVIDIA GPUs, and shards of one size"
+                )
+            return
+        if self.transport in self.unfused:
+            return
+        if self.transport != PUSH:
+            known = ", ".join((PUSH, *self.unfused, LIBRARY))
+            raise ConfigError(f"{self.op}: transport={self.transport!r}; it is one of {known}")
+        for name in ("rounds", "group_m"):
+            if not 1 <= getattr(self, name) <= 1024:
+                value = getattr(self, name)
+                raise ConfigError(f"{self.op}: {name}={value}; it must be between 1 and 1024")
+        if problem.rows and (tiles_m := ceil(problem.rows / self.tile_m)) % self.rounds:
+            raise ConfigError(
+                f"{self.op}: rounds={self.rounds}; a rank's {tiles_m} rows of tiles must divide "
+                "by them"
+            )
+        self._check_template(problem, target)
+
+    def _check_template(self, problem: Any, target: Target) -> None:
+        if self.template not in TEMPLATES:
+            told = f"template={self.template!r}; it must be one of {', '.join(TEMPLATES)}"
+            raise ConfigError(f"{self.op}: {told}")
+        if self.template == "plain":
+            tma = self.tma and problem.can_use_tma(target)
+            # C does not leave by TMA, so it takes no shared memory.
+            self.blocking.check(self.op, problem.dtype, problem.dtype, False, target)
+            if tma and max(self.tile_m, self.tile_n) > blocking.TMA_EXTENT:
+                raise ConfigError(f"{self.op}: TMA moves tiles up to {blocking.TMA_EXTENT}")
+            return
+        if not problem.can_use_sm90(target):
+            raise ConfigError(
+                f"{self.op}: template='sm90' with {problem.dtype} on {target}, ranks by nodes "
+                f"{problem.nodes}; it takes 16-bit operands with rows of a multiple of "
+                f"{blocking.TMA_BYTES} bytes, compute capability 9.0 and ranks of one node"
+            )
+        gemm_sm90.check(self.op, self.tile_m, self.tile_n, self.tile_k, self.num_stages, target)
+
+    @property
+    def is_fused(self) -> bool:
+        return self.transport == PUSH
+
+    @property
+    def blocking(self) -> Blocking:
+        return Blocking(self.tile_m, self.tile_n, self.tile_k, self.num_warps, self.num_stages)
+
+    def parts(self, problem: Any) -> weave.Parts:
+        """How the product is cut."""
+        is_shared = self.template == "sm90" and self.tile_n > 128
+        return weave.Parts(
+            problem.m, problem.n, problem.rows, self.tile_m, self.tile_n,
+            ceil(problem.rows / self.tile_m), ceil(problem.n / self.tile_n),
+            2 if is_shared else 1, self.rounds, self.group_m,
+        )  # fmt: skip
+
+    def num_tiles(self, problem: Any) -> int:
+        parts = self.parts(problem)
+        return problem.num_ranks * parts.tiles_m * parts.num_n
+
+    def grid(self, problem: Any, target: Target) -> int:
+        """Programs that multiply: all of them are resident."""
+        if self.template == "sm90":
+            return target.num_sms
+        return max(1, min(self.num_tiles(problem), target.num_sms))
+
+
+def fused(config: type[Config], problem: Any, target: Target) -> Iterator[Any]:
+    """Configurations in which one kernel does all, the best guess first."""
+    if problem.can_use_sm90(target) and not problem.is_empty:
+        # Where tiles of wide columns fill the machine for several rounds, they are cheaper.
+        cuts = [gemm_sm90.TURNS, gemm_sm90.WIDE]
+        for cut in cuts:
+            yield config(template="sm90", **_cut(cut, problem))
+    for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
+        low = replace(cut, tile_m=min(cut.tile_m, max(16, _lanes.power_of_two(problem.rows))))
+        yield config(**_cut(low, problem))
+
+
+def _cut(cut: Blocking, problem: Any) -> dict[str, int]:
+    tiles_m = max(1, ceil(problem.rows / cut.tile_m))
+    return {**asdict(cut), "group_m": min(8, tiles_m)}
+
+
+# ---------------------------------------------------------------------------------------------
+# Tensors
+
+
+def problem_of(kind: Callable[..., Any], world: Any, a: Any, b: Any, out: Any = None) -> Any:
+    """The problem that this rank's tensors are a part of, as `kind` makes it.
+
+    Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
+    """
+    op = kind.op
+    for name, tensor in (("a", a), ("b", b)):
+        if tensor.dim() != 2:
+            shape = tuple(tensor.shape)
+            raise ShapeError(f"{op}: {name} has shape {shape}; it must have two dimensions")
+    (m, k), (k_b, n) = a.shape, b.shape
+    if k != k_b:
+        raise ShapeError(f"{op}: a has k={k} but b has k={k_b}; pass b as [k, n], not [n, k]")
+    if a.dtype != b.dtype:
+        raise DtypeError(f"{op}: a is {a.dtype} but b is {b.dtype}; convert one of them")
+    _lanes.check_tensor(op, "a", a, world)
+    if b.is_contiguous() or not b.t().is_contiguous():
+        _lanes.check_tensor(op, "b", b, world)
+    else:
+        _lanes.check_tensor(op, "b.t()", b.t(), world)
+    problem = kind(
+        m, n, world.num_ranks, str(a.dtype), _lanes.nodes_of(world), k, not b.is_contiguous()
+    )
+    if out is not None:
+        first, end = problem.result_rows(world.rank)
+        _lanes.check_out(op, out, (end - first, n), a.dtype, world)
+    return problem
+
+
+def make_inputs(problem: Any, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """One rank's normal random tensors on the CPU: the same for one seed on every machine."""
+    generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank)
+    n, k = problem.n, problem.k
+    a = torch.randn(problem.m, k, generator=generator).to(problem.torch_dtype)
+    b = torch.randn((n, k) if problem.b_is_nk else (k, n), generator=generator)
+    b = b.to(problem.torch_dtype)
+    return {"a": a, "b": b.t() if problem.b_is_nk else b}
+
+
+def total(inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """The sum of all ranks' products, in fp32."""
+    sums = inputs[0]["a"].float() @ inputs[0]["b"].float()
+    for one in inputs[1:]:
+        sums += one["a"].float() @ one["b"].float()
+    return sums
+
+
+# ---------------------------------------------------------------------------------------------
+# Launches
+
+
+class Program(NamedTuple):
+    """An operator's kernel in both forms. Their parameters are the same: operands a, b and c, then
+    the slot's `arrays` by name, then what `arguments` says."""
+
+    plain: Any
+    sm90: Any
+    arrays: tuple[str, ...]
+
+
+class Call:
+    """What calls with one problem and one configuration share on one rank: found once, kept.
+
+    `buffers` and `signals` are those of the operator's slot, by the names of program.arrays.
+    """
+
+    def __init__(
+        self, world: Any, problem: Any, config: Any, program: Program, buffers: dict, signals: dict
+    ) -> None:
+        self.problem, self.config, self.program = problem, config, program
+        self.buffers, self.signals = dict(buffers), dict(signals)
+        self.out_shape = (_size(problem.result_rows(world.rank)), problem.n)
+        self.name = (
+            f"{problem.op} m={problem.m},n={problem.n},k={problem.k} {problem.dtype} {config}"
+        )
+        self.is_empty = problem.is_empty
+        self.is_fused = config.is_fused
+        self.replays = world.replays()
+        self._between: torch.Tensor | None = None
+        self._kernels: dict[bool, Any] = {}
+        if not self.is_fused or self.is_empty:
+            return
+        self.grid = (config.grid(problem, world.target), 1, 1)
+        self.tma = config.tma and problem.can_use_tma(world.target)
+        self.shape, self.parts = shape_of(problem), config.parts(problem)
+        # By whether TMA is used.
+        self.tiles = [tile_of(problem, config, tma).as_constexpr() for tma in (False, True)]
+        if config.template == "sm90":
+            elements = gemm_sm90.partial_elements(config.tile_m, config.tile_n, self.grid[0])
+            self.buffers["sums"] = ((elements,), torch.float32)
+            self.signals["summed"] = (2 * self.grid[0], torch.int64)
+
+    def product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """The library's product, in memory that is kept."""
+        if self._between is None:
+            shape = (self.problem.m, self.problem.n)
+            self._between = torch.empty(shape, dtype=a.dtype, device=a.device)
+        return torch.mm(a, b, out=self._between)
+
+    def run(self, world: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        """The fused way, on the next slot."""
+        slot = world.workspace(self.problem.op, self.buffers, self.signals)
+        self.replays.run(
+            (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot),
+            lambda: self.launch(world, slot, a, b, out),
+        )
+
+    def launch(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> None:
+        # TMA asks this of addresses, and Triton specialises kernels by it.
+        aligned = not any(x.data_ptr() % blocking.TMA_BYTES for x in (a, b, out))
+        is_sm90 = self.config.template == "sm90" and aligned
+        arrays = [getattr(slot, name) for name in self.program.arrays]
+        operands = self._operands(a, b, out, arrays[0], is_sm90, self.tma and aligned)
+        rest = self._rest(world, slot, is_sm90, self.tma and aligned)
+        fn, arguments = self.program.sm90 if is_sm90 else self.program.plain, (*arrays, *rest)
+        kernel = self._kernels.get(is_sm90) if aligned else None
+        if kernel is not None:
+            triton_api.relaunch(kernel, self.grid, *operands, *arguments)
+            return
+        options = options_of(self.config, is_sm90)
+        kernel = fn[self.grid](*operands, *arguments, **options)
+        if aligned:
+            self._kernels[is_sm90] = kernel
+
+    def _operands(
+        self, a: Any, b: Any, out: Any, spare: Any, is_sm90: bool, tma: bool
+    ) -> tuple[Any, Any, Any]:
+        """What the kernel takes as a, b and c: descriptors where TMA reads them."""
+        config = self.config
+        if not tma:
+            return a, b, out
+        describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
+        left = describe(a, (config.tile_m, config.tile_k))
+        if self.problem.b_is_nk:
+            right = describe(b.t(), (config.tile_n, config.tile_k))
+        else:
+            right = describe(b, (config.tile_k, config.tile_n))
+        if is_sm90:
+            # Without rows there is no address to describe, and no tile is stored.
+            rows = out if out.numel() else spare.view(-1, self.problem.n)
+            out = describe(rows, chunk_of(config))
+        return left, right, out
+
+    def _rest(self, world: Any, slot: Any, is_sm90: bool, tma: bool) -> tuple:
+        config = self.config
+        if not is_sm90:
+            return (slot.arg, self.shape, self.parts, self.tiles[tma], world.arg)
+        extents = (config.tile_m, config.tile_n, config.tile_k, config.num_stages)
+        sums = (slot.sums, slot.summed)
+        shapes = (self.shape, self.parts)
+        return (*sums, slot.arg, *shapes, world.arg, *extents, self.problem.b_is_nk)
+
+
+def _size(rows: tuple[int, int]) -> int:
+    return rows[1] - rows[0]
+
+
+def chunk_of(config: Config) -> tuple[int, int]:
+    """Rows and columns of the result that the template for Hopper stores at once."""
+    return gemm_sm90.chunk_rows(config.tile_m, config.tile_n), gemm_sm90.CHUNK_N.value
+
+
+def shape_of(problem: Any) -> gemm.Shape:
+    stride_b = problem.k if problem.b_is_nk else problem.n
+    return gemm.Shape(problem.m, problem.n, problem.k, problem.k, stride_b, problem.n)
+
+
+def tile_of(problem: Any, config: Config, tma: bool) -> gemm.Tile:
+    extents = (config.tile_m, config.tile_n, config.tile_k)
+    return gemm.Tile.of(*extents, size_k=problem.k, b_is_nk=problem.b_is_nk, tma=tma)
+
+
+def options_of(config: Config, is_sm90: bool) -> dict[str, int]:
+    if is_sm90:
+        return {"num_warps": config.num_warps}
+    # The plain twin of a configuration for Hopper, where addresses are not TMA's.
+    stages = config.num_stages if config.template == "plain" else 3
+    return {"num_warps": config.num_warps, "num_stages": stages}
+
+
+def record(
+    problem: Any, config: Config, target: Target, program: Program, arrays: Mapping[str, str]
+) -> tuple[Any, KernelRecord]:
+    """The kernel that a call with this configuration launches, for `compile`.
+
+    `arrays` are the types of the slot's arrays.
+    """
+    is_sm90 = config.template == "sm90"
+    tma = config.tma and problem.can_use_tma(target)
+    fn = program.sm90 if is_sm90 else program.plain
+    element = DTYPES[problem.dtype].triton
+    tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
+
+    def operand(block: tuple[int, int], is_described: bool = tma) -> str:
+        if not is_described:
+            return f"*{element}"
+        layout = f",{gemm_sm90.block_layout(block, problem.itemsize)!r}" if is_sm90 else ""
+        return f"tensordesc<{element}[{block[0]}, {block[1]}]{layout}>"
+
+    b_block = (tile_n, tile_k) if problem.b_is_nk else (tile_k, tile_n)
+    tile, shape = tile_of(problem, config, tma), shape_of(problem)
+    types = {
+        "a": operand((tile_m, tile_k)),
+        "b": operand(b_block),
+        "c": operand(chunk_of(config), is_sm90),
+        **arrays,
+        "sums": "*fp32",
+        "summed": "*i64",
+        "slot": ["*i64", "*i32", "*i64"],
+        "shape": ["i32"] * len(shape),
+        "parts": ["i32"] * len(weave.Parts._fields),
+        "tile": ["constexpr"] * len(tile),
+        "world": ["*i64", "constexpr", "constexpr"],
+    }
+    constants = {
+        "slot": SlotArg(None, None, None),
+        "shape": gemm.Shape(*[None] * len(shape)),
+        "parts": weave.Parts(*[None] * len(weave.Parts._fields)),
+        "tile": tile,
+        "world": WorldArg(None, problem.num_ranks, language_version()),
+        "tile_m": tile_m,
+        "tile_n": tile_n,
+        "tile_k": tile_k,
+        "stages": config.num_stages,
+        "b_is_nk": problem.b_is_nk,
+    }
+    names = fn.arg_names
+    pointers = [x for x in names if isinstance(types.get(x), str) and types[x][0] == "*"]
+    aligned = [f"shape.{x}" for x, extent in shape._asdict().items() if extent % 16 == 0]
+    return fn, KernelRecord(
+        name=f"{problem.op}.multiply",
+        signature={x: types.get(x, "constexpr") for x in names},
+        constants={x: constants[x] for x in names if x in constants},
+        options=options_of(config, is_sm90),
+        divisible_by_16=(*pointers, *aligned),
+    )

@@ -1,0 +1,208 @@
+"""What operators weave into the GEMM template: whose a tile is, and how it moves between ranks.
+
+Tiles are cut within each rank's part of the rows (`tiles_m` rows of tiles to a part, the last of
+them ragged or empty), so that a tile has one owner:
+
+    scattered      the order: tiles of rank + 1 first, then + 2, ...; own ones last, when the other
+                   ranks' shares of them have come
+    read_owned     where a tile's rows of A lie
+    push, spread   a tile -> the owner's `partials`; an own tile -> every rank
+    add_partials   an own tile's sums + those of the other ranks: rank + 1, + 2, ..., always so
+
+Data alone: who waits for what and who is told is written where the hooks are, with the signals'
+names. `word_of` is the mapping from a tile to its signal. Functions with `chunk` in their name are
+the same for the template for Hopper, which hands out a tile in chunks.
+
+Units  partials: [num_ranks, rows, n] on the owner, by source; gathered: [num_ranks * rows, n]
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+import weft.language as wl
+from weft.tiles import gemm
+
+# Elements that a thread moves at once: 16 bytes of 16 bits. Rows begin at multiples of them.
+VECTOR = gl.constexpr(8)
+
+
+class Parts(NamedTuple):
+    """How m rows of n elements are split and cut: `rows` to a rank, `tiles_m` rows of tiles to
+    each part, num_n tiles in each, `words` signals to a tile; the order comes in `rounds`."""
+
+    m: Any
+    n: Any
+    rows: Any
+    tile_m: Any
+    tile_n: Any
+    tiles_m: Any
+    num_n: Any
+    words: Any
+    rounds: Any
+    group_m: Any
+
+
+class Owned(NamedTuple):
+    """A tile of rank `owner`: from row `row` of its part on, of which there are `end`."""
+
+    i_m: Any
+    i_n: Any
+    owner: Any
+    row: Any
+    end: Any
+
+
+class Scatter(NamedTuple):
+    """Arguments of `scattered`."""
+
+    rank: Any
+    parts: Any
+
+
+class Operand(NamedTuple):
+    """Arguments of `read_owned`."""
+
+    a: Any
+    parts: Any
+
+
+class Move(NamedTuple):
+    """Arguments of what moves a tile; any record with these fields will do."""
+
+    partials: Any
+    rank: Any
+    parts: Any
+    world: Any
+
+
+# ---------------------------------------------------------------------------------------------
+# The mapping
+
+
+@triton.jit
+def scattered(i, num_m, num_n, args):
+    """Part by part, rank + 1's first and own last, in each of `rounds`. args: Scatter
+
+    num_m is num_ranks * tiles_m; tiles_m divides by rounds.
+    """
+    parts = args.parts
+    num_ranks = num_m // parts.tiles_m
+    height = parts.tiles_m // parts.rounds
+    block = i // (height * num_n)
+    inside = i % (height * num_n)
+    owner = (args.rank + (block + 1) % num_ranks) % num_ranks
+    group = inside // (parts.group_m * num_n)
+    inside = inside % (parts.group_m * num_n)
+    wide = min(height - group * parts.group_m, parts.group_m)
+    row = block // num_ranks * height + group * parts.group_m + inside % wide
+    end = min(max(parts.m - owner * parts.rows, 0), parts.rows)
+    return Owned(owner * parts.tiles_m + row, inside // wide, owner, row * parts.tile_m, end)
+
+
+@triton.jit
+def word_of(signals, at, part, source, num_ranks, parts):
+    """The word that says: `source` has done its share of this tile, or of this part of it."""
+    tile = (at.i_m % parts.tiles_m) * parts.num_n + at.i_n
+    return signals + (tile * parts.words + part) * num_ranks + source
+
+
+@triton.jit
+def read_owned(at, segment, tile, args):
+    """A is there from the start. args: Operand"""
+    first = at.owner * args.parts.rows
+    return gemm.Rows(source=args.a, first=first + at.row, end=first + at.end)
+
+
+@triton.jit
+def place_of(index, at, parts):
+    """Where the owner's rows begin among `rows` elements of n for each `index`."""
+    return (tl.cast(index, tl.int64) * parts.rows + at.row) * parts.n
+
+
+# ---------------------------------------------------------------------------------------------
+# A whole tile
+
+
+@triton.jit
+def cells(at, tile, parts):
+    """Offsets of a tile's elements from its first row's begin, and which there are."""
+    i = tl.arange(0, tile.m)
+    j = at.i_n * tile.n + tl.arange(0, tile.n)
+    mask = (i < at.end - at.row)[:, None] & (j < parts.n)[None, :]
+    return i.to(tl.int64)[:, None] * parts.n + j[None, :], mask
+
+
+@triton.jit
+def store_owned(c, at, value, tile, parts):
+    """An own tile -> C, which holds this rank's part of the rows."""
+    offset, mask = cells(at, tile, parts)
+    tl.store(c + place_of(0, at, parts) + offset, value.to(c.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def push(at, value, tile, args):
+    """Another rank's tile -> its partials, this rank's part of them. args: Move"""
+    offset, mask = cells(at, tile, args.parts)
+    there = args.partials + place_of(args.rank, at, args.parts) + offset
+    wl.put(args.world, there, value.to(args.partials.dtype.element_ty), to=at.owner, mask=mask)
+
+
+@triton.jit
+def add_partials(at, value, tile, args):
+    """value + what the other ranks have pushed for this own tile, in fp32. args: Move"""
+    offset, mask = cells(at, tile, args.parts)
+    for hop in range(1, args.world.num_ranks):
+        source = (args.rank + hop) % args.world.num_ranks
+        there = args.partials + place_of(source, at, args.parts) + offset
+        value += tl.load(there, mask=mask, other=0.0).to(tl.float32)
+    return value
+
+
+# ---------------------------------------------------------------------------------------------
+# Chunk by chunk
+
+
+@gluon.jit
+def chunk_cells(at, row, column, parts, rows: gl.constexpr, columns: gl.constexpr,
+                layout: gl.constexpr):  # fmt: skip
+    """As `cells`, for a chunk; offsets are from the tile's first row's begin."""
+    # Rows begin at multiples of VECTOR; said by arithmetic, since a hint would not survive.
+    n = parts.n // VECTOR * VECTOR
+    i = row - at.i_m * parts.tile_m + gl.arange(0, rows, gl.SliceLayout(1, layout))
+    j = column + gl.arange(0, columns, gl.SliceLayout(0, layout))
+    mask = (i < at.end - at.row)[:, None] & (j < n)[None, :]
+    return i[:, None] * n + j[None, :], mask
+
+
+@gluon.jit
+def chunk_place(index, at, parts):
+    """As `place_of`."""
+    n = parts.n // VECTOR * VECTOR
+    return (index.to(gl.int64) * parts.rows + at.row) * n
+
+
+@gluon.jit
+def push_chunk(at, row, column, chunk, args):
+    """As `push`. args: Move"""
+    layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [4, 8], [4, 1], [1, 0])
+    offset, mask = chunk_cells(at, row, column, args.parts, chunk.shape[0], chunk.shape[1], layout)
+    there = wl.at(args.world, args.partials, at.owner) + chunk_place(args.rank, at, args.parts)
+    gl.store(there + offset, chunk.load(layout), mask=mask)
+
+
+@gluon.jit
+def add_partial_chunks(at, row, column, value, args):
+    """As `add_partials`. args: Move"""
+    layout: gl.constexpr = value.type.layout
+    offset, mask = chunk_cells(at, row, column, args.parts, value.shape[0], value.shape[1], layout)
+    for hop in range(1, args.world.num_ranks):
+        source = (args.rank + hop) % args.world.num_ranks
+        there = args.partials + chunk_place(source, at, args.parts)
+        value += gl.load(there + offset, mask=mask, other=0.0).to(gl.float32)
+    return value

@@ -1,0 +1,90 @@
+"""weave: every tile once, foreign ones first, and a signal of its own for each."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.tiles import weave
+
+
+def parts_of(m: int, n: int, num_ranks: int, rounds: int, group_m: int, words: int = 1):
+    """Tiles of 4 x 4, as many rows of them to a part as divide by `rounds`."""
+    rows = ceil(m / num_ranks)
+    tiles_m = ceil(ceil(rows / 4) / rounds) * rounds
+    return weave.Parts(m, n, rows, 4, 4, tiles_m, ceil(n / 4), words, rounds, group_m)
+
+
+worlds = st.tuples(
+    st.integers(1, 90), st.integers(1, 30), st.integers(1, 5), st.integers(1, 4), st.integers(1, 5)
+)
+
+
+def order_of(parts, rank, num_ranks):
+    num_m = parts.tiles_m * num_ranks
+    args = weave.Scatter(rank, parts)
+    total = num_m * parts.num_n
+    return [weave.scattered.fn(i, num_m, parts.num_n, args) for i in range(total)]
+
+
+@given(worlds, st.data())
+def test_every_row_of_every_part_is_in_one_tile_of_its_owner(world, data):
+    m, n, num_ranks, rounds, group_m = world
+    parts = parts_of(*world)
+    rank = data.draw(st.integers(0, num_ranks - 1))
+    order = order_of(parts, rank, num_ranks)
+    assert len({(at.i_m, at.i_n) for at in order}) == len(order)
+    seen = set()
+    for at in order:
+        assert at.owner == at.i_m // parts.tiles_m and at.i_n < parts.num_n
+        first = at.owner * parts.rows
+        rows = range(first + at.row, first + min(at.row + 4, at.end))
+        columns = range(at.i_n * 4, min(at.i_n * 4 + 4, n))
+        cells = {(row, column) for row in rows for column in columns}
+        assert not seen & cells
+        seen |= cells
+    assert seen == {(row, column) for row in range(m) for column in range(n)}
+
+
+@given(worlds, st.data())
+def test_in_each_round_own_tiles_come_behind_those_of_the_next_ranks(world, data):
+    m, n, num_ranks, rounds, group_m = world
+    parts = parts_of(*world)
+    rank = data.draw(st.integers(0, num_ranks - 1))
+    owners = [at.owner for at in order_of(parts, rank, num_ranks)]
+    block = len(owners) // (rounds * num_ranks)
+    around = [(rank + hop) % num_ranks for hop in range(1, num_ranks + 1)]
+    assert owners == [owner for _ in range(rounds) for owner in around for _ in range(block)]
+
+
+@given(worlds, st.data())
+def test_what_an_own_tile_waits_for_is_earlier_in_the_order_of_whoever_gives_it(world, data):
+    """So programs that take tiles in this order never wait for each other in a ring."""
+    num_ranks = world[2]
+    parts = parts_of(*world)
+    places = [
+        {(at.i_m, at.i_n): i for i, at in enumerate(order_of(parts, rank, num_ranks))}
+        for rank in range(num_ranks)
+    ]
+    rank = data.draw(st.integers(0, num_ranks - 1))
+    for at in order_of(parts, rank, num_ranks):
+        if at.owner == rank:
+            mine = places[rank][at.i_m, at.i_n]
+            others = [places[other][at.i_m, at.i_n] for other in range(num_ranks) if other != rank]
+            assert all(theirs < mine for theirs in others)
+
+
+@given(worlds, st.integers(1, 2))
+def test_each_source_has_a_word_for_each_part_of_each_tile(world, words):
+    num_ranks = world[2]
+    parts = parts_of(*world, words)
+    own = [at for at in order_of(parts, 0, num_ranks) if at.owner == 0]
+    found = [
+        weave.word_of.fn(0, at, part, source, num_ranks, parts)
+        for at in own
+        for part in range(words)
+        for source in range(num_ranks)
+    ]
+    assert sorted(found) == list(range(parts.tiles_m * parts.num_n * words * num_ranks))
