@@ -1,0 +1,164 @@
+"""Kernels of worlds with far peers: linked with NVSHMEM's device code, and only these.
+
+A stand-in for that code is linked here: each function leaves its name in the assembly.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import triton
+import triton.language as tl
+
+import weft
+import weft.language as wl
+from weft.base.records import KernelRecord
+from weft.base.target import TARGETS
+from weft.language import triton_api
+from weft.language.cuda import nvshmem_library
+from weft.language.world_arg import far_version, is_far_version
+
+# (name, types of its arguments), as NVSHMEM declares them.
+FUNCTIONS = (
+    ("nvshmem_quiet", ""),
+    ("nvshmemx_putmem_block", "i64, i64, i64, i32"),
+    ("nvshmemx_getmem_block", "i64, i64, i64, i32"),
+    ("nvshmemx_signal_op", "i64, i64, i32, i32"),
+    ("nvshmem_int32_atomic_add", "i64, i32, i32"),
+    ("nvshmem_int32_atomic_set", "i64, i32, i32"),
+    ("nvshmem_int32_test", "i64, i32, i32"),
+    ("nvshmem_int64_test", "i64, i32, i64"),
+    *((f"nvshmem_int{bits}_p", f"i64, i{bits}, i32") for bits in (8, 16, 32, 64)),
+    *((f"nvshmem_int{bits}_g", "i64, i32") for bits in (8, 16, 32, 64)),
+)
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Textual LLVM in place of the bitcode: the linker reads either."""
+    lines = ['target triple = "nvptx64-nvidia-cuda"']
+    for name, types in FUNCTIONS:
+        result = f"i{name[len('nvshmem_int') : -len('_g')]}" if name.endswith("_g") else "i32"
+        lines += [
+            f"define {result} @{name}({types}) alwaysinline {{",
+            f'  call void asm sideeffect "// {name}", "~{{memory}}"()',
+            f"  ret {result} 0",
+            "}",
+        ]
+    (tmp_path / nvshmem_library.NAME).write_text("\n".join(lines))
+    yield from _looked_for_in(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def nowhere(tmp_path, monkeypatch):
+    yield from _looked_for_in(tmp_path, monkeypatch)
+
+
+def _looked_for_in(folder, monkeypatch):
+    monkeypatch.setenv(nvshmem_library.FOLDER_VARIABLE, str(folder))
+    for turn in range(2):
+        nvshmem_library.find.cache_clear()
+        nvshmem_library.checksum.cache_clear()
+        if turn == 0:
+            yield
+
+
+TYPES = {
+    "world": ("*i64", "constexpr", "constexpr"), "x": "*fp32", "bytes_": "*i8", "halves": "*bf16",
+    "longs": "*i64", "flag": "*i32", "flag64": "*i64", "to": "i32", "size": "i32",
+}  # fmt: skip
+
+
+def compiled(kernel, version):
+    world = wl.WorldArg(None, 4, version)
+    record = KernelRecord(
+        name=kernel.__name__,
+        signature={name: TYPES[name] for name in kernel.arg_names if name in TYPES},
+        constants={"world": world},
+        options={},
+    )
+    return triton_api.compile_kernel(kernel, record, TARGETS["cuda:90"])
+
+
+def calls(kernel) -> list[str]:
+    """NVSHMEM's functions in the order of the assembly."""
+    text = compiled(kernel, far_version(nvshmem_library.checksum())).asm["ptx"]
+    return re.findall(r"// (nvshmem\w+)", text)
+
+
+@triton.jit
+def put_and_tell(world, x, flag, to, size):
+    i = tl.arange(0, 256)
+    wl.put(world, x + i, x + i, to=to, mask=i < size)
+    wl.notify(world, flag, to=to)
+
+
+@triton.jit
+def one_element(world, x, bytes_, halves, longs, to):
+    wl.put(world, x, 1.0, to=to)
+    wl.put(world, bytes_, bytes_, to=to)
+    wl.put(world, halves, halves, to=to)
+    wl.get(world, longs, longs, source=to)
+
+
+@triton.jit
+def set_and_wait(world, flag64, to):
+    wl.notify(world, flag64, 7, to=to, op=wl.SignalOp.SET)
+    wl.wait(flag64, 7, world=world)
+
+
+@triton.jit
+def fetch(world, halves, to):
+    i = tl.arange(0, 256)
+    wl.get(world, halves + i, halves + i, source=to)
+    wl.fence(world)
+
+
+@triton.jit
+def unordered(world, flag, to):
+    wl.notify(world, flag, to=to, order=wl.Order.RELAXED)
+
+
+def test_a_far_put_is_staged_and_complete_before_its_signal(stand_in):
+    assert calls(put_and_tell) == [
+        "nvshmemx_putmem_block", "nvshmem_int32_p", "nvshmem_int32_p", "nvshmem_quiet",
+        "nvshmem_int32_atomic_add",
+    ]  # fmt: skip
+
+
+def test_each_element_goes_by_its_own_size(stand_in):
+    names = ["nvshmem_int32_p", "nvshmem_int8_p", "nvshmem_int16_p", "nvshmem_int64_g"]
+    assert calls(one_element) == names
+
+
+def test_a_64_bit_signal_is_nvshmems_own_and_waits_see_what_a_card_wrote(stand_in):
+    expected = ["nvshmem_quiet", "nvshmemx_signal_op", "nvshmem_int64_test"]
+    assert calls(set_and_wait) == expected
+
+
+def test_get_and_fence(stand_in):
+    found = calls(fetch)
+    assert found[0] == "nvshmemx_getmem_block" and found[-1] == "nvshmem_quiet"
+    assert "nvshmem_int16_g" in found
+
+
+def test_a_relaxed_signal_completes_nothing(stand_in):
+    assert calls(unordered) == ["nvshmem_int32_atomic_add"]
+
+
+@pytest.mark.parametrize("kernel", [put_and_tell, one_element, set_and_wait, fetch])
+def test_worlds_without_far_peers_need_no_library_and_hold_none_of_it(nowhere, kernel):
+    text = compiled(kernel, wl.language_version()).asm["ptx"]
+    assert "nvshmem" not in text
+
+
+def test_a_missing_library_says_what_to_do(nowhere):
+    with pytest.raises(weft.UnsupportedError, match=r"libnvshmem_device.bc.*NVSHMEM_LIB_DIR"):
+        compiled(put_and_tell, far_version(1))
+
+
+def test_the_version_says_whether_there_are_far_peers_and_which_library():
+    near, far, other = wl.language_version(), far_version(1), far_version(2)
+    assert not is_far_version(near) and is_far_version(far) and is_far_version(other)
+    assert len({near, far, other}) == 3 and max(far, other) < 2**63
