@@ -155,10 +155,10 @@ plans = st.builds(
 _places = st.sampled_from(list(core.HOOKS))
 kernels = st.builds(
     core.Kernel, names, several(st.one_of(
-        st.builds(core.Param, names, st.sampled_from(core.SORTS), places),
+        st.builds(core.Param, names, st.sampled_from(core.SORTS), st.just("") | names, places),
         st.builds(core.Mapping, names, st.sampled_from(core.MAPPINGS), several(names),
                   place=places),
-        st.builds(core.Template, names, several(st.integers(1, 256)), places),
+        st.builds(core.Template, names, several(st.integers(1, 256)), place=places),
         st.builds(core.Hook, _places, names, several(names), places),
         st.builds(core.Wait, _places, names, st.sampled_from(core.WORDS), names,
                   scope=st.sampled_from(core.SCOPES), place=places),

@@ -28,8 +28,8 @@ from weft.base.place import UNKNOWN, Place
 from weft.ir import text
 from weft.ir.legality import Rule, Violation, illegal, run
 
-# operand: a TMA descriptor or a pointer, as the tile says; operands: one for each rank.
-SORTS = ("operand", "operands", "signals", "slot", "world")
+# operand: a TMA descriptor or a pointer, as the tile says.
+SORTS = ("operand", "pointer", "signals", "slot", "world")
 # Static: affine, of rows of these params. Tables: of pointers, filled on the device.
 MAPPINGS = ("static", "tables")
 # What a tile is cut from: all rows, or each rank's part of them.
@@ -45,7 +45,8 @@ HOOKS = {
     "value": (),
     "emit": (),  # data alone: its stores may still be under way when it returns
     "announce": ("notify",),
-    "done": ("wait", "notify", "finish"),
+    "done": ("wait", "notify", "finish"),  # this program has read all operands
+    "end": ("wait", "notify", "finish"),  # all that it has woven in is over too
 }
 
 # What `hook` can name: the place where it goes, and the sorts of what it takes.
@@ -55,11 +56,12 @@ FUNCTIONS = {
     "scatter": ("order", ("mapping",)),
     "rows_of": ("ready", ("operand",)),
     "rows_or_own": ("ready", ("operand", "operand", "mapping")),
-    "add_partials": ("combine", ("operand", "mapping")),
+    "read_owned": ("ready", ("operand", "mapping")),
+    "add_partials": ("combine", ("pointer", "mapping")),
     "silu_mul": ("value", ()),
     "store": ("emit", ("operand",)),
     "store_own": ("emit", ("operand", "mapping")),
-    "push": ("emit", ("operands", "mapping")),
+    "push": ("emit", ("pointer", "mapping")),
 }
 
 # Template -> how many extents a tile has, and the hooks that it cannot do without.
@@ -77,10 +79,11 @@ SCOPES = ("system", "device")
 
 @dataclass(frozen=True)
 class Param:
-    """An argument of the kernel, of one of SORTS."""
+    """An argument of the kernel, of one of SORTS; `by` says who writes it."""
 
     name: str
     sort: str
+    by: str = ""
     place: Place = UNKNOWN
 
 
@@ -97,10 +100,11 @@ class Mapping:
 
 @dataclass(frozen=True)
 class Template:
-    """What is computed, and the extents of a tile."""
+    """What is computed, and the extents of a tile; `formula` is for the reader."""
 
     function: str
     tile: tuple[int, ...]
+    formula: str = ""
     place: Place = UNKNOWN
 
 
@@ -166,6 +170,7 @@ class Finish:
 
 
 Woven = Hook | Wait | Notify | Credit | Finish
+Statement = Param | Mapping | Template | Woven
 
 
 @dataclass(frozen=True)
@@ -173,7 +178,7 @@ class Kernel:
     """A kernel of one template."""
 
     name: str
-    statements: tuple[Param | Mapping | Template | Woven, ...]
+    statements: tuple[Statement, ...]
     place: Place = UNKNOWN
 
     def of(self, kind: type | tuple[type, ...]) -> list:
