@@ -1,0 +1,159 @@
+"""Lower each launch of a Device plan to Core IR: which hooks weave its channels into its template.
+
+    launch(gemm_rs_multiply, .., pushes=(partials,), awaits=(partials_ready,),
+           announces=(partials_ready,), order=scatter, takes=True, gives=True)
+    ->  credit(begin, slot)
+        hook(order, scatter, (parts,))
+        hook(ready, read_owned, (a, parts))
+        wait(combine, partials_ready, others, parts)
+        hook(combine, add_partials, (partials, parts))
+        hook(emit, push, (partials, parts))
+        hook(emit, store_own, (scattered, parts))
+        notify(announce, partials_ready, owner, parts)
+        finish(end, slot)
+
+What waits is who reads; what is announced is what is pushed; where a result goes follows from the
+launch's body. Nothing is chosen here: the plan has chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from weft.base.errors import UnsupportedError
+from weft.ir import core, device
+from weft.ir.device import Channel, Copy, Do, Launch, Plan
+
+
+def lower(plan: Plan) -> dict[str, core.Kernel]:
+    """The kernels of a plan's products, by name; its other launches move rows, or work on them.
+
+    Raises  UnsupportedError: a launch that no hooks are known for, at the user's line
+    """
+    launches = [one for one in plan.of(Launch) if one.template == "gemm"]
+    return {one.kernel: lower_launch(plan, one) for one in launches}
+
+
+def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
+    """One kernel. Raises  UnsupportedError: no hooks are known for what it does"""
+    product, *rest = launch.body
+    if product.kind != "matmul":
+        raise _unknown(launch, f"it begins with {product.kind}")
+    if launch.order == "gather" and not rest and len(launch.awaits) == 1:
+        statements = _gather(plan, launch, product)
+    elif launch.order == "scatter" and [one.kind for one in rest] == ["reduce_scatter"]:
+        statements = _scatter(plan, launch, product)
+    elif launch.order == "rows" and not rest and not (launch.awaits or launch.announces):
+        statements = _alone(launch, product)
+    else:
+        told = " then ".join(one.kind for one in launch.body)
+        raise _unknown(launch, f"{told}, in order={launch.order}, awaits {launch.awaits}")
+    kernel = core.Kernel(launch.kernel, tuple(_placed(statements, launch)), launch.place)
+    return core.require(kernel)
+
+
+def formula(launch: Launch) -> str:
+    """What a launch computes, in one line: c = reduce_scatter(a @ b)."""
+    told: dict[str, str] = {}
+    for do in launch.body:
+        operands = [told.get(name, name) for name in do.operands]
+        told[do.result] = (
+            " @ ".join(operands) if do.kind == "matmul" else f"{do.kind}({', '.join(operands)})"
+        )
+    return "; ".join(f"{name} = {told[name]}" for name in launch.writes)
+
+
+def _unknown(launch: Launch, told: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{launch.kernel}: no hooks are known for {told}; lower the program unfused",
+        place=launch.place,
+    )
+
+
+def _placed(statements: Iterator[core.Statement], launch: Launch) -> Iterator[core.Statement]:
+    """Statements at the launch's line, but for those that have one."""
+    for one in statements:
+        yield one if one.place.frames else replace(one, place=launch.place)
+
+
+def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """Rows arrive while others are multiplied; own ones may lie elsewhere, in place."""
+    (channel,) = (one for one in plan.of(Channel) if one.name in launch.awaits)
+    rows, right = product.operands
+    own = channel.own or rows
+    for name in dict.fromkeys((own, rows, right, launch.writes[0])):
+        yield core.Param(name, "operand")
+    yield core.Param(channel.name, "signals", _writers(plan, channel))
+    yield from _around()
+    yield core.Mapping("split", "static", (rows,))
+    yield core.Template("gemm", launch.tile, formula(launch))
+    if launch.takes:
+        yield core.Credit("begin", "slot")
+    yield core.Hook("order", "gather", ("split",))
+    yield core.Wait("ready", channel.name, "tile", "split", unless="own", place=channel.place)
+    yield core.Hook("ready", "rows_or_own", (rows, own, "split"))
+    yield core.Hook("emit", "store", (launch.writes[0],))
+    if any(isinstance(one, Copy) and one.announces == channel.name for one in plan.steps):
+        # Also words of chunks without rows: an engine must not write one after the call.
+        yield core.Wait("done", channel.name, "all", "split", by="last", place=channel.place)
+    if launch.gives:
+        yield core.Finish("done", "slot")
+
+
+def _scatter(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """Other ranks' tiles first, which are sent; then own ones, to which theirs are added."""
+    (channel,) = (one for one in plan.of(Channel) if one.name in launch.announces)
+    left, right = product.operands
+    (partials,), (result,) = launch.pushes, launch.writes
+    for name in (left, right, result):
+        yield core.Param(name, "operand")
+    yield core.Param(partials, "pointer")
+    yield core.Param(channel.name, "signals", f"{launch.kernel} on the other ranks")
+    yield from _around()
+    yield core.Mapping("parts", "static", (left,), cuts="part")
+    yield core.Template("gemm", launch.tile, formula(launch))
+    if launch.takes:
+        yield core.Credit("begin", "slot")
+    yield core.Hook("order", "scatter", ("parts",))
+    yield core.Hook("ready", "read_owned", (left, "parts"))
+    yield core.Wait("combine", channel.name, "others", "parts", place=channel.place)
+    yield core.Hook("combine", "add_partials", (partials, "parts"))
+    yield core.Hook("emit", "store_own", (result, "parts"))
+    yield core.Hook("emit", "push", (partials, "parts"))
+    yield core.Notify("announce", channel.name, "owner", "parts", place=channel.place)
+    if launch.gives:
+        # Not when operands have been read: partial sums of peers are read behind them.
+        yield core.Finish("end", "slot")
+
+
+def _alone(launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """A product that nobody waits for and that waits for nobody."""
+    left, right = product.operands
+    for name in (left, right, launch.writes[0]):
+        yield core.Param(name, "operand")
+    yield from _around()
+    yield core.Mapping("split", "static", (left,))
+    yield core.Template("gemm", launch.tile, formula(launch))
+    if launch.takes:
+        yield core.Credit("begin", "slot")
+    yield core.Hook("order", "grouped", ())
+    yield core.Hook("ready", "rows_of", (left,))
+    yield core.Hook("emit", "store", (launch.writes[0],))
+    if launch.gives:
+        yield core.Finish("done", "slot")
+
+
+def _around() -> Iterator[core.Statement]:
+    yield core.Param("slot", "slot")
+    yield core.Param("world", "world")
+
+
+def _writers(plan: Plan, channel: Channel) -> str:
+    """Which steps of the plan announce a channel, as text."""
+    steps = [step for step in plan.steps if channel.name in device.announced(step)]
+    told = [
+        f"{one.side} of {one.source}" if isinstance(one, Copy) else getattr(one, "kernel", "notify")
+        for one in steps
+    ]
+    return " and ".join(told)

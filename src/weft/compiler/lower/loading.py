@@ -1,0 +1,60 @@
+"""Generated source as a module: a file in the cache, named by what it holds, then imported.
+
+Triton reads a kernel's text from its file, and reports name its lines; so there is one. It is
+written beside its place and moved there: several ranks may do so at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import ModuleType
+
+from weft.base.settings import Settings
+
+_lock = threading.Lock()  # of emulated ranks, which are threads
+
+
+def import_text(name: str, text: str) -> ModuleType:
+    """The module of a text; imported once in a process.
+
+    Raises  OSError: the cache's folder cannot be written: set WEFT_CACHE_DIR
+    """
+    title = f"weft_generated_{_named(name, text)}"
+    with _lock:
+        if (module := sys.modules.get(title)) is None:
+            spec = importlib.util.spec_from_file_location(title, write(name, text))
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            sys.modules[title] = module
+    return module
+
+
+def _named(name: str, text: str) -> str:
+    return f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def folder() -> Path:
+    """Where generated source lies."""
+    given = Settings.from_environment().cache_dir
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(given or Path(home) / "weft") / "generated"
+
+
+def write(name: str, text: str) -> Path:
+    """The text's file. Somebody may have edited it: what is not the text is written again."""
+    path = folder() / f"{_named(name, text)}.py"
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, suffix=".part", delete=False
+        ) as part:
+            part.write(text)
+        os.replace(part.name, path)
+    return path

@@ -1,0 +1,110 @@
+"""What a generated kernel takes: a record for ahead-of-time compilation and the checks behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from weft.base.dtypes import DTYPES
+from weft.base.records import KernelRecord
+from weft.ir import core
+from weft.language.mapping import StaticMapping
+from weft.language.world_arg import SlotArg, WorldArg, language_version
+from weft.tiles import gemm, gemm_sm90, weave
+
+
+@dataclass(frozen=True)
+class Specialised:
+    """What is known of a kernel when it is compiled: dtypes by torch's names, extents of tiles."""
+
+    dtype: str
+    tile: tuple[int, int, int]
+    num_ranks: int
+    b_is_nk: bool = False
+    tma: bool = False
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+# The tuples that kernels take: runtime integers but for the tile's.
+TUPLES = {"whole": StaticMapping, "part": weave.Parts}
+
+
+def record(kernel: core.Kernel, twin: str, given: Specialised) -> KernelRecord:
+    """The record of a kernel's `plain` or `sm90` twin.
+
+    Sizes are not known: a record compiles the general kernel, of rows that divide by 16 bytes.
+    """
+    (mapping,) = kernel.of(core.Mapping)
+    by_name = TUPLES[mapping.cuts]
+    signature: dict[str, object] = {}
+    constants: dict[str, object] = {}
+    aligned = []
+    for one in kernel.of(core.Param):
+        if one.sort == "slot":
+            signature[one.name] = ["*i64", "*i32", "*i64"]
+            constants[one.name] = SlotArg(None, None, None)
+        elif one.sort != "world":
+            signature[one.name] = word = _word(kernel, one, twin, given)
+            aligned += [one.name] if word.startswith("*") else []
+    for name, kind in (("shape", gemm.Shape), (mapping.name, by_name)):
+        signature[name] = ["i32"] * len(kind._fields)
+        constants[name] = kind(*[None] * len(kind._fields))
+    if mapping.cuts == "whole":
+        signature["group_m"] = "i32"
+    _add_constants(signature, constants, twin, given)
+    signature["world"] = ["*i64", "constexpr", "constexpr"]
+    constants["world"] = WorldArg(None, given.num_ranks, language_version())
+    options: dict[str, object] = {"num_warps": given.num_warps}
+    if twin == "plain":
+        options["num_stages"] = given.num_stages
+    divide = [f"shape.{name}" for name in gemm.Shape._fields if name != "m"]
+    if mapping.cuts == "part":
+        divide.append(f"{mapping.name}.n")
+    suffix = "_sm90" if twin == "sm90" else ""
+    return KernelRecord(
+        f"{kernel.name}{suffix}", signature, constants, options, (*aligned, *divide)
+    )
+
+
+def _add_constants(
+    signature: dict[str, object], constants: dict[str, object], twin: str, given: Specialised
+) -> None:
+    tile_m, tile_n, tile_k = given.tile
+    if twin == "plain":
+        signature["tile"] = ["constexpr"] * len(gemm.Tile._fields)
+        constants["tile"] = gemm.Tile(*given.tile, given.b_is_nk, given.tma, True)
+        return
+    signature |= {"sums": "*fp32", "summed": "*i64"}
+    values = {"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k, "stages": given.num_stages,
+              "b_is_nk": given.b_is_nk}  # fmt: skip
+    signature |= dict.fromkeys(values, "constexpr")
+    constants |= values
+
+
+def _word(kernel: core.Kernel, one: core.Param, twin: str, given: Specialised) -> Any:
+    """Triton's type word of a pointer or a descriptor."""
+    if one.sort == "signals":
+        return "*i64"
+    element = DTYPES[given.dtype].triton
+    is_described = twin == "sm90" or (given.tma and not _by_pointer(kernel, one))
+    if one.sort == "pointer" or not is_described:
+        return f"*{element}"
+    operands = [param.name for param in kernel.of(core.Param) if param.sort == "operand"]
+    tile_m, tile_n, tile_k = given.tile
+    block = (tile_m, tile_k)
+    if one.name == operands[-2]:
+        block = (tile_n, tile_k) if given.b_is_nk else (tile_k, tile_n)
+    if one.name == operands[-1]:
+        block = (tile_m, tile_n)
+        if twin == "sm90":
+            block = gemm_sm90.chunk_rows(tile_m, tile_n), gemm_sm90.CHUNK_N.value
+    layout = gemm_sm90.block_layout(block, DTYPES[given.dtype].itemsize)
+    suffix = f",{layout!r}" if twin == "sm90" else ""
+    return f"tensordesc<{element}[{block[0]}, {block[1]}]{suffix}>"
+
+
+def _by_pointer(kernel: core.Kernel, one: core.Param) -> bool:
+    """Is it what `store_own` writes in the plain twin? Rows of a tile end before the tile's."""
+    return any(one.name in hook.args for hook in kernel.of(core.Hook)
+               if hook.function == "store_own")  # fmt: skip

@@ -1,0 +1,180 @@
+"""How each statement of Core IR is spelled as Triton source: lines of the function of its hook.
+
+    wait(ready, rows_ready, tile, split, unless=own)  # ag.py:9
+    ->  if not at.is_own:
+            word = _word_of(at.first, args.split)
+            count = _word_of(at.end - 1, args.split) - word + 1
+            wl.wait(args.rows_ready + word, args.e, count, world=args.world)  # ag.py:9
+
+Lines name what they use as `args.NAME`; the generator makes the hook's tuple of arguments from
+that. What moves a tile is called in tiles/; what orders ranks is written out, where it is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.base.place import Place
+from weft.ir import core
+
+OWN, OTHER = "own", "other"  # tiles of this rank's rows; tiles of other ranks' rows
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one statement comes to: lines, and the tiles that they are for; "" is all of them."""
+
+    lines: tuple[str, ...]
+    guard: str = ""
+
+
+def spell(one: core.Woven, kernel: core.Kernel, twin: str) -> Piece:
+    """The lines of one statement in a kernel's `plain` or `sm90` twin."""
+    if isinstance(one, core.Hook):
+        lines, guard = _HOOKS.get((one.function, twin)) or _HOOKS[one.function, "both"]
+        names = {f"{{{i}}}": f"args.{name}" for i, name in enumerate(one.args)}
+        return Piece(tuple(_filled(line, names) for line in lines), guard)
+    if isinstance(one, core.Wait):
+        return _wait(one, kernel, twin)
+    if isinstance(one, core.Notify):
+        return _notify(one, twin)
+    called = "slot_wait_free(args.world, args.{slot}, args.e)"
+    if isinstance(one, core.Finish):
+        called = "slot_finish(args.world, args.{slot}, args.e, args.num_programs)"
+    return Piece((*_harmless(one, kernel), _said(f"slots.{called}", one, slot=one.workspace)))
+
+
+def sentence(one: core.Woven) -> str:
+    """What a statement does, for the reader of the kernel."""
+    place = f"  ({line_of(one.place)})" if one.place.frames else ""
+    if isinstance(one, core.Wait):
+        words = {"tile": "of a tile's rows", "all": "all of them", "others": "of other ranks"}
+        when = {"ready": "before rows are read", "combine": "before partial sums are added"}
+        who = "the last program" if one.by else "each program"
+        guard = ", unless the rows are own" if one.unless else ""
+        return f"{who} waits, {words[one.words]}, {when.get(one.slot, 'at its end')}{guard}{place}"
+    if isinstance(one, core.Notify):
+        return f"set on {_WHOM[one.to]} when a tile's stores are complete{place}"
+    if isinstance(one, core.Credit):
+        return f"waited for before anything is written to a peer{place}"
+    if isinstance(one, core.Finish):
+        return f"given to every rank by the last program{place}"
+    return one.function
+
+
+_WHOM = {"owner": "the rank that owns the rows", "all": "every rank"}
+
+
+def line_of(place: Place) -> str:
+    """The user's line, short: the innermost frame of theirs is the outermost of all."""
+    frame = place.outermost
+    return f"{Path(frame.file).name}:{frame.line}" if frame else ""
+
+
+def _said(text: str, one: core.Woven, **names: str) -> str:
+    """A line with the user's line in a comment, so that reports show it."""
+    for name, value in names.items():
+        text = text.replace(f"{{{name}}}", value)
+    return f"{text}  # {line_of(one.place)}" if one.place.frames else text
+
+
+def _filled(line: str, names: dict[str, str]) -> str:
+    for name, value in names.items():
+        line = line.replace(name, value)
+    return line
+
+
+def _how(one: core.Wait | core.Notify) -> str:
+    """Order and scope where they are not the usual ones."""
+    usual = core.ORDERS[core.text.word(type(one))][0]
+    order = "" if one.order == usual else f", order=wl.Order.{one.order.upper()}"
+    return order + ("" if one.scope == "system" else f", scope=wl.Scope.{one.scope.upper()}")
+
+
+def _wait(one: core.Wait, kernel: core.Kernel, twin: str) -> Piece:
+    signals, by = f"args.{one.signals}", f"args.{one.mapping}"
+    how = f"{_how(one)}, world=args.world)"
+    if one.words == "tile":
+        lines = (
+            f"word = _word_of(at.first, {by})",
+            f"count = _word_of(at.end - 1, {by}) - word + 1",
+            _said(f"wl.wait({signals} + word, args.e, count{how}", one),
+        )
+        return Piece(lines, OTHER if one.unless == "own" else "")
+    if one.words == "all":
+        lines = (_said(f"wl.wait({signals}, args.e, {by}.chunks * args.world.num_ranks{how}", one),)
+        if one.by == "last":
+            lines = ("if args.program == args.num_programs - 1:", *_inside(lines))
+        return Piece(lines)
+    lines: tuple[str, ...] = (
+        "for hop in range(1, args.world.num_ranks):",
+        "    source = (args.rank + hop) % args.world.num_ranks",
+        f"    word = weave.word_of({signals}, at, part, source, args.world.num_ranks, {by})",
+        _said(f"    wl.wait(word, args.e{how}", one),
+    )
+    if twin == "sm90":
+        part = f"    part = (row - at.i_m * {by}.tile_m) // value.shape[0]"
+        first = "# Once for what one warp group has of a tile: before its first chunk."
+        lines = (first, f"if column == at.i_n * {by}.tile_n:", part, *_inside(lines))
+    else:
+        lines = (f"for part in range({by}.words):", *_inside(lines))
+    return Piece(lines, OWN)
+
+
+def _notify(one: core.Notify, twin: str) -> Piece:
+    signals, by = f"args.{one.signals}", f"args.{one.mapping}"
+    call, guard = ("notify_all(args.world, word, args.e, ", OWN)
+    if one.to == "owner":
+        call, guard = ("notify(args.world, word, args.e, to=at.owner, ", OTHER)
+    part = "each" if twin == "plain" else "part"
+    lines: tuple[str, ...] = (
+        f"word = weave.word_of({signals}, at, {part}, args.rank, args.world.num_ranks, {by})",
+        _said(f"wl.{call}op=wl.SignalOp.SET{_how(one)})", one),
+    )
+    if twin == "plain":
+        # A tile is stored in one here, but its owner may wait for it in parts.
+        lines = (f"for each in range({by}.words):", *_inside(lines))
+    return Piece(lines, guard)
+
+
+def _inside(lines: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"    {line}" for line in lines)
+
+
+def _harmless(one: core.Woven, kernel: core.Kernel) -> tuple[str, ...]:
+    """Notes of what mutants may do where nothing but results is stored."""
+    pushes = any(hook.function == "push" for hook in kernel.of(core.Hook))
+    if not isinstance(one, core.Finish) or pushes:
+        return ()
+    return (
+        "# weft: equivalent-mutant drop of complete_stores: only stores of the result are",
+        "# asynchronous, which are complete when the kernel has ended, and no other rank reads",
+        "# weft: equivalent-mutant incomplete of notify: only stores of the result, as above",
+    )
+
+
+# (function, twin) -> lines with {0}, {1}, ... for its arguments, and the tiles that they are for.
+_ROWS_OR_OWN = (
+    "source = {0}",
+    "row = at.first",
+    "if at.is_own:",
+    "    source = {1}",
+    "    row = at.first - args.rank * {2}.rank_rows",
+    "return gemm.Rows(source=source, first=row, end=row + at.end - at.first)",
+)
+# Written out each time: a variable would make numbers of the world's constants.
+_MOVE = "weave.Move({0}, args.rank, {1}, args.world)"
+_HOOKS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
+    ("rows_or_own", "both"): (_ROWS_OR_OWN, ""),
+    ("add_partials", "plain"): ((f"value = weave.add_partials(at, value, tile, {_MOVE})",), OWN),
+    ("add_partials", "sm90"): (
+        (f"value = weave.add_partial_chunks(at, row, column, value, {_MOVE})",), OWN),
+    ("store_own", "plain"): (("weave.store_owned({0}, at, value, tile, {1})",), OWN),
+    ("store_own", "sm90"): (
+        ("if at.row < at.end:",
+         "    own_row = at.row + row - at.i_m * {1}.tile_m",
+         "    gemm_sm90.store_tile({0}, [own_row, column], chunk)"), OWN),
+    ("push", "plain"): ((f"weave.push(at, value, tile, {_MOVE})",), OTHER),
+    ("push", "sm90"): ((f"weave.push_chunk(at, row, column, chunk, {_MOVE})",), OTHER),
+}  # fmt: skip

@@ -1,0 +1,25 @@
+"""Kernels that the compiler makes of the golden plans; run it to write their golden files anew.
+
+PYTHONPATH=src python tests/compiler/generated_kernels.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.compiler.lower import kernels, source
+from weft.ir import core, device
+
+GOLDEN = Path(__file__).parent / "golden"
+PLANS = ("ag_gemm_pull", "ag_gemm_push", "gemm_rs")
+
+
+def kernel_of(plan: str) -> core.Kernel:
+    """The one kernel of a golden plan's product."""
+    (kernel,) = kernels.lower(device.parse((GOLDEN / f"{plan}.plan").read_text())).values()
+    return kernel
+
+
+if __name__ == "__main__":
+    for name in PLANS:
+        (GOLDEN / f"{name}.py").write_text(source.text(kernel_of(name)))

@@ -1,0 +1,182 @@
+"""Generated kernels: what they say, that they compile everywhere, what they compute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from generated_kernels import GOLDEN, PLANS, kernel_of
+
+import weft
+import weft.language as wl
+from weft.base.dtypes import tolerance
+from weft.base.place import Frame, Place
+from weft.base.target import TARGETS
+from weft.compiler.lower import loading, source
+from weft.compiler.lower.signature import Specialised, record
+from weft.language import slots, triton_api
+from weft.language.mapping import StaticMapping
+from weft.tiles import blocking, gemm, weave
+from weft.verify import compiled
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+WIDE = (128, 256, 64)
+
+
+@pytest.fixture
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@triton.jit
+def feed(a, gathered, rows_ready, slot, split, k, world, block: tl.constexpr):
+    """One program for each peer: own rows, then the words of own chunks."""
+    e = slots.slot_epoch(slot)
+    slots.slot_wait_free(world, slot, e)
+    rank, to = wl.rank(world).to(tl.int32), tl.program_id(0)
+    first = min(rank * split.rank_rows, split.rows)
+    size = (min(first + split.rank_rows, split.rows) - first) * k
+    for start in range(0, size, block):
+        i = start + tl.arange(0, block)
+        wl.put(world, gathered + first * k + i, a + i, to=to, mask=i < size)
+    for chunk in range(split.chunks):
+        word = rows_ready + rank * split.chunks + chunk
+        wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
+
+
+def gather_and_multiply(world, a, b, m: int, chunks: int, *, tma: bool, programs: int, kernel):
+    """C by the generated kernel, with rows that feeders push."""
+    (rows, k), n = a.shape, b.shape[1]
+    signals = {"rows_ready": (world.num_ranks * chunks, torch.int64)}
+    slot = world.workspace("generated", {"gathered": ((m, k), a.dtype)}, signals)
+    split = StaticMapping.of(m, world.num_ranks, chunks=chunks, push_rows=16, tile_rows=16)
+    c = torch.full((m, n), float("nan"), dtype=a.dtype)
+    shape = gemm.Shape(m, n, k, k, n, n)
+    tile = gemm.Tile.of(16, 16, 16, size_k=k, tma=tma)
+    feed[(world.num_ranks,)](a, slot.gathered, slot.rows_ready, slot.arg, split, k, world.arg, 64)
+    operands = [a, slot.gathered, b, c]
+    if tma:
+        whole = [a if rows else slot.gathered, slot.gathered, b, c]
+        operands = [blocking.descriptor(one, (16, 16)) for one in whole]
+    kernel[(programs,)](
+        *operands, slot.rows_ready, slot.arg, shape, split, 2, tile.as_constexpr(), world.arg
+    )
+    return c
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "m", "n", "k", "tma"),
+    [(3, 100, 72, 56, True), (4, 9, 16, 16, False), (1, 40, 48, 32, False)],
+)
+def test_ag_gemm_multiplies_as_rows_arrive(ranks, num_ranks, m, n, k, tma):
+    kernel = source.load(kernel_of("ag_gemm_pull")).plain
+    whole = torch.randn(m, k)
+
+    def main():
+        world = weft.init()
+        b = torch.randn(k, n)
+        rows = -(-m // num_ranks)
+        first = min(world.rank * rows, m)
+        for turn in range(3):
+            a = (whole + turn)[first : min(first + rows, m)].contiguous()
+            c = gather_and_multiply(world, a, b, m, 2, tma=tma, programs=3, kernel=kernel)
+            expected = (whole + turn) @ b
+            assert (c - expected).norm() <= tolerance("float32", k) * expected.norm()
+        world.close()
+
+    ranks(main, num_ranks)
+
+
+def multiply_and_scatter(world, a, b, *, programs: int, kernel):
+    """This rank's part of the sum over ranks."""
+    (m, k), n, extent = a.shape, b.shape[1], 16
+    rows = -(-m // world.num_ranks)
+    tiles_m, num_n = -(-rows // extent), -(-n // extent)
+    words = world.num_ranks * tiles_m * num_n
+    slot = world.workspace(
+        "generated", {"partials": ((world.num_ranks, rows, n), a.dtype)},
+        {"partials_ready": (words, torch.int64)},
+    )  # fmt: skip
+    first = min(world.rank * rows, m)
+    c = torch.full((min(first + rows, m) - first, n), float("nan"), dtype=a.dtype)
+    parts = weave.Parts(m, n, rows, extent, extent, tiles_m, num_n, 1, 1, 2)
+    shape = gemm.Shape(world.num_ranks * tiles_m * extent, n, k, k, n, n)
+    tile = gemm.Tile.of(extent, extent, extent, size_k=k).as_constexpr()
+    kernel[(programs,)](
+        a, b, c, slot.partials, slot.partials_ready, slot.arg, shape, parts, tile, world.arg
+    )
+    return first, c
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "m", "n", "k"), [(3, 100, 40, 24), (4, 9, 16, 16), (1, 40, 48, 32)]
+)
+def test_gemm_rs_adds_what_others_push(ranks, num_ranks, m, n, k):
+    kernel = source.load(kernel_of("gemm_rs")).plain
+    lefts = [torch.randn(m, k) for _ in range(num_ranks)]
+    rights = [torch.randn(k, n) for _ in range(num_ranks)]
+
+    def main():
+        world = weft.init()
+        for turn in range(3):
+            left, right = lefts[world.rank] + turn, rights[world.rank]
+            first, c = multiply_and_scatter(world, left, right, programs=3, kernel=kernel)
+            total = sum((a + turn) @ b for a, b in zip(lefts, rights))
+            expected = total[first : first + c.shape[0]]
+            assert (c - expected).norm() <= tolerance("float32", k * num_ranks) * total.norm()
+        world.close()
+
+    ranks(main, num_ranks)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_source_is_golden(name):
+    assert source.text(kernel_of(name)) == (GOLDEN / f"{name}.py").read_text(), (
+        "run tests/compiler/generated_kernels.py and look at what has changed"
+    )
+
+
+@pytest.mark.parametrize("name", ["ag_gemm_pull", "gemm_rs"])
+@pytest.mark.parametrize(
+    ("twin", "target", "given"),
+    [
+        ("plain", "hip:gfx942", Specialised("bfloat16", (128, 128, 64), 4, num_stages=2)),
+        ("sm90", "cuda:90", Specialised("bfloat16", WIDE, 4, num_stages=4)),
+        pytest.param("plain", "cuda:90", Specialised("bfloat16", (128, 128, 64), 4, tma=True,
+                     num_warps=8), marks=pytest.mark.slow),
+        pytest.param("sm90", "cuda:90", Specialised("bfloat16", (128, 128, 64), 4, num_stages=5),
+                     marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_both_twins_compile_and_their_waits_hold(name, twin, target, given):
+    kernel = kernel_of(name)
+    binary = triton_api.compile_kernel(
+        getattr(source.load(kernel), twin), record(kernel, twin, given), TARGETS[target]
+    )
+    report = compiled(binary, TARGETS[target])
+    assert report.ok, str(report)
+    assert "ld.local" not in binary.asm.get("ptx", "")
+
+
+def test_lines_of_signals_name_the_users_line():
+    """So every report that shows a line of generated source shows whose wish it was."""
+    kernel = kernel_of("gemm_rs")
+    here = Place((Frame("/home/me/mlp.py", 12, "mlp"),))
+    placed = tuple(replace(one, place=here) for one in kernel.statements)
+    lines = source.text(replace(kernel, statements=placed)).splitlines()
+    told = [line for line in lines if line.lstrip().startswith(("wl.wait", "wl.notify", "slots."))]
+    assert len(told) == 8 and all(line.endswith("# mlp.py:12") for line in told)
+
+
+def test_a_file_that_somebody_edited_is_written_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    text = '"""A module."""\n\nanswer = 42\n'
+    path = loading.write("some", text)
+    path.write_text("answer = 41\n")
+    assert loading.write("some", text) == path and path.read_text() == text
+    assert loading.import_text("some", text).answer == 42
+    assert [one.name for one in path.parent.iterdir() if one.suffix == ".part"] == []
