@@ -24,66 +24,110 @@ import torch.distributed as dist
 
 import weft
 from weft.tune import processes
+from weft.tune.compiling import compile_together
 from weft.tune.provenance import provenance, save
 
 RESULTS = Path(__file__).parent / "results"
 STRAGGLE_CYCLES = 1_000_000
 NUM_SEEDS = 40
+# Calls in the recording that is replayed most.
+REPLAYED = 8
 
-# Rows and columns: whole vectors, several tiles for a lane, nothing that divides, one element.
-SHAPES = ((256, 512), (2048, 1024), (97, 33), (1, 1))
-FEW_LANES_AT = (97, 33)
+# Rows and columns: whole vectors, several tiles for a lane; nothing that divides; one element.
+WHOLE, LARGE, ODD, ONE = (256, 512), (2048, 1024), (97, 33), (1, 1)
+PRODUCTS = ("ag_gemm", "gemm_rs", "gemm_ar")
+INNER = 64
 
 
-def configs(op: Any, world: Any, m: int, n: int) -> Iterator[Any]:
-    """Every transport; at one shape also with few lanes and small tiles: many steps."""
-    problem = op.make_problem(world.num_ranks, {"m": m, "n": n}, "bfloat16")
-    for config in op.candidates(problem, world.target):
-        if config.transport != "nccl":
-            yield config
-            if (m, n) == FEW_LANES_AT:
-                yield replace(config, lanes=min(5, config.lanes), block=max(16, config.block // 8))
+def kinds(op: Any, world: Any) -> Iterator[tuple[tuple[int, int], Any, bool]]:
+    """(shape, configuration, is in place): every transport by whole vectors and by odd elements,
+    with few lanes and small tiles, so in many steps; in place where it can be; and what is chosen,
+    at every shape."""
+    for shape in (WHOLE, LARGE, ODD, ONE):
+        yield shape, None, False
+    if op.name in PRODUCTS:
+        return
+    for shape in (WHOLE, ODD):
+        problem = problem_of(op, world, shape)
+        for config in op.candidates(problem, world.target):
+            if config.transport != "nccl":
+                few = replace(config, lanes=min(5, config.lanes), block=max(16, config.block // 8))
+                yield shape, few, False
+                if config.reads_in_place and shape == WHOLE:
+                    yield shape, config, True
+
+
+def problem_of(op: Any, world: Any, shape: tuple[int, int]) -> Any:
+    m, n = shape
+    # TMA asks for whole vectors; odd products go without.
+    inner = {"k": INNER} if op.name in PRODUCTS else {}
+    return op.make_problem(world.num_ranks, {"m": m, "n": n, **inner}, "bfloat16")
 
 
 class Subject:
-    """One operator with one configuration and one shape; `errors` counts wrong elements."""
+    """One operator with one configuration and one shape; `errors` counts wrong elements.
 
-    def __init__(self, world: Any, op: Any, m: int, n: int, config: Any) -> None:
-        self.name = f"{op.name} {config.transport} {m}x{n}"
+    Inputs are small integers that grow by the same number from call to call; so the right answer
+    grows by that number times `step`. Sums are exact in fp32, and rounded once.
+    """
+
+    def __init__(self, world: Any, op: Any, shape: tuple[int, int], config: Any, in_place: bool):
+        how = "as chosen" if config is None else config.transport
+        self.name = f"{op.name} {how} {shape[0]}x{shape[1]}{' in place' if in_place else ''}"
         self.world, self.op, self.config = world, op, config
-        self.problem = op.make_problem(world.num_ranks, {"m": m, "n": n}, "bfloat16")
+        self.problem = problem_of(op, world, shape)
         parts = [self._numbers(rank) for rank in range(world.num_ranks)]
-        expected = op.reference(self.problem, [{"x": part} for part in parts])[world.rank]
-        device = world.device
-        self.base = parts[world.rank].to(device)
-        self.x = torch.empty_like(self.base)
-        self.expected, self.want = expected.to(device), torch.empty_like(expected, device=device)
-        self.seed = torch.zeros((), dtype=torch.bfloat16, device=device)
+        device, mine = world.device, parts[world.rank]
+        self.moving = next(iter(mine))
+        self.base = mine[self.moving].to(device)
+        x = torch.empty_like(self.base)
+        if in_place:
+            x = world.empty(tuple(self.base.shape), self.base.dtype)
+        self.inputs = {name: value.to(device) for name, value in mine.items()} | {self.moving: x}
+        self.expected = self._answer(parts, 0).to(device)
+        self.step = self._answer(parts, 1).to(device) - self.expected
+        self.seed = torch.zeros((), dtype=torch.float32, device=device)
         self.errors = torch.zeros((), dtype=torch.int64, device=device)
-        self.step = world.num_ranks if op.name in ("all_reduce", "reduce_scatter") else 1
         self.calls = 0
 
-    def _numbers(self, rank: int) -> torch.Tensor:
-        """Small enough that sums are exact in bfloat16."""
-        generator = torch.Generator().manual_seed(rank)
-        shape = self.op.make_inputs(self.problem, rank)["x"].shape
-        return torch.randint(0, 8, tuple(shape), generator=generator).bfloat16()
+    def _numbers(self, rank: int) -> dict[str, torch.Tensor]:
+        """Small enough that sums are exact in fp32."""
+        generator, found = torch.Generator().manual_seed(rank), {}
+        for name, tensor in self.op.make_inputs(self.problem, rank).items():
+            numbers = torch.randint(0, 8 if not found else 2, tensor.t().shape, generator=generator)
+            found[name] = numbers.bfloat16().t().contiguous()
+        return found
+
+    def _answer(self, parts: list[dict[str, torch.Tensor]], more: int) -> torch.Tensor:
+        """In fp32, with inputs that are so much larger."""
+        problem = replace(self.problem, dtype="float32")
+        if hasattr(problem, "out_dtype"):
+            problem = replace(problem, out_dtype="float32")
+        raised = [
+            {name: x.float() + more * (name == self.moving) for name, x in one.items()}
+            for one in parts
+        ]
+        return self.op.reference(problem, raised)[self.world.rank]
+
+    def run(self) -> torch.Tensor:
+        return self.op.run(self.world, self.problem, self.inputs, self.config)
 
     def call(self) -> None:
         self.calls += 1
         self.seed.add_(1).remainder_(NUM_SEEDS)
-        torch.add(self.base, self.seed, out=self.x)
-        out = self.op.run(self.world, self.problem, {"x": self.x}, self.config)
-        torch.add(self.expected, self.seed, alpha=self.step, out=self.want)
-        self.errors.add_(out.ne(self.want).sum())
+        x = self.inputs[self.moving]
+        torch.add(self.base, self.seed, out=x)
+        out = self.run()
+        want = torch.addcmul(self.expected, self.step, self.seed).to(out.dtype)
+        self.errors.add_(out.ne(want).sum())
+        x.fill_(-1)  # a rank that reads late reads this
 
 
-def subjects_of(world: Any, ops: list[str], shapes: Any = SHAPES) -> list[Subject]:
+def subjects_of(world: Any, ops: list[str]) -> list[Subject]:
     found = []
     for name in ops:
         op = importlib.import_module(f"weft.ops.{name}").op
-        for m, n in shapes:
-            found += [Subject(world, op, m, n, config) for config in configs(op, world, m, n)]
+        found += [Subject(world, op, *kind) for kind in kinds(op, world)]
     return found
 
 
@@ -108,10 +152,20 @@ def recorded(world: Any, some: list[Subject]) -> Callable[[], None]:
     return recording.replay
 
 
+def told(world: Any, name: str, count: int) -> Iterator[int]:
+    """0 .. count - 1; says now and then how far the device has come."""
+    begin, tenth = time.perf_counter(), max(1, count // 10)
+    for i in range(count):
+        yield i
+        if i % tenth == tenth - 1:
+            world.synchronize()
+            say(world, f"{name}: {i + 1} of {count}, {time.perf_counter() - begin:.1f} s")
+
+
 def eager(world: Any, subjects: list[Subject], calls: int) -> None:
     """Any subject, of either world, in any order; all ranks draw alike."""
     draw, stragglers = random.Random(1), Stragglers(world, 2)
-    for _ in range(calls):
+    for _ in told(world, "eager", calls):
         stragglers.maybe()
         draw.choice(subjects).call()
 
@@ -119,8 +173,8 @@ def eager(world: Any, subjects: list[Subject], calls: int) -> None:
 def replayed(world: Any, subjects: list[Subject], replays: int) -> None:
     """One recording of several operators and shapes, again and again."""
     draw, stragglers = random.Random(3), Stragglers(world, 4)
-    replay = recorded(world, draw.sample(subjects, min(8, len(subjects))))
-    for _ in range(replays):
+    replay = recorded(world, draw.sample(subjects, min(REPLAYED, len(subjects))))
+    for _ in told(world, "replayed", replays):
         stragglers.maybe(0.01)
         replay()
 
@@ -130,7 +184,7 @@ def mixed(world: Any, subjects: list[Subject], calls: int) -> None:
     draw, stragglers = random.Random(5), Stragglers(world, 6)
     some = [draw.sample(subjects, min(3, len(subjects))) for _ in range(3)]
     replays = [recorded(world, few) for few in some]
-    for _ in range(calls):
+    for _ in told(world, "mixed", calls):
         stragglers.maybe()
         draw.choice([*replays, draw.choice(subjects).call, draw.choice(subjects).call])()
 
@@ -140,7 +194,7 @@ def at_once(world: Any, first: list[Subject], second: list[Subject], calls: int)
     draw, stragglers = random.Random(7), Stragglers(world, 8)
     side = world.stream("second world")
     side.wait(world.current_stream())
-    for _ in range(calls):
+    for _ in told(world, "two worlds", calls):
         stragglers.maybe()
         draw.choice(first).call()
         with side:
@@ -157,15 +211,26 @@ def say(world: Any, text: str) -> None:
 def stress(world: Any, other: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Errors and calls of every way of using the operators, of all ranks together."""
     ops = options.ops.split(",")
-    subjects, others = subjects_of(world, ops), subjects_of(other, ops, SHAPES[2:])
+    subjects = subjects_of(world, ops)
+    others = subjects_of(other, [name for name in ops if name not in PRODUCTS])
     # Programs of both worlds are resident at once: few of each.
-    small = [[one for one in some if one.config.lanes <= 16] for some in (subjects, others)]
+    small = [
+        [one for one in some if one.config is not None and one.config.lanes <= 16]
+        for some in (subjects, others)
+    ]
+    everyone = [*subjects, *others]
+    say(world, f"{len(everyone)} subjects")
+    if world.device.type == "cuda":
+        num_kernels, seconds = compile_together(world, lambda: [one.run() for one in everyone])
+        other.calls.clear()
+        say(world, f"{num_kernels} kernels, compiled in {seconds:.1f} s")
     begin = time.perf_counter()
-    for one in (*subjects, *others):
-        one.call()  # compiled, and its memory taken, before anything is recorded
+    for one in everyone:
+        one.call()  # loaded, and its memory taken, before anything is recorded
     world.synchronize()
-    results: dict[str, Any] = {"subjects": len(subjects) + len(others)}
-    say(world, f"{results['subjects']} subjects, compiled in {time.perf_counter() - begin:.1f} s")
+    wrong = {one.name: int(one.errors) for one in everyone if int(one.errors)}
+    say(world, f"each called once in {time.perf_counter() - begin:.1f} s; wrong: {wrong}")
+    results: dict[str, Any] = {"subjects": [one.name for one in everyone], "first": wrong}
     ways = {
         "eager": lambda: eager(world, [*subjects, *others], options.calls),
         "replayed": lambda: replayed(world, subjects, options.replays),
@@ -186,7 +251,7 @@ def stress(world: Any, other: Any, options: argparse.Namespace) -> dict[str, Any
             "seconds": round(time.perf_counter() - begin, 2),
         }
         if name == "replayed":
-            results[name]["calls"] = min(8, len(subjects)) * options.replays
+            results[name]["calls"] = min(REPLAYED, len(subjects)) * options.replays
         say(
             world,
             f"{name}: {results[name]['calls']} calls, {results[name]['wrong_elements']} wrong",
@@ -205,7 +270,7 @@ def main(rank: int, options: argparse.Namespace) -> None:
     if rank == 0:
         results["by_rank"] = everyone[1:]
         save("stress", results, world.num_ranks, RESULTS)
-        ways = [way for way in results["stress"] if way != "subjects"]
+        ways = [way for way, row in results["stress"].items() if "calls" in row]
         for way in ways:
             wrong = sum(one[way]["wrong_elements"] for one in everyone)
             mine = results["stress"][way]
@@ -217,7 +282,7 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     parser.add_argument("--calls", type=int, default=10000)
     parser.add_argument("--replays", type=int, default=10000)
-    parser.add_argument("--ops", default="all_reduce,all_gather,reduce_scatter,all_to_all")
+    parser.add_argument("--ops", default="all_reduce,all_gather,reduce_scatter,all_to_all,ag_gemm")
     parser.add_argument("--timeout", type=float, default=240.0)
     options = parser.parse_args()
     processes.run_on_gpus(main, options.ranks, options, timeout_s=options.timeout)
