@@ -90,7 +90,7 @@ class Subject:
     def weft(self, name: str, config: Any, place: str) -> Variant:
         run, xs = getattr(self.module, self.op), getattr(self, place.split()[0])
         is_same = place.endswith("out=x")
-        outs = xs if is_same else [torch.empty_like(self.expected) for _ in xs]
+        outs = xs if is_same else [torch.full_like(self.expected, torch.nan) for _ in xs]
         calls = [
             lambda x=x, out=out: run(x, world=self.world, config=config, out=out)
             for x, out in zip(xs, outs, strict=True)
