@@ -106,6 +106,7 @@ def test_doctor(capsys):
     values = json.loads(capsys.readouterr().out)
     able = {ability["name"]: ability for ability in values["abilities"]}
     assert able["emulate"]["ok"] and able["compile for cuda:90"]["ok"]
+    assert "reach GPUs of other nodes" in able
     assert all(ability["ok"] or ability["remedy"] for ability in able.values())
     assert main(["doctor"]) == 0
     assert "compile for hip:gfx942" in capsys.readouterr().out

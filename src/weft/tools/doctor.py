@@ -21,6 +21,10 @@ LIBRARIES = {
     "greenlet": "3.0",
 }
 
+# What a machine need not be able to do.
+GPUS = "run on GPUs"
+NODES = "reach GPUs of other nodes"
+
 
 @dataclass(frozen=True)
 class Ability:
@@ -45,7 +49,8 @@ def doctor(
         found = gpus()
         links = peer_links(len(found))
         abilities += [emulate(), *map(compile_for, TARGETS.values()), cuda(found, links)]
-    essential = [ability for ability in abilities if ability.name != "run on GPUs"]
+        abilities += [far_nodes()]
+    essential = [ability for ability in abilities if ability.name not in (GPUS, NODES)]
     values = {
         "versions": versions,
         "gpus": found,
@@ -177,7 +182,7 @@ def cuda(found: list[dict[str, Any]], links: list[dict[str, Any]]) -> Ability:
     """Ranks on GPUs need one GPU each and peer access between all of them."""
     import torch
 
-    name = "run on GPUs"
+    name = GPUS
     if not found:
         built = torch.version.cuda or torch.version.hip
         reason = "no GPU is visible" if built else f"torch {torch.__version__} is a CPU build"
@@ -196,6 +201,15 @@ def cuda(found: list[dict[str, Any]], links: list[dict[str, Any]]) -> Ability:
             "use GPUs of one NVLink or PCIe domain",
         )
     return Ability(name, True, f"up to {len(found)} ranks")
+
+
+def far_nodes() -> Ability:
+    """Worlds over several nodes need NVSHMEM, twice: torch's, and its device code."""
+    from weft.runtime.backends import nvshmem
+
+    if reason := nvshmem.why_not():
+        return Ability(NODES, False, reason, nvshmem.REMEDY)
+    return Ability(NODES, True, "through NVSHMEM")
 
 
 def show(values: dict[str, Any]) -> None:

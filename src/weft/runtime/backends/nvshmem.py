@@ -23,20 +23,20 @@ from weft.runtime.backend import Far
 NAME = "NVSHMEM"
 # What NVSHMEM calls its state in a kernel's binary: constant memory that it must fill.
 STATE = b"nvshmemi_device_state_d"
-REMEDY = "declare one node, or install a torch for CUDA 12 or later on Linux, which carries NVSHMEM"
+REMEDY = "make a world of one node, or install torch for CUDA on Linux, which brings NVSHMEM"
 
 
 def why_not() -> str:
     """Why far peers cannot be reached here; "" where they can."""
-    if not dist.is_available():
-        return "torch is built without torch.distributed"
+    if torch.version.cuda is None or not dist.is_available():
+        return f"torch {torch.__version__} is not built for CUDA and torch.distributed"
     import torch.distributed._symmetric_memory as symmetric
 
     available = getattr(symmetric, "is_nvshmem_available", None)
     if available is None or not hasattr(symmetric, "set_backend"):
         return f"torch {torch.__version__} has no NVSHMEM backend; it came with 2.9"
     if not available():
-        return f"torch {torch.__version__} finds no NVSHMEM: pip install nvidia-nvshmem-cu13"
+        return f"torch {torch.__version__} finds no NVSHMEM; it is in nvidia-nvshmem-cu13"
     if _module_init() is None:
         return f"torch {torch.__version__} does not initialise kernels for NVSHMEM"
     try:
@@ -53,7 +53,7 @@ def choose(group: dist.ProcessGroup) -> None:
             UsageError: torch's symmetric memory is in use already; a group of a part of all ranks
     """
     if reason := why_not():
-        raise UnsupportedError(f"ranks on several nodes need NVSHMEM: {reason}; or {REMEDY}")
+        raise UnsupportedError(f"ranks on several nodes need NVSHMEM: {reason}; {REMEDY}")
     check_group(group)
     import torch.distributed._symmetric_memory as symmetric
 
