@@ -1,0 +1,75 @@
+"""Worlds over two nodes: every way to reach far peers, and every collective that does.
+
+The same script runs emulated, where all accesses are checked, and on GPUs that are declared two
+nodes, where a far peer has no address and NVSHMEM moves what crosses.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import weft
+from weft.runtime.backends import cuda, nvshmem
+
+ROOT = Path(__file__).parent.parent.parent
+SCRIPT = Path(__file__).parent / "scripts" / "two_nodes.py"
+SAID = r"^rank (\d) on node (\d): .*int64, .*all_gather relay.*reduce_scatter relay.*all_to_all"
+
+
+def run(*words: str) -> list[tuple[str, str]]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return sorted(re.findall(SAID, done.stdout, re.MULTILINE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes, seats", [("2+2", "0011"), ("2+1", "001")])
+def test_emulated(nodes, seats):
+    assert run("-m", "weft", "emulate", str(SCRIPT), "--nodes", nodes) == [
+        (str(rank), node) for rank, node in enumerate(seats)
+    ]
+
+
+@pytest.mark.gpu(n=4)
+def test_on_gpus_declared_two_nodes():
+    launcher = "-m torch.distributed.run --standalone --nproc-per-node 4"
+    seats = [("0", "0"), ("1", "0"), ("2", "1"), ("3", "1")]
+    assert run(*launcher.split(), str(SCRIPT)) == seats
+
+
+def test_nodes_are_hosts_or_as_declared():
+    assert cuda._nodes_of(["a", "a", "b", "b"], None) == (0, 0, 1, 1)
+    assert cuda._nodes_of(["a", "b", "a"], None) == (0, 1, 0)
+    assert cuda._nodes_of(["a"] * 4, 2) == (0, 0, 1, 1)
+    assert cuda._nodes_of(["a"] * 4, (3, 1)) == (0, 0, 0, 1)
+    assert cuda._nodes_of(["a", "a", "b", "b"], (1, 1, 2)) == (0, 1, 2, 2)
+    with pytest.raises(weft.UsageError, match="different hosts"):
+        cuda._nodes_of(["a", "a", "b", "b"], 1)
+    with pytest.raises(weft.UsageError, match="add up"):
+        cuda._nodes_of(["a"] * 4, (3, 2))
+
+
+def test_without_nvshmem_the_reason_is_told(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(weft.UnsupportedError, match="several nodes need NVSHMEM: .* not built for"):
+        nvshmem.choose(None)
+
+
+def test_a_world_of_a_part_of_all_ranks_is_refused(monkeypatch):
+    class Group:
+        def size(self):
+            return 2
+
+    monkeypatch.setattr(nvshmem.dist, "get_world_size", lambda: 4)
+    with pytest.raises(weft.UsageError, match="2 of 4 ranks .* allocates on all ranks"):
+        nvshmem.check_group(Group())
