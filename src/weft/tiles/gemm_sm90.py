@@ -463,6 +463,12 @@ def deal(m: int, n: int, k: int, blocking: Blocking, num_programs: int) -> Cut:
     return Cut(*[getattr(number, "value", number) for number in dealt])
 
 
+def units(program: int, dealt: Cut, num_programs: int) -> list[tuple[int, int, int]]:
+    """A program's tiles in their order, and which steps of their k: (tile, begin, end)."""
+    everything = range(program, dealt.whole + dealt.shared * dealt.parts, num_programs)
+    return [tile_of.fn(unit, dealt)[:3] for unit in everything]
+
+
 def partial_elements(tile_m: int, tile_n: int, num_programs: int) -> int:
     """How many fp32 elements `Shared.partials` must hold."""
     return num_programs * tile_m * tile_n
