@@ -167,6 +167,8 @@ _ROWS_OR_OWN = (
 _MOVE = "weave.Move({0}, args.rank, {1}, args.world)"
 _HOOKS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("rows_or_own", "both"): (_ROWS_OR_OWN, ""),
+    ("read_owned", "both"): (
+        ("return weave.read_owned(at, segment, tile, weave.Operand({0}, {1}))",), ""),
     ("add_partials", "plain"): ((f"value = weave.add_partials(at, value, tile, {_MOVE})",), OWN),
     ("add_partials", "sm90"): (
         (f"value = weave.add_partial_chunks(at, row, column, value, {_MOVE})",), OWN),

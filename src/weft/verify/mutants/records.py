@@ -20,6 +20,7 @@ KINDS = {
     "count-1": "waits for one word less",
     "peer+1": "goes to the next rank",
     "swap": "comes before what it follows",
+    "double": "done twice, where it is counted",
     "incomplete": "does not complete the asynchronous stores before it",
 }
 

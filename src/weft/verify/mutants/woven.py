@@ -1,0 +1,111 @@
+"""Mutants of Core IR: every statement of a kernel that orders ranks dropped, weakened or moved.
+
+    notify(announce, ready, owner, parts)    drop           left out
+                                             relax-release  order=relaxed
+                                             narrow         scope=device
+                                             swap           before the tile is computed
+                                             double         twice; where it is counted
+
+Those of kernels (kernels.py) change what Triton made of the source; these change what the compiler
+was told, so they show whether each signal that a plan has put in is needed. Who generates source
+from them and runs it is told by the caller, since the compiler is another room.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from weft.base.errors import UsageError
+from weft.emulator.rewriting import Rewrite
+from weft.ir import core, text
+from weft.verify.mutants.records import Mutant, Site, lines_of
+from weft.verify.mutants.results import CAUGHT, MISSED, NOT_RUN, MutantReport, Verdict
+from weft.verify.mutants.search import PATIENCE, PATIENCE_S, Bounds, Run, shows
+
+# The program with one of its kernels generated from this: the ways it is run.
+Runs = Callable[[core.Kernel], Sequence[Run]]
+
+
+def search_woven(
+    kernel: core.Kernel, runs_of: Runs, bounds: Bounds, *, subject: str, ranks: int
+) -> MutantReport:
+    """The verdict over every mutant of one kernel; `runs_of(kernel)` runs a program with it.
+
+    Raises  UsageError: the program itself shows something
+    """
+    begin = time.monotonic()
+    begun = time.process_time()
+    for run in runs_of(kernel):
+        for seed in range(bounds.census):
+            if shown := shows(run, seed, Rewrite()):
+                raise UsageError(f"{run.name}, seed {seed}: the program itself shows {shown}")
+    patience = max(PATIENCE_S, PATIENCE * (time.process_time() - begun) / bounds.census)
+    report = MutantReport(subject, ranks)
+    for mutant, changed in mutations(kernel):
+        is_over = bounds.limit_s is not None and time.monotonic() - begin > bounds.limit_s
+        runs = () if is_over else runs_of(changed)
+        report.verdicts.append(_verdict(mutant, runs, bounds, patience))
+    if report.of(NOT_RUN):
+        report.bound = f"the limit of {bounds.limit_s:g} s was reached"
+    report.seconds = time.monotonic() - begin
+    return report
+
+
+def _verdict(mutant: Mutant, runs: Sequence[Run], bounds: Bounds, patience: float) -> Verdict:
+    begin, tried = time.monotonic(), 0
+    for seed in range(bounds.schedules):
+        for run in runs:
+            tried += 1
+            if shown := shows(run, seed, Rewrite(), patience):
+                by = f"{shown} in {run.name}, seed {seed}"
+                return Verdict(mutant, CAUGHT, by, tried, time.monotonic() - begin)
+    outcome = MISSED if tried else NOT_RUN
+    return Verdict(mutant, outcome, "", tried, time.monotonic() - begin)
+
+
+def mutations(kernel: core.Kernel) -> Iterator[tuple[Mutant, core.Kernel]]:
+    """Each mutant of a kernel, and the kernel with it. What comes out need not be legal."""
+    for index, one in enumerate(kernel.statements):
+        if isinstance(one, core.SIGNALS):
+            site = Site(kernel.name, _told(one), lines_of(one.place))
+            for kind, statements in _changes(kernel, index):
+                yield Mutant(site, kind), replace(kernel, statements=statements)
+
+
+def _told(one: core.Woven) -> str:
+    of = one.signals if isinstance(one, core.Wait | core.Notify) else one.slot
+    return f"{text.word(type(one))} {of}" + (f" at {one.slot}" if of != one.slot else "")
+
+
+def _changes(kernel: core.Kernel, index: int) -> Iterator[tuple[str, tuple[core.Statement, ...]]]:
+    before, one = kernel.statements[:index], kernel.statements[index]
+    after = kernel.statements[index + 1 :]
+    yield "drop", (*before, *after)
+    if isinstance(one, core.Wait | core.Notify):
+        relaxed = "relax-acquire" if isinstance(one, core.Wait) else "relax-release"
+        yield relaxed, (*before, replace(one, order="relaxed"), *after)
+        yield "narrow", (*before, replace(one, scope="device"), *after)
+    if isinstance(one, core.Finish):
+        yield "double", (*before, one, one, *after)
+    yield "swap", _swapped(before, one, after)
+
+
+def _swapped(before: tuple, one: core.Statement, after: tuple) -> tuple[core.Statement, ...]:
+    """The statement on the other side of what it orders."""
+    if isinstance(one, core.Notify | core.Finish):
+        return (replace(one, slot=EARLIER[one.slot]), *_rest(before, after))
+    if isinstance(one, core.Wait | core.Credit):
+        return (*_rest(before, after), replace(one, slot=LATER[one.slot]))
+    raise AssertionError(one)
+
+
+def _rest(before: tuple, after: tuple) -> tuple:
+    return (*before, *after)
+
+
+# A notify goes before the tile's product, the end of a call before all of it; a wait goes behind
+# what it guards.
+EARLIER = {"announce": "ready", "done": "begin", "end": "begin"}
+LATER = {"begin": "end", "ready": "announce", "combine": "combine", "done": "done", "end": "end"}
