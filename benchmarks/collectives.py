@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+import triton
+import triton.language as tl
 
 import weft
 from weft.tune import processes
@@ -32,6 +34,7 @@ RESULTS = Path(__file__).parent / "results"
 MB = 1 << 20
 ROW = 4096
 NUM_SETS = 2
+HOST_CALLS = 200
 SUMS = ("all_reduce", "reduce_scatter")
 # Lanes, warps, bytes of a thread.
 CUTS = ((128, 16, 64), (128, 16, 32), (256, 8, 64), (256, 8, 32))
@@ -256,6 +259,54 @@ def measure(subject: Subject, variants: list[Variant], rounds: int) -> dict[str,
     return found
 
 
+@triton.jit
+def bare(x, out, block: tl.constexpr):
+    i = tl.arange(0, block)
+    tl.store(out + i, tl.load(x + i))
+
+
+def host_us(call: Callable[[], Any]) -> float:
+    """us of the host for a call, while the device keeps up."""
+    found = []
+    for _ in range(7):
+        dist.barrier()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(HOST_CALLS):
+            call()
+        found.append((time.perf_counter() - begin) / HOST_CALLS * 1e6)
+    torch.cuda.synchronize()
+    return round(statistics.median(found), 2)
+
+
+def on_the_host(world: Any, heap: torch.Tensor) -> dict[str, float]:
+    """What a call of 8 KB costs the host, by who makes it; on this rank."""
+    import torch.distributed._symmetric_memory as symmetric
+
+    group = dist.group.WORLD.group_name
+    x = torch.zeros(4, 1024, dtype=torch.bfloat16, device=world.device)
+    there, out = heap[: x.numel()].view(x.shape).zero_(), torch.empty_like(x)
+    of_torch = symmetric.empty(x.shape, dtype=x.dtype, device=x.device).zero_()
+    symmetric.rendezvous(of_torch, group)
+    reduce = importlib.import_module("weft.ops.all_reduce").all_reduce
+    calls = {
+        "bare Triton launch": lambda: bare[(1,)](x, out, 1024),
+        "torch.empty_like": lambda: torch.empty_like(x),
+        "world.operator_call": lambda: world.operator_call("nothing"),
+        "weft all_reduce": lambda: reduce(x, world=world),
+        "weft all_reduce, out given": lambda: reduce(x, world=world, out=out),
+        "weft all_reduce, in place": lambda: reduce(there, world=world, out=there),
+        "torch two_shot": lambda: torch.ops.symm_mem.two_shot_all_reduce_(of_torch, "sum", group),
+        "nccl": lambda: dist.all_reduce(out),
+    }
+    found = {}
+    for name, call in calls.items():
+        for _ in range(20):
+            call()
+        found[name] = host_us(call)
+    return found
+
+
 def main(rank: int, options: argparse.Namespace) -> None:
     world = weft.init(heap_bytes=6 << 30)
     n = world.num_ranks
@@ -264,6 +315,9 @@ def main(rank: int, options: argparse.Namespace) -> None:
     cuts = tuple(tuple(map(int, cut.split("/"))) for cut in options.cuts.split(","))
     results: dict[str, Any] = provenance() if rank == 0 else {}
     results |= {"what": __doc__.splitlines()[0], "num_ranks": n, "rows": []}
+    results["host_us"] = on_the_host(world, heap)
+    if rank == 0:
+        print(results["host_us"], flush=True)
     for op in options.ops.split(","):
         for size in sizes:
             begin = time.perf_counter()

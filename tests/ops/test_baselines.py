@@ -47,12 +47,14 @@ def answers(op: str, name: str, shape: dict[str, int]) -> list[list[float]]:
         (op, name, shape)
         for op, shapes in SHAPES.items()
         for name in card(op).baselines
-        if name in ("cublas", "nccl", "cublas_nccl")
+        if name in ("cublas", "nccl", "cublas_nccl", "weft_in_place")
         for shape in shapes
     ],
     ids=str,
 )
-def test_the_unfused_way_gives_the_operators_answer(op: str, name: str, shape: dict[str, int]):
+def test_the_unfused_way_and_wefts_in_place_give_the_operators_answer(
+    op: str, name: str, shape: dict[str, int]
+):
     for *errors, tolerance in answers(op, name, shape):
         assert len(errors) == 6 and max(errors) <= tolerance
 

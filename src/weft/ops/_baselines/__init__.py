@@ -1,9 +1,9 @@
 """What operators are measured against, by operator: the tables that cards take as `baselines`.
 
 `cublas`, `nccl` and `cublas_nccl` are the parts of the unfused way, `weft_alone` is weft's product
-without its collective. Each entry is a function of a
-weft.tune.case.Case that returns a Variant; its module is imported when it is first called, since
-only benchmarks on GPUs need it.
+without its collective, `weft_in_place` a collective of symmetric inputs. Each entry is a function
+of a weft.tune.case.Case that returns a Variant; its module is imported when it is first called,
+since only benchmarks on GPUs need it.
 """
 
 from __future__ import annotations
@@ -48,15 +48,18 @@ ALL_GATHER = {
     "nccl": _lazy("nccl", "all_gather"),
     "torch_low_contention": _lazy("symmetric_memory", "low_contention_all_gather"),
     "copy_engine_pulls": _lazy("symmetric_memory", "copy_engine_all_gather"),
+    "weft_in_place": _lazy("in_place", "moved"),
 }
 REDUCE_SCATTER = {
     "nccl": _lazy("nccl", "reduce_scatter"),
     "torch_reduce_scatter_out": _lazy("symmetric_memory", "reduce_scatter_out"),
     "torch_low_contention": _lazy("symmetric_memory", "low_contention_reduce_scatter"),
+    "weft_in_place": _lazy("in_place", "moved"),
 }
 ALL_REDUCE = {
     "nccl": _lazy("nccl", "all_reduce"),
     "torch_one_shot": _lazy("symmetric_memory", "one_shot_all_reduce"),
     "torch_two_shot": _lazy("symmetric_memory", "two_shot_all_reduce"),
+    "weft_in_place": _lazy("in_place", "all_reduce"),
 }
-ALL_TO_ALL = {"nccl": _lazy("nccl", "all_to_all")}
+ALL_TO_ALL = {"nccl": _lazy("nccl", "all_to_all"), "weft_in_place": _lazy("in_place", "moved")}
