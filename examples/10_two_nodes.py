@@ -6,7 +6,7 @@ it on to its neighbours: the slow link carries each row once per node, not once 
     weft emulate examples/10_two_nodes.py --ranks 4 --nodes 2
     weft emulate examples/10_two_nodes.py --ranks 4            one node: nothing is far
 
-On GPUs this version reaches near ranks only.
+On GPUs each host is a node, or as WEFT_NODES=2 declares; what crosses goes through NVSHMEM.
 """
 
 import torch

@@ -13,14 +13,16 @@ def put(world, dst, src, *, to, mask=None):
 
         dst@to  <-  src             where mask holds
 
-    Far ranks are reached on the emulator; on GPUs this version reaches near ranks.
+    Far ranks are reached on the emulator and, through NVSHMEM, on NVIDIA GPUs.
 
     Shapes  dst: a (tile of) pointer(s) to the object here; src: values, or pointers to them, of
             a shape that broadcasts to dst's
     Dtypes  values are converted to what dst points to; pointers must point to the same
     Sync    none: visible on `to` once a notify or put_signal of this program was seen there
     Raises  NotSymmetricError, PeerError: as `at`
-    Cost    stores of this program, 128 bits wide where the tile is contiguous
+    Cost    stores of this program, 128 bits wide where the tile is contiguous. To a far rank: a
+            copy to registered memory, then a block transfer for each row of the tile whose elements
+            lie one behind another; else a transfer for each element
     Source  OpenSHMEM shmem_put; Iris put; TileLink tile_push_data
     """
 
@@ -31,13 +33,14 @@ def get(world, dst, src, *, source, mask=None):
 
         dst  <-  src@source         where mask holds
 
-    Far ranks are reached on the emulator; on GPUs this version reaches near ranks.
+    Far ranks are reached on the emulator and, through NVSHMEM, on NVIDIA GPUs.
 
     Shapes  src: a (tile of) pointer(s) to the object here; dst: pointers of the same shape
     Dtypes  values are converted to what dst points to
     Sync    reads what a wait of this program has made visible
     Raises  NotSymmetricError, PeerError: as `at`
-    Cost    remote loads, each a round trip; put is faster where either would do
+    Cost    remote loads, each a round trip; put is faster where either would do. From a far rank
+            as put
     Source  OpenSHMEM shmem_get; Iris get; TileLink tile_pull_data
     """
 
@@ -59,7 +62,7 @@ def put_signal(
         dst@to     <-  src          where mask holds
         signal@to  <-  value        (op=SET; ADD adds), no earlier than the data
 
-    Far ranks are reached on the emulator; on GPUs this version reaches near ranks.
+    Far ranks are reached on the emulator and, through NVSHMEM, on NVIDIA GPUs.
 
     Shapes  dst, src, mask: as put; signal: a scalar pointer
     Dtypes  as put and notify
@@ -81,7 +84,7 @@ def put_nbi(world, dst, src, *, to, mask=None):
     Sync    not covered by notify alone: first `fence` (then a later notify of this program comes
             behind it) or `quiet` (then it is complete). Nothing orders two of them
     Raises  NotSymmetricError, PeerError: as `at`
-    Cost    as put between near ranks, whose stores never block
+    Cost    as put, which blocks for nothing between near ranks
     Source  OpenSHMEM shmem_put_nbi
     """
 
