@@ -47,19 +47,33 @@ def test_ten_comes_after_nine():
 
 def test_the_area_counts_each_sm_once_by_what_it_does_innermost():
     area = chart_of(SPANS).rows[3].area
-    assert area.most == 2 and area.states == ("work", "wait", "program")
+    assert area.most == 2 and area.states == (("work", -1), ("program", -1), ("wait", -1))
     at = dict(zip(area.times, area.counts))
     assert at == {
-        2.0: (2, 0, 0), 10.0: (1, 1, 0), 12.0: (0, 1, 0), 20.0: (1, 0, 0), 30.0: (0, 0, 0),
+        2.0: (2, 0, 0), 10.0: (1, 0, 1), 12.0: (0, 0, 1), 20.0: (1, 0, 0), 30.0: (0, 0, 0),
     }  # fmt: skip
 
 
 def test_a_program_that_does_neither_is_counted_too():
     spans = [Span(0, "sm 0", "p", 0.0, 9.0, "program"), Span(0, "sm 0", "w", 4.0, 6.0, "wait")]
     area = chart_of(spans).rows[0].area
+    assert area.states == (("program", -1), ("wait", -1))
     assert dict(zip(area.times, area.counts)) == {
-        0.0: (0, 0, 1), 4.0: (0, 1, 0), 6.0: (0, 0, 1), 9.0: (0, 0, 0),
-    }  # fmt: skip
+        0.0: (1, 0),
+        4.0: (0, 1),
+        6.0: (1, 0),
+        9.0: (0, 0),
+    }
+
+
+def test_work_is_counted_by_whose_data_it_is_own_data_lowest():
+    spans = [
+        Span(rank, f"sm {i}", "tile", 10.0 * i, 10.0 * i + 10, "work", (rank + i) % 3)
+        for rank in range(3) for i in range(3)
+    ]  # fmt: skip
+    for rank, row in enumerate(chart_of(spans).rows):
+        assert [about for _, about in row.area.states] == [(rank + i) % 3 for i in range(3)]
+        assert row.area.counts[0] == (1, 0, 0)
 
 
 def test_what_lies_on_each_other_gets_lanes_of_its_own_and_what_a_program_holds_does_not():

@@ -68,7 +68,7 @@ def test_the_data_is_the_chart():
 def test_the_legend_says_what_is_there_and_no_more():
     legend = text().split('aria-label="legend">')[1].split("</ul>")[0]
     assert re.findall(r"</i> ?([^<]+)</li>", legend) == [
-        "kernel", "program", "work", "wait", "data of ranks 0 … 2", "signal, to its waiter",
+        "kernel", "program", "wait", "data of ranks 0 … 2", "signal, to its waiter",
     ]  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def test_the_script_runs_without_a_complaint(looked):
 @in_chromium
 def test_everything_is_drawn_beside_its_label(looked):
     first = looked[0]["first"]
-    assert first["bars"] == 3 * RANKS and first["areas"] == 3 * RANKS
+    assert first["bars"] == 3 * RANKS and first["areas"] == (2 + RANKS) * RANKS
     assert first["arrows"] == 2 * RANKS
     assert first["clash"] == 0 and looked[0]["beside"] < 2
     assert looked[0]["name"].startswith("ag_gemm & <others>: a schedule of 38.0 microseconds on 3")

@@ -23,7 +23,9 @@ MAX_STEPS = 1_500
 
 SMS, LINKS = "SMs", "transfers of SMs"
 # What an SM is counted as, by the kind of what it does; the innermost span counts.
-STATES = ("work", "wait", "program")
+STATES = ("work", "program", "wait")
+# Of these it is shown whose data they are about.
+COLOURED = ("work", "transfer")
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,17 @@ class Lane:
     bars: tuple[Span, ...]
 
 
+# A kind of span, and the rank whose data it is about.
+State = tuple[str, int]
+
+
 @dataclass(frozen=True)
 class Steps:
-    """How many lanes are in each state, from `times[i]` until `times[i + 1]`."""
+    """How many lanes are in each state, from `times[i]` until `times[i + 1]`; bottom up."""
 
     times: tuple[float, ...]
     counts: tuple[tuple[float, ...], ...]
-    states: tuple[str, ...]
+    states: tuple[State, ...]
     most: int
 
 
@@ -112,8 +118,8 @@ def chart_of(spans: Iterable[Span], signals: Iterable[Signal] = ()) -> Chart:
             for number, lane in enumerate(lanes):
                 at[rank, lane.title] = (len(rows), number)
             is_area = title in (SMS, LINKS)
-            area = _area(lanes, ("transfer",) if title == LINKS else STATES) if is_area else None
-            rows.append(Row(rank, title, _fewer(lanes) if is_area else tuple(lanes), area))
+            area = _area(lanes, ("transfer",) if title == LINKS else STATES, rank)
+            rows.append(Row(rank, title, _fewer(lanes), area if is_area else None))
     arrows = _arrows(given, [_moved(signal, begin) for signal in signals], at)
     return Chart(
         tuple(rows), tuple(arrows[:MAX_ARROWS]), tuple(_totals(given)),
@@ -196,26 +202,39 @@ def _join(bars: Sequence[Span]) -> Span:
     return first._replace(name=name, end_us=max(bar.end_us for bar in bars))
 
 
-def _area(lanes: Sequence[Lane], states: tuple[str, ...]) -> Steps:
-    """How many lanes are in which state over time; the innermost span of a lane says it."""
+def _area(lanes: Sequence[Lane], kinds: tuple[str, ...], rank: int) -> Steps:
+    """How many lanes are in which state over time; the innermost span of a lane says it.
+
+    Bottom up: what is computed, from own data on; then the rest of `kinds`.
+    """
+    bars = [bar for lane in lanes for bar in lane.bars if bar.kind in kinds]
+    there = {(bar.kind, bar.about if bar.kind in COLOURED else -1) for bar in bars}
+    num_ranks = 1 + max((about for _, about in there), default=0)
+    inner = ("work", "transfer", "wait")
+
+    def height(state: State) -> tuple[int, int]:
+        kind, about = state
+        return kinds.index(kind), (about - rank) % num_ranks if about >= 0 else -1
+
+    states = sorted(there, key=height)
     changes: dict[float, list[float]] = defaultdict(lambda: [0.0] * len(states))
     for lane in lanes:
-        inside: list[list[tuple[float, float]]] = [[] for _ in states]
-        for bar in lane.bars:
-            if bar.kind in states:
-                inside[states.index(bar.kind)].append((bar.start_us, bar.end_us))
         covered: list[tuple[float, float]] = []
-        for state, spans in enumerate(inside):
+        for state in sorted(states, key=lambda one: one[0] not in inner):
+            spans = [
+                (bar.start_us, bar.end_us) for bar in lane.bars
+                if (bar.kind, bar.about if bar.kind in COLOURED else -1) == state
+            ]  # fmt: skip
             for start, end in _without(union(spans), covered):
-                changes[start][state] += 1
-                changes[end][state] -= 1
+                changes[start][states.index(state)] += 1
+                changes[end][states.index(state)] -= 1
             covered = union([*covered, *spans])
     times = sorted(changes)
     counts, now = [], [0.0] * len(states)
     for time in times:
         now = [a + b for a, b in zip(now, changes[time])]
         counts.append(tuple(now))
-    return _coarser(Steps(tuple(times), tuple(counts), states, len(lanes)))
+    return _coarser(Steps(tuple(times), tuple(counts), tuple(states), len(lanes)))
 
 
 def _without(

@@ -77,10 +77,8 @@ function drawArea(parent, row, at, number) {
   const { times, counts, states, most } = row.area;
   const scale = at.height / most;
   make(parent, "line", { class: "base", x1: 0, x2: width, y1: at.y + at.height, y2: at.y + at.height });
-  // Bottom up: what is worth most first.
-  const order = states.map((_, i) => i).sort((a, b) => rankOf(states[a]) - rankOf(states[b]));
   const below = times.map(() => 0);
-  for (const state of order) {
+  for (const [state, [kind, about]] of states.entries()) {
     const upper = [], lower = [];
     for (let i = 0; i < times.length; i++) {
       const end = i + 1 < times.length ? times[i + 1] : times[i];
@@ -95,10 +93,10 @@ function drawArea(parent, row, at, number) {
     // Lower edge back to front, in pairs.
     const back = [];
     for (let i = lower.length - 2; i >= 0; i -= 2) back.push(lower[i], lower[i + 1]);
-    make(parent, "path", { class: `area ${states[state]}`, d: `M${[...upper, ...back].join("L")}z`, "data-row": number });
+    make(parent, "path", { class: `area ${look_of(kind, about)}`, d: `M${[...upper, ...back].join("L")}z`, "data-row": number });
   }
 }
-const rankOf = (state) => ["work", "transfer", "program", "wait"].indexOf(state);
+const look_of = (kind, about) => (about >= 0 ? `of${about % data.colours}` : kind);
 
 function drawLane(parent, lane, y, height, row, number) {
   let covered = -1, kindThere = -1;
@@ -109,7 +107,7 @@ function drawLane(parent, lane, y, height, row, number) {
     // What is no wider than a hair and lies on another of its kind shows nothing new.
     if (x1 - x0 < 0.4 && x1 <= covered && kind === kindThere) return;
     const inner = data.kinds[kind] !== "program";
-    const kindClass = about >= 0 ? `of${about % data.colours}` : data.kinds[kind];
+    const kindClass = look_of(data.kinds[kind], about);
     const wide = Math.max(x1 - x0, 0.6);
     const inset = data.kinds[kind] === "signal" ? height * 0.2 : 0;
     make(parent, "rect", {
@@ -260,7 +258,10 @@ function describe(part, time) {
   const at = times.findLastIndex((one) => one <= time);
   if (at < 0) return "";
   const words = { work: "work", wait: "wait", program: "neither, data or an atomic is on its way", transfer: "move data" };
-  const told = states.map((state, i) => (counts[at][i] ? `${+counts[at][i].toFixed(1)} ${words[state]}` : "")).filter(Boolean);
+  const told = states.map(([kind, about], i) => {
+    const whose = about >= 0 ? ` on data of rank ${about}` : "";
+    return counts[at][i] ? `${+counts[at][i].toFixed(1)} ${words[kind]}${whose}` : "";
+  }).filter(Boolean);
   return `rank ${row.rank}, ${number(time)} µs: of ${most} ${row.title === "SMs" ? "SMs" : "at once"}\n${told.join(", ") || "none"}`;
 }
 

@@ -69,8 +69,7 @@ def _left_out(chart: Chart) -> str:
 
 def _legend(chart: Chart) -> str:
     bars = [bar for row in chart.rows for lane in row.lanes for bar in lane.bars]
-    areas = {state for row in chart.rows if row.area for state in row.area.states}
-    there = {bar.kind for bar in bars if bar.about < 0 or bar.kind in areas}
+    there = {bar.kind for bar in bars if bar.about < 0}
     parts = [
         f'<li title="{escape(text)}"><i class="swatch {kind}"></i>{NAMES.get(kind, kind)}</li>'
         for kind, text in KINDS.items()
@@ -158,7 +157,7 @@ def _row(row: Row, name) -> dict:
         values["area"] = {
             "times": [_us(time) for time in row.area.times],
             "counts": [[round(n, 2) for n in counts] for counts in row.area.counts],
-            "states": list(row.area.states),
+            "states": [list(state) for state in row.area.states],
             "most": row.area.most,
         }
     return values
