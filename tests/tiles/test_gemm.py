@@ -41,12 +41,12 @@ def add_tile(at, value, tile, args):
 
 @triton.jit
 def tell(at, part, args):
-    wl.notify(args[0], args[1] + at.i_n + part, to=0)
+    wl.notify(args[1], args[0] + at.i_n + part, to=0)
 
 
 @triton.jit
 def count_program(args):
-    wl.notify(args[0], args[1], to=0)
+    wl.notify(args[1], args[0], to=0)
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def gemm_with_all_hooks(a, b, c, d, told, ended, shape, tile, world):
         swizzle.grouped, (2,),
         gemm.ready_always, gemm.Always(a, shape.m),
         gemm.emit_store, gemm.Stored(c, shape),
-        add_tile, (d, shape), tell, (world, told), count_program, (world, ended),
+        add_tile, (d, shape), tell, (told, world), count_program, (ended, world),
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def add_tile(at, row, column, value, args):
 
 @gluon.jit
 def tell(at, part, args):
-    wl.notify(args[0], args[1] + 2 * at.i_n + part, to=0, scope=wl.Scope.DEVICE)
+    wl.notify(args[1], args[0] + 2 * at.i_n + part, to=0, scope=wl.Scope.DEVICE)
 
 
 @gluon.jit
@@ -63,7 +63,7 @@ def gemm_with_all_hooks(a, b, c, d, told, partials, summed, e, shape, world, til
         gemm_sm90.Shared(partials, summed, e, None),
         tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
         order, (8,), ready, gemm.Always(a, shape.m), emit, gemm_sm90.Stored(c),
-        combine, (d, shape.m, shape.n), announce, (world, told),
+        combine, (d, shape.m, shape.n), announce, (told, world),
     )  # fmt: skip
 
 
