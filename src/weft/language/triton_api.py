@@ -16,6 +16,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ constexpr = core.constexpr
 INT1, INT32, INT64 = core.int1, core.int32, core.int64
 FLOAT32 = core.float32
 JITFunction = triton.runtime.jit.JITFunction
+# More wait for each other: Triton's front end is Python.
+COMPILE_THREADS = 8
 
 
 # ---------------------------------------------------------------------------------------------
@@ -289,6 +292,19 @@ def held_launches() -> Iterator[dict[Any, Callable[[], None]]]:
         yield held
     finally:
         JITFunction.run = launch
+
+
+def compile_held(held: Sequence[Callable[[], None]]) -> None:
+    """Call functions of `held_launches`, on several threads where Triton can; not on the emulator,
+    whose kernels are an emulated rank's, and of its thread."""
+    mode = getattr(triton, "AsyncCompileMode", None)
+    if mode is None or isinstance(driver_config.active, EmulatorDriver):
+        for compile_one in held:
+            compile_one()
+        return
+    with ThreadPoolExecutor(COMPILE_THREADS) as executor, mode(executor):
+        for compile_one in held:
+            compile_one()
 
 
 def _kind(value: Any, is_constant: bool) -> Any:

@@ -23,9 +23,7 @@ def compile_together(world: Any, walk: Callable[[], None]) -> tuple[int, float]:
         walk()
     # What calls keep are launches that were left out.
     world.calls.clear()
-    for index, compile_one in enumerate(held.values()):
-        if index % world.num_ranks == world.rank:
-            compile_one()
+    triton_api.compile_held(list(held.values())[world.rank :: world.num_ranks])
     world.synchronize()
     world.backend.exchange("compiled", COMPILE_TIMEOUT_S)
     return len(held), time.perf_counter() - begin
