@@ -158,6 +158,9 @@ def engine(world: weft.World, nbytes: int, rounds: int) -> list[dict[str, Any]]:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     n, readers, per_graph = nbytes // 4, 16, 20
+    # Whole recordings: a reader of one more would wait in vain.
+    replays = max(1, rounds // per_graph)
+    rounds = replays * per_graph
     data = world.zeros((n // COLS, COLS), torch.int32, name=f"engine_data_{nbytes}")
     source = world.zeros((n // COLS, COLS), torch.int32, name=f"engine_source_{nbytes}")
     flag = world.signals(1, torch.int64, name=f"engine_flag_{nbytes}")
@@ -213,7 +216,7 @@ def engine(world: weft.World, nbytes: int, rounds: int) -> list[dict[str, Any]]:
         reader(rounds)
         with side:
             if is_writer or pulls:
-                for _ in range(rounds // per_graph):
+                for _ in range(replays):
                     recording.replay()
         meet()
         rows.append(
