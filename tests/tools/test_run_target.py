@@ -21,6 +21,8 @@ from weft.tools import run
         (4, "emu", None, "1", (None, "emu"), "as --target says"),
         (4, "cuda", None, "1", (4, "cuda"), "as --target says"),
         (4, "cuda", 3, "1", (3, "cuda"), "4 GPUs here"),
+        (4, "cuda", None, "2", (4, "cuda"), "4 GPUs here, declared 2 nodes"),
+        (4, "cuda", None, "2+1", (3, "cuda"), "declared 2+1 nodes"),
     ],
 )
 def test_where_it_runs_and_why(monkeypatch, gpus, target, ranks, nodes, expected, words):
@@ -34,7 +36,7 @@ def test_where_it_runs_and_why(monkeypatch, gpus, target, ranks, nodes, expected
     [
         (0, "cuda", None, "1", "2 ranks need 2 GPUs, 0 here"),
         (2, "cuda", 4, "1", "4 ranks need 4 GPUs, 2 here"),
-        (4, "cuda", None, "2", "--nodes 2; the GPUs of one host are one node"),
+        (4, "cuda", None, "3+2", "5 ranks need 5 GPUs, 4 here"),
         (4, "tpu", None, "1", "one of auto, cuda, emu"),
     ],
 )

@@ -227,7 +227,7 @@ def run_on_gpus(work: Work, seed: int) -> list[list[tuple[str, Any]]]:
     import torch
     import torch.multiprocessing as multiprocessing
 
-    words = (work.op.name, work.num_ranks, dict(work.shape), work.dtype)
+    words = (work.op.name, work.num_ranks, dict(work.shape), work.dtype, tuple(work.nodes))
     with tempfile.TemporaryDirectory() as folder:
         arguments = (words, seed, _free_port(), folder)
         try:
@@ -250,12 +250,14 @@ def _gpu_rank(rank: int, words: tuple, seed: int, port: int, folder: str) -> Non
 
     from weft.ops import cards
 
-    name, num_ranks, shape, dtype = words
+    name, num_ranks, shape, dtype, nodes = words
+    if len(nodes) > 1:
+        os.environ["WEFT_NODES"] = "+".join(map(str, nodes))
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks),
         LOCAL_WORLD_SIZE=str(num_ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
     )  # fmt: skip
-    work = Work(cards()[name], num_ranks, shape, dtype)
+    work = Work(cards()[name], num_ranks, shape, dtype, nodes)
     outputs = call_every_way(work, seed)
     kept = [(step, _map(lambda tensor: tensor.detach().cpu(), out)) for step, out in outputs]
     torch.save(kept, Path(folder) / f"{rank}.pt")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from weft.base.errors import FindingError, UsageError
+from weft.base.topology import parse_nodes
 from weft.tools import console
 from weft.tools.check import Step, Work, check_emulated, check_on_gpus
 from weft.tools.words import find_op, op_dtype, parse_shape, parse_topology, shape_text
@@ -78,30 +79,36 @@ def choose_target(target: str, ranks: int | None, nodes: str) -> tuple[int | Non
     """How many ranks, where they run, and why there.
 
     `auto` takes GPUs where there are at least two, one for each rank, else the emulator. GPUs of
-    one host are one node.
+    one host are one node, unless `cuda` is asked for together with several.
     """
     if target not in TARGETS:
         raise UsageError(f"--target {target!r}: one of {', '.join(TARGETS)}")
     if target == "emu":
         return ranks, "emu", "as --target says"
     there = count_gpus()
-    asked = ranks if ranks is not None else max(there, 2) if nodes == "1" else None
+    asked = ranks if ranks is not None else _ranks_on(nodes, max(there, 2))
     if target == "auto":
         if nodes != "1":
-            return ranks, "emu", f"--nodes {nodes}; the GPUs of one host are one node"
+            why = f"--nodes {nodes}; the GPUs of one host are one node unless --target cuda says"
+            return ranks, "emu", why
         if there < 2:
             return ranks, "emu", f"{there} GPUs here, at least two are needed"
         if ranks is not None and ranks > there:
             return ranks, "emu", f"{ranks} ranks, but {there} GPUs here"
         return asked, "cuda", f"{there} GPUs here, {asked} ranks"
-    if nodes != "1":
-        raise UsageError(f"--target cuda: --nodes {nodes}; the GPUs of one host are one node")
     if there < asked:
         raise UsageError(
             f"--target cuda: {asked} ranks need {asked} GPUs, {there} here; "
             "use --target emu, or fewer ranks"
         )
-    return asked, "cuda", f"as --target says, {there} GPUs here"
+    declared = "" if nodes == "1" else f", declared {nodes} nodes"
+    return asked, "cuda", f"as --target says, {there} GPUs here{declared}"
+
+
+def _ranks_on(nodes: str, there: int) -> int:
+    """How many ranks `--nodes` holds: its sizes' sum, or one for each GPU."""
+    sizes = parse_nodes(nodes)
+    return there if isinstance(sizes, int) else sum(sizes)
 
 
 def count_gpus() -> int:
