@@ -32,7 +32,7 @@ def test_json_has_the_shape_that_others_rely_on():
     ]
     assert values["ok"] is False and values["complete"] is False
     finding = values["races"][0]
-    assert set(finding) == {"kind", "first", "second"}
+    assert set(finding) == {"kind", "message", "first", "second", "remedy"}
     assert finding["first"] == {
         "rank": 0, "kernel": "push", "program": [1, 0, 0], "file": "a.py", "line": 7,
         "tensor": "out", "index": 3,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import weft
 from weft.tools.main import main
 
 RUN_KEYS = {"op", "target", "ranks", "shape", "dtype", "ok", "rel_err", "tolerance", "seconds"}
@@ -80,6 +81,38 @@ def test_misuse_gives_2_and_says_so_on_stderr(words: list[str], capsys):
     assert main(words) == 2
     told = capsys.readouterr()
     assert told.out == "" and told.err.strip()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "ag_gemm", "--ranks", "many"],
+        ["run"],
+        ["no-such-verb"],
+        ["run", "ag_gemm", "--no-such-option"],
+        ["run", "no_such_op"],
+        ["run", "ag_gemm", "--dtype", "fp7"],
+    ],
+    ids=" ".join,
+)
+def test_misuse_is_json_where_json_is_asked_for(words: list[str], capsys):
+    assert main([*words, "--json"]) == 2
+    told = capsys.readouterr()
+    values = json.loads(told.out)
+    assert values["ok"] is False and set(values["error"]) == {"kind", "message"}
+    assert values["error"]["message"]
+    assert told.err.startswith("weft: ")
+
+
+def test_a_scripts_own_json_is_none_of_ours(capsys):
+    assert main(["emulate", "no_such.py", "--", "--json"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"weft {weft.__version__} (python 3.") and "triton 3." in told
 
 
 def test_ctrl_c_says_where_a_rank_was(tmp_path: Path):
@@ -154,7 +187,8 @@ def test_emulate_reports_the_race_with_its_line(racy: str, capsys):
     values = json.loads(told.out)
     race = values["races"][0]
     line = RACY.splitlines().index("        tl.store(wl.at(world, x, peer), value)") + 1
-    assert set(race) == {"kind", "first", "second"}
+    assert set(race) == {"kind", "message", "first", "second", "remedy"}
+    assert "wait for it" in race["remedy"] and race["message"]
     for side in ("first", "second"):
         assert set(race[side]) == SIDE_KEYS
         assert (race[side]["file"], race[side]["line"]) == (racy, line)

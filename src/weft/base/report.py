@@ -107,8 +107,13 @@ class Finding:
         return (self.kind, *sorted(sides))
 
     def to_json(self) -> dict[str, object]:
-        second = None if self.second is None else self.second.to_json()
-        return {"kind": self.kind, "first": self.first.to_json(), "second": second}
+        return {
+            "kind": self.kind,
+            "message": self.message,
+            "first": self.first.to_json(),
+            "second": None if self.second is None else self.second.to_json(),
+            "remedy": self.remedy,
+        }
 
     def __str__(self) -> str:
         lines = [f"{self.kind}: {self.message}"]
@@ -181,10 +186,7 @@ class Report:
             "deadlocks": [finding.to_json() for finding in self.deadlocks],
         }
         if self.others:
-            # Their sides alone would not say what is wrong.
-            values["others"] = [
-                {**finding.to_json(), "message": finding.message} for finding in self.others
-            ]
+            values["others"] = [finding.to_json() for finding in self.others]
         values["ok"] = self.ok
         return values
 

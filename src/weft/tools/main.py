@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -27,6 +29,8 @@ from weft.tools.verify import verify
 from weft.tools.words import ScriptCommand
 
 MISUSE = (UsageError, ShapeError, DtypeError, ConfigError)
+# What typer raises for words that no verb understands; it does not name the class itself.
+BadWords = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 app = typer.Typer(
     name="weft",
@@ -36,6 +40,39 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.results().print(versions(), markup=False)
+        raise typer.Exit(console.FINE)
+
+
+@app.callback()
+def weft(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True,
+            help="which weft, and which Triton and PyTorch it finds",
+        ),
+    ] = False,
+) -> None:  # fmt: skip
+    """Distributed tile programs: run them on emulated ranks, prove them right, compile them."""
+
+
+def versions() -> str:
+    """weft's version, and of what it stands on; "none" for what is not installed."""
+    import weft as package
+
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in ("torch", "triton"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "none"
+    under = ", ".join(f"{name} {number}" for name, number in found.items())
+    return f"weft {package.__version__} ({under})"
 
 
 def _exiting(verb: Callable[..., int]) -> Callable[..., None]:
@@ -66,19 +103,29 @@ app.command("compile")(_exiting(compile_op))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit code; words that no verb understands give 2."""
+    """Run one verb and return the exit code; words that no verb understands give 2.
+
+    With --json an error is JSON on stdout, too.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
+    is_json = "--json" in (words[: words.index("--")] if "--" in words else words)
     try:
-        app(args=words, prog_name="weft")
+        code = app(args=words, prog_name="weft", standalone_mode=not is_json)
+        return code if isinstance(code, int) else console.FINE
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else console.FINE
+    except BadWords as error:
+        return _told(UsageError.__name__, error.format_message(), is_json, console.MISUSE)
     except WeftError as error:
-        if "--json" in words:
-            kind = type(error).__name__
-            console.print_json({"ok": False, "error": {"kind": kind, "message": str(error)}})
-        console.notes().print(f"[bold red]weft:[/] {escape(str(error))}")
-        return console.MISUSE if isinstance(error, MISUSE) else console.PROBLEM
-    return console.FINE
+        code = console.MISUSE if isinstance(error, MISUSE) else console.PROBLEM
+        return _told(type(error).__name__, str(error), is_json, code)
+
+
+def _told(kind: str, message: str, is_json: bool, code: int) -> int:
+    if is_json:
+        console.print_json({"ok": False, "error": {"kind": kind, "message": message}})
+    console.notes().print(f"[bold red]weft:[/] {escape(message)}")
+    return code
 
 
 def entry() -> None:
