@@ -143,6 +143,23 @@ def test_get_and_fence(stand_in):
     assert "nvshmem_int16_g" in found
 
 
+@triton.jit
+def in_every_form(world, x, flag, flag64, to):
+    i = tl.arange(0, 256)
+    v = tl.load(x + i)
+    wl.put_signal(world, x + i, v, flag64, 1, to=to)
+    wl.put_nbi(world, x + i, v, to=to)
+    wl.put_signal_warp(world, x + i, v, flag, to=to)
+    wl.get_nbi(world, x + i, x + i, source=to)
+
+
+def test_all_forms_of_put_and_get_reach_far(stand_in):
+    put, signals = "nvshmemx_putmem_block", ["nvshmemx_signal_op", "nvshmem_int32_atomic_add"]
+    expected = {put, "nvshmemx_getmem_block", *signals}
+    found = [name for name in calls(in_every_form) if name in expected]
+    assert found == [put, signals[0], put, put, signals[1], "nvshmemx_getmem_block"]
+
+
 def test_a_relaxed_signal_completes_nothing(stand_in):
     assert calls(unordered) == ["nvshmem_int32_atomic_add"]
 

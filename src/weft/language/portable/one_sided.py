@@ -1,4 +1,5 @@
-"""put and get between near ranks: loads and stores of the calling program."""
+"""put and get between near ranks, by loads and stores of the calling program; and what is the same
+wherever they lead."""
 
 from __future__ import annotations
 
@@ -30,24 +31,24 @@ def get(world, dst, src, source, mask):
 @implement(declared.put_signal, "cuda", "hip", "emu")
 @triton.jit
 def put_signal(world, dst, src, signal, value, to, op, mask, scope):
-    put(world, dst, src, to, mask)
+    declared.put(world, dst, src, to=to, mask=mask)
     notify(world, signal, value, to=to, op=op, scope=scope)
 
 
 @implement(declared.put_nbi, "cuda", "hip")
 @triton.jit
 def put_nbi(world, dst, src, to, mask):
-    put(world, dst, src, to, mask)
+    declared.put(world, dst, src, to=to, mask=mask)
 
 
 @implement(declared.get_nbi, "cuda", "hip")
 @triton.jit
 def get_nbi(world, dst, src, source, mask):
-    get(world, dst, src, source, mask)
+    declared.get(world, dst, src, source=source, mask=mask)
 
 
 @implement(declared.put_signal_warp, "cuda", "hip", "emu")
 @triton.jit
 def put_signal_warp(world, dst, src, signal, value, to, mask, scope):
-    put(world, dst, src, to, mask)
+    declared.put(world, dst, src, to=to, mask=mask)
     notify_warp(world, signal, value, to=to, scope=scope)
