@@ -7,154 +7,72 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from multiplying import (
+    AWKWARD,
+    EMU,
+    any_schedule,
+    by_every_candidate,
+    call_every_way,
+    config_for,
+    on_few_sms,
+    problem_for,
+    unaligned_on_rank_0,
+)
 
 import weft
-from weft.base.dtypes import tolerance
 from weft.base.errors import CallOrderError, ConfigError, DtypeError, ShapeError
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.ops._products import LIBRARY, PUSH, problem_of
-from weft.ops.gemm_rs import Config, Problem, candidates, gemm_rs, kernels, op, reference
+from weft.ops._products import LIBRARY, problem_of
+from weft.ops.gemm_rs import Config, Problem, candidates, gemm_rs, kernels, op
 from weft.verify import compiled
-
-EMU = TARGETS["emu"]
-
-AWKWARD = [
-    pytest.param(4, 100, 32, 32, id="shards-of-25"),
-    pytest.param(3, 91, 70, 50, id="nothing-divides"),
-    pytest.param(2, 2, 64, 64, id="one-row-each"),
-    pytest.param(1, 40, 48, 32, id="one-rank"),
-    pytest.param(4, 1, 32, 32, id="empty-shards"),
-    pytest.param(4, 9, 16, 16, id="last-shard-empty"),
-    pytest.param(2, 64, 64, 64, id="tiles-divide"),
-]
-
-
-def problem_for(num_ranks: int, m: int, n: int, k: int, dtype: str = "float32", **fields):
-    return Problem(m, n, num_ranks, dtype, k=k, **fields)
-
-
-def config_for(problem: Problem, **changes) -> Config:
-    """Small tiles, so that there are several to a part, the last of them ragged."""
-    config = next(c for c in candidates(problem, EMU) if c.transport == PUSH)
-    return replace(config, **{"tile_m": 16, "tile_n": 32, "tile_k": 32, **changes})
-
-
-def inputs_of(problem: Problem, seed: int = 0) -> list:
-    return [op.make_inputs(problem, rank, seed) for rank in range(problem.num_ranks)]
-
-
-def check(out: torch.Tensor, problem: Problem, rank: int, seed: int = 0) -> None:
-    expected = reference(problem, inputs_of(problem, seed))[rank]
-    assert out.shape == expected.shape and not out.isnan().any()
-    if expected.numel():
-        error = (out.float() - expected).norm() / expected.norm()
-        assert error <= tolerance(problem.dtype, problem.k * problem.num_ranks)
-
-
-def call_every_way(problem: Problem, config: Config):
-    """Eager, recorded and replayed, another shape in between, eager again; on one rank."""
-    world = weft.init()
-    rank = world.rank
-    mine = op.make_inputs(problem, rank)
-    check(op.run(world, problem, mine, config), problem, rank)
-    with world.record() as recording:
-        out = op.run(world, problem, mine, config)
-    for _ in range(3):
-        out.fill_(float("nan"))
-        recording.replay()
-        check(out.clone(), problem, rank)
-    other = replace(problem, m=problem.m + 37, n=problem.n // 2 + 1)
-    check(op.run(world, other, op.make_inputs(other, rank), None), other, rank)
-    recording.replay()
-    check(out.clone(), problem, rank)
-    for _ in range(3):
-        check(op.run(world, problem, mine, config), problem, rank)
-    world.close()
 
 
 @pytest.mark.parametrize(("num_ranks", "m", "n", "k"), AWKWARD)
 def test_every_way_of_calling(ranks, num_ranks, m, n, k):
-    problem = problem_for(num_ranks, m, n, k)
-    ranks(lambda: call_every_way(problem, config_for(problem)), num_ranks)
+    problem = problem_for(op, num_ranks, m, n, k)
+    ranks(lambda: call_every_way(op, problem, config_for(op, problem)), num_ranks)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_and_transposed_weights_in_rounds(ranks, dtype):
-    problem = problem_for(3, 140, 48, 64, dtype, b_is_nk=True)
-    ranks(lambda: call_every_way(problem, config_for(problem, rounds=3)), 3)
+    problem = problem_for(op, 3, 140, 48, 64, dtype, b_is_nk=True)
+    ranks(lambda: call_every_way(op, problem, config_for(op, problem, rounds=3)), 3)
 
 
 def test_nothing_fused_is_right_too(ranks):
-    problem = problem_for(3, 70, 40, 32)
-    ranks(lambda: call_every_way(problem, Config(transport="reduce_scatter")), 3)
+    problem = problem_for(op, 3, 70, 40, 32)
+    ranks(lambda: call_every_way(op, problem, Config(transport="reduce_scatter")), 3)
 
 
 def test_any_schedule_gives_the_same_bits(ranks, monkeypatch):
     """The order of sums is fixed; with one slot only credits keep calls apart."""
     monkeypatch.setenv("WEFT_SLOTS", "1")
-    problem = problem_for(4, 70, 48, 32)
-
-    def main():
-        world = weft.init()
-        mine = op.make_inputs(problem, world.rank)
-        outs = [op.run(world, problem, mine, config_for(problem)) for _ in range(3)]
-        check(outs[0], problem, world.rank)
-        return outs
-
-    runs = [ranks(main, 4, seed=seed) for seed in range(3)]
-    for rank in range(4):
-        first, *others = [out for run in runs for out in run[rank]]
+    for first, *others in any_schedule(op, problem_for(op, 4, 70, 48, 32), ranks):
         assert all(torch.equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize("num_sms", [1, 5])
 def test_machines_with_few_sms(ranks, num_sms):
-    problem = problem_for(2, 100, 64, 32)
-
-    def main():
-        world = weft.init()
-        mine = op.make_inputs(problem, world.rank)
-        for _ in range(2):
-            check(op.run(world, problem, mine, config_for(problem)), problem, world.rank)
-
-    ranks(main, 2, num_sms=num_sms)
+    problem = problem_for(op, 2, 100, 64, 32)
+    ranks(lambda: on_few_sms(op, problem), 2, num_sms=num_sms)
 
 
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_ranks_out_of_direct_reach(ranks, nodes):
-    problem = problem_for(3, 70, 32, 32)
-
-    def main():
-        world = weft.init()
-        mine = op.make_inputs(problem, world.rank)
-        for config in candidates(problem, world.target):
-            for _ in range(2):
-                check(op.run(world, problem, mine, config), problem, world.rank)
-
-    ranks(main, 3, nodes=nodes)
+    problem = problem_for(op, 3, 70, 32, 32)
+    ranks(lambda: by_every_candidate(op, problem), 3, nodes=nodes)
 
 
 def test_addresses_that_tma_cannot_take_on_one_rank_only(ranks):
-    """There the plain template without descriptors takes part: tiles and signals are the same."""
-    problem = problem_for(2, 96, 32, 32)
-
-    def main():
-        world = weft.init()
-        mine = op.make_inputs(problem, world.rank)
-        a = torch.empty(mine["a"].numel() + 1)[1:].view(mine["a"].shape).copy_(mine["a"])
-        assert a.data_ptr() % 16 != 0 and a.is_contiguous()
-        there = mine if world.rank else {**mine, "a": a}
-        for inputs in (mine, there, mine, there):
-            check(op.run(world, problem, inputs, config_for(problem)), problem, world.rank)
-
-    ranks(main, 2)
+    problem = problem_for(op, 2, 96, 32, 32)
+    ranks(lambda: unaligned_on_rank_0(op, problem), 2)
 
 
 @pytest.mark.parametrize("shape", [(0, 16, 16), (8, 0, 16), (8, 16, 0)], ids=str)
 def test_nothing_to_do(ranks, shape):
     m, n, k = shape
-    problem = problem_for(2, m, n, k)
+    problem = problem_for(op, 2, m, n, k)
 
     def main():
         world = weft.init()
@@ -210,17 +128,17 @@ def test_results_that_do_not_fit():
     ],
 )
 def test_configurations_that_cannot_run(change, words):
-    problem = problem_for(4, 4096, 2560, 8192, "bfloat16")
+    problem = problem_for(op, 4, 4096, 2560, 8192, "bfloat16")
     with pytest.raises(ConfigError, match=words):
         replace(Config(), **change).check(problem, TARGETS["cuda:90"])
 
 
 def test_hoppers_template_reaches_near_ranks_only():
-    problem = problem_for(4, 4096, 2560, 8192, "bfloat16", nodes=(2, 2))
+    problem = problem_for(op, 4, 4096, 2560, 8192, "bfloat16", nodes=(2, 2))
     with pytest.raises(ConfigError, match=r"ranks by nodes \(2, 2\)"):
         Config(template="sm90").check(problem, TARGETS["cuda:90"])
     assert next(candidates(problem, TARGETS["cuda:90"])).template == "plain"
-    uneven = problem_for(4, 4097, 2560, 8192, "bfloat16")
+    uneven = problem_for(op, 4, 4097, 2560, 8192, "bfloat16")
     with pytest.raises(ConfigError, match="shards of one size"):
         Config(transport=LIBRARY).check(uneven, TARGETS["cuda:90"])
 
@@ -228,7 +146,7 @@ def test_hoppers_template_reaches_near_ranks_only():
 def test_ranks_that_call_with_different_shapes(ranks):
     def main():
         world = weft.init()
-        problem = problem_for(2, 8 + 8 * world.rank, 16, 16)
+        problem = problem_for(op, 2, 8 + 8 * world.rank, 16, 16)
         op.run(world, problem, op.make_inputs(problem, world.rank))
 
     with pytest.raises(CallOrderError, match="gemm_rs m=8.*|gemm_rs m=16.*"):
@@ -242,7 +160,7 @@ def test_ranks_that_call_with_different_shapes(ranks):
 @pytest.mark.parametrize("shape", [(8192, 2560, 8192), (64, 2560, 8192), (291, 70, 50), (1, 8, 8)])
 @pytest.mark.parametrize("num_ranks", [1, 4])
 def test_every_candidate_passes_its_own_check(target, shape, num_ranks):
-    problem = problem_for(num_ranks, *shape, "bfloat16")
+    problem = problem_for(op, num_ranks, *shape, "bfloat16")
     found = list(candidates(problem, target))
     assert found[0].is_fused and "reduce_scatter" in {config.transport for config in found}
     for config in found:
@@ -260,7 +178,7 @@ COMPILED = [
 @pytest.mark.parametrize(("target", "shape", "b_is_nk"), COMPILED, ids=str)
 def test_compiles_everywhere_and_keeps_its_waits(target, shape, b_is_nk):
     target = TARGETS[target]
-    problem = problem_for(4, *shape, "bfloat16", b_is_nk=b_is_nk)
+    problem = problem_for(op, 4, *shape, "bfloat16", b_is_nk=b_is_nk)
     config = next(iter(candidates(problem, target)))
     ((fn, record),) = kernels(problem, config, target)
     binary = triton_api.compile_kernel(fn, record, target)

@@ -164,6 +164,10 @@ class Config:
         parts = self.parts(problem)
         return problem.num_ranks * parts.tiles_m * parts.num_n
 
+    def num_words(self, problem: Any) -> int:
+        """Signals of a rank's own tiles, or of as many of each other rank."""
+        return self.num_tiles(problem) * self.parts(problem).words
+
     def grid(self, problem: Any, target: Target) -> int:
         """Programs that multiply: all of them are resident."""
         if self.template == "sm90":
@@ -244,12 +248,13 @@ def total(inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
 
 
 class Program(NamedTuple):
-    """An operator's kernel in both forms. Their parameters are the same: operands a, b and c, then
-    the slot's `arrays` by name, then what `arguments` says."""
+    """An operator's kernel in both forms. They take the operands a, b and c, own rows of the
+    result; all of it where it `takes_out`; the slot's `arrays` by name; then what both need."""
 
     plain: Any
     sm90: Any
     arrays: tuple[str, ...]
+    takes_out: bool = False
 
 
 class Call:
@@ -267,6 +272,7 @@ class Call:
         self.name = (
             f"{problem.op} m={problem.m},n={problem.n},k={problem.k} {problem.dtype} {config}"
         )
+        self.own_rows = slice(*problem.shard(world.rank))
         self.is_empty = problem.is_empty
         self.is_fused = config.is_fused
         self.replays = world.replays()
@@ -304,7 +310,10 @@ class Call:
         aligned = not any(x.data_ptr() % blocking.TMA_BYTES for x in (a, b, out))
         is_sm90 = self.config.template == "sm90" and aligned
         arrays = [getattr(slot, name) for name in self.program.arrays]
-        operands = self._operands(a, b, out, arrays[0], is_sm90, self.tma and aligned)
+        own = out[self.own_rows] if self.program.takes_out else out
+        operands = self._operands(a, b, own, arrays[0], is_sm90, self.tma and aligned)
+        if self.program.takes_out:
+            arrays = [out, *arrays]
         rest = self._rest(world, slot, is_sm90, self.tma and aligned)
         fn, arguments = self.program.sm90 if is_sm90 else self.program.plain, (*arrays, *rest)
         kernel = self._kernels.get(is_sm90) if aligned else None
@@ -397,6 +406,7 @@ def record(
         "a": operand((tile_m, tile_k)),
         "b": operand(b_block),
         "c": operand(chunk_of(config), is_sm90),
+        "out": f"*{element}",
         **arrays,
         "sums": "*fp32",
         "summed": "*i64",

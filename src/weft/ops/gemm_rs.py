@@ -106,18 +106,18 @@ class Woven(NamedTuple):
 
 
 @triton.jit
-def _await_partials(at, part, args):
+def await_partials(at, part, args):
     """Until every other rank's share of this part of an own tile has come."""
     for hop in range(1, args.world.num_ranks):
         source = (args.rank + hop) % args.world.num_ranks
         word = weave.word_of(
             args.partials_ready, at, part, source, args.world.num_ranks, args.parts
         )
-        wl.wait(word, args.e, world=args.world)  # pairs with _announce
+        wl.wait(word, args.e, world=args.world)  # pairs with announce_part
 
 
 @triton.jit
-def _announce(at, part, args):
+def announce_part(at, part, args):
     """The owner learns that this part of its tile is there. args: Woven"""
     if at.owner != args.rank:
         ranks = args.world.num_ranks
@@ -126,11 +126,11 @@ def _announce(at, part, args):
 
 
 @triton.jit
-def _combine(at, value, tile, args):
+def combine(at, value, tile, args):
     """args: Woven"""
     if at.owner == args.rank:
         for part in range(args.parts.words):
-            _await_partials(at, part, args)
+            await_partials(at, part, args)
         value = weave.add_partials(at, value, tile, args)
     return value
 
@@ -145,10 +145,10 @@ def _emit(at, value, tile, args):
 
 
 @triton.jit
-def _announce_all(at, part, args):
+def announce_whole(at, part, args):
     """A tile is stored in one here, but its owner may wait for it in parts. args: Woven"""
     for each in range(args.parts.words):
-        _announce(at, each, args)
+        announce_part(at, each, args)
 
 
 @triton.jit
@@ -162,18 +162,18 @@ def gemm_rs_multiply(a, b, c, partials, partials_ready, slot, shape, parts, tile
         weave.scattered, weave.Scatter(rank, parts), weave.read_owned, weave.Operand(a, parts),
         # Written out each time: a variable would make numbers of the world's constants.
         _emit, Woven(c, partials, partials_ready, e, rank, parts, world),
-        _combine, Woven(c, partials, partials_ready, e, rank, parts, world),
-        _announce_all, Woven(c, partials, partials_ready, e, rank, parts, world),
+        combine, Woven(c, partials, partials_ready, e, rank, parts, world),
+        announce_whole, Woven(c, partials, partials_ready, e, rank, parts, world),
     )  # fmt: skip
     slots.slot_finish(world, slot, e, tl.num_programs(0))
 
 
 @gluon.jit
-def _combine_chunk(at, row, column, value, args):
-    """As `_combine`: waits before the first chunk of a consumer's part. args: Woven"""
+def combine_chunk(at, row, column, value, args):
+    """As `combine`: waits before the first chunk of a consumer's part. args: Woven"""
     if at.owner == args.rank:
         if column == at.i_n * args.parts.tile_n:
-            _await_partials(at, (row - at.i_m * args.parts.tile_m) // value.shape[0], args)
+            await_partials(at, (row - at.i_m * args.parts.tile_m) // value.shape[0], args)
         value = weave.add_partial_chunks(at, row, column, value, args)
     return value
 
@@ -200,15 +200,15 @@ def gemm_rs_multiply_sm90(a, b, c, partials, partials_ready, sums, summed, slot,
     order: gl.constexpr = weave.scattered
     ready: gl.constexpr = weave.read_owned
     emit: gl.constexpr = _emit_chunk
-    combine: gl.constexpr = _combine_chunk
-    announce: gl.constexpr = _announce
+    add: gl.constexpr = combine_chunk
+    announce: gl.constexpr = announce_part
     gemm_sm90.gemm(
         a, b, c, shape, parts.tiles_m * world.num_ranks, gl.program_id(0), gl.num_programs(0),
         gemm_sm90.Shared(sums, summed, e, world),
         tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
         order, weave.Scatter(rank, parts), ready, weave.Operand(a, parts),
         emit, Woven(c, partials, partials_ready, e, rank, parts, world),
-        combine, Woven(c, partials, partials_ready, e, rank, parts, world),
+        add, Woven(c, partials, partials_ready, e, rank, parts, world),
         announce, Woven(c, partials, partials_ready, e, rank, parts, world),
     )  # fmt: skip
     slots.slot_finish(world, slot, e, gl.num_programs(0))
@@ -260,10 +260,8 @@ def _make_call(world: Any, a: Any, b: Any, config: Any, out: Any) -> _products.C
     problem = _products.problem_of(Problem, world, a, b, out)
     config = config or choose(problem, world.target)
     config.check(problem, world.target)
-    parts = config.parts(problem)
     buffers = {"partials": ((problem.num_ranks, problem.rows, problem.n), problem.torch_dtype)}
-    words = parts.tiles_m * parts.num_n * parts.words * problem.num_ranks
-    signals = {"partials_ready": (words, torch.int64)}
+    signals = {"partials_ready": (config.num_words(problem), torch.int64)}
     return _products.Call(world, problem, config, PROGRAM, buffers, signals)
 
 

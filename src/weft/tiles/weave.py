@@ -6,8 +6,9 @@ them ragged or empty), so that a tile has one owner:
     scattered      the order: tiles of rank + 1 first, then + 2, ...; own ones last, when the other
                    ranks' shares of them have come
     read_owned     where a tile's rows of A lie
-    push, spread   a tile -> the owner's `partials`; an own tile -> every rank
+    push           another rank's tile -> its `partials`
     add_partials   an own tile's sums + those of the other ranks: rank + 1, + 2, ..., always so
+    spread         an own tile -> every other rank's `gathered`;  unpack: from there -> the result
 
 Data alone: who waits for what and who is told is written where the hooks are, with the signals'
 names. `word_of` is the mapping from a tile to its signal. Functions with `chunk` in their name are
@@ -154,6 +155,24 @@ def push(at, value, tile, args):
 
 
 @triton.jit
+def spread(gathered, at, value, tile, args):
+    """An own tile -> `gathered` of every other rank, at its place among all rows. args: Move"""
+    offset, mask = cells(at, tile, args.parts)
+    there = gathered + place_of(at.owner, at, args.parts) + offset
+    for hop in range(1, args.world.num_ranks):
+        to = (args.rank + hop) % args.world.num_ranks
+        wl.put(args.world, there, value.to(gathered.dtype.element_ty), to=to, mask=mask)
+
+
+@triton.jit
+def unpack(out, gathered, at, tile, parts):
+    """Another rank's tile, as it came -> its place among all rows."""
+    offset, mask = cells(at, tile, parts)
+    offset += place_of(at.owner, at, parts)
+    tl.store(out + offset, tl.load(gathered + offset, mask=mask), mask=mask)
+
+
+@triton.jit
 def add_partials(at, value, tile, args):
     """value + what the other ranks have pushed for this own tile, in fp32. args: Move"""
     offset, mask = cells(at, tile, args.parts)
@@ -194,6 +213,28 @@ def push_chunk(at, row, column, chunk, args):
     offset, mask = chunk_cells(at, row, column, args.parts, chunk.shape[0], chunk.shape[1], layout)
     there = wl.at(args.world, args.partials, at.owner) + chunk_place(args.rank, at, args.parts)
     gl.store(there + offset, chunk.load(layout), mask=mask)
+
+
+@gluon.jit
+def spread_chunk(gathered, at, row, column, chunk, args):
+    """As `spread`. args: Move"""
+    layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [4, 8], [4, 1], [1, 0])
+    offset, mask = chunk_cells(at, row, column, args.parts, chunk.shape[0], chunk.shape[1], layout)
+    value = chunk.load(layout)
+    for hop in range(1, args.world.num_ranks):
+        to = (args.rank + hop) % args.world.num_ranks
+        there = wl.at(args.world, gathered, to) + chunk_place(at.owner, at, args.parts)
+        gl.store(there + offset, value, mask=mask)
+
+
+@gluon.jit
+def unpack_rows(out, gathered, at, row, parts, rows: gl.constexpr, columns: gl.constexpr):
+    """As `unpack`, for `rows` rows of a tile from `row` on; of a launch of 4 warps."""
+    layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [2, 16], [4, 1], [1, 0])
+    first, column = row + at.i_m * parts.tile_m, at.i_n * columns
+    offset, mask = chunk_cells(at, first, column, parts, rows, columns, layout)
+    place = chunk_place(at.owner, at, parts)
+    gl.store(out + place + offset, gl.load(gathered + place + offset, mask=mask), mask=mask)
 
 
 @gluon.jit

@@ -1,0 +1,350 @@
+"""GEMM, then all-reduce, as one operator: out = sum over ranks (A[m, k] @ B[k, n]), on every rank.
+
+Every rank has all m rows of A and a part of k. Rows belong to ranks, as torch.chunk splits them:
+the owner sums a tile and hands it to all, so every rank gets the same bits. Sums are in fp32; other
+ranks' shares travel in the result's dtype, and are added in the order owner + 1, + 2, ...
+
+Plan, `push`: one kernel on each rank, the GEMM template with the hooks of gemm_rs, and
+    order     goes around the ranks' parts in `rounds`: what one round has summed is on its way
+              while the next is multiplied
+    emit      an own tile -> out, and -> every other rank's `gathered`
+    announce  tells all of them
+    then      the other ranks' tiles, as they come: gathered -> out
+Plan, `all_reduce` and `nccl`: cuBLAS, then weft's own or the library's; nothing is fused.
+
+Signals (all are SET to the call's epoch e, read on the device)
+    partials_ready[tile, part, src]   as gemm_rs
+    sums_ready[tile, part, owner]     the owner's sums of this tile, or of this part of it, are in
+                                      `gathered` here. By the owner; own ones are set and not read
+    summed, slot_free, epoch, ticket  as gemm_rs
+Tiles without rows are signalled too.
+
+Limits  those of gemm_rs
+Source  the design's section 4; two-shot all-reduce, tile by tile
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+import weft.language as wl
+from weft.base.card import Op, Trial, trials
+from weft.base.dtypes import DTYPES
+from weft.base.records import KernelRecord
+from weft.base.target import Target
+from weft.language import slots
+from weft.ops import _baselines, _by_library, _lanes, _products
+from weft.ops.all_reduce import all_reduce
+from weft.ops.gemm_rs import announce_part, combine, combine_chunk
+from weft.tiles import gemm, gemm_sm90, weave
+
+# How often the order goes around: the last round's sums are what is not hidden.
+MOST_ROUNDS = 8
+
+
+def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
+    """All ranks at once, in fp32."""
+    total = _products.total(inputs)
+    return [total for _ in inputs]
+
+
+# ---------------------------------------------------------------------------------------------
+# Problem and configuration
+
+
+@dataclass(frozen=True)
+class Problem(_products.Problem):
+    """m rows, n columns, and k of each rank; every rank's result is all of it."""
+
+    op = "gemm_ar"
+
+    def result_rows(self, rank: int) -> tuple[int, int]:
+        return 0, self.m
+
+
+@dataclass(frozen=True)
+class Config(_products.Config):
+    """`transport` as the Plan says."""
+
+    op = "gemm_ar"
+    unfused = ("all_reduce",)
+
+
+def candidates(problem: Problem, target: Target) -> Iterator[Config]:
+    """Configurations worth measuring, the one to take unmeasured first."""
+    for config in _products.fused(Config, problem, target):
+        tiles_m = ceil(problem.rows / config.tile_m)
+        even = [rounds for rounds in range(1, MOST_ROUNDS + 1) if tiles_m % rounds == 0]
+        rounds = max(even, default=1)
+        yield replace(config, rounds=rounds, group_m=max(1, min(8, tiles_m // rounds)))
+    yield Config(transport="all_reduce")
+    if target.backend == "cuda" and problem.is_even:
+        yield Config(transport=_products.LIBRARY)
+
+
+def choose(problem: Problem, target: Target) -> Config:
+    """The configuration to take when nothing was measured: a pure function of both."""
+    return next(candidates(problem, target))
+
+
+# ---------------------------------------------------------------------------------------------
+# The program
+
+
+class Woven(NamedTuple):
+    """Arguments of the hooks; also a weave.Move, and what gemm_rs' hooks take."""
+
+    c: Any
+    partials: Any
+    gathered: Any
+    partials_ready: Any
+    sums_ready: Any
+    e: Any
+    rank: Any
+    parts: Any
+    world: Any
+
+
+@triton.jit
+def _announce(at, part, args):
+    """The owner learns of a share, or all ranks of an own tile's sums. args: Woven"""
+    if at.owner == args.rank:
+        word = weave.word_of(args.sums_ready, at, part, args.rank, args.world.num_ranks, args.parts)
+        wl.notify_all(args.world, word, args.e, op=wl.SignalOp.SET)
+    else:
+        announce_part(at, part, args)
+
+
+@triton.jit
+def _announce_whole(at, part, args):
+    """A tile is stored in one here; others may wait for it in parts. args: Woven"""
+    for each in range(args.parts.words):
+        _announce(at, each, args)
+
+
+@triton.jit
+def _emit(at, value, tile, args):
+    """args: Woven"""
+    if at.owner == args.rank:
+        weave.store_owned(args.c, at, value, tile, args.parts)
+        weave.spread(args.gathered, at, value, tile, args)
+    else:
+        weave.push(at, value, tile, args)
+
+
+@triton.jit
+def _await_sums(at, args):
+    """Until all of another rank's tile has come. args: Woven"""
+    for part in range(args.parts.words):
+        word = weave.word_of(args.sums_ready, at, part, at.owner, args.world.num_ranks, args.parts)
+        wl.wait(word, args.e, world=args.world)  # pairs with _announce
+
+
+@triton.jit
+def gemm_ar_multiply(a, b, c, out, partials, gathered, partials_ready, sums_ready, slot, shape,
+                     parts, tile, world):  # fmt: skip
+    """The GEMM template with this operator's hooks, then other ranks' tiles. c: own rows of out"""
+    rank = wl.rank(world).to(tl.int32)
+    e = slots.slot_epoch(slot)
+    slots.slot_wait_free(world, slot, e)
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    num_m = parts.tiles_m * world.num_ranks
+    gemm.gemm(
+        b, shape, tile, num_m, program, num_programs,
+        weave.scattered, weave.Scatter(rank, parts), weave.read_owned, weave.Operand(a, parts),
+        # Written out each time: a variable would make numbers of the world's constants.
+        _emit,
+        Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
+        combine,
+        Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
+        _announce_whole,
+        Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
+    )  # fmt: skip
+    for i in range(program, num_m * parts.num_n, num_programs):
+        at = weave.scattered(i, num_m, parts.num_n, weave.Scatter(rank, parts))
+        if at.owner != rank:
+            _await_sums(
+                at, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world)
+            )
+            weave.unpack(out, gathered, at, tile, parts)
+    slots.slot_finish(world, slot, e, num_programs)
+
+
+@gluon.jit
+def _emit_chunk(at, row, column, chunk, args):
+    """args: Woven"""
+    if at.owner == args.rank:
+        if at.row < at.end:
+            own_row = at.row + row - at.i_m * args.parts.tile_m
+            gemm_sm90.store_tile(args.c, [own_row, column], chunk)
+            weave.spread_chunk(args.gathered, at, row, column, chunk, args)
+    else:
+        weave.push_chunk(at, row, column, chunk, args)
+
+
+@gluon.jit
+def gemm_ar_multiply_sm90(a, b, c, out, partials, gathered, partials_ready, sums_ready, sums,
+                          summed, slot, shape, parts, world, tile_m: gl.constexpr,
+                          tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
+                          b_is_nk: gl.constexpr):  # fmt: skip
+    """The same with the template for Hopper; operands are descriptors."""
+    rank = wl.rank(world).to(gl.int32)
+    e = slots.slot_epoch(slot)
+    slots.slot_wait_free(world, slot, e)
+    program, num_programs = gl.program_id(0), gl.num_programs(0)
+    num_m = parts.tiles_m * world.num_ranks
+    order: gl.constexpr = weave.scattered
+    ready: gl.constexpr = weave.read_owned
+    emit: gl.constexpr = _emit_chunk
+    add: gl.constexpr = combine_chunk
+    announce: gl.constexpr = _announce
+    gemm_sm90.gemm(
+        a, b, c, shape, num_m, program, num_programs,
+        gemm_sm90.Shared(sums, summed, e, world),
+        tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
+        order, weave.Scatter(rank, parts), ready, weave.Operand(a, parts),
+        emit, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
+        add, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
+        announce, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
+    )  # fmt: skip
+    for i in range(program, num_m * parts.num_n, num_programs):
+        at = weave.scattered(i, num_m, parts.num_n, weave.Scatter(rank, parts))
+        if at.owner != rank:
+            _await_sums(
+                at, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world)
+            )
+            for row in range(0, tile_m, gemm_sm90.CHUNK_N):
+                weave.unpack_rows(out, gathered, at, row, parts, gemm_sm90.CHUNK_N, tile_n)
+    slots.slot_finish(world, slot, e, num_programs)
+
+
+ARRAYS = ("partials", "gathered", "partials_ready", "sums_ready")
+PROGRAM = _products.Program(gemm_ar_multiply, gemm_ar_multiply_sm90, ARRAYS, takes_out=True)
+
+
+# ---------------------------------------------------------------------------------------------
+# The host
+
+
+def gemm_ar(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    world: Any,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The sum of all ranks' products, the same bits on every rank. Collective.
+
+        out = a of rank 0 @ b of rank 0 + a of rank 1 @ b of rank 1 + ...
+
+    Shapes  a: [m, k], contiguous; b: [k, n], contiguous or a transposed [n, k]; out: [m, n]
+    Dtypes  all alike, float16, bfloat16 or float32; sums in fp32, other ranks' shares rounded once
+    Sync    stream-ordered on the current stream; can be recorded
+    Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
+    """
+    call = _lanes.find_call(
+        world, "gemm_ar", (a, b, out), (config,), lambda: _make_call(world, a, b, config, out)
+    )
+    if out is None:
+        out = torch.empty(call.out_shape, dtype=a.dtype, device=a.device)
+    world.operator_call(call.name)
+    if call.is_empty:
+        return out.zero_()
+    if call.is_fused:
+        call.run(world, a, b, out)
+    elif call.config.transport == _products.LIBRARY:
+        torch.mm(a, b, out=out)
+        _by_library.all_reduce(world, out, out)
+    else:
+        all_reduce(call.product(a, b), world=world, out=out)
+    return out
+
+
+def _make_call(world: Any, a: Any, b: Any, config: Any, out: Any) -> _products.Call:
+    problem = _products.problem_of(Problem, world, a, b, out)
+    config = config or choose(problem, world.target)
+    config.check(problem, world.target)
+    buffers = {
+        "partials": ((problem.num_ranks, problem.rows, problem.n), problem.torch_dtype),
+        "gathered": ((problem.num_ranks * problem.rows, problem.n), problem.torch_dtype),
+    }
+    words = config.num_words(problem)
+    signals = {"partials_ready": (words, torch.int64), "sums_ready": (words, torch.int64)}
+    return _products.Call(world, problem, config, PROGRAM, buffers, signals)
+
+
+# ---------------------------------------------------------------------------------------------
+# The card
+
+
+def make_problem(
+    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
+) -> Problem:
+    return Problem(shape["m"], shape["n"], num_ranks, dtype, nodes, shape["k"])
+
+
+def run(
+    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+) -> torch.Tensor:
+    return gemm_ar(inputs["a"], inputs["b"], world=world, config=config)
+
+
+def kernels(
+    problem: Problem, config: Config | None, target: Target
+) -> Iterator[tuple[Any, KernelRecord]]:
+    """The kernel that a call with this configuration launches, as a record."""
+    config = config or choose(problem, target)
+    config.check(problem, target)
+    if config.is_fused:
+        element = f"*{DTYPES[problem.dtype].triton}"
+        arrays = dict(zip(ARRAYS, (element, element, "*i64", "*i64"), strict=True))
+        yield _products.record(problem, config, target, PROGRAM, arrays)
+
+
+def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """The result's shape and dtype, without its values."""
+    return torch.empty((problem.m, problem.n), dtype=problem.torch_dtype, device="meta")
+
+
+op = Op(
+    name="gemm_ar",
+    summary="out = sum(A[m, k] @ B[k, n] over ranks), on every rank",
+    problem=Problem,
+    config=Config,
+    make_problem=make_problem,
+    make_inputs=_products.make_inputs,
+    reference=reference,
+    run=run,
+    candidates=candidates,
+    kernels=kernels,
+    default_shape={"m": 256, "n": 256, "k": 256},
+    smallest={"m": 32, "n": 16, "k": 16},
+    trials=(
+        *trials({"m": 56, "n": 24, "k": 16}),
+        # More tiles than one to a rank, of which the last has no rows.
+        Trial((2,), {"m": 70, "n": 40, "k": 16}, _products.PUSH),
+    ),
+    awkward_shapes=(
+        (4, {"m": 100, "n": 96, "k": 64}),
+        (3, {"m": 91, "n": 70, "k": 50}),
+        (2, {"m": 2, "n": 64, "k": 64}),
+        (1, {"m": 40, "n": 48, "k": 32}),
+        (4, {"m": 1, "n": 32, "k": 32}),
+        (4, {"m": 9, "n": 16, "k": 16}),
+        (4, {"m": 0, "n": 16, "k": 16}),
+    ),
+    dtypes=_products.SUPPORTED,
+    baselines=_baselines.GEMM_AR,
+    fake=fake,
+    takes_nodes=True,
+)

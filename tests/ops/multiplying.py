@@ -1,0 +1,111 @@
+"""Every way of calling an operator that multiplies and sums over ranks, held to its reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from weft.base.card import Op
+from weft.base.dtypes import tolerance
+from weft.base.target import TARGETS
+from weft.ops._products import PUSH
+
+EMU = TARGETS["emu"]
+
+AWKWARD = [
+    pytest.param(4, 100, 32, 32, id="shards-of-25"),
+    pytest.param(3, 91, 70, 50, id="nothing-divides"),
+    pytest.param(2, 2, 64, 64, id="one-row-each"),
+    pytest.param(1, 40, 48, 32, id="one-rank"),
+    pytest.param(4, 1, 32, 32, id="empty-shards"),
+    pytest.param(4, 9, 16, 16, id="last-shard-empty"),
+    pytest.param(2, 64, 64, 64, id="tiles-divide"),
+]
+
+
+def problem_for(op: Op, num_ranks: int, m: int, n: int, k: int, dtype: str = "float32", **fields):
+    return op.problem(m, n, num_ranks, dtype, k=k, **fields)
+
+
+def config_for(op: Op, problem: Any, **changes: Any) -> Any:
+    """Small tiles, so that there are several to a part, the last of them ragged."""
+    config = next(c for c in op.candidates(problem, EMU) if c.transport == PUSH)
+    small = {"tile_m": 16, "tile_n": 32, "tile_k": 32, "rounds": 1}
+    return replace(config, **{**small, **changes})
+
+
+def check(op: Op, out: torch.Tensor, problem: Any, rank: int) -> None:
+    inputs = [op.make_inputs(problem, other) for other in range(problem.num_ranks)]
+    expected = op.reference(problem, inputs)[rank]
+    assert out.shape == expected.shape and not out.isnan().any()
+    if expected.numel():
+        error = (out.float() - expected).norm() / expected.norm()
+        assert error <= tolerance(problem.dtype, problem.k * problem.num_ranks)
+
+
+def call_every_way(op: Op, problem: Any, config: Any) -> None:
+    """Eager, recorded and replayed, another shape in between, eager again; on one rank."""
+    world = weft.init()
+    rank = world.rank
+    mine = op.make_inputs(problem, rank)
+    check(op, op.run(world, problem, mine, config), problem, rank)
+    with world.record() as recording:
+        out = op.run(world, problem, mine, config)
+    for _ in range(3):
+        out.fill_(float("nan"))
+        recording.replay()
+        check(op, out.clone(), problem, rank)
+    other = replace(problem, m=problem.m + 37, n=problem.n // 2 + 1)
+    check(op, op.run(world, other, op.make_inputs(other, rank), None), other, rank)
+    recording.replay()
+    check(op, out.clone(), problem, rank)
+    for _ in range(3):
+        check(op, op.run(world, problem, mine, config), problem, rank)
+    world.close()
+
+
+def any_schedule(op: Op, problem: Any, ranks: Any) -> list[list[torch.Tensor]]:
+    """What the ranks get from three calls by each of three schedules; all right."""
+
+    def main():
+        world = weft.init()
+        mine = op.make_inputs(problem, world.rank)
+        config = config_for(op, problem)
+        outs = [op.run(world, problem, mine, config) for _ in range(3)]
+        check(op, outs[0], problem, world.rank)
+        return outs
+
+    runs = [ranks(main, problem.num_ranks, seed=seed) for seed in range(3)]
+    return [[out for run in runs for out in run[rank]] for rank in range(problem.num_ranks)]
+
+
+def on_few_sms(op: Op, problem: Any) -> None:
+    world = weft.init()
+    mine = op.make_inputs(problem, world.rank)
+    for _ in range(2):
+        out = op.run(world, problem, mine, config_for(op, problem))
+        check(op, out, problem, world.rank)
+
+
+def by_every_candidate(op: Op, problem: Any) -> None:
+    world = weft.init()
+    mine = op.make_inputs(problem, world.rank)
+    for config in op.candidates(problem, world.target):
+        for _ in range(2):
+            check(op, op.run(world, problem, mine, config), problem, world.rank)
+
+
+def unaligned_on_rank_0(op: Op, problem: Any) -> None:
+    """There the plain template without descriptors takes part: tiles and signals are the same."""
+    world = weft.init()
+    mine = op.make_inputs(problem, world.rank)
+    a = torch.empty(mine["a"].numel() + 1)[1:].view(mine["a"].shape).copy_(mine["a"])
+    assert a.data_ptr() % 16 != 0 and a.is_contiguous()
+    there = mine if world.rank else {**mine, "a": a}
+    for inputs in (mine, there, mine, there):
+        out = op.run(world, problem, inputs, config_for(op, problem))
+        check(op, out, problem, world.rank)

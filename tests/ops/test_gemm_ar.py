@@ -1,0 +1,111 @@
+"""gemm_ar: right in every way it can be called, the same bits on every rank, fused and not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from multiplying import (
+    AWKWARD,
+    any_schedule,
+    by_every_candidate,
+    call_every_way,
+    config_for,
+    on_few_sms,
+    problem_for,
+    unaligned_on_rank_0,
+)
+
+import weft
+from weft.base.target import TARGETS
+from weft.language import triton_api
+from weft.ops.gemm_ar import Config, candidates, gemm_ar, kernels, op
+from weft.verify import compiled
+
+
+@pytest.mark.parametrize(("num_ranks", "m", "n", "k"), AWKWARD)
+def test_every_way_of_calling(ranks, num_ranks, m, n, k):
+    problem = problem_for(op, num_ranks, m, n, k)
+    ranks(lambda: call_every_way(op, problem, config_for(op, problem)), num_ranks)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_and_transposed_weights_in_rounds(ranks, dtype):
+    problem = problem_for(op, 3, 140, 48, 64, dtype, b_is_nk=True)
+    ranks(lambda: call_every_way(op, problem, config_for(op, problem, rounds=3)), 3)
+
+
+def test_nothing_fused_is_right_too(ranks):
+    problem = problem_for(op, 3, 70, 40, 32)
+    ranks(lambda: call_every_way(op, problem, Config(transport="all_reduce")), 3)
+
+
+def test_any_schedule_gives_the_same_bits(ranks, monkeypatch):
+    """On all ranks; with one slot only credits keep calls apart."""
+    monkeypatch.setenv("WEFT_SLOTS", "1")
+    by_rank = any_schedule(op, problem_for(op, 4, 70, 48, 32), ranks)
+    first, *others = [out for outs in by_rank for out in outs]
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("num_sms", [1, 5])
+def test_machines_with_few_sms(ranks, num_sms):
+    problem = problem_for(op, 2, 100, 64, 32)
+    ranks(lambda: on_few_sms(op, problem), 2, num_sms=num_sms)
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_ranks_out_of_direct_reach(ranks, nodes):
+    problem = problem_for(op, 3, 70, 32, 32)
+    ranks(lambda: by_every_candidate(op, problem), 3, nodes=nodes)
+
+
+def test_addresses_that_tma_cannot_take_on_one_rank_only(ranks):
+    problem = problem_for(op, 2, 96, 32, 32)
+    ranks(lambda: unaligned_on_rank_0(op, problem), 2)
+
+
+@pytest.mark.parametrize("shape", [(0, 16, 16), (8, 0, 16), (8, 16, 0)], ids=str)
+def test_nothing_to_do(ranks, shape):
+    m, n, k = shape
+    problem = problem_for(op, 2, m, n, k)
+
+    def main():
+        world = weft.init()
+        out = op.run(world, problem, op.make_inputs(problem, world.rank))
+        assert out.shape == (m, n) and not out.any()
+
+    ranks(main, 2)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=str)
+@pytest.mark.parametrize("shape", [(8192, 2560, 8192), (64, 2560, 8192), (291, 70, 50), (1, 8, 8)])
+def test_every_candidate_passes_its_own_check(target, shape):
+    problem = problem_for(op, 4, *shape, "bfloat16")
+    found = list(candidates(problem, target))
+    assert found[0].is_fused and "all_reduce" in {config.transport for config in found}
+    for config in found:
+        config.check(problem, target)
+
+
+COMPILED = [
+    *((target, (4096, 2560, 8192), True) for target in ("emu", "cuda:90", "hip:gfx942")),
+    ("cuda:90", (291, 70, 50), False),
+]
+
+
+@pytest.mark.parametrize(("target", "shape", "b_is_nk"), COMPILED, ids=str)
+def test_compiles_everywhere_and_keeps_its_waits(target, shape, b_is_nk):
+    target = TARGETS[target]
+    problem = problem_for(op, 4, *shape, "bfloat16", b_is_nk=b_is_nk)
+    ((fn, record),) = kernels(problem, next(iter(candidates(problem, target))), target)
+    binary = triton_api.compile_kernel(fn, record, target)
+    if target.backend != "emu":
+        report = compiled(binary, target)
+        assert report.ok, "\n".join(map(str, report.findings))
+    if target.backend == "cuda":
+        assert "ld.local" not in binary.asm["ptx"] and "st.local" not in binary.asm["ptx"]
+
+
+def test_is_found_by_its_name():
+    assert weft.ops.gemm_ar is gemm_ar
+    assert weft.ops.cards()["gemm_ar"] is op
