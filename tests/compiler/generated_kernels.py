@@ -11,7 +11,7 @@ from weft.compiler.lower import kernels, source
 from weft.ir import core, device
 
 GOLDEN = Path(__file__).parent / "golden"
-PLANS = ("ag_gemm_pull", "ag_gemm_push", "gemm_rs")
+PLANS = ("ag_gemm_pull", "ag_gemm_push", "gemm_rs", "gemm_ar_two_shot")
 
 
 def kernel_of(plan: str) -> core.Kernel:

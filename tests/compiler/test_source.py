@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 
 import pytest
@@ -128,6 +129,35 @@ def test_gemm_rs_adds_what_others_push(ranks, num_ranks, m, n, k):
             total = sum((a + turn) @ b for a, b in zip(lefts, rights))
             expected = total[first : first + c.shape[0]]
             assert (c - expected).norm() <= tolerance("float32", k * num_ranks) * total.norm()
+        world.close()
+
+    ranks(main, num_ranks)
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"), [("gemm_rs", "gemm_rs"), ("gemm_ar", "gemm_ar_two_shot")]
+)
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_operators_run_with_generated_kernels(ranks, name, plan, num_ranks, monkeypatch):
+    module = importlib.import_module(f"weft.ops.{name}")
+    twins = source.load(kernel_of(plan))
+    monkeypatch.setattr(module, "PROGRAM", module.PROGRAM._replace(**twins._asdict()))
+    problem = module.op.make_problem(num_ranks, {"m": 70, "n": 40, "k": 24}, "float32")
+    given = [module.op.make_inputs(problem, rank) for rank in range(num_ranks)]
+    expected = module.op.reference(problem, given)
+    config = module.Config(tile_m=16, tile_n=16, tile_k=16, num_warps=4)
+
+    def main():
+        world = weft.init()
+        mine = given[world.rank]
+        for _ in range(3):
+            out = module.op.run(world, problem, mine, config)
+            assert (out - expected[world.rank]).norm() <= 1e-5 * expected[world.rank].norm()
+        with world.record() as recording:
+            out = module.op.run(world, problem, mine, config)
+        out.fill_(float("nan"))
+        recording.replay()
+        assert (out - expected[world.rank]).norm() <= 1e-5 * expected[world.rank].norm()
         world.close()
 
     ranks(main, num_ranks)

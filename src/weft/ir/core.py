@@ -45,6 +45,7 @@ HOOKS = {
     "value": (),
     "emit": (),  # data alone: its stores may still be under way when it returns
     "announce": ("notify",),
+    "collect": ("wait",),  # another rank's tile, behind the last one that is multiplied
     "done": ("wait", "notify", "finish"),  # this program has read all operands
     "end": ("wait", "notify", "finish"),  # all that it has woven in is over too
 }
@@ -62,6 +63,8 @@ FUNCTIONS = {
     "store": ("emit", ("operand",)),
     "store_own": ("emit", ("operand", "mapping")),
     "push": ("emit", ("pointer", "mapping")),
+    "spread": ("emit", ("pointer", "mapping")),
+    "unpack": ("collect", ("pointer", "pointer", "mapping")),
 }
 
 # Template -> how many extents a tile has, and the hooks that it cannot do without.
@@ -309,7 +312,7 @@ def _places(kernel: Kernel) -> Iterator[tuple[str, Place]]:
 
 
 def _guards(kernel: Kernel) -> Iterator[tuple[str, Place]]:
-    for slot in ("ready", "combine"):
+    for slot in ("ready", "combine", "collect"):
         seen: Hook | None = None
         for one in kernel.at(slot):
             if isinstance(one, Wait) and seen:

@@ -67,9 +67,7 @@ def _combine(at, value, tile, args):
                     args.partials_ready, at, part, source, args.world.num_ranks, args.parts
                 )
                 wl.wait(word, args.e, world=args.world)
-        value = weave.add_partials(
-            at, value, tile, weave.Move(args.partials, args.rank, args.parts, args.world)
-        )
+        value = weave.add_partials(at, value, tile, args)
     return value
 
 
@@ -86,9 +84,7 @@ def _combine_sm90(at, row, column, value, args):
                     args.partials_ready, at, part, source, args.world.num_ranks, args.parts
                 )
                 wl.wait(word, args.e, world=args.world)
-        value = weave.add_partial_chunks(
-            at, row, column, value, weave.Move(args.partials, args.rank, args.parts, args.world)
-        )
+        value = weave.add_partial_chunks(at, row, column, value, args)
     return value
 
 
@@ -108,7 +104,7 @@ def _emit(at, value, tile, args):
     if at.owner == args.rank:
         weave.store_owned(args.scattered, at, value, tile, args.parts)
     else:
-        weave.push(at, value, tile, weave.Move(args.partials, args.rank, args.parts, args.world))
+        weave.push(at, value, tile, args)
 
 
 @gluon.jit
@@ -119,9 +115,7 @@ def _emit_sm90(at, row, column, chunk, args):
             own_row = at.row + row - at.i_m * args.parts.tile_m
             gemm_sm90.store_tile(args.scattered, [own_row, column], chunk)
     else:
-        weave.push_chunk(
-            at, row, column, chunk, weave.Move(args.partials, args.rank, args.parts, args.world)
-        )
+        weave.push_chunk(at, row, column, chunk, args)
 
 
 class Announce(NamedTuple):

@@ -44,6 +44,8 @@ def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
         statements = _gather(plan, launch, product)
     elif launch.order == "scatter" and [one.kind for one in rest] == ["reduce_scatter"]:
         statements = _scatter(plan, launch, product)
+    elif launch.order == "scatter" and [one.kind for one in rest] == ["all_reduce"]:
+        statements = _sum_everywhere(plan, launch, product)
     elif launch.order == "rows" and not rest and not (launch.awaits or launch.announces):
         statements = _alone(launch, product)
     else:
@@ -103,7 +105,7 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
 
 def _scatter(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
     """Other ranks' tiles first, which are sent; then own ones, to which theirs are added."""
-    (channel,) = (one for one in plan.of(Channel) if one.name in launch.announces)
+    (channel,) = _announced(plan, launch)
     left, right = product.operands
     (partials,), (result,) = launch.pushes, launch.writes
     for name in (left, right, result):
@@ -111,6 +113,17 @@ def _scatter(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement
     yield core.Param(partials, "pointer")
     yield core.Param(channel.name, "signals", f"{launch.kernel} on the other ranks")
     yield from _around()
+    yield from _summed(launch, left, result, partials, channel)
+    yield core.Notify("announce", channel.name, "owner", "parts", place=channel.place)
+    if launch.gives:
+        # Not when operands have been read: partial sums of peers are read behind them.
+        yield core.Finish("end", "slot")
+
+
+def _summed(
+    launch: Launch, left: str, result: str, partials: str, channel: Channel
+) -> Iterator[core.Statement]:
+    """Tiles go to their owner, who adds them up."""
     yield core.Mapping("parts", "static", (left,), cuts="part")
     yield core.Template("gemm", launch.tile, formula(launch))
     if launch.takes:
@@ -121,10 +134,36 @@ def _scatter(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement
     yield core.Hook("combine", "add_partials", (partials, "parts"))
     yield core.Hook("emit", "store_own", (result, "parts"))
     yield core.Hook("emit", "push", (partials, "parts"))
-    yield core.Notify("announce", channel.name, "owner", "parts", place=channel.place)
+
+
+def _sum_everywhere(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """As `_scatter`; what an owner has summed it hands to all, and takes theirs at the end."""
+    told = {one.buffer: one for one in _announced(plan, launch)}
+    left, right = product.operands
+    (partials, gathered), (result,) = launch.pushes, launch.writes
+    by_owner, by_all = told[partials], told[gathered]
+    own = f"own_{result}"
+    for name in (left, right, own):
+        yield core.Param(name, "operand", f"own rows of {result}" if name == own else "")
+    for name in (result, partials, gathered):
+        yield core.Param(name, "pointer")
+    for channel in (by_owner, by_all):
+        yield core.Param(channel.name, "signals", f"{launch.kernel} on the other ranks")
+    yield from _around()
+    *summed, push = _summed(launch, left, own, partials, by_owner)
+    yield from summed
+    yield core.Hook("emit", "spread", (gathered, "parts"))
+    yield push
+    yield core.Notify("announce", by_all.name, "all", "parts", place=by_all.place)
+    yield core.Notify("announce", by_owner.name, "owner", "parts", place=by_owner.place)
+    yield core.Wait("collect", by_all.name, "tile", "parts", place=by_all.place)
+    yield core.Hook("collect", "unpack", (gathered, result, "parts"))
     if launch.gives:
-        # Not when operands have been read: partial sums of peers are read behind them.
         yield core.Finish("end", "slot")
+
+
+def _announced(plan: Plan, launch: Launch) -> list[Channel]:
+    return [one for one in plan.of(Channel) if one.name in launch.announces]
 
 
 def _alone(launch: Launch, product: Do) -> Iterator[core.Statement]:

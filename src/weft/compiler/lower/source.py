@@ -195,9 +195,11 @@ _FORMS = {
     "emit_sm90": ("at, row, column, chunk", "The same for a chunk, in shared memory."),
     "announce": ("at, part", "When a tile's stores are complete."),
     "announce_sm90": ("at, part", "When those of a warp group's part are."),
+    "collect": ("at, tile", "Another rank's tile, when that rank has done it."),
+    "collect_sm90": ("at, tile_m: gl.constexpr, tile_n: gl.constexpr", "The same, by four warps."),
     "done": ("", "When this program has read all operands."),
 }
-_TWO_FORMS = ("combine", "emit", "announce")
+_TWO_FORMS = ("combine", "emit", "announce", "collect")
 
 
 def _hooks(kernel: core.Kernel) -> Iterator[str]:
@@ -246,7 +248,10 @@ def _used(kernel: core.Kernel, slot: str) -> list[str]:
     """The names that a place's functions use of `args`: values, then tuples."""
     twins = TWINS if slot in _TWO_FORMS else ("plain",)
     lines = [line for twin in twins for line in _body(kernel, slot, twin)]
-    names = list(dict.fromkeys(re.findall(r"\bargs\.(\w+)", "\n".join(lines))))
+    names = re.findall(r"\bargs\.(\w+)", "\n".join(lines))
+    if any(re.search(r"\bargs\)", line) for line in lines):
+        names += ["partials", "rank", "parts", "world"]  # of a weave.Move
+    names = list(dict.fromkeys(names))
     tuples = {one.name for one in kernel.of(core.Mapping)}
     tuples |= {one.name for one in kernel.of(core.Param) if one.sort in ("slot", "world")}
     return sorted(names, key=lambda name: (name in tuples, name == "world"))
@@ -304,6 +309,8 @@ def _kernel(kernel: core.Kernel, twin: str) -> str:
             f"order_args = _order_args(rank, {mapping.name}, group_m, {tile_m}, num_m)",
         ]
     body += _template(kernel, twin)
+    if kernel.at("collect"):
+        body += _collect(kernel, twin)
     body += [line.replace("args.", "") for line in _body(kernel, "end", twin)]
     return "\n".join([*lines, *(f"    {line}" for line in body)])
 
@@ -348,6 +355,21 @@ def _template(kernel: core.Kernel, twin: str) -> list[str]:
     return [*locals_, f"{home}.gemm(", *(f"    {row}" for row in rows), ")  # fmt: skip"]
 
 
+def _collect(kernel: core.Kernel, twin: str) -> list[str]:
+    """Other ranks' tiles, in the order in which they were multiplied here."""
+    name, given = _hook(kernel, "collect", twin)
+    (mapping,) = kernel.of(core.Mapping)
+    extents = "tile" if twin == "plain" else "tile_m, tile_n"
+    order = f"weave.Scatter(rank, {mapping.name})"
+    return [
+        f"num_m = world.num_ranks * {mapping.name}.tiles_m",
+        f"for i in range(program, num_m * {mapping.name}.num_n, num_programs):",
+        f"    at = weave.scattered(i, num_m, {mapping.name}.num_n, {order})",
+        "    if at.owner != rank:",
+        *_fitting([f"        {name}(at, {extents}, {given})"], WIDTH - 4),
+    ]
+
+
 def _hook(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, str]:
     """(function, arguments) of one place, as the template takes them."""
     if library := _library(kernel, slot, twin):
@@ -359,11 +381,11 @@ def _hook(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, str]:
     return f"_{slot}{suffix}", f"{slot.title()}({', '.join(_used(kernel, slot))})"
 
 
-def _fitting(lines: Iterable[str]) -> Iterator[str]:
+def _fitting(lines: Iterable[str], width: int = WIDTH) -> Iterator[str]:
     """Lines that are too long are broken at their outermost call, as the formatter does."""
     for line in lines:
         code, mark, comment = line.partition("  #")
-        if len(line) <= WIDTH or "(" not in code:
+        if len(line) <= width or "(" not in code:
             yield line
             continue
         margin = " " * (len(line) - len(line.lstrip()))

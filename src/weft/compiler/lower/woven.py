@@ -34,6 +34,7 @@ def spell(one: core.Woven, kernel: core.Kernel, twin: str) -> Piece:
     if isinstance(one, core.Hook):
         lines, guard = _HOOKS.get((one.function, twin)) or _HOOKS[one.function, "both"]
         names = {f"{{{i}}}": f"args.{name}" for i, name in enumerate(one.args)}
+        names["{move}"] = _move(kernel)
         return Piece(tuple(_filled(line, names) for line in lines), guard)
     if isinstance(one, core.Wait):
         return _wait(one, kernel, twin)
@@ -95,6 +96,13 @@ def _how(one: core.Wait | core.Notify) -> str:
 def _wait(one: core.Wait, kernel: core.Kernel, twin: str) -> Piece:
     signals, by = f"args.{one.signals}", f"args.{one.mapping}"
     how = f"{_how(one)}, world=args.world)"
+    if one.words == "tile" and one.slot == "collect":
+        lines = (
+            f"for part in range({by}.words):",
+            f"    word = weave.word_of({signals}, at, part, at.owner, args.world.num_ranks, {by})",
+            _said(f"    wl.wait(word, args.e{how}", one),
+        )
+        return Piece(lines)
     if one.words == "tile":
         lines = (
             f"word = _word_of(at.first, {by})",
@@ -163,20 +171,40 @@ _ROWS_OR_OWN = (
     "    row = at.first - args.rank * {2}.rank_rows",
     "return gemm.Rows(source=source, first=row, end=row + at.end - at.first)",
 )
-# Written out each time: a variable would make numbers of the world's constants.
-_MOVE = "weave.Move({0}, args.rank, {1}, args.world)"
 _HOOKS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("rows_or_own", "both"): (_ROWS_OR_OWN, ""),
     ("read_owned", "both"): (
         ("return weave.read_owned(at, segment, tile, weave.Operand({0}, {1}))",), ""),
-    ("add_partials", "plain"): ((f"value = weave.add_partials(at, value, tile, {_MOVE})",), OWN),
+    ("add_partials", "plain"): (("value = weave.add_partials(at, value, tile, {move})",), OWN),
     ("add_partials", "sm90"): (
-        (f"value = weave.add_partial_chunks(at, row, column, value, {_MOVE})",), OWN),
+        ("value = weave.add_partial_chunks(at, row, column, value, {move})",), OWN),
     ("store_own", "plain"): (("weave.store_owned({0}, at, value, tile, {1})",), OWN),
     ("store_own", "sm90"): (
         ("if at.row < at.end:",
          "    own_row = at.row + row - at.i_m * {1}.tile_m",
          "    gemm_sm90.store_tile({0}, [own_row, column], chunk)"), OWN),
-    ("push", "plain"): ((f"weave.push(at, value, tile, {_MOVE})",), OTHER),
-    ("push", "sm90"): ((f"weave.push_chunk(at, row, column, chunk, {_MOVE})",), OTHER),
+    ("push", "plain"): (("weave.push(at, value, tile, {move})",), OTHER),
+    ("push", "sm90"): (("weave.push_chunk(at, row, column, chunk, {move})",), OTHER),
+    ("spread", "plain"): (("weave.spread({0}, at, value, tile, {move})",), OWN),
+    ("spread", "sm90"): (
+        ("if at.row < at.end:",
+         "    weave.spread_chunk({0}, at, row, column, chunk, {move})"), OWN),
+    ("unpack", "plain"): (("weave.unpack({1}, {0}, at, tile, {2})",), ""),
+    ("unpack", "sm90"): (
+        ("for row in range(0, tile_m, gemm_sm90.CHUNK_N):",
+         "    weave.unpack_rows({1}, {0}, at, row, {2}, gemm_sm90.CHUNK_N, tile_n)"), ""),
 }  # fmt: skip
+
+
+def _move(kernel: core.Kernel) -> str:
+    """A weave.Move: the arguments themselves where they have its fields' names.
+
+    Written out each time: a variable would make numbers of the world's constants.
+    """
+    pushed = [one for one in kernel.of(core.Hook) if one.function in ("push", "add_partials")]
+    if not pushed:
+        return ""
+    partials, parts = pushed[0].args
+    if (partials, parts) == ("partials", "parts"):
+        return "args"
+    return f"weave.Move(args.{partials}, args.rank, args.{parts}, args.world)"
