@@ -6,9 +6,8 @@ put into its words. There is no deadline: where nobody can go on, the emulator s
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +25,7 @@ from weft.emulator.streams import CopyWork, WordCopyWork
 from weft.emulator.streams import Stream as MachineStream
 from weft.emulator.torch_ops import GARBAGE_BYTE, NAN_BYTE
 from weft.emulator.user_place import user_place
+from weft.emulator.variables import variable_at
 from weft.language.wait_report import WaitReport
 from weft.runtime import registry
 from weft.runtime.backend import CALL_LOG_BYTES, Seats
@@ -70,39 +70,14 @@ _DEFAULT_NAME = re.compile(r"(tensor|signals)\d+")
 _MAKERS = {"tensor": ("empty", "zeros"), "signals": ("signals",)}
 
 
-def _variable(name: str) -> str:
+def _variable(context: RankContext, name: str) -> str:
     """What the user calls an object that has no name: the variable it is assigned to."""
     default = _DEFAULT_NAME.fullmatch(name)
     frame = user_place().outermost
     if default is None or frame is None:
         return name
-    found = [
-        variable for variable, maker in _assigned(frame.source()) if maker in _MAKERS[default[1]]
-    ]
-    return found[0] if len(found) == 1 else name
-
-
-def _assigned(line: str) -> Iterator[tuple[str, str]]:
-    """(variable, method) for every `variable = something.method(...)` of a line of source."""
-    try:
-        body = ast.parse(line).body
-    except SyntaxError:  # the first line of several
-        if found := re.match(r"([\w.]+)\s*(?::[^=]+)?=\s*[\w.]+\.(\w+)\(", line):
-            yield found[1], found[2]
-        return
-    for node in body:
-        if isinstance(node, ast.Assign):
-            target, value = node.targets[0], node.value
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            target, value = node.target, node.value
-        else:
-            continue
-        pairs = [(target, value)]
-        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-            pairs = list(zip(target.elts, value.elts, strict=False))
-        for variable, call in pairs:
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
-                yield ast.unparse(variable), call.func.attr
+    turns = context.belongings.setdefault(_variable, {})
+    return variable_at(frame, _MAKERS[default[1]], turns) or name
 
 
 class RankStream:
@@ -192,8 +167,9 @@ class EmulatedBackend:
         if tensor.dtype is torch.uint8 and offset % UNTYPED_CELL_BYTES == 0:
             cell_bytes = UNTYPED_CELL_BYTES
         self.machine.memory.register(
-            address_of(tensor), nbytes, cell_bytes, self.context.rank, _variable(name),
-            heap_offset=offset, heap=self.name, initialised=zero, shape=tuple(tensor.shape),
+            address_of(tensor), nbytes, cell_bytes, self.context.rank,
+            _variable(self.context, name), heap_offset=offset, heap=self.name, initialised=zero,
+            shape=tuple(tensor.shape),
         )  # fmt: skip
 
     def release(self, tensor: torch.Tensor, offset: int) -> None:
