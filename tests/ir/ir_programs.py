@@ -21,6 +21,21 @@ y: bfloat16[m, 48] @ Shard(1) = silu_mul(h, tile=(32, 32), \
 needs=(Need(h, (Along(0), Along(1, times=2))),))
 """
 
+# A kernel that gathers, and one that multiplies.
+PLANNED = """\
+program(mlp, mesh=tp, stage=planned, results=(y,))
+x: bfloat16[m, 64] @ Shard(0) = input()
+w: bfloat16[64, 96] @ Shard(1) = input()
+g: bfloat16[m, 64] @ Replicate() = all_gather(x, dim=0, tile=(32, 64), \
+needs=(Need(x, (Along(0), Along(1))),), kernel=mlp_gather, engine=push, chunks=1)
+h: bfloat16[m, 96] @ Shard(1) = matmul(g, w, tile=(32, 32, 64), \
+needs=(Need(g, (Along(0), All())), Need(w, (All(), Along(1)))), kernel=mlp_multiply, \
+order=gather, programs=resident)
+y: bfloat16[m, 96] @ Shard(1) = silu(h, tile=(32, 32), needs=(Need(h, (Along(0), Along(1))),), \
+kernel=mlp_multiply)
+choice(g, engine, push, 'push 30 us, copy_engine 60 us')
+"""
+
 # The plan of ag_gemm where copy engines carry the data, from where the caller has it.
 PULL = """\
 program(ag_gemm, mesh=tp, results=(c,))
@@ -90,8 +105,11 @@ tasks = st.builds(
     task.Program, names, names, several(st.builds(
         task.Task, names, st.sampled_from(list(task.KINDS)), several(names), _types,
         st.none() | st.integers(0, 1), _floats, several(st.integers(1, 256)),
-        several(st.builds(task.Need, names, _regions)), places,
+        several(st.builds(task.Need, names, _regions)), st.just("") | names, st.just("") | names,
+        st.integers(0, 4) | st.just("tiles"), st.just("") | names, st.just("") | names,
+        st.integers(0, 2), st.integers(1, 4), places,
     ), 6), several(names), st.sampled_from(task.STAGES), places,
+    several(st.builds(task.Choice, names, names, names, st.text(max_size=20), places)),
 )  # fmt: skip
 
 _parts = sizes | st.builds(device.Part, sizes)

@@ -53,7 +53,7 @@ BREACHES = [
     (device, "writes=(c,)", "writes=()", "written", "ag_gemm returns c, which nothing writes"),
     (device, "notify(rows_taken, stream=copy)\nwait(rows_taken, stream=copy)\n", "", "returned",
      "copy reads other ranks' a: a channel must tell them when it may change again"),
-    (device, "gives=True)  # ag.py:7\nafter(main, copy)", "gives=True)", "returned",
+    (device, "gives=True)  # ag.py:7\nafter(main, copy)", "gives=True)", "joined",
      "wait on stream copy may run when the caller goes on"),
     (device, ", takes=True", "", "credits", "copy writes the slot before credits are taken"),
     (device, ", gives=True", "", "credits", "gives its slot back 0 times; once is right"),
@@ -108,8 +108,13 @@ def test_each_rule_finds_its_breach(level, old: str, new: str, rule: str, told: 
 def test_every_rule_has_a_breach():
     for level in TEXTS:
         rules = {rule.name for rule in level.RULES}
-        # `inside` is tested on a plan of its own, below.
-        assert rules <= {"inside", *(row[3] for row in BREACHES if row[0] is level)}
+        # These are tested on programs of their own, below.
+        assert rules <= {
+            "inside",
+            "kernels",
+            "planned",
+            *(row[3] for row in BREACHES if row[0] is level),
+        }
 
 
 def test_all_breaches_are_told_with_their_lines():
@@ -118,6 +123,26 @@ def test_all_breaches_are_told_with_their_lines():
         task.require(task.parse(text))
     assert "at mlp.py:12 in mlp" in str(caught.value)
     assert [one.rule for one in caught.value.violations] == ["names", "names"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rule", "told"),
+    [
+        ("engine=push", "engine=copy", "planned", "all_gather may have copy_engine or push or put"),
+        ("engine=push, chunks=1", "engine=push, chunks=-1", "planned", "it is 1 or more, or tiles"),
+        ("order=gather, ", "", "planned", "mlp_multiply has order=, programs=resident"),
+        ("(32, 32, 64)", "(32, 32, 64, 2)", "tiled", "it is (rows, columns)"),
+        # The product needs what needs the product.
+        ("kernel=mlp_gather", "kernel=mlp_multiply", "kernels", ""),
+    ],
+)
+def test_planned_programs(old: str, new: str, rule: str, told: str):
+    assert task.check(task.parse(programs.PLANNED)) == []
+    text = programs.PLANNED.replace(old, new)
+    if rule == "kernels":
+        text = text.replace("kernel=mlp_multiply, order", "kernel=other, order")
+    found = [one.message for one in task.check(task.parse(text)) if one.rule == rule]
+    assert found and told in found[0]
 
 
 def breaches(text: str, rule: str) -> list[str]:
@@ -200,6 +225,6 @@ def test_streams_are_ordered_by_after_alone():
     text = PUSH.replace("awaits=(parts_ready,),", "awaits=(parts_ready,), stream=other,")
     text += "out = buffer(bfloat16, (Part(m), 64))\ncall(silu, (y,), (out,))\n"
     found = device.check(device.parse(text))
-    assert {one.rule for one in found} == {"written", "ordered", "returned"}
+    assert {one.rule for one in found} == {"written", "ordered", "joined"}
     ordered = text.replace("call(silu", "after(main, other)\ncall(silu")
     assert device.check(device.parse(ordered)) == []

@@ -99,7 +99,7 @@ def _spans(stages: pipeline.Stages) -> str:
 
 
 def _passes() -> str:
-    rows = [f"| `{one.name}` | {one.why} |" for one in pipeline.passes()]
+    rows = [f"| `{one.name}` | {one.why} |" for one in pipeline.at_declaration()]
     return "\n".join(["| pass | why here |", "|---|---|", *rows])
 
 

@@ -19,13 +19,14 @@ A plan passes three stages: drawn (what moves and what runs), signalled (in whic
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, NamedTuple
 
 from weft.base.dtypes import DTYPES
 from weft.base.place import UNKNOWN, Place
 from weft.ir import text
+from weft.ir.choice import Choice
 from weft.ir.legality import Rule, Violation, illegal, run
 from weft.ir.order import Moment, Order
 
@@ -189,17 +190,6 @@ class After:
     place: Place = UNKNOWN
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What a pass has chosen for `subject`, and why: for the reader of the plan."""
-
-    subject: str
-    what: str
-    taken: str
-    why: str
-    place: Place = UNKNOWN
-
-
 Step = Call | Copy | Launch | Notify | Wait | After
 Statement = Buffer | Channel | Choice | Step
 
@@ -218,6 +208,12 @@ class Plan:
     def of(self, kind: type) -> list:
         """The statements of one kind, in order."""
         return [one for one in self.statements if isinstance(one, kind)]
+
+    @property
+    def bare(self) -> Plan:
+        """Without choices: what runs, and not why."""
+        kept = tuple(one for one in self.statements if not isinstance(one, Choice))
+        return replace(self, statements=kept)
 
     @property
     def steps(self) -> list[Step]:
@@ -403,11 +399,17 @@ class Moments:
         for i, step in enumerate(self.steps, 1):
             begin, end = Moment(i, "begin"), Moment(i, "end")
             add(begin, end)
-            add(last.get(step.stream, caller), begin)
+            # The caller's work lies on the main stream; another begins when it is told to.
+            before = last.get(step.stream, caller if step.stream == "main" else None)
+            if before is not None:
+                add(before, begin)
             if isinstance(step, After):
                 add(last.get(step.other, caller), begin)
             last[step.stream] = end
             for name in announced(step):
+                if isinstance(step, Copy):  # it says of all that it moves when it is over
+                    add(end, Moment(i, "told", name))
+                    continue
                 add(begin, Moment(i, "told", name))
                 add(Moment(i, "told", name), end)
             for name in awaited(step):
@@ -426,26 +428,28 @@ class Moments:
                     told, known = Moment(i, "told", name), Moment(j, "known", name)
                     self.order.add(told, known, far=is_far)
 
-    def done(self, i: int, buffer: str) -> list[Moment]:
-        """When step i is done with a buffer: at its end, or when it has announced it."""
-        return [Moment(i, "end"), *self._of(i, "told", announced, buffer)]
+    def done(self, i: int, access: Access) -> list[Moment]:
+        """When step i is done with a buffer: at its end, or, written, when it has announced it."""
+        told = [] if not access.writes else [*self._of(i, "told", announced, access.buffer)]
+        return [Moment(i, "end"), *told]
 
-    def begun(self, i: int, buffer: str) -> list[Moment]:
-        """Before which moments lies what is before step i's use of a buffer."""
-        return [Moment(i, "begin"), *self._of(i, "known", awaited, buffer)]
+    def begun(self, i: int, access: Access) -> list[Moment]:
+        """What is before one of these is before step i's use of a buffer: readers wait for it."""
+        known = [] if access.writes else [*self._of(i, "known", awaited, access.buffer)]
+        return [Moment(i, "begin"), *known]
 
     def _of(self, i: int, what: str, named: Any, buffer: str) -> Iterator[Moment]:
-        if not 1 <= i <= len(self.steps):
-            return
-        step = self.steps[i - 1]
-        for name in named(step):
-            # A copy moves all that it moves before it says so.
-            if buffer in self.told_by.get(name, ()) or isinstance(step, Copy):
-                yield Moment(i, what, name)
+        if 1 <= i <= len(self.steps):
+            for name in named(self.steps[i - 1]):
+                if buffer in self.told_by.get(name, ()):
+                    yield Moment(i, what, name)
 
-    def before(self, i: int, j: int, buffer: str, other: str = "", far: bool = False) -> bool:
-        """Is step i done with a buffer before step j begins to use it, or `other`?"""
-        return self.order.before(self.done(i, buffer), self.begun(j, other or buffer), far)
+    def before(self, i: int, a: Access, j: int, b: Access) -> bool:
+        """Is step i done with its access before step j begins with its own?
+
+        On every rank, where one of the two is to another rank's memory.
+        """
+        return self.order.before(self.done(i, a), self.begun(j, b), a.far or b.far)
 
 
 def _cycles(plan: Plan) -> Iterator[tuple[str, Place]]:
@@ -467,9 +471,8 @@ def _ordered(plan: Plan) -> Iterator[tuple[str, Place]]:
             continue
         if i == 0 and b.writes:  # nothing of the caller's is lost: the plan writes anew
             continue
-        far = a.far or b.far
-        if not any(moments.before(*pair, a.buffer, far=far) for pair in ((i, j), (j, i))):
-            by = "a channel" if far else "a stream, `after` or a channel"
+        if not (moments.before(i, a, j, b) or moments.before(j, b, i, a)):
+            by = "a channel" if a.far or b.far else "a stream, `after` or a channel"
             told = f"{_told(steps, i, a)} and {_told(steps, j, b)} of {a.buffer} are not ordered"
             yield f"{told}: {by} must", steps[j - 1].place
 
@@ -481,19 +484,21 @@ def _told(steps: list[Step], i: int, access: Access) -> str:
 
 def _written(plan: Plan) -> Iterator[tuple[str, Place]]:
     moments = Moments(plan)
-    writers: dict[str, list[int]] = {}
+    writers: dict[str, list[tuple[int, Access]]] = {}
     for buffer in plan.of(Buffer):
         if buffer.role in GIVEN:
-            writers.setdefault(buffer.name, []).append(0)
+            writers.setdefault(buffer.name, []).append((0, Access(buffer.name, True)))
     for i, step in enumerate(plan.steps, 1):
         for access in accesses(step):
             if access.writes:
-                writers.setdefault(access.buffer, []).append(i)
+                writers.setdefault(access.buffer, []).append((i, access))
     for j, step in enumerate(plan.steps, 1):
         for access in accesses(step):
-            name = access.buffer
-            before = [i for i in writers.get(name, ()) if i == j or moments.before(i, j, name)]
-            if not access.writes and not before:
+            is_written = any(
+                i == j or moments.order.before(moments.done(i, one), moments.begun(j, access))
+                for i, one in writers.get(access.buffer, ())
+            )
+            if not access.writes and not is_written:
                 told = f"{text.word(type(step))} reads {access.buffer}"
                 yield f"{told}, which nothing before it writes", step.place
     for name in plan.results:
@@ -516,18 +521,27 @@ def _inside(plan: Plan) -> Iterator[tuple[str, Place]]:
             yield f"{told}: programs={launch.programs} must be resident", launch.place
 
 
+def _joined(plan: Plan) -> Iterator[tuple[str, Place]]:
+    """By streams alone: whoever records the plan ends on the stream on which it began."""
+    last = {step.stream: i for i, step in enumerate(plan.steps)}
+    joins = {one.other: i for i, one in enumerate(plan.steps)
+             if isinstance(one, After) and one.stream == "main"}  # fmt: skip
+    for stream, i in last.items():
+        if stream != "main" and joins.get(stream, -1) < i:
+            told = f"{text.word(type(plan.steps[i]))} on stream {stream} may run when the caller"
+            yield f"{told} goes on: the main stream must come after it", plan.steps[i].place
+
+
 def _returned(plan: Plan) -> Iterator[tuple[str, Place]]:
     moments, end = Moments(plan), len(plan.steps) + 1
     given = {buffer.name for buffer in plan.of(Buffer) if buffer.role in GIVEN}
     for i, step in enumerate(plan.steps, 1):
-        if not moments.order.before([Moment(i, "end")], [moments.end]):
-            told = (
-                f"{text.word(type(step))} on stream {step.stream} may run when the caller goes on"
-            )
-            yield f"{told}: the main stream must come after it", step.place
-        for name, _, far in accesses(step):
-            if far and name in given and not moments.before(i, end, name, far=True):
-                told = f"{text.word(type(step))} reads other ranks' {name}"
+        for access in accesses(step):
+            next_use = Access(access.buffer, True)
+            if not access.far or access.buffer not in given:
+                continue
+            if not moments.before(i, access, end, next_use):
+                told = f"{text.word(type(step))} reads other ranks' {access.buffer}"
                 yield f"{told}: a channel must tell them when it may change again", step.place
 
 
@@ -547,11 +561,13 @@ def _credits(plan: Plan) -> Iterator[tuple[str, Place]]:
     if len(givers) != 1:
         yield f"{plan.name} gives its slot back {len(givers)} times; once is right", plan.place
     for i, step in enumerate(steps, 1):
-        for name in sorted({access.buffer for access in accesses(step)} & heap):
-            done, given = moments.done(i, name), [Moment(giver, "end") for giver in givers]
-            if givers and not moments.order.before(done, given):
-                told = f"{text.word(type(step))} uses {name} and is not before what gives it back"
-                yield told, step.place
+        for access in accesses(step):
+            given = [Moment(giver, "end") for giver in givers]
+            if not givers or access.buffer not in heap:
+                continue
+            if not moments.order.before(moments.done(i, access), given):
+                told = f"{text.word(type(step))} uses {access.buffer} and is not before what gives"
+                yield f"{told} it back", step.place
 
 
 def _uses_slot(step: Step, heap: set[str]) -> bool:
@@ -579,19 +595,15 @@ def _shared(plan: Plan) -> Iterator[tuple[str, Place]]:
 def are_apart(plan: Plan, first: str, second: str, moments: Moments | None = None) -> bool:
     """Is one of two buffers over and done with, on all ranks that touch it, before the other?"""
     moments = moments or Moments(plan)
-    uses: dict[str, list[tuple[int, bool]]] = {first: [], second: []}
+    uses: dict[str, list[tuple[int, Access]]] = {first: [], second: []}
     for i, step in enumerate(plan.steps, 1):
         for access in accesses(step):
             if access.buffer in uses:
-                uses[access.buffer].append((i, access.far))
+                uses[access.buffer].append((i, access))
     for name in {first, second} & {*plan.results}:
-        uses[name].append((len(plan.steps) + 1, False))
+        uses[name].append((len(plan.steps) + 1, Access(name, False)))
     return any(
-        all(
-            i != j and moments.before(i, j, one, other, far or other_far)
-            for i, far in uses[one]
-            for j, other_far in uses[other]
-        )
+        all(i != j and moments.before(i, a, j, b) for i, a in uses[one] for j, b in uses[other])
         for one, other in ((first, second), (second, first))
     )
 
@@ -607,6 +619,7 @@ RULES = (
     Rule("cycles", "all ranks run this plan: what waits for itself hangs", _cycles, "order"),
     Rule("written", "fresh memory holds nothing", _written, "order"),
     Rule("ordered", "two accesses, one a write, that nothing orders are a race", _ordered, "order"),
+    Rule("joined", "a recording ends on the stream on which it began", _joined, "order"),
     Rule("returned", "what the caller has may change when the call is over", _returned, "order"),
     Rule("credits", "the slot is used again by the next call", _credits, "allocated"),
     Rule("shared", "what lies in one place is not needed at once", _shared, "allocated"),

@@ -6,21 +6,31 @@
 
 Sizes are global; a name stands for one that is known only when the program is called. Placements
 are torch DTensor's: Shard(dim) splits as torch.chunk does, Replicate() has all of it on each rank,
-Partial() is to be summed over the ranks. A program passes three stages: traced (kinds, operands),
-placed (types), tiled (extents of tiles, and which region of each operand a tile needs).
+Partial() is to be summed over the ranks. A program passes five stages: traced (kinds, operands),
+placed (types), fused (which tasks are one kernel), tiled (extents of tiles, and which region of
+each operand a tile needs), planned (how each kernel is run, and what carries its data).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.base.dtypes import DTYPES
 from weft.base.place import UNKNOWN, Place
 from weft.ir import text
+from weft.ir.choice import Choice
 from weft.ir.legality import Rule, Violation, illegal, run
 
-STAGES = ("traced", "placed", "tiled")
+STAGES = ("traced", "placed", "fused", "tiled", "planned")
+# What carries a collective that is part of a kernel. copy_engine: pulls by copies on a stream of
+# their own; push: stores of SMs; put: one-sided puts with signals, which reach other nodes;
+# packets: stores of which each carries its flag. SMs do not pull: pushes were never slower.
+ENGINES = {
+    "all_gather": ("copy_engine", "push", "put"),
+    "reduce_scatter": ("push", "put"),
+    "all_reduce": ("push", "put", "packets"),
+}
 Size = int | str
 
 
@@ -81,7 +91,13 @@ class Need:
 
 @dataclass(frozen=True)
 class Task:
-    """One operation. `dim` is a collective's, `eps` a norm's; the rest is there from `tiled` on."""
+    """One operation. `dim` is a collective's, `eps` a norm's.
+
+    `kernel` is there from `fused` on: tasks of one kernel run as one; a task without is a call of a
+    library. A product's tile is (rows, columns) or (rows, columns, k). From `planned` on: of a
+    collective its `engine` and `chunks`; of a kernel's first task `order`, `programs`, `spare` (SMs
+    left free), `split_k`.
+    """
 
     name: str
     kind: str
@@ -91,12 +107,19 @@ class Task:
     eps: float | None = None
     tile: tuple[int, ...] = ()
     needs: tuple[Need, ...] = ()
+    kernel: str = ""
+    engine: str = ""
+    chunks: int | str = 0
+    order: str = ""
+    programs: str = ""
+    spare: int = 0
+    split_k: int = 1
     place: Place = UNKNOWN
 
 
 @dataclass(frozen=True)
 class Program:
-    """Tasks in order; each uses those before it."""
+    """Tasks in order; each uses those before it. `choices` say why passes did what they did."""
 
     name: str
     mesh: str
@@ -104,6 +127,21 @@ class Program:
     results: tuple[str, ...]
     stage: str = "traced"
     place: Place = UNKNOWN
+    choices: tuple[Choice, ...] = ()
+
+    def of_kernel(self, name: str) -> tuple[Task, ...]:
+        """The tasks of a kernel, in order."""
+        return tuple(task for task in self.tasks if task.kernel == name)
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """In the order in which they can run: each where its last task stands."""
+        last = {task.kernel: i for i, task in enumerate(self.tasks) if task.kernel}
+        return tuple(sorted(last, key=lambda name: last[name]))
+
+    def users(self, name: str) -> tuple[Task, ...]:
+        """The tasks that read a value."""
+        return tuple(task for task in self.tasks if name in task.operands)
 
     def task(self, name: str) -> Task:
         return next(task for task in self.tasks if task.name == name)
@@ -202,17 +240,21 @@ def sizes_of(task: Task, operands: Sequence[Type]) -> tuple[Size, ...]:
 def show(program: Program, *, places: bool = True) -> str:
     """The program as text; `parse` takes it back."""
     header = text.Header(program.name, program.mesh, program.stage, program.results, program.place)
-    return text.show([header, *program.tasks], places=places)
+    return text.show([header, *program.tasks, *program.choices], places=places)
 
 
 def parse(source: str) -> Program:
     """Raises  UsageError: with the line"""
-    header, tasks = text.read(source, RECORDS)
-    return Program(header.title, header.mesh, tasks, header.results, header.stage, header.place)
+    header, statements = text.read(source, RECORDS)
+    tasks = tuple(one for one in statements if isinstance(one, Task))
+    choices = tuple(one for one in statements if isinstance(one, Choice))
+    return Program(
+        header.title, header.mesh, tasks, header.results, header.stage, header.place, choices
+    )
 
 
 RECORDS = {
-    **text.words(),
+    **text.words(Choice),
     **dict.fromkeys(KINDS, Task),
     **{kind.__name__: kind for kind in (Shard, Replicate, Partial, Type, Along, All, Need)},
 }
@@ -294,12 +336,64 @@ def _tiled(program: Program) -> Iterator[tuple[str, Place]]:
     for task in program.tasks:
         if task.kind == "input":
             continue
-        if len(task.tile) != 2 or min(task.tile) < 1:
+        may = (2, 3) if task.kind == "matmul" else (2,)
+        if len(task.tile) not in may or min(task.tile) < 1:
             yield f"{task.name} has tile={task.tile}; it is (rows, columns), 1 or more", task.place
         wanted = tuple(map(Need, task.operands, KINDS[task.kind].region))
         if task.needs != wanted:
             told = f"{text.value(task.needs)}; {task.kind} reads {text.value(wanted)}"
             yield f"{task.name} needs {told}", task.place
+
+
+def _kernels(program: Program) -> Iterator[tuple[str, Place]]:
+    """Kernels run one after the other: none may need what another makes that needs the first."""
+    path = cycle_of(program, {task.name: task.kernel for task in program.tasks})
+    if path:
+        first = next(task for task in program.tasks if path[0] in (task.kernel, task.name))
+        told = " needs ".join([*path, path[0]])
+        yield f"{told}: tasks of kernels that need each other cannot be fused", first.place
+
+
+def cycle_of(program: Program, kernels: Mapping[str, str]) -> list[str]:
+    """Kernels, or tasks without one, that need each other, each the next; empty if there are none.
+
+    `kernels` says of which kernel a task would be.
+    """
+    made = {task.name: kernels.get(task.name) or task.name for task in program.tasks}
+    needs: dict[str, set[str]] = {one: set() for one in made.values()}
+    for task in program.tasks:
+        needs[made[task.name]] |= {made[name] for name in task.operands} - {made[task.name]}
+    return next((way for name in needs if (way := _way(needs, name, name))), [])
+
+
+def _way(needs: Mapping[str, set[str]], start: str, end: str) -> list[str]:
+    """From `start` over what is needed to `end` again; empty where there is no such way."""
+    ways, seen = [[start]], {start}
+    for way in ways:
+        for name in sorted(needs[way[-1]]):
+            if name == end:
+                return way
+            if name not in seen:
+                seen.add(name)
+                ways.append([*way, name])
+    return []
+
+
+def _planned(program: Program) -> Iterator[tuple[str, Place]]:
+    for task in program.tasks:
+        known = ENGINES.get(task.kind, ("",)) if task.kernel else ("",)
+        if task.engine not in known:
+            told = f"{task.name} has engine={task.engine}; {task.kind} may have"
+            yield f"{told} {' or '.join(known) or 'none'}", task.place
+        if task.chunks != "tiles" if isinstance(task.chunks, str) else task.chunks < 0:
+            told = f"{task.name} has chunks={task.chunks}; it is 1 or more, or tiles"
+            yield told, task.place
+    for name in program.kernels:
+        tasks = program.of_kernel(name)
+        is_gather = tasks[0].kind == "all_gather"
+        if not is_gather and not (tasks[0].order and tasks[0].programs):
+            told = f"{name} has order={tasks[0].order}, programs={tasks[0].programs}"
+            yield f"{told}: passes swizzle and partition give both", tasks[0].place
 
 
 RULES = (
@@ -308,7 +402,9 @@ RULES = (
     Rule("typed", "later passes read sizes and placements", _typed, "placed"),
     Rule("sizes", "what does not fit is found before anything runs", _sized, "placed"),
     Rule("placements", "each task works on what its rank has", _placed, "placed"),
+    Rule("kernels", "what waits for itself never starts", _kernels, "fused"),
     Rule("tiled", "regions are the kind's own: dependencies follow from them", _tiled, "tiled"),
+    Rule("planned", "the lowering asks nothing any more", _planned, "planned"),
 )
 
 

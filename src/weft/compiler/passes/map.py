@@ -1,16 +1,20 @@
 """Say of each collective over rows which range, on which rank, is announced on which signal word.
 
-    g = all_gather(x, dim=0)    ->    g_ready = channel(g, m, chunks=2, push_rows=64, tile_rows=128)
+    g = all_gather(x, dim=0, chunks=2)    ->    g_ready = channel(g, m, chunks=2, tile_rows=128)
 
 The mapping is static and affine (weft.language.mapping): rows lie over ranks as torch.chunk splits
 them, each rank's part in chunks with a word each. Whoever produces cuts each rank's part into
 tiles of its own height, whoever consumes cuts all rows (gather) or its own (scatter) into others;
 nothing need divide. `check` shows for given sizes that the two views fit.
+
+What a kernel sums over ranks lies in `partials`, whose tiles are those of the product, a word for
+each at the rank that sums it; what comes back lies in `gathered`, where its rows stay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from weft.base.errors import ConfigError
@@ -24,16 +28,18 @@ CHUNKS = 2
 
 
 def map_rows(program: Program, chunks: int = CHUNKS) -> tuple[Channel, ...]:
-    """The channels of a tiled program, one for each collective over rows and height of consumer.
+    """The channels of a tiled program: of each collective over rows, of all that kernels do.
 
-    Collectives over columns and all_reduce have none: no lowering overlaps them.
+    Collectives that libraries do have one too where they work over rows, of `chunks` words for each
+    rank: it is checked, not used.
     """
-    return tuple(
-        channel
-        for task in program.tasks
-        if task.dim == 0
-        for channel in _channels(program, task, chunks)
-    )
+    channels: list[Channel] = []
+    for task in program.tasks:
+        if task.kernel and task.kind in ("reduce_scatter", "all_reduce"):
+            channels += _of_sums(program, task)
+        elif task.dim == 0:
+            channels += _of_rows(program, task, task.chunks or chunks)
+    return tuple(channels)
 
 
 class Span(NamedTuple):
@@ -50,7 +56,8 @@ def check(channel: Channel, sizes: Mapping[str, int], num_ranks: int) -> None:
     produced, consumed = views(channel, sizes, num_ranks)
     f_count = mapping.as_python(mapping.f_count)
     view = _view(channel, sizes, num_ranks, is_producer=True)
-    full = [f_count(word, view) for word in range(num_ranks * channel.chunks)]
+    parts = 1 if channel.cuts == "each" else num_ranks
+    full = [f_count(word, view) for word in range(parts * view.chunks)]
     if wrong := list(misfits(number(channel.rows, sizes), produced, consumed, full)):
         told = f"channel {channel.name} with {sizes} on {num_ranks} ranks"
         raise ConfigError(f"{told}: {'; '.join(wrong)}", place=channel.place)
@@ -107,7 +114,7 @@ def misfits(
                 )
 
 
-def _channels(program: Program, task: Task, chunks: int) -> Iterator[Channel]:
+def _of_rows(program: Program, task: Task, chunks: int | str) -> Iterator[Channel]:
     assert task.type is not None
     rows, name = task.type.sizes[0], f"{task.name}_ready"
     source = program.task(task.operands[0])
@@ -117,24 +124,106 @@ def _channels(program: Program, task: Task, chunks: int) -> Iterator[Channel]:
         yield Channel(name, task.name, rows, chunks, push_rows, task.tile[0], "part", "num_ranks",
                       place=task.place)  # fmt: skip
         return
-    readers = [one for one in program.tasks if task.name in one.operands]
-    heights = sorted({one.tile[0] for one in readers} or {task.tile[0]})
+    heights = sorted({one.tile[0] for one in program.users(task.name)} or {task.tile[0]})
+    if task.kernel:
+        # Whoever carries the rows says of each chunk when all of it is there.
+        yield Channel(name, task.name, rows, chunks, tile_rows=heights[0], own=source.name,
+                      place=task.place)  # fmt: skip
+        return
     for i, height in enumerate(heights):
         unique = f"{name}_{i}" if i else name
         yield Channel(unique, task.name, rows, chunks, task.tile[0], height, place=task.place)
+
+
+def _of_sums(program: Program, task: Task) -> Iterator[Channel]:
+    """Of summands on their way to who sums them, and of what comes back from there."""
+    assert task.type is not None
+    tasks = program.of_kernel(task.kernel)
+    height, width = task.tile
+    is_product = tasks[0].kind == "matmul"
+    by_packet = task.engine == "packets"
+    carried = carriers(program, task.kernel)
+    told = Channel(
+        f"{carried.partials}_ready", carried.partials, task.type.sizes[0], "tiles", height, height,
+        "each" if by_packet else "part", columns=width if is_product else 0,
+        to="all" if by_packet else "owner", by="packet" if by_packet else "word", place=task.place,
+    )  # fmt: skip
+    yield told
+    if carried.gathered:
+        *others, last = carried.gathered.values()
+        back = replace(told, name=f"{last}_ready", buffer=last, to="all", along=tuple(others))
+        yield back
+
+
+class Carriers(NamedTuple):
+    """Buffers on the heap by which a kernel's sums travel: `gathered` by the value that it has."""
+
+    partials: str
+    gathered: dict[str, str]
+
+
+def carriers(program: Program, kernel: str) -> Carriers:
+    """What a kernel that sums over ranks needs beside its operands; names that no task has."""
+    taken = {task.name for task in program.tasks}
+    found = Carriers("", {})
+    for name in program.kernels:
+        tasks = program.of_kernel(name)
+        sums = [one for one in tasks if one.kind in ("reduce_scatter", "all_reduce")]
+        if not sums:
+            continue
+        partials = _unique("partials", taken)
+        values = made_for_others(program, tasks) if sums[0].kind == "all_reduce" else ()
+        if sums[0].engine == "packets":
+            values = ()  # each rank sums all rows itself
+        whole = {v: _unique("gathered" if len(values) == 1 else f"{v}_gathered", taken)
+                 for v in values}  # fmt: skip
+        if name == kernel:
+            found = Carriers(partials, whole)
+    return found
+
+
+def made_for_others(program: Program, tasks: Sequence[Task]) -> tuple[str, ...]:
+    """The values of a kernel that are used outside of it, in order."""
+    names = {one.name for one in tasks}
+    return tuple(
+        one.name
+        for one in tasks
+        if one.name in program.results
+        or any(user.name not in names for user in program.users(one.name))
+    )
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """The name, numbered where it is taken; now it is."""
+    unique, number = name, 1
+    while unique in taken:
+        number += 1
+        unique = f"{name}_{number}"
+    taken.add(unique)
+    return unique
 
 
 def _view(
     channel: Channel, sizes: Mapping[str, int], num_ranks: int, *, is_producer: bool
 ) -> mapping.StaticMapping:
     rows = number(channel.rows, sizes)
+    if channel.cuts == "each":
+        # Of each source's words: all rows are one part, whoever sends them.
+        num_ranks = 1
     view = mapping.StaticMapping.of(
-        rows, num_ranks, chunks=channel.chunks, push_rows=channel.push_rows,
+        rows, num_ranks, chunks=num_chunks(channel, rows, num_ranks), push_rows=channel.push_rows,
         tile_rows=None if is_producer else channel.tile_rows,
     )  # fmt: skip
-    if not is_producer and channel.cuts == "part":
+    if not is_producer and channel.cuts in ("part", "each"):
         view = view._replace(kind=mapping.PART.value)
     return view
+
+
+def num_chunks(channel: Channel, rows: int, num_ranks: int) -> int:
+    """Words of one rank's part, for one of its columns of tiles."""
+    if isinstance(channel.chunks, int):
+        return channel.chunks
+    return max(1, -(-max(1, -(-rows // num_ranks)) // channel.push_rows))
 
 
 def _spans(view: Any) -> Iterator[Span]:

@@ -9,14 +9,14 @@ case: a rank's tiles are cut within what it holds, an operand's region may meet 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import ceil
 from typing import NamedTuple
 
 from weft.base.errors import ConfigError
-from weft.ir.task import KINDS, All, Need, Program, Shard, Size, Task, Type
+from weft.ir.task import KINDS, All, Along, Need, Program, Shard, Size, Task, Type
 
 DEFAULT = (128, 128)
 
@@ -51,8 +51,9 @@ class Tile(NamedTuple):
     i_n: int
 
 
-def tile(program: Program, extents: Mapping[str, tuple[int, int]] | None = None) -> Program:
-    """`extents` are those of tasks by name; the others have DEFAULT.
+def tile(program: Program, extents: Mapping[str, tuple[int, ...]] | None = None) -> Program:
+    """`extents` are those of tasks by name; the others have what an earlier pass has given, or
+    DEFAULT. Within a kernel the tiles are those of its first task.
 
     Raises  ConfigError: extents of no task, or that are no extents
     """
@@ -64,14 +65,31 @@ def tile(program: Program, extents: Mapping[str, tuple[int, int]] | None = None)
     tasks = []
     for task in program.tasks:
         if task.kind != "input":
-            cut = tuple(extents.get(task.name, DEFAULT))
-            if len(cut) != 2 or min(cut) < 1:
+            cut = tuple(extents.get(task.name) or _cut(task, tasks))
+            if len(cut) not in ((2, 3) if task.kind == "matmul" else (2,)) or min(cut) < 1:
                 told = f"{program.name}: {task.name} has tile={cut}; it is (rows, columns)"
                 raise ConfigError(told, place=task.place)
             needs = tuple(map(Need, task.operands, KINDS[task.kind].region))
             task = replace(task, tile=cut, needs=needs)
         tasks.append(task)
     return replace(program, tasks=tuple(tasks), stage="tiled")
+
+
+def _cut(task: Task, before: Sequence[Task]) -> tuple[int, ...]:
+    """The extents of a task of which the user says nothing."""
+    if task.tile:
+        return task.tile
+    source = next((one for one in before if one.name in task.operands and one.tile), None)
+    if not task.kernel or source is None or source.kernel != task.kernel:
+        is_row = task.kernel and task.kind == "all_reduce" and task.type
+        return (1, number(_type(task).sizes[1], {})) if is_row else DEFAULT
+    rows, columns = source.tile[:2]
+    region = KINDS[task.kind].region[task.operands.index(source.name)]
+    times = region[1].times if isinstance(region[1], Along) else 1
+    if columns % times:
+        told = f"{task.name} takes {times} columns at a time, tiles of {source.name} have {columns}"
+        raise ConfigError(told, place=task.place)
+    return rows, columns // times
 
 
 def dependencies(

@@ -1,0 +1,170 @@
+"""Which engine and which tiles a kernel gets: the pair that is predicted to end first.
+
+Every pair that a target can run is predicted, the libraries beside them; what is taken is told with
+the time of what is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from weft.base.dtypes import DTYPES
+from weft.base.errors import ConfigError
+from weft.base.target import Target
+from weft.compiler.cost import products
+from weft.compiler.cost.machine import machine_for
+from weft.compiler.cost.products import Product
+from weft.compiler.facts import Facts
+from weft.compiler.passes.tile import held_by
+from weft.ir.task import ENGINES, Program, Shard, Task
+from weft.tiles import blocking, gemm_sm90
+
+LIBRARY = "library"
+# Below so many rows a sum over ranks is worth sending by packets at all.
+PACKET_ROWS = 1024
+# Tiles where weights take the time, not products.
+SMALL_TILE, SMALL_M = (16, 64, 128), 64
+# From so many bytes of a shard on a second flag pays for its copy's start.
+TWO_CHUNKS_BYTES = 24 << 20
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a kernel, and when it would end."""
+
+    engine: str
+    tile: tuple[int, ...]
+    chunks: int | str
+    us: float
+
+
+def ways(
+    program: Program, products_of: Sequence[Task], collective: Task, facts: Facts
+) -> list[Way]:
+    """All ways to run products with a collective, the best first; libraries included.
+
+    Several products of the same rows are reckoned with as one that is as wide as all of them.
+    """
+    product = products_of[0]
+    shape = shape_of(program, product, facts)
+    shape = replace(shape, n=sum(shape_of(program, one, facts).n for one in products_of))
+    found = [
+        Way(engine, tile, chunks, predicted_us(collective, replace(shape, tile=tile), engine,
+                                               chunks, facts))
+        for engine in engines_of(collective, shape, facts)
+        for tile in tiles_of(program, product, engine, shape, facts)
+        for chunks in chunks_of(collective, shape, engine, facts)
+    ]  # fmt: skip
+    machine = machine_for(facts.target)
+    if facts.target.backend == "cuda" and 0 not in (shape.m, shape.n, shape.k):
+        us = products.library_product_us(shape, machine)
+        us += products.library_collective_us(shape, machine, collective.kind)
+        found.append(Way(LIBRARY, (), 0, us))
+    return sorted(found, key=lambda way: way.us)
+
+
+def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
+    """What can carry a collective there."""
+    for engine in ENGINES[collective.kind]:
+        is_far = facts.num_nodes > 1
+        if (engine == "put") != is_far:
+            continue  # stores and copies reach one domain; puts are for others
+        if engine == "copy_engine" and (facts.num_ranks == 1 or facts.target.num_sms < 2):
+            continue  # nothing to copy, or no SM for what waits beside the product
+        if engine == "packets" and shape.m > PACKET_ROWS:
+            continue
+        yield engine
+
+
+def tiles_of(
+    program: Program, product: Task, engine: str, shape: Product, facts: Facts
+) -> Iterator[tuple[int, ...]]:
+    """Extents worth trying, that the target can run."""
+    assert product.type is not None
+    if engine == "packets" and facts.target.backend != "emu":
+        yield SMALL_TILE
+        return
+    dtype = product.type.dtype
+    row_bytes = [extent * DTYPES[dtype].itemsize for extent in (shape.n, shape.k)]
+    is_hopper = facts.target.name == "cuda:90" and DTYPES[dtype].itemsize == 2
+    if is_hopper and shape.m > SMALL_M and blocking.can_use_tma(facts.target, row_bytes):
+        for cut in (gemm_sm90.WIDE, gemm_sm90.TURNS):
+            yield cut.tile_m, cut.tile_n, cut.tile_k
+        return
+    sizes = (max(shape.m, 1), max(shape.n, 1), max(shape.k, 1))
+    cut = next(blocking.candidates(*sizes, dtype, facts.target))
+    yield cut.tile_m, cut.tile_n, cut.tile_k
+
+
+def chunks_of(collective: Task, shape: Product, engine: str, facts: Facts) -> Iterator[int | str]:
+    """Signal words of a rank's rows; sums have one for each tile."""
+    if collective.kind != "all_gather":
+        yield "tiles"
+        return
+    yield 1
+    shard_bytes = shape.rows * shape.k * shape.itemsize
+    is_fine = shard_bytes >= TWO_CHUNKS_BYTES or facts.target.backend == "emu"
+    if engine == "copy_engine" and is_fine:
+        yield 2
+
+
+def predicted_us(
+    collective: Task, shape: Product, engine: str, chunks: int | str, facts: Facts
+) -> float:
+    """When the kernel would end, by the machine of the target."""
+    if 0 in (shape.m, shape.n, shape.k):
+        return 0.0
+    machine = machine_for(facts.target)
+    if collective.kind == "all_gather":
+        is_staged = collective.operands[0] not in facts.on_heap
+        assert isinstance(chunks, int)
+        return products.gathered_us(shape, machine, engine, chunks=chunks, staged=is_staged)
+    if collective.kind == "reduce_scatter":
+        return products.scattered_us(shape, machine, engine)
+    return products.reduced_us(shape, machine, engine)
+
+
+def shape_of(program: Program, product: Task, facts: Facts) -> Product:
+    """m, n and k of one rank, where shards are full."""
+    assert product.type is not None
+    left = program.task(product.operands[0]).type
+    assert left is not None
+    held = held_by(product.type, 0, facts.sizes, facts.num_ranks)
+    part = held_by(left, 0, facts.sizes, facts.num_ranks)
+    itemsize = DTYPES[product.type.dtype].itemsize
+    m = held.end_row
+    if product.type.placement == Shard(0):
+        m *= facts.num_ranks
+    return Product(
+        m, held.end_column, part.end_column, facts.num_ranks, (128, 128, 64), itemsize,
+        num_nodes=facts.num_nodes,
+    )  # fmt: skip
+
+
+def check_fit(
+    subject: Task, tile: tuple[int, ...], dtype: str, target: Target, num_warps: int = 8,
+    num_stages: int = 3,
+) -> None:  # fmt: skip
+    """Raises  ConfigError: a tile that the target's shared memory or registers do not hold"""
+    if target.backend == "emu":
+        return
+    tile_m, tile_n, tile_k = (*tile, 64)[:3]
+    cut = blocking.Blocking(tile_m, tile_n, tile_k, num_warps, num_stages)
+    try:
+        cut.check(subject.name, dtype, dtype, target.has_tma, target)
+    except ConfigError as error:
+        raise ConfigError(error.message, place=subject.place) from None
+    # Sums are in fp32, in registers of all threads; a thread has 255 of 4 bytes.
+    threads = num_warps * target.warp_size
+    needed = -(-cut.tile_m * cut.tile_n // threads) + SPARE_REGISTERS
+    if needed > REGISTERS:
+        raise ConfigError(
+            f"{subject.name}: sums of a tile of {cut.tile_m} x {cut.tile_n} by {num_warps} warps "
+            f"need {needed} registers of a thread, {needed - REGISTERS} more than {target} has; "
+            "take a smaller tile",
+            place=subject.place,
+        )
+
+
+REGISTERS, SPARE_REGISTERS = 255, 40

@@ -1,0 +1,100 @@
+"""What copies, stores and products cost on a machine: the constants that the model reckons with.
+
+Read from benchmarks, not from data sheets: docs/hardware.md, docs/performance/. What a number was
+fitted to stands beside it. Where no machine was measured, its choices are those of the nearest one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from weft.base.target import Target
+
+# (bytes, us), ascending: what a collective took; between two of them it is linear.
+Curve = tuple[tuple[int, float], ...]
+
+KB, MB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Units  *_gbps: 10^9 bytes per second of one rank; *_us: of one such thing
+
+    `program_tflops`: one program's products in wide tiles; `turns_cost`: narrow ones take so much
+    longer. `gate_us`: from the call to a copy engine's first copy; `copy_us` and `word_us` start
+    each copy and the word behind it. `push_us`: a launch before the product. `combine_gbps`: what
+    one program reads of other ranks' sums in its epilogue. `end_us`: the last tile's way out.
+    `packet_*`: data that carries its flags. `library_*`: cuBLAS; `gather`, `scatter` by the bytes
+    of a shard and `reduce` by all bytes: the best library.
+    """
+
+    name: str
+    num_sms: int
+    program_tflops: float
+    turns_cost: float
+    gate_us: float
+    copy_us: float
+    word_us: float
+    copy_gbps: float
+    push_us: float
+    push_gbps: float
+    combine_gbps: float
+    signal_us: float
+    packet_us: float
+    packet_gbps: float
+    share_us: float
+    end_us: float
+    memory_gbps: float
+    cached_bytes: float
+    stage_us: float
+    stage_gbps: float
+    far_us: float
+    far_gbps: float
+    library_tflops: float
+    library_gbps: float
+    library_us: float
+    library_host_us: float
+    gather: Curve
+    scatter: Curve
+    reduce: Curve
+
+
+H200X4 = Machine(
+    "h200x4", num_sms=132,
+    # Fitted to 100 readings of ag_gemm, m 256 to 8192 at TP4: 5 % off on average.
+    program_tflops=783 / 132, turns_cost=1.06, gate_us=20.0, copy_us=3.0, word_us=1.0,
+    copy_gbps=390.0, push_us=1.5, push_gbps=300.0, share_us=3.0, end_us=12.0,
+    memory_gbps=3800.0, cached_bytes=30e6,
+    # docs/hardware.md: a signal's way is half a round trip; 16 KB tiles from L2 and HBM.
+    signal_us=1.5, combine_gbps=40.0,
+    # docs/performance/collectives.md: packets of a call in 5 us, half of their bytes are data.
+    packet_us=5.0, packet_gbps=120.0,
+    # docs/performance/ag_gemm.md: staging 8 to 32 MB took 6 to 15 us.
+    stage_us=3.0, stage_gbps=2700.0,
+    # Not measured: one port of 400 Gb/s to other nodes.
+    far_us=5.0, far_gbps=50.0,
+    library_tflops=740.0, library_gbps=4000.0, library_us=7.0, library_host_us=100.0,
+    gather=((0, 10.0), (64 * KB, 10.5), (256 * KB, 13.9), (MB, 36.8), (4 * MB, 66.0),
+            (16 * MB, 188.0), (64 * MB, 660.0), (128 * MB, 1270.0)),
+    scatter=((0, 9.8), (64 * KB, 9.8), (256 * KB, 11.2), (MB, 19.7), (4 * MB, 50.8),
+             (16 * MB, 178.0), (64 * MB, 671.0), (128 * MB, 1296.0)),
+    reduce=((0, 8.3), (8 * KB, 8.3), (128 * KB, 9.9), (512 * KB, 10.6), (MB, 13.9), (4 * MB, 29.5),
+            (16 * MB, 93.0), (64 * MB, 322.0), (128 * MB, 651.0)),
+)  # fmt: skip
+
+MACHINES = {"cuda:90": H200X4}
+
+
+def machine_for(target: Target) -> Machine:
+    """The machine to reckon with there; the H200s where none was measured."""
+    return MACHINES.get(target.name, H200X4)
+
+
+def on_curve(curve: Curve, num_bytes: float) -> float:
+    """Microseconds of `num_bytes`; beyond the last point at its rate."""
+    for (low, low_us), (high, high_us) in pairwise(curve):
+        if low <= num_bytes < high:
+            return low_us + (high_us - low_us) * (num_bytes - low) / (high - low)
+    last, last_us = curve[-1]
+    return last_us * num_bytes / last

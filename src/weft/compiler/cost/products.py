@@ -1,0 +1,194 @@
+"""When products end whose operands arrive, or whose sums leave, while they run.
+
+A program does the tiles of an order one after the other, each when its rows have arrived; the last
+round's are shared over k, as tiles/gemm_sm90.py deals them out. All of B is read from memory once
+for each group of rows of tiles. What this must get right is which of several ways ends first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from weft.compiler.cost.machine import Machine, on_curve
+from weft.tiles import gemm_sm90
+
+ITEMSIZE = 2
+
+
+@dataclass(frozen=True)
+class Product:
+    """[m, k] @ [k, n] on each rank, in tiles of (rows, columns, k).
+
+    m is over all ranks, n and k of one. `itemsize`: bytes of an element; `group_m`: rows of tiles
+    that share columns of B.
+    """
+
+    m: int
+    n: int
+    k: int
+    num_ranks: int
+    tile: tuple[int, int, int]
+    itemsize: int = ITEMSIZE
+    group_m: int = 8
+    num_nodes: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Of a full shard."""
+        return max(1, ceil(self.m / self.num_ranks))
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        return ceil(self.m / self.tile[0]), ceil(self.n / self.tile[1])
+
+
+def tile_us(product: Product, machine: Machine) -> float:
+    """One tile by one program, at least as long as its operands take from memory."""
+    rows, columns, _ = product.tile
+    flops = 2 * rows * columns * product.k
+    slower = 1 if columns > 128 else machine.turns_cost
+    # Small tiles leave tensor cores waiting for operands.
+    slower *= max(1.0, 64 / min(rows, 64) * 0.5)
+    return flops / machine.program_tflops * slower / 1e6
+
+
+def gathered_us(
+    product: Product, machine: Machine, engine: str, *, chunks: int = 1, staged: bool = True
+) -> float:
+    """All-gather of A's rows, then the product; from the call to its end."""
+    arrived = _arrivals(product, machine, engine, chunks, staged)
+    spare = 1 if engine == "copy_engine" else 0
+    programs = machine.num_sms - spare
+    end = _run(product, machine, [arrived[i] for i in range(product.tiles[0])], programs)
+    return end + machine.end_us
+
+
+def _arrivals(
+    product: Product, machine: Machine, engine: str, chunks: int, staged: bool
+) -> list[float]:
+    """When each row of tiles can be multiplied, own rows first."""
+    row_bytes = product.k * product.itemsize
+    peers_bytes = product.rows * row_bytes * (product.num_ranks - 1)
+    chunk_rows = max(1, ceil(product.rows / chunks))
+    start = 0.0
+    if engine == "copy_engine" and staged:
+        start = machine.stage_us + product.rows * row_bytes / machine.stage_gbps / 1e3
+    copy_us = machine.copy_us + machine.word_us + chunk_rows * row_bytes / machine.copy_gbps / 1e3
+    gbps, first_us = (
+        (machine.far_gbps, machine.far_us) if engine == "put" else (machine.push_gbps, 0.0)
+    )
+    pushed_us = machine.push_us + first_us + peers_bytes / gbps / 1e3
+    found = []
+    for i in range(product.tiles[0]):
+        hop, row = divmod(min((i + 1) * product.tile[0], product.m) - 1, product.rows)
+        if engine != "copy_engine":
+            found.append(pushed_us)
+        elif hop:
+            copies = (hop - 1) * chunks + row // chunk_rows + 1
+            found.append(start + machine.gate_us + copies * copy_us)
+        else:
+            found.append(start)
+    return found
+
+
+def _run(product: Product, machine: Machine, ready: Sequence[float], programs: int) -> float:
+    """When the last tile is done, where a row of tiles may be multiplied when it is `ready`."""
+    num_m, num_n = product.tiles
+    # By index: Triton's own functions take Python integers, and may give constants.
+    cut = gemm_sm90.cut.fn(num_m, product.n, product.k, *product.tile[1:], programs)
+    whole, shared, parts = (getattr(one, "value", one) for one in cut[3:])
+    each = tile_us(product, machine)
+    rows = _rows_in_order(product)
+    ends = [0.0] * programs
+    for tile in range(whole):
+        i = tile % programs
+        ends[i] = max(ends[i], ready[rows[tile]]) + each
+    for unit in range(shared * parts):
+        i = (whole + unit) % programs
+        at = ready[rows[whole + unit % shared]]
+        ends[i] = max(ends[i], at) + each / parts + machine.share_us
+    return max(*ends, ready[0] + _memory_us(product, machine))
+
+
+def _groups(product: Product) -> Iterator[range]:
+    """Rows of tiles that share columns of B: no group reaches over those of a rank's own rows."""
+    num_m = product.tiles[0]
+    head = max(1, min(product.rows // product.tile[0], num_m))
+    for begin, end in ((0, head), (head, num_m)):
+        for first in range(begin, end, product.group_m):
+            yield range(first, min(first + product.group_m, end))
+
+
+def _rows_in_order(product: Product) -> list[int]:
+    """Of each tile of the order its row of tiles, own rows' first."""
+    return [i for group in _groups(product) for i in (*group,) * product.tiles[1]]
+
+
+def _memory_us(product: Product, machine: Machine) -> float:
+    """Reading B, again for each group of rows of tiles if it does not stay in L2."""
+    b_bytes = product.n * product.k * product.itemsize
+    times = len([*_groups(product)]) if b_bytes > machine.cached_bytes else 1
+    return b_bytes * times / machine.memory_gbps / 1e3
+
+
+def scattered_us(product: Product, machine: Machine, engine: str = "push") -> float:
+    """The product, then reduce-scatter of its rows: other ranks' tiles first, own ones last."""
+    num_m, num_n = product.tiles
+    programs = machine.num_sms
+    alone = _run(product, machine, [0.0] * num_m, programs)
+    sent_bytes = product.m * product.n * product.itemsize * (product.num_ranks - 1)
+    sent_bytes /= product.num_ranks
+    gbps = machine.push_gbps if engine == "push" else machine.far_gbps
+    # The last tiles for others leave when own ones begin, and are needed when those end.
+    sent_us = sent_bytes / gbps / 1e3 + machine.signal_us
+    own_us = num_m / product.num_ranks * num_n * tile_us(product, machine) / programs
+    own_bytes = product.rows * product.n * product.itemsize * (product.num_ranks - 1)
+    combine_us = own_bytes / (machine.combine_gbps * min(programs, num_m * num_n)) / 1e3
+    exposed = max(0.0, sent_us - (alone - own_us), machine.signal_us)
+    return max(alone, alone - own_us + exposed) + combine_us + machine.end_us
+
+
+def reduced_us(product: Product, machine: Machine, engine: str = "push") -> float:
+    """The product, then the sum of it over ranks.
+
+    push: rows are summed by their owners, which send them on. packets: each rank sums all rows.
+    """
+    if engine == "packets":
+        programs, (num_m, num_n) = machine.num_sms, product.tiles
+        each = tile_us(product, machine)
+        # A tile's sum is shared by as many programs as there are.
+        split = max(1, min(4, programs // max(1, num_m * num_n)))
+        compute = ceil(num_m * num_n * split / programs) * each / split
+        whole = product.m * product.n * product.itemsize
+        moved = whole * (product.num_ranks - 1) / machine.packet_gbps / 1e3
+        return max(compute, _memory_us(product, machine)) + machine.packet_us + moved + 4.0
+    whole_bytes = product.rows * product.n * product.itemsize * (product.num_ranks - 1)
+    gbps = machine.push_gbps if engine == "push" else machine.far_gbps
+    back_us = whole_bytes / gbps / 1e3 + machine.signal_us
+    own_us = product.tiles[0] / product.num_ranks * product.tiles[1]
+    own_us *= tile_us(product, machine) / machine.num_sms
+    return scattered_us(product, machine, engine) + max(0.0, back_us - own_us) + machine.signal_us
+
+
+# ---------------------------------------------------------------------------------------------
+# Libraries, one after the other
+
+
+def library_product_us(product: Product, machine: Machine) -> float:
+    """cuBLAS."""
+    flops = 2 * product.m * product.n * product.k / machine.library_tflops
+    memory = product.n * product.k * product.itemsize * 1e3 / machine.library_gbps
+    return max(flops, memory) / 1e6 + machine.library_us
+
+
+def library_collective_us(product: Product, machine: Machine, kind: str) -> float:
+    """The best library's collective of the product's rows: those of A, or of what it gives."""
+    if product.num_ranks == 1:
+        return 0.0
+    if kind == "all_gather":
+        return on_curve(machine.gather, product.rows * product.k * product.itemsize)
+    if kind == "reduce_scatter":
+        return on_curve(machine.scatter, product.rows * product.n * product.itemsize)
+    return on_curve(machine.reduce, product.m * product.n * product.itemsize)

@@ -1,0 +1,70 @@
+"""What is known when a program is called, and what its user has settled beforehand.
+
+Both are the same on all ranks, so that all choose alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.base.target import Target, parse_target
+
+# Sizes of one class get one plan: two classes to each doubling.
+SMALLEST_CLASS = 16
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of a call: the sizes that the program calls by name, the ranks, and where they run.
+
+    `nodes` counts the ranks of each scale-up domain; () is one domain. `on_heap`: inputs that lie
+    in symmetric memory on all ranks, where peers may read them in place.
+    """
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    num_ranks: int = 4
+    target: Target = field(default_factory=lambda: parse_target("cuda:90"))
+    nodes: tuple[int, ...] = ()
+    on_heap: frozenset[str] = frozenset()
+
+    @property
+    def num_nodes(self) -> int:
+        return max(1, len(self.nodes))
+
+    def key(self, in_place: bool) -> tuple:
+        """Calls with one key get one plan: sizes by their class, and whether rows lie evenly."""
+        classes = tuple((name, class_of(size)) for name, size in sorted(self.sizes.items()))
+        return (classes, self.num_ranks, self.target, self.nodes, in_place and self.on_heap)
+
+    def representative(self) -> Facts:
+        """The largest call of its class, for which the plan of all of them is made."""
+        sizes = {name: class_of(size) for name, size in self.sizes.items()}
+        return Facts(sizes, self.num_ranks, self.target, self.nodes, self.on_heap)
+
+
+def class_of(size: int) -> int:
+    """The next of 1, 16, 24, 32, 48, 64, 96, ..."""
+    if size <= 1:
+        return size
+    found = SMALLEST_CLASS
+    while found < size:
+        if found * 3 // 2 >= size:
+            return found * 3 // 2
+        found *= 2
+    return found
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user settles, by the name of a task; what is left out the compiler chooses.
+
+    `orders` are functions as in tiles/swizzle.py: order(i, num_m, num_n, args) -> (i_m, i_n), a
+    bijection. `engines` takes "library" too: then nothing of that kernel is fused.
+    """
+
+    tiles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    engines: Mapping[str, str] = field(default_factory=dict)
+    orders: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    chunks: Mapping[str, int] = field(default_factory=dict)

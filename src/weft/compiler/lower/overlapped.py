@@ -1,0 +1,180 @@
+"""Lower a planned program to what moves and what runs: transfers, kernels, calls of libraries.
+
+    gathered = all_gather(a, dim=0, kernel=p_gather, engine=push)    ->    launch(p_push, ...)
+    product = matmul(gathered, b, kernel=p_multiply)                       launch(p_multiply, ...)
+
+Nothing is ordered yet but by the stream: `insert_signals` says who waits for whom, `allocate` where
+buffers lie. Values that stay in a kernel's registers have no buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from weft.compiler.facts import Facts
+from weft.compiler.lower.unfused import local_sizes
+from weft.compiler.passes.map import Carriers, carriers, made_for_others
+from weft.ir.device import (
+    NUM_RANKS,
+    Buffer,
+    Call,
+    Channel,
+    Copy,
+    Do,
+    Launch,
+    Part,
+    Plan,
+    Statement,
+    Step,
+)
+from weft.ir.task import Program, Task, Type
+
+# What a gather's kernel is called by what carries the rows; engines are fed by staging.
+VERBS = {"copy_engine": "stage", "push": "push", "put": "push"}
+
+
+def draw(program: Program, channels: Sequence[Channel], facts: Facts) -> Plan:
+    """The plan of each rank, at stage drawn: buffers, then steps in an order that they can run."""
+    given = {one.name for one in channels}
+    drawn = [_drawn(program, unit, facts) for unit in units(program)]
+    buffers = [one for unit in drawn for one in unit.buffers]
+    used = {one.name for one in buffers}
+    told = [one for one in channels if one.buffer in used and one.name in given and _is_used(
+        program, one)]  # fmt: skip
+    steps = [step for unit in drawn for step in unit.steps]
+    statements: list[Statement] = [*program.choices, *_inputs(program, facts), *buffers, *told]
+    return Plan(
+        program.name, program.mesh, (*statements, *steps), program.results, "drawn", program.place
+    )
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a kernel or a library's call comes to."""
+
+    buffers: tuple[Buffer, ...]
+    steps: tuple[Step, ...]
+
+
+def units(program: Program) -> list[tuple[Task, ...]]:
+    """Kernels' tasks, and tasks without a kernel, each behind what it needs."""
+    waiting = [
+        program.of_kernel(task.kernel) if task.kernel else (task,)
+        for task in program.tasks
+        if task.kind != "input" and (not task.kernel or program.of_kernel(task.kernel)[-1] is task)
+    ]
+    there = {task.name for task in program.tasks if task.kind == "input"}
+    found: list[tuple[Task, ...]] = []
+    while waiting:
+        # The legality of kernels says that there is one: they form no cycle.
+        unit = next(one for one in waiting if _outside(one) <= there)
+        waiting.remove(unit)
+        found.append(unit)
+        there |= {task.name for task in unit}
+    return found
+
+
+def _outside(unit: Sequence[Task]) -> set[str]:
+    """What a unit reads that it does not make."""
+    return {name for task in unit for name in task.operands} - {task.name for task in unit}
+
+
+def _inputs(program: Program, facts: Facts) -> Iterator[Buffer]:
+    in_place = {
+        task.operands[0]
+        for task in program.tasks
+        if task.engine == "copy_engine" and task.operands[0] in facts.on_heap
+    }
+    for task in program.tasks:
+        if task.kind == "input":
+            role = "shared" if task.name in in_place else "input"
+            yield _buffer(task, role)
+
+
+def _buffer(task: Task, role: str = "local") -> Buffer:
+    kind = _type(task)
+    return Buffer(task.name, kind.dtype, local_sizes(kind), role, place=task.place)
+
+
+def _is_used(program: Program, channel: Channel) -> bool:
+    """Is a channel of what kernels do, and not of a library's call?"""
+    names = {task.name for task in program.tasks if task.kernel}
+    return channel.buffer in names or all(one.name != channel.buffer for one in program.tasks)
+
+
+def _drawn(program: Program, unit: tuple[Task, ...], facts: Facts) -> Unit:
+    first = unit[0]
+    if not first.kernel:
+        fields = {"dim": first.dim, "eps": first.eps, "place": first.place}
+        call = Call(first.kind, first.operands, (first.name,), **fields)
+        return Unit((_buffer(first),), (call,))
+    if first.kind == "all_gather":
+        return _gather(program, first, facts)
+    return _kernel(program, unit)
+
+
+def _gather(program: Program, task: Task, facts: Facts) -> Unit:
+    """Rows on their way: by copy engines, from where they lie or from the slot; or by a kernel."""
+    (source,) = task.operands
+    ready = f"{task.name}_ready"
+    buffer = _buffer(task, "symmetric")
+    name = task.kernel.replace("_gather", f"_{VERBS[task.engine]}")
+    kernel = Launch(name, (source,), template="move", programs="pieces", place=task.place)
+    if task.engine != "copy_engine":
+        body = (Do("all_gather", (source,), task.name),)
+        return Unit((buffer,), (replace(kernel, pushes=(task.name,), body=body),))
+    if source in facts.on_heap and program.task(source).kind == "input":
+        return Unit((buffer,), (Copy(source, task.name, "pull", ready, place=task.place),))
+    body = (Do("stage", (source,), task.name),)
+    stage = replace(kernel, writes=(task.name,), body=body)
+    return Unit((buffer,), (stage, Copy(task.name, task.name, "pull", ready, place=task.place)))
+
+
+def _kernel(program: Program, unit: tuple[Task, ...]) -> Unit:
+    """A product with what is done to its tiles, or rows that are summed and worked on."""
+    first = unit[0]
+    made = made_for_others(program, unit)
+    carried = carriers(program, first.kernel)
+    on_heap = _carriers_of(program, unit, carried)
+    names = [one.name for one in on_heap]
+    launch = Launch(
+        first.kernel, (*_reads(program, unit), *names), made, tuple(names),
+        template="gemm" if first.kind == "matmul" else "rows",
+        body=tuple(Do(one.kind, one.operands, one.name, one.eps) for one in unit),
+        tile=first.tile, order=first.order, programs=first.programs, spare=first.spare,
+        split_k=first.split_k, place=first.place,
+    )  # fmt: skip
+    results = tuple(_buffer(program.task(name)) for name in made)
+    return Unit((*on_heap, *results), (launch,))
+
+
+def _reads(program: Program, unit: Sequence[Task]) -> tuple[str, ...]:
+    """What a kernel is given, each once; of gathered rows also where its own lie."""
+    names: list[str] = []
+    inside = {task.name for task in unit}
+    for name in (name for task in unit for name in task.operands if name not in inside):
+        source = program.task(name)
+        is_gathered = source.kind == "all_gather" and source.kernel
+        names += [source.operands[0], name] if is_gathered else [name]
+    return tuple(dict.fromkeys(names))
+
+
+def _carriers_of(program: Program, unit: Sequence[Task], carried: Carriers) -> list[Buffer]:
+    """The buffers by which sums travel; a rank's part of them, from each rank."""
+    total = next((one for one in unit if one.kind in ("reduce_scatter", "all_reduce")), None)
+    if total is None:
+        return []
+    kind = _type(total)
+    rows = kind.sizes[0] if total.engine == "packets" else Part(kind.sizes[0])
+    sizes = (NUM_RANKS, rows, kind.sizes[1])
+    found = [Buffer(carried.partials, kind.dtype, sizes, "symmetric", place=total.place)]
+    for value, name in carried.gathered.items():
+        of = _type(program.task(value))
+        found.append(Buffer(name, of.dtype, of.sizes, "symmetric", place=total.place))
+    return found
+
+
+def _type(task: Task) -> Type:
+    assert task.type is not None
+    return task.type

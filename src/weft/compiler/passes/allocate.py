@@ -1,0 +1,130 @@
+"""Give buffers their memory: those whose lives do not meet share it.
+
+    gated = buffer(bfloat16, (m, Part(12288)))    ->    buffer(..., shares=...)
+
+A buffer lives from its first use to its last, on all ranks that use it: what peers write must be
+ordered behind the last reader over a channel. Lives are those of the plan's own order, so which
+buffers share is known when it is compiled; how large they are follows from the sizes of a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from weft.base.dtypes import DTYPES
+from weft.compiler.passes.tile import part_of
+from weft.ir import device
+from weft.ir.device import GIVEN, NUM_RANKS, Buffer, Moments, Part, Plan
+
+ALIGNMENT = 256
+
+
+def allocate(plan: Plan) -> Plan:
+    """From stage signalled to stage allocated."""
+    moments = Moments(plan)
+    shares: dict[str, str] = {}
+    homes: list[Buffer] = []
+    for buffer in plan.of(Buffer):
+        if buffer.role in GIVEN:
+            continue
+        home = next((one for one in homes if _can_share(plan, buffer, one, shares, moments)), None)
+        if home is None:
+            homes.append(buffer)
+        else:
+            shares[buffer.name] = home.name
+    statements = tuple(
+        replace(one, shares=shares[one.name])
+        if isinstance(one, Buffer) and one.name in shares else one
+        for one in plan.statements
+    )  # fmt: skip
+    return replace(plan, statements=statements, stage="allocated")
+
+
+def _can_share(
+    plan: Plan, buffer: Buffer, home: Buffer, shares: Mapping[str, str], moments: Moments
+) -> bool:
+    """A result stays the caller's: it shares nothing."""
+    if buffer.role != home.role or {buffer.name, home.name} & {*plan.results}:
+        return False
+    there = [home.name, *(name for name, other in shares.items() if other == home.name)]
+    return all(device.are_apart(plan, name, buffer.name, moments) for name in there)
+
+
+@dataclass(frozen=True)
+class Region:
+    """Bytes of one buffer from `offset` on, within what is allocated of its role."""
+
+    buffer: str
+    role: str
+    offset: int
+    num_bytes: int
+    first_step: int
+    last_step: int
+
+
+def layout(plan: Plan, sizes: Mapping[str, int], num_ranks: int) -> dict[str, Region]:
+    """Where the buffers of a call lie, those that share at one offset. The same on all ranks:
+    parts are reckoned with as if they were full."""
+    buffers = {one.name: one for one in plan.of(Buffer) if one.role not in GIVEN}
+    needed = {name: bytes_of(one, sizes, num_ranks) for name, one in buffers.items()}
+    homes: dict[str, int] = {}
+    for name, buffer in buffers.items():
+        home = buffer.shares or name
+        homes[home] = max(homes.get(home, 0), needed[name])
+    ends: dict[str, int] = {}
+    offsets: dict[str, int] = {}
+    for home, num_bytes in homes.items():
+        role = buffers[home].role
+        offsets[home] = ends.get(role, 0)
+        ends[role] = offsets[home] + -(-num_bytes // ALIGNMENT) * ALIGNMENT
+    lives = lifetimes(plan)
+    return {
+        name: Region(name, one.role, offsets[one.shares or name], needed[name], *lives[name])
+        for name, one in buffers.items()
+    }
+
+
+def lifetimes(plan: Plan) -> dict[str, tuple[int, int]]:
+    """Of each buffer the first and the last step that uses it; a result lives on behind the last.
+
+    Steps are numbered from 1 on, as the plan lists them.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for i, step in enumerate(plan.steps, 1):
+        for access in device.accesses(step):
+            first, _ = found.get(access.buffer, (i, i))
+            found[access.buffer] = (first, i)
+    for name in plan.results:
+        found[name] = (found.get(name, (0, 0))[0], len(plan.steps) + 1)
+    return found
+
+
+def dump(plan: Plan, sizes: Mapping[str, int], num_ranks: int) -> str:
+    """Lifetimes as text: a line for each buffer, a mark for each step in which it lives."""
+    regions = layout(plan, sizes, num_ranks)
+    lines = [f"{'buffer':20} {'offset':>12} {'bytes':>12}  steps 1 to {len(plan.steps)}"]
+    for one in regions.values():
+        life = range(one.first_step, one.last_step + 1)
+        marks = "".join("#" if i in life else "." for i in range(1, len(plan.steps) + 1))
+        where = f"{one.role} {one.offset}"
+        lines.append(f"{one.buffer:20} {where:>12} {one.num_bytes:>12}  {marks}")
+    return "\n".join(lines)
+
+
+def bytes_of(buffer: Buffer, sizes: Mapping[str, int], num_ranks: int) -> int:
+    """Of one rank whose parts are full."""
+    total = DTYPES[buffer.dtype].itemsize
+    for size in buffer.sizes:
+        total *= extent_of(size, sizes, 0, num_ranks)
+    return total
+
+
+def extent_of(size: int | str | Part, sizes: Mapping[str, int], rank: int, num_ranks: int) -> int:
+    """A size of a buffer as a number, on a rank."""
+    if isinstance(size, Part):
+        first, end = part_of(extent_of(size.size, sizes, rank, num_ranks), rank, num_ranks)
+        return end - first
+    if size == NUM_RANKS:
+        return num_ranks
+    return sizes[size] if isinstance(size, str) else size

@@ -1,0 +1,98 @@
+"""Choose for each collective of a kernel what carries its data, and whether to fuse at all.
+
+    gathered = all_gather(a, dim=0, kernel=p_gather)
+    ->    all_gather(a, dim=0, kernel=p_gather, engine=copy_engine)
+
+Copy engines leave all SMs to the product but start late; SMs push at once but are missing there;
+puts with signals reach other nodes; packets save the signal of small messages. Which is first is
+predicted, with the tiles that go with it (weft.compiler.cost); where the libraries one after the
+other would be first, they are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from weft.base.errors import ConfigError
+from weft.compiler.cost.choose import LIBRARY, Way, ways
+from weft.compiler.facts import Facts, Settings
+from weft.ir.choice import Choice
+from weft.ir.task import ENGINES, Program, Task
+
+
+def engines(program: Program, facts: Facts, settings: Settings) -> Program:
+    """Raises  ConfigError: an engine that is asked for and cannot be, with those that can"""
+    _check_names(program, settings.engines)
+    for collective, products in pairs(program):
+        found = ways(program, products, collective, facts) if products else _rows(collective, facts)
+        asked = settings.engines.get(collective.name)
+        best = _asked(program, collective, asked, found) if asked else found[0]
+        told = f"asked for; predicted {_told([best])}" if asked else _told(found)
+        program = _with(program, collective, products, best)
+        choice = Choice(collective.name, "engine", best.engine, told, collective.place)
+        program = replace(program, choices=(*program.choices, choice))
+    return program
+
+
+def pairs(program: Program) -> Iterator[tuple[Task, tuple[Task, ...]]]:
+    """Each collective of a kernel, with the products that hide it; none where rows are reduced."""
+    for task in program.tasks:
+        if not task.kernel or task.kind not in ENGINES:
+            continue
+        if task.kind == "all_gather":
+            yield task, program.users(task.name)
+        else:
+            first = program.of_kernel(task.kernel)[0]
+            yield task, (first,) if first.kind == "matmul" else ()
+
+
+def _rows(collective: Task, facts: Facts) -> list[Way]:
+    """Of a sum over ranks whose rows are worked on where they are summed."""
+    return [Way("put" if facts.num_nodes > 1 else "push", (), "tiles", 0.0)]
+
+
+def _asked(program: Program, collective: Task, engine: str, found: list[Way]) -> Way:
+    for way in found:
+        if way.engine == engine:
+            return way
+    can = ", ".join(dict.fromkeys(way.engine for way in found))
+    told = f"{collective.kind} {collective.name} has engine={engine}; here it can have {can}"
+    raise ConfigError(f"{program.name}: {told}", place=collective.place)
+
+
+def _with(program: Program, collective: Task, products: tuple[Task, ...], way: Way) -> Program:
+    """The program where that way is taken."""
+    kernels = {collective.kernel, *(one.kernel for one in products)}
+
+    def taken(task: Task) -> Task:
+        if way.engine == LIBRARY and task.kernel in kernels:
+            return replace(task, kernel="")
+        if task.name == collective.name:
+            return replace(task, engine=way.engine)
+        if task.name in {one.name for one in products}:
+            return replace(task, tile=way.tile)
+        return task
+
+    return replace(program, tasks=tuple(map(taken, program.tasks)))
+
+
+def _told(found: list[Way]) -> str:
+    """The best of each engine, in us."""
+    best: dict[str, Way] = {}
+    for way in found:
+        best.setdefault(way.engine, way)
+    return ", ".join(map(_way_told, best.values()))
+
+
+def _way_told(way: Way) -> str:
+    told = f"{way.engine} {way.us:.0f} us" if way.us else f"{way.engine}: nothing else is there"
+    return told + (f" in tiles of {way.tile[0]} x {way.tile[1]}" if way.tile else "")
+
+
+def _check_names(program: Program, asked: Mapping[str, str]) -> None:
+    known = [task.name for task, _ in pairs(program)]
+    if unknown := sorted(set(asked) - set(known)):
+        told = f"engines for {', '.join(unknown)}; collectives that kernels hide are"
+        raise ConfigError(f"{program.name}: {told} {', '.join(known) or 'none'}",
+                          place=program.place)  # fmt: skip

@@ -1,0 +1,168 @@
+"""Say which tasks become one kernel; the others stay calls of libraries.
+
+    gathered = all_gather(a)                 ->    all_gather(a, dim=0, kernel=p_gather)
+    product = matmul(gathered, b)                  matmul(gathered, b, kernel=p_multiply)
+    gated = silu_mul(product)                      silu_mul(product, kernel=p_multiply)
+
+A kernel is worth its while where it hides communication: a product of gathered rows, a product
+whose sums are scattered or summed over ranks, or a sum over ranks with what is done to its rows.
+What follows a product element by element is done in registers, where a tile of it needs no other
+tile of the product. A product alone is the library's: nothing is faster.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from weft.ir.choice import Choice
+from weft.ir.task import KINDS, All, Program, Replicate, Task, cycle_of
+
+# Verbs of kernels: PROGRAM_VERB, numbered from the second on.
+VERBS = {"all_gather": "gather", "matmul": "multiply", "all_reduce": "reduce"}
+ELEMENTWISE = tuple(
+    kind for kind, row in KINDS.items()
+    if row.region and not row.is_collective
+    and not any(isinstance(axis, All) for region in row.region for axis in region)
+)  # fmt: skip
+# What may follow a sum over ranks in the kernel that has whole rows: it leaves their width.
+ROW_WISE = ("silu", "mul", "add", "rms_norm")
+
+
+def fuse(program: Program) -> Program:
+    """The program with `kernel` given to the tasks that run as kernels, and why."""
+    kernels: dict[str, str] = {}
+    choices: list[Choice] = []
+    numbers: Counter[str] = Counter()
+
+    def claim(tasks: Sequence[Task], why: str) -> bool:
+        nonlocal kernels
+        verb = VERBS[tasks[0].kind]
+        number = numbers[verb] + 1
+        name = f"{program.name}_{verb}" + (f"_{number}" if number > 1 else "")
+        claimed = kernels | {task.name: name for task in tasks}
+        if cycle_of(program, claimed):  # another kernel stands between its tasks
+            return False
+        kernels, numbers[verb] = claimed, number
+        told = ", ".join(task.name for task in tasks)
+        choices.append(Choice(told, "kernel", name, why, tasks[0].place))
+        return True
+
+    gathers = {task.name for task in program.tasks if _is_hidden_gather(program, task)}
+    for task in program.tasks:
+        if task.name in kernels:
+            continue
+        if task.name in gathers:
+            claim([task], "its rows arrive while tiles of others are multiplied")
+        elif task.kind == "matmul":
+            group = _of_product(program, task, kernels)
+            is_behind = task.operands[0] in gathers
+            if group[-1].kind in ("reduce_scatter", "all_reduce") and not is_behind:
+                claim(group, "sums of tiles travel while others are multiplied")
+            elif is_behind:
+                group = [one for one in group if not KINDS[one.kind].is_collective]
+                why = f"multiplies rows of {task.operands[0]} as they arrive"
+                _ = claim(group, why) or claim([task], why)
+        elif task.kind == "all_reduce":
+            group = _of_sum(program, task, kernels)
+            has_width = task.type is not None and isinstance(task.type.sizes[1], int)
+            if len(group) > 1 and has_width:
+                claim(group, "rows are worked on where they are summed, and sent when done")
+    tasks = tuple(replace(one, kernel=kernels.get(one.name, "")) for one in program.tasks)
+    fused = replace(program, tasks=tasks, stage="fused")
+    return replace(fused, choices=(*program.choices, *choices, *_left(fused)))
+
+
+def _is_hidden_gather(program: Program, task: Task) -> bool:
+    """Rows that products alone read, each row by tiles of its own."""
+    users = program.users(task.name)
+    return (
+        task.kind == "all_gather" and task.dim == 0 and task.name not in program.results
+        and bool(users)
+        and all(
+            one.kind == "matmul" and one.operands[0] == task.name and one.operands[1] != task.name
+            for one in users
+        )
+    )  # fmt: skip
+
+
+def _of_product(program: Program, task: Task, kernels: dict[str, str]) -> list[Task]:
+    """A product, what is done to it in registers, and the collective that ends it."""
+    group = _grown(program, [task], ELEMENTWISE, kernels, ends=lambda one: _is_end(program, one))
+    last = group[-1]
+    users = program.users(last.name)
+    if len(users) == 1 and last.name not in program.results and _can_scatter(users[0]):
+        return [*group, users[0]]
+    return group
+
+
+def _can_scatter(task: Task) -> bool:
+    return task.kind == "all_reduce" or (task.kind == "reduce_scatter" and task.dim == 0)
+
+
+def _of_sum(program: Program, task: Task, kernels: dict[str, str]) -> list[Task]:
+    """A sum over ranks, and what is done to its rows: any of its values may be used elsewhere."""
+
+    def fits(one: Task, inner: Sequence[str]) -> bool:
+        # A row is worked on by the rank that sums it: what it meets there must be the same on all.
+        operands = [program.task(name).type for name in one.operands]
+        is_whole = all(kind is not None and kind.placement == Replicate() for kind in operands)
+        is_row = one.kind != "rms_norm" or inner == [one.operands[0]]
+        return is_whole and is_row
+
+    return _grown(program, [task], ROW_WISE, kernels, fits=fits, ends=lambda group: True)
+
+
+def _grown(
+    program: Program, group: list[Task], kinds: Sequence[str], kernels: dict[str, str], *,
+    fits: Callable[[Task, Sequence[str]], bool] = lambda task, inner: True,
+    ends: Callable[[Sequence[Task]], bool],
+) -> list[Task]:  # fmt: skip
+    """`group` and the tasks behind it that can follow, cut where it `ends` well."""
+    best = list(group)
+    place = program.tasks.index(group[0])
+    behind = {group[0].name}  # values that are there only when the group has run
+    for task in program.tasks[place + 1 :]:
+        inner = [name for name in task.operands if name in {one.name for one in group}]
+        outer = [name for name in task.operands if name not in inner]
+        follows = task.kind in kinds and inner and not kernels.get(task.name)
+        if follows and not behind & set(outer) and fits(task, inner):
+            group = [*group, task]
+            if ends(group):
+                best = group
+        if behind & set(task.operands):
+            behind.add(task.name)
+    return best
+
+
+def _is_end(program: Program, group: Sequence[Task]) -> bool:
+    """Is the last value of the group the only one that is used outside?"""
+    names = {one.name for one in group}
+    for one in group[:-1]:
+        if one.name in program.results:
+            return False
+        if any(user.name not in names for user in program.users(one.name)):
+            return False
+    return True
+
+
+def _left(program: Program) -> Iterator[Choice]:
+    """Collectives that nothing hides, and why."""
+    for task in program.tasks:
+        if KINDS[task.kind].is_collective and not task.kernel:
+            yield Choice(task.name, "kernel", "library", _reason(program, task), task.place)
+
+
+def _reason(program: Program, task: Task) -> str:
+    users, source = program.users(task.name), program.task(task.operands[0])
+    if task.dim == 1:
+        return "it works along columns; rows alone are overlapped"
+    if task.kind == "all_gather":
+        if task.name in program.results or not users:
+            return "it is a result: its rows must outlive the call"
+        others = [one.name for one in users if one.kind != "matmul" or one.operands[1] == task.name]
+        return f"{', '.join(others)} reads it otherwise than as rows of a product"
+    if source.kind == "input" or not source.kernel:
+        return f"there is no product behind it to hide it: {source.name} is of {source.kind}"
+    return f"{source.name} is used elsewhere too, or waits for rows itself"

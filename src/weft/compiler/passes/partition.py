@@ -1,0 +1,56 @@
+"""Give each kernel its programs: how many, and which SMs it leaves free.
+
+    matmul(gathered, b, kernel=p_multiply, order=gather)    ->    ..., programs=resident, spare=1
+
+Programs that wait for each other, here or on other ranks, must all be resident: a grid of as many
+as there are SMs, each doing tiles in turn. Behind copies that are announced by small kernels on a
+stream of their own one SM is left free, or those would wait for the product that waits for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.base.errors import ConfigError
+from weft.compiler.facts import Facts
+from weft.ir.choice import Choice
+from weft.ir.task import Program, Task
+
+# For the kernels that announce, one after the other, beside a resident grid.
+SPARE_SMS = 1
+# Programs that share one tile's sum where there are few tiles.
+SPLIT_K = 4
+
+
+def partition(program: Program, facts: Facts) -> Program:
+    """Raises  ConfigError: a target without an SM to spare"""
+    tasks, choices = list(program.tasks), []
+    for name in program.kernels:
+        first = program.of_kernel(name)[0]
+        changed, why = _of_kernel(program, first, facts)
+        tasks[tasks.index(first)] = changed
+        taken = changed.programs + (f", {changed.spare} SM left" if changed.spare else "")
+        choices.append(Choice(name, "programs", taken, why, first.place))
+    return replace(
+        program, tasks=tuple(tasks), stage="planned", choices=(*program.choices, *choices)
+    )
+
+
+def _of_kernel(program: Program, first: Task, facts: Facts) -> tuple[Task, str]:
+    if first.kind == "all_gather":
+        return replace(first, programs="pieces"), "as many as share a rank's rows"
+    spare = 0
+    if first.kind == "matmul" and program.task(first.operands[0]).engine == "copy_engine":
+        spare = SPARE_SMS
+        if facts.target.num_sms <= spare:
+            told = f"{first.kernel} leaves {spare} SM free, {facts.target} has"
+            raise ConfigError(
+                f"{program.name}: {told} {facts.target.num_sms}: take engine=push",
+                place=first.place,
+            )
+    is_split = any(one.engine == "packets" for one in program.of_kernel(first.kernel))
+    why = "programs wait for each other's tiles: all must be resident"
+    if spare:
+        why += "; copies are announced beside them"
+    changed = replace(first, programs="resident", spare=spare, split_k=SPLIT_K if is_split else 1)
+    return changed, why

@@ -1,0 +1,70 @@
+"""The operators as programs: what the tests of passes, plans and kernels compile."""
+
+from __future__ import annotations
+
+from weft.compiler import (
+    Partial,
+    Replicate,
+    Shard,
+    Tensor,
+    all_gather,
+    all_reduce,
+    reduce_scatter,
+    rms_norm,
+    silu_mul,
+)
+from weft.compiler.facts import Facts, Settings
+from weft.compiler.frontend import trace
+from weft.compiler.passes.place import place
+from weft.compiler.pipeline import Stages, overlap
+from weft.ir.task import Program
+
+
+def ag_gemm(a, b):
+    return all_gather(a) @ b
+
+
+def gemm_rs(a, b):
+    return reduce_scatter(a @ b)
+
+
+def gemm_ar(a, b):
+    return all_reduce(a @ b)
+
+
+def all_reduce_rms_norm(x, residual, weight):
+    total = all_reduce(x) + residual
+    return rms_norm(total, weight), total
+
+
+def mlp(x, w1, w2):
+    return reduce_scatter(silu_mul(all_gather(x) @ w1) @ w2)
+
+
+def _of(*sizes, dtype: str = "bfloat16") -> Tensor:
+    return Tensor(dtype, sizes[:-1], sizes[-1])
+
+
+PARAMETERS = {
+    ag_gemm: {"a": _of("m", 4096, Shard(0)), "b": _of(4096, 28672, Shard(1))},
+    gemm_rs: {"a": _of("m", 14336, Shard(1)), "b": _of(14336, 4096, Shard(0))},
+    gemm_ar: {"a": _of("m", 14336, Shard(1)), "b": _of(14336, 4096, Shard(0))},
+    all_reduce_rms_norm: {
+        "x": _of("m", 4096, Partial()), "residual": _of("m", 4096, Replicate()),
+        "weight": _of(1, 4096, Replicate()),
+    },
+    mlp: {
+        "x": _of("m", 4096, Shard(0)), "w1": _of(4096, 24576, Shard(1)),
+        "w2": _of(12288, 4096, Shard(0)),
+    },
+}  # fmt: skip
+
+
+def placed(function) -> Program:
+    return place(trace(function, "tp", PARAMETERS[function]))
+
+
+def compiled(function, m: int = 8192, on_heap: str = "", **settings) -> Stages:
+    """For m rows on four H200s; `on_heap` are inputs, by one letter or a name each."""
+    facts = Facts({"m": m}, on_heap=frozenset(on_heap.split()))
+    return overlap(placed(function), facts, Settings(**settings))
