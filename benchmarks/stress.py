@@ -11,8 +11,10 @@ another each time, that sleeps up to 0.5 ms before a call. Writes results/stress
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import importlib
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -34,20 +36,21 @@ NUM_SEEDS = 40
 REPLAYED = 8
 
 # Rows and columns: whole vectors, several tiles for a lane; nothing that divides; one element.
-WHOLE, LARGE, ODD, ONE = (256, 512), (2048, 1024), (97, 33), (1, 1)
+WHOLE, LARGE, ODD, ONE = (256, 512), (1024, 1024), (97, 33), (1, 1)
+ALL = (WHOLE, LARGE, ODD, ONE)
 PRODUCTS = ("ag_gemm", "gemm_rs", "gemm_ar")
 INNER = 64
 
 
-def kinds(op: Any, world: Any) -> Iterator[tuple[tuple[int, int], Any, bool]]:
+def kinds(op: Any, world: Any, shapes: Any) -> Iterator[tuple[tuple[int, int], Any, bool]]:
     """(shape, configuration, is in place): every transport by whole vectors and by odd elements,
     with few lanes and small tiles, so in many steps; in place where it can be; and what is chosen,
     at every shape."""
-    for shape in (WHOLE, LARGE, ODD, ONE):
+    for shape in shapes:
         yield shape, None, False
     if op.name in PRODUCTS:
         return
-    for shape in (WHOLE, ODD):
+    for shape in [one for one in shapes if one in (WHOLE, ODD)]:
         problem = problem_of(op, world, shape)
         for config in op.candidates(problem, world.target):
             if config.transport != "nccl":
@@ -123,11 +126,11 @@ class Subject:
         x.fill_(-1)  # a rank that reads late reads this
 
 
-def subjects_of(world: Any, ops: list[str]) -> list[Subject]:
+def subjects_of(world: Any, ops: list[str], shapes: Any = ALL) -> list[Subject]:
     found = []
     for name in ops:
         op = importlib.import_module(f"weft.ops.{name}").op
-        found += [Subject(world, op, *kind) for kind in kinds(op, world)]
+        found += [Subject(world, op, *kind) for kind in kinds(op, world, shapes)]
     return found
 
 
@@ -211,15 +214,16 @@ def say(world: Any, text: str) -> None:
 def stress(world: Any, other: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Errors and calls of every way of using the operators, of all ranks together."""
     ops = options.ops.split(",")
+    begin = time.perf_counter()
     subjects = subjects_of(world, ops)
-    others = subjects_of(other, [name for name in ops if name not in PRODUCTS])
+    others = subjects_of(other, [name for name in ops if name not in PRODUCTS], (ODD, ONE))
     # Programs of both worlds are resident at once: few of each.
     small = [
         [one for one in some if one.config is not None and one.config.lanes <= 16]
         for some in (subjects, others)
     ]
     everyone = [*subjects, *others]
-    say(world, f"{len(everyone)} subjects")
+    say(world, f"{len(everyone)} subjects, drawn in {time.perf_counter() - begin:.1f} s")
     if world.device.type == "cuda":
         num_kernels, seconds = compile_together(world, lambda: [one.run() for one in everyone])
         other.calls.clear()
@@ -260,6 +264,8 @@ def stress(world: Any, other: Any, options: argparse.Namespace) -> dict[str, Any
 
 
 def main(rank: int, options: argparse.Namespace) -> None:
+    # Where all ranks are, should it hang: before the parent ends them.
+    faulthandler.dump_traceback_later(options.timeout - 2, file=sys.stderr)
     world = weft.init(heap_bytes=2 << 30)
     other = weft.init(heap_bytes=1 << 30)
     results = provenance() if rank == 0 else {}

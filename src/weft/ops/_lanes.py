@@ -468,16 +468,17 @@ def find_call(
     world: Any, op: str, tensors: Sequence[torch.Tensor | None], rest: tuple, make: Callable
 ) -> Any:
     """What `make()` returned when it was last asked for with tensors like these."""
-    key: list[Any] = [op, rest]
+    # Every microsecond here is one of a call's ten.
+    offset = world.offset
+    key: tuple = (op, rest)
     for one in tensors:
-        if one is not None:
-            key += (one.shape, one.stride(), one.dtype, one.get_device(), world.offset(one))
+        if one is None:
+            key += (None,)
         else:
-            key.append(None)
-    found = tuple(key)
-    call = world.calls.get(found)
+            key += (one.shape, one.dtype, one.is_contiguous(), one.get_device(), offset(one))
+    call = world.calls.get(key)
     if call is None:
-        call = world.calls[found] = make()
+        call = world.calls[key] = make()
     return call
 
 

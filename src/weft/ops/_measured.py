@@ -60,10 +60,24 @@ MEASURED = {
 
 # Where peers may read x where it lies; rows of MEASURED come behind.
 IN_PLACE = {
-    "all_reduce": (Row(ANY, "pull", 128, 16, 32),),
-    "all_gather": (Row(16 * MB, "pull", 128, 16, 64), Row(ANY, "copy_engine", 128, 16, 64)),
-    "reduce_scatter": (Row(ANY, "pull", 128, 16, 32),),
-    "all_to_all": (Row(ANY, "pull", 128, 16, 64),),
+    "all_reduce": (
+        Row(128 * KB, "one_shot_packets", 128, 4, 16),
+        Row(512 * KB, "two_shot_packets", 128, 4, 16),
+        Row(ANY, "pull", 256, 8, 64),
+    ),
+    "all_gather": (
+        Row(512 * KB, "packets", 128, 4, 16),
+        Row(16 * MB, "pull", 256, 8, 64),
+        Row(ANY, "copy_engine", 128, 16, 64),
+    ),
+    "reduce_scatter": (
+        Row(512 * KB, "packets", 128, 4, 16),
+        Row(ANY, "pull", 256, 8, 64),
+    ),
+    "all_to_all": (
+        Row(512 * KB, "packets", 128, 4, 16),
+        Row(ANY, "pull", 256, 8, 64),
+    ),
 }
 
 
