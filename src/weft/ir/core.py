@@ -123,7 +123,7 @@ class Hook:
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait until `words` of `signals` have reached the call's epoch plus `off`.
+    """Wait until `words` of `signals` have reached the call's epoch.
 
     `unless` leaves it out for own rows; `by=last` is for the last program alone.
     """
@@ -136,13 +136,12 @@ class Wait:
     by: str = ""
     order: str = "acquire"
     scope: str = "system"
-    off: int = 0
     place: Place = UNKNOWN
 
 
 @dataclass(frozen=True)
 class Notify:
-    """Set the tile's word of `signals` to the call's epoch plus `off`, on the rank(s) `to`."""
+    """Set the tile's word of `signals` to the call's epoch, on the rank or ranks `to`."""
 
     slot: str
     signals: str
@@ -150,7 +149,6 @@ class Notify:
     mapping: str
     order: str = "release"
     scope: str = "system"
-    off: int = 0
     place: Place = UNKNOWN
 
 

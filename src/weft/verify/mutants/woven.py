@@ -21,7 +21,14 @@ from weft.base.errors import UsageError
 from weft.emulator.rewriting import Rewrite
 from weft.ir import core, text
 from weft.verify.mutants.records import Mutant, Site, lines_of
-from weft.verify.mutants.results import CAUGHT, MISSED, NOT_RUN, MutantReport, Verdict
+from weft.verify.mutants.results import (
+    CAUGHT,
+    EQUIVALENT,
+    MISSED,
+    NOT_RUN,
+    MutantReport,
+    Verdict,
+)
 from weft.verify.mutants.search import PATIENCE, PATIENCE_S, Bounds, Run, shows
 
 # The program with one of its kernels generated from this: the ways it is run.
@@ -46,11 +53,27 @@ def search_woven(
     for mutant, changed in mutations(kernel):
         is_over = bounds.limit_s is not None and time.monotonic() - begin > bounds.limit_s
         runs = () if is_over else runs_of(changed)
-        report.verdicts.append(_verdict(mutant, runs, bounds, patience))
+        verdict = _verdict(mutant, runs, bounds, patience)
+        if verdict.outcome == MISSED and (reason := argument(kernel, mutant)):
+            verdict = replace(verdict, outcome=EQUIVALENT, by=reason)
+        report.verdicts.append(verdict)
     if report.of(NOT_RUN):
         report.bound = f"the limit of {bounds.limit_s:g} s was reached"
     report.seconds = time.monotonic() - begin
     return report
+
+
+def argument(kernel: core.Kernel, mutant: Mutant) -> str:
+    """Why a mutant changes nothing that ranks could see; "" where nothing says so."""
+    waits = {one.slot for one in kernel.of(core.Wait) if one.words != "all"}
+    word = mutant.site.primitive.split()[0]
+    of_credits = word == "credit" or (word == "finish" and mutant.kind == "swap")
+    if of_credits and {"combine", "collect"} <= waits:
+        return (
+            "a call ends when all others' sums have come, which they make of all shares: who is in "
+            "the next call knows that everybody has read what this one pushed"
+        )
+    return ""
 
 
 def _verdict(mutant: Mutant, runs: Sequence[Run], bounds: Bounds, patience: float) -> Verdict:
@@ -108,4 +131,5 @@ def _rest(before: tuple, after: tuple) -> tuple:
 # A notify goes before the tile's product, the end of a call before all of it; a wait goes behind
 # what it guards.
 EARLIER = {"announce": "ready", "done": "begin", "end": "begin"}
-LATER = {"begin": "end", "ready": "announce", "combine": "combine", "done": "done", "end": "end"}
+LATER = {"begin": "end", "ready": "announce", "combine": "combine", "collect": "collect",
+         "done": "done", "end": "end"}  # fmt: skip
