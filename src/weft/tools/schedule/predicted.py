@@ -1,0 +1,469 @@
+"""When each part of a plan would run, before anything does: Device IR played through in time.
+
+Every rank's streams follow the plan; a product's programs take their tiles in the kernel's order,
+each when its rows have arrived. What a copy, a tile or a signal costs are the constants of the
+compiler's model (`Machine`), so what is compared are plans with each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any, NamedTuple
+
+from weft.base.dtypes import DTYPES
+from weft.base.errors import UsageError
+from weft.base.schedule import Signal, Span
+from weft.compiler.cost.machine import Machine, on_curve
+from weft.ir.device import After, Buffer, Call, Channel, Copy, Launch, Notify, Part, Plan, Wait
+from weft.tiles import gemm_sm90, swizzle
+from weft.tools.schedule.events import Events, News
+
+GROUP_M = 8
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
+LINKS = "transfers of SMs"
+# A part of a process: what it yields and is sent is the process's, it gives the time of its end.
+Steps = Generator[Any, Any, float]
+
+
+class Tile(NamedTuple):
+    """Rows first .. end - 1 of rank `owner`'s part, or of all rows where owners are several."""
+
+    name: str
+    owner: int
+    i_m: int
+    i_n: int
+    words: tuple[tuple[int, int], ...]  # (source, chunk) of rows that must arrive first
+
+
+class Unit(NamedTuple):
+    """A tile, or of one that several programs share the steps first .. end - 1 of `whole`."""
+
+    tile: Tile
+    first: int
+    end: int
+    whole: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a plan does when; `end_us` is when the last rank is done."""
+
+    spans: Sequence[Span]
+    signals: Sequence[Signal]
+
+    @property
+    def end_us(self) -> float:
+        return max((span.end_us for span in self.spans), default=0.0)
+
+
+def predict(plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Machine) -> Schedule:
+    """Play `plan` through. `sizes` are those that a call knows.
+
+    Raises  UsageError: a size that is not given, a step whose cost is not known
+    """
+    played = _Played(plan, sizes, num_ranks, machine)
+    for rank in range(num_ranks):
+        for stream in dict.fromkeys(step.stream for step in plan.steps):
+            played.events.start(0.0, played.stream(rank, stream))
+    played.events.run()
+    return Schedule(played.spans, played.signals)
+
+
+class _Played:
+    def __init__(
+        self, plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Machine
+    ) -> None:
+        self.plan, self.sizes, self.num_ranks, self.machine = plan, sizes, num_ranks, machine
+        self.buffers: dict[str, Buffer] = {one.name: one for one in plan.of(Buffer)}
+        self.channels: dict[str, Channel] = {one.name: one for one in plan.of(Channel)}
+        self.events = Events()
+        self.spans: list[Span] = []
+        self.signals: list[Signal] = []
+        self.parts: dict[tuple[int, int], dict[tuple[int, int], list[int]]] = {}
+        self.link_free = [0.0] * num_ranks
+        self.engine_free = [0.0] * num_ranks
+
+    # ---- sizes
+
+    def size(self, size: int | str | Part, rank: int) -> int:
+        if isinstance(size, Part):
+            whole = self.size(size.size, rank)
+            rows = ceil(whole / self.num_ranks)
+            return max(0, min(rows, whole - rank * rows))
+        if isinstance(size, int):
+            return size
+        if size == "num_ranks":
+            return self.num_ranks
+        if size not in self.sizes:
+            raise UsageError(f"{self.plan.name}: the size {size} is not given")
+        return self.sizes[size]
+
+    def extents(self, name: str, rank: int) -> list[int]:
+        return [self.size(one, rank) for one in self.buffers[name].sizes]
+
+    def itemsize(self, name: str) -> int:
+        return DTYPES[self.buffers[name].dtype].itemsize
+
+    def row_bytes(self, name: str) -> int:
+        return self.extents(name, 0)[-1] * self.itemsize(name)
+
+    def rows_of(self, channel: Channel, rank: int) -> int:
+        return self.size(Part(channel.rows), rank)
+
+    # ---- streams
+
+    def stream(self, rank: int, stream: str) -> Iterator[Any]:
+        """One rank's stream, from its first step to its last."""
+        lane, now = f"stream {stream}", 0.0
+        for index, step in enumerate(self.plan.steps):
+            if step.stream != stream:
+                continue
+            if isinstance(step, After):
+                before = [
+                    i for i, s in enumerate(self.plan.steps[:index]) if s.stream == step.other
+                ]
+                if before:
+                    keys = (("step", rank, before[-1]),)
+                    now = yield from self.wait(rank, lane, now, keys, step.other)
+            elif isinstance(step, Notify):
+                now = yield from self.notify(rank, lane, now, step, index)
+            elif isinstance(step, Wait):
+                keys = tuple((step.channel, rank, peer) for peer in self.peers(rank))
+                now = yield from self.wait(rank, lane, now, keys, step.channel)
+            elif isinstance(step, Copy):
+                now = yield from self.copies(rank, now, step)
+            elif isinstance(step, Call):
+                now = yield from self.call(rank, lane, now, step, index)
+            else:
+                now = yield from self.launch(rank, lane, now, step, index)
+            self.events.tell(("step", rank, index), now, (rank, lane, now))
+
+    def peers(self, rank: int) -> list[int]:
+        """In the order in which their rows are asked for."""
+        return [(rank + hop) % self.num_ranks for hop in range(1, self.num_ranks)]
+
+    def span(
+        self, rank: int, lane: str, name: str, start: float, end: float, kind: str, about: int = -1
+    ) -> None:
+        if end > start:
+            self.spans.append(Span(rank, lane, name, start, end, kind, about))
+
+    def wait(self, rank: int, lane: str, now: float, keys: tuple[Any, ...], what: str) -> Steps:
+        """Until all of `keys` are there; the last of them ends the wait."""
+        if not keys:
+            return now
+        then, news = yield keys
+        if isinstance(news, News):
+            self.span(rank, lane, f"wait {what}", now, then, "wait")
+            if news.sender[:2] != (rank, lane):
+                self.signals.append(Signal(what, *news.sender, rank, lane, news.at_us))
+        return then
+
+    def notify(self, rank: int, lane: str, now: float, step: Notify, index: int) -> Steps:
+        """A kernel of one program; the first one on a stream of copies is their gate, too."""
+        is_gate = not any(isinstance(one, Copy) for one in self.plan.steps[:index])
+        took = self.machine.push_us
+        if is_gate and step.stream != "main":
+            took = max(took, self.machine.gate_us - self.machine.signal_us)
+        end = now + took
+        self.span(rank, lane, f"announce {step.channel}", now, end, "kernel")
+        for peer in self.peers(rank):
+            arrived = end + self.machine.signal_us
+            self.events.tell((step.channel, peer, rank), arrived, (rank, lane, end))
+        then, _ = yield end
+        return then
+
+    def copies(self, rank: int, now: float, step: Copy) -> Steps:
+        """Chunk by chunk, one after the other; each tells of itself on the rank that has it now."""
+        channel, machine, lane = self.channels[step.announces], self.machine, "copy engine 0"
+        chunks = self.number(channel.chunks)
+        row_bytes = self.row_bytes(step.source)
+        peers = self.peers(rank) if step.side == "pull" else self.peers(rank)[::-1]
+        for peer in peers:
+            source, to = (peer, rank) if step.side == "pull" else (rank, peer)
+            rows = self.rows_of(channel, source)
+            chunk_rows = max(1, ceil(self.rows_of(channel, 0) / chunks))
+            for chunk in range(chunks):
+                height = max(0, min(chunk_rows, rows - chunk * chunk_rows))
+                start = max(now, self.engine_free[rank])
+                end = start + machine.word_us
+                if height:
+                    end += machine.copy_us + us(height * row_bytes, machine.copy_gbps)
+                    name = f"{height} rows of rank {source}" + (f", chunk {chunk}" if chunk else "")
+                    self.span(rank, lane, name, start, end - machine.word_us, "copy", source)
+                self.span(
+                    rank, lane, f"signal {channel.name}", end - machine.word_us, end, "signal"
+                )
+                self.engine_free[rank] = end
+                self.events.tell((channel.name, to, source, chunk), end, (rank, lane, end))
+                now, _ = yield end
+        return now
+
+    def number(self, chunks: int | str) -> int:
+        return chunks if isinstance(chunks, int) else self.sizes.get(chunks, 1)
+
+    def call(self, rank: int, lane: str, now: float, step: Call, index: int) -> Steps:
+        """A library's: a collective begins when the last rank comes to it."""
+        machine, out = self.machine, step.writes[0]
+        moved = sum(prod(self.extents(name, 0)) * self.itemsize(name)
+                    for name in (*step.reads, out))  # fmt: skip
+        if step.function in COLLECTIVES:
+            self.events.tell(("call", index, rank), now, (rank, lane, now))
+            keys = tuple(("call", index, peer) for peer in self.peers(rank))
+            now = yield from self.wait(rank, lane, now, keys, "for all ranks")
+            shard = step.writes if step.function == "reduce_scatter" else step.reads
+            curve = {"all_gather": machine.gather, "reduce_scatter": machine.scatter}.get(
+                step.function, machine.reduce
+            )
+            nbytes = prod(self.extents(shard[0], 0)) * self.itemsize(shard[0])
+            took = on_curve(curve, nbytes) if self.num_ranks > 1 else 0.0
+            kind = "transfer"
+        elif step.function == "matmul":
+            m, n = self.extents(out, rank)
+            k = self.extents(step.reads[0], rank)[-1]
+            took = max(2e-6 * m * n * k / machine.library_tflops, us(moved, machine.library_gbps))
+            took, kind = took + machine.library_us, "torch"
+        else:
+            took, kind = machine.library_us + us(moved, machine.memory_gbps), "torch"
+        self.span(rank, lane, step.function, now, now + took, kind)
+        then, _ = yield now + took
+        return then
+
+    # ---- kernels
+
+    def launch(self, rank: int, lane: str, now: float, step: Launch, index: int) -> Steps:
+        start, end = now + self.machine.push_us, 0.0
+        if step.template == "move":
+            end = self.move(rank, start, step)
+            then, _ = yield end
+        elif step.template in ("gemm", "rows"):
+            then = yield from self.programs(rank, start, step, index)
+        else:
+            raise UsageError(
+                f"{self.plan.name}: what {step.kernel} costs is not known: its launch says no "
+                "template"
+            )
+        self.span(rank, lane, step.kernel, start, then, "kernel")
+        return then
+
+    def move(self, rank: int, start: float, step: Launch) -> float:
+        """Own rows to the own slot, or to every peer's, those first whose turn comes first."""
+        nbytes = prod(self.extents(step.reads[0], rank)) * self.itemsize(step.reads[0])
+        if not step.pushes:
+            end = start + self.machine.stage_us + us(nbytes, self.machine.stage_gbps)
+            self.span(rank, LINKS, f"{nbytes} bytes to own slot", start, end, "transfer", rank)
+            return end
+        end = start
+        for peer in reversed(self.peers(rank)):
+            end = self.push(rank, peer, nbytes, start)
+            for name in step.announces:
+                for chunk in range(self.number(self.channels[name].chunks)):
+                    self.tell_word((name, peer, rank, chunk), end, rank, LINKS)
+        return end
+
+    def push(self, rank: int, peer: int, nbytes: float, at: float) -> float:
+        """Stores to a peer, behind what its link carries already: when they have left."""
+        start = max(at, self.link_free[rank])
+        end = self.link_free[rank] = start + us(nbytes, self.machine.push_gbps)
+        self.span(rank, LINKS, f"{nbytes:.0f} bytes to rank {peer}", start, end, "transfer", rank)
+        return end
+
+    def tell_word(self, key: tuple[Any, ...], sent: float, rank: int, lane: str) -> None:
+        self.events.tell(key, sent + self.machine.signal_us, (rank, lane, sent))
+
+    def programs(self, rank: int, start: float, step: Launch, index: int) -> Steps:
+        """All programs of one launch; it ends when the last one does."""
+        dealt = self.dealt(rank, step)
+        for p, units in enumerate(dealt):
+            self.events.start(start, self.program(rank, p, start, step, index, units))
+        then, _ = yield tuple(("program", rank, index, p) for p in range(len(dealt)))
+        return then + self.machine.end_us
+
+    def dealt(self, rank: int, step: Launch) -> list[list[Unit]]:
+        """Each program's work, in its order; one program at least."""
+        tiles = self.tiles(rank, step)
+        most = {"tiles": max(1, len(tiles)), "one": 1}.get(
+            step.programs, max(1, self.machine.num_sms - step.spare)
+        )
+        split = max(1, step.split_k)
+        if step.template != "gemm" or split > 1 or not tiles or step.programs != "resident":
+            units = [Unit(tile, part, part + 1, split) for part in range(split) for tile in tiles]
+            return [units[p::most] for p in range(min(most, max(1, len(units))))]
+        n, k = self.extents(self.product(step), rank)[1], self.k_of(rank, step)
+        num_n = ceil(n / step.tile[1])
+        cut = gemm_sm90.cut.fn(len(tiles) // num_n, n, k, *step.tile[1:], most)
+        cut = gemm_sm90.Cut(*[getattr(number, "value", number) for number in cut])
+        return [
+            [Unit(tiles[i], begin, end, cut.num_k)
+             for i, begin, end in gemm_sm90.units(p, cut, most)]
+            for p in range(most)
+        ]  # fmt: skip
+
+    def k_of(self, rank: int, step: Launch) -> int:
+        return self.extents(step.body[0].operands[0], rank)[-1]
+
+    def tiles(self, rank: int, step: Launch) -> list[Tile]:
+        """In the kernel's order."""
+        awaited = [self.channels[name] for name in step.awaits]
+        gathers = [one for one in awaited if one.buffer in step.reads and one.own]
+        m, n = self.extents(self.product(step), rank)
+        own = [one for one in (*awaited, *map(self.channels.get, step.announces)) if one]
+        tile_m, tile_n = step.tile[0], step.tile[1]
+        num_n = ceil(n / tile_n) if n else 0
+        if gathers:
+            return self.gathered(rank, gathers[0], m, tile_m, num_n)
+        if any(one.cuts == "part" for one in own):
+            return self.scattered(rank, step, tile_m, num_n, own[0])
+        rows = range(ceil(m / tile_m))
+        return [Tile(f"tile {i}, {j}", rank, i, j, ()) for i in rows for j in range(num_n)]
+
+    def product(self, step: Launch) -> str:
+        """The buffer that says how many rows and columns a kernel works on."""
+        return step.writes[0]
+
+    def gathered(self, rank: int, channel: Channel, m: int, tile_m: int, num_n: int) -> list[Tile]:
+        """Own rows of tiles first, which need not arrive; the next rank's, and so on."""
+        rows, num_m = max(1, self.rows_of(channel, 0)), ceil(m / tile_m)
+        if not num_m:
+            return []
+        chunks = self.number(channel.chunks)
+        chunk_rows = max(1, ceil(rows / chunks))
+        own_first = min(rank * rows, m)
+        own_end = min(own_first + rows, m)
+        first = int(swizzle.first_to_gather.fn(own_first, own_end, tile_m, num_m))
+        head = max(1, min(rows // tile_m, num_m))
+        group_m = max(1, min(GROUP_M, rows // tile_m))
+        words = [
+            () if own_first <= begin and min(begin + tile_m, m) <= own_end
+            else tuple(self.words(rank, begin, min(begin + tile_m, m), rows, chunk_rows, chunks))
+            for begin in range(0, m, tile_m)
+        ]  # fmt: skip
+        order = (group_m, first, head)
+        tiles = [swizzle.rotated.fn(i, num_m, num_n, order)[:2] for i in range(num_m * num_n)]
+        return [
+            Tile(f"tile {i}, {j}: rows of rank {i * tile_m // rows}", i * tile_m // rows, i, j,
+                 words[i])
+            for i, j in tiles
+        ]  # fmt: skip
+
+    @staticmethod
+    def words(
+        rank: int, row: int, end: int, rows: int, chunk_rows: int, chunks: int
+    ) -> Iterator[tuple[int, int]]:
+        """(source, chunk) of rows row .. end - 1, own ones left out."""
+        while row < end:
+            source, inside = divmod(row, rows)
+            chunk = min(inside // chunk_rows, chunks - 1)
+            if source != rank:
+                yield source, chunk
+            row = source * rows + (rows if chunk == chunks - 1 else (chunk + 1) * chunk_rows)
+
+    def scattered(
+        self, rank: int, step: Launch, tile_m: int, num_n: int, channel: Channel
+    ) -> list[Tile]:
+        """The next rank's part first, the own one last; none straddles two parts."""
+        tiles = []
+        if step.template == "rows":  # a program takes many rows at once
+            most = max(1, self.rows_of(channel, 0))
+            tile_m = max(tile_m, ceil(most * self.num_ranks / self.machine.num_sms))
+        for owner in [*self.peers(rank), rank]:
+            num_m = ceil(self.rows_of(channel, owner) / tile_m)
+            for group in range(0, num_m, GROUP_M):
+                for j in range(num_n):
+                    for i in range(group, min(group + GROUP_M, num_m)):
+                        name = f"tile {i}, {j} of rank {owner}’s part"
+                        tiles.append(Tile(name, owner, i, j, ()))
+        return tiles
+
+    def program(
+        self, rank: int, p: int, now: float, step: Launch, index: int, units: list[Unit]
+    ) -> Iterator[Any]:
+        """One program: its tiles in turn, then what comes back from others."""
+        lane, begun = f"sm {p}", now
+        back = []
+        for tile, first, end, whole in units:
+            keys = tuple((name, rank, *word) for name in step.awaits for word in tile.words)
+            now = yield from self.wait(rank, lane, now, keys, ", ".join(step.awaits))
+            took = self.tile_us(rank, step) * (end - first) / whole
+            is_shared = end - first < whole
+            took += self.machine.share_us if is_shared else 0.0
+            name = f"part of {tile.name}" if is_shared else tile.name
+            self.span(rank, lane, name, now, now + took, "work", tile.owner)
+            now, _ = yield now + took
+            if is_shared:
+                self.events.tell(("part", rank, index, tile[2:4], end), now, (rank, lane, now))
+                if end < whole:
+                    continue
+                # Whoever has the last part makes the sum; the parts end where the others' begin.
+                ends = self.ends_of(rank, step, index)[tile[2:4]]
+                keys = tuple(("part", rank, index, tile[2:4], one) for one in ends if one < whole)
+                now = yield from self.wait(rank, lane, now, keys, "parts of the sum")
+            now = yield from self.emit(rank, lane, now, step, tile)
+            if len(step.pushes) > 1 and tile.owner == rank:
+                back.append(tile)
+        now = yield from self.collect(rank, p, lane, now, step, index)
+        self.span(rank, lane, f"{step.kernel}[{p}]", begun, now, "program")
+        self.events.tell(("program", rank, index, p), now, (rank, lane, now))
+
+    def ends_of(self, rank: int, step: Launch, index: int) -> dict[tuple[int, int], list[int]]:
+        """Where the parts of each tile end, of its steps over k."""
+        found = self.parts.get((rank, index))
+        if found is None:
+            found = self.parts[rank, index] = {}
+            for unit in [one for units in self.dealt(rank, step) for one in units]:
+                found.setdefault((unit.tile.i_m, unit.tile.i_n), []).append(unit.end)
+        return found
+
+    def tile_us(self, rank: int, step: Launch) -> float:
+        rows, columns = step.tile[0], step.tile[1]
+        if step.template == "rows":
+            moved = sum(self.row_bytes(name) for name in (*step.reads[:2], *step.writes))
+            return us(moved * rows, self.machine.memory_gbps / self.machine.num_sms)
+        k = self.k_of(rank, step)
+        slower = 1 if columns > 128 else self.machine.turns_cost
+        slower *= max(1.0, 64 / min(rows, 64) * 0.5)
+        return 2e-6 * rows * columns * k / self.machine.program_tflops * slower
+
+    def emit(self, rank: int, lane: str, now: float, step: Launch, tile: Tile) -> Steps:
+        """What becomes of a tile: stored, sent to its owner, or summed with the others' of it."""
+        if not step.pushes:
+            return now
+        sums = self.channels[step.announces[0]]
+        nbytes = step.tile[0] * step.tile[1] * self.itemsize(step.pushes[0])
+        is_for_all = sums.cuts == "each"
+        for peer in self.peers(rank) if is_for_all else [tile.owner]:
+            if peer != rank:
+                left = self.push(rank, peer, nbytes * (2 if sums.by == "packet" else 1), now)
+                self.tell_word((sums.name, peer, rank, *tile[2:4]), left, rank, lane)
+        if not is_for_all and tile.owner != rank:
+            return now
+        keys = tuple((sums.name, rank, peer, *tile[2:4]) for peer in self.peers(rank))
+        now = yield from self.wait(rank, lane, now, keys, sums.name)
+        end = now + us(nbytes * (self.num_ranks - 1), self.machine.combine_gbps)
+        self.span(rank, lane, f"sum of {tile.name}", now, end, "work", rank)
+        now, _ = yield end
+        for name in step.announces[1:]:  # the sum goes to all
+            for peer in self.peers(rank):
+                left = self.push(rank, peer, nbytes, now)
+                self.tell_word((name, peer, rank, *tile[2:4]), left, rank, lane)
+        return now
+
+    def collect(self, rank: int, p: int, lane: str, now: float, step: Launch, index: int) -> Steps:
+        """Where sums go to all: other owners' come back, and each program takes its share."""
+        for name in step.announces[1:]:
+            foreign = [tile for tile in self.tiles(rank, step) if tile.owner != rank]
+            there = max(1, self.machine.num_sms - step.spare)
+            for tile in foreign[p::there]:
+                key = (name, rank, tile.owner, *tile[2:4])
+                now = yield from self.wait(rank, lane, now, (key,), name)
+                nbytes = step.tile[0] * step.tile[1] * self.itemsize(step.writes[0])
+                end = now + us(nbytes, self.machine.combine_gbps)
+                self.span(rank, lane, f"{tile.name} comes back", now, end, "work", tile.owner)
+                now, _ = yield end
+        return now
+
+
+def us(nbytes: float, gbps: float) -> float:
+    return nbytes / (gbps * 1e3)

@@ -1,0 +1,133 @@
+"""Plans played through in time: nothing before what it needs, everything once, near the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import ceil
+from pathlib import Path
+
+import pytest
+
+from weft.base.errors import UsageError
+from weft.compiler import Shard, Tensor, all_gather, program, reduce_scatter, silu_mul
+from weft.compiler.cost.machine import H200X4
+from weft.compiler.cost.products import Product, gathered_us, scattered_us
+from weft.ir import device
+from weft.tools.schedule import chart_of
+from weft.tools.schedule.predicted import predict
+
+GOLDEN = Path(__file__).parents[2] / "compiler" / "golden"
+
+
+def golden(name: str) -> device.Plan:
+    return device.parse((GOLDEN / f"{name}.plan").read_text())
+
+
+def of_kind(schedule, rank: int, kind: str):
+    return [span for span in schedule.spans if (span.rank, span.kind) == (rank, kind)]
+
+
+@pytest.mark.parametrize("m, num_ranks", [(4096, 4), (997, 3), (130, 8), (3, 4), (1, 1), (0, 2)])
+@pytest.mark.parametrize("name", ["ag_gemm_pull", "ag_gemm_in_place", "ag_gemm_push"])
+def test_a_gathering_product_does_each_tile_once_and_none_before_its_rows(name, m, num_ranks):
+    found = predict(golden(name), {"m": m}, num_ranks, H200X4)
+    columns = ceil(28672 / num_ranks)
+    for rank in range(num_ranks):
+        tiles = [s for s in of_kind(found, rank, "work") if s.name.startswith("tile")]
+        whole = [s.name for s in tiles]
+        parts = {s.name[8:] for s in of_kind(found, rank, "work") if s.name.startswith("part of")}
+        assert len({*whole, *parts}) == len(whole) + len(parts)
+        assert len(whole) + len(parts) == ceil(m / 128) * ceil(columns / 256)
+        arrived = {s.about: s.end_us for s in of_kind(found, rank, "copy")}
+        for tile in tiles:
+            if tile.about != rank and tile.about in arrived:
+                assert tile.start_us >= arrived[tile.about], tile
+        kernel = next(s for s in of_kind(found, rank, "kernel") if s.name.endswith("multiply"))
+        assert all(kernel.start_us <= s.start_us and s.end_us <= kernel.end_us for s in tiles)
+
+
+def test_own_tiles_begin_at_once_and_others_as_their_rows_come():
+    found = predict(golden("ag_gemm_pull"), {"m": 4096}, 4, H200X4)
+    for rank in range(4):
+        first = {}
+        for tile in of_kind(found, rank, "work"):
+            first[tile.about] = min(tile.start_us, first.get(tile.about, tile.start_us))
+        hops = [(rank + hop) % 4 for hop in range(4)]
+        assert sorted(first, key=first.get) == hops
+        copies = of_kind(found, rank, "copy")
+        assert [copy.about for copy in copies] == hops[1:]
+        assert first[rank] < copies[0].start_us
+
+
+@pytest.mark.parametrize("name, parts", [("gemm_rs", 0), ("gemm_ar_two_shot", 1)])
+@pytest.mark.parametrize("m, num_ranks", [(4096, 4), (997, 3), (3, 4)])
+def test_sums_are_made_once_all_parts_are_there(name, parts, m, num_ranks):
+    found = predict(golden(name), {"m": m}, num_ranks, H200X4)
+    rows = ceil(m / num_ranks)
+    for rank in range(num_ranks):
+        height = max(0, min(rows, m - rank * rows))
+        sums = [s for s in of_kind(found, rank, "work") if s.name.startswith("sum of")]
+        assert len(sums) == ceil(height / 128) * (4096 // 256)
+        told = Counter(s.name for s in found.signals if s.rank == rank)
+        if height and num_ranks > 1:
+            assert told["partials_ready"] == len(sums)
+        back = [s for s in of_kind(found, rank, "work") if s.name.endswith("comes back")]
+        foreign = ceil(4096 / 256) * sum(
+            ceil(max(0, min(rows, m - other * rows)) / 128)
+            for other in range(num_ranks) if other != rank
+        )  # fmt: skip
+        assert len(back) == parts * foreign
+    for signal in found.signals:
+        assert signal.arrived_us >= signal.sent_us
+
+
+def test_packets_and_rows_are_played_too():
+    for name, m in (("gemm_ar_one_shot", 64), ("all_reduce_rms_norm", 512)):
+        found = predict(golden(name), {"m": m}, 4, H200X4)
+        assert {span.rank for span in found.spans} == {0, 1, 2, 3} and found.end_us < 200
+        assert chart_of(found.spans, found.signals).rows
+
+
+@pytest.mark.parametrize("m", [1024, 4096, 8192])
+def test_the_end_is_near_what_the_model_says(m):
+    """Which reckons with totals, this with each tile; small sums wait for all stores at once."""
+    wide = Product(m, 7168, 4096, 4, (128, 256, 64))
+    pulled = predict(golden("ag_gemm_in_place"), {"m": m}, 4, H200X4).end_us
+    model = gathered_us(wide, H200X4, "copy_engine", staged=False)
+    assert pulled == pytest.approx(model, rel=0.15)
+    if m < 2048:
+        return
+    deep = Product(m, 4096, 3584, 4, (128, 256, 64))
+    scattered = predict(golden("gemm_rs"), {"m": m}, 4, H200X4).end_us
+    assert scattered == pytest.approx(scattered_us(deep, H200X4), rel=0.25)
+
+
+def test_the_same_plan_gives_the_same_times():
+    one, two = (predict(golden("gemm_rs"), {"m": 997}, 3, H200X4) for _ in range(2))
+    assert one == two
+
+
+def test_calls_of_libraries_come_one_after_the_other():
+    @program(
+        mesh="tp", x=Tensor("bfloat16", ("m", 512), Shard(0)),
+        w1=Tensor("bfloat16", (512, 2048), Shard(1)), w2=Tensor("bfloat16", (1024, 512), Shard(0)),
+    )  # fmt: skip
+    def mlp(x, w1, w2):
+        return reduce_scatter(silu_mul(all_gather(x) @ w1) @ w2)
+
+    found = predict(mlp.stages.plan, {"m": 2048}, 4, H200X4)
+    names = [s.name for s in found.spans if s.rank == 2 and s.kind != "wait"]
+    assert names == ["all_gather", "matmul", "silu_mul", "matmul", "reduce_scatter"]
+    ends = [s.end_us for s in found.spans if s.rank == 2]
+    assert ends == sorted(ends)
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(UsageError, match="size m is not given"):
+        predict(golden("gemm_rs"), {}, 4, H200X4)
+    lone = device.parse(
+        "program(p, mesh=tp)\nx = buffer(bfloat16, (m, 8), role=symmetric)\n"
+        "ready = channel(x, m)\nwait(ready)\n"
+    )
+    with pytest.raises(UsageError, match="never ends.*ready"):
+        predict(lone, {"m": 8}, 2, H200X4)
