@@ -1,5 +1,8 @@
 """What calls of ag_gemm with one problem and one configuration share: launches, copies, streams.
 
+`Call` is what every way of doing it has; `SlotCall` does it by pull, put or push, `LibraryCall` by
+NCCL and cuBLAS, and `_ag_gemm_small.PacketCall` by packets.
+
 Not an operator: a part of ag_gemm.py, which see.
 """
 
@@ -12,7 +15,16 @@ import torch
 
 from weft.language import triton_api
 from weft.ops import _by_library
-from weft.ops._ag_gemm_config import Config, Shards, can_use_tma, shape_of, shards_of, tile_of
+from weft.ops._ag_gemm_config import (
+    ENGINES,
+    Config,
+    Shards,
+    can_use_tma,
+    shape_of,
+    shards_of,
+    straddles,
+    tile_of,
+)
 from weft.tiles import blocking, gemm_sm90
 
 if TYPE_CHECKING:
@@ -24,12 +36,13 @@ MOST_PLANS = 64
 
 
 class Program(NamedTuple):
-    """The operator's kernels."""
+    """The operator's kernels on slots."""
 
     stage: Any
+    stage_edges: Any
+    open: Any
     announce: Any
     close: Any
-    push_rows: Any
     multiply: Any
     multiply_sm90: Any
 
@@ -37,19 +50,64 @@ class Program(NamedTuple):
 class Call:
     """What calls with one problem and one configuration share on one rank: found once, kept."""
 
-    def __init__(self, world: Any, problem: Problem, config: Config, program: Program) -> None:
-        self.problem, self.config, self.program = problem, config, program
-        self.grid = (config.grid(problem, world.target), 1, 1)
-        self.tma = config.tma and can_use_tma(problem, world.target)
-        self._names: dict[int | None, str] = {}
+    def __init__(self, world: Any, problem: Problem, config: Config) -> None:
+        self.problem, self.config = problem, config
         self.out_shape = (problem.m, problem.n)
         self.out_dtype = getattr(torch, problem.out_dtype)
-        self.has_rows = problem.shard(world.rank)[0] < problem.shard(world.rank)[1]
         self.is_empty = 0 in (problem.m, problem.n, problem.k)
+        self._names: dict[int | None, str] = {}
+
+    def run(self, world: Any, a: Any, b: Any, out: Any, offset: int | None) -> None:
+        """Queue the call on the current stream; `offset` as `offset_of` says."""
+        raise NotImplementedError
+
+    def offset_of(self, world: Any, a: Any) -> int | None:
+        """Where on the heap peers read `a` in place; None where they do not."""
+        return None
+
+    def name_with(self, offset: int | None) -> str:
+        """What all ranks must call alike; `a` may be read in place, at `offset`."""
+        name = self._names.get(offset)
+        if name is None:
+            if len(self._names) >= MOST_PLANS:
+                self._names.clear()
+            sizes = f"m={self.problem.m},n={self.problem.n},k={self.problem.k}"
+            place = "" if offset is None else f"a at {offset} "
+            name = f"ag_gemm {sizes} {self.problem.dtype} {place}{self.config}"
+            self._names[offset] = name
+        return name
+
+
+class LibraryCall(Call):
+    """Nothing fused: NCCL, then cuBLAS."""
+
+    def __init__(self, world: Any, problem: Problem, config: Config) -> None:
+        super().__init__(world, problem, config)
+        # All rows.
+        self._whole: torch.Tensor | None = None
+
+    def run(self, world: Any, a: Any, b: Any, out: Any, offset: int | None) -> None:
+        if self._whole is None:
+            shape = (self.problem.m, self.problem.k)
+            self._whole = torch.empty(shape, dtype=a.dtype, device=a.device)
+        _by_library.all_gather(world, a, self._whole)
+        torch.mm(self._whole, b, out=out)
+
+
+class SlotCall(Call):
+    """On a slot of the workspace, which ranks fill for each other."""
+
+    def __init__(self, world: Any, problem: Problem, config: Config, program: Program) -> None:
+        super().__init__(world, problem, config)
+        self.program = program
+        self.grid = (config.grid(problem, world.target), 1, 1)
+        self.tma = config.tma and can_use_tma(problem, world.target)
+        self.has_rows = problem.shard(world.rank)[0] < problem.shard(world.rank)[1]
         self.is_pull = config.transport == "pull"
+        self.by_engine = config.transport in ENGINES
         # Tiles that straddle ranks read own rows from the slot.
-        is_even = problem.m == problem.rows * problem.num_ranks
-        self.may_read_in_place = self.is_pull and is_even and problem.rows % config.tile_m == 0
+        self.straddles = straddles(problem, config)
+        self.may_read_in_place = self.is_pull and not self.straddles
         words = world.num_ranks * config.chunks
         dtype = getattr(torch, problem.dtype)
         self.buffers = {"gathered": ((problem.m, problem.k), dtype)}
@@ -69,26 +127,18 @@ class Call:
         self.tiles = [tile_of(problem, config, tma).as_constexpr() for tma in (False, True)]
         self.replays = world.replays()
         self._copies: dict[Any, tuple] = {}
-        # All rows, where a library gathers them.
-        self._whole: torch.Tensor | None = None
         self._loaded: set[tuple[int, ...]] = set()
         # What was launched with aligned addresses, to be launched again.
         self._kernels: dict[Any, Any] = {}
 
-    def name_with(self, offset: int | None) -> str:
-        """What all ranks must call alike; `a` may be read in place, at `offset`."""
-        name = self._names.get(offset)
-        if name is None:
-            if len(self._names) >= MOST_PLANS:
-                self._names.clear()
-            sizes = f"m={self.problem.m},n={self.problem.n},k={self.problem.k}"
-            place = "" if offset is None else f"a at {offset} "
-            name = f"ag_gemm {sizes} {self.problem.dtype} {place}{self.config}"
-            self._names[offset] = name
-        return name
+    def run(self, world: Any, a: Any, b: Any, out: Any, offset: int | None) -> None:
+        slot = world.workspace("ag_gemm", self.buffers, self.signals)
+        self.replays.run(
+            (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot),
+            lambda: self.launch(world, slot, a, b, out, offset),
+        )
 
     def offset_of(self, world: Any, a: Any) -> int | None:
-        """Where on the heap peers read `a` in place; None where its rows are staged."""
         return world.offset(a) if self.may_read_in_place and world.num_ranks > 1 else None
 
     def launch(
@@ -98,54 +148,50 @@ class Call:
         alignment = tuple(tensor.data_ptr() % blocking.TMA_BYTES for tensor in (a, b, out))
         aligned = not any(alignment)
         multiply, arguments, options = self._multiply_with(world, slot, a, b, out, aligned)
-        if not self.is_pull:
-            if multiply is self.program.multiply_sm90:
-                pushed = (
-                    a, slot.gathered, slot.rows_ready, slot.fed, slot.arg, self.shape, self.shards,
-                    world.arg, self.config.tile_m, self.config.block,
-                )  # fmt: skip
-                grid = (self.config.feeders, 1, 1)
-                self._start(
-                    self.program.push_rows, grid, pushed, {"num_warps": STAGE_WARPS}, aligned
-                )
+        if not self.by_engine:
             self._start(multiply, self.grid, arguments, options, aligned)
             return
-        is_staged = offset is None
-        staged = (
-            a, slot.gathered, slot.arg, self.shape, self.shards, world.arg, self.config.block,
+        staged, staging = self._staging(world, slot, a, offset)
+        begin, begun = self.program.announce, (
+            slot.rows_ready, slot.shard_ready, slot.arg, self.config.chunks, world.arg,
         )  # fmt: skip
-        announced = (slot.rows_ready, slot.shard_ready, slot.arg, self.config.chunks, world.arg)
+        if not self.is_pull:
+            begin, begun = self.program.open, (*begun, self.straddles)
         closing = (slot.shard_ready, slot.rows_taken, world.arg)
+        is_closed = self.is_pull and offset is not None
         if alignment not in self._loaded:
             # They wait for each other, and no binary is loaded while a kernel runs.
             world.load(multiply, *arguments, **options)
-            world.load(self.program.announce, *announced, num_warps=1)
-            world.load(self.program.close, *closing, num_warps=1)
+            world.load(begin, *begun, num_warps=1)
+            if is_closed:
+                world.load(self.program.close, *closing, num_warps=1)
             self._loaded.add(alignment)
         main, copier = world.current_stream(), world.stream("copy")
-        if is_staged:
+        if staging is not None:
             # Beside the product, which fills the device, it would get no SM.
             grid = (self.config.feeders, 1, 1)
-            self._start(self.program.stage, grid, staged, {"num_warps": STAGE_WARPS}, aligned)
+            self._start(staging, grid, staged, {"num_warps": STAGE_WARPS}, aligned)
         copier.wait(main)
         with copier:
-            self._start(self.program.announce, (1, 1, 1), announced, {"num_warps": 1}, True)
+            self._start(begin, (1, 1, 1), begun, {"num_warps": 1}, True)
         self._start(multiply, self.grid, arguments, options, aligned)
         with copier:
             for is_word, dst, src in self._copies_for(world, slot, a, offset):
                 (world.copy_word if is_word else world.copy)(dst, src)
-            if not is_staged:
+            if is_closed:
                 self._start(self.program.close, (1, 1, 1), closing, {"num_warps": 1}, True)
         main.wait(copier)
 
-    def launch_library(self, world: Any, a: Any, b: Any, out: Any) -> None:
-        """Nothing fused: NCCL, then cuBLAS."""
-        if self._whole is None:
-            self._whole = torch.empty(
-                (self.problem.m, self.problem.k), dtype=a.dtype, device=a.device
-            )
-        _by_library.all_gather(world, a, self._whole)
-        torch.mm(self._whole, b, out=out)
+    def _staging(self, world: Any, slot: Any, a: Any, offset: int | None) -> tuple[tuple, Any]:
+        """What is copied to the own slot before all else: arguments, and the kernel or None."""
+        tile = () if self.is_pull else (self.config.tile_m,)
+        arguments = (
+            a, slot.gathered, slot.arg, self.shape, self.shards, world.arg, *tile,
+            self.config.block,
+        )  # fmt: skip
+        if self.is_pull:
+            return arguments, self.program.stage if offset is None else None
+        return arguments, self.program.stage_edges if self.straddles else None
 
     def _start(self, fn: Any, grid: tuple, arguments: tuple, options: dict, aligned: bool) -> None:
         kernel = self._kernels.get(fn) if aligned else None
@@ -161,6 +207,7 @@ class Call:
     ) -> tuple[Any, tuple, dict]:
         """The kernel that multiplies, its arguments and its options."""
         config, tma = self.config, self.tma and aligned
+        feeders = 0 if self.by_engine else config.feeders
         # Addresses that TMA does not take: the plain template does the same, in the same tiles.
         is_sm90 = config.template == "sm90" and aligned
         own, gathered, right, result = a, slot.gathered, b, out
@@ -177,15 +224,16 @@ class Call:
             result = describe(out, chunk)
         if is_sm90:
             arguments = (
-                own, gathered, right, result, slot.rows_ready, slot.partials, slot.summed, slot.arg,
-                self.shape, self.shards, world.arg, self.is_pull, config.tile_m, config.tile_n,
+                a, own, slot.gathered, gathered, right, result, slot.rows_ready, slot.fed,
+                slot.partials, slot.summed, slot.arg, self.shape, self.shards, world.arg,
+                feeders, self.by_engine, config.block, config.tile_m, config.tile_n,
                 config.tile_k, config.num_stages, self.problem.b_is_nk,
             )  # fmt: skip
             return self.program.multiply_sm90, arguments, {"num_warps": config.num_warps}
         arguments = (
             a, own, slot.gathered, gathered, right, result, slot.rows_ready, slot.fed, slot.arg,
             self.shape, self.shards, self.tiles[tma], world.arg,
-            0 if self.is_pull else config.feeders, config.block,
+            feeders, config.block,
         )  # fmt: skip
         num_stages = config.num_stages if config.template == "plain" else 3
         return (
@@ -203,6 +251,9 @@ class Call:
 
     def _copies_for(self, world: Any, slot: Any, a: Any, offset: int | None) -> tuple:
         """What the copy engine does for a call on `slot` whose rows lie at `offset`."""
+        if not self.is_pull:
+            # Not kept: that would keep `a`.
+            return tuple(plan_puts(world, slot, a, self.problem, self.shards))
         copies = self._copies.get((slot, offset))
         if copies is None:
             if len(self._copies) >= MOST_PLANS:
@@ -238,3 +289,22 @@ def plan_copies(
                 yield False, mine, theirs[first - shard_first : end - shard_first]
             word = source * shards.chunks + chunk
             yield True, slot.rows_ready[word : word + 1], announced
+
+
+def plan_puts(
+    world: Any, slot: Any, a: torch.Tensor, problem: Problem, shards: Shards
+) -> Iterator[tuple[bool, torch.Tensor, torch.Tensor]]:
+    """As `plan_copies`, where engines put own rows in peers' slots: first in that of the rank
+    behind, which needs them first. The word is this rank's own announcement."""
+    shard_first, shard_end = problem.shard(world.rank)
+    announced = slot.shard_ready[world.rank : world.rank + 1]
+    for hop in range(1, world.num_ranks):
+        to = (world.rank - hop) % world.num_ranks
+        theirs, words = world.peer(slot.gathered, to), world.peer(slot.rows_ready, to)
+        for chunk in range(shards.chunks):
+            first = min(shard_first + chunk * shards.chunk_rows, shard_end)
+            end = min(first + shards.chunk_rows, shard_end)
+            if end > first:
+                yield False, theirs[first:end], a[first - shard_first : end - shard_first]
+            word = world.rank * shards.chunks + chunk
+            yield True, words[word : word + 1], announced

@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.base.errors import ConfigError
 from weft.base.target import Target
-from weft.ops import _arrival, _by_library
+from weft.ops import _arrival, _by_library, _lanes
 from weft.tiles import blocking, gemm, gemm_sm90
 from weft.tiles.blocking import Blocking
 
 if TYPE_CHECKING:
     from weft.ops.ag_gemm import Problem
 
-TRANSPORTS = ("pull", "push")
+TRANSPORTS = ("pull", "put", "push", "packets")
+PACKETS = "packets"
+# Those where copy engines carry the data.
+ENGINES = ("pull", "put")
 LIBRARY = _by_library.TRANSPORT
-TEMPLATES = ("plain", "sm90")
+TEMPLATES = ("plain", "small", "sm90")
 
 # Up to so many bytes of A per rank the SMs push; more where the product is too narrow to hide a
 # copy engine's start behind it (4 x H200, m 512 to 4096: push ahead up to 4 MiB, at n 2560 to 8).
@@ -38,6 +41,8 @@ STAGE_BYTES = 128 << 10
 PUSH_PIECE_BYTES = 64 << 10
 # Up to here a tile of 128 rows is mostly empty, and weights are what takes time.
 SMALL_M = 64
+# Packets for a program and rank in one step, at most: what its threads hold at a time.
+MOST_PACKETS = 512
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,9 @@ class Config:
     """How a call is done; every field is the same on all ranks.
 
     Units   chunks: signals per shard; pieces: programs that share one chunk's way to one rank;
-            feeders: programs that feed before they multiply; block: elements they move at a time;
-            group_m: rows of tiles that share columns in L2
+            feeders: programs that feed before they multiply, with packets all that there are;
+            block: elements, or packets for each rank, that they move at a time; group_m: rows of
+            tiles that share columns in L2; ahead: steps of weights asked for before rows are
     """
 
     transport: str = "pull"
@@ -62,6 +68,7 @@ class Config:
     pieces: int = 16
     block: int = 16384
     tma: bool = True
+    ahead: int = 0
 
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
@@ -73,10 +80,15 @@ class Config:
                 f"ag_gemm: transport={self.transport!r}; it must be one of "
                 f"{', '.join((*TRANSPORTS, LIBRARY))}"
             )
-        if self.transport == "pull" and len(problem.nodes) > 1:
+        if self.transport in ENGINES and len(problem.nodes) > 1:
             raise ConfigError(
-                f"ag_gemm: transport='pull' on {len(problem.nodes)} nodes; a copy engine reaches "
-                "the ranks of its own node only: take transport='push'"
+                f"ag_gemm: transport={self.transport!r} on {len(problem.nodes)} nodes; a copy "
+                "engine reaches the ranks of its own node only: take transport='push'"
+            )
+        if self.transport == PACKETS and len(problem.nodes) > 1:
+            raise ConfigError(
+                f"ag_gemm: transport={PACKETS!r} on {len(problem.nodes)} nodes; packets reach the "
+                "ranks of their own node only: take transport='push'"
             )
         self._check_template(problem, target)
         for name in ("chunks", "pieces", "feeders", "group_m"):
@@ -85,22 +97,46 @@ class Config:
                 raise ConfigError(f"ag_gemm: {name}={value}; it must be between 1 and 1024")
         if self.block < 16 or self.block & (self.block - 1):
             raise ConfigError(f"ag_gemm: block={self.block}; it must be a power of two from 16 on")
-        if self.feeders > programs_on(target):
-            raise ConfigError(
-                f"ag_gemm: feeders={self.feeders}; {target} has {target.num_sms} SMs, of which "
-                f"{SPARE_SMS} is kept free: take at most {programs_on(target)}"
-            )
+        self._check_feeders(problem, target)
         if self.template == "sm90":
             return
         tma = self.tma and can_use_tma(problem, target)
         self.blocking.check("ag_gemm", problem.dtype, problem.out_dtype, tma, target)
+
+    def _check_feeders(self, problem: Problem, target: Target) -> None:
+        if self.transport == PACKETS:
+            if self.feeders > self.most_resident(problem, target):
+                raise ConfigError(
+                    f"ag_gemm: feeders={self.feeders}; they wait for each other, and {target} has "
+                    f"room for {self.most_resident(problem, target)} at once: take at most those"
+                )
+        elif self.feeders > programs_on(target):
+            raise ConfigError(
+                f"ag_gemm: feeders={self.feeders}; {target} has {target.num_sms} SMs, of which "
+                f"{SPARE_SMS} is kept free: take at most {programs_on(target)}"
+            )
+
+    def most_resident(self, problem: Problem, target: Target) -> int:
+        """How many programs of the small template fit at once, by their shared memory."""
+        if target.backend == "emu":
+            return target.num_sms
+        tma = self.tma and can_use_tma(problem, target)
+        needed = self.blocking.shared_bytes(problem.dtype, problem.out_dtype, tma, target)
+        # Sums on their way to memory, and what the launch itself takes.
+        needed += self.tile_m * self.tile_n * 4 + 2048
+        return target.num_sms * max(1, min(2, target.shared_bytes // needed))
 
     def _check_template(self, problem: Problem, target: Target) -> None:
         if self.template not in TEMPLATES:
             raise ConfigError(
                 f"ag_gemm: template={self.template!r}; it must be one of {', '.join(TEMPLATES)}"
             )
-        if self.template == "plain":
+        if (self.template == "small") != (self.transport == PACKETS):
+            raise ConfigError(
+                f"ag_gemm: template={self.template!r} with transport={self.transport!r}; "
+                f"'small' and {PACKETS!r} go together"
+            )
+        if self.template != "sm90":
             return
         if not can_use_sm90(problem, target):
             raise ConfigError(
@@ -135,6 +171,12 @@ def can_use_tma(problem: Problem, target: Target) -> bool:
     return blocking.can_use_tma(target, [*rows, problem.n * problem.out_itemsize])
 
 
+def straddles(problem: Problem, config: Config) -> bool:
+    """Are there tiles that hold rows of several ranks? Those are read from the slot alone."""
+    is_even = problem.m == problem.rows * problem.num_ranks
+    return problem.num_ranks > 1 and not (is_even and problem.rows % config.tile_m == 0)
+
+
 def can_use_sm90(problem: Problem, target: Target) -> bool:
     """Does the template for Hopper take this problem there?"""
     is_hopper = target.backend == "cuda" and target.arch == 90
@@ -147,9 +189,12 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     limit = NARROW_PUSH_BYTES if problem.n <= NARROW_N else PUSH_BYTES
     push_first = problem.shard_bytes <= limit or problem.num_ranks == 1
-    order = ("push", "pull") if push_first else ("pull", "push")
+    order = ("push", "put", "pull") if push_first else ("put", "pull", "push")
     if len(problem.nodes) > 1 or target.num_sms <= SPARE_SMS:
         order = ("push",)
+    by_packets = list(_by_packets(problem, target)) if len(problem.nodes) <= 1 else []
+    if problem.m <= SMALL_M and target.backend != "emu":
+        yield from by_packets
     on_hopper = _on_hopper(problem, target, order) if can_use_sm90(problem, target) else []
     if problem.m > SMALL_M:
         yield from on_hopper
@@ -159,8 +204,33 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
             yield _with_transport(config, problem, target)
     if problem.m <= SMALL_M:
         yield from on_hopper
+    if problem.m > SMALL_M or target.backend == "emu":
+        yield from by_packets
     if can_use_library(problem, target):
         yield Config(transport=LIBRARY)
+
+
+def _by_packets(problem: Problem, target: Target) -> Iterator[Config]:
+    """What the template for few rows can do, if rows are few."""
+    if 0 in (problem.m, problem.n, problem.k) or problem.itemsize not in (2, 4):
+        return
+    if target.backend != "emu" and problem.m > 4 * SMALL_M:
+        return
+    cut = _few_rows(problem, target)
+    config = Config(transport=PACKETS, template="small", **asdict(cut))
+    programs = min(config.most_resident(problem, target), 3 if target.backend == "emu" else 1 << 20)
+    packets = ceil(problem.shard_bytes / _lanes.PACKET_BYTES)
+    block = min(MOST_PACKETS, max(16, _lanes.power_of_two(ceil(packets / programs))))
+    yield replace(config, feeders=programs, block=block, ahead=4)
+
+
+def _few_rows(problem: Problem, target: Target) -> Blocking:
+    """Narrow tiles with many stages: as much of B under way as fits."""
+    usual = next(blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target))
+    tile_m = min(64, max(16, _lanes.power_of_two(problem.m)))
+    if target.backend != "cuda" or problem.itemsize != 2 or not can_use_tma(problem, target):
+        return replace(usual, tile_m=min(usual.tile_m, tile_m), num_warps=4)
+    return Blocking(tile_m, 64, 128, 4, 4 if tile_m < 64 else 3)
 
 
 def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> list[Config]:
@@ -175,7 +245,7 @@ def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> l
             found.append(base)
             # Larger groups read B less often, but wait for more rows.
             found.append(replace(base, group_m=8))
-            if transport == "pull":
+            if transport in ENGINES:
                 found.append(replace(base, chunks=min(2, problem.rows)))
 
     return sorted(dict.fromkeys(found), key=lambda config: _end_us(config, problem, target))
@@ -183,6 +253,8 @@ def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> l
 
 def _end_us(config: Config, problem: Problem, target: Target) -> float:
     """When a call on Hopper would end, as predicted."""
+    if config.template == "small":
+        return _arrival.few_us(problem.n, problem.k)
     if config.template == "plain":
         return _arrival.small_us(problem.n, problem.k)
     return _arrival.Plan(
@@ -221,7 +293,7 @@ def _with_transport(config: Config, problem: Problem, target: Target) -> Config:
     config = replace(config, group_m=max(1, min(8, problem.rows // config.tile_m)))
     tiles, programs = config.blocking.num_tiles(problem.m, problem.n), programs_on(target)
     peers = max(1, problem.num_ranks - 1)
-    if config.transport == "pull":
+    if config.transport in ENGINES:
         feeders = max(1, ceil(problem.shard_bytes / STAGE_BYTES))
         is_fine = problem.shard_bytes >= TWO_CHUNKS_BYTES or target.backend == "emu"
         chunks = min(2 if is_fine else 1, problem.rows)
@@ -234,7 +306,7 @@ def _with_transport(config: Config, problem: Problem, target: Target) -> Config:
         feeders = min(max(-tiles % programs, MIN_PUSHERS), MAX_PUSHERS)
         chunks = min(max(1, problem.rows // config.tile_m), 8)
     feeders = min(3 if target.backend == "emu" else feeders, programs)
-    shares = 1 if config.transport == "pull" else peers * chunks
+    shares = 1 if config.transport in ENGINES else peers * chunks
     return replace(config, feeders=feeders, chunks=max(1, chunks), pieces=ceil(feeders / shares))
 
 

@@ -21,14 +21,17 @@ from weft.tiles.blocking import Blocking
 TFLOPS_PER_PROGRAM = 783 / 132
 # Pull: from the call to the first copy; a copy's start; the word behind it; its rate.
 GATE_US, COPY_US, WORD_US, COPY_GBPS = 20.0, 3.0, 1.0, 390.0
+# Put: as pull, without staging and without meeting.
+PUT_GATE_US = 12.0
 # Push: a launch before the product, and all its stores' rate.
 PUSH_US, PUSH_GBPS = 1.5, 300.0
 # What a shared tile costs beside its products, and the last tile's way out.
 SHARE_US, END_US = 3.0, 12.0
 # Reading B again and again; one that is smaller stays in L2.
 MEMORY_GBPS, CACHED_BYTES = 3800.0, 30e6
-# The plain template at decode sizes: reading B, and all else.
+# The plain template at decode sizes: reading B, and all else. By packets.
 SMALL_GBPS, SMALL_US = 3300.0, 15.0
+FEW_GBPS, FEW_US = 4000.0, 9.0
 # cuBLAS: products, B, all else. NCCL's all-gather by bytes of a rank. What both cost the host.
 CUBLAS_TFLOPS, CUBLAS_GBPS, CUBLAS_US = 740.0, 4000.0, 7.0
 NCCL_US = ((0, 10.0), (64 << 10, 10.5), (256 << 10, 13.9), (1 << 20, 36.8), (4 << 20, 66.0),
@@ -39,6 +42,11 @@ UNFUSED_HOST_US = 100.0
 def small_us(n: int, k: int) -> float:
     """The plain template's push of a few rows."""
     return n * k * 2 / SMALL_GBPS / 1e3 + SMALL_US
+
+
+def few_us(n: int, k: int) -> float:
+    """Packets of a few rows, under one launch."""
+    return n * k * 2 / FEW_GBPS / 1e3 + FEW_US
 
 
 def unfused_us(m: int, n: int, k: int, num_ranks: int, is_recorded: bool) -> float:
@@ -75,11 +83,12 @@ class Plan:
         arrived = self._arrivals(dealt.num_m)
         order = (self.shards.group_m, 0, self.shards.head)
         ends = [0.0] * step
-        for unit in range(dealt.whole + dealt.shared * dealt.parts):
-            tile, _, _, _ = gemm_sm90.tile_of.fn(unit, dealt)
-            cost = tile_us if unit < dealt.whole else tile_us / dealt.parts + SHARE_US
-            i_m, _ = swizzle.rotated.fn(tile, dealt.num_m, dealt.num_n, order)
-            ends[unit % step] = max(ends[unit % step], arrived[i_m]) + cost
+        for program in range(step):
+            for tile, begin, end in gemm_sm90.units(program, dealt, step):
+                share = (end - begin) / dealt.num_k
+                cost = tile_us if share == 1 else tile_us * share + SHARE_US
+                i_m, _ = swizzle.rotated.fn(tile, dealt.num_m, dealt.num_n, order)
+                ends[program] = max(ends[program], arrived[i_m]) + cost
         return max(*ends, arrived[0] + self._memory_us(dealt)) + END_US
 
     def _tile_us(self) -> float:
@@ -107,5 +116,6 @@ class Plan:
             if self.transport == "push":
                 arrived.append(pushed_us)
             else:
-                arrived.append(GATE_US + copies * copy_us if hop else 0.0)
+                gate = GATE_US if self.transport == "pull" else PUT_GATE_US
+                arrived.append(gate + copies * copy_us if hop else 0.0)
         return arrived

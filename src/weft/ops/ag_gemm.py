@@ -3,27 +3,34 @@
 m is global and its rows are split as torch.chunk splits them: ceil(m / num_ranks) to a rank, the
 last ranks may have fewer, or none. n and k are per rank. Every rank ends with its own C.
 
-Plan, `pull` (copy engines carry the data)
+Plan, `put` (copy engines carry the data to where it is needed)
+    main    _stage_edges      where tiles straddle ranks: copies own rows of such tiles to the slot
+    copy    _open             returns when every rank's slot is free
+            copies            per rank - 1, - 2, ... and chunk: own rows from `a` to that rank's
+                              slot, and the word that says so
+    main    _multiply         all programs multiply: tiles of own rows first, read in place from
+                              `a`; then those of rank + 1, + 2, ...
+Plan, `pull` (copy engines fetch the data)
     main    _stage            copies own rows to the slot, where peers cannot read them in place
     copy    _announce         tells every rank that own rows may be fetched; returns when all have
             copies            per source rank + 1, + 2, ... and chunk: its rows, and the word that
                               says so
             _close            rows read in place: says that they have been, returns when all have
-    main    _multiply         all programs multiply: tiles of own rows first, read in place from
-                              `a`; then those of rank + 1, + 2, ...
+    main    _multiply         as above
 Plan, `push` (SMs carry the data)
     main    _multiply         feeders store own rows into every rank's slot; the last one of a
-                              chunk signals it. All programs multiply as above. On Hopper the
-                              feeders have a launch of their own before it, _push_rows
+                              chunk signals it. All programs multiply as above
 Feeders are the programs that have the fewest tiles, and those that are needed last.
+Plan, `packets` (few rows): _ag_gemm_small.py.
 Peers read `a` itself where it is symmetric and no tile straddles two ranks' rows: such a tile reads
 the slot alone, own rows included. _multiply is the GEMM template (tiles/gemm.py); on Hopper its
 twin with the same hooks (tiles/gemm_sm90.py), as _multiply_sm90.
 
 Signals (all are SET to the call's epoch e; e is read on the device, so nothing is frozen)
-    shard_ready[src]                rank src -> all: its rows may be fetched                (pull)
-    rows_ready[src * chunks + c]    these rows of src are in this rank's slot. From the copy
-                                    engine (pull), from rank src (push), always for own rows
+    shard_ready[src]                rank src -> all: its rows may be fetched; put: here alone, for
+                                    engines to copy
+    rows_ready[src * chunks + c]    these rows of src are in this rank's slot. From a copy engine
+                                    (pull, put), from rank src (push), always for own rows
     rows_taken[dst]                 rank dst -> all: it has the rows that it reads in place (pull)
     summed[2 * program + consumer]  local: sums for another program's tile are there        (sm90)
     slot_free, epoch, ticket        the slot's; the last program of _multiply moves them
@@ -57,18 +64,22 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _baselines, _lanes
-from weft.ops._ag_gemm_call import STAGE_WARPS, Call, Program
+from weft.ops import _ag_gemm_small, _baselines, _lanes
+from weft.ops._ag_gemm_call import STAGE_WARPS, Call, LibraryCall, Program, SlotCall
 from weft.ops._ag_gemm_config import (
+    ENGINES,
     LIBRARY,
+    PACKETS,
     Config,
     Shards,
     can_use_tma,
     candidates,
     choose,
     shape_of,
+    straddles,
     tile_of,
 )
+from weft.ops._ag_gemm_small import PacketCall
 from weft.tiles import gemm, gemm_sm90, swizzle
 
 SUPPORTED = ("float16", "bfloat16", "float32")
@@ -207,18 +218,29 @@ def _own_rows(rank, shards, m):
 
 
 @triton.jit
-def _feed(world, gathered, a, first, own_first, size, piece, pieces, to, block: tl.constexpr):
+def _indices(block: tl.constexpr):
+    return tl.arange(0, block)
+
+
+@gluon.jit
+def _indices_sm90(block: gl.constexpr):
+    return gl.arange(0, block, gl.BlockedLayout([8], [32], [gl.num_warps()], [0]))
+
+
+@triton.jit
+def _feed(world, gathered, a, first, own_first, size, piece, pieces, to, indices: tl.constexpr,
+          block: tl.constexpr):  # fmt: skip
     """Store one of the pieces of `size` elements from `first` on, own rows, in rank `to`'s slot."""
     length = tl.cdiv(tl.cdiv(size, pieces), 16) * 16
     end = min((piece + 1) * length, size)
     for start in range(piece * length, end, block):
-        i = start + tl.arange(0, block)
+        i = start + indices(block)
         wl.put(world, gathered + first + i, a + (first - own_first) + i, to=to, mask=i < end)
 
 
 @triton.jit
 def _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile_m, world, program,
-          num_programs, block: tl.constexpr):  # fmt: skip
+          num_programs, indices: tl.constexpr, block: tl.constexpr):  # fmt: skip
     """Store own rows in every slot, chunk by chunk; first for the rank behind, which needs them
     first, last in the own slot, where only tiles that straddle ranks read them."""
     own_first, own_end = _own_rows(rank, shards, shape.m)
@@ -232,7 +254,7 @@ def _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile_m, world, p
             if world.num_ranks == 1 or shards.rows % tile_m == 0:
                 size = 0
         _feed(world, gathered, a, first.to(tl.int64) * shape.k, own_first.to(tl.int64) * shape.k,
-              size, unit % shards.pieces, shards.pieces, to, block)  # fmt: skip
+              size, unit % shards.pieces, shards.pieces, to, indices, block)  # fmt: skip
         counter = fed + to * shards.chunks + chunk
         # weft: equivalent-mutant drop of complete_stores: no store of this kernel before it is
         # asynchronous; those of c come later
@@ -253,18 +275,35 @@ def _stage(a, gathered, slot, shape, shards, world, block: tl.constexpr):
     own_first, own_end = _own_rows(rank, shards, shape.m)
     first = own_first.to(tl.int64) * shape.k
     size = (own_end - own_first) * shape.k
-    _feed(world, gathered, a, first, first, size, tl.program_id(0), tl.num_programs(0), rank, block)
+    _feed(world, gathered, a, first, first, size, tl.program_id(0), tl.num_programs(0), rank,
+          _indices, block)  # fmt: skip
 
 
 @triton.jit
-def _push_rows(a, gathered, rows_ready, fed, slot, shape, shards, world, tile_m: tl.constexpr,
-               block: tl.constexpr):  # fmt: skip
-    """The feeders of a push, where they have a launch of their own."""
+def _stage_edges(a, gathered, slot, shape, shards, world, tile_m: tl.constexpr,
+                 block: tl.constexpr):  # fmt: skip
+    """Copy to the own slot those own rows alone that share a tile with other ranks' rows."""
     rank = wl.rank(world).to(tl.int32)
+    slots.slot_wait_free(world, slot, slots.slot_epoch(slot))
+    own_first, own_end = _own_rows(rank, shards, shape.m)
+    head = min(tl.cdiv(own_first, tile_m) * tile_m, own_end)
+    tail = max(own_end // tile_m * tile_m, head)
+    own = own_first.to(tl.int64) * shape.k
+    piece, pieces = tl.program_id(0), tl.num_programs(0)
+    _feed(world, gathered, a, own, own, (head - own_first) * shape.k, piece, pieces, rank, _indices,
+          block)  # fmt: skip
+    _feed(world, gathered, a, tail.to(tl.int64) * shape.k, own, (own_end - tail) * shape.k, piece,
+          pieces, rank, _indices, block)  # fmt: skip
+
+
+@triton.jit
+def _open(rows_ready, shard_ready, slot, chunks, world, is_staged: tl.constexpr):
+    """One program, before the engines put: every rank's slot is free; here is what they copy as
+    the word that says so. What was staged has waited already."""
     e = slots.slot_epoch(slot)
-    slots.slot_wait_free(world, slot, e)
-    _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile_m, world, tl.program_id(0),
-          tl.num_programs(0), block)  # fmt: skip
+    if not is_staged:
+        slots.slot_wait_free(world, slot, e)
+    _announce_here(rows_ready, shard_ready, e, chunks, world)
 
 
 @triton.jit
@@ -273,21 +312,26 @@ def _announce(rows_ready, shard_ready, slot, chunks, world):
 
     The copies come next on its stream; what staged the rows came before.
     """
-    rank = wl.rank(world)
     e = slots.slot_epoch(slot)
     # weft: equivalent-mutant relax of wait: after _stage it says what is known; where rows are in
     # place it guards words alone, which no engine can read before they are written
     slots.slot_wait_free(world, slot, e)
+    # First the word here: peers copy it as soon as they know, and notify_all releases it to them.
+    _announce_here(rows_ready, shard_ready, e, chunks, world)
+    wl.notify_all(world, shard_ready + wl.rank(world), e, op=wl.SignalOp.SET)
+    wl.wait(shard_ready, e, world.num_ranks, world=world)
+
+
+@triton.jit
+def _announce_here(rows_ready, shard_ready, e, chunks, world):
+    rank = wl.rank(world)
     for chunk in range(chunks):
         # Own rows are there in stream order; but where nothing is copied, this alone says that the
         # slot's epoch has been read.
         wl.notify(world, rows_ready + rank * chunks + chunk, e, to=rank, op=wl.SignalOp.SET,
                   scope=wl.Scope.DEVICE)  # fmt: skip
-    # First the word here: peers copy it as soon as they know, and notify_all releases it to them.
     # weft: equivalent-mutant narrow of notify: it orders nothing itself
     wl.notify(world, shard_ready + rank, e, to=rank, op=wl.SignalOp.SET, order=wl.Order.RELAXED)
-    wl.notify_all(world, shard_ready + rank, e, op=wl.SignalOp.SET)
-    wl.wait(shard_ready, e, world.num_ranks, world=world)
 
 
 @triton.jit
@@ -317,7 +361,7 @@ def _multiply(a, own, gathered, gathered_rows, b, c, rows_ready, fed, slot, shap
         if program < feeders:
             slots.slot_wait_free(world, slot, e)
             _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile.m, world, program,
-                  feeders, block)  # fmt: skip
+                  feeders, _indices, block)  # fmt: skip
     start = _first_row(rank, shards, shape.m, tile.m)
     # The last programs have the fewest tiles: those are the feeders.
     gemm.gemm(
@@ -383,19 +427,26 @@ def _await_copies_and_give_back(args):
 
 
 @gluon.jit
-def _multiply_sm90(own, gathered_rows, b, c, rows_ready, partials, summed, slot, shape, shards,
-                   world, is_pull: gl.constexpr, tile_m: gl.constexpr, tile_n: gl.constexpr,
+def _multiply_sm90(a, own, gathered, gathered_rows, b, c, rows_ready, fed, partials, summed, slot,
+                   shape, shards, world, feeders, by_engine: gl.constexpr,
+                   block: gl.constexpr, tile_m: gl.constexpr, tile_n: gl.constexpr,
                    tile_k: gl.constexpr, stages: gl.constexpr,
                    b_is_nk: gl.constexpr):  # fmt: skip
     """The GEMM template for Hopper with the hooks of `_multiply`; operands are descriptors."""
     rank = wl.rank(world).to(gl.int32)
     e = slots.slot_epoch(slot)
     program, num_programs = gl.program_id(0), gl.num_programs(0)
+    if not by_engine:
+        # The last programs have the fewest tiles, and those that are needed last.
+        if num_programs - 1 - program < feeders:
+            slots.slot_wait_free(world, slot, e)
+            _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile_m, world,
+                  num_programs - 1 - program, feeders, _indices_sm90, block)  # fmt: skip
     start = _first_row(rank, shards, shape.m, tile_m)
     order: gl.constexpr = swizzle.rotated
     ready: gl.constexpr = _ready
     emit: gl.constexpr = gemm_sm90.emit_store
-    done: gl.constexpr = _await_copies_and_give_back if is_pull else _give_back
+    done: gl.constexpr = _await_copies_and_give_back if by_engine else _give_back
     chunks = _variable(shards.chunks)
     gemm_sm90.gemm(
         own, b, c, shape, gl.cdiv(shape.m, tile_m), program, num_programs,
@@ -440,18 +491,11 @@ def ag_gemm(
     world.operator_call(call.name_with(offset))
     if call.is_empty:
         return out.zero_() if out.numel() else out
-    if call.config.transport == LIBRARY:
-        call.launch_library(world, a, b, out)
-        return out
-    slot = world.workspace("ag_gemm", call.buffers, call.signals)
-    call.replays.run(
-        (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot),
-        lambda: call.launch(world, slot, a, b, out, offset),
-    )
+    call.run(world, a, b, out, offset)
     return out
 
 
-PROGRAM = Program(_stage, _announce, _close, _push_rows, _multiply, _multiply_sm90)
+PROGRAM = Program(_stage, _stage_edges, _open, _announce, _close, _multiply, _multiply_sm90)
 
 _calls: WeakKeyDictionary[Any, dict[tuple, Call]] = WeakKeyDictionary()
 
@@ -469,8 +513,16 @@ def _find_call(world: Any, a: Any, b: Any, m: int | None, config: Any, out: Any)
         problem = problem_of(world, a, b, m, out)
         chosen = config or choose(problem, world.target, is_recorded)
         chosen.check(problem, world.target)
-        call = calls[key] = Call(world, problem, chosen, PROGRAM)
+        call = calls[key] = _make_call(world, problem, chosen)
     return call
+
+
+def _make_call(world: Any, problem: Problem, config: Config) -> Call:
+    if config.transport == LIBRARY:
+        return LibraryCall(world, problem, config)
+    if config.transport == PACKETS:
+        return PacketCall(world, problem, config)
+    return SlotCall(world, problem, config, PROGRAM)
 
 
 def problem_of(world: Any, a: Any, b: Any, m: int | None = None, out: Any = None) -> Problem:
@@ -566,6 +618,9 @@ def kernels(
     config.check(problem, target)
     if config.transport == LIBRARY:
         return
+    if config.transport == PACKETS:
+        yield _ag_gemm_small.record(problem, config, target)
+        return
     element = DTYPES[problem.dtype].triton
     out_element = DTYPES[problem.out_dtype].triton
     tma = config.tma and can_use_tma(problem, target)
@@ -604,6 +659,8 @@ def kernels(
         "tile": ["constexpr"] * len(tile),
         "world": ["*i64", "constexpr", "constexpr"],
     }
+    if is_sm90:
+        words["feeders"] = "i32"
     constants = {
         "slot": SlotArg(None, None, None),
         "shape": gemm.Shape(*[None] * len(gemm.Shape._fields)),
@@ -611,7 +668,8 @@ def kernels(
         "tile": tile,
         "world": WorldArg(None, problem.num_ranks, language_version()),
         "feeders": config.feeders if config.transport == "push" else 0,
-        "is_pull": config.transport == "pull",
+        "is_staged": straddles(problem, config),
+        "by_engine": config.transport in ENGINES,
         "block": config.block,
         "tile_m": tile_m,
         "tile_n": tile_n,
@@ -619,6 +677,8 @@ def kernels(
         "stages": config.num_stages,
         "b_is_nk": problem.b_is_nk,
     }
+    if is_sm90:
+        del constants["feeders"]
     extents = shape_of(problem)._asdict()
     aligned = [f"shape.{name}" for name, extent in extents.items() if extent % 16 == 0]
 
@@ -637,8 +697,9 @@ def kernels(
         yield record(_stage, "stage", STAGE_WARPS)
         yield record(_announce, "announce", 1)
         yield record(_close, "close", 1)
-    elif is_sm90:
-        yield record(_push_rows, "push_rows", STAGE_WARPS)
+    elif config.transport == "put":
+        yield record(_stage_edges, "stage_edges", STAGE_WARPS)
+        yield record(_open, "open", 1)
     if is_sm90:
         yield record(_multiply_sm90, "multiply", config.num_warps)
     else:
@@ -657,6 +718,10 @@ TRIALS = (
     *trials({"m": 56, "n": 24, "k": 16}),
     # Words of chunks without rows are the last ones that engines copy: they may come late.
     Trial((3,), {"m": 56, "n": 24, "k": 16}, "pull", calls=(2, 0, 2, 0, 2, 0)),
+    Trial((3,), {"m": 56, "n": 24, "k": 16}, "put", calls=(2, 0, 2, 0, 2, 0)),
+    # Inputs change as soon as a call is over; with edges of tiles to be staged, and without.
+    Trial((3,), {"m": 56, "n": 24, "k": 16}, "put", on_heap=True),
+    Trial((2,), {"m": 64, "n": 24, "k": 16}, "put", on_heap=True, calls=(0, 0, 0, 1, 0, 1, 0)),
     # Rows that divide by ranks and tiles: in place again and again, where inputs change, and
     # staged in turns; each must leave the slot as the other needs it.
     Trial((2,), {"m": 64, "n": 24, "k": 16}, "pull", on_heap=True, calls=(0, 0, 0, 1, 0, 1, 0)),

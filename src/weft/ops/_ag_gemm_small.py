@@ -1,0 +1,214 @@
+"""ag_gemm for few rows, under one launch: packets bring the rows while weights are on their way.
+
+Not an operator: a part of ag_gemm.py, which see.
+
+Plan
+    each program   asks for the first of its weights (tiles/gemm_small.py)
+                   sends its piece of the own rows to all ranks as packets, and waits for the same
+                   piece of theirs (tiles/packets.py); leaves all of them in `gathered`, and says so
+                   waits until all programs here have, and multiplies its share
+No slot and no credit: boxes of packets are free by the exchange's own rule, and all else is this
+rank's alone, whose calls come one after the other.
+
+Signals
+    words      [programs, 2, ranks, block]  packets; flagged with their program's step
+    unpacked   local: counts programs whose piece is in `gathered`, call after call: full at
+               calls * programs. `calls` is kept by each program for itself
+
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+import weft.language as wl
+from weft.base.dtypes import DTYPES
+from weft.base.records import KernelRecord
+from weft.base.target import Target
+from weft.language import triton_api
+from weft.language.world_arg import WorldArg, language_version
+from weft.ops import _lanes
+from weft.ops._ag_gemm_call import Call
+from weft.ops._ag_gemm_config import Config, can_use_tma, shape_of, tile_of
+from weft.tiles import blocking, exchange, gemm, gemm_small, move, packets, postbox
+from weft.tiles.move import Shards
+
+if TYPE_CHECKING:
+    from weft.ops.ag_gemm import Problem
+
+
+class Unpacked(NamedTuple):
+    """Arguments of `_ready`; tuples last (see ag_gemm.Arrival)."""
+
+    rows: Any
+    m: Any
+    unpacked: Any
+    full: Any
+    world: Any
+
+
+@triton.jit
+def _ready(at, segment, tile, args):
+    """Every program here has left its piece. args: Unpacked"""
+    # Pairs with multiply_few's notify.
+    wl.wait(args.unpacked, args.full, scope=wl.Scope.DEVICE, world=args.world)
+    return gemm.Rows(source=args.rows, first=at.i_m * tile.m, end=args.m)
+
+
+@triton.jit
+def multiply_few(a, gathered, rows, weights, b, c, words, steps, calls, unpacked, sums, come, shape,
+                 shards, tile, world, ahead, width: tl.constexpr, sources: tl.constexpr,
+                 block: tl.constexpr):  # fmt: skip
+    """`rows` and `b` are what is multiplied: descriptors, or the pointers `gathered` and `weights`
+    once more. `shards` cut the gathered bytes; `ahead` units of weights are asked for first."""
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    call = tl.load(calls + program) + 1
+    shards = move.rounded(shards, 1)
+    mail = postbox.PacketBoxes(steps, words)
+    base = postbox.steps_made(mail)
+    num_steps = exchange.steps_of(packets.tiles_of(shards.shard, block))
+    for step in range(num_steps):
+        i = exchange.tile_of(step, block) + tl.arange(0, block)
+        values = packets.load(a, 0, i, move.size_of(shards, wl.rank(world)), width)
+        for hop in range(1, world.num_ranks + 1):
+            to = (wl.rank(world) + hop) % world.num_ranks
+            # weft: equivalent-mutant peer+1 of at: every rank gets the same, in another order
+            postbox.put_packets(world, mail, base + step, values, to, block)
+        if tile.tma & (step == 0):
+            # Behind the packets: in front of them it would hold them up.
+            gemm_small.fetch_ahead(weights, shape, tile, ahead, program, num_programs)
+        values = postbox.wait_packets(world, mail, base + step, sources, block)
+        packets.gather(world, values, i, exchange.Gathered(a, gathered, shards), width)
+    if tile.tma & (num_steps == 0):
+        gemm_small.fetch_ahead(weights, shape, tile, ahead, program, num_programs)
+    # weft: equivalent-mutant incomplete of notify: no store before it is asynchronous
+    wl.notify(world, unpacked, 1, to=wl.rank(world), op=wl.SignalOp.ADD, scope=wl.Scope.DEVICE)
+    postbox.end(mail, base + num_steps)
+    m = tl.cast(shape.m, tl.int32)
+    gemm_small.gemm_small(
+        b, shape, tile, gemm_small.Partials(sums, come), program, num_programs,
+        _ready, Unpacked(rows, m, unpacked, call * num_programs, world),
+        gemm.emit_store, gemm.Stored(c, shape),
+    )  # fmt: skip
+    tl.store(calls + program, call)
+
+
+def record(problem: Problem, config: Config, target: Target) -> tuple[Any, KernelRecord]:
+    """The kernel, and how it is compiled for rows that begin at 16 bytes."""
+    element, out_element = DTYPES[problem.dtype].triton, DTYPES[problem.out_dtype].triton
+    tma = config.tma and can_use_tma(problem, target)
+    tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
+
+    def operand(word: str, *block: int) -> str:
+        return f"tensordesc<{word}[{block[0]}, {block[1]}]>" if tma else f"*{word}"
+
+    b_block = (tile_n, tile_k) if problem.b_is_nk else (tile_k, tile_n)
+    words = {
+        "a": "*i32",
+        "gathered": "*i32",
+        "rows": operand(element, tile_m, tile_k),
+        "weights": f"*{element}",
+        "b": operand(element, *b_block),
+        "c": operand(out_element, tile_m, tile_n),
+        **dict.fromkeys(("words", "steps", "calls", "unpacked"), "*i64"),
+        "sums": "*fp32",
+        "come": "*i32",
+        "shape": ["i32"] * len(gemm.Shape._fields),
+        "shards": ["i32"] * len(Shards._fields),
+        "tile": ["constexpr"] * len(gemm.Tile._fields),
+        "world": ["*i64", "constexpr", "constexpr"],
+        "ahead": "i32",
+    }
+    names = multiply_few.arg_names
+    extents = shape_of(problem)._asdict()
+    return multiply_few, KernelRecord(
+        name="ag_gemm.multiply_few",
+        signature={name: words.get(name, "constexpr") for name in names},
+        constants={
+            "shape": gemm.Shape(*[None] * len(gemm.Shape._fields)),
+            "shards": Shards(None, None),
+            "tile": tile_of(problem, config, tma),
+            "world": WorldArg(None, problem.num_ranks, language_version()),
+            "width": gcd(_lanes.PACKET_BYTES, problem.k * problem.itemsize),
+            "sources": _lanes.power_of_two(problem.num_ranks),
+            "block": config.block,
+        },
+        options={"num_warps": config.num_warps, "num_stages": config.num_stages},
+        divisible_by_16=(
+            *(name for name in names if isinstance(words.get(name), str) and words[name][0] == "*"),
+            *(f"shape.{name}" for name, extent in extents.items() if extent % 16 == 0),
+        ),
+    )
+
+
+class PacketCall(Call):
+    """One launch, on memory of its own."""
+
+    def __init__(self, world: Any, problem: Problem, config: Config) -> None:
+        super().__init__(world, problem, config)
+        self.tma = config.tma and can_use_tma(problem, world.target)
+        programs, block = config.feeders, config.block
+        self._workspace = f"ag_gemm.{programs}x{block}"
+        self._buffers = {
+            "gathered": ((problem.m, problem.k), getattr(torch, problem.dtype)),
+            "sums": (
+                (gemm_small.partial_elements(config.tile_m, config.tile_n, programs),),
+                torch.float32,
+            ),
+        }
+        words = programs * postbox.PACKET_DEPTH.value * world.num_ranks * block
+        self._signals = {
+            "words": (words, torch.int64),
+            "steps": (programs, torch.int64),
+            "calls": (programs, torch.int64),
+            "unpacked": (1, torch.int64),
+            "come": (config.blocking.num_tiles(problem.m, problem.n), torch.int32),
+        }
+        row_bytes = problem.k * problem.itemsize
+        self._shards = Shards(problem.m * row_bytes, problem.rows * row_bytes)
+        self._row_bytes = row_bytes
+        self._tiles = [tile_of(problem, config, tma).as_constexpr() for tma in (False, True)]
+        self._sources = _lanes.power_of_two(world.num_ranks)
+        self._kernel: Any = None
+        self.replays = world.replays()
+
+    def run(self, world: Any, a: Any, b: Any, out: Any, offset: int | None) -> None:
+        slot = world.workspace(self._workspace, self._buffers, self._signals, num_slots=1)
+        self.replays.run(
+            (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot),
+            lambda: self._launch(world, slot, a, b, out),
+        )
+
+    def _launch(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> None:
+        config, problem = self.config, self.problem
+        aligned = not any(tensor.data_ptr() % blocking.TMA_BYTES for tensor in (a, b, out))
+        tma = self.tma and aligned
+        rows, right, result = slot.gathered, b, out
+        if tma:
+            rows = blocking.descriptor(rows, (config.tile_m, config.tile_k))
+            result = blocking.descriptor(out, (config.tile_m, config.tile_n))
+            if problem.b_is_nk:
+                right = blocking.descriptor(b.t(), (config.tile_n, config.tile_k))
+            else:
+                right = blocking.descriptor(b, (config.tile_k, config.tile_n))
+        width = min(_lanes.PACKET_BYTES, _lanes.width_of(self._row_bytes, a, slot.gathered))
+        own, gathered = _lanes.as_words(width, a, slot.gathered)
+        arguments = (
+            own, gathered, rows, b, right, result, slot.words, slot.steps, slot.calls,
+            slot.unpacked, slot.sums, slot.come, shape_of(problem), self._shards,
+            self._tiles[tma], world.arg, config.ahead, width, self._sources, config.block,
+        )  # fmt: skip
+        grid = (config.feeders, 1, 1)
+        if aligned and self._kernel is not None:
+            triton_api.relaunch(self._kernel, grid, *arguments)
+            return
+        kernel = multiply_few[grid](
+            *arguments, num_warps=config.num_warps, num_stages=config.num_stages
+        )
+        if aligned:
+            self._kernel = kernel
