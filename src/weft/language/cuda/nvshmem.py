@@ -196,17 +196,35 @@ def spare_address(world):
 
 
 @triton.jit
+def both_parts(low, high, first, last, count, low_, high_, first_, last_, count_):
+    """What is known of two parts of a row, together; in one pass over it."""
+    return (
+        tl.minimum(low, low_),
+        tl.maximum(high, high_),
+        tl.minimum(first, first_),
+        tl.maximum(last, last_),
+        count + count_,
+    )
+
+
+@triton.jit
 def find_runs(address, lives, item_bytes: tl.constexpr):
     """Of each row [rows, n]: address of column 0, first live column, how many live; and whether
     the live ones of every row lie one behind another."""
     n: tl.constexpr = address.shape[1]
     j = tl.arange(0, n)[None, :]
     begin = address - j * item_bytes
-    low = tl.min(tl.where(lives, begin, BEYOND), axis=1)
-    high = tl.max(tl.where(lives, begin, -BEYOND), axis=1)
-    first = tl.min(tl.where(lives, j, n), axis=1)
-    last = tl.max(tl.where(lives, j, -1), axis=1)
-    count = tl.sum(lives.to(tl.int32), axis=1)
+    low, high, first, last, count = tl.reduce(
+        (
+            tl.where(lives, begin, BEYOND),
+            tl.where(lives, begin, -BEYOND),
+            tl.where(lives, j, n),
+            tl.where(lives, j, -1),
+            lives.to(tl.int32),
+        ),
+        1,
+        both_parts,
+    )
     is_run = (count == 0) | ((low == high) & (last - first + 1 == count))
     return low, first, count, tl.min(is_run.to(tl.int32)) != 0
 
