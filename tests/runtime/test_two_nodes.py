@@ -38,10 +38,10 @@ def test_emulated(nodes, seats):
     ]
 
 
-@pytest.mark.gpu(n=4)
-def test_on_gpus_declared_two_nodes():
-    launcher = "-m torch.distributed.run --standalone --nproc-per-node 4"
-    seats = [("0", "0"), ("1", "0"), ("2", "1"), ("3", "1")]
+@pytest.mark.parametrize("ranks", [pytest.param(n, marks=pytest.mark.gpu(n=n)) for n in (2, 4)])
+def test_on_gpus_declared_two_nodes(ranks):
+    launcher = f"-m torch.distributed.run --standalone --nproc-per-node {ranks}"
+    seats = [(str(rank), str(2 * rank // ranks)) for rank in range(ranks)]
     assert run(*launcher.split(), str(SCRIPT)) == seats
 
 
