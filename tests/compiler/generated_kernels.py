@@ -11,13 +11,12 @@ from weft.compiler.lower import kernels, source
 from weft.ir import core, device
 
 GOLDEN = Path(__file__).parent / "golden"
-PLANS = ("ag_gemm_pull", "ag_gemm_push", "gemm_rs", "gemm_ar_two_shot")
+PLANS = ("ag_gemm_pull", "ag_gemm_push", "gemm_rs", "gemm_ar_two_shot", "mlp")
 
 
 def kernel_of(plan: str) -> core.Kernel:
-    """The one kernel of a golden plan's product."""
-    (kernel,) = kernels.lower(device.parse((GOLDEN / f"{plan}.plan").read_text())).values()
-    return kernel
+    """The kernel of a golden plan's first product."""
+    return next(iter(kernels.lower(device.parse((GOLDEN / f"{plan}.plan").read_text())).values()))
 
 
 if __name__ == "__main__":

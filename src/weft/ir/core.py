@@ -59,8 +59,10 @@ FUNCTIONS = {
     "rows_or_own": ("ready", ("operand", "operand", "mapping")),
     "read_owned": ("ready", ("operand", "mapping")),
     "add_partials": ("combine", ("pointer", "mapping")),
-    "silu_mul": ("value", ()),
+    "silu": ("value", ()),
+    "silu_mul": ("value", ()),  # half as wide
     "store": ("emit", ("operand",)),
+    "store_value": ("emit", ("operand", "pointer")),  # the same place; what `value` has made
     "store_own": ("emit", ("operand", "mapping")),
     "push": ("emit", ("pointer", "mapping")),
     "spread": ("emit", ("pointer", "mapping")),

@@ -25,6 +25,9 @@ from weft.base.errors import UnsupportedError
 from weft.ir import core, device
 from weft.ir.device import Channel, Copy, Do, Launch, Plan
 
+# What is done to a product's tile in registers, on its way to memory.
+EPILOGUES = ("silu", "silu_mul")
+
 
 def lower(plan: Plan) -> dict[str, core.Kernel]:
     """The kernels of a plan's products, by name; its other launches move rows, or work on them.
@@ -40,13 +43,14 @@ def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
     product, *rest = launch.body
     if product.kind != "matmul":
         raise _unknown(launch, f"it begins with {product.kind}")
-    if launch.order == "gather" and not rest and len(launch.awaits) == 1:
+    is_simple = all(one.kind in EPILOGUES and len(one.operands) == 1 for one in rest)
+    if launch.order == "gather" and is_simple and len(launch.awaits) == 1:
         statements = _gather(plan, launch, product)
     elif launch.order == "scatter" and [one.kind for one in rest] == ["reduce_scatter"]:
         statements = _scatter(plan, launch, product)
     elif launch.order == "scatter" and [one.kind for one in rest] == ["all_reduce"]:
         statements = _sum_everywhere(plan, launch, product)
-    elif launch.order == "rows" and not rest and not (launch.awaits or launch.announces):
+    elif launch.order == "rows" and is_simple and not (launch.awaits or launch.announces):
         statements = _alone(launch, product)
     else:
         told = " then ".join(one.kind for one in launch.body)
@@ -86,6 +90,7 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
     own = channel.own or rows
     for name in dict.fromkeys((own, rows, right, launch.writes[0])):
         yield core.Param(name, "operand")
+    yield from _addressed(launch)
     yield core.Param(channel.name, "signals", _writers(plan, channel))
     yield from _around()
     yield core.Mapping("split", "static", (rows,))
@@ -95,7 +100,7 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
     yield core.Hook("order", "gather", ("split",))
     yield core.Wait("ready", channel.name, "tile", "split", unless="own", place=channel.place)
     yield core.Hook("ready", "rows_or_own", (rows, own, "split"))
-    yield core.Hook("emit", "store", (launch.writes[0],))
+    yield from _stored(launch)
     if any(isinstance(one, Copy) and one.announces == channel.name for one in plan.steps):
         # Also words of chunks without rows: an engine must not write one after the call.
         yield core.Wait("done", channel.name, "all", "split", by="last", place=channel.place)
@@ -171,6 +176,7 @@ def _alone(launch: Launch, product: Do) -> Iterator[core.Statement]:
     left, right = product.operands
     for name in (left, right, launch.writes[0]):
         yield core.Param(name, "operand")
+    yield from _addressed(launch)
     yield from _around()
     yield core.Mapping("split", "static", (left,))
     yield core.Template("gemm", launch.tile, formula(launch))
@@ -178,9 +184,26 @@ def _alone(launch: Launch, product: Do) -> Iterator[core.Statement]:
         yield core.Credit("begin", "slot")
     yield core.Hook("order", "grouped", ())
     yield core.Hook("ready", "rows_of", (left,))
-    yield core.Hook("emit", "store", (launch.writes[0],))
+    yield from _stored(launch)
     if launch.gives:
         yield core.Finish("done", "slot")
+
+
+def _addressed(launch: Launch) -> Iterator[core.Statement]:
+    """Where a result lies that is no tile of the product any more."""
+    if len(launch.body) > 1:
+        (result,) = launch.writes
+        yield core.Param(f"{result}_ptr", "pointer", f"the same as {result}")
+
+
+def _stored(launch: Launch) -> Iterator[core.Statement]:
+    (result,) = launch.writes
+    for one in launch.body[1:]:
+        yield core.Hook("value", one.kind, ())
+    if len(launch.body) > 1:
+        yield core.Hook("emit", "store_value", (result, f"{result}_ptr"))
+    else:
+        yield core.Hook("emit", "store", (result,))
 
 
 def _around() -> Iterator[core.Statement]:

@@ -105,6 +105,6 @@ def _word(kernel: core.Kernel, one: core.Param, twin: str, given: Specialised) -
 
 
 def _by_pointer(kernel: core.Kernel, one: core.Param) -> bool:
-    """Is it what `store_own` writes in the plain twin? Rows of a tile end before the tile's."""
+    """Is it a result that leaves the plain twin by pointers, since it is no whole tile?"""
     return any(one.name in hook.args for hook in kernel.of(core.Hook)
-               if hook.function == "store_own")  # fmt: skip
+               if hook.function in ("store_own", "store_value"))  # fmt: skip

@@ -111,7 +111,7 @@ _IMPORTS = (
     (r"\bwl\.", "import weft.language as wl"),
     (r"\bslots\.", "from weft.language import slots"),
 )
-_TILES = ("gemm", "gemm_sm90", "swizzle", "weave")
+_TILES = ("epilogues", "gemm", "gemm_sm90", "swizzle", "weave")
 
 
 def _imports(body: str) -> str:
@@ -223,7 +223,8 @@ def _hooks(kernel: core.Kernel) -> Iterator[str]:
 
 def _body(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, ...]:
     """What is woven in at one place, in order; neighbours for the same tiles share a branch."""
-    pieces = [woven.spell(one, kernel, twin) for one in kernel.at(slot)]
+    given = [*(kernel.at("value") if slot == "emit" else ()), *kernel.at(slot)]
+    pieces = [woven.spell(one, kernel, twin) for one in given]
     lines: list[str] = []
     last = ""
     for piece in pieces:
@@ -252,7 +253,7 @@ def _used(kernel: core.Kernel, slot: str) -> list[str]:
     if any(re.search(r"\bargs\)", line) for line in lines):
         names += ["partials", "rank", "parts", "world"]  # of a weave.Move
     names = list(dict.fromkeys(names))
-    tuples = {one.name for one in kernel.of(core.Mapping)}
+    tuples = {"shape", *(one.name for one in kernel.of(core.Mapping))}
     tuples |= {one.name for one in kernel.of(core.Param) if one.sort in ("slot", "world")}
     return sorted(names, key=lambda name: (name in tuples, name == "world"))
 

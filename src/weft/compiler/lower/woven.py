@@ -34,7 +34,7 @@ def spell(one: core.Woven, kernel: core.Kernel, twin: str) -> Piece:
     if isinstance(one, core.Hook):
         lines, guard = _HOOKS.get((one.function, twin)) or _HOOKS[one.function, "both"]
         names = {f"{{{i}}}": f"args.{name}" for i, name in enumerate(one.args)}
-        names["{move}"] = _move(kernel)
+        names |= _known(kernel)
         return Piece(tuple(_filled(line, names) for line in lines), guard)
     if isinstance(one, core.Wait):
         return _wait(one, kernel, twin)
@@ -183,6 +183,15 @@ _HOOKS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
         ("if at.row < at.end:",
          "    own_row = at.row + row - at.i_m * {1}.tile_m",
          "    gemm_sm90.store_tile({0}, [own_row, column], chunk)"), OWN),
+    ("silu", "plain"): (("value = epilogues.silu(value, {dtype})",), ""),
+    ("silu", "sm90"): (("value = epilogues.silu_chunk(chunk)",), ""),
+    ("silu_mul", "plain"): (("value = epilogues.silu_mul(value, {dtype})",), ""),
+    ("silu_mul", "sm90"): (("value = epilogues.silu_mul_chunk(chunk)",), ""),
+    ("store_value", "plain"): (
+        ("row, column = at.i_m * tile.m, at.i_n * value.shape[1]",
+         "epilogues.store_tile({1}, row, column, value, args.shape.m, {columns})"), ""),
+    ("store_value", "sm90"): (
+        ("epilogues.store_chunk({1}, row, {column}, value, args.shape.m, {columns})",), ""),
     ("push", "plain"): (("weave.push(at, value, tile, {move})",), OTHER),
     ("push", "sm90"): (("weave.push_chunk(at, row, column, chunk, {move})",), OTHER),
     ("spread", "plain"): (("weave.spread({0}, at, value, tile, {move})",), OWN),
@@ -194,6 +203,19 @@ _HOOKS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
         ("for row in range(0, tile_m, gemm_sm90.CHUNK_N):",
          "    weave.unpack_rows({1}, {0}, at, row, {2}, gemm_sm90.CHUNK_N, tile_n)"), ""),
 }  # fmt: skip
+
+
+def _known(kernel: core.Kernel) -> dict[str, str]:
+    """What texts of hooks name beside their arguments."""
+    names = {"{move}": _move(kernel)}
+    if kernel.at("value"):
+        (stored,) = kernel.at("emit")
+        assert isinstance(stored, core.Hook)
+        names["{dtype}"] = f"args.{stored.args[1]}.dtype.element_ty"
+        is_half = any(one.function == "silu_mul" for one in kernel.of(core.Hook))
+        names["{columns}"] = "args.shape.n // 2" if is_half else "args.shape.n"
+        names["{column}"] = "column // 2" if is_half else "column"
+    return names
 
 
 def _move(kernel: core.Kernel) -> str:
