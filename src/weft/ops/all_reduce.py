@@ -1,6 +1,7 @@
 """All-reduce: out = x of rank 0 + x of rank 1 + ..., on every rank, the same bits everywhere.
 
-Sums are in fp32, in the order of ranks, and rounded once: all transports give the same bits.
+Sums are in fp32, in the order of ranks, and rounded once: all transports but relay between nodes,
+and nccl, give the same bits.
 
 Plan, in lanes, tile by tile (weft.tiles.exchange)
     one_shot    tile of own x -> its box on every rank; every rank sums all tiles. One step a tile
@@ -9,12 +10,15 @@ Plan, in lanes, tile by tile (weft.tiles.exchange)
     pull        x is cut into shares: every rank sums its share of what lies in the memory of all
                 ranks, x itself where it is symmetric, else what its rank has staged, and puts the
                 sum into every rank's out where that is symmetric, else beside it (weft.tiles.fetch)
+    relay       reduce_scatter by relay, then all_gather by relay: of each shard of x, one sum of a
+                node crosses to each other node, once
     nccl        torch.distributed's own, in another order of sums
     one_shot_packets, two_shot_packets    as those, each 32 bits in a word with their flag: no
                 signal and no fence, at twice the bytes
 
 Signals are the mailbox's (weft.tiles.postbox): arrived[l * num_ranks + src], the steps of lane l of
-src that are here; or the flag in each packet. Tiles without elements are signalled too.
+src that are here; or the flag in each packet. Tiles without elements are signalled too. A relay's
+are those of its two operators.
 
 Limits  x is contiguous and of one shape on all ranks; packets need all ranks on one node
 Source  the design's section 4; the names are NCCL's and TensorRT-LLM's
@@ -22,10 +26,12 @@ Source  the design's section 4; the names are NCCL's and TensorRT-LLM's
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -36,10 +42,12 @@ from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _baselines, _lanes
+from weft.ops import _baselines, _lanes, all_gather, reduce_scatter
 from weft.tiles import exchange, fetch, move, packets, postbox
 
 SUPPORTED = ("float16", "bfloat16", "float32")
+# From here on sums are relayed between nodes; not measured, for want of a network.
+RELAYED_BYTES = 1 << 16
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -97,14 +105,18 @@ class Config(_lanes.Lanes):
     transport: str = "one_shot"
     reaches_far = {
         "one_shot": True, "two_shot": True, "one_shot_packets": False, "two_shot_packets": False,
-        "pull": False,
+        "pull": False, "relay": True,
     }  # fmt: skip
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     item_bytes = problem.itemsize
-    yield from _lanes.candidates(Config, problem, target, problem.total_bytes, item_bytes)
+    found = list(_lanes.candidates(Config, problem, target, problem.total_bytes, item_bytes))
+    if problem.total_bytes < RELAYED_BYTES:
+        # Four hops to save bytes where there are few.
+        found.sort(key=lambda config: config.transport == "relay")
+    yield from found
 
 
 def choose(problem: Problem, target: Target) -> Config:
@@ -238,9 +250,17 @@ class _Call:
         if self._start is None:  # behind operator_call: it takes memory, which is collective
             if self.config.by_library:
                 self._start = _lanes.by_library("all_reduce", world)
+            elif self.config.transport == "relay":
+                self._start = partial(self._relay, world)
             else:
                 self._start = self._exchange().launches(world, self.config)
         self._start(x, out)
+
+    def _relay(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
+        scatter, gather = _relayed(self.problem, self.config)
+        shape = (scatter.problem.m, scatter.problem.n)
+        shard = reduce_scatter(x.view(shape), world=world, config=scatter.config)
+        all_gather(shard, world=world, m=shape[0], config=gather.config, out=out.view(shape))
 
     def _exchange(self) -> _lanes.Exchange:
         problem, transport = self.problem, self.config.transport
@@ -260,6 +280,29 @@ class _Call:
         """Bytes of what is staged, and of what comes of others' sums."""
         copies = (not self.problem.in_place) + (not self.shares_out)
         return copies * self.problem.num_ranks * self.problem.shard_bytes
+
+
+class _Half(NamedTuple):
+    """One of the two operators that a relay is made of."""
+
+    problem: Any
+    config: Any
+    kernels: Any
+
+
+def _relayed(problem: Problem, config: Config) -> tuple[_Half, _Half]:
+    """Elements as rows of up to a line, so that shards are cut as lanes like it."""
+    n = math.gcd(problem.total, move.LINE_BYTES.value // problem.itemsize)
+    shape = (problem.total // n, n, problem.num_ranks, problem.dtype, problem.nodes)
+    halves = []
+    for module in map(importlib.import_module, ("weft.ops.reduce_scatter", "weft.ops.all_gather")):
+        part = module.Problem(*shape)
+        block = config.block
+        if part.op == "all_gather":
+            block = max(16, block * problem.itemsize // _lanes.word_bytes(part))
+        parts_config = module.Config("relay", config.lanes, block, config.num_warps)
+        halves.append(_Half(part, parts_config, module.kernels))
+    return halves[0], halves[1]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -291,6 +334,10 @@ def kernels(
     config.check(problem, target)
     element = f"*{DTYPES[problem.dtype].triton}"
     if config.by_library:
+        return
+    if config.transport == "relay":
+        for half in _relayed(problem, config):
+            yield from half.kernels(half.problem, half.config, target)
         return
     words = {"x": element, "out": element, "boxes": element, "memory": element}
     width = _lanes.width_of(problem.total_bytes)
