@@ -16,6 +16,7 @@ def test_the_schedule_of_a_run_is_a_page(tmp_path, capsys):
     words = ["timeline", "ag_gemm", "-o", str(path), *SMALL, "--transport", "pull"]
     assert main([*words, "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
+    assert values["from"] == "run"
     assert values["shape"] == {"m": 64, "n": 32, "k": 32} and values["file"] == str(path)
     assert [one["rank"] for one in values["totals"]] == [0, 1] and values["end_us"] > 0
     text = path.read_text()
@@ -24,6 +25,39 @@ def test_the_schedule_of_a_run_is_a_page(tmp_path, capsys):
     assert main(words) == 0
     said = capsys.readouterr()
     assert "they wait" in said.out and str(path) in said.err.replace("\n", "")
+
+
+def test_the_schedule_of_a_plan_needs_no_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("weft.tools.schedule.runs.timed_call", None)
+    path = tmp_path / "schedule.html"
+    words = ["timeline", "gemm_rs", "-o", str(path), "--shape", "m=4096,n=4096,k=3584", "--json"]
+    assert main(words) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["from"] == "plan" and len(values["totals"]) == 4
+    assert 100 < values["end_us"] < 400
+    text = path.read_text()
+    assert "Predicted from the plan" in text and "partials_ready" in text
+
+
+PROGRAM = """
+import weft
+from weft.compiler import Shard, Tensor, all_gather
+
+@weft.program(mesh="tp", x=Tensor("bfloat16", ("m", 512), Shard(0)),
+              w=Tensor("bfloat16", (512, 1024), Shard(1)))
+def project(x, w):
+    return all_gather(x) @ w
+"""
+
+
+def test_the_schedule_of_a_users_program(tmp_path, capsys):
+    script, path = tmp_path / "model.py", tmp_path / "schedule.html"
+    script.write_text(PROGRAM)
+    words = ["timeline", f"{script}:project", "-o", str(path), "--ranks", "2", "--shape", "m=640"]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["op"] == "project"
+    assert "project on 2 ranks" in path.read_text()
+    assert main([*words, "--run"]) == 2 and "weft emulate" in capsys.readouterr().err
 
 
 def test_the_trace_of_a_run(tmp_path, capsys):

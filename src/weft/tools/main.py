@@ -21,6 +21,7 @@ from weft.tools.bench import bench
 from weft.tools.compile import compile_op
 from weft.tools.doctor import doctor
 from weft.tools.emulate import emulate
+from weft.tools.explain import explain
 from weft.tools.lint import lint
 from weft.tools.run import run
 from weft.tools.timeline import timeline
@@ -95,6 +96,7 @@ app.command("doctor")(_exiting(doctor))
 app.command("run")(_exiting(run))
 app.command("emulate", cls=ScriptCommand)(_exiting(emulate))
 app.command("verify", cls=ScriptCommand)(_exiting(verify))
+app.command("explain")(_exiting(explain))
 app.command("timeline")(_exiting(timeline))
 app.command("trace")(_exiting(trace))
 app.command("bench")(_exiting(bench))

@@ -7,15 +7,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.base.errors import UsageError
+from weft.ir.choice import Choice
 from weft.tools import console, options, pictures
+from weft.tools.explain import is_program, subject_in_file, subject_of
+from weft.tools.words import shape_text
 
 if TYPE_CHECKING:
     from weft.tools.check import Work
+    from weft.tools.explanation import Subject
     from weft.tools.schedule import Chart
 
 RAN = (
     "What happened on the emulator under schedule {seed}, in simulated time of {hw}: it compares"
     " plans, and predicts no microseconds."
+)
+
+PLANNED = (
+    "Predicted from the plan, before anything runs, by the constants that the compiler’s model has"
+    " for {hw}; see weft explain for why it is this plan."
 )
 
 Output = Annotated[
@@ -24,43 +34,74 @@ Output = Annotated[
 
 
 def timeline(
-    op: options.OpWord,
+    subject: Annotated[str, typer.Argument(metavar="OP|FILE.py:PROGRAM")],
     output: Output,
     ranks: options.Ranks = None,
     nodes: options.Nodes = "1",
     shape: options.Shape = "",
     dtype: options.Dtype = "bf16",
+    run: Annotated[
+        bool, typer.Option("--run", help="run it on the emulator and draw what happened")
+    ] = False,
     transport: options.Transport = "",
+    target: Annotated[str, typer.Option(help="what the plan is for")] = "cuda:90",
     hw: options.Machine = "h200x4",
     seed: options.Seed = 0,
     num_sms: options.NumSms = 132,
     json: options.AsJson = False,
 ) -> int:
-    """Draw who does what when: kernels, copies, SMs and the signals between them."""
-    from weft.base.hardware import find_hardware
+    """Draw who does what when: from the plan, before anything runs, or with --run what happened."""
     from weft.tools.schedule import page
     from weft.verify.picture.document import save
 
     pictures.check_path(output, "-o")
-    find_hardware(hw)
-    work = options.work_of(op, ranks, nodes, shape, dtype)
-    chart, notes = ran(work, transport, hw, seed, num_sms)
-    save(output, page(chart, f"{op} on {work.num_ranks} ranks", notes))
+    planned, work = None, None
+    if is_program(subject):
+        if run:
+            raise UsageError(f"--run {subject}: it takes an operator; weft emulate runs a script")
+        planned = subject_in_file(subject, ranks, nodes, shape, target, hw)
+    else:
+        work = options.work_of(subject, ranks, nodes, shape, dtype)
+        planned = None if run or transport else subject_of(work, target, hw)
+    if planned is not None:
+        chart, notes = predicted(planned)
+        name, num_ranks = planned.program.name, planned.facts.num_ranks
+    else:
+        assert work is not None
+        chart, notes = ran(work, transport, hw, seed, num_sms)
+        name, num_ranks = work.op.name, work.num_ranks
+    save(output, page(chart, f"{name} on {num_ranks} ranks", notes))
     if json:
         totals = [asdict(one) for one in chart.totals]
-        words = options.words_of(work)
-        console.print_json({**words, "file": output, "end_us": chart.end_us, "totals": totals})
+        words = {"op": name, "ranks": num_ranks} if work is None else options.words_of(work)
+        words |= {"from": "run" if planned is None else "plan", "file": output}
+        console.print_json({**words, "end_us": chart.end_us, "totals": totals})
     else:
         console.print_table(*totals_table(chart))
     console.notes().print(f"[dim]schedule in {output}: open it in a browser[/]")
     return console.FINE
 
 
+def predicted(subject: Subject) -> tuple[Chart, list[str]]:
+    """The schedule of a plan before anything runs, and what to say of it."""
+    from weft.tools.schedule import chart_of
+
+    facts, found = subject.facts, subject.schedule
+    call = f"{shape_text(facts.sizes)}, {facts.num_ranks} ranks, {facts.target}"
+    taken = [f"{one.subject}: {one.taken}" for one in subject.plan.of(Choice)
+             if one.what == "engine"]  # fmt: skip
+    if taken:
+        call += f"; {', '.join(taken)}"
+    return chart_of(found.spans, found.signals), [call, PLANNED.format(hw=subject.machine.name)]
+
+
 def ran(work: Work, transport: str, hw: str, seed: int, num_sms: int) -> tuple[Chart, list[str]]:
     """The schedule of a call on the emulator, and what to say of it."""
+    from weft.base.hardware import find_hardware
     from weft.tools.schedule import chart_of
     from weft.tools.schedule.runs import config_for, timed_call, told
 
+    find_hardware(hw)
     config = config_for(work, transport)
     found = timed_call(work, config, hw, seed=seed, num_sms=num_sms)
     return chart_of(found, found.signals), [*told(work, config), RAN.format(hw=hw, seed=seed)]

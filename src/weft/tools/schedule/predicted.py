@@ -63,7 +63,7 @@ def predict(plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Machi
 
     Raises  UsageError: a size that is not given, a step whose cost is not known
     """
-    played = _Played(plan, sizes, num_ranks, machine)
+    played = Played(plan, sizes, num_ranks, machine)
     for rank in range(num_ranks):
         for stream in dict.fromkeys(step.stream for step in plan.steps):
             played.events.start(0.0, played.stream(rank, stream))
@@ -71,7 +71,9 @@ def predict(plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Machi
     return Schedule(played.spans, played.signals)
 
 
-class _Played:
+class Played:
+    """All ranks at once; `predict` runs it."""
+
     def __init__(
         self, plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Machine
     ) -> None:

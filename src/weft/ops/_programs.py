@@ -1,0 +1,64 @@
+"""The operators as tensor programs, which is what `weft explain` and `weft timeline` follow.
+
+A function for each, of the operator's name: from its problem to a traced program, with m open. It
+is read through the compiler's passes; what a call runs is in the operator's own file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.compiler import (
+    Partial,
+    Replicate,
+    Shard,
+    Tensor,
+    frontend,
+)
+from weft.ir.task import Program
+
+
+def ag_gemm(problem: Any) -> Program:
+    def ag_gemm(a, b):
+        return frontend.all_gather(a) @ b
+
+    a, b = (("m", problem.k), Shard(0)), ((problem.k, _all(problem, "n")), Shard(1))
+    return _traced(ag_gemm, problem, a=a, b=b)
+
+
+def gemm_rs(problem: Any) -> Program:
+    def gemm_rs(a, b):
+        return frontend.reduce_scatter(a @ b)
+
+    a, b = (("m", _all(problem, "k")), Shard(1)), ((_all(problem, "k"), problem.n), Shard(0))
+    return _traced(gemm_rs, problem, a=a, b=b)
+
+
+def gemm_ar(problem: Any) -> Program:
+    def gemm_ar(a, b):
+        return frontend.all_reduce(a @ b)
+
+    a, b = (("m", _all(problem, "k")), Shard(1)), ((_all(problem, "k"), problem.n), Shard(0))
+    return _traced(gemm_ar, problem, a=a, b=b)
+
+
+def all_reduce_rms_norm(problem: Any) -> Program:
+    def all_reduce_rms_norm(x, residual, weight):
+        total = frontend.all_reduce(x) + residual
+        return frontend.rms_norm(total, weight), total
+
+    rows = ("m", problem.n)
+    return _traced(
+        all_reduce_rms_norm, problem, x=(rows, Partial()), residual=(rows, Replicate()),
+        weight=((1, problem.n), Replicate()),
+    )  # fmt: skip
+
+
+def _all(problem: Any, size: str) -> int:
+    """Over all ranks what each has as much of."""
+    return getattr(problem, size) * problem.num_ranks
+
+
+def _traced(function: Any, problem: Any, **parameters: Any) -> Program:
+    types = {name: Tensor(problem.dtype, *rest) for name, rest in parameters.items()}
+    return frontend.trace(function, "tp", types)

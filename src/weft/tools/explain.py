@@ -1,0 +1,208 @@
+"""`weft explain OP` or `weft explain FILE.py:PROGRAM`: the plan at its levels, and why this one."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.base.errors import UsageError
+from weft.base.target import parse_target
+from weft.tools import console, options
+from weft.tools.words import parse_shape, parse_topology, shape_text
+
+if TYPE_CHECKING:
+    from weft.ir.task import Program
+    from weft.tools.check import Work
+    from weft.tools.explanation import Part, Subject
+
+PARTS = ("choices", "task", "device", "mapping", "times", "core", "source")
+DEFAULT_SIZE = 4096
+
+OnHeap = Annotated[
+    str, typer.Option(help="inputs that lie where peers can read them, e.g. a", show_default=False)
+]
+Show = Annotated[
+    str, typer.Option(help=f"parts to print, of {', '.join(PARTS)}; all", show_default=False)
+]
+
+
+def explain(
+    subject: Annotated[str, typer.Argument(metavar="OP|FILE.py:PROGRAM")],
+    ranks: options.Ranks = None,
+    nodes: options.Nodes = "1",
+    shape: options.Shape = "",
+    dtype: options.Dtype = "bf16",
+    target: Annotated[str, typer.Option(help="what it is compiled for")] = "cuda:90",
+    hw: options.Machine = "h200x4",
+    on_heap: OnHeap = "",
+    show: Show = "",
+    json: options.AsJson = False,
+) -> int:
+    """Print the plan at its three levels: mapping, time per engine, why this one, the source."""
+    wanted = _parts(show)
+    if is_program(subject):
+        parts, values = of_program(subject, ranks, nodes, shape, target, hw, on_heap)
+    else:
+        work = options.work_of(subject, ranks, nodes, shape, dtype)
+        parts, values = of_operator(work, target, hw, on_heap)
+    parts = [part for part in parts if part.name in wanted or part.name == "call"]
+    if json:
+        from weft.tools.explanation import as_json
+
+        console.print_json({**values, **as_json(parts)})
+        return console.FINE
+    out = console.results()
+    for part in parts:
+        out.print(f"[bold]{part.title}[/]")
+        indented = "\n".join(f"  {line}".rstrip() for line in part.text.splitlines())
+        out.print(indented + "\n", markup=False)
+    return console.FINE
+
+
+def _parts(words: str) -> tuple[str, ...]:
+    wanted = tuple(word for word in words.replace(" ", "").split(",") if word)
+    if unknown := [word for word in wanted if word not in PARTS]:
+        raise UsageError(f"--show {words}: {unknown[0]!r} is none of {', '.join(PARTS)}")
+    return wanted or PARTS
+
+
+def of_operator(work: Work, target: str, hw: str, on_heap: str) -> tuple[list[Part], dict]:
+    """What an operator's call would do, as it is written and as the compiler would have it."""
+    from weft.tools.explanation import Part, parts_of
+
+    where = parse_target(target)
+    problem, card = work.problem(), work.op
+    module = importlib.import_module(card.run.__module__)
+    chosen = module.choose(problem, where) if hasattr(module, "choose") else None
+    fields = {} if chosen is None else dict(vars(chosen))
+    told = ", ".join(f"{name}={value}" for name, value in fields.items()) or "one way only"
+    call = (
+        f"{card.summary}\n{shape_text(work.shape)}, {work.dtype}, {work.num_ranks} ranks, {where}"
+    )
+    call += f"\na call takes, where nothing was measured: {told}"
+    values = {**options.words_of(work), "target": where.name, "hw": hw, "config": fields}
+    if reason := reason_of(card.name, problem):
+        call += f"\n{reason}"
+        values["reason"] = reason
+    parts = [Part("call", card.name, call)]
+    subject = subject_of(work, target, hw, on_heap)
+    if subject is None:
+        parts[0] = Part(
+            "call", card.name,
+            f"{call}\n\nIt is one kernel, written by hand, and no program of the compiler's: see "
+            f"{Path(module.__file__ or card.name).name}",
+        )  # fmt: skip
+        return parts, values
+    return [*parts, *parts_of(subject)], values
+
+
+def subject_of(work: Work, target: str, hw: str, on_heap: str = "") -> Subject | None:
+    """An operator as a program, with this call; None where it is not one."""
+    from weft.compiler.facts import Facts
+    from weft.ops import _programs
+    from weft.tools.explanation import Subject, machine_named
+
+    machine = machine_named(hw)
+    made = getattr(_programs, work.op.name, None)
+    if made is None:
+        return None
+    nodes = tuple(work.nodes) if len(work.nodes) > 1 else ()
+    sizes, heap = {"m": work.shape["m"]}, frozenset(filter(None, on_heap.split(",")))
+    facts = Facts(sizes, work.num_ranks, parse_target(target), nodes, heap)
+    return Subject(made(work.problem()), facts, machine)
+
+
+def reason_of(name: str, problem: Any) -> str:
+    """Why a collective takes its transport: the row of measurements that holds for its bytes."""
+    from weft.ops import _measured
+
+    if name not in _measured.MEASURED:
+        return ""
+    nbytes = problem.total_bytes if name == "all_reduce" else problem.shard_bytes
+    row = _measured.rows_for(name, nbytes)[0]
+    limit = "more than that" if row.up_to == _measured.ANY else f"up to {_bytes(row.up_to)}"
+    whose = "in all" if name == "all_reduce" else "a rank"
+    best = f"{row.transport} was fastest on 4 H200s for {limit}"
+    return f"this call has {_bytes(nbytes)} {whose}; {best}"
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("MB", 1 << 20), ("KB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count} bytes"
+
+
+# ---------------------------------------------------------------------------------------------
+# A user's own
+
+
+def is_program(words: str) -> bool:
+    """Is it a file's program that is asked for, not an operator?"""
+    return ".py" in words
+
+
+def of_program(
+    words: str, ranks: int | None, nodes: str, shape: str, target: str, hw: str, on_heap: str
+) -> tuple[list[Part], dict]:
+    """A program of a user's file, `weft explain model.py:mlp --shape m=4096`."""
+    from weft.tools.explanation import Part, parts_of
+
+    subject = subject_in_file(words, ranks, nodes, shape, target, hw, on_heap)
+    facts, name = subject.facts, subject.program.name
+    call = f"{shape_text(facts.sizes)}, {facts.num_ranks} ranks, {facts.target}"
+    values = {"program": name, "ranks": facts.num_ranks, "shape": dict(facts.sizes),
+              "target": facts.target.name, "hw": hw}  # fmt: skip
+    return [Part("call", name, call), *parts_of(subject)], values
+
+
+def subject_in_file(
+    words: str, ranks: int | None, nodes: str, shape: str, target: str, hw: str, on_heap: str = ""
+) -> Subject:
+    """A user's program with this call; sizes that it leaves open are DEFAULT_SIZE unless given."""
+    from weft.compiler.facts import Facts
+    from weft.tools.explanation import Subject, machine_named
+
+    machine, program = machine_named(hw), find_program(words)
+    topology = parse_topology(ranks, nodes)
+    named = {
+        size for one in program.tasks if one.type for size in one.type.sizes
+        if isinstance(size, str)
+    }  # fmt: skip
+    sizes = parse_shape(shape, dict.fromkeys(sorted(named), DEFAULT_SIZE))
+    domains = topology.sizes if topology.num_nodes > 1 else ()
+    heap = frozenset(filter(None, on_heap.split(",")))
+    facts = Facts(sizes, topology.num_ranks, parse_target(target), domains, heap)
+    return Subject(program, facts, machine)
+
+
+def find_program(words: str) -> Program:
+    """The traced program of `FILE.py:NAME`; the name may be left out where there is one.
+
+    Raises  UsageError: no such file, no such program, with those that are there
+    """
+    from weft.compiler import Compiled
+
+    file, _, name = words.partition(":")
+    if not Path(file).is_file():
+        raise UsageError(f"there is no file {file}")
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(Path(file).parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    there = {key: value for key, value in vars(module).items() if isinstance(value, Compiled)}
+    if not name and len(there) == 1:
+        name = next(iter(there))
+    if name not in there:
+        known = ", ".join(there) or "none"
+        raise UsageError(f"{words}: name a program of {file}, as FILE.py:NAME; it has {known}")
+    return there[name].stages.tasks["trace"]

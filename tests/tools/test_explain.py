@@ -1,0 +1,120 @@
+"""`weft explain`: every part of it, for operators and users' programs, and words without sense."""
+
+from __future__ import annotations
+
+import ast
+import json
+
+import pytest
+
+from weft.tools.explain import PARTS
+from weft.tools.main import main
+
+LARGE = ["--shape", "m=8192,n=7168,k=4096"]
+
+PROGRAM = """
+import weft
+from weft.compiler import Shard, Tensor, all_gather, reduce_scatter, silu_mul
+
+@weft.program(mesh="tp", x=Tensor("bfloat16", ("m", 1024), Shard(0)),
+              w1=Tensor("bfloat16", (1024, 4096), Shard(1)),
+              w2=Tensor("bfloat16", (2048, 1024), Shard(0)))
+def mlp(x, w1, w2):
+    return reduce_scatter(silu_mul(all_gather(x) @ w1) @ w2)
+
+@weft.program(mesh="tp", x=Tensor("bfloat16", ("m", 1024), Shard(0)))
+def gather(x):
+    return all_gather(x)
+"""
+
+
+def explained(capsys, *words: str) -> dict:
+    assert main(["explain", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("op", ["ag_gemm", "gemm_rs", "gemm_ar"])
+def test_an_operator_at_all_levels(op, capsys):
+    found = explained(capsys, op, *LARGE)
+    assert set(PARTS) <= set(found) and found["target"] == "cuda:90"
+    ways = found["choices"]["alternatives"]
+    assert [way["us"] for way in ways] == sorted(way["us"] for way in ways)
+    assert {"library"} < {way["engine"] for way in ways}
+    engine = next(one for one in found["choices"]["choices"] if one["what"] == "engine")
+    assert engine["taken"] == ways[0]["engine"] and "us" in engine["why"]
+    assert list(found["task"])[0] == "place" and "matmul(" in found["task"]["place"]
+    assert found["device"].startswith(f"program({op}") and "launch(" in found["device"]
+    assert "choice(" not in found["device"], "choices are told once"
+    assert 100 < found["times"]["end_us"] < 2000
+    assert any(one["engine"] == "SMs" and one["busy_us"] > 100 for one in found["times"]["engines"])
+    (core,), (source,) = found["core"], found["source"]
+    assert "template(gemm" in core
+    names = {node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)}
+    assert {f"{op}_multiply", f"{op}_multiply_sm90"} <= names
+
+
+def test_the_mapping_names_rows_ranks_and_words(capsys):
+    (tile,) = [one for one in explained(capsys, "ag_gemm", *LARGE)["mapping"] if one["owner"] == 2]
+    assert tile["rank"] == 1 and tile["awaits"] == ["gathered_ready[2][0]"]
+    assert tile["text"].startswith("rows 4096 … 4223, columns 0 …: of rank 2, after")
+    sums = explained(capsys, "gemm_rs", *LARGE)["mapping"]
+    told = [one for one in sums if "announces" in one]
+    assert {one["owner"] for one in told} == {0, 2, 3}
+    assert told[0]["announces"] == "partials_ready[1][0, 0]"
+    own = next(one for one in sums if one["owner"] == 1)
+    assert own["awaits"] == [f"partials_ready[{peer}][0, 0]" for peer in (2, 3, 0)]
+
+
+def test_a_tile_that_straddles_ranks_waits_for_both(capsys):
+    shape = ["--shape", "m=997,n=512,k=512", "--ranks", "3"]
+    tiles = explained(capsys, "ag_gemm", *shape)["mapping"]
+    assert any(len(one["awaits"]) == 2 or one["owner"] == 0 and one["awaits"] for one in tiles)
+
+
+def test_for_people(capsys):
+    assert main(["explain", "ag_gemm", *LARGE, "--show", "choices,times"]) == 0
+    told = capsys.readouterr().out
+    assert "Predicted time, engine by engine" in told and "Generated source" not in told
+    assert "  *" in told and "is behind computation" in told
+
+
+@pytest.mark.parametrize("op", ["all_gather", "all_reduce", "reduce_scatter", "all_to_all"])
+def test_a_collective_says_which_transport_and_why(op, capsys):
+    found = explained(capsys, op, "--shape", "m=16,n=64")
+    assert found["config"]["transport"].startswith(("packets", "one_shot"))
+    assert "was fastest on 4 H200s for up to" in found["reason"]
+    assert main(["explain", op]) == 0 and "written by hand" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [
+    ["--ranks", "1"], ["--target", "hip:gfx942"], ["--target", "emu"], ["--nodes", "2"],
+    ["--on-heap", "a", *LARGE], ["--shape", "m=0"], ["--shape", "m=3,n=40,k=24"],
+    ["--dtype", "fp32"],
+], ids=" ".join)  # fmt: skip
+def test_other_calls(words, capsys):
+    found = explained(capsys, "ag_gemm", *words)
+    assert found["device"] and found["times"]["end_us"] >= 0
+    if "--on-heap" in words:
+        assert "role=shared" in found["device"] and "ag_gemm_stage" not in found["device"]
+
+
+def test_a_users_program(tmp_path, capsys):
+    script = tmp_path / "model.py"
+    script.write_text(PROGRAM)
+    found = explained(capsys, f"{script}:mlp", "--ranks", "2", "--shape", "m=2048")
+    assert found["program"] == "mlp" and found["shape"] == {"m": 2048}
+    assert len(found["core"]) >= 1 and "silu_mul" in found["task"]["place"]
+    assert explained(capsys, f"{script}:gather")["times"]["end_us"] > 0
+
+
+@pytest.mark.parametrize("words, said", [
+    (["ag_gem"], "did you mean ag_gemm"),
+    (["ag_gemm", "--hw", "abacus"], "abacus"),
+    (["ag_gemm", "--show", "choices,novel"], "'novel' is none of choices"),
+    (["ag_gemm", "--target", "cuda:7"], "cuda:7"),
+    (["no_such.py:mlp"], "no file no_such.py"),
+    ([f"{__file__}:mlp"], "it has none"),
+])  # fmt: skip
+def test_misuse(words, said, capsys):
+    assert main(["explain", *words]) == 2
+    assert said in capsys.readouterr().err.replace("\n", " ")
