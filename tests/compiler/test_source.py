@@ -20,7 +20,7 @@ from weft.compiler.lower import loading, source
 from weft.compiler.lower.signature import Specialised, record
 from weft.language import slots, triton_api
 from weft.language.mapping import StaticMapping
-from weft.tiles import blocking, gemm, weave
+from weft.tiles import blocking, gemm
 from weft.verify import compiled
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -120,48 +120,6 @@ def test_what_follows_a_product_is_done_in_registers(ranks):
                 world, a, b, m, 1, tma=False, programs=2, kernel=kernel, width=2
             )
             assert (c - expected).norm() <= tolerance("float32", k) * expected.norm()
-
-    ranks(main, num_ranks)
-
-
-def multiply_and_scatter(world, a, b, *, programs: int, kernel):
-    """This rank's part of the sum over ranks."""
-    (m, k), n, extent = a.shape, b.shape[1], 16
-    rows = -(-m // world.num_ranks)
-    tiles_m, num_n = -(-rows // extent), -(-n // extent)
-    words = world.num_ranks * tiles_m * num_n
-    slot = world.workspace(
-        "generated", {"partials": ((world.num_ranks, rows, n), a.dtype)},
-        {"partials_ready": (words, torch.int64)},
-    )  # fmt: skip
-    first = min(world.rank * rows, m)
-    c = torch.full((min(first + rows, m) - first, n), float("nan"), dtype=a.dtype)
-    parts = weave.Parts(m, n, rows, extent, extent, tiles_m, num_n, 1, 1, 2)
-    shape = gemm.Shape(world.num_ranks * tiles_m * extent, n, k, k, n, n)
-    tile = gemm.Tile.of(extent, extent, extent, size_k=k).as_constexpr()
-    kernel[(programs,)](
-        a, b, c, slot.partials, slot.partials_ready, slot.arg, shape, parts, tile, world.arg
-    )
-    return first, c
-
-
-@pytest.mark.parametrize(
-    ("num_ranks", "m", "n", "k"), [(3, 100, 40, 24), (4, 9, 16, 16), (1, 40, 48, 32)]
-)
-def test_gemm_rs_adds_what_others_push(ranks, num_ranks, m, n, k):
-    kernel = source.load(kernel_of("gemm_rs")).plain
-    lefts = [torch.randn(m, k) for _ in range(num_ranks)]
-    rights = [torch.randn(k, n) for _ in range(num_ranks)]
-
-    def main():
-        world = weft.init()
-        for turn in range(3):
-            left, right = lefts[world.rank] + turn, rights[world.rank]
-            first, c = multiply_and_scatter(world, left, right, programs=3, kernel=kernel)
-            total = sum((a + turn) @ b for a, b in zip(lefts, rights))
-            expected = total[first : first + c.shape[0]]
-            assert (c - expected).norm() <= tolerance("float32", k * num_ranks) * total.norm()
-        world.close()
 
     ranks(main, num_ranks)
 

@@ -34,7 +34,7 @@ def problem_for(op: Op, num_ranks: int, m: int, n: int, k: int, dtype: str = "fl
 def config_for(op: Op, problem: Any, **changes: Any) -> Any:
     """Small tiles, so that there are several to a part, the last of them ragged."""
     config = next(c for c in op.candidates(problem, EMU) if c.transport == PUSH)
-    small = {"tile_m": 16, "tile_n": 32, "tile_k": 32, "rounds": 1}
+    small = {"tile_m": 16, "tile_n": 32, "tile_k": 32}
     return replace(config, **{**small, **changes})
 
 

@@ -29,9 +29,9 @@ def test_every_way_of_calling(ranks, num_ranks, m, n, k):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_and_transposed_weights_in_rounds(ranks, dtype):
+def test_half_precision_and_transposed_weights(ranks, dtype):
     problem = problem_for(op, 3, 140, 48, 64, dtype, b_is_nk=True)
-    ranks(lambda: call_every_way(op, problem, config_for(op, problem, rounds=3)), 3)
+    ranks(lambda: call_every_way(op, problem, config_for(op, problem)), 3)
 
 
 def test_nothing_fused_is_right_too(ranks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import ceil
 
 from hypothesis import given
@@ -10,16 +11,18 @@ from hypothesis import strategies as st
 from weft.tiles import weave
 
 
-def parts_of(m: int, n: int, num_ranks: int, rounds: int, group_m: int, words: int = 1):
-    """Tiles of 4 x 4, as many rows of them to a part as divide by `rounds`."""
+def parts_of(m: int, n: int, num_ranks: int, programs: int, group_m: int, last: int, words=1):
+    """Tiles of 4 x 4."""
     rows = ceil(m / num_ranks)
-    tiles_m = ceil(ceil(rows / 4) / rounds) * rounds
-    return weave.Parts(m, n, rows, 4, 4, tiles_m, ceil(n / 4), words, rounds, group_m)
+    tiles_m, num_n = ceil(rows / 4), ceil(n / 4)
+    lead, tail = weave.order_of(num_ranks, tiles_m * num_n, programs, last)
+    return weave.Parts(m, n, rows, 4, 4, tiles_m, num_n, words, lead, tail, group_m)
 
 
 worlds = st.tuples(
-    st.integers(1, 90), st.integers(1, 30), st.integers(1, 5), st.integers(1, 4), st.integers(1, 5)
-)
+    st.integers(1, 90), st.integers(1, 30), st.integers(1, 5), st.integers(1, 9),
+    st.integers(1, 5), st.integers(1, 3),
+)  # fmt: skip
 
 
 def order_of(parts, rank, num_ranks):
@@ -31,7 +34,7 @@ def order_of(parts, rank, num_ranks):
 
 @given(worlds, st.data())
 def test_every_row_of_every_part_is_in_one_tile_of_its_owner(world, data):
-    m, n, num_ranks, rounds, group_m = world
+    m, n, num_ranks, *_ = world
     parts = parts_of(*world)
     rank = data.draw(st.integers(0, num_ranks - 1))
     order = order_of(parts, rank, num_ranks)
@@ -49,14 +52,18 @@ def test_every_row_of_every_part_is_in_one_tile_of_its_owner(world, data):
 
 
 @given(worlds, st.data())
-def test_in_each_round_own_tiles_come_behind_those_of_the_next_ranks(world, data):
-    m, n, num_ranks, rounds, group_m = world
+def test_own_tiles_begin_late_and_are_the_last(world, data):
+    num_ranks = world[2]
     parts = parts_of(*world)
     rank = data.draw(st.integers(0, num_ranks - 1))
     owners = [at.owner for at in order_of(parts, rank, num_ranks)]
-    block = len(owners) // (rounds * num_ranks)
-    around = [(rank + hop) % num_ranks for hop in range(1, num_ranks + 1)]
-    assert owners == [owner for _ in range(rounds) for owner in around for _ in range(block)]
+    assert rank not in owners[: parts.lead]
+    assert set(owners[len(owners) - parts.tail :]) == {rank}
+    # Between them they come evenly, so that links are used alike.
+    middle = [owner == rank for owner in owners[parts.lead : len(owners) - parts.tail]]
+    places = [i for i, is_own in enumerate(middle) if is_own]
+    gaps = [after - before for before, after in pairwise(places)]
+    assert not gaps or max(gaps) - min(gaps) <= 1
 
 
 @given(worlds, st.data())

@@ -27,6 +27,8 @@ from weft.tiles.blocking import Blocking
 SUPPORTED = ("float16", "bfloat16", "float32")
 PUSH, LIBRARY = "push", _by_library.TRANSPORT
 TEMPLATES = ("plain", "sm90")
+# Rows of tiles that programs of one turn share, of all ranks' parts.
+TOGETHER = 12
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,13 @@ class Problem(_lanes.Rows):
 class Config:
     """How a call is done; every field is the same on all ranks.
 
-    Units   rounds: how often the order goes around the ranks' parts; group_m: rows of tiles that
-            share columns in L2
+    Units   last: of the order's end, own tiles alone, in turns of all programs (weave.order_of);
+            group_m: rows of tiles that share columns in L2
     """
 
     transport: str = PUSH
     template: str = "plain"
-    rounds: int = 1
+    last: int = 3
     tile_m: int = 128
     tile_n: int = 128
     tile_k: int = 64
@@ -113,15 +115,10 @@ class Config:
         if self.transport != PUSH:
             known = ", ".join((PUSH, *self.unfused, LIBRARY))
             raise ConfigError(f"{self.op}: transport={self.transport!r}; it is one of {known}")
-        for name in ("rounds", "group_m"):
+        for name in ("last", "group_m"):
             if not 1 <= getattr(self, name) <= 1024:
                 value = getattr(self, name)
                 raise ConfigError(f"{self.op}: {name}={value}; it must be between 1 and 1024")
-        if problem.rows and (tiles_m := ceil(problem.rows / self.tile_m)) % self.rounds:
-            raise ConfigError(
-                f"{self.op}: rounds={self.rounds}; a rank's {tiles_m} rows of tiles must divide "
-                "by them"
-            )
         self._check_template(problem, target)
 
     def _check_template(self, problem: Any, target: Target) -> None:
@@ -151,22 +148,24 @@ class Config:
     def blocking(self) -> Blocking:
         return Blocking(self.tile_m, self.tile_n, self.tile_k, self.num_warps, self.num_stages)
 
-    def parts(self, problem: Any) -> weave.Parts:
+    def parts(self, problem: Any, target: Target) -> weave.Parts:
         """How the product is cut."""
         is_shared = self.template == "sm90" and self.tile_n > 128
+        tiles_m, num_n = ceil(problem.rows / self.tile_m), ceil(problem.n / self.tile_n)
+        programs = self.grid(problem, target)
+        lead, tail = weave.order_of(problem.num_ranks, tiles_m * num_n, programs, self.last)
         return weave.Parts(
-            problem.m, problem.n, problem.rows, self.tile_m, self.tile_n,
-            ceil(problem.rows / self.tile_m), ceil(problem.n / self.tile_n),
-            2 if is_shared else 1, self.rounds, self.group_m,
+            problem.m, problem.n, problem.rows, self.tile_m, self.tile_n, tiles_m, num_n,
+            2 if is_shared else 1, lead, tail, self.group_m,
         )  # fmt: skip
 
     def num_tiles(self, problem: Any) -> int:
-        parts = self.parts(problem)
-        return problem.num_ranks * parts.tiles_m * parts.num_n
+        tiles_m = ceil(problem.rows / self.tile_m)
+        return problem.num_ranks * tiles_m * ceil(problem.n / self.tile_n)
 
-    def num_words(self, problem: Any) -> int:
+    def num_words(self, problem: Any, target: Target) -> int:
         """Signals of a rank's own tiles, or of as many of each other rank."""
-        return self.num_tiles(problem) * self.parts(problem).words
+        return self.num_tiles(problem) * self.parts(problem, target).words
 
     def grid(self, problem: Any, target: Target) -> int:
         """Programs that multiply: all of them are resident."""
@@ -189,7 +188,9 @@ def fused(config: type[Config], problem: Any, target: Target) -> Iterator[Any]:
 
 def _cut(cut: Blocking, problem: Any) -> dict[str, int]:
     tiles_m = max(1, ceil(problem.rows / cut.tile_m))
-    return {**asdict(cut), "group_m": min(8, tiles_m)}
+    # As many rows of tiles as columns, of all ranks' parts together, are multiplied at a time.
+    height = max(1, TOGETHER // problem.num_ranks)
+    return {**asdict(cut), "group_m": min(height, tiles_m)}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -282,7 +283,7 @@ class Call:
             return
         self.grid = (config.grid(problem, world.target), 1, 1)
         self.tma = config.tma and problem.can_use_tma(world.target)
-        self.shape, self.parts = shape_of(problem), config.parts(problem)
+        self.shape, self.parts = shape_of(problem), config.parts(problem, world.target)
         # By whether TMA is used.
         self.tiles = [tile_of(problem, config, tma).as_constexpr() for tma in (False, True)]
         if config.template == "sm90":

@@ -5,8 +5,6 @@ the owner sums a tile and hands it to all, so every rank gets the same bits. Sum
 ranks' shares travel in the result's dtype, and are added in the order owner + 1, + 2, ...
 
 Plan, `push`: one kernel on each rank, the GEMM template with the hooks of gemm_rs, and
-    order     goes around the ranks' parts in `rounds`: what one round has summed is on its way
-              while the next is multiplied
     emit      an own tile -> out, and -> every other rank's `gathered`
     announce  tells all of them
     then      the other ranks' tiles, as they come: gathered -> out
@@ -27,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Any, NamedTuple
 
 import torch
@@ -46,9 +43,6 @@ from weft.ops import _baselines, _by_library, _lanes, _products
 from weft.ops.all_reduce import all_reduce
 from weft.ops.gemm_rs import announce_part, combine, combine_chunk
 from weft.tiles import gemm, gemm_sm90, weave
-
-# How often the order goes around: the last round's sums are what is not hidden.
-MOST_ROUNDS = 8
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -82,10 +76,8 @@ class Config(_products.Config):
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     for config in _products.fused(Config, problem, target):
-        tiles_m = ceil(problem.rows / config.tile_m)
-        even = [rounds for rounds in range(1, MOST_ROUNDS + 1) if tiles_m % rounds == 0]
-        rounds = max(even, default=1)
-        yield replace(config, rounds=rounds, group_m=max(1, min(8, tiles_m // rounds)))
+        # What the last own tiles sum is not hidden: few of them.
+        yield replace(config, last=1)
     yield Config(transport="all_reduce")
     if target.backend == "cuda" and problem.is_even:
         yield Config(transport=_products.LIBRARY)
@@ -155,6 +147,9 @@ def gemm_ar_multiply(a, b, c, out, partials, gathered, partials_ready, sums_read
     """The GEMM template with this operator's hooks, then other ranks' tiles. c: own rows of out"""
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
+    # weft: equivalent-mutant drop, relax-acquire, value-1, count-1 of wait: whoever has all sums of
+    # a call knows that their owners have read its shares; and who is given a share of the next
+    # call, that its source has ended this one
     slots.slot_wait_free(world, slot, e)
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     num_m = parts.tiles_m * world.num_ranks
@@ -176,6 +171,8 @@ def gemm_ar_multiply(a, b, c, out, partials, gathered, partials_ready, sums_read
                 at, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world)
             )
             weave.unpack(out, gathered, at, tile, parts)
+    # weft: equivalent-mutant swap of atomic: credits are implied, as said above
+    # weft: equivalent-mutant relax-release, value+1 of notify: as said above
     slots.slot_finish(world, slot, e, num_programs)
 
 
@@ -278,7 +275,7 @@ def _make_call(world: Any, a: Any, b: Any, config: Any, out: Any) -> _products.C
         "partials": ((problem.num_ranks, problem.rows, problem.n), problem.torch_dtype),
         "gathered": ((problem.num_ranks * problem.rows, problem.n), problem.torch_dtype),
     }
-    words = config.num_words(problem)
+    words = config.num_words(problem, world.target)
     signals = {"partials_ready": (words, torch.int64), "sums_ready": (words, torch.int64)}
     return _products.Call(world, problem, config, PROGRAM, buffers, signals)
 

@@ -5,7 +5,8 @@ are split as torch.chunk splits them: shards may be ragged, or empty. Sums are i
 shares travel in the result's dtype, and are added in the order rank + 1, + 2, ...
 
 Plan, `push`: one kernel on each rank, the GEMM template with these hooks (weft.tiles.weave)
-    order     tiles of rank + 1's rows first, then + 2, ..., own ones last
+    order     tiles of the other ranks' rows first; own ones between them, each some time after
+              the others have come to it; own ones last
     emit      another rank's tile -> this rank's part of that one's `partials`; own -> out
     announce  tells that rank
     combine   an own tile: waits until every other rank's share of it has come, and adds them
@@ -261,7 +262,7 @@ def _make_call(world: Any, a: Any, b: Any, config: Any, out: Any) -> _products.C
     config = config or choose(problem, world.target)
     config.check(problem, world.target)
     buffers = {"partials": ((problem.num_ranks, problem.rows, problem.n), problem.torch_dtype)}
-    signals = {"partials_ready": (config.num_words(problem), torch.int64)}
+    signals = {"partials_ready": (config.num_words(problem, world.target), torch.int64)}
     return _products.Call(world, problem, config, PROGRAM, buffers, signals)
 
 

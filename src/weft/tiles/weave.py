@@ -3,8 +3,8 @@
 Tiles are cut within each rank's part of the rows (`tiles_m` rows of tiles to a part, the last of
 them ragged or empty), so that a tile has one owner:
 
-    scattered      the order: tiles of rank + 1 first, then + 2, ...; own ones last, when the other
-                   ranks' shares of them have come
+    scattered      the order: first other ranks' tiles, then own ones between them, each some time
+                   after the others have come to it: so the links are used alike all the time
     read_owned     where a tile's rows of A lie
     push           another rank's tile -> its `partials`
     add_partials   an own tile's sums + those of the other ranks: rank + 1, + 2, ..., always so
@@ -35,7 +35,8 @@ VECTOR = gl.constexpr(8)
 
 class Parts(NamedTuple):
     """How m rows of n elements are split and cut: `rows` to a rank, `tiles_m` rows of tiles to
-    each part, num_n tiles in each, `words` signals to a tile; the order comes in `rounds`."""
+    each part, num_n tiles in each, `words` signals to a tile. `lead` tiles come before the first
+    own one, and the last `tail` are own ones, 1 at least: `order_of` gives both."""
 
     m: Any
     n: Any
@@ -45,7 +46,8 @@ class Parts(NamedTuple):
     tiles_m: Any
     num_n: Any
     words: Any
-    rounds: Any
+    lead: Any
+    tail: Any
     group_m: Any
 
 
@@ -88,22 +90,46 @@ class Move(NamedTuple):
 
 @triton.jit
 def scattered(i, num_m, num_n, args):
-    """Part by part, rank + 1's first and own last, in each of `rounds`. args: Scatter
+    """Tile after tile of the parts of rank + 1, + 2, ..., own ones between them. args: Scatter
 
-    num_m is num_ranks * tiles_m; tiles_m divides by rounds.
+    num_m is num_ranks * tiles_m. An own tile comes behind the same tile of all other parts, so no
+    program waits for one that is later in its own rank's order.
     """
     parts = args.parts
     num_ranks = num_m // parts.tiles_m
-    height = parts.tiles_m // parts.rounds
-    block = i // (height * num_n)
-    inside = i % (height * num_n)
-    owner = (args.rank + (block + 1) % num_ranks) % num_ranks
-    group = inside // (parts.group_m * num_n)
-    inside = inside % (parts.group_m * num_n)
-    wide = min(height - group * parts.group_m, parts.group_m)
-    row = block // num_ranks * height + group * parts.group_m + inside % wide
+    tiles = parts.tiles_m * num_n
+    middle = num_m * num_n - parts.lead - parts.tail
+    each = max(middle, 1)
+    # Own tiles before the i-th, and before the one behind it.
+    begun = min(max(i - parts.lead, 0), middle) * (tiles - parts.tail) // each
+    begun += max(i - parts.lead - middle, 0)
+    done = min(max(i + 1 - parts.lead, 0), middle) * (tiles - parts.tail) // each
+    done += max(i + 1 - parts.lead - middle, 0)
+    is_own = done - begun
+    others = max(num_ranks - 1, 1)
+    tile = begun * is_own + (i - begun) // others * (1 - is_own)
+    hop = ((i - begun) % others + 1) * (1 - is_own)
+    owner = (args.rank + hop) % num_ranks
+    group = tile // (parts.group_m * num_n)
+    inside = tile % (parts.group_m * num_n)
+    height = min(parts.tiles_m - group * parts.group_m, parts.group_m)
+    row = group * parts.group_m + inside % height
     end = min(max(parts.m - owner * parts.rows, 0), parts.rows)
-    return Owned(owner * parts.tiles_m + row, inside // wide, owner, row * parts.tile_m, end)
+    return Owned(owner * parts.tiles_m + row, inside // height, owner, row * parts.tile_m, end)
+
+
+def order_of(num_ranks: int, tiles: int, num_programs: int, last: int) -> tuple[int, int]:
+    """`lead` and `tail` for so many tiles to a part.
+
+    Programs run side by side, and a tile is stored while the next is multiplied: what is waited for
+    is two turns of all programs ahead. `last` is how many turns' worth of other ranks' tiles the
+    own tiles at the end stand for.
+    """
+    others, ahead = num_ranks - 1, 2 * num_programs
+    tail = max(1, min(tiles, -(-last * num_programs // max(others, 1))))
+    if num_ranks == 1 or num_ranks * tiles * tiles >= 1 << 31:
+        tail = tiles
+    return (others * tiles if tail == tiles else min(ahead, others * tiles)), tail
 
 
 @triton.jit

@@ -51,7 +51,7 @@ def _product(case: Case) -> Variant:
     world = own_world(case)
     problem = replace(case.problem, num_ranks=1, nodes=())
     fused = (c for c in case.card.candidates(case.problem, case.world.target) if c.is_fused)
-    config = replace(next(fused), rounds=1)
+    config = next(fused)
     calls = [
         lambda inputs=inputs: case.card.run(world, problem, inputs, config) for inputs in case.sets
     ]
