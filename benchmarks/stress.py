@@ -224,10 +224,9 @@ def stress(world: Any, other: Any, options: argparse.Namespace) -> dict[str, Any
     ]
     everyone = [*subjects, *others]
     say(world, f"{len(everyone)} subjects, drawn in {time.perf_counter() - begin:.1f} s")
-    if world.device.type == "cuda":
-        num_kernels, seconds = compile_together(world, lambda: [one.run() for one in everyone])
-        other.calls.clear()
-        say(world, f"{num_kernels} kernels, compiled in {seconds:.1f} s")
+    num_kernels, seconds = compile_together(world, lambda: [one.run() for one in everyone])
+    other.calls.clear()
+    say(world, f"{num_kernels} kernels, compiled in {seconds:.1f} s")
     begin = time.perf_counter()
     for one in everyone:
         one.call()  # loaded, and its memory taken, before anything is recorded

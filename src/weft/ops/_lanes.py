@@ -171,6 +171,13 @@ class Lanes:
             return False
         return len(problem.nodes) == 1 or self.reaches_far[self.transport]
 
+    def options(self, target: Target) -> dict[str, int]:
+        """What kernels are launched with. Lanes that share an SM share its registers."""
+        options = {"num_warps": self.num_warps}
+        if target.backend == "cuda" and self.lanes >= target.num_sms:
+            options["maxnreg"] = REGISTERS_OF_THREAD
+        return options
+
     def _check_library(self, problem: Any, target: Target) -> None:
         op = problem.op
         if target.backend != "cuda":
@@ -385,9 +392,7 @@ class Exchange:
         word = PACKET_BYTES if config.by_packets else self.word_bytes
         lanes = min(config.lanes, max(1, math.ceil(self.part_bytes / (config.block * word))))
         make = self._with_packets if config.by_packets else self._with_boxes
-        options: dict[str, Any] = {"num_warps": config.num_warps}
-        if lanes >= world.target.num_sms and world.target.backend == "cuda":
-            options["maxnreg"] = REGISTERS_OF_THREAD
+        options = replace(config, lanes=lanes).options(world.target)
         return Launches(self.fn, lanes, options, make(world, config, lanes))
 
     def _with_packets(self, world: Any, config: Lanes, lanes: int) -> Callable:

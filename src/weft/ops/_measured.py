@@ -33,49 +33,47 @@ class Row(NamedTuple):
 MEASURED = {
     "all_reduce": (
         Row(128 * KB, "one_shot_packets", 128, 4, 16),
-        Row(2 * MB, "two_shot_packets", 128, 4, 16),
-        Row(8 * MB, "two_shot", 128, 8, 32),
-        Row(ANY, "two_shot", 128, 16, 64),
+        Row(1 * MB, "two_shot_packets", 128, 4, 16),
+        Row(2 * MB, "two_shot", 256, 8, 32),
+        Row(ANY, "two_shot", 256, 8, 64),
     ),
     "all_gather": (
         Row(512 * KB, "packets", 128, 4, 16),
-        Row(1 * MB, "push", 128, 8, 32),
-        Row(8 * MB, "push", 128, 16, 64),
-        Row(16 * MB, "pull", 128, 8, 64),
-        Row(ANY, "nccl"),
-        Row(ANY, "push", 128, 16, 64),
+        Row(1 * MB, "push", 512, 4, 64),
+        Row(ANY, "push", 256, 8, 64),
     ),
     "reduce_scatter": (
         Row(512 * KB, "packets", 128, 4, 16),
-        Row(1 * MB, "push", 128, 8, 32),
-        Row(ANY, "push", 128, 16, 64),
+        Row(1 * MB, "push", 512, 4, 64),
+        Row(ANY, "push", 256, 8, 64),
     ),
     "all_to_all": (
         Row(512 * KB, "packets", 128, 4, 16),
-        Row(ANY, "nccl"),
-        Row(ANY, "push", 128, 16, 64),
+        Row(ANY, "push", 256, 8, 64),
     ),
 }
-
-
 # Where peers may read x where it lies; rows of MEASURED come behind.
+# Two meetings cost more than what a push spends on boxes, up to some MB.
 IN_PLACE = {
     "all_reduce": (
         Row(128 * KB, "one_shot_packets", 128, 4, 16),
         Row(512 * KB, "two_shot_packets", 128, 4, 16),
-        Row(ANY, "pull", 256, 8, 64),
+        Row(32 * MB, "pull", 256, 8, 64),
     ),
     "all_gather": (
         Row(512 * KB, "packets", 128, 4, 16),
-        Row(16 * MB, "pull", 256, 8, 64),
+        Row(4 * MB, "push", 256, 8, 64),
+        Row(32 * MB, "pull", 256, 8, 64),
         Row(ANY, "copy_engine", 128, 16, 64),
     ),
     "reduce_scatter": (
         Row(512 * KB, "packets", 128, 4, 16),
+        Row(4 * MB, "push", 256, 8, 64),
         Row(ANY, "pull", 256, 8, 64),
     ),
     "all_to_all": (
         Row(512 * KB, "packets", 128, 4, 16),
+        Row(4 * MB, "push", 256, 8, 64),
         Row(ANY, "pull", 256, 8, 64),
     ),
 }

@@ -332,7 +332,7 @@ class _Call:
         x, result, gathered = _lanes.as_words(width, x, out, slot.gathered)
         _PROGRAMS[config.transport][(config.lanes,)](
             x, result, gathered, slot.rows_ready, slot.arg, _shards(problem, width), world.arg,
-            block=config.block, vec=_lanes.words_in_vector(width), num_warps=config.num_warps,
+            block=config.block, vec=_lanes.words_in_vector(width), **config.options(world.target),
         )  # fmt: skip
 
 

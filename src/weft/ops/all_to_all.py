@@ -149,11 +149,10 @@ def choose(problem: Problem, target: Target) -> Config:
 
 
 class Sizes(NamedTuple):
-    """x has `rows`, of which a shard is `shard`; out `capacity`; one source's part of a pushed slot
-    `stride`. A row is `row` elements."""
+    """x has `rows`, out `capacity`; one source's part of a pushed slot has `stride`. A row is `row`
+    elements."""
 
     rows: Any
-    shard: Any
     capacity: Any
     stride: Any
     row: Any
@@ -167,19 +166,13 @@ class Range(NamedTuple):
 
 
 @triton.jit
-def _range_to(splits, sizes, to, is_even: tl.constexpr):
+def _range_to(splits, sizes, to):
     """Which rows of x go to rank `to`."""
-    rows = tl.cast(sizes.rows, tl.int64)
-    if is_even:
-        first = tl.minimum(tl.cast(sizes.shard, tl.int64) * to, rows)
-        count = tl.minimum(tl.cast(sizes.shard, tl.int64), rows - first)
-    else:
-        first = tl.cast(0, tl.int64)
-        for before in range(to):
-            first += tl.maximum(tl.load(splits + before), 0)
-        first = tl.minimum(first, rows)
-        count = tl.minimum(tl.maximum(tl.load(splits + to), 0), rows - first)
-    return Range(first, count)
+    rows, first = tl.cast(sizes.rows, tl.int64), tl.cast(0, tl.int64)
+    for before in range(to):
+        first += tl.maximum(tl.load(splits + before), 0)
+    first = tl.minimum(first, rows)
+    return Range(first, tl.minimum(tl.maximum(tl.load(splits + to), 0), rows - first))
 
 
 @triton.jit
@@ -209,16 +202,15 @@ def _range_from(world, ranges, rows_ready, e, source, is_pull: tl.constexpr):
 
 @triton.jit
 def _take(out, num_received, source, rows, come, count, sizes, block: tl.constexpr,
-          vec: tl.constexpr, is_even: tl.constexpr):  # fmt: skip
+          vec: tl.constexpr):  # fmt: skip
     """`count` rows of a source, behind the `come` rows of those before it -> out."""
     row = tl.cast(sizes.row, tl.int64)
     offset, size = move.cut(out, count * row, vec)
     at = (come * row) // vec * vec + offset
     room = tl.maximum(tl.cast(sizes.capacity, tl.int64) * row - at, 0) // vec * vec
     move.copy(out + at, rows + offset, tl.minimum(size, room), block)
-    if not is_even:
-        if tl.program_id(0) == 0:
-            tl.store(num_received + source, count)
+    if tl.program_id(0) == 0:
+        tl.store(num_received + source, count)
 
 
 @triton.jit
@@ -236,14 +228,13 @@ def _fill(out, come, sizes, block: tl.constexpr, vec: tl.constexpr):
 
 @triton.jit
 def _exchange(x, out, received, splits, num_received, ranges, rows_ready, slot, sizes, world,
-              block: tl.constexpr, vec: tl.constexpr, is_even: tl.constexpr,
-              is_pull: tl.constexpr):  # fmt: skip
+              block: tl.constexpr, vec: tl.constexpr, is_pull: tl.constexpr):  # fmt: skip
     rank, e = wl.rank(world), move.begin(world, slot)
     row = tl.cast(sizes.row, tl.int64)
     stride = (row * sizes.stride) // vec * vec
     for hop in range(1, world.num_ranks):
         to = (rank + hop) % world.num_ranks
-        rows = _range_to(splits, sizes, to, is_even)
+        rows = _range_to(splits, sizes, to)
         offset, size = move.cut(x, rows.count * row, vec)
         first = (rows.first * row) // vec * vec + offset
         if is_pull:
@@ -254,7 +245,7 @@ def _exchange(x, out, received, splits, num_received, ranges, rows_ready, slot, 
     come = tl.cast(0, tl.int64)
     for source in range(world.num_ranks):
         if source == rank:
-            rows = _range_to(splits, sizes, rank, is_even)
+            rows = _range_to(splits, sizes, rank)
             begin = x + (rows.first * row) // vec * vec
         else:
             rows = _range_from(world, ranges, rows_ready, e, source, is_pull)
@@ -262,11 +253,10 @@ def _exchange(x, out, received, splits, num_received, ranges, rows_ready, slot, 
                 begin = wl.at(world, received, source) + (rows.first * row) // vec * vec
             else:
                 begin = received + stride * source
-        _take(out, num_received, source, begin, come, rows.count, sizes, block, vec, is_even)
+        _take(out, num_received, source, begin, come, rows.count, sizes, block, vec)
         come += rows.count
     move.end(world, slot, e)
-    if not is_even:
-        _fill(out, come, sizes, block, vec)  # nobody else's business
+    _fill(out, come, sizes, block, vec)  # nobody else's business
 
 
 @triton.jit
@@ -425,13 +415,11 @@ class _Call:
         width = _lanes.width_of(problem.row_bytes, x, out)
         x, out, received = _lanes.as_words(width, x, out, slot.received)
         row = problem.row_bytes // min(width, 8)
-        sizes = Sizes(problem.m, problem.rows, self.rows_out, self.stride, row)
-        is_even = splits is None
+        sizes = Sizes(problem.m, self.rows_out, self.stride, row)
         _exchange[(config.lanes,)](
-            x, out, received, slot.ranges if is_even else splits,
-            slot.ranges if is_even else num_received, slot.ranges, slot.rows_ready, slot.arg,
+            x, out, received, splits, num_received, slot.ranges, slot.rows_ready, slot.arg,
             sizes, world.arg, block=config.block, vec=_lanes.words_in_vector(width),
-            is_even=is_even, is_pull=config.transport == "pull", num_warps=config.num_warps,
+            is_pull=config.transport == "pull", **config.options(world.target),
         )  # fmt: skip
 
 
@@ -495,8 +483,7 @@ def kernels(
         "all_to_all", fn, words, problem, config,
         sizes=Sizes(*[None] * len(Sizes._fields)), incoming=move.Shards(None, None),
         vec=_lanes.words_in_vector(width), width=min(_lanes.PACKET_BYTES, width),
-        is_even=not problem.variable, is_pull=config.transport == "pull",
-        in_place=problem.in_place,
+        is_pull=config.transport == "pull", in_place=problem.in_place,
     )  # fmt: skip
 
 

@@ -396,7 +396,7 @@ class _Call:
         arrays = [getattr(slot, name) for name in (*self.buffers, *self.signals)]
         _PROGRAMS[config.transport][(config.lanes,)](
             x, out, *arrays, slot.arg, self.shards, *self.extra, world.arg, block=config.block,
-            vec=_lanes.elements_in_vector(width, problem.itemsize), num_warps=config.num_warps,
+            vec=_lanes.elements_in_vector(width, problem.itemsize), **config.options(world.target),
         )  # fmt: skip
 
 
