@@ -110,3 +110,54 @@ def of_rank(
         return mine
     held = held_by(kind, rank, sizes, num_ranks)
     return tensor[held.first_row : held.end_row, held.first_column : held.end_column].contiguous()
+
+
+def random_layers(seed: int, num_ranks: int, dtype: str = "float32") -> Compiled:
+    """Layers as models have them, whose collectives can be hidden: what kernels are made for.
+
+    A few are drawn one after the other; each takes rows that are split and gives rows that are, or
+    whole ones and gives whole ones, with something between and behind that may fit in its kernel.
+    """
+    chooser = random.Random(seed)
+    width = chooser.choice([4, 6, 8]) * num_ranks
+    hidden = chooser.choice([2, 6]) * num_ranks
+    replicated = chooser.random() < 0.4
+    inputs = {"x": Tensor(dtype, ("m", width), Replicate() if replicated else Shard(0))}
+    inputs["residual"] = inputs["x"]
+    inputs["weight"] = Tensor(dtype, (1, width), Replicate())
+    between, behind = [], []
+    for i in range(chooser.choice([1, 1, 2])):
+        between.append(chooser.choice(["none", "silu", "silu_mul", "gate", "twice"]))
+        behind.append(chooser.choice(["none", "residual", "norm", "both"]))
+        wide = 2 * hidden if between[-1] == "silu_mul" else hidden
+        inputs[f"up{i}"] = Tensor(dtype, (width, wide), Shard(1))
+        inputs[f"down{i}"] = Tensor(dtype, (hidden, width), Shard(0))
+    is_open = chooser.random() < 0.3  # the last layer ends before its sums
+
+    def function(**given):
+        x, residual, weight = given["x"], given["residual"], given["weight"]
+        for i, (inner, outer) in enumerate(zip(between, behind)):
+            whole = x if replicated else all_gather(x)
+            h = whole @ given[f"up{i}"]
+            if inner == "gate":
+                h = silu(h) * h
+            elif inner == "twice":  # a second product of the same rows
+                h = silu(h) * (whole @ given[f"up{i}"])
+            elif inner != "none":
+                h = STEPS[inner](h)
+            if is_open and i == len(between) - 1:
+                return h
+            x = h @ given[f"down{i}"]
+            x = all_reduce(x) if replicated else reduce_scatter(x)
+            if outer in ("residual", "both"):
+                x = x + residual
+            if outer in ("norm", "both"):
+                x = rms_norm(x, weight)
+        return x
+
+    parameters = ", ".join(inputs)
+    scope: dict[str, Any] = {"function": function}
+    exec(  # a program's parameters are those of its function
+        f"def layers({parameters}):\n    return function(**locals())", scope
+    )
+    return program(mesh="tp", **inputs)(scope["layers"])

@@ -12,6 +12,7 @@ from weft.ir import core, device, task
 BREACHES = [
     (task, "matmul(g, w,", "matmul(g, v,", "names", "h uses v, which no task before it makes"),
     (task, "matmul(g, w,", "matmul(g,", "names", "matmul takes 2 operands, h has 1"),
+    (task, "all_gather(x, dim", "all_gather(y, dim", "names", "a cycle, g needs y needs h needs g"),
     (task, "results=(y,)", "results=(z,)", "names", "mlp returns z"),
     (task, "\nw: bfloat16[64", "\nx: bfloat16[64", "names", "x is made twice"),
     (task, "(x, dim=0", "(x", "attributes", "all_gather g has dim=None; it takes 0 or 1"),

@@ -4,6 +4,7 @@ from weft.compiler import Partial, Replicate, Shard, Tensor, all_gather, program
 """
 
 from weft.compiler.compiled import Compiled
+from weft.compiler.facts import Facts, Settings
 from weft.compiler.frontend import (
     all_gather,
     all_reduce,
@@ -17,6 +18,6 @@ from weft.ir.task import Partial, Replicate, Shard
 from weft.ir.task import Type as Tensor
 
 __all__ = [
-    "Compiled", "Partial", "Replicate", "Shard", "Tensor", "all_gather", "all_reduce", "program",
-    "reduce_scatter", "rms_norm", "silu", "silu_mul",
+    "Compiled", "Facts", "Partial", "Replicate", "Settings", "Shard", "Tensor", "all_gather",
+    "all_reduce", "program", "reduce_scatter", "rms_norm", "silu", "silu_mul",
 ]  # fmt: skip

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from weft.base.errors import UsageError
 from weft.compiler import pipeline
 from weft.compiler.binding import bind
+from weft.compiler.facts import Facts, Settings
 from weft.compiler.passes import map as mapping
+from weft.compiler.passes.swizzle import name_of
+from weft.compiler.passes.tile import number
 from weft.ir import device, task
 from weft.ir.device import Plan
 from weft.ir.task import Program
@@ -15,37 +22,87 @@ if TYPE_CHECKING:
     from weft.compiler.libraries import Collectives
 
 
+LOWERINGS = ("unfused", "overlapped")
+# In place, tiles read rows of one rank alone: parts are whole tiles.
+TILE_ROWS = 128
+
+
 class Compiled:
     """What `weft.program` makes of a function."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
         self.stages = pipeline.compile_program(program)
+        self._overlapped: dict[tuple, pipeline.Stages] = {}
 
-    def __call__(self, *tensors: Any, world: Any, collectives: Collectives, **sizes: int) -> Any:
-        """Run it on this rank's parts, by calls of libraries. Collective.
+    def __call__(
+        self, *tensors: Any, world: Any, collectives: Collectives, lowering: str = "unfused",
+        **sizes: int,
+    ) -> Any:  # fmt: skip
+        """Run it on this rank's parts. Collective.
 
-            y = mlp(x, w1, w2, world=world, collectives=weft.ops, m=997)
+            y = mlp(x, w1, w2, world=world, collectives=weft.ops, lowering="overlapped", m=997)
+
+        lowering="unfused" calls libraries, one after the other; "overlapped" runs the kernels that
+        are generated for sizes of this class.
 
         Shapes  each tensor is what its placement leaves to this rank; a size that the declaration
                 names may be given by that name, and must be where shards differ
         Sync    stream-ordered on the current stream
         Raises  ShapeError, DtypeError, UsageError: with the values and the declaration's line
         """
-        from weft.compiler import libraries
+        if lowering not in LOWERINGS:
+            told = f"lowering={lowering!r}; it is {' or '.join(LOWERINGS)}"
+            raise UsageError(f"{self.stages.program.name}: {told}")
+        given, bound = self._bound(tensors, sizes, world)
+        if lowering == "overlapped":
+            stages = self.overlapped(self._facts(given, bound, world))
+            orders = {name_of(order): order for order in self.settings.orders.values()}
+            results = collectives.run_plan(stages, given, bound, world=world, orders=orders)
+        else:
+            from weft.compiler import libraries
 
+            results = libraries.run(self.plan, given, bound, world=world, collectives=collectives)
+        return results if len(results) != 1 else results[0]
+
+    def _bound(
+        self, tensors: tuple, sizes: dict[str, int], world: Any
+    ) -> tuple[dict[str, Any], dict[str, int]]:
+        """The tensors by name, and every size that the program calls by name."""
         program = self.stages.program
         names = [one.name for one in program.tasks if one.kind == "input"]
         given = dict(zip(names, tensors, strict=False))
         if len(tensors) > len(names):
             given |= {f"argument {i}": None for i in range(len(names), len(tensors))}
-        bound = bind(program, given, sizes, world.rank, world.num_ranks)
-        results = libraries.run(self.plan, given, bound, world=world, collectives=collectives)
-        return results if len(results) != 1 else results[0]
+        return given, bind(program, given, sizes, world.rank, world.num_ranks)
+
+    def _facts(self, given: Mapping[str, Any], bound: Mapping[str, int], world: Any) -> Facts:
+        # Where a tensor lies on the heap is the same on all ranks, or their calls differ by name.
+        on_heap = frozenset(name for name, one in given.items() if world.offset(one) is not None)
+        counts = Counter(world.backend.seats.nodes)
+        nodes = tuple(counts[node] for node in sorted(counts)) if len(counts) > 1 else ()
+        return Facts(bound, world.num_ranks, world.target, nodes, on_heap)
 
     @property
     def plan(self) -> Plan:
-        """What each rank does."""
+        """What each rank does, unfused."""
         return self.stages.plan
+
+    def overlapped(self, facts: Facts) -> pipeline.Stages:
+        """What is done when it is called with these: found once for each class of sizes, kept.
+
+        The plan asks nothing of sizes but by name: all calls of a class run the same one.
+
+        Raises  ConfigError: settings that do not fit, at the user's line
+        """
+        placed = self.stages.tasks["place"]
+        if not _lie_evenly(placed, facts):
+            facts = replace(facts, on_heap=frozenset())
+        key = facts.key()
+        if key not in self._overlapped:
+            representative = facts.representative()
+            self._overlapped[key] = pipeline.overlap(placed, representative, self.settings)
+        return self._overlapped[key]
 
     def check(self, num_ranks: int, **sizes: int) -> None:
         """Show that every mapping fits at these sizes. Raises  ConfigError: with the tiles"""
@@ -60,3 +117,12 @@ class Compiled:
         found["map"] = device.text.show(self.stages.channels, places=False)
         found["unfused"] = device.show(self.plan, places=False)
         return found
+
+
+def _lie_evenly(program: Program, facts: Facts) -> bool:
+    """Are all ranks' rows of what is gathered whole tiles, so that none straddles two ranks?"""
+    for one in program.tasks:
+        if one.kind == "all_gather" and one.type is not None and one.dim == 0:
+            if number(one.type.sizes[0], facts.sizes) % (facts.num_ranks * TILE_ROWS):
+                return False
+    return True

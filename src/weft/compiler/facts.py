@@ -33,10 +33,10 @@ class Facts:
     def num_nodes(self) -> int:
         return max(1, len(self.nodes))
 
-    def key(self, in_place: bool) -> tuple:
-        """Calls with one key get one plan: sizes by their class, and whether rows lie evenly."""
+    def key(self) -> tuple:
+        """Calls with one key get one plan."""
         classes = tuple((name, class_of(size)) for name, size in sorted(self.sizes.items()))
-        return (classes, self.num_ranks, self.target, self.nodes, in_place and self.on_heap)
+        return classes, self.num_ranks, self.target, self.nodes, self.on_heap
 
     def representative(self) -> Facts:
         """The largest call of its class, for which the plan of all of them is made."""

@@ -24,6 +24,7 @@ from typing import Any
 from weft.base.errors import UsageError
 from weft.base.place import Frame, Place
 from weft.compiler.compiled import Compiled
+from weft.compiler.facts import Settings
 from weft.ir.task import Program, Replicate, Task, Type
 
 # What the result of an operation is called; a second one gets a number.
@@ -148,16 +149,19 @@ def _record(kind: str, *operands: Any, **fields: Any) -> Value:
     return values[0]._trace.add(kind, *values, **fields)
 
 
-def program(*, mesh: str, **parameters: Type) -> Callable[[Callable[..., Any]], Compiled]:
+def program(
+    *, mesh: str, settings: Settings | None = None, **parameters: Type
+) -> Callable[[Callable[..., Any]], Compiled]:
     """Trace the decorated function and compile it for `mesh`, any number of ranks.
 
-    `parameters` says of each parameter of the function its dtype, sizes and placement.
+    `parameters` says of each parameter of the function its dtype, sizes and placement; `settings`
+    what the compiler shall not choose.
 
     Raises  UsageError, ShapeError, PlacementError: a program that cannot be; at the user's line
     """
 
     def compile_it(function: Callable[..., Any]) -> Compiled:
-        compiled = Compiled(trace(function, mesh, parameters))
+        compiled = Compiled(trace(function, mesh, parameters), settings or Settings())
         functools.update_wrapper(compiled, function)
         return compiled
 

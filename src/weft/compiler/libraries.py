@@ -19,13 +19,18 @@ from weft.ir.task import Program, Task
 
 
 class Collectives(Protocol):
-    """Over rows, among the ranks of a world; as in weft.ops."""
+    """Over rows, among the ranks of a world; as in weft.ops. `run_plan` runs what overlaps."""
 
     def all_gather(self, x: Any, *, world: Any, m: int | None = None) -> Any: ...
 
     def reduce_scatter(self, x: Any, *, world: Any) -> Any: ...
 
     def all_reduce(self, x: Any, *, world: Any) -> Any: ...
+
+    def run_plan(
+        self, stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any,
+        orders: Mapping[str, Any],
+    ) -> tuple[Any, ...]: ...  # fmt: skip
 
 
 def silu_mul(h: torch.Tensor) -> torch.Tensor:

@@ -277,12 +277,22 @@ def _names(program: Program) -> Iterator[tuple[str, Place]]:
             )
         for operand in task.operands:
             if operand not in known:
-                yield f"{task.name} uses {operand}, which no task before it makes", task.place
+                told = f"{task.name} uses {operand}, which no task before it makes"
+                path = _behind(program, task.name, operand)
+                cycle = f": a cycle, {' needs '.join([*path, path[0]])}" if path else ""
+                yield told + cycle, task.place
         if task.name in known:
             yield f"{task.name} is made twice; a value is made once", task.place
         known.add(task.name)
     if missing := [name for name in program.results if name not in known]:
         yield f"{program.name} returns {', '.join(missing)}, which no task makes", program.place
+
+
+def _behind(program: Program, name: str, operand: str) -> list[str]:
+    """From a task over `operand` to itself again, by what needs what; empty if it is no cycle."""
+    needs = {task.name: {*task.operands} for task in program.tasks}
+    needs |= {one: set() for task in program.tasks for one in task.operands if one not in needs}
+    return [name, *way] if (way := _way(needs, operand, name)) else []
 
 
 def _attributes(program: Program) -> Iterator[tuple[str, Place]]:

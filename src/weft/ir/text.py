@@ -15,6 +15,7 @@ import io
 import keyword
 import re
 import tokenize
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -75,7 +76,9 @@ def words(*kinds: type) -> dict[str, type]:
 def value(item: Any) -> str:
     """One argument as text."""
     if isinstance(item, str):
-        return item if item.isidentifier() and not keyword.iskeyword(item) else repr(item)
+        # Python reads a name in its normal form.
+        is_name = item.isidentifier() and unicodedata.normalize("NFKC", item) == item
+        return item if is_name and not keyword.iskeyword(item) else repr(item)
     if isinstance(item, tuple):
         return f"({', '.join(map(value, item))}{',' * (len(item) == 1)})"
     if hasattr(item, "as_text"):

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from weft.base.dtypes import DTYPES
-from weft.base.errors import ConfigError
-from weft.base.target import Target
 from weft.compiler.cost import products
 from weft.compiler.cost.machine import machine_for
 from weft.compiler.cost.products import Product
@@ -140,31 +138,3 @@ def shape_of(program: Program, product: Task, facts: Facts) -> Product:
         m, held.end_column, part.end_column, facts.num_ranks, (128, 128, 64), itemsize,
         num_nodes=facts.num_nodes,
     )  # fmt: skip
-
-
-def check_fit(
-    subject: Task, tile: tuple[int, ...], dtype: str, target: Target, num_warps: int = 8,
-    num_stages: int = 3,
-) -> None:  # fmt: skip
-    """Raises  ConfigError: a tile that the target's shared memory or registers do not hold"""
-    if target.backend == "emu":
-        return
-    tile_m, tile_n, tile_k = (*tile, 64)[:3]
-    cut = blocking.Blocking(tile_m, tile_n, tile_k, num_warps, num_stages)
-    try:
-        cut.check(subject.name, dtype, dtype, target.has_tma, target)
-    except ConfigError as error:
-        raise ConfigError(error.message, place=subject.place) from None
-    # Sums are in fp32, in registers of all threads; a thread has 255 of 4 bytes.
-    threads = num_warps * target.warp_size
-    needed = -(-cut.tile_m * cut.tile_n // threads) + SPARE_REGISTERS
-    if needed > REGISTERS:
-        raise ConfigError(
-            f"{subject.name}: sums of a tile of {cut.tile_m} x {cut.tile_n} by {num_warps} warps "
-            f"need {needed} registers of a thread, {needed - REGISTERS} more than {target} has; "
-            "take a smaller tile",
-            place=subject.place,
-        )
-
-
-REGISTERS, SPARE_REGISTERS = 255, 40

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from weft.base.errors import ConfigError
 from weft.compiler.facts import Facts
+from weft.compiler.fit import check_fit
 from weft.ir.choice import Choice
 from weft.ir.task import Program, Task
 
@@ -23,10 +24,12 @@ SPLIT_K = 4
 
 
 def partition(program: Program, facts: Facts) -> Program:
-    """Raises  ConfigError: a target without an SM to spare"""
+    """Raises  ConfigError: a tile that the target cannot hold; no SM to spare"""
     tasks, choices = list(program.tasks), []
     for name in program.kernels:
         first = program.of_kernel(name)[0]
+        if first.kind == "matmul":
+            check_fit(first, facts.target)
         changed, why = _of_kernel(program, first, facts)
         tasks[tasks.index(first)] = changed
         taken = changed.programs + (f", {changed.spare} SM left" if changed.spare else "")
