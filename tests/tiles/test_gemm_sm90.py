@@ -84,6 +84,7 @@ def test_every_tile_is_dealt_out_once(m, n, k, num_programs):
 
 @pytest.mark.parametrize(("field", "text"), [
     ({"tile_n": 96}, "tile_n=64, 128 or 256"),
+    ({"itemsize": 1}, "tile_k=128 of 1-byte"),
     ({"tile_m": 64}, "takes tile_m=128"),
     ({"stages": 5}, "take 2 to 4"),
 ])  # fmt: skip
@@ -194,3 +195,31 @@ def test_multiplies_as_its_twin(shape, blocking, b_is_nk, dtype):
     expected = a.float() @ (right.t() if b_is_nk else right).float()
     error = (results[0].float() - expected).norm() / expected.norm()
     assert error <= tolerance(str(dtype).removeprefix("torch."), k)
+
+
+@pytest.mark.gpu(n=1)
+@pytest.mark.parametrize("blocking", BLOCKINGS, ids=["wide", "turns"])
+def test_hooks_combine_and_announce(blocking):
+    m, n, k, programs = 1024, 2560, 1024, 132
+    torch.manual_seed(0)
+    a = torch.randn(m, k, device="cuda").bfloat16()
+    b = torch.randn(k, n, device="cuda").bfloat16()
+    d = torch.randn(m, n, device="cuda")
+    c = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+    tile_m, tile_n, tile_k = blocking.tile_m, blocking.tile_n, blocking.tile_k
+    rows = gemm_sm90.chunk_rows(tile_m, tile_n)
+    table = torch.zeros(1 << 16, device="cuda", dtype=torch.int64)
+    told = torch.zeros(2 * n // tile_n, device="cuda", dtype=torch.int64)
+    partials = torch.empty(gemm_sm90.partial_elements(tile_m, tile_n, programs), device="cuda")
+    summed = torch.zeros(2 * programs, device="cuda", dtype=torch.int64)
+    gemm_with_all_hooks[(programs,)](
+        gemm_sm90.descriptor(a, (tile_m, tile_k)), gemm_sm90.descriptor(b, (tile_k, tile_n)),
+        gemm_sm90.descriptor(c, (rows, 64)), d, told, partials, summed, 5,
+        gemm.Shape(m, n, k, k, n, n),
+        WorldArg(table, gl.constexpr(1), gl.constexpr(language_version())),
+        tile_m, tile_n, tile_k, blocking.num_stages, False, num_warps=blocking.num_warps,
+    )  # fmt: skip
+    expected = a.float() @ b.float() + d
+    assert ((c.float() - expected).norm() / expected.norm()).item() <= tolerance("bfloat16", k)
+    parts = tile_m // rows
+    assert told.view(-1, 2)[:, :parts].unique().tolist() == [m // tile_m]

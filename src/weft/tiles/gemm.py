@@ -4,6 +4,7 @@
         at    = order(i, ...)            which tile is next: the record that every hook is given
         rows  = ready(at, ...)           where the tile's rows of A lie, once they may be read
         value = sum over k of A[rows, k] @ B[k, at.i_n]
+        value = value * scales(at, ...)  of fp8 rows and columns; or of blocks, on the way
         value = combine(at, value, ...)  with what else belongs to the tile
         emit(at, value, ...)             what becomes of the result
         announce(at, ...)                who is told of it
@@ -18,6 +19,7 @@ that have a default are left out by None, and cost nothing then:
     emit(at, value, tile, args)                          data alone, see `emit_store`
     announce(at, part, args)                             part is 0: a tile is stored in one
     done(args)                                           once per program
+    scales(at, tile, args) -> Scales                     where the tile's scales lie
 
 `ready` runs once per tile, in the outer loop: a wait inside the loop over k would cost the
 pipelining there. The outer loop is never flattened into the inner one (`flatten=False`), or the
@@ -26,7 +28,12 @@ next tile's wait would run before this tile's result is stored. What `emit` stor
 
 An operand is a TMA descriptor made by the host (`tile.tma`) or a pointer to rows `stride` apart
 whose columns are contiguous; extents need not divide by the tile's. B may lie as [k, n] or, with
-`tile.b_is_nk`, as [n, k]. Sums are in fp32.
+`tile.b_is_nk`, as [n, k]. Sums are in fp32. Tensor cores add fp8 products up with 14 bits on
+Hopper: there they are added to sums of full width every tile.k.
+
+Scales are of a tensor, of rows of A and columns of B (strides of 0 for what is alike), applied
+behind the sums; or, `per_block`, of BLOCK_K columns of a row of A and of BLOCK_K x BLOCK_K of B,
+applied every tile.k: it must divide BLOCK_K, and tile.n too. `scales_of` is such a hook.
 
 Source  docs/decisions/009-hooks.md
 """
@@ -37,6 +44,10 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+
+# What has one scale each where scales are of blocks: so many columns of a row of A, of B so many
+# rows and columns.
+BLOCK_K = tl.constexpr(128)
 
 
 class Tile(NamedTuple):
@@ -81,6 +92,34 @@ class Rows(NamedTuple):
     end: Any
 
 
+class Scales(NamedTuple):
+    """Scales of a tile, fp32: `a` of its first row, `b` of its first column, both of the first
+    block of k, and how far the next ones are. There are so many `rows` and `columns`."""
+
+    a: Any
+    b: Any
+    rows: Any
+    columns: Any
+    a_row: Any
+    a_k: Any
+    b_column: Any
+    b_k: Any
+
+
+class Scaled(NamedTuple):
+    """Arguments of `scales_of`: fp32 scales of A and B, and how far they lie apart. Columns have
+    one each for `block_n` of them."""
+
+    a: Any
+    b: Any
+    shape: Any
+    a_row: Any
+    a_k: Any
+    b_column: Any
+    b_k: Any
+    block_n: Any
+
+
 class Stored(NamedTuple):
     """Arguments of `emit_store`."""
 
@@ -115,6 +154,9 @@ def gemm(
     announce_args=None,
     done: tl.constexpr = None,
     done_args=None,
+    scales: tl.constexpr = None,
+    scales_args=None,
+    per_block: tl.constexpr = False,
 ):
     """Multiply tiles first, first + step, ... of the order; call it from a kernel.
 
@@ -127,7 +169,7 @@ def gemm(
         at = order(i, num_m, num_n, order_args)
         one_tile(
             at, b, shape, tile, ready, ready_args, emit, emit_args,
-            combine, combine_args, announce, announce_args,
+            combine, combine_args, announce, announce_args, scales, scales_args, per_block,
         )  # fmt: skip
     if done is not None:
         done(done_args)
@@ -147,10 +189,18 @@ def one_tile(
     combine_args=None,
     announce: tl.constexpr = None,
     announce_args=None,
+    scales: tl.constexpr = None,
+    scales_args=None,
+    per_block: tl.constexpr = False,
 ):
     """The tile of the record `at`, from its wait to its announcement."""
     rows = ready(at, 0, tile, ready_args)
-    value = multiply(rows, b, at.i_n, shape, tile)
+    if scales is None:
+        value = multiply(rows, b, at.i_n, shape, tile)
+    else:
+        value = multiply_scaled(
+            rows, b, at.i_n, shape, tile, scales(at, tile, scales_args), per_block
+        )
     if combine is not None:
         value = combine(at, value, tile, combine_args)
     emit(at, value, tile, emit_args)
@@ -166,7 +216,43 @@ def multiply(rows, b, i_n, shape, tile):
     for at_k in range(0, shape.k, tile.k):
         left = load_a(rows, at_k, shape, tile)
         right = load_b(b, column, at_k, shape, tile)
+        value = add_product(left, right, value)
+    return value
+
+
+@triton.jit
+def add_product(left, right, value):
+    """`value` plus left @ right, in fp32."""
+    if left.dtype.is_fp8():
+        value = tl.dot(left, right, value, max_num_imprecise_acc=left.shape[1])
+    else:
         value = tl.dot(left, right, value, input_precision="ieee")
+    return value
+
+
+@triton.jit
+def multiply_scaled(rows, b, i_n, shape, tile, scaled, per_block: tl.constexpr):
+    """As `multiply`, times scales. scaled: Scales"""
+    value = tl.zeros((tile.m, tile.n), tl.float32)
+    column = i_n * tile.n
+    i = tl.arange(0, tile.m)
+    for at_k in range(0, shape.k, tile.k):
+        left = load_a(rows, at_k, shape, tile)
+        right = load_b(b, column, at_k, shape, tile)
+        if per_block:
+            block = at_k // BLOCK_K
+            there = scaled.a + i * scaled.a_row + block * scaled.a_k
+            scale = tl.load(there, mask=i < scaled.rows, other=0.0)
+            scale *= tl.load(scaled.b + block * scaled.b_k)
+            product = add_product(left, right, tl.zeros((tile.m, tile.n), tl.float32))
+            value += product * scale[:, None]
+        else:
+            value = add_product(left, right, value)
+    if not per_block:
+        j = tl.arange(0, tile.n)
+        a_scale = tl.load(scaled.a + i * scaled.a_row, mask=i < scaled.rows, other=0.0)
+        b_scale = tl.load(scaled.b + j * scaled.b_column, mask=j < scaled.columns, other=0.0)
+        value = value * a_scale[:, None] * b_scale[None, :]
     return value
 
 
@@ -212,6 +298,19 @@ def load_b(b, column, at_k, shape, tile):
 def ready_always(at, segment, tile, args):
     """A is there from the start. args: Always"""
     return Rows(source=args.a, first=at.i_m * tile.m, end=args.m)
+
+
+@triton.jit
+def scales_of(at, tile, args):
+    """Scales that lie as A's rows and B's columns do. args: Scaled"""
+    row = at.i_m * tile.m
+    column = at.i_n * tile.n
+    return Scales(
+        args.a + row.to(tl.int64) * args.a_row,
+        args.b + (column // args.block_n).to(tl.int64) * args.b_column,
+        args.shape.m - row, args.shape.n - column,
+        args.a_row, args.a_k, args.b_column, args.b_k,
+    )  # fmt: skip
 
 
 @triton.jit

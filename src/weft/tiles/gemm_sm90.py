@@ -3,7 +3,7 @@
     producer, one warp          for its tiles: ready(...), then A and B by TMA, stage by stage
     two consumers, 4 warps each multiply (wgmma), round, store by TMA. Tiles of up to 128 columns
                                 they have in turns: while one multiplies, the other stores. Wider
-                                tiles they share, half of the rows each
+                                tiles they share, half of the rows each; and those of fp8
 
 `order`, `ready`, `announce` and `done` are the very functions that the plain twin takes: integers
 in, integers out. A wait in `ready` is the producer's, before the first load of what it guards; the
@@ -11,7 +11,7 @@ consumers go on. What touches the result differs: it sees a tile chunk by chunk,
 registers as wgmma leaves it (`places` makes pointers for it), `emit` in shared memory, as TMA
 takes it. `row` and `column` are the chunk's first, counted as if each tile were whole:
 
-    combine(at, row, column, value, args) -> value       fp32 sums; may wait and read
+    combine(at, row, column, value, args) -> value       fp32 sums, scaled; may wait and read
     emit(at, row, column, chunk, args)                   see `emit_store`
     announce(at, part, args)                             by each consumer that has a part of the
                                                          tile, when its stores are complete
@@ -21,13 +21,16 @@ out: `parts` programs to a tile, each with a part of k. Those of part 1, 2, ... 
 `partials`, part 0 adds them in this order and emits the tile; so the result is the same each time.
 `num_parts` says how many there are, for whoever provides the memory.
 
-Operands come as TMA descriptors. Sums are in fp32, over k in order but for shared tiles.
+Operands come as TMA descriptors; fp8 with k in rows of both, as wgmma wants it. Sums are in fp32,
+over k in order but for shared tiles. Tensor cores add fp8 products up with 14 bits: every step's
+128 go into sums of the consumer's own, and are scaled on the way where each block has its scale.
 
 What happens inside a block of warps is not seen by the emulator: the plain twin is what is
 verified, and `weft.verify.compiled` reads this template's code after compilation.
 
-Limits  tile_m 128; compute capability 9.0; extents as TMA takes them (tiles/blocking.py); all
-        programs of a launch are resident at once where tiles are shared
+Limits  tile_m 128; of fp8 tile_n up to 128, tile_k 128; compute capability 9.0; extents as TMA
+        takes them (tiles/blocking.py); all programs of a launch are resident at once where tiles
+        are shared
 Source  CUTLASS's ping-pong schedule for the turns; Stream-K (Osama et al. 2023) for the last round
 """
 
@@ -54,7 +57,7 @@ import weft.language as wl
 from weft.base.errors import ConfigError
 from weft.base.target import Target
 from weft.tiles.blocking import Blocking
-from weft.tiles.gemm import Tile
+from weft.tiles.gemm import Scales, Tile
 
 # Triton 3.9 has other names for them than 3.7.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -68,6 +71,8 @@ PRODUCER_REGISTERS = gl.constexpr(40)
 # Tiles and their stages in shared memory, beside two chunks of the result for each consumer.
 TURNS = Blocking(128, 128, 64, NUM_WARPS, 5)
 WIDE = Blocking(128, 256, 64, NUM_WARPS, 4)
+# The same for fp8.
+PROMOTED = Blocking(128, 128, 128, NUM_WARPS, 6)
 # What an element of the result costs in tiles of TURNS, where it is 1 in those of WIDE.
 TURNS_COST = 1.06
 # Columns of the result that are stored at once.
@@ -109,12 +114,12 @@ class Cut(NamedTuple):
     parts: Any
 
 
-def chunk_rows(tile_m: int, tile_n: int) -> int:
+def chunk_rows(tile_m: int, tile_n: int, itemsize: int = 2) -> int:
     """Rows of a tile that one consumer has, and of the chunks that `emit` is given.
 
-    All of them where its sums fit in registers.
+    All of them where its sums fit in registers, once; of fp8 it has two.
     """
-    return tile_m if tile_n <= 128 else tile_m // 2
+    return tile_m if tile_m * tile_n * (3 - itemsize) <= 128 * 128 else tile_m // 2
 
 
 _rows_each = gluon.constexpr_function(chunk_rows)
@@ -165,6 +170,9 @@ def gemm(
     announce_args=None,
     done: gl.constexpr = None,
     done_args=None,
+    scales: gl.constexpr = None,
+    scales_args=None,
+    per_block: gl.constexpr = False,
 ):
     """Multiply this program's share of the tiles; a kernel of NUM_WARPS warps calls it.
 
@@ -174,13 +182,15 @@ def gemm(
 
     Sync    what the hooks do; programs that share a tile wait for each other
     """
+    itemsize: gl.constexpr = a_block.dtype.primitive_bitwidth // 8
+    gl.static_assert(itemsize == 2 or b_is_nk, "fp8: b must lie as [n, k]")
     operands_a = gl.allocate_shared_memory(a_block.dtype, [stages, tile_m, tile_k], a_block.layout)
     if b_is_nk:
         operands_b = gl.allocate_shared_memory(b.dtype, [stages, tile_n, tile_k], b.layout)
     else:
         operands_b = gl.allocate_shared_memory(b.dtype, [stages, tile_k, tile_n], b.layout)
     # Rows of a tile that one consumer has.
-    rows: gl.constexpr = _rows_each(tile_m, tile_n)
+    rows: gl.constexpr = _rows_each(tile_m, tile_n, itemsize)
     chunks_0 = gl.allocate_shared_memory(c_block.dtype, [2, rows, chunk_n], c_block.layout)
     chunks_1 = gl.allocate_shared_memory(c_block.dtype, [2, rows, chunk_n], c_block.layout)
     empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
@@ -197,13 +207,15 @@ def gemm(
                 _consume,
                 (operands_a, operands_b, chunks_0, empty, full, turns, shape, num_m, first, step,
                  shared, order, order_args, emit, emit_args, combine, combine_args, announce,
-                 announce_args, 0, tile_m, tile_n, tile_k, stages, chunk_n, b_is_nk),
+                 announce_args, scales, scales_args, per_block, 0, tile_m, tile_n, tile_k,
+                 stages, chunk_n, b_is_nk),
             ),
             (
                 _consume,
                 (operands_a, operands_b, chunks_1, empty, full, turns, shape, num_m, first, step,
                  shared, order, order_args, emit, emit_args, combine, combine_args, announce,
-                 announce_args, 1, tile_m, tile_n, tile_k, stages, chunk_n, b_is_nk),
+                 announce_args, scales, scales_args, per_block, 1, tile_m, tile_n, tile_k,
+                 stages, chunk_n, b_is_nk),
             ),
             (
                 _produce,
@@ -287,12 +299,13 @@ def load_one_tile(
 def _consume(
     operands_a, operands_b, chunks, empty, full, turns, shape, num_m, first, step, shared,
     order: gl.constexpr, order_args, emit: gl.constexpr, emit_args, combine: gl.constexpr,
-    combine_args, announce: gl.constexpr, announce_args, me: gl.constexpr,
-    tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
-    chunk_n: gl.constexpr, b_is_nk: gl.constexpr,
+    combine_args, announce: gl.constexpr, announce_args, scales: gl.constexpr, scales_args,
+    per_block: gl.constexpr, me: gl.constexpr, tile_m: gl.constexpr, tile_n: gl.constexpr,
+    tile_k: gl.constexpr, stages: gl.constexpr, chunk_n: gl.constexpr, b_is_nk: gl.constexpr,
 ):  # fmt: skip
     """This consumer's part of this program's units: sums over k, then on to the hooks."""
-    rows: gl.constexpr = _rows_each(tile_m, tile_n)
+    itemsize: gl.constexpr = operands_a.dtype.primitive_bitwidth // 8
+    rows: gl.constexpr = _rows_each(tile_m, tile_n, itemsize)
     takes_turns: gl.constexpr = rows == tile_m
     dealt = cut(num_m, shape.n, shape.k, tile_n, tile_k, step)
     # A shared tile is its program's last: all units before it have num_k steps.
@@ -307,16 +320,25 @@ def _consume(
             # Without turns a consumer could take a stage's earlier round for its own: parity is
             # all that a barrier tells.
             mbarrier.wait(turns.index(me), phase)
-        value, used = _multiply(operands_a, operands_b, empty, full, end - begin, used, own_row,
-                                rows, tile_n, stages, b_is_nk)  # fmt: skip
+        at = order(i, dealt.num_m, dealt.num_n, order_args)
+        tile = Tile(tile_m, tile_n, tile_k, b_is_nk, True, True)
+        if itemsize == 1:
+            scaled = None
+            if per_block:
+                scaled = skip_rows(scales(at, tile, scales_args), own_row)
+            value, used = _multiply_promoted(operands_a, operands_b, empty, full, begin, end, used,
+                                             own_row, rows, tile_n, stages, scaled)  # fmt: skip
+        else:
+            value, used = _multiply(operands_a, operands_b, empty, full, end - begin, used, own_row,
+                                    rows, tile_n, stages, b_is_nk)  # fmt: skip
         if takes_turns:
             mbarrier.arrive(turns.index(1 - me), count=1)
         phase ^= 1
-        value = warpgroup_mma_wait(0, deps=(value,))
-        mbarrier.arrive(empty.index((used + stages - 1) % stages), count=1)
+        if itemsize > 1:
+            value = warpgroup_mma_wait(0, deps=(value,))
+            mbarrier.arrive(empty.index((used + stages - 1) % stages), count=1)
         if takes_turns:
             used += dealt.num_k
-        at = order(i, dealt.num_m, dealt.num_n, order_args)
         others = 0
         if unit >= dealt.whole:
             others = dealt.parts - 1
@@ -328,8 +350,8 @@ def _consume(
                         scope=wl.Scope.DEVICE, world=shared.world)  # fmt: skip
             pitch = dealt.shared * (tile_m * tile_n)
             emit_one_tile(at, value, own_row, Others(block + pitch, pitch, others), chunks, emit,
-                          emit_args, combine, combine_args, announce, announce_args, tile_m,
-                          tile_n, chunk_n)  # fmt: skip
+                          emit_args, combine, combine_args, announce, announce_args,
+                          None if per_block else scales, scales_args, tile, chunk_n)  # fmt: skip
         else:
             gl.store(places(block, value, tile_n), value)
             wl.store(shared.summed + 2 * first + me, shared.e, order=wl.Order.RELEASE,
@@ -346,10 +368,10 @@ class Others(NamedTuple):
 
 
 @gluon.constexpr_function
-def _layout(value_n):
+def _layout(value_n, itemsize=2):
     """Where wgmma leaves the sums of a consumer's warps."""
     return gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, value_n, 16]
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, value_n, 32 // itemsize]
     )
 
 
@@ -382,14 +404,70 @@ def _multiply(
 
 
 @gluon.jit
+def _multiply_promoted(
+    operands_a, operands_b, empty, full, begin, end, used, own_row: gl.constexpr,
+    rows: gl.constexpr, tile_n: gl.constexpr, stages: gl.constexpr, scaled,
+):  # fmt: skip
+    """As `_multiply`, of fp8, nothing under way at the end: a step's products are added up by this
+    consumer while the other one's are multiplied; times their scales, where `scaled` has them.
+    """
+    layout: gl.constexpr = _layout(tile_n, 1)
+    value = gl.zeros((rows, tile_n), gl.float32, layout)
+    for j in range(begin, end):
+        stage = used % stages
+        mbarrier.wait(full.index(stage), used // stages & 1)
+        left = operands_a.index(stage)
+        if rows != left.shape[0]:
+            left = left.slice(own_row, rows, 0)
+        right = operands_b.index(stage).permute((1, 0))
+        none = warpgroup_mma_init(gl.zeros((rows, tile_n), gl.float32, layout))
+        product = warpgroup_mma(left, right, none, use_acc=False, is_async=True)
+        if scaled is not None:
+            # Where `full` says that rows have arrived, their scales have.
+            scale = scales_of_rows(scaled, j, value) * gl.load(scaled.b + j * scaled.b_k)
+        product = warpgroup_mma_wait(0, deps=(product,))
+        mbarrier.arrive(empty.index(stage), count=1)
+        if scaled is not None:
+            product = product * scale[:, None]
+        value += product
+        used += 1
+    return value, used
+
+
+@gluon.jit
+def skip_rows(scaled, rows):
+    """Scales of a tile's rows from `rows` on."""
+    return Scales(scaled.a + rows * scaled.a_row, scaled.b, scaled.rows - rows, scaled.columns,
+                  scaled.a_row, scaled.a_k, scaled.b_column, scaled.b_k)  # fmt: skip
+
+
+@gluon.jit
+def scales_of_rows(scaled, block_k, value):
+    """Scales of A for the rows of `value`."""
+    row = gl.arange(0, value.shape[0], gl.SliceLayout(1, value.type.layout))
+    there = scaled.a + row * scaled.a_row + block_k * scaled.a_k
+    return gl.load(there, mask=row < scaled.rows, other=0.0)
+
+
+@gluon.jit
+def scales_of_columns(scaled, inside, value):
+    """Scales of B for the columns of `value`, which begins at column `inside` of its tile."""
+    column = inside + gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
+    return gl.load(scaled.b + column * scaled.b_column, mask=column < scaled.columns, other=0.0)
+
+
+@gluon.jit
 def emit_one_tile(
     at, value, own_row: gl.constexpr, others, chunks, emit: gl.constexpr, emit_args,
     combine: gl.constexpr, combine_args, announce: gl.constexpr, announce_args,
-    tile_m: gl.constexpr, tile_n: gl.constexpr, chunk_n: gl.constexpr,
+    scales: gl.constexpr, scales_args, tile, chunk_n: gl.constexpr,
 ):  # fmt: skip
     """The consumers' body behind the sums: rows own_row, ... of one tile to the hooks."""
-    _emit_chunks(at, value, at.i_m * tile_m + own_row, at.i_n * tile_n, 0, others, chunks, emit,
-                 emit_args, combine, combine_args, tile_n, chunk_n)  # fmt: skip
+    scaled = None
+    if scales is not None:
+        scaled = skip_rows(scales(at, tile, scales_args), own_row)
+    _emit_chunks(at, value, at.i_m * tile.m + own_row, at.i_n * tile.n, 0, others, chunks, emit,
+                 emit_args, combine, combine_args, scaled, tile.n, chunk_n)  # fmt: skip
     if announce is not None:
         # `store_wait` waits until chunks may be reused, this until they have been written.
         wl.complete_stores()
@@ -399,7 +477,7 @@ def emit_one_tile(
 @gluon.jit
 def _emit_chunks(
     at, value, row, column, inside: gl.constexpr, others, chunks, emit: gl.constexpr, emit_args,
-    combine: gl.constexpr, combine_args, tile_n: gl.constexpr, chunk_n: gl.constexpr,
+    combine: gl.constexpr, combine_args, scaled, tile_n: gl.constexpr, chunk_n: gl.constexpr,
 ):  # fmt: skip
     """Halve the columns until they are a chunk: each thread keeps its own, nothing moves.
 
@@ -413,12 +491,15 @@ def _emit_chunks(
         left = gl.convert_layout(left, half, assert_trivial=True)
         right = gl.convert_layout(right, half, assert_trivial=True)
         _emit_chunks(at, left, row, column, inside, others, chunks, emit, emit_args, combine,
-                     combine_args, tile_n, chunk_n)  # fmt: skip
+                     combine_args, scaled, tile_n, chunk_n)  # fmt: skip
         _emit_chunks(at, right, row, column + value_n // 2, inside + value_n // 2, others, chunks,
-                     emit, emit_args, combine, combine_args, tile_n, chunk_n)  # fmt: skip
+                     emit, emit_args, combine, combine_args, scaled, tile_n, chunk_n)  # fmt: skip
     else:
         for other in range(others.count):
             value += gl.load(places(others.first + other * others.pitch + inside, value, tile_n))
+        if scaled is not None:
+            value = value * scales_of_rows(scaled, 0, value)[:, None]
+            value = value * scales_of_columns(scaled, inside, value)[None, :]
         if combine is not None:
             value = combine(at, row, column, value, combine_args)
         # Of two buffers the one that was stored from before last.
@@ -437,15 +518,18 @@ def places(block, value, stride):
     return block + rows[:, None] * stride + columns[None, :]
 
 
-def check(op: str, tile_m: int, tile_n: int, tile_k: int, stages: int, target: Target) -> None:
+def check(
+    op: str, tile_m: int, tile_n: int, tile_k: int, stages: int, target: Target, itemsize: int = 2
+) -> None:
     """Raises  ConfigError: a tile or stages that this template, or `target`, cannot run"""
-    if tile_m != 128 or tile_n not in (64, 128, 256) or tile_k not in (32, 64):
+    widths, depths = ((64, 128, 256), (32, 64)) if itemsize > 1 else ((64, 128), (128,))
+    if tile_m != 128 or tile_n not in widths or tile_k not in depths:
         raise ConfigError(
             f"{op}: tile {tile_m} x {tile_n} x {tile_k}; the template for Hopper takes tile_m=128, "
-            "tile_n=64, 128 or 256, tile_k=32 or 64"
+            f"tile_n={_either(widths)}, tile_k={_either(depths)} of {itemsize}-byte operands"
         )
-    operands = (tile_m + tile_n) * tile_k * 2
-    chunks = 2 * 2 * chunk_rows(tile_m, tile_n) * CHUNK_N.value * 2
+    operands = (tile_m + tile_n) * tile_k * itemsize
+    chunks = 2 * 2 * chunk_rows(tile_m, tile_n, itemsize) * CHUNK_N.value * 2
     barriers = 1024
     most = (target.shared_bytes - chunks - barriers) // operands
     if not 2 <= stages <= most:
@@ -453,6 +537,11 @@ def check(op: str, tile_m: int, tile_n: int, tile_k: int, stages: int, target: T
             f"{op}: num_stages={stages} of {operands} bytes beside {chunks} bytes of results; "
             f"{target} has {target.shared_bytes} bytes of shared memory: take 2 to {most}"
         )
+
+
+def _either(numbers: Sequence[int]) -> str:
+    *rest, last = map(str, numbers)
+    return f"{', '.join(rest)} or {last}" if rest else last
 
 
 def deal(m: int, n: int, k: int, blocking: Blocking, num_programs: int) -> Cut:
