@@ -70,7 +70,7 @@ TYPES = {
 }  # fmt: skip
 
 
-def compiled(kernel, version):
+def compiled(kernel, version, target="cuda:90"):
     world = wl.WorldArg(None, 4, version)
     record = KernelRecord(
         name=kernel.__name__,
@@ -78,7 +78,7 @@ def compiled(kernel, version):
         constants={"world": world},
         options={},
     )
-    return triton_api.compile_kernel(kernel, record, TARGETS["cuda:90"])
+    return triton_api.compile_kernel(kernel, record, TARGETS[target])
 
 
 def calls(kernel) -> list[str]:
@@ -173,6 +173,12 @@ def test_worlds_without_far_peers_need_no_library_and_hold_none_of_it(nowhere, k
 def test_a_missing_library_says_what_to_do(nowhere):
     with pytest.raises(weft.UnsupportedError, match=r"libnvshmem_device.bc.*NVSHMEM_LIB_DIR"):
         compiled(put_and_tell, far_version(1))
+
+
+def test_amd_has_no_way_to_far_peers_and_says_so():
+    with pytest.raises(weft.UnsupportedError, match="reaches no far peers on hip"):
+        compiled(put_and_tell, far_version(1), "hip:gfx942")
+    assert compiled(put_and_tell, wl.language_version(), "hip:gfx942").asm["amdgcn"]
 
 
 def test_the_version_says_whether_there_are_far_peers_and_which_library():

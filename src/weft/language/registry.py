@@ -17,9 +17,11 @@ from weft.base.vocabulary import Order
 from weft.language import triton_api as api
 from weft.language.arguments import Call, check_arguments
 from weft.language.wait_report import pack_name
-from weft.language.world_arg import WorldArg, language_version
+from weft.language.world_arg import WorldArg, is_far_version, language_version
 
 BACKENDS = ("cuda", "hip", "emu")
+# Which serve worlds with far peers; on the emulator no version of a world says that it has some.
+FAR_BACKENDS = ("cuda", "emu")
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,13 @@ def _builtin_for(primitive: Primitive, stub: Callable) -> Callable:
             return primitive.evaluate(checked, _semantic)
         if primitive.needs_site:
             checked["site"] = _site(_semantic, _generator, checked.get("world"))
-        implementation = primitive.implementation(api.backend_name(_semantic))
+        backend = api.backend_name(_semantic)
+        if backend not in FAR_BACKENDS and _is_far(values.get("world")):
+            raise UnsupportedError(
+                f"wl.{primitive.name} reaches no far peers on {backend}: that is written for "
+                f"{', '.join(FAR_BACKENDS)}; use a world of one node"
+            )
+        implementation = primitive.implementation(backend)
         return api.call_jit(_generator, implementation, list(checked.values()))
 
     # Triton asks for the signature to see whether to hand over its own state.
@@ -200,6 +208,10 @@ def _builtin_for(primitive: Primitive, stub: Callable) -> Callable:
     builtin = api.stamped_builtin(traced, language_version)
     builtin.primitive = primitive
     return builtin
+
+
+def _is_far(world: Any) -> bool:
+    return world is not None and is_far_version(api.unwrap(world.version))
 
 
 def _bind(primitive: Primitive, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
