@@ -401,6 +401,9 @@ def test_the_command_line_writes_it(tmp_path, capsys):
     assert weft_cli(["emulate", str(script), "--json", "--timeline", str(trace)]) == 0
     values = json.loads(capsys.readouterr().out)
     assert [line["rank"] for line in values["timeline"]] == [0, 1, 2, 3]
+    drawn = tmp_path / "trace.html"
+    assert weft_cli(["emulate", str(script), "--ranks", "2", "--timeline", str(drawn)]) == 0
+    assert "copy engine 0" in drawn.read_text() and "in a browser" in capsys.readouterr().err
     assert weft_cli(["emulate", str(script), "--timeline", str(tmp_path / "no" / "t.json")]) == 2
     assert weft_cli(["emulate", str(script), "--timeline", str(trace), "--hw", "abacus"]) == 2
     assert "abacus" in capsys.readouterr().err

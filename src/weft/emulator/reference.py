@@ -58,8 +58,8 @@ runs. Inline assembly is one of these; Gluon kernels have no TTIR and are not ta
 
 ## Simulated time
 
-`weft emulate SCRIPT --timeline FILE.json` writes a trace for https://ui.perfetto.dev and says for
-each rank how long it would take, and how much of its transfers' time would also be computation's.
+`weft emulate SCRIPT --timeline FILE.json` writes a trace for https://ui.perfetto.dev
+(`FILE.html`: [a page](timeline.md)) and says for each rank how long it would take, and how much of its transfers' time would also be computation's.
 In a test: `with weft.emulated(hardware="h200x4") as ranks:`, then `ranks.timeline`, a list of
 `(rank, lane, name, start_us, end_us)` with a `summary()`. Off by default, and free when it is
 off.

@@ -28,7 +28,10 @@ def emulate(
     seed: Annotated[int, typer.Option(min=0, help="of the schedule: same seed, same run")] = 0,
     num_sms: Annotated[int, typer.Option(help="programs resident on one rank")] = 132,
     timeline: Annotated[
-        str, typer.Option(metavar="FILE.json", help="write a trace of simulated time, for Perfetto")
+        str,
+        typer.Option(
+            metavar="FILE", help="write simulated time: .html a page, .json a trace for Perfetto"
+        ),
     ] = "",
     hw: Annotated[str, typer.Option(help="the machine that simulated time is of")] = "h200x4",
     html: Annotated[str, typer.Option(metavar="FILE.html", help=pictures.HTML_HELP)] = "",
@@ -54,7 +57,7 @@ def emulate(
     seen = [pictures.Seen(recorder, report.findings)]
     values = {**report.to_json(), "nodes": topology.num_nodes, "seed": seed}
     for found in timelines:
-        found.write(timeline)
+        write_timeline(found, timeline, f"{report.op} on {report.ranks} ranks", seed, hw)
         values["timeline"] = [asdict(line) for line in found.summary()]
     if json:
         console.print_json(values)
@@ -79,11 +82,29 @@ def run_script_once(
         return run_script(path, args, nodes=topology.sizes, seed=seed, num_sms=num_sms, **options)
 
 
+def write_timeline(timeline: Timeline, path: str, title: str, seed: int, hw: str) -> None:
+    """As a page, or as a trace for Perfetto; the file's name says which."""
+    from weft.tools.schedule import chart_of, page
+    from weft.tools.timeline import RAN
+    from weft.verify.picture.document import save
+
+    if not is_page(path):
+        timeline.write(path)
+        return
+    notes = [RAN.format(seed=seed, hw=hw)]
+    save(path, page(chart_of(timeline, timeline.signals), title, notes))
+
+
+def is_page(path: str) -> bool:
+    return path.endswith((".html", ".htm"))
+
+
 def show_timeline(timeline: Timeline, path: str) -> None:
     out = console.results()
     for line in timeline.summary():
         out.print(str(line), markup=False, highlight=False)
-    console.notes().print(f"[dim]simulated time in {path}: open it at https://ui.perfetto.dev[/]")
+    where = "in a browser" if is_page(path) else "at https://ui.perfetto.dev"
+    console.notes().print(f"[dim]simulated time in {path}: open it {where}[/]")
 
 
 def show(report: Report, seed: int) -> None:

@@ -193,7 +193,7 @@ class Played:
                 end = start + machine.word_us
                 if height:
                     end += machine.copy_us + us(height * row_bytes, machine.copy_gbps)
-                    name = f"{height} rows of rank {source}" + (f", chunk {chunk}" if chunk else "")
+                    name = f"rank {source}: {height} rows" + (f", chunk {chunk}" if chunk else "")
                     self.span(rank, lane, name, start, end - machine.word_us, "copy", source)
                 self.span(
                     rank, lane, f"signal {channel.name}", end - machine.word_us, end, "signal"
