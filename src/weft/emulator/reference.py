@@ -59,10 +59,11 @@ runs. Inline assembly is one of these; Gluon kernels have no TTIR and are not ta
 ## Simulated time
 
 `weft emulate SCRIPT --timeline FILE.json` writes a trace for https://ui.perfetto.dev
-(`FILE.html`: [a page](timeline.md)) and says for each rank how long it would take, and how much of its transfers' time would also be computation's.
+(`FILE.html`: [a page](timeline.md)) and says for each rank how long it would take, and how
+much of its transfers' time would also be computation's.
 In a test: `with weft.emulated(hardware="h200x4") as ranks:`, then `ranks.timeline`, a list of
-`(rank, lane, name, start_us, end_us)` with a `summary()`. Off by default, and free when it is
-off.
+`(rank, lane, name, start_us, end_us, kind, about)` with a `summary()`, and its `signals`. Off by
+default, and free when it is off.
 
 Every program, stream and host has a time of its own. Work adds to it; whoever is ordered behind
 somebody, by stream, event, signal, packet, barrier or host, goes on at the later of the two
