@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import operators
 import pytest
 from operators import compiled
+from random_programs import random_layers, random_program
 
-from weft.ir import device
+from weft.base.errors import UsageError
+from weft.base.target import parse_target
+from weft.compiler import Compiled
+from weft.compiler.facts import Facts, Settings, class_of
+from weft.compiler.frontend import trace
+from weft.compiler.passes import map as mapping
+from weft.compiler.pipeline import overlap
+from weft.ir import device, task
 
 GOLDEN = Path(__file__).parent / "golden"
 WIDE = {"tiles": {"product": (128, 256, 64)}}
@@ -32,3 +41,82 @@ def test_the_plan_is_the_golden_one(name: str):
     function, choices = PLANS[name]
     shown = device.show(compiled(function, **choices).plan.bare, places=False)
     assert shown == (GOLDEN / f"{name}.plan").read_text()
+
+
+def drawn(seed: int):
+    """A random program, and the facts of a random call of it."""
+    num_ranks = 1 + seed % 4
+    made = random_layers if seed % 3 else random_program
+    program = made(seed, num_ranks).stages.tasks["place"]
+    target = parse_target("cuda:90" if seed % 5 == 0 else "emu")
+    nodes = (1, num_ranks - 1) if seed % 7 == 0 and num_ranks > 1 else ()
+    inputs = [one.name for one in program.tasks if one.kind == "input"]
+    on_heap = frozenset(inputs if seed % 2 else ())
+    return program, Facts({"m": seed % 11 + 1}, num_ranks, target, nodes, on_heap)
+
+
+def goes_through(seeds) -> set[str]:
+    """Each passes the tables of legality, and its mappings fit; gives the engines that occurred."""
+    found = set()
+    for seed in seeds:
+        program, facts = drawn(seed)
+        stages = overlap(program, facts)
+        assert task.parse(task.show(stages.program)) == stages.program
+        assert device.parse(device.show(stages.plan)) == stages.plan
+        for channel in stages.plan.of(device.Channel):
+            mapping.check(channel, facts.sizes, facts.num_ranks)
+        found |= {one.engine for one in stages.program.tasks if one.engine}
+    return found
+
+
+def test_random_programs_have_legal_plans():
+    found = goes_through(range(60))
+    assert found == {"copy_engine", "push", "put", "packets"}
+
+
+@pytest.mark.slow
+def test_many_random_programs_have_legal_plans():
+    goes_through(range(1000, 1600))
+
+
+@pytest.mark.parametrize("function", operators.PARAMETERS)
+def test_operators_are_compiled_in_less_than_a_second(function):
+    """Before Triton, for the largest sizes; the median of three."""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        compiled(function, m=16384)
+        times.append(time.perf_counter() - start)
+    assert sorted(times)[1] < 1
+
+
+def layers(seed: int = 1) -> Compiled:
+    return random_layers(seed, 4)
+
+
+def test_calls_of_one_class_of_sizes_run_one_plan():
+    one = layers()
+    facts = [Facts({"m": m}, 4) for m in (4096, 4000, 3073, 3072, 8192)]
+    plans = [one.overlapped(each) for each in facts]
+    assert plans[0] is plans[1] is plans[2]
+    assert plans[3] is not plans[0] and plans[4] is not plans[0]
+    assert [class_of(m) for m in (0, 1, 2, 16, 17, 25, 4096, 3073)] == [
+        0, 1, 16, 16, 24, 32, 4096, 4096,
+    ]  # fmt: skip
+
+
+def test_rows_are_read_in_place_where_no_tile_straddles_two_ranks():
+    settings = Settings(engines={"gathered": "copy_engine"})
+    one = Compiled(trace(operators.ag_gemm, "tp", operators.PARAMETERS[operators.ag_gemm]),
+                   settings)  # fmt: skip
+    roles = {}
+    for m in (4096, 4000):
+        facts = Facts({"m": m}, 4, on_heap=frozenset({"a"}))
+        plan = one.overlapped(facts).plan
+        roles[m] = next(buffer.role for buffer in plan.of(device.Buffer) if buffer.name == "a")
+    assert roles == {4096: "shared", 4000: "input"}
+
+
+def test_a_lowering_that_there_is_not():
+    with pytest.raises(UsageError, match="lowering='woven'; it is unfused or overlapped"):
+        layers()(world=None, collectives=None, lowering="woven")

@@ -1,0 +1,128 @@
+"""What carries a collective's data: predicted, asked for, or refused."""
+
+from __future__ import annotations
+
+import operators
+import pytest
+from operators import compiled, placed
+
+from weft.base.errors import ConfigError
+from weft.base.target import parse_target
+from weft.compiler.cost import products
+from weft.compiler.cost.choose import ways
+from weft.compiler.cost.machine import H200X4, on_curve
+from weft.compiler.cost.products import Product
+from weft.compiler.facts import Facts, Settings
+from weft.compiler.pipeline import overlap
+from weft.ir import device
+
+
+def engine(function, name: str, **facts) -> str:
+    return overlap(placed(function), Facts(**facts)).program.task(name).engine
+
+
+def test_many_rows_are_carried_by_copy_engines_and_few_are_pushed():
+    assert engine(operators.ag_gemm, "gathered", sizes={"m": 8192}) == "copy_engine"
+    assert engine(operators.ag_gemm, "gathered", sizes={"m": 64}) == "push"
+
+
+def test_other_nodes_are_reached_by_puts():
+    facts = {"sizes": {"m": 8192}, "num_ranks": 4, "nodes": (2, 2)}
+    for function, name in ((operators.ag_gemm, "gathered"), (operators.gemm_rs, "scattered")):
+        assert engine(function, name, **facts) in ("put", "")  # or a library, as the model says
+    emulated = facts | {"target": parse_target("emu")}
+    assert engine(operators.ag_gemm, "gathered", **emulated) == "put"
+
+
+def test_one_rank_copies_nothing():
+    for target in ("emu", "cuda:90"):
+        facts = {"sizes": {"m": 8192}, "num_ranks": 1, "target": parse_target(target)}
+        assert engine(operators.ag_gemm, "gathered", **facts) in ("push", "")
+
+
+def test_libraries_one_after_the_other_are_one_of_the_ways():
+    (collective,) = [one for one in placed(operators.ag_gemm).tasks if one.kind == "all_gather"]
+    program = placed(operators.ag_gemm)
+    found = ways(program, [program.task("product")], collective, Facts({"m": 8192}))
+    assert "library" in {way.engine for way in found}
+    assert [way.us for way in found] == sorted(way.us for way in found)
+    emulated = Facts({"m": 8192}, target=parse_target("emu"))
+    found = ways(program, [program.task("product")], collective, emulated)
+    assert "library" not in {way.engine for way in found}
+
+
+def test_a_library_leaves_nothing_fused_of_the_kernels_that_it_replaces():
+    stages = compiled(operators.mlp, engines={"gathered": "library"})
+    kernels = {one.name: one.kernel for one in stages.program.tasks if one.kernel}
+    assert set(kernels) == {"product_2", "scattered"}
+    text = "call(all_gather, (x,), (gathered,), dim=0)"
+    assert text in device.show(stages.plan, places=False)
+
+
+def test_why_is_told_with_times():
+    (choice,) = [one for one in compiled(operators.ag_gemm).program.choices
+                 if one.what == "engine"]  # fmt: skip
+    assert choice.taken == "copy_engine"
+    assert "push" in choice.why and "library" in choice.why and " us" in choice.why
+
+
+@pytest.mark.parametrize(
+    ("engines", "told"),
+    [
+        ({"gathered": "packets"}, "all_gather gathered has engine=packets; here it can have"),
+        ({"gathered": "put"}, "engine=put; here it can have copy_engine, push, library"),
+        ({"product": "push"}, "engines for product; collectives that kernels hide are gathered"),
+    ],
+)
+def test_engines_that_cannot_be(engines, told: str):
+    with pytest.raises(ConfigError, match=told):
+        compiled(operators.ag_gemm, engines=engines)
+
+
+# ---------------------------------------------------------------------------------------------
+# The model
+
+
+def product(m: int, **changes) -> Product:
+    fields = {"n": 7168, "k": 4096, "num_ranks": 4, "tile": (128, 256, 64)}
+    return Product(m, **(fields | changes))
+
+
+@pytest.mark.parametrize("way", [
+    lambda one: products.gathered_us(one, H200X4, "copy_engine"),
+    lambda one: products.gathered_us(one, H200X4, "push"),
+    lambda one: products.scattered_us(one, H200X4),
+    lambda one: products.reduced_us(one, H200X4),
+    lambda one: products.library_product_us(one, H200X4),
+])  # fmt: skip
+def test_more_rows_take_longer(way):
+    times = [way(product(m)) for m in (512, 1024, 2048, 4096, 8192)]
+    assert times == sorted(times) and times[-1] > 2 * times[0]
+
+
+def test_nothing_ends_before_its_data_has_arrived_or_left():
+    one = product(8192)
+    row_bytes = one.k * 2
+    assert products.gathered_us(one, H200X4, "copy_engine") > 6144 * row_bytes / 390e3
+    assert products.scattered_us(one, H200X4) > 6144 * one.n * 2 / 300e3
+
+
+def test_rows_read_in_place_are_not_staged():
+    staged, in_place = (
+        products.gathered_us(product(8192), H200X4, "copy_engine", staged=one)
+        for one in (True, False)
+    )
+    assert in_place < staged
+
+
+def test_a_curve_is_linear_between_what_was_read():
+    curve = ((0, 10.0), (100, 20.0))
+    assert [on_curve(curve, size) for size in (0, 50, 200)] == [10.0, 15.0, 40.0]
+
+
+def test_settings_are_of_names_that_there_are():
+    with pytest.raises(ConfigError, match="chunks=0 of gathered; it is 1 to 1024, of gathered"):
+        compiled(operators.ag_gemm, chunks={"gathered": 0})
+    stages = compiled(operators.ag_gemm, chunks={"gathered": 8})
+    assert stages.program.task("gathered").chunks == 8
+    assert Settings() == Settings({}, {}, {}, {})

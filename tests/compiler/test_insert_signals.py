@@ -1,0 +1,97 @@
+"""Signals follow from who touches what; those that order nothing new are left out."""
+
+from __future__ import annotations
+
+import operators
+import pytest
+from operators import compiled
+
+from weft.compiler.passes.insert_signals import insert_signals
+from weft.ir import device
+
+DRAWN = """\
+program(ag_gemm, mesh=tp, stage=drawn, results=(c,))
+a = buffer(bfloat16, (Part(m), 64), role=input)
+b = buffer(bfloat16, (64, 96), role=input)
+gathered = buffer(bfloat16, (m, 64), role=symmetric)
+c = buffer(bfloat16, (m, 96))
+gathered_ready = channel(gathered, m, own=a)
+launch(push, (a,), pushes=(gathered,), template=move)
+launch(multiply, (a, gathered, b), writes=(c,), programs=resident)
+"""
+
+
+def signalled(text: str) -> list[str]:
+    plan = insert_signals(device.parse(text))
+    assert device.check(plan) == []
+    return device.show(plan).splitlines()
+
+
+def test_who_reads_waits_for_who_writes_and_the_slot_is_taken_and_given():
+    push, multiply = signalled(DRAWN)[-2:]
+    assert "announces=(gathered_ready,)" in push and "takes=True" in push
+    assert "awaits=(gathered_ready,)" in multiply and multiply.endswith("gives=True)")
+    assert "takes" not in multiply and "gives" not in push
+
+
+def test_a_second_reader_on_the_stream_waits_for_nothing():
+    again = "d = buffer(bfloat16, (m, 96))\n" + "launch(again, (a, gathered, b), writes=(d,))\n"
+    text = DRAWN.replace("launch(push", again.splitlines()[0] + "\nlaunch(push")
+    *_, first, second = signalled(text + again.splitlines()[1] + "\n")
+    assert "awaits=(gathered_ready,)" in first
+    assert "awaits" not in second and "gives=True" in second
+
+
+def test_a_call_of_a_library_is_waited_for_on_the_stream():
+    call = "d = buffer(bfloat16, (m, 64))\ncall(silu, (gathered,), (d,))\n"
+    text = DRAWN.replace("launch(multiply, (a, gathered, b), writes=(c,), programs=resident)\n", "")
+    text = text.replace("results=(c,)", "results=(d,)").replace("launch(push", "LAUNCH(push")
+    d, silu = call.splitlines()
+    text = text.replace("LAUNCH", d + "\nlaunch") + silu + "\n"
+    plan = insert_signals(device.parse(text))
+    shown = device.show(plan).splitlines()
+    assert shown[-2:] == ["wait(gathered_ready)", "call(silu, (gathered,), (d,))"]
+
+
+def steps(function, **choices) -> list[str]:
+    plan = compiled(function, **choices).plan
+    return [device.text.show([step], places=False).strip() for step in plan.steps]
+
+
+PULLED = {"engines": {"gathered": "copy_engine"}}
+
+
+def test_what_the_caller_may_change_again_is_told_of():
+    found = steps(operators.ag_gemm, on_heap="a", **PULLED)
+    assert found[-4:-2] == [
+        "notify(gathered_taken, stream=copy)", "wait(gathered_taken, stream=copy)"
+    ]  # fmt: skip
+    assert not any("taken" in one for one in steps(operators.ag_gemm, **PULLED))
+
+
+def test_what_another_channel_says_already_is_left_out():
+    """Sums of the second product come when the rows of the first have been fetched."""
+    found = steps(operators.mlp, on_heap="x", **PULLED)
+    assert any("gathered_shards" in one for one in found)
+    assert not any("taken" in one for one in found)
+
+
+@pytest.mark.parametrize("function", operators.PARAMETERS)
+def test_nothing_is_left_that_nobody_needs(function):
+    """A plan of which any signal is dropped is found illegal: each was needed."""
+    plan = compiled(function, **(PULLED if function is operators.mlp else {})).plan.bare
+    dropped = 0
+    for i, one in enumerate(plan.statements):
+        fewer = []
+        if isinstance(one, device.Launch):
+            for name in ("awaits", "announces", "takes", "gives"):
+                if given := getattr(one, name):
+                    empty = () if isinstance(given, tuple) else False
+                    fewer.append((device.replace(one, **{name: empty}),))
+        if isinstance(one, device.Notify | device.Wait | device.After):
+            fewer.append(())
+        for instead in fewer:
+            statements = (*plan.statements[:i], *instead, *plan.statements[i + 1 :])
+            assert device.check(device.replace(plan, statements=statements)), (one, instead)
+            dropped += 1
+    assert dropped >= 4
