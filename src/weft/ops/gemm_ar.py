@@ -212,6 +212,7 @@ def gemm_ar_multiply_sm90(a, b, c, out, partials, gathered, partials_ready, sums
         emit, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
         add, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
         announce, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
+        late=True,
     )  # fmt: skip
     for i in range(program, num_m * parts.num_n, num_programs):
         at = weave.scattered(i, num_m, parts.num_n, weave.Scatter(rank, parts))

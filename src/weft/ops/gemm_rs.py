@@ -210,7 +210,7 @@ def gemm_rs_multiply_sm90(a, b, c, partials, partials_ready, sums, summed, slot,
         order, weave.Scatter(rank, parts), ready, weave.Operand(a, parts),
         emit, Woven(c, partials, partials_ready, e, rank, parts, world),
         add, Woven(c, partials, partials_ready, e, rank, parts, world),
-        announce, Woven(c, partials, partials_ready, e, rank, parts, world),
+        announce, Woven(c, partials, partials_ready, e, rank, parts, world), late=True,
     )  # fmt: skip
     slots.slot_finish(world, slot, e, gl.num_programs(0))
 

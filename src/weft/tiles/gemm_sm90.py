@@ -14,7 +14,8 @@ takes it. `row` and `column` are the chunk's first, counted as if each tile were
     combine(at, row, column, value, args) -> value       fp32 sums, scaled; may wait and read
     emit(at, row, column, chunk, args)                   see `emit_store`
     announce(at, part, args)                             by each consumer that has a part of the
-                                                         tile, when its stores are complete
+                                                         tile, when its stores are complete; with
+                                                         `late` when it has multiplied the next
 
 Where the last round of tiles would leave more than half of the programs idle, its tiles are shared
 out: `parts` programs to a tile, each with a part of k. Those of part 1, 2, ... leave their sums in
@@ -173,6 +174,7 @@ def gemm(
     scales: gl.constexpr = None,
     scales_args=None,
     per_block: gl.constexpr = False,
+    late: gl.constexpr = False,
 ):
     """Multiply this program's share of the tiles; a kernel of NUM_WARPS warps calls it.
 
@@ -207,14 +209,14 @@ def gemm(
                 _consume,
                 (operands_a, operands_b, chunks_0, empty, full, turns, shape, num_m, first, step,
                  shared, order, order_args, emit, emit_args, combine, combine_args, announce,
-                 announce_args, scales, scales_args, per_block, 0, tile_m, tile_n, tile_k,
+                 announce_args, late, scales, scales_args, per_block, 0, tile_m, tile_n, tile_k,
                  stages, chunk_n, b_is_nk),
             ),
             (
                 _consume,
                 (operands_a, operands_b, chunks_1, empty, full, turns, shape, num_m, first, step,
                  shared, order, order_args, emit, emit_args, combine, combine_args, announce,
-                 announce_args, scales, scales_args, per_block, 1, tile_m, tile_n, tile_k,
+                 announce_args, late, scales, scales_args, per_block, 1, tile_m, tile_n, tile_k,
                  stages, chunk_n, b_is_nk),
             ),
             (
@@ -299,9 +301,10 @@ def load_one_tile(
 def _consume(
     operands_a, operands_b, chunks, empty, full, turns, shape, num_m, first, step, shared,
     order: gl.constexpr, order_args, emit: gl.constexpr, emit_args, combine: gl.constexpr,
-    combine_args, announce: gl.constexpr, announce_args, scales: gl.constexpr, scales_args,
-    per_block: gl.constexpr, me: gl.constexpr, tile_m: gl.constexpr, tile_n: gl.constexpr,
-    tile_k: gl.constexpr, stages: gl.constexpr, chunk_n: gl.constexpr, b_is_nk: gl.constexpr,
+    combine_args, announce: gl.constexpr, announce_args, late: gl.constexpr,
+    scales: gl.constexpr, scales_args, per_block: gl.constexpr, me: gl.constexpr,
+    tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
+    chunk_n: gl.constexpr, b_is_nk: gl.constexpr,
 ):  # fmt: skip
     """This consumer's part of this program's units: sums over k, then on to the hooks."""
     itemsize: gl.constexpr = operands_a.dtype.primitive_bitwidth // 8
@@ -314,6 +317,8 @@ def _consume(
     stride = 2 * step if takes_turns else step
     own_row: gl.constexpr = 0 if takes_turns else me * rows
     phase = 1 - me
+    # The tile that was emitted last, where it is still to be announced.
+    emitted = first * 0 - 1
     for unit in range(begins, dealt.whole + dealt.shared * dealt.parts, stride):
         i, begin, end, part = tile_of(unit, dealt)
         if takes_turns:
@@ -349,14 +354,33 @@ def _consume(
                 wl.wait(shared.summed + 2 * (first + other * dealt.shared) + me, shared.e,
                         scope=wl.Scope.DEVICE, world=shared.world)  # fmt: skip
             pitch = dealt.shared * (tile_m * tile_n)
+            if late:
+                # Before this tile's `combine`, which may wait for what others announce likewise.
+                _announce_late(emitted, own_row // rows, dealt, order, order_args, announce,
+                               announce_args)  # fmt: skip
+                emitted = i
             emit_one_tile(at, value, own_row, Others(block + pitch, pitch, others), chunks, emit,
-                          emit_args, combine, combine_args, announce, announce_args,
-                          None if per_block else scales, scales_args, tile, chunk_n)  # fmt: skip
+                          emit_args, combine, combine_args, None if late else announce,
+                          announce_args, None if per_block else scales, scales_args, tile,
+                          chunk_n)  # fmt: skip
         else:
             gl.store(places(block, value, tile_n), value)
             wl.store(shared.summed + 2 * first + me, shared.e, order=wl.Order.RELEASE,
                      scope=wl.Scope.DEVICE)  # fmt: skip
+    if late:
+        _announce_late(emitted, own_row // rows, dealt, order, order_args, announce, announce_args)
     tma.store_wait(0)
+
+
+@gluon.jit
+def _announce_late(
+    i, part: gl.constexpr, dealt, order: gl.constexpr, order_args, announce: gl.constexpr,
+    announce_args,
+):  # fmt: skip
+    """What this consumer has of tile i of the order is announced; nothing for i = -1."""
+    if i >= 0:
+        wl.complete_stores()
+        announce(order(i, dealt.num_m, dealt.num_n, order_args), part, announce_args)
 
 
 class Others(NamedTuple):
