@@ -87,7 +87,7 @@ def _word(kernel: core.Kernel, one: core.Param, twin: str, given: Specialised) -
     if one.sort == "signals":
         return "*i64"
     element = DTYPES[given.dtype].triton
-    is_described = twin == "sm90" or (given.tma and not _by_pointer(kernel, one))
+    is_described = twin == "sm90" or (given.tma and not leaves_by_pointers(kernel, one))
     if one.sort == "pointer" or not is_described:
         return f"*{element}"
     operands = [param.name for param in kernel.of(core.Param) if param.sort == "operand"]
@@ -104,7 +104,7 @@ def _word(kernel: core.Kernel, one: core.Param, twin: str, given: Specialised) -
     return f"tensordesc<{element}[{block[0]}, {block[1]}]{suffix}>"
 
 
-def _by_pointer(kernel: core.Kernel, one: core.Param) -> bool:
+def leaves_by_pointers(kernel: core.Kernel, one: core.Param) -> bool:
     """Is it a result that leaves the plain twin by pointers, since it is no whole tile?"""
     return any(one.name in hook.args for hook in kernel.of(core.Hook)
                if hook.function in ("store_own", "store_value"))  # fmt: skip

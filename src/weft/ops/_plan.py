@@ -1,0 +1,315 @@
+"""Run a compiled program's plan on one rank: memory, streams, copies, and the kernels made of it.
+
+    results = run_plan(stages, {"x": x, "w1": w1, "w2": w2}, {"m": 997}, world=world)
+
+Not an operator: what `weft.program` calls where its lowering overlaps. Symmetric buffers and the
+words of all channels are one workspace's slot, laid out as the allocate pass says; results are
+fresh at each call, what is between stays with the runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from weft.base.errors import UnsupportedError
+from weft.compiler import libraries
+from weft.compiler.lower import kernels
+from weft.compiler.passes import allocate
+from weft.ir import device
+from weft.ir.device import After, Buffer, Call, Channel, Copy, Launch, Notify, Plan, Wait
+from weft.language.mapping import StaticMapping
+from weft.ops import _plan_kernels
+from weft.ops._plan_launch import Product, Start
+
+# Elements that a program moves at once, and rows' bytes that a program stages at least.
+BLOCK, STAGE_BYTES = 8192, 1 << 18
+WARPS = 8
+
+
+def run_plan(
+    stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any,
+    orders: Mapping[str, Any] | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """One rank's results of a plan that overlaps. Collective.
+
+    Sync    stream-ordered on the current stream; can be recorded
+    Raises  UnsupportedError: a step that no kernel is known for, at the user's line
+    """
+    if orders:
+        raise UnsupportedError(f"{stages.plan.name}: orders of one's own: {', '.join(orders)}")
+    runners = _runners.setdefault(world, {})
+    key = (
+        id(stages),
+        tuple(sorted(sizes.items())),
+        tuple(_layout(one) for one in tensors.values()),
+    )
+    found = runners.get(key)
+    if found is None:
+        # The stages are kept: their number is then theirs alone.
+        found = runners[key] = (stages, PlanRunner(world, stages.plan, tensors, sizes))
+    return found[1].run(tensors)
+
+
+_runners: WeakKeyDictionary[Any, dict[tuple, tuple[Any, PlanRunner]]] = WeakKeyDictionary()
+
+
+def _layout(tensor: torch.Tensor) -> tuple:
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
+@dataclass(frozen=True)
+class Words:
+    """Where a channel's words lie in the slot's array of them."""
+
+    first: int
+    count: int
+
+
+class PlanRunner:
+    """A plan at given sizes on one rank: found once, run at each call."""
+
+    def __init__(
+        self, world: Any, plan: Plan, tensors: Mapping[str, Any], sizes: Mapping[str, int]
+    ) -> None:
+        self.world, self.plan, self.sizes = world, plan, dict(sizes)
+        self.buffers = {one.name: one for one in plan.of(Buffer)}
+        self.channels = {one.name: one for one in plan.of(Channel)}
+        # The launches of its products, by name.
+        lowered = kernels.lower(plan)
+        self.products = {
+            launch.kernel: Product(self, launch, lowered[launch.kernel], tensors)
+            for launch in plan.of(Launch)
+            if launch.kernel in lowered
+        }
+        self.words: dict[str, Words] = {}
+        for name, channel in self.channels.items():
+            count = self._count_words(channel)
+            first = sum(one.count for one in self.words.values())
+            self.words[name] = Words(first, count)
+        self._regions = allocate.layout(plan, sizes, world.num_ranks)
+        self._local = self._make_local()
+        self._is_loaded = False
+
+    # ---- memory
+
+    def shape(self, name: str, rank: int | None = None) -> tuple[int, ...]:
+        """A buffer's extents on a rank; rank 0 has the fullest part of all."""
+        rank = self.world.rank if rank is None else rank
+        ranks = self.world.num_ranks
+        return tuple(
+            allocate.extent_of(size, self.sizes, rank, ranks) for size in self.buffers[name].sizes
+        )
+
+    def split(self, channel: Channel) -> StaticMapping:
+        """How a channel's rows lie over ranks and chunks."""
+        rows = allocate.extent_of(channel.rows, self.sizes, 0, self.world.num_ranks)
+        chunks = channel.chunks if isinstance(channel.chunks, int) else 1
+        return StaticMapping.of(
+            rows, self.world.num_ranks, chunks=chunks, push_rows=1, tile_rows=channel.tile_rows
+        )
+
+    def _count_words(self, channel: Channel) -> int:
+        if isinstance(channel.chunks, int):
+            return self.world.num_ranks * channel.chunks
+        makers = [one for one in self.products.values() if channel.name in one.launch.announces]
+        if not makers:
+            raise UnsupportedError(
+                f"{self.plan.name}: no kernel is known that announces {channel.name}",
+                place=channel.place,
+            )
+        return makers[0].num_words
+
+    def _slot(self) -> Any:
+        ends = [one.offset + one.num_bytes for one in self._of_role("symmetric")]
+        buffers: dict[str, Any] = {}
+        if ends:
+            buffers["memory"] = ((max(ends),), torch.uint8)
+        signals = {"words": (sum(one.count for one in self.words.values()) or 1, torch.int64)}
+        for name, product in self.products.items():
+            if product.is_sm90:
+                buffers[f"{name}_sums"] = ((product.num_sums,), torch.float32)
+                signals[f"{name}_summed"] = (2 * product.grid[0], torch.int64)
+        return self.world.workspace(f"program {self.plan.name}", buffers, signals)
+
+    def _of_role(self, role: str) -> list[allocate.Region]:
+        return [one for one in self._regions.values() if one.role == role]
+
+    def _make_local(self) -> torch.Tensor | None:
+        kept = [one for one in self._of_role("local") if one.buffer not in self.plan.results]
+        if not kept:
+            return None
+        size = max(one.offset + one.num_bytes for one in kept)
+        return torch.empty(size, dtype=torch.uint8, device=self.world.device)
+
+    def _bind(self, tensors: Mapping[str, Any], slot: Any) -> dict[str, torch.Tensor]:
+        """Every buffer as a tensor."""
+        found = dict(tensors)
+        for name, buffer in self.buffers.items():
+            if name in found:
+                continue
+            shape, dtype = self.shape(name), getattr(torch, buffer.dtype)
+            if name in self.plan.results:
+                found[name] = torch.empty(shape, dtype=dtype, device=self.world.device)
+                continue
+            region = self._regions[name]
+            memory = slot.memory if buffer.role == "symmetric" else self._local
+            assert memory is not None
+            full = self.shape(name, rank=0)
+            part = memory[region.offset : region.offset + region.num_bytes].view(dtype).view(full)
+            # On the heap a part is as large as the fullest: peers find it by one stride.
+            found[name] = part if buffer.role == "symmetric" else part[: shape[0]]
+        return found
+
+    # ---- steps
+
+    def run(self, tensors: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        """Queue the call; its results."""
+        told = ", ".join(f"{name}={size}" for name, size in sorted(self.sizes.items()))
+        self.world.operator_call(f"program {self.plan.name} with {told}")
+        slot = self._slot()
+        bound = self._bind(tensors, slot)
+        if 0 in self.sizes.values():
+            return tuple(bound[name].zero_() for name in self.plan.results)
+        if not self._is_loaded:
+            self._load(bound, slot)
+        main = self.world.current_stream()
+        streams = {
+            step.stream: main if step.stream == "main" else self.world.stream(step.stream)
+            for step in self.plan.steps
+        }
+        met: dict[str, str] = {}  # by stream, the channel on which it met the others last
+        for step in self.plan.steps:
+            if isinstance(step, After):
+                streams[step.stream].wait(streams[step.other])
+            elif step.stream == "main":
+                self._queue(step, bound, slot, met)
+            else:
+                with streams[step.stream]:
+                    self._queue(step, bound, slot, met)
+        return tuple(bound[name] for name in self.plan.results)
+
+    def _load(self, bound: dict[str, torch.Tensor], slot: Any) -> None:
+        """What waits for each other is loaded before any of it is launched."""
+        self._is_loaded = True
+        met: dict[str, str] = {}
+        for step in self.plan.steps:
+            if isinstance(step, Launch | Notify):
+                start = self._start(step, bound, slot, met)
+                self.world.load(start.function, *start.arguments, **start.options)
+
+    def _queue(
+        self, step: device.Step, bound: dict[str, torch.Tensor], slot: Any, met: dict[str, str]
+    ) -> None:
+        if isinstance(step, Launch | Notify):
+            start = self._start(step, bound, slot, met)
+            start.function[start.grid](*start.arguments, **start.options)
+        elif isinstance(step, Copy):
+            self._copy(step, bound, slot, met[step.stream])
+        elif isinstance(step, Call):
+            self._call(step, bound)
+        elif isinstance(step, Wait) and met.get(step.stream) != step.channel:
+            raise UnsupportedError(
+                f"{self.plan.name}: a stream waits for {step.channel}, which it has not announced",
+                place=step.place,
+            )
+
+    def _words_of(self, slot: Any, name: str) -> torch.Tensor:
+        words = self.words[name]
+        return slot.words[words.first : words.first + words.count]
+
+    def _start(
+        self, step: Launch | Notify, bound: Mapping[str, torch.Tensor], slot: Any,
+        met: dict[str, str],
+    ) -> Start:  # fmt: skip
+        if isinstance(step, Notify):
+            return self._meeting(step, slot, met)
+        if step.kernel in self.products:
+            words = {name: self._words_of(slot, name) for name in (*step.awaits, *step.announces)}
+            split = [self.split(self.channels[name]) for name in step.awaits]
+            return self.products[step.kernel].start(bound, words, slot, split[0] if split else ())
+        return self._moving(step, bound, slot)
+
+    def _meeting(self, step: Notify, slot: Any, met: dict[str, str]) -> Start:
+        """The one program by which streams of all ranks meet."""
+        before = met.get(step.stream)
+        met[step.stream] = step.channel
+        words, one = self._words_of(slot, step.channel), (1, 1, 1)
+        if before is not None:
+            given = (self._words_of(slot, before), words, self.world.arg)
+            return Start(_plan_kernels.meet_again, one, given, {"num_warps": 1})
+        own, num_own = words, 0
+        for copy in self.plan.of(Copy):
+            if copy.stream == step.stream:
+                own = self._words_of(slot, copy.announces)
+                num_own = own.numel() // self.world.num_ranks
+        given = (words, own, num_own, slot.arg, step.takes, self.world.arg)
+        return Start(_plan_kernels.meet, one, given, {"num_warps": 1})
+
+    def _moving(self, step: Launch, bound: Mapping[str, torch.Tensor], slot: Any) -> Start:
+        """Own rows, to the own slot or to every rank's."""
+        kind = step.body[0].kind if step.body else ""
+        if step.template != "move" or kind not in ("stage", "all_gather"):
+            raise UnsupportedError(
+                f"{step.kernel}: no kernel is known for {kind} with template={step.template}; run "
+                "the program with lowering='unfused'",
+                place=step.place,
+            )
+        (name,) = step.reads
+        (target,) = step.pushes or step.writes
+        columns = self.shape(name)[1]
+        split = StaticMapping.of(
+            self.shape(target)[0], self.world.num_ranks, chunks=1, push_rows=1, tile_rows=1
+        )
+        given: tuple = (bound[name], bound[target])
+        num_bytes = self.shape(name, rank=0)[0] * columns * bound[name].element_size()
+        function, programs = _plan_kernels.stage, max(1, ceil(num_bytes / STAGE_BYTES))
+        if kind == "all_gather":
+            (channel,) = step.announces
+            split = self.split(self.channels[channel])
+            function, programs = _plan_kernels.push, self.world.num_ranks * split.chunks
+            given = (*given, self._words_of(slot, channel))
+        given = (*given, slot.arg, split, columns, step.takes, self.world.arg, BLOCK)
+        return Start(function, (programs, 1, 1), given, {"num_warps": WARPS})
+
+    def _copy(self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any, met: str) -> None:
+        """Rows of rank + 1, + 2, ... by a copy engine; behind each chunk its word.
+
+        The word is the source's own announcement, which holds e until this rank's credit lets the
+        source go on.
+        """
+        if step.side != "pull":
+            raise UnsupportedError(
+                f"{self.plan.name}: copy engines that push {step.source}", place=step.place
+            )
+        split = self.split(self.channels[step.announces])
+        rows, words = bound[step.source], self._words_of(slot, step.announces)
+        is_part = self.buffers[step.source].role == "shared"
+        for hop in range(1, self.world.num_ranks):
+            peer = (self.world.rank + hop) % self.world.num_ranks
+            theirs = self.world.peer(rows, peer)
+            announced = self.world.peer(self._words_of(slot, met), peer)[peer : peer + 1]
+            begin = min(peer * split.rank_rows, split.rows)
+            end = min(begin + split.rank_rows, split.rows)
+            for chunk in range(split.chunks):
+                first = min(begin + chunk * split.chunk_rows, end)
+                last = min(first + split.chunk_rows, end)
+                if last > first:
+                    there = slice(first - begin, last - begin) if is_part else slice(first, last)
+                    self.world.copy(bound[step.target][first:last], theirs[there])
+                word = peer * split.chunks + chunk
+                self.world.copy_word(words[word : word + 1], announced)
+
+    def _call(self, step: Call, bound: dict[str, torch.Tensor]) -> None:
+        """One library's call."""
+        import weft.ops
+
+        alone = replace(self.plan, statements=(*self.buffers.values(), step), results=step.writes)
+        given = {name: bound[name] for name in step.reads}
+        results = libraries.run(alone, given, self.sizes, world=self.world, collectives=weft.ops)
+        bound.update(zip(step.writes, results))

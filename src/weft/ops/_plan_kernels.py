@@ -1,0 +1,85 @@
+"""Kernels of plans that multiply nothing: rows on their way, and what streams say and wait for.
+
+Not an operator. `split` is a weft.language.mapping.StaticMapping: rows over ranks, each rank's in
+chunks that have a word each. All words are set to the call's epoch e.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+import weft.language as wl
+from weft.language import mapping, slots
+
+
+@triton.jit
+def _copied(world, target, source, first, begin, end, columns, to, program, num_programs,
+            block: tl.constexpr):  # fmt: skip
+    """Rows begin .. end - 1, which `source` has from row `first` on -> `target` on `to`."""
+    size = (end - begin) * columns
+    there = target + begin.to(tl.int64) * columns
+    here = source + (begin - first).to(tl.int64) * columns
+    for start in range(program * block, size, num_programs * block):
+        i = start + tl.arange(0, block)
+        mask = i < size
+        wl.put(world, there + i, tl.load(here + i, mask=mask), to=to, mask=mask)
+
+
+@triton.jit
+def stage(source, target, slot, split, columns, takes, world, block: tl.constexpr):
+    """Own rows -> the own slot, where peers' engines fetch them."""
+    if takes:
+        slots.slot_wait_free(world, slot, slots.slot_epoch(slot))
+    rank = wl.rank(world).to(tl.int32)
+    first, end = mapping.rows_of_rank(rank, split)
+    _copied(world, target, source, first, first, end, columns, rank, tl.program_id(0),
+            tl.num_programs(0), block)  # fmt: skip
+
+
+@triton.jit
+def push(source, target, words, slot, split, columns, takes, world, block: tl.constexpr):
+    """A program for each rank and chunk: its rows -> that rank's slot, then its word there.
+
+    First for the rank behind, which needs them first; own ones too, for tiles that straddle ranks.
+    """
+    e = slots.slot_epoch(slot)
+    if takes:
+        slots.slot_wait_free(world, slot, e)
+    rank = wl.rank(world).to(tl.int32)
+    first, end = mapping.rows_of_rank(rank, split)
+    unit = tl.program_id(0)
+    to = (rank + world.num_ranks - 1 - unit // split.chunks) % world.num_ranks
+    chunk = unit % split.chunks
+    begin = min(first + chunk * split.chunk_rows, end)
+    _copied(world, target, source, first, begin, min(begin + split.chunk_rows, end), columns, to,
+            0, 1, block)  # fmt: skip
+    word = words + rank * split.chunks + chunk
+    wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
+
+
+@triton.jit
+def meet(words, own_words, num_own, slot, takes, world):
+    """One program: say so to every rank, and wait until every rank has.
+
+    Own words of what engines fetch are set before: what this rank has needs no engine.
+    """
+    rank = wl.rank(world)
+    e = slots.slot_epoch(slot)
+    if takes:
+        slots.slot_wait_free(world, slot, e)
+    for i in range(num_own):
+        wl.notify(world, own_words + rank * num_own + i, e, to=rank, op=wl.SignalOp.SET)
+    # First the word here: peers' engines copy it as soon as they know.
+    wl.notify(world, words + rank, e, to=rank, op=wl.SignalOp.SET)
+    wl.notify_all(world, words + rank, e, op=wl.SignalOp.SET)
+    wl.wait(words, e, world.num_ranks, world=world)
+
+
+@triton.jit
+def meet_again(before, words, world):
+    """As `meet`, behind it in the stream: the call may be over here, so e is that of `before`."""
+    rank = wl.rank(world)
+    e = wl.load(before + rank)
+    wl.notify_all(world, words + rank, e, op=wl.SignalOp.SET)
+    wl.wait(words, e, world.num_ranks, world=world)

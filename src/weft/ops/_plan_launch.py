@@ -1,0 +1,145 @@
+"""What a plan's launches are given: a generated kernel's twin, its operands and numbers, its grid.
+
+Not an operator: a part of _plan.py, which see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from weft.compiler.lower import signature, source
+from weft.ir import core
+from weft.ir.device import Launch
+from weft.ops import _products
+from weft.tiles import blocking, gemm, gemm_sm90, weave
+
+if TYPE_CHECKING:
+    from weft.ops._plan import PlanRunner
+
+PLAIN_WARPS, PLAIN_STAGES = 8, 3
+
+
+class Start(NamedTuple):
+    """A launch, ready to be loaded or queued."""
+
+    function: Any
+    grid: tuple[int, int, int]
+    arguments: tuple
+    options: dict[str, int]
+
+
+class Product:
+    """A launch of the GEMM template at given sizes."""
+
+    def __init__(
+        self, runner: PlanRunner, launch: Launch, kernel: core.Kernel, tensors: Mapping[str, Any]
+    ) -> None:
+        self.launch, self.kernel, self.world = launch, kernel, runner.world
+        self.twins = source.load(kernel)
+        self.tile = launch.tile
+        self._operands = [one.name for one in kernel.of(core.Param) if one.sort == "operand"]
+        left, right = launch.body[0].operands
+        self.left, self.right = left, right
+        (self.m, self.k), self.n = runner.shape(left), runner.shape(right)[1]
+        given = tensors.get(right)
+        self.b_is_nk = given is not None and not given.is_contiguous()
+        dtype = getattr(torch, runner.buffers[launch.writes[0]].dtype)
+        self.itemsize = dtype.itemsize
+        target = runner.world.target
+        rows = [
+            size * self.itemsize for size in (self.k, self.k if self.b_is_nk else self.n, self.n)
+        ]
+        self.tma = blocking.can_use_tma(target, rows) and max(self.tile) <= blocking.TMA_EXTENT
+        is_hopper = target.backend == "cuda" and target.arch == 90 and self.itemsize == 2
+        self.is_sm90 = is_hopper and self.tma and self.tile[0] == 128 and self.tile[2] <= 64
+        self._set_grid(target)
+
+    def _set_grid(self, target: Any) -> None:
+        """Programs, and what the kernel is told of how rows are cut."""
+        (mapping,) = self.kernel.of(core.Mapping)
+        tile_m, tile_n, _ = self.tile
+        ranks, programs = self.world.num_ranks, max(1, target.num_sms - self.launch.spare)
+        rank_rows, num_n = max(1, ceil(self.m / ranks)), ceil(self.n / tile_n)
+        tiles_m = ceil(rank_rows / tile_m)
+        self.is_whole = mapping.cuts == "whole"
+        tiles = (ceil(self.m / tile_m) if self.is_whole else ranks * tiles_m) * num_n
+        grid = programs if self.is_sm90 else max(1, min(tiles, programs))
+        self.grid = (grid, 1, 1)
+        words = 2 if self.is_sm90 and tile_n > 128 else 1
+        self.num_words = ranks * tiles_m * num_n * words
+        self.num_sums = gemm_sm90.partial_elements(tile_m, tile_n, grid)
+        self.group_m = max(1, min(8, rank_rows // tile_m))
+        height = max(1, _products.TOGETHER // ranks)
+        lead, tail = weave.order_of(ranks, tiles_m * num_n, grid, _products.Config.last)
+        self.parts = weave.Parts(
+            self.m, self.n, rank_rows, tile_m, tile_n, tiles_m, num_n, words, lead, tail,
+            max(1, min(height, tiles_m)),
+        )  # fmt: skip
+
+    def start(
+        self, bound: Mapping[str, torch.Tensor], words: Mapping[str, torch.Tensor], slot: Any,
+        split: Any,
+    ) -> Start:  # fmt: skip
+        """The launch with these tensors; `words` are its channels'."""
+        stride_b = self.k if self.b_is_nk else self.n
+        shape = gemm.Shape(self.m, self.n, self.k, self.k, stride_b, self.n)
+        aligned = all(bound[self._home(name)].data_ptr() % 16 == 0 for name in self._operands)
+        is_sm90, tma = self.is_sm90 and aligned, self.tma and aligned
+        arguments = [
+            words[one.name] if one.sort == "signals" else self._tensor(one, bound, is_sm90, tma)
+            for one in self.kernel.of(core.Param)
+            if one.sort not in ("slot", "world")
+        ]
+        cut = [split, self.group_m] if self.is_whole else [self.parts]
+        name, extents = self.launch.kernel, self.tile
+        stages = (gemm_sm90.WIDE if extents[1] > 128 else gemm_sm90.TURNS).num_stages
+        if is_sm90:
+            sums = (getattr(slot, f"{name}_sums"), getattr(slot, f"{name}_summed"))
+            rest = (self.world.arg, *extents, stages, self.b_is_nk)
+            given = (*arguments, *sums, slot.arg, shape, *cut, *rest)
+            return Start(self.twins.sm90, self.grid, given, {"num_warps": gemm_sm90.NUM_WARPS})
+        tile = gemm.Tile.of(*extents, size_k=self.k, b_is_nk=self.b_is_nk, tma=tma).as_constexpr()
+        given = (*arguments, slot.arg, shape, *cut, tile, self.world.arg)
+        options = {"num_warps": PLAIN_WARPS, "num_stages": PLAIN_STAGES}
+        return Start(self.twins.plain, self.grid, given, options)
+
+    def _home(self, name: str) -> str:
+        """The buffer that a parameter is of: own_X are X's own rows, X_ptr its address."""
+        result = self.launch.writes[0]
+        return result if name in (f"own_{result}", f"{result}_ptr") else name
+
+    def _tensor(
+        self, one: core.Param, bound: Mapping[str, torch.Tensor], is_sm90: bool, tma: bool
+    ) -> Any:
+        """A pointer, or a descriptor for the blocks in which the template reads or stores it."""
+        tensor = bound[self._home(one.name)]
+        result = self.launch.writes[0]
+        if one.name == f"own_{result}":
+            first = min(self.world.rank * self.parts.rows, self.m)
+            tensor = tensor[first : first + self.parts.rows]
+        is_pointer = one.sort == "pointer" or signature.leaves_by_pointers(self.kernel, one)
+        if not tma or (is_pointer and not (is_sm90 and one.sort == "operand")):
+            return tensor
+        describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
+        tile_m, tile_n, tile_k = self.tile
+        if one.name == self.right:
+            if self.b_is_nk:
+                return describe(tensor.t(), (tile_n, tile_k))
+            return describe(tensor, (tile_k, tile_n))
+        is_result = one.name == self._operands[-1]
+        if not tensor.numel():
+            # Without rows there is no address to describe, and no tile is read or stored.
+            tensor = next(bound[name] for name in self._spares(is_result) if bound[name].numel())
+            tensor = tensor.view(-1, tensor.shape[-1])
+        if not is_result:
+            return describe(tensor, (tile_m, tile_k))
+        chunk = gemm_sm90.chunk_rows(tile_m, tile_n), gemm_sm90.CHUNK_N.value
+        return describe(tensor, chunk if is_sm90 else (tile_m, tile_n))
+
+    def _spares(self, is_result: bool) -> tuple[str, ...]:
+        """Buffers as wide as an operand that may have no rows here."""
+        return self.launch.pushes if is_result else (self.left,)

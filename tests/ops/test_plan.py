@@ -1,0 +1,194 @@
+"""Programs run as their plans say: every engine, eager, recorded, other sizes, on the emulator."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import weft
+import weft.ops
+from weft.base.dtypes import tolerance
+from weft.base.errors import UnsupportedError
+from weft.base.target import TARGETS
+from weft.compiler import (
+    Partial,
+    Replicate,
+    Shard,
+    Tensor,
+    all_gather,
+    all_reduce,
+    libraries,
+    reduce_scatter,
+    silu_mul,
+)
+from weft.compiler.facts import Facts, Settings
+from weft.compiler.frontend import trace
+from weft.compiler.passes.place import place
+from weft.compiler.pipeline import overlap
+from weft.ir.device import Copy
+
+K, N = 32, 48
+
+
+def ag_gemm(a, b):
+    return all_gather(a) @ b
+
+
+def gemm_rs(a, b):
+    return reduce_scatter(a @ b)
+
+
+def gemm_ar(a, b):
+    return all_reduce(a @ b)
+
+
+def mlp(x, w1, w2):
+    return reduce_scatter(silu_mul(all_gather(x) @ w1) @ w2)
+
+
+def of(*sizes) -> Tensor:
+    return Tensor("float32", sizes[:-1], sizes[-1])
+
+
+PARAMETERS = {
+    ag_gemm: {"a": of("m", K, Shard(0)), "b": of(K, N, Shard(1))},
+    gemm_rs: {"a": of("m", K, Shard(1)), "b": of(K, N, Shard(0))},
+    gemm_ar: {"a": of("m", K, Shard(1)), "b": of(K, N, Shard(0))},
+    mlp: {"x": of("m", K, Shard(0)), "w1": of(K, 2 * N, Shard(1)), "w2": of(N, K, Shard(0))},
+}
+TILES = {"product": (16, 32, 16), "product_2": (16, 16, 16)}
+
+
+def part_of(whole: torch.Tensor, placement, rank: int, num_ranks: int) -> torch.Tensor:
+    """What a rank has of a tensor."""
+    if isinstance(placement, Partial):
+        return whole / num_ranks
+    if isinstance(placement, Replicate):
+        return whole
+    size = whole.shape[placement.dim]
+    each = -(-size // num_ranks)
+    first = min(rank * each, size)
+    return whole.narrow(placement.dim, first, min(first + each, size) - first).contiguous()
+
+
+class Program:
+    """One program, compiled for some ranks, and its answer."""
+
+    def __init__(self, function, num_ranks: int, m: int, engines=None, on_heap: str = "") -> None:
+        parameters = PARAMETERS[function]
+        self.num_ranks = num_ranks
+        self.placed = place(trace(function, "tp", parameters))
+        tiles = {task.name: TILES[task.name] for task in self.placed.tasks if task.name in TILES}
+        facts = Facts({"m": m}, num_ranks, TARGETS["cuda:90"], on_heap=frozenset(on_heap.split()))
+        self.stages = overlap(self.placed, facts, Settings(tiles=tiles, engines=engines or {}))
+        self.placements = {name: one.placement for name, one in parameters.items()}
+        self.sizes = {name: one.sizes for name, one in parameters.items()}
+
+    def tensors(self, m: int, seed: int = 0) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return {
+            name: torch.randn(*[m if size == "m" else size for size in sizes], generator=generator)
+            for name, sizes in self.sizes.items()
+        }
+
+    def mine(self, tensors, rank: int) -> dict[str, torch.Tensor]:
+        return {
+            name: part_of(whole, self.placements[name], rank, self.num_ranks)
+            for name, whole in tensors.items()
+        }
+
+    def check(self, results, tensors, rank: int) -> None:
+        expected = libraries.reference(self.placed, tensors)
+        for name, result, whole in zip(self.placed.results, results, expected):
+            placement = self.placed.task(name).type.placement
+            wanted = part_of(whole, placement, rank, self.num_ranks)
+            assert result.shape == wanted.shape
+            assert (result - wanted).norm() <= tolerance("float32", 2 * K) * whole.norm()
+
+    def main(self, m: int, other_m: int, on_heap: str = "") -> None:
+        """Eager, recorded and replayed, with other rows in between."""
+        world = weft.init()
+        heap = {}
+
+        def given(m: int, seed: int):
+            tensors = self.tensors(m, seed)
+            mine = self.mine(tensors, world.rank)
+            for name in on_heap.split():
+                key = (name, m)
+                if key not in heap:
+                    heap[key] = world.empty(mine[name].shape, mine[name].dtype)
+                mine[name] = heap[key].copy_(mine[name])
+            return tensors, mine
+
+        for seed in range(2):
+            tensors, mine = given(m, seed)
+            results = weft.ops.run_plan(self.stages, mine, {"m": m}, world=world)
+            self.check(results, tensors, world.rank)
+        with world.record() as recording:
+            results = weft.ops.run_plan(self.stages, mine, {"m": m}, world=world)
+        if other_m:
+            others, theirs = given(other_m, 2)
+            again = weft.ops.run_plan(self.stages, theirs, {"m": other_m}, world=world)
+            self.check(again, others, world.rank)
+        for _ in range(2):
+            for result in results:
+                result.fill_(float("nan"))
+            recording.replay()
+            self.check(results, tensors, world.rank)
+        world.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "engines"),
+    [
+        (ag_gemm, {"gathered": "push"}),
+        (ag_gemm, {"gathered": "copy_engine"}),
+        (gemm_rs, {}),
+        (gemm_ar, {"reduced": "push"}),
+        (mlp, {"gathered": "copy_engine"}),
+        pytest.param(mlp, {"gathered": "push"}, marks=pytest.mark.slow),
+    ],
+    ids=lambda one: getattr(one, "__name__", None) or "-".join(one.values()) or "default",
+)
+@pytest.mark.parametrize(("num_ranks", "m"), [(3, 70), (4, 9)])
+def test_every_way_of_calling(ranks, function, engines, num_ranks, m):
+    program = Program(function, num_ranks, m, engines)
+    ranks(lambda: program.main(m, m // 2 + 1), num_ranks)
+
+
+def test_rows_that_engines_read_in_place(ranks):
+    program = Program(ag_gemm, 2, 64, {"gathered": "copy_engine"}, on_heap="a")
+    (copy,) = program.stages.plan.of(Copy)
+    assert copy.source == "a"
+    ranks(lambda: program.main(64, 0, on_heap="a"), 2)
+
+
+def test_without_rows_there_is_nothing_to_do(ranks):
+    program = Program(mlp, 2, 16)
+
+    def main():
+        world = weft.init()
+        mine = program.mine(program.tensors(0), world.rank)
+        (result,) = weft.ops.run_plan(program.stages, mine, {"m": 0}, world=world)
+        assert result.shape == (0, K)
+        world.close()
+
+    ranks(main, 2)
+
+
+def test_a_step_without_a_kernel_is_told_with_its_line(ranks):
+    program = Program(gemm_ar, 2, 16, {"reduced": "packets"})
+
+    def main():
+        world = weft.init()
+        mine = program.mine(program.tensors(16), world.rank)
+        with pytest.raises(UnsupportedError, match="gemm_ar_multiply: no hooks are known") as error:
+            weft.ops.run_plan(program.stages, mine, {"m": 16}, world=world)
+        assert error.value.place.frames[0].file.endswith("test_plan.py")
+        with pytest.raises(UnsupportedError, match="orders of one's own: product"):
+            stages = SimpleNamespace(plan=program.stages.plan)
+            weft.ops.run_plan(stages, mine, {"m": 16}, world=world, orders={"product": None})
+
+    ranks(main, 2)
