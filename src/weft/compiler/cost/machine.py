@@ -23,8 +23,9 @@ class Machine:
 
     `program_tflops`: one program's products in wide tiles; `turns_cost`: narrow ones take so much
     longer. `gate_us`: from the call to a copy engine's first copy; `copy_us` and `word_us` start
-    each copy and the word behind it. `push_us`: a launch before the product. `combine_gbps`: what
-    one program reads of other ranks' sums in its epilogue. `end_us`: the last tile's way out.
+    each copy and the word behind it. `push_us`: a launch before the product. `scatter_cost`,
+    `wide_scatter_cost`: a product takes so much longer whose tiles go to other ranks, in narrow and
+    in wide tiles. `combine_gbps`: what one program reads of other ranks' sums in its epilogue. `end_us`: the last tile's way out.
     `packet_*`: data that carries its flags. `library_*`: cuBLAS; `gather`, `scatter` by the bytes
     of a shard and `reduce` by all bytes: the best library.
     """
@@ -39,6 +40,8 @@ class Machine:
     copy_gbps: float
     push_us: float
     push_gbps: float
+    scatter_cost: float
+    wide_scatter_cost: float
     combine_gbps: float
     signal_us: float
     packet_us: float
@@ -66,6 +69,8 @@ H200X4 = Machine(
     program_tflops=783 / 132, turns_cost=1.06, gate_us=20.0, copy_us=3.0, word_us=1.0,
     copy_gbps=390.0, push_us=1.5, push_gbps=300.0, share_us=3.0, end_us=12.0,
     memory_gbps=3800.0, cached_bytes=30e6,
+    # Readings of gemm_rs at TP2, n 8192, k 2048, m 2048 and 8192: 1.12 to 1.23, and 1.46, 1.48.
+    scatter_cost=1.15, wide_scatter_cost=1.45,
     # docs/hardware.md: a signal's way is half a round trip; 16 KB tiles from L2 and HBM.
     signal_us=1.5, combine_gbps=40.0,
     # docs/performance/collectives.md: packets of a call in 5 us, half of their bytes are data.

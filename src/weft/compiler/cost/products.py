@@ -137,7 +137,9 @@ def scattered_us(product: Product, machine: Machine, engine: str = "push") -> fl
     """The product, then reduce-scatter of its rows: other ranks' tiles first, own ones last."""
     num_m, num_n = product.tiles
     programs = machine.num_sms
-    alone = _run(product, machine, [0.0] * num_m, programs)
+    is_wide = product.tile[1] > 128
+    slower = machine.wide_scatter_cost if is_wide else machine.scatter_cost
+    alone = _run(product, machine, [0.0] * num_m, programs) * slower
     sent_bytes = product.m * product.n * product.itemsize * (product.num_ranks - 1)
     sent_bytes /= product.num_ranks
     gbps = machine.push_gbps if engine == "push" else machine.far_gbps
