@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 
 from weft.base.errors import PlacementError
 from weft.compiler import Shard, Tensor, all_gather, pipeline, reduce_scatter, silu_mul
+from weft.compiler.facts import Facts, Settings
 from weft.compiler.frontend import trace
+from weft.compiler.passes import allocate
 from weft.compiler.passes import map as mapping
+from weft.compiler.passes.place import place
 from weft.compiler.passes.tile import dependencies
 from weft.ir import device, task
+from weft.ir.task import Program
 
 PARAMETERS = {
     "x": Tensor("bfloat16", ("m", 4096), Shard(0)),
@@ -28,14 +34,26 @@ def mlp(x, w1, w2):
     return reduce_scatter(silu_mul(all_gather(x) @ w1) @ w2)
 
 
+def two_layers(x, w1, w2, v1, v2):
+    return mlp(mlp(x, w1, w2), v1, v2)
+
+
+PARAMETERS_OF_TWO = PARAMETERS | {"v1": PARAMETERS["w1"], "v2": PARAMETERS["w2"]}
+
+
 def forgetful(x, w1, w2):
     return reduce_scatter(silu_mul(x @ w1) @ w2)
+
+
+# The call for which the plan is made, on four H200s.
+CALL = Facts({"m": 8192}, 4)
 
 
 def page() -> str:
     """docs/compiler.md."""
     stages = pipeline.compile_program(trace(mlp, "tp", PARAMETERS))
     shown = {name: task.show(program, places=False) for name, program in stages.tasks.items()}
+    called = pipeline.overlap(stages.tasks["place"], CALL)
     parts = [
         INTRODUCTION, _program(), TRACED, _code(shown["trace"]),
         PLACED, _code(shown["place"]), MISSING, _code(_refusal()),
@@ -43,10 +61,51 @@ def page() -> str:
         _code(_needs(stages)),
         MAPPED, _code(device.text.show(stages.channels, places=False)),
         FITTED.format(m=SIZES["m"], ranks=RANKS), _code(_spans(stages)),
-        LOWERED, _code(device.show(stages.plan, places=False)), CALLED, ORDER, _passes(), LEGAL,
+        LOWERED, _code(device.show(stages.plan, places=False)), CALLED,
+        *_overlapped(called), ORDER, _passes(pipeline.at_declaration()), THEN,
+        _passes(pipeline.at_call(CALL, Settings())), LEGAL,
         _rules("Task", task.RULES), _rules("Device", device.RULES), LEFT,
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
+
+
+def _overlapped(stages: pipeline.Stages) -> Iterator[str]:
+    """What each pass towards the plan has done: the tasks that it changed, and its choices."""
+    yield OVERLAPPED.format(m=CALL.sizes["m"], ranks=CALL.num_ranks)
+    before = stages.tasks["place"]
+    for name, told in (("fuse", FUSED), ("engines", ENGINES), ("tile", CUT), ("swizzle", SWIZZLED),
+                       ("chunk", CHUNKED), ("partition", PARTITIONED)):  # fmt: skip
+        after = stages.tasks[name]
+        yield told
+        yield _code(_changed(before, after))
+        before = after
+    drawn, signalled, allocated = stages.plans.values()
+    yield from (DRAWN, _code(_steps(drawn)), SIGNALLED, _code(_steps(signalled)))
+    yield from (ALLOCATED, f"```\n{allocate.dump(allocated, CALL.sizes, CALL.num_ranks)}\n```")
+    longer = pipeline.overlap(place(trace(two_layers, "tp", PARAMETERS_OF_TWO)), CALL).plan
+    yield from (TWO, f"```\n{allocate.dump(longer, CALL.sizes, CALL.num_ranks)}\n```")
+
+
+def _changed(before: Program, after: Program) -> str:
+    """The tasks that are not as they were, without what every pass leaves alone; new choices."""
+    lines = []
+    for old, new in zip(before.tasks, after.tasks):
+        if new != old:
+            given = {f.name: getattr(new, f.name) for f in fields(new)
+                     if f.name not in ("needs", "place") and getattr(new, f.name) != getattr(
+                         old, f.name)}  # fmt: skip
+            told = ", ".join(f"{name}={task.text.value(value)}" for name, value in given.items())
+            if not told:
+                continue
+            lines.append(f"{new.name} = {new.kind}(..., {told})")
+    choices = after.choices[len(before.choices) :]
+    lines += task.text.show(choices, places=False).splitlines()
+    return "\n".join(lines)
+
+
+def _steps(plan: device.Plan) -> str:
+    """Buffers, channels and steps of a plan."""
+    return device.show(plan.bare, places=False)
 
 
 def _code(text: str) -> str:
@@ -98,8 +157,8 @@ def _spans(stages: pipeline.Stages) -> str:
     return "\n".join(lines)
 
 
-def _passes() -> str:
-    rows = [f"| `{one.name}` | {one.why} |" for one in pipeline.at_declaration()]
+def _passes(passes: Sequence[pipeline.Pass]) -> str:
+    rows = [f"| `{one.name}` | {one.why} |" for one in passes]
     return "\n".join(["| pass | why here |", "|---|---|", *rows])
 
 
@@ -164,7 +223,73 @@ consumer's may not:"""
 LOWERED = """\
 ## `unfused`: a plan of library calls
 
-The one lowering there is: nothing overlaps. `Part(m)` is the rank's own part of m."""
+The honest baseline inside the system: nothing overlaps. `Part(m)` is the rank's own part of m."""
+
+OVERLAPPED = """\
+## What overlaps
+
+The other lowering starts from the placed program again, when it is called: engines and tiles depend
+on sizes. The plan itself knows sizes by name only, so calls of one class, two to each doubling of a
+size, run the same one. Below, m = {m} on {ranks} ranks of H200s. Each pass adds to tasks; what it
+has chosen, and why, travels with the program, for `weft explain`."""
+
+FUSED = """\
+## `fuse`: which tasks are one kernel
+
+A product whose rows are gathered, a product whose sums are scattered or summed, a sum over ranks
+with what is done to its rows; what follows a product element by element is done in registers. All
+else stays a call of a library."""
+
+ENGINES = """\
+## `engines`: what carries the data
+
+Predicted by a model of the machine (`src/weft/compiler/cost/`), whose constants were read from
+benchmarks, together with the tiles that suit each engine; the libraries one after the other are one
+of the ways. `Settings(engines={"gathered": "push"})` settles it instead."""
+
+CUT = """\
+## `tile` again
+
+Within a kernel the tiles are those of its product."""
+
+SWIZZLED = """\
+## `swizzle`: the order of tiles
+
+A user's order is a function like those of `tiles/swizzle.py`, checked for the sizes of the call:
+each tile must come once; where two numbers give one tile, both are named."""
+
+CHUNKED = """\
+## `chunk`: how finely rows are announced"""
+
+PARTITIONED = """\
+## `partition`: programs and SMs
+
+Here a tile that needs more registers or shared memory than the target has is refused, with how much
+is missing."""
+
+DRAWN = """\
+## `map`, `draw`: what moves and what runs
+
+The mapping of the kernels' collectives becomes channels; transfers, kernels and calls become steps.
+`body` is all that a kernel computes: names in it are buffers, or values in its registers.
+`partials` holds other ranks' shares of own rows, with a word for each tile."""
+
+SIGNALLED = """\
+## `insert_signals`: who waits for whom
+
+Every signal that could be needed is put in; then each is left out again for as long as the rules of
+the level find no breach. All words are events: one writer stores the call's epoch, so nothing is
+counted. `takes` waits until all ranks have given the slot back, `gives` ends the last kernel."""
+
+ALLOCATED = """\
+## `allocate`: where buffers lie
+
+Buffers share memory where one is over, on every rank that reaches it, before the other begins. Here
+none are: while one rank is in its first product another may be pushing sums of its second."""
+
+TWO = """\
+Of two such layers, one behind the other, the second lies where the first lay: its rows are pushed
+when all ranks have told that they have the first one's sums."""
 
 CALLED = """\
 It is run with the collectives that are passed, since the compiler stands below the operators:
@@ -178,7 +303,12 @@ this program at small sizes, and random ones, against `libraries.reference`: the
 global tensors in fp32, where collectives do nothing."""
 
 ORDER = """\
-## The order of passes"""
+## The order of passes
+
+At the declaration:"""
+
+THEN = """\
+At the first call of a class of sizes, from the placed program:"""
 
 LEGAL = """\
 ## What is legal
@@ -187,15 +317,27 @@ A level's rules are a table that is run before and after every pass. All breache
 with the user's lines."""
 
 LEFT = """\
-The Core level has such a table too (`src/weft/ir/core.py`), and the Device level has statements
-for launches, copies and signals; their rules are tested on plans written by hand.
+Rules on the order of a plan look at moments, not at steps: a kernel announces some tiles before it
+has read all that it reads, and pushes some before it waits. What is behind an announcement is
+ordered for what it announces alone (`src/weft/ir/order.py`).
+
+## Errors
+
+| what is wrong | found by |
+|---|---|
+| operands that do not lie as an operation needs them | `place`, with the remedy |
+| sizes or dtypes that do not fit; ranks that differ | `place`, and the call |
+| tasks, or kernels, that need each other | the rules `names` and `kernels`, with the cycle |
+| a mapping that leaves rows out, or has them twice | `Compiled.check`, with the tiles |
+| an order of tiles that is no bijection | `swizzle`, with both numbers of a tile |
+| an engine that cannot be there | `engines`, with those that can |
+| a tile that does not fit registers or shared memory | `partition`, with what is missing |
 
 ## What is not there
 
-No pass chooses engines, orders, chunks or the split of SMs, inserts signals or allocates slots;
-there is no overlapped lowering, so the channels above are checked and not yet used, and nothing
-makes Core IR or Triton source. The mesh has one axis, tensors two dimensions. `all_to_all`
-and run-time mappings are not in the frontend."""
+The mesh has one axis, tensors two dimensions. `all_to_all` and run-time mappings are not in the
+frontend. Sums over columns, and rows that are gathered for anything but a product, stay calls of
+libraries. SMs never pull."""
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ class Machine:
     longer. `gate_us`: from the call to a copy engine's first copy; `copy_us` and `word_us` start
     each copy and the word behind it. `push_us`: a launch before the product. `scatter_cost`,
     `wide_scatter_cost`: a product takes so much longer whose tiles go to other ranks, in narrow and
-    in wide tiles. `combine_gbps`: what one program reads of other ranks' sums in its epilogue. `end_us`: the last tile's way out.
+    in wide tiles. `combine_gbps`: what one program reads of other ranks' sums in its epilogue.
+    `end_us`: the last tile's way out.
     `packet_*`: data that carries its flags. `library_*`: cuBLAS; `gather`, `scatter` by the bytes
     of a shard and `reduce` by all bytes: the best library.
     """

@@ -42,7 +42,7 @@ def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
                 for one in chunks_of(task, shape, task.engine, facts)
             }
             chunks = min(us, key=lambda one: us[one])
-            why = ", ".join(f"{one} {time:.0f} us" for one, time in us.items())
+            why = ", ".join(f"{one}: {time:.0f} us" for one, time in us.items())
         changed = tuple(replace(o, chunks=chunks) if o is task else o for o in program.tasks)
         choice = Choice(name, "chunks", str(chunks), why, task.place)
         program = replace(program, tasks=changed, choices=(*program.choices, choice))
