@@ -143,7 +143,11 @@ class Wait:
 
 @dataclass(frozen=True)
 class Notify:
-    """Set the tile's word of `signals` to the call's epoch, on the rank or ranks `to`."""
+    """Set the tile's word of `signals` to the call's epoch, on the rank or ranks `to`.
+
+    `late`: where a template has several tiles under way, behind the next one's product; its stores
+    are then on their way beneath that.
+    """
 
     slot: str
     signals: str
@@ -151,6 +155,7 @@ class Notify:
     mapping: str
     order: str = "release"
     scope: str = "system"
+    late: bool = False
     place: Place = UNKNOWN
 
 

@@ -33,8 +33,8 @@ Signals   partials_ready: by gemm_ar_multiply on the other ranks; each program w
     hook(emit, store_own, (own_reduced, parts))
     hook(emit, spread, (gathered, parts))
     hook(emit, push, (partials, parts))
-    notify(announce, gathered_ready, all, parts)
-    notify(announce, partials_ready, owner, parts)
+    notify(announce, gathered_ready, all, parts, late=True)
+    notify(announce, partials_ready, owner, parts, late=True)
     wait(collect, gathered_ready, tile, parts)
     hook(collect, unpack, (gathered, reduced, parts))
     finish(end, slot)
@@ -263,6 +263,7 @@ def gemm_ar_multiply_sm90(
         combine=combine, combine_args=Combine(rank, partials_ready, e, partials, parts, world),
         announce=announce, announce_args=Announce(rank, gathered_ready, e, partials_ready, parts,
             world),
+        late=True,
     )  # fmt: skip
     num_m = world.num_ranks * parts.tiles_m
     for i in range(program, num_m * parts.num_n, num_programs):

@@ -27,7 +27,7 @@ Signals   partials_ready: by gemm_rs_multiply on the other ranks; each program w
     hook(combine, add_partials, (partials, parts))
     hook(emit, store_own, (scattered, parts))
     hook(emit, push, (partials, parts))
-    notify(announce, partials_ready, owner, parts)
+    notify(announce, partials_ready, owner, parts, late=True)
     finish(end, slot)
 """
 
@@ -192,5 +192,6 @@ def gemm_rs_multiply_sm90(
         emit, Emit(rank, scattered, partials, parts, world),
         combine=combine, combine_args=Combine(rank, partials_ready, e, partials, parts, world),
         announce=announce, announce_args=Announce(rank, partials_ready, e, parts, world),
+        late=True,
     )  # fmt: skip
     slots.slot_finish(world, slot, e, num_programs)

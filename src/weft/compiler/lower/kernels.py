@@ -9,7 +9,7 @@
         hook(combine, add_partials, (partials, parts))
         hook(emit, push, (partials, parts))
         hook(emit, store_own, (scattered, parts))
-        notify(announce, partials_ready, owner, parts)
+        notify(announce, partials_ready, owner, parts, late=True)
         finish(end, slot)
 
 What waits is who reads; what is announced is what is pushed; where a result goes follows from the
@@ -119,7 +119,7 @@ def _scatter(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement
     yield core.Param(channel.name, "signals", f"{launch.kernel} on the other ranks")
     yield from _around()
     yield from _summed(launch, left, result, partials, channel)
-    yield core.Notify("announce", channel.name, "owner", "parts", place=channel.place)
+    yield _told(channel, "owner")
     if launch.gives:
         # Not when operands have been read: partial sums of peers are read behind them.
         yield core.Finish("end", "slot")
@@ -159,12 +159,17 @@ def _sum_everywhere(plan: Plan, launch: Launch, product: Do) -> Iterator[core.St
     yield from summed
     yield core.Hook("emit", "spread", (gathered, "parts"))
     yield push
-    yield core.Notify("announce", by_all.name, "all", "parts", place=by_all.place)
-    yield core.Notify("announce", by_owner.name, "owner", "parts", place=by_owner.place)
+    yield _told(by_all, "all")
+    yield _told(by_owner, "owner")
     yield core.Wait("collect", by_all.name, "tile", "parts", place=by_all.place)
     yield core.Hook("collect", "unpack", (gathered, result, "parts"))
     if launch.gives:
         yield core.Finish("end", "slot")
+
+
+def _told(channel: Channel, to: str) -> core.Notify:
+    """Own tiles are summed some time behind: nobody waits for a tile that has just been pushed."""
+    return core.Notify("announce", channel.name, to, "parts", late=True, place=channel.place)
 
 
 def _announced(plan: Plan, launch: Launch) -> list[Channel]:

@@ -352,6 +352,8 @@ def _template(kernel: core.Kernel, twin: str) -> list[str]:
         rows += _wrapped(
             f"{slot}={name}, {slot}_args={given}," if is_named else f"{name}, {given},"
         )
+    if twin == "sm90" and any(one.late for one in kernel.of(core.Notify)):
+        rows.append("late=True,")
     home = "gemm" if twin == "plain" else "gemm_sm90"
     return [*locals_, f"{home}.gemm(", *(f"    {row}" for row in rows), ")  # fmt: skip"]
 
