@@ -240,6 +240,7 @@ def multiply_scaled(rows, b, i_n, shape, tile, scaled, per_block: tl.constexpr):
         left = load_a(rows, at_k, shape, tile)
         right = load_b(b, column, at_k, shape, tile)
         if per_block:
+            tl.static_assert(BLOCK_K % tile.n == 0 and BLOCK_K % tile.k == 0, "more than a block")
             block = at_k // BLOCK_K
             there = scaled.a + i * scaled.a_row + block * scaled.a_k
             scale = tl.load(there, mask=i < scaled.rows, other=0.0)

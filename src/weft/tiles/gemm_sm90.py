@@ -329,10 +329,11 @@ def _consume(
         tile = Tile(tile_m, tile_n, tile_k, b_is_nk, True, True)
         if itemsize == 1:
             scaled = None
-            if per_block:
+            if scales is not None:
                 scaled = skip_rows(scales(at, tile, scales_args), own_row)
             value, used = _multiply_promoted(operands_a, operands_b, empty, full, begin, end, used,
-                                             own_row, rows, tile_n, stages, scaled)  # fmt: skip
+                                             own_row, rows, tile_n, stages, scaled,
+                                             per_block)  # fmt: skip
         else:
             value, used = _multiply(operands_a, operands_b, empty, full, end - begin, used, own_row,
                                     rows, tile_n, stages, b_is_nk)  # fmt: skip
@@ -431,9 +432,13 @@ def _multiply(
 def _multiply_promoted(
     operands_a, operands_b, empty, full, begin, end, used, own_row: gl.constexpr,
     rows: gl.constexpr, tile_n: gl.constexpr, stages: gl.constexpr, scaled,
+    per_block: gl.constexpr,
 ):  # fmt: skip
     """As `_multiply`, of fp8, nothing under way at the end: a step's products are added up by this
-    consumer while the other one's are multiplied; times their scales, where `scaled` has them.
+    consumer while the other one's are multiplied.
+
+    Scales of A are applied here: they may lie where the rows do, which are given back when the last
+    stage is empty. `per_block` those of B too.
     """
     layout: gl.constexpr = _layout(tile_n, 1)
     value = gl.zeros((rows, tile_n), gl.float32, layout)
@@ -446,15 +451,19 @@ def _multiply_promoted(
         right = operands_b.index(stage).permute((1, 0))
         none = warpgroup_mma_init(gl.zeros((rows, tile_n), gl.float32, layout))
         product = warpgroup_mma(left, right, none, use_acc=False, is_async=True)
-        if scaled is not None:
+        if per_block:
             # Where `full` says that rows have arrived, their scales have.
             scale = scales_of_rows(scaled, j, value) * gl.load(scaled.b + j * scaled.b_k)
         product = warpgroup_mma_wait(0, deps=(product,))
-        mbarrier.arrive(empty.index(stage), count=1)
-        if scaled is not None:
+        mbarrier.arrive(empty.index(stage), count=1, pred=(j < end - 1))
+        if per_block:
             product = product * scale[:, None]
         value += product
         used += 1
+    if scaled is not None:
+        if not per_block:
+            value = value * scales_of_rows(scaled, 0, value)[:, None]
+    mbarrier.arrive(empty.index((used + stages - 1) % stages), count=1)
     return value, used
 
 
@@ -489,7 +498,7 @@ def emit_one_tile(
     """The consumers' body behind the sums: rows own_row, ... of one tile to the hooks."""
     scaled = None
     if scales is not None:
-        scaled = skip_rows(scales(at, tile, scales_args), own_row)
+        scaled = scales(at, tile, scales_args)
     _emit_chunks(at, value, at.i_m * tile.m + own_row, at.i_n * tile.n, 0, others, chunks, emit,
                  emit_args, combine, combine_args, scaled, tile.n, chunk_n)  # fmt: skip
     if announce is not None:
@@ -522,7 +531,6 @@ def _emit_chunks(
         for other in range(others.count):
             value += gl.load(places(others.first + other * others.pitch + inside, value, tile_n))
         if scaled is not None:
-            value = value * scales_of_rows(scaled, 0, value)[:, None]
             value = value * scales_of_columns(scaled, inside, value)[None, :]
         if combine is not None:
             value = combine(at, row, column, value, combine_args)
