@@ -10,6 +10,8 @@ import re
 import pytest
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
 import weft
 import weft.language as wl
@@ -179,6 +181,23 @@ def test_amd_has_no_way_to_far_peers_and_says_so():
     with pytest.raises(weft.UnsupportedError, match="reaches no far peers on hip"):
         compiled(put_and_tell, far_version(1), "hip:gfx942")
     assert compiled(put_and_tell, wl.language_version(), "hip:gfx942").asm["amdgcn"]
+
+
+@gluon.jit
+def in_gluon(world, x, to):
+    i = gl.arange(0, 256, gl.BlockedLayout([2], [32], [4], [0]))
+    wl.put(world, x + i, gl.load(x + i), to=to)
+
+
+@gluon.jit
+def signal_in_gluon(world, flag, to):
+    wl.notify(world, flag, to=to)
+
+
+def test_gluon_kernels_signal_far_peers_and_put_nothing_there(stand_in):
+    assert calls(signal_in_gluon) == ["nvshmem_quiet", "nvshmem_int32_atomic_add"]
+    with pytest.raises(weft.UnsupportedError, match="plain Triton kernels only"):
+        calls(in_gluon)
 
 
 def test_the_version_says_whether_there_are_far_peers_and_which_library():

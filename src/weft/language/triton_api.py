@@ -132,6 +132,11 @@ def cuda_arch(semantic: Any) -> int:
     return int(re.sub(r"\D", "", str(semantic.builder.options.arch)))
 
 
+def is_gluon(semantic: Any) -> bool:
+    """Is a Gluon kernel traced, whose new tiles need layouts?"""
+    return type(semantic).__name__ == "GluonSemantic"
+
+
 def cast(semantic: Any, value: Any, dtype: Any) -> Any:
     """`value`, a number or a traced scalar, as a traced value of `dtype`."""
     if not is_tensor(value):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from weft.base.errors import UnsupportedError
 from weft.language import triton_api as api
 from weft.language import world_layout as layout
 from weft.language.cuda import nvshmem_library
@@ -72,6 +73,17 @@ def in_rows(tile, _semantic=None):
     for extent in outer:
         rows *= extent
     return api.reshape(_semantic, tile, [rows, last])
+
+
+@api.builtin
+def require_plain_triton(_semantic=None):
+    """Raises  UnsupportedError: the kernel is Gluon's"""
+    if api.is_gluon(_semantic):
+        raise UnsupportedError(
+            "tiles move to and from far peers in plain Triton kernels only; where a world has "
+            "several nodes, communicate in a @triton.jit kernel beside this Gluon kernel"
+        )
+    return api.constexpr(True)
 
 
 @api.builtin
@@ -325,6 +337,7 @@ def put_far(world, dst, src, to, mask):
     words = as_integers(values.to(dst.dtype.element_ty), bits)
     address = dst.to(tl.int64)
     if dst.type.is_block():
+        require_plain_triton()
         words = in_rows(tl.broadcast_to(words, dst.shape))
         put_tile(world, in_rows(address), words, pe, in_rows(lives_of(dst, mask)))
     else:
@@ -382,6 +395,7 @@ def get_far(world, dst, src, source, mask):
     bits: tl.constexpr = src.dtype.element_ty.primitive_bitwidth
     address = src.to(tl.int64)
     if src.type.is_block():
+        require_plain_triton()
         lives = in_rows(lives_of(src, mask))
         words = tl.reshape(get_tile(world, in_rows(address), pe, lives, max(bits, 8)), src.shape)
         store_words(dst, words, src.dtype.element_ty, mask)
