@@ -487,7 +487,10 @@ def find_call(
     return call
 
 
-def record(op: str, fn: Any, words: Mapping[str, str], problem: Any, config: Lanes, **constants):
+def record(
+    op: str, fn: Any, words: Mapping[str, str], problem: Any, config: Lanes, target: Target,
+    **constants,
+):  # fmt: skip
     """The kernel `fn` as `compile` builds it: `words` are the types of its pointers."""
     tuples = {name: value for name, value in constants.items() if isinstance(value, tuple)}
     types = {
@@ -515,6 +518,6 @@ def record(op: str, fn: Any, words: Mapping[str, str], problem: Any, config: Lan
         name=f"{op}.{fn.__name__.lstrip('_')}",
         signature={name: types.get(name, "constexpr") for name in names},
         constants={name: values[name] for name in names if name in values},
-        options={"num_warps": config.num_warps},
+        options=config.options(target),
         divisible_by_16=tuple(n for n in names if n in (*words, "arrived", "steps", "words")),
     )

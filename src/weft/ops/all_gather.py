@@ -450,7 +450,7 @@ def kernels(
     else:
         fns = [] if config.by_library else [_PROGRAMS[config.transport]]
     for fn in fns:
-        yield _lanes.record("all_gather", fn, words, problem, config,
+        yield _lanes.record("all_gather", fn, words, problem, config, target,
                             vec=_lanes.words_in_vector(width), in_place=problem.in_place,
                             width=min(_lanes.PACKET_BYTES, width))  # fmt: skip
 

@@ -342,8 +342,8 @@ def kernels(
     words = {"x": element, "out": element, "boxes": element, "memory": element}
     width = _lanes.width_of(problem.total_bytes)
     vec = _lanes.elements_in_vector(width, problem.itemsize)
-    yield _lanes.record("all_reduce", _PROGRAMS[config.transport], words, problem, config, vec=vec,
-                        width=min(_lanes.PACKET_BYTES, width), in_place=problem.in_place,
+    yield _lanes.record("all_reduce", _PROGRAMS[config.transport], words, problem, config, target,
+                        vec=vec, width=min(_lanes.PACKET_BYTES, width), in_place=problem.in_place,
                         shares_out=False)  # fmt: skip
 
 
@@ -382,4 +382,5 @@ op = Op(
     fake=fake,
     backward="all_reduce",
     takes_nodes=True,
+    composed=("relay",),
 )

@@ -480,7 +480,7 @@ def kernels(
              "splits": "*i64", "num_received": "*i64", "ranges": "*i64",
              "rows_ready": "*i64"}  # fmt: skip
     yield _lanes.record(
-        "all_to_all", fn, words, problem, config,
+        "all_to_all", fn, words, problem, config, target,
         sizes=Sizes(*[None] * len(Sizes._fields)), incoming=move.Shards(None, None),
         vec=_lanes.words_in_vector(width), width=min(_lanes.PACKET_BYTES, width),
         is_pull=config.transport == "pull", in_place=problem.in_place,

@@ -454,7 +454,7 @@ def kernels(
              "partials_ready": "*i64"}  # fmt: skip
     width = _lanes.width_of(problem.row_bytes)
     yield _lanes.record("reduce_scatter", _PROGRAMS[config.transport], words, problem, config,
-                        groups=problem.groups, in_place=problem.in_place,
+                        target, groups=problem.groups, in_place=problem.in_place,
                         width=min(_lanes.PACKET_BYTES, width),
                         vec=_lanes.elements_in_vector(width, problem.itemsize))  # fmt: skip
 
