@@ -26,6 +26,8 @@ def cases() -> list[Any]:
         work = Work(op, sum(first.nodes), first.shape, "float32", first.nodes)
         for config in op.candidates(work.problem(), EMU):
             case = (name, config.transport)
+            if config.transport in op.composed:
+                continue
             marks = () if case in QUICK else pytest.mark.slow
             found.append(pytest.param(*case, id="-".join(case), marks=marks))
     return found

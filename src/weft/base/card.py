@@ -44,7 +44,8 @@ class Op:
     reads, as (jit function, KernelRecord).
     `smallest` are the sizes that give a rank two tiles, `m` counted for one rank, and
     `smallest_config` what of a configuration to change for as few programs as may be; `trials` are
-    where `weft verify --mutants` looks.
+    where `weft verify --mutants` looks, but not at `composed`: transports that only call other
+    operators, where their signals are tried, and which make some of them unnecessary.
     `backward` names the operator that carries gradients back; with `takes_nodes`, make_problem also
     takes the nodes' sizes, and calls reach ranks of all of them.
     """
@@ -66,6 +67,7 @@ class Op:
     fake: Callable[..., Any] | None = None
     backward: str | None = None
     takes_nodes: bool = False
+    composed: tuple[str, ...] = ()
     smallest: Mapping[str, int] = field(default_factory=lambda: {"m": 2, "n": 16})
     smallest_config: Mapping[str, Any] = field(default_factory=dict)
     # The last rank's rows fill two lanes.

@@ -56,6 +56,8 @@ def trial_runs(op: Op, transport: str = "") -> Iterator[Run]:
     for trial in op.trials:
         work = Work(op, sum(trial.nodes), trial.shape, "float32", trial.nodes)
         for config in op.candidates(work.problem(), TARGETS["emu"]):
+            if config.transport in op.composed:
+                continue
             wanted = {trial.transport or config.transport, transport or config.transport}
             if wanted == {config.transport}:
                 calls = trial.calls or CALLS
