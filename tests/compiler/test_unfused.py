@@ -35,7 +35,9 @@ def mlp_of(k: int, f: int, n: int, dtype: str = "float32") -> Compiled:
     return mlp
 
 
-def run(world, compiled: Compiled, sizes: dict[str, int], seed: int = 0) -> None:
+def run(
+    world, compiled: Compiled, sizes: dict[str, int], seed: int = 0, lowering: str = "unfused"
+) -> None:
     """One rank's call, and its results against the reference's part."""
     program = compiled.stages.program
     whole = global_inputs(program, sizes, seed)
@@ -43,7 +45,7 @@ def run(world, compiled: Compiled, sizes: dict[str, int], seed: int = 0) -> None
         of_rank(program.task(name).type, tensor, sizes, world.rank, world.num_ranks)
         for name, tensor in whole.items()
     ]
-    results = compiled(*parts, world=world, collectives=weft.ops, **sizes)
+    results = compiled(*parts, world=world, collectives=weft.ops, lowering=lowering, **sizes)
     results = results if isinstance(results, tuple) else (results,)
     wanted = libraries.reference(program, whole)
     assert len(results) == len(wanted) == len(program.results)

@@ -11,11 +11,12 @@ from weft.base.errors import UsageError
 from weft.compiler import pipeline
 from weft.compiler.binding import bind
 from weft.compiler.facts import Facts, Settings
+from weft.compiler.lower.supported import refusal
 from weft.compiler.passes import map as mapping
 from weft.compiler.passes.swizzle import name_of
 from weft.compiler.passes.tile import number
 from weft.ir import device, task
-from weft.ir.device import Plan
+from weft.ir.device import Launch, Plan
 from weft.ir.task import Program
 
 if TYPE_CHECKING:
@@ -93,7 +94,10 @@ class Compiled:
 
         The plan asks nothing of sizes but by name: all calls of a class run the same one.
 
-        Raises  ConfigError: settings that do not fit, at the user's line
+        A kernel that cannot be generated is left to the libraries.
+
+        Raises  ConfigError: settings that do not fit, at the user's line; UnsupportedError: an
+                engine that is asked for, and no kernel is generated with it
         """
         placed = self.stages.tasks["place"]
         if not _lie_evenly(placed, facts):
@@ -101,7 +105,7 @@ class Compiled:
         key = facts.key()
         if key not in self._overlapped:
             representative = facts.representative()
-            self._overlapped[key] = pipeline.overlap(placed, representative, self.settings)
+            self._overlapped[key] = _that_runs(placed, representative, self.settings)
         return self._overlapped[key]
 
     def check(self, num_ranks: int, **sizes: int) -> None:
@@ -126,3 +130,27 @@ def _lie_evenly(program: Program, facts: Facts) -> bool:
             if number(one.type.sizes[0], facts.sizes) % (facts.num_ranks * TILE_ROWS):
                 return False
     return True
+
+
+def _that_runs(program: Program, facts: Facts, settings: Settings) -> pipeline.Stages:
+    """The plan with those kernels that can be generated."""
+    while True:
+        stages = pipeline.overlap(program, facts, settings)
+        refused = [(one, refusal(stages.plan, one)) for one in stages.plan.of(Launch)]
+        first = next(((one, error) for one, error in refused if error), None)
+        if first is None:
+            return stages
+        collective = _hidden_by(stages.program, first[0])
+        if collective in settings.engines:
+            raise first[1]
+        settings = replace(settings, engines={**settings.engines, collective: "library"})
+
+
+def _hidden_by(program: Program, launch: Launch) -> str:
+    """The collective for whose sake a kernel is fused."""
+    for one in program.of_kernel(launch.kernel):
+        if one.kind in ("reduce_scatter", "all_reduce"):
+            return one.name
+        if one.kind == "matmul" and program.task(one.operands[0]).engine:
+            return one.operands[0]
+    raise AssertionError(f"{launch.kernel} hides no collective")

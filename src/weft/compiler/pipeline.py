@@ -13,6 +13,7 @@ from typing import Any
 
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.lower import overlapped, unfused
+from weft.compiler.lower.kernels import EPILOGUES
 from weft.compiler.passes.allocate import allocate
 from weft.compiler.passes.cut_chunks import chunk
 from weft.compiler.passes.engines import engines
@@ -65,7 +66,8 @@ def at_call(facts: Facts, settings: Settings) -> tuple[Pass, ...]:
 
     given = {"facts": facts, "settings": settings}
     return (
-        Pass("fuse", fuse, "first: tiles, engines and orders are of kernels, not of tasks"),
+        Pass("fuse", partial(fuse, epilogues=EPILOGUES),
+             "first: tiles, engines and orders are of kernels, not of tasks"),
         Pass("engines", partial(engines, **given),
              "before tiles: which tiles are best depends on how rows arrive"),
         Pass("tile", partial(tile, extents=settings.tiles),

@@ -25,6 +25,8 @@ from weft.base.errors import UnsupportedError
 from weft.ir import core, device
 from weft.ir.device import Channel, Copy, Do, Launch, Plan
 
+# Orders that have a name here; another is the user's.
+FORMS = ("gather", "scatter", "rows", "hierarchical_gather", "hierarchical_scatter")
 # What is done to a product's tile in registers, on its way to memory.
 EPILOGUES = ("silu", "silu_mul")
 
@@ -44,7 +46,8 @@ def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
     if product.kind != "matmul":
         raise _unknown(launch, f"it begins with {product.kind}")
     is_simple = all(one.kind in EPILOGUES and len(one.operands) == 1 for one in rest)
-    if launch.order == "gather" and is_simple and len(launch.awaits) == 1:
+    is_gather = launch.order not in FORMS or launch.order == "gather"
+    if is_gather and is_simple and _gathered(plan, launch) is not None:
         statements = _gather(plan, launch, product)
     elif launch.order == "scatter" and [one.kind for one in rest] == ["reduce_scatter"]:
         statements = _scatter(plan, launch, product)
@@ -85,27 +88,46 @@ def _placed(statements: Iterator[core.Statement], launch: Launch) -> Iterator[co
 
 def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
     """Rows arrive while others are multiplied; own ones may lie elsewhere, in place."""
-    (channel,) = (one for one in plan.of(Channel) if one.name in launch.awaits)
+    channel = _gathered(plan, launch)
+    assert channel is not None
     rows, right = product.operands
     own = channel.own or rows
     for name in dict.fromkeys((own, rows, right, launch.writes[0])):
         yield core.Param(name, "operand")
     yield from _addressed(launch)
-    yield core.Param(channel.name, "signals", _writers(plan, channel))
+    if launch.awaits:
+        yield core.Param(channel.name, "signals", _writers(plan, channel))
+    if launch.order not in FORMS:
+        yield core.Param(launch.order, "order", "the user")
     yield from _around()
     yield core.Mapping("split", "static", (rows,))
     yield core.Template("gemm", launch.tile, formula(launch))
     if launch.takes:
         yield core.Credit("begin", "slot")
-    yield core.Hook("order", "gather", ("split",))
-    yield core.Wait("ready", channel.name, "tile", "split", unless="own", place=channel.place)
+    if launch.order in FORMS:
+        yield core.Hook("order", "gather", ("split",))
+    else:
+        yield core.Hook("order", "given", (launch.order, "split"))
+    if launch.awaits:
+        yield core.Wait("ready", channel.name, "tile", "split", unless="own", place=channel.place)
     yield core.Hook("ready", "rows_or_own", (rows, own, "split"))
     yield from _stored(launch)
-    if any(isinstance(one, Copy) and one.announces == channel.name for one in plan.steps):
+    copied = any(isinstance(one, Copy) and one.announces == channel.name for one in plan.steps)
+    if copied and launch.awaits:
         # Also words of chunks without rows: an engine must not write one after the call.
         yield core.Wait("done", channel.name, "all", "split", by="last", place=channel.place)
     if launch.gives:
         yield core.Finish("done", "slot")
+
+
+def _gathered(plan: Plan, launch: Launch) -> Channel | None:
+    """The channel of the rows that a launch multiplies; another launch may have waited for it."""
+    rows = launch.body[0].operands[0]
+    found = [one for one in plan.of(Channel) if one.buffer == rows]
+    awaited = [one for one in found if one.name in launch.awaits]
+    if len(awaited) != len(launch.awaits):
+        return None
+    return next(iter(awaited or [one for one in found if one.own]), None)
 
 
 def _scatter(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:

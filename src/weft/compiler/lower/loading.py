@@ -12,25 +12,31 @@ import os
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from weft.base.settings import Settings
 
 _lock = threading.Lock()  # of emulated ranks, which are threads
 
 
-def import_text(name: str, text: str) -> ModuleType:
-    """The module of a text; imported once in a process.
+def import_text(name: str, text: str, given: Mapping[str, Any] | None = None) -> ModuleType:
+    """The module of a text; imported once in a process for each of what names in it are `given`.
 
     Raises  OSError: the cache's folder cannot be written: set WEFT_CACHE_DIR
     """
+    given = given or {}
     title = f"weft_generated_{_named(name, text)}"
+    title += "".join(f"_{id(one):x}" for one in given.values())
     with _lock:
         if (module := sys.modules.get(title)) is None:
             spec = importlib.util.spec_from_file_location(title, write(name, text))
             assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
+            # Kept with the module, so that their ids stay theirs.
+            vars(module).update(given)
             spec.loader.exec_module(module)
             sys.modules[title] = module
     return module

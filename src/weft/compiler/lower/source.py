@@ -10,7 +10,7 @@ woven into it. A hook that is one function of tiles/ is passed as it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import indent, wrap
 from typing import Any, NamedTuple
 
@@ -29,9 +29,14 @@ class Twins(NamedTuple):
     sm90: Any
 
 
-def load(kernel: core.Kernel) -> Twins:
-    """The kernel's functions, from a file that is written once for each text."""
-    module = import_text(kernel.name, text(kernel))
+def load(kernel: core.Kernel, orders: Mapping[str, Any] | None = None) -> Twins:
+    """The kernel's functions, from a file that is written once for each text.
+
+    `orders` are the user's that it names: `@triton.jit` functions.
+    """
+    named = {one.name for one in kernel.of(core.Param) if one.sort == "order"}
+    given = {name: one for name, one in (orders or {}).items() if name in named}
+    module = import_text(kernel.name, text(kernel), given)
     return Twins(getattr(module, kernel.name), getattr(module, f"{kernel.name}_sm90"))
 
 
@@ -63,8 +68,8 @@ def _docstring(kernel: core.Kernel) -> str:
 
 
 def _order_of(kernel: core.Kernel) -> str:
-    names = [one.function for one in kernel.of(core.Hook) if one.slot == "order"]
-    return _ORDERS[names[0]]
+    hooks = [one for one in kernel.of(core.Hook) if one.slot == "order"]
+    return _ORDERS[hooks[0].function].format(*hooks[0].args)
 
 
 def _what(kernel: core.Kernel) -> str:
@@ -92,6 +97,7 @@ def _signals(kernel: core.Kernel) -> str:
 _ORDERS = {
     "grouped": "from the first row of tiles to the last",
     "gather": "own tiles first, then those of rank + 1, + 2, ..., in which order rows arrive",
+    "given": "the user's: {0}, which is given when this is loaded",
     "scatter": "tiles of rank + 1 first, then + 2, ..., own ones last, when others' sums are there",
 }
 _CUTS = {
@@ -128,7 +134,8 @@ def _imports(body: str) -> str:
 def _mapping(kernel: core.Kernel) -> Iterator[str]:
     """What asks of the mapping; tiles cut within parts have theirs in tiles/weave.py."""
     if kernel.of(core.Mapping)[0].cuts == "whole":
-        yield _WHOLE
+        given = [one.name for one in kernel.of(core.Param) if one.sort == "order"]
+        yield _WHOLE.replace("ORDER", given[0] if given else "swizzle.rotated")
 
 
 _WHOLE = '''class At(NamedTuple):
@@ -167,12 +174,12 @@ class Order(NamedTuple):
 
 @triton.jit
 def _order(i, num_m, num_n, args):
-    """Own tiles first, then those of rank + 1, + 2, ... args: Order"""
-    tile = swizzle.rotated(i, num_m, num_n, (args.group_m, args.start, args.head))
-    first = tile.i_m * args.tile_m
+    """Which tile is next, and whether its rows are own. args: Order"""
+    tile = ORDER(i, num_m, num_n, (args.group_m, args.start, args.head))
+    first = tile[0] * args.tile_m
     end = min(first + args.tile_m, args.split.rows)
     own_first, own_end = _own_rows(args.rank, args.split)
-    return At(tile.i_m, tile.i_n, first, end, (first >= own_first) & (end <= own_end))
+    return At(tile[0], tile[1], first, end, (first >= own_first) & (end <= own_end))
 
 
 @triton.jit
@@ -283,7 +290,8 @@ def _library(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, str] | Non
 
 def _kernel(kernel: core.Kernel, twin: str) -> str:
     (mapping,) = kernel.of(core.Mapping)
-    names = [one.name for one in kernel.of(core.Param) if one.sort not in ("slot", "world")]
+    apart = ("slot", "world", "order")
+    names = [one.name for one in kernel.of(core.Param) if one.sort not in apart]
     is_whole = mapping.cuts == "whole"
     names += [] if twin == "plain" else ["sums", "summed"]
     names += [_slot(kernel), "shape", mapping.name, *(["group_m"] if is_whole else [])]

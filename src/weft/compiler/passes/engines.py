@@ -28,7 +28,7 @@ def engines(program: Program, facts: Facts, settings: Settings) -> Program:
         found = ways(program, products, collective, facts) if products else _rows(collective, facts)
         asked = settings.engines.get(collective.name)
         best = _asked(program, collective, asked, found) if asked else found[0]
-        told = f"asked for; predicted {_told([best])}" if asked else _told(found)
+        told = f"asked for; the best is {_told(found)}" if asked else _told(found)
         program = _with(program, collective, products, best)
         choice = Choice(collective.name, "engine", best.engine, told, collective.place)
         program = replace(program, choices=(*program.choices, choice))
@@ -53,6 +53,8 @@ def _rows(collective: Task, facts: Facts) -> list[Way]:
 
 
 def _asked(program: Program, collective: Task, engine: str, found: list[Way]) -> Way:
+    if engine == LIBRARY:
+        return Way(LIBRARY, (), 0, 0.0)
     for way in found:
         if way.engine == engine:
             return way

@@ -30,8 +30,11 @@ ELEMENTWISE = tuple(
 ROW_WISE = ("silu", "mul", "add", "rms_norm")
 
 
-def fuse(program: Program) -> Program:
-    """The program with `kernel` given to the tasks that run as kernels, and why."""
+def fuse(program: Program, epilogues: Sequence[str] = ELEMENTWISE) -> Program:
+    """The program with `kernel` given to the tasks that run as kernels, and why.
+
+    `epilogues` are the operations that kernels can do to a product in registers.
+    """
     kernels: dict[str, str] = {}
     choices: list[Choice] = []
     numbers: Counter[str] = Counter()
@@ -56,7 +59,7 @@ def fuse(program: Program) -> Program:
         if task.name in gathers:
             claim([task], "its rows arrive while tiles of others are multiplied")
         elif task.kind == "matmul":
-            group = _of_product(program, task, kernels)
+            group = _of_product(program, task, kernels, epilogues)
             is_behind = task.operands[0] in gathers
             if group[-1].kind in ("reduce_scatter", "all_reduce") and not is_behind:
                 claim(group, "sums of tiles travel while others are multiplied")
@@ -87,9 +90,11 @@ def _is_hidden_gather(program: Program, task: Task) -> bool:
     )  # fmt: skip
 
 
-def _of_product(program: Program, task: Task, kernels: dict[str, str]) -> list[Task]:
+def _of_product(
+    program: Program, task: Task, kernels: dict[str, str], kinds: Sequence[str]
+) -> list[Task]:
     """A product, what is done to it in registers, and the collective that ends it."""
-    group = _grown(program, [task], ELEMENTWISE, kernels, ends=lambda one: _is_end(program, one))
+    group = _grown(program, [task], kinds, kernels, ends=lambda one: _is_end(program, one))
     last = group[-1]
     users = program.users(last.name)
     if len(users) == 1 and last.name not in program.results and _can_scatter(users[0]):

@@ -1,0 +1,21 @@
+"""Which launches of a plan kernels can be generated for; of the others why not."""
+
+from __future__ import annotations
+
+from weft.base.errors import UnsupportedError
+from weft.compiler.lower import kernels
+from weft.ir.device import Launch, Plan
+
+
+def refusal(plan: Plan, launch: Launch) -> UnsupportedError | None:
+    """What speaks against a launch, at the user's line; None where a kernel is generated for it."""
+    if launch.template == "move":
+        return None
+    if launch.template != "gemm":
+        told = f"{launch.kernel}: no kernel is generated for rows that are summed and worked on"
+        return UnsupportedError(told, place=launch.place)
+    try:
+        kernels.lower_launch(plan, launch)
+    except UnsupportedError as error:
+        return error
+    return None
