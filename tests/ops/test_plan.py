@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
+import triton
 
 import weft
 import weft.ops
@@ -27,7 +26,7 @@ from weft.compiler.facts import Facts, Settings
 from weft.compiler.frontend import trace
 from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
-from weft.ir.device import Copy
+from weft.ir.device import Copy, Launch
 
 K, N = 32, 48
 
@@ -76,13 +75,15 @@ def part_of(whole: torch.Tensor, placement, rank: int, num_ranks: int) -> torch.
 class Program:
     """One program, compiled for some ranks, and its answer."""
 
-    def __init__(self, function, num_ranks: int, m: int, engines=None, on_heap: str = "") -> None:
+    def __init__(
+        self, function, num_ranks: int, m: int, engines=None, on_heap: str = "", orders=None
+    ) -> None:
         parameters = PARAMETERS[function]
         self.num_ranks = num_ranks
         self.placed = place(trace(function, "tp", parameters))
         tiles = {task.name: TILES[task.name] for task in self.placed.tasks if task.name in TILES}
         facts = Facts({"m": m}, num_ranks, TARGETS["cuda:90"], on_heap=frozenset(on_heap.split()))
-        self.stages = overlap(self.placed, facts, Settings(tiles=tiles, engines=engines or {}))
+        self.stages = overlap(self.placed, facts, Settings(tiles, engines or {}, orders or {}))
         self.placements = {name: one.placement for name, one in parameters.items()}
         self.sizes = {name: one.sizes for name, one in parameters.items()}
 
@@ -187,8 +188,46 @@ def test_a_step_without_a_kernel_is_told_with_its_line(ranks):
         with pytest.raises(UnsupportedError, match="gemm_ar_multiply: no hooks are known") as error:
             weft.ops.run_plan(program.stages, mine, {"m": 16}, world=world)
         assert error.value.place.frames[0].file.endswith("test_plan.py")
-        with pytest.raises(UnsupportedError, match="orders of one's own: product"):
-            stages = SimpleNamespace(plan=program.stages.plan)
-            weft.ops.run_plan(stages, mine, {"m": 16}, world=world, orders={"product": None})
 
     ranks(main, 2)
+
+
+@triton.jit
+def backwards(i, num_m, num_n, args):
+    """The last tile first."""
+    last = num_m * num_n - 1 - i
+    return last % num_m, last // num_m
+
+
+def test_an_order_of_the_users(ranks):
+    program = Program(ag_gemm, 3, 70, {"gathered": "push"}, orders={"product": backwards})
+    launch = program.stages.plan.of(Launch)[-1]
+    assert launch.order == "backwards"
+
+    def main():
+        world = weft.init()
+        tensors = program.tensors(70)
+        results = weft.ops.run_plan(
+            program.stages, program.mine(tensors, world.rank), {"m": 70}, world=world,
+            orders={"backwards": backwards},
+        )  # fmt: skip
+        program.check(results, tensors, world.rank)
+
+    ranks(main, 3)
+
+
+def two_products(x, w1, w2):
+    gathered = all_gather(x)
+    return gathered @ w1, gathered @ w2
+
+
+PARAMETERS[two_products] = {
+    "x": of("m", K, Shard(0)), "w1": of(K, N, Shard(1)), "w2": of(K, 2 * N, Shard(1)),
+}  # fmt: skip
+
+
+def test_two_products_of_the_same_rows(ranks):
+    """The second need not wait: what the first has waited for is there."""
+    program = Program(two_products, 3, 70, {"gathered": "push"})
+    assert sorted(len(one.awaits) for one in program.stages.plan.of(Launch)) == [0, 0, 1]
+    ranks(lambda: program.main(70, 20), 3)

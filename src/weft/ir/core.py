@@ -28,8 +28,8 @@ from weft.base.place import UNKNOWN, Place
 from weft.ir import text
 from weft.ir.legality import Rule, Violation, illegal, run
 
-# operand: a TMA descriptor or a pointer, as the tile says.
-SORTS = ("operand", "pointer", "signals", "slot", "world")
+# operand: a TMA descriptor or a pointer, as the tile says; order: a function of the user's.
+SORTS = ("operand", "pointer", "signals", "slot", "world", "order")
 # Static: affine, of rows of these params. Tables: of pointers, filled on the device.
 MAPPINGS = ("static", "tables")
 # What a tile is cut from: all rows, or each rank's part of them.
@@ -54,6 +54,7 @@ HOOKS = {
 FUNCTIONS = {
     "grouped": ("order", ()),
     "gather": ("order", ("mapping",)),
+    "given": ("order", ("order", "mapping")),  # the user's, in the place of gather
     "scatter": ("order", ("mapping",)),
     "rows_of": ("ready", ("operand",)),
     "rows_or_own": ("ready", ("operand", "operand", "mapping")),

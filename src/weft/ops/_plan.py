@@ -41,8 +41,6 @@ def run_plan(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  UnsupportedError: a step that no kernel is known for, at the user's line
     """
-    if orders:
-        raise UnsupportedError(f"{stages.plan.name}: orders of one's own: {', '.join(orders)}")
     runners = _runners.setdefault(world, {})
     key = (
         id(stages),
@@ -52,7 +50,7 @@ def run_plan(
     found = runners.get(key)
     if found is None:
         # The stages are kept: their number is then theirs alone.
-        found = runners[key] = (stages, PlanRunner(world, stages.plan, tensors, sizes))
+        found = runners[key] = (stages, PlanRunner(world, stages.plan, tensors, sizes, orders))
     return found[1].run(tensors)
 
 
@@ -75,15 +73,16 @@ class PlanRunner:
     """A plan at given sizes on one rank: found once, run at each call."""
 
     def __init__(
-        self, world: Any, plan: Plan, tensors: Mapping[str, Any], sizes: Mapping[str, int]
-    ) -> None:
+        self, world: Any, plan: Plan, tensors: Mapping[str, Any], sizes: Mapping[str, int],
+        orders: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.world, self.plan, self.sizes = world, plan, dict(sizes)
         self.buffers = {one.name: one for one in plan.of(Buffer)}
         self.channels = {one.name: one for one in plan.of(Channel)}
         # The launches of its products, by name.
         lowered = kernels.lower(plan)
         self.products = {
-            launch.kernel: Product(self, launch, lowered[launch.kernel], tensors)
+            launch.kernel: Product(self, launch, lowered[launch.kernel], tensors, orders)
             for launch in plan.of(Launch)
             if launch.kernel in lowered
         }
@@ -231,7 +230,11 @@ class PlanRunner:
             return self._meeting(step, slot, met)
         if step.kernel in self.products:
             words = {name: self._words_of(slot, name) for name in (*step.awaits, *step.announces)}
-            split = [self.split(self.channels[name]) for name in step.awaits]
+            split = [
+                self.split(one)
+                for one in self.channels.values()
+                if one.name in step.awaits or (one.own and one.buffer in step.reads)
+            ]
             return self.products[step.kernel].start(bound, words, slot, split[0] if split else ())
         return self._moving(step, bound, slot)
 

@@ -36,10 +36,11 @@ class Product:
     """A launch of the GEMM template at given sizes."""
 
     def __init__(
-        self, runner: PlanRunner, launch: Launch, kernel: core.Kernel, tensors: Mapping[str, Any]
-    ) -> None:
+        self, runner: PlanRunner, launch: Launch, kernel: core.Kernel, tensors: Mapping[str, Any],
+        orders: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.launch, self.kernel, self.world = launch, kernel, runner.world
-        self.twins = source.load(kernel)
+        self.twins = source.load(kernel, orders)
         self.tile = launch.tile
         self._operands = [one.name for one in kernel.of(core.Param) if one.sort == "operand"]
         left, right = launch.body[0].operands
@@ -92,7 +93,7 @@ class Product:
         arguments = [
             words[one.name] if one.sort == "signals" else self._tensor(one, bound, is_sm90, tma)
             for one in self.kernel.of(core.Param)
-            if one.sort not in ("slot", "world")
+            if one.sort not in ("slot", "world", "order")
         ]
         cut = [split, self.group_m] if self.is_whole else [self.parts]
         name, extents = self.launch.kernel, self.tile

@@ -77,12 +77,12 @@ class Order(NamedTuple):
 
 @triton.jit
 def _order(i, num_m, num_n, args):
-    """Own tiles first, then those of rank + 1, + 2, ... args: Order"""
+    """Which tile is next, and whether its rows are own. args: Order"""
     tile = swizzle.rotated(i, num_m, num_n, (args.group_m, args.start, args.head))
-    first = tile.i_m * args.tile_m
+    first = tile[0] * args.tile_m
     end = min(first + args.tile_m, args.split.rows)
     own_first, own_end = _own_rows(args.rank, args.split)
-    return At(tile.i_m, tile.i_n, first, end, (first >= own_first) & (end <= own_end))
+    return At(tile[0], tile[1], first, end, (first >= own_first) & (end <= own_end))
 
 
 @triton.jit
