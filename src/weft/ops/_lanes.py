@@ -209,7 +209,8 @@ def candidates(
     config: type[Lanes], problem: Any, target: Target, num_bytes: int, itemsize: int
 ) -> Iterator[Any]:
     """One configuration for each transport that can be had, the best measured one first."""
-    rows = _measured.rows_for(problem.op, num_bytes, problem.in_place)
+    moved_bytes = problem.moved_bytes if problem.in_place else None
+    rows = _measured.rows_for(problem.op, num_bytes, moved_bytes)
     if len(problem.nodes) > 1:
         # Each sum, or shard, crosses between two nodes once.
         rows = (Row(_measured.ANY, "relay"), *rows)

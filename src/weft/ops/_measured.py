@@ -1,10 +1,11 @@
 """Which transport is best for how many bytes: measured, in one place.
 
-Read on 4 x H200 (torch 2.11, Triton 3.6), beside NCCL and torch's symmetric memory, with answers
-checked: benchmarks/results/{all_gather,all_reduce,all_to_all,reduce_scatter}_h200x4.json (every
-transport, with few lanes) and collective_variants_h200x4.json (lanes and tiles). What was expected,
-and what is still behind: docs/performance/collectives.md. Other machines and other numbers of ranks
-take the same rows, unmeasured.
+Read on 4 and on 2 x H200 (torch 2.11, Triton 3.6), beside NCCL and torch's symmetric memory, with
+answers checked: benchmarks/results/{all_gather,all_reduce,all_to_all,reduce_scatter}_h200x4.json
+(every transport, with few lanes), collective_variants_h200x4.json (lanes and tiles) and _h200x2.json
+(lanes that share an SM, in place; not read on four yet). What was expected, and what is still
+behind: docs/performance/collectives.md. Other machines and other numbers of ranks take the same
+rows, unmeasured.
 
 Not an operator. Bytes are those of a shard; of all x for all_reduce.
 """
@@ -52,35 +53,41 @@ MEASURED = {
         Row(ANY, "push", 256, 8, 64),
     ),
 }
-# Where peers may read x where it lies; rows of MEASURED come behind.
-# Two meetings cost more than what a push spends on boxes, up to some MB.
+# Where peers may read x where it lies, read on two GPUs; rows of MEASURED come behind. Two meetings
+# cost more than boxes do, up to some MB. Bytes are those that a rank gets of all others: of parts,
+# and for all_reduce of sums too.
 IN_PLACE = {
     "all_reduce": (
-        Row(128 * KB, "one_shot_packets", 128, 4, 16),
-        Row(512 * KB, "two_shot_packets", 128, 4, 16),
-        Row(32 * MB, "pull", 256, 8, 64),
+        Row(192 * KB, "one_shot_packets", 128, 4, 16),
+        Row(768 * KB, "two_shot_packets", 128, 4, 16),
+        Row(48 * MB, "pull", 256, 8, 64),
     ),
     "all_gather": (
-        Row(512 * KB, "packets", 128, 4, 16),
-        Row(4 * MB, "push", 256, 8, 64),
-        Row(32 * MB, "pull", 256, 8, 64),
+        Row(768 * KB, "packets", 128, 4, 16),
+        Row(2 * MB, "push", 512, 4, 64),
+        Row(8 * MB, "push", 256, 8, 64),
+        Row(63 * MB, "pull", 256, 8, 64),
         Row(ANY, "copy_engine", 128, 16, 64),
     ),
     "reduce_scatter": (
-        Row(512 * KB, "packets", 128, 4, 16),
-        Row(4 * MB, "push", 256, 8, 64),
+        Row(768 * KB, "packets", 128, 4, 16),
+        Row(2 * MB, "push", 512, 4, 64),
+        Row(8 * MB, "push", 256, 8, 64),
         Row(ANY, "pull", 256, 8, 64),
     ),
     "all_to_all": (
-        Row(512 * KB, "packets", 128, 4, 16),
-        Row(4 * MB, "push", 256, 8, 64),
+        Row(768 * KB, "packets", 128, 4, 16),
+        Row(2 * MB, "push", 512, 4, 64),
+        Row(8 * MB, "push", 256, 8, 64),
         Row(ANY, "pull", 256, 8, 64),
     ),
 }
 
 
-def rows_for(op: str, num_bytes: int, in_place: bool = False) -> tuple[Row, ...]:
+def rows_for(op: str, num_bytes: int, moved_bytes: int | None = None) -> tuple[Row, ...]:
     """The rows that hold for so many bytes, the best first; those behind it are for where it cannot
-    be had."""
-    rows = (*IN_PLACE[op], *MEASURED[op]) if in_place else MEASURED[op]
-    return tuple(row for row in rows if num_bytes <= row.up_to)
+    be had. `moved_bytes` are told where x may be read in place."""
+    rows = [row for row in MEASURED[op] if num_bytes <= row.up_to]
+    if moved_bytes is not None:
+        rows = [row for row in IN_PLACE[op] if moved_bytes <= row.up_to] + rows
+    return tuple(rows)

@@ -93,6 +93,11 @@ class Problem(_lanes.Rows):
         return True
 
     @property
+    def moved_bytes(self) -> int:
+        """What one rank gets of others' parts and of their sums, in two_shot."""
+        return 2 * (self.num_ranks - 1) * self.shard_bytes
+
+    @property
     def flops(self) -> int:
         """Of one rank, in two_shot."""
         return (self.num_ranks - 1) * self.share
