@@ -80,3 +80,44 @@ def ranks() -> Callable[..., list[Any]]:
         return session.report if collect else results
 
     return run
+
+
+# NVSHMEM's device functions as it declares them: (name, types of its arguments).
+NVSHMEM_FUNCTIONS = (
+    ("nvshmem_quiet", ""),
+    ("nvshmemx_putmem_block", "i64, i64, i64, i32"),
+    ("nvshmemx_getmem_block", "i64, i64, i64, i32"),
+    ("nvshmemx_signal_op", "i64, i64, i32, i32"),
+    ("nvshmem_int32_atomic_add", "i64, i32, i32"),
+    ("nvshmem_int32_atomic_set", "i64, i32, i32"),
+    ("nvshmem_int32_test", "i64, i32, i32"),
+    ("nvshmem_int64_test", "i64, i32, i64"),
+    *((f"nvshmem_int{bits}_p", f"i64, i{bits}, i32") for bits in (8, 16, 32, 64)),
+    *((f"nvshmem_int{bits}_g", "i64, i32") for bits in (8, 16, 32, 64)),
+)
+
+
+@pytest.fixture
+def nvshmem_stand_in(tmp_path, monkeypatch):
+    """Device code in place of NVSHMEM's, each function of which leaves its name in the assembly.
+
+    Textual LLVM: the linker reads it as it reads bitcode.
+    """
+    from weft.language.cuda import nvshmem_library
+
+    lines = ['target triple = "nvptx64-nvidia-cuda"']
+    for name, types in NVSHMEM_FUNCTIONS:
+        result = f"i{name[len('nvshmem_int') : -len('_g')]}" if name.endswith("_g") else "i32"
+        lines += [
+            f"define {result} @{name}({types}) alwaysinline {{",
+            f'  call void asm sideeffect "// {name}", "~{{memory}}"()',
+            f"  ret {result} 0",
+            "}",
+        ]
+    (tmp_path / nvshmem_library.NAME).write_text("\n".join(lines))
+    monkeypatch.setenv(nvshmem_library.FOLDER_VARIABLE, str(tmp_path))
+    for turn in range(2):
+        nvshmem_library.find.cache_clear()
+        nvshmem_library.checksum.cache_clear()
+        if turn == 0:
+            yield

@@ -21,49 +21,14 @@ from weft.language import triton_api
 from weft.language.cuda import nvshmem_library
 from weft.language.world_arg import far_version, is_far_version
 
-# (name, types of its arguments), as NVSHMEM declares them.
-FUNCTIONS = (
-    ("nvshmem_quiet", ""),
-    ("nvshmemx_putmem_block", "i64, i64, i64, i32"),
-    ("nvshmemx_getmem_block", "i64, i64, i64, i32"),
-    ("nvshmemx_signal_op", "i64, i64, i32, i32"),
-    ("nvshmem_int32_atomic_add", "i64, i32, i32"),
-    ("nvshmem_int32_atomic_set", "i64, i32, i32"),
-    ("nvshmem_int32_test", "i64, i32, i32"),
-    ("nvshmem_int64_test", "i64, i32, i64"),
-    *((f"nvshmem_int{bits}_p", f"i64, i{bits}, i32") for bits in (8, 16, 32, 64)),
-    *((f"nvshmem_int{bits}_g", "i64, i32") for bits in (8, 16, 32, 64)),
-)
-
-
-@pytest.fixture
-def stand_in(tmp_path, monkeypatch):
-    """Textual LLVM in place of the bitcode: the linker reads either."""
-    lines = ['target triple = "nvptx64-nvidia-cuda"']
-    for name, types in FUNCTIONS:
-        result = f"i{name[len('nvshmem_int') : -len('_g')]}" if name.endswith("_g") else "i32"
-        lines += [
-            f"define {result} @{name}({types}) alwaysinline {{",
-            f'  call void asm sideeffect "// {name}", "~{{memory}}"()',
-            f"  ret {result} 0",
-            "}",
-        ]
-    (tmp_path / nvshmem_library.NAME).write_text("\n".join(lines))
-    yield from _looked_for_in(tmp_path, monkeypatch)
-
 
 @pytest.fixture
 def nowhere(tmp_path, monkeypatch):
-    yield from _looked_for_in(tmp_path, monkeypatch)
-
-
-def _looked_for_in(folder, monkeypatch):
-    monkeypatch.setenv(nvshmem_library.FOLDER_VARIABLE, str(folder))
-    for turn in range(2):
-        nvshmem_library.find.cache_clear()
-        nvshmem_library.checksum.cache_clear()
-        if turn == 0:
-            yield
+    """No device code of NVSHMEM to be found."""
+    monkeypatch.setenv(nvshmem_library.FOLDER_VARIABLE, str(tmp_path))
+    nvshmem_library.find.cache_clear()
+    yield
+    nvshmem_library.find.cache_clear()
 
 
 TYPES = {
@@ -122,24 +87,24 @@ def unordered(world, flag, to):
     wl.notify(world, flag, to=to, order=wl.Order.RELAXED)
 
 
-def test_a_far_put_is_staged_and_complete_before_its_signal(stand_in):
+def test_a_far_put_is_staged_and_complete_before_its_signal(nvshmem_stand_in):
     assert calls(put_and_tell) == [
         "nvshmemx_putmem_block", "nvshmem_int32_p", "nvshmem_int32_p", "nvshmem_quiet",
         "nvshmem_int32_atomic_add",
     ]  # fmt: skip
 
 
-def test_each_element_goes_by_its_own_size(stand_in):
+def test_each_element_goes_by_its_own_size(nvshmem_stand_in):
     names = ["nvshmem_int32_p", "nvshmem_int8_p", "nvshmem_int16_p", "nvshmem_int64_g"]
     assert calls(one_element) == names
 
 
-def test_a_64_bit_signal_is_nvshmems_own_and_waits_see_what_a_card_wrote(stand_in):
+def test_a_64_bit_signal_is_nvshmems_own_and_waits_see_what_a_card_wrote(nvshmem_stand_in):
     expected = ["nvshmem_quiet", "nvshmemx_signal_op", "nvshmem_int64_test"]
     assert calls(set_and_wait) == expected
 
 
-def test_get_and_fence(stand_in):
+def test_get_and_fence(nvshmem_stand_in):
     found = calls(fetch)
     assert found[0] == "nvshmemx_getmem_block" and found[-1] == "nvshmem_quiet"
     assert "nvshmem_int16_g" in found
@@ -155,14 +120,14 @@ def in_every_form(world, x, flag, flag64, to):
     wl.get_nbi(world, x + i, x + i, source=to)
 
 
-def test_all_forms_of_put_and_get_reach_far(stand_in):
+def test_all_forms_of_put_and_get_reach_far(nvshmem_stand_in):
     put, signals = "nvshmemx_putmem_block", ["nvshmemx_signal_op", "nvshmem_int32_atomic_add"]
     expected = {put, "nvshmemx_getmem_block", *signals}
     found = [name for name in calls(in_every_form) if name in expected]
     assert found == [put, signals[0], put, put, signals[1], "nvshmemx_getmem_block"]
 
 
-def test_a_relaxed_signal_completes_nothing(stand_in):
+def test_a_relaxed_signal_completes_nothing(nvshmem_stand_in):
     assert calls(unordered) == ["nvshmem_int32_atomic_add"]
 
 
@@ -194,7 +159,7 @@ def signal_in_gluon(world, flag, to):
     wl.notify(world, flag, to=to)
 
 
-def test_gluon_kernels_signal_far_peers_and_put_nothing_there(stand_in):
+def test_gluon_kernels_signal_far_peers_and_put_nothing_there(nvshmem_stand_in):
     assert calls(signal_in_gluon) == ["nvshmem_quiet", "nvshmem_int32_atomic_add"]
     with pytest.raises(weft.UnsupportedError, match="plain Triton kernels only"):
         calls(in_gluon)

@@ -1,0 +1,45 @@
+"""Operators over several nodes on GPUs: the kernels that they choose compile for such a world."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from weft.base.target import TARGETS
+from weft.language import triton_api
+from weft.language.cuda import nvshmem_library
+from weft.language.world_arg import WorldArg, far_version
+from weft.ops import card
+
+CUDA = TARGETS["cuda:90"]
+SHAPE = {"m": 4096, "n": 1024, "k": 1024}
+
+
+def in_a_far_world(record):
+    version = far_version(nvshmem_library.checksum())
+    constants = {
+        name: WorldArg(None, value.num_ranks, version) if isinstance(value, WorldArg) else value
+        for name, value in record.constants.items()
+    }
+    return replace(record, constants=constants)
+
+
+@pytest.mark.parametrize(
+    ("name", "transport"),
+    [
+        ("all_gather", "relay"), ("reduce_scatter", "relay"), ("all_reduce", "relay"),
+        ("all_reduce", "two_shot"), ("all_to_all", "push"),
+        pytest.param("gemm_rs", "push", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_what_crosses_goes_through_the_library(nvshmem_stand_in, name, transport):
+    op = card(name)
+    shape = {key: SHAPE.get(key, 0) for key in op.default_shape}
+    problem = op.make_problem(4, shape, "bfloat16", (2, 2))
+    found = [c for c in op.candidates(problem, CUDA) if c.transport == transport]
+    kernels = list(op.kernels(problem, found[0], CUDA))
+    assert kernels
+    for fn, record in kernels:
+        text = triton_api.compile_kernel(fn, in_a_far_world(record), CUDA).asm["ptx"]
+        assert "// nvshmemx_putmem_block" in text and "// nvshmem_quiet" in text
