@@ -2,7 +2,7 @@
 
 Read on 4 and on 2 x H200 (torch 2.11, Triton 3.6), beside NCCL and torch's symmetric memory, with
 answers checked: benchmarks/results/{all_gather,all_reduce,all_to_all,reduce_scatter}_h200x4.json
-(every transport, with few lanes), collective_variants_h200x4.json (lanes and tiles) and _h200x2.json
+(every transport, with few lanes), collective_variants_h200x4.json (lanes and tiles) and _h200x2
 (lanes that share an SM, in place; not read on four yet). What was expected, and what is still
 behind: docs/performance/collectives.md. Other machines and other numbers of ranks take the same
 rows, unmeasured.
