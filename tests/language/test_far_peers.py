@@ -165,6 +165,19 @@ def test_gluon_kernels_signal_far_peers_and_put_nothing_there(nvshmem_stand_in):
         calls(in_gluon)
 
 
+def test_modules_with_the_marker_are_initialised_once_loaded(tmp_path, monkeypatch):
+    chain = triton.knobs.runtime.kernel_load_end_hook
+    monkeypatch.setattr(chain, "calls", list(chain.calls))
+    initialised = []
+    triton_api.when_loaded(b"state_d", initialised.append)
+    for module, code in ((7, b"..state_d.."), (8, b"....")):
+        (tmp_path / "k.cubin").write_bytes(code)
+        files = {"k.json": str(tmp_path / "k.json"), "k.cubin": str(tmp_path / "k.cubin")}
+        chain(module, 1, "k", files, "hash")
+    chain(9, 1, "k", {"k.hsaco": str(tmp_path / "k.cubin")}, "hash")
+    assert initialised == [7]
+
+
 def test_the_version_says_whether_there_are_far_peers_and_which_library():
     near, far, other = wl.language_version(), far_version(1), far_version(2)
     assert not is_far_version(near) and is_far_version(far) and is_far_version(other)
