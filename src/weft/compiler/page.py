@@ -51,6 +51,8 @@ CALL = Facts({"m": 8192}, 4)
 
 def page() -> str:
     """docs/compiler.md."""
+    from weft.compiler import kernel_page
+
     stages = pipeline.compile_program(trace(mlp, "tp", PARAMETERS))
     shown = {name: task.show(program, places=False) for name, program in stages.tasks.items()}
     called = pipeline.overlap(stages.tasks["place"], CALL)
@@ -62,8 +64,8 @@ def page() -> str:
         MAPPED, _code(device.text.show(stages.channels, places=False)),
         FITTED.format(m=SIZES["m"], ranks=RANKS), _code(_spans(stages)),
         LOWERED, _code(device.show(stages.plan, places=False)), CALLED,
-        *_overlapped(called), ORDER, _passes(pipeline.at_declaration()), THEN,
-        _passes(pipeline.at_call(CALL, Settings())), LEGAL,
+        *_overlapped(called), *kernel_page.section(called.plan),
+        ORDER, _passes(pipeline.at_declaration()), THEN, _passes(pipeline.at_call(CALL, Settings())), LEGAL,
         _rules("Task", task.RULES), _rules("Device", device.RULES), LEFT,
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"

@@ -14,7 +14,7 @@ import torch
 from weft.compiler.lower import signature, source
 from weft.ir import core
 from weft.ir.device import Launch
-from weft.ops import _products
+from weft.ops import _lanes, _products
 from weft.tiles import blocking, gemm, gemm_sm90, weave
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Product:
         ]
         self.tma = blocking.can_use_tma(target, rows) and max(self.tile) <= blocking.TMA_EXTENT
         is_hopper = target.backend == "cuda" and target.arch == 90 and self.itemsize == 2
+        # Kernels in Gluon put nothing to ranks of other nodes.
+        is_hopper = is_hopper and len(_lanes.nodes_of(runner.world)) <= 1
         self.is_sm90 = is_hopper and self.tma and self.tile[0] == 128 and self.tile[2] <= 64
         self._set_grid(target)
 
