@@ -22,12 +22,19 @@ SCRIPT = Path(__file__).parent / "scripts" / "two_nodes.py"
 SAID = r"^rank (\d) on node (\d): .*int64, .*all_gather relay.*reduce_scatter relay.*all_to_all"
 
 
-def run(*words: str) -> list[tuple[str, str]]:
+LAUNCHER = "-m torch.distributed.run --standalone --nproc-per-node"
+
+
+def output(*words: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return sorted(re.findall(SAID, done.stdout, re.MULTILINE))
+    return done.stdout
+
+
+def run(*words: str) -> list[tuple[str, str]]:
+    return sorted(re.findall(SAID, output(*words), re.MULTILINE))
 
 
 @pytest.mark.slow
@@ -40,9 +47,15 @@ def test_emulated(nodes, seats):
 
 @pytest.mark.parametrize("ranks", [pytest.param(n, marks=pytest.mark.gpu(n=n)) for n in (2, 4)])
 def test_on_gpus_declared_two_nodes(ranks):
-    launcher = f"-m torch.distributed.run --standalone --nproc-per-node {ranks}"
     seats = [(str(rank), str(2 * rank // ranks)) for rank in range(ranks)]
-    assert run(*launcher.split(), str(SCRIPT)) == seats
+    assert run(*LAUNCHER.split(), str(ranks), str(SCRIPT)) == seats
+
+
+@pytest.mark.gpu(n=2)
+def test_a_far_rank_has_no_address():
+    """What crosses cannot have been loaded or stored: that faults."""
+    said = output(*LAUNCHER.split(), "2", str(SCRIPT.with_name("far_pointer.py")))
+    assert "rank 0 was read: near" in said and "rank 1 faulted: CUDA error: an illegal" in said
 
 
 def test_nodes_are_hosts_or_as_declared():
