@@ -31,12 +31,15 @@ def test_words_are_called_what_the_script_calls_them(ranks):
         )  # fmt: skip
         for _ in range(2):
             left, right = world.signals(1), world.signals(1)
+        p, q, r = [world.zeros((4,), torch.float32) for _ in range(3)]
+        s, t = (world.signals(1) for _ in "ab")
         lone: object = world.signals(1)
         named = world.signals(1, name="mine")
-        made = (ready, taken, full, free, one, two, three, first, left, right, lone, named)
+        made = (ready, taken, full, free, one, two, three, first, left, right, p, q, r, s, t, lone,
+                named)  # fmt: skip
         return [name_of(words) for words in made]
 
-    wanted = "ready taken full free one two three first left right lone mine".split()
+    wanted = "ready taken full free one two three first left right p q r s t lone mine".split()
     assert ranks(main, 2) == [wanted, wanted]
 
 

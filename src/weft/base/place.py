@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import linecache
+import os
 from dataclasses import dataclass
+
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+# What a user's line means is said by its own words: how weft does it tells no more.
+_INNER = tuple(os.path.join(_PACKAGE, room, "") for room in ("language", "runtime", "emulator"))
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,10 @@ class Frame:
 
 @dataclass(frozen=True)
 class Place:
-    """A call chain, the user's outermost frame first, the innermost callee last."""
+    """A call chain, the user's outermost frame first, the innermost callee last.
+
+    As text it leaves out how weft's language and runtime do what a line before them asks for.
+    """
 
     frames: tuple[Frame, ...] = ()
 
@@ -45,9 +53,19 @@ class Place:
         if source := first.source():
             text += f"\n      {source}"
         for frame in rest:
+            if frame.file.startswith(_INNER):
+                continue
             source = frame.source()
-            text += f"\n    via {frame}" + (f":  {source}" if source else "")
+            text += f"\n    via {_short(frame)}" + (f":  {source}" if source else "")
         return text
+
+
+def _short(frame: Frame) -> Frame:
+    """weft's own files by their path inside of it."""
+    if not frame.file.startswith(_PACKAGE):
+        return frame
+    inside = os.path.join("weft", frame.file[len(_PACKAGE) :])
+    return Frame(inside, frame.line, frame.function)
 
 
 UNKNOWN = Place()

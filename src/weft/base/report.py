@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from weft.base.place import UNKNOWN, Frame, Place
 
 RACE_KINDS = ("race",)
+# So many findings of one cause are told by their lines.
+ALSO_SHOWN = 6
 DEADLOCK_KINDS = ("deadlock", "unsatisfiable wait")
 
 
@@ -45,6 +47,11 @@ class Side:
         if frame is not None:
             fields = {"file": frame.file, "line": frame.line, **fields}
         return cls(place=place, **fields)  # type: ignore[arg-type]
+
+    def is_told_in(self, message: str) -> bool:
+        """Does a message that follows call chains have this side's line, with its source?"""
+        frame = self.place.outermost
+        return frame is not None and f"at {frame}\n" in message
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -82,7 +89,9 @@ class Side:
 class Finding:
     """One thing that is wrong: `kind` is a short stable word ("race", "deadlock", "lost wait").
 
-    `message` says what is wrong with its values, and `remedy` what to write instead.
+    `message` says what is wrong with its values, and `remedy` what to write instead. Findings with
+    one `cause`, a signal that is too weak for instance, are one defect, whatever met because of it.
+    `follows`: something had failed before, of which this may be a consequence.
     """
 
     kind: str
@@ -90,16 +99,22 @@ class Finding:
     first: Side
     second: Side | None = None
     remedy: str = ""
+    cause: str = ""
+    follows: bool = False
 
     @property
     def sides(self) -> tuple[Side, ...]:
         return (self.first,) if self.second is None else (self.first, self.second)
 
     def key(self) -> tuple[object, ...]:
-        """Equal for two sightings of one defect: the kind, and the source lines of both sides.
+        """Equal for two sightings of one defect: the kind, and its cause or else both sides' lines.
 
         Which of the two came first, and on which rank's part of a tensor they met, is chance.
         """
+        return (self.kind, self.cause) if self.cause else self.lines()
+
+    def lines(self) -> tuple[object, ...]:
+        """The kind, and the source lines of both sides."""
         sides = [
             (str(side.file), side.line or 0, str(side.tensor).split("@rank")[0])
             for side in self.sides
@@ -115,9 +130,14 @@ class Finding:
             "remedy": self.remedy,
         }
 
+    def briefly(self) -> str:
+        """Who did what where, in a line."""
+        return f"{self.kind}: {_where(self.first)}"
+
     def __str__(self) -> str:
         lines = [f"{self.kind}: {self.message}"]
-        lines += [f"  {side}" for side in self.sides]
+        # A table of who waits for what has said it already, line and all.
+        lines += [f"  {side}" for side in self.sides if not side.is_told_in(self.message)]
         if self.remedy:
             lines.append(f"  remedy: {self.remedy}")
         return "\n".join(lines)
@@ -142,6 +162,8 @@ class Report:
     deadlocks: list[Finding] = field(default_factory=list)
     others: list[Finding] = field(default_factory=list)
     arrivals: list[tuple[Side, Side]] = field(default_factory=list)
+    # Of findings with a cause, by key: what else came of it, in a line each.
+    also: dict[tuple[object, ...], dict[tuple[object, ...], str]] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -162,15 +184,20 @@ class Report:
             place = self.deadlocks
         else:
             place = self.others
-        if any(known.key() == finding.key() for known in place):
-            return False
-        place.append(finding)
-        return True
+        known = next((one for one in place if one.key() == finding.key()), None)
+        if known is None:
+            place.append(finding)
+            return True
+        if finding.lines() != known.lines():
+            self.also.setdefault(finding.key(), {})[finding.lines()] = _where(finding.first)
+        return False
 
     def merge(self, other: Report) -> None:
         """Take over another run's findings and schedules; complete only where both say so."""
         for finding in other.findings:
             self.add(finding)
+            for lines, where in other.also.get(finding.key(), {}).items():
+                self.also.setdefault(finding.key(), {})[lines] = where
         self.schedules += other.schedules
         self.complete = self.complete and other.complete
         self.bound = self.bound or other.bound
@@ -182,16 +209,30 @@ class Report:
             "ranks": self.ranks,
             "schedules": self.schedules,
             "complete": self.complete,
-            "races": [finding.to_json() for finding in self.races],
-            "deadlocks": [finding.to_json() for finding in self.deadlocks],
+            "races": [self._json_of(finding) for finding in self.races],
+            "deadlocks": [self._json_of(finding) for finding in self.deadlocks],
         }
         if self.others:
-            values["others"] = [finding.to_json() for finding in self.others]
+            values["others"] = [self._json_of(finding) for finding in self.others]
         values["ok"] = self.ok
         return values
 
     def to_json_text(self) -> str:
         return json.dumps(self.to_json(), indent=2)
+
+    def _json_of(self, finding: Finding) -> dict[str, object]:
+        values = finding.to_json()
+        if also := self.also.get(finding.key()):
+            values["also"] = list(also.values())
+        return values
+
+    def _text_of(self, finding: Finding) -> str:
+        also = list(self.also.get(finding.key(), {}).values())
+        if not also:
+            return str(finding)
+        shown = "".join(f"\n    {where}" for where in also[:ALSO_SHOWN])
+        more = f"\n    and {len(also) - ALSO_SHOWN} more" if len(also) > ALSO_SHOWN else ""
+        return f"{finding}\n  for the same reason:{shown}{more}"
 
     def __str__(self) -> str:
         covered = f"{self.schedules} schedule{'s' if self.schedules != 1 else ''}"
@@ -211,7 +252,21 @@ class Report:
             )
             if found
         ]
-        return "\n\n".join([head + ", ".join(counts), *map(str, self.findings)])
+        causes = [one for one in self.findings if not one.follows] or self.findings
+        rest = [one for one in self.findings if one not in causes]
+        parts = [head + ", ".join(counts), *map(self._text_of, causes)]
+        if rest:
+            told = "".join(f"\n  {one.briefly()}" for one in rest)
+            parts.append(f"after that, and maybe because of it:{told}")
+        return "\n\n".join(parts)
+
+
+def _where(side: Side) -> str:
+    """What a side did, and at which line."""
+    tensor = "" if side.tensor is None else f" {side.tensor.split('@rank')[0]}"
+    who = "" if side.rank is None else f"rank {side.rank} "
+    place = f" at {side.file}:{side.line}" if side.file else ""
+    return f"{who}{side.note}{tensor}{place}"
 
 
 def _word(name: str, count: int) -> str:

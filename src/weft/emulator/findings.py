@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.base.errors import FindingError
 from weft.base.place import Place
 from weft.base.report import Finding, Report, Side
+from weft.base.vocabulary import Scope
 from weft.emulator.clocks import Agents, Identity
 from weft.emulator.kinds import error_of
 from weft.emulator.memory import Allocation
@@ -20,6 +22,17 @@ if TYPE_CHECKING:
 MAX_FINDINGS = 64
 
 
+class Weak(NamedTuple):
+    """Why a signal did not order what it seems to: in words, and the line alone, its cause."""
+
+    text: str
+    cause: str
+
+
+RESET_IT = (
+    "world.signals are zero from the start: leave the reset out, or put world.barrier() behind it,"
+    " before anybody signals"
+)
 # What to do about a signal that does not order what it seems to.
 STRENGTHEN_IT = (
     'there, order RELEASE for a signal, ACQUIRE for a wait, and scope SYSTEM ("sys" in'
@@ -45,10 +58,12 @@ class Findings:
         self.watches: list[Watch] = []
         self._arrivals: set[tuple[str, int]] = set()
         # Why a signal from an agent to another did not order them; the ledger knows.
-        self.weak_link: Callable[[Any, int, str], str] = lambda by, earlier, kind: ""
+        self.weak_link: Callable[[Any, int, str], Weak | None] = lambda by, earlier, kind: None
 
     def find(self, finding: Finding, error: type[Exception] | None = None) -> None:
         """File a finding; the first one decides which error the session raises."""
+        if self.failed and self.error is not None:
+            finding = replace(finding, follows=True)
         if len(self.report.findings) >= MAX_FINDINGS or not self.report.add(finding):
             return
         for watch in self.watches:
@@ -75,20 +90,27 @@ class Findings:
 
     def race(
         self, by: Any, allocation: Allocation, cell: int, what: str, kind: str, earlier: int,
-        place: Place,
+        place: Place, segment: int = -1,
     ) -> None:  # fmt: skip
-        """Two accesses that nothing orders; `kind` says what the earlier one, a segment, was."""
+        """Two accesses that nothing orders; `kind` says what the earlier one, a segment, was.
+
+        `segment` is the later one's, where it is of a program.
+        """
         index = index_of(allocation, cell)
         agents = self.agents
         identity = agents.identity[agents.segment_agent[earlier]]
-        tensor = tensor_name(allocation)
+        tensor, cause = tensor_name(allocation), ""
         if kind == "scope":
+            narrow = self._narrow(what, segment, place, earlier)
             message = (
-                f"{tensor}[{index_text(index)}] is updated atomically by two ranks, but a scope"
-                " does not include both"
+                f"{tensor}[{index_text(index)}] is used by rank {by.rank} and rank {identity.rank},"
+                f" but {narrow} reaches only one of them"
             )
-            remedy = 'give both atomics scope=SYSTEM (sem scope "sys" in tl.atomic_*)'
-            first_note, second_note = "updates atomically", "updated atomically"
+            remedy = (
+                'scope SYSTEM there, the default of wl.wait and wl.notify ("sys" in tl.atomic_*)'
+            )
+            first_note = "waits for" if what == "wait" else "updates atomically"
+            second_note = "used atomically"
         else:
             message = (
                 f"nothing orders this {what} of {tensor}[{index_text(index)}] after the {kind}"
@@ -101,8 +123,12 @@ class Findings:
                 message = f"{message}: {late}"
                 remedy = "before a buffer is used again, wait for a credit of each of its readers"
             elif weak := self.weak_link(by, agents.segment_agent[earlier], kind):
-                message = f"{message}: {weak}"
-                remedy = COMPLETE_IT if "asynchronous" in weak else STRENGTHEN_IT
+                message, cause = f"{message}: {weak.text}", weak.cause
+                remedy = COMPLETE_IT if "asynchronous" in weak.text else STRENGTHEN_IT
+            elif {what, kind} & {"atomic", "atomic access", "wait"} and cell in allocation.sync:
+                if self._is_reset(what, kind, agents.identity[by.agent], identity):
+                    message = f"{message}: a signal word is reset while others may signal it"
+                    remedy = RESET_IT
         finding = Finding(
             "race", message,
             self.side(by, place, tensor=tensor, index=index, note=first_note),
@@ -110,9 +136,25 @@ class Findings:
                 agents.segment_agent[earlier], agents.segment_place[earlier], tensor=tensor,
                 index=index, note=second_note, step=agents.segment_step[earlier],
             ),
-            remedy,
+            remedy, cause,
         )  # fmt: skip
         self.find(finding)
+
+    def _narrow(self, what: str, segment: int, place: Place, earlier: int) -> str:
+        """Which access has the scope that is too small, and where it is."""
+        scopes = self.agents.segment_scope
+        own = scopes[segment] if segment >= 0 else None
+        if own is not None and own is not Scope.SYSTEM:
+            return f"scope {own.name} of the {what} at {place.outermost}"
+        other = scopes[earlier]
+        where = self.agents.segment_place[earlier].outermost
+        return f"scope {'unknown' if other is None else other.name} of the access at {where}"
+
+    @staticmethod
+    def _is_reset(what: str, kind: str, now: Identity, then: Identity) -> bool:
+        """Is one of the two a torch operation that writes?"""
+        writer = {"write": now}.get(what) or {"write": then}.get(kind)
+        return writer is not None and str(writer.kernel).startswith("torch (")
 
     def _overrun(self, by: Any, what: str, kind: str, earlier: Identity) -> str:
         """What a rank that is a call ahead does to one that is behind; "" if it is no such race."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weft.base.place import Place
 from weft.base.report import Finding, Side
 from weft.base.vocabulary import Scope
-from weft.emulator.findings import index_of, index_text, tensor_name
+from weft.emulator.findings import Weak, index_of, index_text, tensor_name
 from weft.emulator.observation import Watch
 from weft.emulator.reachable import wait_places
 
@@ -190,10 +190,10 @@ class Ledger(Watch):
                 looks = self._looks[by.agent] = deque(maxlen=LOOKS_KEPT)
             looks.append(Look(word, word.last, place, acquire))
 
-    def weak_link(self, by: Any, earlier: int, kind: str) -> str:
+    def weak_link(self, by: Any, earlier: int, kind: str) -> Weak | None:
         """Why a signal that `by` has seen did not order what the agent `earlier` did before it.
 
-        `kind` is what that was, e.g. "write"; "" if `by` has seen no signal that should have.
+        `kind` is what that was, e.g. "write"; None if `by` has seen no signal that should have.
         """
         identities = self.agents.identity
         for look in reversed(self._looks.get(by.agent, ())):
@@ -202,21 +202,25 @@ class Ledger(Watch):
             if signal.agent != earlier:
                 # Asynchronous stores and transfers of a program are an agent of their own.
                 if kind == "write" and identities[signal.agent] is identities[earlier]:
-                    return (
+                    where = str(signal.place.outermost)
+                    return Weak(
                         f"the write is asynchronous, and not complete where {name} is signalled at"
-                        f" {signal.place.outermost}"
-                    )
+                        f" {where}", f"incomplete before {where}",
+                    )  # fmt: skip
                 continue
             same_rank = self.agents.device[earlier] == self.agents.device[by.agent]
             if signal.release is None:
-                return f"the signal to {name} at {signal.place.outermost} is relaxed"
+                where = str(signal.place.outermost)
+                return Weak(f"the signal to {name} at {where} is relaxed", f"relaxed {where}")
             if look.acquire is None:
-                return f"the wait for {name} at {look.place.outermost} is relaxed"
+                where = str(look.place.outermost)
+                return Weak(f"the wait for {name} at {where} is relaxed", f"relaxed {where}")
             narrow = signal.release is not Scope.SYSTEM or look.acquire is not Scope.SYSTEM
             if narrow and not same_rank:
                 which = signal.place if signal.release is not Scope.SYSTEM else look.place
-                return f"the scope at {which.outermost} does not reach from rank to rank"
-        return ""
+                text = f"the scope at {which.outermost} does not reach from rank to rank"
+                return Weak(text, f"narrow {which.outermost}")
+        return None
 
     # ------------------------------------------------------------------------------------------
     # What it makes of a word
@@ -376,12 +380,16 @@ class Ledger(Watch):
         )
 
     def lost(self, waiting: Waiting) -> tuple[int, Side] | None:
-        """The value that would satisfy the wait and was there, unseen, and who set it back."""
+        """The value that was there, unseen, and who set it back; without that, or with what was
+        added since, the wait would be satisfied."""
         allocation, expected = waiting.allocation, waiting.expected
         word = self._words.get(allocation.address + waiting.cell * allocation.cell_bytes)
         if expected is None or word is None or word.fallen is None:
             return None
-        return word.fallen if word.ahead(word.fallen[0], expected) >= 0 else None
+        value = word.fallen[0]
+        if word.last is not None and word.last.how == "add":
+            value += word.last.after  # it counts on from where it was set back to
+        return word.fallen if word.ahead(value, expected) >= 0 else None
 
     def _file(
         self, kind: str, message: str, first: Side, second: Side | None = None, *, remedy: str

@@ -25,7 +25,7 @@ class Access:
         def report(kind: str, earlier: int) -> None:
             self.program.machine.findings.race(
                 self.program, self.allocation, self._where(number), self.what, kind, earlier,
-                self.program.locations[self.loc],
+                self.program.locations[self.loc], self.segment,
             )  # fmt: skip
 
         return report
@@ -108,6 +108,7 @@ class Awaited(Atomic):
     """The look that ends a wait."""
 
     __slots__ = ()
+    what = "wait"
 
     def __init__(self, program, allocation, loc, cells, segment) -> None:
         super().__init__(program, allocation, loc, cells, segment, False)

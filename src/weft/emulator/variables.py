@@ -61,6 +61,9 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[Made]:
     if isinstance(target, several) and isinstance(value, several):
         for one, made in zip(target.elts, value.elts, strict=False):
             yield from _pairs(one, made)
+    elif isinstance(target, several) and isinstance(value, (ast.ListComp, ast.GeneratorExp)):
+        for one in target.elts:
+            yield from _pairs(one, value.elt)
     elif isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
         last = value.end_lineno or value.lineno
         yield Made(ast.unparse(target), value.func.attr, value.lineno, last)
