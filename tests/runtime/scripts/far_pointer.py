@@ -1,4 +1,4 @@
-"""Rank 0 loads from a far rank directly, on GPUs that are declared two nodes: there is no address."""
+"""Rank 0 loads from a far rank directly, on GPUs declared two nodes: it has no address there."""
 
 import os
 import sys
