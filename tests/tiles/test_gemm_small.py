@@ -20,10 +20,8 @@ from weft.verify import compiled
 
 
 @triton.jit
-def small_gemm(a, weights, b, c, sums, come, shape, tile, ahead):
+def small_gemm(a, b, c, sums, come, shape, tile):
     program, num_programs = tl.program_id(0), tl.num_programs(0)
-    if tile.tma:
-        gemm_small.fetch_ahead(weights, shape, tile, ahead, program, num_programs)
     gemm_small.gemm_small(
         b, shape, tile, gemm_small.Partials(sums, come), program, num_programs,
         gemm.ready_always, gemm.Always(a, shape.m), gemm.emit_store, gemm.Stored(c, shape),
@@ -57,7 +55,7 @@ def multiply(m, n, k, dtype, num_programs, *, b_is_nk=False, calls=1):
         a, c = torch.randn(m, k).to(dtype), torch.full((m, n), float("nan"), dtype=dtype)
         b = torch.randn(n, k).to(dtype).t() if b_is_nk else torch.randn(k, n).to(dtype)
         shape = gemm.Shape(m, n, k, k, k if b_is_nk else n, n)
-        small_gemm[(num_programs,)](a, b, b, c, sums, come, shape, tile.as_constexpr(), 2)
+        small_gemm[(num_programs,)](a, b, c, sums, come, shape, tile.as_constexpr())
         done.append((a, b, c))
     assert not come.any()
     return done
@@ -105,16 +103,16 @@ def test_weights_are_under_way_while_others_are_multiplied(target, tile_m):
     record = KernelRecord(
         name="small_gemm",
         signature={
-            "a": operand(tile_m, 128), "weights": "*bf16", "b": operand(64, 128),
+            "a": operand(tile_m, 128), "b": operand(64, 128),
             "c": operand(tile_m, 64), "sums": "*fp32", "come": "*i32", "shape": ["i32"] * 6,
-            "tile": ["constexpr"] * 6, "ahead": "i32",
+            "tile": ["constexpr"] * 6,
         },
         constants={
             "shape": gemm.Shape(*[None] * 6),
             "tile": gemm.Tile.of(tile_m, 64, 128, size_k=8192, b_is_nk=True, tma=tma),
         },
         options={"num_warps": 4, "num_stages": stages},
-        divisible_by_16=("a", "weights", "b", "c", "sums", *(
+        divisible_by_16=("a", "b", "c", "sums", *(
             f"shape.{name}" for name in gemm.Shape._fields
         )),
     )  # fmt: skip
@@ -125,4 +123,3 @@ def test_weights_are_under_way_while_others_are_multiplied(target, tile_m):
         assert "ld.local" not in ptx and "st.local" not in ptx
         # Shared memory holds the stages: the loop is pipelined.
         assert binary.metadata.shared >= (stages - 1) * (tile_m + 64) * 128 * 2
-        assert not tma or "cp.async.bulk.prefetch.L2" in ptx

@@ -11,7 +11,6 @@ import importlib
 from weft.base.vocabulary import Order, Scope, SignalOp
 from weft.language.addressing import at, is_near, local_rank, node, num_ranks, rank
 from weft.language.barriers import barrier, barrier_grid
-from weft.language.caching import prefetch
 from weft.language.channels import (
     ChannelArg,
     channel_advance,
@@ -73,7 +72,6 @@ for _file in (
     *("emu.addressing", "emu.signals", "emu.ordered", "emu.packets", "emu.lines"),
     "emu.one_sided",
     *("portable.addressing", "portable.ordered", "portable.one_sided", "portable.barriers"),
-    *("cuda.caching", "portable.caching"),
 ):
     importlib.import_module(f"{__name__}.{_file}")
 
@@ -126,7 +124,6 @@ __all__ = [
     "num_warps",
     "peer_tile_notify",
     "peer_tile_wait",
-    "prefetch",
     "put",
     "put_lines",
     "put_nbi",

@@ -299,13 +299,6 @@ def _mask(call: Call, name: str, value: Any, values: dict) -> Any:
     raise UsageError(f"{call.show(name, value)}; pass a tile of booleans, or None")
 
 
-def _num_bytes(call: Call, name: str, value: Any, values: dict) -> Any:
-    size = api.unwrap(value)
-    if api.is_tensor(value) or not isinstance(size, int) or size < 16 or size % 16:
-        raise UsageError(f"{call.show(name, value)}; pass a constant multiple of 16")
-    return value
-
-
 def _order(call: Call, name: str, value: Any, values: dict) -> str:
     order = _enum(call, name, value, Order)
     if order not in call.orders:
@@ -364,7 +357,6 @@ CHECKS: dict[str, Callable[[Call, str, Any, dict], Any]] = {
     "line_count": _line_count,
     "line_dtype": _line_dtype,
     "flag": _flag,
-    "num_bytes": _num_bytes,
     "op": _op,
     "order": _order,
     "scope": _scope,

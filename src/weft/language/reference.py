@@ -14,7 +14,6 @@ from weft.base.vocabulary import Order, Scope, SignalOp
 from weft.language import (
     addressing,
     barriers,
-    caching,
     channels,
     lines,
     mapping,
@@ -47,7 +46,7 @@ Arguments are checked while the kernel is traced; the error carries the line of 
 Where a line says "(emulator)", only `weft emulate` and `weft verify` can check it.
 """
 
-FILES = (addressing, signals, one_sided, ordered, packets, lines, barriers, caching, multicast)
+FILES = (addressing, signals, one_sided, ordered, packets, lines, barriers, multicast)
 # Plain @triton.jit, for every target.
 DEVICE_FUNCTIONS = {
     lines: (lines.line_elements,),

@@ -148,50 +148,78 @@ class SlotCall(Call):
         alignment = tuple(tensor.data_ptr() % blocking.TMA_BYTES for tensor in (a, b, out))
         aligned = not any(alignment)
         multiply, arguments, options = self._multiply_with(world, slot, a, b, out, aligned)
-        if not self.by_engine:
+
+        def start_multiply() -> None:
             self._start(multiply, self.grid, arguments, options, aligned)
+
+        if not self.by_engine:
+            start_multiply()
             return
-        staged, staging = self._staging(world, slot, a, offset)
-        begin, begun = self.program.announce, (
-            slot.rows_ready, slot.shard_ready, slot.arg, self.config.chunks, world.arg,
-        )  # fmt: skip
-        if not self.is_pull:
-            begin, begun = self.program.open, (*begun, self.straddles)
-        closing = (slot.shard_ready, slot.rows_taken, world.arg)
-        is_closed = self.is_pull and offset is not None
         if alignment not in self._loaded:
             # They wait for each other, and no binary is loaded while a kernel runs.
             world.load(multiply, *arguments, **options)
-            world.load(begin, *begun, num_warps=1)
-            if is_closed:
-                world.load(self.program.close, *closing, num_warps=1)
+            for fn, its_arguments in self._beside(world, slot, offset):
+                world.load(fn, *its_arguments, num_warps=1)
             self._loaded.add(alignment)
+        if self.is_pull:
+            self._pull(world, slot, a, offset, aligned, start_multiply)
+        else:
+            self._put(world, slot, a, aligned, start_multiply)
+
+    def _beside(self, world: Any, slot: Any, offset: int | None) -> list[tuple[Any, tuple]]:
+        """Kernels of one program that run beside the product, with their arguments."""
+        begun = (slot.rows_ready, slot.shard_ready, slot.arg, self.config.chunks, world.arg)
+        if not self.is_pull:
+            return [(self.program.open, (*begun, self.straddles))]
+        beside = [(self.program.announce, begun)]
+        if offset is not None:
+            beside.append((self.program.close, (slot.shard_ready, slot.rows_taken, world.arg)))
+        return beside
+
+    def _put(self, world: Any, slot: Any, a: Any, aligned: bool, start_multiply: Any) -> None:
         main, copier = world.current_stream(), world.stream("copy")
-        if staging is not None:
-            # Beside the product, which fills the device, it would get no SM.
-            grid = (self.config.feeders, 1, 1)
-            self._start(staging, grid, staged, {"num_warps": STAGE_WARPS}, aligned)
+        if self.straddles:
+            self._stage(self.program.stage_edges, world, slot, a, aligned, self.config.tile_m)
         copier.wait(main)
+        ((fn, arguments),) = self._beside(world, slot, None)
         with copier:
-            self._start(begin, (1, 1, 1), begun, {"num_warps": 1}, True)
-        self._start(multiply, self.grid, arguments, options, aligned)
+            self._start(fn, (1, 1, 1), arguments, {"num_warps": 1}, True)
+        start_multiply()
+        with copier:
+            # Not kept: that would keep `a`.
+            for is_word, dst, src in plan_puts(world, slot, a, self.problem, self.shards):
+                (world.copy_word if is_word else world.copy)(dst, src)
+        # weft: equivalent-mutant swap of record: a last word that comes late is followed by the
+        # next call's from the same engine, and until then missed by nobody
+        main.wait(copier)
+
+    def _pull(
+        self, world: Any, slot: Any, a: Any, offset: int | None, aligned: bool, start_multiply: Any
+    ) -> None:
+        main, copier = world.current_stream(), world.stream("copy")
+        if offset is None:
+            # Beside the product, which fills the device, it would get no SM.
+            self._stage(self.program.stage, world, slot, a, aligned)
+        copier.wait(main)
+        begin, *close = self._beside(world, slot, offset)
+        with copier:
+            self._start(begin[0], (1, 1, 1), begin[1], {"num_warps": 1}, True)
+        start_multiply()
         with copier:
             for is_word, dst, src in self._copies_for(world, slot, a, offset):
                 (world.copy_word if is_word else world.copy)(dst, src)
-            if is_closed:
-                self._start(self.program.close, (1, 1, 1), closing, {"num_warps": 1}, True)
+            for fn, arguments in close:
+                self._start(fn, (1, 1, 1), arguments, {"num_warps": 1}, True)
         main.wait(copier)
 
-    def _staging(self, world: Any, slot: Any, a: Any, offset: int | None) -> tuple[tuple, Any]:
-        """What is copied to the own slot before all else: arguments, and the kernel or None."""
-        tile = () if self.is_pull else (self.config.tile_m,)
+    def _stage(self, fn: Any, world: Any, slot: Any, a: Any, aligned: bool, *tile: int) -> None:
+        """Copy own rows to the own slot."""
         arguments = (
             a, slot.gathered, slot.arg, self.shape, self.shards, world.arg, *tile,
             self.config.block,
         )  # fmt: skip
-        if self.is_pull:
-            return arguments, self.program.stage if offset is None else None
-        return arguments, self.program.stage_edges if self.straddles else None
+        grid = (self.config.feeders, 1, 1)
+        self._start(fn, grid, arguments, {"num_warps": STAGE_WARPS}, aligned)
 
     def _start(self, fn: Any, grid: tuple, arguments: tuple, options: dict, aligned: bool) -> None:
         kernel = self._kernels.get(fn) if aligned else None
@@ -226,14 +254,14 @@ class SlotCall(Call):
             arguments = (
                 a, own, slot.gathered, gathered, right, result, slot.rows_ready, slot.fed,
                 slot.partials, slot.summed, slot.arg, self.shape, self.shards, world.arg,
-                feeders, self.by_engine, config.block, config.tile_m, config.tile_n,
+                feeders, self.by_engine, self.is_pull, config.block, config.tile_m, config.tile_n,
                 config.tile_k, config.num_stages, self.problem.b_is_nk,
             )  # fmt: skip
             return self.program.multiply_sm90, arguments, {"num_warps": config.num_warps}
         arguments = (
             a, own, slot.gathered, gathered, right, result, slot.rows_ready, slot.fed, slot.arg,
             self.shape, self.shards, self.tiles[tma], world.arg,
-            feeders, config.block,
+            feeders, self.is_pull, config.block,
         )  # fmt: skip
         num_stages = config.num_stages if config.template == "plain" else 3
         return (
@@ -251,9 +279,6 @@ class SlotCall(Call):
 
     def _copies_for(self, world: Any, slot: Any, a: Any, offset: int | None) -> tuple:
         """What the copy engine does for a call on `slot` whose rows lie at `offset`."""
-        if not self.is_pull:
-            # Not kept: that would keep `a`.
-            return tuple(plan_puts(world, slot, a, self.problem, self.shards))
         copies = self._copies.get((slot, offset))
         if copies is None:
             if len(self._copies) >= MOST_PLANS:

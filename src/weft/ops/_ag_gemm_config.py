@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weft.base.errors import ConfigError
 from weft.base.target import Target
 from weft.ops import _arrival, _by_library, _lanes
-from weft.tiles import blocking, gemm, gemm_sm90
+from weft.tiles import blocking, gemm, gemm_sm90, gemm_small_sm90
 from weft.tiles.blocking import Blocking
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ PACKETS = "packets"
 # Those where copy engines carry the data.
 ENGINES = ("pull", "put")
 LIBRARY = _by_library.TRANSPORT
-TEMPLATES = ("plain", "small", "sm90")
+TEMPLATES = ("plain", "small", "sm90", "small_sm90")
+# Those for few rows.
+FEW, SM90_FEW = "small", "small_sm90"
 
 # Up to so many bytes of A per rank the SMs push; more where the product is too narrow to hide a
 # copy engine's start behind it (4 x H200, m 512 to 4096: push ahead up to 4 MiB, at n 2560 to 8).
@@ -52,7 +54,7 @@ class Config:
     Units   chunks: signals per shard; pieces: programs that share one chunk's way to one rank;
             feeders: programs that feed before they multiply, with packets all that there are;
             block: elements, or packets for each rank, that they move at a time; group_m: rows of
-            tiles that share columns in L2; ahead: steps of weights asked for before rows are
+            tiles that share columns in L2
     """
 
     transport: str = "pull"
@@ -68,7 +70,6 @@ class Config:
     pieces: int = 16
     block: int = 16384
     tma: bool = True
-    ahead: int = 0
 
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
@@ -98,7 +99,7 @@ class Config:
         if self.block < 16 or self.block & (self.block - 1):
             raise ConfigError(f"ag_gemm: block={self.block}; it must be a power of two from 16 on")
         self._check_feeders(problem, target)
-        if self.template == "sm90":
+        if self.template.endswith("sm90"):
             return
         tma = self.tma and can_use_tma(problem, target)
         self.blocking.check("ag_gemm", problem.dtype, problem.out_dtype, tma, target)
@@ -118,7 +119,7 @@ class Config:
 
     def most_resident(self, problem: Problem, target: Target) -> int:
         """How many programs of the small template fit at once, by their shared memory."""
-        if target.backend == "emu":
+        if target.backend == "emu" or self.template == SM90_FEW:
             return target.num_sms
         tma = self.tma and can_use_tma(problem, target)
         needed = self.blocking.shared_bytes(problem.dtype, problem.out_dtype, tma, target)
@@ -131,12 +132,12 @@ class Config:
             raise ConfigError(
                 f"ag_gemm: template={self.template!r}; it must be one of {', '.join(TEMPLATES)}"
             )
-        if (self.template == "small") != (self.transport == PACKETS):
+        if (self.template in (FEW, SM90_FEW)) != (self.transport == PACKETS):
             raise ConfigError(
                 f"ag_gemm: template={self.template!r} with transport={self.transport!r}; "
-                f"'small' and {PACKETS!r} go together"
+                f"{FEW!r} and {SM90_FEW!r} go with {PACKETS!r}, the others do not"
             )
-        if self.template != "sm90":
+        if not self.template.endswith("sm90"):
             return
         if not can_use_sm90(problem, target):
             raise ConfigError(
@@ -144,7 +145,8 @@ class Config:
                 f"operands with rows of a multiple of {blocking.TMA_BYTES} bytes, and compute "
                 "capability 9.0"
             )
-        gemm_sm90.check("ag_gemm", self.tile_m, self.tile_n, self.tile_k, self.num_stages, target)
+        check = gemm_small_sm90.check if self.template == SM90_FEW else gemm_sm90.check
+        check("ag_gemm", self.tile_m, self.tile_n, self.tile_k, self.num_stages, target)
 
     @property
     def blocking(self) -> Blocking:
@@ -179,7 +181,8 @@ def straddles(problem: Problem, config: Config) -> bool:
 
 def can_use_sm90(problem: Problem, target: Target) -> bool:
     """Does the template for Hopper take this problem there?"""
-    is_hopper = target.backend == "cuda" and target.arch == 90
+    # Its feeders store directly: tiles do not reach other nodes from Gluon.
+    is_hopper = target.backend == "cuda" and target.arch == 90 and len(problem.nodes) <= 1
     return (
         is_hopper and problem.itemsize == problem.out_itemsize == 2 and can_use_tma(problem, target)
     )
@@ -216,21 +219,30 @@ def _by_packets(problem: Problem, target: Target) -> Iterator[Config]:
         return
     if target.backend != "emu" and problem.m > 4 * SMALL_M:
         return
-    cut = _few_rows(problem, target)
-    config = Config(transport=PACKETS, template="small", **asdict(cut))
+    for template, cut in _few_rows(problem, target):
+        config = Config(transport=PACKETS, template=template, **asdict(cut))
+        yield _with_packets(config, problem, target)
+
+
+def _with_packets(config: Config, problem: Problem, target: Target) -> Config:
+    """`config` with programs enough, and packets for each."""
     programs = min(config.most_resident(problem, target), 3 if target.backend == "emu" else 1 << 20)
     packets = ceil(problem.shard_bytes / _lanes.PACKET_BYTES)
     block = min(MOST_PACKETS, max(16, _lanes.power_of_two(ceil(packets / programs))))
-    yield replace(config, feeders=programs, block=block, ahead=4)
+    return replace(config, feeders=programs, block=block)
 
 
-def _few_rows(problem: Problem, target: Target) -> Blocking:
-    """Narrow tiles with many stages: as much of B under way as fits."""
+def _few_rows(problem: Problem, target: Target) -> Iterator[tuple[str, Blocking]]:
+    """Templates and narrow tiles with many stages: as much of B under way as fits."""
     usual = next(blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target))
     tile_m = min(64, max(16, _lanes.power_of_two(problem.m)))
     if target.backend != "cuda" or problem.itemsize != 2 or not can_use_tma(problem, target):
-        return replace(usual, tile_m=min(usual.tile_m, tile_m), num_warps=4)
-    return Blocking(tile_m, 64, 128, 4, 4 if tile_m < 64 else 3)
+        yield FEW, replace(usual, tile_m=min(usual.tile_m, tile_m), num_warps=4)
+        return
+    if can_use_sm90(problem, target):
+        stages = gemm_small_sm90.most_stages(tile_m, 128, 64, target)
+        yield SM90_FEW, Blocking(tile_m, 128, 64, gemm_small_sm90.NUM_WARPS, stages)
+    yield FEW, Blocking(tile_m, 64, 128, 4, 4 if tile_m < 64 else 3)
 
 
 def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> list[Config]:
@@ -253,7 +265,7 @@ def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> l
 
 def _end_us(config: Config, problem: Problem, target: Target) -> float:
     """When a call on Hopper would end, as predicted."""
-    if config.template == "small":
+    if config.transport == PACKETS:
         return _arrival.few_us(problem.n, problem.k)
     if config.template == "plain":
         return _arrival.small_us(problem.n, problem.k)

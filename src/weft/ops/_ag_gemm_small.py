@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
 import weft.language as wl
 from weft.base.dtypes import DTYPES
@@ -34,8 +36,19 @@ from weft.language import triton_api
 from weft.language.world_arg import WorldArg, language_version
 from weft.ops import _lanes
 from weft.ops._ag_gemm_call import Call
+from weft.ops._ag_gemm_config import SM90_FEW as SM90
 from weft.ops._ag_gemm_config import Config, can_use_tma, shape_of, tile_of
-from weft.tiles import blocking, exchange, gemm, gemm_small, move, packets, postbox
+from weft.tiles import (
+    blocking,
+    exchange,
+    gemm,
+    gemm_sm90,
+    gemm_small,
+    gemm_small_sm90,
+    move,
+    packets,
+    postbox,
+)
 from weft.tiles.move import Shards
 
 if TYPE_CHECKING:
@@ -61,34 +74,69 @@ def _ready(at, segment, tile, args):
 
 
 @triton.jit
-def multiply_few(a, gathered, rows, weights, b, c, words, steps, calls, unpacked, sums, come, shape,
-                 shards, tile, world, ahead, width: tl.constexpr, sources: tl.constexpr,
+def _indices(sources: tl.constexpr, block: tl.constexpr):
+    return tl.arange(0, sources)[:, None], tl.arange(0, block)
+
+
+@gluon.jit
+def _indices_sm90(sources: gl.constexpr, block: gl.constexpr):
+    # A thread has the same packets of all sources.
+    layout: gl.constexpr = gl.BlockedLayout([1, max(1, block // 128)], [1, 32], [1, 4], [1, 0])
+    source = gl.arange(0, sources, gl.SliceLayout(1, layout))[:, None]
+    return source, gl.arange(0, block, gl.SliceLayout(0, layout))
+
+
+class Gathering(NamedTuple):
+    """Arguments of `_gather`; `shards` cut the gathered bytes."""
+
+    a: Any
+    gathered: Any
+    words: Any
+    steps: Any
+    unpacked: Any
+    shards: Any
+    world: Any
+
+
+@triton.jit
+def _gather(args, indices: tl.constexpr, width: tl.constexpr, sources: tl.constexpr,
+            block: tl.constexpr):  # fmt: skip
+    """This program's piece of all ranks' rows -> `gathered`. args: Gathering"""
+    # args.world by its full name: a variable would forget the world's constants.
+    shards = move.rounded(args.shards, 1)
+    mail = postbox.PacketBoxes(args.steps, args.words)
+    rank, base = wl.rank(args.world), postbox.steps_made(mail)
+    num_steps = exchange.steps_of(packets.tiles_of(shards.shard, block))
+    source, j = indices(sources, block)
+    for step in range(num_steps):
+        i = exchange.tile_of(step, block) + j
+        flag = (base + step + 1).to(tl.int32)
+        values = packets.load(args.a, 0, i, move.size_of(shards, rank), width)
+        mine = postbox.packet_box(mail, base + step, rank, args.world.num_ranks, block) + j
+        for hop in range(1, args.world.num_ranks + 1):
+            # weft: equivalent-mutant peer+1 of at: every rank gets the same, in another order
+            wl.put_packets(args.world, mine, values, flag, to=(rank + hop) % args.world.num_ranks)
+        boxes = (
+            postbox.packet_box(mail, base + step, source, args.world.num_ranks, block) + j[None, :]
+        )
+        here = (source < args.world.num_ranks) & (j >= 0)[None, :]
+        values = wl.wait_packets(boxes, flag, world=args.world, mask=here)
+        size = tl.where(source < args.world.num_ranks, move.size_of(shards, source), 0)
+        packets.store(args.gathered, shards.shard * source, i[None, :], size, values, width)
+    # weft: equivalent-mutant incomplete of notify: no store before it is asynchronous
+    wl.notify(args.world, args.unpacked, 1, to=rank, op=wl.SignalOp.ADD, scope=wl.Scope.DEVICE)
+    postbox.end(mail, base + num_steps)
+
+
+@triton.jit
+def multiply_few(a, gathered, rows, b, c, words, steps, calls, unpacked, sums, come, shape, shards,
+                 tile, world, width: tl.constexpr, sources: tl.constexpr,
                  block: tl.constexpr):  # fmt: skip
-    """`rows` and `b` are what is multiplied: descriptors, or the pointers `gathered` and `weights`
-    once more. `shards` cut the gathered bytes; `ahead` units of weights are asked for first."""
+    """`rows` and `b` are what is multiplied: descriptors, or pointers."""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     call = tl.load(calls + program) + 1
-    shards = move.rounded(shards, 1)
-    mail = postbox.PacketBoxes(steps, words)
-    base = postbox.steps_made(mail)
-    num_steps = exchange.steps_of(packets.tiles_of(shards.shard, block))
-    for step in range(num_steps):
-        i = exchange.tile_of(step, block) + tl.arange(0, block)
-        values = packets.load(a, 0, i, move.size_of(shards, wl.rank(world)), width)
-        for hop in range(1, world.num_ranks + 1):
-            to = (wl.rank(world) + hop) % world.num_ranks
-            # weft: equivalent-mutant peer+1 of at: every rank gets the same, in another order
-            postbox.put_packets(world, mail, base + step, values, to, block)
-        if tile.tma & (step == 0):
-            # Behind the packets: in front of them it would hold them up.
-            gemm_small.fetch_ahead(weights, shape, tile, ahead, program, num_programs)
-        values = postbox.wait_packets(world, mail, base + step, sources, block)
-        packets.gather(world, values, i, exchange.Gathered(a, gathered, shards), width)
-    if tile.tma & (num_steps == 0):
-        gemm_small.fetch_ahead(weights, shape, tile, ahead, program, num_programs)
-    # weft: equivalent-mutant incomplete of notify: no store before it is asynchronous
-    wl.notify(world, unpacked, 1, to=wl.rank(world), op=wl.SignalOp.ADD, scope=wl.Scope.DEVICE)
-    postbox.end(mail, base + num_steps)
+    _gather(Gathering(a, gathered, words, steps, unpacked, shards, world), _indices, width, sources,
+            block)  # fmt: skip
     m = tl.cast(shape.m, tl.int32)
     gemm_small.gemm_small(
         b, shape, tile, gemm_small.Partials(sums, come), program, num_programs,
@@ -98,23 +146,54 @@ def multiply_few(a, gathered, rows, weights, b, c, words, steps, calls, unpacked
     tl.store(calls + program, call)
 
 
+@gluon.jit
+def multiply_few_sm90(a, gathered, rows, b, c, words, steps, calls, unpacked, sums, come, shape,
+                      shards, world, tile_m: gl.constexpr, tile_n: gl.constexpr,
+                      tile_k: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr,
+                      width: gl.constexpr, sources: gl.constexpr,
+                      block: gl.constexpr):  # fmt: skip
+    """The same with the template for Hopper: its consumers gather while weights arrive."""
+    program, num_programs = gl.program_id(0), gl.num_programs(0)
+    call = gl.load(calls + program) + 1
+    gl.store(calls + program, call)
+    m = tl.cast(shape.m, gl.int32)
+    begin: gl.constexpr = _gather_sm90
+    options: gl.constexpr = (width, sources, block)
+    ready: gl.constexpr = _ready
+    emit: gl.constexpr = gemm_small_sm90.emit_store
+    gemm_small_sm90.gemm_small(
+        rows, b, shape, gemm_small.Partials(sums, come), program, num_programs, tile_m, tile_n,
+        tile_k, stages, b_is_nk,
+        begin, Gathering(a, gathered, words, steps, unpacked, shards, world), options,
+        ready, Unpacked(rows, m, unpacked, call * num_programs, world),
+        emit, gemm.Stored(c, shape),
+    )  # fmt: skip
+
+
+@gluon.jit
+def _gather_sm90(args, options: gl.constexpr):
+    indices: gl.constexpr = _indices_sm90
+    _gather(args, indices, options[0], options[1], options[2])
+
+
 def record(problem: Problem, config: Config, target: Target) -> tuple[Any, KernelRecord]:
     """The kernel, and how it is compiled for rows that begin at 16 bytes."""
     element, out_element = DTYPES[problem.dtype].triton, DTYPES[problem.out_dtype].triton
     tma = config.tma and can_use_tma(problem, target)
     tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
+    is_sm90 = config.template == SM90
 
     def operand(word: str, *block: int) -> str:
-        return f"tensordesc<{word}[{block[0]}, {block[1]}]>" if tma else f"*{word}"
+        layout = f",{gemm_sm90.block_layout(block, problem.itemsize)!r}" if is_sm90 else ""
+        return f"tensordesc<{word}[{block[0]}, {block[1]}]{layout}>" if tma else f"*{word}"
 
     b_block = (tile_n, tile_k) if problem.b_is_nk else (tile_k, tile_n)
     words = {
         "a": "*i32",
         "gathered": "*i32",
         "rows": operand(element, tile_m, tile_k),
-        "weights": f"*{element}",
         "b": operand(element, *b_block),
-        "c": operand(out_element, tile_m, tile_n),
+        "c": f"*{out_element}" if is_sm90 else operand(out_element, tile_m, tile_n),
         **dict.fromkeys(("words", "steps", "calls", "unpacked"), "*i64"),
         "sums": "*fp32",
         "come": "*i32",
@@ -122,23 +201,30 @@ def record(problem: Problem, config: Config, target: Target) -> tuple[Any, Kerne
         "shards": ["i32"] * len(Shards._fields),
         "tile": ["constexpr"] * len(gemm.Tile._fields),
         "world": ["*i64", "constexpr", "constexpr"],
-        "ahead": "i32",
     }
-    names = multiply_few.arg_names
+    constants = {
+        "shape": gemm.Shape(*[None] * len(gemm.Shape._fields)),
+        "shards": Shards(None, None),
+        "tile": tile_of(problem, config, tma),
+        "world": WorldArg(None, problem.num_ranks, language_version()),
+        "tile_m": tile_m,
+        "tile_n": tile_n,
+        "tile_k": tile_k,
+        "stages": config.num_stages,
+        "b_is_nk": problem.b_is_nk,
+        "width": gcd(_lanes.PACKET_BYTES, problem.k * problem.itemsize),
+        "sources": _lanes.power_of_two(problem.num_ranks),
+        "block": config.block,
+    }
+    fn = multiply_few_sm90 if is_sm90 else multiply_few
+    names = fn.arg_names
+    stages = {} if is_sm90 else {"num_stages": config.num_stages}
     extents = shape_of(problem)._asdict()
-    return multiply_few, KernelRecord(
+    return fn, KernelRecord(
         name="ag_gemm.multiply_few",
         signature={name: words.get(name, "constexpr") for name in names},
-        constants={
-            "shape": gemm.Shape(*[None] * len(gemm.Shape._fields)),
-            "shards": Shards(None, None),
-            "tile": tile_of(problem, config, tma),
-            "world": WorldArg(None, problem.num_ranks, language_version()),
-            "width": gcd(_lanes.PACKET_BYTES, problem.k * problem.itemsize),
-            "sources": _lanes.power_of_two(problem.num_ranks),
-            "block": config.block,
-        },
-        options={"num_warps": config.num_warps, "num_stages": config.num_stages},
+        constants={name: constants[name] for name in names if name in constants},
+        options={"num_warps": config.num_warps, **stages},
         divisible_by_16=(
             *(name for name in names if isinstance(words.get(name), str) and words[name][0] == "*"),
             *(f"shape.{name}" for name, extent in extents.items() if extent % 16 == 0),
@@ -154,12 +240,10 @@ class PacketCall(Call):
         self.tma = config.tma and can_use_tma(problem, world.target)
         programs, block = config.feeders, config.block
         self._workspace = f"ag_gemm.{programs}x{block}"
+        sums = gemm_small.partial_elements(config.tile_m, config.tile_n, programs)
         self._buffers = {
             "gathered": ((problem.m, problem.k), getattr(torch, problem.dtype)),
-            "sums": (
-                (gemm_small.partial_elements(config.tile_m, config.tile_n, programs),),
-                torch.float32,
-            ),
+            "sums": ((sums,), torch.float32),
         }
         words = programs * postbox.PACKET_DEPTH.value * world.num_ranks * block
         self._signals = {
@@ -169,9 +253,8 @@ class PacketCall(Call):
             "unpacked": (1, torch.int64),
             "come": (config.blocking.num_tiles(problem.m, problem.n), torch.int32),
         }
-        row_bytes = problem.k * problem.itemsize
-        self._shards = Shards(problem.m * row_bytes, problem.rows * row_bytes)
-        self._row_bytes = row_bytes
+        self._row_bytes = problem.k * problem.itemsize
+        self._shards = Shards(problem.m * self._row_bytes, problem.rows * self._row_bytes)
         self._tiles = [tile_of(problem, config, tma).as_constexpr() for tma in (False, True)]
         self._sources = _lanes.power_of_two(world.num_ranks)
         self._kernel: Any = None
@@ -185,30 +268,46 @@ class PacketCall(Call):
         )
 
     def _launch(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> None:
-        config, problem = self.config, self.problem
         aligned = not any(tensor.data_ptr() % blocking.TMA_BYTES for tensor in (a, b, out))
-        tma = self.tma and aligned
-        rows, right, result = slot.gathered, b, out
-        if tma:
-            rows = blocking.descriptor(rows, (config.tile_m, config.tile_k))
-            result = blocking.descriptor(out, (config.tile_m, config.tile_n))
-            if problem.b_is_nk:
-                right = blocking.descriptor(b.t(), (config.tile_n, config.tile_k))
-            else:
-                right = blocking.descriptor(b, (config.tile_k, config.tile_n))
         width = min(_lanes.PACKET_BYTES, _lanes.width_of(self._row_bytes, a, slot.gathered))
         own, gathered = _lanes.as_words(width, a, slot.gathered)
+        fn, operands, rest, options = self._multiply_with(world, slot, b, out, aligned)
         arguments = (
-            own, gathered, rows, b, right, result, slot.words, slot.steps, slot.calls,
-            slot.unpacked, slot.sums, slot.come, shape_of(problem), self._shards,
-            self._tiles[tma], world.arg, config.ahead, width, self._sources, config.block,
+            own, gathered, *operands, slot.words, slot.steps, slot.calls, slot.unpacked, slot.sums,
+            slot.come, shape_of(self.problem), self._shards, *rest, width, self._sources,
+            self.config.block,
         )  # fmt: skip
-        grid = (config.feeders, 1, 1)
+        grid = (self.config.feeders, 1, 1)
         if aligned and self._kernel is not None:
             triton_api.relaunch(self._kernel, grid, *arguments)
             return
-        kernel = multiply_few[grid](
-            *arguments, num_warps=config.num_warps, num_stages=config.num_stages
-        )
+        kernel = fn[grid](*arguments, **options)
         if aligned:
             self._kernel = kernel
+
+    def _multiply_with(
+        self, world: Any, slot: Any, b: Any, out: Any, aligned: bool
+    ) -> tuple[Any, tuple, tuple, dict]:
+        """The kernel; its rows, weights and result; what follows the shards; its options."""
+        config, b_is_nk = self.config, self.problem.b_is_nk
+        tma, is_sm90 = self.tma and aligned, config.template == SM90 and aligned
+        describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
+        operands = (slot.gathered, b, out)
+        if tma:
+            lies, block = (b.t(), (config.tile_n, config.tile_k)) if b_is_nk else (
+                b, (config.tile_k, config.tile_n)
+            )  # fmt: skip
+            rows = describe(slot.gathered, (config.tile_m, config.tile_k))
+            result = out if is_sm90 else describe(out, (config.tile_m, config.tile_n))
+            operands = (rows, describe(lies, block), result)
+        options = {"num_warps": config.num_warps}
+        if is_sm90:
+            extents = (config.tile_m, config.tile_n, config.tile_k, config.num_stages, b_is_nk)
+            return multiply_few_sm90, operands, (world.arg, *extents), options
+        stages = config.num_stages if config.template != SM90 else 2
+        return (
+            multiply_few,
+            operands,
+            (self._tiles[tma], world.arg),
+            {**options, "num_stages": stages},
+        )

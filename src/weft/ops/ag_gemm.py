@@ -348,7 +348,8 @@ def _close(shard_ready, rows_taken, world):
 
 @triton.jit
 def _multiply(a, own, gathered, gathered_rows, b, c, rows_ready, fed, slot, shape, shards, tile,
-              world, feeders: tl.constexpr, block: tl.constexpr):  # fmt: skip
+              world, feeders: tl.constexpr, is_pull: tl.constexpr,
+              block: tl.constexpr):  # fmt: skip
     """Feed where there are feeders, then the GEMM template with this operator's hooks.
 
     `own` and `gathered_rows` are what tiles are read from: descriptors, or the pointers `a` and
@@ -363,16 +364,17 @@ def _multiply(a, own, gathered, gathered_rows, b, c, rows_ready, fed, slot, shap
             _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile.m, world, program,
                   feeders, _indices, block)  # fmt: skip
     start = _first_row(rank, shards, shape.m, tile.m)
+    words, count = _last_words(rows_ready, rank, shards.chunks, world.num_ranks, is_pull)
     # The last programs have the fewest tiles: those are the feeders.
     gemm.gemm(
         b, shape, tile, tl.cdiv(shape.m, tile.m), num_programs - 1 - program, num_programs,
         swizzle.rotated, (shards.group_m, start, shards.head),
         _ready, Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), shards, world),
         gemm.emit_store, gemm.Stored(c, shape),
-        done=_await_copies_and_give_back if feeders == 0 else _give_back,
-        done_args=GivingBack(
-            rows_ready, e, _variable(shards.chunks), program, num_programs, slot, world
+        done=_give_back if feeders > 0 else (
+            _await_copies_and_give_back if is_pull else _await_open_and_give_back
         ),
+        done_args=GivingBack(words, e, count, program, num_programs, slot, world),
     )  # fmt: skip
 
 
@@ -390,15 +392,25 @@ def _variable(number):
 
 
 class GivingBack(NamedTuple):
-    """What ends a program's part of a call; in this order for the reason told at `Arrival`."""
+    """What ends a program's part of a call, `count` words of which one program waits for; in this
+    order for the reason told at `Arrival`."""
 
-    rows_ready: Any
+    words: Any
     e: Any
-    chunks: Any
+    count: Any
     program: Any
     num_programs: Any
     slot: Any
     world: Any
+
+
+@triton.jit
+def _last_words(rows_ready, rank, chunks, num_ranks, is_pull: tl.constexpr):
+    """What `_await_copies` waits for: the first word, and how many."""
+    words, count = rows_ready + rank * chunks, _variable(1)
+    if is_pull:
+        words, count = rows_ready, chunks * _variable(num_ranks)
+    return words, count
 
 
 @triton.jit
@@ -407,7 +419,17 @@ def _await_copies(args):
     if args.program == args.num_programs - 1:
         # Also chunks without rows: copied after the slot was given back, a word would be the next
         # call's. And _announce has read the epoch, which ends with this call.
-        wl.wait(args.rows_ready, args.e, args.chunks * args.world.num_ranks, world=args.world)
+        wl.wait(args.words, args.e, args.count, world=args.world)
+
+
+@triton.jit
+def _await_open(args):
+    """One program: _open has read the epoch, which ends with this call. args: GivingBack
+
+    An engine that is late with a word of this call is as late with the next call's.
+    """
+    if args.program == args.num_programs - 1:
+        wl.wait(args.words, args.e, scope=wl.Scope.DEVICE, world=args.world)
 
 
 @triton.jit
@@ -426,9 +448,16 @@ def _await_copies_and_give_back(args):
     _give_back(args)
 
 
+@triton.jit
+def _await_open_and_give_back(args):
+    """args: GivingBack"""
+    _await_open(args)
+    _give_back(args)
+
+
 @gluon.jit
 def _multiply_sm90(a, own, gathered, gathered_rows, b, c, rows_ready, fed, partials, summed, slot,
-                   shape, shards, world, feeders, by_engine: gl.constexpr,
+                   shape, shards, world, feeders, by_engine: gl.constexpr, is_pull: gl.constexpr,
                    block: gl.constexpr, tile_m: gl.constexpr, tile_n: gl.constexpr,
                    tile_k: gl.constexpr, stages: gl.constexpr,
                    b_is_nk: gl.constexpr):  # fmt: skip
@@ -446,8 +475,9 @@ def _multiply_sm90(a, own, gathered, gathered_rows, b, c, rows_ready, fed, parti
     order: gl.constexpr = swizzle.rotated
     ready: gl.constexpr = _ready
     emit: gl.constexpr = gemm_sm90.emit_store
-    done: gl.constexpr = _await_copies_and_give_back if by_engine else _give_back
-    chunks = _variable(shards.chunks)
+    awaiting: gl.constexpr = _await_copies_and_give_back if is_pull else _await_open_and_give_back
+    done: gl.constexpr = awaiting if by_engine else _give_back
+    words, count = _last_words(rows_ready, rank, shards.chunks, world.num_ranks, is_pull)
     gemm_sm90.gemm(
         own, b, c, shape, gl.cdiv(shape.m, tile_m), program, num_programs,
         gemm_sm90.Shared(partials, summed, e, world),
@@ -455,7 +485,7 @@ def _multiply_sm90(a, own, gathered, gathered_rows, b, c, rows_ready, fed, parti
         order, (shards.group_m, start, shards.head),
         ready, Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), shards, world),
         emit, gemm_sm90.Stored(c),
-        done=done, done_args=GivingBack(rows_ready, e, chunks, program, num_programs, slot, world),
+        done=done, done_args=GivingBack(words, e, count, program, num_programs, slot, world),
     )  # fmt: skip
 
 
@@ -668,6 +698,7 @@ def kernels(
         "tile": tile,
         "world": WorldArg(None, problem.num_ranks, language_version()),
         "feeders": config.feeders if config.transport == "push" else 0,
+        "is_pull": config.transport == "pull",
         "is_staged": straddles(problem, config),
         "by_engine": config.transport in ENGINES,
         "block": config.block,
@@ -719,6 +750,8 @@ TRIALS = (
     # Words of chunks without rows are the last ones that engines copy: they may come late.
     Trial((3,), {"m": 56, "n": 24, "k": 16}, "pull", calls=(2, 0, 2, 0, 2, 0)),
     Trial((3,), {"m": 56, "n": 24, "k": 16}, "put", calls=(2, 0, 2, 0, 2, 0)),
+    # Tiles that programs share.
+    Trial((2,), {"m": 8, "n": 24, "k": 48}, "packets"),
     # Inputs change as soon as a call is over; with edges of tiles to be staged, and without.
     Trial((3,), {"m": 56, "n": 24, "k": 16}, "put", on_heap=True),
     Trial((2,), {"m": 64, "n": 24, "k": 16}, "put", on_heap=True, calls=(0, 0, 0, 1, 0, 1, 0)),

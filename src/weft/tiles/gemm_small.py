@@ -16,9 +16,6 @@ Sums are added in the order of k, whoever does it: they are the same each time, 
 programs. The loop over units is one loop, with the loads of later tiles under way where a tile
 ends; one that contained another loop would not be pipelined.
 
-`fetch_ahead` reads the first of a program's share of B before `ready` is asked: what it has then
-comes from L2 when it is multiplied, and the memory works while rows are waited for.
-
 Hooks are those of tiles/gemm.py, `ready` (asked for i_m = 0 alone) and `emit`. B lies as [k, n] or,
 with `tile.b_is_nk`, as [n, k].
 
@@ -36,8 +33,6 @@ import triton.language as tl
 import weft.language as wl
 from weft.tiles import gemm
 from weft.tiles.swizzle import At
-
-LINE_BYTES = tl.constexpr(128)
 
 
 class Partials(NamedTuple):
@@ -70,37 +65,6 @@ def holder_of(unit, units, num_programs):
 def tile_at(t, num_m):
     """Which tile is the t-th."""
     return At(t % num_m, t // num_m)
-
-
-@triton.jit
-def fetch_ahead(b, shape, tile, num_units, program, num_programs):
-    """Have B of the first `num_units` of this program's units brought into L2.
-
-    b: a pointer, to rows that begin at multiples of 16 bytes.
-    """
-    num_k, num_m = tl.cdiv(shape.k, tile.k), tl.cdiv(shape.m, tile.m)
-    units = num_m * tl.cdiv(shape.n, tile.n) * num_k
-    first, end = share_of(units, program, min(num_programs, units))
-    for unit in range(first, min(first + num_units, end)):
-        at_k, column = unit % num_k * tile.k, tile_at(unit // num_k, num_m).i_n * tile.n
-        if tile.b_is_nk:
-            _fetch(b, column, at_k, shape.n, shape.k, shape.stride_b, tile.n, tile.k)
-        else:
-            _fetch(b, at_k, column, shape.k, shape.n, shape.stride_b, tile.k, tile.n)
-
-
-@triton.jit
-def _fetch(
-    b, row, column, num_rows, num_columns, stride, rows: tl.constexpr, columns: tl.constexpr
-):
-    """[rows, columns] of B as it lies in memory, but for a last piece of a line."""
-    itemsize: tl.constexpr = b.dtype.element_ty.primitive_bitwidth // 8
-    piece: tl.constexpr = min(LINE_BYTES // itemsize, columns)
-    i = row + tl.arange(0, rows)
-    j = column + tl.arange(0, columns // piece) * piece
-    pointers = b + i.to(tl.int64)[:, None] * stride + j[None, :]
-    mask = (i < num_rows)[:, None] & (j + piece <= num_columns)[None, :]
-    wl.prefetch(pointers, piece * itemsize, mask=mask)
 
 
 @triton.jit
@@ -156,6 +120,7 @@ def _add_up(t, num_m, num_k, units, tile, partials, num_programs, emit: tl.const
     begins = holder_of(t * num_k, units, num_programs)
     ends = holder_of((t + 1) * num_k - 1, units, num_programs)
     if begins < ends:
+        # weft: equivalent-mutant drop of complete_stores: sums are not stored asynchronously
         come = wl.atomic_add(partials.come + t, 1, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE)
         if come == ends - begins:
             # Nobody counts any more in this call.
