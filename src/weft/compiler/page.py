@@ -65,7 +65,8 @@ def page() -> str:
         FITTED.format(m=SIZES["m"], ranks=RANKS), _code(_spans(stages)),
         LOWERED, _code(device.show(stages.plan, places=False)), CALLED,
         *_overlapped(called), *kernel_page.section(called.plan),
-        ORDER, _passes(pipeline.at_declaration()), THEN, _passes(pipeline.at_call(CALL, Settings())), LEGAL,
+        ORDER, _passes(pipeline.at_declaration()), THEN,
+        _passes(pipeline.at_call(CALL, Settings())), LEGAL,
         _rules("Task", task.RULES), _rules("Device", device.RULES), LEFT,
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"

@@ -243,16 +243,26 @@ class PlanRunner:
         before = met.get(step.stream)
         met[step.stream] = step.channel
         words, one = self._words_of(slot, step.channel), (1, 1, 1)
-        if before is not None:
-            given = (self._words_of(slot, before), words, self.world.arg)
-            return Start(_plan_kernels.meet_again, one, given, {"num_warps": 1})
         own, num_own = words, 0
-        for copy in self.plan.of(Copy):
-            if copy.stream == step.stream:
-                own = self._words_of(slot, copy.announces)
-                num_own = own.numel() // self.world.num_ranks
+        if (copy := self._copied_behind(step)) is not None:
+            own = self._words_of(slot, copy.announces)
+            num_own = own.numel() // self.world.num_ranks
+        if before is not None:
+            given = (self._words_of(slot, before), words, own, num_own, self.world.arg)
+            return Start(_plan_kernels.meet_again, one, given, {"num_warps": 1})
         given = (words, own, num_own, slot.arg, step.takes, self.world.arg)
         return Start(_plan_kernels.meet, one, given, {"num_warps": 1})
+
+    def _copied_behind(self, step: Notify) -> Copy | None:
+        """What the step's stream copies before it meets the others again."""
+        steps = [one for one in self.plan.steps if one.stream == step.stream]
+        behind = steps[next(i for i, one in enumerate(steps) if one is step) + 1 :]
+        for one in behind:
+            if isinstance(one, Copy):
+                return one
+            if isinstance(one, Notify):
+                return None
+        return None
 
     def _moving(self, step: Launch, bound: Mapping[str, torch.Tensor], slot: Any) -> Start:
         """Own rows, to the own slot or to every rank's."""

@@ -59,6 +59,12 @@ def push(source, target, words, slot, split, columns, takes, world, block: tl.co
 
 
 @triton.jit
+def _own_words(own_words, num_own, e, rank, world):
+    for i in range(num_own):
+        wl.notify(world, own_words + rank * num_own + i, e, to=rank, op=wl.SignalOp.SET)
+
+
+@triton.jit
 def meet(words, own_words, num_own, slot, takes, world):
     """One program: say so to every rank, and wait until every rank has.
 
@@ -68,8 +74,7 @@ def meet(words, own_words, num_own, slot, takes, world):
     e = slots.slot_epoch(slot)
     if takes:
         slots.slot_wait_free(world, slot, e)
-    for i in range(num_own):
-        wl.notify(world, own_words + rank * num_own + i, e, to=rank, op=wl.SignalOp.SET)
+    _own_words(own_words, num_own, e, rank, world)
     # First the word here: peers' engines copy it as soon as they know.
     wl.notify(world, words + rank, e, to=rank, op=wl.SignalOp.SET)
     wl.notify_all(world, words + rank, e, op=wl.SignalOp.SET)
@@ -77,9 +82,12 @@ def meet(words, own_words, num_own, slot, takes, world):
 
 
 @triton.jit
-def meet_again(before, words, world):
+def meet_again(before, words, own_words, num_own, world):
     """As `meet`, behind it in the stream: the call may be over here, so e is that of `before`."""
     rank = wl.rank(world)
     e = wl.load(before + rank)
+    _own_words(own_words, num_own, e, rank, world)
+    # First the word here, as above.
+    wl.notify(world, words + rank, e, to=rank, op=wl.SignalOp.SET)
     wl.notify_all(world, words + rank, e, op=wl.SignalOp.SET)
     wl.wait(words, e, world.num_ranks, world=world)
