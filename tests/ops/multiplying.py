@@ -31,9 +31,9 @@ def problem_for(op: Op, num_ranks: int, m: int, n: int, k: int, dtype: str = "fl
     return op.problem(m, n, num_ranks, dtype, k=k, **fields)
 
 
-def config_for(op: Op, problem: Any, **changes: Any) -> Any:
+def config_for(op: Op, problem: Any, transport: str = PUSH, **changes: Any) -> Any:
     """Small tiles, so that there are several to a part, the last of them ragged."""
-    config = next(c for c in op.candidates(problem, EMU) if c.transport == PUSH)
+    config = next(c for c in op.candidates(problem, EMU) if c.transport == transport)
     small = {"tile_m": 16, "tile_n": 32, "tile_k": 32}
     return replace(config, **{**small, **changes})
 
@@ -68,13 +68,15 @@ def call_every_way(op: Op, problem: Any, config: Any) -> None:
     world.close()
 
 
-def any_schedule(op: Op, problem: Any, ranks: Any) -> list[list[torch.Tensor]]:
+def any_schedule(
+    op: Op, problem: Any, ranks: Any, transport: str = PUSH
+) -> list[list[torch.Tensor]]:
     """What the ranks get from three calls by each of three schedules; all right."""
 
     def main():
         world = weft.init()
         mine = op.make_inputs(problem, world.rank)
-        config = config_for(op, problem)
+        config = config_for(op, problem, transport)
         outs = [op.run(world, problem, mine, config) for _ in range(3)]
         check(op, outs[0], problem, world.rank)
         return outs

@@ -6,6 +6,7 @@ import pytest
 import torch
 from multiplying import (
     AWKWARD,
+    EMU,
     any_schedule,
     by_every_candidate,
     call_every_way,
@@ -16,22 +17,27 @@ from multiplying import (
 )
 
 import weft
+from weft.base.errors import ConfigError
 from weft.base.target import TARGETS
 from weft.language import triton_api
 from weft.ops.gemm_ar import Config, candidates, gemm_ar, kernels, op
 from weft.verify import compiled
 
+TRANSPORTS = ("push", "one_shot", "two_shot")
 
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(("num_ranks", "m", "n", "k"), AWKWARD)
-def test_every_way_of_calling(ranks, num_ranks, m, n, k):
+def test_every_way_of_calling(ranks, num_ranks, m, n, k, transport):
     problem = problem_for(op, num_ranks, m, n, k)
-    ranks(lambda: call_every_way(op, problem, config_for(op, problem)), num_ranks)
+    ranks(lambda: call_every_way(op, problem, config_for(op, problem, transport)), num_ranks)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_and_transposed_weights(ranks, dtype):
-    problem = problem_for(op, 3, 140, 48, 64, dtype, b_is_nk=True)
-    ranks(lambda: call_every_way(op, problem, config_for(op, problem)), 3)
+def test_half_precision_and_transposed_weights(ranks, dtype, transport):
+    problem = problem_for(op, 3, 76, 48, 64, dtype, b_is_nk=True)
+    ranks(lambda: call_every_way(op, problem, config_for(op, problem, transport)), 3)
 
 
 def test_nothing_fused_is_right_too(ranks):
@@ -39,10 +45,11 @@ def test_nothing_fused_is_right_too(ranks):
     ranks(lambda: call_every_way(op, problem, Config(transport="all_reduce")), 3)
 
 
-def test_any_schedule_gives_the_same_bits(ranks, monkeypatch):
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_any_schedule_gives_the_same_bits(ranks, monkeypatch, transport):
     """On all ranks; with one slot only credits keep calls apart."""
     monkeypatch.setenv("WEFT_SLOTS", "1")
-    by_rank = any_schedule(op, problem_for(op, 4, 70, 48, 32), ranks)
+    by_rank = any_schedule(op, problem_for(op, 4, 70, 48, 32), ranks, transport)
     first, *others = [out for outs in by_rank for out in outs]
     assert all(torch.equal(first, other) for other in others)
 
@@ -97,13 +104,33 @@ COMPILED = [
 def test_compiles_everywhere_and_keeps_its_waits(target, shape, b_is_nk):
     target = TARGETS[target]
     problem = problem_for(op, 4, *shape, "bfloat16", b_is_nk=b_is_nk)
-    ((fn, record),) = kernels(problem, next(iter(candidates(problem, target))), target)
+    check_code(problem, next(iter(candidates(problem, target))), target)
+
+
+@pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
+@pytest.mark.parametrize("transport", ["one_shot", "two_shot"])
+def test_packets_compile_for_few_rows(target, transport):
+    problem = problem_for(op, 4, 9, 70, 50, "bfloat16")
+    found = candidates(problem, TARGETS[target])
+    config = next(config for config in found if config.transport == transport)
+    check_code(problem, config, TARGETS[target])
+
+
+def check_code(problem, config, target):
+    ((fn, record),) = kernels(problem, config, target)
     binary = triton_api.compile_kernel(fn, record, target)
     if target.backend != "emu":
         report = compiled(binary, target)
         assert report.ok, "\n".join(map(str, report.findings))
     if target.backend == "cuda":
         assert "ld.local" not in binary.asm["ptx"] and "st.local" not in binary.asm["ptx"]
+
+
+def test_packets_do_not_reach_other_nodes():
+    problem = problem_for(op, 4, 16, 64, 64, nodes=(2, 2))
+    with pytest.raises(ConfigError, match="packets reach the ranks of one node only"):
+        Config(transport="one_shot").check(problem, TARGETS["cuda:90"])
+    assert not {c.transport for c in candidates(problem, EMU)} & set(Config.by_packets)
 
 
 def test_is_found_by_its_name():

@@ -53,6 +53,16 @@ def slot_finish(world, slot, e, num_programs):
 
 
 @triton.jit
+def slot_advance(slot, e, num_programs):
+    """As slot_finish, without credits: for calls whose own messages say who has ended which.
+
+    ticket <- ticket + 1;   the num_programs-th:  ticket <- 0;  epoch <- e
+    """
+    if _is_last(slot, num_programs):
+        tl.store(slot.epoch, e)
+
+
+@triton.jit
 def slot_close(world, slot, e):
     """Close call `e`: slot_finish for a last kernel of one program.
 

@@ -98,8 +98,10 @@ class Config:
     tma: bool = True
 
     op: ClassVar[str]
-    # The ways in which nothing is fused, by the operator that follows the product.
+    # The ways in which nothing is fused, by the operator that follows the product; and those of
+    # few rows, by packets.
     unfused: ClassVar[tuple[str, ...]]
+    by_packets: ClassVar[tuple[str, ...]] = ()
 
     def check(self, problem: Any, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
@@ -112,8 +114,16 @@ class Config:
             return
         if self.transport in self.unfused:
             return
+        if self.transport in self.by_packets:
+            if len(problem.nodes) > 1:
+                raise ConfigError(
+                    f"{self.op}: transport={self.transport!r} on {len(problem.nodes)} nodes; "
+                    f"packets reach the ranks of one node only: take transport={PUSH!r}"
+                )
+            self.blocking.check(self.op, problem.dtype, problem.dtype, False, target)
+            return
         if self.transport != PUSH:
-            known = ", ".join((PUSH, *self.unfused, LIBRARY))
+            known = ", ".join((PUSH, *self.by_packets, *self.unfused, LIBRARY))
             raise ConfigError(f"{self.op}: transport={self.transport!r}; it is one of {known}")
         for name in ("last", "group_m"):
             if not 1 <= getattr(self, name) <= 1024:
@@ -142,7 +152,7 @@ class Config:
 
     @property
     def is_fused(self) -> bool:
-        return self.transport == PUSH
+        return self.transport == PUSH or self.transport in self.by_packets
 
     @property
     def blocking(self) -> Blocking:

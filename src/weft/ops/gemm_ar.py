@@ -8,6 +8,7 @@ Plan, `push`: one kernel on each rank, the GEMM template with the hooks of gemm_
     emit      an own tile -> out, and -> every other rank's `gathered`
     announce  tells all of them
     then      the other ranks' tiles, as they come: gathered -> out
+Plan, `one_shot` and `two_shot`, for few rows: _gemm_ar_few.py, which see.
 Plan, `all_reduce` and `nccl`: cuBLAS, then weft's own or the library's; nothing is fused.
 
 Signals (all are SET to the call's epoch e, read on the device)
@@ -24,7 +25,7 @@ Source  the design's section 4; two-shot all-reduce, tile by tile
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -39,10 +40,14 @@ from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.ops import _baselines, _by_library, _lanes, _products
+from weft.ops import _baselines, _by_library, _gemm_ar_few, _lanes, _products
 from weft.ops.all_reduce import all_reduce
 from weft.ops.gemm_rs import announce_part, combine, combine_chunk
 from weft.tiles import gemm, gemm_sm90, weave
+
+# Up to here packets, which are twice the bytes, are sent under the product's launch; up to there
+# every tile to all ranks.
+FEW_ROWS, ONE_SHOT_ROWS = 256, 16
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -71,16 +76,32 @@ class Config(_products.Config):
 
     op = "gemm_ar"
     unfused = ("all_reduce",)
+    by_packets = ("one_shot", "two_shot")
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
+    few = list(_by_packets(problem, target))
+    if problem.m <= FEW_ROWS:
+        yield from few
     for config in _products.fused(Config, problem, target):
         # What the last own tiles sum is not hidden: few of them.
         yield replace(config, last=1)
+    if target.backend == "emu" and problem.m > FEW_ROWS:
+        yield from few
     yield Config(transport="all_reduce")
     if target.backend == "cuda" and problem.is_even:
         yield Config(transport=_products.LIBRARY)
+
+
+def _by_packets(problem: Problem, target: Target) -> Iterator[Config]:
+    """The ways for few rows, where all ranks are near."""
+    if problem.is_empty or len(problem.nodes) > 1:
+        return
+    cut = asdict(_gemm_ar_few.cut_of(problem, target))
+    ways = ("one_shot", "two_shot") if problem.m <= ONE_SHOT_ROWS else ("two_shot", "one_shot")
+    for transport in ways:
+        yield Config(transport=transport, **cut)
 
 
 def choose(problem: Problem, target: Target) -> Config:
@@ -272,6 +293,8 @@ def _make_call(world: Any, a: Any, b: Any, config: Any, out: Any) -> _products.C
     problem = _products.problem_of(Problem, world, a, b, out)
     config = config or choose(problem, world.target)
     config.check(problem, world.target)
+    if config.transport in Config.by_packets:
+        return _gemm_ar_few.FewCall(world, problem, config)
     buffers = {
         "partials": ((problem.num_ranks, problem.rows, problem.n), problem.torch_dtype),
         "gathered": ((problem.num_ranks * problem.rows, problem.n), problem.torch_dtype),
@@ -303,7 +326,9 @@ def kernels(
     """The kernel that a call with this configuration launches, as a record."""
     config = config or choose(problem, target)
     config.check(problem, target)
-    if config.is_fused:
+    if config.transport in Config.by_packets:
+        yield _gemm_ar_few.record(problem, config, target)
+    elif config.is_fused:
         element = f"*{DTYPES[problem.dtype].triton}"
         arrays = dict(zip(ARRAYS, (element, element, "*i64", "*i64"), strict=True))
         yield _products.record(problem, config, target, PROGRAM, arrays)
