@@ -1,16 +1,50 @@
-"""Random programs whose collectives are hidden, compiled, emulated and held against their meaning."""
+"""Random programs, compiled so that they overlap, emulated and held against their meaning."""
 
 from __future__ import annotations
+
+import random
+from dataclasses import replace
 
 import pytest
 from random_programs import random_layers, random_program
 from test_unfused import run
 
 import weft
+from weft.base.errors import UnsupportedError
+from weft.base.target import TARGETS
+from weft.compiler import Compiled, Facts, Settings
+from weft.compiler.passes.engines import pairs
+from weft.compiler.passes.fuse import fuse
+
+ENGINES = {"all_gather": ("copy_engine", "push"), "all_reduce": ("push",)}
 
 
-def several(ranks, seeds, num_ranks: int, made=random_layers) -> None:
-    programs = {seed: made(seed, num_ranks) for seed in seeds}
+def drawn(seed: int, num_ranks: int, made=random_layers) -> Compiled:
+    """A random program with random engines and tiles, as far as kernels are generated for them."""
+    chooser, compiled = random.Random(seed), made(seed, num_ranks)
+    program = fuse(compiled.stages.tasks["place"])
+    found = list(pairs(program))
+    tiles = {
+        one.name: tuple(chooser.choice([16, 32]) for _ in range(3))
+        for _, products in found
+        for one in products
+    }
+    compiled = compiled.settled(Settings(tiles=tiles))
+    for collective, _ in found if num_ranks > 1 else ():
+        engine = chooser.choice(ENGINES.get(collective.kind, ("push",)))
+        engines = {**compiled.settings.engines, collective.name: engine}
+        asked = compiled.settled(replace(compiled.settings, engines=engines))
+        try:
+            asked.overlapped(Facts({"m": 64}, num_ranks, TARGETS["emu"]))
+        except UnsupportedError:
+            continue  # the compiler chooses
+        compiled = asked
+    return compiled
+
+
+def several(ranks, seeds, num_ranks: int, made=random_layers) -> set[str]:
+    """Gives the engines that were run."""
+    programs = {seed: drawn(seed, num_ranks, made) for seed in seeds}
 
     def main():
         world = weft.init()
@@ -20,11 +54,19 @@ def several(ranks, seeds, num_ranks: int, made=random_layers) -> None:
         world.close()
 
     ranks(main, num_ranks)
+    facts = Facts({"m": 48}, num_ranks, TARGETS["emu"])
+    return {
+        one.engine
+        for compiled in programs.values()
+        for one in compiled.overlapped(facts).program.tasks
+        if one.kernel and one.engine
+    }
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_random_layers(ranks, num_ranks: int):
-    several(ranks, range(10 * num_ranks, 10 * num_ranks + 3), num_ranks)
+    found = several(ranks, range(10 * num_ranks, 10 * num_ranks + 3), num_ranks)
+    assert found == ({"push"} if num_ranks == 1 else {"push", "copy_engine"})
 
 
 def test_random_programs(ranks):

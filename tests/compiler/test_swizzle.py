@@ -41,11 +41,14 @@ def test_rows_that_arrive_come_in_their_order_and_sums_that_leave_go_first():
     assert order(operators.gemm_ar, "gemm_ar_multiply", **packets) == "rows"
 
 
-def test_several_nodes_go_node_by_node():
+def test_several_nodes_go_node_by_node_where_kernels_can():
     facts = Facts({"m": 8192}, nodes=(2, 2))
     settings = Settings(engines={"scattered": "put"})
-    program = overlap(placed(operators.gemm_rs), facts, settings).program
-    assert program.task("product").order == "hierarchical_scatter"
+    program = overlap(placed(operators.gemm_rs), facts, settings).tasks["tile"]
+    found = swizzle.swizzle(program, facts, settings).task("product").order
+    assert found == "hierarchical_scatter"
+    found = swizzle.swizzle(program, facts, settings, ("scatter",)).task("product").order
+    assert found == "scatter"
 
 
 def test_a_users_order_is_taken_if_each_tile_comes_once():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -83,6 +84,12 @@ class Compiled:
         counts = Counter(world.backend.seats.nodes)
         nodes = tuple(counts[node] for node in sorted(counts)) if len(counts) > 1 else ()
         return Facts(bound, world.num_ranks, world.target, nodes, on_heap)
+
+    def settled(self, settings: Settings) -> Compiled:
+        """The same program, of which the compiler shall not choose what `settings` say."""
+        other = copy.copy(self)
+        other.settings, other._overlapped = settings, {}
+        return other
 
     @property
     def plan(self) -> Plan:

@@ -14,6 +14,7 @@ from typing import Any
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.lower import overlapped, unfused
 from weft.compiler.lower.kernels import EPILOGUES
+from weft.compiler.lower.supported import ORDERS
 from weft.compiler.passes.allocate import allocate
 from weft.compiler.passes.cut_chunks import chunk
 from weft.compiler.passes.engines import engines
@@ -72,7 +73,8 @@ def at_call(facts: Facts, settings: Settings) -> tuple[Pass, ...]:
              "before tiles: which tiles are best depends on how rows arrive"),
         Pass("tile", partial(tile, extents=settings.tiles),
              "before orders and chunks, which are of tiles"),
-        Pass("swizzle", partial(swizzle, **given), "a user's order is checked for these tiles"),
+        Pass("swizzle", partial(swizzle, **given, orders_known=ORDERS),
+             "a user's order is checked for these tiles"),
         Pass("chunk", partial(chunk, **given), "how early a chunk is needed depends on the order"),
         Pass("partition", partial(partition, facts=facts),
              "last on this level: what runs beside a kernel is known now"),

@@ -6,6 +6,9 @@ from weft.base.errors import UnsupportedError
 from weft.compiler.lower import kernels
 from weft.ir.device import Launch, Plan
 
+# Orders that kernels can be told to take, beside the user's.
+ORDERS = ("gather", "scatter", "rows")
+
 
 def refusal(plan: Plan, launch: Launch) -> UnsupportedError | None:
     """What speaks against a launch, at the user's line; None where a kernel is generated for it."""

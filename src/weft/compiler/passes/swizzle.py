@@ -10,7 +10,7 @@ tiles/swizzle.py; for the sizes of the call it must be a bijection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from math import ceil
 from typing import Any
@@ -22,6 +22,9 @@ from weft.compiler.passes.tile import held_by
 from weft.ir.choice import Choice
 from weft.ir.task import Program, Shard, Task
 
+ORDERS = (
+    "gather", "scatter", "rows", "hierarchical_gather", "hierarchical_scatter",
+)  # fmt: skip
 WHY = {
     "gather": "own rows need not wait; others are multiplied in the order in which they arrive",
     "scatter": "other ranks' rows leave while own ones are multiplied, which nobody waits for",
@@ -29,8 +32,12 @@ WHY = {
 }
 
 
-def swizzle(program: Program, facts: Facts, settings: Settings) -> Program:
-    """Raises  ConfigError: a user's order that is no bijection, with the collision"""
+def swizzle(
+    program: Program, facts: Facts, settings: Settings, orders_known: Collection[str] = ORDERS
+) -> Program:
+    """`orders_known` are those that kernels can take.
+
+    Raises  ConfigError: a user's order that is no bijection, with the collision"""
     kernels = [name for name in program.kernels if not _is_gather(program, name)]
     first = {program.of_kernel(name)[0].name: name for name in kernels}
     if unknown := sorted(set(settings.orders) - set(first)):
@@ -41,8 +48,8 @@ def swizzle(program: Program, facts: Facts, settings: Settings) -> Program:
     for task, name in first.items():
         form = form_of(program, name)
         why = WHY[form]
-        if facts.num_nodes > 1 and form != "rows":
-            form, why = f"hierarchical_{form}", f"node by node; {why}"
+        if facts.num_nodes > 1 and (by_node := f"hierarchical_{form}") in orders_known:
+            form, why = by_node, f"node by node; {why}"
         if task in settings.orders:
             order = settings.orders[task]
             _check_sizes(program, program.task(task), order, facts)
