@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+from weft.base.report import Report
+from weft.compiler.lower import source
+from weft.ir import core
+from weft.tools import mutants
 from weft.tools.main import main
+from weft.verify.mutants import Bounds, MutantReport, Run
 
 SCRIPT = '''"""Everybody tells the next rank a number."""
 import torch
@@ -80,3 +86,49 @@ def test_a_note_that_says_nothing_is_misuse(tmp_path, capsys):
     script.write_text(SCRIPT.replace("{more}", more))
     assert main(["verify", str(script), "--ranks", "2", "--mutants"]) == 2
     assert "no kind of mutant is called 'forget'" in capsys.readouterr().err
+
+
+def test_of_generated_kernels_the_ir_has_mutants_too(monkeypatch):
+    """Each run is asked for with every statement that orders ranks changed in turn."""
+    kernel = core.parse(KERNEL)
+    loaded = []
+
+    def run(seed, rewrite):
+        loaded.append(source.load(kernel))
+        if source.text(kernel) != Path(loaded[-1].plain.fn.__code__.co_filename).read_text():
+            raise AssertionError  # another kernel was loaded in its place
+        return Report(())
+
+    monkeypatch.setattr(mutants, "search", searching)
+    runs = [Run("it", run)]
+    report = mutants.searched(runs, Bounds(schedules=1, census=1), "it", 1, None)
+    assert {str(one.mutant).partition(" in ")[0] for one in report.verdicts} == {
+        "drop of credit begin", "swap of credit begin",
+        "drop of finish done", "swap of finish done", "double of finish done",
+    }  # fmt: skip
+    assert all(one.by == "wrong answer in it, seed 0" for one in report.verdicts)
+    assert source.load(kernel) == loaded[0]
+
+
+def searching(runs, bounds, *, subject, ranks, on_mutant):
+    """A search that finds nothing to change, and runs everything once."""
+    for one in runs:
+        one.run(0, None)
+    return MutantReport(subject, ranks)
+
+
+KERNEL = """\
+program(multiply)
+a = param(operand)
+b = param(operand)
+c = param(operand)
+slot = param(slot)
+world = param(world)
+split = mapping(static, (a,))
+template(gemm, (16, 16, 16))
+credit(begin, slot)
+hook(order, grouped, ())
+hook(ready, rows_of, (a,))
+hook(emit, store, (c,))
+finish(done, slot)
+"""

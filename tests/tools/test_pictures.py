@@ -123,3 +123,21 @@ def test_findings_of_different_kinds_are_drawn_from_runs_that_show_them():
     seen = pictures.seen_again(report, again)
     assert asked == [finding("race", 1), finding("deadlock", 3)]
     assert [list(one.findings) for one in seen] == [[asked[0]], [asked[1]]]
+
+
+@pytest.mark.parametrize("option", ["--html", "--timeline"])
+@pytest.mark.parametrize("path, said", [
+    ("no/such/folder/x.html", "there is no folder no/such/folder"), (".", "that is a folder"),
+])  # fmt: skip
+def test_a_file_that_cannot_be_is_refused_before_the_run(option, path, said, script, capsys):
+    assert main(["emulate", script(True), "--ranks", "2", option, path]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and said in err and option in err
+
+
+def test_a_folder_that_cannot_be_is_refused_too(script, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("weft.tools.verify.run_exhaustive", None)
+    (tmp_path / "file").write_text("")
+    words = ["verify", script(True), "--exhaustive", "--save", str(tmp_path / "file" / "replays")]
+    assert main(words) == 2
+    assert "is no folder" in capsys.readouterr().err

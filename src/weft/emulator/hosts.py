@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft.base.place import UNKNOWN, Place
 from weft.emulator.clocks import Clock, Identity
-from weft.emulator.user_place import place_of
+from weft.emulator.whereabouts import whereabouts
 
 if TYPE_CHECKING:
     from weft.emulator.machine import Machine
@@ -80,13 +79,17 @@ class HostTask:
         try:
             self.machine.baton.acquire()
         except KeyboardInterrupt:
-            where = place_of(sys._current_frames().get(self._thread.ident or 0))
+            where = whereabouts(self.machine)
             self._unwind()
-            raise KeyboardInterrupt(f"rank {self.rank} was at {where}") from None
+            raise KeyboardInterrupt(where) from None
         if self.ended:
             for watch in self.machine.watches:
                 watch.ended(self)
         self.machine.hosts_may_go = True
+
+    @property
+    def thread_id(self) -> int:
+        return self._thread.ident or 0
 
     def _unwind(self) -> None:
         """End a thread that has the baton: it may loop for ever and never give it back."""

@@ -38,6 +38,7 @@ from weft.emulator.standstill import standstill, with_room
 from weft.emulator.streams import KernelWork, Stream, Work
 from weft.emulator.synchronising import SIGNALS_IN_A_TILE
 from weft.emulator.user_place import user_place
+from weft.emulator.whereabouts import running
 
 # So often may every spinning program look again, with nothing having changed, before it is stuck.
 IDLE_ROUNDS = 3
@@ -98,6 +99,7 @@ class Machine:
         self.seed = seed
         self.num_sms = self._room = num_sms
         self._crowding: list[Finding] = []
+        self.running: Any = None  # whose turn it is
         self.checks = checks
         self.memory = Memory()
         self.agents = Agents()
@@ -257,7 +259,7 @@ class Machine:
         self.hub = getcurrent()
         try:
             # A tile is too small to share out: BLAS threads would only get in each other's way.
-            with _blas().limit(limits=1, user_api="blas"):
+            with running(self), _blas().limit(limits=1, user_api="blas"):
                 self._run()
         finally:
             self._end_hosts()
@@ -276,6 +278,7 @@ class Machine:
                 task = ready[place]
                 ready[place] = ready[-1]
                 ready.pop()
+                self.running = task
                 task.step()
                 if self.hosts_may_go:
                     self._wake_hosts()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -47,6 +48,15 @@ def print_table(rows: list[tuple[str, ...]], *header: str) -> None:
     for row in rows:
         table.add_row(*row)
     results().print(table)
+
+
+@contextmanager
+def patience() -> Iterator[None]:
+    """While this is open, a run that takes long says once, on stderr, who runs where."""
+    from weft.emulator.whereabouts import Watchman
+
+    with Watchman(lambda told: notes().print(f"[yellow]weft:[/] {escape(told)}")):
+        yield
 
 
 class Bar:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
@@ -76,13 +77,15 @@ def versions() -> str:
     return f"weft {package.__version__} ({under})"
 
 
-def _exiting(verb: Callable[..., int]) -> Callable[..., None]:
-    """`verb` with the exit code it returns as the program's."""
+def _exiting(verb: Callable[..., int], *, emulates: bool = False) -> Callable[..., None]:
+    """`verb` with the exit code it returns as the program's; of one that `emulates`, where a run
+    is that takes long."""
 
     @functools.wraps(verb)
     def command(*args, **options):
         try:
-            code = verb(*args, **options)
+            with console.patience() if emulates else nullcontext():
+                code = verb(*args, **options)
         except KeyboardInterrupt as error:  # Ctrl-C
             what = f"interrupted: {error}" if error.args else "interrupted"
             console.notes().print(f"[bold red]weft:[/] {escape(what)}")
@@ -93,9 +96,9 @@ def _exiting(verb: Callable[..., int]) -> Callable[..., None]:
 
 
 app.command("doctor")(_exiting(doctor))
-app.command("run")(_exiting(run))
-app.command("emulate", cls=ScriptCommand)(_exiting(emulate))
-app.command("verify", cls=ScriptCommand)(_exiting(verify))
+app.command("run")(_exiting(run, emulates=True))
+app.command("emulate", cls=ScriptCommand)(_exiting(emulate, emulates=True))
+app.command("verify", cls=ScriptCommand)(_exiting(verify, emulates=True))
 app.command("explain")(_exiting(explain))
 app.command("timeline")(_exiting(timeline))
 app.command("trace")(_exiting(trace))

@@ -13,9 +13,11 @@ from weft.base.card import Op
 from weft.base.report import Report
 from weft.base.target import TARGETS
 from weft.base.topology import Topology
+from weft.compiler.lower import source
 from weft.tools.check import Work, rel_err
 from weft.verify.laggards import chooser_of
 from weft.verify.mutants import Bounds, MutantReport, Run, WrongAnswer, search
+from weft.verify.mutants.woven import search_woven
 
 Progress = Callable[[int, int], None]
 
@@ -35,7 +37,7 @@ def mutants_of_op(
     if configs is None:
         configs = work.op.candidates(work.problem(), TARGETS["emu"])
     runs = [op_run(work, config) for config in configs]
-    return search(runs, bounds, subject=work.op.name, ranks=work.num_ranks, on_mutant=on_mutant)
+    return searched(runs, bounds, work.op.name, work.num_ranks, on_mutant)
 
 
 def mutants_in_trials(
@@ -48,7 +50,33 @@ def mutants_in_trials(
     subject = f"{op.name} {transport}".strip()
     runs = list(trial_runs(op, transport))
     ranks = max(sum(trial.nodes) for trial in op.trials)
-    return search(runs, bounds, subject=subject, ranks=ranks, on_mutant=on_mutant)
+    return searched(runs, bounds, subject, ranks, on_mutant)
+
+
+def searched(
+    runs: Sequence[Run], bounds: Bounds, subject: str, ranks: int, on_mutant: Progress | None
+) -> MutantReport:
+    """Mutants of what Triton and the hosts are told; of generated kernels also of their IR."""
+    with source.watched() as kernels:
+        report = search(runs, bounds, subject=subject, ranks=ranks, on_mutant=on_mutant)
+    for kernel in kernels:
+
+        def instead(mutant: Any, kernel: Any = kernel) -> list[Run]:
+            return [replace(run, run=_with(run, kernel, mutant)) for run in runs]
+
+        of_ir = search_woven(kernel, instead, bounds, subject=subject, ranks=ranks)
+        report.verdicts += of_ir.verdicts
+        report.seconds += of_ir.seconds
+        report.bound = report.bound or of_ir.bound
+    return report
+
+
+def _with(run: Run, kernel: Any, mutant: Any) -> Callable[[int, Any], Report]:
+    def with_mutant(seed: int, rewrite: Any) -> Report:
+        with source.replaced(kernel, by=mutant):
+            return run.run(seed, rewrite)
+
+    return with_mutant
 
 
 def trial_runs(op: Op, transport: str = "") -> Iterator[Run]:
@@ -78,7 +106,7 @@ def mutants_of_script(
     Raises  UsageError: the script itself shows something
     """
     runs = [script_run(path, args, topology)]
-    return search(runs, bounds, subject=path, ranks=topology.num_ranks, on_mutant=on_mutant)
+    return searched(runs, bounds, path, topology.num_ranks, on_mutant)
 
 
 def op_run(work: Work, config: Any, *, on_heap: bool = False, calls: Sequence[int] = CALLS) -> Run:

@@ -22,11 +22,28 @@ HTML_HELP = "write a picture of what was found, or of the last steps, that a bro
 def check_path(path: str, option: str = "--html") -> None:
     """Refuse a file that cannot be made, before the work and not behind it.
 
-    Raises  UsageError: its folder does not exist
+    Raises  UsageError: its folder does not exist, or may not be written; it is a folder itself
     """
-    folder = os.path.dirname(path)
-    if folder and not os.path.isdir(folder):
+    if not path:
+        return
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
         raise UsageError(f"{option} {path}: there is no folder {folder}")
+    if os.path.isdir(path):
+        raise UsageError(f"{option} {path}: that is a folder; name a file in it")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise UsageError(f"{option} {path}: it may not be written; name a file elsewhere")
+
+
+def check_folder(path: str, option: str) -> None:
+    """Refuse a folder that cannot be made. Raises  UsageError: something else is in its way"""
+    there = os.path.abspath(path)
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        raise UsageError(f"{option} {path}: {there} is no folder")
+    if not os.access(there, os.W_OK):
+        raise UsageError(f"{option} {path}: {there} may not be written; name a folder elsewhere")
 
 
 class Seen(NamedTuple):

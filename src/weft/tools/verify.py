@@ -91,6 +91,8 @@ def verify(
 ) -> int:  # fmt: skip
     """Look for races, deadlocks and wrong answers under many schedules, or under all."""
     pictures.check_path(html)
+    if exhaustive:
+        pictures.check_folder(save, "--save")
     _check(subject, schedules, exhaustive, mutants, replay, max_executions, max_seconds)
     if replay:
         return run_replay(replay, html, json)

@@ -1,0 +1,117 @@
+"""Who runs, and at which line: for a run that takes long, and for one that is interrupted."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, NamedTuple
+
+from weft.emulator.user_place import place_of
+
+if TYPE_CHECKING:
+    from weft.emulator.machine import Machine
+
+# What takes longer than this is asked where it is.
+PATIENCE_S = 10.0
+# What codegen calls the file of a kernel.
+GENERATED = "<weft emulator:"
+
+
+class Run(NamedTuple):
+    """A machine that runs, since when, in which thread."""
+
+    machine: Machine
+    began_s: float
+    thread_id: int
+
+
+# Those that run, the innermost last.
+RUNS: list[Run] = []
+
+
+@contextmanager
+def running(machine: Machine) -> Iterator[None]:
+    """While this is open the machine runs, in this thread; Ctrl-C says where it was."""
+    RUNS.append(Run(machine, time.monotonic(), threading.get_ident()))
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if error.args:  # a host has said it
+            raise
+        raise KeyboardInterrupt(whereabouts(machine, error.__traceback__)) from None
+    finally:
+        RUNS.pop()
+
+
+def whereabouts(machine: Machine, trace: TracebackType | None = None) -> str:
+    """Who has the turn, and the line that it is at; of `trace`, where it has unwound already."""
+    task = machine.running
+    if task is None:
+        return "nobody has begun"
+    if hasattr(task, "thread_id"):  # a host
+        frame = place_of(_frame(task.thread_id)).outermost
+        line = f"{frame}: {frame.source()}" if frame is not None else "an unknown place"
+        return f"rank {task.rank}'s host is at {line}"
+    kernel = getattr(getattr(task, "work", None), "kernel", None)
+    if kernel is None:
+        return f"rank {task.rank} does its next work"
+    thread_id = next((run.thread_id for run in RUNS[-1:]), 0)  # it may just have ended
+    lines = _lines_of(trace) if trace else _lines(_frame(thread_id))
+    who = f"rank {task.rank} runs {kernel.name}{getattr(task, 'program', '')}"
+    where = next(filter(None, (_written(file, line) for file, line in lines)), "")
+    return f"{who} at {where}" if where else who
+
+
+def _frame(thread_id: int) -> FrameType | None:
+    return sys._current_frames().get(thread_id)
+
+
+def _lines(frame: FrameType | None) -> Iterable[tuple[str, int]]:
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+
+
+def _lines_of(trace: TracebackType | None) -> list[tuple[str, int]]:
+    found = []
+    while trace is not None:
+        found.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+        trace = trace.tb_next
+    return found[::-1]
+
+
+def _written(file: str, line: int) -> str:
+    """The user's line that generated code was written for: the comment above it says so."""
+    if not file.startswith(GENERATED):
+        return ""
+    above = linecache.getlines(file)[:line]
+    return next((text.strip()[2:] for text in above[::-1] if text.strip().startswith("# ")), "")
+
+
+class Watchman:
+    """Tells once, of the first run that takes longer than `after_s`, who runs where."""
+
+    def __init__(self, tell: Callable[[str], None], after_s: float = PATIENCE_S) -> None:
+        self.tell, self.after_s = tell, after_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="weft-watchman", daemon=True)
+
+    def __enter__(self) -> Watchman:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._over.set()
+
+    def _look(self) -> None:
+        while not self._over.wait(min(1.0, self.after_s / 4)):
+            late = time.monotonic() - self.after_s
+            for run in [run for run in RUNS[-1:] if run.began_s < late]:
+                where = whereabouts(run.machine)
+                self.tell(f"running for {self.after_s:.0f} s: {where}; Ctrl-C ends it")
+                return

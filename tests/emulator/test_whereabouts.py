@@ -1,0 +1,99 @@
+"""A run that takes long says who runs where, once; so does Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+
+import weft
+from weft.emulator.whereabouts import RUNS, Watchman, whereabouts
+
+
+@triton.jit
+def grind(x, n):
+    i = 0
+    while i < n:
+        tl.store(x, tl.load(x) + 1)
+        i += 1
+
+
+def told_of(main, after_s: float = 0.2) -> list[str]:
+    said: list[str] = []
+    with Watchman(said.append, after_s), weft.emulated(ranks=2) as ranks:
+        ranks.run(main)
+    return said
+
+
+def test_a_host_that_loops():
+    def main(rank):
+        end = time.monotonic() + 1.0
+        while rank == 1 and time.monotonic() < end:
+            pass
+
+    (said,) = told_of(main)
+    assert "rank 1's host is at" in said and "test_whereabouts.py:" in said and "Ctrl-C" in said
+
+
+def test_a_kernel_that_loops():
+    def main(rank):
+        x = torch.zeros(1, dtype=torch.int32)
+        grind[(1,)](x, 100_000 if rank == 0 else 1)
+
+    said: set[str] = set()
+    over = threading.Event()
+
+    def ask():
+        while not over.wait(0.02):
+            said.update(whereabouts(run.machine) for run in RUNS[-1:])
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    with weft.emulated(ranks=2) as ranks:
+        ranks.run(main)
+    over.set()
+    asker.join()
+    found = [one for one in said if "rank 0 runs grind(0, 0, 0) at test_whereabouts.py:" in one]
+    assert any("tl.store(x, tl.load(x) + 1)" in one for one in found), said
+
+
+def test_a_short_run_is_not_spoken_of():
+    assert told_of(lambda: None, 5.0) == []
+
+
+SCRIPT = """
+import torch, triton, triton.language as tl, weft
+
+@triton.jit
+def grind(x, n):
+    i = 0
+    while i < n:
+        tl.store(x, tl.load(x) + 1)
+        i += 1
+
+world = weft.init()
+x = world.zeros(1, torch.int32)
+print("on", flush=True)
+grind[(1,)](x, 10 ** 9)
+world.synchronize()
+"""
+
+
+def test_ctrl_c_says_where_a_kernel_was(tmp_path: Path):
+    script = tmp_path / "endless.py"
+    script.write_text(SCRIPT)
+    words = [sys.executable, "-m", "weft", "emulate", str(script), "--ranks", "1"]
+    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stdout is not None and run.stdout.readline() == "on\n"
+    time.sleep(2.0)
+    run.send_signal(signal.SIGINT)
+    _, told = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "interrupted: rank 0 runs grind(0, 0, 0)" in told and "endless.py:" in told
