@@ -97,7 +97,7 @@ def test_of_generated_kernels_the_ir_has_mutants_too(monkeypatch):
         loaded.append(source.load(kernel))
         if source.text(kernel) != Path(loaded[-1].plain.fn.__code__.co_filename).read_text():
             raise AssertionError  # another kernel was loaded in its place
-        return Report(())
+        return Report("it", 1)
 
     monkeypatch.setattr(mutants, "search", searching)
     runs = [Run("it", run)]

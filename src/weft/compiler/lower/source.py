@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from textwrap import indent, wrap
 from typing import Any, NamedTuple
 
@@ -34,10 +35,38 @@ def load(kernel: core.Kernel, orders: Mapping[str, Any] | None = None) -> Twins:
 
     `orders` are the user's that it names: `@triton.jit` functions.
     """
+    for seen in _watching:
+        seen.setdefault(kernel)
+    kernel = _instead.get(kernel, kernel)
     named = {one.name for one in kernel.of(core.Param) if one.sort == "order"}
     given = {name: one for name, one in (orders or {}).items() if name in named}
     module = import_text(kernel.name, text(kernel), given)
     return Twins(getattr(module, kernel.name), getattr(module, f"{kernel.name}_sm90"))
+
+
+_watching: list[dict[core.Kernel, None]] = []
+_instead: dict[core.Kernel, core.Kernel] = {}
+
+
+@contextmanager
+def watched() -> Iterator[dict[core.Kernel, None]]:
+    """Which kernels are loaded meanwhile, in order."""
+    seen: dict[core.Kernel, None] = {}
+    _watching.append(seen)
+    try:
+        yield seen
+    finally:
+        _watching.remove(seen)
+
+
+@contextmanager
+def replaced(kernel: core.Kernel, by: core.Kernel) -> Iterator[None]:
+    """Meanwhile another is loaded where this kernel is asked for: a mutant of it, say."""
+    _instead[kernel] = by
+    try:
+        yield
+    finally:
+        del _instead[kernel]
 
 
 def text(kernel: core.Kernel) -> str:

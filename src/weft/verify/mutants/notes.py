@@ -95,7 +95,7 @@ def _notes(file: str, text: str) -> Iterator[Note]:
             if (head := _HEAD.match(token.string)) is not None:
                 pending.append((line, head["rest"].strip()))
                 goes_on = line + 1 if not first else 0
-            elif pending and line == goes_on:
+            elif pending and line == goes_on and not token.line[: token.start[1]].strip():
                 where, words = pending[-1]
                 pending[-1] = (where, f"{words} {token.string.lstrip('#').strip()}")
                 goes_on = line + 1
