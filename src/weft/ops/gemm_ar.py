@@ -138,7 +138,7 @@ def _announce(at, part, args):
 
 
 @triton.jit
-def _announce_whole(at, part, args):
+def announce_whole(at, part, args):
     """A tile is stored in one here; others may wait for it in parts. args: Woven"""
     for each in range(args.parts.words):
         _announce(at, each, args)
@@ -155,7 +155,7 @@ def _emit(at, value, tile, args):
 
 
 @triton.jit
-def _await_sums(at, args):
+def await_sums(at, args):
     """Until all of another rank's tile has come. args: Woven"""
     for part in range(args.parts.words):
         word = weave.word_of(args.sums_ready, at, part, at.owner, args.world.num_ranks, args.parts)
@@ -182,13 +182,13 @@ def gemm_ar_multiply(a, b, c, out, partials, gathered, partials_ready, sums_read
         Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
         combine,
         Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
-        _announce_whole,
+        announce_whole,
         Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
     )  # fmt: skip
     for i in range(program, num_m * parts.num_n, num_programs):
         at = weave.scattered(i, num_m, parts.num_n, weave.Scatter(rank, parts))
         if at.owner != rank:
-            _await_sums(
+            await_sums(
                 at, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world)
             )
             weave.unpack(out, gathered, at, tile, parts)
@@ -238,7 +238,7 @@ def gemm_ar_multiply_sm90(a, b, c, out, partials, gathered, partials_ready, sums
     for i in range(program, num_m * parts.num_n, num_programs):
         at = weave.scattered(i, num_m, parts.num_n, weave.Scatter(rank, parts))
         if at.owner != rank:
-            _await_sums(
+            await_sums(
                 at, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world)
             )
             for row in range(0, tile_m, gemm_sm90.CHUNK_N):

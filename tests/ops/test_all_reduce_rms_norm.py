@@ -1,0 +1,104 @@
+"""all_reduce_rms_norm: right in every way it can be called, the same bits on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import weft
+from weft.base.dtypes import tolerance
+from weft.base.errors import ConfigError, ShapeError
+from weft.base.target import TARGETS
+from weft.language import triton_api
+from weft.ops.all_reduce_rms_norm import Config, all_reduce_rms_norm, candidates, kernels, op
+from weft.verify import compiled
+
+EMU = TARGETS["emu"]
+
+
+def check(outs, problem, rank):
+    inputs = [op.make_inputs(problem, other) for other in range(problem.num_ranks)]
+    for out, expected in zip(outs, op.reference(problem, inputs)[rank], strict=True):
+        assert out.shape == expected.shape and out.dtype == expected.dtype
+        if expected.numel():
+            error = (out.double() - expected.double()).norm() / expected.double().norm()
+            assert error <= tolerance(problem.dtype, problem.num_ranks)
+
+
+def call_every_way(problem, config):
+    """Eager, recorded and replayed, another shape in between, eager again; on one rank."""
+    world = weft.init()
+    mine = op.make_inputs(problem, world.rank)
+    first = op.run(world, problem, mine, config)
+    check(first, problem, world.rank)
+    with world.record() as recording:
+        outs = op.run(world, problem, mine, config)
+    for _ in range(2):
+        for out in outs:
+            out.fill_(float("nan"))
+        recording.replay()
+        check([out.clone() for out in outs], problem, world.rank)
+    other = replace(problem, m=problem.m + 5, n=problem.n // 2 + 1)
+    check(op.run(world, other, op.make_inputs(other, world.rank)), other, world.rank)
+    for _ in range(2):
+        check(op.run(world, problem, mine, config), problem, world.rank)
+    world.close()
+    return first
+
+
+@pytest.mark.parametrize("nodes", [(1,), (3,), (4,), (2, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(14, 24), (1, 7), (9, 16)], ids=str)
+def test_every_way_of_calling(ranks, nodes, shape, monkeypatch):
+    monkeypatch.setenv("WEFT_SLOTS", "1")
+    m, n = shape
+    problem = op.make_problem(sum(nodes), {"m": m, "n": n}, "float32", nodes)
+    layout = {"nodes": len(nodes)} if len(nodes) > 1 else {}
+    for config in candidates(problem, EMU):
+        found = ranks(lambda config=config: call_every_way(problem, config), sum(nodes), **layout)
+        for outs in found[1:]:
+            assert all(map(torch.equal, found[0], outs))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision(ranks, dtype):
+    problem = op.make_problem(3, {"m": 20, "n": 40}, dtype)
+    ranks(lambda: call_every_way(problem, None), 3)
+
+
+@pytest.mark.parametrize("shape", [(0, 16), (4, 0)], ids=str)
+def test_nothing_to_do(ranks, shape):
+    problem = op.make_problem(2, dict(zip("mn", shape, strict=True)), "float32")
+    outs = ranks(lambda: op.run(weft.init(), problem, op.make_inputs(problem, 0)), 2)
+    assert all(out.shape == shape for pair in outs for out in pair)
+
+
+def test_what_does_not_fit(ranks):
+    def main():
+        world = weft.init()
+        x = torch.zeros(4, 8)
+        with pytest.raises(ShapeError, match=r"residual is torch.float32\(4, 7\)"):
+            all_reduce_rms_norm(x, torch.zeros(4, 7), torch.ones(8), world=world)
+        with pytest.raises(ShapeError, match=r"weight is torch.float16\(8,\)"):
+            all_reduce_rms_norm(x, x, torch.ones(8).half(), world=world)
+
+    ranks(main, 1)
+    problem = op.make_problem(2, {"m": 4, "n": 1 << 17}, "float32")
+    with pytest.raises(ConfigError, match="a row is one tile, of up to 65536 columns"):
+        Config().check(problem, EMU)
+    assert [config.transport for config in candidates(problem, EMU)] == ["all_reduce"]
+    with pytest.raises(ConfigError, match="tile_m=3; it must be a power of two"):
+        Config(tile_m=3).check(op.make_problem(2, {"m": 4, "n": 8}, "float32"), EMU)
+
+
+@pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
+def test_compiles_and_keeps_its_waits(target):
+    target = TARGETS[target]
+    problem = op.make_problem(4, {"m": 64, "n": 8192}, "bfloat16")
+    ((fn, record),) = kernels(problem, None, target)
+    binary = triton_api.compile_kernel(fn, record, target)
+    report = compiled(binary, target)
+    assert report.ok, "\n".join(map(str, report.findings))
+    if target.backend == "cuda":
+        assert "ld.local" not in binary.asm["ptx"] and "st.local" not in binary.asm["ptx"]
