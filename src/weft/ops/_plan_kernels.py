@@ -59,9 +59,16 @@ def push(source, target, words, slot, split, columns, takes, world, block: tl.co
 
 
 @triton.jit
-def _own_words(own_words, num_own, e, rank, world):
+def _own_words(own_words, num_own, words, e, rank, world):
+    """Before the others know: own words of what engines fetch, and the one that they copy."""
     for i in range(num_own):
-        wl.notify(world, own_words + rank * num_own + i, e, to=rank, op=wl.SignalOp.SET)
+        # Own rows are there in stream order; but where nothing is copied, this alone says that the
+        # slot's epoch has been read.
+        wl.notify(world, own_words + rank * num_own + i, e, to=rank, op=wl.SignalOp.SET,
+                  scope=wl.Scope.DEVICE)  # fmt: skip
+    # Peers' engines copy it as soon as they know, and notify_all releases it to them.
+    # weft: equivalent-mutant narrow of notify: it orders nothing itself
+    wl.notify(world, words + rank, e, to=rank, op=wl.SignalOp.SET, order=wl.Order.RELAXED)
 
 
 @triton.jit
@@ -73,10 +80,10 @@ def meet(words, own_words, num_own, slot, takes, world):
     rank = wl.rank(world)
     e = slots.slot_epoch(slot)
     if takes:
+        # weft: equivalent-mutant relax of wait: it guards words alone, which no engine can read
+        # before they are written
         slots.slot_wait_free(world, slot, e)
-    _own_words(own_words, num_own, e, rank, world)
-    # First the word here: peers' engines copy it as soon as they know.
-    wl.notify(world, words + rank, e, to=rank, op=wl.SignalOp.SET)
+    _own_words(own_words, num_own, words, e, rank, world)
     wl.notify_all(world, words + rank, e, op=wl.SignalOp.SET)
     wl.wait(words, e, world.num_ranks, world=world)
 
@@ -86,8 +93,7 @@ def meet_again(before, words, own_words, num_own, world):
     """As `meet`, behind it in the stream: the call may be over here, so e is that of `before`."""
     rank = wl.rank(world)
     e = wl.load(before + rank)
-    _own_words(own_words, num_own, e, rank, world)
-    # First the word here, as above.
-    wl.notify(world, words + rank, e, to=rank, op=wl.SignalOp.SET)
+    if num_own > 0:
+        _own_words(own_words, num_own, words, e, rank, world)
     wl.notify_all(world, words + rank, e, op=wl.SignalOp.SET)
     wl.wait(words, e, world.num_ranks, world=world)
