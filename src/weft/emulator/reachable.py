@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from weft.base.place import Place
+from weft.language.symbols import base_symbol, with_trait
 
 if TYPE_CHECKING:
     from weft.emulator.codegen import EmulatedKernel
@@ -24,14 +25,7 @@ if TYPE_CHECKING:
     from weft.emulator.programs import Program
     from weft.emulator.streams import KernelWork
 
-_LOOKS = (
-    *("weft.wait", "weft.wait_bounded", "weft.test", "weft.load"),
-    *("weft.wait_packets", "weft.wait_lines"),
-)
-_SIGNALS = (
-    *("weft.notify", "weft.notify_warp", "weft.store"),
-    *("weft.put_packets", "weft.put_lines"),
-)
+_LOOKS, _SIGNALS = with_trait("looks"), with_trait("signals")
 _ATOMICS = ("atomic_rmw", "atomic_cas")
 
 # The words of a world that its table leads to, and no argument of a kernel.
@@ -140,7 +134,7 @@ def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, bool, bool, ast.expr]]:
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         if node.func.attr == "extern":
-            name = str(getattr(node.args[0], "value", "")).partition(":")[0]
+            name = base_symbol(str(getattr(node.args[0], "value", "")))
             arguments = node.args[1]
             if name in _LOOKS or name in _SIGNALS:
                 assert isinstance(arguments, ast.Tuple)

@@ -20,11 +20,12 @@ from weft.emulator.occupancy import earliest_for_all, take_all
 from weft.emulator.programs import Program
 from weft.emulator.simulated_time import Sender, us
 from weft.emulator.ttir import Op, parse
+from weft.language.symbols import base_symbol, with_trait
 
 # When a packet that nobody has sent was there, and by whom: before all else.
 NEVER = (0.0, None)
 # Primitives whose data carries its own signal.
-FLAGGED = ("weft.put_packets", "weft.wait_packets", "weft.put_lines", "weft.wait_lines")
+FLAGGED = with_trait("carries_flag")
 
 
 class TimedProgram(Program):
@@ -175,7 +176,7 @@ class TimedProgram(Program):
 
     def extern(self, symbol, args, dtype, shape, loc):
         """Packets carry their own signal: the arrival of each flag's word is remembered."""
-        name = symbol.partition(":")[0]
+        name = base_symbol(symbol)
         if name not in FLAGGED:
             return super().extern(symbol, args, dtype, shape, loc)
         ptr, _, *rest = args

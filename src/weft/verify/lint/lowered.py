@@ -17,6 +17,7 @@ from typing import Any
 
 from weft.base.target import TARGETS
 from weft.emulator import ttir
+from weft.language.symbols import base_symbol, with_trait
 from weft.verify.lint.arguments import record_of
 from weft.verify.lint.problem import Span
 from weft.verify.lint.registry import Hit, Kernel, Program
@@ -33,7 +34,7 @@ ADDRESS_OPS = (
 )
 # What must be in a kernel for it to be worth lowering.
 WORTH_A_LOOK = ("atomic", "wait", "test", "notify", "barrier", "opaque", "assembly")
-WAITS = ("weft.wait", "weft.packet_wait")
+WAITS = with_trait("waits")
 
 
 @dataclass
@@ -201,7 +202,7 @@ class Questions:
     # -- loops --------------------------------------------------------------------------------
 
     def _loops(self, step: Step) -> None:
-        is_wait = _symbol(step.op).startswith(WAITS)
+        is_wait = base_symbol(_symbol(step.op)) in WAITS
         if step.op.name == "scf.while":
             is_wait = any(self._polls(step.op))
         if not is_wait:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from weft.emulator.synchronising import RELEASE_COMPLETES_STORES
 from weft.emulator.ttir import Block, Module, Op, Value, parse_statements
 from weft.language import world_layout
+from weft.language.symbols import Symbol
 from weft.verify.mutants.edits import (
     Changes,
     constant_for,
@@ -21,7 +22,6 @@ from weft.verify.mutants.edits import (
 from weft.verify.mutants.primitives import (
     ASYNCHRONOUS,
     POLLS,
-    Primitive,
     order_of,
     primitive_of,
     releases,
@@ -108,7 +108,7 @@ def _harmless(op: Op) -> bool:
     return not op.regions and not writes_data(op) and symbol_of(op) not in ("tt.call",)
 
 
-def _changes(op: Op, primitive: Primitive, around: _Surroundings) -> Iterator[tuple[str, Changes]]:
+def _changes(op: Op, primitive: Symbol, around: _Surroundings) -> Iterator[tuple[str, Changes]]:
     yield from _drop(op, primitive, around)
     for kind, weaker in WITHOUT.items():
         if (word := weaker.get(order_of(op))) is not None:
@@ -140,7 +140,7 @@ def _changes(op: Op, primitive: Primitive, around: _Surroundings) -> Iterator[tu
 # ---------------------------------------------------------------------------------------------
 
 
-def _drop(op: Op, primitive: Primitive, around: _Surroundings) -> Iterator[tuple[str, Changes]]:
+def _drop(op: Op, primitive: Symbol, around: _Surroundings) -> Iterator[tuple[str, Changes]]:
     name = symbol_of(op)
     if (loop := around.spin.get(op)) is not None:
         # What a spin waits for is its condition: the loop looks once and goes on.

@@ -1,60 +1,21 @@
 """What of a TTIR operation says that it communicates: its order, its scope, its numbers, its peer.
 
-One row for each symbol of the emulator's primitives, and for Triton's own atomics.
+The emulator's primitives are rows of weft.language.symbols; here are Triton's own atomics.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from weft.emulator.ttir import Op
-
-
-@dataclass(frozen=True)
-class Primitive:
-    """How a primitive may be changed.
-
-    `values`, `count` and `peer` are the numbers of operands; `order` and `scope` say which of the
-    symbol's static words (or of an atomic's words) they are. `flag` operands are packets.
-    """
-
-    name: str
-    values: tuple[int, ...] = ()
-    count: int | None = None
-    peer: int | None = None
-    order: int | None = None
-    scope: int | None = None
-    packets: int | None = None
-    can_drop: bool = True
-
-
-_WAIT = Primitive("wait", values=(1,), count=2, order=0, scope=1)
-
-EXTERNS = {
-    "weft.notify": Primitive("notify", values=(1,), order=1, scope=2),
-    "weft.notify_warp": Primitive("notify_warp", values=(1,), count=2, order=1, scope=2),
-    "weft.wait": _WAIT,
-    "weft.wait_bounded": _WAIT,
-    "weft.test": Primitive("test", values=(1,), count=2, order=0, scope=1),
-    "weft.load": Primitive("load", order=0, scope=1, can_drop=False),
-    "weft.store": Primitive("store", values=(1,), order=0, scope=1),
-    "weft.at": Primitive("at", peer=2, can_drop=False),
-    "weft.translate": Primitive("at", peer=2, can_drop=False),
-    "weft.put_packets": Primitive("put_packets", packets=1),
-    "weft.wait_packets": Primitive("wait_packets", values=(1,)),
-    "weft.put_lines": Primitive("put_lines", packets=1),
-    "weft.wait_lines": Primitive("wait_lines", values=(1,)),
-    "weft.fence": Primitive("fence"),
-    "weft.quiet": Primitive("quiet"),
-    "weft.complete_stores": Primitive("complete_stores"),
-}
+from weft.language.symbols import SYMBOLS, Symbol, base_symbol
 
 OPERATIONS = {
-    "tt.atomic_rmw": Primitive("atomic", values=(1,), order=1, scope=2),
-    "tt.atomic_cas": Primitive("atomic_cas", values=(2,), order=0, scope=1),
-    "tt.atomic_load": Primitive("atomic_load", order=0, scope=1, can_drop=False),
-    "tt.atomic_store": Primitive("atomic_store", values=(1,), order=0, scope=1),
-    "tt.atomic_poll": Primitive("atomic_poll", values=(1,), order=0, scope=1),
+    "tt.atomic_rmw": Symbol("atomic", values=(1,), order=1, scope=2),
+    "tt.atomic_cas": Symbol("atomic_cas", values=(2,), order=0, scope=1),
+    "tt.atomic_load": Symbol("atomic_load", order=0, scope=1, can_drop=False),
+    "tt.atomic_store": Symbol("atomic_store", values=(1,), order=0, scope=1),
+    "tt.atomic_poll": Symbol("atomic_poll", values=(1,), order=0, scope=1),
 }
 
 # What a spin looks at memory with.
@@ -71,12 +32,12 @@ def symbol_of(op: Op) -> str:
     """`weft.notify` of `weft.notify:add.release.sys`; an operation's own name otherwise."""
     if op.name != "tt.extern_elementwise":
         return op.name
-    return str(op.attributes.get("symbol", "")).partition(":")[0]
+    return base_symbol(str(op.attributes.get("symbol", "")))
 
 
-def primitive_of(op: Op) -> Primitive | None:
+def primitive_of(op: Op) -> Symbol | None:
     if op.name == "tt.extern_elementwise":
-        return EXTERNS.get(symbol_of(op))
+        return SYMBOLS.get(symbol_of(op))
     return OPERATIONS.get(op.name)
 
 
