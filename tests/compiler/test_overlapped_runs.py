@@ -6,11 +6,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from random_programs import random_layers, random_program
+from random_programs import global_inputs, of_rank, random_layers, random_program
 from test_unfused import run
 
 import weft
-from weft.base.errors import UnsupportedError
+from weft.base.errors import AllocationOrderError, CallOrderError, UnsupportedError
 from weft.base.target import TARGETS
 from weft.compiler import Compiled, Facts, Settings
 from weft.compiler.passes.engines import pairs
@@ -67,6 +67,41 @@ def several(ranks, seeds, num_ranks: int, made=random_layers) -> set[str]:
 def test_random_layers(ranks, num_ranks: int):
     found = several(ranks, range(10 * num_ranks, 10 * num_ranks + 3), num_ranks)
     assert found == ({"push"} if num_ranks == 1 else {"push", "copy_engine"})
+
+
+def test_layers_over_two_nodes(ranks):
+    """Rows and sums are put; nobody has an address in another node."""
+    programs = {seed: random_layers(seed, 4) for seed in range(3)}
+
+    def main():
+        world = weft.init()
+        for seed, compiled in programs.items():
+            run(world, compiled, {"m": 21}, seed, lowering="overlapped")
+        world.close()
+
+    ranks(main, 4, nodes=2)
+    facts = Facts({"m": 21}, 4, TARGETS["emu"], (2, 2))
+    found = [one.engine for compiled in programs.values()
+             for one in compiled.overlapped(facts).program.tasks if one.engine]  # fmt: skip
+    assert found and set(found) == {"put"}
+
+
+def test_ranks_that_disagree_on_a_size(ranks):
+    """Of one rank m is larger: told before anything is launched, with both."""
+    compiled = random_layers(13, 2)
+    program = compiled.stages.program
+
+    def main():
+        world = weft.init()
+        sizes = {"m": 40 + 2 * world.rank}
+        parts = [
+            of_rank(program.task(name).type, tensor, sizes, world.rank, 2)
+            for name, tensor in global_inputs(program, sizes, 0).items()
+        ]
+        compiled(*parts, world=world, collectives=weft.ops, lowering="overlapped", **sizes)
+
+    with pytest.raises((CallOrderError, AllocationOrderError), match="m=40.*m=42|m=42.*m=40"):
+        ranks(main, 2)
 
 
 def test_random_programs(ranks):

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -214,6 +215,11 @@ class Plan:
         """Without choices: what runs, and not why."""
         kept = tuple(one for one in self.statements if not isinstance(one, Choice))
         return replace(self, statements=kept)
+
+    @cached_property
+    def moments(self) -> Moments:
+        """The order of what happens; found once, since rules and passes ask for it again."""
+        return Moments(self)
 
     @property
     def steps(self) -> list[Step]:
@@ -420,11 +426,15 @@ class Moments:
         self.order.close()
 
     def _add_channels(self) -> None:
+        takers: dict[str, list[int]] = {}
+        for j, taker in enumerate(self.steps, 1):
+            for name in awaited(taker):
+                takers.setdefault(name, []).append(j)
         for i, giver in enumerate(self.steps, 1):
             # What a rank fetches it tells itself.
             is_far = not (isinstance(giver, Copy) and giver.side == "pull")
-            for j, taker in enumerate(self.steps, 1):
-                for name in {*announced(giver)} & {*awaited(taker)}:
+            for name in announced(giver):
+                for j in takers.get(name, ()):
                     told, known = Moment(i, "told", name), Moment(j, "known", name)
                     self.order.add(told, known, far=is_far)
 
@@ -453,7 +463,7 @@ class Moments:
 
 
 def _cycles(plan: Plan) -> Iterator[tuple[str, Place]]:
-    moments = Moments(plan)
+    moments = plan.moments
     for i, step in enumerate(plan.steps, 1):
         for name in awaited(step):
             if moments.order.is_cyclic(Moment(i, "known", name)):
@@ -462,7 +472,7 @@ def _cycles(plan: Plan) -> Iterator[tuple[str, Place]]:
 
 
 def _ordered(plan: Plan) -> Iterator[tuple[str, Place]]:
-    moments, steps = Moments(plan), plan.steps
+    moments, steps = plan.moments, plan.steps
     given = [Access(one.name, True) for one in plan.of(Buffer) if one.role in GIVEN]
     touches = [(0, one) for one in given]
     touches += [(i, one) for i, step in enumerate(steps, 1) for one in accesses(step)]
@@ -483,7 +493,7 @@ def _told(steps: list[Step], i: int, access: Access) -> str:
 
 
 def _written(plan: Plan) -> Iterator[tuple[str, Place]]:
-    moments = Moments(plan)
+    moments = plan.moments
     writers: dict[str, list[tuple[int, Access]]] = {}
     for buffer in plan.of(Buffer):
         if buffer.role in GIVEN:
@@ -533,7 +543,7 @@ def _joined(plan: Plan) -> Iterator[tuple[str, Place]]:
 
 
 def _returned(plan: Plan) -> Iterator[tuple[str, Place]]:
-    moments, end = Moments(plan), len(plan.steps) + 1
+    moments, end = plan.moments, len(plan.steps) + 1
     given = {buffer.name for buffer in plan.of(Buffer) if buffer.role in GIVEN}
     for i, step in enumerate(plan.steps, 1):
         for access in accesses(step):
@@ -547,7 +557,7 @@ def _returned(plan: Plan) -> Iterator[tuple[str, Place]]:
 
 def _credits(plan: Plan) -> Iterator[tuple[str, Place]]:
     heap = {buffer.name for buffer in plan.of(Buffer) if buffer.role == "symmetric"}
-    steps, moments = plan.steps, Moments(plan)
+    steps, moments = plan.steps, plan.moments
     if not any(_uses_slot(step, heap) for step in steps):
         return
     takers = [i for i, step in enumerate(steps, 1) if getattr(step, "takes", False)]
@@ -592,9 +602,9 @@ def _shared(plan: Plan) -> Iterator[tuple[str, Place]]:
                 yield f"{told}: their accesses are not ordered", buffer.place
 
 
-def are_apart(plan: Plan, first: str, second: str, moments: Moments | None = None) -> bool:
+def are_apart(plan: Plan, first: str, second: str) -> bool:
     """Is one of two buffers over and done with, on all ranks that touch it, before the other?"""
-    moments = moments or Moments(plan)
+    moments = plan.moments
     uses: dict[str, list[tuple[int, Access]]] = {first: [], second: []}
     for i, step in enumerate(plan.steps, 1):
         for access in accesses(step):

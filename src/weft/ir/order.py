@@ -8,7 +8,7 @@ is not before its other accesses and `known` not behind them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 
@@ -45,6 +45,39 @@ class Order:
 
     def close(self) -> None:
         """Find all that follows: a way with a far edge in it is far."""
+        if (behind_first := self._sorted()) is None:
+            self._close_cycles()
+            return
+        near, far = self._near, self._far
+        for i in behind_first:
+            for j in self._behind(i):
+                far[i] |= near[j] if far[i] >> j & 1 else far[j]
+                near[i] |= near[j]
+
+    def _behind(self, i: int) -> Iterator[int]:
+        """What edges lead to from i."""
+        bits = self._near[i]
+        while bits:
+            lowest = bits & -bits
+            yield lowest.bit_length() - 1
+            bits ^= lowest
+
+    def _sorted(self) -> list[int] | None:
+        """All moments, each behind what comes after it; None where some are before themselves."""
+        left = [0] * len(self._near)
+        for i in range(len(left)):
+            for j in self._behind(i):
+                left[j] += 1
+        ready = [i for i, count in enumerate(left) if not count]
+        for i in ready:
+            for j in self._behind(i):
+                left[j] -= 1
+                if not left[j]:
+                    ready.append(j)
+        return ready[::-1] if len(ready) == len(left) else None
+
+    def _close_cycles(self) -> None:
+        """The same where moments are before themselves: whatever the order of edges."""
         near, far = self._near, self._far
         for k in range(len(near)):
             for i in range(len(near)):

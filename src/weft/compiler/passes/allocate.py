@@ -15,20 +15,19 @@ from dataclasses import dataclass, replace
 from weft.base.dtypes import DTYPES
 from weft.compiler.passes.tile import part_of
 from weft.ir import device
-from weft.ir.device import GIVEN, NUM_RANKS, Buffer, Moments, Part, Plan
+from weft.ir.device import GIVEN, NUM_RANKS, Buffer, Part, Plan
 
 ALIGNMENT = 256
 
 
 def allocate(plan: Plan) -> Plan:
     """From stage signalled to stage allocated."""
-    moments = Moments(plan)
     shares: dict[str, str] = {}
     homes: list[Buffer] = []
     for buffer in plan.of(Buffer):
         if buffer.role in GIVEN:
             continue
-        home = next((one for one in homes if _can_share(plan, buffer, one, shares, moments)), None)
+        home = next((one for one in homes if _can_share(plan, buffer, one, shares)), None)
         if home is None:
             homes.append(buffer)
         else:
@@ -41,14 +40,12 @@ def allocate(plan: Plan) -> Plan:
     return replace(plan, statements=statements, stage="allocated")
 
 
-def _can_share(
-    plan: Plan, buffer: Buffer, home: Buffer, shares: Mapping[str, str], moments: Moments
-) -> bool:
+def _can_share(plan: Plan, buffer: Buffer, home: Buffer, shares: Mapping[str, str]) -> bool:
     """A result stays the caller's: it shares nothing."""
     if buffer.role != home.role or {buffer.name, home.name} & {*plan.results}:
         return False
     there = [home.name, *(name for name, other in shares.items() if other == home.name)]
-    return all(device.are_apart(plan, name, buffer.name, moments) for name in there)
+    return all(device.are_apart(plan, name, buffer.name) for name in there)
 
 
 @dataclass(frozen=True)
