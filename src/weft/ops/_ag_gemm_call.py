@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from weft.language import triton_api
-from weft.ops import _by_library
+from weft.ops import _ag_gemm_scales, _by_library
 from weft.ops._ag_gemm_config import (
     ENGINES,
     Config,
     Shards,
     can_use_tma,
+    chunk_of,
     shape_of,
     shards_of,
     straddles,
@@ -45,6 +46,7 @@ class Program(NamedTuple):
     close: Any
     multiply: Any
     multiply_sm90: Any
+    push_scales: Any
 
 
 class Call:
@@ -117,6 +119,11 @@ class SlotCall(Call):
             "rows_taken": (world.num_ranks, torch.int64),
             "fed": (words, torch.int32),
         }
+        if problem.scaling:
+            shape = (problem.m, _ag_gemm_scales.blocks_of(problem))
+            self.buffers["scales"] = (shape, torch.float32)
+            words = world.num_ranks * _ag_gemm_scales.pieces_of(problem)
+            self.signals["scales_ready"] = (words, torch.int64)
         if config.template == "sm90":
             elements = gemm_sm90.partial_elements(config.tile_m, config.tile_n, self.grid[0])
             self.buffers["partials"] = ((elements,), torch.float32)
@@ -131,28 +138,37 @@ class SlotCall(Call):
         # What was launched with aligned addresses, to be launched again.
         self._kernels: dict[Any, Any] = {}
 
-    def run(self, world: Any, a: Any, b: Any, out: Any, offset: int | None) -> None:
+    def run(
+        self, world: Any, a: Any, b: Any, out: Any, offset: int | None,
+        scales: tuple[Any, Any] = (None, None),
+    ) -> None:  # fmt: skip
+        """As Call.run; `scales` of a and b, where those are fp8."""
         slot = world.workspace("ag_gemm", self.buffers, self.signals)
+        addresses = (None if x is None else x.data_ptr() for x in scales)
         self.replays.run(
-            (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot),
-            lambda: self.launch(world, slot, a, b, out, offset),
+            (a.data_ptr(), b.data_ptr(), out.data_ptr(), *addresses, slot),
+            lambda: self.launch(world, slot, a, b, out, offset, scales),
         )
 
     def offset_of(self, world: Any, a: Any) -> int | None:
         return world.offset(a) if self.may_read_in_place and world.num_ranks > 1 else None
 
     def launch(
-        self, world: Any, slot: Any, a: Any, b: Any, out: Any, offset: int | None = None
-    ) -> None:
+        self, world: Any, slot: Any, a: Any, b: Any, out: Any, offset: int | None = None,
+        scales: tuple[Any, Any] = (None, None),
+    ) -> None:  # fmt: skip
         # TMA asks this of addresses, and Triton specialises kernels by it.
         alignment = tuple(tensor.data_ptr() % blocking.TMA_BYTES for tensor in (a, b, out))
         aligned = not any(alignment)
-        multiply, arguments, options = self._multiply_with(world, slot, a, b, out, aligned)
+        multiply, arguments, options = self._multiply_with(
+            world, slot, a, b, out, aligned, self._scaling(slot, scales[1])
+        )
 
         def start_multiply() -> None:
             self._start(multiply, self.grid, arguments, options, aligned)
 
         if not self.by_engine:
+            self._push_scales(world, slot, *scales)
             start_multiply()
             return
         if alignment not in self._loaded:
@@ -161,10 +177,29 @@ class SlotCall(Call):
             for fn, its_arguments in self._beside(world, slot, offset):
                 world.load(fn, *its_arguments, num_warps=1)
             self._loaded.add(alignment)
+        self._push_scales(world, slot, *scales)
         if self.is_pull:
             self._pull(world, slot, a, offset, aligned, start_multiply)
         else:
             self._put(world, slot, a, aligned, start_multiply)
+
+    def _scaling(self, slot: Any, scale_b: Any) -> Any:
+        """What kernels are told of scales: a Scaling, or None."""
+        if not self.problem.scaling:
+            return None
+        return _ag_gemm_scales.scaling_of(slot, self.problem, scale_b)
+
+    def _push_scales(self, world: Any, slot: Any, scale_a: Any, scale_b: Any) -> None:
+        if scale_a is None:
+            return
+        pieces = _ag_gemm_scales.pieces_of(self.problem)
+        arguments = (
+            scale_a, *_ag_gemm_scales.steps_of(scale_a), self._scaling(slot, scale_b), slot.arg,
+            self.problem.m, self.shards, world.arg, _ag_gemm_scales.BLOCK,
+        )  # fmt: skip
+        # Not kept to be launched again: scales lie at any address.
+        grid = (world.num_ranks * pieces, 1, 1)
+        self.program.push_scales[grid](*arguments, num_warps=_ag_gemm_scales.NUM_WARPS)
 
     def _beside(self, world: Any, slot: Any, offset: int | None) -> list[tuple[Any, tuple]]:
         """Kernels of one program that run beside the product, with their arguments."""
@@ -231,7 +266,7 @@ class SlotCall(Call):
             self._kernels[fn] = kernel
 
     def _multiply_with(
-        self, world: Any, slot: Any, a: Any, b: Any, out: Any, aligned: bool
+        self, world: Any, slot: Any, a: Any, b: Any, out: Any, aligned: bool, scaling: Any
     ) -> tuple[Any, tuple, dict]:
         """The kernel that multiplies, its arguments and its options."""
         config, tma = self.config, self.tma and aligned
@@ -241,7 +276,7 @@ class SlotCall(Call):
         own, gathered, right, result = a, slot.gathered, b, out
         if tma:
             describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
-            chunk = self._chunk(is_sm90)
+            chunk = chunk_of(self.problem, config, is_sm90)
             gathered = describe(gathered, (config.tile_m, config.tile_k))
             # An empty shard has no address to describe; no tile is read from it.
             own = describe(a, (config.tile_m, config.tile_k)) if self.has_rows else gathered
@@ -250,18 +285,19 @@ class SlotCall(Call):
             else:
                 right = describe(b, (config.tile_k, config.tile_n))
             result = describe(out, chunk)
+        per_block = self.problem.scaling == _ag_gemm_scales.BLOCKS
         if is_sm90:
             arguments = (
-                a, own, slot.gathered, gathered, right, result, slot.rows_ready, slot.fed,
+                a, own, slot.gathered, gathered, right, result, scaling, slot.rows_ready, slot.fed,
                 slot.partials, slot.summed, slot.arg, self.shape, self.shards, world.arg,
                 feeders, self.by_engine, self.is_pull, config.block, config.tile_m, config.tile_n,
-                config.tile_k, config.num_stages, self.problem.b_is_nk,
+                config.tile_k, config.num_stages, self.problem.b_is_nk, per_block,
             )  # fmt: skip
             return self.program.multiply_sm90, arguments, {"num_warps": config.num_warps}
         arguments = (
-            a, own, slot.gathered, gathered, right, result, slot.rows_ready, slot.fed, slot.arg,
-            self.shape, self.shards, self.tiles[tma], world.arg,
-            feeders, self.is_pull, config.block,
+            a, own, slot.gathered, gathered, right, result, scaling, slot.rows_ready, slot.fed,
+            slot.arg, self.shape, self.shards, self.tiles[tma], world.arg,
+            feeders, self.is_pull, config.block, per_block,
         )  # fmt: skip
         num_stages = config.num_stages if config.template == "plain" else 3
         return (
@@ -269,13 +305,6 @@ class SlotCall(Call):
             arguments,
             {"num_warps": config.num_warps, "num_stages": num_stages},
         )
-
-    def _chunk(self, is_sm90: bool) -> tuple[int, int]:
-        """Rows and columns of the result that are stored at once."""
-        config = self.config
-        if not is_sm90:
-            return config.tile_m, config.tile_n
-        return gemm_sm90.chunk_rows(config.tile_m, config.tile_n), gemm_sm90.CHUNK_N.value
 
     def _copies_for(self, world: Any, slot: Any, a: Any, offset: int | None) -> tuple:
         """What the copy engine does for a call on `slot` whose rows lie at `offset`."""

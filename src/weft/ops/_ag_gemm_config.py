@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weft.base.errors import ConfigError
 from weft.base.target import Target
 from weft.ops import _arrival, _by_library, _lanes
+from weft.ops._ag_gemm_scales import BLOCK_K, BLOCKS
 from weft.tiles import blocking, gemm, gemm_sm90, gemm_small_sm90
 from weft.tiles.blocking import Blocking
 
@@ -33,6 +34,8 @@ FEW, SM90_FEW = "small", "small_sm90"
 PUSH_BYTES, NARROW_PUSH_BYTES, NARROW_N = 4 << 20, 8 << 20, 4096
 # From so many bytes on, a second flag per shard pays for its copy's start (there, at 32 MiB).
 TWO_CHUNKS_BYTES = 24 << 20
+# What GPUs multiply this dtype from, by compute capability.
+E4M3, E4M3_ARCH = "float8_e4m3fn", 89
 # An SM that the persistent grid leaves free, so that _announce and _close can run beside it.
 SPARE_SMS = 1
 # Pushing programs: enough to fill the links, not so many that products wait for them.
@@ -99,10 +102,29 @@ class Config:
         if self.block < 16 or self.block & (self.block - 1):
             raise ConfigError(f"ag_gemm: block={self.block}; it must be a power of two from 16 on")
         self._check_feeders(problem, target)
+        self._check_scaling(problem, target)
         if self.template.endswith("sm90"):
             return
         tma = self.tma and can_use_tma(problem, target)
         self.blocking.check("ag_gemm", problem.dtype, problem.out_dtype, tma, target)
+
+    def _check_scaling(self, problem: Problem, target: Target) -> None:
+        if problem.dtype == E4M3 and target.backend == "cuda" and target.arch < E4M3_ARCH:
+            raise ConfigError(
+                f"ag_gemm: {problem.dtype} on {target}; it needs compute capability 8.9: convert a "
+                "and b"
+            )
+        if problem.scaling and self.transport == PACKETS:
+            raise ConfigError(
+                f"ag_gemm: transport={PACKETS!r} of {problem.dtype}; scales do not travel as "
+                "packets: take transport='push'"
+            )
+        is_larger = BLOCK_K % self.tile_n or BLOCK_K % self.tile_k
+        if problem.scaling == BLOCKS and is_larger:
+            raise ConfigError(
+                f"ag_gemm: tile_n={self.tile_n}, tile_k={self.tile_k} where each block of "
+                f"{BLOCK_K} has its scale; both must divide it"
+            )
 
     def _check_feeders(self, problem: Problem, target: Target) -> None:
         if self.transport == PACKETS:
@@ -141,12 +163,16 @@ class Config:
             return
         if not can_use_sm90(problem, target):
             raise ConfigError(
-                f"ag_gemm: template='sm90' with {problem.dtype} on {target}; it takes 16-bit "
-                f"operands with rows of a multiple of {blocking.TMA_BYTES} bytes, and compute "
-                "capability 9.0"
+                f"ag_gemm: template={self.template!r} with {problem.dtype} on {target}; it takes "
+                f"16-bit operands, or fp8 with b as [n, k], to 16-bit results, in rows of a "
+                f"multiple of {blocking.TMA_BYTES} bytes, and compute capability 9.0: pass b as a "
+                "transposed [n, k], or take template='plain'"
             )
-        check = gemm_small_sm90.check if self.template == SM90_FEW else gemm_sm90.check
-        check("ag_gemm", self.tile_m, self.tile_n, self.tile_k, self.num_stages, target)
+        extents = (self.tile_m, self.tile_n, self.tile_k, self.num_stages)
+        if self.template == SM90_FEW:
+            gemm_small_sm90.check("ag_gemm", *extents, target)
+        else:
+            gemm_sm90.check("ag_gemm", *extents, target, problem.itemsize)
 
     @property
     def blocking(self) -> Blocking:
@@ -183,9 +209,8 @@ def can_use_sm90(problem: Problem, target: Target) -> bool:
     """Does the template for Hopper take this problem there?"""
     # Its feeders store directly: tiles do not reach other nodes from Gluon.
     is_hopper = target.backend == "cuda" and target.arch == 90 and len(problem.nodes) <= 1
-    return (
-        is_hopper and problem.itemsize == problem.out_itemsize == 2 and can_use_tma(problem, target)
-    )
+    is_16_bit = problem.itemsize == 2 or (problem.itemsize == 1 and problem.b_is_nk)
+    return is_hopper and is_16_bit and problem.out_itemsize == 2 and can_use_tma(problem, target)
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
@@ -204,6 +229,10 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     for transport in order:
         for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
             config = Config(transport=transport, block=_block(problem, cut, target), **asdict(cut))
+            if problem.scaling == BLOCKS:
+                config = replace(
+                    config, tile_n=min(BLOCK_K, cut.tile_n), tile_k=min(BLOCK_K, cut.tile_k)
+                )
             yield _with_transport(config, problem, target)
     if problem.m <= SMALL_M:
         yield from on_hopper
@@ -251,7 +280,8 @@ def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> l
         return []
     found = []
     for transport in transports:
-        for cut in (gemm_sm90.WIDE, gemm_sm90.TURNS):
+        cuts = (gemm_sm90.WIDE, gemm_sm90.TURNS)
+        for cut in cuts if problem.itemsize > 1 else (gemm_sm90.PROMOTED,):
             plain = Config(transport=transport, template="sm90", block=16384, **asdict(cut))
             base = _with_transport(plain, problem, target)
             found.append(base)
@@ -278,7 +308,7 @@ def _end_us(config: Config, problem: Problem, target: Target) -> float:
 def can_use_library(problem: Problem, target: Target) -> bool:
     """Can NCCL and cuBLAS do the same there? Where they may be faster, they were measured."""
     is_even = problem.m == problem.rows * problem.num_ranks and problem.num_ranks > 1
-    is_alike = problem.out_dtype == problem.dtype
+    is_alike = problem.out_dtype == problem.dtype and not problem.scaling
     return target.backend == "cuda" and is_even and is_alike and len(problem.nodes) <= 1
 
 
@@ -360,8 +390,17 @@ def shape_of(problem: Problem) -> gemm.Shape:
 def shards_of(problem: Problem, config: Config) -> Shards:
     chunk_rows = max(1, ceil(problem.rows / config.chunks))
     num_m = ceil(problem.m / config.tile_m)
-    head = max(1, min(problem.rows // config.tile_m, num_m))
+    # Where no tile is one rank's alone, none can go first, and B is read once.
+    head = min(problem.rows // config.tile_m, num_m) or max(1, num_m)
     return Shards(problem.rows, config.chunks, chunk_rows, config.pieces, config.group_m, head)
+
+
+def chunk_of(problem: Problem, config: Config, is_sm90: bool) -> tuple[int, int]:
+    """Rows and columns of the result that are stored at once."""
+    if not is_sm90:
+        return config.tile_m, config.tile_n
+    rows = gemm_sm90.chunk_rows(config.tile_m, config.tile_n, problem.itemsize)
+    return rows, gemm_sm90.CHUNK_N.value
 
 
 def tile_of(problem: Problem, config: Config, tma: bool) -> gemm.Tile:

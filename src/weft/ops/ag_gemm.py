@@ -34,9 +34,13 @@ Signals (all are SET to the call's epoch e; e is read on the device, so nothing 
     rows_taken[dst]                 rank dst -> all: it has the rows that it reads in place (pull)
     summed[2 * program + consumer]  local: sums for another program's tile are there        (sm90)
     slot_free, epoch, ticket        the slot's; the last program of _multiply moves them
+    scales_ready[src * pieces + p]  rank src -> all: its scales are in the slot            (fp8)
     fed[rank * chunks + c]          local: how many pieces of a chunk have been stored for a rank
 Chunks without rows are signalled too, so that any range of words may be waited for; where engines
 copy the words, one program waits for all of them before the slot is given back.
+
+fp8 operands have scales: those of A are stored in all slots by a launch before everything else,
+_push_scales (_ag_gemm_scales.py), and a tile waits for those of its rows too.
 
 Limits  n and k are the same on all ranks; A is row-major, B is [k, n] or a transposed [n, k]
 Source  the design's section 4; FLUX, TileLink and torch's async-TP for the idea
@@ -45,7 +49,7 @@ Source  the design's section 4; FLUX, TileLink and torch's async-TP for the idea
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -64,7 +68,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _ag_gemm_small, _baselines, _lanes
+from weft.ops import _ag_gemm_scales, _ag_gemm_small, _baselines, _lanes
 from weft.ops._ag_gemm_call import STAGE_WARPS, Call, LibraryCall, Program, SlotCall
 from weft.ops._ag_gemm_config import (
     ENGINES,
@@ -75,6 +79,7 @@ from weft.ops._ag_gemm_config import (
     can_use_tma,
     candidates,
     choose,
+    chunk_of,
     shape_of,
     straddles,
     tile_of,
@@ -82,13 +87,23 @@ from weft.ops._ag_gemm_config import (
 from weft.ops._ag_gemm_small import PacketCall
 from weft.tiles import gemm, gemm_sm90, swizzle
 
-SUPPORTED = ("float16", "bfloat16", "float32")
+RESULTS = ("float16", "bfloat16", "float32")
+SUPPORTED = (*RESULTS, *_ag_gemm_scales.FP8)
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
     """All ranks at once, in fp32 on the CPU."""
-    gathered = torch.cat([one["a"] for one in inputs]).float()
-    return [gathered @ one["b"].float() for one in inputs]
+    gathered = torch.cat([_in_fp32(problem, one, "a") for one in inputs])
+    return [gathered @ _in_fp32(problem, one, "b") for one in inputs]
+
+
+def _in_fp32(problem: Problem, inputs: Mapping[str, Any], name: str) -> torch.Tensor:
+    """An operand as its scales have it."""
+    operand = inputs[name].float()
+    if problem.scaling:
+        scale = inputs[f"scale_{name}"]
+        operand *= _ag_gemm_scales.spread(scale, operand.shape, problem.scaling)
+    return operand
 
 
 # ---------------------------------------------------------------------------------------------
@@ -100,7 +115,8 @@ class Problem:
     """m rows over all ranks, n columns and k of each rank; dtypes by torch's names.
 
     `b_is_nk`: B lies in memory as [n, k], as weights usually do. Sums are in fp32. `nodes` counts
-    the ranks of each scale-up domain; () is one domain.
+    the ranks of each scale-up domain; () is one domain. `scaling`, of fp8 alone, says what has a
+    scale: "rows" (and columns of B) or "blocks"; results are then bfloat16 unless told otherwise.
     """
 
     m: int
@@ -111,13 +127,21 @@ class Problem:
     out_dtype: str = ""
     b_is_nk: bool = False
     nodes: tuple[int, ...] = ()
+    scaling: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("dtype", "out_dtype"):
-            dtype = parse_dtype(getattr(self, name) or self.dtype).name
-            if dtype not in SUPPORTED:
-                raise DtypeError(f"ag_gemm: {name} {dtype}; it takes {', '.join(SUPPORTED)}")
+        scaled = parse_dtype(self.dtype).name in _ag_gemm_scales.FP8
+        usual = "bfloat16" if scaled else self.dtype
+        for name, known in (("dtype", SUPPORTED), ("out_dtype", RESULTS)):
+            dtype = parse_dtype(getattr(self, name) or usual).name
+            if dtype not in known:
+                raise DtypeError(f"ag_gemm: {name} {dtype}; it takes {', '.join(known)}")
             object.__setattr__(self, name, dtype)
+        if scaled and not self.scaling:
+            object.__setattr__(self, "scaling", _ag_gemm_scales.ROWS)
+        kinds = (_ag_gemm_scales.ROWS, _ag_gemm_scales.BLOCKS) if scaled else ("",)
+        if self.scaling not in kinds:
+            raise DtypeError(f"ag_gemm: scaling={self.scaling!r} of {self.dtype} operands")
         for name in ("m", "n", "k"):
             if getattr(self, name) < 0:
                 raise ShapeError(f"ag_gemm: {name}={getattr(self, name)} is negative")
@@ -179,6 +203,8 @@ class Arrival(NamedTuple):
     e: Any
     rank: Any
     m: Any
+    scales_ready: Any
+    pieces: Any
     shards: Any
     world: Any
 
@@ -209,6 +235,27 @@ def _ready(at, segment, tile, args):
         source = args.own
         row = first - own_first
     return gemm.Rows(source=source, first=row, end=row + end - first)
+
+
+@triton.jit
+def _ready_scaled(at, segment, tile, args):
+    """As `_ready`, and the scales of the rows have arrived. args: Arrival"""
+    first = at.i_m * tile.m
+    end = min(first + tile.m, args.m)
+    _ag_gemm_scales.wait_for_scales(
+        first, end, args.scales_ready, args.pieces, args.e, args.shards, args.world
+    )
+    return _ready(at, segment, tile, args)
+
+
+@triton.jit
+def _words_of_scales(scaling, rows_ready):
+    """The words that `_ready_scaled` waits for, and how many from each rank; any where there are
+    no scales."""
+    words, count = rows_ready, 1
+    if scaling is not None:
+        words, count = scaling.ready, scaling.pieces
+    return words, _variable(count)
 
 
 @triton.jit
@@ -347,13 +394,13 @@ def _close(shard_ready, rows_taken, world):
 
 
 @triton.jit
-def _multiply(a, own, gathered, gathered_rows, b, c, rows_ready, fed, slot, shape, shards, tile,
-              world, feeders: tl.constexpr, is_pull: tl.constexpr,
-              block: tl.constexpr):  # fmt: skip
+def _multiply(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, slot, shape, shards,
+              tile, world, feeders: tl.constexpr, is_pull: tl.constexpr, block: tl.constexpr,
+              per_block: tl.constexpr):  # fmt: skip
     """Feed where there are feeders, then the GEMM template with this operator's hooks.
 
     `own` and `gathered_rows` are what tiles are read from: descriptors, or the pointers `a` and
-    `gathered` once more.
+    `gathered` once more. `scaling` is a Scaling, or None.
     """
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
@@ -365,16 +412,25 @@ def _multiply(a, own, gathered, gathered_rows, b, c, rows_ready, fed, slot, shap
                   feeders, _indices, block)  # fmt: skip
     start = _first_row(rank, shards, shape.m, tile.m)
     words, count = _last_words(rows_ready, rank, shards.chunks, world.num_ranks, is_pull)
+    if scaling is None:
+        scales_args = None
+    else:
+        scales_args = _ag_gemm_scales.scaled_args(scaling, shape)
+    scales_ready, pieces = _words_of_scales(scaling, rows_ready)
     # The last programs have the fewest tiles: those are the feeders.
     gemm.gemm(
         b, shape, tile, tl.cdiv(shape.m, tile.m), num_programs - 1 - program, num_programs,
         swizzle.rotated, (shards.group_m, start, shards.head),
-        _ready, Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), shards, world),
+        _ready if scaling is None else _ready_scaled,
+        Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), scales_ready, pieces,
+                shards, world),
         gemm.emit_store, gemm.Stored(c, shape),
         done=_give_back if feeders > 0 else (
             _await_copies_and_give_back if is_pull else _await_open_and_give_back
         ),
         done_args=GivingBack(words, e, count, program, num_programs, slot, world),
+        scales=None if scaling is None else gemm.scales_of, scales_args=scales_args,
+        per_block=per_block,
     )  # fmt: skip
 
 
@@ -429,6 +485,7 @@ def _await_open(args):
     An engine that is late with a word of this call is as late with the next call's.
     """
     if args.program == args.num_programs - 1:
+        # weft: equivalent-mutant count+1 of wait: another word of this call is set as surely
         wl.wait(args.words, args.e, scope=wl.Scope.DEVICE, world=args.world)
 
 
@@ -456,11 +513,11 @@ def _await_open_and_give_back(args):
 
 
 @gluon.jit
-def _multiply_sm90(a, own, gathered, gathered_rows, b, c, rows_ready, fed, partials, summed, slot,
-                   shape, shards, world, feeders, by_engine: gl.constexpr, is_pull: gl.constexpr,
-                   block: gl.constexpr, tile_m: gl.constexpr, tile_n: gl.constexpr,
-                   tile_k: gl.constexpr, stages: gl.constexpr,
-                   b_is_nk: gl.constexpr):  # fmt: skip
+def _multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, partials,
+                   summed, slot, shape, shards, world, feeders, by_engine: gl.constexpr,
+                   is_pull: gl.constexpr, block: gl.constexpr, tile_m: gl.constexpr,
+                   tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
+                   b_is_nk: gl.constexpr, per_block: gl.constexpr):  # fmt: skip
     """The GEMM template for Hopper with the hooks of `_multiply`; operands are descriptors."""
     rank = wl.rank(world).to(gl.int32)
     e = slots.slot_epoch(slot)
@@ -473,7 +530,13 @@ def _multiply_sm90(a, own, gathered, gathered_rows, b, c, rows_ready, fed, parti
                   num_programs - 1 - program, feeders, _indices_sm90, block)  # fmt: skip
     start = _first_row(rank, shards, shape.m, tile_m)
     order: gl.constexpr = swizzle.rotated
-    ready: gl.constexpr = _ready
+    ready: gl.constexpr = _ready if scaling is None else _ready_scaled
+    scales: gl.constexpr = None if scaling is None else gemm.scales_of
+    if scaling is None:
+        scales_args = None
+    else:
+        scales_args = _ag_gemm_scales.scaled_args(scaling, shape)
+    scales_ready, pieces = _words_of_scales(scaling, rows_ready)
     emit: gl.constexpr = gemm_sm90.emit_store
     awaiting: gl.constexpr = _await_copies_and_give_back if is_pull else _await_open_and_give_back
     done: gl.constexpr = awaiting if by_engine else _give_back
@@ -483,9 +546,12 @@ def _multiply_sm90(a, own, gathered, gathered_rows, b, c, rows_ready, fed, parti
         gemm_sm90.Shared(partials, summed, e, world),
         tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
         order, (shards.group_m, start, shards.head),
-        ready, Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), shards, world),
+        ready,
+        Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), scales_ready, pieces,
+                shards, world),
         emit, gemm_sm90.Stored(c),
         done=done, done_args=GivingBack(words, e, count, program, num_programs, slot, world),
+        scales=scales, scales_args=scales_args, per_block=per_block,
     )  # fmt: skip
 
 
@@ -501,18 +567,25 @@ def ag_gemm(
     m: int | None = None,
     config: Config | None = None,
     out: torch.Tensor | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply the rows that all ranks hold together by this rank's B. Collective.
 
         out[m, n] = cat(a of rank 0, a of rank 1, ...) @ b
 
     Shapes  a: [rows of this rank, k], contiguous; b: [k, n], contiguous or a transposed [n, k];
-            m defaults to out's rows, else to num_ranks * a's rows: pass it where shards differ
-    Dtypes  a and b alike, float16, bfloat16 or float32; out the same unless given; sums in fp32
+            m defaults to out's rows, else to num_ranks * a's rows: pass it where shards differ.
+            Scales as torch._scaled_mm takes them: one number each; or scale_a [rows of this rank,
+            1] and scale_b [1, n]; or of blocks of 128, scale_a [rows, k / 128] and scale_b
+            [k / 128, n / 128], rounded up
+    Dtypes  a and b alike, float16, bfloat16, float32, float8_e4m3fn or float8_e5m2; out the same
+            unless given, bfloat16 of fp8; scales of fp8 operands, in float32; sums in fp32
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    call = _find_call(world, a, b, m, config, out)
+    scales = (scale_a, scale_b)
+    call = _find_call(world, a, b, m, config, out, scales)
     if out is None:
         out = torch.empty(call.out_shape, dtype=call.out_dtype, device=a.device)
     # Ranks must agree on where peers read from. Also said where there is nothing to do: a rank
@@ -521,26 +594,35 @@ def ag_gemm(
     world.operator_call(call.name_with(offset))
     if call.is_empty:
         return out.zero_() if out.numel() else out
-    call.run(world, a, b, out, offset)
+    if scale_a is None:
+        call.run(world, a, b, out, offset)
+    else:
+        call.run(world, a, b, out, offset, scales)
     return out
 
 
-PROGRAM = Program(_stage, _stage_edges, _open, _announce, _close, _multiply, _multiply_sm90)
+PROGRAM = Program(
+    _stage, _stage_edges, _open, _announce, _close, _multiply, _multiply_sm90,
+    _ag_gemm_scales.push_scales,
+)  # fmt: skip
 
 _calls: WeakKeyDictionary[Any, dict[tuple, Call]] = WeakKeyDictionary()
 
 
-def _find_call(world: Any, a: Any, b: Any, m: int | None, config: Any, out: Any) -> Call:
+def _find_call(
+    world: Any, a: Any, b: Any, m: int | None, config: Any, out: Any, scales: tuple[Any, Any]
+) -> Call:
     """The `Call` for these arguments; checks them when they are new."""
     calls = _calls.setdefault(world, {})
     is_recorded = config is None and world.is_recording()
     key = (
         a.shape, a.stride(), a.dtype, a.device, b.shape, b.stride(), b.dtype, b.device, m, config,
         None if out is None else (out.shape, out.stride(), out.dtype, out.device), is_recorded,
+        *(None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in scales),
     )  # fmt: skip
     call = calls.get(key)
     if call is None:
-        problem = problem_of(world, a, b, m, out)
+        problem = problem_of(world, a, b, m, out, *scales)
         chosen = config or choose(problem, world.target, is_recorded)
         chosen.check(problem, world.target)
         call = calls[key] = _make_call(world, problem, chosen)
@@ -555,7 +637,10 @@ def _make_call(world: Any, problem: Problem, config: Config) -> Call:
     return SlotCall(world, problem, config, PROGRAM)
 
 
-def problem_of(world: Any, a: Any, b: Any, m: int | None = None, out: Any = None) -> Problem:
+def problem_of(
+    world: Any, a: Any, b: Any, m: int | None = None, out: Any = None, scale_a: Any = None,
+    scale_b: Any = None,
+) -> Problem:  # fmt: skip
     """The problem that this rank's tensors are a part of.
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
@@ -582,10 +667,10 @@ def problem_of(world: Any, a: Any, b: Any, m: int | None = None, out: Any = None
         )
     if m is None:
         m = out.shape[0] if out is not None and out.dim() == 2 else rows * world.num_ranks
-    out_dtype = a.dtype if out is None else out.dtype
+    out_dtype = "" if out is None else str(out.dtype)
     problem = Problem(
-        m, n, k, world.num_ranks, str(a.dtype), str(out_dtype), not b.is_contiguous(),
-        _lanes.nodes_of(world),
+        m, n, k, world.num_ranks, str(a.dtype), out_dtype, not b.is_contiguous(),
+        _lanes.nodes_of(world), _ag_gemm_scales.kind_of(a, b, (scale_a, scale_b)),
     )  # fmt: skip
     first, end = problem.shard(world.rank)
     if rows != end - first:
@@ -621,6 +706,8 @@ def make_problem(
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """One rank's normal random tensors on the CPU: the same for one seed on every machine."""
     generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank)
+    if problem.scaling:
+        return _ag_gemm_scales.quantised(problem, rank, generator)
     first, end = problem.shard(rank)
     dtype = getattr(torch, problem.dtype)
     a = torch.randn(end - first, problem.k, generator=generator).to(dtype)
@@ -637,7 +724,10 @@ def run(
     out = torch.empty(
         (problem.m, problem.n), dtype=getattr(torch, problem.out_dtype), device=inputs["a"].device
     )
-    return ag_gemm(inputs["a"], inputs["b"], world=world, m=problem.m, config=config, out=out)
+    scales = {name: inputs.get(name) for name in ("scale_a", "scale_b")}
+    return ag_gemm(
+        inputs["a"], inputs["b"], world=world, m=problem.m, config=config, out=out, **scales
+    )
 
 
 def kernels(
@@ -659,9 +749,7 @@ def kernels(
     b_block = (tile_n, tile_k) if problem.b_is_nk else (tile_k, tile_n)
 
     is_sm90 = config.template == "sm90"
-    chunk = (tile_m, tile_n)
-    if is_sm90:
-        chunk = gemm_sm90.chunk_rows(tile_m, tile_n), gemm_sm90.CHUNK_N.value
+    chunk = chunk_of(problem, config, is_sm90)
 
     def operand(word: str, block: tuple[int, int]) -> str:
         if not tma:
@@ -676,6 +764,10 @@ def kernels(
         "gathered_rows": operand(element, (tile_m, tile_k)),
         "b": operand(element, b_block),
         "c": operand(out_element, chunk),
+        "scale_a": "*fp32",
+        "a_row": "i32",
+        "a_k": "i32",
+        "m": "i32",
         "rows_ready": "*i64",
         "shard_ready": "*i64",
         "rows_taken": "*i64",
@@ -691,6 +783,8 @@ def kernels(
     }
     if is_sm90:
         words["feeders"] = "i32"
+    if problem.scaling:
+        words["scaling"] = _ag_gemm_scales.SCALING_WORDS
     constants = {
         "slot": SlotArg(None, None, None),
         "shape": gemm.Shape(*[None] * len(gemm.Shape._fields)),
@@ -702,6 +796,8 @@ def kernels(
         "is_staged": straddles(problem, config),
         "by_engine": config.transport in ENGINES,
         "block": config.block,
+        "scaling": _ag_gemm_scales.Scaling(*[None] * 8) if problem.scaling else None,
+        "per_block": problem.scaling == _ag_gemm_scales.BLOCKS,
         "tile_m": tile_m,
         "tile_n": tile_n,
         "tile_k": tile_k,
@@ -724,6 +820,9 @@ def kernels(
             divisible_by_16=(*pointers, *(aligned if "shape" in names else ())),
         )
 
+    if problem.scaling:
+        fn, found = record(_ag_gemm_scales.push_scales, "push_scales", _ag_gemm_scales.NUM_WARPS)
+        yield fn, replace(found, constants=found.constants | {"block": _ag_gemm_scales.BLOCK})
     if config.transport == "pull":
         yield record(_stage, "stage", STAGE_WARPS)
         yield record(_announce, "announce", 1)

@@ -1,0 +1,190 @@
+"""Scales of ag_gemm's fp8 operands: what callers pass, how those of A travel, where they lie.
+
+Every rank stores its scales of A, of rows or of blocks of rows, in all ranks' slots, own ones too,
+before its rows travel; a word for each program that stores. Scales of B stay where they are.
+
+Not an operator: a part of ag_gemm.py, which see.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+import weft.language as wl
+from weft.base.errors import DtypeError, ShapeError
+from weft.language import slots
+from weft.tiles import gemm
+
+if TYPE_CHECKING:
+    from weft.ops.ag_gemm import Problem
+
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+# One for each row of A and column of B, perhaps the same; or for 1 x 128 of A and 128 x 128 of B.
+ROWS, BLOCKS = "rows", "blocks"
+BLOCK_K = gemm.BLOCK_K.value
+# What one program stores in one slot; programs for a slot.
+PIECE_BYTES, MOST_PIECES = 32 << 10, 16
+# Scales that a program moves at a time, and its warps.
+BLOCK, NUM_WARPS = 1024, 4
+
+
+class Scaling(NamedTuple):
+    """What kernels are told: A's scales in the slot, `blocks` to a row, in so many `pieces` from
+    each rank; B's, and how far they lie apart, one for each `block_n` columns."""
+
+    gathered: Any
+    b: Any
+    ready: Any
+    blocks: Any
+    pieces: Any
+    b_column: Any
+    b_k: Any
+    block_n: Any
+
+
+# How kernels are compiled for it.
+SCALING_WORDS = ["*fp32", "*fp32", "*i64", *["i32"] * 5]
+
+
+@triton.jit
+def push_scales(scale_a, a_row, a_k, scaling, slot, m, shards, world, block: tl.constexpr):
+    """Store own scales of A in every slot: `pieces` programs for each rank."""
+    rank = wl.rank(world).to(tl.int32)
+    e = slots.slot_epoch(slot)
+    slots.slot_wait_free(world, slot, e)
+    to = (rank + 1 + tl.program_id(0) // scaling.pieces) % world.num_ranks
+    piece = tl.program_id(0) % scaling.pieces
+    first = min(rank * shards.rows, m)
+    size = (min(first + shards.rows, m) - first) * scaling.blocks
+    length = tl.cdiv(size, scaling.pieces)
+    end = min((piece + 1) * length, size)
+    for start in range(piece * length, end, block):
+        i = start + tl.arange(0, block)
+        there = scaling.gathered + first * scaling.blocks + i
+        here = scale_a + i // scaling.blocks * a_row + i % scaling.blocks * a_k
+        wl.put(world, there, here, to=to, mask=i < end)
+    word = scaling.ready + rank * scaling.pieces + piece
+    # weft: equivalent-mutant drop of complete_stores: no store of this kernel is asynchronous
+    # weft: equivalent-mutant incomplete of notify: no store of this kernel is asynchronous
+    wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
+
+
+@triton.jit
+def wait_for_scales(first, end, scaling_ready, pieces, e, shards, world):
+    """Until the scales of rows first .. end - 1 have arrived. Pairs with push_scales."""
+    source = first // shards.rows
+    count = (end - 1) // shards.rows - source + 1
+    wl.wait(scaling_ready + source * pieces, e, count * pieces, world=world)
+
+
+@triton.jit
+def scaled_args(scaling, shape):
+    """The Scaled of a tile of C: scales of A as they lie in the slot."""
+    return gemm.Scaled(scaling.gathered, scaling.b, shape, scaling.blocks, 1, scaling.b_column,
+                       scaling.b_k, scaling.block_n)  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------
+# The host
+
+
+def blocks_of(problem: Problem) -> int:
+    """Scales of one row of A."""
+    return ceil(problem.k / BLOCK_K) if problem.scaling == BLOCKS else 1
+
+
+def pieces_of(problem: Problem) -> int:
+    """Programs that store one rank's scales in one slot."""
+    return max(1, min(MOST_PIECES, ceil(problem.rows * blocks_of(problem) * 4 / PIECE_BYTES)))
+
+
+def scaling_of(slot: Any, problem: Problem, scale_b: torch.Tensor) -> Scaling:
+    """What kernels are told of a call on `slot`."""
+    is_blocks = problem.scaling == BLOCKS
+    k, column = steps_of(scale_b)
+    return Scaling(
+        slot.scales, scale_b, slot.scales_ready, blocks_of(problem), pieces_of(problem), column,
+        k if is_blocks else 0, BLOCK_K if is_blocks else 1,
+    )  # fmt: skip
+
+
+def steps_of(scale: torch.Tensor) -> tuple[int, int]:
+    """How far scales lie apart; one for all is everywhere."""
+    return (scale.stride(0), scale.stride(1)) if scale.numel() > 1 else (0, 0)
+
+
+def kind_of(a: torch.Tensor, b: torch.Tensor, scales: tuple[Any, Any]) -> str:
+    """How operands are scaled: "", ROWS or BLOCKS; one scale for all is ROWS.
+
+    Raises  ShapeError, DtypeError: scales that do not fit their operands, or are missing
+    """
+    is_fp8 = str(a.dtype).removeprefix("torch.") in FP8
+    names = ("scale_a", "scale_b")
+    missing = [name for name, scale in zip(names, scales, strict=True) if scale is None]
+    if is_fp8 and missing:
+        told = " and ".join(missing)
+        raise DtypeError(f"ag_gemm: a is {a.dtype} and {told} is missing; pass both")
+    if not is_fp8:
+        if len(missing) < 2:
+            raise DtypeError(f"ag_gemm: a is {a.dtype}, and scales are of fp8; leave them out")
+        return ""
+    (rows, k), n = a.shape, b.shape[1]
+    blocks_k, blocks_n = ceil(k / BLOCK_K), ceil(n / BLOCK_K)
+    wanted = {
+        "scale_a": {ROWS: (rows, 1), BLOCKS: (rows, blocks_k)},
+        "scale_b": {ROWS: (1, n), BLOCKS: (blocks_k, blocks_n)},
+    }
+    kinds = []
+    for name, scale in zip(names, scales, strict=True):
+        if scale.dtype != torch.float32 or scale.device != a.device:
+            raise DtypeError(
+                f"ag_gemm: {name} is {scale.dtype} on {scale.device}; it must be float32 on "
+                f"{a.device}"
+            )
+        shape = tuple(scale.shape)
+        found = {kind for kind, fits in wanted[name].items() if fits == shape}
+        if scale.numel() == 1:
+            found.add(ROWS)
+        if not found:
+            told = " or ".join(f"{fits} ({kind})" for kind, fits in wanted[name].items())
+            raise ShapeError(f"ag_gemm: {name} has shape {shape}; it must be {told}, or one number")
+        kinds.append(found)
+    both = kinds[0] & kinds[1]
+    if not both:
+        raise ShapeError(
+            f"ag_gemm: scale_a of shape {tuple(scales[0].shape)} is of {', '.join(kinds[0])}, "
+            f"scale_b of shape {tuple(scales[1].shape)} of {', '.join(kinds[1])}; pass both of one "
+            "kind"
+        )
+    return ROWS if ROWS in both else BLOCKS
+
+
+def quantised(problem: Problem, rank: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """One rank's random operands with random scales, as callers pass them."""
+    first, end = problem.shard(rank)
+    dtype = getattr(torch, problem.dtype)
+    blocks_k, blocks_n = ceil(problem.k / BLOCK_K), ceil(problem.n / BLOCK_K)
+    is_blocks = problem.scaling == BLOCKS
+    shape_b = (blocks_k, blocks_n) if is_blocks else (1, problem.n)
+    a = torch.randn(end - first, problem.k, generator=generator).to(dtype)
+    b = torch.randn(problem.n, problem.k, generator=generator).to(dtype).t()
+    return {
+        "a": a,
+        "b": b if problem.b_is_nk else b.contiguous(),
+        "scale_a": torch.rand(end - first, blocks_of(problem), generator=generator) + 0.5,
+        "scale_b": torch.rand(*shape_b, generator=generator) + 0.5,
+    }
+
+
+def spread(scale: torch.Tensor, shape: tuple[int, int], scaling: str) -> torch.Tensor:
+    """A scale for each element of an operand of `shape`."""
+    if scaling == BLOCKS:
+        for axis, extent in enumerate(shape):
+            if scale.shape[axis] != extent:
+                scale = scale.repeat_interleave(BLOCK_K, axis).narrow(axis, 0, extent)
+    return scale.expand(shape)

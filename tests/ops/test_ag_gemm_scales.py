@@ -1,0 +1,129 @@
+"""ag_gemm of fp8: every transport with scales of rows, of blocks, and of whole tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft
+from weft.base.dtypes import tolerance
+from weft.base.errors import ConfigError, DtypeError, ShapeError
+from weft.base.target import TARGETS
+from weft.language import triton_api
+from weft.ops import cards
+from weft.ops._ag_gemm_config import Config, candidates
+from weft.ops._ag_gemm_scales import kind_of
+from weft.ops.ag_gemm import Problem, ag_gemm
+from weft.verify import compiled
+
+op = cards()["ag_gemm"]
+
+
+def check(problem: Problem, transport: str, seed: int = 0, calls: int = 3) -> None:
+    """Calls with other inputs each time are right on every rank, whatever the schedule."""
+    sets = [
+        [op.make_inputs(problem, rank, seed=i) for rank in range(problem.num_ranks)]
+        for i in range(calls)
+    ]
+
+    def main():
+        world = weft.init()
+        config = next(c for c in candidates(problem, world.target) if c.transport == transport)
+        return [op.run(world, problem, inputs[world.rank], config) for inputs in sets]
+
+    with weft.emulated(ranks=problem.num_ranks, seed=seed) as ranks:
+        found = ranks.run(main)
+    for i, inputs in enumerate(sets):
+        for result, wanted in zip(found, op.reference(problem, inputs), strict=True):
+            assert result[i].dtype == torch.bfloat16
+            error = (result[i].float() - wanted).norm() / wanted.norm()
+            assert error <= tolerance("bfloat16", problem.k)
+
+
+@pytest.mark.parametrize("transport", ["push", "put", "pull"])
+@pytest.mark.parametrize("scaling", ["rows", "blocks"])
+def test_scales_travel_with_rows(transport, scaling):
+    check(Problem(67, 150, 272, 2, "float8_e4m3fn", b_is_nk=True, scaling=scaling), transport)
+    check(Problem(7, 24, 144, 3, "float8_e5m2", "bfloat16", scaling=scaling), transport)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_scales_travel_with_rows_on_any_schedule(seed):
+    transport = ("push", "put", "pull")[seed % 3]
+    problem = Problem(96, 150, 272, 3, "float8_e4m3fn", scaling=("rows", "blocks")[seed % 2])
+    check(problem, transport, seed, calls=6)
+
+
+def test_a_rank_may_have_one_scale_for_all_its_rows(ranks):
+    torch.manual_seed(0)
+    a = [torch.randn(16, 32).to(torch.float8_e4m3fn) for _ in range(2)]
+    b = torch.randn(32, 24).to(torch.float8_e4m3fn)
+
+    def main():
+        world = weft.init()
+        scale_a = torch.tensor([[1.5 + world.rank]])
+        out = torch.empty(32, 24)
+        ag_gemm(a[world.rank], b, world=world, out=out, scale_a=scale_a,
+                scale_b=torch.tensor([[0.5]]))  # fmt: skip
+        wanted = torch.cat([a[0].float() * 1.5, a[1].float() * 2.5]) @ b.float() * 0.5
+        torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-4)
+
+    ranks(main, 2)
+
+
+A, B = torch.zeros(8, 256).to(torch.float8_e4m3fn), torch.zeros(256, 300).to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(("a", "b", "kind"), [
+    ((8, 1), (1, 300), "rows"),
+    ((1, 1), (1, 300), "rows"),
+    ((), (), "rows"),
+    ((8, 2), (2, 3), "blocks"),
+])  # fmt: skip
+def test_kinds_of_scales(a, b, kind):
+    assert kind_of(A, B, (torch.ones(a), torch.ones(b))) == kind
+
+
+@pytest.mark.parametrize(("a", "b", "scales", "error", "text"), [
+    (A, B, (None, torch.ones(1, 300)), DtypeError, "scale_a is missing"),
+    (A.bfloat16(), B, (torch.ones(8, 1), None), DtypeError, "leave them out"),
+    (A, B, (torch.ones(7, 1), torch.ones(1, 300)), ShapeError, r"\(8, 1\) \(rows\)"),
+    (A, B, (torch.ones(8, 1), torch.ones(2, 3)), ShapeError, "pass both of one kind"),
+    (A, B, (torch.ones(8, 1).double(), torch.ones(1, 300)), DtypeError, "must be float32"),
+])  # fmt: skip
+def test_scales_that_do_not_fit(a, b, scales, error, text):
+    with pytest.raises(error, match=text):
+        kind_of(a, b, scales)
+
+
+def test_configurations_that_fp8_cannot_have():
+    hopper = TARGETS["cuda:90"]
+    problem = Problem(4096, 2560, 8192, 4, "float8_e4m3fn", scaling="blocks")
+    assert all(c.template == "plain" for c in candidates(problem, hopper)), "b is [k, n]"
+    with pytest.raises(ConfigError, match=r"b as \[n, k\]"):
+        Config(template="sm90").check(problem, hopper)
+    with pytest.raises(ConfigError, match="both must divide"):
+        Config(transport="push").check(problem, hopper)
+    with pytest.raises(ConfigError, match="capability 8.9"):
+        Config(transport="push", tile_n=128).check(problem, TARGETS["cuda:80"])
+    with pytest.raises(DtypeError, match="out_dtype float8"):
+        Problem(8, 8, 8, 1, "float8_e4m3fn", "float8_e4m3fn")
+    nk = Problem(4096, 2560, 8192, 4, "float8_e4m3fn", b_is_nk=True, scaling="blocks")
+    first = next(candidates(nk, hopper))
+    assert (first.template, first.tile_n, first.tile_k) == ("sm90", 128, 128)
+
+
+@pytest.mark.parametrize("scaling", ["rows", "blocks"])
+@pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
+def test_they_compile(target, scaling):
+    problem = Problem(4096, 2560, 8192, 4, "float8_e4m3fn", b_is_nk=True, scaling=scaling)
+    names = []
+    for fn, record in op.kernels(problem, None, TARGETS[target]):
+        names.append(record.name)
+        if record.name.endswith(("push_scales", "multiply")):
+            report = compiled(
+                triton_api.compile_kernel(fn, record, TARGETS[target]), TARGETS[target]
+            )
+            assert report.ok, str(report)
+    assert "ag_gemm.push_scales" in names and "ag_gemm.multiply" in names
