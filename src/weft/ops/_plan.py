@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -41,20 +40,14 @@ def run_plan(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  UnsupportedError: a step that no kernel is known for, at the user's line
     """
-    runners = _runners.setdefault(world, {})
-    key = (
-        id(stages),
-        tuple(sorted(sizes.items())),
-        tuple(_layout(one) for one in tensors.values()),
-    )
-    found = runners.get(key)
+    layouts = tuple(_layout(one) for one in tensors.values())
+    key = ("program", id(stages), tuple(sorted(sizes.items())), layouts)
+    found = world.calls.get(key)
     if found is None:
         # The stages are kept: their number is then theirs alone.
-        found = runners[key] = (stages, PlanRunner(world, stages.plan, tensors, sizes, orders))
+        runner = PlanRunner(world, stages.plan, tensors, sizes, orders)
+        found = world.calls[key] = (stages, runner)
     return found[1].run(tensors)
-
-
-_runners: WeakKeyDictionary[Any, dict[tuple, tuple[Any, PlanRunner]]] = WeakKeyDictionary()
 
 
 def _layout(tensor: torch.Tensor) -> tuple:
@@ -89,7 +82,8 @@ class PlanRunner:
         self.words: dict[str, Words] = {}
         for name, channel in self.channels.items():
             count = self._count_words(channel)
-            first = sum(one.count for one in self.words.values())
+            # Each begins at 16 bytes: Triton specialises kernels by that.
+            first = sum(one.count + one.count % 2 for one in self.words.values())
             self.words[name] = Words(first, count)
         self._regions = allocate.layout(plan, sizes, world.num_ranks)
         self._local = self._make_local()
@@ -129,7 +123,8 @@ class PlanRunner:
         buffers: dict[str, Any] = {}
         if ends:
             buffers["memory"] = ((max(ends),), torch.uint8)
-        signals = {"words": (sum(one.count for one in self.words.values()) or 1, torch.int64)}
+        num_words = max((one.first + one.count for one in self.words.values()), default=1)
+        signals = {"words": (num_words, torch.int64)}
         for name, product in self.products.items():
             if product.is_sm90:
                 buffers[f"{name}_sums"] = ((product.num_sums,), torch.float32)

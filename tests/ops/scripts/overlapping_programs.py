@@ -1,0 +1,138 @@
+"""Programs whose plans overlap, with the kernels that are generated for them.
+
+    torchrun --nproc-per-node 2 tests/ops/scripts/overlapping_programs.py
+
+Eager, with other rows in between, replayed; against the reference, which is what a library gives in
+fp32. Each rank says `rank R of N: C programs`, or raises with all that went wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import weft
+import weft.ops
+from weft.base.dtypes import tolerance
+from weft.compiler import (
+    Shard,
+    Tensor,
+    all_gather,
+    all_reduce,
+    libraries,
+    reduce_scatter,
+    silu_mul,
+)
+from weft.compiler.facts import Facts, Settings
+from weft.compiler.frontend import trace
+from weft.compiler.passes.place import place
+from weft.compiler.pipeline import overlap
+from weft.tune.compiling import compile_together
+
+
+def gemm_ar(a, b):
+    return all_reduce(a @ b)
+
+
+def mlp(x, w1, w2):
+    return reduce_scatter(silu_mul(all_gather(x) @ w1) @ w2)
+
+
+class Case:
+    """One program at one number of rows, by one engine."""
+
+    def __init__(self, world: Any, function: Any, engines: dict[str, str], sizes: tuple) -> None:
+        m, k, n = sizes
+        self.world, self.m = world, m
+        self.name = f"{function.__name__} {engines} m={m}"
+        parameters = self._parameters(function, k, n)
+        self.placed = place(trace(function, "tp", parameters))
+        facts = Facts({"m": m}, world.num_ranks, world.target)
+        tiles = {"product": (128, 256, 64), "product_2": (128, 128, 64)}
+        tiles = {task.name: tiles[task.name] for task in self.placed.tasks if task.name in tiles}
+        self.stages = overlap(self.placed, facts, Settings(tiles=tiles, engines=engines))
+        self.kinds = parameters
+
+    def _parameters(self, function: Any, k: int, n: int) -> dict[str, Tensor]:
+        def of(*sizes: Any) -> Tensor:
+            return Tensor("bfloat16", sizes[:-1], sizes[-1])
+
+        if function is gemm_ar:
+            return {"a": of("m", n, Shard(1)), "b": of(n, k, Shard(0))}
+        w2 = of(n, k, Shard(0))
+        return {"x": of("m", k, Shard(0)), "w1": of(k, 2 * n, Shard(1)), "w2": w2}
+
+    def tensors(self, m: int, seed: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        found = {}
+        for name, kind in self.kinds.items():
+            sizes = [m if size == "m" else size for size in kind.sizes]
+            scale = 1 if name in "ax" else sizes[0] ** -0.5
+            found[name] = (torch.randn(*sizes, generator=generator) * scale).bfloat16()
+        return found
+
+    def given(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """This rank's parts."""
+        mine = {name: self._part(one, self.kinds[name].placement).to(self.world.device)
+                for name, one in tensors.items()}  # fmt: skip
+        # Weights usually lie as [columns, rows].
+        last = list(mine)[-1]
+        return {**mine, last: mine[last].t().contiguous().t()}
+
+    def call(self, m: int, mine: dict[str, torch.Tensor]) -> torch.Tensor:
+        return weft.ops.run_plan(self.stages, mine, {"m": m}, world=self.world)[0]
+
+    def is_right(self, result: torch.Tensor, tensors: dict[str, torch.Tensor]) -> bool:
+        (expected,) = libraries.reference(self.placed, tensors)
+        kind = self.placed.task(self.placed.results[0]).type
+        wanted = self._part(expected, kind.placement)
+        error = (result.float().cpu() - wanted).norm()
+        size = max(self.kinds[name].sizes[0] for name in self.kinds if name not in "ax")
+        return bool(error <= tolerance("bfloat16", size) * expected.norm())
+
+    def _part(self, whole: torch.Tensor, placement: Any) -> torch.Tensor:
+        if not isinstance(placement, Shard):
+            return whole
+        size = whole.shape[placement.dim]
+        each = -(-size // self.world.num_ranks)
+        first = min(self.world.rank * each, size)
+        part = whole.narrow(placement.dim, first, min(first + each, size) - first)
+        return part.contiguous()
+
+    def failures(self) -> Iterator[str]:
+        for turn, m in enumerate((self.m, self.m // 2 + 3, self.m)):
+            tensors = self.tensors(m, turn)
+            if not self.is_right(self.call(m, self.given(tensors)), tensors):
+                yield f"{self.name}: call {turn} of {m} rows"
+        mine = self.given(tensors)
+        with self.world.record() as recording:
+            result = self.call(self.m, mine)
+        for turn in range(2):
+            result.fill_(float("nan"))
+            recording.replay()
+            if not self.is_right(result, tensors):
+                yield f"{self.name}: replay {turn}"
+
+
+def main() -> None:
+    world = weft.init()
+    sizes = (600, 256, 512) if world.target.backend == "emu" else (1500, 2048, 4096)
+    some = [
+        Case(world, mlp, {"gathered": "copy_engine"}, sizes),
+        Case(world, mlp, {"gathered": "push"}, sizes),
+        Case(world, gemm_ar, {"reduced": "push"}, sizes),
+    ]
+    for one in some:
+        mine = one.given(one.tensors(one.m, 0))
+        compile_together(world, lambda one=one, mine=mine: one.call(one.m, mine))
+    found = [failure for one in some for failure in one.failures()]
+    world.synchronize()
+    assert not found, "\n".join(found)
+    print(f"rank {world.rank} of {world.num_ranks}: {len(some)} programs", flush=True)
+    world.close()
+
+
+if __name__ == "__main__":
+    main()
