@@ -22,13 +22,15 @@ class Machine:
     """Units  *_gbps: 10^9 bytes per second of one rank; *_us: of one such thing
 
     `program_tflops`: one program's products in wide tiles; `turns_cost`: narrow ones take so much
-    longer. `gate_us`: from the call to a copy engine's first copy; `copy_us` and `word_us` start
+    longer. `gate_us`: from the call to a copy engine's first copy where it fetches, `put_gate_us`
+    where it puts, which asks for no meeting; `copy_us` and `word_us` start
     each copy and the word behind it. `push_us`: a launch before the product. `scatter_cost`,
     `wide_scatter_cost`: a product takes so much longer whose tiles go to other ranks, in narrow and
     in wide tiles. `combine_gbps`: what one program reads of other ranks' sums in its epilogue.
     `end_us`: the last tile's way out.
-    `packet_*`: data that carries its flags. `library_*`: cuBLAS; `gather`, `scatter` by the bytes
-    of a shard and `reduce` by all bytes: the best library.
+    `small_*`, `few_*`: few rows, where reading B is all that takes time. `packet_*`: data that
+    carries its flags. `library_*`: cuBLAS; `gather`, `scatter` by the bytes of a shard and `reduce`
+    by all bytes: the best library.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Machine:
     program_tflops: float
     turns_cost: float
     gate_us: float
+    put_gate_us: float
     copy_us: float
     word_us: float
     copy_gbps: float
@@ -45,6 +48,10 @@ class Machine:
     wide_scatter_cost: float
     combine_gbps: float
     signal_us: float
+    small_us: float
+    small_gbps: float
+    few_us: float
+    few_gbps: float
     packet_us: float
     packet_gbps: float
     share_us: float
@@ -68,12 +75,14 @@ H200X4 = Machine(
     "h200x4", num_sms=132,
     # Fitted to 100 readings of ag_gemm, m 256 to 8192 at TP4: 5 % off on average.
     program_tflops=783 / 132, turns_cost=1.06, gate_us=20.0, copy_us=3.0, word_us=1.0,
-    copy_gbps=390.0, push_us=1.5, push_gbps=300.0, share_us=3.0, end_us=12.0,
+    put_gate_us=12.0, copy_gbps=390.0, push_us=1.5, push_gbps=300.0, share_us=3.0, end_us=12.0,
     memory_gbps=3800.0, cached_bytes=30e6,
     # Readings of gemm_rs at TP2, n 8192, k 2048, m 2048 and 8192: 1.12 to 1.23, and 1.46, 1.48.
     scatter_cost=1.15, wide_scatter_cost=1.45,
     # docs/hardware.md: a signal's way is half a round trip; 16 KB tiles from L2 and HBM.
     signal_us=1.5, combine_gbps=40.0,
+    # ag_gemm at decode sizes: by pushes, and by packets under one launch.
+    small_us=15.0, small_gbps=3300.0, few_us=9.0, few_gbps=4000.0,
     # docs/performance/collectives.md: packets of a call in 5 us, half of their bytes are data.
     packet_us=5.0, packet_gbps=120.0,
     # docs/performance/ag_gemm.md: staging 8 to 32 MB took 6 to 15 us.

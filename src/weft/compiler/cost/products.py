@@ -22,7 +22,7 @@ class Product:
     """[m, k] @ [k, n] on each rank, in tiles of (rows, columns, k).
 
     m is over all ranks, n and k of one. `itemsize`: bytes of an element; `group_m`: rows of tiles
-    that share columns of B.
+    that share columns of B, `head` those over which no group reaches, or 0: a rank's own ones.
     """
 
     m: int
@@ -33,6 +33,7 @@ class Product:
     itemsize: int = ITEMSIZE
     group_m: int = 8
     num_nodes: int = 1
+    head: int = 0
 
     @property
     def rows(self) -> int:
@@ -55,14 +56,21 @@ def tile_us(product: Product, machine: Machine) -> float:
 
 
 def gathered_us(
-    product: Product, machine: Machine, engine: str, *, chunks: int = 1, staged: bool = True
-) -> float:
-    """All-gather of A's rows, then the product; from the call to its end."""
+    product: Product, machine: Machine, engine: str, *, chunks: int = 1, staged: bool = True,
+    num_programs: int = 0,
+) -> float:  # fmt: skip
+    """All-gather of A's rows, then the product; from the call to its end.
+
+    engine: copy_engine (fetches), copy_engine_put, push, put (to other nodes). `num_programs`: of
+    the product; 0: as many as there are SMs, but for one beside engines.
+    """
     arrived = _arrivals(product, machine, engine, chunks, staged)
-    spare = 1 if engine == "copy_engine" else 0
-    programs = machine.num_sms - spare
+    programs = num_programs or machine.num_sms - (engine in ENGINES)
     end = _run(product, machine, [arrived[i] for i in range(product.tiles[0])], programs)
     return end + machine.end_us
+
+
+ENGINES = ("copy_engine", "copy_engine_put")
 
 
 def _arrivals(
@@ -83,11 +91,12 @@ def _arrivals(
     found = []
     for i in range(product.tiles[0]):
         hop, row = divmod(min((i + 1) * product.tile[0], product.m) - 1, product.rows)
-        if engine != "copy_engine":
+        if engine not in ENGINES:
             found.append(pushed_us)
         elif hop:
             copies = (hop - 1) * chunks + row // chunk_rows + 1
-            found.append(start + machine.gate_us + copies * copy_us)
+            gate_us = machine.gate_us if engine == "copy_engine" else machine.put_gate_us
+            found.append(start + gate_us + copies * copy_us)
         else:
             found.append(start)
     return found
@@ -115,7 +124,8 @@ def _run(product: Product, machine: Machine, ready: Sequence[float], programs: i
 def _groups(product: Product) -> Iterator[range]:
     """Rows of tiles that share columns of B: no group reaches over those of a rank's own rows."""
     num_m = product.tiles[0]
-    head = max(1, min(product.rows // product.tile[0], num_m))
+    # Where no tile is one rank's alone, none can go first, and B is read once.
+    head = product.head or min(product.rows // product.tile[0], num_m) or max(1, num_m)
     for begin, end in ((0, head), (head, num_m)):
         for first in range(begin, end, product.group_m):
             yield range(first, min(first + product.group_m, end))
@@ -172,6 +182,14 @@ def reduced_us(product: Product, machine: Machine, engine: str = "push") -> floa
     own_us = product.tiles[0] / product.num_ranks * product.tiles[1]
     own_us *= tile_us(product, machine) / machine.num_sms
     return scattered_us(product, machine, engine) + max(0.0, back_us - own_us) + machine.signal_us
+
+
+def few_rows_us(product: Product, machine: Machine, by_packets: bool) -> float:
+    """All-gather of a few rows, then the product: reading B is what takes time."""
+    us, gbps = machine.small_us, machine.small_gbps
+    if by_packets:
+        us, gbps = machine.few_us, machine.few_gbps
+    return product.n * product.k * product.itemsize / gbps / 1e3 + us
 
 
 # ---------------------------------------------------------------------------------------------
