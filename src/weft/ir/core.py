@@ -216,6 +216,16 @@ def parse(source: str) -> Kernel:
     return Kernel(header.title, statements, header.place)
 
 
+def implies_credits(kernel: Kernel) -> bool:
+    """Do its other signals say what credits say?
+
+    A call ends when all others' sums have come, which they make of all shares: whoever is in the
+    next call knows that everybody has read what was pushed in this one.
+    """
+    waits = {one.slot for one in kernel.of(Wait) if one.words != "all"}
+    return {"combine", "collect"} <= waits
+
+
 # ---------------------------------------------------------------------------------------------
 # What is legal
 

@@ -219,6 +219,9 @@ def gemm_ar_multiply(
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
     program, num_programs = tl.program_id(0), tl.num_programs(0)
+    # weft: equivalent-mutant drop, relax-acquire, value-1, count-1 of wait: whoever has all sums
+    # of a call knows that their owners have read its shares; and who is given a share of the
+    # next call, that its source has ended this one
     slots.slot_wait_free(world, slot, e)
     gemm.gemm(
         b, shape, tile, world.num_ranks * parts.tiles_m, program, num_programs,
@@ -234,6 +237,8 @@ def gemm_ar_multiply(
         at = weave.scattered(i, num_m, parts.num_n, weave.Scatter(rank, parts))
         if at.owner != rank:
             _collect(at, tile, Collect(gathered_ready, e, reduced, gathered, parts, world))
+    # weft: equivalent-mutant swap of atomic: credits are implied, as said above
+    # weft: equivalent-mutant relax-release, value+1 of notify: as said above
     slots.slot_finish(world, slot, e, num_programs)
 
 
@@ -247,6 +252,9 @@ def gemm_ar_multiply_sm90(
     rank = wl.rank(world).to(gl.int32)
     e = slots.slot_epoch(slot)
     program, num_programs = gl.program_id(0), gl.num_programs(0)
+    # weft: equivalent-mutant drop, relax-acquire, value-1, count-1 of wait: whoever has all sums
+    # of a call knows that their owners have read its shares; and who is given a share of the
+    # next call, that its source has ended this one
     slots.slot_wait_free(world, slot, e)
     order: gl.constexpr = weave.scattered
     ready: gl.constexpr = weave.read_owned
@@ -272,4 +280,6 @@ def gemm_ar_multiply_sm90(
             _collect_sm90(
                 at, tile_m, tile_n, Collect(gathered_ready, e, reduced, gathered, parts, world)
             )
+    # weft: equivalent-mutant swap of atomic: credits are implied, as said above
+    # weft: equivalent-mutant relax-release, value+1 of notify: as said above
     slots.slot_finish(world, slot, e, num_programs)

@@ -151,16 +151,27 @@ def _inside(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _harmless(one: core.Woven, kernel: core.Kernel) -> tuple[str, ...]:
-    """Notes of what mutants may do where nothing but results is stored."""
+    """Notes of what mutants may do to a call's begin and end, for `weft verify --mutants`."""
+    if core.implies_credits(kernel):
+        return _IMPLIED_END if isinstance(one, core.Finish) else _IMPLIED
     pushes = any(hook.function == "push" for hook in kernel.of(core.Hook))
-    if not isinstance(one, core.Finish) or pushes:
-        return ()
-    return (
-        "# weft: equivalent-mutant drop of complete_stores: only stores of the result are",
-        "# asynchronous, which are complete when the kernel has ended, and no other rank reads",
-        "# weft: equivalent-mutant incomplete of notify: only stores of the result, as above",
-    )
+    return _ALONE if isinstance(one, core.Finish) and not pushes else ()
 
+
+_IMPLIED = (
+    "# weft: equivalent-mutant drop, relax-acquire, value-1, count-1 of wait: whoever has all sums",
+    "# of a call knows that their owners have read its shares; and who is given a share of the",
+    "# next call, that its source has ended this one",
+)
+_IMPLIED_END = (
+    "# weft: equivalent-mutant swap of atomic: credits are implied, as said above",
+    "# weft: equivalent-mutant relax-release, value+1 of notify: as said above",
+)
+_ALONE = (
+    "# weft: equivalent-mutant drop of complete_stores: only stores of the result are",
+    "# asynchronous, which are complete when the kernel has ended, and no other rank reads",
+    "# weft: equivalent-mutant incomplete of notify: only stores of the result, as above",
+)
 
 # (function, twin) -> lines with {0}, {1}, ... for its arguments, and the tiles that they are for.
 _ROWS_OR_OWN = (

@@ -65,10 +65,9 @@ def search_woven(
 
 def argument(kernel: core.Kernel, mutant: Mutant) -> str:
     """Why a mutant changes nothing that ranks could see; "" where nothing says so."""
-    waits = {one.slot for one in kernel.of(core.Wait) if one.words != "all"}
     word = mutant.site.primitive.split()[0]
     of_credits = word == "credit" or (word == "finish" and mutant.kind == "swap")
-    if of_credits and {"combine", "collect"} <= waits:
+    if of_credits and core.implies_credits(kernel):
         return (
             "a call ends when all others' sums have come, which they make of all shares: who is in "
             "the next call knows that everybody has read what this one pushed"
