@@ -70,7 +70,7 @@ def test_why_is_told_with_times():
     ("engines", "told"),
     [
         ({"gathered": "packets"}, "all_gather gathered has engine=packets; here it can have"),
-        ({"gathered": "put"}, "engine=put; here it can have copy_engine, push, library"),
+        ({"gathered": "put"}, "engine=put; here it can have copy_engine_put, "),
         ({"product": "push"}, "engines for product; collectives that kernels hide are gathered"),
     ],
 )

@@ -162,6 +162,7 @@ _words = {
     device.Notify: (names, names, st.booleans()),
     device.Choice: (names, names, names, st.text(max_size=20)),
     device.Wait: (names, names),
+    device.Take: (names,),
     device.After: (names, names),
 }
 plans = st.builds(

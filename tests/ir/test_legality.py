@@ -129,7 +129,12 @@ def test_all_breaches_are_told_with_their_lines():
 @pytest.mark.parametrize(
     ("old", "new", "rule", "told"),
     [
-        ("engine=push", "engine=copy", "planned", "all_gather may have copy_engine or push or put"),
+        (
+            "engine=push",
+            "engine=copy",
+            "planned",
+            "all_gather may have copy_engine or copy_engine_put",
+        ),
         ("engine=push, chunks=1", "engine=push, chunks=-1", "planned", "it is 1 or more, or tiles"),
         ("order=gather, ", "", "planned", "mlp_multiply has order=, programs=resident"),
         ("(32, 32, 64)", "(32, 32, 64, 2)", "tiled", "it is (rows, columns)"),

@@ -14,7 +14,7 @@ from typing import Any
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.lower import overlapped, unfused
 from weft.compiler.lower.kernels import EPILOGUES
-from weft.compiler.lower.supported import ORDERS
+from weft.compiler.lower.supported import ENGINES, ORDERS
 from weft.compiler.passes.allocate import allocate
 from weft.compiler.passes.cut_chunks import chunk
 from weft.compiler.passes.engines import engines
@@ -69,7 +69,7 @@ def at_call(facts: Facts, settings: Settings) -> tuple[Pass, ...]:
     return (
         Pass("fuse", partial(fuse, epilogues=EPILOGUES),
              "first: tiles, engines and orders are of kernels, not of tasks"),
-        Pass("engines", partial(engines, **given),
+        Pass("engines", partial(engines, **given, known=ENGINES),
              "before tiles: which tiles are best depends on how rows arrive"),
         Pass("tile", partial(tile, extents=settings.tiles),
              "before orders and chunks, which are of tiles"),

@@ -39,6 +39,9 @@ STAGES = ("drawn", "signalled", "allocated")
 TEMPLATES = ("gemm", "move", "rows")
 # How many programs: one for each tile; as many as are resident; as pieces of data; one.
 PROGRAMS = ("tiles", "resident", "pieces", "one")
+# What a kernel of template `move` does within this rank: all own rows, or those of tiles that lie
+# across two ranks' rows, to where they are gathered.
+OWN_ROWS = ("stage", "edges")
 NUM_RANKS = "num_ranks"  # a size that each call knows
 
 
@@ -183,6 +186,18 @@ class Wait:
 
 
 @dataclass(frozen=True)
+class Take:
+    """The stream goes on when all ranks have given back what the slot held; bounded."""
+
+    stream: str = "main"
+    place: Place = UNKNOWN
+
+    @property
+    def takes(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
 class After:
     """What comes next on `stream` waits for all that has been queued on `other`."""
 
@@ -191,7 +206,7 @@ class After:
     place: Place = UNKNOWN
 
 
-Step = Call | Copy | Launch | Notify | Wait | After
+Step = Call | Copy | Launch | Notify | Wait | Take | After
 Statement = Buffer | Channel | Choice | Step
 
 
@@ -227,7 +242,7 @@ class Plan:
 
 
 RECORDS = {
-    **text.words(Buffer, Channel, Call, Copy, Launch, Notify, Wait, After, Choice),
+    **text.words(Buffer, Channel, Call, Copy, Launch, Notify, Wait, Take, After, Choice),
     "Part": Part,
     "Do": Do,
 }
@@ -250,22 +265,34 @@ def parse(source: str) -> Plan:
 
 
 class Access(NamedTuple):
-    """What a step does with a buffer; `far` says that it is also another rank's."""
+    """What a step does with a buffer; `far` says that it is also another rank's.
+
+    `rows`: of the rank in whose memory they lie only its own, only others', or all.
+    """
 
     buffer: str
     writes: bool
     far: bool = False
+    rows: str = "all"
+
+    def meets(self, other: Access) -> bool:
+        """Is it of the same bytes?"""
+        apart = {self.rows, other.rows} == {"own", "others"}
+        return self.buffer == other.buffer and not apart
 
 
 def accesses(step: Step) -> list[Access]:
     """The buffers that a step reads and writes."""
     if isinstance(step, Copy):
         is_pull = step.side == "pull"
-        return [Access(step.source, False, is_pull), Access(step.target, True, not is_pull)]
+        return [Access(step.source, False, is_pull, "own"),
+                Access(step.target, True, not is_pull, "others")]  # fmt: skip
     if isinstance(step, Call | Launch):
         pushes = [Access(name, True, True) for name in getattr(step, "pushes", ())]
         reads = [Access(name, False) for name in step.reads]
-        return [*reads, *[Access(name, True) for name in step.writes], *pushes]
+        kinds = {do.kind for do in step.body} if isinstance(step, Launch) else set()
+        rows = "own" if kinds and kinds <= set(OWN_ROWS) else "all"
+        return [*reads, *[Access(name, True, rows=rows) for name in step.writes], *pushes]
     return []
 
 
@@ -376,8 +403,9 @@ def _bodies(plan: Plan) -> Iterator[tuple[str, Place]]:
 def _reach(plan: Plan) -> Iterator[tuple[str, Place]]:
     roles = {buffer.name: buffer.role for buffer in plan.of(Buffer)}
     for step in plan.steps:
-        for name, _, far in accesses(step):
-            if far and roles[name] not in ON_HEAP:
+        for access in accesses(step):
+            name = access.buffer
+            if access.far and roles[name] not in ON_HEAP:
                 told = f"other ranks' parts of {name} are reached, but its role is {roles[name]}"
                 yield f"{told}: it must be {' or '.join(ON_HEAP)}", step.place
 
@@ -477,7 +505,7 @@ def _ordered(plan: Plan) -> Iterator[tuple[str, Place]]:
     touches = [(0, one) for one in given]
     touches += [(i, one) for i, step in enumerate(steps, 1) for one in accesses(step)]
     for (i, a), (j, b) in combinations(touches, 2):
-        if a.buffer != b.buffer or i == j or not (a.writes or b.writes):
+        if not a.meets(b) or i == j or not (a.writes or b.writes):
             continue
         if i == 0 and b.writes:  # nothing of the caller's is lost: the plan writes anew
             continue

@@ -82,7 +82,8 @@ class Order:
         for k in range(len(near)):
             for i in range(len(near)):
                 if near[i] >> k & 1:
-                    far[i] |= near[k] if far[i] >> k & 1 else far[k]
+                    # The way may go around a cycle at k.
+                    far[i] |= near[k] if (far[i] | far[k]) >> k & 1 else far[k]
                     near[i] |= near[k]
 
     def before(

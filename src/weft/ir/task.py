@@ -24,10 +24,11 @@ from weft.ir.legality import Rule, Violation, illegal, run
 
 STAGES = ("traced", "placed", "fused", "tiled", "planned")
 # What carries a collective that is part of a kernel. copy_engine: pulls by copies on a stream of
-# their own; push: stores of SMs; put: one-sided puts with signals, which reach other nodes;
-# packets: stores of which each carries its flag. SMs do not pull: pushes were never slower.
+# their own; copy_engine_put: pushes by such copies; push: stores of SMs; put: one-sided puts with
+# signals, which reach other nodes; packets: stores of which each carries its flag. SMs do not pull:
+# pushes were never slower.
 ENGINES = {
-    "all_gather": ("copy_engine", "push", "put"),
+    "all_gather": ("copy_engine", "copy_engine_put", "push", "put"),
     "reduce_scatter": ("push", "put"),
     "all_reduce": ("push", "put", "packets"),
 }

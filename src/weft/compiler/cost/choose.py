@@ -68,7 +68,7 @@ def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
         is_far = facts.num_nodes > 1
         if (engine == "put") != is_far:
             continue  # stores and copies reach one domain; puts are for others
-        if engine == "copy_engine" and (facts.num_ranks == 1 or facts.target.num_sms < 2):
+        if engine in products.ENGINES and (facts.num_ranks == 1 or facts.target.num_sms < 2):
             continue  # nothing to copy, or no SM for what waits beside the product
         if engine == "packets" and shape.m > PACKET_ROWS:
             continue
@@ -103,7 +103,7 @@ def chunks_of(collective: Task, shape: Product, engine: str, facts: Facts) -> It
     yield 1
     shard_bytes = shape.rows * shape.k * shape.itemsize
     is_fine = shard_bytes >= TWO_CHUNKS_BYTES or facts.target.backend == "emu"
-    if engine == "copy_engine" and is_fine:
+    if engine in products.ENGINES and is_fine:
         yield 2
 
 

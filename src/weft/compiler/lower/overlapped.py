@@ -31,7 +31,7 @@ from weft.ir.device import (
 from weft.ir.task import Program, Task, Type
 
 # What a gather's kernel is called by what carries the rows; engines are fed by staging.
-VERBS = {"copy_engine": "stage", "push": "push", "put": "push"}
+VERBS = {"copy_engine": "stage", "copy_engine_put": "edges", "push": "push", "put": "push"}
 
 
 def draw(program: Program, channels: Sequence[Channel], facts: Facts) -> Plan:
@@ -121,6 +121,11 @@ def _gather(program: Program, task: Task, facts: Facts) -> Unit:
     buffer = _buffer(task, "symmetric")
     name = task.kernel.replace("_gather", f"_{VERBS[task.engine]}")
     kernel = Launch(name, (source,), template="move", programs="pieces", place=task.place)
+    if task.engine == "copy_engine_put":
+        # Others read own rows where they arrive; here tiles that lie across two ranks' rows do.
+        body = (Do("edges", (source,), task.name),)
+        edges = replace(kernel, writes=(task.name,), body=body)
+        return Unit((buffer,), (Copy(source, task.name, "push", ready, place=task.place), edges))
     if task.engine != "copy_engine":
         body = (Do("all_gather", (source,), task.name),)
         return Unit((buffer,), (replace(kernel, pushes=(task.name,), body=body),))

@@ -6,6 +6,12 @@ from weft.base.errors import UnsupportedError
 from weft.compiler.lower import kernels
 from weft.ir.device import Launch, Plan
 
+# What carries a collective without being asked for, by kind.
+ENGINES = {
+    "all_gather": ("copy_engine", "push", "put"),
+    "reduce_scatter": ("push", "put"),
+    "all_reduce": ("push", "put"),
+}
 # Orders that kernels can be told to take, beside the user's.
 ORDERS = ("gather", "scatter", "rows")
 

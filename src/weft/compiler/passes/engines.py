@@ -11,7 +11,7 @@ other would be first, they are taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from weft.base.errors import ConfigError
@@ -21,14 +21,21 @@ from weft.ir.choice import Choice
 from weft.ir.task import ENGINES, Program, Task
 
 
-def engines(program: Program, facts: Facts, settings: Settings) -> Program:
-    """Raises  ConfigError: an engine that is asked for and cannot be, with those that can"""
+def engines(
+    program: Program, facts: Facts, settings: Settings,
+    known: Mapping[str, Collection[str]] = ENGINES,
+) -> Program:  # fmt: skip
+    """`known` are those, by kind, that kernels are generated for: others have to be asked for.
+
+    Raises  ConfigError: an engine that is asked for and cannot be, with those that can
+    """
     _check_names(program, settings.engines)
     for collective, products in pairs(program):
         found = ways(program, products, collective, facts) if products else _rows(collective, facts)
         asked = settings.engines.get(collective.name)
-        best = _asked(program, collective, asked, found) if asked else found[0]
-        told = f"asked for; the best is {_told(found)}" if asked else _told(found)
+        usual = [way for way in found if way.engine in (LIBRARY, *known[collective.kind])]
+        best = _asked(program, collective, asked, found) if asked else usual[0]
+        told = f"asked for; the best is {_told(found)}" if asked else _told(usual)
         program = _with(program, collective, products, best)
         choice = Choice(collective.name, "engine", best.engine, told, collective.place)
         program = replace(program, choices=(*program.choices, choice))

@@ -28,6 +28,7 @@ from weft.ir.device import (
     Plan,
     Statement,
     Step,
+    Take,
     Wait,
 )
 
@@ -71,11 +72,13 @@ def _ordered(plan: Plan) -> Plan:
 def _around(copy: Copy, source: Buffer, plan: Plan) -> tuple[list[Channel], list[Step]]:
     """A pull waits until all ranks' rows are there; of a caller's rows all say when they have them.
 
-    Its channels are of `source`, one word for each rank.
+    Its channels are of `source`, one word for each rank. A push asks for free slots alone.
     """
     rows = next(one.rows for one in plan.of(Channel) if one.name == copy.announces)
     shards = Channel(f"{copy.target}_shards", copy.source, rows, place=copy.place)
     stream = copy.stream
+    if copy.side == "push":
+        return [], [After(stream, MAIN), Take(stream, copy.place), copy]
     around: list[Step] = [
         After(stream, MAIN), Notify(shards.name, stream, place=copy.place),
         Wait(shards.name, stream, copy.place), copy,
@@ -133,7 +136,7 @@ def _lighter(plan: Plan, at: int) -> Iterator[Plan]:
         statements = (*plan.statements[:at], *other, *plan.statements[at + 1 :])
         return replace(plan, statements=statements)
 
-    if isinstance(one, After | Wait):
+    if isinstance(one, After | Wait | Take):
         yield instead()
     if isinstance(one, Notify | Launch) and one.takes:
         yield instead(replace(one, takes=False))
