@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
@@ -19,14 +22,17 @@ SHAPES = {
 }
 
 
-def answers(op: str, name: str, shape: dict[str, int]) -> list[list[float]]:
+def answers(
+    op: str, name: str, shape: dict[str, int], dtype: str = "bfloat16", **fields: Any
+) -> list[list[float]]:
     """How far each rank's answers are off, and the tolerance last."""
 
     def main() -> list[float]:
         torch.distributed.init_process_group()
         world = weft.init()
         chosen = card(op)
-        case = Case(world, chosen, chosen.make_problem(4, shape, "bfloat16"), l2_bytes=1 << 20)
+        problem = replace(chosen.make_problem(4, shape, dtype), **fields)
+        case = Case(world, chosen, problem, l2_bytes=1 << 20)
         variant = chosen.baselines[name](case)
         errors = []
         for index, call in enumerate(variant.calls):
@@ -72,3 +78,18 @@ def test_every_operator_names_the_vendors_collective(op: str):
 def test_wefts_product_alone_gives_the_operators_answer():
     for *errors, tolerance in answers("ag_gemm", "weft_alone", {"m": 7, "n": 8, "k": 16}):
         assert len(errors) == 6 and max(errors) <= tolerance
+
+
+@pytest.mark.parametrize("name", ["cublas", "cublas_nccl", "weft_alone"])
+def test_scaled_products_beside_ours(name):
+    """Uneven rows, so that padded scales are in between."""
+    shape = {"m": 27, "n": 16, "k": 32}
+    for *errors, tolerance in answers("ag_gemm", name, shape, "float8_e4m3fn", b_is_nk=True):
+        assert max(errors) <= tolerance < 0.01, "the result's dtype decides, not fp8"
+
+
+def test_scaled_products_that_torch_does_not_take():
+    shape = {"m": 16, "n": 16, "k": 32}
+    for fields in ({"scaling": "blocks", "b_is_nk": True}, {"b_is_nk": False}):
+        with pytest.raises(UnsupportedError, match="takes scales of rows"):
+            answers("ag_gemm", "cublas", shape, "float8_e4m3fn", **fields)

@@ -85,7 +85,8 @@ def test_ag_gemm_beside_the_unfused_way_in_all_modes():
     # torch.distributed is not recorded by the emulator: these cannot be measured as graphs.
     assert set(failed) == {("nccl", "graph"), ("cublas_nccl", "graph")}, failed
     rows = [values for word, values in heard if word == "row"]
-    names = {"cublas", "nccl", "cublas_nccl", "weft", "weft pull", "weft push"}
+    ways = ("weft pull", "weft push", "weft put", "weft packets")
+    names = {"cublas", "nccl", "cublas_nccl", "weft", *ways}
     assert {(row["variant"], row["mode"]) for row in rows} == {
         (name, mode) for name in names for mode in MODES
     } - set(failed)

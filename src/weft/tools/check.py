@@ -51,7 +51,9 @@ class Work:
         return self.op.reference(self.problem(), inputs)
 
     def tolerance(self) -> float:
-        return tolerance(self.dtype, self.shape.get("k", 1))
+        # fp8 operands have results of another dtype.
+        rounded = getattr(self.problem(), "out_dtype", self.dtype)
+        return tolerance(rounded, self.shape.get("k", 1))
 
 
 @dataclass(frozen=True)

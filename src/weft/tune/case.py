@@ -41,7 +41,12 @@ class Case:
 
     @property
     def tolerance(self) -> float:
-        return tolerance(self.problem.dtype, getattr(self.problem, "k", 1))
+        return tolerance(self._out_dtype, getattr(self.problem, "k", 1))
+
+    @property
+    def _out_dtype(self) -> str:
+        """What results are rounded to: of fp8 operands something else."""
+        return getattr(self.problem, "out_dtype", self.problem.dtype)
 
     def _draw_set(self) -> None:
         world, seed = self.world, len(self.sets)
@@ -59,7 +64,7 @@ class Case:
 
     def poison_free_memory(self) -> None:
         """What the allocator hands out next must not hold the last variant's right answer."""
-        poison(_like(self.expected[0], getattr(torch, self.problem.dtype)))
+        poison(_like(self.expected[0], getattr(torch, self._out_dtype)))
 
 
 def _like(value: Any, dtype: torch.dtype) -> Any:

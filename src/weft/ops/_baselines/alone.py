@@ -42,6 +42,8 @@ def ag_gemm(case: Case) -> Variant:
     for i, inputs in enumerate(case.sets):
         way.gather(i)
         whole = {"a": way.gathered[i][: problem.m], "b": inputs["b"]}
+        if problem.scaling:
+            whole |= {"scale_a": way.scales[i][: problem.m], "scale_b": inputs["scale_b"]}
         calls.append(lambda whole=whole: case.card.run(world, problem, whole, config))
     return Variant("weft_alone", calls, about=str(config))
 

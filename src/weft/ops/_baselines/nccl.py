@@ -105,7 +105,10 @@ def all_to_all(case: Case) -> Variant:
 
 
 class GatherThenMultiply:
-    """Buffers of the unfused all-gather and product, one of each for every set of inputs."""
+    """Buffers of the unfused all-gather and product, one of each for every set of inputs.
+
+    Of fp8, scales of rows are gathered too, and torch._scaled_mm multiplies, in full width.
+    """
 
     def __init__(self, case: Case) -> None:
         problem, world = case.problem, case.world
@@ -118,12 +121,30 @@ class GatherThenMultiply:
             torch.empty(rows, problem.k, dtype=dtype, device=world.device) for _ in case.sets
         ]
         self.out = torch.empty(problem.m, problem.n, dtype=out_dtype, device=world.device)
+        self.scale_a, self.scales = [], []
+        if problem.scaling:
+            takes_rows(case, "torch._scaled_mm")
+            self.scale_a = [padded(case, inputs["scale_a"]) for inputs in case.sets]
+            self.scales = [torch.empty(rows, 1, device=world.device) for _ in case.sets]
 
     def gather(self, i: int) -> None:
-        dist.all_gather_into_tensor(self.gathered[i], self.a[i], group=self.case.group)
+        group = self.case.group
+        if not self.scales:
+            dist.all_gather_into_tensor(self.gathered[i], self.a[i], group=group)
+            return
+        whole, own = (x.view(torch.uint8) for x in (self.gathered[i], self.a[i]))
+        dist.all_gather_into_tensor(whole, own, group=group)
+        dist.all_gather_into_tensor(self.scales[i], self.scale_a[i], group=group)
 
     def multiply(self, i: int) -> torch.Tensor:
-        return torch.matmul(self.gathered[i][: self.case.problem.m], self.b[i], out=self.out)
+        m = self.case.problem.m
+        if not self.scales:
+            return torch.matmul(self.gathered[i][:m], self.b[i], out=self.out)
+        scale_b = self.case.sets[i]["scale_b"]
+        return torch._scaled_mm(
+            self.gathered[i][:m], self.b[i], self.scales[i][:m], scale_b,
+            out_dtype=self.out.dtype, use_fast_accum=False, out=self.out,
+        )  # fmt: skip
 
     def serial(self, i: int) -> torch.Tensor:
         self.gather(i)
@@ -131,6 +152,15 @@ class GatherThenMultiply:
 
     def calls(self, function: Any) -> list[Any]:
         return [lambda i=i: function(i) for i in range(len(self.case.sets))]
+
+
+def takes_rows(case: Case, who: str) -> None:
+    """Raises  UnsupportedError: fp8 operands as torch's scaled product does not take them"""
+    if case.problem.scaling != "rows" or not case.problem.b_is_nk:
+        raise UnsupportedError(
+            f"{who} takes scales of rows and b as [n, k], not scaling={case.problem.scaling!r}, "
+            f"b_is_nk={case.problem.b_is_nk}"
+        )
 
 
 def ag_gemm_product(case: Case) -> Variant:

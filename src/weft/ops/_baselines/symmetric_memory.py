@@ -14,7 +14,7 @@ import torch
 import torch.distributed._symmetric_memory as symmetric
 
 from weft.base.errors import UnsupportedError
-from weft.ops._baselines.nccl import even, padded
+from weft.ops._baselines.nccl import even, padded, takes_rows
 from weft.tune.case import Case
 from weft.tune.variants import Variant
 
@@ -133,6 +133,8 @@ def copy_engine_all_gather(case: Case) -> Variant:
 
 def async_tp_ag_gemm(case: Case) -> Variant:
     """torch's async tensor parallelism, as `fused_all_gather_matmul` decomposes it."""
+    if case.problem.scaling:
+        return _async_tp_scaled(case)
     operation, group = _find("fused_all_gather_matmul"), case.group.group_name
 
     def call(inputs: Any) -> Callable[[], Any]:
@@ -142,8 +144,25 @@ def async_tp_ag_gemm(case: Case) -> Variant:
     return Variant("torch_async_tp", [call(inputs) for inputs in case.sets])
 
 
+def _async_tp_scaled(case: Case) -> Variant:
+    """The same of fp8, scales of rows sharded as rows are: `fused_all_gather_scaled_matmul`."""
+    takes_rows(case, "fused_all_gather_scaled_matmul")
+    operation, group = _find("fused_all_gather_scaled_matmul"), case.group.group_name
+    out_dtype = getattr(torch, case.problem.out_dtype)
+
+    def call(inputs: Any) -> Callable[[], Any]:
+        a, scale_a = padded(case, inputs["a"]), padded(case, inputs["scale_a"])
+        b, scale_b = [inputs["b"]], [inputs["scale_b"]]
+        given = (0, group, [None], [None], [out_dtype], [False])
+        return lambda: operation(a, b, scale_a, scale_b, *given)[1][0][: case.problem.m]
+
+    return Variant("torch_async_tp", [call(inputs) for inputs in case.sets])
+
+
 def native_async_tp_ag_gemm(case: Case) -> Variant:
     """Its single kernel with signals, which torch takes by itself for few m only."""
+    if case.problem.scaling:
+        raise UnsupportedError("_async_input_mm takes no scales")
     native = getattr(symmetric, "_fused_all_gather_matmul_native", None)
     if native is None:
         raise UnsupportedError(f"torch {torch.__version__} has no native async-TP product")
