@@ -260,12 +260,17 @@ def total(inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
 
 class Program(NamedTuple):
     """An operator's kernel in both forms. They take the operands a, b and c, own rows of the
-    result; all of it where it `takes_out`; the slot's `arrays` by name; then what both need."""
+    result; all of it where it `takes_out`; the slot's `arrays` by name; then what both need.
+
+    On Hopper, before the arrays: descriptors of this rank's part of each of the arrays `peers` on
+    every peer, by hop; their first extent is the ranks'.
+    """
 
     plain: Any
     sm90: Any
     arrays: tuple[str, ...]
     takes_out: bool = False
+    peers: tuple[str, ...] = ()
 
 
 class Call:
@@ -289,6 +294,7 @@ class Call:
         self.replays = world.replays()
         self._between: torch.Tensor | None = None
         self._kernels: dict[bool, Any] = {}
+        self._described: dict[Any, list[Any]] = {}
         if not self.is_fused or self.is_empty:
             return
         self.grid = (config.grid(problem, world.target), 1, 1)
@@ -323,6 +329,8 @@ class Call:
         arrays = [getattr(slot, name) for name in self.program.arrays]
         own = out[self.own_rows] if self.program.takes_out else out
         operands = self._operands(a, b, own, arrays[0], is_sm90, self.tma and aligned)
+        if is_sm90:
+            arrays = [*self._peers(world, slot), *arrays]
         if self.program.takes_out:
             arrays = [out, *arrays]
         rest = self._rest(world, slot, is_sm90, self.tma and aligned)
@@ -354,6 +362,20 @@ class Call:
             rows = out if out.numel() else spare.view(-1, self.problem.n)
             out = describe(rows, chunk_of(config))
         return left, right, out
+
+    def _peers(self, world: Any, slot: Any) -> list[Any]:
+        """What tiles leave by: as many descriptors as the kernel takes, the last ones unused."""
+        found = self._described.get(slot)
+        if found is None:
+            found = []
+            for array in (getattr(slot, name) for name in self.program.peers):
+                others = world.num_ranks - 1
+                hops = range(1, others + 1) if 0 < others <= weave.MOST_PEERS else (0,)
+                there = [world.peer(array, (world.rank + hop) % world.num_ranks) for hop in hops]
+                rows = [gemm_sm90.descriptor(x[world.rank], chunk_of(self.config)) for x in there]
+                found += [*rows, *rows[-1:] * (weave.MOST_PEERS - len(rows))]
+            self._described[slot] = found
+        return found
 
     def _rest(self, world: Any, slot: Any, is_sm90: bool, tma: bool) -> tuple:
         config = self.config
@@ -418,6 +440,7 @@ def record(
         "b": operand(b_block),
         "c": operand(chunk_of(config), is_sm90),
         "out": f"*{element}",
+        **{name: operand(chunk_of(config)) for name in fn.arg_names if "peer_" in name},
         **arrays,
         "sums": "*fp32",
         "summed": "*i64",

@@ -197,24 +197,45 @@ def gemm_ar_multiply(a, b, c, out, partials, gathered, partials_ready, sums_read
     slots.slot_finish(world, slot, e, num_programs)
 
 
+class Described(NamedTuple):
+    """Arguments of `_emit_chunk`: as Woven, where c and both kinds of peers are descriptors."""
+
+    c: Any
+    partials: Any
+    gathered: Any
+    rank: Any
+    peers: Any
+    all_peers: Any
+    parts: Any
+    world: Any
+
+
 @gluon.jit
 def _emit_chunk(at, row, column, chunk, args):
-    """args: Woven"""
+    """args: Described"""
+    is_described: gl.constexpr = args.world.num_ranks <= weave.MOST_PEERS + 1
     if at.owner == args.rank:
         if at.row < at.end:
             own_row = at.row + row - at.i_m * args.parts.tile_m
             gemm_sm90.store_tile(args.c, [own_row, column], chunk)
-            weave.spread_chunk(args.gathered, at, row, column, chunk, args)
+            if is_described:
+                weave.send_chunk_to_all(at, row, column, chunk, args.all_peers, args)
+            else:
+                weave.spread_chunk(args.gathered, at, row, column, chunk, args)
+    elif is_described:
+        weave.send_chunk(at, row, column, chunk, args.peers, args)
     else:
         weave.push_chunk(at, row, column, chunk, args)
 
 
 @gluon.jit
-def gemm_ar_multiply_sm90(a, b, c, out, partials, gathered, partials_ready, sums_ready, sums,
-                          summed, slot, shape, parts, world, tile_m: gl.constexpr,
-                          tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
+def gemm_ar_multiply_sm90(a, b, c, out, peer_1, peer_2, peer_3, peer_4, peer_5, peer_6, peer_7,
+                          all_peer_1, all_peer_2, all_peer_3, all_peer_4, all_peer_5, all_peer_6,
+                          all_peer_7, partials, gathered, partials_ready, sums_ready, sums, summed,
+                          slot, shape, parts, world, tile_m: gl.constexpr, tile_n: gl.constexpr,
+                          tile_k: gl.constexpr, stages: gl.constexpr,
                           b_is_nk: gl.constexpr):  # fmt: skip
-    """The same with the template for Hopper; operands are descriptors."""
+    """The same with the template for Hopper; operands and peers are descriptors."""
     rank = wl.rank(world).to(gl.int32)
     e = slots.slot_epoch(slot)
     slots.slot_wait_free(world, slot, e)
@@ -225,12 +246,14 @@ def gemm_ar_multiply_sm90(a, b, c, out, partials, gathered, partials_ready, sums
     emit: gl.constexpr = _emit_chunk
     add: gl.constexpr = combine_chunk
     announce: gl.constexpr = _announce
+    peers = (peer_1, peer_2, peer_3, peer_4, peer_5, peer_6, peer_7)
+    all_peers = (all_peer_1, all_peer_2, all_peer_3, all_peer_4, all_peer_5, all_peer_6, all_peer_7)
     gemm_sm90.gemm(
         a, b, c, shape, num_m, program, num_programs,
         gemm_sm90.Shared(sums, summed, e, world),
         tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
         order, weave.Scatter(rank, parts), ready, weave.Operand(a, parts),
-        emit, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
+        emit, Described(c, partials, gathered, rank, peers, all_peers, parts, world),
         add, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
         announce, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
         late=True,
@@ -247,7 +270,9 @@ def gemm_ar_multiply_sm90(a, b, c, out, partials, gathered, partials_ready, sums
 
 
 ARRAYS = ("partials", "gathered", "partials_ready", "sums_ready")
-PROGRAM = _products.Program(gemm_ar_multiply, gemm_ar_multiply_sm90, ARRAYS, takes_out=True)
+PROGRAM = _products.Program(
+    gemm_ar_multiply, gemm_ar_multiply_sm90, ARRAYS, takes_out=True, peers=("partials", "gathered")
+)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -297,7 +322,7 @@ def _make_call(world: Any, a: Any, b: Any, config: Any, out: Any) -> _products.C
         return _gemm_ar_few.FewCall(world, problem, config)
     buffers = {
         "partials": ((problem.num_ranks, problem.rows, problem.n), problem.torch_dtype),
-        "gathered": ((problem.num_ranks * problem.rows, problem.n), problem.torch_dtype),
+        "gathered": ((problem.num_ranks, problem.rows, problem.n), problem.torch_dtype),
     }
     words = config.num_words(problem, world.target)
     signals = {"partials_ready": (words, torch.int64), "sums_ready": (words, torch.int64)}

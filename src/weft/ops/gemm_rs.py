@@ -179,22 +179,36 @@ def combine_chunk(at, row, column, value, args):
     return value
 
 
+class Described(NamedTuple):
+    """Arguments of `_emit_chunk`: as Woven, where c and the peers are descriptors."""
+
+    c: Any
+    partials: Any
+    rank: Any
+    peers: Any
+    parts: Any
+    world: Any
+
+
 @gluon.jit
 def _emit_chunk(at, row, column, chunk, args):
-    """args: Woven"""
+    """args: Described"""
     if at.owner == args.rank:
         if at.row < at.end:
             own_row = at.row + row - at.i_m * args.parts.tile_m
             gemm_sm90.store_tile(args.c, [own_row, column], chunk)
-    else:
+    elif args.world.num_ranks > weave.MOST_PEERS + 1:
         weave.push_chunk(at, row, column, chunk, args)
+    else:
+        weave.send_chunk(at, row, column, chunk, args.peers, args)
 
 
 @gluon.jit
-def gemm_rs_multiply_sm90(a, b, c, partials, partials_ready, sums, summed, slot, shape, parts,
-                          world, tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr,
+def gemm_rs_multiply_sm90(a, b, c, peer_1, peer_2, peer_3, peer_4, peer_5, peer_6, peer_7, partials,
+                          partials_ready, sums, summed, slot, shape, parts, world,
+                          tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr,
                           stages: gl.constexpr, b_is_nk: gl.constexpr):  # fmt: skip
-    """The same with the template for Hopper; operands are descriptors."""
+    """The same with the template for Hopper; operands and peers are descriptors."""
     rank = wl.rank(world).to(gl.int32)
     e = slots.slot_epoch(slot)
     slots.slot_wait_free(world, slot, e)
@@ -203,19 +217,22 @@ def gemm_rs_multiply_sm90(a, b, c, partials, partials_ready, sums, summed, slot,
     emit: gl.constexpr = _emit_chunk
     add: gl.constexpr = combine_chunk
     announce: gl.constexpr = announce_part
+    peers = (peer_1, peer_2, peer_3, peer_4, peer_5, peer_6, peer_7)
     gemm_sm90.gemm(
         a, b, c, shape, parts.tiles_m * world.num_ranks, gl.program_id(0), gl.num_programs(0),
         gemm_sm90.Shared(sums, summed, e, world),
         tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
         order, weave.Scatter(rank, parts), ready, weave.Operand(a, parts),
-        emit, Woven(c, partials, partials_ready, e, rank, parts, world),
+        emit, Described(c, partials, rank, peers, parts, world),
         add, Woven(c, partials, partials_ready, e, rank, parts, world),
         announce, Woven(c, partials, partials_ready, e, rank, parts, world), late=True,
     )  # fmt: skip
     slots.slot_finish(world, slot, e, gl.num_programs(0))
 
 
-PROGRAM = _products.Program(gemm_rs_multiply, gemm_rs_multiply_sm90, ("partials", "partials_ready"))
+PROGRAM = _products.Program(
+    gemm_rs_multiply, gemm_rs_multiply_sm90, ("partials", "partials_ready"), peers=("partials",)
+)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -10,6 +10,10 @@ them ragged or empty), so that a tile has one owner:
     add_partials   an own tile's sums + those of the other ranks: rank + 1, + 2, ..., always so
     spread         an own tile -> every other rank's `gathered`;  unpack: from there -> the result
 
+On Hopper a tile leaves by TMA: a store that its consumer need not wait for, to one descriptor for
+each peer, by hop. Stores by threads held up every later release: a system's fence waits for all
+of an SM's. Beyond `MOST_PEERS` peers, tiles leave by them all the same.
+
 Data alone: who waits for what and who is told is written where the hooks are, with the signals'
 names. `word_of` is the mapping from a tile to its signal. Functions with `chunk` in their name are
 the same for the template for Hopper, which hands out a tile in chunks.
@@ -27,8 +31,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 import weft.language as wl
-from weft.tiles import gemm
+from weft.tiles import gemm, gemm_sm90
 
+# Descriptors that a kernel takes for them.
+MOST_PEERS = 7
 # Elements that a thread moves at once: 16 bytes of 16 bits. Rows begin at multiples of them.
 VECTOR = gl.constexpr(8)
 
@@ -239,6 +245,26 @@ def push_chunk(at, row, column, chunk, args):
     offset, mask = chunk_cells(at, row, column, args.parts, chunk.shape[0], chunk.shape[1], layout)
     there = wl.at(args.world, args.partials, at.owner) + chunk_place(args.rank, at, args.parts)
     gl.store(there + offset, chunk.load(layout), mask=mask)
+
+
+@gluon.jit
+def send_chunk(at, row, column, chunk, peers, args):
+    """As `push_chunk`, by TMA. peers: by hop, this rank's part of their `partials`. args: Move"""
+    num_ranks: gl.constexpr = args.world.num_ranks
+    hop = (at.owner + num_ranks - args.rank) % num_ranks
+    for to in gl.static_range(1, num_ranks):
+        if hop == to:
+            own_row = at.row + row - at.i_m * args.parts.tile_m
+            gemm_sm90.store_tile(peers[to - 1], [own_row, column], chunk)
+
+
+@gluon.jit
+def send_chunk_to_all(at, row, column, chunk, peers, args):
+    """As `spread_chunk`, by TMA. peers: by hop, this rank's rows of their `gathered`. args: Move"""
+    num_ranks: gl.constexpr = args.world.num_ranks
+    for to in gl.static_range(1, num_ranks):
+        own_row = at.row + row - at.i_m * args.parts.tile_m
+        gemm_sm90.store_tile(peers[to - 1], [own_row, column], chunk)
 
 
 @gluon.jit
