@@ -48,8 +48,11 @@ def call_every_way(problem, config):
     return first
 
 
-@pytest.mark.parametrize("nodes", [(1,), (3,), (4,), (2, 1)], ids=str)
-@pytest.mark.parametrize("shape", [(14, 24), (1, 7), (9, 16)], ids=str)
+@pytest.mark.parametrize(
+    ("nodes", "shape"),
+    [((1,), (14, 24)), ((3,), (14, 24)), ((4,), (9, 16)), ((4,), (1, 7)), ((2, 1), (5, 7))],
+    ids=str,
+)
 def test_every_way_of_calling(ranks, nodes, shape, monkeypatch):
     monkeypatch.setenv("WEFT_SLOTS", "1")
     m, n = shape
@@ -85,20 +88,43 @@ def test_what_does_not_fit(ranks):
 
     ranks(main, 1)
     problem = op.make_problem(2, {"m": 4, "n": 1 << 17}, "float32")
-    with pytest.raises(ConfigError, match="a row is one tile, of up to 65536 columns"):
+    with pytest.raises(ConfigError, match="a row is one tile, of up to 32768 columns"):
         Config().check(problem, EMU)
     assert [config.transport for config in candidates(problem, EMU)] == ["all_reduce"]
     with pytest.raises(ConfigError, match="tile_m=3; it must be a power of two"):
         Config(tile_m=3).check(op.make_problem(2, {"m": 4, "n": 8}, "float32"), EMU)
 
 
-@pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
-def test_compiles_and_keeps_its_waits(target):
-    target = TARGETS[target]
-    problem = op.make_problem(4, {"m": 64, "n": 8192}, "bfloat16")
-    ((fn, record),) = kernels(problem, None, target)
+@pytest.mark.parametrize(
+    ("target", "transport", "shape"),
+    [
+        ("cuda:80", "push", (4096, 5120)),
+        ("cuda:90", "push", (2048, 16384)),
+        ("cuda:90", "one_shot", (4, 8192)),
+        ("cuda:100", "two_shot", (16, 16384)),
+        ("hip:gfx942", "push", (4096, 8192)),
+        ("hip:gfx942", "two_shot", (64, 4096)),
+    ],
+    ids=str,
+)
+def test_compiles_and_keeps_its_waits(target, transport, shape):
+    target, (m, n) = TARGETS[target], shape
+    problem = op.make_problem(4, {"m": m, "n": n}, "bfloat16")
+    config = next(one for one in candidates(problem, target) if one.transport == transport)
+    ((fn, record),) = kernels(problem, config, target)
     binary = triton_api.compile_kernel(fn, record, target)
     report = compiled(binary, target)
     assert report.ok, "\n".join(map(str, report.findings))
     if target.backend == "cuda":
         assert "ld.local" not in binary.asm["ptx"] and "st.local" not in binary.asm["ptx"]
+
+
+def test_few_rows_go_by_packets():
+    """At all_reduce's sizes, where all ranks are near."""
+
+    def first(m, nodes=(4,)):
+        problem = op.make_problem(4, {"m": m, "n": 8192}, "bfloat16", nodes)
+        return next(candidates(problem, TARGETS["cuda:90"])).transport
+
+    assert [first(m) for m in (1, 8, 9, 64, 65)] == ["one_shot"] * 2 + ["two_shot"] * 2 + ["push"]
+    assert first(1, (2, 2)) == "push"

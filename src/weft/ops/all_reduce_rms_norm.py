@@ -5,21 +5,30 @@
 Every rank passes all m rows of x, and the same residual and weight, and gets all rows of both
 results, the same bits everywhere: what stands between the two halves of a decoder layer.
 
-Plan: one kernel on each rank, rows tile by tile in the order and with the moves of weft.tiles.weave
-    another rank's rows   of x -> this rank's part of the owner's `partials`
-    own rows              wait until every other rank's share has come; sums in fp32, own share
-                          first, then rank + 1, + 2, ...; + residual, rounded once -> total, and
-                          every other rank's `gathered`; norm -> normed
-    then                  the others' rows, as they come: gathered -> total, and their norm
-So the residual is added once, and norms are made where they are wanted: they cost less than their
-way. Plan, `all_reduce`: weft's all-reduce, then torch; nothing is fused.
+Plan, `push`: one kernel on each rank, the rows template (weft.tiles.rows) with these hooks
+    order     tiles of the other ranks' rows first, own ones behind them (weave.scattered)
+    emit      another rank's rows of x -> this rank's part of the owner's `partials`
+    combine   own rows: waits for the other ranks' shares; sums in fp32, own share first, then
+              rank + 1, + 2, ...; + residual, rounded once
+    emit      own rows of the total -> every other rank's `gathered`
+    result    total and its norm -> the results; of the others' rows when they have come
+Plan, `two_shot`, for few rows: the same by packets, 4 bytes of data and 4 of flag: no signal, no
+fence. Row r is summed by rank r % num_ranks. `one_shot`, for fewer: every rank gets every row of x
+and sums it. Both sum in the order of ranks.
+Plan, `all_reduce` and `nccl`: weft's all-reduce or the library's, then torch; nothing is fused.
+
+Of the two results `total` alone travels. The norm of a row is made again where it is wanted, from
+the same bits: it reads what has come anyway, and its way would be as long as total's.
 
 Signals (all are SET to the call's epoch e, read on the device)
     partials_ready[tile, src]    src's share of this own tile is here. By src
     sums_ready[tile, owner]      the owner's total of this tile is in `gathered` here. By the owner
     slot_free, epoch, ticket     the slot's; the last program moves them
+    words[2, ..]                 packets, in two halves that calls use in turns: who has ended a
+                                 call knows that all ranks have begun it. No credit
 
-Limits  x and residual are contiguous [m, n]; a row is one tile: n up to 65536
+Limits  x and residual are contiguous [m, n]; a row is one tile: n up to 32768; packets need all
+        ranks on one node
 Source  the design's section 4; TensorRT-LLM's fused all-reduce
 """
 
@@ -42,19 +51,21 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _lanes
+from weft.ops import _baselines, _by_library, _lanes, _measured
 from weft.ops.all_reduce import all_reduce
 from weft.ops.gemm_ar import announce_whole, await_sums
-from weft.ops.gemm_rs import await_partials
-from weft.tiles import weave
-from weft.tiles.gemm import Tile
+from weft.ops.gemm_rs import combine
+from weft.tiles import rows, weave
 
 SUPPORTED = ("float16", "bfloat16", "float32")
-PUSH, UNFUSED = "push", "all_reduce"
+PUSH, UNFUSED, LIBRARY = "push", "all_reduce", _by_library.TRANSPORT
+# By what all_reduce calls them, whose messages these are: sizes at which each is taken are its.
+BY_PACKETS = {"one_shot_packets": "one_shot", "two_shot_packets": "two_shot"}
+TRANSPORTS = (PUSH, *BY_PACKETS.values(), UNFUSED, LIBRARY)
 EPS = 1e-6
-MOST_COLUMNS = 1 << 16
-# Elements that a program has in registers at once.
-TILE_ELEMENTS = 1 << 13
+MOST_COLUMNS = 1 << 15
+# Elements of a tile that a thread has, and threads of a program.
+THREAD_ELEMENTS, MOST_THREADS = 32, 512
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -67,9 +78,9 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[Any
 
 
 def _norm(total: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    rows = total.float()
-    scale = torch.rsqrt(rows.square().mean(1, keepdim=True) + eps)
-    return (rows * scale * weight.float()).to(total.dtype)
+    value = total.float()
+    scale = torch.rsqrt(value.square().mean(1, keepdim=True) + eps)
+    return (value * scale * weight.float()).to(total.dtype)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -91,7 +102,8 @@ class Problem(_lanes.Rows):
 
 @dataclass(frozen=True)
 class Config:
-    """`transport` as the Plan says. Units  tile_m: rows that a program has at a time"""
+    """`transport` as the Plan says. Units  tile_m: rows that a program has at a time; packets go
+    row by row"""
 
     transport: str = PUSH
     tile_m: int = 1
@@ -99,41 +111,90 @@ class Config:
 
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem"""
-        if self.transport not in (PUSH, UNFUSED):
-            told = f"transport={self.transport!r}; it is {PUSH} or {UNFUSED}"
-            raise ConfigError(f"all_reduce_rms_norm: {told}")
-        if self.tile_m < 1 or self.tile_m & (self.tile_m - 1):
-            told = f"tile_m={self.tile_m}; it must be a power of two"
-            raise ConfigError(f"all_reduce_rms_norm: {told}")
-        if self.transport == PUSH and problem.n > MOST_COLUMNS:
+        op = problem.op
+        if self.transport not in TRANSPORTS:
+            told = f"transport={self.transport!r}; it is one of {', '.join(TRANSPORTS)}"
+            raise ConfigError(f"{op}: {told}")
+        for name in ("tile_m", "num_warps"):
+            if (value := getattr(self, name)) < 1 or value & (value - 1):
+                raise ConfigError(f"{op}: {name}={value}; it must be a power of two")
+        if self.is_fused and problem.n > MOST_COLUMNS:
             told = f"n={problem.n}; a row is one tile, of up to {MOST_COLUMNS} columns"
-            raise ConfigError(f"all_reduce_rms_norm: {told}: take transport={UNFUSED!r}")
+            raise ConfigError(f"{op}: {told}: take transport={UNFUSED!r}")
+        if self.by_packets and len(problem.nodes) > 1:
+            told = f"transport={self.transport!r} reaches into peers' memory, but the world has "
+            raise ConfigError(f"{op}: {told}{len(problem.nodes)} nodes; take {PUSH!r}")
 
-    def parts(self, problem: Problem, target: Target) -> weave.Parts:
+    @property
+    def by_packets(self) -> bool:
+        return self.transport in BY_PACKETS.values()
+
+    @property
+    def is_fused(self) -> bool:
+        return self.transport == PUSH or self.by_packets
+
+    def parts(self, problem: Problem) -> weave.Parts:
         """How rows are cut: other ranks' tiles first, own ones behind them."""
         tiles_m = ceil(problem.rows / self.tile_m)
-        block = _lanes.power_of_two(problem.n)
         others = (problem.num_ranks - 1) * tiles_m
-        sizes = (problem.m, problem.n, problem.rows, self.tile_m, block, tiles_m)
+        sizes = (problem.m, problem.n, problem.rows, self.tile_m, self.tile(problem).n, tiles_m)
         return weave.Parts(*sizes, 1, 1, others, tiles_m, tiles_m)
 
-    def tile(self, problem: Problem) -> Tile:
-        return Tile(self.tile_m, _lanes.power_of_two(problem.n), 1, False, False, True)
+    def tile(self, problem: Problem) -> rows.Tile:
+        return rows.Tile(self.tile_m, _lanes.power_of_two(max(2, problem.n)))
 
     def grid(self, problem: Problem, target: Target) -> int:
-        """Programs: all of them are resident."""
-        tiles = problem.num_ranks * ceil(problem.rows / self.tile_m)
-        return max(1, min(tiles, target.num_sms, 3 if target.backend == "emu" else tiles))
+        """Programs: all of them are resident, on NVIDIA several to an SM where they fit."""
+        tiles = problem.m
+        if not self.by_packets:
+            tiles = problem.num_ranks * ceil(problem.rows / self.tile_m)
+        if target.backend == "emu":
+            return max(1, min(tiles, target.num_sms, 3))
+        threads = self.num_warps * target.warp_size
+        together = max(1, _lanes.THREADS_OF_SM // threads) if target.backend == "cuda" else 1
+        return max(1, min(tiles, target.num_sms * together))
+
+    def options(self, problem: Problem, target: Target) -> dict[str, int]:
+        """What kernels are launched with. Programs that share an SM share its registers."""
+        options = {"num_warps": self.num_warps}
+        if target.backend == "cuda" and self.grid(problem, target) > target.num_sms:
+            options["maxnreg"] = _lanes.REGISTERS_OF_THREAD
+        return options
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     if problem.n <= MOST_COLUMNS:
-        fits = max(1, TILE_ELEMENTS // _lanes.power_of_two(problem.n))
-        # Rows enough for all SMs come before larger messages.
-        wanted = _lanes.power_of_two(max(1, problem.m // target.num_sms))
-        yield Config(tile_m=2 if target.backend == "emu" else min(fits, wanted))
+        ways = [*_by_packets(problem), PUSH]
+        if len(problem.nodes) > 1:
+            ways = [PUSH]
+        for transport in ways:
+            yield _cut(transport, problem, target)
     yield Config(transport=UNFUSED)
+    if target.backend == "cuda":
+        yield Config(transport=LIBRARY)
+
+
+def _by_packets(problem: Problem) -> Iterator[str]:
+    """Those that all_reduce takes for so many bytes, the best first."""
+    for row in _measured.rows_for("all_reduce", problem.m * problem.row_bytes):
+        if row.transport in BY_PACKETS:
+            yield BY_PACKETS[row.transport]
+
+
+def _cut(transport: str, problem: Problem, target: Target) -> Config:
+    columns = _lanes.power_of_two(max(2, problem.n))
+    tile_m = 1
+    if transport == PUSH:
+        # Rows enough for all SMs come before larger messages.
+        fits = max(1, THREAD_ELEMENTS * 256 // columns)
+        wanted = _lanes.power_of_two(max(1, problem.m // target.num_sms))
+        tile_m = 2 if target.backend == "emu" else min(fits, wanted)
+    threads = min(MOST_THREADS, max(128, tile_m * columns // THREAD_ELEMENTS))
+    if transport != PUSH:
+        # A row is all that a program has, and nothing hides it.
+        threads = min(MOST_THREADS, max(128, columns // 8))
+    return Config(transport, tile_m, threads // target.warp_size)
 
 
 def choose(problem: Problem, target: Target) -> Config:
@@ -142,14 +203,15 @@ def choose(problem: Problem, target: Target) -> Config:
 
 
 # ---------------------------------------------------------------------------------------------
-# The program
+# The program, by words
 
 
 class Woven(NamedTuple):
-    """What gemm_ar's hooks take, and a weave.Move."""
+    """What gemm_rs' and gemm_ar's hooks take, and a weave.Move; and the residual."""
 
-    partials: Any
+    residual: Any
     gathered: Any
+    partials: Any
     partials_ready: Any
     sums_ready: Any
     e: Any
@@ -158,61 +220,201 @@ class Woven(NamedTuple):
     world: Any
 
 
+class Made(NamedTuple):
+    """Arguments of `_result`."""
+
+    normed: Any
+    total: Any
+    weight: Any
+    eps: Any
+    parts: Any
+
+
 @triton.jit
-def _store_norm(normed, total, weight, eps, offset, mask, n, tile):
-    """The norm of a tile's rows, of the total as it was rounded."""
-    rows = total.to(normed.dtype.element_ty).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(rows * rows, axis=1) / n + eps)
-    j = tl.arange(0, tile.n)
-    gain = tl.load(weight + j, mask=j < n, other=0.0).to(tl.float32)
-    value = rows * scale[:, None] * gain[None, :]
-    tl.store(normed + offset, value.to(normed.dtype.element_ty), mask=mask)
+def _combine(at, value, tile, args):
+    """Own rows of the total. args: Woven"""
+    value = combine(at, value, tile, args)
+    if at.owner == args.rank:
+        value += rows.load(args.residual, at, tile, args.parts)
+    return rows.rounded(value, args.gathered)
+
+
+@triton.jit
+def _emit(at, value, tile, args):
+    """args: Woven"""
+    if at.owner == args.rank:
+        weave.spread(args.gathered, at, value, tile, args)
+    else:
+        weave.push(at, value, tile, args)
+
+
+@triton.jit
+def _collect(at, tile, args):
+    """args: Woven"""
+    await_sums(at, args)
+    return rows.load(args.gathered, at, tile, args.parts)
+
+
+@triton.jit
+def _result(at, value, tile, args):
+    """The total, as it is on every rank, and its norm. args: Made"""
+    rows.store(args.total, at, value, tile, args.parts)
+    normed = rows.rms_norm(value, args.weight, args.eps, args.parts.n)
+    rows.store(args.normed, at, normed, tile, args.parts)
 
 
 @triton.jit
 def all_reduce_rms_norm_rows(x, residual, weight, normed, total, partials, gathered, partials_ready,
                              sums_ready, slot, parts, eps, tile, world):  # fmt: skip
+    """The rows template with the hooks above."""
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
     # weft: equivalent-mutant drop, relax-acquire, value-1, count-1 of wait: as gemm_ar says, whose
     # signals these are
     slots.slot_wait_free(world, slot, e)
-    program, num_programs = tl.program_id(0), tl.num_programs(0)
-    num_m = parts.tiles_m * world.num_ranks
-    for i in range(program, num_m, num_programs):
-        at = weave.scattered(i, num_m, 1, weave.Scatter(rank, parts))
-        offset, mask = weave.cells(at, tile, parts)
-        offset += weave.place_of(at.owner, at, parts)
-        value = tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
-        if at.owner == rank:
-            # Written out each time: a variable would make numbers of the world's constants.
-            await_partials(
-                at, 0, Woven(partials, gathered, partials_ready, sums_ready, e, rank, parts, world)
-            )
-            value = weave.add_partials(at, value, tile, weave.Move(partials, rank, parts, world))
-            value += tl.load(residual + offset, mask=mask, other=0.0).to(tl.float32)
-            weave.spread(gathered, at, value, tile, weave.Move(partials, rank, parts, world))
-            tl.store(total + offset, value.to(total.dtype.element_ty), mask=mask)
-            _store_norm(normed, value, weight, eps, offset, mask, parts.n, tile)
-        else:
-            weave.push(at, value, tile, weave.Move(partials, rank, parts, world))
-        announce_whole(
-            at, 0, Woven(partials, gathered, partials_ready, sums_ready, e, rank, parts, world)
-        )
-    for i in range(program, num_m, num_programs):
-        at = weave.scattered(i, num_m, 1, weave.Scatter(rank, parts))
-        if at.owner != rank:
-            await_sums(
-                at, Woven(partials, gathered, partials_ready, sums_ready, e, rank, parts, world)
-            )
-            offset, mask = weave.cells(at, tile, parts)
-            offset += weave.place_of(at.owner, at, parts)
-            value = tl.load(gathered + offset, mask=mask, other=0.0)
-            tl.store(total + offset, value, mask=mask)
-            _store_norm(normed, value, weight, eps, offset, mask, parts.n, tile)
+    num_programs = tl.num_programs(0)
+    # Written out each time: a variable would make numbers of the world's constants.
+    rows.rows(
+        rank, parts, tile, tl.program_id(0), num_programs,
+        weave.scattered, weave.Scatter(rank, parts), weave.read_owned, weave.Operand(x, parts),
+        _combine, Woven(residual, gathered, partials, partials_ready, sums_ready, e, rank, parts,
+                        world),
+        _emit, Woven(residual, gathered, partials, partials_ready, sums_ready, e, rank, parts,
+                     world),
+        announce_whole, Woven(residual, gathered, partials, partials_ready, sums_ready, e, rank,
+                              parts, world),
+        _collect, Woven(residual, gathered, partials, partials_ready, sums_ready, e, rank, parts,
+                        world),
+        _result, Made(normed, total, weight, eps, parts), world.num_ranks,
+    )  # fmt: skip
     # weft: equivalent-mutant swap of atomic: credits are implied, as said above
     # weft: equivalent-mutant relax-release, value+1 of notify: as said above
     slots.slot_finish(world, slot, e, num_programs)
+
+
+# ---------------------------------------------------------------------------------------------
+# The program, by packets
+
+
+class Rows(NamedTuple):
+    """Extents of x, and of boxes: `capacity` rows in each."""
+
+    m: Any
+    n: Any
+    capacity: Any
+
+
+class Boxes(NamedTuple):
+    """Where packets of a call go, and what they carry beside data."""
+
+    words: Any
+    flag: Any
+    rank: Any
+    n: Any
+    capacity: Any
+    world: Any
+
+
+@triton.jit
+def _packets(index, row, args, tile, per: tl.constexpr):
+    """The packets of a row in box `index`, and which there are; each of `per` elements."""
+    c = tl.arange(0, tile.n // per)
+    first = (tl.cast(index, tl.int64) * args.capacity + row) * (tile.n // per)
+    return args.words + first + c, c * per < args.n
+
+
+@triton.jit
+def _send(value, index, row, to, args, tile, dtype: tl.constexpr):
+    """A row -> box `index` of rank `to`. args: Boxes"""
+    there, mask = _packets(index, row, args, tile, 32 // dtype.primitive_bitwidth)
+    wl.put_packets(args.world, there, value.to(dtype), args.flag, to=to, mask=mask)
+
+
+@triton.jit
+def _send_to_others(value, index, row, args, tile, dtype: tl.constexpr):
+    for hop in range(1, args.world.num_ranks):
+        _send(value, index, row, (args.rank + hop) % args.world.num_ranks, args, tile, dtype)
+
+
+@triton.jit
+def _receive(index, row, args, tile, dtype: tl.constexpr):
+    """A row in box `index`, when it has come, in fp32. args: Boxes"""
+    there, mask = _packets(index, row, args, tile, 32 // dtype.primitive_bitwidth)
+    value = wl.wait_packets(there, args.flag, world=args.world, mask=mask, dtype=dtype)
+    return value.to(tl.float32)
+
+
+@triton.jit
+def _load(source, row, n, tile):
+    j = tl.arange(0, tile.n)
+    return tl.load(source + tl.cast(row, tl.int64) * n + j, mask=j < n, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _sum(x, residual, row, args, tile):
+    """The total of a row: all ranks' shares in the order of ranks, then the residual; rounded."""
+    dtype: tl.constexpr = x.dtype.element_ty
+    # Loaded first, so that nothing but packets is waited for.
+    own, more = _load(x, row, args.n, tile), _load(residual, row, args.n, tile)
+    total = tl.zeros((tile.n,), tl.float32)
+    for source in range(args.world.num_ranks):
+        if source == args.rank:
+            total += own
+        else:
+            total += _receive(source, row, args, tile, dtype)
+    return rows.rounded(total + more, x)
+
+
+@triton.jit
+def _store(normed, total, weight, value, row, n, eps, tile):
+    """What becomes of a row of the total on every rank."""
+    j = tl.arange(0, tile.n)
+    there = tl.cast(row, tl.int64) * n + j
+    tl.store(total + there, value.to(total.dtype.element_ty), mask=j < n)
+    norm = rows.rms_norm(value[None, :], weight, eps, n).reshape(tile.n)
+    tl.store(normed + there, norm.to(normed.dtype.element_ty), mask=j < n)
+
+
+@triton.jit
+def all_reduce_rms_norm_packets(x, residual, weight, normed, total, words, slot, shape, eps, tile,
+                                world, two_shot: tl.constexpr):  # fmt: skip
+    """words: int64[2, num_ranks + 1, capacity, packets of a row]: a box for each source of shares,
+    then one for totals"""
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    rank = wl.rank(world).to(tl.int32)
+    e = slots.slot_epoch(slot)
+    dtype: tl.constexpr = x.dtype.element_ty
+    per: tl.constexpr = 32 // dtype.primitive_bitwidth
+    m, n, capacity = shape.m, shape.n, tl.cast(shape.capacity, tl.int64)
+    half = (world.num_ranks + 1) * capacity * (tile.n // per)
+    flag, mine = e.to(tl.int32), words + (e % 2) * half
+    for row in range(program, m, num_programs):
+        share = _load(x, row, n, tile)
+        if two_shot:
+            owner = row % world.num_ranks
+            if owner != rank:
+                _send(share, rank, row, owner, Boxes(mine, flag, rank, n, capacity, world), tile,
+                      dtype)  # fmt: skip
+        else:
+            _send_to_others(share, rank, row, Boxes(mine, flag, rank, n, capacity, world), tile,
+                            dtype)  # fmt: skip
+    for row in range(program, m, num_programs):
+        if (not two_shot) or row % world.num_ranks == rank:
+            value = _sum(x, residual, row, Boxes(mine, flag, rank, n, capacity, world), tile)
+            if two_shot:
+                _send_to_others(value, world.num_ranks, row,
+                                Boxes(mine, flag, rank, n, capacity, world), tile,
+                                dtype)  # fmt: skip
+            _store(normed, total, weight, value, row, n, eps, tile)
+    if two_shot:
+        for row in range(program, m, num_programs):
+            if row % world.num_ranks != rank:
+                value = _receive(world.num_ranks, row,
+                                 Boxes(mine, flag, rank, n, capacity, world), tile,
+                                 dtype)  # fmt: skip
+                _store(normed, total, weight, value, row, n, eps, tile)
+    # weft: equivalent-mutant swap of atomic: behind the last one comes this rank's own next call
+    slots.slot_advance(slot, e, num_programs)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -247,53 +449,75 @@ def all_reduce_rms_norm(
     world.operator_call(call.name)
     if call.problem.is_empty:
         return normed, total
-    if call.config.transport == UNFUSED:
+    if call.config.is_fused:
+        call.launch(world, (x, residual, weight, normed, total), eps)
+        return normed, total
+    if call.config.transport == LIBRARY:
+        _by_library.all_reduce(world, x, total)
+    else:
         all_reduce(x, world=world, out=total)
-        total += residual
-        return _norm(total, weight, eps), total
-    call.launch(world, (x, residual, weight, normed, total), eps)
-    return normed, total
+    total += residual
+    return _norm(total, weight, eps), total
 
 
 class _Call:
     """What calls with tensors like these share on one rank."""
 
     def __init__(self, world: Any, x: Any, residual: Any, weight: Any, config: Any) -> None:
-        op = "all_reduce_rms_norm"
-        for name, tensor in (("x", x), ("residual", residual), ("weight", weight)):
-            _lanes.check_tensor(op, name, tensor, world)
-        if x.dim() != 2:
-            raise ShapeError(f"{op}: x has shape {tuple(x.shape)}; it must have two dimensions")
-        for name, tensor, shape in (
-            ("residual", residual, x.shape),
-            ("weight", weight, x.shape[1:]),
-        ):
-            if tensor.shape != shape or tensor.dtype != x.dtype:
-                raise ShapeError(
-                    f"{op}: {name} is {tensor.dtype}{tuple(tensor.shape)}; with x of {x.dtype}"
-                    f"{tuple(x.shape)} it must be {x.dtype}{tuple(shape)}"
-                )
+        _check_tensors(world, x, residual, weight)
         m, n = x.shape
         nodes = _lanes.nodes_of(world)
         self.problem = problem = Problem(m, n, world.num_ranks, str(x.dtype), nodes)
         self.config = config = config or choose(problem, world.target)
         config.check(problem, world.target)
-        self.name = f"{op} m={m},n={n} {problem.dtype} {config}"
-        self.parts = config.parts(problem, world.target)
+        self.name = f"{problem.op} m={m},n={n} {problem.dtype} {config}"
         self.grid = (config.grid(problem, world.target), 1, 1)
+        self.options = config.options(problem, world.target)
         self.tile = config.tile(problem).as_constexpr()
-        rows = self.parts.tiles_m * problem.num_ranks
+        if config.by_packets:
+            self._make_boxes()
+            return
+        self.shape, self.num_slots = config.parts(problem), {}
+        tiles = self.shape.tiles_m * problem.num_ranks
         shape, dtype = (problem.num_ranks, problem.rows, n), problem.torch_dtype
+        self.key = problem.op
         self.buffers = {"partials": (shape, dtype), "gathered": (shape, dtype)}
-        self.signals = {"partials_ready": (rows, torch.int64), "sums_ready": (rows, torch.int64)}
+        self.signals = {"partials_ready": (tiles, torch.int64), "sums_ready": (tiles, torch.int64)}
+
+    def _make_boxes(self) -> None:
+        """Words that hold packets alone, ever; calls of about as many rows share them."""
+        problem, capacity = self.problem, _lanes.power_of_two(self.problem.m)
+        packets = self.tile.n.value * problem.itemsize // _lanes.PACKET_BYTES
+        self.shape = Rows(problem.m, problem.n, capacity)
+        self.key = f"{problem.op}.{self.config.transport}.{capacity}x{packets}"
+        self.buffers, self.num_slots = {}, {"num_slots": 1}
+        words = 2 * (problem.num_ranks + 1) * capacity * packets
+        self.signals = {"words": (words, torch.int64)}
 
     def launch(self, world: Any, tensors: Sequence[torch.Tensor], eps: float) -> None:
-        slot = world.workspace("all_reduce_rms_norm", self.buffers, self.signals)
+        slot = world.workspace(self.key, self.buffers, self.signals, **self.num_slots)
         arrays = [getattr(slot, name) for name in (*self.buffers, *self.signals)]
-        all_reduce_rms_norm_rows[self.grid](
-            *tensors, *arrays, slot.arg, self.parts, eps, self.tile, world.arg,
-            num_warps=self.config.num_warps,
-        )  # fmt: skip
+        given = (*tensors, *arrays, slot.arg, self.shape, eps, self.tile, world.arg)
+        if self.config.by_packets:
+            is_two_shot = self.config.transport == "two_shot"
+            all_reduce_rms_norm_packets[self.grid](*given, is_two_shot, **self.options)
+        else:
+            all_reduce_rms_norm_rows[self.grid](*given, **self.options)
+
+
+def _check_tensors(world: Any, x: Any, residual: Any, weight: Any) -> None:
+    """Raises  ShapeError: tensors that do not fit together, or the world"""
+    op = Problem.op
+    for name, tensor in (("x", x), ("residual", residual), ("weight", weight)):
+        _lanes.check_tensor(op, name, tensor, world)
+    if x.dim() != 2:
+        raise ShapeError(f"{op}: x has shape {tuple(x.shape)}; it must have two dimensions")
+    for name, tensor, shape in (("residual", residual, x.shape), ("weight", weight, x.shape[1:])):
+        if tensor.shape != shape or tensor.dtype != x.dtype:
+            raise ShapeError(
+                f"{op}: {name} is {tensor.dtype}{tuple(tensor.shape)}; with x of {x.dtype}"
+                f"{tuple(x.shape)} it must be {x.dtype}{tuple(shape)}"
+            )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -329,36 +553,40 @@ def kernels(
     """The kernel that a call with this configuration launches, as a record."""
     config = config or choose(problem, target)
     config.check(problem, target)
-    if config.transport == UNFUSED:
+    if not config.is_fused:
         return
     element = f"*{DTYPES[problem.dtype].triton}"
-    fn, fields = all_reduce_rms_norm_rows, weave.Parts._fields
+    fn, name, shape = all_reduce_rms_norm_rows, "parts", weave.Parts
+    if config.by_packets:
+        fn, name, shape = all_reduce_rms_norm_packets, "shape", Rows
     tensors = ("x", "residual", "weight", "normed", "total", "partials", "gathered")
+    words = ("partials_ready", "sums_ready", "words")
     types = {
         **dict.fromkeys(tensors, element),
-        "partials_ready": "*i64",
-        "sums_ready": "*i64",
+        **dict.fromkeys(words, "*i64"),
         "slot": ["*i64", "*i32", "*i64"],
-        "parts": ["i32"] * len(fields),
+        name: ["i32"] * len(shape._fields),
         "eps": "fp32",
-        "tile": ["constexpr"] * len(Tile._fields),
+        "tile": ["constexpr"] * len(rows.Tile._fields),
         "world": ["*i64", "constexpr", "constexpr"],
     }
     constants = {
         "slot": SlotArg(None, None, None),
-        "parts": weave.Parts(*[None] * len(fields)),
+        name: shape(*[None] * len(shape._fields)),
         "tile": config.tile(problem),
         "world": WorldArg(None, problem.num_ranks, language_version()),
     }
-    even = ("parts.n",) if problem.n % 16 == 0 else ()
+    if config.by_packets:
+        constants["two_shot"] = config.transport == "two_shot"
+    even = (f"{name}.n",) if problem.n % 16 == 0 else ()
     yield (
         fn,
         KernelRecord(
-            name="all_reduce_rms_norm.rows",
+            name=f"{problem.op}.{config.transport}",
             signature={name: types.get(name, "constexpr") for name in fn.arg_names},
             constants=constants,
-            options={"num_warps": config.num_warps},
-            divisible_by_16=(*tensors, "partials_ready", "sums_ready", *even),
+            options=config.options(problem, target),
+            divisible_by_16=(*(one for one in (*tensors, *words) if one in fn.arg_names), *even),
         ),
     )
 
@@ -393,6 +621,8 @@ op = Op(
         (4, {"m": 0, "n": 16}),
     ),
     dtypes=SUPPORTED,
+    baselines=_baselines.ALL_REDUCE_RMS_NORM,
     fake=fake,
     takes_nodes=True,
+    composed=(UNFUSED, LIBRARY),
 )

@@ -62,4 +62,9 @@ ALL_REDUCE = {
     "torch_two_shot": _lazy("symmetric_memory", "two_shot_all_reduce"),
     "weft_in_place": _lazy("in_place", "all_reduce"),
 }
+ALL_REDUCE_RMS_NORM = {
+    "nccl_rms_norm": _lazy("nccl", "all_reduce_rms_norm"),
+    "torch_one_shot_rms_norm": _lazy("symmetric_memory", "one_shot_rms_norm"),
+    "torch_two_shot_rms_norm": _lazy("symmetric_memory", "two_shot_rms_norm"),
+}
 ALL_TO_ALL = {"nccl": _lazy("nccl", "all_to_all"), "weft_in_place": _lazy("in_place", "moved")}

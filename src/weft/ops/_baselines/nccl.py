@@ -83,6 +83,31 @@ def all_reduce(case: Case) -> Variant:
     return Variant("nccl", [call(x) for x in buffers], before=restore)
 
 
+def all_reduce_rms_norm(case: Case) -> Variant:
+    """The library's sum, then torch's addition and fused norm."""
+    sums = [torch.empty_like(inputs["x"]) for inputs in case.sets]
+
+    def call(inputs: Any, total: torch.Tensor) -> Any:
+        def both() -> Any:
+            # Out of place, as weft is: x is left as it was.
+            total.copy_(inputs["x"])
+            dist.all_reduce(total, group=case.group)
+            return rms_norm(inputs, total)
+
+        return both
+
+    return Variant("nccl_rms_norm", list(map(call, case.sets, sums)))
+
+
+def rms_norm(inputs: Any, summed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(normed, total) of a sum over ranks, by two kernels of torch's."""
+    from weft.ops.all_reduce_rms_norm import EPS
+
+    total = summed.add_(inputs["residual"])
+    weight = inputs["weight"]
+    return torch.nn.functional.rms_norm(total, weight.shape, weight, EPS), total
+
+
 def all_to_all(case: Case) -> Variant:
     even(case, "all_to_all_single")
     if case.problem.variable:

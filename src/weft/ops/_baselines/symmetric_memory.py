@@ -14,7 +14,7 @@ import torch
 import torch.distributed._symmetric_memory as symmetric
 
 from weft.base.errors import UnsupportedError
-from weft.ops._baselines.nccl import even, padded, takes_rows
+from weft.ops._baselines.nccl import even, padded, rms_norm, takes_rows
 from weft.tune.case import Case
 from weft.tune.variants import Variant
 
@@ -65,6 +65,37 @@ def two_shot_all_reduce(case: Case) -> Variant:
 
     calls = [lambda x=x: operation(x, "sum", group) for x in buffers]
     return Variant("torch_two_shot", calls, before=restore)
+
+
+def one_shot_rms_norm(case: Case) -> Variant:
+    operation = _find("one_shot_all_reduce_out")
+    return _reduce_then_norm(case, operation, "torch_one_shot_rms_norm")
+
+
+def two_shot_rms_norm(case: Case) -> Variant:
+    operation = _find("two_shot_all_reduce_out")
+    return _reduce_then_norm(case, operation, "torch_two_shot_rms_norm")
+
+
+def _reduce_then_norm(case: Case, operation: Any, name: str) -> Variant:
+    """The sum of what lies in symmetric memory, then torch's addition and fused norm. What two-shot
+    overwrites there is restored, untimed, before each call."""
+    group = case.group.group_name
+    buffers = [symmetric_copy(case, inputs["x"]) for inputs in case.sets]
+
+    def call(inputs: Any, x: torch.Tensor) -> Callable[[], Any]:
+        total = torch.empty_like(x)
+
+        def both() -> Any:
+            operation(x, "sum", group, total)
+            return rms_norm(inputs, total)
+
+        return both
+
+    def restore(index: int) -> None:
+        buffers[index].copy_(case.sets[index]["x"])
+
+    return Variant(name, list(map(call, case.sets, buffers)), before=restore)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -1,0 +1,124 @@
+"""The template for whole rows: they are summed over ranks and worked on, with hooks around.
+
+    for i in this program's share of the tiles of rows:
+        at    = order(i, ...)             which tile is next: weave.Owned
+        value = ready(at, ...)            where this rank's share of the rows lies; loaded, in fp32
+        value = combine(at, value, ...)   of own rows: with the other ranks' shares
+        emit(at, value, ...)              another rank's rows -> their owner; own ones -> all ranks
+        announce(at, ...)                 who is told of it
+        result(at, value, ...)            of own rows: what becomes of them here
+    for i in the same share, tiles of other ranks' rows alone:
+        value = collect(at, ...)          when their owner has sent them
+        result(at, value, ...)
+
+Hooks are as those of weft.tiles.gemm. What comes before `emit` is done once for all ranks, where
+the rows are summed; `result` is done by every rank, on the same bits: `combine` ends with
+`rounded`, to what is sent. So of several results that follow from each other one travels. `result`
+is behind `announce`, since whoever releases rows waits for all stores before.
+
+A tile is tile.m whole rows, in columns up to the power of two `tile.n`; of any number.
+
+Source  docs/decisions/009-hooks.md
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from weft.tiles import weave
+
+
+class Tile(NamedTuple):
+    """Rows of a tile, and the power of two that their columns fit in; `as_constexpr` in kernels."""
+
+    m: Any
+    n: Any
+
+    def as_constexpr(self) -> Tile:
+        return Tile(*map(tl.constexpr, self))
+
+
+@triton.jit
+def rows(
+    rank,
+    parts,
+    tile,
+    first,
+    step,
+    order: tl.constexpr,
+    order_args,
+    ready: tl.constexpr,
+    ready_args,
+    combine: tl.constexpr,
+    combine_args,
+    emit: tl.constexpr,
+    emit_args,
+    announce: tl.constexpr,
+    announce_args,
+    collect: tl.constexpr,
+    collect_args,
+    result: tl.constexpr,
+    result_args,
+    num_ranks: tl.constexpr,
+):
+    """Work on tiles first, first + step, ... of the order; call it from a kernel. parts:
+    weave.Parts with num_n = 1
+
+    Sync    what the hooks do; programs wait for those of their number on other ranks, so all of
+            them must be resident
+    """
+    num_m = parts.tiles_m * num_ranks
+    for i in tl.range(first, num_m, step, flatten=False):
+        at = order(i, num_m, 1, order_args)
+        rows_of = ready(at, 0, tile, ready_args)
+        offset, mask = weave.cells(at, tile, parts)
+        offset += rows_of.first.to(tl.int64) * parts.n
+        value = tl.load(rows_of.source + offset, mask=mask, other=0.0).to(tl.float32)
+        value = combine(at, value, tile, combine_args)
+        emit(at, value, tile, emit_args)
+        announce(at, 0, announce_args)
+        if at.owner == rank:
+            result(at, value, tile, result_args)
+    for i in tl.range(first, num_m, step, flatten=False):
+        at = order(i, num_m, 1, order_args)
+        if at.owner != rank:
+            result(at, collect(at, tile, collect_args), tile, result_args)
+
+
+# ---------------------------------------------------------------------------------------------
+# What is done to a tile's rows
+
+
+@triton.jit
+def load(source, at, tile, parts):
+    """A tile's rows of `source`, which has all rows of all ranks, in fp32."""
+    offset, mask = weave.cells(at, tile, parts)
+    there = source + weave.place_of(at.owner, at, parts) + offset
+    return tl.load(there, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store(target, at, value, tile, parts):
+    """A tile's rows -> their place among all rows, rounded."""
+    offset, mask = weave.cells(at, tile, parts)
+    there = target + weave.place_of(at.owner, at, parts) + offset
+    tl.store(there, value.to(target.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def rounded(value, like):
+    """As `value` is once it has been stored where `like` points, in fp32."""
+    return value.to(like.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def rms_norm(value, weight, eps, n):
+    """value / sqrt(mean of value^2 over a row + eps) * weight, in fp32. value: [tile.m, tile.n],
+    0 outside of the n columns that there are"""
+    j = tl.arange(0, value.shape[1])
+    gain = tl.load(weight + j, mask=j < n, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, axis=1) / n + eps)
+    return value * scale[:, None] * gain[None, :]
