@@ -16,8 +16,16 @@ from weft.base.dtypes import tolerance
 from weft.base.errors import CallOrderError, ConfigError, DtypeError, ShapeError
 from weft.base.target import TARGETS
 from weft.language import triton_api
+from weft.ops import _arrival
 from weft.ops._ag_gemm_call import plan_copies, plan_puts
-from weft.ops._ag_gemm_config import ENGINES, LIBRARY, PACKETS, TRANSPORTS, shards_of
+from weft.ops._ag_gemm_config import (
+    ENGINES,
+    LIBRARY,
+    PACKETS,
+    TRANSPORTS,
+    _end_us,
+    shards_of,
+)
 from weft.ops.ag_gemm import (
     Config,
     Problem,
@@ -31,6 +39,7 @@ from weft.ops.ag_gemm import (
     problem_of,
     reference,
 )
+from weft.tune import presets
 from weft.verify import compiled
 
 EMU = TARGETS["emu"]
@@ -422,10 +431,14 @@ def test_every_candidate_passes_its_own_check(target, shape, num_ranks):
 
 
 def test_where_nothing_fused_is_faster_nothing_is_fused():
+    """As read on 2 and 4 x H200: 64 rows of many weights are the libraries', but where their
+    launches show."""
     target = TARGETS["cuda:90"]
-    decode = Problem(64, 14336, 8192, 4, "bfloat16", b_is_nk=True)
+    decode = Problem(16, 14336, 8192, 4, "bfloat16", b_is_nk=True)
     assert choose(decode, target, is_recorded=True).transport == PACKETS
-    assert choose(decode, target).transport == PACKETS
+    more = replace(decode, m=64)
+    assert choose(more, target, is_recorded=True).transport == LIBRARY
+    assert choose(more, target).transport == PACKETS
     prefill = Problem(8192, 14336, 8192, 4, "bfloat16", b_is_nk=True)
     assert choose(prefill, target, is_recorded=True).template == "sm90"
     uneven = Problem(63, 14336, 8192, 4, "bfloat16", b_is_nk=True)
@@ -434,6 +447,15 @@ def test_where_nothing_fused_is_faster_nothing_is_fused():
         Config(transport=LIBRARY).check(uneven, target)
     with pytest.raises(ConfigError, match="NVIDIA GPUs"):
         Config(transport=LIBRARY).check(decode, EMU)
+
+
+@pytest.mark.parametrize("m", [1, 16, 64, 256, 512, 1024, 2048, 8192])
+@pytest.mark.parametrize("layer", presets.GATHERED_LAYERS.values(), ids=str)
+def test_what_is_chosen_is_not_predicted_to_be_slower_than_what_is_not_fused(m, layer):
+    target, problem = TARGETS["cuda:90"], Problem(m, *layer, 4, "bfloat16", b_is_nk=True)
+    unfused_us = _arrival.unfused_us(m, *layer, 4, is_recorded=True)
+    config = choose(problem, target, is_recorded=True)
+    assert config.transport == LIBRARY or _end_us(config, problem, target) < 0.98 * unfused_us
 
 
 COMPILED = [

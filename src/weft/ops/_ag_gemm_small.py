@@ -25,8 +25,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
 import weft.language as wl
 from weft.base.dtypes import DTYPES
@@ -36,15 +34,12 @@ from weft.language import triton_api
 from weft.language.world_arg import WorldArg, language_version
 from weft.ops import _lanes
 from weft.ops._ag_gemm_call import Call
-from weft.ops._ag_gemm_config import SM90_FEW as SM90
 from weft.ops._ag_gemm_config import Config, can_use_tma, shape_of, tile_of
 from weft.tiles import (
     blocking,
     exchange,
     gemm,
-    gemm_sm90,
     gemm_small,
-    gemm_small_sm90,
     move,
     packets,
     postbox,
@@ -73,19 +68,6 @@ def _ready(at, segment, tile, args):
     return gemm.Rows(source=args.rows, first=at.i_m * tile.m, end=args.m)
 
 
-@triton.jit
-def _indices(sources: tl.constexpr, block: tl.constexpr):
-    return tl.arange(0, sources)[:, None], tl.arange(0, block)
-
-
-@gluon.jit
-def _indices_sm90(sources: gl.constexpr, block: gl.constexpr):
-    # A thread has the same packets of all sources.
-    layout: gl.constexpr = gl.BlockedLayout([1, max(1, block // 128)], [1, 32], [1, 4], [1, 0])
-    source = gl.arange(0, sources, gl.SliceLayout(1, layout))[:, None]
-    return source, gl.arange(0, block, gl.SliceLayout(0, layout))
-
-
 class Gathering(NamedTuple):
     """Arguments of `_gather`; `shards` cut the gathered bytes."""
 
@@ -99,15 +81,14 @@ class Gathering(NamedTuple):
 
 
 @triton.jit
-def _gather(args, indices: tl.constexpr, width: tl.constexpr, sources: tl.constexpr,
-            block: tl.constexpr):  # fmt: skip
+def _gather(args, width: tl.constexpr, sources: tl.constexpr, block: tl.constexpr):
     """This program's piece of all ranks' rows -> `gathered`. args: Gathering"""
     # args.world by its full name: a variable would forget the world's constants.
     shards = move.rounded(args.shards, 1)
     mail = postbox.PacketBoxes(args.steps, args.words)
     rank, base = wl.rank(args.world), postbox.steps_made(mail)
     num_steps = exchange.steps_of(packets.tiles_of(shards.shard, block))
-    source, j = indices(sources, block)
+    source, j = tl.arange(0, sources)[:, None], tl.arange(0, block)
     for step in range(num_steps):
         i = exchange.tile_of(step, block) + j
         flag = (base + step + 1).to(tl.int32)
@@ -135,8 +116,9 @@ def multiply_few(a, gathered, rows, b, c, words, steps, calls, unpacked, sums, c
     """`rows` and `b` are what is multiplied: descriptors, or pointers."""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     call = tl.load(calls + program) + 1
-    _gather(Gathering(a, gathered, words, steps, unpacked, shards, world), _indices, width, sources,
-            block)  # fmt: skip
+    _gather(
+        Gathering(a, gathered, words, steps, unpacked, shards, world), width, sources, block
+    )  # fmt: skip
     m = tl.cast(shape.m, tl.int32)
     gemm_small.gemm_small(
         b, shape, tile, gemm_small.Partials(sums, come), program, num_programs,
@@ -146,46 +128,14 @@ def multiply_few(a, gathered, rows, b, c, words, steps, calls, unpacked, sums, c
     tl.store(calls + program, call)
 
 
-@gluon.jit
-def multiply_few_sm90(a, gathered, rows, b, c, words, steps, calls, unpacked, sums, come, shape,
-                      shards, world, tile_m: gl.constexpr, tile_n: gl.constexpr,
-                      tile_k: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr,
-                      width: gl.constexpr, sources: gl.constexpr,
-                      block: gl.constexpr):  # fmt: skip
-    """The same with the template for Hopper: its consumers gather while weights arrive."""
-    program, num_programs = gl.program_id(0), gl.num_programs(0)
-    call = gl.load(calls + program) + 1
-    gl.store(calls + program, call)
-    m = tl.cast(shape.m, gl.int32)
-    begin: gl.constexpr = _gather_sm90
-    options: gl.constexpr = (width, sources, block)
-    ready: gl.constexpr = _ready
-    emit: gl.constexpr = gemm_small_sm90.emit_store
-    gemm_small_sm90.gemm_small(
-        rows, b, shape, gemm_small.Partials(sums, come), program, num_programs, tile_m, tile_n,
-        tile_k, stages, b_is_nk,
-        begin, Gathering(a, gathered, words, steps, unpacked, shards, world), options,
-        ready, Unpacked(rows, m, unpacked, call * num_programs, world),
-        emit, gemm.Stored(c, shape),
-    )  # fmt: skip
-
-
-@gluon.jit
-def _gather_sm90(args, options: gl.constexpr):
-    indices: gl.constexpr = _indices_sm90
-    _gather(args, indices, options[0], options[1], options[2])
-
-
 def record(problem: Problem, config: Config, target: Target) -> tuple[Any, KernelRecord]:
     """The kernel, and how it is compiled for rows that begin at 16 bytes."""
     element, out_element = DTYPES[problem.dtype].triton, DTYPES[problem.out_dtype].triton
     tma = config.tma and can_use_tma(problem, target)
     tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
-    is_sm90 = config.template == SM90
 
     def operand(word: str, *block: int) -> str:
-        layout = f",{gemm_sm90.block_layout(block, problem.itemsize)!r}" if is_sm90 else ""
-        return f"tensordesc<{word}[{block[0]}, {block[1]}]{layout}>" if tma else f"*{word}"
+        return f"tensordesc<{word}[{block[0]}, {block[1]}]>" if tma else f"*{word}"
 
     b_block = (tile_n, tile_k) if problem.b_is_nk else (tile_k, tile_n)
     words = {
@@ -193,7 +143,7 @@ def record(problem: Problem, config: Config, target: Target) -> tuple[Any, Kerne
         "gathered": "*i32",
         "rows": operand(element, tile_m, tile_k),
         "b": operand(element, *b_block),
-        "c": f"*{out_element}" if is_sm90 else operand(out_element, tile_m, tile_n),
+        "c": operand(out_element, tile_m, tile_n),
         **dict.fromkeys(("words", "steps", "calls", "unpacked"), "*i64"),
         "sums": "*fp32",
         "come": "*i32",
@@ -207,24 +157,17 @@ def record(problem: Problem, config: Config, target: Target) -> tuple[Any, Kerne
         "shards": Shards(None, None),
         "tile": tile_of(problem, config, tma),
         "world": WorldArg(None, problem.num_ranks, language_version()),
-        "tile_m": tile_m,
-        "tile_n": tile_n,
-        "tile_k": tile_k,
-        "stages": config.num_stages,
-        "b_is_nk": problem.b_is_nk,
         "width": gcd(_lanes.PACKET_BYTES, problem.k * problem.itemsize),
         "sources": _lanes.power_of_two(problem.num_ranks),
         "block": config.block,
     }
-    fn = multiply_few_sm90 if is_sm90 else multiply_few
-    names = fn.arg_names
-    stages = {} if is_sm90 else {"num_stages": config.num_stages}
+    names = multiply_few.arg_names
     extents = shape_of(problem)._asdict()
-    return fn, KernelRecord(
+    return multiply_few, KernelRecord(
         name="ag_gemm.multiply_few",
         signature={name: words.get(name, "constexpr") for name in names},
         constants={name: constants[name] for name in names if name in constants},
-        options={"num_warps": config.num_warps, **stages},
+        options={"num_warps": config.num_warps, "num_stages": config.num_stages},
         divisible_by_16=(
             *(name for name in names if isinstance(words.get(name), str) and words[name][0] == "*"),
             *(f"shape.{name}" for name, extent in extents.items() if extent % 16 == 0),
@@ -271,43 +214,30 @@ class PacketCall(Call):
         aligned = not any(tensor.data_ptr() % blocking.TMA_BYTES for tensor in (a, b, out))
         width = min(_lanes.PACKET_BYTES, _lanes.width_of(self._row_bytes, a, slot.gathered))
         own, gathered = _lanes.as_words(width, a, slot.gathered)
-        fn, operands, rest, options = self._multiply_with(world, slot, b, out, aligned)
+        tma = self.tma and aligned
         arguments = (
-            own, gathered, *operands, slot.words, slot.steps, slot.calls, slot.unpacked, slot.sums,
-            slot.come, shape_of(self.problem), self._shards, *rest, width, self._sources,
-            self.config.block,
+            own, gathered, *self._operands(slot, b, out, tma), slot.words, slot.steps, slot.calls,
+            slot.unpacked, slot.sums, slot.come, shape_of(self.problem), self._shards,
+            self._tiles[tma], world.arg, width, self._sources, self.config.block,
         )  # fmt: skip
         grid = (self.config.feeders, 1, 1)
         if aligned and self._kernel is not None:
             triton_api.relaunch(self._kernel, grid, *arguments)
             return
-        kernel = fn[grid](*arguments, **options)
+        kernel = multiply_few[grid](
+            *arguments, num_warps=self.config.num_warps, num_stages=self.config.num_stages
+        )
         if aligned:
             self._kernel = kernel
 
-    def _multiply_with(
-        self, world: Any, slot: Any, b: Any, out: Any, aligned: bool
-    ) -> tuple[Any, tuple, tuple, dict]:
-        """The kernel; its rows, weights and result; what follows the shards; its options."""
-        config, b_is_nk = self.config, self.problem.b_is_nk
-        tma, is_sm90 = self.tma and aligned, config.template == SM90 and aligned
-        describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
-        operands = (slot.gathered, b, out)
-        if tma:
-            lies, block = (b.t(), (config.tile_n, config.tile_k)) if b_is_nk else (
-                b, (config.tile_k, config.tile_n)
-            )  # fmt: skip
-            rows = describe(slot.gathered, (config.tile_m, config.tile_k))
-            result = out if is_sm90 else describe(out, (config.tile_m, config.tile_n))
-            operands = (rows, describe(lies, block), result)
-        options = {"num_warps": config.num_warps}
-        if is_sm90:
-            extents = (config.tile_m, config.tile_n, config.tile_k, config.num_stages, b_is_nk)
-            return multiply_few_sm90, operands, (world.arg, *extents), options
-        stages = config.num_stages if config.template != SM90 else 2
-        return (
-            multiply_few,
-            operands,
-            (self._tiles[tma], world.arg),
-            {**options, "num_stages": stages},
-        )
+    def _operands(self, slot: Any, b: Any, out: Any, tma: bool) -> tuple[Any, Any, Any]:
+        """Rows, weights and result: descriptors, or tensors."""
+        if not tma:
+            return slot.gathered, b, out
+        config = self.config
+        if self.problem.b_is_nk:
+            weights = blocking.descriptor(b.t(), (config.tile_n, config.tile_k))
+        else:
+            weights = blocking.descriptor(b, (config.tile_k, config.tile_n))
+        rows = blocking.descriptor(slot.gathered, (config.tile_m, config.tile_k))
+        return rows, weights, blocking.descriptor(out, (config.tile_m, config.tile_n))

@@ -25,9 +25,9 @@ def small_us(n: int, k: int) -> float:
     return products.few_rows_us(Product(1, n, k, 1, TILE), H200X4, by_packets=False)
 
 
-def few_us(n: int, k: int) -> float:
+def few_us(m: int, n: int, k: int) -> float:
     """Packets of a few rows, under one launch."""
-    return products.few_rows_us(Product(1, n, k, 1, TILE), H200X4, by_packets=True)
+    return products.few_rows_us(Product(m, n, k, 1, TILE), H200X4, by_packets=True)
 
 
 def unfused_us(m: int, n: int, k: int, num_ranks: int, is_recorded: bool) -> float:

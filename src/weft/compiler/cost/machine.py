@@ -28,9 +28,9 @@ class Machine:
     `wide_scatter_cost`: a product takes so much longer whose tiles go to other ranks, in narrow and
     in wide tiles. `combine_gbps`: what one program reads of other ranks' sums in its epilogue.
     `end_us`: the last tile's way out.
-    `small_*`, `few_*`: few rows, where reading B is all that takes time. `packet_*`: data that
-    carries its flags. `library_*`: cuBLAS; `gather`, `scatter` by the bytes of a shard and `reduce`
-    by all bytes: the best library.
+    `small_*`, `few_*`: few rows, where reading B is all that takes time; `few_wide_gbps` above 32.
+    `packet_*`: data that carries its flags. `library_*`: cuBLAS; `gather`, `scatter`
+    by the bytes of a shard and `reduce` by all bytes: the best library.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Machine:
     small_gbps: float
     few_us: float
     few_gbps: float
+    few_wide_gbps: float
     packet_us: float
     packet_gbps: float
     share_us: float
@@ -81,8 +82,9 @@ H200X4 = Machine(
     scatter_cost=1.15, wide_scatter_cost=1.45,
     # docs/hardware.md: a signal's way is half a round trip; 16 KB tiles from L2 and HBM.
     signal_us=1.5, combine_gbps=40.0,
-    # ag_gemm at decode sizes: by pushes, and by packets under one launch.
-    small_us=15.0, small_gbps=3300.0, few_us=9.0, few_gbps=4000.0,
+    # ag_gemm at decode sizes: by pushes; by packets under one launch, m 16 (8b mlp 28.9 us, 70b
+    # attention 22.8, 405b mlp 217), and wide: m 64 (8b mlp 30.7).
+    small_us=15.0, small_gbps=3300.0, few_us=14.0, few_gbps=4200.0, few_wide_gbps=3300.0,
     # docs/performance/collectives.md: packets of a call in 5 us, half of their bytes are data.
     packet_us=5.0, packet_gbps=120.0,
     # docs/performance/ag_gemm.md: staging 8 to 32 MB took 6 to 15 us.

@@ -184,11 +184,17 @@ def reduced_us(product: Product, machine: Machine, engine: str = "push") -> floa
     return scattered_us(product, machine, engine) + max(0.0, back_us - own_us) + machine.signal_us
 
 
+# Above so many, rows are as many bytes of a program's loads as weights are.
+FEWEST_ROWS = 32
+
+
 def few_rows_us(product: Product, machine: Machine, by_packets: bool) -> float:
     """All-gather of a few rows, then the product: reading B is what takes time."""
     us, gbps = machine.small_us, machine.small_gbps
     if by_packets:
         us, gbps = machine.few_us, machine.few_gbps
+        if product.m > FEWEST_ROWS:
+            gbps = machine.few_wide_gbps
     return product.n * product.k * product.itemsize / gbps / 1e3 + us
 
 
@@ -208,7 +214,9 @@ def library_collective_us(product: Product, machine: Machine, kind: str) -> floa
     if product.num_ranks == 1:
         return 0.0
     if kind == "all_gather":
-        return on_curve(machine.gather, product.rows * product.k * product.itemsize)
+        # Read on four ranks, where three shards come.
+        peers = (product.num_ranks - 1) / 3
+        return on_curve(machine.gather, peers * product.rows * product.k * product.itemsize)
     if kind == "reduce_scatter":
         return on_curve(machine.scatter, product.rows * product.n * product.itemsize)
     return on_curve(machine.reduce, product.m * product.n * product.itemsize)
