@@ -20,6 +20,7 @@ from weft.compiler import (
     all_reduce,
     libraries,
     reduce_scatter,
+    silu,
     silu_mul,
 )
 from weft.compiler.facts import Facts, Settings
@@ -150,9 +151,11 @@ class Program:
     [
         (ag_gemm, {"gathered": "push"}),
         (ag_gemm, {"gathered": "copy_engine"}),
+        (ag_gemm, {"gathered": "copy_engine_put"}),
         (gemm_rs, {}),
         (gemm_ar, {"reduced": "push"}),
         (mlp, {"gathered": "copy_engine"}),
+        pytest.param(mlp, {"gathered": "copy_engine_put"}, marks=pytest.mark.slow),
         pytest.param(mlp, {"gathered": "push"}, marks=pytest.mark.slow),
     ],
     ids=lambda one: getattr(one, "__name__", None) or "-".join(one.values()) or "default",
@@ -234,4 +237,26 @@ def test_two_products_of_the_same_rows(ranks):
     """The second need not wait: what the first has waited for is there."""
     program = Program(two_products, 3, 70, {"gathered": "push"})
     assert sorted(len(one.awaits) for one in program.stages.plan.of(Launch)) == [0, 0, 1]
+    ranks(lambda: program.main(70, 20), 3)
+
+
+def gated_and_added(x, w1, w2, residual):
+    gathered = all_gather(x)
+    gate = silu(gathered @ w1)
+    return gathered @ w2 * gate + residual
+
+
+PARAMETERS[gated_and_added] = {
+    "x": of("m", K, Shard(0)), "w1": of(K, N, Shard(1)), "w2": of(K, N, Shard(1)),
+    "residual": of("m", N, Shard(1)),
+}  # fmt: skip
+
+
+def test_products_are_worked_on_with_what_memory_holds(ranks):
+    """In registers: silu behind a product, times another product, plus a residual."""
+    program = Program(gated_and_added, 3, 70, {"gathered": "push"})
+    launches = program.stages.plan.of(Launch)
+    assert [[do.kind for do in one.body] for one in launches[1:]] == [
+        ["matmul"], ["matmul", "silu", "mul", "add"]
+    ]  # fmt: skip
     ranks(lambda: program.main(70, 20), 3)

@@ -62,6 +62,8 @@ FUNCTIONS = {
     "add_partials": ("combine", ("pointer", "mapping")),
     "silu": ("value", ()),
     "silu_mul": ("value", ()),  # half as wide
+    "mul": ("value", ("pointer",)),
+    "add": ("value", ("pointer",)),
     "store": ("emit", ("operand",)),
     "store_value": ("emit", ("operand", "pointer")),  # the same place; what `value` has made
     "store_own": ("emit", ("operand", "mapping")),

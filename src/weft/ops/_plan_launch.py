@@ -112,8 +112,8 @@ class Product:
 
     def _home(self, name: str) -> str:
         """The buffer that a parameter is of: own_X are X's own rows, X_ptr its address."""
-        result = self.launch.writes[0]
-        return result if name in (f"own_{result}", f"{result}_ptr") else name
+        known = (*self.launch.reads, *self.launch.writes, *self.launch.pushes)
+        return name if name in known else name.removeprefix("own_").removesuffix("_ptr")
 
     def _tensor(
         self, one: core.Param, bound: Mapping[str, torch.Tensor], is_sm90: bool, tma: bool

@@ -1,11 +1,13 @@
 """What is done to a product's tile on its way to memory: element by element, in registers.
 
+    silu          value * sigmoid(value)
     silu_mul      columns in pairs, gate and value: [m, 2 n] -> [m, n]
+    mul, add      with the same elements of a matrix
     store_tile    a tile of any width -> rows of a matrix
 
-A product is rounded to the result's dtype first, as if it had been stored: so what is fused is what
-is not. Functions with `chunk` in their name are the same for the template for Hopper, which hands
-out a tile in chunks in shared memory.
+Each rounds to the result's dtype first what it is given, as if that had been stored: so what is
+fused is what is not. Functions with `chunk` in their name are the same for the template for Hopper,
+which hands out a tile in chunks in shared memory; `load_chunk` makes a value of one.
 """
 
 from __future__ import annotations
@@ -35,50 +37,99 @@ def silu(value, dtype: tl.constexpr):
 
 
 @triton.jit
-def store_tile(c, row, column, value, num_rows, num_columns):
-    """`value` -> C[num_rows, num_columns] from (row, column) on, as far as C reaches."""
+def _cells(x, row, column, value, num_rows, num_columns):
+    """Pointers to x[num_rows, num_columns] for the elements of `value`, and which there are."""
     i = row + tl.arange(0, value.shape[0])
     j = column + tl.arange(0, value.shape[1])
     mask = (i < num_rows)[:, None] & (j < num_columns)[None, :]
-    pointers = c + i.to(tl.int64)[:, None] * num_columns + j[None, :]
+    return x + i.to(tl.int64)[:, None] * num_columns + j[None, :], mask
+
+
+@triton.jit
+def mul(x, row, column, value, num_rows, num_columns):
+    """value, rounded, * x[num_rows, num_columns] from (row, column) on."""
+    pointers, mask = _cells(x, row, column, value, num_rows, num_columns)
+    other = tl.load(pointers, mask=mask, other=0.0)
+    return value.to(x.dtype.element_ty).to(tl.float32) * other.to(tl.float32)
+
+
+@triton.jit
+def add(x, row, column, value, num_rows, num_columns):
+    """value, rounded, + x[num_rows, num_columns] from (row, column) on."""
+    pointers, mask = _cells(x, row, column, value, num_rows, num_columns)
+    other = tl.load(pointers, mask=mask, other=0.0)
+    return value.to(x.dtype.element_ty).to(tl.float32) + other.to(tl.float32)
+
+
+@triton.jit
+def store_tile(c, row, column, value, num_rows, num_columns):
+    """`value` -> C[num_rows, num_columns] from (row, column) on, as far as C reaches."""
+    pointers, mask = _cells(c, row, column, value, num_rows, num_columns)
     tl.store(pointers, value.to(c.dtype.element_ty), mask=mask)
 
 
+# ---------------------------------------------------------------------------------------------
+# Chunk by chunk
+
+
 @gluon.constexpr_function
-def _layout(columns):
-    """Rows of `columns` elements for four warps, a thread having VECTOR of them side by side."""
-    across = columns // VECTOR.value
-    return gl.BlockedLayout([1, VECTOR.value], [32 // across, across], [4, 1], [1, 0])
+def _layout(columns, vector):
+    """Rows of `columns` elements for four warps, a thread having `vector` of them side by side."""
+    across = columns // vector
+    return gl.BlockedLayout([1, vector], [32 // across, across], [4, 1], [1, 0])
 
 
 @gluon.jit
-def silu_mul_chunk(chunk):
+def load_chunk(chunk):
+    """A chunk's value in fp32; a thread has pairs of columns."""
+    return chunk.load(_layout(chunk.shape[1], 2 * VECTOR)).to(gl.float32)
+
+
+@gluon.jit
+def silu_mul_chunk(value, dtype: gl.constexpr):
     """As `silu_mul`."""
-    rows: gl.constexpr = chunk.shape[0]
-    columns: gl.constexpr = chunk.shape[1]
-    pairs: gl.constexpr = gl.BlockedLayout(
-        [1, 2 * VECTOR], [32 // (columns // (2 * VECTOR)), columns // (2 * VECTOR)], [4, 1], [1, 0]
-    )
-    value = chunk.load(pairs).to(gl.float32)
-    gate, up = value.reshape([rows, columns // 2, 2]).split()
-    value = gate / (1 + gl.exp(-gate)) * up
-    return gl.convert_layout(value, _layout(columns // 2))
+    rows: gl.constexpr = value.shape[0]
+    columns: gl.constexpr = value.shape[1] // 2
+    gate, up = value.to(dtype).to(gl.float32).reshape([rows, columns, 2]).split()
+    return gl.convert_layout(gate / (1 + gl.exp(-gate)) * up, _layout(columns, VECTOR))
 
 
 @gluon.jit
-def silu_chunk(chunk):
+def silu_chunk(value, dtype: gl.constexpr):
     """As `silu`."""
-    value = chunk.load(_layout(chunk.shape[1])).to(gl.float32)
-    return value / (1 + gl.exp(-value))
+    rounded = value.to(dtype).to(gl.float32)
+    return rounded / (1 + gl.exp(-rounded))
 
 
 @gluon.jit
-def store_chunk(c, row, column, value, num_rows, num_columns):
-    """As `store_tile`; rows of C begin at multiples of VECTOR."""
+def _chunk_cells(x, row, column, value, num_rows, num_columns):
+    """As `_cells`; rows of x begin at multiples of VECTOR."""
     # Said by arithmetic, since a hint would not survive.
     num_columns = num_columns // VECTOR * VECTOR
     i = row + gl.arange(0, value.shape[0], gl.SliceLayout(1, value.type.layout))
     j = column + gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
     mask = (i < num_rows)[:, None] & (j < num_columns)[None, :]
-    pointers = c + i.to(gl.int64)[:, None] * num_columns + j[None, :]
+    return x + i.to(gl.int64)[:, None] * num_columns + j[None, :], mask
+
+
+@gluon.jit
+def mul_chunk(x, row, column, value, num_rows, num_columns):
+    """As `mul`."""
+    pointers, mask = _chunk_cells(x, row, column, value, num_rows, num_columns)
+    other = gl.load(pointers, mask=mask, other=0.0)
+    return value.to(x.dtype.element_ty).to(gl.float32) * other.to(gl.float32)
+
+
+@gluon.jit
+def add_chunk(x, row, column, value, num_rows, num_columns):
+    """As `add`."""
+    pointers, mask = _chunk_cells(x, row, column, value, num_rows, num_columns)
+    other = gl.load(pointers, mask=mask, other=0.0)
+    return value.to(x.dtype.element_ty).to(gl.float32) + other.to(gl.float32)
+
+
+@gluon.jit
+def store_chunk(c, row, column, value, num_rows, num_columns):
+    """As `store_tile`."""
+    pointers, mask = _chunk_cells(c, row, column, value, num_rows, num_columns)
     gl.store(pointers, value.to(c.dtype.element_ty), mask=mask)

@@ -135,14 +135,21 @@ class Emit(NamedTuple):
 def _emit(at, value, tile, args):
     """What becomes of a tile. args: Emit"""
     value = epilogues.silu_mul(value, args.gated_ptr.dtype.element_ty)
-    row, column = at.i_m * tile.m, at.i_n * value.shape[1]
-    epilogues.store_tile(args.gated_ptr, row, column, value, args.shape.m, args.shape.n // 2)
+    epilogues.store_tile(
+        args.gated_ptr,
+        at.i_m * tile.m,
+        at.i_n * value.shape[1],
+        value,
+        args.shape.m,
+        args.shape.n // 2,
+    )
 
 
 @gluon.jit
 def _emit_sm90(at, row, column, chunk, args):
     """The same for a chunk, in shared memory. args: Emit"""
-    value = epilogues.silu_mul_chunk(chunk)
+    value = epilogues.load_chunk(chunk)
+    value = epilogues.silu_mul_chunk(value, args.gated_ptr.dtype.element_ty)
     epilogues.store_chunk(args.gated_ptr, row, column // 2, value, args.shape.m, args.shape.n // 2)
 
 

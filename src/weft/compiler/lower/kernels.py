@@ -28,7 +28,7 @@ from weft.ir.device import Channel, Copy, Do, Launch, Plan
 # Orders that have a name here; another is the user's.
 FORMS = ("gather", "scatter", "rows", "hierarchical_gather", "hierarchical_scatter")
 # What is done to a product's tile in registers, on its way to memory.
-EPILOGUES = ("silu", "silu_mul")
+EPILOGUES = ("silu", "silu_mul", "mul", "add")
 
 
 def lower(plan: Plan) -> dict[str, core.Kernel]:
@@ -45,7 +45,7 @@ def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
     product, *rest = launch.body
     if product.kind != "matmul":
         raise _unknown(launch, f"it begins with {product.kind}")
-    is_simple = all(one.kind in EPILOGUES and len(one.operands) == 1 for one in rest)
+    is_simple = all(_is_in_registers(launch, i) for i in range(1, len(launch.body)))
     is_gather = launch.order not in FORMS or launch.order == "gather"
     if is_gather and is_simple and _gathered(plan, launch) is not None:
         statements = _gather(plan, launch, product)
@@ -60,6 +60,14 @@ def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
         raise _unknown(launch, f"{told}, in order={launch.order}, awaits {launch.awaits}")
     kernel = core.Kernel(launch.kernel, tuple(_placed(statements, launch)), launch.place)
     return core.require(kernel)
+
+
+def _is_in_registers(launch: Launch, index: int) -> bool:
+    """Is it done to the tile that is there, with nothing but what memory holds?"""
+    one, there = launch.body[index], launch.body[index - 1].result
+    others = [name for name in one.operands if name != there]
+    return (one.kind in EPILOGUES and len(one.operands) - len(others) == 1
+            and all(name in launch.reads for name in others))  # fmt: skip
 
 
 def formula(launch: Launch) -> str:
@@ -217,16 +225,20 @@ def _alone(launch: Launch, product: Do) -> Iterator[core.Statement]:
 
 
 def _addressed(launch: Launch) -> Iterator[core.Statement]:
-    """Where a result lies that is no tile of the product any more."""
+    """Where a result lies that is no tile of the product any more, and what it is made with."""
     if len(launch.body) > 1:
-        (result,) = launch.writes
-        yield core.Param(f"{result}_ptr", "pointer", f"the same as {result}")
+        made = {one.result for one in launch.body}
+        others = [name for one in launch.body[1:] for name in one.operands if name not in made]
+        for name in dict.fromkeys((*launch.writes, *others)):
+            yield core.Param(f"{name}_ptr", "pointer", f"the same as {name}")
 
 
 def _stored(launch: Launch) -> Iterator[core.Statement]:
     (result,) = launch.writes
+    made = {one.result for one in launch.body}
     for one in launch.body[1:]:
-        yield core.Hook("value", one.kind, ())
+        others = tuple(f"{name}_ptr" for name in one.operands if name not in made)
+        yield core.Hook("value", one.kind, others)
     if len(launch.body) > 1:
         yield core.Hook("emit", "store_value", (result, f"{result}_ptr"))
     else:

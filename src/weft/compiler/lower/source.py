@@ -261,6 +261,8 @@ def _body(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, ...]:
     """What is woven in at one place, in order; neighbours for the same tiles share a branch."""
     given = [*(kernel.at("value") if slot == "emit" else ()), *kernel.at(slot)]
     pieces = [woven.spell(one, kernel, twin) for one in given]
+    if len(given) > len(kernel.at(slot)) and twin == "sm90":
+        pieces.insert(0, woven.LOADED)
     lines: list[str] = []
     last = ""
     for piece in pieces:
@@ -431,8 +433,23 @@ def _fitting(lines: Iterable[str], width: int = WIDTH) -> Iterator[str]:
         margin = " " * (len(line) - len(line.lstrip()))
         begin, _, rest = code.partition("(")
         yield f"{begin}("
-        yield f"{margin}    {rest[:-1]}"
+        if len(margin) + 4 + len(rest) - 1 <= width:
+            yield f"{margin}    {rest[:-1]}"
+        else:
+            yield from (f"{margin}    {one}," for one in _items(rest[:-1]))
         yield f"{margin}){mark}{comment}"
+
+
+def _items(arguments: str) -> list[str]:
+    """The arguments of a call, one by one."""
+    found, depth = [""], 0
+    for letter in arguments:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [one.strip() for one in found]
 
 
 def _wrapped(row: str) -> list[str]:

@@ -29,12 +29,16 @@ class Piece:
     guard: str = ""
 
 
+# Of a chunk, where something is done to its value.
+LOADED = Piece(("value = epilogues.load_chunk(chunk)",))
+
+
 def spell(one: core.Woven, kernel: core.Kernel, twin: str) -> Piece:
     """The lines of one statement in a kernel's `plain` or `sm90` twin."""
     if isinstance(one, core.Hook):
         lines, guard = _HOOKS.get((one.function, twin)) or _HOOKS[one.function, "both"]
         names = {f"{{{i}}}": f"args.{name}" for i, name in enumerate(one.args)}
-        names |= _known(kernel)
+        names |= _known(one, kernel)
         return Piece(tuple(_filled(line, names) for line in lines), guard)
     if isinstance(one, core.Wait):
         return _wait(one, kernel, twin)
@@ -182,6 +186,8 @@ _ROWS_OR_OWN = (
     "    row = at.first - args.rank * {2}.rank_rows",
     "return gemm.Rows(source=source, first=row, end=row + at.end - at.first)",
 )
+_PLAIN = "{0}, at.i_m * tile.m, at.i_n * value.shape[1], value, args.shape.m, {columns}"
+_SM90 = "{0}, row, {column}, value, args.shape.m, {columns}"
 _HOOKS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("rows_or_own", "both"): (_ROWS_OR_OWN, ""),
     ("read_owned", "both"): (
@@ -195,14 +201,15 @@ _HOOKS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
          "    own_row = at.row + row - at.i_m * {1}.tile_m",
          "    gemm_sm90.store_tile({0}, [own_row, column], chunk)"), OWN),
     ("silu", "plain"): (("value = epilogues.silu(value, {dtype})",), ""),
-    ("silu", "sm90"): (("value = epilogues.silu_chunk(chunk)",), ""),
+    ("silu", "sm90"): (("value = epilogues.silu_chunk(value, {dtype})",), ""),
     ("silu_mul", "plain"): (("value = epilogues.silu_mul(value, {dtype})",), ""),
-    ("silu_mul", "sm90"): (("value = epilogues.silu_mul_chunk(chunk)",), ""),
-    ("store_value", "plain"): (
-        ("row, column = at.i_m * tile.m, at.i_n * value.shape[1]",
-         "epilogues.store_tile({1}, row, column, value, args.shape.m, {columns})"), ""),
-    ("store_value", "sm90"): (
-        ("epilogues.store_chunk({1}, row, {column}, value, args.shape.m, {columns})",), ""),
+    ("silu_mul", "sm90"): (("value = epilogues.silu_mul_chunk(value, {dtype})",), ""),
+    ("mul", "plain"): ((f"value = epilogues.mul({_PLAIN})",), ""),
+    ("mul", "sm90"): ((f"value = epilogues.mul_chunk({_SM90})",), ""),
+    ("add", "plain"): ((f"value = epilogues.add({_PLAIN})",), ""),
+    ("add", "sm90"): ((f"value = epilogues.add_chunk({_SM90})",), ""),
+    ("store_value", "plain"): ((f"epilogues.store_tile({_PLAIN.replace('{0}', '{1}')})",), ""),
+    ("store_value", "sm90"): ((f"epilogues.store_chunk({_SM90.replace('{0}', '{1}')})",), ""),
     ("push", "plain"): (("weave.push(at, value, tile, {move})",), OTHER),
     ("push", "sm90"): (("weave.push_chunk(at, row, column, chunk, {move})",), OTHER),
     ("spread", "plain"): (("weave.spread({0}, at, value, tile, {move})",), OWN),
@@ -216,14 +223,16 @@ _HOOKS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
 }  # fmt: skip
 
 
-def _known(kernel: core.Kernel) -> dict[str, str]:
+def _known(one: core.Hook, kernel: core.Kernel) -> dict[str, str]:
     """What texts of hooks name beside their arguments."""
     names = {"{move}": _move(kernel)}
-    if kernel.at("value"):
+    if chain := kernel.at("value"):
         (stored,) = kernel.at("emit")
         assert isinstance(stored, core.Hook)
         names["{dtype}"] = f"args.{stored.args[1]}.dtype.element_ty"
-        is_half = any(one.function == "silu_mul" for one in kernel.of(core.Hook))
+        # Behind silu_mul there are half as many columns.
+        before = chain[: next((i for i, each in enumerate(chain) if each is one), len(chain))]
+        is_half = any(getattr(each, "function", "") == "silu_mul" for each in before)
         names["{columns}"] = "args.shape.n // 2" if is_half else "args.shape.n"
         names["{column}"] = "column // 2" if is_half else "column"
     return names
