@@ -22,7 +22,7 @@ def engine(function, name: str, **facts) -> str:
 
 
 def test_many_rows_are_carried_by_copy_engines_and_few_are_pushed():
-    assert engine(operators.ag_gemm, "gathered", sizes={"m": 8192}) == "copy_engine"
+    assert engine(operators.ag_gemm, "gathered", sizes={"m": 8192}) == "copy_engine_put"
     assert engine(operators.ag_gemm, "gathered", sizes={"m": 64}) == "push"
 
 
@@ -62,7 +62,7 @@ def test_a_library_leaves_nothing_fused_of_the_kernels_that_it_replaces():
 def test_why_is_told_with_times():
     (choice,) = [one for one in compiled(operators.ag_gemm).program.choices
                  if one.what == "engine"]  # fmt: skip
-    assert choice.taken == "copy_engine"
+    assert choice.taken == "copy_engine_put"
     assert "push" in choice.why and "library" in choice.why and " us" in choice.why
 
 

@@ -72,7 +72,7 @@ def goes_through(seeds) -> set[str]:
 
 def test_random_programs_have_legal_plans():
     found = goes_through(range(60))
-    assert found == {"copy_engine", "push", "put"}
+    assert {"copy_engine_put", "push", "put"} <= found
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from weft.compiler import Compiled, Facts, Settings
 from weft.compiler.passes.engines import pairs
 from weft.compiler.passes.fuse import fuse
 
-ENGINES = {"all_gather": ("copy_engine", "push"), "all_reduce": ("push",)}
+ENGINES = {"all_gather": ("copy_engine", "copy_engine_put", "push"), "all_reduce": ("push",)}
 
 
 def drawn(seed: int, num_ranks: int, made=random_layers) -> Compiled:

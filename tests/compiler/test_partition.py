@@ -45,3 +45,9 @@ def test_a_target_without_an_sm_to_spare():
     small = Facts({"m": 8192}, target=Target("cuda", 90, num_sms=1, has_tma=True))
     with pytest.raises(ConfigError, match="engine=copy_engine; here it can have push"):
         overlap(placed(operators.ag_gemm), small, Settings(engines={"gathered": "copy_engine"}))
+
+
+def test_beside_every_copy_engine_an_sm_is_left():
+    for engine in ("copy_engine", "copy_engine_put"):
+        program = compiled(operators.ag_gemm, engines={"gathered": engine}).program
+        assert program.task("product").spare == 1

@@ -187,7 +187,10 @@ class Wait:
 
 @dataclass(frozen=True)
 class Take:
-    """The stream goes on when all ranks have given back what the slot held; bounded."""
+    """The stream goes on when all ranks have given back what the slot held; bounded.
+
+    The words that the next copy announces hold the call's epoch from then on, for it to take along.
+    """
 
     stream: str = "main"
     place: Place = UNKNOWN

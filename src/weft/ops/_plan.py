@@ -21,7 +21,7 @@ from weft.compiler import libraries
 from weft.compiler.lower import kernels
 from weft.compiler.passes import allocate
 from weft.ir import device
-from weft.ir.device import After, Buffer, Call, Channel, Copy, Launch, Notify, Plan, Wait
+from weft.ir.device import After, Buffer, Call, Channel, Copy, Launch, Notify, Plan, Take, Wait
 from weft.language.mapping import StaticMapping
 from weft.ops import _plan_kernels
 from weft.ops._plan_launch import Product, Start
@@ -209,18 +209,23 @@ class PlanRunner:
         self._is_loaded = True
         met: dict[str, str] = {}
         for step in self.plan.steps:
-            if isinstance(step, Launch | Notify):
+            if isinstance(step, Launch | Notify | Take) and not self._is_empty(step):
                 start = self._start(step, bound, slot, met)
                 self.world.load(start.function, *start.arguments, **start.options)
 
     def _queue(
         self, step: device.Step, bound: dict[str, torch.Tensor], slot: Any, met: dict[str, str]
     ) -> None:
-        if isinstance(step, Launch | Notify):
+        if self._is_empty(step):
+            return
+        if isinstance(step, Launch | Notify | Take):
             start = self._start(step, bound, slot, met)
             start.function[start.grid](*start.arguments, **start.options)
         elif isinstance(step, Copy):
-            self._copy(step, bound, slot, met[step.stream])
+            if step.side == "push":
+                self._put(step, bound, slot)
+            else:
+                self._copy(step, bound, slot, met[step.stream])
         elif isinstance(step, Call):
             self._call(step, bound)
         elif isinstance(step, Wait) and met.get(step.stream) != step.channel:
@@ -234,11 +239,15 @@ class PlanRunner:
         return slot.words[words.first : words.first + words.count]
 
     def _start(
-        self, step: Launch | Notify, bound: Mapping[str, torch.Tensor], slot: Any,
+        self, step: Launch | Notify | Take, bound: Mapping[str, torch.Tensor], slot: Any,
         met: dict[str, str],
     ) -> Start:  # fmt: skip
         if isinstance(step, Notify):
             return self._meeting(step, slot, met)
+        if isinstance(step, Take):
+            own, num_own = self._own_words(step, slot)
+            given = (own, num_own, slot.arg, self.world.arg)
+            return Start(_plan_kernels.take, (1, 1, 1), given, {"num_warps": 1})
         if step.kernel in self.products:
             words = {name: self._words_of(slot, name) for name in (*step.awaits, *step.announces)}
             split = [
@@ -254,31 +263,35 @@ class PlanRunner:
         before = met.get(step.stream)
         met[step.stream] = step.channel
         words, one = self._words_of(slot, step.channel), (1, 1, 1)
-        own, num_own = words, 0
-        if (copy := self._copied_behind(step)) is not None:
-            own = self._words_of(slot, copy.announces)
-            num_own = own.numel() // self.world.num_ranks
+        own, num_own = self._own_words(step, slot)
         if before is not None:
             given = (self._words_of(slot, before), words, own, num_own, self.world.arg)
             return Start(_plan_kernels.meet_again, one, given, {"num_warps": 1})
         given = (words, own, num_own, slot.arg, step.takes, self.world.arg)
         return Start(_plan_kernels.meet, one, given, {"num_warps": 1})
 
-    def _copied_behind(self, step: Notify) -> Copy | None:
+    def _own_words(self, step: Notify | Take, slot: Any) -> tuple[torch.Tensor, int]:
+        """The words of what the stream copies next, and how many a rank has of them."""
+        if (copy := self._copied_behind(step)) is None:
+            return slot.words, 0
+        words = self._words_of(slot, copy.announces)
+        return words, words.numel() // self.world.num_ranks
+
+    def _copied_behind(self, step: Notify | Take) -> Copy | None:
         """What the step's stream copies before it meets the others again."""
         steps = [one for one in self.plan.steps if one.stream == step.stream]
         behind = steps[next(i for i, one in enumerate(steps) if one is step) + 1 :]
         for one in behind:
             if isinstance(one, Copy):
                 return one
-            if isinstance(one, Notify):
+            if isinstance(one, Notify | Take):
                 return None
         return None
 
     def _moving(self, step: Launch, bound: Mapping[str, torch.Tensor], slot: Any) -> Start:
         """Own rows, to the own slot or to every rank's."""
         kind = step.body[0].kind if step.body else ""
-        if step.template != "move" or kind not in ("stage", "all_gather"):
+        if step.template != "move" or kind not in ("stage", "edges", "all_gather"):
             raise UnsupportedError(
                 f"{step.kernel}: no kernel is known for {kind} with template={step.template}; run "
                 "the program with lowering='unfused'",
@@ -298,8 +311,47 @@ class PlanRunner:
             split = self.split(self.channels[channel])
             function, programs = _plan_kernels.push, self.world.num_ranks * split.chunks
             given = (*given, self._words_of(slot, channel))
-        given = (*given, slot.arg, split, columns, step.takes, self.world.arg, BLOCK)
-        return Start(function, (programs, 1, 1), given, {"num_warps": WARPS})
+        given = (*given, slot.arg, split, columns, step.takes, self.world.arg)
+        if kind == "edges":
+            function, given = _plan_kernels.edges, (*given, self._tile_rows(target))
+        return Start(function, (programs, 1, 1), (*given, BLOCK), {"num_warps": WARPS})
+
+    def _tile_rows(self, gathered: str) -> int:
+        """The height of the tiles in which gathered rows are read: the same in all products."""
+        heights = {one.launch.tile[0] for one in self.products.values()
+                   if gathered in one.launch.reads}  # fmt: skip
+        if len(heights) > 1:
+            told = f"{gathered} is read in tiles of {', '.join(map(str, sorted(heights)))} rows"
+            raise UnsupportedError(f"{self.plan.name}: {told}, and put by copy engines")
+        return heights.pop()
+
+    def _is_empty(self, step: device.Step) -> bool:
+        """Has a launch nothing to move, since no tile lies across two ranks' rows?"""
+        if not isinstance(step, Launch) or [do.kind for do in step.body] != ["edges"]:
+            return False
+        (target,) = step.writes
+        rows, ranks = self.shape(target)[0], self.world.num_ranks
+        return rows % (ranks * self._tile_rows(target)) == 0
+
+    def _put(self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any) -> None:
+        """Own rows to rank - 1, - 2, ... by a copy engine; behind each chunk its word, which holds
+        e here since the slot was taken."""
+        split = self.split(self.channels[step.announces])
+        rows, words = bound[step.source], self._words_of(slot, step.announces)
+        rank, num_ranks = self.world.rank, self.world.num_ranks
+        begin = min(rank * split.rank_rows, split.rows)
+        end = min(begin + split.rank_rows, split.rows)
+        for hop in range(1, num_ranks):
+            peer = (rank - hop) % num_ranks
+            theirs = self.world.peer(bound[step.target], peer)
+            their_words = self.world.peer(words, peer)
+            for chunk in range(split.chunks):
+                first = min(begin + chunk * split.chunk_rows, end)
+                last = min(first + split.chunk_rows, end)
+                if last > first:
+                    self.world.copy(theirs[first:last], rows[first - begin : last - begin])
+                word = slice(rank * split.chunks + chunk, rank * split.chunks + chunk + 1)
+                self.world.copy_word(their_words[word], words[word])
 
     def _copy(self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any, met: str) -> None:
         """Rows of rank + 1, + 2, ... by a copy engine; behind each chunk its word.
@@ -307,10 +359,6 @@ class PlanRunner:
         The word is the source's own announcement, which holds e until this rank's credit lets the
         source go on.
         """
-        if step.side != "pull":
-            raise UnsupportedError(
-                f"{self.plan.name}: copy engines that push {step.source}", place=step.place
-            )
         split = self.split(self.channels[step.announces])
         rows, words = bound[step.source], self._words_of(slot, step.announces)
         is_part = self.buffers[step.source].role == "shared"

@@ -38,6 +38,20 @@ def stage(source, target, slot, split, columns, takes, world, block: tl.constexp
 
 
 @triton.jit
+def edges(source, target, slot, split, columns, takes, world, tile_rows, block: tl.constexpr):
+    """Own rows -> the own slot, as far as they lie in tiles that others' rows lie in too."""
+    if takes:
+        slots.slot_wait_free(world, slot, slots.slot_epoch(slot))
+    rank = wl.rank(world).to(tl.int32)
+    first, end = mapping.rows_of_rank(rank, split)
+    upto = min(tl.cdiv(first, tile_rows) * tile_rows, end)
+    begin = max(end // tile_rows * tile_rows, upto)
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    _copied(world, target, source, first, first, upto, columns, rank, program, num_programs, block)
+    _copied(world, target, source, first, begin, end, columns, rank, program, num_programs, block)
+
+
+@triton.jit
 def push(source, target, words, slot, split, columns, takes, world, block: tl.constexpr):
     """A program for each rank and chunk: its rows -> that rank's slot, then its word there.
 
@@ -69,6 +83,17 @@ def _own_words(own_words, num_own, words, e, rank, world):
     # Peers' engines copy it as soon as they know, and notify_all releases it to them.
     # weft: equivalent-mutant narrow of notify: it orders nothing itself
     wl.notify(world, words + rank, e, to=rank, op=wl.SignalOp.SET, order=wl.Order.RELAXED)
+
+
+@triton.jit
+def take(own_words, num_own, slot, world):
+    """One program: wait until the slot is free on every rank, and set the words that engines will
+    take to the others behind own rows."""
+    rank = wl.rank(world)
+    e = slots.slot_epoch(slot)
+    slots.slot_wait_free(world, slot, e)
+    for i in range(num_own):
+        wl.notify(world, own_words + rank * num_own + i, e, to=rank, op=wl.SignalOp.SET)
 
 
 @triton.jit

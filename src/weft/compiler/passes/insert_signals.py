@@ -136,7 +136,7 @@ def _lighter(plan: Plan, at: int) -> Iterator[Plan]:
         statements = (*plan.statements[:at], *other, *plan.statements[at + 1 :])
         return replace(plan, statements=statements)
 
-    if isinstance(one, After | Wait | Take):
+    if isinstance(one, After | Wait):
         yield instead()
     if isinstance(one, Notify | Launch) and one.takes:
         yield instead(replace(one, takes=False))

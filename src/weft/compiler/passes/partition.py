@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.base.errors import ConfigError
+from weft.compiler.cost.products import ENGINES as COPY_ENGINES
 from weft.compiler.facts import Facts
 from weft.compiler.fit import check_fit
 from weft.ir.choice import Choice
@@ -43,7 +44,7 @@ def _of_kernel(program: Program, first: Task, facts: Facts) -> tuple[Task, str]:
     if first.kind == "all_gather":
         return replace(first, programs="pieces"), "as many as share a rank's rows"
     spare = 0
-    if first.kind == "matmul" and program.task(first.operands[0]).engine == "copy_engine":
+    if first.kind == "matmul" and program.task(first.operands[0]).engine in COPY_ENGINES:
         spare = SPARE_SMS
         if facts.target.num_sms <= spare:
             told = f"{first.kernel} leaves {spare} SM free, {facts.target} has"
