@@ -27,8 +27,13 @@ def grind(x, n):
 
 def told_of(main, after_s: float = 0.2) -> list[str]:
     said: list[str] = []
-    with Watchman(said.append, after_s), weft.emulated(ranks=2) as ranks:
+    over = threading.Event()
+    watch = threading.Thread(target=Watchman(said.append, after_s).look, args=(over,))
+    watch.start()
+    with weft.emulated(ranks=2) as ranks:
         ranks.run(main)
+    over.set()
+    watch.join()
     return said
 
 

@@ -98,18 +98,10 @@ class Watchman:
 
     def __init__(self, tell: Callable[[str], None], after_s: float = PATIENCE_S) -> None:
         self.tell, self.after_s = tell, after_s
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="weft-watchman", daemon=True)
 
-    def __enter__(self) -> Watchman:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self._over.set()
-
-    def _look(self) -> None:
-        while not self._over.wait(min(1.0, self.after_s / 4)):
+    def look(self, over: threading.Event) -> None:
+        """Until it has told, or `over` is set; for a thread of its own."""
+        while not over.wait(min(1.0, self.after_s / 4)):
             late = time.monotonic() - self.after_s
             for run in [run for run in RUNS[-1:] if run.began_s < late]:
                 where = whereabouts(run.machine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,11 +53,27 @@ def print_table(rows: list[tuple[str, ...]], *header: str) -> None:
 
 @contextmanager
 def patience() -> Iterator[None]:
-    """While this is open, a run that takes long says once, on stderr, who runs where."""
-    from weft.emulator.whereabouts import Watchman
+    """While this is open, a run that takes long says once, on stderr, who runs where.
 
-    with Watchman(lambda told: notes().print(f"[yellow]weft:[/] {escape(told)}")):
+    The emulator is asked once it is there: nothing is loaded for this.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1.0):
+            if emulator := sys.modules.get("weft.emulator.whereabouts"):
+                emulator.Watchman(_say).look(over)
+                return
+
+    threading.Thread(target=watch, name="weft-patience", daemon=True).start()
+    try:
         yield
+    finally:
+        over.set()
+
+
+def _say(told: str) -> None:
+    notes().print(f"[yellow]weft:[/] {escape(told)}")
 
 
 class Bar:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,11 +47,10 @@ def explain(
     """Print the plan at its three levels: mapping, time per engine, why this one, the source."""
     wanted = _parts(show)
     if is_program(subject):
-        parts, values = of_program(subject, ranks, nodes, shape, target, hw, on_heap)
+        parts, values = of_program(subject, ranks, nodes, shape, target, hw, on_heap, wanted)
     else:
         work = options.work_of(subject, ranks, nodes, shape, dtype)
-        parts, values = of_operator(work, target, hw, on_heap)
-    parts = [part for part in parts if part.name in wanted or part.name == "call"]
+        parts, values = of_operator(work, target, hw, on_heap, wanted)
     if json:
         from weft.tools.explanation import as_json
 
@@ -71,7 +71,9 @@ def _parts(words: str) -> tuple[str, ...]:
     return wanted or PARTS
 
 
-def of_operator(work: Work, target: str, hw: str, on_heap: str) -> tuple[list[Part], dict]:
+def of_operator(
+    work: Work, target: str, hw: str, on_heap: str, wanted: Collection[str] = PARTS
+) -> tuple[list[Part], dict]:
     """What an operator's call would do, as it is written and as the compiler would have it."""
     from weft.tools.explanation import Part, parts_of
 
@@ -98,7 +100,7 @@ def of_operator(work: Work, target: str, hw: str, on_heap: str) -> tuple[list[Pa
             f"{Path(module.__file__ or card.name).name}",
         )  # fmt: skip
         return parts, values
-    return [*parts, *parts_of(subject)], values
+    return [*parts, *parts_of(subject, wanted)], values
 
 
 def subject_of(work: Work, target: str, hw: str, on_heap: str = "") -> Subject | None:
@@ -148,8 +150,9 @@ def is_program(words: str) -> bool:
 
 
 def of_program(
-    words: str, ranks: int | None, nodes: str, shape: str, target: str, hw: str, on_heap: str
-) -> tuple[list[Part], dict]:
+    words: str, ranks: int | None, nodes: str, shape: str, target: str, hw: str, on_heap: str,
+    wanted: Collection[str] = PARTS,
+) -> tuple[list[Part], dict]:  # fmt: skip
     """A program of a user's file, `weft explain model.py:mlp --shape m=4096`."""
     from weft.tools.explanation import Part, parts_of
 
@@ -158,7 +161,7 @@ def of_program(
     call = f"{shape_text(facts.sizes)}, {facts.num_ranks} ranks, {facts.target}"
     values = {"program": name, "ranks": facts.num_ranks, "shape": dict(facts.sizes),
               "target": facts.target.name, "hw": hw}  # fmt: skip
-    return [Part("call", name, call), *parts_of(subject)], values
+    return [Part("call", name, call), *parts_of(subject, wanted)], values
 
 
 def subject_in_file(

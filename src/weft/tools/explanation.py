@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from weft.compiler.cost import choose
 from weft.compiler.cost.machine import MACHINES, Machine
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.lower import kernels, source
+from weft.compiler.lower.supported import ENGINES
 from weft.compiler.passes.engines import pairs
 from weft.compiler.passes.place import place
 from weft.ir import core, device, task
@@ -69,14 +70,17 @@ def machine_named(name: str) -> Machine:
     return known[name]
 
 
-def parts_of(subject: Subject) -> Iterator[Part]:
-    """All parts, in the order in which a reader asks."""
-    yield choices(subject)
-    yield tasks(subject)
-    yield plan(subject)
-    yield mapping(subject)
-    yield times(subject)
-    yield from kernel_parts(subject)
+def parts_of(subject: Subject, wanted: Collection[str]) -> Iterator[Part]:
+    """Those that are wanted, in the order in which a reader asks."""
+    makers = {
+        "choices": choices, "task": tasks, "device": plan, "mapping": mapping, "times": times,
+    }  # fmt: skip
+    for name, make in makers.items():
+        if name in wanted:
+            yield make(subject)
+    for part in kernel_parts(subject) if {"core", "source"} & set(wanted) else ():
+        if part.name in wanted:
+            yield part
 
 
 # ---------------------------------------------------------------------------------------------
@@ -107,7 +111,9 @@ def choices(subject: Subject) -> Part:
             mark = "*" if way is _first(ways, taken) else " "
             several = "s" if way.chunks != 1 else ""
             chunks = f", {way.chunks} word{several} a rank" if way.chunks in (1, 2) else ""
-            lines.append(f"  {mark} {way.us:9.1f} us  {way.engine} in {tile}{chunks}")
+            is_made = way.engine in (choose.LIBRARY, *ENGINES[collective.kind])
+            made_by = "" if is_made else "; its kernels are written by hand, none are generated"
+            lines.append(f"  {mark} {way.us:9.1f} us  {way.engine} in {tile}{chunks}{made_by}")
             values["alternatives"].append({"subject": collective.name, **asdict(way)})
     return Part("choices", "What was chosen, and why", "\n".join(lines) or "nothing", values)
 
@@ -163,17 +169,22 @@ def _telling(tiles: Sequence[Tile]) -> list[Tile]:
 
 def _mapped(played: Played, launch: Launch, rank: int, tile: Tile) -> dict[str, Any]:
     """What the mapping says of one tile, for rank `rank`."""
-    height = launch.tile[0]
     columns = f"columns {tile.i_n * launch.tile[1]} …"
-    first = tile.i_m * height
+    first = tile.i_m * tile.rows
+    sums = launch.announces[0] if launch.announces else ""
+    is_cut = launch.order == "scatter" and sums
+    most = (
+        played.rows_of(played.channels[sums], tile.owner)
+        if is_cut else played.extents_of(rank, launch)[0]
+    )  # fmt: skip
+    end = min(first + tile.rows, most)
     words = [f"{name}[{s}][{c}]" for name in launch.awaits for s, c in tile.words]
-    if launch.order != "scatter":
-        text = f"rows {first} … {first + height - 1}, {columns}: of rank {tile.owner}"
+    if not is_cut:
+        text = f"rows {first} … {end - 1}, {columns}: of rank {tile.owner}"
         text += f", after {', '.join(words)}" if words else ", there from the start"
         return {"tile": [tile.i_m, tile.i_n], "owner": tile.owner, "awaits": words, "text": text}
-    sums = launch.announces[0] if launch.announces else ""
     word = f"{sums}[{rank}][{tile.i_m}, {tile.i_n}]"
-    text = f"rows {first} … {first + height - 1} of rank {tile.owner}'s part, {columns}: "
+    text = f"rows {first} … {end - 1} of rank {tile.owner}'s part, {columns}: "
     if tile.owner != rank:
         text += f"stored in its {launch.pushes[0]}, told by its {word}"
         return {"tile": [tile.i_m, tile.i_n], "owner": tile.owner, "announces": word, "text": text}

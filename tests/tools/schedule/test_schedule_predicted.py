@@ -28,7 +28,9 @@ def of_kind(schedule, rank: int, kind: str):
 
 
 @pytest.mark.parametrize("m, num_ranks", [(4096, 4), (997, 3), (130, 8), (3, 4), (1, 1), (0, 2)])
-@pytest.mark.parametrize("name", ["ag_gemm_pull", "ag_gemm_in_place", "ag_gemm_push"])
+@pytest.mark.parametrize(
+    "name", ["ag_gemm_pull", "ag_gemm_in_place", "ag_gemm_push", "ag_gemm_put"]
+)
 def test_a_gathering_product_does_each_tile_once_and_none_before_its_rows(name, m, num_ranks):
     found = predict(golden(name), {"m": m}, num_ranks, H200X4)
     columns = ceil(28672 / num_ranks)
@@ -131,3 +133,23 @@ def test_what_is_missing_is_named():
     )
     with pytest.raises(UsageError, match="never ends.*ready"):
         predict(lone, {"m": 8}, 2, H200X4)
+
+
+def test_tiles_are_of_the_product_not_of_what_becomes_of_it():
+    """silu_mul leaves half of the columns; all are multiplied."""
+    (launch,) = [one for one in golden("mlp").of(device.Launch) if one.kernel == "mlp_multiply"]
+    assert [do.kind for do in launch.body] == ["matmul", "silu_mul"]
+    found = predict(golden("mlp"), {"m": 4096}, 4, H200X4)
+    first = [s for s in of_kind(found, 0, "kernel") if s.name == "mlp_multiply"][0]
+    flops = 2 * 4096 * 4096 * 24576 / 4
+    assert first.end_us - first.start_us > flops / 800e6
+
+
+def test_rows_carry_all_their_bytes():
+    m = 4096
+    found = predict(golden("all_reduce_rms_norm"), {"m": m}, 4, H200X4)
+    sent = of_kind(found, 0, "transfer")
+    took = sum(span.end_us - span.start_us for span in sent)
+    # A summand of each foreign row, and both results of own rows to three peers.
+    nbytes = (3 * m / 4 + 2 * 3 * m / 4) * 4096 * 2
+    assert took == pytest.approx(nbytes / H200X4.push_gbps / 1e3, rel=0.1)

@@ -16,11 +16,25 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import UsageError
 from weft.base.schedule import Signal, Span
 from weft.compiler.cost.machine import Machine, on_curve
-from weft.ir.device import After, Buffer, Call, Channel, Copy, Launch, Notify, Part, Plan, Wait
+from weft.ir.device import (
+    After,
+    Buffer,
+    Call,
+    Channel,
+    Copy,
+    Launch,
+    Notify,
+    Part,
+    Plan,
+    Take,
+    Wait,
+)
 from weft.tiles import gemm_sm90, swizzle
 from weft.tools.schedule.events import Events, News
 
 GROUP_M = 8
+# Rows of the tiles that stage the edges of a rank's part.
+EDGE_ROWS = 128
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 LINKS = "transfers of SMs"
 # A part of a process: what it yields and is sent is the process's, it gives the time of its end.
@@ -28,12 +42,13 @@ Steps = Generator[Any, Any, float]
 
 
 class Tile(NamedTuple):
-    """Rows first .. end - 1 of rank `owner`'s part, or of all rows where owners are several."""
+    """The i_m-th of `rows` rows: of rank `owner`'s part, or of all where tiles may straddle."""
 
     name: str
     owner: int
     i_m: int
     i_n: int
+    rows: int
     words: tuple[tuple[int, int], ...]  # (source, chunk) of rows that must arrive first
 
 
@@ -134,6 +149,8 @@ class Played:
             elif isinstance(step, Wait):
                 keys = tuple((step.channel, rank, peer) for peer in self.peers(rank))
                 now = yield from self.wait(rank, lane, now, keys, step.channel)
+            elif isinstance(step, Take):
+                now = yield from self.take(rank, lane, now)
             elif isinstance(step, Copy):
                 now = yield from self.copies(rank, now, step)
             elif isinstance(step, Call):
@@ -174,6 +191,13 @@ class Played:
         for peer in self.peers(rank):
             arrived = end + self.machine.signal_us
             self.events.tell((step.channel, peer, rank), arrived, (rank, lane, end))
+        then, _ = yield end
+        return then
+
+    def take(self, rank: int, lane: str, now: float) -> Steps:
+        """Credits of an earlier call are there; a kernel of one program looks, copies come next."""
+        end = now + self.machine.put_gate_us
+        self.span(rank, lane, "take the slot", now, end, "kernel")
         then, _ = yield end
         return then
 
@@ -252,7 +276,10 @@ class Played:
 
     def move(self, rank: int, start: float, step: Launch) -> float:
         """Own rows to the own slot, or to every peer's, those first whose turn comes first."""
-        nbytes = prod(self.extents(step.reads[0], rank)) * self.itemsize(step.reads[0])
+        rows = self.extents(step.reads[0], rank)[0]
+        if any(do.kind == "edges" for do in step.body):  # of tiles that straddle ranks, alone
+            rows = min(rows, 2 * EDGE_ROWS) if rows % EDGE_ROWS else 0
+        nbytes = rows * self.row_bytes(step.reads[0])
         if not step.pushes:
             end = start + self.machine.stage_us + us(nbytes, self.machine.stage_gbps)
             self.span(rank, LINKS, f"{nbytes} bytes to own slot", start, end, "transfer", rank)
@@ -293,7 +320,7 @@ class Played:
         if step.template != "gemm" or split > 1 or not tiles or step.programs != "resident":
             units = [Unit(tile, part, part + 1, split) for part in range(split) for tile in tiles]
             return [units[p::most] for p in range(min(most, max(1, len(units))))]
-        n, k = self.extents(self.product(step), rank)[1], self.k_of(rank, step)
+        n, k = self.extents_of(rank, step)[1], self.k_of(rank, step)
         num_n = ceil(n / step.tile[1])
         cut = gemm_sm90.cut.fn(len(tiles) // num_n, n, k, *step.tile[1:], most)
         cut = gemm_sm90.Cut(*[getattr(number, "value", number) for number in cut])
@@ -310,7 +337,7 @@ class Played:
         """In the kernel's order."""
         awaited = [self.channels[name] for name in step.awaits]
         gathers = [one for one in awaited if one.buffer in step.reads and one.own]
-        m, n = self.extents(self.product(step), rank)
+        m, n = self.extents_of(rank, step)
         own = [one for one in (*awaited, *map(self.channels.get, step.announces)) if one]
         tile_m, tile_n = step.tile[0], step.tile[1]
         num_n = ceil(n / tile_n) if n else 0
@@ -319,11 +346,15 @@ class Played:
         if any(one.cuts == "part" for one in own):
             return self.scattered(rank, step, tile_m, num_n, own[0])
         rows = range(ceil(m / tile_m))
-        return [Tile(f"tile {i}, {j}", rank, i, j, ()) for i in rows for j in range(num_n)]
+        return [Tile(f"tile {i}, {j}", rank, i, j, tile_m, ()) for i in rows for j in range(num_n)]
 
-    def product(self, step: Launch) -> str:
-        """The buffer that says how many rows and columns a kernel works on."""
-        return step.writes[0]
+    def extents_of(self, rank: int, step: Launch) -> tuple[int, int]:
+        """Rows and columns that a kernel's tiles cut: of its product, or of what it writes."""
+        if step.template == "gemm":
+            left, right = step.body[0].operands
+            return self.extents(left, rank)[0], self.extents(right, rank)[1]
+        m, n = self.extents(step.writes[0], rank)
+        return m, n
 
     def gathered(self, rank: int, channel: Channel, m: int, tile_m: int, num_n: int) -> list[Tile]:
         """Own rows of tiles first, which need not arrive; the next rank's, and so on."""
@@ -345,9 +376,9 @@ class Played:
         order = (group_m, first, head)
         tiles = [swizzle.rotated.fn(i, num_m, num_n, order)[:2] for i in range(num_m * num_n)]
         return [
-            Tile(f"tile {i}, {j}: rows of rank {i * tile_m // rows}", i * tile_m // rows, i, j,
-                 words[i])
+            Tile(f"tile {i}, {j}: rows of rank {owner}", owner, i, j, tile_m, words[i])
             for i, j in tiles
+            for owner in [i * tile_m // rows]
         ]  # fmt: skip
 
     @staticmethod
@@ -376,7 +407,7 @@ class Played:
                 for j in range(num_n):
                     for i in range(group, min(group + GROUP_M, num_m)):
                         name = f"tile {i}, {j} of rank {owner}’s part"
-                        tiles.append(Tile(name, owner, i, j, ()))
+                        tiles.append(Tile(name, owner, i, j, tile_m, ()))
         return tiles
 
     def program(
@@ -388,7 +419,7 @@ class Played:
         for tile, first, end, whole in units:
             keys = tuple((name, rank, *word) for name in step.awaits for word in tile.words)
             now = yield from self.wait(rank, lane, now, keys, ", ".join(step.awaits))
-            took = self.tile_us(rank, step) * (end - first) / whole
+            took = self.tile_us(rank, step, tile) * (end - first) / whole
             is_shared = end - first < whole
             took += self.machine.share_us if is_shared else 0.0
             name = f"part of {tile.name}" if is_shared else tile.name
@@ -418,13 +449,16 @@ class Played:
                 found.setdefault((unit.tile.i_m, unit.tile.i_n), []).append(unit.end)
         return found
 
-    def tile_us(self, rank: int, step: Launch) -> float:
-        rows, columns = step.tile[0], step.tile[1]
+    def tile_us(self, rank: int, step: Launch, tile: Tile) -> float:
+        rows, columns = tile.rows, step.tile[1]
         if step.template == "rows":
             moved = sum(self.row_bytes(name) for name in (*step.reads[:2], *step.writes))
             return us(moved * rows, self.machine.memory_gbps / self.machine.num_sms)
         k = self.k_of(rank, step)
         slower = 1 if columns > 128 else self.machine.turns_cost
+        if step.pushes:  # stores to peers hold up the next product
+            is_wide = columns > 128
+            slower *= self.machine.wide_scatter_cost if is_wide else self.machine.scatter_cost
         slower *= max(1.0, 64 / min(rows, 64) * 0.5)
         return 2e-6 * rows * columns * k / self.machine.program_tflops * slower
 
@@ -433,7 +467,7 @@ class Played:
         if not step.pushes:
             return now
         sums = self.channels[step.announces[0]]
-        nbytes = step.tile[0] * step.tile[1] * self.itemsize(step.pushes[0])
+        nbytes = tile.rows * step.tile[1] * self.itemsize(step.pushes[0])
         is_for_all = sums.cuts == "each"
         for peer in self.peers(rank) if is_for_all else [tile.owner]:
             if peer != rank:
@@ -448,7 +482,8 @@ class Played:
         now, _ = yield end
         for name in step.announces[1:]:  # the sum goes to all
             for peer in self.peers(rank):
-                left = self.push(rank, peer, nbytes, now)
+                together = 1 + len(self.channels[name].along)
+                left = self.push(rank, peer, nbytes * together, now)
                 self.tell_word((name, peer, rank, *tile[2:4]), left, rank, lane)
         return now
 
@@ -460,7 +495,7 @@ class Played:
             for tile in foreign[p::there]:
                 key = (name, rank, tile.owner, *tile[2:4])
                 now = yield from self.wait(rank, lane, now, (key,), name)
-                nbytes = step.tile[0] * step.tile[1] * self.itemsize(step.writes[0])
+                nbytes = tile.rows * step.tile[1] * self.itemsize(step.writes[0])
                 end = now + us(nbytes, self.machine.combine_gbps)
                 self.span(rank, lane, f"{tile.name} comes back", now, end, "work", tile.owner)
                 now, _ = yield end
