@@ -23,6 +23,18 @@ def golden(name: str) -> device.Plan:
     return device.parse((GOLDEN / f"{name}.plan").read_text())
 
 
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.plan")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("m, num_ranks", [(512, 4), (7, 3)])
+def test_every_plan_ends_on_all_ranks(path, m, num_ranks):
+    plan = golden(path.stem)
+    found = predict(plan, {"m": m}, num_ranks, H200X4)
+    assert {span.rank for span in found.spans} == set(range(num_ranks)) and found.end_us < 1e4
+    launches = {one.kernel for one in plan.of(device.Launch)}
+    for rank in range(num_ranks):
+        assert launches <= {span.name for span in of_kind(found, rank, "kernel")}
+        assert all(span.start_us <= span.end_us for span in found.spans)
+
+
 def of_kind(schedule, rank: int, kind: str):
     return [span for span in schedule.spans if (span.rank, span.kind) == (rank, kind)]
 

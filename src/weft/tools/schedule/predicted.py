@@ -155,8 +155,10 @@ class Played:
                 now = yield from self.copies(rank, now, step)
             elif isinstance(step, Call):
                 now = yield from self.call(rank, lane, now, step, index)
-            else:
+            elif isinstance(step, Launch):
                 now = yield from self.launch(rank, lane, now, step, index)
+            else:
+                raise UsageError(f"{self.plan.name}: what {type(step).__name__} costs is not known")
             self.events.tell(("step", rank, index), now, (rank, lane, now))
 
     def peers(self, rank: int) -> list[int]:
