@@ -53,8 +53,6 @@ from weft.language import slots
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 from weft.ops import _baselines, _by_library, _lanes, _measured
 from weft.ops.all_reduce import all_reduce
-from weft.ops.gemm_ar import announce_whole, await_sums
-from weft.ops.gemm_rs import combine
 from weft.tiles import rows, weave
 
 SUPPORTED = ("float16", "bfloat16", "float32")
@@ -207,7 +205,7 @@ def choose(problem: Problem, target: Target) -> Config:
 
 
 class Woven(NamedTuple):
-    """What gemm_rs' and gemm_ar's hooks take, and a weave.Move; and the residual."""
+    """Arguments of the hooks; also a weave.Move."""
 
     residual: Any
     gathered: Any
@@ -231,10 +229,19 @@ class Made(NamedTuple):
 
 
 @triton.jit
+def _word_of(signals, at, source, args):
+    return weave.word_of(signals, at, 0, source, args.world.num_ranks, args.parts)
+
+
+@triton.jit
 def _combine(at, value, tile, args):
-    """Own rows of the total. args: Woven"""
-    value = combine(at, value, tile, args)
+    """Own rows of the total, when the other ranks' shares have come. args: Woven"""
     if at.owner == args.rank:
+        for hop in range(1, args.world.num_ranks):
+            source = (args.rank + hop) % args.world.num_ranks
+            word = _word_of(args.partials_ready, at, source, args)
+            wl.wait(word, args.e, world=args.world)  # pairs with _announce
+        value = weave.add_partials(at, value, tile, args)
         value += rows.load(args.residual, at, tile, args.parts)
     return rows.rounded(value, args.gathered)
 
@@ -249,9 +256,21 @@ def _emit(at, value, tile, args):
 
 
 @triton.jit
+def _announce(at, part, args):
+    """The owner learns of a share, or all ranks of own rows of the total. args: Woven"""
+    if at.owner == args.rank:
+        word = _word_of(args.sums_ready, at, args.rank, args)
+        wl.notify_all(args.world, word, args.e, op=wl.SignalOp.SET)
+    else:
+        word = _word_of(args.partials_ready, at, args.rank, args)
+        wl.notify(args.world, word, args.e, to=at.owner, op=wl.SignalOp.SET)
+
+
+@triton.jit
 def _collect(at, tile, args):
-    """args: Woven"""
-    await_sums(at, args)
+    """Another rank's rows of the total, when it has sent them. args: Woven"""
+    word = _word_of(args.sums_ready, at, at.owner, args)
+    wl.wait(word, args.e, world=args.world)  # pairs with _announce
     return rows.load(args.gathered, at, tile, args.parts)
 
 
@@ -269,8 +288,9 @@ def all_reduce_rms_norm_rows(x, residual, weight, normed, total, partials, gathe
     """The rows template with the hooks above."""
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
-    # weft: equivalent-mutant drop, relax-acquire, value-1, count-1 of wait: as gemm_ar says, whose
-    # signals these are
+    # weft: equivalent-mutant drop, relax-acquire, value-1, count-1 of wait: whoever has all sums of
+    # a call knows that their owners have read its shares; and who is given a share of the next
+    # call, that its source has ended this one
     slots.slot_wait_free(world, slot, e)
     num_programs = tl.num_programs(0)
     # Written out each time: a variable would make numbers of the world's constants.
@@ -281,7 +301,7 @@ def all_reduce_rms_norm_rows(x, residual, weight, normed, total, partials, gathe
                         world),
         _emit, Woven(residual, gathered, partials, partials_ready, sums_ready, e, rank, parts,
                      world),
-        announce_whole, Woven(residual, gathered, partials, partials_ready, sums_ready, e, rank,
+        _announce, Woven(residual, gathered, partials, partials_ready, sums_ready, e, rank,
                               parts, world),
         _collect, Woven(residual, gathered, partials, partials_ready, sums_ready, e, rank, parts,
                         world),
