@@ -69,7 +69,8 @@ function drawGrid() {
   const digits = Math.max(0, -Math.floor(Math.log10(step)));
   for (let at = Math.ceil(view.from / step) * step; at <= view.to; at += step) {
     make(ground, "line", { class: "grid", x1: x(at), x2: x(at), y1: 0, y2: places.height });
-    make(axis, "text", { x: x(at), y: 17, "text-anchor": x(at) < 20 ? "start" : "middle" }, at.toFixed(digits));
+    const anchor = x(at) < 20 ? "start" : x(at) > width - 20 ? "end" : "middle";
+    make(axis, "text", { x: x(at), y: 17, "text-anchor": anchor }, at.toFixed(digits));
   }
 }
 
@@ -111,7 +112,7 @@ function drawLane(parent, lane, y, height, row, number) {
     const wide = Math.max(x1 - x0, 0.6);
     const inset = data.kinds[kind] === "signal" ? height * 0.2 : 0;
     make(parent, "rect", {
-      class: `bar ${kindClass}`, x: x0.toFixed(2), y: y + inset, width: wide.toFixed(2), height: height - 2 * inset,
+      class: wide > 4 ? `bar cut ${kindClass}` : `bar ${kindClass}`, x: x0.toFixed(2), y: y + inset, width: wide.toFixed(2), height: height - 2 * inset,
       rx: wide > 6 && tall ? 2 : 0, "data-row": row, "data-lane": number, "data-bar": i,
     });
     if (inner) { covered = x1 + 0.4; kindThere = kind; }
