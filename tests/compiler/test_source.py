@@ -18,6 +18,7 @@ from weft.base.place import Frame, Place
 from weft.base.target import TARGETS
 from weft.compiler.lower import loading, source
 from weft.compiler.lower.signature import Specialised, record
+from weft.ir import core
 from weft.language import slots, triton_api
 from weft.language.mapping import StaticMapping
 from weft.tiles import blocking, gemm
@@ -200,3 +201,23 @@ def test_a_file_that_somebody_edited_is_written_again(tmp_path, monkeypatch):
     assert loading.write("some", text) == path and path.read_text() == text
     assert loading.import_text("some", text).answer == 42
     assert [one.name for one in path.parent.iterdir() if one.suffix == ".part"] == []
+
+
+def test_tiles_that_leave_by_tma_have_a_descriptor_for_each_peer():
+    """Both kinds of sending, announced late, compile for Hopper; elsewhere they are stores."""
+    kernel = kernel_of("gemm_ar_two_shot")
+    instead = {"push": "send", "spread": "send_to_all"}
+    statements = tuple(
+        replace(one, function=instead.get(one.function, one.function))
+        if isinstance(one, core.Hook)
+        else replace(one, late=True) if isinstance(one, core.Notify) else one
+        for one in kernel.statements
+    )  # fmt: skip
+    sending = core.require(replace(kernel, statements=statements))
+    assert source.peers_of(sending) == ["partials", "gathered"] and not source.peers_of(kernel)
+    twins, given = source.load(sending), Specialised("bfloat16", WIDE, 4, num_stages=4)
+    assert twins.plain.arg_names == source.load(kernel).plain.arg_names
+    target = TARGETS["cuda:90"]
+    binary = triton_api.compile_kernel(twins.sm90, record(sending, "sm90", given), target)
+    report = compiled(binary, target)
+    assert report.ok, str(report)

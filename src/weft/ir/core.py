@@ -69,8 +69,13 @@ FUNCTIONS = {
     "store_own": ("emit", ("operand", "mapping")),
     "push": ("emit", ("pointer", "mapping")),
     "spread": ("emit", ("pointer", "mapping")),
+    "send": ("emit", ("pointer", "mapping")),  # as push, by TMA where there is one
+    "send_to_all": ("emit", ("pointer", "mapping")),  # as spread
     "unpack": ("collect", ("pointer", "pointer", "mapping")),
 }
+
+# What reaches other ranks.
+FAR = ("push", "spread", "send", "send_to_all")
 
 # Template -> how many extents a tile has, and the hooks that it cannot do without.
 TEMPLATES = {

@@ -101,6 +101,7 @@ class Product:
         name, extents = self.launch.kernel, self.tile
         stages = (gemm_sm90.WIDE if extents[1] > 128 else gemm_sm90.TURNS).num_stages
         if is_sm90:
+            arguments = self._with_peers(arguments, bound)
             sums = (getattr(slot, f"{name}_sums"), getattr(slot, f"{name}_summed"))
             rest = (self.world.arg, *extents, stages, self.b_is_nk)
             given = (*arguments, *sums, slot.arg, shape, *cut, *rest)
@@ -109,6 +110,31 @@ class Product:
         given = (*arguments, slot.arg, shape, *cut, tile, self.world.arg)
         options = {"num_warps": PLAIN_WARPS, "num_stages": PLAIN_STAGES}
         return Start(self.twins.plain, self.grid, given, options)
+
+    def _with_peers(self, arguments: list, bound: Mapping[str, torch.Tensor]) -> list:
+        """The arguments with descriptors of what tiles are sent to, on each peer by hop."""
+        found: list = []
+        chunk = gemm_sm90.chunk_rows(*self.tile[:2]), gemm_sm90.CHUNK_N.value
+        rank, num_ranks = self.world.rank, self.world.num_ranks
+        for name in (peers := source.peers_of(self.kernel)):
+            array = bound[name]
+            # By source where each rank has a part of its own, else by rows.
+            first = rank if array.dim() == 3 else min(rank * self.parts.rows, self.m)
+            hops = range(1, num_ranks) if 1 < num_ranks <= weave.MOST_PEERS + 1 else (0,)
+            there = [self.world.peer(array, (rank + hop) % num_ranks) for hop in hops]
+            mine = [
+                one[first] if array.dim() == 3 else one[first : first + self.parts.rows]
+                for one in there
+            ]
+            # Without rows there is no address to describe, and nothing is sent.
+            rows = [gemm_sm90.descriptor(one if one.numel() else other, chunk)
+                    for one, other in zip(mine, there)]  # fmt: skip
+            found += [*rows, *rows[-1:] * (weave.MOST_PEERS - len(rows))]
+        if not peers:
+            return arguments
+        names = [one.name for one in self.kernel.of(core.Param)]
+        place = min(names.index(name) for name in peers)
+        return [*arguments[:place], *found, *arguments[place:]]
 
     def _home(self, name: str) -> str:
         """The buffer that a parameter is of: own_X are X's own rows, X_ptr its address."""

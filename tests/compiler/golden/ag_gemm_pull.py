@@ -100,10 +100,10 @@ def _order_args(rank, split, group_m, tile_m, num_m):
 class Ready(NamedTuple):
     """Arguments of `_ready`."""
 
-    gathered_ready: Any
+    a: Any
     e: Any
     gathered: Any
-    a: Any
+    gathered_ready: Any
     rank: Any
     split: Any
     world: Any
@@ -127,12 +127,12 @@ def _ready(at, segment, tile, args):
 class Done(NamedTuple):
     """Arguments of `_done`."""
 
-    program: Any
-    num_programs: Any
-    gathered_ready: Any
     e: Any
-    split: Any
+    gathered_ready: Any
+    num_programs: Any
+    program: Any
     slot: Any
+    split: Any
     world: Any
 
 
@@ -162,9 +162,9 @@ def ag_gemm_multiply(
     gemm.gemm(
         b, shape, tile, num_m, program, num_programs,
         _order, order_args,
-        _ready, Ready(gathered_ready, e, gathered, a, rank, split, world),
+        _ready, Ready(a, e, gathered, gathered_ready, rank, split, world),
         gemm.emit_store, gemm.Stored(product, shape),
-        done=_done, done_args=Done(program, num_programs, gathered_ready, e, split, slot, world),
+        done=_done, done_args=Done(e, gathered_ready, num_programs, program, slot, split, world),
     )  # fmt: skip
 
 
@@ -189,7 +189,7 @@ def ag_gemm_multiply_sm90(
         gemm_sm90.Shared(sums, summed, e, world),
         tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
         order, order_args,
-        ready, Ready(gathered_ready, e, gathered, a, rank, split, world),
+        ready, Ready(a, e, gathered, gathered_ready, rank, split, world),
         emit, gemm_sm90.Stored(product),
-        done=done, done_args=Done(program, num_programs, gathered_ready, e, split, slot, world),
+        done=done, done_args=Done(e, gathered_ready, num_programs, program, slot, split, world),
     )  # fmt: skip

@@ -99,10 +99,10 @@ def _order_args(rank, split, group_m, tile_m, num_m):
 class Ready(NamedTuple):
     """Arguments of `_ready`."""
 
-    gathered_ready: Any
+    a: Any
     e: Any
     gathered: Any
-    a: Any
+    gathered_ready: Any
     rank: Any
     split: Any
     world: Any
@@ -154,7 +154,7 @@ def ag_gemm_multiply(
     gemm.gemm(
         b, shape, tile, num_m, program, num_programs,
         _order, order_args,
-        _ready, Ready(gathered_ready, e, gathered, a, rank, split, world),
+        _ready, Ready(a, e, gathered, gathered_ready, rank, split, world),
         gemm.emit_store, gemm.Stored(product, shape),
         done=_done, done_args=Done(e, num_programs, slot, world),
     )  # fmt: skip
@@ -181,7 +181,7 @@ def ag_gemm_multiply_sm90(
         gemm_sm90.Shared(sums, summed, e, world),
         tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
         order, order_args,
-        ready, Ready(gathered_ready, e, gathered, a, rank, split, world),
+        ready, Ready(a, e, gathered, gathered_ready, rank, split, world),
         emit, gemm_sm90.Stored(product),
         done=done, done_args=Done(e, num_programs, slot, world),
     )  # fmt: skip

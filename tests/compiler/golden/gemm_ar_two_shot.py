@@ -33,8 +33,8 @@ Signals   partials_ready: by gemm_ar_multiply on the other ranks; each program w
     hook(emit, store_own, (own_reduced, parts))
     hook(emit, spread, (gathered, parts))
     hook(emit, push, (partials, parts))
-    notify(announce, gathered_ready, all, parts, late=True)
-    notify(announce, partials_ready, owner, parts, late=True)
+    notify(announce, gathered_ready, all, parts)
+    notify(announce, partials_ready, owner, parts)
     wait(collect, gathered_ready, tile, parts)
     hook(collect, unpack, (gathered, reduced, parts))
     finish(end, slot)
@@ -57,10 +57,10 @@ from weft.tiles import gemm, gemm_sm90, weave
 class Combine(NamedTuple):
     """Arguments of `_combine`."""
 
-    rank: Any
-    partials_ready: Any
     e: Any
     partials: Any
+    partials_ready: Any
+    rank: Any
     parts: Any
     world: Any
 
@@ -100,10 +100,10 @@ def _combine_sm90(at, row, column, value, args):
 class Emit(NamedTuple):
     """Arguments of `_emit`."""
 
-    rank: Any
-    own_reduced: Any
     gathered: Any
+    own_reduced: Any
     partials: Any
+    rank: Any
     parts: Any
     world: Any
 
@@ -134,10 +134,10 @@ def _emit_sm90(at, row, column, chunk, args):
 class Announce(NamedTuple):
     """Arguments of `_announce`."""
 
-    rank: Any
-    gathered_ready: Any
     e: Any
+    gathered_ready: Any
     partials_ready: Any
+    rank: Any
     parts: Any
     world: Any
 
@@ -177,10 +177,10 @@ def _announce_sm90(at, part, args):
 class Collect(NamedTuple):
     """Arguments of `_collect`."""
 
-    gathered_ready: Any
     e: Any
-    reduced: Any
     gathered: Any
+    gathered_ready: Any
+    reduced: Any
     parts: Any
     world: Any
 
@@ -227,16 +227,16 @@ def gemm_ar_multiply(
         b, shape, tile, world.num_ranks * parts.tiles_m, program, num_programs,
         weave.scattered, weave.Scatter(rank, parts),
         weave.read_owned, weave.Operand(a, parts),
-        _emit, Emit(rank, own_reduced, gathered, partials, parts, world),
-        combine=_combine, combine_args=Combine(rank, partials_ready, e, partials, parts, world),
-        announce=_announce, announce_args=Announce(rank, gathered_ready, e, partials_ready, parts,
+        _emit, Emit(gathered, own_reduced, partials, rank, parts, world),
+        combine=_combine, combine_args=Combine(e, partials, partials_ready, rank, parts, world),
+        announce=_announce, announce_args=Announce(e, gathered_ready, partials_ready, rank, parts,
             world),
     )  # fmt: skip
     num_m = world.num_ranks * parts.tiles_m
     for i in range(program, num_m * parts.num_n, num_programs):
         at = weave.scattered(i, num_m, parts.num_n, weave.Scatter(rank, parts))
         if at.owner != rank:
-            _collect(at, tile, Collect(gathered_ready, e, reduced, gathered, parts, world))
+            _collect(at, tile, Collect(e, gathered, gathered_ready, reduced, parts, world))
     # weft: equivalent-mutant swap of atomic: credits are implied, as said above
     # weft: equivalent-mutant relax-release, value+1 of notify: as said above
     slots.slot_finish(world, slot, e, num_programs)
@@ -267,18 +267,17 @@ def gemm_ar_multiply_sm90(
         tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
         order, weave.Scatter(rank, parts),
         ready, weave.Operand(a, parts),
-        emit, Emit(rank, own_reduced, gathered, partials, parts, world),
-        combine=combine, combine_args=Combine(rank, partials_ready, e, partials, parts, world),
-        announce=announce, announce_args=Announce(rank, gathered_ready, e, partials_ready, parts,
+        emit, Emit(gathered, own_reduced, partials, rank, parts, world),
+        combine=combine, combine_args=Combine(e, partials, partials_ready, rank, parts, world),
+        announce=announce, announce_args=Announce(e, gathered_ready, partials_ready, rank, parts,
             world),
-        late=True,
     )  # fmt: skip
     num_m = world.num_ranks * parts.tiles_m
     for i in range(program, num_m * parts.num_n, num_programs):
         at = weave.scattered(i, num_m, parts.num_n, weave.Scatter(rank, parts))
         if at.owner != rank:
             _collect_sm90(
-                at, tile_m, tile_n, Collect(gathered_ready, e, reduced, gathered, parts, world)
+                at, tile_m, tile_n, Collect(e, gathered, gathered_ready, reduced, parts, world)
             )
     # weft: equivalent-mutant swap of atomic: credits are implied, as said above
     # weft: equivalent-mutant relax-release, value+1 of notify: as said above

@@ -27,7 +27,7 @@ Signals   partials_ready: by gemm_rs_multiply on the other ranks; each program w
     hook(combine, add_partials, (partials, parts))
     hook(emit, store_own, (scattered, parts))
     hook(emit, push, (partials, parts))
-    notify(announce, partials_ready, owner, parts, late=True)
+    notify(announce, partials_ready, owner, parts)
     finish(end, slot)
 """
 
@@ -48,10 +48,10 @@ from weft.tiles import gemm, gemm_sm90, weave
 class Combine(NamedTuple):
     """Arguments of `_combine`."""
 
-    rank: Any
-    partials_ready: Any
     e: Any
     partials: Any
+    partials_ready: Any
+    rank: Any
     parts: Any
     world: Any
 
@@ -91,9 +91,9 @@ def _combine_sm90(at, row, column, value, args):
 class Emit(NamedTuple):
     """Arguments of `_emit`."""
 
+    partials: Any
     rank: Any
     scattered: Any
-    partials: Any
     parts: Any
     world: Any
 
@@ -121,9 +121,9 @@ def _emit_sm90(at, row, column, chunk, args):
 class Announce(NamedTuple):
     """Arguments of `_announce`."""
 
-    rank: Any
-    partials_ready: Any
     e: Any
+    partials_ready: Any
+    rank: Any
     parts: Any
     world: Any
 
@@ -160,9 +160,9 @@ def gemm_rs_multiply(a, b, scattered, partials, partials_ready, slot, shape, par
         b, shape, tile, world.num_ranks * parts.tiles_m, program, num_programs,
         weave.scattered, weave.Scatter(rank, parts),
         weave.read_owned, weave.Operand(a, parts),
-        _emit, Emit(rank, scattered, partials, parts, world),
-        combine=_combine, combine_args=Combine(rank, partials_ready, e, partials, parts, world),
-        announce=_announce, announce_args=Announce(rank, partials_ready, e, parts, world),
+        _emit, Emit(partials, rank, scattered, parts, world),
+        combine=_combine, combine_args=Combine(e, partials, partials_ready, rank, parts, world),
+        announce=_announce, announce_args=Announce(e, partials_ready, rank, parts, world),
     )  # fmt: skip
     slots.slot_finish(world, slot, e, num_programs)
 
@@ -189,9 +189,8 @@ def gemm_rs_multiply_sm90(
         tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
         order, weave.Scatter(rank, parts),
         ready, weave.Operand(a, parts),
-        emit, Emit(rank, scattered, partials, parts, world),
-        combine=combine, combine_args=Combine(rank, partials_ready, e, partials, parts, world),
-        announce=announce, announce_args=Announce(rank, partials_ready, e, parts, world),
-        late=True,
+        emit, Emit(partials, rank, scattered, parts, world),
+        combine=combine, combine_args=Combine(e, partials, partials_ready, rank, parts, world),
+        announce=announce, announce_args=Announce(e, partials_ready, rank, parts, world),
     )  # fmt: skip
     slots.slot_finish(world, slot, e, num_programs)

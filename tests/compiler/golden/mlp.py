@@ -100,11 +100,11 @@ def _order_args(rank, split, group_m, tile_m, num_m):
 class Ready(NamedTuple):
     """Arguments of `_ready`."""
 
-    gathered_ready: Any
     e: Any
     gathered: Any
-    x: Any
+    gathered_ready: Any
     rank: Any
+    x: Any
     split: Any
     world: Any
 
@@ -156,10 +156,10 @@ def _emit_sm90(at, row, column, chunk, args):
 class Done(NamedTuple):
     """Arguments of `_done`."""
 
-    program: Any
-    num_programs: Any
-    gathered_ready: Any
     e: Any
+    gathered_ready: Any
+    num_programs: Any
+    program: Any
     split: Any
     world: Any
 
@@ -186,9 +186,9 @@ def mlp_multiply(
     gemm.gemm(
         w1, shape, tile, num_m, program, num_programs,
         _order, order_args,
-        _ready, Ready(gathered_ready, e, gathered, x, rank, split, world),
+        _ready, Ready(e, gathered, gathered_ready, rank, x, split, world),
         _emit, Emit(gated_ptr, shape),
-        done=_done, done_args=Done(program, num_programs, gathered_ready, e, split, world),
+        done=_done, done_args=Done(e, gathered_ready, num_programs, program, split, world),
     )  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def mlp_multiply_sm90(
         gemm_sm90.Shared(sums, summed, e, world),
         tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
         order, order_args,
-        ready, Ready(gathered_ready, e, gathered, x, rank, split, world),
+        ready, Ready(e, gathered, gathered_ready, rank, x, split, world),
         emit, Emit(gated_ptr, shape),
-        done=done, done_args=Done(program, num_programs, gathered_ready, e, split, world),
+        done=done, done_args=Done(e, gathered_ready, num_programs, program, split, world),
     )  # fmt: skip

@@ -9,7 +9,7 @@
         hook(combine, add_partials, (partials, parts))
         hook(emit, push, (partials, parts))
         hook(emit, store_own, (scattered, parts))
-        notify(announce, partials_ready, owner, parts, late=True)
+        notify(announce, partials_ready, owner, parts)
         finish(end, slot)
 
 What waits is who reads; what is announced is what is pushed; where a result goes follows from the
@@ -198,8 +198,7 @@ def _sum_everywhere(plan: Plan, launch: Launch, product: Do) -> Iterator[core.St
 
 
 def _told(channel: Channel, to: str) -> core.Notify:
-    """Own tiles are summed some time behind: nobody waits for a tile that has just been pushed."""
-    return core.Notify("announce", channel.name, to, "parts", late=True, place=channel.place)
+    return core.Notify("announce", channel.name, to, "parts", place=channel.place)
 
 
 def _announced(plan: Plan, launch: Launch) -> list[Channel]:

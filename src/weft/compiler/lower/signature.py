@@ -7,6 +7,7 @@ from typing import Any
 
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
+from weft.compiler.lower import source
 from weft.ir import core
 from weft.language.mapping import StaticMapping
 from weft.language.world_arg import SlotArg, WorldArg, language_version
@@ -47,6 +48,10 @@ def record(kernel: core.Kernel, twin: str, given: Specialised) -> KernelRecord:
         elif one.sort != "world":
             signature[one.name] = word = _word(kernel, one, twin, given)
             aligned += [one.name] if word.startswith("*") else []
+    if twin == "sm90":
+        for name in source.peers_of(kernel):
+            for hop in range(1, weave.MOST_PEERS + 1):
+                signature[f"{name}_peer_{hop}"] = _descriptor(_chunk(given), given)
     for name, kind in (("shape", gemm.Shape), (mapping.name, by_name)):
         signature[name] = ["i32"] * len(kind._fields)
         constants[name] = kind(*[None] * len(kind._fields))
@@ -98,10 +103,22 @@ def _word(kernel: core.Kernel, one: core.Param, twin: str, given: Specialised) -
     if one.name == operands[-1]:
         block = (tile_m, tile_n)
         if twin == "sm90":
-            block = gemm_sm90.chunk_rows(tile_m, tile_n), gemm_sm90.CHUNK_N.value
-    layout = gemm_sm90.block_layout(block, DTYPES[given.dtype].itemsize)
-    suffix = f",{layout!r}" if twin == "sm90" else ""
-    return f"tensordesc<{element}[{block[0]}, {block[1]}]{suffix}>"
+            block = _chunk(given)
+    if twin == "sm90":
+        return _descriptor(block, given)
+    return f"tensordesc<{element}[{block[0]}, {block[1]}]>"
+
+
+def _chunk(given: Specialised) -> tuple[int, int]:
+    """Rows and columns that the template for Hopper stores at once."""
+    return gemm_sm90.chunk_rows(*given.tile[:2]), gemm_sm90.CHUNK_N.value
+
+
+def _descriptor(block: tuple[int, int], given: Specialised) -> str:
+    """Of blocks as the template for Hopper has them in shared memory."""
+    dtype = DTYPES[given.dtype]
+    layout = gemm_sm90.block_layout(block, dtype.itemsize)
+    return f"tensordesc<{dtype.triton}[{block[0]}, {block[1]}],{layout!r}>"
 
 
 def leaves_by_pointers(kernel: core.Kernel, one: core.Param) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from weft.compiler.lower import woven
 from weft.compiler.lower.loading import import_text
 from weft.ir import core
+from weft.tiles import weave
 
 WIDTH = 100
 TWINS = ("plain", "sm90")
@@ -245,10 +246,10 @@ def _hooks(kernel: core.Kernel) -> Iterator[str]:
         twin = suffix or "plain"
         if not kernel.at(slot) or _library(kernel, slot, twin):
             continue
-        title = slot.title()
-        if not suffix:
-            fields = "\n".join(f"    {name}: Any" for name in _used(kernel, slot))
-            yield f'class {title}(NamedTuple):\n    """Arguments of `_{slot}`."""\n\n{fields}'
+        title = _title(kernel, slot, twin)
+        if not suffix or title != _title(kernel, slot, "plain"):
+            fields = "\n".join(f"    {name}: Any" for name in _used(kernel, slot, twin))
+            yield f'class {title}(NamedTuple):\n    """Arguments of `_{place}`."""\n\n{fields}'
         body = [*_body(kernel, slot, twin), *(["return value"] if slot == "combine" else [])]
         parameters = f"{parameters}, args" if parameters else "args"
         yield "\n".join([
@@ -283,17 +284,29 @@ def _guard(kernel: core.Kernel, guard: str) -> str:
     return f"at.owner {'==' if guard == woven.OWN else '!='} args.rank"
 
 
-def _used(kernel: core.Kernel, slot: str) -> list[str]:
-    """The names that a place's functions use of `args`: values, then tuples."""
-    twins = TWINS if slot in _TWO_FORMS else ("plain",)
-    lines = [line for twin in twins for line in _body(kernel, slot, twin)]
+def _title(kernel: core.Kernel, slot: str, twin: str) -> str:
+    """What a hook's tuple is called: where the twin for Hopper needs others, it has its own."""
+    is_alike = set(_used(kernel, slot, twin)) == set(_used(kernel, slot, "plain"))
+    return slot.title() + ("" if is_alike else "Sm90")
+
+
+def _used(kernel: core.Kernel, slot: str, twin: str) -> list[str]:
+    """The names that a place's function uses of `args`: values, then tuples."""
+    lines = _body(kernel, slot, twin if slot in _TWO_FORMS else "plain")
     names = re.findall(r"\bargs\.(\w+)", "\n".join(lines))
     if any(re.search(r"\bargs\)", line) for line in lines):
         names += ["partials", "rank", "parts", "world"]  # of a weave.Move
-    names = list(dict.fromkeys(names))
+    names = sorted(dict.fromkeys(names))
     tuples = {"shape", *(one.name for one in kernel.of(core.Mapping))}
     tuples |= {one.name for one in kernel.of(core.Param) if one.sort in ("slot", "world")}
+    tuples |= {f"{name}_peers" for name in peers_of(kernel)}
     return sorted(names, key=lambda name: (name in tuples, name == "world"))
+
+
+def peers_of(kernel: core.Kernel) -> list[str]:
+    """The arrays that tiles are sent to by TMA: on Hopper there is a descriptor for each peer."""
+    given = [one.args[0] for one in kernel.of(core.Hook) if one.function.startswith("send")]
+    return [one.name for one in kernel.of(core.Param) if one.name in given]
 
 
 def _library(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, str] | None:
@@ -324,7 +337,8 @@ def _kernel(kernel: core.Kernel, twin: str) -> str:
     apart = ("slot", "world", "order")
     names = [one.name for one in kernel.of(core.Param) if one.sort not in apart]
     is_whole = mapping.cuts == "whole"
-    names += [] if twin == "plain" else ["sums", "summed"]
+    if twin == "sm90":
+        names = [*_with_peers(kernel, names), "sums", "summed"]
     names += [_slot(kernel), "shape", mapping.name, *(["group_m"] if is_whole else [])]
     if twin == "plain":
         names += ["tile", "world"]
@@ -355,6 +369,14 @@ def _kernel(kernel: core.Kernel, twin: str) -> str:
     return "\n".join([*lines, *(f"    {line}" for line in body)])
 
 
+def _with_peers(kernel: core.Kernel, names: Sequence[str]) -> list[str]:
+    """The parameters with the peers' descriptors before the first array that they are of."""
+    peers = peers_of(kernel)
+    first = min((names.index(name) for name in peers), default=0)
+    described = [f"{name}_peer_{hop}" for name in peers for hop in range(1, weave.MOST_PEERS + 1)]
+    return [*names[:first], *described, *names[first:]]
+
+
 _PLAIN = "The GEMM template with the hooks above, on any target."
 _SM90 = "The same on Hopper; operands are descriptors, `sums` and `summed` its own."
 
@@ -379,6 +401,9 @@ def _template(kernel: core.Kernel, twin: str) -> list[str]:
             "tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,",
         ]
     locals_ = []
+    for array in peers_of(kernel) if twin == "sm90" else ():
+        given = [f"{array}_peer_{hop}" for hop in range(1, weave.MOST_PEERS + 1)]
+        locals_ += _call(f"{array}_peers = (", given, ")", skip=True)
     for slot in ("order", "ready", "emit", "combine", "announce", "done"):
         if not kernel.at(slot):
             continue
@@ -420,7 +445,8 @@ def _hook(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, str]:
         return "_order", "order_args"
     suffix = "_sm90" if twin == "sm90" and slot in _TWO_FORMS else ""
     # Written out each time: a variable would make numbers of the world's constants.
-    return f"_{slot}{suffix}", f"{slot.title()}({', '.join(_used(kernel, slot))})"
+    title = _title(kernel, slot, twin)
+    return f"_{slot}{suffix}", f"{title}({', '.join(_used(kernel, slot, twin))})"
 
 
 def _fitting(lines: Iterable[str], width: int = WIDTH) -> Iterator[str]:

@@ -158,7 +158,7 @@ def _harmless(one: core.Woven, kernel: core.Kernel) -> tuple[str, ...]:
     """Notes of what mutants may do to a call's begin and end, for `weft verify --mutants`."""
     if core.implies_credits(kernel):
         return _IMPLIED_END if isinstance(one, core.Finish) else _IMPLIED
-    pushes = any(hook.function == "push" for hook in kernel.of(core.Hook))
+    pushes = any(hook.function in core.FAR for hook in kernel.of(core.Hook))
     return _ALONE if isinstance(one, core.Finish) and not pushes else ()
 
 
@@ -212,10 +212,23 @@ _HOOKS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("store_value", "sm90"): ((f"epilogues.store_chunk({_SM90.replace('{0}', '{1}')})",), ""),
     ("push", "plain"): (("weave.push(at, value, tile, {move})",), OTHER),
     ("push", "sm90"): (("weave.push_chunk(at, row, column, chunk, {move})",), OTHER),
+    ("send", "plain"): (("weave.push(at, value, tile, {move})",), OTHER),
+    ("send", "sm90"): (
+        ("if args.world.num_ranks <= weave.MOST_PEERS + 1:",
+         "    weave.send_chunk(at, row, column, chunk, {0}_peers, {move})",
+         "else:",
+         "    weave.push_chunk(at, row, column, chunk, {move})"), OTHER),
     ("spread", "plain"): (("weave.spread({0}, at, value, tile, {move})",), OWN),
     ("spread", "sm90"): (
         ("if at.row < at.end:",
          "    weave.spread_chunk({0}, at, row, column, chunk, {move})"), OWN),
+    ("send_to_all", "plain"): (("weave.spread({0}, at, value, tile, {move})",), OWN),
+    ("send_to_all", "sm90"): (
+        ("if at.row < at.end:",
+         "    if args.world.num_ranks <= weave.MOST_PEERS + 1:",
+         "        weave.send_chunk_to_all(at, row, column, chunk, {0}_peers, {move})",
+         "    else:",
+         "        weave.spread_chunk({0}, at, row, column, chunk, {move})"), OWN),
     ("unpack", "plain"): (("weave.unpack({1}, {0}, at, tile, {2})",), ""),
     ("unpack", "sm90"): (
         ("for row in range(0, tile_m, gemm_sm90.CHUNK_N):",
@@ -243,7 +256,9 @@ def _move(kernel: core.Kernel) -> str:
 
     Written out each time: a variable would make numbers of the world's constants.
     """
-    pushed = [one for one in kernel.of(core.Hook) if one.function in ("push", "add_partials")]
+    pushed = [
+        one for one in kernel.of(core.Hook) if one.function in ("push", "send", "add_partials")
+    ]
     if not pushed:
         return ""
     partials, parts = pushed[0].args
