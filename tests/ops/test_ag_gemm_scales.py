@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -12,11 +19,14 @@ from weft.base.target import TARGETS
 from weft.language import triton_api
 from weft.ops import cards
 from weft.ops._ag_gemm_config import Config, candidates
+from weft.ops._ag_gemm_config import _end_us as end_us
 from weft.ops._ag_gemm_scales import kind_of
 from weft.ops.ag_gemm import Problem, ag_gemm
 from weft.verify import compiled
 
 op = cards()["ag_gemm"]
+ROOT = Path(__file__).parent.parent.parent
+SCRIPT = Path(__file__).parent / "scripts" / "every_scale.py"
 
 
 def check(problem: Problem, transport: str, seed: int = 0, calls: int = 3) -> None:
@@ -127,3 +137,25 @@ def test_they_compile(target, scaling):
             )
             assert report.ok, str(report)
     assert "ag_gemm.push_scales" in names and "ag_gemm.multiply" in names
+
+
+@pytest.mark.parametrize("m", [512, 4096])
+def test_fp8_is_predicted_as_16_bits_of_half_the_depth(m):
+    hopper = TARGETS["cuda:90"]
+    deep = Problem(m, 7168, 8192, 4, "float8_e4m3fn", b_is_nk=True)
+    config = next(candidates(deep, hopper))
+    assert (config.template, config.tile_k) == ("sm90", 128)
+    same = Problem(m, 7168, 4096, 4, b_is_nk=True)
+    assert end_us(config, deep, hopper) == end_us(replace(config, tile_k=64), same, hopper)
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(n, marks=pytest.mark.gpu(n=n)) for n in (2, 4)])
+def test_every_scale_on_gpus(ranks):
+    words = f"-m torch.distributed.run --standalone --nproc-per-node {ranks} {SCRIPT}"
+    done = subprocess.run(
+        [sys.executable, *words.split()], capture_output=True, text=True, timeout=250,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    said = re.findall(r"^rank (\d) of \d: \d+ cases", done.stdout, re.MULTILINE)
+    assert sorted(said) == [str(rank) for rank in range(ranks)]

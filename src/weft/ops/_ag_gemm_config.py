@@ -309,9 +309,11 @@ def _end_us(config: Config, problem: Problem, target: Target) -> float:
         return _arrival.few_us(problem.m, problem.n, problem.k)
     if config.template == "plain":
         return _arrival.small_us(problem.n, problem.k)
+    # The model is of 16-bit operands: fp8 are half of the bytes at twice the rate, as half of k is.
+    k, tile_k = (extent * problem.itemsize // 2 for extent in (problem.k, config.tile_k))
     return _arrival.Plan(
-        problem.m, problem.n, problem.k, problem.num_ranks, config.transport,
-        shards_of(problem, config), config.blocking, programs_on(target),
+        problem.m, problem.n, k, problem.num_ranks, config.transport,
+        shards_of(problem, config), replace(config.blocking, tile_k=tile_k), programs_on(target),
     ).end_us()  # fmt: skip
 
 
