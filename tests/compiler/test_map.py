@@ -9,7 +9,7 @@ from test_tile import placed
 
 from weft.base.errors import ConfigError
 from weft.compiler.passes import map as mapping
-from weft.compiler.passes.map import Span, map_rows, misfits
+from weft.compiler.passes.map import Span, map_rows, misfits, travelling
 from weft.compiler.passes.tile import tile
 from weft.ir.device import Channel
 
@@ -81,3 +81,17 @@ def test_a_channel_that_does_not_fit_names_its_line(monkeypatch):
     with pytest.raises(ConfigError, match="the producer's tiles end at row 4 of 7") as caught:
         mapping.check(channel, {"m": 7}, 2)
     assert caught.value.place == program.task("gathered").place
+
+
+def test_of_results_that_follow_from_each_other_one_travels():
+    body = [("reduced", ("x",)), ("total", ("reduced", "residual")), ("normed", ("total", "w"))]
+    for made, travels in {
+        ("total", "normed"): "total",
+        ("normed",): "normed",
+        ("reduced", "normed"): "reduced",
+        ("reduced",): "reduced",
+    }.items():
+        assert travelling(body, made) == travels
+    apart = [*body[:2], ("gate", ("reduced",)), ("gated", ("gate", "total"))]
+    assert travelling(apart, ("gated",)) == "gated"
+    assert travelling(apart, ("total", "gated")) == "reduced"

@@ -13,7 +13,7 @@ each at the rank that sums it; what comes back lies in `gathered`, where its row
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -150,13 +150,13 @@ def _of_sums(program: Program, task: Task) -> Iterator[Channel]:
     )  # fmt: skip
     yield told
     if carried.gathered:
-        *others, last = carried.gathered.values()
-        back = replace(told, name=f"{last}_ready", buffer=last, to="all", along=tuple(others))
-        yield back
+        (gathered,) = carried.gathered.values()
+        yield replace(told, name=f"{gathered}_ready", buffer=gathered, to="all")
 
 
 class Carriers(NamedTuple):
-    """Buffers on the heap by which a kernel's sums travel: `gathered` by the value that it has."""
+    """Buffers on the heap by which a kernel's sums travel: `gathered` by the value that it has, of
+    which there is one: what follows from it each rank makes itself, from the same bits."""
 
     partials: str
     gathered: dict[str, str]
@@ -172,11 +172,11 @@ def carriers(program: Program, kernel: str) -> Carriers:
         if not sums:
             continue
         partials = _unique("partials", taken)
-        values = made_for_others(program, tasks) if sums[0].kind == "all_reduce" else ()
+        made = made_for_others(program, tasks) if sums[0].kind == "all_reduce" else ()
+        values = (travelling([(one.name, one.operands) for one in tasks], made),) if made else ()
         if sums[0].engine == "packets":
             values = ()  # each rank sums all rows itself
-        whole = {v: _unique("gathered" if len(values) == 1 else f"{v}_gathered", taken)
-                 for v in values}  # fmt: skip
+        whole = {value: _unique("gathered", taken) for value in values}
         if name == kernel:
             found = Carriers(partials, whole)
     return found
@@ -191,6 +191,25 @@ def made_for_others(program: Program, tasks: Sequence[Task]) -> tuple[str, ...]:
         if one.name in program.results
         or any(user.name not in names for user in program.users(one.name))
     )
+
+
+def travelling(body: Sequence[tuple[str, tuple[str, ...]]], made: Collection[str]) -> str:
+    """The last value of a kernel's (name, operands) from which follow all that are `made` for
+    others: of it, not of each of those, every rank needs other ranks' rows.
+
+        reduced = all_reduce(x); total = add(reduced, residual); normed = rms_norm(total, weight)
+        made = (total, normed)    ->    total
+    """
+    names = [name for name, _ in body]
+    for i in reversed(range(len(body))):
+        needed = set(made) - {names[i]}
+        for name, operands in reversed(body[i + 1 :]):
+            if name in needed:
+                needed |= set(operands) & set(names)
+                needed -= {name, names[i]}
+        if not needed:
+            return names[i]
+    return names[0]
 
 
 def _unique(name: str, taken: set[str]) -> str:
