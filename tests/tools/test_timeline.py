@@ -43,8 +43,8 @@ PROGRAM = """
 import weft
 from weft.compiler import Shard, Tensor, all_gather
 
-@weft.program(mesh="tp", x=Tensor("bfloat16", ("m", 512), Shard(0)),
-              w=Tensor("bfloat16", (512, 1024), Shard(1)))
+@weft.program(mesh="tp", x=Tensor("bfloat16", ("m", 64), Shard(0)),
+              w=Tensor("bfloat16", (64, 128), Shard(1)))
 def project(x, w):
     return all_gather(x) @ w
 """
@@ -53,11 +53,16 @@ def project(x, w):
 def test_the_schedule_of_a_users_program(tmp_path, capsys):
     script, path = tmp_path / "model.py", tmp_path / "schedule.html"
     script.write_text(PROGRAM)
-    words = ["timeline", f"{script}:project", "-o", str(path), "--ranks", "2", "--shape", "m=640"]
+    words = ["timeline", f"{script}:project", "-o", str(path), "--ranks", "2", "--shape", "m=96"]
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["op"] == "project"
     assert "project on 2 ranks" in path.read_text()
-    assert main([*words, "--run"]) == 2 and "weft emulate" in capsys.readouterr().err
+    assert main([*words, "--run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["from"] == "run"
+    text = path.read_text()
+    assert "What happened on the emulator" in text and "project_multiply" in text
+    assert main([*words, "--transport", "pull"]) == 2
+    assert "is for operators" in capsys.readouterr().err
 
 
 def test_the_trace_of_a_run(tmp_path, capsys):

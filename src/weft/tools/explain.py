@@ -17,7 +17,7 @@ from weft.tools import console, options
 from weft.tools.words import parse_shape, parse_topology, shape_text
 
 if TYPE_CHECKING:
-    from weft.ir.task import Program
+    from weft.compiler import Compiled
     from weft.tools.check import Work
     from weft.tools.explanation import Part, Subject
 
@@ -171,7 +171,8 @@ def subject_in_file(
     from weft.compiler.facts import Facts
     from weft.tools.explanation import Subject, machine_named
 
-    machine, program = machine_named(hw), find_program(words)
+    machine, compiled = machine_named(hw), find_program(words)
+    program = compiled.stages.tasks["trace"]
     topology = parse_topology(ranks, nodes)
     named = {
         size for one in program.tasks if one.type for size in one.type.sizes
@@ -181,11 +182,11 @@ def subject_in_file(
     domains = topology.sizes if topology.num_nodes > 1 else ()
     heap = frozenset(filter(None, on_heap.split(",")))
     facts = Facts(sizes, topology.num_ranks, parse_target(target), domains, heap)
-    return Subject(program, facts, machine)
+    return Subject(program, facts, machine, compiled)
 
 
-def find_program(words: str) -> Program:
-    """The traced program of `FILE.py:NAME`; the name may be left out where there is one.
+def find_program(words: str) -> Compiled:
+    """The program of `FILE.py:NAME`; the name may be left out where there is one.
 
     Raises  UsageError: no such file, no such program, with those that are there
     """
@@ -208,4 +209,4 @@ def find_program(words: str) -> Program:
     if name not in there:
         known = ", ".join(there) or "none"
         raise UsageError(f"{words}: name a program of {file}, as FILE.py:NAME; it has {known}")
-    return there[name].stages.tasks["trace"]
+    return there[name]

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import UnsupportedError, UsageError
 from weft.compiler import pipeline
+from weft.compiler.compiled import Compiled
 from weft.compiler.cost import choose
 from weft.compiler.cost.machine import MACHINES, Machine
-from weft.compiler.facts import Facts, Settings
+from weft.compiler.facts import Facts
 from weft.compiler.lower import kernels, source
 from weft.compiler.lower.supported import ENGINES
 from weft.compiler.passes.engines import pairs
@@ -42,16 +43,21 @@ class Part:
 
 @dataclass(frozen=True)
 class Subject:
-    """A traced program, and the call of it that is asked about."""
+    """A traced program, and the call of it that is asked about.
+
+    With `compiled` it is what that would run, where kernels that are not generated are libraries'.
+    """
 
     program: Program
     facts: Facts
     machine: Machine
-    settings: Settings = field(default_factory=Settings)
+    compiled: Compiled | None = None
 
     @cached_property
     def stages(self) -> pipeline.Stages:
-        return pipeline.overlap(place(self.program), self.facts, self.settings)
+        if self.compiled is not None:
+            return self.compiled.overlapped(self.facts)
+        return pipeline.overlap(place(self.program), self.facts)
 
     @property
     def plan(self) -> Plan:

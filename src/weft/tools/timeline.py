@@ -57,14 +57,16 @@ def timeline(
     pictures.check_path(output, "-o")
     planned, work = None, None
     if is_program(subject):
-        if run:
-            raise UsageError(f"--run {subject}: it takes an operator; weft emulate runs a script")
+        if transport:
+            raise UsageError(
+                f"--transport {transport}: it is for operators; {subject} is a program"
+            )
         planned = subject_in_file(subject, ranks, nodes, shape, target, hw)
     else:
         work = options.work_of(subject, ranks, nodes, shape, dtype)
         planned = None if run or transport else subject_of(work, target, hw)
     if planned is not None:
-        chart, notes = predicted(planned)
+        chart, notes = program_ran(planned, hw, seed, num_sms) if run else predicted(planned)
         name, num_ranks = planned.program.name, planned.facts.num_ranks
     else:
         assert work is not None
@@ -74,7 +76,7 @@ def timeline(
     if json:
         totals = [asdict(one) for one in chart.totals]
         words = {"op": name, "ranks": num_ranks} if work is None else options.words_of(work)
-        words |= {"from": "run" if planned is None else "plan", "file": output}
+        words |= {"from": "run" if run or planned is None else "plan", "file": output}
         console.print_json({**words, "end_us": chart.end_us, "totals": totals})
     else:
         console.print_table(*totals_table(chart))
@@ -93,6 +95,20 @@ def predicted(subject: Subject) -> tuple[Chart, list[str]]:
     if taken:
         call += f"; {', '.join(taken)}"
     return chart_of(found.spans, found.signals), [call, PLANNED.format(hw=subject.machine.name)]
+
+
+def program_ran(subject: Subject, hw: str, seed: int, num_sms: int) -> tuple[Chart, list[str]]:
+    """The schedule of a user's program on the emulator, and what to say of it."""
+    from weft.base.hardware import find_hardware
+    from weft.tools.schedule import chart_of
+    from weft.tools.schedule.runs import timed_program
+
+    find_hardware(hw)
+    assert subject.compiled is not None
+    facts = subject.facts
+    found = timed_program(subject.compiled, facts, hw, seed=seed, num_sms=num_sms)
+    call = f"{shape_text(facts.sizes)}, {facts.num_ranks} ranks"
+    return chart_of(found, found.signals), [call, RAN.format(hw=hw, seed=seed)]
 
 
 def ran(work: Work, transport: str, hw: str, seed: int, num_sms: int) -> tuple[Chart, list[str]]:

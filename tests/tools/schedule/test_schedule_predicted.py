@@ -162,6 +162,6 @@ def test_rows_carry_all_their_bytes():
     found = predict(golden("all_reduce_rms_norm"), {"m": m}, 4, H200X4)
     sent = of_kind(found, 0, "transfer")
     took = sum(span.end_us - span.start_us for span in sent)
-    # A summand of each foreign row, and both results of own rows to three peers.
-    nbytes = (3 * m / 4 + 2 * 3 * m / 4) * 4096 * 2
+    # A summand of each foreign row, and the total of own rows to three peers.
+    nbytes = (3 * m / 4 + 3 * m / 4) * 4096 * 2
     assert took == pytest.approx(nbytes / H200X4.push_gbps / 1e3, rel=0.1)

@@ -16,6 +16,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import UsageError
 from weft.base.schedule import Signal, Span
 from weft.compiler.cost.machine import Machine, on_curve
+from weft.compiler.passes.allocate import extent_of
 from weft.ir.device import (
     After,
     Buffer,
@@ -105,17 +106,10 @@ class Played:
     # ---- sizes
 
     def size(self, size: int | str | Part, rank: int) -> int:
-        if isinstance(size, Part):
-            whole = self.size(size.size, rank)
-            rows = ceil(whole / self.num_ranks)
-            return max(0, min(rows, whole - rank * rows))
-        if isinstance(size, int):
-            return size
-        if size == "num_ranks":
-            return self.num_ranks
-        if size not in self.sizes:
-            raise UsageError(f"{self.plan.name}: the size {size} is not given")
-        return self.sizes[size]
+        try:
+            return extent_of(size, self.sizes, rank, self.num_ranks)
+        except KeyError as missing:
+            raise UsageError(f"{self.plan.name}: the size {missing.args[0]} is not given") from None
 
     def extents(self, name: str, rank: int) -> list[int]:
         return [self.size(one, rank) for one in self.buffers[name].sizes]

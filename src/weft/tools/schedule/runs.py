@@ -11,6 +11,8 @@ from weft.tools.check import Work
 from weft.tools.words import shape_text
 
 if TYPE_CHECKING:
+    from weft.compiler import Compiled
+    from weft.compiler.facts import Facts
     from weft.emulator.timeline import Timeline
 
 
@@ -31,6 +33,40 @@ def timed_call(work: Work, config: Any, hardware: str, *, seed: int, num_sms: in
     with weft.emulated(
         work.num_ranks, work.nodes or 1, seed, num_sms, hardware=hardware
     ) as session:
+        session.run(call)
+    return session.timeline
+
+
+def timed_program(
+    compiled: Compiled, facts: Facts, hardware: str, *, seed: int, num_sms: int
+) -> Timeline:
+    """The same of a call of a user's program with random operands, lowered to what overlaps."""
+    import torch
+
+    import weft
+    from weft.compiler.lower.unfused import local_sizes
+    from weft.compiler.passes.allocate import extent_of
+
+    inputs = [one.type for one in compiled.stages.program.tasks if one.kind == "input" and one.type]
+
+    def operands(rank: int) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed * facts.num_ranks + rank)
+        found = []
+        for one in inputs:
+            sizes = [extent_of(size, facts.sizes, rank, facts.num_ranks)
+                     for size in local_sizes(one)]  # fmt: skip
+            dtype = getattr(torch, one.dtype)
+            found.append(torch.randn(sizes, generator=generator).to(dtype))
+        return found
+
+    def call(rank: int) -> None:
+        world = weft.init()
+        compiled(*operands(rank), world=world, collectives=weft.ops, lowering="overlapped",
+                 **facts.sizes)  # fmt: skip
+        world.synchronize()
+
+    nodes = facts.nodes or 1
+    with weft.emulated(facts.num_ranks, nodes, seed, num_sms, hardware=hardware) as session:
         session.run(call)
     return session.timeline
 
