@@ -12,6 +12,7 @@ import weft
 from weft.base.card import Op
 from weft.base.dtypes import tolerance
 from weft.base.target import TARGETS
+from weft.ops._lanes import nodes_of
 from weft.ops._products import PUSH
 
 EMU = TARGETS["emu"]
@@ -96,7 +97,8 @@ def on_few_sms(op: Op, problem: Any) -> None:
 def by_every_candidate(op: Op, problem: Any) -> None:
     world = weft.init()
     mine = op.make_inputs(problem, world.rank)
-    for config in op.candidates(problem, world.target):
+    placed = replace(problem, nodes=nodes_of(world))
+    for config in op.candidates(placed, world.target):
         for _ in range(2):
             check(op, op.run(world, problem, mine, config), problem, world.rank)
 

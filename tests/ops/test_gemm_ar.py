@@ -89,7 +89,7 @@ def test_nothing_to_do(ranks, shape):
 def test_every_candidate_passes_its_own_check(target, shape):
     problem = problem_for(op, 4, *shape, "bfloat16")
     found = list(candidates(problem, target))
-    assert found[0].is_fused and "all_reduce" in {config.transport for config in found}
+    assert {"push", "all_reduce"} <= {config.transport for config in found}
     for config in found:
         config.check(problem, target)
 
@@ -104,7 +104,7 @@ COMPILED = [
 def test_compiles_everywhere_and_keeps_its_waits(target, shape, b_is_nk):
     target = TARGETS[target]
     problem = problem_for(op, 4, *shape, "bfloat16", b_is_nk=b_is_nk)
-    check_code(problem, next(iter(candidates(problem, target))), target)
+    check_code(problem, None, target)
 
 
 @pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])

@@ -137,7 +137,7 @@ def test_hoppers_template_reaches_near_ranks_only():
     problem = problem_for(op, 4, 4096, 2560, 8192, "bfloat16", nodes=(2, 2))
     with pytest.raises(ConfigError, match=r"ranks by nodes \(2, 2\)"):
         Config(template="sm90").check(problem, TARGETS["cuda:90"])
-    assert next(candidates(problem, TARGETS["cuda:90"])).template == "plain"
+    assert "sm90" not in {config.template for config in candidates(problem, TARGETS["cuda:90"])}
     uneven = problem_for(op, 4, 4097, 2560, 8192, "bfloat16")
     with pytest.raises(ConfigError, match="shards of one size"):
         Config(transport=LIBRARY).check(uneven, TARGETS["cuda:90"])
@@ -162,7 +162,7 @@ def test_ranks_that_call_with_different_shapes(ranks):
 def test_every_candidate_passes_its_own_check(target, shape, num_ranks):
     problem = problem_for(op, num_ranks, *shape, "bfloat16")
     found = list(candidates(problem, target))
-    assert found[0].is_fused and "reduce_scatter" in {config.transport for config in found}
+    assert {"push", "reduce_scatter"} <= {config.transport for config in found}
     for config in found:
         config.check(problem, target)
         if config.is_fused:
@@ -179,8 +179,7 @@ COMPILED = [
 def test_compiles_everywhere_and_keeps_its_waits(target, shape, b_is_nk):
     target = TARGETS[target]
     problem = problem_for(op, 4, *shape, "bfloat16", b_is_nk=b_is_nk)
-    config = next(iter(candidates(problem, target)))
-    ((fn, record),) = kernels(problem, config, target)
+    ((fn, record),) = kernels(problem, None, target)
     binary = triton_api.compile_kernel(fn, record, target)
     if target.backend != "emu":
         report = compiled(binary, target)

@@ -27,6 +27,8 @@ from weft.tiles.blocking import Blocking
 SUPPORTED = ("float16", "bfloat16", "float32")
 PUSH, LIBRARY = "push", _by_library.TRANSPORT
 TEMPLATES = ("plain", "sm90")
+# Of the symmetric heap, for a product that another operator sums.
+MOST_SHARED_BYTES = 32 << 20
 # Rows of tiles that programs of one turn share, of all ranks' parts.
 TOGETHER = 12
 
@@ -82,6 +84,9 @@ class Problem(_lanes.Rows):
 class Config:
     """How a call is done; every field is the same on all ranks.
 
+    `by_tma`: on Hopper tiles leave by TMA, and are announced behind the next ones' products; not by
+    stores of threads, announced at once.
+
     Units   last: of the order's end, own tiles alone, in turns of all programs (weave.order_of);
             group_m: rows of tiles that share columns in L2
     """
@@ -96,6 +101,7 @@ class Config:
     num_warps: int = 8
     num_stages: int = 3
     tma: bool = True
+    by_tma: bool = False
 
     op: ClassVar[str]
     # The ways in which nothing is fused, by the operator that follows the product; and those of
@@ -129,6 +135,11 @@ class Config:
             if not 1 <= getattr(self, name) <= 1024:
                 value = getattr(self, name)
                 raise ConfigError(f"{self.op}: {name}={value}; it must be between 1 and 1024")
+        if self.by_tma and problem.num_ranks > weave.MOST_PEERS + 1:
+            raise ConfigError(
+                f"{self.op}: by_tma with {problem.num_ranks} ranks; a kernel takes descriptors of "
+                f"{weave.MOST_PEERS} peers: take by_tma=False"
+            )
         self._check_template(problem, target)
 
     def _check_template(self, problem: Any, target: Target) -> None:
@@ -187,10 +198,10 @@ class Config:
 def fused(config: type[Config], problem: Any, target: Target) -> Iterator[Any]:
     """Configurations in which one kernel does all, the best guess first."""
     if problem.can_use_sm90(target) and not problem.is_empty:
-        # Where tiles of wide columns fill the machine for several rounds, they are cheaper.
-        cuts = [gemm_sm90.TURNS, gemm_sm90.WIDE]
-        for cut in cuts:
-            yield config(template="sm90", **_cut(cut, problem))
+        ways = (False, True) if problem.num_ranks <= weave.MOST_PEERS + 1 else (False,)
+        for by_tma in ways:
+            for cut in (gemm_sm90.TURNS, gemm_sm90.WIDE):
+                yield config(template="sm90", by_tma=by_tma, **_cut(cut, problem))
     for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
         low = replace(cut, tile_m=min(cut.tile_m, max(16, _lanes.power_of_two(problem.rows))))
         yield config(**_cut(low, problem))
@@ -307,11 +318,15 @@ class Call:
             self.buffers["sums"] = ((elements,), torch.float32)
             self.signals["summed"] = (2 * self.grid[0], torch.int64)
 
-    def product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """The library's product, in memory that is kept."""
+    def product(self, world: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """The library's product, in memory that is kept: where peers read it in place, if that is
+        not much. Collective."""
         if self._between is None:
             shape = (self.problem.m, self.problem.n)
-            self._between = torch.empty(shape, dtype=a.dtype, device=a.device)
+            if self.problem.m * self.problem.row_bytes <= MOST_SHARED_BYTES:
+                self._between = world.empty(shape, a.dtype, f"{self.problem.op}.product")
+            else:
+                self._between = torch.empty(shape, dtype=a.dtype, device=a.device)
         return torch.mm(a, b, out=self._between)
 
     def run(self, world: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
@@ -370,7 +385,7 @@ class Call:
             found = []
             for array in (getattr(slot, name) for name in self.program.peers):
                 others = world.num_ranks - 1
-                hops = range(1, others + 1) if 0 < others <= weave.MOST_PEERS else (0,)
+                hops = range(1, others + 1) if self.config.by_tma and others else (0,)
                 there = [world.peer(array, (world.rank + hop) % world.num_ranks) for hop in hops]
                 rows = [gemm_sm90.descriptor(x[world.rank], chunk_of(self.config)) for x in there]
                 found += [*rows, *rows[-1:] * (weave.MOST_PEERS - len(rows))]
@@ -384,7 +399,7 @@ class Call:
         extents = (config.tile_m, config.tile_n, config.tile_k, config.num_stages)
         sums = (slot.sums, slot.summed)
         shapes = (self.shape, self.parts)
-        return (*sums, slot.arg, *shapes, world.arg, *extents, self.problem.b_is_nk)
+        return (*sums, slot.arg, *shapes, world.arg, *extents, self.problem.b_is_nk, config.by_tma)
 
 
 def _size(rows: tuple[int, int]) -> int:
@@ -461,6 +476,7 @@ def record(
         "tile_k": tile_k,
         "stages": config.num_stages,
         "b_is_nk": problem.b_is_nk,
+        "by_tma": config.by_tma,
     }
     names = fn.arg_names
     pointers = [x for x in names if isinstance(types.get(x), str) and types[x][0] == "*"]

@@ -45,9 +45,12 @@ from weft.ops.all_reduce import all_reduce
 from weft.ops.gemm_rs import announce_part, combine, combine_chunk
 from weft.tiles import gemm, gemm_sm90, weave
 
-# Up to here packets, which are twice the bytes, are sent under the product's launch; up to there
-# every tile to all ranks.
-FEW_ROWS, ONE_SHOT_ROWS = 256, 16
+# By rows, as read on 2 x H200, n 8192 and k 2048, in recordings: cuBLAS and weft's all-reduce take
+# 22.9 us at 1 (packets in the product's launch 23.9), 26.7 at 16 (26.7), 33.0 at 64 (30.6), 46 at
+# 256 (73), 209 at 2048 (push 170). `two_shot`, `one_shot`: 24.6 and 23.9 at 1, 26.7 and 28.7 at 16.
+UNFUSED_ROWS, FEW_ROWS, ONE_SHOT_ROWS = 16, 64, 4
+# A rank's rows from which tiles are filled.
+FUSED_ROWS = 256
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -82,14 +85,19 @@ class Config(_products.Config):
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     few = list(_by_packets(problem, target))
-    if problem.m <= FEW_ROWS:
-        yield from few
-    for config in _products.fused(Config, problem, target):
-        # What the last own tiles sum is not hidden: few of them.
-        yield replace(config, last=1)
-    if target.backend == "emu" and problem.m > FEW_ROWS:
-        yield from few
-    yield Config(transport="all_reduce")
+    # What the last own tiles sum is not hidden: few of them.
+    many = [replace(config, last=1) for config in _products.fused(Config, problem, target)]
+    unfused = [Config(transport="all_reduce")]
+    if target.backend == "emu":
+        order = (few, many, unfused) if problem.m <= FEW_ROWS else (many, few, unfused)
+    elif len(problem.nodes) > 1 or problem.m <= UNFUSED_ROWS:
+        order = (unfused, few, many)
+    elif problem.m <= FEW_ROWS:
+        order = (few, unfused, many)
+    else:
+        order = (unfused, many) if problem.rows < FUSED_ROWS else (many, unfused)
+    for kind in order:
+        yield from kind
     if target.backend == "cuda" and problem.is_even:
         yield Config(transport=_products.LIBRARY)
 
@@ -198,7 +206,7 @@ def gemm_ar_multiply(a, b, c, out, partials, gathered, partials_ready, sums_read
 
 
 class Described(NamedTuple):
-    """Arguments of `_emit_chunk`: as Woven, where c and both kinds of peers are descriptors."""
+    """Arguments of what emits chunks: as Woven, where c and both kinds of peers are descriptors."""
 
     c: Any
     partials: Any
@@ -211,21 +219,31 @@ class Described(NamedTuple):
 
 
 @gluon.jit
+def _store_own(at, row, column, chunk, args):
+    own_row = at.row + row - at.i_m * args.parts.tile_m
+    gemm_sm90.store_tile(args.c, [own_row, column], chunk)
+
+
+@gluon.jit
 def _emit_chunk(at, row, column, chunk, args):
     """args: Described"""
-    is_described: gl.constexpr = args.world.num_ranks <= weave.MOST_PEERS + 1
     if at.owner == args.rank:
         if at.row < at.end:
-            own_row = at.row + row - at.i_m * args.parts.tile_m
-            gemm_sm90.store_tile(args.c, [own_row, column], chunk)
-            if is_described:
-                weave.send_chunk_to_all(at, row, column, chunk, args.all_peers, args)
-            else:
-                weave.spread_chunk(args.gathered, at, row, column, chunk, args)
-    elif is_described:
-        weave.send_chunk(at, row, column, chunk, args.peers, args)
+            _store_own(at, row, column, chunk, args)
+            weave.spread_chunk(args.gathered, at, row, column, chunk, args)
     else:
         weave.push_chunk(at, row, column, chunk, args)
+
+
+@gluon.jit
+def _emit_by_tma(at, row, column, chunk, args):
+    """args: Described"""
+    if at.owner == args.rank:
+        if at.row < at.end:
+            _store_own(at, row, column, chunk, args)
+            weave.send_chunk_to_all(at, row, column, chunk, args.all_peers, args)
+    else:
+        weave.send_chunk(at, row, column, chunk, args.peers, args)
 
 
 @gluon.jit
@@ -234,7 +252,7 @@ def gemm_ar_multiply_sm90(a, b, c, out, peer_1, peer_2, peer_3, peer_4, peer_5, 
                           all_peer_7, partials, gathered, partials_ready, sums_ready, sums, summed,
                           slot, shape, parts, world, tile_m: gl.constexpr, tile_n: gl.constexpr,
                           tile_k: gl.constexpr, stages: gl.constexpr,
-                          b_is_nk: gl.constexpr):  # fmt: skip
+                          b_is_nk: gl.constexpr, by_tma: gl.constexpr):  # fmt: skip
     """The same with the template for Hopper; operands and peers are descriptors."""
     rank = wl.rank(world).to(gl.int32)
     e = slots.slot_epoch(slot)
@@ -243,7 +261,7 @@ def gemm_ar_multiply_sm90(a, b, c, out, peer_1, peer_2, peer_3, peer_4, peer_5, 
     num_m = parts.tiles_m * world.num_ranks
     order: gl.constexpr = weave.scattered
     ready: gl.constexpr = weave.read_owned
-    emit: gl.constexpr = _emit_chunk
+    emit: gl.constexpr = _emit_by_tma if by_tma else _emit_chunk
     add: gl.constexpr = combine_chunk
     announce: gl.constexpr = _announce
     peers = (peer_1, peer_2, peer_3, peer_4, peer_5, peer_6, peer_7)
@@ -256,7 +274,7 @@ def gemm_ar_multiply_sm90(a, b, c, out, peer_1, peer_2, peer_3, peer_4, peer_5, 
         emit, Described(c, partials, gathered, rank, peers, all_peers, parts, world),
         add, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
         announce, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
-        late=True,
+        late=by_tma,
     )  # fmt: skip
     for i in range(program, num_m * parts.num_n, num_programs):
         at = weave.scattered(i, num_m, parts.num_n, weave.Scatter(rank, parts))
@@ -310,7 +328,7 @@ def gemm_ar(
         torch.mm(a, b, out=out)
         _by_library.all_reduce(world, out, out)
     else:
-        all_reduce(call.product(a, b), world=world, out=out)
+        all_reduce(call.product(world, a, b), world=world, out=out)
     return out
 
 
@@ -349,7 +367,7 @@ def kernels(
     problem: Problem, config: Config | None, target: Target
 ) -> Iterator[tuple[Any, KernelRecord]]:
     """The kernel that a call with this configuration launches, as a record."""
-    config = config or choose(problem, target)
+    config = config or next(_products.fused(Config, problem, target))
     config.check(problem, target)
     if config.transport in Config.by_packets:
         yield _gemm_ar_few.record(problem, config, target)
