@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import operators
 import pytest
+import torch
 from operators import compiled
 from random_programs import random_layers, random_program
 
 from weft.base.errors import UsageError
 from weft.base.target import parse_target
 from weft.compiler import Compiled
+from weft.compiler.binding import bind
 from weft.compiler.facts import Facts, Settings, class_of
 from weft.compiler.frontend import trace
 from weft.compiler.passes import map as mapping
@@ -121,3 +124,39 @@ def test_rows_are_read_in_place_where_no_tile_straddles_two_ranks():
 def test_a_lowering_that_there_is_not():
     with pytest.raises(UsageError, match="lowering='woven'; it is unfused or overlapped"):
         layers()(world=None, collectives=None, lowering="woven")
+
+
+class World:
+    """What a call asks of a world."""
+
+    rank, num_ranks, target = 0, 4, parse_target("cuda:90")
+    backend = SimpleNamespace(seats=SimpleNamespace(nodes=[0] * 4))
+
+    def __init__(self) -> None:
+        self.is_on_heap = False
+
+    def offset(self, tensor) -> int | None:
+        return 0 if self.is_on_heap else None
+
+
+def test_what_calls_share_is_found_once(monkeypatch):
+    """Of the same shapes nothing is checked or chosen again: a call's host time is microseconds."""
+    settings = Settings(engines={"gathered": "copy_engine"})
+    one = Compiled(
+        trace(operators.ag_gemm, "tp", operators.PARAMETERS[operators.ag_gemm]), settings
+    )
+    seen, bound = [], []
+    monkeypatch.setattr(
+        "weft.compiler.compiled.bind", lambda *given: bound.append(given) or bind(*given)
+    )
+    ran = SimpleNamespace(run_plan=lambda stages, *_, **__: seen.append(stages) or (None,))
+    world = World()
+    for rows, is_on_heap in ((1024, False), (1024, False), (1000, False), (1024, True)):
+        world.is_on_heap = is_on_heap
+        a, b = (torch.empty(size, dtype=torch.bfloat16, device="meta")
+                for size in ((rows, 4096), (4096, 7168)))  # fmt: skip
+        one(a, b, world=world, collectives=ran, lowering="overlapped")
+    assert len(bound) == 3
+    assert seen[0] is seen[1] is seen[2] and seen[3] is not seen[0]
+    roles = [next(o.role for o in s.plan.of(device.Buffer) if o.name == "a") for s in seen]
+    assert roles == ["input", "input", "input", "shared"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from weft.base.errors import UsageError
 from weft.compiler import pipeline
@@ -29,13 +30,34 @@ LOWERINGS = ("unfused", "overlapped")
 TILE_ROWS = 128
 
 
+# Shapes that a rank remembers calls of.
+MOST_CALLS = 256
+
+
+@dataclass(frozen=True)
+class Call:
+    """Of calls with tensors of the same shapes: the sizes by name, and what overlaps, if so."""
+
+    sizes: dict[str, int]
+    stages: pipeline.Stages | None
+
+
 class Compiled:
     """What `weft.program` makes of a function."""
 
     def __init__(self, program: Program, settings: Settings | None = None) -> None:
-        self.settings = settings or Settings()
         self.stages = pipeline.compile_program(program)
+        self._inputs = [one.name for one in program.tasks if one.kind == "input"]
+        # Those whose place on the heap matters.
+        first = [one.operands[0] for one in program.tasks if one.kind == "all_gather"]
+        self._gathered = [i for i, name in enumerate(self._inputs) if name in first]
+        self._settle(settings or Settings())
+
+    def _settle(self, settings: Settings) -> None:
+        self.settings = settings
+        self._orders = {name_of(order): order for order in settings.orders.values()}
         self._overlapped: dict[tuple, pipeline.Stages] = {}
+        self._calls: WeakKeyDictionary[Any, dict[tuple, Call]] = WeakKeyDictionary()
 
     def __call__(
         self, *tensors: Any, world: Any, collectives: Collectives, lowering: str = "unfused",
@@ -56,39 +78,51 @@ class Compiled:
         if lowering not in LOWERINGS:
             told = f"lowering={lowering!r}; it is {' or '.join(LOWERINGS)}"
             raise UsageError(f"{self.stages.program.name}: {told}")
-        given, bound = self._bound(tensors, sizes, world)
-        if lowering == "overlapped":
-            stages = self.overlapped(self._facts(given, bound, world))
-            orders = {name_of(order): order for order in self.settings.orders.values()}
-            results = collectives.run_plan(stages, given, bound, world=world, orders=orders)
+        call = self._call_of(tensors, sizes, world, lowering)
+        given = dict(zip(self._inputs, tensors))
+        if call.stages is not None:
+            results = collectives.run_plan(
+                call.stages, given, call.sizes, world=world, orders=self._orders
+            )
         else:
             from weft.compiler import libraries
 
-            results = libraries.run(self.plan, given, bound, world=world, collectives=collectives)
+            results = libraries.run(
+                self.plan, given, call.sizes, world=world, collectives=collectives
+            )
         return results if len(results) != 1 else results[0]
 
-    def _bound(
-        self, tensors: tuple, sizes: dict[str, int], world: Any
-    ) -> tuple[dict[str, Any], dict[str, int]]:
-        """The tensors by name, and every size that the program calls by name."""
-        program = self.stages.program
-        names = [one.name for one in program.tasks if one.kind == "input"]
-        given = dict(zip(names, tensors, strict=False))
-        if len(tensors) > len(names):
-            given |= {f"argument {i}": None for i in range(len(names), len(tensors))}
-        return given, bind(program, given, sizes, world.rank, world.num_ranks)
-
-    def _facts(self, given: Mapping[str, Any], bound: Mapping[str, int], world: Any) -> Facts:
+    def _call_of(self, tensors: tuple, sizes: dict[str, int], world: Any, lowering: str) -> Call:
+        """What calls with tensors like these share on this rank: found once, kept."""
         # Where a tensor lies on the heap is the same on all ranks, or their calls differ by name.
-        on_heap = frozenset(name for name, one in given.items() if world.offset(one) is not None)
-        counts = Counter(world.backend.seats.nodes)
-        nodes = tuple(counts[node] for node in sorted(counts)) if len(counts) > 1 else ()
-        return Facts(bound, world.num_ranks, world.target, nodes, on_heap)
+        on_heap = tuple(
+            i for i in self._gathered if i < len(tensors) and world.offset(tensors[i]) is not None
+        ) if lowering == "overlapped" else ()  # fmt: skip
+        shapes = tuple((one.shape, one.dtype) for one in tensors)
+        key = (lowering, shapes, tuple(sizes.items()), on_heap)
+        calls = self._calls.setdefault(world, {})
+        if key not in calls:
+            bound = self._bound(tensors, sizes, world)
+            stages = None
+            if lowering == "overlapped":
+                in_place = frozenset(self._inputs[i] for i in on_heap)
+                stages = self.overlapped(_facts(bound, in_place, world))
+            if len(calls) >= MOST_CALLS:
+                calls.clear()
+            calls[key] = Call(bound, stages)
+        return calls[key]
+
+    def _bound(self, tensors: tuple, sizes: dict[str, int], world: Any) -> dict[str, int]:
+        """Every size that the program calls by name."""
+        given = dict(zip(self._inputs, tensors, strict=False))
+        if len(tensors) > len(self._inputs):
+            given |= {f"argument {i}": None for i in range(len(self._inputs), len(tensors))}
+        return bind(self.stages.program, given, sizes, world.rank, world.num_ranks)
 
     def settled(self, settings: Settings) -> Compiled:
         """The same program, of which the compiler shall not choose what `settings` say."""
         other = copy.copy(self)
-        other.settings, other._overlapped = settings, {}
+        other._settle(settings)
         return other
 
     @property
@@ -128,6 +162,12 @@ class Compiled:
         found["map"] = device.text.show(self.stages.channels, places=False)
         found["unfused"] = device.show(self.plan, places=False)
         return found
+
+
+def _facts(bound: Mapping[str, int], on_heap: frozenset[str], world: Any) -> Facts:
+    counts = Counter(world.backend.seats.nodes)
+    nodes = tuple(counts[node] for node in sorted(counts)) if len(counts) > 1 else ()
+    return Facts(bound, world.num_ranks, world.target, nodes, on_heap)
 
 
 def _lie_evenly(program: Program, facts: Facts) -> bool:
