@@ -41,7 +41,8 @@ def check(problem: Problem, transport: str, seed: int = 0, calls: int = 3) -> No
         config = next(c for c in candidates(problem, world.target) if c.transport == transport)
         return [op.run(world, problem, inputs[world.rank], config) for inputs in sets]
 
-    with weft.emulated(ranks=problem.num_ranks, seed=seed) as ranks:
+    nodes = problem.nodes or 1
+    with weft.emulated(ranks=problem.num_ranks, nodes=nodes, seed=seed) as ranks:
         found = ranks.run(main)
     for i, inputs in enumerate(sets):
         for result, wanted in zip(found, op.reference(problem, inputs), strict=True):
@@ -55,6 +56,10 @@ def check(problem: Problem, transport: str, seed: int = 0, calls: int = 3) -> No
 def test_scales_travel_with_rows(transport, scaling):
     check(Problem(67, 150, 272, 2, "float8_e4m3fn", b_is_nk=True, scaling=scaling), transport)
     check(Problem(7, 24, 144, 3, "float8_e5m2", "bfloat16", scaling=scaling), transport)
+
+
+def test_scales_travel_between_nodes():
+    check(Problem(56, 24, 144, 3, "float8_e4m3fn", nodes=(2, 1), scaling="blocks"), "push")
 
 
 @pytest.mark.slow

@@ -122,8 +122,6 @@ class SlotCall(Call):
         if problem.scaling:
             shape = (problem.m, _ag_gemm_scales.blocks_of(problem))
             self.buffers["scales"] = (shape, torch.float32)
-            words = world.num_ranks * _ag_gemm_scales.pieces_of(problem)
-            self.signals["scales_ready"] = (words, torch.int64)
         if config.template == "sm90":
             elements = gemm_sm90.partial_elements(config.tile_m, config.tile_n, self.grid[0])
             self.buffers["partials"] = ((elements,), torch.float32)

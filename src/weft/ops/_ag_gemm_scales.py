@@ -1,7 +1,8 @@
 """Scales of ag_gemm's fp8 operands: what callers pass, how those of A travel, where they lie.
 
 Every rank stores its scales of A, of rows or of blocks of rows, in all ranks' slots, own ones too,
-before its rows travel; a word for each program that stores. Scales of B stay where they are.
+before its rows travel: whoever knows that rows have arrived knows it of their scales. Scales of B
+stay where they are.
 
 Not an operator: a part of ag_gemm.py, which see.
 """
@@ -34,52 +35,43 @@ BLOCK, NUM_WARPS = 1024, 4
 
 
 class Scaling(NamedTuple):
-    """What kernels are told: A's scales in the slot, `blocks` to a row, in so many `pieces` from
-    each rank; B's, and how far they lie apart, one for each `block_n` columns."""
+    """What kernels are told: A's scales in the slot, `blocks` to a row; B's, and how far they lie
+    apart, one for each `block_n` columns."""
 
     gathered: Any
     b: Any
-    ready: Any
     blocks: Any
-    pieces: Any
     b_column: Any
     b_k: Any
     block_n: Any
 
 
 # How kernels are compiled for it.
-SCALING_WORDS = ["*fp32", "*fp32", "*i64", *["i32"] * 5]
+SCALING_WORDS = ["*fp32", "*fp32", *["i32"] * 4]
 
 
 @triton.jit
 def push_scales(scale_a, a_row, a_k, scaling, slot, m, shards, world, block: tl.constexpr):
-    """Store own scales of A in every slot: `pieces` programs for each rank."""
+    """Store own scales of A in every slot, by as many programs each.
+
+    Sync    what is launched behind it and releases, or lets an engine copy, tells of them too
+    """
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
     slots.slot_wait_free(world, slot, e)
-    to = (rank + 1 + tl.program_id(0) // scaling.pieces) % world.num_ranks
-    piece = tl.program_id(0) % scaling.pieces
+    pieces = tl.num_programs(0) // world.num_ranks
+    # weft: equivalent-mutant peer+1 of at: all ranks are stored to, in another order
+    to = (rank + 1 + tl.program_id(0) // pieces) % world.num_ranks
+    piece = tl.program_id(0) % pieces
     first = min(rank * shards.rows, m)
     size = (min(first + shards.rows, m) - first) * scaling.blocks
-    length = tl.cdiv(size, scaling.pieces)
+    length = tl.cdiv(size, pieces)
     end = min((piece + 1) * length, size)
     for start in range(piece * length, end, block):
         i = start + tl.arange(0, block)
         there = scaling.gathered + first * scaling.blocks + i
         here = scale_a + i // scaling.blocks * a_row + i % scaling.blocks * a_k
         wl.put(world, there, here, to=to, mask=i < end)
-    word = scaling.ready + rank * scaling.pieces + piece
-    # weft: equivalent-mutant drop of complete_stores: no store of this kernel is asynchronous
-    # weft: equivalent-mutant incomplete of notify: no store of this kernel is asynchronous
-    wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
-
-
-@triton.jit
-def wait_for_scales(first, end, scaling_ready, pieces, e, shards, world):
-    """Until the scales of rows first .. end - 1 have arrived. Pairs with push_scales."""
-    source = first // shards.rows
-    count = (end - 1) // shards.rows - source + 1
-    wl.wait(scaling_ready + source * pieces, e, count * pieces, world=world)
 
 
 @triton.jit
@@ -108,8 +100,8 @@ def scaling_of(slot: Any, problem: Problem, scale_b: torch.Tensor) -> Scaling:
     is_blocks = problem.scaling == BLOCKS
     k, column = steps_of(scale_b)
     return Scaling(
-        slot.scales, scale_b, slot.scales_ready, blocks_of(problem), pieces_of(problem), column,
-        k if is_blocks else 0, BLOCK_K if is_blocks else 1,
+        slot.scales, scale_b, blocks_of(problem), column, k if is_blocks else 0,
+        BLOCK_K if is_blocks else 1,
     )  # fmt: skip
 
 

@@ -34,13 +34,12 @@ Signals (all are SET to the call's epoch e; e is read on the device, so nothing 
     rows_taken[dst]                 rank dst -> all: it has the rows that it reads in place (pull)
     summed[2 * program + consumer]  local: sums for another program's tile are there        (sm90)
     slot_free, epoch, ticket        the slot's; the last program of _multiply moves them
-    scales_ready[src * pieces + p]  rank src -> all: its scales are in the slot            (fp8)
     fed[rank * chunks + c]          local: how many pieces of a chunk have been stored for a rank
 Chunks without rows are signalled too, so that any range of words may be waited for; where engines
 copy the words, one program waits for all of them before the slot is given back.
 
 fp8 operands have scales: those of A are stored in all slots by a launch before everything else,
-_push_scales (_ag_gemm_scales.py), and a tile waits for those of its rows too.
+push_scales (_ag_gemm_scales.py); words of rows tell of them too.
 
 Limits  n and k are the same on all ranks; A is row-major, B is [k, n] or a transposed [n, k]
 Source  the design's section 4; FLUX, TileLink and torch's async-TP for the idea
@@ -203,8 +202,6 @@ class Arrival(NamedTuple):
     e: Any
     rank: Any
     m: Any
-    scales_ready: Any
-    pieces: Any
     shards: Any
     world: Any
 
@@ -235,27 +232,6 @@ def _ready(at, segment, tile, args):
         source = args.own
         row = first - own_first
     return gemm.Rows(source=source, first=row, end=row + end - first)
-
-
-@triton.jit
-def _ready_scaled(at, segment, tile, args):
-    """As `_ready`, and the scales of the rows have arrived. args: Arrival"""
-    first = at.i_m * tile.m
-    end = min(first + tile.m, args.m)
-    _ag_gemm_scales.wait_for_scales(
-        first, end, args.scales_ready, args.pieces, args.e, args.shards, args.world
-    )
-    return _ready(at, segment, tile, args)
-
-
-@triton.jit
-def _words_of_scales(scaling, rows_ready):
-    """The words that `_ready_scaled` waits for, and how many from each rank; any where there are
-    no scales."""
-    words, count = rows_ready, 1
-    if scaling is not None:
-        words, count = scaling.ready, scaling.pieces
-    return words, _variable(count)
 
 
 @triton.jit
@@ -416,14 +392,11 @@ def _multiply(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, s
         scales_args = None
     else:
         scales_args = _ag_gemm_scales.scaled_args(scaling, shape)
-    scales_ready, pieces = _words_of_scales(scaling, rows_ready)
     # The last programs have the fewest tiles: those are the feeders.
     gemm.gemm(
         b, shape, tile, tl.cdiv(shape.m, tile.m), num_programs - 1 - program, num_programs,
         swizzle.rotated, (shards.group_m, start, shards.head),
-        _ready if scaling is None else _ready_scaled,
-        Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), scales_ready, pieces,
-                shards, world),
+        _ready, Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), shards, world),
         gemm.emit_store, gemm.Stored(c, shape),
         done=_give_back if feeders > 0 else (
             _await_copies_and_give_back if is_pull else _await_open_and_give_back
@@ -530,13 +503,12 @@ def _multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, f
                   num_programs - 1 - program, feeders, _indices_sm90, block)  # fmt: skip
     start = _first_row(rank, shards, shape.m, tile_m)
     order: gl.constexpr = swizzle.rotated
-    ready: gl.constexpr = _ready if scaling is None else _ready_scaled
+    ready: gl.constexpr = _ready
     scales: gl.constexpr = None if scaling is None else gemm.scales_of
     if scaling is None:
         scales_args = None
     else:
         scales_args = _ag_gemm_scales.scaled_args(scaling, shape)
-    scales_ready, pieces = _words_of_scales(scaling, rows_ready)
     emit: gl.constexpr = gemm_sm90.emit_store
     awaiting: gl.constexpr = _await_copies_and_give_back if is_pull else _await_open_and_give_back
     done: gl.constexpr = awaiting if by_engine else _give_back
@@ -546,9 +518,7 @@ def _multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, f
         gemm_sm90.Shared(partials, summed, e, world),
         tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
         order, (shards.group_m, start, shards.head),
-        ready,
-        Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), scales_ready, pieces,
-                shards, world),
+        ready, Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), shards, world),
         emit, gemm_sm90.Stored(c),
         done=done, done_args=GivingBack(words, e, count, program, num_programs, slot, world),
         scales=scales, scales_args=scales_args, per_block=per_block,
@@ -796,7 +766,7 @@ def kernels(
         "is_staged": straddles(problem, config),
         "by_engine": config.transport in ENGINES,
         "block": config.block,
-        "scaling": _ag_gemm_scales.Scaling(*[None] * 8) if problem.scaling else None,
+        "scaling": _ag_gemm_scales.Scaling(*[None] * 6) if problem.scaling else None,
         "per_block": problem.scaling == _ag_gemm_scales.BLOCKS,
         "tile_m": tile_m,
         "tile_n": tile_n,
