@@ -26,7 +26,7 @@ def python(*words: str) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "float8_e4m3fn"])
 def test_run_an_operator(dtype: str):
     words = f"-m weft run ag_gemm --target cuda --ranks 2 --dtype {dtype} --json"
     done = python(*words.split())
