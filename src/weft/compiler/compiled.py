@@ -18,7 +18,7 @@ from weft.compiler.passes import map as mapping
 from weft.compiler.passes.swizzle import name_of
 from weft.compiler.passes.tile import number
 from weft.ir import device, task
-from weft.ir.device import Launch, Plan
+from weft.ir.device import Channel, Launch, Plan
 from weft.ir.task import Program
 
 if TYPE_CHECKING:
@@ -150,8 +150,14 @@ class Compiled:
         return self._overlapped[key]
 
     def check(self, num_ranks: int, **sizes: int) -> None:
-        """Show that every mapping fits at these sizes. Raises  ConfigError: with the tiles"""
-        for channel in self.stages.channels:
+        """Show that every mapping fits at these sizes, of libraries' collectives and of kernels'.
+
+        Raises  ConfigError: with the tiles
+        """
+        channels = list(self.stages.channels)
+        if all(sizes.get(name) for name in sizes):
+            channels += self.overlapped(Facts(sizes, num_ranks)).plan.of(Channel)
+        for channel in channels:
             mapping.check(channel, sizes, num_ranks)
 
     def texts(self) -> dict[str, str]:
