@@ -100,6 +100,7 @@ class Played:
         self.spans: list[Span] = []
         self.signals: list[Signal] = []
         self.parts: dict[tuple[int, int], dict[tuple[int, int], list[int]]] = {}
+        self.cut: dict[tuple[int, str], list[Tile]] = {}
         self.link_free = [0.0] * num_ranks
         self.engine_free = [0.0] * num_ranks
 
@@ -331,6 +332,12 @@ class Played:
 
     def tiles(self, rank: int, step: Launch) -> list[Tile]:
         """In the kernel's order."""
+        key = (rank, step.kernel)
+        if key not in self.cut:
+            self.cut[key] = self.cut_tiles(rank, step)
+        return self.cut[key]
+
+    def cut_tiles(self, rank: int, step: Launch) -> list[Tile]:
         awaited = [self.channels[name] for name in step.awaits]
         gathers = [one for one in awaited if one.buffer in step.reads and one.own]
         m, n = self.extents_of(rank, step)
