@@ -133,9 +133,14 @@ def random_layers(seed: int, num_ranks: int, dtype: str = "float32") -> Compiled
         inputs[f"up{i}"] = Tensor(dtype, (width, wide), Shard(1))
         inputs[f"down{i}"] = Tensor(dtype, (hidden, width), Shard(0))
     is_open = chooser.random() < 0.3  # the last layer ends before its sums
+    is_sum = replicated and chooser.random() < 0.5  # rows are summed and worked on before all else
+    if is_sum:
+        inputs["summand"] = Tensor(dtype, ("m", width), Partial())
 
     def function(**given):
         x, residual, weight = given["x"], given["residual"], given["weight"]
+        if is_sum:
+            x = rms_norm(all_reduce(given["summand"]) + x, weight)
         for i, (inner, outer) in enumerate(zip(between, behind)):
             whole = x if replicated else all_gather(x)
             h = whole @ given[f"up{i}"]
