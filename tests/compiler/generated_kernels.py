@@ -11,7 +11,9 @@ from weft.compiler.lower import kernels, source
 from weft.ir import core, device
 
 GOLDEN = Path(__file__).parent / "golden"
-PLANS = ("ag_gemm_pull", "ag_gemm_push", "gemm_rs", "gemm_ar_two_shot", "mlp")
+PLANS = (
+    "ag_gemm_pull", "ag_gemm_push", "gemm_rs", "gemm_ar_two_shot", "all_reduce_rms_norm", "mlp",
+)  # fmt: skip
 
 
 def kernel_of(plan: str) -> core.Kernel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,7 @@ import weft.language as wl
 from weft.base.dtypes import tolerance
 from weft.base.place import Frame, Place
 from weft.base.target import TARGETS
-from weft.compiler.lower import loading, source
+from weft.compiler.lower import kernels, loading, source
 from weft.compiler.lower.signature import Specialised, record
 from weft.ir import core
 from weft.language import slots, triton_api
@@ -125,35 +124,6 @@ def test_what_follows_a_product_is_done_in_registers(ranks):
     ranks(main, num_ranks)
 
 
-@pytest.mark.parametrize(
-    ("name", "plan"), [("gemm_rs", "gemm_rs"), ("gemm_ar", "gemm_ar_two_shot")]
-)
-@pytest.mark.parametrize("num_ranks", [1, 3])
-def test_operators_run_with_generated_kernels(ranks, name, plan, num_ranks, monkeypatch):
-    module = importlib.import_module(f"weft.ops.{name}")
-    twins = source.load(kernel_of(plan))
-    monkeypatch.setattr(module, "PROGRAM", module.PROGRAM._replace(**twins._asdict()))
-    problem = module.op.make_problem(num_ranks, {"m": 70, "n": 40, "k": 24}, "float32")
-    given = [module.op.make_inputs(problem, rank) for rank in range(num_ranks)]
-    expected = module.op.reference(problem, given)
-    config = module.Config(tile_m=16, tile_n=16, tile_k=16, num_warps=4)
-
-    def main():
-        world = weft.init()
-        mine = given[world.rank]
-        for _ in range(3):
-            out = module.op.run(world, problem, mine, config)
-            assert (out - expected[world.rank]).norm() <= 1e-5 * expected[world.rank].norm()
-        with world.record() as recording:
-            out = module.op.run(world, problem, mine, config)
-        out.fill_(float("nan"))
-        recording.replay()
-        assert (out - expected[world.rank]).norm() <= 1e-5 * expected[world.rank].norm()
-        world.close()
-
-    ranks(main, num_ranks)
-
-
 @pytest.mark.parametrize("name", PLANS)
 def test_source_is_golden(name):
     assert source.text(kernel_of(name)) == (GOLDEN / f"{name}.py").read_text(), (
@@ -206,14 +176,7 @@ def test_a_file_that_somebody_edited_is_written_again(tmp_path, monkeypatch):
 def test_tiles_that_leave_by_tma_have_a_descriptor_for_each_peer():
     """Both kinds of sending, announced late, compile for Hopper; elsewhere they are stores."""
     kernel = kernel_of("gemm_ar_two_shot")
-    instead = {"push": "send", "spread": "send_to_all"}
-    statements = tuple(
-        replace(one, function=instead.get(one.function, one.function))
-        if isinstance(one, core.Hook)
-        else replace(one, late=True) if isinstance(one, core.Notify) else one
-        for one in kernel.statements
-    )  # fmt: skip
-    sending = core.require(replace(kernel, statements=statements))
+    sending = core.require(kernels.sending(kernel))
     assert source.peers_of(sending) == ["partials", "gathered"] and not source.peers_of(kernel)
     twins, given = source.load(sending), Specialised("bfloat16", WIDE, 4, num_stages=4)
     assert twins.plain.arg_names == source.load(kernel).plain.arg_names
@@ -221,3 +184,15 @@ def test_tiles_that_leave_by_tma_have_a_descriptor_for_each_peer():
     binary = triton_api.compile_kernel(twins.sm90, record(sending, "sm90", given), target)
     report = compiled(binary, target)
     assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
+def test_kernels_of_rows_compile_and_their_waits_hold(target):
+    kernel, target = kernel_of("all_reduce_rms_norm"), TARGETS[target]
+    twins = source.load(kernel)
+    assert twins.sm90 is None
+    given = Specialised("bfloat16", (2, 4096), 4, num_warps=8)
+    binary = triton_api.compile_kernel(twins.plain, record(kernel, "plain", given), target)
+    report = compiled(binary, target)
+    assert report.ok, str(report)
+    assert "ld.local" not in binary.asm.get("ptx", "")

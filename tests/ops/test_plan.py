@@ -20,6 +20,7 @@ from weft.compiler import (
     all_reduce,
     libraries,
     reduce_scatter,
+    rms_norm,
     silu,
     silu_mul,
 )
@@ -44,6 +45,11 @@ def gemm_ar(a, b):
     return all_reduce(a @ b)
 
 
+def all_reduce_rms_norm(x, residual, weight):
+    total = all_reduce(x) + residual
+    return rms_norm(total, weight), total
+
+
 def mlp(x, w1, w2):
     return reduce_scatter(silu_mul(all_gather(x) @ w1) @ w2)
 
@@ -56,6 +62,11 @@ PARAMETERS = {
     ag_gemm: {"a": of("m", K, Shard(0)), "b": of(K, N, Shard(1))},
     gemm_rs: {"a": of("m", K, Shard(1)), "b": of(K, N, Shard(0))},
     gemm_ar: {"a": of("m", K, Shard(1)), "b": of(K, N, Shard(0))},
+    all_reduce_rms_norm: {
+        "x": of("m", N, Partial()),
+        "residual": of("m", N, Replicate()),
+        "weight": of(1, N, Replicate()),
+    },
     mlp: {"x": of("m", K, Shard(0)), "w1": of(K, 2 * N, Shard(1)), "w2": of(N, K, Shard(0))},
 }
 TILES = {"product": (16, 32, 16), "product_2": (16, 16, 16)}
@@ -154,6 +165,7 @@ class Program:
         (ag_gemm, {"gathered": "copy_engine_put"}),
         (gemm_rs, {}),
         (gemm_ar, {"reduced": "push"}),
+        (all_reduce_rms_norm, {}),
         (mlp, {"gathered": "copy_engine"}),
         pytest.param(mlp, {"gathered": "copy_engine_put"}, marks=pytest.mark.slow),
         pytest.param(mlp, {"gathered": "push"}, marks=pytest.mark.slow),

@@ -57,7 +57,7 @@ def _placed(kernel: core.Kernel) -> core.Kernel:
 def _places() -> str:
     rows = ["| place | what may order ranks there | what `hook` can name |", "|---|---|---|"]
     for slot, may in core.HOOKS.items():
-        functions = [name for name, (home, _) in core.FUNCTIONS.items() if home == slot]
+        functions = [name for name in core.FUNCTIONS if slot in core.homes(name)]
         rows.append(f"| `{slot}` | {_words(may)} | {_words(functions)} |")
     return "\n".join(rows)
 

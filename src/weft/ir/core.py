@@ -29,7 +29,8 @@ from weft.ir import text
 from weft.ir.legality import Rule, Violation, illegal, run
 
 # operand: a TMA descriptor or a pointer, as the tile says; order: a function of the user's.
-SORTS = ("operand", "pointer", "signals", "slot", "world", "order")
+# number: a float, which `by` gives.
+SORTS = ("operand", "pointer", "signals", "slot", "world", "order", "number")
 # Static: affine, of rows of these params. Tables: of pointers, filled on the device.
 MAPPINGS = ("static", "tables")
 # What a tile is cut from: all rows, or each rank's part of them.
@@ -46,6 +47,7 @@ HOOKS = {
     "emit": (),  # data alone: its stores may still be under way when it returns
     "announce": ("notify",),
     "collect": ("wait",),  # another rank's tile, behind the last one that is multiplied
+    "result": (),  # of rows, own ones and collected ones: what every rank makes of them
     "done": ("wait", "notify", "finish"),  # this program has read all operands
     "end": ("wait", "notify", "finish"),  # all that it has woven in is over too
 }
@@ -72,6 +74,14 @@ FUNCTIONS = {
     "send": ("emit", ("pointer", "mapping")),  # as push, by TMA where there is one
     "send_to_all": ("emit", ("pointer", "mapping")),  # as spread
     "unpack": ("collect", ("pointer", "pointer", "mapping")),
+    # Of whole rows: before they are sent, by who sums them; behind that by every rank.
+    "add_rows": (("combine", "result"), ("pointer", "mapping")),
+    "mul_rows": (("combine", "result"), ("pointer", "mapping")),
+    "silu_rows": (("combine", "result"), ()),
+    "rms_norm": (("combine", "result"), ("pointer", "number", "mapping")),
+    "rounded": ("combine", ("pointer",)),  # as they are sent: so all ranks have the same bits
+    "load_rows": ("collect", ("pointer", "mapping")),
+    "store_rows": ("result", ("pointer", "mapping")),
 }
 
 # What reaches other ranks.
@@ -80,6 +90,8 @@ FAR = ("push", "spread", "send", "send_to_all")
 # Template -> how many extents a tile has, and the hooks that it cannot do without.
 TEMPLATES = {
     "gemm": (3, ("order", "ready", "emit")),
+    # A tile's rows, and how many columns there are.
+    "rows": (2, ("order", "ready", "combine", "emit", "collect", "result")),
 }
 
 # Which words of a channel: those of the tile's rows; all; the tile's, of every other rank.
@@ -249,6 +261,12 @@ def uses(one: Mapping | Woven) -> list[tuple[str, str]]:
     return [(one.workspace, "slot")]
 
 
+def homes(function: str) -> tuple[str, ...]:
+    """The places where one of FUNCTIONS may stand."""
+    slots = FUNCTIONS[function][0]
+    return (slots,) if isinstance(slots, str) else slots
+
+
 def _names(kernel: Kernel) -> Iterator[tuple[str, Place]]:
     known: dict[str, str] = {}
     for one in kernel.statements:
@@ -311,9 +329,12 @@ def _template(kernel: Kernel) -> Iterator[tuple[str, Place]]:
         yield f"{kernel.name} is of template {template.function}; {told}", template.place
         return
     extents, needed = TEMPLATES[template.function]
-    is_wrong = [extent for extent in template.tile if extent < 16 or extent & (extent - 1)]
+    least, cut = (16, template.tile) if template.function == "gemm" else (1, template.tile[:1])
+    is_wrong = min(template.tile, default=0) < least or any(extent & extent - 1 for extent in cut)
     if len(template.tile) != extents or is_wrong:
         told = f"it takes {extents} extents, each a power of two from 16 on"
+        if template.function == "rows":
+            told = "it takes a power of two of rows, and their columns"
         yield f"template {template.function} has tile={template.tile}; {told}", template.place
     given = Counter(hook.slot for hook in kernel.of(Hook))
     if missing := [slot for slot in needed if not given[slot]]:
@@ -325,8 +346,9 @@ def _template(kernel: Kernel) -> Iterator[tuple[str, Place]]:
 
 def _places(kernel: Kernel) -> Iterator[tuple[str, Place]]:
     for one in kernel.of(Hook):
-        if (right := FUNCTIONS[one.function][0]) != one.slot:
-            yield f"{one.function} is given as {one.slot}; it is for hook {right}", one.place
+        if one.slot not in (right := homes(one.function)):
+            told = " or ".join(right)
+            yield f"{one.function} is given as {one.slot}; it is for hook {told}", one.place
     for one in kernel.of(SIGNALS):
         word = text.word(type(one))
         if word not in HOOKS[one.slot]:

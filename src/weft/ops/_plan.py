@@ -25,6 +25,7 @@ from weft.ir.device import After, Buffer, Call, Channel, Copy, Launch, Notify, P
 from weft.language.mapping import StaticMapping
 from weft.ops import _plan_kernels
 from weft.ops._plan_launch import Product, Start
+from weft.ops._plan_rows import SummedRows
 
 # Elements that a program moves at once, and rows' bytes that a program stages at least.
 BLOCK, STAGE_BYTES = 8192, 1 << 18
@@ -72,13 +73,16 @@ class PlanRunner:
         self.world, self.plan, self.sizes = world, plan, dict(sizes)
         self.buffers = {one.name: one for one in plan.of(Buffer)}
         self.channels = {one.name: one for one in plan.of(Channel)}
-        # The launches of its products, by name.
+        # The launches of its products, and on rows that it sums, by name.
         lowered = kernels.lower(plan)
-        self.products = {
-            launch.kernel: Product(self, launch, lowered[launch.kernel], tensors, orders)
-            for launch in plan.of(Launch)
-            if launch.kernel in lowered
-        }
+        self.products: dict[str, Product | SummedRows] = {}
+        for launch in plan.of(Launch):
+            if (kernel := lowered.get(launch.kernel)) is None:
+                continue
+            if launch.template == "rows":
+                self.products[launch.kernel] = SummedRows(self, launch, kernel)
+            else:
+                self.products[launch.kernel] = Product(self, launch, kernel, tensors, orders)
         self.words: dict[str, Words] = {}
         for name, channel in self.channels.items():
             count = self._count_words(channel)
@@ -127,7 +131,7 @@ class PlanRunner:
         num_words = max((one.first + one.count for one in self.words.values()), default=1)
         signals = {"words": (num_words, torch.int64)}
         for name, product in self.products.items():
-            if product.is_sm90:
+            if isinstance(product, Product) and product.is_sm90:
                 buffers[f"{name}_sums"] = ((product.num_sums,), torch.float32)
                 signals[f"{name}_summed"] = (2 * product.grid[0], torch.int64)
         return self.world.workspace(f"program {self.plan.name}", buffers, signals)

@@ -61,7 +61,7 @@ PUSH, UNFUSED, LIBRARY = "push", "all_reduce", _by_library.TRANSPORT
 BY_PACKETS = {"one_shot_packets": "one_shot", "two_shot_packets": "two_shot"}
 TRANSPORTS = (PUSH, *BY_PACKETS.values(), UNFUSED, LIBRARY)
 EPS = 1e-6
-MOST_COLUMNS = 1 << 15
+MOST_COLUMNS = rows.MOST_COLUMNS
 # Elements of a tile that a thread has, and threads of a program.
 THREAD_ELEMENTS, MOST_THREADS = 32, 512
 
@@ -167,7 +167,7 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
         if len(problem.nodes) > 1:
             ways = [PUSH]
         for transport in ways:
-            yield _cut(transport, problem, target)
+            yield cut_of(transport, problem, target)
     yield Config(transport=UNFUSED)
     if target.backend == "cuda":
         yield Config(transport=LIBRARY)
@@ -180,7 +180,8 @@ def _by_packets(problem: Problem) -> Iterator[str]:
             yield BY_PACKETS[row.transport]
 
 
-def _cut(transport: str, problem: Problem, target: Target) -> Config:
+def cut_of(transport: str, problem: Problem, target: Target) -> Config:
+    """Rows and threads of a program; n up to MOST_COLUMNS."""
     columns = _lanes.power_of_two(max(2, problem.n))
     tile_m = 1
     if transport == PUSH:

@@ -30,6 +30,9 @@ import triton.language as tl
 
 from weft.tiles import weave
 
+# A row is in registers at once: of so many threads at most.
+MOST_COLUMNS = 1 << 15
+
 
 class Tile(NamedTuple):
     """Rows of a tile, and the power of two that their columns fit in; `as_constexpr` in kernels."""

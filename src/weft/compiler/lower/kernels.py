@@ -18,10 +18,11 @@ launch's body. Nothing is chosen here: the plan has chosen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from weft.base.errors import UnsupportedError
+from weft.compiler.lower import row_kernels
 from weft.ir import core, device
 from weft.ir.device import Channel, Copy, Do, Launch, Plan
 
@@ -32,16 +33,20 @@ EPILOGUES = ("silu", "silu_mul", "mul", "add")
 
 
 def lower(plan: Plan) -> dict[str, core.Kernel]:
-    """The kernels of a plan's products, by name; its other launches move rows, or work on them.
+    """The kernels of a plan's products, and of rows that it sums, by name; the others move rows.
 
     Raises  UnsupportedError: a launch that no hooks are known for, at the user's line
     """
-    launches = [one for one in plan.of(Launch) if one.template == "gemm"]
+    launches = [one for one in plan.of(Launch) if one.template in ("gemm", "rows")]
     return {one.kernel: lower_launch(plan, one) for one in launches}
 
 
 def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
     """One kernel. Raises  UnsupportedError: no hooks are known for what it does"""
+    if launch.template == "rows":
+        return _legal(
+            launch, row_kernels.statements(launch, _announced(plan, launch), formula(launch))
+        )
     product, *rest = launch.body
     if product.kind != "matmul":
         raise _unknown(launch, f"it begins with {product.kind}")
@@ -58,6 +63,10 @@ def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
     else:
         told = " then ".join(one.kind for one in launch.body)
         raise _unknown(launch, f"{told}, in order={launch.order}, awaits {launch.awaits}")
+    return _legal(launch, statements)
+
+
+def _legal(launch: Launch, statements: Iterable[core.Statement]) -> core.Kernel:
     kernel = core.Kernel(launch.kernel, tuple(_placed(statements, launch)), launch.place)
     return core.require(kernel)
 
@@ -70,11 +79,24 @@ def _is_in_registers(launch: Launch, index: int) -> bool:
             and all(name in launch.reads for name in others))  # fmt: skip
 
 
+def sending(kernel: core.Kernel) -> core.Kernel:
+    """The same where, on Hopper, tiles leave by TMA and are announced behind the next product."""
+    instead = {"push": "send", "spread": "send_to_all"}
+
+    def changed(one: core.Statement) -> core.Statement:
+        if isinstance(one, core.Hook):
+            return replace(one, function=instead.get(one.function, one.function))
+        return replace(one, late=True) if isinstance(one, core.Notify) else one
+
+    return replace(kernel, statements=tuple(map(changed, kernel.statements)))
+
+
 def formula(launch: Launch) -> str:
     """What a launch computes, in one line: c = reduce_scatter(a @ b)."""
     told: dict[str, str] = {}
     for do in launch.body:
-        operands = [told.get(name, name) for name in do.operands]
+        written = set(launch.writes) & set(told)
+        operands = [name if name in written else told.get(name, name) for name in do.operands]
         told[do.result] = (
             " @ ".join(operands) if do.kind == "matmul" else f"{do.kind}({', '.join(operands)})"
         )
@@ -88,7 +110,7 @@ def _unknown(launch: Launch, told: str) -> UnsupportedError:
     )
 
 
-def _placed(statements: Iterator[core.Statement], launch: Launch) -> Iterator[core.Statement]:
+def _placed(statements: Iterable[core.Statement], launch: Launch) -> Iterator[core.Statement]:
     """Statements at the launch's line, but for those that have one."""
     for one in statements:
         yield one if one.place.frames else replace(one, place=launch.place)

@@ -11,15 +11,16 @@ from weft.compiler.lower import source
 from weft.ir import core
 from weft.language.mapping import StaticMapping
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.tiles import gemm, gemm_sm90, weave
+from weft.tiles import gemm, gemm_sm90, rows, weave
 
 
 @dataclass(frozen=True)
 class Specialised:
-    """What is known of a kernel when it is compiled: dtypes by torch's names, extents of tiles."""
+    """What is known of a kernel when it is compiled: dtypes by torch's names, extents of tiles,
+    three of products, and of rows two."""
 
     dtype: str
-    tile: tuple[int, int, int]
+    tile: tuple[int, ...]
     num_ranks: int
     b_is_nk: bool = False
     tma: bool = False
@@ -52,7 +53,9 @@ def record(kernel: core.Kernel, twin: str, given: Specialised) -> KernelRecord:
         for name in source.peers_of(kernel):
             for hop in range(1, weave.MOST_PEERS + 1):
                 signature[f"{name}_peer_{hop}"] = _descriptor(_chunk(given), given)
-    for name, kind in (("shape", gemm.Shape), (mapping.name, by_name)):
+    is_rows = kernel.of(core.Template)[0].function == "rows"
+    tuples = [] if is_rows else [("shape", gemm.Shape)]
+    for name, kind in (*tuples, (mapping.name, by_name)):
         signature[name] = ["i32"] * len(kind._fields)
         constants[name] = kind(*[None] * len(kind._fields))
     if mapping.cuts == "whole":
@@ -63,7 +66,7 @@ def record(kernel: core.Kernel, twin: str, given: Specialised) -> KernelRecord:
     options: dict[str, object] = {"num_warps": given.num_warps}
     if twin == "plain":
         options["num_stages"] = given.num_stages
-    divide = [f"shape.{name}" for name in gemm.Shape._fields if name != "m"]
+    divide = [] if is_rows else [f"shape.{name}" for name in gemm.Shape._fields if name != "m"]
     if mapping.cuts == "part":
         divide.append(f"{mapping.name}.n")
     suffix = "_sm90" if twin == "sm90" else ""
@@ -75,10 +78,13 @@ def record(kernel: core.Kernel, twin: str, given: Specialised) -> KernelRecord:
 def _add_constants(
     signature: dict[str, object], constants: dict[str, object], twin: str, given: Specialised
 ) -> None:
+    if len(given.tile) == 2:
+        signature["tile"], constants["tile"] = ["constexpr"] * 2, rows.Tile(*given.tile)
+        return
     tile_m, tile_n, tile_k = given.tile
     if twin == "plain":
         signature["tile"] = ["constexpr"] * len(gemm.Tile._fields)
-        constants["tile"] = gemm.Tile(*given.tile, given.b_is_nk, given.tma, True)
+        constants["tile"] = gemm.Tile(tile_m, tile_n, tile_k, given.b_is_nk, given.tma, True)
         return
     signature |= {"sums": "*fp32", "summed": "*i64"}
     values = {"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k, "stages": given.num_stages,
@@ -89,8 +95,8 @@ def _add_constants(
 
 def _word(kernel: core.Kernel, one: core.Param, twin: str, given: Specialised) -> Any:
     """Triton's type word of a pointer or a descriptor."""
-    if one.sort == "signals":
-        return "*i64"
+    if one.sort in ("signals", "number"):
+        return {"signals": "*i64", "number": "fp32"}[one.sort]
     element = DTYPES[given.dtype].triton
     is_described = twin == "sm90" or (given.tma and not leaves_by_pointers(kernel, one))
     if one.sort == "pointer" or not is_described:

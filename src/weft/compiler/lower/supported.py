@@ -20,9 +20,6 @@ def refusal(plan: Plan, launch: Launch) -> UnsupportedError | None:
     """What speaks against a launch, at the user's line; None where a kernel is generated for it."""
     if launch.template == "move":
         return None
-    if launch.template != "gemm":
-        told = f"{launch.kernel}: no kernel is generated for rows that are summed and worked on"
-        return UnsupportedError(told, place=launch.place)
     try:
         kernels.lower_launch(plan, launch)
     except UnsupportedError as error:

@@ -35,6 +35,10 @@ LOADED = Piece(("value = epilogues.load_chunk(chunk)",))
 
 def spell(one: core.Woven, kernel: core.Kernel, twin: str) -> Piece:
     """The lines of one statement in a kernel's `plain` or `sm90` twin."""
+    if isinstance(one, core.Hook) and one.function in _ROWS:
+        # Up to what is sent they are own ones; results are made of all.
+        names = {f"{{{i}}}": f"args.{name}" for i, name in enumerate(one.args)}
+        return Piece((_filled(_ROWS[one.function], names),), OWN if one.slot == "combine" else "")
     if isinstance(one, core.Hook):
         lines, guard = _HOOKS.get((one.function, twin)) or _HOOKS[one.function, "both"]
         names = {f"{{{i}}}": f"args.{name}" for i, name in enumerate(one.args)}
@@ -234,6 +238,17 @@ _HOOKS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
         ("for row in range(0, tile_m, gemm_sm90.CHUNK_N):",
          "    weave.unpack_rows({1}, {0}, at, row, {2}, gemm_sm90.CHUNK_N, tile_n)"), ""),
 }  # fmt: skip
+
+# Of whole rows.
+_ROWS = {
+    "add_rows": "value += rows.load({0}, at, tile, {1})",
+    "mul_rows": "value *= rows.load({0}, at, tile, {1})",
+    "silu_rows": "value *= tl.sigmoid(value)",
+    "rms_norm": "value = rows.rms_norm(value, {0}, {1}, {2}.n)",
+    "rounded": "value = rows.rounded(value, {0})",
+    "load_rows": "value = rows.load({0}, at, tile, {1})",
+    "store_rows": "rows.store({0}, at, value, tile, {1})",
+}
 
 
 def _known(one: core.Hook, kernel: core.Kernel) -> dict[str, str]:

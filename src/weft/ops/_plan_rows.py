@@ -1,0 +1,56 @@
+"""What a plan's launches on whole rows are given; a part of _plan.py, which see. Not an operator.
+
+As all_reduce_rms_norm launches its own kernel, which is of the same template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft.compiler.lower import source
+from weft.ir import core
+from weft.ir.device import Launch
+from weft.ops import _lanes
+from weft.ops._plan_launch import Start
+from weft.ops.all_reduce_rms_norm import PUSH, Config, Problem, cut_of
+
+if TYPE_CHECKING:
+    from weft.ops._plan import PlanRunner
+
+
+class SummedRows:
+    """A launch of the rows template at given sizes."""
+
+    def __init__(self, runner: PlanRunner, launch: Launch, kernel: core.Kernel) -> None:
+        self.launch, self.kernel, self.world = launch, kernel, runner.world
+        self.function = source.load(kernel).plain
+        m, n = runner.shape(launch.writes[0])
+        dtype = runner.buffers[launch.writes[0]].dtype
+        target, nodes = self.world.target, _lanes.nodes_of(self.world)
+        problem = Problem(m, n, self.world.num_ranks, dtype, nodes)
+        config: Config = cut_of(PUSH, problem, target)
+        if launch.tile[0] > 1:
+            config = replace(config, tile_m=launch.tile[0])
+        config.check(problem, target)
+        self.grid = (max(1, config.grid(problem, target) - launch.spare), 1, 1)
+        self.options = config.options(problem, target)
+        self.parts, self.tile = config.parts(problem), config.tile(problem).as_constexpr()
+        self.num_words = problem.num_ranks * self.parts.tiles_m
+
+    def start(
+        self, bound: Mapping[str, torch.Tensor], words: Mapping[str, torch.Tensor], slot: Any,
+        split: Any,
+    ) -> Start:  # fmt: skip
+        """The launch with these tensors; `words` are its channels'."""
+        given: list[Any] = []
+        for one in self.kernel.of(core.Param):
+            if one.sort == "number":
+                given.append(float(one.by))
+            elif one.sort not in ("slot", "world"):
+                given.append(words[one.name] if one.sort == "signals" else bound[one.name])
+        given += [slot.arg, self.parts, self.tile, self.world.arg]
+        return Start(self.function, self.grid, tuple(given), self.options)
