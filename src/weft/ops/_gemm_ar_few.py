@@ -218,7 +218,7 @@ class FewCall(_products.Call):
     """One launch, on memory of its own."""
 
     def __init__(self, world: Any, problem: Any, config: Any) -> None:
-        super().__init__(world, problem, config, _products.Program(None, None, ()), {}, {})
+        super().__init__(world, problem, config, None, {}, {})
         if self.is_empty:
             return
         self.grid = (grid_of(problem, config, world.target), 1, 1)

@@ -18,6 +18,8 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
+from weft.compiler.lower import kernels, source
+from weft.ir import core
 from weft.language import triton_api
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 from weft.ops import _by_library, _lanes
@@ -270,18 +272,24 @@ def total(inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
 
 
 class Program(NamedTuple):
-    """An operator's kernel in both forms. They take the operands a, b and c, own rows of the
-    result; all of it where it `takes_out`; the slot's `arrays` by name; then what both need.
+    """An operator's kernel as Core IR, from which both of its forms are generated. They take the
+    operands a, b and c, own rows of the result; all of it where it `takes_out`; the slot's `arrays`
+    by name; then what both need.
 
-    On Hopper, before the arrays: descriptors of this rank's part of each of the arrays `peers` on
-    every peer, by hop; their first extent is the ranks'.
+    On Hopper by TMA, before the arrays: descriptors of this rank's part of each of those that tiles
+    are sent to, on every peer, by hop; their first extent is the ranks'.
     """
 
-    plain: Any
-    sm90: Any
+    kernel: core.Kernel
     arrays: tuple[str, ...]
     takes_out: bool = False
-    peers: tuple[str, ...] = ()
+
+    def load(self, by_tma: bool = False) -> source.Twins:
+        return source.load(kernels.sending(self.kernel) if by_tma else self.kernel)
+
+    @property
+    def peers(self) -> list[str]:
+        return source.peers_of(kernels.sending(self.kernel))
 
 
 class Call:
@@ -291,9 +299,16 @@ class Call:
     """
 
     def __init__(
-        self, world: Any, problem: Any, config: Any, program: Program, buffers: dict, signals: dict
+        self,
+        world: Any,
+        problem: Any,
+        config: Any,
+        program: Program | None,
+        buffers: dict,
+        signals: dict,
     ) -> None:
         self.problem, self.config, self.program = problem, config, program
+        self.twins = program.load(config.by_tma) if program and config.is_fused else None
         self.buffers, self.signals = dict(buffers), dict(signals)
         self.out_shape = (_size(problem.result_rows(world.rank)), problem.n)
         self.name = (
@@ -344,12 +359,12 @@ class Call:
         arrays = [getattr(slot, name) for name in self.program.arrays]
         own = out[self.own_rows] if self.program.takes_out else out
         operands = self._operands(a, b, own, arrays[0], is_sm90, self.tma and aligned)
-        if is_sm90:
+        if is_sm90 and self.config.by_tma:
             arrays = [*self._peers(world, slot), *arrays]
         if self.program.takes_out:
             arrays = [out, *arrays]
         rest = self._rest(world, slot, is_sm90, self.tma and aligned)
-        fn, arguments = self.program.sm90 if is_sm90 else self.program.plain, (*arrays, *rest)
+        fn, arguments = self.twins.sm90 if is_sm90 else self.twins.plain, (*arrays, *rest)
         kernel = self._kernels.get(is_sm90) if aligned else None
         if kernel is not None:
             triton_api.relaunch(kernel, self.grid, *operands, *arguments)
@@ -385,7 +400,7 @@ class Call:
             found = []
             for array in (getattr(slot, name) for name in self.program.peers):
                 others = world.num_ranks - 1
-                hops = range(1, others + 1) if self.config.by_tma and others else (0,)
+                hops = range(1, others + 1) if others else (0,)
                 there = [world.peer(array, (world.rank + hop) % world.num_ranks) for hop in hops]
                 rows = [gemm_sm90.descriptor(x[world.rank], chunk_of(self.config)) for x in there]
                 found += [*rows, *rows[-1:] * (weave.MOST_PEERS - len(rows))]
@@ -399,7 +414,7 @@ class Call:
         extents = (config.tile_m, config.tile_n, config.tile_k, config.num_stages)
         sums = (slot.sums, slot.summed)
         shapes = (self.shape, self.parts)
-        return (*sums, slot.arg, *shapes, world.arg, *extents, self.problem.b_is_nk, config.by_tma)
+        return (*sums, slot.arg, *shapes, world.arg, *extents, self.problem.b_is_nk)
 
 
 def _size(rows: tuple[int, int]) -> int:
@@ -438,7 +453,8 @@ def record(
     """
     is_sm90 = config.template == "sm90"
     tma = config.tma and problem.can_use_tma(target)
-    fn = program.sm90 if is_sm90 else program.plain
+    twins = program.load(config.by_tma)
+    fn = twins.sm90 if is_sm90 else twins.plain
     element = DTYPES[problem.dtype].triton
     tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
 
@@ -476,7 +492,6 @@ def record(
         "tile_k": tile_k,
         "stages": config.num_stages,
         "b_is_nk": problem.b_is_nk,
-        "by_tma": config.by_tma,
     }
     names = fn.arg_names
     pointers = [x for x in names if isinstance(types.get(x), str) and types[x][0] == "*"]

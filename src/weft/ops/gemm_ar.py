@@ -26,24 +26,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import triton
-import triton.language as tl
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
-import weft.language as wl
 from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.language import slots
+from weft.ir import core
 from weft.ops import _baselines, _by_library, _gemm_ar_few, _lanes, _products
 from weft.ops.all_reduce import all_reduce
-from weft.ops.gemm_rs import announce_part, combine, combine_chunk
-from weft.tiles import gemm, gemm_sm90, weave
 
 # By rows, as read on 2 x H200, n 8192 and k 2048, in recordings: cuBLAS and weft's all-reduce take
 # 22.9 us at 1 (packets in the product's launch 23.9), 26.7 at 16 (26.7), 33.0 at 64 (30.6), 46 at
@@ -120,177 +113,38 @@ def choose(problem: Problem, target: Target) -> Config:
 # ---------------------------------------------------------------------------------------------
 # The program
 
-
-class Woven(NamedTuple):
-    """Arguments of the hooks; also a weave.Move, and what gemm_rs' hooks take."""
-
-    c: Any
-    partials: Any
-    gathered: Any
-    partials_ready: Any
-    sums_ready: Any
-    e: Any
-    rank: Any
-    parts: Any
-    world: Any
-
-
-@triton.jit
-def _announce(at, part, args):
-    """The owner learns of a share, or all ranks of an own tile's sums. args: Woven"""
-    if at.owner == args.rank:
-        word = weave.word_of(args.sums_ready, at, part, args.rank, args.world.num_ranks, args.parts)
-        wl.notify_all(args.world, word, args.e, op=wl.SignalOp.SET)
-    else:
-        announce_part(at, part, args)
-
-
-@triton.jit
-def announce_whole(at, part, args):
-    """A tile is stored in one here; others may wait for it in parts. args: Woven"""
-    for each in range(args.parts.words):
-        _announce(at, each, args)
-
-
-@triton.jit
-def _emit(at, value, tile, args):
-    """args: Woven"""
-    if at.owner == args.rank:
-        weave.store_owned(args.c, at, value, tile, args.parts)
-        weave.spread(args.gathered, at, value, tile, args)
-    else:
-        weave.push(at, value, tile, args)
-
-
-@triton.jit
-def await_sums(at, args):
-    """Until all of another rank's tile has come. args: Woven"""
-    for part in range(args.parts.words):
-        word = weave.word_of(args.sums_ready, at, part, at.owner, args.world.num_ranks, args.parts)
-        wl.wait(word, args.e, world=args.world)  # pairs with _announce
-
-
-@triton.jit
-def gemm_ar_multiply(a, b, c, out, partials, gathered, partials_ready, sums_ready, slot, shape,
-                     parts, tile, world):  # fmt: skip
-    """The GEMM template with this operator's hooks, then other ranks' tiles. c: own rows of out"""
-    rank = wl.rank(world).to(tl.int32)
-    e = slots.slot_epoch(slot)
-    # weft: equivalent-mutant drop, relax-acquire, value-1, count-1 of wait: whoever has all sums of
-    # a call knows that their owners have read its shares; and who is given a share of the next
-    # call, that its source has ended this one
-    slots.slot_wait_free(world, slot, e)
-    program, num_programs = tl.program_id(0), tl.num_programs(0)
-    num_m = parts.tiles_m * world.num_ranks
-    gemm.gemm(
-        b, shape, tile, num_m, program, num_programs,
-        weave.scattered, weave.Scatter(rank, parts), weave.read_owned, weave.Operand(a, parts),
-        # Written out each time: a variable would make numbers of the world's constants.
-        _emit,
-        Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
-        combine,
-        Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
-        announce_whole,
-        Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
-    )  # fmt: skip
-    for i in range(program, num_m * parts.num_n, num_programs):
-        at = weave.scattered(i, num_m, parts.num_n, weave.Scatter(rank, parts))
-        if at.owner != rank:
-            await_sums(
-                at, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world)
-            )
-            weave.unpack(out, gathered, at, tile, parts)
-    # weft: equivalent-mutant swap of atomic: credits are implied, as said above
-    # weft: equivalent-mutant relax-release, value+1 of notify: as said above
-    slots.slot_finish(world, slot, e, num_programs)
-
-
-class Described(NamedTuple):
-    """Arguments of what emits chunks: as Woven, where c and both kinds of peers are descriptors."""
-
-    c: Any
-    partials: Any
-    gathered: Any
-    rank: Any
-    peers: Any
-    all_peers: Any
-    parts: Any
-    world: Any
-
-
-@gluon.jit
-def _store_own(at, row, column, chunk, args):
-    own_row = at.row + row - at.i_m * args.parts.tile_m
-    gemm_sm90.store_tile(args.c, [own_row, column], chunk)
-
-
-@gluon.jit
-def _emit_chunk(at, row, column, chunk, args):
-    """args: Described"""
-    if at.owner == args.rank:
-        if at.row < at.end:
-            _store_own(at, row, column, chunk, args)
-            weave.spread_chunk(args.gathered, at, row, column, chunk, args)
-    else:
-        weave.push_chunk(at, row, column, chunk, args)
-
-
-@gluon.jit
-def _emit_by_tma(at, row, column, chunk, args):
-    """args: Described"""
-    if at.owner == args.rank:
-        if at.row < at.end:
-            _store_own(at, row, column, chunk, args)
-            weave.send_chunk_to_all(at, row, column, chunk, args.all_peers, args)
-    else:
-        weave.send_chunk(at, row, column, chunk, args.peers, args)
-
-
-@gluon.jit
-def gemm_ar_multiply_sm90(a, b, c, out, peer_1, peer_2, peer_3, peer_4, peer_5, peer_6, peer_7,
-                          all_peer_1, all_peer_2, all_peer_3, all_peer_4, all_peer_5, all_peer_6,
-                          all_peer_7, partials, gathered, partials_ready, sums_ready, sums, summed,
-                          slot, shape, parts, world, tile_m: gl.constexpr, tile_n: gl.constexpr,
-                          tile_k: gl.constexpr, stages: gl.constexpr,
-                          b_is_nk: gl.constexpr, by_tma: gl.constexpr):  # fmt: skip
-    """The same with the template for Hopper; operands and peers are descriptors."""
-    rank = wl.rank(world).to(gl.int32)
-    e = slots.slot_epoch(slot)
-    slots.slot_wait_free(world, slot, e)
-    program, num_programs = gl.program_id(0), gl.num_programs(0)
-    num_m = parts.tiles_m * world.num_ranks
-    order: gl.constexpr = weave.scattered
-    ready: gl.constexpr = weave.read_owned
-    emit: gl.constexpr = _emit_by_tma if by_tma else _emit_chunk
-    add: gl.constexpr = combine_chunk
-    announce: gl.constexpr = _announce
-    peers = (peer_1, peer_2, peer_3, peer_4, peer_5, peer_6, peer_7)
-    all_peers = (all_peer_1, all_peer_2, all_peer_3, all_peer_4, all_peer_5, all_peer_6, all_peer_7)
-    gemm_sm90.gemm(
-        a, b, c, shape, num_m, program, num_programs,
-        gemm_sm90.Shared(sums, summed, e, world),
-        tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
-        order, weave.Scatter(rank, parts), ready, weave.Operand(a, parts),
-        emit, Described(c, partials, gathered, rank, peers, all_peers, parts, world),
-        add, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
-        announce, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world),
-        late=by_tma,
-    )  # fmt: skip
-    for i in range(program, num_m * parts.num_n, num_programs):
-        at = weave.scattered(i, num_m, parts.num_n, weave.Scatter(rank, parts))
-        if at.owner != rank:
-            await_sums(
-                at, Woven(c, partials, gathered, partials_ready, sums_ready, e, rank, parts, world)
-            )
-            for row in range(0, tile_m, gemm_sm90.CHUNK_N):
-                weave.unpack_rows(out, gathered, at, row, parts, gemm_sm90.CHUNK_N, tile_n)
-    slots.slot_finish(world, slot, e, num_programs)
-
-
+# What is woven into the GEMM template; its kernels, plain and for Hopper, are generated from this
+# (docs/generated_kernels.md).
+KERNEL = core.parse("""\
+program(gemm_ar_multiply)
+a = param(operand)
+b = param(operand)
+c = param(operand, by='own rows of out')
+out = param(pointer)
+partials = param(pointer)
+gathered = param(pointer)
+partials_ready = param(signals, by='gemm_ar_multiply on the other ranks')
+sums_ready = param(signals, by='gemm_ar_multiply on the other ranks')
+slot = param(slot)
+world = param(world)
+parts = mapping(static, (a,), cuts=part)
+template(gemm, (128, 128, 64), formula='out = all_reduce(a @ b)')
+credit(begin, slot)
+hook(order, scatter, (parts,))
+hook(ready, read_owned, (a, parts))
+wait(combine, partials_ready, others, parts)
+hook(combine, add_partials, (partials, parts))
+hook(emit, store_own, (c, parts))
+hook(emit, spread, (gathered, parts))
+hook(emit, push, (partials, parts))
+notify(announce, sums_ready, all, parts)
+notify(announce, partials_ready, owner, parts)
+wait(collect, sums_ready, tile, parts)
+hook(collect, unpack, (gathered, out, parts))
+finish(end, slot)
+""")
 ARRAYS = ("partials", "gathered", "partials_ready", "sums_ready")
-PROGRAM = _products.Program(
-    gemm_ar_multiply, gemm_ar_multiply_sm90, ARRAYS, takes_out=True, peers=("partials", "gathered")
-)
+PROGRAM = _products.Program(core.require(KERNEL), ARRAYS, takes_out=True)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -30,23 +30,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import triton
-import triton.language as tl
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
-import weft.language as wl
 from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.language import slots
+from weft.ir import core
 from weft.ops import _baselines, _by_library, _lanes, _products
 from weft.ops.reduce_scatter import reduce_scatter
-from weft.tiles import gemm, gemm_sm90, weave
 
 # Rows of a rank from which the kernel fills its tiles (2 x H200: at 256 rows of n 8192, k 2048 it
 # takes 52 us, cuBLAS and a reduce-scatter 54).
@@ -102,159 +96,30 @@ def choose(problem: Problem, target: Target) -> Config:
 # ---------------------------------------------------------------------------------------------
 # The program
 
-
-class Woven(NamedTuple):
-    """Arguments of the hooks; also a weave.Move."""
-
-    c: Any
-    partials: Any
-    partials_ready: Any
-    e: Any
-    rank: Any
-    parts: Any
-    world: Any
-
-
-@triton.jit
-def await_partials(at, part, args):
-    """Until every other rank's share of this part of an own tile has come."""
-    for hop in range(1, args.world.num_ranks):
-        source = (args.rank + hop) % args.world.num_ranks
-        word = weave.word_of(
-            args.partials_ready, at, part, source, args.world.num_ranks, args.parts
-        )
-        wl.wait(word, args.e, world=args.world)  # pairs with announce_part
-
-
-@triton.jit
-def announce_part(at, part, args):
-    """The owner learns that this part of its tile is there. args: Woven"""
-    if at.owner != args.rank:
-        ranks = args.world.num_ranks
-        word = weave.word_of(args.partials_ready, at, part, args.rank, ranks, args.parts)
-        wl.notify(args.world, word, args.e, to=at.owner, op=wl.SignalOp.SET)
-
-
-@triton.jit
-def combine(at, value, tile, args):
-    """args: Woven"""
-    if at.owner == args.rank:
-        for part in range(args.parts.words):
-            await_partials(at, part, args)
-        value = weave.add_partials(at, value, tile, args)
-    return value
-
-
-@triton.jit
-def _emit(at, value, tile, args):
-    """args: Woven"""
-    if at.owner == args.rank:
-        weave.store_owned(args.c, at, value, tile, args.parts)
-    else:
-        weave.push(at, value, tile, args)
-
-
-@triton.jit
-def announce_whole(at, part, args):
-    """A tile is stored in one here, but its owner may wait for it in parts. args: Woven"""
-    for each in range(args.parts.words):
-        announce_part(at, each, args)
-
-
-@triton.jit
-def gemm_rs_multiply(a, b, c, partials, partials_ready, slot, shape, parts, tile, world):
-    """The GEMM template with this operator's hooks."""
-    rank = wl.rank(world).to(tl.int32)
-    e = slots.slot_epoch(slot)
-    slots.slot_wait_free(world, slot, e)
-    gemm.gemm(
-        b, shape, tile, parts.tiles_m * world.num_ranks, tl.program_id(0), tl.num_programs(0),
-        weave.scattered, weave.Scatter(rank, parts), weave.read_owned, weave.Operand(a, parts),
-        # Written out each time: a variable would make numbers of the world's constants.
-        _emit, Woven(c, partials, partials_ready, e, rank, parts, world),
-        combine, Woven(c, partials, partials_ready, e, rank, parts, world),
-        announce_whole, Woven(c, partials, partials_ready, e, rank, parts, world),
-    )  # fmt: skip
-    slots.slot_finish(world, slot, e, tl.num_programs(0))
-
-
-@gluon.jit
-def combine_chunk(at, row, column, value, args):
-    """As `combine`: waits before the first chunk of a consumer's part. args: Woven"""
-    if at.owner == args.rank:
-        if column == at.i_n * args.parts.tile_n:
-            await_partials(at, (row - at.i_m * args.parts.tile_m) // value.shape[0], args)
-        value = weave.add_partial_chunks(at, row, column, value, args)
-    return value
-
-
-class Described(NamedTuple):
-    """Arguments of what emits chunks: as Woven, where c and the peers are descriptors."""
-
-    c: Any
-    partials: Any
-    rank: Any
-    peers: Any
-    parts: Any
-    world: Any
-
-
-@gluon.jit
-def _store_own(at, row, column, chunk, args):
-    if at.row < at.end:
-        own_row = at.row + row - at.i_m * args.parts.tile_m
-        gemm_sm90.store_tile(args.c, [own_row, column], chunk)
-
-
-@gluon.jit
-def _emit_chunk(at, row, column, chunk, args):
-    """args: Described"""
-    if at.owner == args.rank:
-        _store_own(at, row, column, chunk, args)
-    else:
-        weave.push_chunk(at, row, column, chunk, args)
-
-
-@gluon.jit
-def _emit_by_tma(at, row, column, chunk, args):
-    """args: Described"""
-    if at.owner == args.rank:
-        _store_own(at, row, column, chunk, args)
-    else:
-        weave.send_chunk(at, row, column, chunk, args.peers, args)
-
-
-@gluon.jit
-def gemm_rs_multiply_sm90(a, b, c, peer_1, peer_2, peer_3, peer_4, peer_5, peer_6, peer_7, partials,
-                          partials_ready, sums, summed, slot, shape, parts, world,
-                          tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr,
-                          stages: gl.constexpr, b_is_nk: gl.constexpr,
-                          by_tma: gl.constexpr):  # fmt: skip
-    """The same with the template for Hopper; operands and peers are descriptors."""
-    rank = wl.rank(world).to(gl.int32)
-    e = slots.slot_epoch(slot)
-    slots.slot_wait_free(world, slot, e)
-    order: gl.constexpr = weave.scattered
-    ready: gl.constexpr = weave.read_owned
-    emit: gl.constexpr = _emit_by_tma if by_tma else _emit_chunk
-    add: gl.constexpr = combine_chunk
-    announce: gl.constexpr = announce_part
-    peers = (peer_1, peer_2, peer_3, peer_4, peer_5, peer_6, peer_7)
-    gemm_sm90.gemm(
-        a, b, c, shape, parts.tiles_m * world.num_ranks, gl.program_id(0), gl.num_programs(0),
-        gemm_sm90.Shared(sums, summed, e, world),
-        tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
-        order, weave.Scatter(rank, parts), ready, weave.Operand(a, parts),
-        emit, Described(c, partials, rank, peers, parts, world),
-        add, Woven(c, partials, partials_ready, e, rank, parts, world),
-        announce, Woven(c, partials, partials_ready, e, rank, parts, world), late=by_tma,
-    )  # fmt: skip
-    slots.slot_finish(world, slot, e, gl.num_programs(0))
-
-
-PROGRAM = _products.Program(
-    gemm_rs_multiply, gemm_rs_multiply_sm90, ("partials", "partials_ready"), peers=("partials",)
-)
+# What is woven into the GEMM template; its kernels, plain and for Hopper, are generated from this
+# (docs/generated_kernels.md).
+KERNEL = core.parse("""\
+program(gemm_rs_multiply)
+a = param(operand)
+b = param(operand)
+c = param(operand, by='own rows of the result')
+partials = param(pointer)
+partials_ready = param(signals, by='gemm_rs_multiply on the other ranks')
+slot = param(slot)
+world = param(world)
+parts = mapping(static, (a,), cuts=part)
+template(gemm, (128, 128, 64), formula='c = reduce_scatter(a @ b)')
+credit(begin, slot)
+hook(order, scatter, (parts,))
+hook(ready, read_owned, (a, parts))
+wait(combine, partials_ready, others, parts)
+hook(combine, add_partials, (partials, parts))
+hook(emit, store_own, (c, parts))
+hook(emit, push, (partials, parts))
+notify(announce, partials_ready, owner, parts)
+finish(end, slot)
+""")
+PROGRAM = _products.Program(core.require(KERNEL), ("partials", "partials_ready"))
 
 
 # ---------------------------------------------------------------------------------------------
