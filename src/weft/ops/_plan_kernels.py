@@ -78,8 +78,8 @@ def _own_words(own_words, num_own, words, e, rank, world):
     for i in range(num_own):
         # Own rows are there in stream order; but where nothing is copied, this alone says that the
         # slot's epoch has been read.
-        # weft: equivalent-mutant relax-release, value+1 of notify: with peers, the words that engines
-        # copy come behind this program
+        # weft: equivalent-mutant relax-release, value+1 of notify: with peers, the words that
+        # engines copy come behind this program
         wl.notify(world, own_words + rank * num_own + i, e, to=rank, op=wl.SignalOp.SET,
                   scope=wl.Scope.DEVICE)  # fmt: skip
     # Peers' engines copy it as soon as they know, and notify_all releases it to them.
