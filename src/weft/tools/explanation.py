@@ -65,7 +65,8 @@ class Subject:
 
     @cached_property
     def schedule(self) -> Schedule:
-        return predict(self.plan, self.facts.sizes, self.facts.num_ranks, self.machine)
+        facts = self.facts
+        return predict(self.plan, facts.sizes, facts.num_ranks, self.machine, facts.nodes)
 
 
 def machine_named(name: str) -> Machine:

@@ -165,3 +165,14 @@ def test_rows_carry_all_their_bytes():
     # A summand of each foreign row, and the total of own rows to three peers.
     nbytes = (3 * m / 4 + 3 * m / 4) * 4096 * 2
     assert took == pytest.approx(nbytes / H200X4.push_gbps / 1e3, rel=0.1)
+
+
+def test_another_node_is_farther():
+    plan, sizes = golden("ag_gemm_push"), {"m": 4096}
+    near = predict(plan, sizes, 4, H200X4)
+    far = predict(plan, sizes, 4, H200X4, (2, 2))
+    assert far.end_us > near.end_us
+    for found, gbps in ((near, H200X4.push_gbps), (far, H200X4.far_gbps)):
+        sent = [s for s in found.spans if s.rank == 0 and s.name.endswith("to rank 3")]
+        took = sum(span.end_us - span.start_us for span in sent)
+        assert took == pytest.approx(1024 * 4096 * 2 / gbps / 1e3)

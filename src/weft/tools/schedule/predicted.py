@@ -74,12 +74,15 @@ class Schedule:
         return max((span.end_us for span in self.spans), default=0.0)
 
 
-def predict(plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Machine) -> Schedule:
-    """Play `plan` through. `sizes` are those that a call knows.
+def predict(
+    plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Machine,
+    nodes: Sequence[int] = (),
+) -> Schedule:  # fmt: skip
+    """Play `plan` through. `sizes` are those that a call knows, `nodes` the domains' ranks.
 
     Raises  UsageError: a size that is not given, a step whose cost is not known
     """
-    played = Played(plan, sizes, num_ranks, machine)
+    played = Played(plan, sizes, num_ranks, machine, nodes)
     for rank in range(num_ranks):
         for stream in dict.fromkeys(step.stream for step in plan.steps):
             played.events.start(0.0, played.stream(rank, stream))
@@ -91,8 +94,12 @@ class Played:
     """All ranks at once; `predict` runs it."""
 
     def __init__(
-        self, plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Machine
-    ) -> None:
+        self, plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Machine,
+        nodes: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        self.node_of = [
+            node for node, size in enumerate(nodes or (num_ranks,)) for _ in range(size)
+        ]
         self.plan, self.sizes, self.num_ranks, self.machine = plan, sizes, num_ranks, machine
         self.buffers: dict[str, Buffer] = {one.name: one for one in plan.of(Buffer)}
         self.channels: dict[str, Channel] = {one.name: one for one in plan.of(Channel)}
@@ -101,7 +108,8 @@ class Played:
         self.signals: list[Signal] = []
         self.parts: dict[tuple[int, int], dict[tuple[int, int], list[int]]] = {}
         self.cut: dict[tuple[int, str], list[Tile]] = {}
-        self.link_free = [0.0] * num_ranks
+        # When a rank's link to its domain is free, and the one to others.
+        self.link_free = [[0.0, 0.0] for _ in range(num_ranks)]
         self.engine_free = [0.0] * num_ranks
 
     # ---- sizes
@@ -291,13 +299,18 @@ class Played:
 
     def push(self, rank: int, peer: int, nbytes: float, at: float) -> float:
         """Stores to a peer, behind what its link carries already: when they have left."""
-        start = max(at, self.link_free[rank])
-        end = self.link_free[rank] = start + us(nbytes, self.machine.push_gbps)
+        is_far = self.node_of[rank] != self.node_of[peer]
+        start = max(at, self.link_free[rank][is_far])
+        gbps = self.machine.far_gbps if is_far else self.machine.push_gbps
+        end = self.link_free[rank][is_far] = start + us(nbytes, gbps)
         self.span(rank, LINKS, f"{nbytes:.0f} bytes to rank {peer}", start, end, "transfer", rank)
         return end
 
     def tell_word(self, key: tuple[Any, ...], sent: float, rank: int, lane: str) -> None:
-        self.events.tell(key, sent + self.machine.signal_us, (rank, lane, sent))
+        """`key` is (channel, the rank that waits, ...)."""
+        is_far = self.node_of[rank] != self.node_of[key[1]]
+        way = self.machine.far_us if is_far else self.machine.signal_us
+        self.events.tell(key, sent + way, (rank, lane, sent))
 
     def programs(self, rank: int, start: float, step: Launch, index: int) -> Steps:
         """All programs of one launch; it ends when the last one does."""
