@@ -170,7 +170,7 @@ def test_every_candidate_passes_its_own_check(target, shape, num_ranks):
 
 
 COMPILED = [
-    *((target, (4096, 2560, 8192), True) for target in TARGETS),
+    *((target, (4096, 2560, 8192), True) for target in ("emu", "cuda:80", "cuda:90", "hip:gfx942")),
     *((target, (291, 70, 50), False) for target in ("cuda:90", "hip:gfx942")),
 ]
 
