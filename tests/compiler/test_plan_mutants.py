@@ -1,0 +1,136 @@
+"""Each signal of a plan, dropped, is found: by the rules, and by the emulator where it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from random_programs import global_inputs, of_rank
+
+import weft
+import weft.ops
+from weft.base.dtypes import tolerance
+from weft.base.errors import FindingError, UnsupportedError
+from weft.base.target import TARGETS
+from weft.compiler import Facts, Settings, Shard, Tensor, all_gather, libraries, reduce_scatter
+from weft.compiler.frontend import trace
+from weft.compiler.passes.place import place
+from weft.compiler.pipeline import overlap
+from weft.ir import device
+from weft.ir.device import After, Launch, Notify, Plan, Take, Wait
+
+K, N, M = 16, 16, 48
+
+
+def ag_gemm(a, b):
+    return all_gather(a) @ b
+
+
+def gemm_rs(a, b):
+    return reduce_scatter(a @ b)
+
+
+PARAMETERS = {
+    ag_gemm: {"a": Tensor("float32", ("m", K), Shard(0)), "b": Tensor("float32", (K, N), Shard(1))},
+    gemm_rs: {"a": Tensor("float32", ("m", K), Shard(1)), "b": Tensor("float32", (K, N), Shard(0))},
+}
+PROGRAMS = {
+    "push": (ag_gemm, {"gathered": "push"}),
+    "fetch": (ag_gemm, {"gathered": "copy_engine"}),
+    "put": (ag_gemm, {"gathered": "copy_engine_put"}),
+    "gemm_rs": (gemm_rs, {}),
+}
+
+
+def compiled(name: str, num_ranks: int):
+    function, engines = PROGRAMS[name]
+    placed = place(trace(function, "tp", PARAMETERS[function]))
+    settings = Settings({"product": (16, 16, 16)}, engines)
+    return placed, overlap(placed, Facts({"m": M}, num_ranks, TARGETS["emu"]), settings).plan
+
+
+def mutants(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """The plan without one of its signals, and what is gone."""
+
+    def instead(at: int, *other) -> Plan:
+        return replace(plan, statements=(*plan.statements[:at], *other, *plan.statements[at + 1 :]))
+
+    for i, one in enumerate(plan.statements):
+        if isinstance(one, After | Notify | Wait | Take):
+            yield device.text.show([one], places=False).strip(), instead(i)
+        if isinstance(one, Launch | Notify) and one.takes:
+            yield (
+                f"takes of {getattr(one, 'kernel', 'notify')}",
+                instead(i, replace(one, takes=False)),
+            )
+        if isinstance(one, Launch):
+            for field in ("awaits", "announces"):
+                if getattr(one, field):
+                    yield f"{field} of {one.kernel}", instead(i, replace(one, **{field: ()}))
+            if one.gives:
+                yield f"gives of {one.kernel}", instead(i, replace(one, gives=False))
+
+
+def run(placed, plan: Plan, num_ranks: int) -> None:
+    """Some calls with data that changes, each against its meaning."""
+    stages = SimpleNamespace(plan=plan)
+
+    def main():
+        world = weft.init()
+        for seed in range(3):
+            whole = global_inputs(placed, {"m": M}, seed)
+            mine = {
+                name: of_rank(placed.task(name).type, one, {"m": M}, world.rank, num_ranks)
+                for name, one in whole.items()
+            }
+            (got,) = weft.ops.run_plan(stages, mine, {"m": M}, world=world)
+            (want,) = libraries.reference(placed, whole)
+            want = of_rank(placed.tasks[-1].type, want, {"m": M}, world.rank, num_ranks)
+            assert (got - want).norm() <= tolerance("float32", 64) * want.norm()
+        world.close()
+
+    with weft.emulated(ranks=num_ranks) as session:
+        session.run(main)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["push", "put", *(pytest.param(one, marks=pytest.mark.slow) for one in ("fetch", "gemm_rs"))],
+)
+def test_every_dropped_signal_is_found(name: str):
+    placed, plan = compiled(name, 2)
+    run(placed, plan, 2)
+    survivors, found = [], 0
+    for told, mutant in mutants(plan):
+        assert device.check(mutant), told
+        try:
+            run(placed, mutant, 2)
+        except FindingError:
+            found += 1
+        except (UnsupportedError, ValueError):
+            continue  # nothing runs such a plan
+        else:
+            survivors.append(told)
+    assert found >= 2 and survivors == list(EXPECTED[name])
+
+
+# What a run does not show, and why; the rules find each of these too.
+SLOTS_TAKE_TURNS = "whoever is two calls ahead has heard of all ranks in the call between"
+ONE_KERNEL = "the kernel that notifies waits, too"
+RECORDINGS = "a call's last product waits for all that is copied: recordings alone need the join"
+BY_ANNOUNCEMENT = "a kernel waits for what its own launch on other ranks announces"
+EXPECTED = {
+    "push": {"takes of ag_gemm_push": SLOTS_TAKE_TURNS},
+    "fetch": {
+        "takes of ag_gemm_stage": SLOTS_TAKE_TURNS,
+        "wait(gathered_shards, stream=copy)": ONE_KERNEL,
+        "after(main, copy)": RECORDINGS,
+    },
+    "put": {
+        "takes of ag_gemm_edges": "only this rank reads what lies across two ranks' rows",
+        "after(main, copy)": RECORDINGS,
+    },
+    "gemm_rs": {"awaits of gemm_rs_multiply": BY_ANNOUNCEMENT},
+}
