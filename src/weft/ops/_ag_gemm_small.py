@@ -1,12 +1,11 @@
-"""ag_gemm for few rows, under one launch: packets bring the rows while weights are on their way.
+"""ag_gemm for few rows, under one launch: packets bring the rows, all programs read B alike.
 
 Not an operator: a part of ag_gemm.py, which see.
 
 Plan
-    each program   asks for the first of its weights (tiles/gemm_small.py)
-                   sends its piece of the own rows to all ranks as packets, and waits for the same
-                   piece of theirs (tiles/packets.py); leaves all of them in `gathered`, and says so
-                   waits until all programs here have, and multiplies its share
+    each program   sends its piece of the own rows to all ranks as packets, and waits for the same
+                   piece of theirs (tiles/packets.py); leaves all of them in `gathered`, says so
+                   waits until all programs here have; multiplies its share (tiles/gemm_small.py)
 No slot and no credit: boxes of packets are free by the exchange's own rule, and all else is this
 rank's alone, whose calls come one after the other.
 
@@ -14,7 +13,6 @@ Signals
     words      [programs, 2, ranks, block]  packets; flagged with their program's step
     unpacked   local: counts programs whose piece is in `gathered`, call after call: full at
                calls * programs. `calls` is kept by each program for itself
-
 """
 
 from __future__ import annotations
@@ -68,57 +66,25 @@ def _ready(at, segment, tile, args):
     return gemm.Rows(source=args.rows, first=at.i_m * tile.m, end=args.m)
 
 
-class Gathering(NamedTuple):
-    """Arguments of `_gather`; `shards` cut the gathered bytes."""
-
-    a: Any
-    gathered: Any
-    words: Any
-    steps: Any
-    unpacked: Any
-    shards: Any
-    world: Any
-
-
-@triton.jit
-def _gather(args, width: tl.constexpr, sources: tl.constexpr, block: tl.constexpr):
-    """This program's piece of all ranks' rows -> `gathered`. args: Gathering"""
-    # args.world by its full name: a variable would forget the world's constants.
-    shards = move.rounded(args.shards, 1)
-    mail = postbox.PacketBoxes(args.steps, args.words)
-    rank, base = wl.rank(args.world), postbox.steps_made(mail)
-    num_steps = exchange.steps_of(packets.tiles_of(shards.shard, block))
-    source, j = tl.arange(0, sources)[:, None], tl.arange(0, block)
-    for step in range(num_steps):
-        i = exchange.tile_of(step, block) + j
-        flag = (base + step + 1).to(tl.int32)
-        values = packets.load(args.a, 0, i, move.size_of(shards, rank), width)
-        mine = postbox.packet_box(mail, base + step, rank, args.world.num_ranks, block) + j
-        for hop in range(1, args.world.num_ranks + 1):
-            # weft: equivalent-mutant peer+1 of at: every rank gets the same, in another order
-            wl.put_packets(args.world, mine, values, flag, to=(rank + hop) % args.world.num_ranks)
-        boxes = (
-            postbox.packet_box(mail, base + step, source, args.world.num_ranks, block) + j[None, :]
-        )
-        here = (source < args.world.num_ranks) & (j >= 0)[None, :]
-        values = wl.wait_packets(boxes, flag, world=args.world, mask=here)
-        size = tl.where(source < args.world.num_ranks, move.size_of(shards, source), 0)
-        packets.store(args.gathered, shards.shard * source, i[None, :], size, values, width)
-    # weft: equivalent-mutant incomplete of notify: no store before it is asynchronous
-    wl.notify(args.world, args.unpacked, 1, to=rank, op=wl.SignalOp.ADD, scope=wl.Scope.DEVICE)
-    postbox.end(mail, base + num_steps)
-
-
 @triton.jit
 def multiply_few(a, gathered, rows, b, c, words, steps, calls, unpacked, sums, come, shape, shards,
                  tile, world, width: tl.constexpr, sources: tl.constexpr,
                  block: tl.constexpr):  # fmt: skip
-    """`rows` and `b` are what is multiplied: descriptors, or pointers."""
+    """`rows` and `b` are what is multiplied: descriptors, or pointers. `shards` cut the gathered
+    bytes."""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     call = tl.load(calls + program) + 1
-    _gather(
-        Gathering(a, gathered, words, steps, unpacked, shards, world), width, sources, block
+    shards = move.rounded(shards, 1)
+    own = move.size_of(shards, wl.rank(world))
+    # weft: equivalent-mutant peer+1 of at: every rank gets the same packets, in another order
+    packets.exchange(
+        world, postbox.PacketBoxes(steps, words), packets.tiles_of(shards.shard, block),
+        packets.part_of_all, exchange.Whole(a, own),
+        packets.gather, exchange.Gathered(a, gathered, shards), width, sources, block,
     )  # fmt: skip
+    # weft: equivalent-mutant swap, incomplete of notify: what comes last before it is this
+    # program's own count of steps, and no store is asynchronous
+    wl.notify(world, unpacked, 1, to=wl.rank(world), op=wl.SignalOp.ADD, scope=wl.Scope.DEVICE)
     m = tl.cast(shape.m, tl.int32)
     gemm_small.gemm_small(
         b, shape, tile, gemm_small.Partials(sums, come), program, num_programs,
