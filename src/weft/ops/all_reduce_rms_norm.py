@@ -5,7 +5,8 @@
 Every rank passes all m rows of x, and the same residual and weight, and gets all rows of both
 results, the same bits everywhere: what stands between the two halves of a decoder layer.
 
-Plan, `push`: one kernel on each rank, the rows template (weft.tiles.rows) with these hooks
+Plan, `push`: one kernel on each rank, the rows template (weft.tiles.rows) with these hooks, which
+are generated from the Core IR below
     order     tiles of the other ranks' rows first, own ones behind them (weave.scattered)
     emit      another rank's rows of x -> this rank's part of the owner's `partials`
     combine   own rows: waits for the other ranks' shares; sums in fp32, own share first, then
@@ -49,6 +50,8 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
+from weft.compiler.lower import source
+from weft.ir import core
 from weft.language import slots
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 from weft.ops import _baselines, _by_library, _lanes, _measured
@@ -204,113 +207,44 @@ def choose(problem: Problem, target: Target) -> Config:
 # ---------------------------------------------------------------------------------------------
 # The program, by words
 
-
-class Woven(NamedTuple):
-    """Arguments of the hooks; also a weave.Move."""
-
-    residual: Any
-    gathered: Any
-    partials: Any
-    partials_ready: Any
-    sums_ready: Any
-    e: Any
-    rank: Any
-    parts: Any
-    world: Any
-
-
-class Made(NamedTuple):
-    """Arguments of `_result`."""
-
-    normed: Any
-    total: Any
-    weight: Any
-    eps: Any
-    parts: Any
-
-
-@triton.jit
-def _word_of(signals, at, source, args):
-    return weave.word_of(signals, at, 0, source, args.world.num_ranks, args.parts)
-
-
-@triton.jit
-def _combine(at, value, tile, args):
-    """Own rows of the total, when the other ranks' shares have come. args: Woven"""
-    if at.owner == args.rank:
-        for hop in range(1, args.world.num_ranks):
-            source = (args.rank + hop) % args.world.num_ranks
-            word = _word_of(args.partials_ready, at, source, args)
-            wl.wait(word, args.e, world=args.world)  # pairs with _announce
-        value = weave.add_partials(at, value, tile, args)
-        value += rows.load(args.residual, at, tile, args.parts)
-    return rows.rounded(value, args.gathered)
-
-
-@triton.jit
-def _emit(at, value, tile, args):
-    """args: Woven"""
-    if at.owner == args.rank:
-        weave.spread(args.gathered, at, value, tile, args)
-    else:
-        weave.push(at, value, tile, args)
-
-
-@triton.jit
-def _announce(at, part, args):
-    """The owner learns of a share, or all ranks of own rows of the total. args: Woven"""
-    if at.owner == args.rank:
-        word = _word_of(args.sums_ready, at, args.rank, args)
-        wl.notify_all(args.world, word, args.e, op=wl.SignalOp.SET)
-    else:
-        word = _word_of(args.partials_ready, at, args.rank, args)
-        wl.notify(args.world, word, args.e, to=at.owner, op=wl.SignalOp.SET)
-
-
-@triton.jit
-def _collect(at, tile, args):
-    """Another rank's rows of the total, when it has sent them. args: Woven"""
-    word = _word_of(args.sums_ready, at, at.owner, args)
-    wl.wait(word, args.e, world=args.world)  # pairs with _announce
-    return rows.load(args.gathered, at, tile, args.parts)
-
-
-@triton.jit
-def _result(at, value, tile, args):
-    """The total, as it is on every rank, and its norm. args: Made"""
-    rows.store(args.total, at, value, tile, args.parts)
-    normed = rows.rms_norm(value, args.weight, args.eps, args.parts.n)
-    rows.store(args.normed, at, normed, tile, args.parts)
-
-
-@triton.jit
-def all_reduce_rms_norm_rows(x, residual, weight, normed, total, partials, gathered, partials_ready,
-                             sums_ready, slot, parts, eps, tile, world):  # fmt: skip
-    """The rows template with the hooks above."""
-    rank = wl.rank(world).to(tl.int32)
-    e = slots.slot_epoch(slot)
-    # weft: equivalent-mutant drop, relax-acquire, value-1, count-1 of wait: whoever has all sums of
-    # a call knows that their owners have read its shares; and who is given a share of the next
-    # call, that its source has ended this one
-    slots.slot_wait_free(world, slot, e)
-    num_programs = tl.num_programs(0)
-    # Written out each time: a variable would make numbers of the world's constants.
-    rows.rows(
-        rank, parts, tile, tl.program_id(0), num_programs,
-        weave.scattered, weave.Scatter(rank, parts), weave.read_owned, weave.Operand(x, parts),
-        _combine, Woven(residual, gathered, partials, partials_ready, sums_ready, e, rank, parts,
-                        world),
-        _emit, Woven(residual, gathered, partials, partials_ready, sums_ready, e, rank, parts,
-                     world),
-        _announce, Woven(residual, gathered, partials, partials_ready, sums_ready, e, rank,
-                              parts, world),
-        _collect, Woven(residual, gathered, partials, partials_ready, sums_ready, e, rank, parts,
-                        world),
-        _result, Made(normed, total, weight, eps, parts), world.num_ranks,
-    )  # fmt: skip
-    # weft: equivalent-mutant swap of atomic: credits are implied, as said above
-    # weft: equivalent-mutant relax-release, value+1 of notify: as said above
-    slots.slot_finish(world, slot, e, num_programs)
+# What is woven into the rows template; its kernel is generated from this
+# (docs/generated_kernels.md). A program of these tensors comes to the same.
+KERNEL = core.require(
+    core.parse("""\
+program(all_reduce_rms_norm_rows)
+x = param(operand)
+residual = param(pointer)
+weight = param(pointer)
+normed = param(pointer)
+total = param(pointer)
+partials = param(pointer)
+gathered = param(pointer)
+eps = param(number)
+partials_ready = param(signals, by='all_reduce_rms_norm_rows on the other ranks')
+sums_ready = param(signals, by='all_reduce_rms_norm_rows on the other ranks')
+slot = param(slot)
+world = param(world)
+parts = mapping(static, (x,), cuts=part)
+template(rows, (1, 4096), formula='total = all_reduce(x) + residual; normed = rms_norm(total)')
+credit(begin, slot)
+hook(order, scatter, (parts,))
+hook(ready, read_owned, (x, parts))
+wait(combine, partials_ready, others, parts)
+hook(combine, add_partials, (partials, parts))
+hook(combine, add_rows, (residual, parts))
+hook(combine, rounded, (gathered,))
+hook(emit, spread, (gathered, parts))
+hook(emit, push, (partials, parts))
+notify(announce, sums_ready, all, parts)
+notify(announce, partials_ready, owner, parts)
+wait(collect, sums_ready, tile, parts)
+hook(collect, load_rows, (gathered, parts))
+hook(result, store_rows, (total, parts))
+hook(result, rms_norm, (weight, eps, parts))
+hook(result, store_rows, (normed, parts))
+finish(end, slot)
+""")
+)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -378,11 +312,11 @@ def _sum(x, residual, row, args, tile):
     # Loaded first, so that nothing but packets is waited for.
     own, more = _load(x, row, args.n, tile), _load(residual, row, args.n, tile)
     total = tl.zeros((tile.n,), tl.float32)
-    for source in range(args.world.num_ranks):
-        if source == args.rank:
+    for peer in range(args.world.num_ranks):
+        if peer == args.rank:
             total += own
         else:
-            total += _receive(source, row, args, tile, dtype)
+            total += _receive(peer, row, args, tile, dtype)
     return rows.rounded(total + more, x)
 
 
@@ -397,7 +331,7 @@ def _store(normed, total, weight, value, row, n, eps, tile):
 
 
 @triton.jit
-def all_reduce_rms_norm_packets(x, residual, weight, normed, total, words, slot, shape, eps, tile,
+def all_reduce_rms_norm_packets(x, residual, weight, normed, total, eps, words, slot, shape, tile,
                                 world, two_shot: tl.constexpr):  # fmt: skip
     """words: int64[2, num_ranks + 1, capacity, packets of a row]: a box for each source of shares,
     then one for totals"""
@@ -494,10 +428,11 @@ class _Call:
         self.name = f"{problem.op} m={m},n={n} {problem.dtype} {config}"
         self.grid = (config.grid(problem, world.target), 1, 1)
         self.options = config.options(problem, world.target)
-        self.tile = config.tile(problem).as_constexpr()
+        self.tile, self.constants = config.tile(problem).as_constexpr(), ()
         if config.by_packets:
             self._make_boxes()
             return
+        self.function = source.load(KERNEL).plain
         self.shape, self.num_slots = config.parts(problem), {}
         tiles = self.shape.tiles_m * problem.num_ranks
         shape, dtype = (problem.num_ranks, problem.rows, n), problem.torch_dtype
@@ -509,6 +444,8 @@ class _Call:
         """Words that hold packets alone, ever; calls of about as many rows share them."""
         problem, capacity = self.problem, _lanes.power_of_two(self.problem.m)
         packets = self.tile.n.value * problem.itemsize // _lanes.PACKET_BYTES
+        self.function = all_reduce_rms_norm_packets
+        self.constants = (self.config.transport == "two_shot",)
         self.shape = Rows(problem.m, problem.n, capacity)
         self.key = f"{problem.op}.{self.config.transport}.{capacity}x{packets}"
         self.buffers, self.num_slots = {}, {"num_slots": 1}
@@ -517,13 +454,10 @@ class _Call:
 
     def launch(self, world: Any, tensors: Sequence[torch.Tensor], eps: float) -> None:
         slot = world.workspace(self.key, self.buffers, self.signals, **self.num_slots)
-        arrays = [getattr(slot, name) for name in (*self.buffers, *self.signals)]
-        given = (*tensors, *arrays, slot.arg, self.shape, eps, self.tile, world.arg)
-        if self.config.by_packets:
-            is_two_shot = self.config.transport == "two_shot"
-            all_reduce_rms_norm_packets[self.grid](*given, is_two_shot, **self.options)
-        else:
-            all_reduce_rms_norm_rows[self.grid](*given, **self.options)
+        buffers = [getattr(slot, name) for name in self.buffers]
+        words = [getattr(slot, name) for name in self.signals]
+        given = (*tensors, *buffers, eps, *words, slot.arg, self.shape, self.tile, world.arg)
+        self.function[self.grid](*given, *self.constants, **self.options)
 
 
 def _check_tensors(world: Any, x: Any, residual: Any, weight: Any) -> None:
@@ -577,9 +511,10 @@ def kernels(
     if not config.is_fused:
         return
     element = f"*{DTYPES[problem.dtype].triton}"
-    fn, name, shape = all_reduce_rms_norm_rows, "parts", weave.Parts
     if config.by_packets:
         fn, name, shape = all_reduce_rms_norm_packets, "shape", Rows
+    else:
+        fn, name, shape = source.load(KERNEL).plain, "parts", weave.Parts
     tensors = ("x", "residual", "weight", "normed", "total", "partials", "gathered")
     words = ("partials_ready", "sums_ready", "words")
     types = {
