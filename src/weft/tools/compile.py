@@ -58,11 +58,13 @@ def compile_for(card: Op, problem: object, target: Target) -> tuple[list[Binary]
     """Every kernel of the operator for one target, and what the post-compile check found."""
     from weft.verify.compiled import compiled
 
-    config = next(iter(card.candidates(problem, target)), None)
-    if config is None:
+    # The best that has kernels: where libraries alone are faster, there is nothing to compile.
+    built = (list(card.kernels(problem, one, target)) for one in card.candidates(problem, target))
+    kernels = next(filter(None, built), None)
+    if kernels is None:
         raise UsageError(f"{card.name} has no configuration for {target} at {problem}")
     binaries, complaints = [], []
-    for fn, record in card.kernels(problem, config, target):
+    for fn, record in kernels:
         binaries.append(build(fn, record, target))
         complaints += [str(finding) for finding in compiled(fn, target, record).findings]
     return binaries, complaints
