@@ -27,6 +27,8 @@ SUMMED_LAYERS = {
     "llama3-405b mlp": (16384, 13312),
 }
 LAYERS = {"ag_gemm": GATHERED_LAYERS, "gemm_rs": SUMMED_LAYERS, "gemm_ar": SUMMED_LAYERS}
+# Sums over ranks between two layers, with a residual and a norm: how wide they are.
+NORMED_LAYERS = {label: n for label, (n, _) in SUMMED_LAYERS.items() if "mlp" in label}
 RAGGED_M = 997 * 4
 ALL_M = (1, 16, 64, 256, 512, 1024, 2048, RAGGED_M, 4096, 8192, 16384)
 QUICK_M = (64, 512, 2048, 8192)
@@ -62,13 +64,23 @@ class Point:
 def layer_points(op: str, ms: Sequence[int]) -> list[Point]:
     """Every layer at every m, with weights as layers keep them, [n, k]."""
     return [
-        Point(
-            op, label, {"m": m, "n": n, "k": k},
-            ("graph" if m < GRAPH_M else "queued", "eager"), fields={"b_is_nk": True},
-        )
+        Point(op, label, {"m": m, "n": n, "k": k}, _modes(m), fields={"b_is_nk": True})
         for m in ms
         for label, (n, k) in LAYERS[op].items()
-    ]  # fmt: skip
+    ]
+
+
+def row_points(op: str, ms: Sequence[int]) -> list[Point]:
+    """Rows of every model's width, of every m."""
+    return [
+        Point(op, label, {"m": m, "n": n}, _modes(m))
+        for m in ms
+        for label, n in NORMED_LAYERS.items()
+    ]
+
+
+def _modes(m: int) -> tuple[str, str]:
+    return ("graph" if m < GRAPH_M else "queued", "eager")
 
 
 def collective_points(op: str, sizes: Sequence[int], num_ranks: int) -> list[Point]:
@@ -101,10 +113,13 @@ def points_of(op: str, preset: str, num_ranks: int) -> list[Point]:
         if preset in LAYER_PRESETS:
             raise UsageError(f"--preset {preset!r} is a layer's; {op} takes quick or full")
         return collective_points(op, ALL_BYTES if preset == "full" else QUICK_BYTES, num_ranks)
-    if op not in LAYERS:
-        raise UsageError(f"no preset for {op}: pass --shape")
     ms = QUICK_M if preset == "quick" else ALL_M
-    points = layer_points(op, ms)
+    if op == "all_reduce_rms_norm":
+        points = row_points(op, ms)
+    elif op in LAYERS:
+        points = layer_points(op, ms)
+    else:
+        raise UsageError(f"no preset for {op}: pass --shape")
     if preset in LAYER_PRESETS:
         points = [point for point in points if point.label == LAYER_PRESETS[preset]]
     return points
