@@ -1,0 +1,53 @@
+"""What is done to a tile on its way to memory: as torch does it to what was stored before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import weft
+from weft.tiles import epilogues
+
+
+@triton.jit
+def work(product, other, out, m, n, kind: tl.constexpr):
+    """One tile of 16 x 16 from (16, 16) on, of m x n."""
+    i, j = 16 + tl.arange(0, 16), 16 + tl.arange(0, 16)
+    mask = (i < m)[:, None] & (j < n)[None, :]
+    value = tl.load(product + i[:, None] * n + j[None, :], mask=mask, other=0.0)
+    if kind == "silu_mul":
+        value = epilogues.silu_mul(value, out.dtype.element_ty)
+        epilogues.store_tile(out, 16, 8, value, m, n // 2)
+    else:
+        if kind == "silu":
+            value = epilogues.silu(value, out.dtype.element_ty)
+        elif kind == "mul":
+            value = epilogues.mul(other, 16, 16, value, m, n)
+        else:
+            value = epilogues.add(other, 16, 16, value, m, n)
+        epilogues.store_tile(out, 16, 16, value, m, n)
+
+
+@pytest.mark.parametrize("kind", ["silu", "silu_mul", "mul", "add"])
+def test_a_ragged_tile_is_what_torch_makes_of_it(ranks, kind):
+    m, n = 21, 28
+    product, other = torch.randn(m, n), torch.randn(m, n).bfloat16()
+    rounded = product.bfloat16().float()
+    expected = {
+        "silu": torch.nn.functional.silu(rounded),
+        "silu_mul": torch.nn.functional.silu(rounded[:, 0::2]) * rounded[:, 1::2],
+        "mul": rounded * other.float(),
+        "add": rounded + other.float(),
+    }[kind].bfloat16()
+    column = 8 if kind == "silu_mul" else 16
+
+    def main():
+        weft.init()
+        out = torch.full(expected.shape, float("nan"), dtype=torch.bfloat16)
+        work[(1,)](product, other, out, m, n, kind)
+        torch.testing.assert_close(out[16:, column:], expected[16:, column:], rtol=0.01, atol=1e-3)
+        assert out[:16].isnan().all() and out[:, :column].isnan().all()
+
+    ranks(main, 1)
