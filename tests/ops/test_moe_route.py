@@ -11,7 +11,7 @@ import weft
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.ops.moe_route import Config, Problem, Routing, candidates, kernels, moe_route, op
+from weft.ops.moe_route import Config, Problem, Tables, candidates, kernels, moe_route, op
 from weft.verify import compiled
 
 EMU = TARGETS["emu"]
@@ -20,7 +20,7 @@ ELSEWHERE = ("cuda:80", "cuda:100", "hip:gfx942")
 
 def check(got, problem, rank, logits):
     expected = op.reference(problem, [{"logits": one} for one in logits])[rank]
-    for name, one, wanted in zip(Routing._fields, got, expected, strict=True):
+    for name, one, wanted in zip(Tables._fields, got, expected, strict=True):
         assert one.shape == wanted.shape and one.dtype == wanted.dtype, name
         if one.is_floating_point():
             torch.testing.assert_close(one, wanted, rtol=1e-6, atol=0, equal_nan=True)
@@ -106,8 +106,8 @@ def test_weights_of_all_experts_and_of_those_chosen(ranks):
 
     def main():
         world = weft.init()
-        whole = moe_route(logits, 3, world=world, renormalise=False)
-        chosen = moe_route(logits, 3, world=world)
+        whole = moe_route(logits, 3, world=world, renormalise=False).tables
+        chosen = moe_route(logits, 3, world=world).tables
         share = logits.softmax(1).topk(3).values
         torch.testing.assert_close(whole.weights, share, rtol=1e-6, atol=0)
         torch.testing.assert_close(chosen.weights.sum(1), torch.ones(5))

@@ -56,7 +56,7 @@ MOST_EXPERTS, MOST_CHOSEN = 1024, 64
 THREAD_LOGITS = 32
 
 
-class Routing(NamedTuple):
+class Tables(NamedTuple):
     """What the router says. Slots are numbers among all m * top_k (token, k), sorted by expert.
 
     ids, weights: int32, fp32 [own tokens, top_k], the largest first. token_of: int32[slots] the
@@ -78,7 +78,14 @@ class Routing(NamedTuple):
     num_tiles: Any
 
 
-def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[Routing]:
+class Routing(NamedTuple):
+    """What a call gives: its tables, and how many slots a tile of them has at most."""
+
+    tables: Tables
+    tile_m: int
+
+
+def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[Tables]:
     """All ranks at once."""
     value = torch.cat([one["logits"] for one in inputs]).float().nan_to_num(-torch.inf, torch.inf)
     chosen = value.sort(dim=1, descending=True, stable=True).indices[:, : problem.top_k]
@@ -89,7 +96,7 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[Rou
     return [tables(problem, rank, ids, share) for rank in range(problem.num_ranks)]
 
 
-def tables(problem: Problem, rank: int, ids: torch.Tensor, weights: torch.Tensor) -> Routing:
+def tables(problem: Problem, rank: int, ids: torch.Tensor, weights: torch.Tensor) -> Tables:
     """One rank's tables for the experts and weights [m, top_k] of all tokens, on the CPU."""
     own, order = slice(*problem.shard(rank)), ids.flatten().sort(stable=True).indices
     slot_of = order.argsort()
@@ -100,11 +107,11 @@ def tables(problem: Problem, rank: int, ids: torch.Tensor, weights: torch.Tensor
     late = [max((rank - s) % problem.num_ranks for s in range(lo, hi + 1)) for *_, lo, hi in made]
     turns = sorted(range(len(made)), key=late.__getitem__)
     spare = problem.max_tiles - len(made)
-    table = torch.tensor([*made, *[(0,) * 5] * spare]).reshape(-1, 5).t()
+    table = torch.tensor([*made, *[(0,) * 5] * spare]).reshape(-1, 5).t().contiguous()
     whole = [token_of, weights.flatten()[order], slot_of.view(ids.shape), counts, table]
     turns = torch.tensor([*turns, *range(len(made), problem.max_tiles)])
     found = [ids[own], weights[own], *whole, turns, torch.tensor([len(made)])]
-    return Routing(*[one.float() if one.is_floating_point() else one.int() for one in found])
+    return Tables(*[one.float() if one.is_floating_point() else one.int() for one in found])
 
 
 def _tiles_of(problem: Problem, counts: Sequence[int], token_of: Any) -> list[tuple[int, ...]]:
@@ -269,7 +276,7 @@ def _store_counts(counts, by_source, tokens, cut, num_ranks: tl.constexpr):
 
 @triton.jit
 def moe_route_tables(logits, made, heard, slot, tokens, cut, world):
-    """made: Routing, the results; heard: Heard"""
+    """made: Tables, the results; heard: Heard"""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
@@ -319,7 +326,7 @@ def moe_route(
         token_of = the tokens of all ranks, sorted by expert; stable
 
     Shapes  logits: [own tokens, experts], contiguous; m, all ranks' tokens, defaults to num_ranks *
-            own: pass it where ranks differ. Results: see Routing
+            own: pass it where ranks differ. Results: Routing
     Dtypes  logits float16, bfloat16 or float32; weights fp32, tables int32
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
@@ -337,23 +344,23 @@ def moe_route(
             one.zero_()
         made.num_tiles.zero_()
         torch.arange(problem.max_tiles, dtype=torch.int32, out=made.turns)
-        return made
+        return Routing(made, tile_m)
     slot = world.workspace("moe_route", *_memory(problem, config))
     heard = Heard(slot.ids, slot.weights, slot.counted, slot.routed)
     moe_route_tables[(config.grid(problem),)](
         logits, made, heard, slot.arg, config.tokens(problem), config.cut(problem).as_constexpr(),
         world.arg, num_warps=config.num_warps,
     )  # fmt: skip
-    return made
+    return Routing(made, tile_m)
 
 
-def _empty(problem: Problem, own: int, device: Any) -> Routing:
+def _empty(problem: Problem, own: int, device: Any) -> Tables:
     """Results without their values."""
 
     def ints(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.int32, device=device)
 
-    return Routing(
+    return Tables(
         ids=ints(own, problem.top_k),
         weights=torch.empty((own, problem.top_k), device=device),
         token_of=ints(problem.num_slots),
@@ -423,11 +430,11 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
 
 def run(
     world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
-) -> Routing:
+) -> Tables:
     return moe_route(
         inputs["logits"], problem.top_k, world=world, m=problem.m, config=config,
         renormalise=problem.renormalise, tile_m=problem.tile_m,
-    )  # fmt: skip
+    ).tables  # fmt: skip
 
 
 def kernels(
@@ -447,7 +454,7 @@ def kernels(
         "world": ["*i64", "constexpr", "constexpr"],
     }
     constants = {
-        "made": Routing(*[None] * len(Routing._fields)),
+        "made": Tables(*[None] * len(Tables._fields)),
         "heard": Heard(*[None] * len(Heard._fields)),
         "slot": SlotArg(None, None, None),
         "tokens": route.Tokens(*[None] * len(route.Tokens._fields)),
@@ -467,7 +474,7 @@ def kernels(
     )
 
 
-def fake(problem: Problem, inputs: Mapping[str, Any]) -> Routing:
+def fake(problem: Problem, inputs: Mapping[str, Any]) -> Tables:
     """The first rank's results: their shapes and dtypes, without their values."""
     first, end = problem.shard(0)
     return _empty(problem, end - first, "meta")

@@ -14,7 +14,7 @@ A hook is a `@triton.jit` function, given as a constexpr together with one tuple
 that have a default are left out by None, and cost nothing then:
 
     order(i, num_m, num_n, args) -> at                   a record that begins with i_m, i_n
-    ready(at, segment, tile, args) -> Rows               segment is 0: a GEMM has one
+    ready(at, segment, tile, args) -> Rows | Indexed     segment is 0: a GEMM has one
     combine(at, value, tile, args) -> value              fp32 sums in and out; may wait and read
     emit(at, value, tile, args)                          data alone, see `emit_store`
     announce(at, part, args)                             part is 0: a tile is stored in one
@@ -44,6 +44,8 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+
+from weft.language import triton_api as api
 
 # What has one scale each where scales are of blocks: so many columns of a row of A, of B so many
 # rows and columns.
@@ -92,6 +94,17 @@ class Rows(NamedTuple):
     end: Any
 
 
+class Indexed(NamedTuple):
+    """Rows that lie anywhere: row i of `source` is row index[i], from i = `first` on, none at or
+    after `end`. B is number `slice` of several that lie one behind the other. Without TMA."""
+
+    source: Any
+    index: Any
+    first: Any
+    end: Any
+    slice: Any
+
+
 class Scales(NamedTuple):
     """Scales of a tile, fp32: `a` of its first row, `b` of its first column, both of the first
     block of k, and how far the next ones are. There are so many `rows` and `columns`."""
@@ -132,6 +145,12 @@ class Always(NamedTuple):
 
     a: Any
     m: Any
+
+
+# By type: what a tile's rows are decides how they are loaded.
+@api.builtin
+def is_indexed(rows, _semantic=None):
+    return api.constexpr(api.tuple_fields(rows) == Indexed._fields)
 
 
 @triton.jit
@@ -213,6 +232,9 @@ def multiply(rows, b, i_n, shape, tile):
     """One tile: fp32 sums over k of `rows` of A and column tile i_n of B."""
     value = tl.zeros((tile.m, tile.n), tl.float32)
     column = i_n * tile.n
+    if is_indexed(rows):
+        b = slice_of(rows, b, shape, tile)
+        rows = located(rows, tile)
     for at_k in range(0, shape.k, tile.k):
         left = load_a(rows, at_k, shape, tile)
         right = load_b(b, column, at_k, shape, tile)
@@ -236,6 +258,9 @@ def multiply_scaled(rows, b, i_n, shape, tile, scaled, per_block: tl.constexpr):
     value = tl.zeros((tile.m, tile.n), tl.float32)
     column = i_n * tile.n
     i = tl.arange(0, tile.m)
+    if is_indexed(rows):
+        b = slice_of(rows, b, shape, tile)
+        rows = located(rows, tile)
     for at_k in range(0, shape.k, tile.k):
         left = load_a(rows, at_k, shape, tile)
         right = load_b(b, column, at_k, shape, tile)
@@ -258,14 +283,36 @@ def multiply_scaled(rows, b, i_n, shape, tile, scaled, per_block: tl.constexpr):
 
 
 @triton.jit
+def located(rows, tile):
+    """An Indexed as `load_a` takes it: `index` is the tile's own part, loaded once."""
+    tl.static_assert(not tile.tma, "rows by index are loaded by pointers")
+    i = rows.first + tl.arange(0, tile.m)
+    index = tl.load(rows.index + i, mask=i < rows.end, other=0)
+    return Indexed(rows.source, index, rows.first, rows.end, rows.slice)
+
+
+@triton.jit
+def slice_of(rows, b, shape, tile):
+    """Where the B of an Indexed begins."""
+    if tile.b_is_nk:
+        lines = shape.n
+    else:
+        lines = shape.k
+    return b + rows.slice.to(tl.int64) * lines * shape.stride_b
+
+
+@triton.jit
 def load_a(rows, at_k, shape, tile):
-    """Tile [tile.m, tile.k] of A from column at_k; zeros outside."""
+    """Tile [tile.m, tile.k] of A from column at_k; zeros outside. Of an Indexed: located"""
     if tile.tma:
         value = rows.source.load([rows.first, at_k])
     else:
         i = rows.first + tl.arange(0, tile.m)
         j = at_k + tl.arange(0, tile.k)
-        pointers = rows.source + i.to(tl.int64)[:, None] * shape.stride_a + j[None, :]
+        row = i
+        if is_indexed(rows):
+            row = rows.index
+        pointers = rows.source + row.to(tl.int64)[:, None] * shape.stride_a + j[None, :]
         mask = (i < rows.end)[:, None]
         if not tile.is_k_even:
             mask = mask & (j < shape.k)[None, :]
