@@ -3,9 +3,10 @@
     product = matmul(gathered, b, kernel=p_multiply)    ->    matmul(..., order=gather)
 
 gather: own rows first, then those of the next rank, as they arrive. scatter: the next rank's rows
-first, own ones last, when the others' shares of them have come. With several nodes both go node by
-node. rows: from the first to the last. An order of the user's is a function like those of
-tiles/swizzle.py; for the sizes of the call it must be a bijection.
+first, own ones last, when the others' shares of them have come. rows: from the first to the last.
+With several nodes both would go node by node (tiles/hierarchy.py); no kernel is generated with that
+order yet. An order of the user's is a function like those of tiles/swizzle.py; for the sizes of the
+call it must be a bijection.
 """
 
 from __future__ import annotations
