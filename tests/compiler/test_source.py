@@ -15,7 +15,7 @@ import weft.language as wl
 from weft.base.dtypes import tolerance
 from weft.base.place import Frame, Place
 from weft.base.target import TARGETS
-from weft.compiler.lower import kernels, loading, source
+from weft.compiler.lower import hooks, kernels, loading, source
 from weft.compiler.lower.signature import Specialised, record
 from weft.ir import core
 from weft.language import slots, triton_api
@@ -177,7 +177,7 @@ def test_tiles_that_leave_by_tma_have_a_descriptor_for_each_peer():
     """Both kinds of sending, announced late, compile for Hopper; elsewhere they are stores."""
     kernel = kernel_of("gemm_ar_two_shot")
     sending = core.require(kernels.sending(kernel))
-    assert source.peers_of(sending) == ["partials", "gathered"] and not source.peers_of(kernel)
+    assert hooks.peers_of(sending) == ["partials", "gathered"] and not hooks.peers_of(kernel)
     twins, given = source.load(sending), Specialised("bfloat16", WIDE, 4, num_stages=4)
     assert twins.plain.arg_names == source.load(kernel).plain.arg_names
     target = TARGETS["cuda:90"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from weft.compiler.lower import signature, source
+from weft.compiler.lower import hooks, signature, source
 from weft.ir import core
 from weft.ir.device import Launch
 from weft.ops import _lanes, _products
@@ -116,7 +116,7 @@ class Product:
         found: list = []
         chunk = gemm_sm90.chunk_rows(*self.tile[:2]), gemm_sm90.CHUNK_N.value
         rank, num_ranks = self.world.rank, self.world.num_ranks
-        for name in (peers := source.peers_of(self.kernel)):
+        for name in (peers := hooks.peers_of(self.kernel)):
             array = bound[name]
             # By source where each rank has a part of its own, else by rows.
             first = rank if array.dim() == 3 else min(rank * self.parts.rows, self.m)

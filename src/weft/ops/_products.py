@@ -18,7 +18,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.compiler.lower import kernels, source
+from weft.compiler.lower import hooks, kernels, source
 from weft.ir import core
 from weft.language import triton_api
 from weft.language.world_arg import SlotArg, WorldArg, language_version
@@ -289,7 +289,7 @@ class Program(NamedTuple):
 
     @property
     def peers(self) -> list[str]:
-        return source.peers_of(kernels.sending(self.kernel))
+        return hooks.peers_of(kernels.sending(self.kernel))
 
 
 class Call:

@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
-from weft.compiler.lower import source
+from weft.compiler.lower import hooks
 from weft.ir import core
 from weft.language.mapping import StaticMapping
 from weft.language.world_arg import SlotArg, WorldArg, language_version
@@ -50,7 +50,7 @@ def record(kernel: core.Kernel, twin: str, given: Specialised) -> KernelRecord:
             signature[one.name] = word = _word(kernel, one, twin, given)
             aligned += [one.name] if word.startswith("*") else []
     if twin == "sm90":
-        for name in source.peers_of(kernel):
+        for name in hooks.peers_of(kernel):
             for hop in range(1, weave.MOST_PEERS + 1):
                 signature[f"{name}_peer_{hop}"] = _descriptor(_chunk(given), given)
     is_rows = kernel.of(core.Template)[0].function == "rows"

@@ -1,0 +1,191 @@
+"""The functions of a generated module that are woven into the template: mapping and hooks.
+
+A hook that is one function of tiles/ is passed as it is (`library`); of the others the statements
+of Core IR are put together in order, and their arguments are a tuple of what these use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from textwrap import indent
+
+from weft.compiler.lower import woven
+from weft.compiler.lower.layout import fitting
+from weft.ir import core
+
+TWINS = ("plain", "sm90")
+
+
+def twins_of(kernel: core.Kernel) -> tuple[str, ...]:
+    """Which forms there are of a kernel."""
+    return TWINS if kernel.of(core.Template)[0].function == "gemm" else ("plain",)
+
+
+def mapping(kernel: core.Kernel) -> Iterator[str]:
+    """What asks of the mapping; tiles cut within parts have theirs in tiles/weave.py."""
+    if kernel.of(core.Mapping)[0].cuts == "whole":
+        given = [one.name for one in kernel.of(core.Param) if one.sort == "order"]
+        yield _WHOLE.replace("ORDER", given[0] if given else "swizzle.rotated")
+
+
+_WHOLE = '''class At(NamedTuple):
+    """A tile: rows first .. end - 1, which are all this rank's own or not."""
+
+    i_m: Any
+    i_n: Any
+    first: Any
+    end: Any
+    is_own: Any
+
+
+@triton.jit
+def _own_rows(rank, split):
+    first = min(rank * split.rank_rows, split.rows)
+    return first, min(first + split.rank_rows, split.rows)
+
+
+@triton.jit
+def _word_of(row, split):
+    """The word that announces `row`: that of its chunk."""
+    rank = row // split.rank_rows
+    return rank * split.chunks + (row - rank * split.rank_rows) // split.chunk_rows
+
+
+class Order(NamedTuple):
+    """Arguments of `_order`; tuples last, no constant: Triton 3.6 would forget those behind it."""
+
+    group_m: Any
+    start: Any
+    head: Any
+    tile_m: Any
+    rank: Any
+    split: Any
+
+
+@triton.jit
+def _order(i, num_m, num_n, args):
+    """Which tile is next, and whether its rows are own. args: Order"""
+    tile = ORDER(i, num_m, num_n, (args.group_m, args.start, args.head))
+    first = tile[0] * args.tile_m
+    end = min(first + args.tile_m, args.split.rows)
+    own_first, own_end = _own_rows(args.rank, args.split)
+    return At(tile[0], tile[1], first, end, (first >= own_first) & (end <= own_end))
+
+
+@triton.jit
+def _order_args(rank, split, group_m, tile_m, num_m):
+    """Where this rank begins, and how many rows of tiles no group may reach over."""
+    own_first, own_end = _own_rows(rank, split)
+    start = swizzle.first_to_gather(own_first, own_end, tile_m, num_m)
+    head = max(1, min(split.rank_rows // tile_m, num_m))
+    return Order(
+        tl.cast(group_m, tl.int32), start, tl.cast(head, tl.int32), tl.cast(tile_m, tl.int32),
+        rank, split,
+    )  # fmt: skip'''
+
+# Place -> (parameters, what it says), of the twins' common form, or of each.
+_FORMS = {
+    "ready": ("at, segment, tile", "Before a tile's operands are read."),
+    "combine": ("at, value, tile", "A tile's sums, and what else belongs to them."),
+    "combine_sm90": ("at, row, column, value", "The same for a chunk, in registers."),
+    "emit": ("at, value, tile", "What becomes of a tile."),
+    "emit_sm90": ("at, row, column, chunk", "The same for a chunk, in shared memory."),
+    "announce": ("at, part", "When a tile's stores are complete."),
+    "announce_sm90": ("at, part", "When those of a warp group's part are."),
+    "collect": ("at, tile", "Another rank's tile, when that rank has done it."),
+    "collect_sm90": ("at, tile_m: gl.constexpr, tile_n: gl.constexpr", "The same, by four warps."),
+    "result": ("at, value, tile", "What every rank makes of a tile's rows."),
+    "done": ("", "When this program has read all operands."),
+}
+TWO_FORMS = ("combine", "emit", "announce", "collect")
+
+
+def hooks(kernel: core.Kernel) -> Iterator[str]:
+    """The functions of hooks that are not simply one of tiles/, their arguments before them."""
+    for place, (parameters, said) in _FORMS.items():
+        slot, _, suffix = place.partition("_")
+        twin = suffix or "plain"
+        if not kernel.at(slot) or twin not in twins_of(kernel) or library(kernel, slot, twin):
+            continue
+        title = title_of(kernel, slot, twin)
+        if not suffix or title != title_of(kernel, slot, "plain"):
+            fields = "\n".join(f"    {name}: Any" for name in used(kernel, slot, twin))
+            yield f'class {title}(NamedTuple):\n    """Arguments of `_{place}`."""\n\n{fields}'
+        is_value = slot == "combine" or (slot == "collect" and kernel.at("result"))
+        body = [*body_of(kernel, slot, twin), *(["return value"] if is_value else [])]
+        parameters = f"{parameters}, args" if parameters else "args"
+        yield "\n".join([
+            "@gluon.jit" if suffix else "@triton.jit", f"def _{place}({parameters}):",
+            f'    """{said} args: {title}"""', *fitting(f"    {line}" for line in body),
+        ])  # fmt: skip
+
+
+def body_of(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, ...]:
+    """What is woven in at one place, in order; neighbours for the same tiles share a branch."""
+    given = [*(kernel.at("value") if slot == "emit" else ()), *kernel.at(slot)]
+    pieces = [woven.spell(one, kernel, twin) for one in given]
+    if len(given) > len(kernel.at(slot)) and twin == "sm90":
+        pieces.insert(0, woven.LOADED)
+    lines: list[str] = []
+    last = ""
+    for piece in pieces:
+        if not piece.guard:
+            lines += piece.lines
+        elif piece.guard == last:
+            lines += indent("\n".join(piece.lines), "    ").splitlines()
+        else:
+            lines.append("else:" if last else f"if {_guard(kernel, piece.guard)}:")
+            lines += indent("\n".join(piece.lines), "    ").splitlines()
+        last = piece.guard
+    return tuple(lines)
+
+
+def _guard(kernel: core.Kernel, guard: str) -> str:
+    if kernel.of(core.Mapping)[0].cuts == "whole":
+        return "at.is_own" if guard == woven.OWN else "not at.is_own"
+    return f"at.owner {'==' if guard == woven.OWN else '!='} args.rank"
+
+
+def title_of(kernel: core.Kernel, slot: str, twin: str) -> str:
+    """What a hook's tuple is called: where the twin for Hopper needs others, it has its own."""
+    is_alike = set(used(kernel, slot, twin)) == set(used(kernel, slot, "plain"))
+    return slot.title() + ("" if is_alike else "Sm90")
+
+
+def used(kernel: core.Kernel, slot: str, twin: str) -> list[str]:
+    """The names that a place's function uses of `args`: values, then tuples."""
+    lines = body_of(kernel, slot, twin if slot in TWO_FORMS else "plain")
+    names = re.findall(r"\bargs\.(\w+)", "\n".join(lines))
+    if any(re.search(r"\bargs\)", line) for line in lines):
+        names += ["partials", "rank", "parts", "world"]  # of a weave.Move
+    names = sorted(dict.fromkeys(names))
+    tuples = {"shape", *(one.name for one in kernel.of(core.Mapping))}
+    tuples |= {one.name for one in kernel.of(core.Param) if one.sort in ("slot", "world")}
+    tuples |= {f"{name}_peers" for name in peers_of(kernel)}
+    return sorted(names, key=lambda name: (name in tuples, name == "world"))
+
+
+def peers_of(kernel: core.Kernel) -> list[str]:
+    """The arrays that tiles are sent to by TMA: on Hopper there is a descriptor for each peer."""
+    given = [one.args[0] for one in kernel.of(core.Hook) if one.function.startswith("send")]
+    return [one.name for one in kernel.of(core.Param) if one.name in given]
+
+
+def library(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, str] | None:
+    """(function, arguments) where a place holds one hook that is a function of tiles/."""
+    given = kernel.at(slot)
+    if len(given) != 1 or not isinstance(given[0], core.Hook):
+        return None
+    home = "gemm" if twin == "plain" else "gemm_sm90"
+    stored = "gemm.Stored({0}, shape)" if twin == "plain" else "gemm_sm90.Stored({0})"
+    found = {
+        "grouped": ("swizzle.grouped", "(group_m,)"),
+        "scatter": ("weave.scattered", "weave.Scatter(rank, {0})"),
+        "rows_of": ("gemm.ready_always", "gemm.Always({0}, shape.m)"),
+        "read_owned": ("weave.read_owned", "weave.Operand({0}, {1})"),
+        "store": (f"{home}.emit_store", stored),
+    }.get(given[0].function)
+    if found is None:
+        return None
+    return found[0], found[1].format(*given[0].args)
