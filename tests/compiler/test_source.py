@@ -13,6 +13,7 @@ from generated_kernels import GOLDEN, PLANS, kernel_of
 import weft
 import weft.language as wl
 from weft.base.dtypes import tolerance
+from weft.base.errors import UsageError
 from weft.base.place import Frame, Place
 from weft.base.target import TARGETS
 from weft.compiler.lower import hooks, kernels, loading, source
@@ -171,6 +172,13 @@ def test_a_file_that_somebody_edited_is_written_again(tmp_path, monkeypatch):
     assert loading.write("some", text) == path and path.read_text() == text
     assert loading.import_text("some", text).answer == 42
     assert [one.name for one in path.parent.iterdir() if one.suffix == ".part"] == []
+
+
+def test_a_cache_that_cannot_be_written_is_told_with_the_remedy(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match="cannot be kept in .*: Not a directory; set WEFT_CACHE"):
+        loading.write("some", "x = 1\n")
 
 
 def test_tiles_that_leave_by_tma_have_a_descriptor_for_each_peer():

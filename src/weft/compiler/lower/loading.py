@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from weft.base.errors import UsageError
 from weft.base.settings import Settings
 
 _lock = threading.Lock()  # of emulated ranks, which are threads
@@ -25,7 +26,7 @@ _lock = threading.Lock()  # of emulated ranks, which are threads
 def import_text(name: str, text: str, given: Mapping[str, Any] | None = None) -> ModuleType:
     """The module of a text; imported once in a process for each of what names in it are `given`.
 
-    Raises  OSError: the cache's folder cannot be written: set WEFT_CACHE_DIR
+    Raises  UsageError: the cache's folder cannot be written
     """
     given = given or {}
     title = f"weft_generated_{_named(name, text)}"
