@@ -57,11 +57,19 @@ def folder() -> Path:
 def write(name: str, text: str) -> Path:
     """The text's file. Somebody may have edited it: what is not the text is written again."""
     path = folder() / f"{_named(name, text)}.py"
-    if not path.exists() or path.read_text() != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, suffix=".part", delete=False
-        ) as part:
-            part.write(text)
-        os.replace(part.name, path)
+    try:
+        if not path.exists() or path.read_text() != text:
+            _replace(path, text)
+    except OSError as error:
+        raise UsageError(
+            f"the generated kernel {name} cannot be kept in {path.parent}: {error.strerror}; set "
+            "WEFT_CACHE_DIR to a folder that can be written"
+        ) from error
     return path
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as part:
+        part.write(text)
+    os.replace(part.name, path)
