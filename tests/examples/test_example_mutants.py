@@ -14,8 +14,8 @@ from weft.verify.mutants import Bounds
 NODES = {"10_two_nodes.py": (2, 2)}
 QUICK = "03_signal.py"
 # A program's kernels are tried one by one (tests/compiler/test_woven_mutants.py). Of this one every
-# signal was found to be needed but credits: its products follow each other, and what the second
-# waits for says that all ranks have read what the call before left.
+# signal was found to be needed but credits: what its second product waits for says that all ranks
+# have read what the same plan left before. Credits are for calls of other plans on the same slot.
 COMPILED = "13_program.py"
 
 
