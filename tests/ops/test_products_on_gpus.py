@@ -1,4 +1,4 @@
-"""On GPUs: gemm_rs and gemm_ar in every way, in even, ragged and tiny shapes."""
+"""On GPUs: gemm_rs, gemm_ar and all_reduce_rms_norm in every way, even, ragged and tiny."""
 
 from __future__ import annotations
 

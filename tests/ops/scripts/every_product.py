@@ -1,4 +1,5 @@
-"""gemm_rs and gemm_ar on GPUs, under torchrun: every way of each, in ragged and tiny shapes.
+"""gemm_rs, gemm_ar and all_reduce_rms_norm on GPUs, under torchrun: every way of each, in ragged
+and tiny shapes.
 
 Eager, then again and again, so that calls are replayed; answers against fp32 sums on the device.
 """
@@ -24,32 +25,47 @@ def ways(op: Any, problem: Any, target: Any) -> Iterator[Any]:
     """The first configuration of each kind: compiling takes most of the time here."""
     done = set()
     for config in op.candidates(problem, target):
-        kind = (config.transport, config.template, config.template == "sm90" and config.tile_n)
+        template = getattr(config, "template", "")
+        kind = (config.transport, template, template == "sm90" and config.tile_n)
         if kind not in done:
             done.add(kind)
             yield config
 
 
+def problems(num_ranks: int) -> Iterator[tuple[Any, Any, int]]:
+    """Each operator with each problem, and how many numbers are summed on a rank."""
+    for m, n, k in SHAPES:
+        for name in ("gemm_rs", "gemm_ar"):
+            op = weft.ops.cards()[name]
+            problem = op.make_problem(num_ranks, {"m": m, "n": n, "k": k}, "bfloat16")
+            yield op, replace(problem, b_is_nk=True), k
+        op = weft.ops.cards()["all_reduce_rms_norm"]
+        yield op, op.make_problem(num_ranks, {"m": m, "n": n}, "bfloat16"), 1
+
+
+def check(out: Any, expected: Any, k: int, config: Any) -> None:
+    if isinstance(expected, tuple):
+        for one, wanted in zip(out, expected, strict=True):
+            check(one, wanted, k, config)
+    elif expected.numel():
+        wanted = expected.float()
+        error = ((out.float() - wanted).norm() / wanted.norm()).item()
+        assert error <= tolerance("bfloat16", k), (config, error)
+
+
 def main() -> None:
     world = weft.init()
     cases = 0
-    for name in ("gemm_rs", "gemm_ar"):
-        op = weft.ops.cards()[name]
-        for m, n, k in SHAPES:
-            shape = {"m": m, "n": n, "k": k}
-            problem = replace(op.make_problem(world.num_ranks, shape, "bfloat16"), b_is_nk=True)
-            inputs = [
-                drawn_on(world.device, op.make_inputs, problem, rank)
-                for rank in range(world.num_ranks)
-            ]
-            expected = op.reference(problem, inputs)[world.rank]
-            for config in ways(op, problem, world.target):
-                for _ in range(CALLS):
-                    out = op.run(world, problem, inputs[world.rank], config)
-                    if expected.numel():
-                        error = ((out.float() - expected).norm() / expected.norm()).item()
-                        assert error <= tolerance("bfloat16", k * world.num_ranks), (config, error)
-                cases += 1
+    for op, problem, k in problems(world.num_ranks):
+        inputs = [
+            drawn_on(world.device, op.make_inputs, problem, rank) for rank in range(world.num_ranks)
+        ]
+        expected = op.reference(problem, inputs)[world.rank]
+        for config in ways(op, problem, world.target):
+            for _ in range(CALLS):
+                out = op.run(world, problem, inputs[world.rank], config)
+                check(out, expected, k * world.num_ranks, config)
+            cases += 1
     world.close()
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {cases} cases", flush=True)
 
