@@ -79,7 +79,7 @@ class CompiledReport:
         second = None
         if other[0]:
             second = Side.at(place_of(self._full(other[0])), kernel=self.kernel, note=other[1])
-        finding = StageFinding(kind, message, first, second, remedy, stage)
+        finding = StageFinding(kind, message, first, second, remedy, stage=stage)
         if all(known.key() != finding.key() for known in self.findings):
             self.findings.append(finding)
 
