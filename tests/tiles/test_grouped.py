@@ -78,6 +78,6 @@ def test_rows_by_index_have_no_tma():
         tile = gemm.Tile.of(16, 16, 16, size_k=16, tma=True).as_constexpr()
         plain_grouped[(1,)](a, a, a.clone(), table, table, table, table, shape, 1, tile)
 
-    with pytest.raises(Exception, match="rows by index are loaded by pointers"):
+    with pytest.raises(Exception, match="rows by index, and B of several"):
         with weft.emulated(ranks=1) as ranks:
             ranks.run(main)

@@ -28,7 +28,8 @@ Source  docs/decisions/009-hooks.md; Triton-distributed's AG-MoE for the idea
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -38,19 +39,14 @@ import triton.language as tl
 import weft.language as wl
 from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
-from weft.base.errors import ConfigError, DtypeError, ShapeError
+from weft.base.errors import ConfigError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _lanes
-from weft.ops.moe_route import Problem as RouterProblem
-from weft.ops.moe_route import Routing, Tables
-from weft.ops.moe_route import op as router
-from weft.tiles import blocking, gemm, grouped
-from weft.tiles.blocking import Blocking
+from weft.ops import _lanes, _moe
+from weft.ops.moe_route import Routing
+from weft.tiles import gemm, grouped
 
-SUPPORTED = ("float16", "bfloat16", "float32")
 # Elements that a feeder stores at a time.
 BLOCK = 4096
 TABLES = ("token_of", "tiles", "turns", "num_tiles")
@@ -59,15 +55,7 @@ TABLES = ("token_of", "tiles", "turns", "num_tiles")
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
     """All ranks at once, in fp32."""
     tokens = torch.cat([one["x"] for one in inputs]).float()
-    return [_product(problem, tokens, one) for one in inputs]
-
-
-def _product(problem: Problem, tokens: torch.Tensor, one: Mapping[str, Any]) -> torch.Tensor:
-    out = torch.zeros(problem.num_slots, problem.n)
-    for expert, first, end, *_ in one["tiles"].t().tolist():
-        rows = tokens[one["token_of"][first:end].long()]
-        out[first:end] = rows @ one["b"][expert].float()
-    return out
+    return [_moe.product(problem, tokens[one["token_of"].long()], one) for one in inputs]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -75,115 +63,35 @@ def _product(problem: Problem, tokens: torch.Tensor, one: Mapping[str, Any]) -> 
 
 
 @dataclass(frozen=True)
-class Problem(_lanes.Rows):
-    """m tokens of k elements over all ranks, top_k of `experts` for each; n columns of each rank.
-
-    `tile_m`: slots of a tile of the tables, at most. `b_is_nk`: B lies as [experts, n, k].
-    """
-
-    k: int = 0
-    experts: int = 1
-    top_k: int = 1
-    tile_m: int = 128
-    b_is_nk: bool = False
-    routing: RouterProblem = field(init=False, repr=False, compare=False)
+class Problem(_moe.Problem):
+    """m tokens of k elements over all ranks; n columns of every expert on each rank."""
 
     op = "ag_moe"
-    dtypes = SUPPORTED
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.k < 0:
-            raise ShapeError(f"{self.op}: k={self.k} is negative")
-        if self.tile_m < 16:
-            raise ShapeError(f"{self.op}: tile_m={self.tile_m}; a product's tiles have 16 rows")
-        # Checks the rest.
-        object.__setattr__(self, "routing", self._routing())
-
-    def _routing(self) -> RouterProblem:
-        """That of the router that made the tables."""
-        return RouterProblem(
-            self.m, self.experts, self.num_ranks, "float32", self.nodes, top_k=self.top_k,
-            tile_m=self.tile_m,
-        )  # fmt: skip
-
-    @property
-    def num_slots(self) -> int:
-        return self.m * self.top_k
-
-    @property
-    def is_empty(self) -> bool:
-        return 0 in (self.m, self.n, self.k)
-
-    @property
-    def shard_elements(self) -> int:
-        return self.rows * self.k
-
-    @property
-    def flops(self) -> int:
-        """Of one rank."""
-        return 2 * self.num_slots * self.n * self.k
-
-    @property
-    def memory_bytes(self) -> int:
-        """What one rank must read and write at least, where every expert has tokens."""
-        operands = self.m * self.k + self.experts * self.n * self.k
-        return (operands + self.num_slots * self.n) * self.itemsize
 
 
 @dataclass(frozen=True)
-class Config:
-    """How a call is done; every field is the same on all ranks.
+class Config(_moe.Config):
+    """Units   lanes: programs that store own tokens before they multiply"""
 
-    Units   lanes: programs that store own tokens before they multiply; group_m: tiles that share
-            columns in L2
-    """
-
-    transport: str = "push"
     lanes: int = 8
-    tile_n: int = 128
-    tile_k: int = 64
-    group_m: int = 4
-    num_warps: int = 8
-    num_stages: int = 3
 
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
-        if self.transport != "push":
-            raise ConfigError(f"ag_moe: transport={self.transport!r}; it must be 'push'")
+        super().check(problem, target)
         if not 1 <= self.lanes <= target.num_sms:
             raise ConfigError(
                 f"ag_moe: lanes={self.lanes}; {target} runs 1 to {target.num_sms} programs together"
             )
-        if self.group_m < 1:
-            raise ConfigError(f"ag_moe: group_m={self.group_m}; it must be 1 at least")
-        cut = (problem.tile_m, self.tile_n, self.tile_k, self.num_warps, self.num_stages)
-        Blocking(*cut).check("ag_moe", problem.dtype, problem.dtype, False, target)
 
     def grid(self, problem: Problem, target: Target) -> int:
         """Programs: all of them are resident."""
-        tiles = problem.routing.max_tiles * -(-problem.n // self.tile_n)
-        return min(self.lanes + tiles, target.num_sms)
-
-    def tile(self, problem: Problem) -> gemm.Tile:
-        return gemm.Tile.of(
-            problem.tile_m, self.tile_n, self.tile_k, size_k=problem.k, b_is_nk=problem.b_is_nk
-        )
+        return min(self.lanes + super().grid(problem, target), target.num_sms)
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
-    sizes = (problem.tile_m, problem.n, problem.k)
-    for cut in blocking.candidates(*sizes, problem.dtype, target):
-        rest = {name: value for name, value in asdict(cut).items() if name != "tile_m"}
-        config = Config(lanes=2 if target.backend == "emu" else 8, **rest)
-        try:
-            config.check(problem, target)
-        except ConfigError:  # cut for lower tiles than the tables have
-            continue
-        yield config
-    smallest = 16 if target.backend == "emu" else 64
-    yield Config(tile_n=smallest, tile_k=32 if smallest == 64 else 16, num_warps=4, num_stages=2)
+    for config in _moe.candidates(Config, problem, target):
+        yield replace(config, lanes=2) if target.backend == "emu" else config
 
 
 def choose(problem: Problem, target: Target) -> Config:
@@ -284,10 +192,7 @@ def ag_moe(
     problem = problem_of(world, x, b, routing, out)
     config = config or choose(problem, world.target)
     config.check(problem, world.target)
-    world.operator_call(
-        f"ag_moe m={problem.m},n={problem.n},k={problem.k} {problem.dtype} "
-        f"experts={problem.experts} top_k={problem.top_k} tile_m={problem.tile_m} {config}"
-    )
+    world.operator_call(_moe.call_name(problem, config))
     if out is None:
         out = torch.empty((problem.num_slots, problem.n), dtype=x.dtype, device=x.device)
     if problem.is_empty:
@@ -297,17 +202,12 @@ def ag_moe(
     slot = world.workspace("ag_moe", buffers, signals)
     tables = [getattr(routing.tables, name) for name in TABLES]
     ag_moe_multiply[(config.grid(problem, world.target),)](
-        x, b, out, *tables, slot.gathered, slot.rows_ready, slot.arg, _shape(problem),
+        x, b, out, *tables, slot.gathered, slot.rows_ready, slot.arg, _moe.shape_of(problem),
         Feed(problem.m, problem.rows, config.lanes), problem.routing.max_tiles,
         config.tile(problem).as_constexpr(), world.arg, config.group_m, BLOCK,
-        num_warps=config.num_warps, num_stages=config.num_stages,
+        **config.options(),
     )  # fmt: skip
     return out
-
-
-def _shape(problem: Problem) -> gemm.Shape:
-    n, k = problem.n, problem.k
-    return gemm.Shape(problem.num_slots, n, k, k, k if problem.b_is_nk else n, n)
 
 
 def problem_of(world: Any, x: Any, b: Any, routing: Routing, out: Any = None) -> Problem:
@@ -315,36 +215,16 @@ def problem_of(world: Any, x: Any, b: Any, routing: Routing, out: Any = None) ->
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
     """
-    for name, tensor, dims in (("x", x, 2), ("b", b, 3)):
-        if tensor.dim() != dims:
-            shape = tuple(tensor.shape)
-            raise ShapeError(f"ag_moe: {name} has shape {shape}; it must have {dims} dimensions")
-    _lanes.check_tensor("ag_moe", "x", x, world)
-    b_is_nk = not b.is_contiguous() and b.transpose(1, 2).is_contiguous()
-    _lanes.check_tensor("ag_moe", "b", b.transpose(1, 2) if b_is_nk else b, world)
-    for name in TABLES:
-        _lanes.check_tensor("ag_moe", name, getattr(routing.tables, name), world)
-    (own, k), (experts, k_b, n) = x.shape, b.shape
-    if k != k_b:
-        raise ShapeError(f"ag_moe: x has k={k} but b has k={k_b}; pass b as [experts, k, n]")
-    if x.dtype != b.dtype:
-        raise DtypeError(f"ag_moe: x is {x.dtype} but b is {b.dtype}; convert one of them")
-    m, top_k = routing.tables.slot_of.shape
-    if routing.tables.counts.shape[1] != experts:
-        routed = routing.tables.counts.shape[1]
-        raise ShapeError(f"ag_moe: b has {experts} experts but tokens were routed to {routed}")
-    problem = Problem(
-        m, n, world.num_ranks, str(x.dtype), _lanes.nodes_of(world), k, experts, top_k,
-        routing.tile_m, b_is_nk,
-    )  # fmt: skip
+    problem = _moe.problem_of(Problem, world, x, b, routing)
+    own = x.shape[0]
     first, end = problem.shard(world.rank)
     if own != end - first:
         raise ShapeError(
             f"ag_moe: rank {world.rank} of {world.num_ranks} passes x with {own} tokens, but of "
-            f"the m={m} that were routed it holds {end - first} (torch.chunk)"
+            f"the m={problem.m} that were routed it holds {end - first} (torch.chunk)"
         )
     if out is not None:
-        _lanes.check_out("ag_moe", out, (problem.num_slots, n), x.dtype, world)
+        _lanes.check_out("ag_moe", out, (problem.num_slots, problem.n), x.dtype, world)
     return problem
 
 
@@ -352,35 +232,16 @@ def problem_of(world: Any, x: Any, b: Any, routing: Routing, out: Any = None) ->
 # The card
 
 
-def make_problem(
-    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
-) -> Problem:
-    rest = (shape["k"], shape["experts"], shape["top_k"], shape.get("tile_m", 16))
-    return Problem(shape["m"], shape["n"], num_ranks, dtype, nodes, *rest)
-
-
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """One rank's random tensors on the CPU, with the tables of random tokens: a call has nothing
-    before it that would keep ranks together."""
-    generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank)
+    """One rank's tensors, the same for one seed on every machine."""
     first, end = problem.shard(rank)
-    x = torch.randn(end - first, problem.k, generator=generator).to(problem.torch_dtype)
-    n, k = problem.n, problem.k
-    lies = (problem.experts, n, k) if problem.b_is_nk else (problem.experts, k, n)
-    b = torch.randn(lies, generator=generator).to(problem.torch_dtype)
-    routed = problem.routing
-    everyone = range(problem.num_ranks)
-    logits = [router.make_inputs(routed, other, seed) for other in everyone]
-    tables = router.reference(routed, logits)[rank]
-    inputs = {"x": x, "b": b.transpose(1, 2) if problem.b_is_nk else b}
-    return {**inputs, **tables._asdict()}
+    return _moe.make_inputs(problem, end - first, rank, seed)
 
 
 def run(
     world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> torch.Tensor:
-    tables = Tables(**{name: inputs[name] for name in Tables._fields})
-    routing = Routing(tables, problem.tile_m)
+    routing = _moe.routing_of(problem, inputs)
     return ag_moe(inputs["x"], inputs["b"], routing, world=world, config=config)
 
 
@@ -391,40 +252,15 @@ def kernels(
     config = config or choose(problem, target)
     config.check(problem, target)
     element = f"*{DTYPES[problem.dtype].triton}"
-    operands = ("x", "b", "out", "gathered")
-    shape, tile = _shape(problem), config.tile(problem)
     types = {
-        **dict.fromkeys(operands, element),
+        **dict.fromkeys(("x", "b", "out", "gathered"), element),
         **dict.fromkeys(TABLES, "*i32"),
         "rows_ready": "*i64",
-        "slot": ["*i64", "*i32", "*i64"],
-        "shape": ["i32"] * len(shape),
         "feed": ["i32"] * len(Feed._fields),
         "room": "i32",
-        "tile": ["constexpr"] * len(tile),
-        "world": ["*i64", "constexpr", "constexpr"],
     }
-    constants = {
-        "slot": SlotArg(None, None, None),
-        "shape": gemm.Shape(*[None] * len(shape)),
-        "feed": Feed(None, None, None),
-        "tile": tile,
-        "world": WorldArg(None, problem.num_ranks, language_version()),
-        "group_m": config.group_m,
-        "block": BLOCK,
-    }
-    aligned = [f"shape.{name}" for name, size in shape._asdict().items() if size % 16 == 0]
-    names = ag_moe_multiply.arg_names
-    yield (
-        ag_moe_multiply,
-        KernelRecord(
-            name="ag_moe.multiply",
-            signature={name: types.get(name, "constexpr") for name in names},
-            constants=constants,
-            options={"num_warps": config.num_warps, "num_stages": config.num_stages},
-            divisible_by_16=(*operands, *TABLES, "rows_ready", *aligned),
-        ),
-    )
+    constants = {"feed": Feed(None, None, None), "block": BLOCK}
+    yield _moe.record(ag_moe_multiply, problem, config, types, constants)
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:
@@ -438,7 +274,7 @@ op = Op(
     summary="out[slot, n] = all_gather(x)[token of slot, k] @ b[expert of slot]",
     problem=Problem,
     config=Config,
-    make_problem=make_problem,
+    make_problem=partial(_moe.make_problem, Problem),
     make_inputs=make_inputs,
     reference=reference,
     run=run,
@@ -460,7 +296,7 @@ op = Op(
         (4, {"m": 9, "n": 16, "k": 16, "experts": 5, "top_k": 2}),
         (4, {"m": 0, "n": 16, "k": 16, "experts": 4, "top_k": 2}),
     ),
-    dtypes=SUPPORTED,
+    dtypes=_moe.SUPPORTED,
     fake=fake,
     takes_nodes=True,
 )

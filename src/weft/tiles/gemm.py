@@ -14,7 +14,7 @@ A hook is a `@triton.jit` function, given as a constexpr together with one tuple
 that have a default are left out by None, and cost nothing then:
 
     order(i, num_m, num_n, args) -> at                   a record that begins with i_m, i_n
-    ready(at, segment, tile, args) -> Rows | Indexed     segment is 0: a GEMM has one
+    ready(at, segment, tile, args) -> Rows, Indexed, ..  segment is 0: a GEMM has one
     combine(at, value, tile, args) -> value              fp32 sums in and out; may wait and read
     emit(at, value, tile, args)                          data alone, see `emit_store`
     announce(at, part, args)                             part is 0: a tile is stored in one
@@ -105,6 +105,15 @@ class Indexed(NamedTuple):
     slice: Any
 
 
+class Sliced(NamedTuple):
+    """As `Rows`, with a B as an Indexed has it. Without TMA."""
+
+    source: Any
+    first: Any
+    end: Any
+    slice: Any
+
+
 class Scales(NamedTuple):
     """Scales of a tile, fp32: `a` of its first row, `b` of its first column, both of the first
     block of k, and how far the next ones are. There are so many `rows` and `columns`."""
@@ -151,6 +160,11 @@ class Always(NamedTuple):
 @api.builtin
 def is_indexed(rows, _semantic=None):
     return api.constexpr(api.tuple_fields(rows) == Indexed._fields)
+
+
+@api.builtin
+def is_sliced(rows, _semantic=None):
+    return api.constexpr(api.tuple_fields(rows) in (Indexed._fields, Sliced._fields))
 
 
 @triton.jit
@@ -232,8 +246,9 @@ def multiply(rows, b, i_n, shape, tile):
     """One tile: fp32 sums over k of `rows` of A and column tile i_n of B."""
     value = tl.zeros((tile.m, tile.n), tl.float32)
     column = i_n * tile.n
-    if is_indexed(rows):
+    if is_sliced(rows):
         b = slice_of(rows, b, shape, tile)
+    if is_indexed(rows):
         rows = located(rows, tile)
     for at_k in range(0, shape.k, tile.k):
         left = load_a(rows, at_k, shape, tile)
@@ -258,8 +273,9 @@ def multiply_scaled(rows, b, i_n, shape, tile, scaled, per_block: tl.constexpr):
     value = tl.zeros((tile.m, tile.n), tl.float32)
     column = i_n * tile.n
     i = tl.arange(0, tile.m)
-    if is_indexed(rows):
+    if is_sliced(rows):
         b = slice_of(rows, b, shape, tile)
+    if is_indexed(rows):
         rows = located(rows, tile)
     for at_k in range(0, shape.k, tile.k):
         left = load_a(rows, at_k, shape, tile)
@@ -285,7 +301,6 @@ def multiply_scaled(rows, b, i_n, shape, tile, scaled, per_block: tl.constexpr):
 @triton.jit
 def located(rows, tile):
     """An Indexed as `load_a` takes it: `index` is the tile's own part, loaded once."""
-    tl.static_assert(not tile.tma, "rows by index are loaded by pointers")
     i = rows.first + tl.arange(0, tile.m)
     index = tl.load(rows.index + i, mask=i < rows.end, other=0)
     return Indexed(rows.source, index, rows.first, rows.end, rows.slice)
@@ -293,7 +308,8 @@ def located(rows, tile):
 
 @triton.jit
 def slice_of(rows, b, shape, tile):
-    """Where the B of an Indexed begins."""
+    """Where the B of an Indexed or a Sliced begins."""
+    tl.static_assert(not tile.tma, "rows by index, and B of several, are loaded by pointers")
     if tile.b_is_nk:
         lines = shape.n
     else:

@@ -39,6 +39,12 @@ class At(NamedTuple):
     hi: Any
 
 
+class Slots(NamedTuple):
+    """Arguments of `read_slots`."""
+
+    source: Any
+
+
 class Turns(NamedTuple):
     """Arguments of `in_turn`. tiles: int32[5, room] expert, first, end, lo, hi; turns: int32[room]
     the tile that comes i-th; group_m tiles share columns in L2."""
@@ -63,9 +69,21 @@ def in_turn(i, num_m, num_n, args):
 
 
 @triton.jit
+def in_turn_backwards(i, num_m, num_n, args):
+    """As `in_turn`, from the last turn to the first: tiles of other ranks' tokens first."""
+    return in_turn(num_m * num_n - 1 - i, num_m, num_n, args)
+
+
+@triton.jit
 def rows_by_token(at, source, token_of):
     """A tile's rows: those of its tokens in `source`, and its expert's B."""
     return gemm.Indexed(source, token_of, at.first, at.end, at.expert)
+
+
+@triton.jit
+def read_slots(at, segment, tile, args):
+    """A tile's rows where they lie by slot, there from the start. args: Slots"""
+    return gemm.Sliced(args.source, at.first, at.end, at.expert)
 
 
 @triton.jit

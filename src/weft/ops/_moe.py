@@ -1,0 +1,259 @@
+"""What operators share that multiply tokens with their experts: problem, configuration, tensors.
+
+Not an operator. Tables are moe_route's; whose rows travel, and when, is the operator's matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from weft.base.errors import ConfigError, DtypeError, ShapeError
+from weft.base.records import KernelRecord
+from weft.base.target import Target
+from weft.language.world_arg import SlotArg, WorldArg, language_version
+from weft.ops import _lanes
+from weft.ops.moe_route import Problem as RouterProblem
+from weft.ops.moe_route import Routing, Tables
+from weft.ops.moe_route import op as router
+from weft.tiles import blocking, gemm
+from weft.tiles.blocking import Blocking
+
+SUPPORTED = ("float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class Problem(_lanes.Rows):
+    """m tokens over all ranks, top_k of `experts` for each; [k, n] of each expert on each rank.
+
+    `tile_m`: slots of a tile of the tables, at most. `b_is_nk`: B lies as [experts, n, k].
+    """
+
+    k: int = 0
+    experts: int = 1
+    top_k: int = 1
+    tile_m: int = 128
+    b_is_nk: bool = False
+    routing: RouterProblem = field(init=False, repr=False, compare=False)
+
+    op: ClassVar[str]
+    dtypes = SUPPORTED
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k < 0:
+            raise ShapeError(f"{self.op}: k={self.k} is negative")
+        if self.tile_m < 16:
+            raise ShapeError(f"{self.op}: tile_m={self.tile_m}; a product's tiles have 16 rows")
+        # Checks the rest.
+        object.__setattr__(self, "routing", self._routing())
+
+    def _routing(self) -> RouterProblem:
+        """That of the router that made the tables."""
+        return RouterProblem(
+            self.m, self.experts, self.num_ranks, "float32", self.nodes, top_k=self.top_k,
+            tile_m=self.tile_m,
+        )  # fmt: skip
+
+    @property
+    def num_slots(self) -> int:
+        return self.m * self.top_k
+
+    @property
+    def is_empty(self) -> bool:
+        return 0 in (self.m, self.n, self.k)
+
+    @property
+    def flops(self) -> int:
+        """Of one rank."""
+        return 2 * self.num_slots * self.n * self.k
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one rank must read and write at least, where every expert has tokens."""
+        operands = self.m * self.k + self.experts * self.n * self.k
+        return (operands + self.num_slots * self.n) * self.itemsize
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a call is done; every field is the same on all ranks.
+
+    Units   group_m: tiles that share columns in L2
+    """
+
+    transport: str = "push"
+    tile_n: int = 128
+    tile_k: int = 64
+    group_m: int = 4
+    num_warps: int = 8
+    num_stages: int = 3
+
+    def check(self, problem: Problem, target: Target) -> None:
+        """Raises  ConfigError: a field that does not fit the problem or the target"""
+        op = problem.op
+        if self.transport != "push":
+            raise ConfigError(f"{op}: transport={self.transport!r}; it must be 'push'")
+        if self.group_m < 1:
+            raise ConfigError(f"{op}: group_m={self.group_m}; it must be 1 at least")
+        cut = (problem.tile_m, self.tile_n, self.tile_k, self.num_warps, self.num_stages)
+        Blocking(*cut).check(op, problem.dtype, problem.dtype, False, target)
+
+    def columns(self, problem: Problem) -> int:
+        """Tiles of each row of tiles."""
+        return -(-problem.n // self.tile_n)
+
+    def grid(self, problem: Problem, target: Target) -> int:
+        """Programs: all of them are resident."""
+        return min(problem.routing.max_tiles * self.columns(problem), target.num_sms)
+
+    def tile(self, problem: Problem) -> gemm.Tile:
+        return gemm.Tile.of(
+            problem.tile_m, self.tile_n, self.tile_k, size_k=problem.k, b_is_nk=problem.b_is_nk
+        )
+
+    def options(self) -> dict[str, int]:
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+def candidates(config: type[Config], problem: Problem, target: Target) -> Iterator[Any]:
+    """Configurations worth measuring, the one to take unmeasured first."""
+    sizes = (problem.tile_m, problem.n, problem.k)
+    for cut in blocking.candidates(*sizes, problem.dtype, target):
+        one = config(**{name: value for name, value in asdict(cut).items() if name != "tile_m"})
+        try:
+            one.check(problem, target)
+        except ConfigError:  # cut for lower tiles than the tables have
+            continue
+        yield one
+    small = (16, 16) if target.backend == "emu" else (64, 32)
+    yield config(tile_n=small[0], tile_k=small[1], num_warps=4, num_stages=2)
+
+
+def shape_of(problem: Problem) -> gemm.Shape:
+    n, k = problem.n, problem.k
+    return gemm.Shape(problem.num_slots, n, k, k, k if problem.b_is_nk else n, n)
+
+
+def call_name(problem: Problem, config: Config) -> str:
+    """What all ranks must call alike."""
+    return (
+        f"{problem.op} m={problem.m},n={problem.n},k={problem.k} {problem.dtype} "
+        f"experts={problem.experts} top_k={problem.top_k} tile_m={problem.tile_m} {config}"
+    )
+
+
+def check_tensors(op: str, world: Any, x: Any, b: Any, routing: Routing) -> None:
+    """Raises  ShapeError, DtypeError: tensors that do not fit together, or the world; x's name is
+    that of all rows by which B is multiplied"""
+    for name, tensor, dims in (("x", x, 2), ("b", b, 3)):
+        if tensor.dim() != dims:
+            shape = tuple(tensor.shape)
+            raise ShapeError(f"{op}: {name} has shape {shape}; it must have {dims} dimensions")
+    _lanes.check_tensor(op, "x", x, world)
+    _lanes.check_tensor(op, "b", b.transpose(1, 2) if is_nk(b) else b, world)
+    for name, table in routing.tables._asdict().items():
+        _lanes.check_tensor(op, name, table, world)
+    (_, k), (experts, k_b, _) = x.shape, b.shape
+    if k != k_b:
+        raise ShapeError(f"{op}: x has k={k} but b has k={k_b}; pass b as [experts, k, n]")
+    if x.dtype != b.dtype:
+        raise DtypeError(f"{op}: x is {x.dtype} but b is {b.dtype}; convert one of them")
+    routed = routing.tables.counts.shape[1]
+    if routed != experts:
+        raise ShapeError(f"{op}: b has {experts} experts but tokens were routed to {routed}")
+
+
+def is_nk(b: torch.Tensor) -> bool:
+    """Does B lie as [experts, n, k]?"""
+    return not b.is_contiguous() and b.transpose(1, 2).is_contiguous()
+
+
+def problem_of(kind: Any, world: Any, x: Any, b: Any, routing: Routing) -> Any:
+    """The problem that this rank's tensors are a part of, as `kind` makes it.
+
+    Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
+    """
+    check_tensors(kind.op, world, x, b, routing)
+    experts, k, n = b.shape
+    m, top_k = routing.tables.slot_of.shape
+    nodes = _lanes.nodes_of(world)
+    rest = (str(x.dtype), nodes, k, experts, top_k, routing.tile_m, is_nk(b))
+    return kind(m, n, world.num_ranks, *rest)
+
+
+# ---------------------------------------------------------------------------------------------
+# The card
+
+
+def make_problem(
+    kind: Any, num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
+) -> Any:
+    rest = (shape["k"], shape["experts"], shape["top_k"], shape.get("tile_m", 16))
+    return kind(shape["m"], shape["n"], num_ranks, dtype, nodes, *rest)
+
+
+def make_inputs(problem: Problem, rows: int, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """One rank's random tensors on the CPU, x of so many rows, and the tables of random tokens: a
+    call has nothing before it that would keep ranks together."""
+    generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank)
+    x = torch.randn(rows, problem.k, generator=generator).to(problem.torch_dtype)
+    n, k = problem.n, problem.k
+    lies = (problem.experts, n, k) if problem.b_is_nk else (problem.experts, k, n)
+    b = torch.randn(lies, generator=generator).to(problem.torch_dtype)
+    everyone = range(problem.num_ranks)
+    logits = [router.make_inputs(problem.routing, other, seed) for other in everyone]
+    tables = router.reference(problem.routing, logits)[rank]
+    inputs = {"x": x, "b": b.transpose(1, 2) if problem.b_is_nk else b}
+    return {**inputs, **tables._asdict()}
+
+
+def routing_of(problem: Problem, inputs: Mapping[str, torch.Tensor]) -> Routing:
+    """The tables among a card's inputs."""
+    tables = Tables(**{name: inputs[name] for name in Tables._fields})
+    return Routing(tables, problem.tile_m)
+
+
+def product(problem: Problem, rows: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """Row i of `rows`, which are as many as slots, times slot i's expert; in fp32."""
+    out = torch.zeros(problem.num_slots, problem.n)
+    for expert, first, end, *_ in inputs["tiles"].t().tolist():
+        out[first:end] = rows[first:end].float() @ inputs["b"][expert].float()
+    return out
+
+
+def record(
+    fn: Any,
+    problem: Problem,
+    config: Config,
+    types: Mapping[str, Any],
+    constants: Mapping[str, Any],
+) -> tuple[Any, KernelRecord]:
+    """The kernel as `compile` builds it; `types` and `constants` are what it has for itself."""
+    shape, tile = shape_of(problem), config.tile(problem)
+    known = {
+        "slot": ["*i64", "*i32", "*i64"],
+        "shape": ["i32"] * len(shape),
+        "tile": ["constexpr"] * len(tile),
+        "world": ["*i64", "constexpr", "constexpr"],
+        **types,
+    }
+    aligned = [f"shape.{name}" for name, size in shape._asdict().items() if size % 16 == 0]
+    pointers = [name for name, word in types.items() if word[0] == "*"]
+    return fn, KernelRecord(
+        name=f"{problem.op}.multiply",
+        signature={name: known.get(name, "constexpr") for name in fn.arg_names},
+        constants={
+            "slot": SlotArg(None, None, None),
+            "shape": gemm.Shape(*[None] * len(shape)),
+            "tile": tile,
+            "world": WorldArg(None, problem.num_ranks, language_version()),
+            "group_m": config.group_m,
+            **constants,
+        },
+        options=config.options(),
+        divisible_by_16=(*pointers, *aligned),
+    )

@@ -1,0 +1,166 @@
+"""moe_rs: right wherever tokens go, the same bits in every run, and the end of a whole layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import weft
+from weft.base.dtypes import tolerance
+from weft.base.errors import ShapeError
+from weft.base.target import TARGETS
+from weft.language import triton_api
+from weft.ops.ag_moe import ag_moe
+from weft.ops.moe_route import moe_route
+from weft.ops.moe_rs import Config, Problem, choose, kernels, moe_rs, op
+from weft.tools.check import rel_err
+from weft.verify import compiled
+
+EMU = TARGETS["emu"]
+ELSEWHERE = ("cuda:80", "cuda:100", "hip:gfx942")
+
+
+def problem_for(num_ranks, m, dtype="float32", nodes=(), **fields):
+    sizes = {"k": 24, "experts": 5, "top_k": 2, "tile_m": 16, **fields}
+    return Problem(m, 40, num_ranks, dtype, nodes, **sizes)
+
+
+def small(problem):
+    return replace(choose(problem, EMU), tile_n=16, tile_k=16)
+
+
+def check(out, problem, rank, seed=0):
+    inputs = [op.make_inputs(problem, other, seed) for other in range(problem.num_ranks)]
+    expected = op.reference(problem, inputs)[rank]
+    terms = problem.k * problem.num_ranks * problem.top_k
+    assert rel_err(out, expected) <= tolerance(problem.dtype, terms)
+
+
+@pytest.mark.parametrize("how", ["anywhere", "all to one"])
+@pytest.mark.parametrize(("num_ranks", "m"), [(1, 20), (2, 33), (3, 41), (4, 9), (4, 1)])
+def test_a_whole_layer(ranks, num_ranks, m, how):
+    """Routed, gathered and multiplied, silu, multiplied and scattered: nothing on the host."""
+    hidden, inner, experts = 24, 16, 4
+    torch.manual_seed(m)
+    tokens, logits = torch.randn(m, hidden), torch.randn(m, experts)
+    up = torch.randn(num_ranks, experts, hidden, inner) / hidden**0.5
+    down = torch.randn(num_ranks, experts, inner, hidden) / inner**0.5
+    if how == "all to one":
+        logits[:, 3] = 9
+    share, ids = logits.softmax(1).topk(2)
+    share = share / share.sum(1, keepdim=True)
+    expected = torch.zeros(m, hidden)
+    for rank in range(num_ranks):
+        for j in range(2):
+            inside = torch.einsum("mk,mkn->mn", tokens, up[rank][ids[:, j]])
+            made = torch.einsum(
+                "mk,mkn->mn", torch.nn.functional.silu(inside), down[rank][ids[:, j]]
+            )
+            expected += share[:, j : j + 1] * made
+    problem = problem_for(num_ranks, m)
+
+    def main():
+        world = weft.init()
+        own = slice(*problem.shard(world.rank))
+        routing = moe_route(logits[own], 2, world=world, m=m, tile_m=16)
+        inside = ag_moe(tokens[own], up[world.rank], routing, world=world)
+        inside = torch.nn.functional.silu(inside)
+        return moe_rs(inside, down[world.rank], routing, world=world, config=Config(tile_n=16))
+
+    got = torch.cat(ranks(main, num_ranks))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("nodes", [(3,), (2, 1)], ids=str)
+def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, monkeypatch):
+    monkeypatch.setenv("WEFT_SLOTS", "1")
+    problem = problem_for(3, 41, nodes=nodes)
+    other = replace(problem, m=50, n=17)
+
+    def main():
+        world = weft.init()
+        inputs = [op.make_inputs(problem, world.rank, seed) for seed in range(2)]
+        kept = {name: value.clone() for name, value in inputs[0].items()}
+        first = op.run(world, problem, kept, small(problem)).clone()
+        check(first, problem, world.rank)
+        with world.record() as recording:
+            out = op.run(world, problem, kept, small(problem))
+        for seed, one in enumerate(inputs):
+            for name, value in one.items():
+                kept[name].copy_(value)
+            out.fill_(torch.nan)
+            recording.replay()
+            check(out.clone(), problem, world.rank, seed)
+            check(op.run(world, other, op.make_inputs(other, world.rank)), other, world.rank)
+        world.close()
+        return first
+
+    outs = [ranks(main, 3, nodes=nodes, seed=seed) for seed in range(2)]
+    # The order of sums is fixed.
+    assert all(map(torch.equal, *outs))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_and_transposed_weights(ranks, dtype):
+    problem = problem_for(3, 30, dtype, b_is_nk=True, experts=4, top_k=4)
+
+    def main():
+        world = weft.init()
+        out = op.run(world, problem, op.make_inputs(problem, world.rank))
+        check(out, problem, world.rank)
+
+    ranks(main, 3)
+
+
+def test_a_machine_with_few_sms(ranks):
+    problem = problem_for(2, 40)
+
+    def main():
+        world = weft.init()
+        out = op.run(world, problem, op.make_inputs(problem, world.rank), small(problem))
+        check(out, problem, world.rank)
+
+    ranks(main, 2, num_sms=2)
+
+
+@pytest.mark.parametrize("sizes", [{"m": 0}, {"m": 8, "k": 0}], ids=str)
+def test_nothing_to_do(ranks, sizes):
+    problem = problem_for(2, **sizes)
+
+    def main():
+        world = weft.init()
+        return op.run(world, problem, op.make_inputs(problem, world.rank))
+
+    for out in ranks(main, 2):
+        assert out.shape == (problem.m // 2, 40) and not out.any()
+
+
+def test_what_does_not_fit(ranks):
+    def main():
+        world = weft.init()
+        x, b = torch.ones(16, 8), torch.ones(3, 8, 6)
+        routing = moe_route(torch.randn(4, 3), 2, world=world, tile_m=16)
+        with pytest.raises(ShapeError, match="x has 4 rows, but m=8 tokens with top_k=2"):
+            moe_rs(x[:4], b, routing, world=world)
+        with pytest.raises(ShapeError, match="moe_rs: b has 4 experts"):
+            moe_rs(x, torch.ones(4, 8, 6), routing, world=world)
+        with pytest.raises(ShapeError, match=r"out has shape \(16, 6\); the result is \(4, 6\)"):
+            moe_rs(x, b, routing, world=world, out=torch.ones(16, 6))
+
+    ranks(main, 2)
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["cuda:90", *(pytest.param(one, marks=pytest.mark.slow) for one in ELSEWHERE)],
+)
+def test_compiles_and_keeps_its_waits(target):
+    problem = Problem(4096, 2048, 4, k=384, experts=128, top_k=8, b_is_nk=True)
+    for fn, record in kernels(problem, None, TARGETS[target]):
+        binary = triton_api.compile_kernel(fn, record, TARGETS[target])
+        report = compiled(binary, TARGETS[target])
+        assert report.ok, "\n".join(map(str, report.findings))
+        if TARGETS[target].backend == "cuda":
+            assert "cp.async" in binary.asm["ptx"] and "st.local" not in binary.asm["ptx"]
