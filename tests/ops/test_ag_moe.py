@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
+from by_experts import call_in_turns, call_once, check_kernel, problem_for, small
 
 import weft
-from weft.base.dtypes import tolerance
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.target import TARGETS
-from weft.language import triton_api
-from weft.ops.ag_moe import Config, Problem, ag_moe, candidates, choose, kernels, op
+from weft.ops.ag_moe import Config, Problem, ag_moe, candidates, op
 from weft.ops.moe_route import moe_route
-from weft.tools.check import rel_err
-from weft.verify import compiled
 
 EMU = TARGETS["emu"]
 ELSEWHERE = ("cuda:80", "cuda:100", "hip:gfx942")
-
-
-def problem_for(num_ranks, m, dtype="float32", nodes=(), **fields):
-    sizes = {"k": 24, "experts": 5, "top_k": 2, "tile_m": 16, **fields}
-    return Problem(m, 40, num_ranks, dtype, nodes, **sizes)
-
-
-def small(problem, **changes):
-    return replace(choose(problem, EMU), **{"tile_n": 16, "tile_k": 16, "lanes": 3, **changes})
 
 
 @pytest.mark.parametrize("how", ["all to one", "one rank's to one", "an expert has none"])
 @pytest.mark.parametrize(("num_ranks", "m"), [(1, 33), (2, 33), (3, 41), (4, 9), (4, 1)])
 def test_behind_the_router(ranks, num_ranks, m, how):
     """Both operators one after the other, by what the device alone knows."""
-    problem = problem_for(num_ranks, m)
+    problem = problem_for(op, num_ranks, m)
     inputs = [op.make_inputs(problem, rank) for rank in range(num_ranks)]
     tokens = torch.cat([one["x"] for one in inputs])
     logits = torch.randn(m, 5)
@@ -48,7 +34,7 @@ def test_behind_the_router(ranks, num_ranks, m, how):
         world = weft.init()
         own, mine = slice(*problem.shard(world.rank)), inputs[world.rank]
         routing = moe_route(logits[own], 2, world=world, m=m, tile_m=16)
-        out = ag_moe(mine["x"], mine["b"], routing, world=world, config=small(problem))
+        out = ag_moe(mine["x"], mine["b"], routing, world=world, config=small(op, problem, lanes=3))
         return out, routing.tables
 
     for (out, tables), one in zip(ranks(main, num_ranks), inputs, strict=True):
@@ -60,65 +46,31 @@ def test_behind_the_router(ranks, num_ranks, m, how):
             torch.testing.assert_close(weights, share[:, k] / share.sum(1), rtol=1e-5, atol=1e-6)
 
 
-def check(out, problem, rank, seed=0):
-    inputs = [op.make_inputs(problem, other, seed) for other in range(problem.num_ranks)]
-    expected = op.reference(problem, inputs)[rank]
-    assert rel_err(out, expected) <= tolerance(problem.dtype, problem.k)
-
-
 @pytest.mark.parametrize("nodes", [(3,), (2, 1)], ids=str)
 def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, monkeypatch):
     monkeypatch.setenv("WEFT_SLOTS", "1")
-    problem = problem_for(3, 41, nodes=nodes)
-    other = replace(problem, m=50, n=17)
-
-    def main():
-        world = weft.init()
-        inputs = [op.make_inputs(problem, world.rank, seed) for seed in range(3)]
-        kept = {name: value.clone() for name, value in inputs[0].items()}
-        check(op.run(world, problem, kept, small(problem)), problem, world.rank)
-        with world.record() as recording:
-            out = op.run(world, problem, kept, small(problem))
-        for seed, one in enumerate(inputs):
-            for name, value in one.items():
-                kept[name].copy_(value)
-            out.fill_(torch.nan)
-            recording.replay()
-            check(out.clone(), problem, world.rank, seed)
-            check(op.run(world, other, op.make_inputs(other, world.rank)), other, world.rank)
-        world.close()
-
-    for seed in range(2):
-        ranks(main, 3, nodes=nodes, seed=seed)
+    problem = problem_for(op, 3, 41, nodes=nodes)
+    main = call_in_turns(op, problem, small(op, problem, lanes=3))
+    outs = [ranks(main, 3, nodes=nodes, seed=seed) for seed in range(2)]
+    # The order of sums is fixed.
+    assert all(map(torch.equal, *outs))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_and_transposed_weights(ranks, dtype):
-    problem = problem_for(3, 30, dtype, b_is_nk=True, experts=4, top_k=4)
-
-    def main():
-        world = weft.init()
-        out = op.run(world, problem, op.make_inputs(problem, world.rank))
-        check(out, problem, world.rank)
-
-    ranks(main, 3)
+    problem = problem_for(op, 3, 30, dtype, b_is_nk=True, experts=4, top_k=4)
+    ranks(call_once(op, problem), 3)
 
 
 @pytest.mark.parametrize("num_sms", [3, 5])
 def test_machines_with_few_sms(ranks, num_sms):
-    problem = problem_for(2, 40)
-
-    def main():
-        world = weft.init()
-        out = op.run(world, problem, op.make_inputs(problem, world.rank), small(problem))
-        check(out, problem, world.rank)
-
-    ranks(main, 2, num_sms=num_sms)
+    problem = problem_for(op, 2, 40)
+    ranks(call_once(op, problem, small(op, problem, lanes=3)), 2, num_sms=num_sms)
 
 
 @pytest.mark.parametrize("sizes", [{"m": 0}, {"m": 8, "k": 0}], ids=str)
 def test_nothing_to_do(ranks, sizes):
-    problem = problem_for(2, **sizes)
+    problem = problem_for(op, 2, **sizes)
 
     def main():
         world = weft.init()
@@ -153,7 +105,7 @@ def test_what_does_not_fit(ranks):
 
     ranks(main, 2)
     with pytest.raises(ShapeError, match="tile_m=8; a product's tiles have 16 rows"):
-        problem_for(2, 8, tile_m=8)
+        problem_for(op, 2, 8, tile_m=8)
     for config, words in [
         (Config(transport="ring"), "transport='ring'"),
         (Config(lanes=0), "lanes=0; cuda:90 runs 1 to 132"),
@@ -161,7 +113,7 @@ def test_what_does_not_fit(ranks):
         (Config(tile_n=100), "tile_n=100"),
     ]:
         with pytest.raises(ConfigError, match=words):
-            config.check(problem_for(2, 64), TARGETS["cuda:90"])
+            config.check(problem_for(op, 2, 64), TARGETS["cuda:90"])
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=str)
@@ -179,10 +131,4 @@ def test_choices_are_checked(target, tile_m):
 )
 def test_compiles_and_keeps_its_waits(target):
     problem = Problem(4096, 384, 4, k=2048, experts=128, top_k=8, b_is_nk=True)
-    for fn, record in kernels(problem, None, TARGETS[target]):
-        binary = triton_api.compile_kernel(fn, record, TARGETS[target])
-        report = compiled(binary, TARGETS[target])
-        assert report.ok, "\n".join(map(str, report.findings))
-        if TARGETS[target].backend == "cuda":
-            # Rows by index are still fetched ahead of the products.
-            assert "cp.async" in binary.asm["ptx"] and "st.local" not in binary.asm["ptx"]
+    check_kernel(op, problem, target)

@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
+from by_experts import call_in_turns, call_once, check_kernel, problem_for, small
 
 import weft
-from weft.base.dtypes import tolerance
 from weft.base.errors import ShapeError
 from weft.base.target import TARGETS
-from weft.language import triton_api
 from weft.ops.ag_moe import ag_moe
 from weft.ops.moe_route import moe_route
-from weft.ops.moe_rs import Config, Problem, choose, kernels, moe_rs, op
-from weft.tools.check import rel_err
-from weft.verify import compiled
+from weft.ops.moe_rs import Config, Problem, moe_rs, op
 
 EMU = TARGETS["emu"]
 ELSEWHERE = ("cuda:80", "cuda:100", "hip:gfx942")
-
-
-def problem_for(num_ranks, m, dtype="float32", nodes=(), **fields):
-    sizes = {"k": 24, "experts": 5, "top_k": 2, "tile_m": 16, **fields}
-    return Problem(m, 40, num_ranks, dtype, nodes, **sizes)
-
-
-def small(problem):
-    return replace(choose(problem, EMU), tile_n=16, tile_k=16)
-
-
-def check(out, problem, rank, seed=0):
-    inputs = [op.make_inputs(problem, other, seed) for other in range(problem.num_ranks)]
-    expected = op.reference(problem, inputs)[rank]
-    terms = problem.k * problem.num_ranks * problem.top_k
-    assert rel_err(out, expected) <= tolerance(problem.dtype, terms)
 
 
 @pytest.mark.parametrize("how", ["anywhere", "all to one"])
@@ -59,7 +38,7 @@ def test_a_whole_layer(ranks, num_ranks, m, how):
                 "mk,mkn->mn", torch.nn.functional.silu(inside), down[rank][ids[:, j]]
             )
             expected += share[:, j : j + 1] * made
-    problem = problem_for(num_ranks, m)
+    problem = problem_for(op, num_ranks, m)
 
     def main():
         world = weft.init()
@@ -76,27 +55,8 @@ def test_a_whole_layer(ranks, num_ranks, m, how):
 @pytest.mark.parametrize("nodes", [(3,), (2, 1)], ids=str)
 def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, monkeypatch):
     monkeypatch.setenv("WEFT_SLOTS", "1")
-    problem = problem_for(3, 41, nodes=nodes)
-    other = replace(problem, m=50, n=17)
-
-    def main():
-        world = weft.init()
-        inputs = [op.make_inputs(problem, world.rank, seed) for seed in range(2)]
-        kept = {name: value.clone() for name, value in inputs[0].items()}
-        first = op.run(world, problem, kept, small(problem)).clone()
-        check(first, problem, world.rank)
-        with world.record() as recording:
-            out = op.run(world, problem, kept, small(problem))
-        for seed, one in enumerate(inputs):
-            for name, value in one.items():
-                kept[name].copy_(value)
-            out.fill_(torch.nan)
-            recording.replay()
-            check(out.clone(), problem, world.rank, seed)
-            check(op.run(world, other, op.make_inputs(other, world.rank)), other, world.rank)
-        world.close()
-        return first
-
+    problem = problem_for(op, 3, 41, nodes=nodes)
+    main = call_in_turns(op, problem, small(op, problem))
     outs = [ranks(main, 3, nodes=nodes, seed=seed) for seed in range(2)]
     # The order of sums is fixed.
     assert all(map(torch.equal, *outs))
@@ -104,30 +64,19 @@ def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, monkeyp
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_and_transposed_weights(ranks, dtype):
-    problem = problem_for(3, 30, dtype, b_is_nk=True, experts=4, top_k=4)
-
-    def main():
-        world = weft.init()
-        out = op.run(world, problem, op.make_inputs(problem, world.rank))
-        check(out, problem, world.rank)
-
-    ranks(main, 3)
+    problem = problem_for(op, 3, 30, dtype, b_is_nk=True, experts=4, top_k=4)
+    ranks(call_once(op, problem), 3)
 
 
-def test_a_machine_with_few_sms(ranks):
-    problem = problem_for(2, 40)
-
-    def main():
-        world = weft.init()
-        out = op.run(world, problem, op.make_inputs(problem, world.rank), small(problem))
-        check(out, problem, world.rank)
-
-    ranks(main, 2, num_sms=2)
+@pytest.mark.parametrize("num_sms", [3, 5])
+def test_machines_with_few_sms(ranks, num_sms):
+    problem = problem_for(op, 2, 40)
+    ranks(call_once(op, problem, small(op, problem)), 2, num_sms=num_sms)
 
 
 @pytest.mark.parametrize("sizes", [{"m": 0}, {"m": 8, "k": 0}], ids=str)
 def test_nothing_to_do(ranks, sizes):
-    problem = problem_for(2, **sizes)
+    problem = problem_for(op, 2, **sizes)
 
     def main():
         world = weft.init()
@@ -158,9 +107,4 @@ def test_what_does_not_fit(ranks):
 )
 def test_compiles_and_keeps_its_waits(target):
     problem = Problem(4096, 2048, 4, k=384, experts=128, top_k=8, b_is_nk=True)
-    for fn, record in kernels(problem, None, TARGETS[target]):
-        binary = triton_api.compile_kernel(fn, record, TARGETS[target])
-        report = compiled(binary, TARGETS[target])
-        assert report.ok, "\n".join(map(str, report.findings))
-        if TARGETS[target].backend == "cuda":
-            assert "cp.async" in binary.asm["ptx"] and "st.local" not in binary.asm["ptx"]
+    check_kernel(op, problem, target)

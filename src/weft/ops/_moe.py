@@ -189,6 +189,23 @@ def problem_of(kind: Any, world: Any, x: Any, b: Any, routing: Routing) -> Any:
 # The card
 
 
+# What the cards have alike.
+CARD: Mapping[str, Any] = {
+    "default_shape": {"m": 64, "n": 64, "k": 64, "experts": 8, "top_k": 2},
+    "smallest": {"m": 4, "n": 16, "k": 16, "experts": 2, "top_k": 1},
+    "awkward_shapes": (
+        (4, {"m": 97, "n": 40, "k": 24, "experts": 8, "top_k": 3}),
+        (3, {"m": 29, "n": 7, "k": 50, "experts": 40, "top_k": 2}),
+        (2, {"m": 1, "n": 16, "k": 16, "experts": 1, "top_k": 1}),
+        (1, {"m": 40, "n": 48, "k": 32, "experts": 4, "top_k": 4}),
+        (4, {"m": 9, "n": 16, "k": 16, "experts": 5, "top_k": 2}),
+        (4, {"m": 0, "n": 16, "k": 16, "experts": 4, "top_k": 2}),
+    ),
+    "dtypes": SUPPORTED,
+    "takes_nodes": True,
+}
+
+
 def make_problem(
     kind: Any, num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
 ) -> Any:

@@ -280,23 +280,12 @@ op = Op(
     run=run,
     candidates=candidates,
     kernels=kernels,
-    default_shape={"m": 64, "n": 64, "k": 64, "experts": 8, "top_k": 2},
-    smallest={"m": 4, "n": 16, "k": 16, "experts": 2, "top_k": 1},
     smallest_config={"lanes": 1},
     trials=(
         *trials({"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2}),
         # More than a block for each lane.
         Trial((2,), {"m": 36, "n": 16, "k": 600, "experts": 2, "top_k": 1}),
     ),
-    awkward_shapes=(
-        (4, {"m": 97, "n": 40, "k": 24, "experts": 8, "top_k": 3}),
-        (3, {"m": 29, "n": 7, "k": 50, "experts": 40, "top_k": 2}),
-        (2, {"m": 1, "n": 16, "k": 16, "experts": 1, "top_k": 1}),
-        (1, {"m": 40, "n": 48, "k": 32, "experts": 4, "top_k": 4}),
-        (4, {"m": 9, "n": 16, "k": 16, "experts": 5, "top_k": 2}),
-        (4, {"m": 0, "n": 16, "k": 16, "experts": 4, "top_k": 2}),
-    ),
-    dtypes=_moe.SUPPORTED,
     fake=fake,
-    takes_nodes=True,
+    **_moe.CARD,
 )
