@@ -253,6 +253,9 @@ op = Op(
         *trials({"m": 56, "n": 24, "k": 16}),
         # More tiles than one to a rank, of which the last has no rows.
         Trial((2,), {"m": 70, "n": 40, "k": 16}, _products.PUSH),
+        # Steps of k enough for programs to share tiles, their first as well as their last.
+        Trial((2,), {"m": 20, "n": 40, "k": 80}, "one_shot"),
+        Trial((2,), {"m": 20, "n": 40, "k": 80}, "two_shot"),
     ),
     awkward_shapes=(
         (4, {"m": 100, "n": 96, "k": 64}),
