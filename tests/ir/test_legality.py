@@ -67,7 +67,7 @@ BREACHES = [
     (core, "hook(emit, store, (c,))", "hook(emit, store, (rows,))", "names",
      "rows is of sort mapping; here it must be of sort operand"),
     (core, "b = param(operand)", "b = param(figure)", "words", "b is of sort figure"),
-    (core, "template(gemm, (", "template(rows, (3, ", "template", "it takes a power of two of rows"),
+    (core, "template(gemm, (", "template(rows, (3, ", "template", "a power of two of rows"),
     (core, "hook(emit, store", "hook(store, store", "words", "hook store: there are begin, order"),
     (core, "hook(emit, store", "hook(emit, hum", "words", "hook emit has hum: there are"),
     (core, "hook(emit, store, (c,))", "hook(emit, store, ())", "words", "store takes 1 arguments"),

@@ -194,6 +194,7 @@ def moe_rs_multiply(x, b, out, weight_of, token_of, slot_of, tiles, turns, num_t
     slots.slot_wait_free(world, slot, e)
     count = tl.load(num_tiles)
     # Written out each time: a variable would make numbers of the world's constants.
+    # weft: allow peer-from-data: moe_route writes lo and hi, and they are ranks
     gemm.gemm(
         b, shape, tile, count, tl.program_id(0), tl.num_programs(0),
         grouped.in_turn_backwards, grouped.Turns(tiles, turns, choices.room, group_m),
