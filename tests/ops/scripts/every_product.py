@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch.distributed as dist
-
 import weft
 from weft.base.dtypes import tolerance
 from weft.tune.case import drawn_on
@@ -66,8 +64,9 @@ def main() -> None:
                 out = op.run(world, problem, inputs[world.rank], config)
                 check(out, expected, k * world.num_ranks, config)
             cases += 1
+    rank, num_ranks = world.rank, world.num_ranks
     world.close()
-    print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {cases} cases", flush=True)
+    print(f"rank {rank} of {num_ranks}: {cases} cases", flush=True)
 
 
 main()
