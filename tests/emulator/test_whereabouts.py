@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import signal
 import threading
 import time
 
@@ -71,7 +72,15 @@ def test_a_short_run_is_not_spoken_of():
     assert told_of(lambda: None, 5.0) == []
 
 
-def test_ctrl_c_says_where_a_kernel_was():
+@pytest.fixture
+def interruptible():
+    """What runs in a shell's background is born deaf to Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_says_where_a_kernel_was(interruptible):
     def main():
         grind[(1,)](torch.zeros(1, dtype=torch.int32), 10**9)
 
