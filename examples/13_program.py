@@ -11,13 +11,15 @@ work: rows are multiplied as they arrive, sums leave tile by tile while others a
 makes is kept under ~/.cache/weft/generated, to be read.
 """
 
+import sys
+
 import torch
 
 import weft
 import weft.ops
 from weft.compiler import Settings, Shard, Tensor, all_gather, reduce_scatter, silu_mul
 
-M, K, N = 40, 16, 32
+K, N = 16, 32
 
 
 @weft.program(
@@ -42,22 +44,24 @@ def part(whole, dim, world):
 
 
 def main():
+    # Small ones can be verified in full.
+    num_rows, num_calls = map(int, sys.argv[1:] or (40, 3))
     world = weft.init()
     generator = torch.Generator().manual_seed(0)
     w1 = torch.randn(K, 2 * N, generator=generator).to(world.device)
     w2 = torch.randn(N, K, generator=generator).to(world.device)
 
-    for _ in range(3):  # other rows each time, and no barrier between
-        x = torch.randn(M, K, generator=generator).to(world.device)
+    for _ in range(num_calls):  # other rows each time, and no barrier between
+        x = torch.randn(num_rows, K, generator=generator).to(world.device)
         y = mlp(
             part(x, 0, world), part(w1, 1, world), part(w2, 0, world),
-            world=world, collectives=weft.ops, lowering="overlapped", m=M,
+            world=world, collectives=weft.ops, lowering="overlapped", m=num_rows,
         )  # fmt: skip
 
         h = x @ w1
         expected = part((torch.nn.functional.silu(h[:, 0::2]) * h[:, 1::2]) @ w2, 0, world)
         assert torch.allclose(y, expected, rtol=1e-3, atol=1e-2), f"rank {world.rank} is wrong"
-    print(f"rank {world.rank}: {tuple(y.shape)} of {M} rows, as one device would have it")
+    print(f"rank {world.rank}: {tuple(y.shape)} of {num_rows} rows, as one device would have it")
     world.close()
 
 

@@ -142,7 +142,7 @@ def test_three_ranks_in_full(here: Path, capsys):
 EXAMPLES = sorted(Path(__file__).parents[2].joinpath("examples").glob("[01]*.py"))
 
 # What makes an example small, where it is not: its own arguments.
-SMALL = {"11_workers": ["2 1 2", "1 2 2"]}
+SMALL = {"11_workers": ["2 1 2", "1 2 2"], "13_program": ["4 1"]}
 
 
 @pytest.mark.slow
