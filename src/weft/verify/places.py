@@ -87,7 +87,7 @@ class AssemblyLines:
     Some LLVMs print the chain in a comment, `a.py:25:34 @[ b.py:69:20 @[ c.py:3 ] ]`. Others write
     `inlined_at` with the place of the caller, and say once, in a line of its own, where that one
     was inlined; a helper inlined at two places then has two chains, and no line says which one
-    is meant: `read` gives both.
+    is meant: `read` gives both, first the one that was told last. Lines are read in order.
     """
 
     def __init__(self, text: str, files: Mapping[str, str]) -> None:
@@ -100,6 +100,7 @@ class AssemblyLines:
         for line in text.splitlines():
             if match := _ASM_LOC.match(line.strip()):
                 self.parents.setdefault(_spot(match, 1), set()).add(_spot(match, 4))
+        self._last: dict[_Spot, _Spot | None] = {}
 
     def read(self, line: str) -> tuple[Loc, ...]:
         """The chains that may hold for the instructions after this `.loc` line."""
@@ -107,6 +108,7 @@ class AssemblyLines:
         if match is None:
             return (NOWHERE,)
         own, parent = _spot(match, 1), _spot(match, 4)
+        self._last[own] = parent
         if parent is not None:
             return tuple(self._place(own) + rest for rest in self._chains(parent, 8))
         comment = _ASM_PART.findall(re.split(r"//|;", line, maxsplit=1)[-1])
@@ -121,7 +123,10 @@ class AssemblyLines:
 
     def _chains(self, spot: _Spot, depth: int) -> list[Loc]:
         found: list[Loc] = []
-        for parent in sorted(self.parents.get(spot, {None}), key=str):
+        last = self._last.get(spot)
+        for parent in sorted(
+            self.parents.get(spot, {None}), key=lambda one: (one != last, str(one))
+        ):
             rests = [NOWHERE] if parent is None or not depth else self._chains(parent, depth - 1)
             found += [self._place(spot) + rest for rest in rests]
         return found[:16]
