@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from launching import check_under_torchrun, on_two_and_four_gpus
 
 import weft
 from weft.base.dtypes import tolerance
@@ -25,8 +21,6 @@ from weft.ops.ag_gemm import Problem, ag_gemm
 from weft.verify import compiled
 
 op = cards()["ag_gemm"]
-ROOT = Path(__file__).parent.parent.parent
-SCRIPT = Path(__file__).parent / "scripts" / "every_scale.py"
 
 
 def check(problem: Problem, transport: str, seed: int = 0, calls: int = 3) -> None:
@@ -154,13 +148,6 @@ def test_fp8_is_predicted_as_16_bits_of_half_the_depth(m):
     assert end_us(config, deep, hopper) == end_us(replace(config, tile_k=64), same, hopper)
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(n, marks=pytest.mark.gpu(n=n)) for n in (2, 4)])
+@on_two_and_four_gpus
 def test_every_scale_on_gpus(ranks):
-    words = f"-m torch.distributed.run --standalone --nproc-per-node {ranks} {SCRIPT}"
-    done = subprocess.run(
-        [sys.executable, *words.split()], capture_output=True, text=True, timeout=250,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    said = re.findall(r"^rank (\d) of \d: \d+ cases", done.stdout, re.MULTILINE)
-    assert sorted(said) == [str(rank) for rank in range(ranks)]
+    check_under_torchrun("every_scale.py", ranks)

@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
-
-ROOT = Path(__file__).parent.parent.parent
-SCRIPT = Path(__file__).parent / "scripts" / "overlapping_programs.py"
+from launching import check_under_torchrun, on_two_and_four_gpus
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(n, marks=pytest.mark.gpu(n=n)) for n in (2, 4)])
+@on_two_and_four_gpus
 def test_programs_that_overlap(ranks):
-    words = f"-m torch.distributed.run --standalone --nproc-per-node {ranks} {SCRIPT}"
-    done = subprocess.run(
-        [sys.executable, *words.split()], capture_output=True, text=True, timeout=250,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    said = re.findall(r"^rank (\d) of \d: \d+ programs", done.stdout, re.MULTILINE)
-    assert sorted(said) == [str(rank) for rank in range(ranks)]
+    check_under_torchrun("overlapping_programs.py", ranks, counted="programs")

@@ -249,6 +249,12 @@ def problem_of(kind: Callable[..., Any], world: Any, a: Any, b: Any, out: Any = 
     return problem
 
 
+def make_problem(
+    kind: Any, num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
+) -> Any:
+    return kind(shape["m"], shape["n"], num_ranks, dtype, nodes, shape["k"])
+
+
 def make_inputs(problem: Any, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """One rank's normal random tensors on the CPU: the same for one seed on every machine."""
     generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -205,12 +206,6 @@ def _make_call(world: Any, a: Any, b: Any, config: Any, out: Any) -> _products.C
 # The card
 
 
-def make_problem(
-    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
-) -> Problem:
-    return Problem(shape["m"], shape["n"], num_ranks, dtype, nodes, shape["k"])
-
-
 def run(
     world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> torch.Tensor:
@@ -241,7 +236,7 @@ op = Op(
     summary="out = sum(A[m, k] @ B[k, n] over ranks), on every rank",
     problem=Problem,
     config=Config,
-    make_problem=make_problem,
+    make_problem=partial(_products.make_problem, Problem),
     make_inputs=_products.make_inputs,
     reference=reference,
     run=run,

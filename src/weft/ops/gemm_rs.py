@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -174,12 +175,6 @@ def _make_call(world: Any, a: Any, b: Any, config: Any, out: Any) -> _products.C
 # The card
 
 
-def make_problem(
-    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
-) -> Problem:
-    return Problem(shape["m"], shape["n"], num_ranks, dtype, nodes, shape["k"])
-
-
 def run(
     world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> torch.Tensor:
@@ -207,7 +202,7 @@ op = Op(
     summary="out = rows of this rank of sum(A[m, k] @ B[k, n] over ranks)",
     problem=Problem,
     config=Config,
-    make_problem=make_problem,
+    make_problem=partial(_products.make_problem, Problem),
     make_inputs=_products.make_inputs,
     reference=reference,
     run=run,
