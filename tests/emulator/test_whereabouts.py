@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 import weft
+from weft.emulator.choices import Seeded
 from weft.emulator.whereabouts import RUNS, Watchman, whereabouts
 
 
@@ -66,6 +67,23 @@ def test_a_kernel_that_loops():
     asker.join()
     found = [one for one in said if "rank 0 runs grind(0, 0, 0) at test_whereabouts.py:" in one]
     assert any("tl.store(x, tl.load(x) + 1)" in one for one in found), said
+
+
+def test_whoever_has_the_turn_is_named(monkeypatch):
+    """Asked before every step that the scheduler lets anybody take: also of a stream's next work."""
+    said: set[str] = set()
+    pick = Seeded.pick
+
+    def pick_and_ask(chooser, ready):
+        said.update(whereabouts(run.machine) for run in RUNS[-1:])
+        return pick(chooser, ready)
+
+    monkeypatch.setattr(Seeded, "pick", pick_and_ask)
+    with weft.emulated(ranks=2) as ranks:
+        ranks.run(lambda: grind[(2,)](torch.zeros(1, dtype=torch.int32), 0))
+    for rank in range(2):
+        for what in ("'s host is at", " does its next work", " runs grind("):
+            assert any(one.startswith(f"rank {rank}{what}") for one in said), said
 
 
 def test_a_short_run_is_not_spoken_of():

@@ -67,6 +67,10 @@ class _Activation:
         self.machine = machine
         self.stream = stream
 
+    @property
+    def rank(self) -> int:
+        return self.stream.rank
+
     def step(self) -> None:
         self.machine._activate(self.stream)
 
