@@ -70,7 +70,7 @@ def test_a_kernel_that_loops():
 
 
 def test_whoever_has_the_turn_is_named(monkeypatch):
-    """Asked before every step that the scheduler lets anybody take: also of a stream's next work."""
+    """Asked before every step that anybody takes, also where a stream starts its next work."""
     said: set[str] = set()
     pick = Seeded.pick
 
