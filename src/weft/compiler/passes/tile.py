@@ -110,7 +110,11 @@ def dependencies(
 
 def tiles_of(task: Task, rank: int, sizes: Mapping[str, int], num_ranks: int) -> Iterator[Tile]:
     """The tiles of a task on a rank, row by row."""
-    held = held_by(_type(task), rank, sizes, num_ranks)
+    return tiles_within(task, rank, held_by(_type(task), rank, sizes, num_ranks))
+
+
+def tiles_within(task: Task, rank: int, held: Region) -> Iterator[Tile]:
+    """The tiles that a task's extents cut `held` into, row by row."""
     num_m = ceil((held.end_row - held.first_row) / task.tile[0])
     num_n = ceil((held.end_column - held.first_column) / task.tile[1])
     for i_m, i_n in product(range(num_m), range(num_n)):
@@ -119,7 +123,11 @@ def tiles_of(task: Task, rank: int, sizes: Mapping[str, int], num_ranks: int) ->
 
 def region_of(task: Task, one: Tile, sizes: Mapping[str, int], num_ranks: int) -> Region:
     """What a tile covers of the task's global tensor."""
-    held = held_by(_type(task), one.rank, sizes, num_ranks)
+    return region_within(task, one, held_by(_type(task), one.rank, sizes, num_ranks))
+
+
+def region_within(task: Task, one: Tile, held: Region) -> Region:
+    """What one of `tiles_within` covers."""
     row, column = (
         held.first_row + one.i_m * task.tile[0],
         held.first_column + one.i_n * task.tile[1],
@@ -174,10 +182,10 @@ def _producers(
         needed = needed_of(need, region, _type(producer), sizes)
         for rank in ranks:
             held = held_by(_type(producer), rank, sizes, num_ranks)
-            yield from _meeting(producer, rank, needed.within(held), held)
+            yield from meeting(producer, rank, needed.within(held), held)
 
 
-def _meeting(task: Task, rank: int, wanted: Region, held: Region) -> Iterator[Tile]:
+def meeting(task: Task, rank: int, wanted: Region, held: Region) -> Iterator[Tile]:
     """The tiles on a rank that meet `wanted`, a part of what it has: by division, not by search."""
     if wanted.is_empty:
         return
