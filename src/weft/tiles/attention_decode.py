@@ -1,0 +1,274 @@
+"""The decode template: attention of one query a sequence over a cache of keys and values.
+
+    out[b, h, :] = softmax over j of (q[b, h, :] . k[b, j, g, :] * scale) @ v[b, j, g, :]
+
+where j < lengths[b] and g = h // group: the `group` query heads that share a head of the cache are
+the rows of one tile, so that each key and value is read once. A tile is one (sequence, head of the
+cache). Where there are fewer of them than programs, the cache is split: unit u of a launch is split
+u % splits of tile u // splits, and program p has units p, p + programs, ...
+
+    for unit in this program's share, if its split has any of the tile's keys:
+        out, lse = attend(split)                     the mean of its values, log of its sum
+        where the tile has more than one such split:
+            out, lse -> partials;  the last of its programs to come here merges all of them, in
+            the order of splits
+        emit(at, out, lse)                           once per tile
+
+A split is a range of keys that follows from the length alone, in whole tiles of keys; so results
+are the same bits each time, for one number of splits. What has no keys is emitted too: zeros, and
+-inf as its lse.
+
+    emit(at, out, lse, tile, args)       out: fp32 [tile.rows, tile.d], lse: fp32 [tile.rows]
+
+The cache lies as [sequences, max_kv, kv_heads, d] (`Contiguous`), or in pages of which a table says
+which are a sequence's (`Paged`): its type decides how it is read. `one_tile` is a whole tile in one
+go, for tasks of a persistent kernel.
+
+Limits  the group fits in MOST_ROWS, d in MOST_COLUMNS; all of a launch's programs use one
+        `partials`, which calls use in turns
+Source  flash-decode (Dao et al. 2023); weft.tiles.softmax
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+import weft.language as wl
+from weft.language import triton_api as api
+from weft.tiles import softmax
+
+MOST_ROWS, MOST_COLUMNS = 128, 256
+
+
+class At(NamedTuple):
+    """A tile: sequence i_m, head of the cache i_n."""
+
+    i_m: Any
+    i_n: Any
+
+
+class Shape(NamedTuple):
+    """Extents: `group` query heads for each of kv_heads, d elements to a head, caches of max_kv
+    keys a sequence."""
+
+    batch: Any
+    kv_heads: Any
+    group: Any
+    d: Any
+    max_kv: Any
+
+
+class Tile(NamedTuple):
+    """Powers of two: rows that a group fits in, keys at a time, columns that a head fits in;
+    `as_constexpr` in kernels."""
+
+    rows: Any
+    n: Any
+    d: Any
+
+    def as_constexpr(self) -> Tile:
+        return Tile(*map(tl.constexpr, self))
+
+
+class Contiguous(NamedTuple):
+    """k, v: [batch, max_kv, kv_heads, d]."""
+
+    k: Any
+    v: Any
+
+
+class Paged(NamedTuple):
+    """k, v: [pages, page, kv_heads, d]; key j of a sequence is in its page table[sequence, j //
+    page], an int32 of `width` in a row."""
+
+    k: Any
+    v: Any
+    table: Any
+    page: Any
+    width: Any
+
+
+class Partials(NamedTuple):
+    """Where programs that share a tile meet.
+
+    out: fp32 [units, tile.rows, tile.d], lse: fp32 [units, tile.rows], of the split of each unit.
+    come: int32[tiles], how many of a tile's splits are there: 0 before and after each call.
+    """
+
+    out: Any
+    lse: Any
+    come: Any
+
+
+class Stored(NamedTuple):
+    """Arguments of `emit_store`: out is [batch, kv_heads * group, d]."""
+
+    out: Any
+    shape: Any
+
+
+@api.builtin
+def is_paged(cache, _semantic=None):
+    return api.constexpr(api.tuple_fields(cache) == Paged._fields)
+
+
+@triton.jit
+def tile_at(t, shape):
+    """Which tile is the t-th."""
+    return At(t // shape.kv_heads, t % shape.kv_heads)
+
+
+@triton.jit
+def keys_of_split(length, splits, tile_n):
+    """How many keys each split has, the last with any may have fewer. `.fn` is the same on Python
+    integers."""
+    return (length + tile_n * splits - 1) // (tile_n * splits) * tile_n
+
+
+@triton.jit
+def splits_with_keys(length, keys, splits):
+    """How many splits have something to do; one, where there is nothing."""
+    count = (length + keys - 1) // max(keys, 1)
+    return min(max(count, 1), splits)
+
+
+@triton.jit
+def length_of(lengths, sequence, shape):
+    """How many keys a sequence has; what does not fit in the cache is not there."""
+    return min(max(tl.load(lengths + sequence), 0), shape.max_kv)
+
+
+@triton.jit
+def decode(
+    q,
+    cache,
+    lengths,
+    shape,
+    scale,
+    splits,
+    tile,
+    partials,
+    program,
+    num_programs,
+    emit: tl.constexpr,
+    emit_args,
+):
+    """This program's share of all tiles; call it from a kernel. partials: Partials
+
+    Sync    what the hook does; programs that share a tile count themselves, and none waits
+    """
+    for unit in tl.range(program, shape.batch * shape.kv_heads * splits, num_programs,
+                         flatten=False):  # fmt: skip
+        t = unit // splits
+        at, split = tile_at(t, shape), unit - t * splits
+        length = length_of(lengths, at.i_m, shape)
+        keys = keys_of_split(length, splits, tile.n)
+        live = splits_with_keys(length, keys, splits)
+        if split < live:
+            first = split * keys
+            out, lse = attend(at, q, cache, first, min(first + keys, length), shape, scale, tile)
+            if live == 1:
+                emit(at, out, lse, tile, emit_args)
+            else:
+                _share(at, t, unit, out, lse, live, splits, tile, partials, emit, emit_args)
+
+
+@triton.jit
+def one_tile(
+    at, q, cache, lengths, shape, scale, tile, emit: tl.constexpr, emit_args
+):  # fmt: skip
+    """The tile of the record `at`, all of its keys."""
+    length = length_of(lengths, at.i_m, shape)
+    out, lse = attend(at, q, cache, 0, length, shape, scale, tile)
+    emit(at, out, lse, tile, emit_args)
+
+
+@triton.jit
+def attend(at, q, cache, first, end, shape, scale, tile):
+    """(out, lse) of keys first .. end - 1: both in fp32, `lse` by the natural logarithm."""
+    queries = _load_queries(at, q, shape, tile)
+    column = tl.arange(0, tile.d)
+    high, total, mean = softmax.begin(tile.rows, tile.d)
+    for key in range(first, end, tile.n):
+        j = key + tl.arange(0, tile.n)
+        there = _rows_of(cache, at.i_m, j, end, shape).to(tl.int64) * shape.kv_heads + at.i_n
+        place = there[:, None] * shape.d + column[None, :]
+        mask = (j < end)[:, None] & (column < shape.d)[None, :]
+        keys = tl.load(cache.k + place, mask=mask, other=0.0)
+        values = tl.load(cache.v + place, mask=mask, other=0.0)
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+        scores = tl.where((j < end)[None, :], scores * (scale * softmax.LOG2_E), float("-inf"))
+        high, total, mean = softmax.absorb(high, total, mean, scores, values)
+    return softmax.finish(high, total, mean)
+
+
+@triton.jit
+def _load_queries(at, q, shape, tile):
+    """The heads of a group, [tile.rows, tile.d]; zeros outside."""
+    place, mask = places(at, shape, tile)
+    return tl.load(q + place, mask=mask, other=0.0)
+
+
+@triton.jit
+def places(at, shape, tile):
+    """Where a tile lies in [batch, kv_heads * group, d], and what of it there is."""
+    row, column = tl.arange(0, tile.rows), tl.arange(0, tile.d)
+    head = (at.i_m.to(tl.int64) * shape.kv_heads + at.i_n) * shape.group + row
+    mask = (row < shape.group)[:, None] & (column < shape.d)[None, :]
+    return head[:, None] * shape.d + column[None, :], mask
+
+
+@triton.jit
+def _rows_of(cache, sequence, j, end, shape):
+    """Which rows of the cache the keys j are: rows of [.., kv_heads, d]."""
+    if is_paged(cache):
+        table = cache.table + sequence.to(tl.int64) * cache.width
+        page = tl.load(table + j // cache.page, mask=j < end, other=0)
+        row = page.to(tl.int64) * cache.page + j % cache.page
+    else:
+        row = sequence.to(tl.int64) * shape.max_kv + j
+    return row
+
+
+@triton.jit
+def emit_store(at, out, lse, tile, args):
+    """args: Stored"""
+    place, mask = places(at, args.shape, tile)
+    tl.store(args.out + place, out.to(args.out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _share(
+    at, t, unit, out, lse, live, splits, tile, partials, emit: tl.constexpr, emit_args
+):  # fmt: skip
+    """A split's part is stored; whoever is the last of its tile merges all and emits."""
+    tl.store(_cells(partials.out, unit, tile), out)
+    row = tl.arange(0, tile.rows)
+    tl.store(partials.lse + unit * tile.rows + row, lse)
+    # weft: equivalent-mutant drop of complete_stores: parts are not stored asynchronously
+    come = wl.atomic_add(partials.come + t, 1, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE)
+    if come == live - 1:
+        # Nobody counts any more in this call.
+        tl.store(partials.come + t, 0)
+        high, total, mean = softmax.begin(tile.rows, tile.d)
+        for other in range(t * splits, t * splits + live):
+            part = tl.load(_cells(partials.out, other, tile))
+            weight = tl.load(partials.lse + other * tile.rows + row)
+            high, total, mean = softmax.merge(high, total, mean, part, weight)
+        mean, log = softmax.finish(high, total, mean)
+        emit(at, mean, log, tile, emit_args)
+
+
+@triton.jit
+def _cells(out, unit, tile):
+    """Pointers to a unit's part."""
+    row, column = tl.arange(0, tile.rows), tl.arange(0, tile.d)
+    return out + (tl.cast(unit, tl.int64) * tile.rows + row[:, None]) * tile.d + column[None, :]
+
+
+def partial_elements(units: int, rows: int, columns: int) -> tuple[int, int]:
+    """How many fp32 elements `Partials.out` and `Partials.lse` must hold."""
+    return units * rows * columns, units * rows
