@@ -301,7 +301,7 @@ def moe_route_tables(logits, made, heard, slot, tokens, cut, world):
     for block in range(first, tl.minimum(first + share, blocks)):
         begin += route.place(
             heard.ids, heard.weights, block, begin, made.token_of, made.weight_of, made.slot_of,
-            tokens, cut,
+            tokens.m * cut.top_k, tokens, cut,
         )  # fmt: skip
     slots.slot_finish(world, slot, e, num_programs)
 

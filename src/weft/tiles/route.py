@@ -151,10 +151,11 @@ def count(counted, block, tokens, cut, num_ranks: tl.constexpr):
 
 
 @triton.jit
-def place(ids, weights, block, begin, token_of, weight_of, slot_of, tokens, cut):
+def place(ids, weights, block, begin, token_of, weight_of, slot_of, room, tokens, cut):
     """Store the slots of a block of all tokens, whose expert's next slot is begin[expert].
 
-    ids, weights: [m, top_k], of all ranks. Gives how many slots of each expert were taken.
+    ids, weights: [m, top_k], of all ranks. A choice below 0 is none: its slot is -1. Slots from
+    `room` on are taken, but nothing is stored in them. Gives how many each expert has taken.
     """
     expert = tl.arange(0, cut.experts)
     source = block // tokens.blocks
@@ -170,9 +171,10 @@ def place(ids, weights, block, begin, token_of, weight_of, slot_of, tokens, cut)
         chosen = tl.load(ids + token * cut.top_k + k, mask=here, other=-1)
         slot = tl.sum(tl.where(chosen[:, None] == expert[None, :], slots, 0), axis=1)
         weight = tl.load(weights + token * cut.top_k + k, mask=here, other=0.0)
-        tl.store(token_of + slot, token, mask=here)
-        tl.store(weight_of + slot, weight, mask=here)
-        tl.store(slot_of + token * cut.top_k + k, slot, mask=here)
+        there = (chosen >= 0) & (slot < room)
+        tl.store(token_of + slot, token, mask=there)
+        tl.store(weight_of + slot, weight, mask=there)
+        tl.store(slot_of + token * cut.top_k + k, tl.where(chosen < 0, -1, slot), mask=here)
     return tl.sum(taken, axis=0)
 
 
