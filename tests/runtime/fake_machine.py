@@ -69,6 +69,10 @@ class FakeBackend:
     def local_words(self, values: Sequence[int], dtype: torch.dtype, name: str) -> torch.Tensor:
         return torch.tensor(list(values), dtype=dtype)
 
+    def host_words(self, count: int, name: str) -> tuple[torch.Tensor, memoryview]:
+        words = torch.zeros(count, dtype=torch.int64)
+        return words, memoryview(words.numpy())
+
     def exchange(self, value: Any, timeout_s: float) -> list[Any]:
         self.meeting.values[self.seats.rank] = value
         self.meeting.barrier.wait(5)

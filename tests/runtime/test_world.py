@@ -9,6 +9,7 @@ from fake_machine import run_ranks
 import weft
 from weft.base.errors import (
     CallOrderError,
+    CapacityError,
     DtypeError,
     PoisonedError,
     ShapeError,
@@ -88,6 +89,24 @@ def test_a_deadline_raises_the_table_once_and_then_poisons(capfd):
         assert "gemm:80 40 programs, from [0, 0, 0] on, wait for rows_ready[2] >= 3" in text
         assert "no wait is reported by rank 0" in text
     assert "rows_ready[2] >= 3" in capfd.readouterr().err, "the watchdog prints it at once"
+
+
+def test_what_a_kernel_says_is_raised_once_by_the_next_call_and_by_check():
+    def main(world):
+        word = world.error_word(lambda needed: CapacityError(f"{needed} rows"))
+        other = world.error_word(lambda needed: CapacityError(f"{needed} columns"))
+        world.operator_call("nothing yet")
+        word.fill_(7)
+        with pytest.raises(CapacityError, match="^7 rows"):
+            world.operator_call("never made")
+        other.fill_(9)
+        with pytest.raises(CapacityError, match="^9 columns"):
+            world.check()
+        world.check()
+        assert world.operator_call("goes on") == 1
+        assert not word.any() and not other.any()
+
+    run_ranks(main, 2)
 
 
 def test_copies_convert_and_broadcast_nothing():

@@ -42,6 +42,10 @@ class IllegalError(WeftError, ValueError):
         self.violations = violations
 
 
+class CapacityError(WeftError, ValueError):
+    """More rows than a call was given room for, found on the device: the message says how many."""
+
+
 class NotSymmetricError(WeftError, ValueError):
     """A pointer or tensor that is not on the symmetric heap, where one is needed."""
 

@@ -103,18 +103,24 @@ def tables(problem: Problem, rank: int, ids: torch.Tensor, weights: torch.Tensor
     token_of = order // problem.top_k
     shards = [ids[slice(*problem.shard(source))] for source in range(problem.num_ranks)]
     counts = torch.stack([one.flatten().bincount(minlength=problem.n) for one in shards])
-    made = _tiles_of(problem, counts.sum(0).tolist(), token_of)
+    cut = cut_tiles(problem, rank, counts.sum(0).tolist(), token_of)
+    whole = [token_of, weights.flatten()[order], slot_of.view(ids.shape), counts, *cut]
+    found = [ids[own], weights[own], *whole]
+    return Tables(*[one.float() if one.is_floating_point() else one.int() for one in found])
+
+
+def cut_tiles(problem: Any, rank: int, counts: Sequence[int], token_of: Any) -> list[torch.Tensor]:
+    """tiles, turns and num_tiles of one rank, whose experts have so many slots each, on the CPU."""
+    made = _tiles_of(problem, counts, token_of)
     late = [max((rank - s) % problem.num_ranks for s in range(lo, hi + 1)) for *_, lo, hi in made]
     turns = sorted(range(len(made)), key=late.__getitem__)
     spare = problem.max_tiles - len(made)
     table = torch.tensor([*made, *[(0,) * 5] * spare]).reshape(-1, 5).t().contiguous()
-    whole = [token_of, weights.flatten()[order], slot_of.view(ids.shape), counts, table]
     turns = torch.tensor([*turns, *range(len(made), problem.max_tiles)])
-    found = [ids[own], weights[own], *whole, turns, torch.tensor([len(made)])]
-    return Tables(*[one.float() if one.is_floating_point() else one.int() for one in found])
+    return [table, turns, torch.tensor([len(made)])]
 
 
-def _tiles_of(problem: Problem, counts: Sequence[int], token_of: Any) -> list[tuple[int, ...]]:
+def _tiles_of(problem: Any, counts: Sequence[int], token_of: Any) -> list[tuple[int, ...]]:
     """(expert, first, end, lo, hi) of every tile."""
     found, begin = [], 0
     for expert, size in enumerate(counts):
@@ -268,13 +274,6 @@ def _choose_block(world, logits, ids, weights, heard, block, rank, e, tokens, cu
 
 
 @triton.jit
-def _store_counts(counts, by_source, tokens, cut, num_ranks: tl.constexpr):
-    source, expert = tl.arange(0, cut.sources), tl.arange(0, cut.experts)
-    mask = (source < num_ranks)[:, None] & (expert < tokens.experts)[None, :]
-    tl.store(counts + source[:, None] * tokens.experts + expert[None, :], by_source, mask=mask)
-
-
-@triton.jit
 def moe_route_tables(logits, made, heard, slot, tokens, cut, world):
     """made: Tables, the results; heard: Heard"""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
@@ -292,7 +291,7 @@ def moe_route_tables(logits, made, heard, slot, tokens, cut, world):
     first = program * share
     counts = route.count(heard.counted, first, tokens, cut, world.num_ranks)
     if program == num_programs - 1:
-        _store_counts(made.counts, counts.by_source, tokens, cut, world.num_ranks)
+        route.store_counts(made.counts, counts.by_source, tokens, cut, world.num_ranks)
         route.cut_tiles(
             counts.by_source, made.tiles, made.turns, made.num_tiles, rank, tokens, cut,
             world.num_ranks,

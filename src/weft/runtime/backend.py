@@ -102,6 +102,10 @@ class Backend(Protocol):
     def local_words(self, values: Sequence[int], dtype: torch.dtype, name: str) -> torch.Tensor:
         """A new, initialised, one-dimensional tensor in this rank's own device memory."""
 
+    def host_words(self, count: int, name: str) -> tuple[torch.Tensor, memoryview]:
+        """Zeroed int64 words that kernels store to, and the host's view of them, which waits for
+        nothing."""
+
     # ---- meeting the other ranks on the host
 
     def exchange(self, value: Any, timeout_s: float) -> list[Any]:

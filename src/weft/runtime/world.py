@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from weft.base.errors import (
     ShapeError,
     TimeoutError,
     UsageError,
+    WeftError,
 )
 from weft.base.settings import Settings
 from weft.language import world_layout as layout
@@ -78,6 +79,7 @@ class World:
         self._pointers: dict[int, torch.Tensor] = {}
         self._dtypes: dict[int, torch.dtype] = {}
         self._words: set[tuple[int, int]] = set()
+        self._errors: list[tuple[memoryview, Callable[[int], WeftError]]] = []
         self._heap = HeapAllocator(settings.heap_bytes, owner=f"world {name!r}")
         self._heaps = list(backend.open_heap(self._heap.capacity_bytes))
         self._base = self._heaps[self.rank].data_ptr()
@@ -306,10 +308,12 @@ class World:
 
         Raises  TimeoutError: a wait reached its deadline; the message is the table of waits
                 PoisonedError: that was raised before; only close() works now
+                others: what a kernel has said in an `error_word`; the world goes on
         """
         if self._closed:
             raise UsageError(f"{self!r} is closed")
         if not self.backend.aborted():
+            self._raise_errors()
             return
         if self._raised:
             raise PoisonedError(
@@ -318,16 +322,34 @@ class World:
         self._raised = True
         raise TimeoutError(self.table_of_waits())
 
+    def error_word(self, explain: Callable[[int], WeftError]) -> torch.Tensor:
+        """An int64 word in which a kernel says that it was given what it cannot take.
+
+        Once it is not 0, the next call or `check` zeroes it and raises explain(word); a kernel that
+        still runs is not waited for, which `synchronize` does. Kernels of all ranks say the same.
+        """
+        words, seen = self.backend.host_words(1, "error_word")
+        self._errors.append((seen, explain))
+        return words
+
+    def _raise_errors(self) -> None:
+        for seen, explain in self._errors:
+            if word := seen[0]:
+                seen[0] = 0
+                raise explain(word)
+
     def operator_call(self, name: str) -> int:
         """Say that this rank now calls the collective operation `name`; returns the call's number.
 
         Compares with what the ranks of this node called as their call of the same number, as far
         as they have come: of two ranks that disagree, the later one raises.
 
-        Raises  CallOrderError
+        Raises  CallOrderError; and as `check`
         """
         if self._closed or self.backend.aborted():
             self._check_usable(name)
+        if self._errors:
+            self._raise_errors()
         number = self._num_calls
         self._num_calls = number + 1
         text = self._call_texts.get(name)

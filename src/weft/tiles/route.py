@@ -151,6 +151,14 @@ def count(counted, block, tokens, cut, num_ranks: tl.constexpr):
 
 
 @triton.jit
+def store_counts(counts, by_source, tokens, cut, num_ranks: tl.constexpr):
+    """counts[source, expert]  <-  by_source, without what is there for powers of two."""
+    source, expert = tl.arange(0, cut.sources), tl.arange(0, cut.experts)
+    mask = (source < num_ranks)[:, None] & (expert < tokens.experts)[None, :]
+    tl.store(counts + source[:, None] * tokens.experts + expert[None, :], by_source, mask=mask)
+
+
+@triton.jit
 def place(ids, weights, block, begin, token_of, weight_of, slot_of, room, tokens, cut):
     """Store the slots of a block of all tokens, whose expert's next slot is begin[expert].
 

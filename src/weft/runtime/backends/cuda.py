@@ -211,6 +211,10 @@ class CudaBackend:
         torch.cuda.current_stream().synchronize()
         return words
 
+    def host_words(self, count: int, name: str) -> tuple[torch.Tensor, memoryview]:
+        words = torch.zeros(count, dtype=torch.int64, pin_memory=True)
+        return words, memoryview(words.numpy())
+
     # ---- meeting the other ranks on the host
 
     def exchange(self, value: Any, timeout_s: float) -> list[Any]:

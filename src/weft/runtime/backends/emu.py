@@ -186,6 +186,12 @@ class EmulatedBackend:
             )
         return words
 
+    def host_words(self, count: int, name: str) -> tuple[torch.Tensor, memoryview]:
+        seen = np.zeros(count, np.int64)
+        words = torch.from_numpy(seen)
+        self.context.track(words, name)
+        return words, memoryview(seen)
+
     # ---- meeting the other ranks on the host
 
     def exchange(self, value: Any, timeout_s: float) -> list[Any]:
