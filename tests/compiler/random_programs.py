@@ -23,7 +23,7 @@ from weft.compiler import (
     silu_mul,
 )
 from weft.compiler.binding import check_pairs
-from weft.compiler.passes.tile import held_by, part_of
+from weft.compiler.passes.tile import bounds_of, part_of
 from weft.ir.task import Program
 
 PLACEMENTS = (Shard(0), Shard(1), Replicate(), Partial())
@@ -108,8 +108,9 @@ def of_rank(
         mine = torch.zeros_like(tensor)
         mine[first:end] = tensor[first:end]
         return mine
-    held = held_by(kind, rank, sizes, num_ranks)
-    return tensor[held.first_row : held.end_row, held.first_column : held.end_column].contiguous()
+    return tensor[
+        tuple(slice(*pair) for pair in bounds_of(kind, rank, sizes, num_ranks))
+    ].contiguous()
 
 
 def random_layers(seed: int, num_ranks: int, dtype: str = "float32") -> Compiled:

@@ -78,6 +78,18 @@ wait(done, rows_ready, all, rows, by=last)
 finish(done, slot)
 """
 
+# A layer of experts: rows by tables that are made on the device.
+MOE = """\
+program(moe, mesh=tp, stage=placed, results=(sums,))
+x: bfloat16[m, 64] @ Replicate() = input()
+logits: bfloat16[m, 8] @ Shard(0) = input()
+w: bfloat16[8, 64, 96] @ Shard(2) = input()
+routing: table[m, 2, 8] @ Replicate() = moe_route(logits, top_k=2)  # moe.py:5 in moe
+rows: bfloat16[Times(m, 2), 64] @ Replicate() = gather_rows(x, routing)
+products: bfloat16[Times(m, 2), 96] @ Shard(1) = grouped_matmul(rows, w, routing)
+sums: bfloat16[m, 96] @ Shard(1) = scatter_rows(products, routing)
+"""
+
 names = st.text("abcxyz_01", min_size=1, max_size=5).filter(
     lambda text: text.isidentifier() and not keyword.iskeyword(text)
 )
@@ -93,26 +105,32 @@ def several(one: st.SearchStrategy, most: int = 3) -> st.SearchStrategy:
     return st.lists(one, max_size=most).map(tuple)
 
 
-_placements = st.sampled_from([task.Shard(0), task.Shard(1), task.Replicate(), task.Partial()])
+_placements = st.sampled_from(
+    [task.Shard(0), task.Shard(2), task.Replicate(), task.Partial(), task.ByExpert()]
+)
+_extents = sizes | st.builds(task.Times, names, st.integers(1, 8))
 _types = st.none() | st.builds(
-    task.Type, st.sampled_from(["bfloat16", "float32"]), st.tuples(sizes, sizes), _placements
+    task.Type, st.sampled_from(["bfloat16", "float32"]), st.tuples(_extents, _extents), _placements
 )
 _floats = st.none() | st.floats(0, 1)
 _regions = several(
-    st.just(task.All()) | st.builds(task.Along, st.integers(0, 1), st.integers(1, 2))
+    st.sampled_from([task.All(), task.ByTable()])
+    | st.builds(task.Along, st.integers(0, 1), st.integers(1, 2))
 )
 tasks = st.builds(
     task.Program, names, names, several(st.builds(
         task.Task, names, st.sampled_from(list(task.KINDS)), several(names), _types,
-        st.none() | st.integers(0, 1), _floats, several(st.integers(1, 256)),
-        several(st.builds(task.Need, names, _regions)), st.just("") | names, st.just("") | names,
-        st.integers(0, 4) | st.just("tiles"), st.just("") | names, st.just("") | names,
-        st.integers(0, 2), st.integers(1, 4), places,
+        dim=st.none() | st.integers(0, 1), eps=_floats, top_k=st.none() | st.integers(1, 4),
+        tile=several(st.integers(1, 256)), needs=several(st.builds(task.Need, names, _regions)),
+        kernel=st.just("") | names, engine=st.just("") | names,
+        chunks=st.integers(0, 4) | st.just("tiles"), order=st.just("") | names,
+        programs=st.just("") | names, spare=st.integers(0, 2), split_k=st.integers(1, 4),
+        place=places,
     ), 6), several(names), st.sampled_from(task.STAGES), places,
     several(st.builds(task.Choice, names, names, names, st.text(max_size=20), places)),
 )  # fmt: skip
 
-_parts = sizes | st.builds(device.Part, sizes)
+_parts = _extents | st.builds(device.Part, _extents)
 _words = {
     device.Buffer: (
         names,
@@ -143,6 +161,7 @@ _words = {
         names,
         st.none() | st.integers(0, 1),
         _floats,
+        st.none() | st.integers(1, 4),
     ),
     device.Copy: (names, names, st.sampled_from(["pull", "push"]), names),
     device.Launch: (

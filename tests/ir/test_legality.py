@@ -127,6 +127,31 @@ def test_all_breaches_are_told_with_their_lines():
     assert [one.rule for one in caught.value.violations] == ["names", "names"]
 
 
+MOE_BREACHES = [
+    ("logits, top_k=2", "logits", "attributes", "routing has top_k=None; it takes 1 or more"),
+    ("(x, routing)", "(x, logits)", "sizes", "logits is bfloat16[m, 8] @ Shard(0); it must be the "
+     "tables that moe_route gives"),
+    ("(rows, w, routing)", "(x, w, routing)", "sizes", "x has m rows, but of m tokens each has "
+     "top_k=2 choices: it takes Times(m, 2) rows"),
+    ("w: bfloat16[8,", "w: bfloat16[6,", "sizes", "w has 6 experts, but tokens were routed to 8"),
+    ("w: bfloat16[8, 64,", "w: bfloat16[8, 32,", "sizes", "each expert of w has 32 rows"),
+    ("w: bfloat16[8, 64, 96]", "w: bfloat16[64, 96]", "sizes", "it must have three dimensions"),
+    ("x: bfloat16[m, 64]", "x: bfloat16[n, 64]", "sizes", "x has n rows, but m tokens were routed"),
+    ("results=(sums,)", "results=(routing,)", "typed", "moe returns routing, which is table[m, 2"),
+    ("w: bfloat16[8, 64, 96] @ Shard(2)", "w: bfloat16[8, 64, 96] @ Shard(1)", "placements",
+     "grouped_matmul of Replicate(), Shard(1), Replicate() does not give products @ Shard(1)"),
+    ("bfloat16[m, 8] @ Shard(0)", "bfloat16[m, 1] @ Shard(0)", "sizes", "it needs 2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "rule", "told"), MOE_BREACHES)
+def test_tables_and_what_is_sorted_by_them(old: str, new: str, rule: str, told: str):
+    assert task.check(task.parse(programs.MOE)) == []
+    assert old in programs.MOE
+    found = task.check(task.parse(programs.MOE.replace(old, new)))
+    assert any(one.rule == rule and told in one.message for one in found), found
+
+
 @pytest.mark.parametrize(
     ("old", "new", "rule", "told"),
     [

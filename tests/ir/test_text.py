@@ -10,8 +10,8 @@ from weft.base.errors import UsageError
 from weft.base.place import Frame, Place
 from weft.ir import core, device, task
 
-LEVELS = {"task": (task, programs.TASKS), "device": (device, programs.PULL),
-          "core": (core, programs.KERNEL)}  # fmt: skip
+LEVELS = {"task": (task, programs.TASKS), "tables": (task, programs.MOE),
+          "device": (device, programs.PULL), "core": (core, programs.KERNEL)}  # fmt: skip
 
 
 @settings(max_examples=40, deadline=None)

@@ -8,16 +8,23 @@ from weft.compiler.facts import Facts, Settings
 from weft.compiler.frontend import (
     all_gather,
     all_reduce,
+    ep_combine,
+    ep_dispatch,
+    gather_rows,
+    grouped_matmul,
+    moe_route,
     program,
     reduce_scatter,
     rms_norm,
+    scatter_rows,
     silu,
     silu_mul,
 )
-from weft.ir.task import Partial, Replicate, Shard
-from weft.ir.task import Type as Tensor
+from weft.ir.tensor import ByExpert, Partial, Replicate, Shard
+from weft.ir.tensor import Type as Tensor
 
 __all__ = [
-    "Compiled", "Facts", "Partial", "Replicate", "Settings", "Shard", "Tensor", "all_gather",
-    "all_reduce", "program", "reduce_scatter", "rms_norm", "silu", "silu_mul",
+    "ByExpert", "Compiled", "Facts", "Partial", "Replicate", "Settings", "Shard", "Tensor",
+    "all_gather", "all_reduce", "ep_combine", "ep_dispatch", "gather_rows", "grouped_matmul",
+    "moe_route", "program", "reduce_scatter", "rms_norm", "scatter_rows", "silu", "silu_mul",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.base.errors import DtypeError, ShapeError, UsageError
-from weft.compiler.passes.tile import held_by, part_of
+from weft.compiler.passes.tile import bounds_of, part_of
 from weft.ir.task import Program, Shard, Task
 
 
@@ -46,8 +46,7 @@ def _check(
     if (dtype := str(tensor.dtype).removeprefix("torch.")) != kind.dtype:
         told = f"{task.name} is {dtype}, declared as {kind.dtype}"
         raise DtypeError(f"{program.name}: {told}; convert it", place=task.place)
-    held = held_by(kind, rank, sizes, num_ranks)
-    wanted = (held.end_row - held.first_row, held.end_column - held.first_column)
+    wanted = tuple(end - first for first, end in bounds_of(kind, rank, sizes, num_ranks))
     if tuple(tensor.shape) != wanted:
         bound = ", ".join(f"{name}={size}" for name, size in sizes.items())
         where = f"rank {rank} of {num_ranks} passes {task.name} of shape {tuple(tensor.shape)}"
@@ -78,8 +77,9 @@ def check_pairs(program: Program, sizes: Mapping[str, int], num_ranks: int) -> N
 
 
 def _shape(program: Program, task: Task, tensor: Any) -> tuple[int, ...]:
-    if len(tensor.shape) != 2:
-        told = f"{task.name} has shape {tuple(tensor.shape)}; it must have two dimensions"
+    if len(tensor.shape) != (dims := len(_type(task).sizes)):
+        wanted = {2: "two", 3: "three"}[dims]
+        told = f"{task.name} has shape {tuple(tensor.shape)}; it must have {wanted} dimensions"
         raise ShapeError(f"{program.name}: {told}", place=task.place)
     return tuple(tensor.shape)
 

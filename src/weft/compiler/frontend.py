@@ -31,6 +31,8 @@ from weft.ir.task import Program, Replicate, Task, Type
 RESULTS = {
     "matmul": "product", "silu": "activated", "silu_mul": "gated", "mul": "scaled", "add": "total",
     "rms_norm": "normed",
+    "moe_route": "routing", "gather_rows": "rows", "scatter_rows": "sums",
+    "grouped_matmul": "products", "ep_dispatch": "dispatched", "ep_combine": "combined",
     "all_gather": "gathered", "reduce_scatter": "scattered", "all_reduce": "reduced",
 }  # fmt: skip
 
@@ -117,6 +119,45 @@ def rms_norm(x: Value, weight: Value, *, eps: float = 1e-6) -> Value:
     out = x / sqrt(mean(x**2 over columns) + eps) * weight
     """
     return _record("rms_norm", x, weight, eps=float(eps))
+
+
+def moe_route(logits: Value, *, top_k: int) -> Value:
+    """The top_k experts of every token and where its rows are when all are sorted by expert.
+
+    logits: [m, experts] @ Shard(0). The result is a table, which the functions below take: how many
+    rows an expert has is known on the device alone. Weights are the softmax over those taken.
+    """
+    return _record("moe_route", logits, top_k=top_k)
+
+
+def gather_rows(x: Value, routing: Value) -> Value:
+    """A row for each choice of each token, m * top_k in all, sorted by expert: its slots."""
+    return _record("gather_rows", x, routing)
+
+
+def grouped_matmul(rows: Value, experts: Value, routing: Value) -> Value:
+    """Each slot's row times the matrix of its expert: [slots, k], [experts, k, n] -> [slots, n].
+
+    Experts may be split along n, along k (then the result is to be summed), or, of rows by expert,
+    along experts.
+    """
+    return _record("grouped_matmul", rows, experts, routing)
+
+
+def scatter_rows(y: Value, routing: Value) -> Value:
+    """Back from slots to tokens: the sum over a token's choices, each times its weight, in fp32."""
+    return _record("scatter_rows", y, routing)
+
+
+def ep_dispatch(x: Value, routing: Value) -> Value:
+    """Shard(0) -> ByExpert(): gather_rows of all ranks' tokens, to the ranks that have their
+    experts."""
+    return _record("ep_dispatch", x, routing)
+
+
+def ep_combine(y: Value, routing: Value) -> Value:
+    """ByExpert() -> Shard(0): scatter_rows, to the ranks whose tokens they are."""
+    return _record("ep_combine", y, routing)
 
 
 def all_gather(x: Value, *, dim: int = 0) -> Value:

@@ -7,15 +7,17 @@ all_gather, reduce_scatter and all_reduce with the signatures of weft.ops, so we
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from weft.base.errors import UnsupportedError
+from weft.compiler import experts
 from weft.compiler.passes.tile import number
-from weft.ir.device import Buffer, Call, Plan
-from weft.ir.task import Program, Task
+from weft.ir.device import Buffer, Call, Part, Plan
+from weft.ir.task import ATTRIBUTES, Program, Task
 
 
 class Collectives(Protocol):
@@ -26,6 +28,8 @@ class Collectives(Protocol):
     def reduce_scatter(self, x: Any, *, world: Any) -> Any: ...
 
     def all_reduce(self, x: Any, *, world: Any) -> Any: ...
+
+    def moe_route(self, logits: Any, top_k: int, *, world: Any, m: int | None = None) -> Any: ...
 
     def run_plan(
         self, stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any,
@@ -50,7 +54,30 @@ LOCAL = {
     "mul": torch.mul,
     "add": torch.add,
     "rms_norm": rms_norm,
+    "gather_rows": experts.gather_rows,
+    "scatter_rows": experts.scatter_rows,
+    "grouped_matmul": experts.grouped_matmul,
 }
+
+
+@dataclass(frozen=True)
+class Here:
+    """What a call may ask beside its operands: whose rank it runs on, what is whose size."""
+
+    world: Any
+    collectives: Collectives
+    sizes: Mapping[str, int]
+    buffers: Mapping[str, Buffer]
+
+    def size(self, name: str, dim: int = 0) -> int:
+        """The global size of a buffer along a dimension."""
+        size = self.buffers[name].sizes[dim]
+        return number(size.size if isinstance(size, Part) else size, self.sizes)
+
+    def own_experts(self, name: str) -> tuple[int, int]:
+        """Those of a table's experts that this rank has."""
+        experts_of = self.size(name, 2)
+        return experts.own_experts(experts_of, self.world.rank, self.world.num_ranks)
 
 
 def run(
@@ -63,6 +90,7 @@ def run(
     """
     values = dict(tensors)
     buffers = {buffer.name: buffer for buffer in plan.of(Buffer)}
+    here = Here(world, collectives, sizes, buffers)
     left = Counter(name for step in plan.steps if isinstance(step, Call) for name in step.reads)
     left.update(plan.results)
     for step in plan.steps:
@@ -71,11 +99,10 @@ def run(
             raise UnsupportedError(told, place=step.place)
         operands = [values[name] for name in step.reads]
         (result,) = step.writes
-        if step.function in LOCAL:
-            values[result] = LOCAL[step.function](*operands, *_attributes(step))
+        if step.function in CALLS:
+            values[result] = CALLS[step.function](step, operands, here)
         else:
-            size = _whole(buffers[result], step.dim, sizes)
-            values[result] = _collective(step, operands[0], size, world, collectives)
+            values[result] = LOCAL[step.function](*operands, **_attributes(step))
         for name in step.reads:
             left[name] -= 1
             if not left[name] and name in values:
@@ -83,27 +110,73 @@ def run(
     return tuple(values[name] for name in plan.results)
 
 
-def _attributes(step: Call | Task) -> tuple[float, ...]:
+def _attributes(step: Call | Task) -> dict[str, Any]:
     """What a local function is given behind its operands."""
-    return () if step.eps is None else (step.eps,)
+    given = {name: getattr(step, name) for name in ATTRIBUTES}
+    return {name: value for name, value in given.items() if value is not None}
 
 
-def _collective(step: Call, x: Any, size: int, world: Any, collectives: Collectives) -> Any:
-    if step.function == "all_reduce":
-        return collectives.all_reduce(x.contiguous(), world=world)
-    # Collectives move rows; columns are rows of the transposed.
+def _rows(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    """A gather or a sum of rows. Columns are rows of the transposed."""
+    (x,) = operands
     rows = x.t().contiguous() if step.dim == 1 else x.contiguous()
     if step.function == "all_gather":
-        out = collectives.all_gather(rows, world=world, m=size)
+        size = here.size(step.writes[0], step.dim or 0)
+        out = here.collectives.all_gather(rows, world=here.world, m=size)
     else:
-        out = collectives.reduce_scatter(rows, world=world)
+        out = here.collectives.reduce_scatter(rows, world=here.world)
     return out.t().contiguous() if step.dim == 1 else out
 
 
-def _whole(buffer: Buffer, dim: int | None, sizes: Mapping[str, int]) -> int:
-    """The global size of the dimension that a collective works along."""
-    size = buffer.sizes[dim or 0]
-    return number(getattr(size, "size", size), sizes)  # type: ignore[arg-type]
+def _all_reduce(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    return here.collectives.all_reduce(operands[0].contiguous(), world=here.world)
+
+
+def _moe_route(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    m, logits = here.size(step.writes[0]), operands[0].contiguous()
+    assert step.top_k is not None
+    return here.collectives.moe_route(logits, step.top_k, world=here.world, m=m)
+
+
+def _grouped_matmul(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    """Where experts are split over ranks the own ones' rows begin at the first of these."""
+    is_part = isinstance(here.buffers[step.reads[1]].sizes[0], Part)
+    first = here.own_experts(step.reads[2])[0] if is_part else 0
+    return experts.grouped_matmul(*operands, first=first)
+
+
+def _ep_dispatch(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    """All tokens to all ranks; each takes what its experts get."""
+    x, routing = operands
+    m = here.size(step.reads[1])
+    gathered = here.collectives.all_gather(x.contiguous(), world=here.world, m=m)
+    return experts.take_own(gathered, routing, here.own_experts(step.reads[1])[0])
+
+
+def _ep_combine(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    """Every rank's sums of all tokens; each takes its own tokens' from all."""
+    y, routing = operands
+    sums = experts.give_back(y, routing, *here.own_experts(step.reads[1]))
+    return here.collectives.reduce_scatter(sums, world=here.world)
+
+
+# What asks for more than its operands.
+CALLS: Mapping[str, Callable[[Call, Sequence[Any], Here], Any]] = {
+    "all_gather": _rows,
+    "reduce_scatter": _rows,
+    "all_reduce": _all_reduce,
+    "moe_route": _moe_route,
+    "grouped_matmul": _grouped_matmul,
+    "ep_dispatch": _ep_dispatch,
+    "ep_combine": _ep_combine,
+}
+# Of all ranks' tensors together a collective does this; others do nothing.
+MEANINGS: Mapping[str, Callable[..., Any]] = {
+    **LOCAL,
+    "moe_route": experts.route,
+    "ep_dispatch": experts.gather_rows,
+    "ep_combine": experts.scatter_rows,
+}
 
 
 def reference(program: Program, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -115,6 +188,6 @@ def reference(program: Program, tensors: Mapping[str, torch.Tensor]) -> tuple[to
     for task in program.tasks:
         if task.kind != "input":
             operands = [values[name] for name in task.operands]
-            local = LOCAL.get(task.kind)
-            values[task.name] = local(*operands, *_attributes(task)) if local else operands[0]
+            meant = MEANINGS.get(task.kind)
+            values[task.name] = meant(*operands, **_attributes(task)) if meant else operands[0]
     return tuple(values[name] for name in program.results)

@@ -30,10 +30,13 @@ from weft.ir import text
 from weft.ir.choice import Choice
 from weft.ir.legality import Rule, Violation, illegal, run
 from weft.ir.order import Moment, Order
+from weft.ir.tensor import TABLE, Size, Times
 
-# The caller's, on this rank alone; the caller's, on the heap; fresh; fresh, on the heap.
-ROLES = ("input", "shared", "local", "symmetric")
+# The caller's, on this rank alone; the caller's, on the heap; fresh; fresh, on the heap; tables,
+# which whoever makes them brings along.
+ROLES = ("input", "shared", "local", "symmetric", "tables")
 GIVEN, ON_HEAP = ("input", "shared"), ("shared", "symmetric")
+NO_MEMORY = (*GIVEN, "tables")
 STAGES = ("drawn", "signalled", "allocated")
 # What a kernel is made of: a product in tiles; rows on their way to peers; work row by row.
 TEMPLATES = ("gemm", "move", "rows")
@@ -49,7 +52,7 @@ NUM_RANKS = "num_ranks"  # a size that each call knows
 class Part:
     """This rank's part of a size, split as torch.chunk splits it."""
 
-    size: int | str
+    size: Size
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Buffer:
 
     name: str
     dtype: str
-    sizes: tuple[int | str | Part, ...]
+    sizes: tuple[Size | Part, ...]
     role: str = "local"
     shares: str = ""
     place: Place = UNKNOWN
@@ -86,7 +89,7 @@ class Channel:
 
     name: str
     buffer: str
-    rows: int | str
+    rows: Size
     chunks: int | str = 1
     push_rows: int = 1
     tile_rows: int = 1
@@ -110,6 +113,7 @@ class Call:
     stream: str = "main"
     dim: int | None = None
     eps: float | None = None
+    top_k: int | None = None
     place: Place = UNKNOWN
 
 
@@ -247,6 +251,7 @@ class Plan:
 RECORDS = {
     **text.words(Buffer, Channel, Call, Copy, Launch, Notify, Wait, Take, After, Choice),
     "Part": Part,
+    "Times": Times,
     "Do": Do,
 }
 
@@ -347,7 +352,8 @@ def _named_buffers(one: Buffer | Channel) -> set[str]:
 
 def _fields(plan: Plan) -> Iterator[tuple[str, Place]]:
     for buffer in plan.of(Buffer):
-        if buffer.role not in ROLES or buffer.dtype not in DTYPES:
+        dtypes = (TABLE,) if buffer.role == "tables" else DTYPES
+        if buffer.role not in ROLES or buffer.dtype not in dtypes:
             told = f"role={buffer.role}, dtype={buffer.dtype}; roles are {', '.join(ROLES)}"
             yield f"buffer {buffer.name} has {told}", buffer.place
     for channel in plan.of(Channel):

@@ -13,14 +13,26 @@ each operand a tile needs), planned (how each kernel is run, and what carries it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from weft.base.dtypes import DTYPES
 from weft.base.place import UNKNOWN, Place
 from weft.ir import text
 from weft.ir.choice import Choice
 from weft.ir.legality import Rule, Violation, illegal, run
+from weft.ir.shapes import dtype_of, sizes_of
+from weft.ir.tensor import (
+    TABLE,
+    ByExpert,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    Times,
+    Type,
+)
 
 STAGES = ("traced", "placed", "fused", "tiled", "planned")
 # What carries a collective that is part of a kernel. copy_engine: pulls by copies on a stream of
@@ -32,41 +44,6 @@ ENGINES = {
     "reduce_scatter": ("push", "put"),
     "all_reduce": ("push", "put", "packets"),
 }
-Size = int | str
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Rank r has the r-th part along `dim`: ceil(size / ranks) each, the last may have fewer."""
-
-    dim: int
-
-
-@dataclass(frozen=True)
-class Replicate:
-    """Every rank has all of it."""
-
-
-@dataclass(frozen=True)
-class Partial:
-    """Every rank has a summand of it."""
-
-
-Placement = Shard | Replicate | Partial
-
-
-@dataclass(frozen=True)
-class Type:
-    """A global tensor: its dtype by torch's name, its sizes, and how it lies on the mesh."""
-
-    dtype: str
-    sizes: tuple[Size, ...]
-    placement: Placement | None = None
-
-    def as_text(self) -> str:
-        sizes = ", ".join(map(text.value, self.sizes))
-        where = f" @ {text.value(self.placement)}" if self.placement is not None else ""
-        return f"{self.dtype}[{sizes}]{where}"
 
 
 @dataclass(frozen=True)
@@ -83,16 +60,21 @@ class All:
 
 
 @dataclass(frozen=True)
+class ByTable:
+    """A tile needs what the table says that the task is given: known on the device alone."""
+
+
+@dataclass(frozen=True)
 class Need:
     """The region of `operand` that a tile needs, dimension by dimension."""
 
     operand: str
-    region: tuple[Along | All, ...]
+    region: tuple[Along | All | ByTable, ...]
 
 
 @dataclass(frozen=True)
 class Task:
-    """One operation. `dim` is a collective's, `eps` a norm's.
+    """One operation. `dim` is a collective's, `eps` a norm's, `top_k` a router's.
 
     `kernel` is there from `fused` on: tasks of one kernel run as one; a task without is a call of a
     library. A product's tile is (rows, columns) or (rows, columns, k). From `planned` on: of a
@@ -106,6 +88,7 @@ class Task:
     type: Type | None = None
     dim: int | None = None
     eps: float | None = None
+    top_k: int | None = None
     tile: tuple[int, ...] = ()
     needs: tuple[Need, ...] = ()
     kernel: str = ""
@@ -152,19 +135,38 @@ class Program:
 class Kind:
     """An operation's row: operands, the dimensions that they need, placements in -> out.
 
-    `region[i]` is what a tile of the result needs of operand i, both of two dimensions.
+    `region[i]` is what a tile of the result needs of operand i. `attributes` are the fields of a
+    task that this kind is run with, of ATTRIBUTES.
     """
 
     num_operands: int
-    region: tuple[tuple[Along | All, ...], ...]
+    region: tuple[tuple[Along | All | ByTable, ...], ...]
     placements: tuple[tuple[tuple[Placement, ...], Placement], ...] = ()
     is_collective: bool = False
+    attributes: tuple[str, ...] = ()
 
+
+# What a field of a task may be where its kind has it, and how that is told.
+ATTRIBUTES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "dim": (lambda dim: dim in (0, 1), "0 or 1"),
+    "eps": (lambda eps: isinstance(eps, float), "a number"),
+    "top_k": (lambda top_k: isinstance(top_k, int) and top_k >= 1, "1 or more"),
+}
 
 ROW, COLUMN, WHOLE = Along(0), Along(1), Replicate()
 _SAME = (ROW, COLUMN)
-_ALIKE = tuple(((p,), p) for p in (WHOLE, Shard(0), Shard(1)))
-_BOTH = tuple(((p, p), p) for p in (WHOLE, Shard(0), Shard(1)))
+_ALIKE = tuple(((p,), p) for p in (WHOLE, Shard(0), Shard(1), ByExpert()))
+_BOTH = tuple(((p, p), p) for p in (WHOLE, Shard(0), Shard(1), ByExpert()))
+_TABLE = (All(), All(), All())
+
+
+def _kept(
+    placements: tuple[Placement, ...],
+) -> tuple[tuple[tuple[Placement, ...], Placement], ...]:
+    """Placements that stay as they are, by tables that all ranks have."""
+    return tuple(((one, WHOLE), one) for one in placements)
+
+
 # A product is linear in each of its operands: a summand times a whole is a summand.
 _LINEAR = (((Partial(), WHOLE), Partial()), ((WHOLE, Partial()), Partial()))
 
@@ -187,12 +189,36 @@ KINDS = {
         ((WHOLE, WHOLE), WHOLE),
         ((Shard(0), WHOLE), Shard(0)),
         ((WHOLE, Partial()), Partial()),
+    ), attributes=("eps",)),
+    # Tables of where every token's rows are, sorted by expert: on all ranks, of all tokens.
+    "moe_route": Kind(1, ((All(), All()),), (((Shard(0),), WHOLE),), is_collective=True,
+                      attributes=("top_k",)),
+    # A row for each choice of a token; and back, weighted and summed.
+    "gather_rows": Kind(2, ((ByTable(), COLUMN), _TABLE), _kept((WHOLE, Shard(1)))),
+    "scatter_rows": Kind(2, ((ByTable(), COLUMN), _TABLE), _kept((WHOLE, Shard(1), Partial()))),
+    # Each row times its expert's matrix.
+    "grouped_matmul": Kind(3, ((ROW, All()), (ByTable(), All(), COLUMN), _TABLE), (
+        ((WHOLE, WHOLE, WHOLE), WHOLE),
+        ((WHOLE, Shard(2), WHOLE), Shard(1)),
+        ((Shard(1), Shard(1), WHOLE), Partial()),
+        ((ByExpert(), Shard(0), WHOLE), ByExpert()),
+        ((Partial(), WHOLE, WHOLE), Partial()),
+        ((WHOLE, Partial(), WHOLE), Partial()),
     )),
+    # As gather_rows of all ranks' tokens, to where their experts are; and back, as scatter_rows.
+    "ep_dispatch": Kind(2, ((ByTable(), COLUMN), _TABLE), (((Shard(0), WHOLE), ByExpert()),),
+                        is_collective=True),
+    "ep_combine": Kind(2, ((ByTable(), COLUMN), _TABLE), (((ByExpert(), WHOLE), Shard(0)),),
+                       is_collective=True),
     # With dim: Shard(dim) -> Replicate, Partial -> Shard(dim).
-    "all_gather": Kind(1, (_SAME,), is_collective=True),
-    "reduce_scatter": Kind(1, (_SAME,), is_collective=True),
+    "all_gather": Kind(1, (_SAME,), is_collective=True, attributes=("dim",)),
+    "reduce_scatter": Kind(1, (_SAME,), is_collective=True, attributes=("dim",)),
     "all_reduce": Kind(1, (_SAME,), (((Partial(),), WHOLE),), is_collective=True),
 }  # fmt: skip
+
+
+# Kinds whose tiles have a third extent, along k.
+PRODUCTS = ("matmul", "grouped_matmul")
 
 
 def placements_of(task: Task) -> tuple[tuple[tuple[Placement, ...], Placement], ...]:
@@ -202,40 +228,6 @@ def placements_of(task: Task) -> tuple[tuple[tuple[Placement, ...], Placement], 
     if task.kind == "all_gather":
         return (((Shard(task.dim),), WHOLE),)
     return (((Partial(),), Shard(task.dim)),)
-
-
-def sizes_of(task: Task, operands: Sequence[Type]) -> tuple[Size, ...]:
-    """The result's sizes. Raises  ValueError: operands that do not fit, with their sizes"""
-    if len({one.dtype for one in operands}) > 1:
-        told = ", ".join(f"{n} is {one.dtype}" for n, one in zip(task.operands, operands))
-        raise ValueError(f"{task.kind}: {told}; operands have one dtype")
-    sizes = [one.sizes for one in operands]
-    if task.kind == "matmul":
-        if sizes[0][1] != sizes[1][0]:
-            raise ValueError(
-                f"matmul: {task.operands[0]} has {sizes[0][1]} columns but {task.operands[1]} has "
-                f"{sizes[1][0]} rows; they must be equal"
-            )
-        return sizes[0][0], sizes[1][1]
-    if task.kind == "silu_mul":
-        columns = sizes[0][1]
-        if isinstance(columns, str) or columns % 2:
-            raise ValueError(
-                f"silu_mul: {task.operands[0]} has {columns} columns; it takes pairs of gate and "
-                "value, so an even number that the declaration says"
-            )
-        return sizes[0][0], columns // 2
-    if task.kind == "rms_norm":
-        if sizes[1] != (1, sizes[0][1]):
-            raise ValueError(
-                f"rms_norm: {task.operands[0]} has {sizes[0][1]} columns, so {task.operands[1]} "
-                f"must be {text.value((1, sizes[0][1]))}; it is {text.value(sizes[1])}"
-            )
-        return sizes[0]
-    if any(one != sizes[0] for one in sizes):
-        told = ", ".join(f"{n} is {text.value(one)}" for n, one in zip(task.operands, sizes))
-        raise ValueError(f"{task.kind}: {told}; sizes must be equal")
-    return sizes[0]
 
 
 def show(program: Program, *, places: bool = True) -> str:
@@ -254,10 +246,11 @@ def parse(source: str) -> Program:
     )
 
 
+_VALUES = (Shard, Replicate, Partial, ByExpert, Times, Type, Along, All, ByTable, Need)
 RECORDS = {
     **text.words(Choice),
     **dict.fromkeys(KINDS, Task),
-    **{kind.__name__: kind for kind in (Shard, Replicate, Partial, Type, Along, All, Need)},
+    **{kind.__name__: kind for kind in _VALUES},
 }
 
 
@@ -298,22 +291,34 @@ def _behind(program: Program, name: str, operand: str) -> list[str]:
 
 def _attributes(program: Program) -> Iterator[tuple[str, Place]]:
     for task in program.tasks:
-        needs_dim = task.kind in ("all_gather", "reduce_scatter")
-        if needs_dim != (task.dim is not None) or task.dim not in (None, 0, 1):
-            wanted = "0 or 1" if needs_dim else "none"
-            yield f"{task.kind} {task.name} has dim={task.dim}; it takes {wanted}", task.place
-        if (task.kind == "rms_norm") != (task.eps is not None):
-            wanted = "a number" if task.kind == "rms_norm" else "none"
-            yield f"{task.kind} {task.name} has eps={task.eps}; it takes {wanted}", task.place
+        if task.kind not in KINDS:
+            continue
+        for name, (is_right, told) in ATTRIBUTES.items():
+            given, wanted = getattr(task, name), name in KINDS[task.kind].attributes
+            if not is_right(given) if wanted else given is not None:
+                told = told if wanted else "none"
+                yield f"{task.kind} {task.name} has {name}={given}; it takes {told}", task.place
 
 
 def _typed(program: Program) -> Iterator[tuple[str, Place]]:
     for task in program.tasks:
         if task.type is None or task.type.placement is None:
             yield f"{task.name} has no placement: the pass `place` gives each task one", task.place
-        elif len(task.type.sizes) != 2 or task.type.dtype not in DTYPES:
+        elif not _is_typed(task, task.type):
             given = task.type.as_text()
             yield f"{task.name} is {given}; it has two dimensions, and a dtype of torch", task.place
+    for task in program.tasks:
+        if task.name in program.results and task.type and task.type.dtype == TABLE:
+            told = f"{program.name} returns {task.name}, which is {task.type.as_text()}"
+            yield f"{told}: tables are for the tasks of the program alone", task.place
+
+
+def _is_typed(task: Task, kind: Type) -> bool:
+    """Two dimensions; experts' matrices, which are inputs, have three, and so have tables."""
+    if task.kind == "moe_route":
+        return kind.dtype == TABLE and len(kind.sizes) == 3
+    dims = (2, 3) if task.kind == "input" else (2,)
+    return kind.dtype in DTYPES and len(kind.sizes) in dims
 
 
 def _sized(program: Program) -> Iterator[tuple[str, Place]]:
@@ -327,8 +332,9 @@ def _sized(program: Program) -> Iterator[tuple[str, Place]]:
         except ValueError as error:
             yield f"{task.name}: {error}", task.place
             continue
-        if (task.type.dtype, task.type.sizes) != (operands[0].dtype, sizes):
-            wanted = Type(operands[0].dtype, sizes).as_text()
+        dtype = dtype_of(task, operands)
+        if (task.type.dtype, task.type.sizes) != (dtype, sizes):
+            wanted = Type(dtype, sizes).as_text()
             yield f"{task.name} is {task.type.as_text()}; {task.kind} gives {wanted}", task.place
 
 
@@ -347,7 +353,7 @@ def _tiled(program: Program) -> Iterator[tuple[str, Place]]:
     for task in program.tasks:
         if task.kind == "input":
             continue
-        may = (2, 3) if task.kind == "matmul" else (2,)
+        may = (2, 3) if task.kind in PRODUCTS else (2,)
         if len(task.tile) not in may or min(task.tile) < 1:
             yield f"{task.name} has tile={task.tile}; it is (rows, columns), 1 or more", task.place
         wanted = tuple(map(Need, task.operands, KINDS[task.kind].region))

@@ -13,12 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from weft.compiler.facts import Facts
-from weft.compiler.lower.unfused import local_sizes
+from weft.compiler.lower.unfused import call, local_sizes, role_of
 from weft.compiler.passes.map import Carriers, carriers, made_for_others
 from weft.ir.device import (
     NUM_RANKS,
     Buffer,
-    Call,
     Channel,
     Copy,
     Do,
@@ -106,9 +105,7 @@ def _is_used(program: Program, channel: Channel) -> bool:
 def _drawn(program: Program, unit: tuple[Task, ...], facts: Facts) -> Unit:
     first = unit[0]
     if not first.kernel:
-        fields = {"dim": first.dim, "eps": first.eps, "place": first.place}
-        call = Call(first.kind, first.operands, (first.name,), **fields)
-        return Unit((_buffer(first),), (call,))
+        return Unit((_buffer(first, role_of(_type(first))),), (call(first),))
     if first.kind == "all_gather":
         return _gather(program, first, facts)
     return _kernel(program, unit)

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.ir.device import Buffer, Call, Part, Plan, Statement
-from weft.ir.task import Program, Shard, Type
+from weft.ir.task import ATTRIBUTES, Program, Task
+from weft.ir.tensor import TABLE, Shard, Size, Type
 
 
 def lower(program: Program) -> Plan:
@@ -24,14 +25,24 @@ def lower(program: Program) -> Plan:
 def _statements(program: Program) -> Iterator[Statement]:
     for task in program.tasks:
         assert task.type is not None
-        role = "input" if task.kind == "input" else "local"
+        role = "input" if task.kind == "input" else role_of(task.type)
         yield Buffer(task.name, task.type.dtype, local_sizes(task.type), role, place=task.place)
         if task.kind != "input":
-            fields = {"dim": task.dim, "eps": task.eps, "place": task.place}
-            yield Call(task.kind, task.operands, (task.name,), **fields)
+            yield call(task)
 
 
-def local_sizes(kind: Type) -> tuple[int | str | Part, ...]:
+def role_of(kind: Type) -> str:
+    """Of what a task gives: tables bring their own memory."""
+    return "tables" if kind.dtype == TABLE else "local"
+
+
+def call(task: Task) -> Call:
+    """A task as a library's call."""
+    fields = {name: getattr(task, name) for name in ATTRIBUTES}
+    return Call(task.kind, task.operands, (task.name,), **fields, place=task.place)
+
+
+def local_sizes(kind: Type) -> tuple[Size | Part, ...]:
     """The sizes of what one rank has of a tensor."""
     return tuple(
         Part(size) if kind.placement == Shard(dim) else size for dim, size in enumerate(kind.sizes)

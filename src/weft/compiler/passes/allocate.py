@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from weft.base.dtypes import DTYPES
-from weft.compiler.passes.tile import part_of
+from weft.compiler.passes.tile import number, part_of
 from weft.ir import device
-from weft.ir.device import GIVEN, NUM_RANKS, Buffer, Part, Plan
+from weft.ir.device import NO_MEMORY, NUM_RANKS, Buffer, Part, Plan
+from weft.ir.tensor import Size
 
 ALIGNMENT = 256
 
@@ -25,7 +26,7 @@ def allocate(plan: Plan) -> Plan:
     shares: dict[str, str] = {}
     homes: list[Buffer] = []
     for buffer in plan.of(Buffer):
-        if buffer.role in GIVEN:
+        if buffer.role in NO_MEMORY:
             continue
         home = next((one for one in homes if _can_share(plan, buffer, one, shares)), None)
         if home is None:
@@ -63,7 +64,7 @@ class Region:
 def layout(plan: Plan, sizes: Mapping[str, int], num_ranks: int) -> dict[str, Region]:
     """Where the buffers of a call lie, those that share at one offset. The same on all ranks:
     parts are reckoned with as if they were full."""
-    buffers = {one.name: one for one in plan.of(Buffer) if one.role not in GIVEN}
+    buffers = {one.name: one for one in plan.of(Buffer) if one.role not in NO_MEMORY}
     needed = {name: bytes_of(one, sizes, num_ranks) for name, one in buffers.items()}
     homes: dict[str, int] = {}
     for name, buffer in buffers.items():
@@ -117,11 +118,11 @@ def bytes_of(buffer: Buffer, sizes: Mapping[str, int], num_ranks: int) -> int:
     return total
 
 
-def extent_of(size: int | str | Part, sizes: Mapping[str, int], rank: int, num_ranks: int) -> int:
+def extent_of(size: Size | Part, sizes: Mapping[str, int], rank: int, num_ranks: int) -> int:
     """A size of a buffer as a number, on a rank."""
     if isinstance(size, Part):
         first, end = part_of(extent_of(size.size, sizes, rank, num_ranks), rank, num_ranks)
         return end - first
     if size == NUM_RANKS:
         return num_ranks
-    return sizes[size] if isinstance(size, str) else size
+    return number(size, sizes)

@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from weft.ir.choice import Choice
-from weft.ir.task import KINDS, All, Program, Replicate, Task, cycle_of
+from weft.ir.task import ENGINES, KINDS, Along, Program, Replicate, Task, cycle_of
 
 # Verbs of kernels: PROGRAM_VERB, numbered from the second on.
 VERBS = {"all_gather": "gather", "matmul": "multiply", "all_reduce": "reduce"}
 ELEMENTWISE = tuple(
     kind for kind, row in KINDS.items()
     if row.region and not row.is_collective
-    and not any(isinstance(axis, All) for region in row.region for axis in region)
+    and all(isinstance(axis, Along) for region in row.region for axis in region)
 )  # fmt: skip
 # What may follow a sum over ranks in the kernel that has whole rows: it leaves their width.
 ROW_WISE = ("silu", "mul", "add", "rms_norm")
@@ -161,6 +161,8 @@ def _left(program: Program) -> Iterator[Choice]:
 
 def _reason(program: Program, task: Task) -> str:
     users, source = program.users(task.name), program.task(task.operands[0])
+    if task.kind not in ENGINES:
+        return "its tables are for whoever works by them"
     if task.dim == 1:
         return "it works along columns; rows alone are overlapped"
     if task.kind == "all_gather":

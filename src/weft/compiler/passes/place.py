@@ -13,17 +13,9 @@ from dataclasses import replace
 
 from weft.base.errors import PlacementError, ShapeError
 from weft.ir import text
-from weft.ir.task import (
-    Partial,
-    Placement,
-    Program,
-    Replicate,
-    Shard,
-    Task,
-    Type,
-    placements_of,
-    sizes_of,
-)
+from weft.ir.shapes import dtype_of, sizes_of
+from weft.ir.task import Program, Task, placements_of
+from weft.ir.tensor import TABLE, ByExpert, Partial, Placement, Replicate, Shard, Type
 
 
 def place(program: Program) -> Program:
@@ -34,9 +26,12 @@ def place(program: Program) -> Program:
         if task.kind != "input":
             task = replace(task, type=_infer(program, task, types))
         assert task.type is not None
-        if len(task.type.sizes) != 2:
+        if task.kind == "input" and len(task.type.sizes) not in (2, 3):
             told = f"{program.name}: {task.name} is {task.type.as_text()}; it has two dimensions"
-            raise ShapeError(told, place=task.place)
+            raise ShapeError(f"{told}, or three: experts' matrices", place=task.place)
+        if task.type.dtype == TABLE and task.name in program.results:
+            told = f"{program.name} returns {task.name}, tables of moe_route"
+            raise ShapeError(f"{told}; they are for its own tasks", place=task.place)
         types[task.name] = task.type
         tasks.append(task)
     return replace(program, tasks=tuple(tasks), stage="placed")
@@ -51,7 +46,7 @@ def _infer(program: Program, task: Task, types: Mapping[str, Type]) -> Type:
     given = [_placement(one) for one in operands]
     for wanted, result in placements_of(task):
         if list(wanted) == given:
-            return Type(operands[0].dtype, sizes, result)
+            return Type(dtype_of(task, operands), sizes, result)
     raise PlacementError(
         f"{program.name}: {_told(program, task, given)}", place=task.place
     ) from None
@@ -92,6 +87,10 @@ def _remedies(program: Program, name: str, given: Placement, wanted: Placement) 
         yield f"all_reduce({name})"
     if isinstance(given, Partial) and isinstance(wanted, Shard):
         yield f"reduce_scatter({name}, dim={wanted.dim})"
+    if isinstance(given, Shard) and isinstance(wanted, ByExpert):
+        yield f"ep_dispatch({name}, ..) of a row for each token"
+    if isinstance(given, ByExpert) and isinstance(wanted, Shard):
+        yield f"ep_combine({name}, ..)"
     if program.task(name).kind == "input":
         yield "declare it so"
 

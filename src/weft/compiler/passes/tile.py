@@ -16,7 +16,8 @@ from math import ceil
 from typing import NamedTuple
 
 from weft.base.errors import ConfigError
-from weft.ir.task import KINDS, All, Along, Need, Program, Shard, Size, Task, Type
+from weft.ir.task import KINDS, PRODUCTS, All, Along, ByTable, Need, Program, Task
+from weft.ir.tensor import TABLE, Shard, Size, Times, Type
 
 DEFAULT = (128, 128)
 
@@ -66,7 +67,7 @@ def tile(program: Program, extents: Mapping[str, tuple[int, ...]] | None = None)
     for task in program.tasks:
         if task.kind != "input":
             cut = tuple(extents.get(task.name) or _cut(task, tasks))
-            if len(cut) not in ((2, 3) if task.kind == "matmul" else (2,)) or min(cut) < 1:
+            if len(cut) not in ((2, 3) if task.kind in PRODUCTS else (2,)) or min(cut) < 1:
                 told = f"{program.name}: {task.name} has tile={cut}; it is (rows, columns)"
                 raise ConfigError(told, place=task.place)
             needs = tuple(map(Need, task.operands, KINDS[task.kind].region))
@@ -136,10 +137,11 @@ def region_within(task: Task, one: Tile, held: Region) -> Region:
 
 
 def needed_of(need: Need, region: Region, kind: Type, sizes: Mapping[str, int]) -> Region:
-    """What a tile that covers `region` needs of an operand of type `kind`."""
+    """What a tile that covers `region` needs of an operand of type `kind`; of what a table says,
+    all, as far as is known before."""
     bounds: list[int] = []
     for axis, size in zip(need.region, kind.sizes):
-        if isinstance(axis, All):
+        if isinstance(axis, All | ByTable):
             bounds += (0, number(size, sizes))
         else:
             first, end = region[2 * axis.dim : 2 * axis.dim + 2]
@@ -148,14 +150,22 @@ def needed_of(need: Need, region: Region, kind: Type, sizes: Mapping[str, int]) 
 
 
 def held_by(kind: Type, rank: int, sizes: Mapping[str, int], num_ranks: int) -> Region:
-    """What a rank has of a global tensor; of a Partial one, a summand of all of it."""
-    bounds: list[int] = []
-    for dim, size in enumerate(number(size, sizes) for size in kind.sizes):
-        if kind.placement == Shard(dim):
-            bounds += part_of(size, rank, num_ranks)
-        else:
-            bounds += (0, size)
-    return Region(*bounds)
+    """What a rank has of a global tensor; of a Partial one, a summand of all of it; of one by
+    experts, room for all of it. Tables are one tile."""
+    if kind.dtype == TABLE:
+        return Region(0, 1, 0, 1)
+    return Region(*(bound for pair in bounds_of(kind, rank, sizes, num_ranks) for bound in pair))
+
+
+def bounds_of(
+    kind: Type, rank: int, sizes: Mapping[str, int], num_ranks: int
+) -> list[tuple[int, int]]:
+    """The indices first .. end - 1 that a rank has of each dimension."""
+    extents = [number(size, sizes) for size in kind.sizes]
+    return [
+        part_of(size, rank, num_ranks) if kind.placement == Shard(dim) else (0, size)
+        for dim, size in enumerate(extents)
+    ]
 
 
 def part_of(size: int, rank: int, num_ranks: int) -> tuple[int, int]:
@@ -166,6 +176,8 @@ def part_of(size: int, rank: int, num_ranks: int) -> tuple[int, int]:
 
 def number(size: Size, sizes: Mapping[str, int]) -> int:
     """A size as a number."""
+    if isinstance(size, Times):
+        return size.by * sizes[size.size]
     return sizes[size] if isinstance(size, str) else size
 
 
@@ -179,7 +191,10 @@ def _producers(
         producer = program.task(need.operand)
         if producer.kind == "input":
             continue
-        needed = needed_of(need, region, _type(producer), sizes)
+        is_table = _type(producer).dtype == TABLE
+        needed = Region(0, 1, 0, 1)
+        if not is_table:
+            needed = needed_of(need, region, _type(producer), sizes)
         for rank in ranks:
             held = held_by(_type(producer), rank, sizes, num_ranks)
             yield from meeting(producer, rank, needed.within(held), held)

@@ -1,0 +1,155 @@
+"""The sizes and the dtype that an operation gives, from those of its operands.
+
+    product: bfloat16[m, 96] = matmul(x: bfloat16[m, 64], w: bfloat16[64, 96])
+
+A rule for each kind that does more than keep its operands' sizes; what does not fit is told with
+the operands' names and sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from weft.ir import text
+from weft.ir.tensor import TABLE, Size, Type, times
+
+# Kinds whose last operand is a table; and the one whose second is a matrix for each expert.
+BY_TABLE = ("gather_rows", "grouped_matmul", "scatter_rows", "ep_dispatch", "ep_combine")
+OF_EXPERTS = {"grouped_matmul": 1}
+
+
+def sizes_of(task: Any, operands: Sequence[Type]) -> tuple[Size, ...]:
+    """The result's sizes. Raises  ValueError: operands that do not fit, with their sizes"""
+    _check_sorts(task, operands)
+    tensors = [(n, one.dtype) for n, one in zip(task.operands, operands) if one.dtype != TABLE]
+    if len({dtype for _, dtype in tensors}) > 1:
+        told = ", ".join(f"{name} is {dtype}" for name, dtype in tensors)
+        raise ValueError(f"{task.kind}: {told}; operands have one dtype")
+    return _RULES.get(task.kind, _alike)(task, [one.sizes for one in operands])
+
+
+def dtype_of(task: Any, operands: Sequence[Type]) -> str:
+    """The result's dtype: that of the operands, or of tables."""
+    return TABLE if task.kind == "moe_route" else operands[0].dtype
+
+
+def _check_sorts(task: Any, operands: Sequence[Type]) -> None:
+    """Tables, matrices and experts' matrices, each where it belongs."""
+    for i, (name, one) in enumerate(zip(task.operands, operands)):
+        is_table = task.kind in BY_TABLE and i == len(operands) - 1
+        if (one.dtype == TABLE) != is_table:
+            wanted = "the tables that moe_route gives" if is_table else "a tensor"
+            raise ValueError(f"{task.kind}: {name} is {one.as_text()}; it must be {wanted}")
+        num_dims = 3 if is_table or OF_EXPERTS.get(task.kind) == i else 2
+        if len(one.sizes) != num_dims:
+            wanted = "two dimensions"
+            if num_dims == 3:
+                wanted = "three dimensions: a matrix [k, n] for each expert"
+            raise ValueError(f"{task.kind}: {name} is {one.as_text()}; it must have {wanted}")
+
+
+Sizes = list[tuple[Size, ...]]
+
+
+def _matmul(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    if sizes[0][1] != sizes[1][0]:
+        raise ValueError(
+            f"matmul: {task.operands[0]} has {text.value(sizes[0][1])} columns but "
+            f"{task.operands[1]} has {text.value(sizes[1][0])} rows; they must be equal"
+        )
+    return sizes[0][0], sizes[1][1]
+
+
+def _silu_mul(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    columns = sizes[0][1]
+    if not isinstance(columns, int) or columns % 2:
+        raise ValueError(
+            f"silu_mul: {task.operands[0]} has {text.value(columns)} columns; it takes pairs of "
+            "gate and value, so an even number that the declaration says"
+        )
+    return sizes[0][0], columns // 2
+
+
+def _rms_norm(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    if sizes[1] != (1, sizes[0][1]):
+        raise ValueError(
+            f"rms_norm: {task.operands[0]} has {text.value(sizes[0][1])} columns, so "
+            f"{task.operands[1]} must be {text.value((1, sizes[0][1]))}; it is "
+            f"{text.value(sizes[1])}"
+        )
+    return sizes[0]
+
+
+def _alike(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    if any(one != sizes[0] for one in sizes):
+        told = ", ".join(f"{n} is {text.value(one)}" for n, one in zip(task.operands, sizes))
+        raise ValueError(f"{task.kind}: {told}; sizes must be equal")
+    return sizes[0]
+
+
+def _moe_route(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    tokens, experts = sizes[0]
+    top_k = task.top_k or 1
+    if not isinstance(experts, int) or experts < top_k:
+        raise ValueError(
+            f"moe_route: {task.operands[0]} has {text.value(experts)} columns, one for each "
+            f"expert; with top_k={top_k} it needs {top_k}, and a number that the declaration says"
+        )
+    return tokens, top_k, experts
+
+
+def _by_slot(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    tokens, top_k, _ = sizes[1]
+    assert isinstance(top_k, int)
+    if sizes[0][0] != tokens:
+        raise ValueError(
+            f"{task.kind}: {task.operands[0]} has {text.value(sizes[0][0])} rows, but "
+            f"{text.value(tokens)} tokens were routed; it takes a row for each token"
+        )
+    return times(tokens, top_k), sizes[0][1]
+
+
+def _by_token(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    _check_slots(task, sizes[0], sizes[1])
+    return sizes[1][0], sizes[0][1]
+
+
+def _grouped_matmul(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    rows, (experts, k, n), table = sizes
+    _check_slots(task, rows, table)
+    if experts != table[2]:
+        raise ValueError(
+            f"grouped_matmul: {task.operands[1]} has {text.value(experts)} experts, but tokens "
+            f"were routed to {text.value(table[2])}; they must be equal"
+        )
+    if rows[1] != k:
+        raise ValueError(
+            f"grouped_matmul: {task.operands[0]} has {text.value(rows[1])} columns but each expert "
+            f"of {task.operands[1]} has {text.value(k)} rows; they must be equal"
+        )
+    return rows[0], n
+
+
+def _check_slots(task: Any, rows: tuple[Size, ...], table: tuple[Size, ...]) -> None:
+    tokens, top_k, _ = table
+    assert isinstance(top_k, int)
+    if rows[0] != times(tokens, top_k):
+        raise ValueError(
+            f"{task.kind}: {task.operands[0]} has {text.value(rows[0])} rows, but of "
+            f"{text.value(tokens)} tokens each has top_k={top_k} choices: it takes "
+            f"{text.value(times(tokens, top_k))} rows, which gather_rows gives"
+        )
+
+
+_RULES: Mapping[str, Callable[[Any, Sizes], tuple[Size, ...]]] = {
+    "matmul": _matmul,
+    "silu_mul": _silu_mul,
+    "rms_norm": _rms_norm,
+    "moe_route": _moe_route,
+    "gather_rows": _by_slot,
+    "grouped_matmul": _grouped_matmul,
+    "scatter_rows": _by_token,
+    "ep_dispatch": _by_slot,
+    "ep_combine": _by_token,
+}
