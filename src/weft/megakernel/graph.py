@@ -1,0 +1,47 @@
+"""From a tiled program to tasks that know what they wait for and whom they tell, on all ranks.
+
+    tiles       every task, and what it needs that others make
+    memory      where buffers lie, and who waits since memory is used again
+    counters    what follows from the rest is left out; groups of tasks become counters
+
+All of it is computed on the host from sizes alone, by every rank for all ranks: it then takes its
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from weft.ir.task import Program
+from weft.megakernel.counters import count, groups, stages_of, without_implied
+from weft.megakernel.memory import lay_out, reuses
+from weft.megakernel.records import RankTasks, TaskGraph
+from weft.megakernel.tiles import SUMS, cut
+
+
+def build(
+    program: Program, sizes: Mapping[str, int], num_ranks: int, *, sums: str = SUMS[0],
+    reuse: bool = True,
+) -> TaskGraph:  # fmt: skip
+    """The tasks of a tiled program, without queues. `sums` says how all ranks get a sum: `SUMS`;
+    `reuse` whether buffers share memory.
+
+    Raises  UsageError, UnsupportedError: what cannot be made of tasks, at the user's line
+    """
+    made = cut(program, sizes, num_ranks, sums)
+    layout = lay_out(made, reuse=reuse)
+    stage_of = stages_of(made.stages)
+    needs = without_implied([*made.needs, *reuses(made, layout)], stage_of)
+    waits, bumps, totals = count(groups(needs, stage_of), made.tasks, num_ranks)
+    tasks = [
+        replace(task, waits=tuple(waits[i]), bumps=tuple(bumps[i]))
+        for i, task in enumerate(made.tasks)
+    ]
+    ranks = tuple(
+        RankTasks(rank, tuple(layout.buffers[rank].values()),
+                  tuple(task for task in tasks if task.rank == rank), tuple(totals[rank]))
+        for rank in range(num_ranks)
+    )  # fmt: skip
+    return TaskGraph(program, dict(sizes), num_ranks, ranks, made.results, layout.local_bytes,
+                     layout.symmetric_bytes)  # fmt: skip

@@ -1,0 +1,208 @@
+"""Where buffers lie; and who must wait since memory is used again.
+
+A buffer lives from the first stage that touches it to the last, and lies where others that live at
+the same time do not. Of memory that is used again every access of the former must be over, on all
+ranks that touch it, before anybody writes the latter: these are dependencies like all others, also
+those of peers that write into one's memory. They are found by rows: one task needs another if a row
+of the one shares a byte with a row of the other. Whole rows are as exact as products ask for, which
+read whole rows, and keep the pairs to look at as few as rows of tiles.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate
+from typing import NamedTuple
+
+from weft.base.dtypes import DTYPES
+from weft.compiler.passes.allocate import ALIGNMENT
+from weft.ir.task import Task
+from weft.megakernel.records import SEND, Access, Buffer
+from weft.megakernel.tiles import Cut, Dependency, partials_of, result_of, slab_rows
+
+SUMMED = ("reduce_scatter", "all_reduce")
+
+
+class Layout(NamedTuple):
+    """Buffers by rank and name, and the bytes of all that is local and all that is symmetric."""
+
+    buffers: list[dict[str, Buffer]]
+    local_bytes: int
+    symmetric_bytes: int
+
+
+class Life(NamedTuple):
+    """The first and the last stage that touches a buffer."""
+
+    first: int
+    last: int
+
+
+def lay_out(made: Cut, *, reuse: bool = True) -> Layout:
+    """A place for every buffer that is not the caller's, the same on all ranks.
+
+    `reuse`: memory whose buffers are over is given out again, that which was over first before the
+    rest: whoever waits for it has waited already.
+    """
+    found = [_buffers(made, rank) for rank in range(made.num_ranks)]
+    lives = lifetimes(made) if reuse else {}
+    ends = {"local": 0, "symmetric": 0}
+    placed: list[tuple[int, int, Life, str]] = []
+    for name, buffer in found[0].items():
+        if buffer.role not in ends:
+            continue
+        num_bytes = -(-bytes_of(buffer) // ALIGNMENT) * ALIGNMENT
+        life = lives.get(name, Life(0, len(made.stages)))
+        same = [one[:3] for one in placed if one[3] == buffer.role]
+        offset = _offset(same, num_bytes, life, ends[buffer.role])
+        ends[buffer.role] = max(ends[buffer.role], offset + num_bytes)
+        placed.append((offset, offset + num_bytes, life, buffer.role))
+        for rank in found:
+            rank[name] = replace(rank[name], offset=offset)
+    return Layout(found, ends["local"], ends["symmetric"])
+
+
+def lifetimes(made: Cut) -> dict[str, Life]:
+    """By buffer, in stages."""
+    found: dict[str, Life] = {}
+    for i, stage in enumerate(made.stages):
+        for task in made.tasks[stage.first : stage.end]:
+            for access in (*task.reads, *task.writes):
+                first = found.get(access.buffer, Life(i, i)).first
+                found[access.buffer] = Life(first, i)
+    return found
+
+
+def bytes_of(buffer: Buffer) -> int:
+    return buffer.rows * buffer.columns * DTYPES[buffer.dtype].itemsize
+
+
+def _offset(placed: list[tuple[int, int, Life]], num_bytes: int, life: Life, end: int) -> int:
+    """A place beside all that lives at the same time: within what there is, where what lay there
+    has been over for longest; else behind all."""
+    found: list[tuple[bool, int, int]] = []
+    for offset in {0, end, *(last for _, last, _ in placed)}:
+        there = [one for one in placed if one[0] < offset + num_bytes and offset < one[1]]
+        if all(one.last < life.first or life.last < one.first for _, _, one in there):
+            grows = offset + num_bytes > end
+            found.append((grows, max((one.last for _, _, one in there), default=-1), offset))
+    return min(found)[2]
+
+
+def _buffers(made: Cut, rank: int) -> dict[str, Buffer]:
+    """Of one rank, in order. What weft allocates is as large as a full part, on every rank."""
+    found: dict[str, Buffer] = {}
+    for task in made.program.tasks:
+        name, dtype = task.name, made.type_of(task.name).dtype
+        if made.home(name) != name:
+            continue
+        if any(stage.op == name and stage.kind == SEND for stage in made.stages):
+            part = made.part(task, 0)
+            rows = slab_rows(made, task) * made.num_ranks
+            partials, columns = partials_of(name), part.end_column - part.first_column
+            found[partials] = Buffer(partials, "symmetric", dtype, rows, columns)
+        role = "input" if task.kind == "input" else "local"
+        role = "symmetric" if made.is_symmetric(task) else role
+        role = "result" if role == "local" and name in made.results else role
+        mine = role in ("input", "result")
+        held = made.held(name, rank if mine else 0)
+        extents = held.end_row - held.first_row, held.end_column - held.first_column
+        found[name] = Buffer(name, role, "float32" if _is_summand(made, task) else dtype, *extents)
+        if result_of(name) in made.results:
+            found[result_of(name)] = Buffer(result_of(name), "result", dtype, *extents)
+    return found
+
+
+def _is_summand(made: Cut, task: Task) -> bool:
+    """Is it read only to be summed over ranks? Then the own summand is not rounded before."""
+    users = made.program.users(task.name)
+    is_read = task.kind == "input" or task.name in made.program.results
+    return not is_read and bool(users) and all(one.kind in SUMMED for one in users)
+
+
+class Touch(NamedTuple):
+    """Tasks of one stage that touch the bytes first .. end - 1 of one rank's memory."""
+
+    first: int
+    end: int
+    tasks: tuple[int, ...]
+
+
+def reuses(made: Cut, layout: Layout) -> list[Dependency]:
+    """Who waits since somebody may still need what lies, or lay, in the same place."""
+    touched = _touches(made, layout)
+    lives = lifetimes(made)
+    found: dict[tuple[int, ...], set[int]] = {}
+    for name, other in _sharing(layout, lives):
+        for rank in range(made.num_ranks):
+            for later, is_write, behind in touched.get((rank, other), ()):
+                if not is_write:
+                    continue
+                for earlier, _, before in touched.get((rank, name), ()):
+                    if earlier < later:
+                        _join(before, behind, found)
+    return [Dependency(before, tuple(sorted(after))) for before, after in found.items()]
+
+
+def _join(before: list[Touch], behind: list[Touch], found: dict[tuple[int, ...], set[int]]) -> None:
+    """Each of `behind` needs all of `before` that it shares a byte with, as one need."""
+    # Of all up to each: rows of one may lie within another's.
+    ends = [*accumulate((one.end for one in before), max)]
+    for one in behind:
+        needed: set[int] = set()
+        for earlier in before[bisect_right(ends, one.first) :]:
+            if earlier.first >= one.end:
+                break
+            if earlier.end > one.first:
+                needed.update(earlier.tasks)
+        if needed:
+            found.setdefault(tuple(sorted(needed)), set()).update(one.tasks)
+
+
+def _sharing(layout: Layout, lives: dict[str, Life]) -> Iterator[tuple[str, str]]:
+    """Pairs of buffers in the same memory, the one that is over first first; and what is written
+    where it lies."""
+    buffers = layout.buffers[0]
+    for name, one in buffers.items():
+        for other_name, other in buffers.items():
+            if name == other_name:
+                if one.role == "input" and name in lives:
+                    yield name, name
+            elif one.role == other.role and one.role in ("local", "symmetric"):
+                meet = one.offset < other.offset + bytes_of(other)
+                meet = meet and other.offset < one.offset + bytes_of(one)
+                if meet and lives[name].last < lives[other_name].first:
+                    yield name, other_name
+
+
+def _touches(
+    made: Cut, layout: Layout
+) -> dict[tuple[int, str], list[tuple[int, bool, list[Touch]]]]:
+    """By rank and buffer, for each stage and for reads and writes: who touches which rows, in the
+    order of rows."""
+    found: dict[tuple, dict[tuple[int, int], list[int]]] = {}
+    for i, stage in enumerate(made.stages):
+        for number in range(stage.first, stage.end):
+            task = made.tasks[number]
+            for is_write, accesses in ((False, task.reads), (True, task.writes)):
+                for access in accesses:
+                    span = span_of(access, layout.buffers[access.rank][access.buffer])
+                    if span[0] < span[1]:
+                        key = (access.rank, access.buffer, i, is_write)
+                        found.setdefault(key, {}).setdefault(span, []).append(number)
+    by_buffer: dict[tuple[int, str], list[tuple[int, bool, list[Touch]]]] = {}
+    for (rank, name, i, is_write), spans in found.items():
+        touches = [Touch(*span, tuple(sorted(set(spans[span])))) for span in sorted(spans)]
+        by_buffer.setdefault((rank, name), []).append((i, is_write, touches))
+    return by_buffer
+
+
+def span_of(access: Access, buffer: Buffer) -> tuple[int, int]:
+    """The bytes first .. end - 1 of whole rows that an access touches, within its role's memory."""
+    row_bytes = buffer.columns * DTYPES[buffer.dtype].itemsize
+    if access.region.is_empty:
+        return 0, 0
+    first, end = access.region.first_row, access.region.end_row
+    return buffer.offset + first * row_bytes, buffer.offset + end * row_bytes

@@ -1,0 +1,358 @@
+"""Cut a tiled program into tasks, on all ranks, and say which need what others make.
+
+    product = matmul(gathered, w1)    ->    product[0, 0]@0, product[0, 1]@0, ...
+
+A stage is what one operation is made of that can be done at once: its tiles; of a sum over ranks
+the tiles that are sent, then those that are summed. Stages are in the order of the program, so that
+a task needs tasks of earlier stages alone. Regions are met by `compiler.passes.tile`, in global
+coordinates; a task's accesses are in those of the rank whose memory it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from weft.base.errors import UnsupportedError, UsageError
+from weft.compiler.passes.tile import (
+    Region,
+    held_by,
+    meeting,
+    needed_of,
+    part_of,
+    region_within,
+    tiles_within,
+)
+from weft.ir.task import KINDS, Program, Task, Type
+from weft.megakernel.records import COPY, GATHER, REDUCE, SEND, Access, TileTask
+
+# How a sum over ranks that all ranks need is made. one_shot: everybody sends to everybody and sums
+# all of it, in the order of ranks; two_shot: each sums a part of the rows and gives it to all.
+SUMS = ("one_shot", "two_shot")
+# What a task of these kinds makes lies where its first operand lies.
+IN_PLACE = ("kv_append",)
+MAKERS = {"all_gather": GATHER, "reduce_scatter": REDUCE, "all_reduce": REDUCE}
+
+
+class Stage(NamedTuple):
+    """Tasks `first` .. `end - 1`, by their number among those of all ranks."""
+
+    op: str
+    kind: str
+    first: int
+    end: int
+
+
+class Dependency(NamedTuple):
+    """Each of `after` needs each of `before`, tasks by number, of one stage each."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+class Piece(NamedTuple):
+    """What `rank` makes of a value, cut into tiles as one: `held`, of `owner`'s part of a sum."""
+
+    rank: int
+    owner: int
+    held: Region
+
+
+@dataclass
+class Cut:
+    """Tasks of all ranks by number, the stages, and what follows from values alone."""
+
+    program: Program
+    sizes: Mapping[str, int]
+    num_ranks: int
+    sums: str
+    tasks: list[TileTask] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+    needs: list[Dependency] = field(default_factory=list)
+    results: tuple[str, ...] = ()
+    _numbers: dict[tuple, int] = field(default_factory=dict)
+    _counts: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._counts = [0] * self.num_ranks
+        self._by_name = {task.name: task for task in self.program.tasks}
+        self._known: dict[tuple[str, int, Region], tuple[int, ...]] = {}
+
+    def type_of(self, name: str) -> Type:
+        kind = self._by_name[name].type
+        assert kind is not None
+        return kind
+
+    def held(self, name: str, rank: int) -> Region:
+        return held_by(self.type_of(name), rank, self.sizes, self.num_ranks)
+
+    def home(self, name: str) -> str:
+        """The buffer that holds a value."""
+        task = self._by_name[name]
+        return self.home(task.operands[0]) if task.kind in IN_PLACE else name
+
+    def is_symmetric(self, task: Task) -> bool:
+        """Do other ranks write what this rank has of it?"""
+        return task.kind == "all_gather" or (task.kind == "all_reduce" and self.sums == "two_shot")
+
+    def pieces(self, task: Task, rank: int) -> Iterator[Piece]:
+        """Who makes which parts of what `rank` has of a value."""
+        if task.kind == "all_gather":
+            for source in range(self.num_ranks):
+                yield Piece(source, -1, self.held(task.operands[0], source))
+        elif self.is_symmetric(task):
+            for owner in range(self.num_ranks):
+                yield Piece(owner, owner, self.part(task, owner))
+        else:
+            owner = {"reduce_scatter": rank, "all_reduce": 0}.get(task.kind, -1)
+            yield Piece(rank, owner, self.held(task.name, rank))
+
+    def part(self, task: Task, owner: int) -> Region:
+        """The part of a sum that `owner` makes."""
+        whole = self.held(task.name, owner)
+        if not self.is_symmetric(task):
+            return whole
+        first, end = part_of(whole.end_row, owner, self.num_ranks)
+        return whole._replace(first_row=first, end_row=end)
+
+    def makers(self, name: str, rank: int, region: Region) -> tuple[int, ...]:
+        """The tasks that make a region of what `rank` has of a value."""
+        key = (name, rank, region)
+        if key not in self._known:
+            task = self._by_name[name]
+            kind = MAKERS.get(task.kind, task.kind)
+            self._known[key] = () if kind == "input" else tuple(
+                self.number(name, kind, piece.rank, piece.owner, one.i_m, one.i_n)
+                for piece in self.pieces(task, rank)
+                for one in meeting(task, piece.rank, region.within(piece.held), piece.held)
+            )  # fmt: skip
+        return self._known[key]
+
+    def stage(self, op: str, kind: str, drafts: Iterator[Draft]) -> None:
+        """One stage more: its tasks get numbers, and needs with equal makers are one."""
+        first = len(self.tasks)
+        needed: dict[tuple[int, ...], list[int]] = {}
+        for draft in drafts:
+            i, rank = len(self.tasks), draft.rank
+            self._numbers[op, kind, rank, draft.owner, draft.i_m, draft.i_n] = i
+            self.tasks.append(
+                TileTask(self._counts[rank], rank, kind, op, draft.i_m, draft.i_n, draft.reads,
+                         draft.writes, draft.owner)
+            )  # fmt: skip
+            self._counts[rank] += 1
+            for before in draft.needs:
+                if before:
+                    needed.setdefault(before, []).append(i)
+        if len(self.tasks) > first:
+            self.stages.append(Stage(op, kind, first, len(self.tasks)))
+        self.needs += [Dependency(before, tuple(after)) for before, after in needed.items()]
+
+    def number(self, op: str, kind: str, rank: int, owner: int, i_m: int, i_n: int) -> int:
+        """Of a task by what it is."""
+        return self._numbers[op, kind, rank, owner, i_m, i_n]
+
+
+class Draft(NamedTuple):
+    """A task before it has a number; `needs` are the makers of each thing that it reads."""
+
+    rank: int
+    i_m: int
+    i_n: int
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    needs: tuple[tuple[int, ...], ...]
+    owner: int = -1
+
+
+def cut(program: Program, sizes: Mapping[str, int], num_ranks: int, sums: str = SUMS[0]) -> Cut:
+    """Every task of every rank, without counters.
+
+    Raises  UsageError: a program that is not tiled, or sizes that it calls otherwise;
+            UnsupportedError: what there is no task for, at the user's line
+    """
+    _refuse(program, sizes, num_ranks, sums)
+    made = Cut(program, sizes, num_ranks, sums)
+    for task in program.tasks:
+        if task.kind == "all_gather":
+            made.stage(task.name, GATHER, _gathers(made, task))
+        elif task.kind in ("reduce_scatter", "all_reduce"):
+            made.stage(task.name, SEND, _sends(made, task))
+            made.stage(task.name, REDUCE, _sums(made, task))
+        elif task.kind != "input":
+            made.stage(task.name, task.kind, _tiles(made, task))
+    made.results = tuple(_result(made, name) for name in program.results)
+    return made
+
+
+def result_of(name: str) -> str:
+    """The caller's buffer where the value itself lies in symmetric memory, which calls reuse."""
+    return f"{name}_result"
+
+
+def partials_of(name: str) -> str:
+    """Other ranks' summands, one behind the other: rows source * rows of a full part + row."""
+    return f"{name}_partials"
+
+
+def slab_rows(made: Cut, task: Task) -> int:
+    """The rows of a full part: how far one rank's summands are from the next one's."""
+    part = made.part(task, 0)
+    return part.end_row - part.first_row
+
+
+def _refuse(program: Program, sizes: Mapping[str, int], num_ranks: int, sums: str) -> None:
+    if program.stage != "tiled":
+        told = f"{program.name} is at stage {program.stage}; tasks are made of a tiled program"
+        raise UsageError(f"{told}: the pass `tile` makes it one", place=program.place)
+    if sums not in SUMS or num_ranks < 1:
+        told = f"sums={sums!r} on {num_ranks} ranks; it is {' or '.join(SUMS)} on 1 or more"
+        raise UsageError(f"{program.name}: {told}", place=program.place)
+    names = {task.name for task in program.tasks}
+    for task in program.tasks:
+        assert task.type is not None
+        if taken := {partials_of(task.name), result_of(task.name)} & names:
+            told = f"{program.name}: {', '.join(taken)} is what a buffer of {task.name} is called"
+            raise UsageError(f"{told}; call it otherwise", place=task.place)
+        for size in task.type.sizes:
+            if isinstance(size, str) and sizes.get(size, -1) < 0:
+                told = f"{task.name} has the size {size}, but given are {dict(sizes)}"
+                raise UsageError(f"{program.name}: {told}", place=task.place)
+        is_odd = task.kind == "reduce_scatter" and task.dim == 1
+        if is_odd or KINDS[task.kind].is_collective and task.kind not in MAKERS:
+            of = " over columns" if is_odd else ""
+            told = f"{program.name}: {task.kind} {task.name}{of} is not made of tasks"
+            raise UnsupportedError(f"{told}; use lowering='unfused'", place=task.place)
+    _refuse_stale(program)
+
+
+def _refuse_stale(program: Program) -> None:
+    """What is written in place has one value at a time, the last."""
+    latest: dict[str, str] = {}
+    for task in program.tasks:
+        for name in task.operands:
+            if latest.get(name, name) != name:
+                told = f"{program.name}: {task.name} reads {name}, into which {latest[name]} has "
+                raise UsageError(f"{told}been written: read that", place=task.place)
+        if task.kind in IN_PLACE:
+            if program.task(task.operands[0]).kind not in ("input", *IN_PLACE):
+                told = f"{program.name}: {task.name} is written into {task.operands[0]}"
+                raise UnsupportedError(f"{told}, which must be an input", place=task.place)
+            latest[task.operands[0]] = task.name
+
+
+def _result(made: Cut, name: str) -> str:
+    """The buffer that a result is in; a copy into it, where the value's own is reused."""
+    task = made.program.task(name)
+    if not made.is_symmetric(task):
+        return made.home(name)
+    if not any(stage.op == name and stage.kind == COPY for stage in made.stages):
+        made.stage(name, COPY, _copies(made, task))
+    return result_of(name)
+
+
+def _local(region: Region, held: Region, row: int = 0) -> Region:
+    """The same, counted from what is held, behind `row` rows."""
+    return Region(
+        region.first_row - held.first_row + row, region.end_row - held.first_row + row,
+        region.first_column - held.first_column, region.end_column - held.first_column,
+    )  # fmt: skip
+
+
+def _read(made: Cut, name: str, rank: int, region: Region) -> Access:
+    return Access(made.home(name), rank, _local(region, made.held(name, rank)))
+
+
+def _tiles(made: Cut, task: Task) -> Iterator[Draft]:
+    for rank in range(made.num_ranks):
+        held = made.held(task.name, rank)
+        for one in tiles_within(task, rank, held):
+            region = region_within(task, one, held)
+            needed = [
+                needed_of(need, region, made.type_of(need.operand), made.sizes).within(
+                    made.held(need.operand, rank)
+                )
+                for need in task.needs
+            ]
+            pairs = [*zip(task.operands, needed)]
+            reads = tuple(_read(made, name, rank, wanted) for name, wanted in pairs)
+            needs = tuple(made.makers(name, rank, wanted) for name, wanted in pairs)
+            writes = (_read(made, task.name, rank, region),)
+            yield Draft(rank, one.i_m, one.i_n, reads, writes, needs)
+
+
+def _gathers(made: Cut, task: Task) -> Iterator[Draft]:
+    (source,) = task.operands
+    for rank in range(made.num_ranks):
+        held = made.held(source, rank)
+        for one in tiles_within(task, rank, held):
+            region = region_within(task, one, held)
+            writes = tuple(Access(task.name, to, region) for to in range(made.num_ranks))
+            needs = (made.makers(source, rank, region),)
+            reads = (_read(made, source, rank, region),)
+            yield Draft(rank, one.i_m, one.i_n, reads, writes, needs)
+
+
+def _copies(made: Cut, task: Task) -> Iterator[Draft]:
+    for rank in range(made.num_ranks):
+        held = made.held(task.name, rank)
+        for one in tiles_within(task, rank, held):
+            region = region_within(task, one, held)
+            reads, writes = (
+                (Access(name, rank, region),) for name in (task.name, result_of(task.name))
+            )
+            needs = (made.makers(task.name, rank, region),)
+            yield Draft(rank, one.i_m, one.i_n, reads, writes, needs)
+
+
+def _shares(made: Cut, task: Task, rank: int) -> Iterator[tuple[int, Region, Sequence[int]]]:
+    """What a rank sends of its summand: whose part, which, and to whom."""
+    others = [(rank + hop) % made.num_ranks for hop in range(1, made.num_ranks)]
+    if task.kind == "all_reduce" and not made.is_symmetric(task):
+        yield 0, made.part(task, 0), others
+    else:
+        for owner in others:
+            yield owner, made.part(task, owner), (owner,)
+
+
+def _sends(made: Cut, task: Task) -> Iterator[Draft]:
+    (source,) = task.operands
+    for rank in range(made.num_ranks):
+        for owner, part, to in _shares(made, task, rank):
+            if not to:
+                continue
+            for one in tiles_within(task, rank, part):
+                region = region_within(task, one, part)
+                there = _local(region, part, rank * slab_rows(made, task))
+                writes = tuple(Access(partials_of(task.name), peer, there) for peer in to)
+                needs = (made.makers(source, rank, region),)
+                reads = (_read(made, source, rank, region),)
+                yield Draft(rank, one.i_m, one.i_n, reads, writes, needs, owner)
+
+
+def _sums(made: Cut, task: Task) -> Iterator[Draft]:
+    (source,) = task.operands
+    is_for_all = made.is_symmetric(task)
+    for rank in range(made.num_ranks):
+        owner = 0 if task.kind == "all_reduce" and not is_for_all else rank
+        part = made.part(task, rank)
+        for one in tiles_within(task, rank, part):
+            region = region_within(task, one, part)
+            own = _read(made, source, rank, region)
+            order = [(owner + hop) % made.num_ranks for hop in range(made.num_ranks)]
+            slabs = [_local(region, part, peer * slab_rows(made, task)) for peer in order]
+            reads = tuple(
+                own if summand == rank else Access(partials_of(task.name), rank, slab)
+                for summand, slab in zip(order, slabs)
+            )
+            sent = tuple(
+                made.number(task.name, SEND, summand, owner, one.i_m, one.i_n)
+                for summand in sorted(order)
+                if summand != rank
+            )
+            writes = tuple(
+                Access(task.name, to, _local(region, made.held(task.name, to)))
+                for to in (range(made.num_ranks) if is_for_all else (rank,))
+            )
+            needs = (made.makers(source, rank, region), sent)
+            yield Draft(rank, one.i_m, one.i_n, reads, writes, needs, owner)
