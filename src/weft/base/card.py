@@ -46,8 +46,10 @@ class Op:
     `smallest_config` what of a configuration to change for as few programs as may be; `trials` are
     where `weft verify --mutants` looks, but not at `composed`: transports that only call other
     operators, where their signals are tried, and which make some of them unnecessary.
-    `backward` names the operator that carries gradients back; with `takes_nodes`, make_problem also
-    takes the nodes' sizes, and calls reach ranks of all of them.
+    `fake(problem, inputs, rank)` is that rank's result without values. `backward` names the
+    operators that carry gradients back, none where nothing has to travel; without it there is no
+    gradient. With `takes_nodes`, make_problem also takes the nodes' sizes, and calls reach ranks of
+    all of them.
     """
 
     name: str
@@ -65,7 +67,7 @@ class Op:
     dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
     baselines: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     fake: Callable[..., Any] | None = None
-    backward: str | None = None
+    backward: tuple[str, ...] | None = None
     takes_nodes: bool = False
     composed: tuple[str, ...] = ()
     smallest: Mapping[str, int] = field(default_factory=lambda: {"m": 2, "n": 16})

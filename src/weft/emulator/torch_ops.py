@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.base.errors import UnsupportedError
@@ -84,6 +86,9 @@ def _manner(func: Any) -> _Manner:
     return manner
 
 
+# What torch.compile and the like put in a tensor's place while they follow what is done with it.
+_TRACED = (FakeTensor, FunctionalTensor)
+
 _METADATA = {
     "_unsafe_view", "resize_", "set_", "sym_size", "sym_stride", "sym_numel", "size", "stride",
     "numel", "dim", "is_pinned", "is_same_size", "is_contiguous", "requires_grad_", "detach_",
@@ -99,8 +104,15 @@ class TorchOperations(TorchDispatchMode):
         self.context = context
         self.memory = context.machine.memory
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """torch.compile may trace: what it makes runs under this mode again."""
+        return True
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if types and any(issubclass(one, _TRACED) for one in types):
+            return func(*args, **kwargs)
         manner = _manners.get(id(func)) or _manner(func)
         if manner.is_view:
             return func(*args, **kwargs)
@@ -226,6 +238,11 @@ def fill_with_garbage(tensor: torch.Tensor) -> None:
     ctypes.memset(storage.data_ptr(), NAN_BYTE if number else GARBAGE_BYTE, storage.nbytes())
 
 
+def _is_traced(tensor: torch.Tensor) -> bool:
+    """Has it no values, because torch.compile or the like follows what is done with it?"""
+    return isinstance(tensor, _TRACED) or torch._is_functional_tensor(tensor)
+
+
 # ---------------------------------------------------------------------------------------------
 # What reads tensors without an operation
 
@@ -240,7 +257,7 @@ def intercept_host_reads() -> Callable[[], None]:
     def reading(base: Callable) -> Callable:
         def method(self, *args, **kwargs):
             context = current()
-            if context is not None and self.device.type == "cpu":
+            if context is not None and self.device.type == "cpu" and not _is_traced(self):
                 context.host_read(self)
             return base(self, *args, **kwargs)
 

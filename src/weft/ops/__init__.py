@@ -49,7 +49,8 @@ class _Operators(ModuleType):
     """Importing a submodule binds the module to its name here: bind the operator instead."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType) and value.__name__ == f"{__name__}.{name}":
+        is_part = isinstance(value, ModuleType) and value.__name__ == f"{__name__}.{name}"
+        if is_part and not name.startswith("_"):
             value = getattr(value, name)
         super().__setattr__(name, value)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
+from torch._subclasses import FakeTensor
 
 from weft.base.dtypes import DTYPES, parse_dtype
 from weft.base.errors import ConfigError, DtypeError, ShapeError
@@ -244,6 +245,8 @@ def nodes_of(world: Any) -> tuple[int, ...]:
 
 def is_on_heap(world: Any, x: torch.Tensor) -> bool:
     """May others read x where it lies? It must then lie there on all ranks, at one offset."""
+    if isinstance(x, FakeTensor):
+        return False
     return world.offset(x) is not None and len(set(world.backend.seats.nodes)) == 1
 
 

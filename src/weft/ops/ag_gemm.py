@@ -56,6 +56,7 @@ from weakref import WeakKeyDictionary
 import torch
 import triton
 import triton.language as tl
+from torch.autograd.graph import increment_version
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -67,7 +68,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _ag_gemm_scales, _ag_gemm_small, _baselines, _lanes
+from weft.ops import _ag_gemm_scales, _ag_gemm_small, _autograd, _baselines, _lanes
 from weft.ops._ag_gemm_call import STAGE_WARPS, Call, LibraryCall, Program, SlotCall
 from weft.ops._ag_gemm_config import (
     ENGINES,
@@ -554,10 +555,16 @@ def ag_gemm(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
+    if _autograd.is_asked(a, b):
+        rows, dtype = (m, None) if out is None else (m or out.shape[0], out.dtype)
+        rest = (rows, dtype, scale_a, scale_b)
+        return _autograd.as_operation("ag_gemm", world, (a, b), *rest, config=config, out=out)
     scales = (scale_a, scale_b)
     call = _find_call(world, a, b, m, config, out, scales)
     if out is None:
         out = torch.empty(call.out_shape, dtype=call.out_dtype, device=a.device)
+    else:
+        increment_version((out,))
     # Ranks must agree on where peers read from. Also said where there is nothing to do: a rank
     # without rows that passes no m takes m for 0.
     offset = call.offset_of(world, a)
@@ -806,7 +813,7 @@ def kernels(
         yield record(_multiply, "multiply", config.num_warps, config.num_stages)
 
 
-def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:
+def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
     """The result's shape and dtype, without its values."""
     return torch.empty(
         (problem.m, problem.n), dtype=getattr(torch, problem.out_dtype), device="meta"
@@ -856,5 +863,6 @@ op = Op(
     dtypes=SUPPORTED,
     baselines=_baselines.AG_GEMM,
     fake=fake,
+    backward=("gemm_rs", "all_gather"),
     takes_nodes=True,
 )

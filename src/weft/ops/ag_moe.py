@@ -30,26 +30,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
-import weft.language as wl
 from weft.base.card import Op, Trial, trials
-from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.language import slots
+from weft.compiler.lower import source
+from weft.ir import core
 from weft.ops import _lanes, _moe
 from weft.ops.moe_route import Routing
-from weft.tiles import gemm, grouped
-
-# Elements that a feeder stores at a time.
-BLOCK = 4096
-TABLES = ("token_of", "tiles", "turns", "num_tiles")
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -103,67 +95,31 @@ def choose(problem: Problem, target: Target) -> Config:
 # The program
 
 
-class Feed(NamedTuple):
-    """`rows` tokens of a rank, m in all; so many lanes store them."""
-
-    m: Any
-    rows: Any
-    lanes: Any
-
-
-class Arrival(NamedTuple):
-    """Arguments of `_ready`."""
-
-    gathered: Any
-    token_of: Any
-    rows_ready: Any
-    e: Any
-    lanes: Any
-    world: Any
-
-
-@triton.jit
-def _ready(at, segment, tile, args):
-    """A tile's tokens, once all lanes of their ranks have stored them. args: Arrival"""
-    word = args.rows_ready + at.lo * args.lanes
-    wl.wait(word, args.e, (at.hi - at.lo + 1) * args.lanes, world=args.world)  # pairs with _push
-    return grouped.rows_by_token(at, args.gathered, args.token_of)
-
-
-@triton.jit
-def _push(world, x, gathered, rows_ready, e, rank, lane, k, feed, block: tl.constexpr):
-    """Every lanes-th block of own tokens -> every rank's slot, own first; and this lane's word."""
-    own = tl.minimum(tl.maximum(feed.m - rank * feed.rows, 0), feed.rows)
-    size = own.to(tl.int64) * k
-    there = gathered + (rank * feed.rows).to(tl.int64) * k
-    for hop in range(world.num_ranks):
-        to = (rank + hop) % world.num_ranks
-        for start in range(lane * block, size, feed.lanes * block):
-            i = start + tl.arange(0, block)
-            wl.put(world, there + i, x + i, to=to, mask=i < size)
-        wl.notify(world, rows_ready + rank * feed.lanes + lane, e, to=to, op=wl.SignalOp.SET)
-
-
-@triton.jit
-def ag_moe_multiply(x, b, out, token_of, tiles, turns, num_tiles, gathered, rows_ready, slot, shape,
-                    feed, room, tile, world, group_m: tl.constexpr,
-                    block: tl.constexpr):  # fmt: skip
-    """The GEMM template with the hooks above, for as many tiles as `num_tiles` says."""
-    program, num_programs = tl.program_id(0), tl.num_programs(0)
-    rank = wl.rank(world).to(tl.int32)
-    e = slots.slot_epoch(slot)
-    slots.slot_wait_free(world, slot, e)
-    if program < feed.lanes:
-        _push(world, x, gathered, rows_ready, e, rank, program, shape.k, feed, block)
-    # Feeders come last in every round.
-    first = (program + num_programs - feed.lanes) % num_programs
-    gemm.gemm(
-        b, shape, tile, tl.load(num_tiles), first, num_programs,
-        grouped.in_turn, grouped.Turns(tiles, turns, room, group_m),
-        _ready, Arrival(gathered, token_of, rows_ready, e, feed.lanes, world),
-        grouped.emit_slots, gemm.Stored(out, shape),
-    )  # fmt: skip
-    slots.slot_finish(world, slot, e, num_programs)
+# What is woven into the GEMM template, from which the kernel is generated
+# (docs/generated_kernels.md).
+KERNEL = core.require(
+    core.parse("""\
+program(ag_moe_multiply)
+x = param(pointer, by='own tokens')
+b = param(operand)
+out = param(pointer)
+gathered = param(pointer)
+rows_ready = param(signals, by='ag_moe_multiply on all ranks')
+routing = param(tables, by='moe_route')
+slot = param(slot)
+world = param(world)
+experts = mapping(tables, (routing,), cuts=experts)
+template(gemm, (128, 128, 64), formula='out = gather_rows(all_gather(x)) @ b by expert')
+credit(begin, slot)
+hook(begin, feed, (x, gathered, experts))
+notify(begin, rows_ready, each, experts)
+hook(order, in_turn, (routing, experts))
+wait(ready, rows_ready, sources, experts)
+hook(ready, rows_by_token, (gathered, routing))
+hook(emit, store_slots, (out,))
+finish(end, slot)
+""")
+)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -200,12 +156,10 @@ def ag_moe(
     buffers = {"gathered": ((problem.m, problem.k), x.dtype)}
     signals = {"rows_ready": (problem.num_ranks * config.lanes, torch.int64)}
     slot = world.workspace("ag_moe", buffers, signals)
-    tables = [getattr(routing.tables, name) for name in TABLES]
-    ag_moe_multiply[(config.grid(problem, world.target),)](
-        x, b, out, *tables, slot.gathered, slot.rows_ready, slot.arg, _moe.shape_of(problem),
-        Feed(problem.m, problem.rows, config.lanes), problem.routing.max_tiles,
-        config.tile(problem).as_constexpr(), world.arg, config.group_m, BLOCK,
-        **config.options(),
+    source.load(KERNEL).plain[(config.grid(problem, world.target),)](
+        x, b, out, slot.gathered, slot.rows_ready, _moe.tables_of(routing), slot.arg,
+        _moe.shape_of(problem), config.experts(problem, config.lanes),
+        config.tile(problem).as_constexpr(), world.arg, **config.options(),
     )  # fmt: skip
     return out
 
@@ -251,20 +205,11 @@ def kernels(
     """The kernel that a call with this configuration launches, as a record."""
     config = config or choose(problem, target)
     config.check(problem, target)
-    element = f"*{DTYPES[problem.dtype].triton}"
-    types = {
-        **dict.fromkeys(("x", "b", "out", "gathered"), element),
-        **dict.fromkeys(TABLES, "*i32"),
-        "rows_ready": "*i64",
-        "feed": ["i32"] * len(Feed._fields),
-        "room": "i32",
-    }
-    constants = {"feed": Feed(None, None, None), "block": BLOCK}
-    yield _moe.record(ag_moe_multiply, problem, config, types, constants)
+    yield _moe.record(KERNEL, problem, config)
 
 
-def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """The first rank's result: its shape and dtype, without its values."""
+def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
+    """The result's shape and dtype, without its values."""
     shape = (problem.num_slots, problem.n)
     return torch.empty(shape, dtype=problem.torch_dtype, device="meta")
 

@@ -42,6 +42,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch.autograd.graph import increment_version
 
 import weft.language as wl
 from weft.base.card import Op, Trial, trials
@@ -50,7 +51,7 @@ from weft.base.errors import ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.ops import _baselines, _lanes
+from weft.ops import _autograd, _baselines, _lanes
 from weft.tiles import exchange, fetch, move, nodes, packets, postbox
 
 
@@ -274,11 +275,16 @@ def all_gather(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
+    if _autograd.is_asked(x):
+        rows = out.shape[0] if m is None and out is not None and out.dim() else m
+        return _autograd.as_operation("all_gather", world, (x,), rows, config=config, out=out)
     call = _lanes.find_call(
         world, "all_gather", (x, out), (m, config), lambda: _Call(world, x, m, config, out)
     )
     if out is None:
         out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device)
+    else:
+        increment_version((out,))
     if not call.is_empty:
         call.launch(world, x, out)
     return out
@@ -455,7 +461,7 @@ def kernels(
                             width=min(_lanes.PACKET_BYTES, width))  # fmt: skip
 
 
-def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:
+def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
     """The result's shape and dtype, without its values."""
     return torch.empty((problem.m, problem.n), dtype=problem.torch_dtype, device="meta")
 
@@ -491,6 +497,6 @@ op = Op(
     dtypes=Problem.dtypes,
     baselines=_baselines.ALL_GATHER,
     fake=fake,
-    backward="reduce_scatter",
+    backward=("reduce_scatter",),
     takes_nodes=True,
 )

@@ -36,13 +36,14 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch.autograd.graph import increment_version
 
 import weft.language as wl
 from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _baselines, _lanes, all_gather, reduce_scatter
+from weft.ops import _autograd, _baselines, _lanes, all_gather, reduce_scatter
 from weft.tiles import exchange, fetch, move, packets, postbox
 
 SUPPORTED = ("float16", "bfloat16", "float32")
@@ -221,11 +222,15 @@ def all_reduce(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
+    if _autograd.is_asked(x):
+        return _autograd.as_operation("all_reduce", world, (x,), config=config, out=out)
     call = _lanes.find_call(
         world, "all_reduce", (x, out), (config,), lambda: _Call(world, x, config, out)
     )
     if out is None:
         out = torch.empty_like(x)
+    else:
+        increment_version((out,))
     if not call.is_empty:
         call.launch(world, x, out)
     return out
@@ -352,7 +357,7 @@ def kernels(
                         shares_out=False)  # fmt: skip
 
 
-def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:
+def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
     """The result's shape and dtype, without its values."""
     return torch.empty((problem.m, problem.n), dtype=problem.torch_dtype, device="meta")
 
@@ -385,7 +390,7 @@ op = Op(
     dtypes=SUPPORTED,
     baselines=_baselines.ALL_REDUCE,
     fake=fake,
-    backward="all_reduce",
+    backward=(),
     takes_nodes=True,
     composed=("relay",),
 )

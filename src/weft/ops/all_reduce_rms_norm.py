@@ -47,7 +47,7 @@ from weft.base.target import Target
 from weft.compiler.lower import source
 from weft.ir import core
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _baselines, _by_library, _lanes, _measured
+from weft.ops import _autograd, _baselines, _by_library, _lanes, _measured
 from weft.ops._all_reduce_rms_norm_few import Rows, all_reduce_rms_norm_packets
 from weft.ops.all_reduce import all_reduce
 from weft.tiles import rows, weave
@@ -265,6 +265,9 @@ def all_reduce_rms_norm(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
+    if _autograd.is_asked(x, residual, weight):
+        tensors = (x, residual, weight)
+        return _autograd.as_operation(Problem.op, world, tensors, eps, config=config)
     call = _lanes.find_call(
         world, "all_reduce_rms_norm", (x, residual, weight), (config,),
         lambda: _Call(world, x, residual, weight, config),
@@ -416,7 +419,9 @@ def kernels(
     )
 
 
-def fake(problem: Problem, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def fake(
+    problem: Problem, inputs: Mapping[str, Any], rank: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The results' shape and dtype, without their values."""
     one = torch.empty((problem.m, problem.n), dtype=problem.torch_dtype, device="meta")
     return one, one.clone()
@@ -448,6 +453,7 @@ op = Op(
     dtypes=SUPPORTED,
     baselines=_baselines.ALL_REDUCE_RMS_NORM,
     fake=fake,
+    backward=(),
     takes_nodes=True,
     composed=(UNFUSED, LIBRARY),
 )

@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch.autograd.graph import increment_version
 
 import weft.language as wl
 from weft.base.card import Op, Trial, trials
@@ -46,7 +47,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _baselines, _lanes
+from weft.ops import _autograd, _baselines, _lanes
 from weft.tiles import exchange, fetch, move, packets, postbox
 
 # Up to so many bytes a rank, variable splits are pushed, though push's slots are larger.
@@ -326,12 +327,16 @@ def all_to_all(
     Sync    stream-ordered on the current stream; can be recorded. splits are read on the device
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
+    if _autograd.is_asked(x):
+        return _traced(x, world, splits, capacity, config, out)
     call = _lanes.find_call(
         world, "all_to_all", (x, splits, out), (capacity, config),
         lambda: _Call(world, x, splits, capacity, config, out),
     )  # fmt: skip
     if out is None:
         out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device)
+    else:
+        increment_version((out,))
     if splits is None:
         if not call.is_empty:
             call.launch(world, x, None, None, out)
@@ -339,6 +344,17 @@ def all_to_all(
     received = torch.empty(world.num_ranks, dtype=torch.int64, device=x.device)
     call.launch(world, x, splits, received, out)
     return out, received
+
+
+def _traced(x: Any, world: Any, splits: Any, capacity: Any, config: Any, out: Any) -> Any:
+    """The call as an operation of torch's; its name says whether there are splits."""
+    if splits is None:
+        return _autograd.as_operation("all_to_all", world, (x,), config=config, out=out)
+    if capacity is None and out is not None and out.dim():
+        capacity = out.shape[0]
+    return _autograd.as_operation(
+        "all_to_all_splits", world, (x, splits), capacity, config=config, out=out
+    )
 
 
 class _Call:
@@ -487,9 +503,10 @@ def kernels(
     )  # fmt: skip
 
 
-def fake(problem: Problem, inputs: Mapping[str, Any]) -> Any:
-    """The first rank's result: its shape and dtype, without its values."""
-    rows = problem.capacity if problem.variable else problem.num_ranks * problem.rows
+def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> Any:
+    """A rank's result: its shape and dtype, without its values."""
+    first, end = problem.shard(rank)
+    rows = problem.capacity if problem.variable else problem.num_ranks * (end - first)
     out = torch.empty((rows, problem.n), dtype=problem.torch_dtype, device="meta")
     received = torch.empty(problem.num_ranks, dtype=torch.int64, device="meta")
     return (out, received) if problem.variable else out
@@ -525,6 +542,6 @@ op = Op(
     dtypes=Problem.dtypes,
     baselines=_baselines.ALL_TO_ALL,
     fake=fake,
-    backward="all_to_all",
+    backward=("all_to_all",),
     takes_nodes=True,
 )

@@ -30,13 +30,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ir import core
-from weft.ops import _baselines, _by_library, _gemm_ar_few, _lanes, _products
+from weft.ops import _autograd, _baselines, _by_library, _gemm_ar_few, _lanes, _products
 from weft.ops.all_reduce import all_reduce
 
 # By rows, as read on 2 x H200, n 8192 and k 2048, in recordings: cuBLAS and weft's all-reduce take
@@ -169,11 +170,15 @@ def gemm_ar(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
+    if _autograd.is_asked(a, b):
+        return _autograd.as_operation("gemm_ar", world, (a, b), config=config, out=out)
     call = _lanes.find_call(
         world, "gemm_ar", (a, b, out), (config,), lambda: _make_call(world, a, b, config, out)
     )
     if out is None:
         out = torch.empty(call.out_shape, dtype=a.dtype, device=a.device)
+    else:
+        increment_version((out,))
     world.operator_call(call.name)
     if call.is_empty:
         return out.zero_()
@@ -226,7 +231,7 @@ def kernels(
         yield _products.record(problem, config, target, PROGRAM, arrays)
 
 
-def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:
+def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
     """The result's shape and dtype, without its values."""
     return torch.empty((problem.m, problem.n), dtype=problem.torch_dtype, device="meta")
 
@@ -264,5 +269,6 @@ op = Op(
     dtypes=_products.SUPPORTED,
     baselines=_baselines.GEMM_AR,
     fake=fake,
+    backward=(),
     takes_nodes=True,
 )

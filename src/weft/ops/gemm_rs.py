@@ -34,13 +34,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ir import core
-from weft.ops import _baselines, _by_library, _lanes, _products
+from weft.ops import _autograd, _baselines, _by_library, _lanes, _products
 from weft.ops.reduce_scatter import reduce_scatter
 
 # Rows of a rank from which the kernel fills its tiles (2 x H200: at 256 rows of n 8192, k 2048 it
@@ -145,11 +146,15 @@ def gemm_rs(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
+    if _autograd.is_asked(a, b):
+        return _autograd.as_operation("gemm_rs", world, (a, b), config=config, out=out)
     call = _lanes.find_call(
         world, "gemm_rs", (a, b, out), (config,), lambda: _make_call(world, a, b, config, out)
     )
     if out is None:
         out = torch.empty(call.out_shape, dtype=a.dtype, device=a.device)
+    else:
+        increment_version((out,))
     world.operator_call(call.name)
     if call.is_empty:
         return out.zero_()
@@ -192,9 +197,10 @@ def kernels(
         yield _products.record(problem, config, target, PROGRAM, arrays)
 
 
-def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """The first rank's result: its shape and dtype, without its values."""
-    return torch.empty((problem.rows, problem.n), dtype=problem.torch_dtype, device="meta")
+def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
+    """A rank's result: its shape and dtype, without its values."""
+    first, end = problem.shard(rank)
+    return torch.empty((end - first, problem.n), dtype=problem.torch_dtype, device="meta")
 
 
 op = Op(
@@ -227,5 +233,6 @@ op = Op(
     dtypes=_products.SUPPORTED,
     baselines=_baselines.GEMM_RS,
     fake=fake,
+    backward=("ag_gemm", "all_gather"),
     takes_nodes=True,
 )

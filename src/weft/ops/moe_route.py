@@ -473,9 +473,9 @@ def kernels(
     )
 
 
-def fake(problem: Problem, inputs: Mapping[str, Any]) -> Tables:
-    """The first rank's results: their shapes and dtypes, without their values."""
-    first, end = problem.shard(0)
+def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> Tables:
+    """A rank's results: their shapes and dtypes, without their values."""
+    first, end = problem.shard(rank)
     return _empty(problem, end - first, "meta")
 
 

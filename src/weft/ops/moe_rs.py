@@ -31,26 +31,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
-import weft.language as wl
 from weft.base.card import Op, Trial, trials
-from weft.base.dtypes import DTYPES
 from weft.base.errors import ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.language import slots
+from weft.compiler.lower import source
+from weft.ir import core
 from weft.ops import _lanes, _moe
 from weft.ops.moe_route import Routing
-from weft.tiles import gemm, grouped
-
-TABLES = ("token_of", "slot_of", "tiles", "turns", "num_tiles")
-# Columns that are added up at a time.
-BLOCK = 1024
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -91,124 +83,31 @@ def choose(problem: Problem, target: Target) -> Config:
 # The program
 
 
-class Choices(NamedTuple):
-    """m tokens, `rows` to a rank, each with top_k choices; the table has room for `room` tiles of
-    `columns` columns."""
-
-    m: Any
-    rows: Any
-    top_k: Any
-    room: Any
-    columns: Any
-
-
-class Scatter(NamedTuple):
-    """Arguments of the hooks."""
-
-    partials: Any
-    partials_ready: Any
-    token_of: Any
-    slot_of: Any
-    weight_of: Any
-    e: Any
-    rank: Any
-    n: Any
-    choices: Any
-    world: Any
-
-
-@triton.jit
-def _choice_of(slot, token, args, mask):
-    """Which of its token's choices a slot is. args: Scatter"""
-    found = tl.zeros_like(slot)
-    for j in range(args.choices.top_k):
-        same = tl.load(args.slot_of + token * args.choices.top_k + j, mask=mask, other=-1) == slot
-        found += tl.where(same, j, 0)
-    return found
-
-
-@triton.jit
-def _emit(at, value, tile, args):
-    """Each row -> the rank whose token it is. args: Scatter"""
-    slot = at.first + tl.arange(0, tile.m)
-    here = slot < at.end
-    token = tl.load(args.token_of + slot, mask=here, other=0)
-    weight = tl.load(args.weight_of + slot, mask=here, other=0.0)
-    j = at.i_n * tile.n + tl.arange(0, tile.n)
-    owner = token // args.choices.rows
-    row = (token - owner * args.choices.rows) * args.choices.top_k
-    row += _choice_of(slot, token, args, here)
-    place = (args.rank * args.choices.rows * args.choices.top_k + row).to(tl.int64) * args.n
-    there = args.partials + place[:, None] + j[None, :]
-    share = (value * weight[:, None]).to(args.partials.dtype.element_ty)
-    for to in range(at.lo, at.hi + 1):
-        mask = (here & (owner == to))[:, None] & (j < args.n)[None, :]
-        wl.put(args.world, there, share, to=to, mask=mask)
-
-
-@triton.jit
-def _announce(at, part, args):
-    """The ranks with tokens in the tile learn that they are there. args: Scatter"""
-    word = (at.i_m * args.world.num_ranks + args.rank) * args.choices.columns + at.i_n
-    for to in range(at.lo, at.hi + 1):
-        wl.notify(args.world, args.partials_ready + word, args.e, to=to, op=wl.SignalOp.SET)
-
-
-@triton.jit
-def _await_tiles(tiles, num_tiles, partials_ready, e, rank, choices, world):
-    """Until all ranks' shares of own tokens have come; pairs with _announce."""
-    words = world.num_ranks * choices.columns
-    for tile in range(num_tiles):
-        lo = tl.load(tiles + 3 * choices.room + tile)
-        hi = tl.load(tiles + 4 * choices.room + tile)
-        if (lo <= rank) & (rank <= hi):
-            wl.wait(partials_ready + tile * words, e, words, world=world)
-
-
-@triton.jit
-def _sum_tokens(out, partials, rank, own, n, choices, num_ranks: tl.constexpr,
-                block: tl.constexpr):  # fmt: skip
-    """Own tokens, one by one: all ranks' shares of all choices, in fp32."""
-    pieces = tl.cdiv(n, block)
-    for unit in range(tl.program_id(0), own * pieces, tl.num_programs(0)):
-        token = unit // pieces
-        column = (unit - token * pieces) * block + tl.arange(0, block)
-        total = tl.zeros((block,), tl.float32)
-        for hop in range(num_ranks):
-            source = (rank + hop) % num_ranks
-            first = (source * choices.rows + token) * choices.top_k
-            for j in range(choices.top_k):
-                there = partials + (first + j).to(tl.int64) * n + column
-                total += tl.load(there, mask=column < n, other=0.0).to(tl.float32)
-        place = out + token.to(tl.int64) * n + column
-        tl.store(place, total.to(out.dtype.element_ty), mask=column < n)
-
-
-@triton.jit
-def moe_rs_multiply(x, b, out, weight_of, token_of, slot_of, tiles, turns, num_tiles, partials,
-                    partials_ready, slot, shape, choices, tile, world, group_m: tl.constexpr,
-                    block: tl.constexpr):  # fmt: skip
-    """The GEMM template with the hooks above, then the sums of own tokens."""
-    rank = wl.rank(world).to(tl.int32)
-    e = slots.slot_epoch(slot)
-    slots.slot_wait_free(world, slot, e)
-    count = tl.load(num_tiles)
-    # Written out each time: a variable would make numbers of the world's constants.
-    # weft: allow peer-from-data: moe_route writes lo and hi, and they are ranks
-    gemm.gemm(
-        b, shape, tile, count, tl.program_id(0), tl.num_programs(0),
-        grouped.in_turn_backwards, grouped.Turns(tiles, turns, choices.room, group_m),
-        grouped.read_slots, grouped.Slots(x),
-        _emit, Scatter(partials, partials_ready, token_of, slot_of, weight_of, e, rank, shape.n,
-                       choices, world),
-        None, None,
-        _announce, Scatter(partials, partials_ready, token_of, slot_of, weight_of, e, rank, shape.n,
-                           choices, world),
-    )  # fmt: skip
-    _await_tiles(tiles, count, partials_ready, e, rank, choices, world)
-    own = tl.minimum(tl.maximum(choices.m - rank * choices.rows, 0), choices.rows)
-    _sum_tokens(out, partials, rank, own, shape.n, choices, world.num_ranks, block)
-    slots.slot_finish(world, slot, e, tl.num_programs(0))
+# What is woven into the GEMM template, from which the kernel is generated
+# (docs/generated_kernels.md).
+KERNEL = core.require(
+    core.parse("""\
+program(moe_rs_multiply)
+x = param(pointer, by='rows by slot')
+b = param(operand)
+out = param(pointer)
+partials = param(pointer)
+partials_ready = param(signals, by='moe_rs_multiply on all ranks')
+routing = param(tables, by='moe_route')
+slot = param(slot)
+world = param(world)
+experts = mapping(tables, (routing,), cuts=experts)
+template(gemm, (128, 128, 64), formula='out = reduce_scatter(scatter_rows(x @ b by expert))')
+credit(begin, slot)
+hook(order, in_turn_backwards, (routing, experts))
+hook(ready, rows_by_slot, (x,))
+hook(emit, push_rows, (partials, routing, experts))
+notify(announce, partials_ready, sources, experts)
+wait(collect, partials_ready, tiles, experts)
+hook(collect, sum_rows, (partials, out, experts))
+finish(end, slot)
+""")
+)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -250,18 +149,12 @@ def moe_rs(
         {"partials": ((rows, problem.n), x.dtype)},
         {"partials_ready": (words, torch.int64)},
     )
-    tables = [getattr(routing.tables, name) for name in ("weight_of", *TABLES)]
-    moe_rs_multiply[(config.grid(problem, world.target),)](
-        x, b, out, *tables, slot.partials, slot.partials_ready, slot.arg, _moe.shape_of(problem),
-        _choices(problem, config), config.tile(problem).as_constexpr(), world.arg,
-        config.group_m, BLOCK, **config.options(),
+    source.load(KERNEL).plain[(config.grid(problem, world.target),)](
+        x, b, out, slot.partials, slot.partials_ready, _moe.tables_of(routing), slot.arg,
+        _moe.shape_of(problem), config.experts(problem), config.tile(problem).as_constexpr(),
+        world.arg, **config.options(),
     )  # fmt: skip
     return out
-
-
-def _choices(problem: Problem, config: Config) -> Choices:
-    sizes = (problem.m, problem.rows, problem.top_k, problem.routing.max_tiles)
-    return Choices(*sizes, config.columns(problem))
 
 
 def problem_of(world: Any, x: Any, b: Any, routing: Routing, out: Any = None) -> Problem:
@@ -303,22 +196,13 @@ def kernels(
     """The kernel that a call with this configuration launches, as a record."""
     config = config or choose(problem, target)
     config.check(problem, target)
-    element = f"*{DTYPES[problem.dtype].triton}"
-    operands = ("x", "b", "out", "partials")
-    constants = {"choices": Choices(*[None] * len(Choices._fields)), "block": BLOCK}
-    types = {
-        **dict.fromkeys(operands, element),
-        **dict.fromkeys(TABLES, "*i32"),
-        "weight_of": "*fp32",
-        "partials_ready": "*i64",
-        "choices": ["i32"] * len(Choices._fields),
-    }
-    yield _moe.record(moe_rs_multiply, problem, config, types, constants)
+    yield _moe.record(KERNEL, problem, config)
 
 
-def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """The first rank's result: its shape and dtype, without its values."""
-    shape = (min(problem.rows, problem.m), problem.n)
+def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
+    """A rank's result: its shape and dtype, without its values."""
+    first, end = problem.shard(rank)
+    shape = (end - first, problem.n)
     return torch.empty(shape, dtype=problem.torch_dtype, device="meta")
 
 

@@ -43,13 +43,14 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch.autograd.graph import increment_version
 
 import weft.language as wl
 from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _baselines, _lanes
+from weft.ops import _autograd, _baselines, _lanes
 from weft.tiles import exchange, fetch, move, nodes, packets, postbox, reduce
 
 SUPPORTED = ("float16", "bfloat16", "float32")
@@ -327,11 +328,15 @@ def reduce_scatter(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
+    if _autograd.is_asked(x):
+        return _autograd.as_operation("reduce_scatter", world, (x,), config=config, out=out)
     call = _lanes.find_call(
         world, "reduce_scatter", (x, out), (config,), lambda: _Call(world, x, config, out)
     )
     if out is None:
         out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device)
+    else:
+        increment_version((out,))
     if not call.is_empty:
         call.launch(world, x, out)
     return out
@@ -459,9 +464,10 @@ def kernels(
                         vec=_lanes.elements_in_vector(width, problem.itemsize))  # fmt: skip
 
 
-def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """The first rank's result: its shape and dtype, without its values."""
-    return torch.empty((problem.rows, problem.n), dtype=problem.torch_dtype, device="meta")
+def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
+    """A rank's result: its shape and dtype, without its values."""
+    first, end = problem.shard(rank)
+    return torch.empty((end - first, problem.n), dtype=problem.torch_dtype, device="meta")
 
 
 op = Op(
@@ -493,6 +499,6 @@ op = Op(
     dtypes=SUPPORTED,
     baselines=_baselines.REDUCE_SCATTER,
     fake=fake,
-    backward="all_gather",
+    backward=("all_gather",),
     takes_nodes=True,
 )

@@ -1,0 +1,241 @@
+"""Calls that torch differentiates or compiles: who they are, and how gradients travel back.
+
+Not an operator. A call whose tensors require no gradient, and that nobody traces, runs the
+operator's launches; every other one becomes an operation of torch's own (`_custom_ops.py`), with
+the formulas below. All of them are made of operators again, so they can be differentiated too.
+
+What a gradient is (docs/training.md): that of a tensor of which each rank has its own part is each
+rank's part of the gradient; that of what all ranks have alike is the same on all ranks. A gathered
+tensor, and a weight that ranks use on their own rows, has a share of its gradient on each rank;
+those of a gathered tensor are summed by what carries them back.
+
+    all_gather      reduce_scatter            ag_gemm    da = gemm_rs(dc, b^T), db = ag_wgrad
+    reduce_scatter  all_gather                gemm_rs    da = ag_gemm(dout, b^T), db = ag_wgrad
+    all_reduce      the gradient itself       gemm_ar    da = dout b^T, db = a^T dout
+    all_to_all      all_to_all
+    ag_moe          moe_rs with weights of 1  moe_rs     ag_moe, times the weights
+
+Source  Megatron-LM's tensor and sequence parallelism for what is summed where
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import is_grad_enabled
+from torch.compiler import is_dynamo_compiling
+
+from weft.base.errors import DtypeError, UsageError
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def is_asked(*tensors: torch.Tensor) -> bool:
+    """Does torch differentiate or trace a call with these tensors?
+
+    Cost    0.2 us: a look at each tensor
+    """
+    if is_dynamo_compiling():
+        return True
+    for one in tensors:
+        # Other types are traced values, torch's fake tensors say.
+        if (one.requires_grad and is_grad_enabled()) or type(one) not in PLAIN:
+            return True
+    return False
+
+
+def as_operation(
+    op: str, world: Any, tensors: tuple, *rest: Any, config: Any = None, out: Any = None
+) -> Any:
+    """The call as an operation of torch's: `tensors`, the world's name, then `rest`.
+
+    Raises  UsageError: out= with a gradient, a config= while compiling
+    """
+    from weft.ops import _custom_ops
+
+    if out is not None and is_grad_enabled() and any(x.requires_grad for x in (out, *tensors)):
+        raise UsageError(
+            f"{op}: out= has no gradient, and an input or out requires one; leave out= away, or "
+            "call under torch.no_grad()"
+        )
+    operation = _custom_ops.operation(op)
+    result = operation(*tensors, world.name, *rest, _custom_ops.name_of(op, config))
+    if out is None:
+        return result
+    if isinstance(result, torch.Tensor):
+        return out.copy_(result)
+    first, *others = result
+    return out.copy_(first), *others
+
+
+# ---------------------------------------------------------------------------------------------
+# What formulas have in common
+
+
+def _world(ctx: Any) -> Any:
+    from weft.runtime.start import world
+
+    return world(ctx.world)
+
+
+def _like(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A gradient as operators take it: contiguous, of the operand's dtype."""
+    return gradient.to(x.dtype).contiguous()
+
+
+def _weights_gradient(ctx: Any, left: Any, right: Any, gathers: str, b: torch.Tensor) -> Any:
+    """left^T right, of which one is gathered, as b lies."""
+    from weft.ops import all_gather
+
+    m = (right if gathers == "left" else left).shape[0]
+    if gathers == "left":
+        left = all_gather(left, world=_world(ctx), m=m)
+    else:
+        right = all_gather(right, world=_world(ctx), m=m)
+    return local_product(left, right, b)
+
+
+def local_product(left: torch.Tensor, right: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """left^T right, laid out as b is."""
+    if b.is_contiguous():
+        return left.t() @ right
+    return (right.t() @ left).t()
+
+
+# ---------------------------------------------------------------------------------------------
+# Rows that move, and sums
+
+
+def save_world(ctx: Any, inputs: tuple, output: Any) -> None:
+    """For operators of one tensor, whose gradient needs no values."""
+    ctx.world, ctx.dtype = inputs[1], inputs[0].dtype
+
+
+def all_gather(ctx: Any, gradient: torch.Tensor) -> tuple:
+    from weft.ops import reduce_scatter
+
+    return reduce_scatter(gradient.contiguous(), world=_world(ctx)), None, None, None
+
+
+def save_rows(ctx: Any, inputs: tuple, output: Any) -> None:
+    ctx.world, ctx.rows = inputs[1], inputs[0].shape[0]
+
+
+def reduce_scatter(ctx: Any, gradient: torch.Tensor) -> tuple:
+    from weft.ops import all_gather
+
+    return all_gather(gradient.contiguous(), world=_world(ctx), m=ctx.rows), None, None
+
+
+def all_reduce(ctx: Any, gradient: torch.Tensor) -> tuple:
+    return gradient, None, None
+
+
+def all_to_all(ctx: Any, gradient: torch.Tensor) -> tuple:
+    """The same exchange; where shards differ, by splits: rows of this rank's shard, from each."""
+    from weft.ops import all_to_all
+
+    world, m = _world(ctx), ctx.rows
+    gradient = gradient.contiguous()
+    if m % world.num_ranks == 0:
+        return all_to_all(gradient, world=world), None, None
+    own = gradient.shape[0] // world.num_ranks
+    most = -(-m // world.num_ranks) * world.num_ranks
+    padded = gradient.new_zeros((most, *gradient.shape[1:]))
+    padded[: gradient.shape[0]] = gradient
+    splits = torch.full((world.num_ranks,), own, dtype=torch.int64, device=gradient.device)
+    return all_to_all(padded, world=world, splits=splits, capacity=m)[0], None, None
+
+
+def save_splits(ctx: Any, inputs: tuple, output: Any) -> None:
+    x, splits, ctx.world, *_ = inputs
+    ctx.rows = x.shape[0]
+    ctx.save_for_backward(splits, output[1])
+
+
+def all_to_all_splits(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple:
+    """Rows go back to whom they came from. Of rows that found no room nothing comes back: what
+    comes of a rank goes to where the rows for it began."""
+    from weft.ops import all_to_all
+
+    splits, received = ctx.saved_tensors
+    back, kept = all_to_all(
+        gradient.contiguous(), world=_world(ctx), splits=received, capacity=ctx.rows
+    )
+    row = torch.arange(ctx.rows, device=gradient.device)
+    ends = splits.cumsum(0)
+    to = torch.searchsorted(ends, row, right=True).clamp(max=len(splits) - 1)
+    place = row - (ends - splits)[to]
+    there = (row < ends[-1]) & (place < kept[to])
+    source = torch.where(there, (kept.cumsum(0) - kept)[to] + place, 0)
+    shape = (-1, *[1] * (gradient.dim() - 1))
+    return back[source] * there.view(shape).to(back.dtype), None, None, None, None
+
+
+# ---------------------------------------------------------------------------------------------
+# Products
+
+
+def save_product(ctx: Any, inputs: tuple, output: Any) -> None:
+    a, b, ctx.world, *_ = inputs
+    ctx.save_for_backward(a, b)
+
+
+def save_ag_gemm(ctx: Any, inputs: tuple, output: Any) -> None:
+    a, scales = inputs[0], inputs[5:7]
+    if a.dtype.itemsize == 1 or scales != (None, None):
+        raise DtypeError(
+            f"ag_gemm: {a.dtype} operands with scales have no gradient; call under torch.no_grad()"
+            ", or keep weights in bfloat16 where they are trained"
+        )
+    save_product(ctx, inputs, output)
+
+
+def ag_gemm(ctx: Any, gradient: torch.Tensor) -> tuple:
+    from weft.ops import gemm_rs
+
+    a, b = ctx.saved_tensors
+    gradient, da, db = _like(gradient, a), None, None
+    if ctx.needs_input_grad[0]:
+        da = gemm_rs(gradient, b.t(), world=_world(ctx))
+    if ctx.needs_input_grad[1]:
+        db = _weights_gradient(ctx, a, gradient, "left", b)
+    return da, db, None, None, None, None, None, None
+
+
+def gemm_rs(ctx: Any, gradient: torch.Tensor) -> tuple:
+    from weft.ops import ag_gemm
+
+    a, b = ctx.saved_tensors
+    gradient, da, db = gradient.contiguous(), None, None
+    if ctx.needs_input_grad[0]:
+        da = ag_gemm(gradient, b.t(), world=_world(ctx), m=a.shape[0])
+    if ctx.needs_input_grad[1]:
+        db = _weights_gradient(ctx, a, gradient, "right", b)
+    return da, db, None, None
+
+
+def gemm_ar(ctx: Any, gradient: torch.Tensor) -> tuple:
+    a, b = ctx.saved_tensors
+    da = gradient @ b.t() if ctx.needs_input_grad[0] else None
+    db = local_product(a, gradient, b) if ctx.needs_input_grad[1] else None
+    return da, db, None, None
+
+
+def save_norm(ctx: Any, inputs: tuple, output: Any) -> None:
+    ctx.eps = inputs[4]
+    ctx.save_for_backward(output[1], inputs[2])
+
+
+def all_reduce_rms_norm(ctx: Any, d_normed: torch.Tensor, d_total: torch.Tensor) -> tuple:
+    """Nothing travels: both results, and so their gradients, are alike on all ranks."""
+    total, weight = ctx.saved_tensors
+    value, given = total.float(), d_normed.float()
+    scale = torch.rsqrt(value.square().mean(1, keepdim=True) + ctx.eps)
+    unit = value * scale
+    weighted = given * weight.float()
+    dx = scale * (weighted - unit * (weighted * unit).mean(1, keepdim=True)) + d_total.float()
+    dx = dx.to(total.dtype)
+    d_weight = (given * unit).sum(0).to(weight.dtype)
+    return dx, dx, d_weight, None, None, None

@@ -1,0 +1,253 @@
+"""Operators as operations of torch's: torch.ops.weft.NAME, which torch.compile keeps whole.
+
+Not an operator. An operation takes the world by its name, and a configuration by what `name_of`
+calls it; the rest is the operator's. What it gives without values is said by the operator's card
+(`fake`), how gradients travel back by `_autograd.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from weft.ops import _autograd, _lanes
+from weft.runtime.start import world as world_called
+
+_configs: dict[str, Any] = {}
+_operations: dict[str, Any] = {}
+
+
+def name_of(op: str, config: Any) -> str:
+    """What an operation calls a configuration; "" is None."""
+    if config is None:
+        return ""
+    if torch.compiler.is_dynamo_compiling():
+        # An error of weft's cannot be made there: it looks for the user's line.
+        torch._dynamo.graph_break(
+            f"{op}: config= cannot be traced; leave it away in what is compiled: it is chosen"
+        )
+    name = f"{op} {config}"
+    _configs[name] = config
+    return name
+
+
+def operation(name: str) -> Any:
+    """torch.ops.weft.NAME."""
+    return _operations[name]
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"weft.ops.{name}")
+
+
+def _defined(
+    schema: str, gives: Callable[..., Any], save: Callable[..., None], gradient: Callable[..., Any]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function of tensors, the world's name and the rest an operation of its own name.
+
+    `gives(...)`, with the same arguments, are its results' shapes and dtypes; `save` and `gradient`
+    as torch.library.register_autograd takes them.
+    """
+
+    def define(call: Callable[..., Any]) -> Callable[..., Any]:
+        name = call.__name__
+
+        def run(*arguments: Any) -> Any:
+            # Below the gradient: the call is the operator's own.
+            with torch.no_grad():
+                return call(*arguments)
+
+        made = torch.library.custom_op(f"weft::{name}", run, mutates_args=(), schema=schema)
+        made.register_fake(gives)
+        made.register_autograd(gradient, setup_context=save)
+        _operations[name] = getattr(torch.ops.weft, name).default
+        return call
+
+    return define
+
+
+def _empty(x: torch.Tensor, fake: torch.Tensor, *shape: int) -> torch.Tensor:
+    """As a card's fake, on x's device; of another shape if it says so."""
+    return x.new_empty(shape or fake.shape, dtype=fake.dtype)
+
+
+# ---------------------------------------------------------------------------------------------
+# Rows that move, and sums
+
+
+def _rows(name: str, x: torch.Tensor, world: str, *fields: Any) -> tuple[Any, Any]:
+    """The card's fake of an operator on x's rows, and the world."""
+    module, there = _module(name), world_called(world)
+    _lanes.check_tensor(name, "x", x, there)
+    n = math.prod(x.shape[1:])
+    problem = module.Problem(
+        x.shape[0], n, there.num_ranks, str(x.dtype), _lanes.nodes_of(there), *fields
+    )
+    return module.fake(problem, {"x": x}, there.rank), there
+
+
+def _gathered(x: torch.Tensor, world: str, m: int | None, config: str) -> torch.Tensor:
+    module, there = _module("all_gather"), world_called(world)
+    fake = module.fake(module.problem_of(there, x, m), {"x": x}, there.rank)
+    return _empty(x, fake, fake.shape[0], *x.shape[1:])
+
+
+@_defined(
+    "(Tensor x, str world, SymInt? m, str config) -> Tensor",
+    _gathered, _autograd.save_rows, _autograd.all_gather,
+)  # fmt: skip
+def all_gather(x: torch.Tensor, world: str, m: int | None, config: str) -> torch.Tensor:
+    there, chosen = world_called(world), _configs.get(config)
+    return _module("all_gather").all_gather(x, world=there, m=m, config=chosen)
+
+
+def _scattered(x: torch.Tensor, world: str, config: str) -> torch.Tensor:
+    fake, _ = _rows("reduce_scatter", x, world)
+    return _empty(x, fake, fake.shape[0], *x.shape[1:])
+
+
+@_defined(
+    "(Tensor x, str world, str config) -> Tensor",
+    _scattered, _autograd.save_rows, _autograd.reduce_scatter,
+)  # fmt: skip
+def reduce_scatter(x: torch.Tensor, world: str, config: str) -> torch.Tensor:
+    there, chosen = world_called(world), _configs.get(config)
+    return _module("reduce_scatter").reduce_scatter(x, world=there, config=chosen)
+
+
+def _reduced(x: torch.Tensor, world: str, config: str) -> torch.Tensor:
+    return _empty(x, _rows("all_reduce", x, world)[0], *x.shape)
+
+
+@_defined(
+    "(Tensor x, str world, str config) -> Tensor",
+    _reduced, _autograd.save_rows, _autograd.all_reduce,
+)  # fmt: skip
+def all_reduce(x: torch.Tensor, world: str, config: str) -> torch.Tensor:
+    there, chosen = world_called(world), _configs.get(config)
+    return _module("all_reduce").all_reduce(x, world=there, config=chosen)
+
+
+def _exchanged(x: torch.Tensor, world: str, config: str) -> torch.Tensor:
+    fake, _ = _rows("all_to_all", x, world)
+    return _empty(x, fake, fake.shape[0], *x.shape[1:])
+
+
+@_defined(
+    "(Tensor x, str world, str config) -> Tensor",
+    _exchanged, _autograd.save_rows, _autograd.all_to_all,
+)  # fmt: skip
+def all_to_all(x: torch.Tensor, world: str, config: str) -> torch.Tensor:
+    there, chosen = world_called(world), _configs.get(config)
+    return _module("all_to_all").all_to_all(x, world=there, config=chosen)
+
+
+def _exchanged_by_splits(
+    x: torch.Tensor, splits: torch.Tensor, world: str, capacity: int | None, config: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    room = -1 if capacity is None else capacity
+    (out, received), _ = _rows("all_to_all", x, world, True, room)
+    return _empty(x, out, out.shape[0], *x.shape[1:]), _empty(x, received)
+
+
+@_defined(
+    "(Tensor x, Tensor splits, str world, SymInt? capacity, str config) -> (Tensor, Tensor)",
+    _exchanged_by_splits, _autograd.save_splits, _autograd.all_to_all_splits,
+)  # fmt: skip
+def all_to_all_splits(
+    x: torch.Tensor, splits: torch.Tensor, world: str, capacity: int | None, config: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    there, chosen = world_called(world), _configs.get(config)
+    return _module("all_to_all").all_to_all(
+        x, world=there, splits=splits, capacity=capacity, config=chosen
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# Products
+
+
+def _gathered_product(
+    a: torch.Tensor, b: torch.Tensor, world: str, m: int | None, out_dtype: Any, scale_a: Any,
+    scale_b: Any, config: str,
+) -> torch.Tensor:  # fmt: skip
+    module, there = _module("ag_gemm"), world_called(world)
+    problem = module.problem_of(there, a, b, m, None, scale_a, scale_b)
+    fake = module.fake(problem, {"a": a, "b": b}, there.rank)
+    return a.new_empty(fake.shape, dtype=out_dtype or fake.dtype)
+
+
+@_defined(
+    "(Tensor a, Tensor b, str world, SymInt? m, ScalarType? out_dtype, Tensor? scale_a, "
+    "Tensor? scale_b, str config) -> Tensor",
+    _gathered_product, _autograd.save_ag_gemm, _autograd.ag_gemm,
+)  # fmt: skip
+def ag_gemm(
+    a: torch.Tensor, b: torch.Tensor, world: str, m: int | None, out_dtype: Any, scale_a: Any,
+    scale_b: Any, config: str,
+) -> torch.Tensor:  # fmt: skip
+    there, chosen, out = world_called(world), _configs.get(config), None
+    if out_dtype is not None:
+        rows = a.shape[0] * there.num_ranks if m is None else m
+        out = torch.empty((rows, b.shape[1]), dtype=out_dtype, device=a.device)
+    return _module("ag_gemm").ag_gemm(
+        a, b, world=there, m=m, config=chosen, out=out, scale_a=scale_a, scale_b=scale_b
+    )
+
+
+def _summed_product(name: str) -> Callable[..., torch.Tensor]:
+    def gives(a: torch.Tensor, b: torch.Tensor, world: str, config: str) -> torch.Tensor:
+        module, there = _module(name), world_called(world)
+        problem = _module("_products").problem_of(module.Problem, there, a, b)
+        return _empty(a, module.fake(problem, {"a": a, "b": b}, there.rank))
+
+    return gives
+
+
+@_defined(
+    "(Tensor a, Tensor b, str world, str config) -> Tensor",
+    _summed_product("gemm_rs"), _autograd.save_product, _autograd.gemm_rs,
+)  # fmt: skip
+def gemm_rs(a: torch.Tensor, b: torch.Tensor, world: str, config: str) -> torch.Tensor:
+    there, chosen = world_called(world), _configs.get(config)
+    return _module("gemm_rs").gemm_rs(a, b, world=there, config=chosen)
+
+
+@_defined(
+    "(Tensor a, Tensor b, str world, str config) -> Tensor",
+    _summed_product("gemm_ar"), _autograd.save_product, _autograd.gemm_ar,
+)  # fmt: skip
+def gemm_ar(a: torch.Tensor, b: torch.Tensor, world: str, config: str) -> torch.Tensor:
+    there, chosen = world_called(world), _configs.get(config)
+    return _module("gemm_ar").gemm_ar(a, b, world=there, config=chosen)
+
+
+def _normed(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, world: str, eps: float,
+    config: str,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    (normed, total), _ = _rows("all_reduce_rms_norm", x, world)
+    return _empty(x, normed), _empty(x, total)
+
+
+@_defined(
+    "(Tensor x, Tensor residual, Tensor weight, str world, float eps, str config) -> "
+    "(Tensor, Tensor)",
+    _normed, _autograd.save_norm, _autograd.all_reduce_rms_norm,
+)  # fmt: skip
+def all_reduce_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, world: str, eps: float,
+    config: str,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    return _module("all_reduce_rms_norm").all_reduce_rms_norm(
+        x, residual, weight, world=world_called(world), eps=eps, config=_configs.get(config)
+    )
+
+
+def names() -> Sequence[str]:
+    """The operations there are."""
+    return tuple(_operations)
