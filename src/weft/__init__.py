@@ -24,6 +24,7 @@ _NAMES = {
     "SignalOp": "weft.base.vocabulary:SignalOp",
     "language": "weft.language",
     "ops": "weft.ops",
+    "megakernel": "weft.megakernel",
     "emulator": "weft.emulator",
     "runtime": "weft.runtime",
     "verify": "weft.verify",

@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,7 @@ from weft.compiler.facts import Facts, Settings
 from weft.compiler.lower.supported import refusal
 from weft.compiler.passes import map as mapping
 from weft.compiler.passes.swizzle import name_of
-from weft.compiler.passes.tile import number
+from weft.compiler.passes.tile import number, tile
 from weft.ir import device, task
 from weft.ir.device import Channel, Launch, Plan
 from weft.ir.task import Program
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from weft.compiler.libraries import Collectives
 
 
-LOWERINGS = ("unfused", "overlapped")
+LOWERINGS = ("unfused", "overlapped", "persistent")
 # In place, tiles read rows of one rank alone: parts are whole tiles.
 TILE_ROWS = 128
 
@@ -68,7 +69,8 @@ class Compiled:
             y = mlp(x, w1, w2, world=world, collectives=weft.ops, lowering="overlapped", m=997)
 
         lowering="unfused" calls libraries, one after the other; "overlapped" runs the kernels that
-        are generated for sizes of this class.
+        are generated for sizes of this class; "persistent" all tasks in one kernel, of
+        collectives=weft.megakernel.
 
         Shapes  each tensor is what its placement leaves to this rank; a size that the declaration
                 names may be given by that name, and must be where shards differ
@@ -80,7 +82,9 @@ class Compiled:
             raise UsageError(f"{self.stages.program.name}: {told}")
         call = self._call_of(tensors, sizes, world, lowering)
         given = dict(zip(self._inputs, tensors))
-        if call.stages is not None:
+        if lowering == "persistent":
+            results = self._run_persistent(given, call.sizes, world, collectives)
+        elif call.stages is not None:
             results = collectives.run_plan(
                 call.stages, given, call.sizes, world=world, orders=self._orders
             )
@@ -91,6 +95,20 @@ class Compiled:
                 self.plan, given, call.sizes, world=world, collectives=collectives
             )
         return results if len(results) != 1 else results[0]
+
+    def _run_persistent(
+        self, given: Mapping[str, Any], sizes: dict[str, int], world: Any, collectives: Collectives
+    ) -> Any:
+        run = getattr(collectives, "run_persistent", None)
+        if run is None:
+            told = f"{self.stages.program.name}: lowering='persistent' is not run by {collectives}"
+            raise UsageError(f"{told}; pass collectives=weft.megakernel")
+        return run(self.tiled, given, sizes, world=world)
+
+    @cached_property
+    def tiled(self) -> Program:
+        """Every task in tiles: those of the settings, or as the pass `tile` cuts them."""
+        return task.require(tile(self.stages.tasks["place"], self.settings.tiles))
 
     def _call_of(self, tensors: tuple, sizes: dict[str, int], world: Any, lowering: str) -> Call:
         """What calls with tensors like these share on this rank: found once, kept."""
@@ -122,6 +140,7 @@ class Compiled:
     def settled(self, settings: Settings) -> Compiled:
         """The same program, of which the compiler shall not choose what `settings` say."""
         other = copy.copy(self)
+        other.__dict__.pop("tiled", None)
         other._settle(settings)
         return other
 

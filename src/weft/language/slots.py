@@ -48,7 +48,7 @@ def slot_finish(world, slot, e, num_programs):
     Shapes  every program of the call's last kernel calls it once; num_programs of them
     Sync    releases what those programs wrote, and says that they are done reading
     """
-    if _is_last(slot, num_programs):
+    if slot_is_last(slot, num_programs):
         slot_close(world, slot, e)
 
 
@@ -58,7 +58,7 @@ def slot_advance(slot, e, num_programs):
 
     ticket <- ticket + 1;   the num_programs-th:  ticket <- 0;  epoch <- e
     """
-    if _is_last(slot, num_programs):
+    if slot_is_last(slot, num_programs):
         tl.store(slot.epoch, e)
 
 
@@ -77,7 +77,7 @@ def slot_close(world, slot, e):
 
 
 @triton.jit
-def _is_last(slot, num_programs):
+def slot_is_last(slot, num_programs):
     """Has every other program of the kernel been here? All they did comes before what follows."""
     done = atomic_add(slot.ticket, 1, order="acq_rel", scope="gpu") + 1
     if done == num_programs:

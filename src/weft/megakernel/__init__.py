@@ -1,0 +1,33 @@
+"""The persistent kernel: a program's tile tasks in queues, and one kernel whose workers do them.
+
+    y = mlp(x, w1, w2, world=world, collectives=weft.megakernel, lowering="persistent")
+
+`Persistent(schedule="dynamic", ...)` in place of the module says how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weft.megakernel.run import Persistent
+
+__all__ = ["Persistent", "run_persistent"]
+
+
+def run_persistent(
+    program: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any
+) -> Any:
+    """One rank's results of a tiled program, as one kernel; see run.py. Collective."""
+    from weft.megakernel.run import Persistent
+
+    return Persistent().run_persistent(program, tensors, sizes, world=world)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Persistent":
+        raise AttributeError(f"weft.megakernel has no {name!r}; it has {', '.join(__all__)}")
+    from weft.megakernel.run import Persistent
+
+    return Persistent

@@ -1,0 +1,205 @@
+"""Run a program as one persistent kernel on this rank: memory, tables, the launch.
+
+    y = mlp(x, w1, w2, world=world, collectives=weft.megakernel, lowering="persistent")
+
+What peers write into and all counters are one workspace's slot; what this rank alone sees stays
+with the runner; results are fresh at each call. Tables are made when a program is first called with
+sizes, and lie on the device from then on: a call is one launch, and can be recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import torch
+
+from weft.base.errors import UsageError
+from weft.compiler.passes.tile import held_by, number
+from weft.ir.task import Program
+from weft.megakernel import codegen
+from weft.megakernel.bodies import Body, bodies
+from weft.megakernel.graph import build
+from weft.megakernel.records import SCHEDULES, TaskGraph
+from weft.megakernel.schedule import schedule
+from weft.megakernel.tables import Tables, tables
+from weft.megakernel.tasks.scoreboard import Board
+from weft.tiles import gemm, rows
+
+
+@dataclass(frozen=True)
+class Persistent:
+    """How programs run as one kernel; `collectives=` takes it where its defaults do not serve.
+
+    `schedule` is one of records.SCHEDULES: static queues or one by ticket; `sums` how all ranks get
+    a sum: "two_shot" has the bits of the kernels that overlap, "one_shot" one hop less; workers
+    as many as the device has SMs, or fewer.
+    """
+
+    schedule: str = "balanced"
+    sums: str = "two_shot"
+    num_workers: int = 0
+    num_warps: int = 8
+    num_stages: int = 3
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES or self.num_workers < 0:
+            told = f"schedule={self.schedule!r} with num_workers={self.num_workers}"
+            raise UsageError(f"{told}; it is {', '.join(SCHEDULES)}, with 0 (all) or more")
+
+    def run_persistent(
+        self, program: Program, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any
+    ) -> tuple[torch.Tensor, ...]:
+        """One rank's results of a tiled program. Collective.
+
+        Sync    stream-ordered on the current stream; can be recorded after a first call
+        Raises  UnsupportedError, ConfigError: what no task does, at the user's line; UsageError
+        """
+        layouts = tuple((one.shape, one.stride(), one.dtype) for one in tensors.values())
+        key = ("persistent", self, id(program), tuple(sorted(sizes.items())), layouts)
+        found = world.calls.get(key)
+        if found is None:
+            # The program is kept: its number is then its alone.
+            runner = Runner(world, program, tensors, sizes, self)
+            found = world.calls[key] = (program, runner)
+        return found[1].run(tensors)
+
+
+class Runner:
+    """A program at given sizes on one rank: found once, launched at each call."""
+
+    def __init__(
+        self, world: Any, program: Program, tensors: Mapping[str, torch.Tensor],
+        sizes: Mapping[str, int], options: Persistent,
+    ) -> None:  # fmt: skip
+        if world.is_recording():
+            raise UsageError(
+                f"{program.name}: its tables must be put on the device, but a recording is under "
+                "way; call the program once with these sizes before recording"
+            )
+        self.world, self.program, self.options = world, program, options
+        transposed = frozenset(_transposed(program, tensors))
+        self.graph = _graph(program, sizes, world, options)
+        self.bodies = bodies(self.graph, transposed)
+        self.mine = self.graph.ranks[world.rank]
+        self._generated = codegen.load(self.graph, transposed)
+        self._names = codegen.buffers_of(self.bodies)
+        self._sizes = self._generated.sizes(
+            *(_size(self.graph, world.rank, name, transposed)
+              for name in codegen.sizes_of(self.bodies))
+        )  # fmt: skip
+        self._tiles = tuple(tile_of(body).as_constexpr() for body in self.bodies)
+        self._tables = _on_device(tables(self.graph, world.rank, self.bodies), world.device)
+        self._num_counters = max(1, *(len(one.counters) for one in self.graph.ranks))
+        size = max(1, self.graph.local_bytes)
+        self._local = torch.empty(size, dtype=torch.uint8, device=world.device)
+        told = [f"{name}={size}" for name, size in sorted(sizes.items())]
+        self._name = f"program {program.name} as one kernel with {', '.join(told)}"
+
+    def run(self, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Queue the call; its results."""
+        self.world.operator_call(self._name)
+        signals = {
+            "counters": (self._num_counters, torch.int64),
+            "bases": (self._num_counters, torch.int64),
+            "tickets": (1, torch.int32),
+        }
+        memory = {"memory": ((max(1, self.graph.symmetric_bytes),), torch.uint8)}
+        slot = self.world.workspace(f"persistent {self.program.name}", memory, signals)
+        bound = self._bind(tensors, slot)
+        self._launch(bound, slot)
+        return tuple(bound[name] for name in self.graph.results)
+
+    def _bind(self, tensors: Mapping[str, torch.Tensor], slot: Any) -> dict[str, torch.Tensor]:
+        """Every buffer as a tensor."""
+        found = dict(tensors)
+        for one in self.mine.buffers:
+            dtype, shape = getattr(torch, one.dtype), (one.rows, one.columns)
+            if one.role == "result":
+                found[one.name] = torch.empty(shape, dtype=dtype, device=self.world.device)
+            elif one.role != "input":
+                arena = slot.memory if one.role == "symmetric" else self._local
+                end = one.offset + one.rows * one.columns * dtype.itemsize
+                found[one.name] = arena[one.offset : end].view(dtype).view(shape)
+        return found
+
+    def _launch(self, bound: Mapping[str, torch.Tensor], slot: Any) -> None:
+        tasks, waits, bumps, firsts, totals = self._tables
+        board = Board(
+            tasks, waits, bumps, firsts, totals, slot.counters, slot.bases, slot.tickets,
+            len(self.mine.tasks), len(self.mine.counters),
+        )  # fmt: skip
+        is_dynamic = self.options.schedule == "dynamic"
+        values = self._generated.values(*(bound[name] for name in self._names))
+        self._generated.kernel[(self.graph.num_workers,)](
+            values, self._sizes, *self._tiles, board, slot.arg, self.world.arg, is_dynamic,
+            num_warps=self.options.num_warps, num_stages=self.options.num_stages,
+            launch_cooperative_grid=True,
+        )  # fmt: skip
+
+
+def _graph(program: Program, sizes: Mapping[str, int], world: Any, options: Persistent) -> Any:
+    graph = build(program, sizes, world.num_ranks, sums=options.sums)
+    most = options.num_workers or world.target.num_sms
+    longest = max(len(one.tasks) for one in graph.ranks)
+    return schedule(graph, options.schedule, max(1, min(most, longest)))
+
+
+def _transposed(program: Program, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """Inputs that lie as [columns, rows], which products may read so.
+
+    Raises  UsageError: an input that lies otherwise
+    """
+    right = {one.operands[1] for one in program.tasks if one.kind == "matmul"}
+    right -= {name for one in program.tasks for name in one.operands[: 1 if one.kind == "matmul"
+              else None]}  # fmt: skip
+    found = []
+    for name, tensor in tensors.items():
+        if tensor.is_contiguous():
+            continue
+        if name not in right or not tensor.t().is_contiguous():
+            raise UsageError(
+                f"{program.name}: {name} of shape {tuple(tensor.shape)} has strides "
+                f"{tensor.stride()}; the persistent kernel reads rows that lie one behind the "
+                "other: pass .contiguous()",
+                place=program.task(name).place,
+            )
+        found.append(name)
+    return found
+
+
+def _size(graph: TaskGraph, rank: int, name: str, transposed: frozenset[str]) -> int:
+    """A size that the kernel is given, by its name: what it is of, and which."""
+    of, _, which = name.rpartition("_")
+    if which in ("stride", "slab"):
+        buffer = graph.ranks[rank].buffer(of)
+        if which == "slab":
+            return buffer.rows // graph.num_ranks
+        return buffer.rows if of in transposed else buffer.columns
+    kind = graph.program.task(of).type
+    assert kind is not None
+    if which == "part":
+        return ceil(number(kind.sizes[1], graph.sizes) / graph.num_ranks)
+    held = held_by(kind, rank, graph.sizes, graph.num_ranks)
+    return held.end_row - held.first_row if which == "m" else held.end_column - held.first_column
+
+
+def tile_of(body: Body) -> gemm.Tile | rows.Tile:
+    """What a body is told of its tiles."""
+    if body.kind == "matmul":
+        given = dict(body.attributes)
+        m, n, k = body.tile
+        return gemm.Tile(m, n, k, given["b_is_nk"], False, given["is_k_even"])
+    return rows.Tile(body.tile[0], body.tile[1])
+
+
+def _on_device(made: Tables, device: Any) -> tuple[torch.Tensor, ...]:
+    """A rank's tables as the kernel reads them; never empty, so that there is an address."""
+    flat = [[number for row in table for number in row] for table in (
+        made.tasks, made.waits, made.bumps)]  # fmt: skip
+    return tuple(
+        torch.tensor([*table, 0], dtype=torch.int32).to(device)
+        for table in (*flat, made.firsts, made.totals)
+    )

@@ -1,0 +1,71 @@
+"""Tasks of collectives: rows are read where they were made, or summed over ranks, and go on.
+
+    move      rows of one buffer: what gathers, sends and copies do
+    reduce    summands of all ranks for the same rows, in a fixed order, in fp32:
+              the owner's + those of owner + 1, + 2, ...         as gemm_rs and gemm_ar add them
+
+The own summand was never rounded where its rank alone sums, the others were when they left: so the
+result has the bits that the overlapped lowering gives, and those of every schedule. Where all ranks
+sum, it is rounded as they are (`is_rounded`), and all have the same bits.
+
+Shapes  source, own: rows of n elements, from the task's `row` on; partials: [num_ranks * slab, n],
+        the task's rows from `part_row` on in each slab
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_rows(source, first, at, n, stride, tile):
+    """The task's rows of `source` from row `first` on, in fp32; zeros outside."""
+    i = tl.arange(0, tile.m)
+    j = at.i_n * tile.n + tl.arange(0, tile.n)
+    pointers = source + (first + i).to(tl.int64)[:, None] * stride + j[None, :]
+    mask = (i < at.rows)[:, None] & (j < n)[None, :]
+    return tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def move(at, source, n, stride, tile, emit: tl.constexpr, emit_args):
+    emit(at, load_rows(source, at.row, at, n, stride, tile), tile, emit_args)
+
+
+class Summands(NamedTuple):
+    """The own summand, rows own_stride elements apart; and those of other ranks, of which each has
+    `slab` rows, stride elements apart."""
+
+    own: Any
+    own_stride: Any
+    partials: Any
+    stride: Any
+    slab: Any
+
+
+@triton.jit
+def _summand(of, at, given, rank, n, tile, is_rounded: tl.constexpr):
+    """That of rank `of`. given: Summands"""
+    if of == rank:
+        value = load_rows(given.own, at.row, at, n, given.own_stride, tile)
+        if is_rounded:
+            value = value.to(given.partials.dtype.element_ty).to(tl.float32)
+    else:
+        first = of * given.slab + at.part_row
+        value = load_rows(given.partials, first, at, n, given.stride, tile)
+    return value
+
+
+@triton.jit
+def reduce(
+    at, given, rank, n, is_rounded: tl.constexpr, num_ranks: tl.constexpr, tile,
+    emit: tl.constexpr, emit_args,
+):  # fmt: skip
+    value = _summand(at.owner, at, given, rank, n, tile, is_rounded)
+    for hop in range(1, num_ranks):
+        of = (at.owner + hop) % num_ranks
+        value += _summand(of, at, given, rank, n, tile, is_rounded)
+    emit(at, value, tile, emit_args)
