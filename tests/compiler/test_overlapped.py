@@ -122,7 +122,7 @@ def test_rows_are_read_in_place_where_no_tile_straddles_two_ranks():
 
 
 def test_a_lowering_that_there_is_not():
-    with pytest.raises(UsageError, match="lowering='woven'; it is unfused or overlapped"):
+    with pytest.raises(UsageError, match="lowering='woven'; it is unfused or overlapped or"):
         layers()(world=None, collectives=None, lowering="woven")
 
 
