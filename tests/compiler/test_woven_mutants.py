@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from test_source import gather_and_multiply
 
 import weft
 from weft.base.dtypes import tolerance
+from weft.base.target import TARGETS
 from weft.compiler.lower import source
 from weft.verify.laggards import chooser_of
 from weft.verify.mutants import Bounds, Run, WrongAnswer
@@ -64,33 +66,52 @@ def gathers(kernel):
     return [run_of(main)]
 
 
-def program_of(name: str):
-    return importlib.import_module(f"weft.ops.{name}").PROGRAM
+def shipped(name: str):
+    """The kernel of an operator."""
+    module = importlib.import_module(f"weft.ops.{name}")
+    return module.PROGRAM.kernel if hasattr(module, "PROGRAM") else module.KERNEL
 
 
-def operator(name: str):
+def of_experts(name: str):
+    """ag_moe or moe_rs, the same; tokens go elsewhere each time."""
+    module = importlib.import_module(f"weft.ops.{name}")
+    shape = {"m": 17, "n": 20, "k": 16, "experts": 3, "top_k": 2}
+    problem = module.op.make_problem(RANKS, shape, "float32")
+    config = next(iter(module.candidates(problem, TARGETS["emu"])))
+    return operator(name, "KERNEL", problem, replace(config, tile_n=16, tile_k=16))
+
+
+def product(name: str):
     """gemm_rs or gemm_ar with its kernel generated from what is given, the same."""
     module = importlib.import_module(f"weft.ops.{name}")
     problem = module.op.make_problem(RANKS, {"m": 40, "n": 20, "k": 16}, "float32")
-    config = module.Config(tile_m=16, tile_n=16, tile_k=16, num_warps=4)
+    return operator(
+        name, "PROGRAM", problem, module.Config(tile_m=16, tile_n=16, tile_k=16, num_warps=4)
+    )
+
+
+def operator(name: str, called: str, problem, config):
+    """An operator whose kernel is `called` so, with another in its place."""
+    module = importlib.import_module(f"weft.ops.{name}")
     turns = [
         [module.op.make_inputs(problem, rank, seed) for rank in range(RANKS)] for seed in range(3)
     ]
     expected = [module.op.reference(problem, given) for given in turns]
 
     def runs_of(kernel):
-        program = module.PROGRAM._replace(kernel=kernel)
+        given_as = getattr(module, called)
+        instead = kernel if called == "KERNEL" else given_as._replace(kernel=kernel)
 
         def main():
             world = weft.init()
             outs = [module.op.run(world, problem, given[world.rank], config) for given in turns]
             for out, everyones in zip(outs, expected):
-                expect(out, everyones[world.rank], 16 * RANKS)
+                expect(out, everyones[world.rank], 32 * RANKS)
             world.close()
 
         def run(seed, rewrite):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(module, "PROGRAM", program)
+                patch.setattr(module, called, instead)
                 return run_of(main).run(seed, rewrite)
 
         return [Run("push", run)]
@@ -102,13 +123,15 @@ def operator(name: str):
     ("plan", "runs_of", "caught", "equivalent"),
     [
         ("ag_gemm_push", lambda: gathers, 7, 0),
-        ("gemm_rs", lambda: operator("gemm_rs"), 13, 0),
+        ("gemm_rs", lambda: product("gemm_rs"), 13, 0),
         # Its credits say what its other signals have said.
-        pytest.param("gemm_ar", lambda: operator("gemm_ar"), 18, 3, marks=pytest.mark.slow),
+        pytest.param("gemm_ar", lambda: product("gemm_ar"), 18, 3, marks=pytest.mark.slow),
+        pytest.param("ag_moe", lambda: of_experts("ag_moe"), 13, 0, marks=pytest.mark.slow),
+        pytest.param("moe_rs", lambda: of_experts("moe_rs"), 13, 0, marks=pytest.mark.slow),
     ],
 )
 def test_every_mutant_of_the_ir_is_caught(plan, runs_of, caught, equivalent):
-    kernel = kernel_of(plan) if plan.startswith("ag") else program_of(plan).kernel
+    kernel = kernel_of(plan) if plan.startswith("ag_gemm") else shipped(plan)
     assert len(list(mutations(kernel))) == caught + equivalent
     report = search_woven(kernel, runs_of(), BOUNDS, subject=plan, ranks=RANKS)
     assert report.ok and report.caught == caught, str(report)

@@ -29,16 +29,16 @@ from weft.ir import text
 from weft.ir.legality import Rule, Violation, illegal, run
 
 # operand: a TMA descriptor or a pointer, as the tile says; order: a function of the user's.
-# number: a float, which `by` gives.
-SORTS = ("operand", "pointer", "signals", "slot", "world", "order", "number")
-# Static: affine, of rows of these params. Tables: of pointers, filled on the device.
+# number: a float, which `by` gives. tables: several pointers, to what a router has made.
+SORTS = ("operand", "pointer", "signals", "slot", "world", "order", "number", "tables")
+# Static: affine, of rows of these params. Tables: filled on the device.
 MAPPINGS = ("static", "tables")
-# What a tile is cut from: all rows, or each rank's part of them.
-CUTS = ("whole", "part")
+# What a tile is cut from: all rows; each rank's part of them; by tables each expert's slots.
+CUTS = {"whole": "static", "part": "static", "experts": "tables"}
 
 # What each hook may hold beside computing, and why no more.
 HOOKS = {
-    "begin": ("credit",),
+    "begin": ("credit", "notify"),  # of own rows that its first programs give to all
     "order": (),  # every role of a template asks it: it must be the same each time
     "segments": (),
     "ready": ("wait",),
@@ -58,6 +58,11 @@ FUNCTIONS = {
     "gather": ("order", ("mapping",)),
     "given": ("order", ("order", "mapping")),  # the user's, in the place of gather
     "scatter": ("order", ("mapping",)),
+    "in_turn": ("order", ("tables", "mapping")),
+    "in_turn_backwards": ("order", ("tables", "mapping")),
+    "feed": ("begin", ("pointer", "pointer", "mapping")),
+    "rows_by_token": ("ready", ("pointer", "tables")),
+    "rows_by_slot": ("ready", ("pointer",)),
     "rows_of": ("ready", ("operand",)),
     "rows_or_own": ("ready", ("operand", "operand", "mapping")),
     "read_owned": ("ready", ("operand", "mapping")),
@@ -69,6 +74,9 @@ FUNCTIONS = {
     "store": ("emit", ("operand",)),
     "store_value": ("emit", ("operand", "pointer")),  # the same place; what `value` has made
     "store_own": ("emit", ("operand", "mapping")),
+    "store_slots": ("emit", ("pointer",)),
+    "push_rows": ("emit", ("pointer", "tables", "mapping")),
+    "sum_rows": ("collect", ("pointer", "pointer", "mapping")),
     "push": ("emit", ("pointer", "mapping")),
     "spread": ("emit", ("pointer", "mapping")),
     "send": ("emit", ("pointer", "mapping")),  # as push, by TMA where there is one
@@ -85,7 +93,7 @@ FUNCTIONS = {
 }
 
 # What reaches other ranks.
-FAR = ("push", "spread", "send", "send_to_all")
+FAR = ("push", "spread", "send", "send_to_all", "feed", "push_rows")
 
 # Template -> how many extents a tile has, and the hooks that it cannot do without.
 TEMPLATES = {
@@ -94,10 +102,12 @@ TEMPLATES = {
     "rows": (2, ("order", "ready", "combine", "emit", "collect", "result")),
 }
 
-# Which words of a channel: those of the tile's rows; all; the tile's, of every other rank.
-WORDS = ("tile", "all", "others")
-# Whom a signal reaches: whose rows the tile has; every rank.
-TO = ("owner", "all")
+# Which words of a channel: those of the tile's rows; all; the tile's, of every other rank. By
+# tables: those of the ranks whose rows the tile has; those of all tiles that have own rows.
+WORDS = ("tile", "all", "others", "sources", "tiles")
+# Whom a signal reaches: whose rows the tile has; every rank. By tables: the ranks whose rows the
+# tile has; each rank, when it has been fed.
+TO = ("owner", "all", "sources", "each")
 ORDERS = {"wait": ("acquire", "relaxed"), "notify": ("release", "relaxed")}
 SCOPES = ("system", "device")
 
@@ -298,6 +308,9 @@ def _words(kernel: Kernel) -> Iterator[tuple[str, Place]]:
         elif isinstance(one, Mapping):
             yield from _known(f"{one.name} is of sort", one.sort, MAPPINGS, one.place)
             yield from _known(f"{one.name} cuts", one.cuts, CUTS, one.place)
+            if one.sort in MAPPINGS and CUTS.get(one.cuts, one.sort) != one.sort:
+                told = f"{one.name} is of sort {one.sort} and cuts {one.cuts}"
+                yield f"{told}, which is of sort {CUTS[one.cuts]}", one.place
         elif not isinstance(one, Template):
             yield from _known("hook", one.slot, HOOKS, one.place)
         if isinstance(one, Hook):

@@ -6,7 +6,7 @@ Not an operator. Tables are moe_route's; whose rows travel, and when, is the ope
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -14,12 +14,13 @@ import torch
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.language.world_arg import SlotArg, WorldArg, language_version
+from weft.compiler.lower import signature, source
+from weft.ir import core
 from weft.ops import _lanes
 from weft.ops.moe_route import Problem as RouterProblem
 from weft.ops.moe_route import Routing, Tables
 from weft.ops.moe_route import op as router
-from weft.tiles import blocking, gemm
+from weft.tiles import blocking, gemm, grouped
 from weft.tiles.blocking import Blocking
 
 SUPPORTED = ("float16", "bfloat16", "float32")
@@ -115,6 +116,13 @@ class Config:
             problem.tile_m, self.tile_n, self.tile_k, size_k=problem.k, b_is_nk=problem.b_is_nk
         )
 
+    def experts(self, problem: Problem, lanes: int = 0) -> grouped.Experts:
+        """What kernels are told beside the tables."""
+        return grouped.Experts(
+            problem.m, problem.rows, problem.top_k, problem.routing.max_tiles,
+            self.columns(problem), self.group_m, lanes,
+        )  # fmt: skip
+
     def options(self) -> dict[str, int]:
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
@@ -131,6 +139,11 @@ def candidates(config: type[Config], problem: Problem, target: Target) -> Iterat
         yield one
     small = (16, 16) if target.backend == "emu" else (64, 32)
     yield config(tile_n=small[0], tile_k=small[1], num_warps=4, num_stages=2)
+
+
+def tables_of(routing: Routing) -> grouped.Tables:
+    """What kernels ask of a router's tables."""
+    return grouped.Tables(*[getattr(routing.tables, name) for name in grouped.Tables._fields])
 
 
 def shape_of(problem: Problem) -> gemm.Shape:
@@ -242,35 +255,17 @@ def product(problem: Problem, rows: Any, inputs: Mapping[str, Any]) -> torch.Ten
     return out
 
 
-def record(
-    fn: Any,
-    problem: Problem,
-    config: Config,
-    types: Mapping[str, Any],
-    constants: Mapping[str, Any],
-) -> tuple[Any, KernelRecord]:
-    """The kernel as `compile` builds it; `types` and `constants` are what it has for itself."""
-    shape, tile = shape_of(problem), config.tile(problem)
-    known = {
-        "slot": ["*i64", "*i32", "*i64"],
-        "shape": ["i32"] * len(shape),
-        "tile": ["constexpr"] * len(tile),
-        "world": ["*i64", "constexpr", "constexpr"],
-        **types,
-    }
+def record(kernel: core.Kernel, problem: Problem, config: Config) -> tuple[Any, KernelRecord]:
+    """A kernel as `compile` builds it."""
+    fn, shape, tile = source.load(kernel).plain, shape_of(problem), config.tile(problem)
+    given = signature.Specialised(
+        problem.dtype, (tile.m, tile.n, tile.k), problem.num_ranks, problem.b_is_nk,
+        num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+    made = signature.record(kernel, "plain", given)
     aligned = [f"shape.{name}" for name, size in shape._asdict().items() if size % 16 == 0]
-    pointers = [name for name, word in types.items() if word[0] == "*"]
-    return fn, KernelRecord(
-        name=f"{problem.op}.multiply",
-        signature={name: known.get(name, "constexpr") for name in fn.arg_names},
-        constants={
-            "slot": SlotArg(None, None, None),
-            "shape": gemm.Shape(*[None] * len(shape)),
-            "tile": tile,
-            "world": WorldArg(None, problem.num_ranks, language_version()),
-            "group_m": config.group_m,
-            **constants,
-        },
-        options=config.options(),
-        divisible_by_16=(*pointers, *aligned),
-    )
+    divide = [name for name in made.divisible_by_16 if not name.startswith("shape.")]
+    return fn, replace(
+        made, name=f"{problem.op}.multiply", constants={**made.constants, "tile": tile},
+        divisible_by_16=(*divide, *aligned),
+    )  # fmt: skip

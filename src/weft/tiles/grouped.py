@@ -12,7 +12,8 @@ tiles as a word on the device says:
 
 The record is made once for each tile, by `in_turn`, and every later hook gets it: none looks an
 expert up again. B holds the experts one behind the other, [experts, k, n] or [experts, n, k].
-Rows of A are loaded by index, so without TMA.
+Rows of A are loaded by index, so without TMA. Around the product stand `feed`, by which own tokens
+come to all ranks, and `push_rows` and `sum_rows`, by which weighted rows go back to their tokens'.
 
 Source  docs/decisions/009-hooks.md
 """
@@ -24,7 +25,36 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+import weft.language as wl
 from weft.tiles import gemm, swizzle
+
+# Elements of tokens that a feeder stores at a time, and columns that are added up at a time.
+FED, SUMMED = tl.constexpr(4096), tl.constexpr(1024)
+
+
+class Tables(NamedTuple):
+    """Those of a router's tables (weft.ops.moe_route) that kernels ask, on the device."""
+
+    token_of: Any
+    weight_of: Any
+    slot_of: Any
+    tiles: Any
+    turns: Any
+    num_tiles: Any
+
+
+class Experts(NamedTuple):
+    """Numbers beside the tables: m tokens, `rows` to a rank, each with top_k choices; tables have
+    room for `room` tiles, of `columns` columns of tiles, of which group_m rows share columns in
+    L2; `lanes` programs feed."""
+
+    m: Any
+    rows: Any
+    top_k: Any
+    room: Any
+    columns: Any
+    group_m: Any
+    lanes: Any
 
 
 class At(NamedTuple):
@@ -94,3 +124,76 @@ def emit_slots(at, value, tile, args):
     pointers = args.c + i.to(tl.int64)[:, None] * args.shape.stride_c + j[None, :]
     mask = (i < at.end)[:, None] & (j < args.shape.n)[None, :]
     tl.store(pointers, value.to(args.c.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_value(c, at, value, num_columns):
+    """Store a tile of any width in c[slots, num_columns], rounded to c's dtype."""
+    i = at.first + tl.arange(0, value.shape[0])
+    j = at.i_n * value.shape[1] + tl.arange(0, value.shape[1])
+    pointers = c + i.to(tl.int64)[:, None] * num_columns + j[None, :]
+    mask = (i < at.end)[:, None] & (j < num_columns)[None, :]
+    tl.store(pointers, value.to(c.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def feed(x, gathered, to, lane, rank, k, experts, world):
+    """Every lanes-th block of own tokens -> where they belong among all of rank `to`'s."""
+    own = tl.minimum(tl.maximum(experts.m - rank * experts.rows, 0), experts.rows)
+    size = own.to(tl.int64) * k
+    there = gathered + (rank * experts.rows).to(tl.int64) * k
+    for start in range(lane * FED, size, experts.lanes * FED):
+        i = start + tl.arange(0, FED)
+        wl.put(world, there + i, x + i, to=to, mask=i < size)
+
+
+@triton.jit
+def _choice_of(slot, token, slot_of, top_k, mask):
+    """Which of its token's choices a slot is."""
+    found = tl.zeros_like(slot)
+    for j in range(top_k):
+        same = tl.load(slot_of + token * top_k + j, mask=mask, other=-1) == slot
+        found += tl.where(same, j, 0)
+    return found
+
+
+@triton.jit
+def push_rows(partials, at, value, tile, rank, n, routing, experts, world):
+    """Each row, times its weight -> rank's part of `partials` of the rank whose token it is.
+
+    partials: [num_ranks, rows of a rank, top_k, n]; routing: Tables
+    """
+    slot = at.first + tl.arange(0, tile.m)
+    here = slot < at.end
+    token = tl.load(routing.token_of + slot, mask=here, other=0)
+    weight = tl.load(routing.weight_of + slot, mask=here, other=0.0)
+    j = at.i_n * tile.n + tl.arange(0, tile.n)
+    owner = token // experts.rows
+    row = (token - owner * experts.rows) * experts.top_k
+    row += _choice_of(slot, token, routing.slot_of, experts.top_k, here)
+    place = (rank * experts.rows * experts.top_k + row).to(tl.int64) * n
+    there = partials + place[:, None] + j[None, :]
+    share = (value * weight[:, None]).to(partials.dtype.element_ty)
+    for to in range(at.lo, at.hi + 1):
+        mask = (here & (owner == to))[:, None] & (j < n)[None, :]
+        wl.put(world, there, share, to=to, mask=mask)
+
+
+@triton.jit
+def sum_rows(out, partials, rank, n, experts, program, num_programs, num_ranks: tl.constexpr):
+    """Own tokens, one by one: all ranks' shares of all choices, in fp32; own ones first, then rank
+    + 1's, ..; of each the first choice's, the second's, .."""
+    own = tl.minimum(tl.maximum(experts.m - rank * experts.rows, 0), experts.rows)
+    pieces = tl.cdiv(n, SUMMED)
+    for unit in range(program, own * pieces, num_programs):
+        token = unit // pieces
+        column = (unit - token * pieces) * SUMMED + tl.arange(0, SUMMED)
+        total = tl.zeros((SUMMED,), tl.float32)
+        for hop in range(num_ranks):
+            source = (rank + hop) % num_ranks
+            first = (source * experts.rows + token) * experts.top_k
+            for j in range(experts.top_k):
+                there = partials + (first + j).to(tl.int64) * n + column
+                total += tl.load(there, mask=column < n, other=0.0).to(tl.float32)
+        place = out + token.to(tl.int64) * n + column
+        tl.store(place, total.to(out.dtype.element_ty), mask=column < n)

@@ -65,11 +65,15 @@ _ORDERS = {
     "grouped": "from the first row of tiles to the last",
     "gather": "own tiles first, then those of rank + 1, + 2, ..., in which order rows arrive",
     "given": "the user's: {0}, which is given when this is loaded",
+    "in_turn": "by the table of turns: tiles of own tokens first, then those whose last come next",
+    "in_turn_backwards": "by the table of turns from the last one: tiles of own tokens last",
     "scatter": "tiles of rank + 1 first, then + 2, ..., own ones last, when others' sums are there",
 }
 _CUTS = {
     "whole": "row r lies on rank r // NAME.rank_rows; tiles are cut from all rows: one may lie on "
     "two ranks",
+    "experts": "a tile is a row of the table: slots first .. end - 1 of one expert, of tokens of "
+    "ranks lo .. hi; how many tiles there are is a word on the device",
     "part": "tiles are cut within each rank's NAME.rows rows: NAME.tiles_m rows of tiles to a part",
 }
 
@@ -84,7 +88,7 @@ _IMPORTS = (
     (r"\bwl\.", "import weft.language as wl"),
     (r"\bslots\.", "from weft.language import slots"),
 )
-_TILES = ("epilogues", "gemm", "gemm_sm90", "rows", "swizzle", "weave")
+_TILES = ("epilogues", "gemm", "gemm_sm90", "grouped", "rows", "swizzle", "weave")
 
 
 def imports(body: str) -> str:

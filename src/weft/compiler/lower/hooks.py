@@ -19,7 +19,10 @@ TWINS = ("plain", "sm90")
 
 def twins_of(kernel: core.Kernel) -> tuple[str, ...]:
     """Which forms there are of a kernel."""
-    return TWINS if kernel.of(core.Template)[0].function == "gemm" else ("plain",)
+    is_static = all(one.sort == "static" for one in kernel.of(core.Mapping))
+    is_gemm = kernel.of(core.Template)[0].function == "gemm"
+    # Rows by index are not fetched by TMA.
+    return TWINS if is_gemm and is_static else ("plain",)
 
 
 def mapping(kernel: core.Kernel) -> Iterator[str]:
@@ -108,6 +111,8 @@ def hooks(kernel: core.Kernel) -> Iterator[str]:
         twin = suffix or "plain"
         if not kernel.at(slot) or twin not in twins_of(kernel) or library(kernel, slot, twin):
             continue
+        if slot == "collect" and is_by_tables(kernel):
+            continue  # stands in the kernel: it is not of tiles
         title = title_of(kernel, slot, twin)
         if not suffix or title != title_of(kernel, slot, "plain"):
             fields = "\n".join(f"    {name}: Any" for name in used(kernel, slot, twin))
@@ -133,12 +138,32 @@ def body_of(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, ...]:
         if not piece.guard:
             lines += piece.lines
         elif piece.guard == last:
-            lines += indent("\n".join(piece.lines), "    ").splitlines()
+            depth = "        " if last == woven.FEEDING else "    "
+            lines += indent("\n".join(piece.lines), depth).splitlines()
+        elif piece.guard == woven.FEEDING:
+            lines += [one.replace("TOKENS", _mapping(kernel)) for one in _FEEDING]
+            lines += indent("\n".join(piece.lines), "        ").splitlines()
         else:
             lines.append("else:" if last else f"if {_guard(kernel, piece.guard)}:")
             lines += indent("\n".join(piece.lines), "    ").splitlines()
         last = piece.guard
     return tuple(lines)
+
+
+_FEEDING = (
+    "if args.program < args.TOKENS.lanes:",
+    "    for hop in range(args.world.num_ranks):",
+    "        to = (args.rank + hop) % args.world.num_ranks",
+)
+
+
+def _mapping(kernel: core.Kernel) -> str:
+    return kernel.of(core.Mapping)[0].name
+
+
+def is_by_tables(kernel: core.Kernel) -> bool:
+    """Are tiles cut by what the device knows alone?"""
+    return kernel.of(core.Mapping)[0].sort == "tables"
 
 
 def _guard(kernel: core.Kernel, guard: str) -> str:
@@ -161,7 +186,7 @@ def used(kernel: core.Kernel, slot: str, twin: str) -> list[str]:
         names += ["partials", "rank", "parts", "world"]  # of a weave.Move
     names = sorted(dict.fromkeys(names))
     tuples = {"shape", *(one.name for one in kernel.of(core.Mapping))}
-    tuples |= {one.name for one in kernel.of(core.Param) if one.sort in ("slot", "world")}
+    tuples |= {one.name for one in kernel.of(core.Param) if one.sort in ("slot", "world", "tables")}
     tuples |= {f"{name}_peers" for name in peers_of(kernel)}
     return sorted(names, key=lambda name: (name in tuples, name == "world"))
 
@@ -179,12 +204,19 @@ def library(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, str] | None
         return None
     home = "gemm" if twin == "plain" else "gemm_sm90"
     stored = "gemm.Stored({0}, shape)" if twin == "plain" else "gemm_sm90.Stored({0})"
+    turns = "grouped.Turns({0}.tiles, {0}.turns, {1}.room, {1}.group_m)"
+    if slot == "emit" and kernel.at("value"):
+        return None
     found = {
         "grouped": ("swizzle.grouped", "(group_m,)"),
         "scatter": ("weave.scattered", "weave.Scatter(rank, {0})"),
         "rows_of": ("gemm.ready_always", "gemm.Always({0}, shape.m)"),
         "read_owned": ("weave.read_owned", "weave.Operand({0}, {1})"),
         "store": (f"{home}.emit_store", stored),
+        "store_slots": ("grouped.emit_slots", "gemm.Stored({0}, shape)"),
+        "in_turn": ("grouped.in_turn", turns),
+        "in_turn_backwards": ("grouped.in_turn_backwards", turns),
+        "rows_by_slot": ("grouped.read_slots", "grouped.Slots({0})"),
     }.get(given[0].function)
     if found is None:
         return None

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.compiler.lower.hooks import TWO_FORMS, body_of, library, peers_of, title_of, used
+from weft.compiler.lower.hooks import (
+    TWO_FORMS,
+    body_of,
+    is_by_tables,
+    library,
+    peers_of,
+    title_of,
+    used,
+)
 from weft.compiler.lower.layout import WIDTH, call, fitting, wrapped
 from weft.ir import core
 from weft.tiles import weave
@@ -17,7 +25,7 @@ def kernel_text(kernel: core.Kernel, twin: str) -> str:
     is_whole = mapping.cuts == "whole"
     if twin == "sm90":
         names = [*_with_peers(kernel, names), "sums", "summed"]
-    is_rows = kernel.of(core.Template)[0].function == "rows"
+    is_rows, by_tables = kernel.of(core.Template)[0].function == "rows", is_by_tables(kernel)
     names += [_slot(kernel), *([] if is_rows else ["shape"]), mapping.name]
     names += ["group_m"] if is_whole else []
     if twin == "plain":
@@ -35,15 +43,22 @@ def kernel_text(kernel: core.Kernel, twin: str) -> str:
         f"rank = wl.rank(world).to({module}.int32)",
         f"e = slots.slot_epoch({_slot(kernel)})",
         f"program, num_programs = {module}.program_id(0), {module}.num_programs(0)",
-        *(line.replace("args.", "") for line in body_of(kernel, "begin", twin)),
+        *fitting((line.replace("args.", "") for line in body_of(kernel, "begin", twin)), 96),
     ]
     if is_whole:
         body += [
             f"num_m = {module}.cdiv(shape.m, {tile_m})",
             f"order_args = _order_args(rank, {mapping.name}, group_m, {tile_m}, num_m)",
         ]
+    if _feeds(kernel):
+        lanes = f"{mapping.name}.lanes"
+        body += [f"first = (program + num_programs - {lanes}) % num_programs  # feeders come last"]
     body += _rows(kernel) if is_rows else _template(kernel, twin)
-    if kernel.at("collect") and not is_rows:
+    if kernel.at("collect") and by_tables:
+        body += fitting(
+            (line.replace("args.", "") for line in body_of(kernel, "collect", twin)), 96
+        )
+    elif kernel.at("collect") and not is_rows:
         body += _collect(kernel, twin)
     body += [line.replace("args.", "") for line in body_of(kernel, "end", twin)]
     return "\n".join([*lines, *(f"    {line}" for line in body)])
@@ -62,6 +77,11 @@ _ROWS = "The template for whole rows with the hooks above, on any target."
 _SM90 = "The same on Hopper; operands are descriptors, `sums` and `summed` its own."
 
 
+def _feeds(kernel: core.Kernel) -> bool:
+    """Do its first programs give own rows to all ranks before they multiply?"""
+    return any(one.slot == "begin" for one in kernel.of(core.Hook))
+
+
 def _slot(kernel: core.Kernel) -> str:
     return next(one.name for one in kernel.of(core.Param) if one.sort == "slot")
 
@@ -70,10 +90,14 @@ def _template(kernel: core.Kernel, twin: str) -> list[str]:
     """The call of the template."""
     operands = [one.name for one in kernel.of(core.Param) if one.sort == "operand"]
     (mapping,) = kernel.of(core.Mapping)
+    if by_tables := is_by_tables(kernel):  # results leave by pointers
+        operands += [""]
     is_whole, right, result = mapping.cuts == "whole", operands[-2], operands[-1]
     num_m = "num_m" if is_whole else f"world.num_ranks * {mapping.name}.tiles_m"
+    num_m = f"tl.load({mapping.of[0]}.num_tiles)" if by_tables else num_m
+    first = "first" if _feeds(kernel) else "program"
     if twin == "plain":
-        rows = [f"{right}, shape, tile, {num_m}, program, num_programs,"]
+        rows = [f"{right}, shape, tile, {num_m}, {first}, num_programs,"]
     else:
         shared = "gemm_sm90.Shared(sums, summed, e, world)"
         rows = [

@@ -11,7 +11,7 @@ from weft.compiler.lower import hooks
 from weft.ir import core
 from weft.language.mapping import StaticMapping
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.tiles import gemm, gemm_sm90, rows, weave
+from weft.tiles import gemm, gemm_sm90, grouped, rows, weave
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Specialised:
 
 
 # The tuples that kernels take: runtime integers but for the tile's.
-TUPLES = {"whole": StaticMapping, "part": weave.Parts}
+TUPLES = {"whole": StaticMapping, "part": weave.Parts, "experts": grouped.Experts}
+TABLES = tuple("*fp32" if name == "weight_of" else "*i32" for name in grouped.Tables._fields)
 
 
 def record(kernel: core.Kernel, twin: str, given: Specialised) -> KernelRecord:
@@ -46,6 +47,9 @@ def record(kernel: core.Kernel, twin: str, given: Specialised) -> KernelRecord:
         if one.sort == "slot":
             signature[one.name] = ["*i64", "*i32", "*i64"]
             constants[one.name] = SlotArg(None, None, None)
+        elif one.sort == "tables":
+            signature[one.name] = list(TABLES)
+            constants[one.name] = grouped.Tables(*[None] * len(TABLES))
         elif one.sort != "world":
             signature[one.name] = word = _word(kernel, one, twin, given)
             aligned += [one.name] if word.startswith("*") else []

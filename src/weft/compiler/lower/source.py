@@ -35,12 +35,19 @@ def load(kernel: core.Kernel, orders: Mapping[str, Any] | None = None) -> Twins:
     for seen in _watching:
         seen.setdefault(kernel)
     kernel = _instead.get(kernel, kernel)
+    if not orders and kernel in _loaded:
+        return _loaded[kernel]
     named = {one.name for one in kernel.of(core.Param) if one.sort == "order"}
     given = {name: one for name, one in (orders or {}).items() if name in named}
     module = import_text(kernel.name, text(kernel), given)
-    return Twins(getattr(module, kernel.name), getattr(module, f"{kernel.name}_sm90", None))
+    twins = Twins(getattr(module, kernel.name), getattr(module, f"{kernel.name}_sm90", None))
+    if not orders:
+        _loaded[kernel] = twins
+    return twins
 
 
+# Operators ask at each call.
+_loaded: dict[core.Kernel, Twins] = {}
 _watching: list[dict[core.Kernel, None]] = []
 _instead: dict[core.Kernel, core.Kernel] = {}
 

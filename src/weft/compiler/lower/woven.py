@@ -19,6 +19,7 @@ from weft.base.place import Place
 from weft.ir import core
 
 OWN, OTHER = "own", "other"  # tiles of this rank's rows; tiles of other ranks' rows
+FEEDING = "feeding"  # of the first programs, for each rank in turn
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,15 @@ def sentence(one: core.Woven) -> str:
     """What a statement does, for the reader of the kernel."""
     place = f"  ({line_of(one.place)})" if one.place.frames else ""
     if isinstance(one, core.Wait):
-        words = {"tile": "of a tile's rows", "all": "all of them", "others": "of other ranks"}
+        words = {"tile": "of a tile's rows", "all": "all of them", "others": "of other ranks",
+                 "sources": "of the ranks whose rows a tile has",
+                 "tiles": "of all tiles that have own rows"}  # fmt: skip
         when = {"ready": "before rows are read", "combine": "before partial sums are added"}
         who = "the last program" if one.by else "each program"
         guard = ", unless the rows are own" if one.unless else ""
         return f"{who} waits, {words[one.words]}, {when.get(one.slot, 'at its end')}{guard}{place}"
+    if isinstance(one, core.Notify) and one.slot == "begin":
+        return f"set on each rank when a feeder's share of own rows is there{place}"
     if isinstance(one, core.Notify):
         return f"set on {_WHOM[one.to]} when a tile's stores are complete{place}"
     if isinstance(one, core.Credit):
@@ -72,7 +77,8 @@ def sentence(one: core.Woven) -> str:
     return one.function
 
 
-_WHOM = {"owner": "the rank that owns the rows", "all": "every rank"}
+_WHOM = {"owner": "the rank that owns the rows", "all": "every rank",
+         "sources": "the ranks whose rows it has", "each": "every rank"}  # fmt: skip
 
 
 def line_of(place: Place) -> str:
@@ -118,6 +124,24 @@ def _wait(one: core.Wait, kernel: core.Kernel, twin: str) -> Piece:
             _said(f"wl.wait({signals} + word, args.e, count{how}", one),
         )
         return Piece(lines, OTHER if one.unless == "own" else "")
+    if one.words == "sources":
+        lines = (
+            f"word = {signals} + at.lo * {by}.lanes",
+            _said(f"wl.wait(word, args.e, (at.hi - at.lo + 1) * {by}.lanes{how}", one),
+        )
+        return Piece(lines)
+    if one.words == "tiles":
+        tables = next(x for x in kernel.of(core.Mapping) if x.name == one.mapping).of[0]
+        table = f"args.{tables}.tiles"
+        lines = (
+            f"words = args.world.num_ranks * {by}.columns",
+            f"for own in range(tl.load(args.{tables}.num_tiles)):",
+            f"    lo = tl.load({table} + 3 * {by}.room + own)",
+            f"    hi = tl.load({table} + 4 * {by}.room + own)",
+            "    if (lo <= args.rank) & (args.rank <= hi):",
+            _said(f"        wl.wait({signals} + own * words, args.e, words{how}", one),
+        )
+        return Piece(lines)
     if one.words == "all":
         lines = (_said(f"wl.wait({signals}, args.e, {by}.chunks * args.world.num_ranks{how}", one),)
         if one.by == "last":
@@ -140,6 +164,18 @@ def _wait(one: core.Wait, kernel: core.Kernel, twin: str) -> Piece:
 
 def _notify(one: core.Notify, twin: str) -> Piece:
     signals, by = f"args.{one.signals}", f"args.{one.mapping}"
+    if one.to == "each":
+        word = f"{signals} + args.rank * {by}.lanes + args.program"
+        told = f"wl.notify(args.world, {word}, args.e, to=to, op=wl.SignalOp.SET{_how(one)})"
+        return Piece((_said(told, one),), FEEDING)
+    if one.to == "sources":
+        lines = (
+            f"word = (at.i_m * args.world.num_ranks + args.rank) * {by}.columns + at.i_n",
+            "for to in range(at.lo, at.hi + 1):",
+            _said(f"    wl.notify(args.world, {signals} + word, args.e, to=to, "
+                  f"op=wl.SignalOp.SET{_how(one)})", one),
+        )  # fmt: skip
+        return Piece(lines)
     call, guard = ("notify_all(args.world, word, args.e, ", OWN)
     if one.to == "owner":
         call, guard = ("notify(args.world, word, args.e, to=at.owner, ", OTHER)
@@ -204,6 +240,17 @@ _HOOKS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
         ("if at.row < at.end:",
          "    own_row = at.row + row - at.i_m * {1}.tile_m",
          "    gemm_sm90.store_tile({0}, [own_row, column], chunk)"), OWN),
+    ("feed", "plain"): (
+        ("grouped.feed({0}, {1}, to, args.program, args.rank, args.shape.k, {2}, args.world)",),
+        FEEDING),
+    ("rows_by_token", "plain"): (("return grouped.rows_by_token(at, {0}, {1}.token_of)",), ""),
+    ("store_slots", "plain"): (("grouped.store_value({0}, at, value, {columns})",), ""),
+    ("push_rows", "plain"): (
+        ("grouped.push_rows({0}, at, value, tile, args.rank, args.shape.n, {1}, {2}, args.world)",),
+        ""),
+    ("sum_rows", "plain"): (
+        ("grouped.sum_rows({1}, {0}, args.rank, args.shape.n, {2}, args.program, "
+         "args.num_programs, args.world.num_ranks)",), ""),
     ("silu", "plain"): (("value = epilogues.silu(value, {dtype})",), ""),
     ("silu", "sm90"): (("value = epilogues.silu_chunk(value, {dtype})",), ""),
     ("silu_mul", "plain"): (("value = epilogues.silu_mul(value, {dtype})",), ""),
@@ -257,7 +304,7 @@ def _known(one: core.Hook, kernel: core.Kernel) -> dict[str, str]:
     if chain := kernel.at("value"):
         (stored,) = kernel.at("emit")
         assert isinstance(stored, core.Hook)
-        names["{dtype}"] = f"args.{stored.args[1]}.dtype.element_ty"
+        names["{dtype}"] = f"args.{stored.args[-1]}.dtype.element_ty"
         # Behind silu_mul there are half as many columns.
         before = chain[: next((i for i, each in enumerate(chain) if each is one), len(chain))]
         is_half = any(getattr(each, "function", "") == "silu_mul" for each in before)

@@ -129,6 +129,6 @@ def _rest(before: tuple, after: tuple) -> tuple:
 
 # A notify goes before the tile's product, the end of a call before all of it; a wait goes behind
 # what it guards.
-EARLIER = {"announce": "ready", "done": "begin", "end": "begin"}
+EARLIER = {"begin": "begin", "announce": "ready", "done": "begin", "end": "begin"}
 LATER = {"begin": "end", "ready": "announce", "combine": "combine", "collect": "collect",
          "done": "done", "end": "end"}  # fmt: skip
