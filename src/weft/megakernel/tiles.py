@@ -78,6 +78,7 @@ class Cut:
         self._counts = [0] * self.num_ranks
         self._by_name = {task.name: task for task in self.program.tasks}
         self._known: dict[tuple[str, int, Region], tuple[int, ...]] = {}
+        self._held: dict[tuple[str, int], Region] = {}
 
     def type_of(self, name: str) -> Type:
         kind = self._by_name[name].type
@@ -85,7 +86,11 @@ class Cut:
         return kind
 
     def held(self, name: str, rank: int) -> Region:
-        return held_by(self.type_of(name), rank, self.sizes, self.num_ranks)
+        """What a rank has of a value."""
+        if (name, rank) not in self._held:
+            kind = self.type_of(name)
+            self._held[name, rank] = held_by(kind, rank, self.sizes, self.num_ranks)
+        return self._held[name, rank]
 
     def home(self, name: str) -> str:
         """The buffer that holds a value."""
