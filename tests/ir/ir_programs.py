@@ -36,6 +36,19 @@ kernel=mlp_multiply)
 choice(g, engine, push, 'push 30 us, copy_engine 60 us')
 """
 
+# A decode step's attention: a cache of 32 rows for each of b sequences, heads of 8 columns.
+DECODE = """\
+program(decode, mesh=tp, stage=placed, results=(attended, cached))
+q: float32[b, 32] @ Shard(1) = input()
+k: float32[b, 16] @ Shard(1) = input()
+cache: float32[Times(b, 32), 16] @ Shard(1) = input()
+values: float32[Times(b, 32), 16] @ Shard(1) = input()
+lengths: int32[1, b] @ Replicate() = input()
+turned: float32[b, 32] @ Shard(1) = rope(q, lengths, head=8, base=10000.0)
+cached: float32[Times(b, 32), 16] @ Shard(1) = kv_append(cache, k, lengths)
+attended: float32[b, 32] @ Shard(1) = decode_attention(turned, cached, values, lengths, head=8)
+"""
+
 # The plan of ag_gemm where copy engines carry the data, from where the caller has it.
 PULL = """\
 program(ag_gemm, mesh=tp, results=(c,))
@@ -121,6 +134,7 @@ tasks = st.builds(
     task.Program, names, names, several(st.builds(
         task.Task, names, st.sampled_from(list(task.KINDS)), several(names), _types,
         dim=st.none() | st.integers(0, 1), eps=_floats, top_k=st.none() | st.integers(1, 4),
+        head=st.none() | st.sampled_from([2, 64]), base=_floats,
         tile=several(st.integers(1, 256)), needs=several(st.builds(task.Need, names, _regions)),
         kernel=st.just("") | names, engine=st.just("") | names,
         chunks=st.integers(0, 4) | st.just("tiles"), order=st.just("") | names,
@@ -162,6 +176,8 @@ _words = {
         st.none() | st.integers(0, 1),
         _floats,
         st.none() | st.integers(1, 4),
+        st.none() | st.sampled_from([2, 64]),
+        _floats,
     ),
     device.Copy: (names, names, st.sampled_from(["pull", "push"]), names),
     device.Launch: (

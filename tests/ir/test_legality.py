@@ -152,6 +152,29 @@ def test_tables_and_what_is_sorted_by_them(old: str, new: str, rule: str, told: 
     assert any(one.rule == rule and told in one.message for one in found), found
 
 
+DECODE_BREACHES = [
+    ("lengths: int32", "lengths: float32", "sizes", "lengths is float32[1, b] @ Replicate(); it "
+     "must be int32"),
+    ("int32[1, b]", "int32[b, 1]", "sizes", "lengths is (b, 1); of b sequences it must be (1, b)"),
+    ("cache: float32[Times(b, 32)", "cache: float32[b2", "sizes", "cache has b2 rows for b seq"),
+    ("k: float32[b, 16]", "k: float32[b, 32]", "sizes", "k has 32 columns, cache 16"),
+    ("lengths, head=8)", "lengths, head=6)", "sizes", "turned has 32 columns; heads have head=6"),
+    ("values: float32[Times(b, 32)", "values: float32[Times(b, 16)", "sizes", "caches are alike"),
+    ("lengths, head=8)", "lengths)", "attributes", "attended has head=None; it takes an even"),
+    ("head=8, base=10000.0", "head=8", "attributes", "turned has base=None; it takes a number"),
+    ("q: float32[b, 32] @ Shard(1)", "q: float32[b, 32] @ Replicate()", "placements",
+     "rope of Replicate(), Replicate() does not give turned @ Shard(1)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "rule", "told"), DECODE_BREACHES)
+def test_caches_and_what_is_read_of_them(old: str, new: str, rule: str, told: str):
+    assert task.check(task.parse(programs.DECODE)) == []
+    assert old in programs.DECODE
+    found = task.check(task.parse(programs.DECODE.replace(old, new)))
+    assert any(one.rule == rule and told in one.message for one in found), found
+
+
 @pytest.mark.parametrize(
     ("old", "new", "rule", "told"),
     [

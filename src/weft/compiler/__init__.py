@@ -8,23 +8,27 @@ from weft.compiler.facts import Facts, Settings
 from weft.compiler.frontend import (
     all_gather,
     all_reduce,
+    decode_attention,
     ep_combine,
     ep_dispatch,
     gather_rows,
     grouped_matmul,
+    kv_append,
     moe_route,
     program,
     reduce_scatter,
     rms_norm,
+    rope,
     scatter_rows,
     silu,
     silu_mul,
 )
-from weft.ir.tensor import ByExpert, Partial, Replicate, Shard
+from weft.ir.tensor import ByExpert, Partial, Replicate, Shard, Times
 from weft.ir.tensor import Type as Tensor
 
 __all__ = [
     "ByExpert", "Compiled", "Facts", "Partial", "Replicate", "Settings", "Shard", "Tensor",
-    "all_gather", "all_reduce", "ep_combine", "ep_dispatch", "gather_rows", "grouped_matmul",
-    "moe_route", "program", "reduce_scatter", "rms_norm", "scatter_rows", "silu", "silu_mul",
+    "Times", "all_gather", "all_reduce", "decode_attention", "ep_combine", "ep_dispatch",
+    "gather_rows", "grouped_matmul", "kv_append", "moe_route", "program", "reduce_scatter",
+    "rms_norm", "rope", "scatter_rows", "silu", "silu_mul",
 ]  # fmt: skip

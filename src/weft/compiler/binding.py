@@ -60,8 +60,10 @@ def _check(
 
 
 def check_pairs(program: Program, sizes: Mapping[str, int], num_ranks: int) -> None:
-    """Gate and value must be on one rank."""
+    """Gate and value must be on one rank, and so must a head's columns."""
     for task in program.tasks:
+        if task.head is not None:
+            _check_heads(program, task, num_ranks)
         if task.kind != "silu_mul":
             continue
         source = _type(program.task(task.operands[0]))
@@ -74,6 +76,19 @@ def check_pairs(program: Program, sizes: Mapping[str, int], num_ranks: int) -> N
                 f"{num_ranks} ranks each has {each}; take a width of which each has an even number",
                 place=task.place,
             )
+
+
+def _check_heads(program: Program, task: Task, num_ranks: int) -> None:
+    for name in task.operands:
+        kind = _type(program.task(name))
+        columns = kind.sizes[1]
+        if kind.placement == Shard(1) and isinstance(columns, int):
+            if (each := part_of(columns, 0, num_ranks)[1]) % task.head:
+                raise ShapeError(
+                    f"{program.name}: {task.kind} takes heads of {task.head} columns, but of "
+                    f"{columns} columns of {name} on {num_ranks} ranks each has {each}",
+                    place=task.place,
+                )
 
 
 def _shape(program: Program, task: Task, tensor: Any) -> tuple[int, ...]:

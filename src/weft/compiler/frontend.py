@@ -33,6 +33,7 @@ RESULTS = {
     "rms_norm": "normed",
     "moe_route": "routing", "gather_rows": "rows", "scatter_rows": "sums",
     "grouped_matmul": "products", "ep_dispatch": "dispatched", "ep_combine": "combined",
+    "rope": "turned", "kv_append": "cached", "decode_attention": "attended",
     "all_gather": "gathered", "reduce_scatter": "scattered", "all_reduce": "reduced",
 }  # fmt: skip
 
@@ -158,6 +159,31 @@ def ep_dispatch(x: Value, routing: Value) -> Value:
 def ep_combine(y: Value, routing: Value) -> Value:
     """ByExpert() -> Shard(0): scatter_rows, to the ranks whose tokens they are."""
     return _record("ep_combine", y, routing)
+
+
+def rope(x: Value, lengths: Value, *, head: int, base: float = 10000.0) -> Value:
+    """Heads of `head` columns turned by position: row i stands at lengths[0, i] - 1.
+
+    lengths: int32 [1, rows]. The halves of a head turn against each other, column j by the angle
+    position * base ** (-2 j / head).
+    """
+    return _record("rope", x, lengths, head=head, base=float(base))
+
+
+def kv_append(cache: Value, x: Value, lengths: Value) -> Value:
+    """The cache with each sequence's new row, IN PLACE: read the result, not `cache`, afterwards.
+
+    A cache has max_kv rows for each row of x; row lengths[0, i] - 1 of the i-th becomes x[i].
+    """
+    return _record("kv_append", cache, x, lengths)
+
+
+def decode_attention(
+    q: Value, k_cache: Value, v_cache: Value, lengths: Value, *, head: int
+) -> Value:
+    """Attention of one query a sequence, a row of q, over the first lengths[0, i] rows of its part
+    of the caches. Heads of `head` columns; query heads share those of the caches in groups."""
+    return _record("decode_attention", q, k_cache, v_cache, lengths, head=head)
 
 
 def all_gather(x: Value, *, dim: int = 0) -> Value:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from weft.base.errors import UnsupportedError
-from weft.compiler import experts
+from weft.compiler import decoding, experts
 from weft.compiler.passes.tile import number
 from weft.ir.device import Buffer, Call, Part, Plan
 from weft.ir.task import ATTRIBUTES, Program, Task
@@ -57,6 +57,9 @@ LOCAL = {
     "gather_rows": experts.gather_rows,
     "scatter_rows": experts.scatter_rows,
     "grouped_matmul": experts.grouped_matmul,
+    "rope": decoding.rope,
+    "kv_append": decoding.kv_append,
+    "decode_attention": decoding.decode_attention,
 }
 
 
@@ -173,6 +176,7 @@ CALLS: Mapping[str, Callable[[Call, Sequence[Any], Here], Any]] = {
 # Of all ranks' tensors together a collective does this; others do nothing.
 MEANINGS: Mapping[str, Callable[..., Any]] = {
     **LOCAL,
+    "kv_append": decoding.appended,
     "moe_route": experts.route,
     "ep_dispatch": experts.gather_rows,
     "ep_combine": experts.scatter_rows,

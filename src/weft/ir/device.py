@@ -114,6 +114,8 @@ class Call:
     dim: int | None = None
     eps: float | None = None
     top_k: int | None = None
+    head: int | None = None
+    base: float | None = None
     place: Place = UNKNOWN
 
 

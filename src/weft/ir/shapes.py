@@ -12,17 +12,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weft.ir import text
-from weft.ir.tensor import TABLE, Size, Type, times
+from weft.ir.tensor import TABLE, Size, Times, Type, times
 
 # Kinds whose last operand is a table; and the one whose second is a matrix for each expert.
 BY_TABLE = ("gather_rows", "grouped_matmul", "scatter_rows", "ep_dispatch", "ep_combine")
 OF_EXPERTS = {"grouped_matmul": 1}
+# Operands that are int32, whatever the others are: where sequences end.
+INDICES = {"rope": 1, "kv_append": 2, "decode_attention": 3}
 
 
 def sizes_of(task: Any, operands: Sequence[Type]) -> tuple[Size, ...]:
     """The result's sizes. Raises  ValueError: operands that do not fit, with their sizes"""
     _check_sorts(task, operands)
-    tensors = [(n, one.dtype) for n, one in zip(task.operands, operands) if one.dtype != TABLE]
+    tensors = [
+        (name, one.dtype)
+        for i, (name, one) in enumerate(zip(task.operands, operands))
+        if one.dtype != TABLE and INDICES.get(task.kind) != i
+    ]
     if len({dtype for _, dtype in tensors}) > 1:
         told = ", ".join(f"{name} is {dtype}" for name, dtype in tensors)
         raise ValueError(f"{task.kind}: {told}; operands have one dtype")
@@ -41,6 +47,8 @@ def _check_sorts(task: Any, operands: Sequence[Type]) -> None:
         if (one.dtype == TABLE) != is_table:
             wanted = "the tables that moe_route gives" if is_table else "a tensor"
             raise ValueError(f"{task.kind}: {name} is {one.as_text()}; it must be {wanted}")
+        if INDICES.get(task.kind) == i and one.dtype != "int32":
+            raise ValueError(f"{task.kind}: {name} is {one.as_text()}; it must be int32")
         num_dims = 3 if is_table or OF_EXPERTS.get(task.kind) == i else 2
         if len(one.sizes) != num_dims:
             wanted = "two dimensions"
@@ -142,6 +150,62 @@ def _check_slots(task: Any, rows: tuple[Size, ...], table: tuple[Size, ...]) -> 
         )
 
 
+def per_sequence(cache: Size, sequences: Size) -> int | None:
+    """The rows of a cache for each sequence; None where its rows are no such number times them."""
+    if isinstance(cache, Times):
+        return cache.by if cache.size == sequences else None
+    if isinstance(cache, int) and isinstance(sequences, int) and sequences:
+        return cache // sequences if cache % sequences == 0 else None
+    return 1 if cache == sequences else None
+
+
+def _rope(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    _check_sequences(task, sizes[0], sizes[1])
+    return sizes[0]
+
+
+def _kv_append(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    cache, x, lengths = sizes
+    _check_sequences(task, x, lengths)
+    _check_cache(task, 0, cache, x)
+    if cache[1] != x[1]:
+        told = f"has {text.value(x[1])} columns, {task.operands[0]} {text.value(cache[1])}"
+        raise ValueError(f"kv_append: {task.operands[1]} {told}; they must be equal")
+    return cache
+
+
+def _decode_attention(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    q, k, v, lengths = sizes
+    head = task.head or 2
+    _check_sequences(task, q, lengths)
+    for i, cache in ((1, k), (2, v)):
+        _check_cache(task, i, cache, q)
+    for i, one in enumerate((q, k)):
+        if not isinstance(one[1], int) or one[1] % head or not one[1]:
+            told = f"{task.operands[i]} has {text.value(one[1])} columns; heads have head={head}"
+            raise ValueError(f"decode_attention: {told}: it takes whole heads, declared")
+    if k != v or q[1] % k[1]:
+        told = ", ".join(f"{n} is {text.value(one)}" for n, one in zip(task.operands, sizes))
+        raise ValueError(f"decode_attention: {told}; caches are alike, and q has their heads or a "
+                         "multiple of them")  # fmt: skip
+    return q
+
+
+def _check_sequences(task: Any, x: tuple[Size, ...], lengths: tuple[Size, ...]) -> None:
+    if lengths != (1, x[0]):
+        told = f"{task.operands[-1]} is {text.value(lengths)}; of {text.value(x[0])} sequences"
+        raise ValueError(f"{task.kind}: {told} it must be {text.value((1, x[0]))}")
+
+
+def _check_cache(task: Any, i: int, cache: tuple[Size, ...], x: tuple[Size, ...]) -> None:
+    if per_sequence(cache[0], x[0]) is None:
+        told = f"{task.operands[i]} has {text.value(cache[0])} rows for {text.value(x[0])}"
+        raise ValueError(
+            f"{task.kind}: {told} sequences; it takes as many for each, {text.value(x[0])} times "
+            "max_kv: declare Times(name, max_kv) where the former has a name"
+        )
+
+
 _RULES: Mapping[str, Callable[[Any, Sizes], tuple[Size, ...]]] = {
     "matmul": _matmul,
     "silu_mul": _silu_mul,
@@ -152,4 +216,7 @@ _RULES: Mapping[str, Callable[[Any, Sizes], tuple[Size, ...]]] = {
     "scatter_rows": _by_token,
     "ep_dispatch": _by_slot,
     "ep_combine": _by_token,
+    "rope": _rope,
+    "kv_append": _kv_append,
+    "decode_attention": _decode_attention,
 }

@@ -74,7 +74,8 @@ class Need:
 
 @dataclass(frozen=True)
 class Task:
-    """One operation. `dim` is a collective's, `eps` a norm's, `top_k` a router's.
+    """One operation. `dim` is a collective's, `eps` a norm's, `top_k` a router's; `head` counts the
+    columns of a head, `base` is that of their angles.
 
     `kernel` is there from `fused` on: tasks of one kernel run as one; a task without is a call of a
     library. A product's tile is (rows, columns) or (rows, columns, k). From `planned` on: of a
@@ -89,6 +90,8 @@ class Task:
     dim: int | None = None
     eps: float | None = None
     top_k: int | None = None
+    head: int | None = None
+    base: float | None = None
     tile: tuple[int, ...] = ()
     needs: tuple[Need, ...] = ()
     kernel: str = ""
@@ -151,6 +154,8 @@ ATTRIBUTES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "dim": (lambda dim: dim in (0, 1), "0 or 1"),
     "eps": (lambda eps: isinstance(eps, float), "a number"),
     "top_k": (lambda top_k: isinstance(top_k, int) and top_k >= 1, "1 or more"),
+    "head": (lambda head: isinstance(head, int) and head >= 2 and head % 2 == 0, "an even number"),
+    "base": (lambda base: isinstance(base, float) and base > 0, "a number above 0"),
 }
 
 ROW, COLUMN, WHOLE = Along(0), Along(1), Replicate()
@@ -210,6 +215,17 @@ KINDS = {
                         is_collective=True),
     "ep_combine": Kind(2, ((ByTable(), COLUMN), _TABLE), (((ByExpert(), WHOLE), Shard(0)),),
                        is_collective=True),
+    # A decode step: heads are split over ranks, lengths are known to all.
+    "rope": Kind(2, ((ROW, All()), (All(), All())), _kept((WHOLE, Shard(1))),
+                 attributes=("head", "base")),
+    "kv_append": Kind(3, (_SAME, (All(), COLUMN), (All(), All())), (
+        ((WHOLE, WHOLE, WHOLE), WHOLE),
+        ((Shard(1), Shard(1), WHOLE), Shard(1)),
+    )),
+    "decode_attention": Kind(4, (_SAME, *(((All(), All()),) * 3)), (
+        ((WHOLE, WHOLE, WHOLE, WHOLE), WHOLE),
+        ((Shard(1), Shard(1), Shard(1), WHOLE), Shard(1)),
+    ), attributes=("head",)),
     # With dim: Shard(dim) -> Replicate, Partial -> Shard(dim).
     "all_gather": Kind(1, (_SAME,), is_collective=True, attributes=("dim",)),
     "reduce_scatter": Kind(1, (_SAME,), is_collective=True, attributes=("dim",)),

@@ -16,6 +16,7 @@ from math import ceil
 from typing import NamedTuple
 
 from weft.base.errors import ConfigError
+from weft.ir.shapes import per_sequence
 from weft.ir.task import KINDS, PRODUCTS, All, Along, ByTable, Need, Program, Task
 from weft.ir.tensor import TABLE, Shard, Size, Times, Type
 
@@ -80,6 +81,8 @@ def _cut(task: Task, before: Sequence[Task]) -> tuple[int, ...]:
     """The extents of a task of which the user says nothing."""
     if task.tile:
         return task.tile
+    if task.kind in ("kv_append", "decode_attention"):
+        return _of_sequence(task, {one.name: _type(one) for one in before})
     source = next((one for one in before if one.name in task.operands and one.tile), None)
     if not task.kernel or source is None or source.kernel != task.kernel:
         is_row = task.kernel and task.kind == "all_reduce" and task.type
@@ -91,6 +94,15 @@ def _cut(task: Task, before: Sequence[Task]) -> tuple[int, ...]:
         told = f"{task.name} takes {times} columns at a time, tiles of {source.name} have {columns}"
         raise ConfigError(told, place=task.place)
     return rows, columns // times
+
+
+def _of_sequence(task: Task, types: Mapping[str, Type]) -> tuple[int, ...]:
+    """A sequence's part of a cache; the queries that share a head of it."""
+    q, k = (types[name].sizes for name in task.operands[:2])
+    if task.kind == "kv_append":
+        return per_sequence(q[0], k[0]) or 1, DEFAULT[1]
+    assert task.head is not None
+    return 1, number(q[1], {}) // (number(k[1], {}) // task.head)
 
 
 def dependencies(
