@@ -19,7 +19,7 @@ orders no accesses: then waits alone must.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import islice, product
 from typing import NamedTuple
@@ -31,6 +31,8 @@ from weft.megakernel.records import GIVEN, Access, TaskGraph, TileTask
 
 # Of one rule; a wrong rule of the compiler would tell each task.
 MOST_BREACHES = 8
+# All pairs of accesses to the same bytes are looked at: seconds from some thousands of tasks on.
+MOST_TASKS = 2000
 STAGES = ("signals", "queues", "order", "memory")
 # Rows of a buffer that are looked at together.
 BAND = 64
@@ -40,28 +42,14 @@ Breaches = Iterator[tuple[str, Place]]
 class Order:
     """What is before each task, as bits of tasks by their number among all ranks'.
 
-    `by_queues`: those before it in its queue too. `cycle`: if there is no such order, tasks of
-    which each is before the next, the last before the first.
+    `by_queues`: those before it in its queue too. There must be no cycle.
     """
 
     def __init__(self, graph: TaskGraph, *, by_queues: bool) -> None:
         self.tasks = graph.tasks
-        self.cycle: list[TileTask] = []
         self.before = [0] * len(self.tasks)
-        sorter: TopologicalSorter = TopologicalSorter()
-        # A counter stands between those who bump it and those who wait for it.
-        for i, task in enumerate(self.tasks):
-            sorter.add(i, *((task.rank, one.counter) for one in task.waits))
-            for one in task.bumps:
-                sorter.add((one.rank, one.counter), i)
         behind = _predecessors(graph) if by_queues else {}
-        for i, earlier in behind.items():
-            sorter.add(i, earlier)
-        try:
-            order = [*sorter.static_order()]
-        except CycleError as error:
-            self.cycle = [self.tasks[i] for i in error.args[1][:-1] if isinstance(i, int)]
-            return
+        order, _ = in_order(self.tasks, behind)
         makers: dict[tuple[int, int], int] = {}
         for node in order:
             if not isinstance(node, int):
@@ -82,6 +70,25 @@ class Order:
         """Are all of the one before all of the other?"""
         asked = sum(1 << i for i in firsts.numbers)
         return all(self.before[i] & asked == asked for i in seconds.numbers)
+
+
+def in_order(
+    tasks: Sequence[TileTask], behind: Mapping[int, int]
+) -> tuple[list[int | tuple[int, int]], list[int]]:
+    """Tasks by number, and counters between them, each behind whom it needs; `behind` is what comes
+    before a task in its queue. Or nothing, and tasks of which each is before the next, the last
+    before the first."""
+    sorter: TopologicalSorter = TopologicalSorter()
+    for i, task in enumerate(tasks):
+        sorter.add(i, *((task.rank, one.counter) for one in task.waits))
+        for one in task.bumps:
+            sorter.add((one.rank, one.counter), i)
+    for i, earlier in behind.items():
+        sorter.add(i, earlier)
+    try:
+        return [*sorter.static_order()], []
+    except CycleError as error:
+        return [], [i for i in error.args[1][:-1] if isinstance(i, int)]
 
 
 def _predecessors(graph: TaskGraph) -> dict[int, int]:
@@ -173,7 +180,8 @@ def _queued(graph: TaskGraph) -> Breaches:
 
 
 def _acyclic(graph: TaskGraph) -> Breaches:
-    cycle = Order(graph, by_queues=True).cycle
+    tasks = graph.tasks
+    cycle = [tasks[i] for i in in_order(tasks, _predecessors(graph))[1]]
     if cycle:
         told = ", ".join(
             _why(graph, earlier, later) for earlier, later in zip([cycle[-1], *cycle], cycle)
@@ -352,14 +360,18 @@ RULES = (
 )  # fmt: skip
 
 
-def check(graph: TaskGraph) -> list[Violation]:
+def check(graph: TaskGraph, stages: Sequence[str] = STAGES) -> list[Violation]:
     """Breaches of the rules; of a graph without queues those that need none."""
-    return run(RULES, graph, STAGES)
+    return run(RULES, graph, stages)
 
 
 def require(graph: TaskGraph) -> TaskGraph:
-    """The graph itself. Raises  IllegalError: with tasks and the user's lines"""
-    if violations := check(graph):
+    """The graph itself, if it breaks no rule; those of memory are asked up to MOST_TASKS.
+
+    Raises  IllegalError: with tasks and the user's lines
+    """
+    is_small = len(graph.tasks) <= MOST_TASKS
+    if violations := check(graph, STAGES if is_small else STAGES[:-1]):
         raise illegal(
             f"Tasks of {graph.program.name}, {graph.schedule or 'unscheduled'}", violations
         )

@@ -21,6 +21,7 @@ from weft.compiler.passes.tile import held_by, number
 from weft.ir.task import Program
 from weft.megakernel import codegen
 from weft.megakernel.bodies import Body, bodies
+from weft.megakernel.check import require
 from weft.megakernel.graph import build
 from weft.megakernel.records import SCHEDULES, TaskGraph
 from weft.megakernel.schedule import schedule
@@ -144,7 +145,7 @@ def _graph(program: Program, sizes: Mapping[str, int], world: Any, options: Pers
     graph = build(program, sizes, world.num_ranks, sums=options.sums)
     most = options.num_workers or world.target.num_sms
     longest = max(len(one.tasks) for one in graph.ranks)
-    return schedule(graph, options.schedule, max(1, min(most, longest)))
+    return require(schedule(graph, options.schedule, max(1, min(most, longest))))
 
 
 def _transposed(program: Program, tensors: Mapping[str, torch.Tensor]) -> list[str]:
