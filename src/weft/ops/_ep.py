@@ -1,0 +1,376 @@
+"""What ep_dispatch and ep_combine share: problem, configuration, tables, what cards have alike.
+
+Not an operator. Who sends which rows where is in weft.tiles.experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, NamedTuple
+
+import torch
+
+from weft.base.dtypes import DTYPES
+from weft.base.errors import (
+    CapacityError,
+    ConfigError,
+    DtypeError,
+    ShapeError,
+    UsageError,
+    WeftError,
+)
+from weft.base.records import KernelRecord
+from weft.base.target import Target
+from weft.language.world_arg import SlotArg, WorldArg, language_version
+from weft.ops import _lanes
+from weft.ops.moe_route import MOST_CHOSEN, Tables, cut_tiles
+from weft.tiles import experts, route
+
+MOST_COLUMNS = 1024
+# What a thread has of the rows that are moved together.
+THREADS, THREAD_BYTES = 256, 64
+# What the word of errors says, in its lowest bits; a rank behind it; then a number.
+TOO_MANY, WRONG_CHOICE = 1, 2
+RANK_BITS, NUMBER_BITS = 4, 20
+
+
+@dataclass(frozen=True)
+class Problem(_lanes.Rows):
+    """Tokens of n elements, up to `rows` = ceil(m / num_ranks) on a rank, each with top_k of
+    `experts`, which are split as torch.chunk splits them.
+
+    A rank has `capacity` slots, by default as many as can come; tiles are of up to `tile_m`.
+    """
+
+    experts: int = 1
+    top_k: int = 1
+    tile_m: int = 128
+    capacity: int = -1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        op = self.op
+        if self.experts < 1 or self.own_experts + self.num_ranks > MOST_COLUMNS:
+            most = MOST_COLUMNS - self.num_ranks
+            raise ShapeError(
+                f"{op}: {self.experts} experts on {self.num_ranks} ranks; a rank has 1 to {most}"
+            )
+        if not 1 <= self.top_k <= min(self.experts, MOST_CHOSEN):
+            raise ShapeError(
+                f"{op}: top_k={self.top_k} of {self.experts} experts; it must be between 1 and "
+                f"{min(self.experts, MOST_CHOSEN)}"
+            )
+        if self.tile_m < 1 or self.tile_m & (self.tile_m - 1):
+            raise ShapeError(f"{op}: tile_m={self.tile_m}; it must be a power of two")
+        if self.capacity < 0:
+            object.__setattr__(self, "capacity", self.most_slots)
+        most = max(2 * self.m * _lanes.power_of_two(self.top_k), self.capacity)
+        if most + self.experts * self.tile_m >= (1 << 31) - 1:
+            raise ShapeError(f"{op}: m={self.m} with top_k={self.top_k}: slots are int32")
+
+    @property
+    def own_experts(self) -> int:
+        """How many a rank has; the last ones may have fewer, or none."""
+        return ceil(self.experts / self.num_ranks)
+
+    @property
+    def element_bytes(self) -> int:
+        """Of what rows are moved as."""
+        return self.itemsize
+
+    @property
+    def num_tokens(self) -> int:
+        """Places of tokens: `rows` for each rank."""
+        return self.num_ranks * self.rows
+
+    @property
+    def most_slots(self) -> int:
+        """If every token of all ranks went to as many experts of one rank as it can."""
+        return self.num_tokens * min(self.top_k, self.own_experts)
+
+    @property
+    def max_tiles(self) -> int:
+        """Whatever the experts: each has one ragged tile at most."""
+        ragged = (self.capacity + self.own_experts * (self.tile_m - 1)) // self.tile_m
+        return max(1, min(self.capacity, ragged))
+
+
+@dataclass(frozen=True)
+class Config(_lanes.Lanes):
+    """How rows are moved; every field is the same on all ranks.
+
+    Units   lanes: programs; tokens: that one moves at a time; block: elements of each; batch:
+            tokens whose choices a program looks at together
+    """
+
+    transport: str = "push"
+    block: int = 1024
+    tokens: int = 4
+    batch: int = 32
+    reaches_far = {"push": True}
+
+    def check(self, problem: Any, target: Target) -> None:
+        """Raises  ConfigError: a field that does not fit the problem or the target"""
+        if self.by_library:
+            raise ConfigError(f"{problem.op}: transport='nccl'; it must be one of push")
+        super().check(problem, target)
+        for name in ("tokens", "batch"):
+            if (value := getattr(self, name)) < 1 or value & (value - 1):
+                raise ConfigError(f"{problem.op}: {name}={value}; it must be a power of two")
+
+    def grid(self, problem: Problem) -> int:
+        """Lanes that have tokens: as many on every rank."""
+        return max(1, min(self.lanes, ceil(problem.rows / self.tokens)))
+
+    def extents(self, problem: Problem, vec: int) -> experts.Extents:
+        width = max(2, _lanes.power_of_two(problem.top_k))
+        return experts.Extents(self.tokens, width, self.block, vec)
+
+
+def candidates(problem: Problem, target: Target) -> Iterator[Config]:
+    """Configurations worth measuring, the one to take unmeasured first."""
+    if target.backend == "emu":
+        yield Config(lanes=2, block=1024, tokens=4, num_warps=4)
+        return
+    size = problem.element_bytes
+    length = max(1, problem.row_bytes // size)
+    # A power of two that divides the row, if that is not too small.
+    block = max(128, min(1024, length & -length))
+    one = Config(
+        lanes=128, block=block, tokens=max(1, THREADS * THREAD_BYTES // (block * size)),
+        num_warps=THREADS // target.warp_size,
+    )  # fmt: skip
+    yield replace(one, lanes=min(one.lanes, one.most_lanes(target)))
+
+
+def choose(problem: Problem, target: Target) -> Config:
+    """The configuration to take when nothing was measured: a pure function of both."""
+    return next(candidates(problem, target))
+
+
+def split_of(problem: Problem, tokens: int) -> experts.Split:
+    sizes = (problem.own_experts, problem.rows, tokens, problem.top_k, problem.capacity)
+    return experts.Split(problem.experts, *sizes)
+
+
+# ---------------------------------------------------------------------------------------------
+# What a dispatch gives
+
+
+class Handle(NamedTuple):
+    """Which token went where: for products, for the way back, for another dispatch.
+
+    `tables` are moe_route's, but of this rank: slots are numbers among those of its own experts,
+    sorted by (own expert, source rank, token). ids, weights: of own tokens, what was wrong being
+    -1. token_of: int32[capacity] source * rows + its number there, -1 behind the last; weight_of:
+    fp32[capacity]; slot_of: int32[num_ranks * rows, top_k] the own slot of a token's choice, else
+    -1; counts: int32[num_ranks, own experts]; tiles: experts are own ones, from 0 on.
+    """
+
+    tables: Tables
+    problem: Problem
+
+    @property
+    def tile_m(self) -> int:
+        """Slots of a tile of the tables, at most."""
+        return self.problem.tile_m
+
+
+class Dispatched(NamedTuple):
+    """x: [capacity, n] rows by slot. Behind the last slot nothing is written."""
+
+    x: Any
+    handle: Handle
+
+
+def empty_tables(problem: Problem, own: int, weights: Any, device: Any) -> Tables:
+    """A handle's tables, without their values but for the weights."""
+
+    def ints(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=device)
+
+    return Tables(
+        ids=ints(own, problem.top_k),
+        weights=weights,
+        token_of=ints(problem.capacity),
+        weight_of=torch.empty(problem.capacity, device=device),
+        slot_of=ints(problem.num_tokens, problem.top_k),
+        counts=ints(problem.num_ranks, problem.own_experts),
+        tiles=ints(5, problem.max_tiles),
+        turns=ints(problem.max_tiles),
+        num_tiles=ints(1),
+    )
+
+
+def reference_tables(problem: Problem, everyone: Sequence[Mapping[str, Any]]) -> list[Tables]:
+    """All ranks' tables, without capacity; `everyone` has ids and weights of each rank's tokens."""
+    choices = torch.full((problem.num_tokens, problem.top_k), -1)
+    shares = torch.zeros(problem.num_tokens, problem.top_k)
+    for rank, one in enumerate(everyone):
+        mine = slice(rank * problem.rows, rank * problem.rows + len(one["ids"]))
+        choices[mine], shares[mine] = one["ids"].long(), one["weights"]
+    return [
+        _tables_of(problem, rank, choices, shares, everyone[rank])
+        for rank in range(problem.num_ranks)
+    ]
+
+
+def _tables_of(problem: Problem, rank: int, choices: Any, shares: Any, own: Any) -> Tables:
+    local = choices - rank * problem.own_experts
+    is_mine = (choices >= 0) & (local >= 0) & (local < problem.own_experts)
+    key = torch.where(is_mine, local, problem.own_experts).flatten()
+    order = key.sort(stable=True).indices[: int(is_mine.sum())]
+    slot_of = torch.full((choices.numel(),), -1)
+    slot_of[order] = torch.arange(len(order))
+    token_of = torch.full((problem.capacity,), -1)
+    token_of[: len(order)] = order // problem.top_k
+    weight_of = torch.zeros(problem.capacity)
+    weight_of[: len(order)] = shares.flatten()[order]
+    bins = {"minlength": problem.own_experts + 1}
+    counts = [part.bincount(**bins) for part in key.view(problem.num_ranks, -1)]
+    counts = torch.stack(counts)[:, : problem.own_experts]
+    cut = cut_tiles(problem, rank, counts.sum(0).tolist(), token_of)
+    whole = [token_of, weight_of, slot_of.view(choices.shape), counts, *cut]
+    ints = [one if one.is_floating_point() else one.int() for one in whole]
+    return Tables(own["ids"], own["weights"], *ints)
+
+
+# ---------------------------------------------------------------------------------------------
+# Calls
+
+
+def explain(problem: Problem, word: int) -> WeftError:
+    """The error that the tables' kernel has said in a word; see TOO_MANY."""
+    kind, number = word & ((1 << RANK_BITS) - 1), word >> NUMBER_BITS
+    rank = (word >> RANK_BITS) & ((1 << (NUMBER_BITS - RANK_BITS)) - 1)
+    if kind == TOO_MANY:
+        return CapacityError(
+            f"ep_dispatch: rank {rank} gets {number} rows for its experts but has room for "
+            f"capacity={problem.capacity}; what came behind was left out, so results are wrong. "
+            f"Pass capacity={number} or more; without it there is room for {problem.most_slots}"
+        )
+    token, choice = divmod((number - 1) // 2, max(2, _lanes.power_of_two(problem.top_k)))
+    what = f"ep_dispatch: choice {choice} of token {token} of rank {rank}"
+    if (number - 1) % 2:
+        return UsageError(
+            f"{what} is an expert that the token has already; it was left out. A token's top_k "
+            "experts must differ"
+        )
+    return UsageError(
+        f"{what} is no expert; it was left out. Experts are 0 .. {problem.experts - 1}, and -1 is "
+        "none"
+    )
+
+
+def check_choices(world: Any, op: str, x: Any, ids: Any, weights: Any) -> None:
+    """Raises  ShapeError, DtypeError: tensors that do not fit together, or the world"""
+    for name, tensor, dtype in (("ids", ids, torch.int32), ("weights", weights, torch.float32)):
+        _lanes.check_tensor(op, name, tensor, world)
+        if tensor.dtype != dtype:
+            raise DtypeError(f"{op}: {name} are {tensor.dtype}; pass {name}.to({dtype})")
+        if tensor.dim() != 2 or tensor.shape[0] != x.shape[0]:
+            raise ShapeError(
+                f"{op}: {name} has shape {tuple(tensor.shape)} but x has {x.shape[0]} tokens; it "
+                f"must be [{x.shape[0]}, top_k]"
+            )
+    if ids.shape != weights.shape:
+        raise ShapeError(
+            f"{op}: ids has shape {tuple(ids.shape)} but weights {tuple(weights.shape)}; each "
+            "choice has one weight"
+        )
+
+
+def check_rows(world: Any, op: str, name: str, rows: Any) -> None:
+    """Raises  ShapeError: not rows on the world's device"""
+    _lanes.check_tensor(op, name, rows, world)
+    if rows.dim() != 2:
+        raise ShapeError(f"{op}: {name} has shape {tuple(rows.shape)}; it must have 2 dimensions")
+
+
+def call_name(problem: Problem, config: Config, kind: str = "") -> str:
+    """What all ranks must call alike."""
+    return (
+        f"{problem.op} m={problem.m},n={problem.n} {problem.dtype} experts={problem.experts} "
+        f"top_k={problem.top_k} capacity={problem.capacity} tile_m={problem.tile_m} {kind} {config}"
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# The card
+
+
+CARD: Mapping[str, Any] = {
+    "default_shape": {"m": 64, "n": 64, "experts": 8, "top_k": 2},
+    "smallest": {"m": 2, "n": 16, "experts": 2, "top_k": 1},
+    "smallest_config": {"lanes": 1, "block": 16, "tokens": 1},
+    "awkward_shapes": (
+        (4, {"m": 97, "n": 40, "experts": 24, "top_k": 8}),
+        (3, {"m": 29, "n": 7, "experts": 7, "top_k": 7}),
+        (2, {"m": 1, "n": 16, "experts": 1, "top_k": 1}),
+        (1, {"m": 40, "n": 48, "experts": 4, "top_k": 4}),
+        (8, {"m": 9, "n": 5, "experts": 5, "top_k": 3}),
+        (4, {"m": 0, "n": 16, "experts": 4, "top_k": 2}),
+    ),
+    "takes_nodes": True,
+}
+
+
+def make_problem(
+    kind: Any, num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
+) -> Any:
+    rest = (shape["experts"], shape["top_k"], shape.get("tile_m", 16), shape.get("capacity", -1))
+    return kind(shape["m"], shape["n"], num_ranks, dtype, nodes, *rest)
+
+
+def make_choices(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Experts and weights of one rank's tokens, the same for one seed on every machine."""
+    first, end = problem.shard(rank)
+    generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank + 1)
+    share = torch.rand(end - first, problem.experts, generator=generator)
+    weights, ids = share.topk(problem.top_k)
+    return {"ids": ids.int(), "weights": weights / weights.sum(1, keepdim=True)}
+
+
+def record(
+    fn: Any,
+    problem: Problem,
+    config: Config,
+    target: Target,
+    types: Mapping[str, Any],
+    constants: Mapping[str, Any],
+) -> tuple[Any, KernelRecord]:
+    """The kernel as `compile` builds it; `types` and `constants` are what it has for itself."""
+    word = DTYPES[problem.dtype].triton
+    known = {
+        **dict.fromkeys(("x", "out", "gathered", "y", "shares"), f"*{word}"),
+        **dict.fromkeys(("ids", "token_of", "slot_of"), "*i32"),
+        "weight_of": "*fp32",
+        "slot": ["*i64", "*i32", "*i64"],
+        "split": ["i32"] * len(experts.Split._fields),
+        "tokens": ["i32"] * len(route.Tokens._fields),
+        "n": "i32",
+        "world": ["*i64", "constexpr", "constexpr"],
+        **types,
+    }
+    values = {
+        "slot": SlotArg(None, None, None),
+        "split": experts.Split(*[None] * len(experts.Split._fields)),
+        "tokens": route.Tokens(*[None] * len(route.Tokens._fields)),
+        "world": WorldArg(None, problem.num_ranks, language_version()),
+        **constants,
+    }
+    names = fn.arg_names
+    pointers = [n for n in names if isinstance(known.get(n), str) and known[n][0] == "*"]
+    lengths = ("n",) if problem.n % 16 == 0 else ()
+    return fn, KernelRecord(
+        name=fn.__name__.replace("_", ".", 2).replace(".", "_", 1),
+        signature={
+            n: ["constexpr"] * len(values[n]) if n in ("tile", "cut") else known.get(n, "constexpr")
+            for n in names
+        },
+        constants={n: values[n] for n in names if n in values},
+        options=config.options(target),
+        divisible_by_16=(*pointers, *(n for n in lengths if n in names)),
+    )

@@ -1,0 +1,488 @@
+"""Tokens to the ranks of their experts: the way there of expert parallelism.
+
+    x'[slot, :]  =  x of all ranks[token_of[slot], :]        slots: (token, k) of this rank's
+                                                             experts, by (expert, source, token)
+
+Experts are split over the ranks as torch.chunk splits them; every rank has some tokens, and for
+each of them top_k experts with weights. A rank ends with the rows for its experts, sorted and
+padded to nothing: what a grouped product takes (weft.tiles.grouped). How many there are is known on
+the device alone.
+
+A row travels once to each rank that has any of its token's experts, not once for each expert: with
+8 of 256 experts on 4 ranks that is 3.6 rows for each token and not 8. The copies that a rank's
+experts need are made there, at the memory's speed, by the pass that also sorts them. Rows lie where
+their rank and their number say until then, so nobody has to be told a place.
+
+Plan, `push`: two kernels on each rank
+    tables   moe_route's plan without the choosing: each rank tells every rank its tokens' choices,
+             and how many each expert has; sums of counts are places, so no slot is given out by
+             arrival. Choices that are wrong become none, and the last program says so
+    rows     in lanes: own tokens, some at a time -> `gathered` of each rank that needs them, and a
+             word; then for each source, own first, when its lane's word is here: rows -> slots
+With a handle the tables are there, and the second kernel is all.
+
+Signals (SET to the call's epoch e; each is waited for in the call that sets it)
+    routed[src * blocks + b]     choices of block b of rank src are here, with their counts. By src
+    rows_ready[src * lanes + l]  what lane l of rank src has for this rank is here. By src
+    slot_free, epoch, ticket     of both kernels' slots; the last program moves them
+Ranks without tokens signal too.
+
+Limits  x, ids and weights are contiguous; `gathered` has room for all tokens of all ranks. What
+        exceeds `capacity` is left out and raised on all ranks by a later call, as are choices that
+        are no expert or come twice
+Source  the design's section 4; DeepEP's dispatch for the idea, docs/decisions/009-hooks.md for the
+        tables
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+import weft.language as wl
+from weft.base.card import Op, Trial, trials
+from weft.base.dtypes import DTYPES
+from weft.base.errors import ShapeError
+from weft.base.records import KernelRecord
+from weft.base.target import Target
+from weft.language import slots
+from weft.ops import _ep, _lanes
+from weft.ops._ep import TOO_MANY, WRONG_CHOICE, Dispatched, Handle
+from weft.ops.moe_route import Tables
+from weft.tiles import experts as ep
+from weft.tiles import move, route
+
+# Constants of kernels.
+IS_TOO_MANY, IS_WRONG = tl.constexpr(TOO_MANY), tl.constexpr(WRONG_CHOICE)
+RANK_BITS, NUMBER_BITS = tl.constexpr(_ep.RANK_BITS), tl.constexpr(_ep.NUMBER_BITS)
+TABLES = ("ids", "token_of", "weight_of", "slot_of", "counts", "tiles", "turns", "num_tiles")
+
+
+def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tuple]:
+    """All ranks at once: x', with zeros behind the last slot, then TABLES."""
+    whole = torch.zeros(problem.num_tokens + 1, problem.n, dtype=problem.torch_dtype)
+    for rank, one in enumerate(inputs):
+        whole[rank * problem.rows :][: len(one["x"])] = one["x"]
+    return [
+        (whole[one.token_of.long()], *(getattr(one, name) for name in TABLES))
+        for one in _ep.reference_tables(problem, inputs)
+    ]
+
+
+# ---------------------------------------------------------------------------------------------
+# Problem and configuration
+
+
+@dataclass(frozen=True)
+class Problem(_ep.Problem):
+    """m tokens of n elements, of any dtype: they are moved bit by bit."""
+
+    op = "ep_dispatch"
+    dtypes = tuple(DTYPES)
+
+    @property
+    def element_bytes(self) -> int:
+        return _lanes.word_bytes(self)
+
+
+Config, candidates, choose = _ep.Config, _ep.candidates, _ep.choose
+
+
+def _blocks(problem: Problem, config: Config) -> int:
+    """Of each rank's tokens, whose choices are told together."""
+    return ceil(problem.rows / config.batch)
+
+
+def _tokens(problem: Problem, config: Config) -> route.Tokens:
+    columns = problem.own_experts + problem.num_ranks
+    sizes = (problem.num_tokens, problem.rows, _blocks(problem, config))
+    return route.Tokens(*sizes, columns, problem.max_tiles)
+
+
+def _cut(problem: Problem, config: Config) -> route.Cut:
+    columns = _lanes.power_of_two(problem.own_experts + problem.num_ranks)
+    sources = max(2, _lanes.power_of_two(problem.num_ranks))
+    width = config.extents(problem, 1).width
+    return route.Cut(
+        config.batch, columns, sources, problem.top_k, width, problem.tile_m, False
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------
+# The program
+
+
+class Heard(NamedTuple):
+    """The slot's arrays: ids, weights [num_ranks * rows, top_k], experts being own ones; counted
+    [blocks, own experts + ranks]; wrong [blocks], see experts.check."""
+
+    ids: Any
+    weights: Any
+    counted: Any
+    wrong: Any
+    routed: Any
+
+
+@triton.jit
+def _tell_choices(world, ids, made, heard, block, rank, e, tokens, cut, split):
+    """A block of own choices -> every rank, as it counts experts; and how many each has."""
+    row = block * cut.block + tl.arange(0, cut.block)
+    k = tl.arange(0, cut.width)
+    place = row.to(tl.int64)[:, None] * cut.top_k + k[None, :]
+    mask = (row < split.tokens)[:, None] & (k < cut.top_k)[None, :]
+    asked = tl.load(ids + place, mask=mask, other=-1)
+    checked = ep.check(asked, row, k, cut.top_k, split.experts, cut.width)
+    tl.store(made.ids + place, checked.ids, mask=mask)
+    weights = tl.load(made.weights + place, mask=mask, other=0.0)
+    there = (rank * tokens.rows).to(tl.int64) * cut.top_k + place
+    # Places without a token hold no choice.
+    room = (row < tokens.rows)[:, None] & (k < cut.top_k)[None, :]
+    column = tl.arange(0, cut.experts)
+    index = rank * tokens.blocks + block
+    counted = heard.counted + index * tokens.experts + column
+    for hop in range(world.num_ranks):
+        to = (rank + hop) % world.num_ranks
+        local = ep.local_to(checked.ids, to, split.own)
+        counts = ep.tally(checked.ids, k, to, split, cut.experts)
+        wl.put(world, heard.ids + there, local, to=to, mask=room)
+        # weft: equivalent-mutant peer+1 of at: every rank is given the same, in another order
+        wl.put(world, heard.weights + there, weights, to=to, mask=room)
+        wl.put(world, counted, counts, to=to, mask=column < tokens.experts)
+        # weft: equivalent-mutant peer+1 of at: as above
+        wl.put(world, heard.wrong + index, checked.wrong, to=to)
+    wl.notify_all(world, heard.routed + index, e, op=wl.SignalOp.SET)
+
+
+@triton.jit
+def _say_what_is_wrong(errors, heard, by_source, blocks, tokens, cut, split,
+                       num_ranks: tl.constexpr):  # fmt: skip
+    """A word, if a rank gets more than it has room for, or a choice was wrong: the first block's
+    that has one. The same on all ranks."""
+    word = tl.cast(0, tl.int64)
+    column = tl.arange(0, cut.experts)
+    slots = tl.sum(by_source, axis=0)
+    for to in range(num_ranks):
+        needed = tl.sum(tl.where(column == split.own + to, slots, 0), axis=0).to(tl.int64)
+        said = (needed << NUMBER_BITS) | (to << RANK_BITS) | IS_TOO_MANY
+        word = tl.where((needed > split.room) & (word == 0), said, word)
+    for at in range(0, blocks, route.BLOCKS):
+        block = at + tl.arange(0, route.BLOCKS)
+        wrong = tl.load(heard.wrong + block, mask=block < blocks, other=0).to(tl.int64)
+        said = (wrong << NUMBER_BITS) | ((block // tokens.blocks) << RANK_BITS) | IS_WRONG
+        first = tl.min(tl.where(wrong > 0, block, ep.NEVER), axis=0)
+        found = tl.sum(tl.where(block == first, said, 0), axis=0)
+        word = tl.where((word & IS_WRONG) != 0, word, tl.where(first == ep.NEVER, word, found))
+    if word != 0:
+        tl.store(errors, word)
+
+
+@triton.jit
+def _fill(token_of, weight_of, first, room, block: tl.constexpr):
+    """No token in the slots from `first` on: this program's part of them."""
+    for at in range(first + tl.program_id(0) * block, room, tl.num_programs(0) * block):
+        slot = at + tl.arange(0, block)
+        tl.store(token_of + slot, -1, mask=slot < room)
+        tl.store(weight_of + slot, 0.0, mask=slot < room)
+
+
+@triton.jit
+def ep_dispatch_tables(ids, made, heard, errors, slot, tokens, cut, split, world):
+    """made: Tables, whose weights are there; heard: Heard"""
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    rank = wl.rank(world).to(tl.int32)
+    e = slots.slot_epoch(slot)
+    slots.slot_wait_free(world, slot, e)
+    for block in range(program, tokens.blocks, num_programs):
+        _tell_choices(world, ids, made, heard, block, rank, e, tokens, cut, split)
+    blocks = world.num_ranks * tokens.blocks
+    wl.wait(heard.routed, e, blocks, world=world)  # pairs with _tell_choices of all ranks
+    # The last programs have the fewest blocks.
+    share = tl.cdiv(blocks, num_programs)
+    first = program * share
+    counts = route.count(heard.counted, first, tokens, cut, world.num_ranks)
+    is_own = tl.arange(0, cut.experts) < split.own
+    by_source = tl.where(is_own[None, :], counts.by_source, 0)
+    if program == num_programs - 1:
+        own = route.Tokens(tokens.m, tokens.rows, tokens.blocks, split.own, tokens.tiles)
+        route.store_counts(made.counts, by_source, own, cut, world.num_ranks)
+        route.cut_tiles(
+            ep.fitting(by_source, split.room), made.tiles, made.turns, made.num_tiles, rank,
+            tokens, cut, world.num_ranks,
+        )  # fmt: skip
+        _say_what_is_wrong(
+            errors, heard, counts.by_source, blocks, tokens, cut, split, world.num_ranks
+        )  # fmt: skip
+    slots_of = tl.sum(by_source, axis=0)
+    begin = route.first_of(slots_of) + counts.before
+    for block in range(first, tl.minimum(first + share, blocks)):
+        begin += route.place(
+            heard.ids, heard.weights, block, begin, made.token_of, made.weight_of, made.slot_of,
+            split.room, tokens, cut,
+        )  # fmt: skip
+    slots.slot_finish(world, slot, e, num_programs)
+    _fill(made.token_of, made.weight_of, tl.sum(slots_of, axis=0), split.room, 256)
+
+
+@triton.jit
+def ep_dispatch_rows(x, out, gathered, ids, slot_of, token_of, rows_ready, slot, row, split, tile,
+                     world, clear: tl.constexpr):  # fmt: skip
+    """Lane by lane; `row` elements to a row."""
+    rank = wl.rank(world).to(tl.int32)
+    e = move.begin(world, slot)
+    ep.send(world, gathered, x, ids, rank, row, split, tile)
+    wl.notify_all(world, move.word_of(rows_ready, rank), e, op=wl.SignalOp.SET)
+    for hop in range(world.num_ranks):
+        source = (rank + world.num_ranks - hop) % world.num_ranks
+        wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with the notify above
+        ep.take(out, gathered, slot_of, source, row, split, tile)
+    move.end(world, slot, e)
+    if clear:
+        ep.clear(out, token_of, row, split, tile)  # nobody else's business
+
+
+# ---------------------------------------------------------------------------------------------
+# The host
+
+
+def ep_dispatch(
+    x: torch.Tensor,
+    ids: torch.Tensor | None = None,
+    weights: torch.Tensor | None = None,
+    experts: int | None = None,
+    *,
+    world: Any,
+    max_tokens: int | None = None,
+    capacity: int | None = None,
+    tile_m: int = 128,
+    handle: Handle | None = None,
+    clear: bool = False,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+) -> Dispatched:
+    """Rows of tokens to the ranks that have their experts, sorted by expert. Collective.
+
+        x'[slot] = x of its source rank[its token]     slots by (own expert, source rank, token)
+
+    With `handle` another x goes the ways of an earlier call, without a word about them.
+
+    Shapes  x: [own tokens, n], contiguous; ids, weights: [own tokens, top_k]; experts: how many all
+            ranks have, split as torch.chunk does; max_tokens: the most that a rank has, by default
+            own: pass it where ranks differ. x': [capacity, n], where capacity defaults to what
+            comes if all tokens choose one rank; behind the last slot zeros with `clear`, else
+            nothing is written
+    Dtypes  x: any, moved bit by bit; ids: int32, -1 for none; weights: float32
+    Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
+    Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ;
+            by a later call, or world.check(): CapacityError, UsageError: choices that are no
+            expert or come twice. All ranks raise them
+    """
+    _ep.check_rows(world, "ep_dispatch", "x", x)
+    if handle is None:
+        problem = problem_of(world, x, ids, weights, experts, max_tokens, capacity, tile_m)
+    else:
+        problem = _problem_again(x, handle, ids, weights, experts, max_tokens, capacity)
+    config = config or choose(problem, world.target)
+    config.check(problem, world.target)
+    if out is None:
+        out = torch.empty((problem.capacity, problem.n), dtype=x.dtype, device=x.device)
+    else:
+        shape = (problem.capacity, problem.n)
+        _lanes.check_out("ep_dispatch", out, shape, x.dtype, world)
+    world.operator_call(_ep.call_name(problem, config, "" if handle is None else "again"))
+    if handle is None:
+        handle = Handle(_make_tables(world, problem, config, x, ids, weights), problem)
+    if not problem.is_empty:
+        _move_rows(world, problem, config, x, handle.tables, out, clear)
+    return Dispatched(out, handle._replace(problem=problem))
+
+
+def _make_tables(
+    world: Any, problem: Problem, config: Config, x: Any, ids: Any, weights: Any
+) -> Tables:
+    own = x.shape[0]
+    made = _ep.empty_tables(problem, own, weights, x.device)
+    if problem.m == 0:
+        for one in (made.counts, made.tiles, made.num_tiles):
+            one.zero_()
+        torch.arange(problem.max_tiles, dtype=torch.int32, out=made.turns)
+        return made
+    slot = world.workspace("ep_dispatch.tables", *_tables_memory(problem, config))
+    heard = Heard(slot.ids, slot.weights, slot.counted, slot.wrong, slot.routed)
+    ep_dispatch_tables[(_tables_grid(problem, config),)](
+        ids, made, heard, _error_word(world, problem), slot.arg, _tokens(problem, config),
+        _cut(problem, config).as_constexpr(), _ep.split_of(problem, own), world.arg,
+        num_warps=config.num_warps,
+    )  # fmt: skip
+    return made
+
+
+def _tables_grid(problem: Problem, config: Config) -> int:
+    """Programs that have at least a block of tokens."""
+    return max(1, min(config.lanes, problem.num_ranks * _blocks(problem, config)))
+
+
+def _move_rows(
+    world: Any, problem: Problem, config: Config, x: Any, tables: Tables, out: Any, clear: bool
+) -> None:
+    rows_bytes = problem.num_tokens * problem.row_bytes
+    lanes = config.grid(problem)
+    buffers = {"gathered": ((rows_bytes,), torch.uint8)}
+    signals = {"rows_ready": (problem.num_ranks * lanes, torch.int64)}
+    slot = world.workspace("ep_dispatch.rows", buffers, signals)
+    width = _lanes.width_of(problem.row_bytes, x, out)
+    own = x.shape[0]
+    x, out, gathered = _lanes.as_words(width, x, out, slot.gathered)
+    tile = config.extents(problem, _lanes.words_in_vector(width)).as_constexpr()
+    ep_dispatch_rows[(lanes,)](
+        x, out, gathered, tables.ids, tables.slot_of, tables.token_of, slot.rows_ready, slot.arg,
+        problem.row_bytes // min(width, 8), _ep.split_of(problem, own), tile, world.arg, clear,
+        **config.options(world.target),
+    )  # fmt: skip
+
+
+def _error_word(world: Any, problem: Problem) -> torch.Tensor:
+    """Where the tables' kernel says what is wrong with a problem's choices."""
+    key = ("ep_dispatch.errors", replace(problem, n=0, dtype="uint8", tile_m=1))
+    if key not in world.calls:
+        world.calls[key] = world.error_word(partial(_ep.explain, problem))
+    return world.calls[key]
+
+
+def _tables_memory(problem: Problem, config: Config) -> tuple[dict, dict]:
+    """The slot's buffers and signals."""
+    blocks = problem.num_ranks * _blocks(problem, config)
+    choices = (problem.num_tokens, problem.top_k)
+    buffers = {
+        "ids": (choices, torch.int32),
+        "weights": (choices, torch.float32),
+        "counted": ((blocks, problem.own_experts + problem.num_ranks), torch.int32),
+        "wrong": ((blocks,), torch.int32),
+    }
+    return buffers, {"routed": (blocks, torch.int64)}
+
+
+def problem_of(
+    world: Any, x: Any, ids: Any, weights: Any, experts: Any, max_tokens: Any, capacity: Any,
+    tile_m: int,
+) -> Problem:  # fmt: skip
+    """The problem that this rank's tensors are a part of.
+
+    Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
+    """
+    missing = [
+        n for n, v in (("ids", ids), ("weights", weights), ("experts", experts)) if v is None
+    ]
+    if missing:
+        raise ShapeError(f"ep_dispatch: {', '.join(missing)} missing; pass them, or a handle")
+    _ep.check_choices(world, "ep_dispatch", x, ids, weights)
+    own, n = x.shape
+    rows = own if max_tokens is None else max_tokens
+    if own > rows:
+        raise ShapeError(
+            f"ep_dispatch: rank {world.rank} passes {own} tokens but max_tokens={rows}; it must be "
+            "the most that any rank has, and the same on all ranks"
+        )
+    return Problem(
+        rows * world.num_ranks, n, world.num_ranks, str(x.dtype), _lanes.nodes_of(world), experts,
+        ids.shape[1], tile_m, -1 if capacity is None else capacity,
+    )  # fmt: skip
+
+
+def _problem_again(x: Any, handle: Handle, *given: Any) -> Problem:
+    """Raises  ShapeError: not as many tokens as the handle has; what the handle says is said too"""
+    if any(one is not None for one in given):
+        raise ShapeError(
+            "ep_dispatch: with a handle, ids, weights, experts, max_tokens and capacity are its; "
+            "leave them out"
+        )
+    own = handle.tables.ids.shape[0]
+    if x.shape[0] != own:
+        raise ShapeError(f"ep_dispatch: x has {x.shape[0]} tokens but the handle is of {own}")
+    return replace(handle.problem, n=x.shape[1], dtype=str(x.dtype))
+
+
+# ---------------------------------------------------------------------------------------------
+# The card
+
+
+def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """One rank's random tokens and choices on the CPU: the same for one seed on every machine."""
+    first, end = problem.shard(rank)
+    x = _lanes.random_rows(problem, rank, end - first, seed)
+    return {"x": x, **_ep.make_choices(problem, rank, seed)}
+
+
+def run(
+    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+) -> tuple:
+    got, handle = ep_dispatch(
+        inputs["x"], inputs["ids"], inputs["weights"], problem.experts, world=world,
+        max_tokens=problem.rows, capacity=problem.capacity, tile_m=problem.tile_m, clear=True,
+        config=config,
+    )  # fmt: skip
+    return got, *(getattr(handle.tables, name) for name in TABLES)
+
+
+def kernels(
+    problem: Problem, config: Config | None, target: Target
+) -> Iterator[tuple[Any, KernelRecord]]:
+    """The kernels that a call with this configuration launches, as records."""
+    config = config or choose(problem, target)
+    config.check(problem, target)
+    word, number = "*i32", "*fp32"
+    types = {
+        "made": [word, number, word, number, word, word, word, word, word],
+        "heard": [word, number, word, word, "*i64"],
+        "errors": "*i64",
+    }
+    constants = {
+        "made": Tables(*[None] * len(Tables._fields)),
+        "heard": Heard(*[None] * len(Heard._fields)),
+        "cut": _cut(problem, config),
+    }
+    yield _ep.record(ep_dispatch_tables, problem, config, target, types, constants)
+    width = _lanes.width_of(problem.row_bytes)
+    moved = dict.fromkeys(("x", "out", "gathered"), f"*i{8 * min(width, 8)}")
+    types = {**moved, "rows_ready": "*i64", "row": "i32"}
+    tile = config.extents(problem, _lanes.words_in_vector(width))
+    constants = {"tile": tile, "clear": False}
+    yield _ep.record(ep_dispatch_rows, problem, config, target, types, constants)
+
+
+def fake(problem: Problem, inputs: Mapping[str, Any]) -> tuple:
+    """The first rank's results: their shapes and dtypes, without their values."""
+    first, end = problem.shard(0)
+    shape = (problem.capacity, problem.n)
+    made = _ep.empty_tables(problem, end - first, None, "meta")
+    x = torch.empty(shape, dtype=problem.torch_dtype, device="meta")
+    return x, *(getattr(made, name) for name in TABLES)
+
+
+op = Op(
+    name="ep_dispatch",
+    summary="x'[slot] = rows of all ranks' tokens for this rank's experts, sorted by expert",
+    problem=Problem,
+    config=Config,
+    make_problem=partial(_ep.make_problem, Problem),
+    make_inputs=make_inputs,
+    reference=reference,
+    run=run,
+    candidates=candidates,
+    kernels=kernels,
+    trials=(
+        *trials({"m": 20, "n": 40, "experts": 5, "top_k": 2}),
+        # Several blocks to a rank.
+        Trial((2,), {"m": 140, "n": 16, "experts": 6, "top_k": 2}),
+    ),
+    dtypes=Problem.dtypes,
+    fake=fake,
+    backward="ep_combine",
+    **_ep.CARD,
+)

@@ -1,0 +1,259 @@
+"""Experts that are split over ranks: who sends which token where, and back, in tiles of tokens.
+
+Rank d has experts d * own .. d * own + own - 1 (torch.chunk); choices below 0 are none. A token is
+known by its place among those of all ranks, source * rows + i, here, on its way and on its way
+back: no place is given out, and none has to be told. So rows of a rank's tokens lie where it says
+they do, each once, whatever experts they are for.
+
+    check      a block of choices -> which of them are none, since they are wrong
+    tally      a block of choices -> how many each expert of a rank has; how many each rank has
+    fitting    counts -> those that `room` slots hold, in the order of slots
+    send       rows of own tokens -> those ranks that have any of their experts
+    take       rows of a source's tokens -> each of their slots
+    add        rows by slot -> for each token of a source the weighted sum of its slots
+
+Tokens' choices and slots come in tiles of [tokens, width], rows in tiles of [tokens, block], so
+that no thread waits for a branch. Data alone: the kernel says who waits for what.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+import weft.language as wl
+from weft.tiles import route
+
+# Above every choice and every slot.
+NEVER = tl.constexpr((1 << 31) - 1)
+
+
+class Split(NamedTuple):
+    """`experts` of all ranks, `own` to a rank; a rank has up to `rows` tokens with top_k choices
+    each, this one `tokens`; `room` slots."""
+
+    experts: Any
+    own: Any
+    rows: Any
+    tokens: Any
+    top_k: Any
+    room: Any
+
+
+class Extents(NamedTuple):
+    """How much of rows a program has at a time; a kernel takes it `as_constexpr`. `width` is a
+    power of two that holds top_k; rows begin at multiples of `vec` elements."""
+
+    tokens: Any
+    width: Any
+    block: Any
+    vec: Any
+
+    def as_constexpr(self) -> Extents:
+        return Extents(*map(tl.constexpr, self))
+
+
+class Checked(NamedTuple):
+    """[block, width] choices, none for those that are wrong; the first of these, see `check`."""
+
+    ids: Any
+    wrong: Any
+
+
+@triton.jit
+def choice(ids, k, which):
+    """[block] the choices in column `which` of ids: [block, width]."""
+    return tl.sum(tl.where(k[None, :] == which, ids, 0), axis=1)
+
+
+@triton.jit
+def check(ids, row, k, top_k, experts, width: tl.constexpr):
+    """The `Checked` of ids: [block, width], of rows `row`.
+
+    wrong: 0, or 1 + 2 * (row * width + k) of the first choice that is no expert; 1 more where it is
+    one that its token has already.
+    """
+    again = (ids != ids).to(tl.int32)
+    for which in range(top_k):
+        same = (ids == choice(ids, k, which)[:, None]) & (k > which)[None, :]
+        again |= same.to(tl.int32)
+    is_again = (again != 0) & (ids >= 0)
+    is_wrong = is_again | (ids < -1) | (ids >= experts)
+    place = 1 + 2 * (row[:, None] * width + k[None, :]) + is_again.to(tl.int32)
+    first = tl.min(tl.min(tl.where(is_wrong, place, NEVER), axis=1), axis=0)
+    return Checked(tl.where(is_wrong, -1, ids), tl.where(first == NEVER, 0, first))
+
+
+@triton.jit
+def local_to(ids, to, own):
+    """Choices as rank `to` counts its experts; of others' experts none."""
+    local = ids - to * own
+    return tl.where((ids >= 0) & (local >= 0) & (local < own), local, -1)
+
+
+@triton.jit
+def tally(ids, k, to, split, columns: tl.constexpr):
+    """[columns] how many of the choices each expert of rank `to` has; from split.own on: how many
+    each rank's experts have."""
+    column = tl.arange(0, columns)
+    local = local_to(ids, to, split.own)
+    found = tl.zeros((columns,), tl.int32)
+    for which in range(split.top_k):
+        chosen, here = choice(ids, k, which), choice(local, k, which)
+        rank = tl.where(chosen >= 0, split.own + chosen // split.own, -1)
+        hit = (here[:, None] == column[None, :]) | (rank[:, None] == column[None, :])
+        found += tl.sum(hit.to(tl.int32), axis=0)
+    return found
+
+
+@triton.jit
+def fitting(by_source, room):
+    """[sources, experts] counts: what is left of them in the first `room` slots."""
+    inside = tl.cumsum(by_source, axis=0) - by_source
+    first = route.first_of(tl.sum(by_source, axis=0))[None, :] + inside
+    return tl.minimum(by_source, tl.maximum(room - first, 0))
+
+
+@triton.jit
+def _choices(ids, i, end, top_k, width: tl.constexpr):
+    """[tokens, width] what rows i of ids say, -1 behind `end` and behind top_k."""
+    k = tl.arange(0, width)
+    mask = (i < end)[:, None] & (k < top_k)[None, :]
+    return tl.load(ids + i.to(tl.int64)[:, None] * top_k + k[None, :], mask=mask, other=-1)
+
+
+@triton.jit
+def _any(hit):
+    """[tokens] is any of a row so?"""
+    return tl.max(hit.to(tl.int32), axis=1) > 0
+
+
+@triton.jit
+def ranks_of(ids, i, split, width: tl.constexpr):
+    """[tokens, width] whose experts own tokens i have chosen; -1: nobody's."""
+    chosen = _choices(ids, i, split.tokens, split.top_k, width)
+    return tl.where(chosen >= 0, chosen // split.own, -1)
+
+
+@triton.jit
+def send(world, gathered, x, ids, rank, row, split, tile):
+    """This lane's tiles of own tokens -> `gathered` of all ranks that have experts of theirs."""
+    row = tl.cast(row, tl.int64) // tile.vec * tile.vec
+    for begin in range(
+        tl.program_id(0) * tile.tokens, split.tokens, tl.num_programs(0) * tile.tokens
+    ):
+        i = begin + tl.arange(0, tile.tokens)
+        ranks = ranks_of(ids, i, split, tile.width)
+        there = (rank * split.rows + i).to(tl.int64)
+        for start in range(0, row, tile.block):
+            column = start + tl.arange(0, tile.block)
+            inside = (column < row)[None, :]
+            mine = x + i.to(tl.int64)[:, None] * row + column[None, :]
+            values = tl.load(mine, mask=(i < split.tokens)[:, None] & inside)
+            place = gathered + there[:, None] * row + column[None, :]
+            for hop in range(world.num_ranks):
+                to = (rank + hop) % world.num_ranks
+                goes = _any(ranks == to)
+                wl.put(world, place, values, to=to, mask=goes[:, None] & inside)
+
+
+@triton.jit
+def take(out, gathered, slot_of, source, row, split, tile):
+    """This lane's tiles of a source's tokens -> out, whose rows are slots."""
+    row = tl.cast(row, tl.int64) // tile.vec * tile.vec
+    for begin in range(
+        tl.program_id(0) * tile.tokens, split.rows, tl.num_programs(0) * tile.tokens
+    ):
+        i = begin + tl.arange(0, tile.tokens)
+        token = source * split.rows + i
+        end = (source + 1) * split.rows
+        here = _any(_choices(slot_of, token, end, split.top_k, tile.width) >= 0)
+        for start in range(0, row, tile.block):
+            column = start + tl.arange(0, tile.block)
+            inside = (column < row)[None, :]
+            place = gathered + token.to(tl.int64)[:, None] * row + column[None, :]
+            values = tl.load(place, mask=here[:, None] & inside)
+            for k in range(split.top_k):
+                slot = tl.load(slot_of + token.to(tl.int64) * split.top_k + k, mask=here, other=-1)
+                fits = (slot >= 0) & (slot < split.room)
+                to = out + slot.to(tl.int64)[:, None] * row + column[None, :]
+                tl.store(to, values, mask=fits[:, None] & inside)
+
+
+@triton.jit
+def clear(out, token_of, row, split, tile):
+    """Zeros in all slots that nobody has."""
+    row = tl.cast(row, tl.int64) // tile.vec * tile.vec
+    for begin in range(
+        tl.program_id(0) * tile.tokens, split.room, tl.num_programs(0) * tile.tokens
+    ):
+        slot = begin + tl.arange(0, tile.tokens)
+        free = tl.load(token_of + slot, mask=slot < split.room, other=0) < 0
+        for start in range(0, row, tile.block):
+            column = start + tl.arange(0, tile.block)
+            zeros = tl.zeros((tile.tokens, tile.block), out.dtype.element_ty)
+            to = out + slot.to(tl.int64)[:, None] * row + column[None, :]
+            tl.store(to, zeros, mask=free[:, None] & (column < row)[None, :])
+
+
+@triton.jit
+def _sums(y, slots, weight_of, column, n, split, tile, weighted: tl.constexpr):
+    """[tokens, block] in fp32: rows of y in `slots`, added up by slot, so by expert."""
+    total = tl.zeros((tile.tokens, tile.block), tl.float32)
+    last = tl.full((tile.tokens,), -1, tl.int32)
+    for _ in range(split.top_k):
+        slot = tl.min(tl.where(slots > last[:, None], slots, NEVER), axis=1)
+        there = slot < split.room
+        mask = there[:, None] & (column < n)[None, :]
+        place = y + slot.to(tl.int64)[:, None] * n + column[None, :]
+        value = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+        if weighted:
+            weight = tl.load(weight_of + slot, mask=there, other=0.0)
+            value = value * weight[:, None]
+        total += value
+        last = slot
+    return total
+
+
+@triton.jit
+def add(world, shares, y, slot_of, weight_of, rank, to, n, split, tile, weighted: tl.constexpr):
+    """This lane's tiles of the tokens of rank `to` -> its `shares`, where it waits for them."""
+    for begin in range(
+        tl.program_id(0) * tile.tokens, split.rows, tl.num_programs(0) * tile.tokens
+    ):
+        i = begin + tl.arange(0, tile.tokens)
+        token = to * split.rows + i
+        slots = _choices(slot_of, token, (to + 1) * split.rows, split.top_k, tile.width)
+        goes = _any(slots >= 0)
+        there = (rank * split.rows + i).to(tl.int64)
+        for start in range(0, n, tile.block):
+            column = start + tl.arange(0, tile.block)
+            total = _sums(y, slots, weight_of, column, n, split, tile, weighted)
+            place = shares + there[:, None] * n + column[None, :]
+            share = total.to(shares.dtype.element_ty)
+            wl.put(world, place, share, to=to, mask=goes[:, None] & (column < n)[None, :])
+
+
+@triton.jit
+def collect(out, shares, ids, n, split, tile, num_ranks: tl.constexpr):
+    """This lane's tiles of own tokens: shares of all ranks that have any, added up in fp32 in the
+    order of ranks, which is that of experts."""
+    for begin in range(
+        tl.program_id(0) * tile.tokens, split.tokens, tl.num_programs(0) * tile.tokens
+    ):
+        i = begin + tl.arange(0, tile.tokens)
+        ranks = ranks_of(ids, i, split, tile.width)
+        for start in range(0, n, tile.block):
+            column = start + tl.arange(0, tile.block)
+            inside = (column < n)[None, :]
+            total = tl.zeros((tile.tokens, tile.block), tl.float32)
+            for source in range(num_ranks):
+                mask = _any(ranks == source)[:, None] & inside
+                row = (source * split.rows + i).to(tl.int64)
+                place = shares + row[:, None] * n + column[None, :]
+                total += tl.load(place, mask=mask, other=0.0).to(tl.float32)
+            place = out + i.to(tl.int64)[:, None] * n + column[None, :]
+            mask = (i < split.tokens)[:, None] & inside
+            tl.store(place, total.to(out.dtype.element_ty), mask=mask)
