@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from programs import random_graph, tiled_mlp
+from persistent_programs import random_graph, tiled_mlp
 
 from weft.base.errors import ConfigError, IllegalError
 from weft.megakernel.check import RULES, check, require
@@ -175,7 +175,7 @@ def test_breaches_are_found(graph: TaskGraph, rule: str, breach: Callable, told:
         IllegalError, match=f"Tasks of mlp, balanced: .*\\[{rule}\\]".replace(": .*", "(.|\n)*")
     ) as error:
         require(breach(graph))
-    assert "programs.py" in str(error.value)
+    assert "persistent_programs.py" in str(error.value)
 
 
 def test_a_queue_orders_accesses_where_workers_keep_it_alone(graph: TaskGraph):

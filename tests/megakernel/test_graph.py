@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from programs import (
+from persistent_programs import (
     before_by_counters,
     cells,
     closed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from programs import mlp
+from persistent_programs import mlp
 from random_programs import of_rank
 
 import weft
