@@ -79,6 +79,7 @@ def check_pairs(program: Program, sizes: Mapping[str, int], num_ranks: int) -> N
 
 
 def _check_heads(program: Program, task: Task, num_ranks: int) -> None:
+    assert task.head is not None
     for name in task.operands:
         kind = _type(program.task(name))
         columns = kind.sizes[1]

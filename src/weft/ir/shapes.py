@@ -180,15 +180,20 @@ def _decode_attention(task: Any, sizes: Sizes) -> tuple[Size, ...]:
     _check_sequences(task, q, lengths)
     for i, cache in ((1, k), (2, v)):
         _check_cache(task, i, cache, q)
-    for i, one in enumerate((q, k)):
-        if not isinstance(one[1], int) or one[1] % head or not one[1]:
-            told = f"{task.operands[i]} has {text.value(one[1])} columns; heads have head={head}"
-            raise ValueError(f"decode_attention: {told}: it takes whole heads, declared")
-    if k != v or q[1] % k[1]:
+    columns = [_whole_heads(task, i, one, head) for i, one in enumerate((q, k))]
+    if k != v or columns[0] % columns[1]:
         told = ", ".join(f"{n} is {text.value(one)}" for n, one in zip(task.operands, sizes))
         raise ValueError(f"decode_attention: {told}; caches are alike, and q has their heads or a "
                          "multiple of them")  # fmt: skip
     return q
+
+
+def _whole_heads(task: Any, i: int, sizes: tuple[Size, ...], head: int) -> int:
+    columns = sizes[1]
+    if not isinstance(columns, int) or columns % head or not columns:
+        told = f"{task.operands[i]} has {text.value(columns)} columns; heads have head={head}"
+        raise ValueError(f"{task.kind}: {told}: it takes whole heads, declared")
+    return columns
 
 
 def _check_sequences(task: Any, x: tuple[Size, ...], lengths: tuple[Size, ...]) -> None:

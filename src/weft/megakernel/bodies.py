@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from math import log2
 from typing import Any
 
 from weft.base.errors import ConfigError, UnsupportedError
@@ -16,9 +17,14 @@ from weft.ir.task import Task
 from weft.megakernel.records import COPY, GATHER, REDUCE, SEND, TaskGraph, TileTask
 
 MOVES = (GATHER, SEND, REDUCE, COPY)
+# Kinds whose bodies store what they make themselves.
+WITHOUT = ("kv_append", "decode_attention")
 # Steps over k where a product's tile does not say; kinds of tasks that have a body.
 TILE_K = 64
-COMPUTES = ("matmul", "silu", "silu_mul", "mul", "add", "rms_norm")
+COMPUTES = (
+    "matmul", "silu", "silu_mul", "mul", "add", "rms_norm", "rope", "kv_append",
+    "decode_attention",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,9 @@ def _operation(graph: TaskGraph, task: Task, tiles: Sequence[TileTask]) -> Opera
     if first.kind not in (*COMPUTES, *MOVES):
         told = f"{task.name}: the persistent kernel has no task for {first.kind}"
         raise UnsupportedError(f"{told}; it has {', '.join(COMPUTES)}", place=task.place)
-    if any(extent & (extent - 1) for extent in task.tile):
+    # Of a cache one row is written; the queries that share a head are padded.
+    extents = {"kv_append": task.tile[1:], "decode_attention": ()}.get(task.kind, task.tile)
+    if any(extent & (extent - 1) for extent in extents):
         told = f"{task.name} has tile={task.tile}; the persistent kernel takes powers of two"
         raise ConfigError(told, place=task.place)
     reads = tuple(one.buffer for one in first.reads)
@@ -88,7 +96,7 @@ def _destination(graph: TaskGraph, tiles: Sequence[TileTask]) -> str:
     """Which hook of tasks/destinations.py serves all of these."""
     kind = tiles[0].kind
     if kind not in MOVES:
-        return "here"
+        return "" if kind in WITHOUT else "here"
     if kind == SEND:
         is_owners = all([one.rank for one in tile.writes] == [tile.owner] for tile in tiles)
         return "to_owner" if is_owners else "to_others"
@@ -125,6 +133,10 @@ def _alike(graph: TaskGraph, one: Operation, transposed: Set[str]) -> tuple:
         attributes["is_k_even"] = columns % tile[2] == 0
     elif one.kind == "rms_norm":
         attributes["eps"] = one.task.eps
+    elif one.kind in ("rope", "decode_attention"):
+        attributes["head"] = one.task.head
+        if one.task.base is not None:
+            attributes["log2_base"] = log2(one.task.base)
     elif one.kind == GATHER:
         attributes["dim"] = one.task.dim
     elif one.kind == REDUCE:

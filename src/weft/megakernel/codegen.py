@@ -71,6 +71,8 @@ def _rows(body: Body, one: Operation) -> dict[str, str]:
 
 
 def _target(body: Body, one: Operation) -> dict[str, str]:
+    if not body.destination:
+        return {}
     out = f"v.{one.write}"
     if body.kind == GATHER and one.task.dim == 1:  # behind the columns of the ranks before
         out += f" + rank * s.{one.task.name}_part"
@@ -120,9 +122,34 @@ def _summed(one: Operation) -> dict[str, str]:
     }  # fmt: skip
 
 
+def _turned(one: Operation) -> dict[str, str]:
+    x, lengths = one.reads
+    given = {"x": f"v.{x}", "lengths": f"v.{lengths}", **_extents(one.task.name)}
+    return {**given, "stride_x": f"s.{x}_stride"}
+
+
+def _appended(one: Operation) -> dict[str, str]:
+    cache, x, lengths = one.reads
+    return {
+        "cache": f"v.{cache}", "x": f"v.{x}", "lengths": f"v.{lengths}", "n": f"s.{x}_n",
+        "max_kv": f"s.{cache}_m // s.{x}_m", "stride_x": f"s.{x}_stride",
+        "stride": f"s.{cache}_stride",
+    }  # fmt: skip
+
+
+def _attended(one: Operation) -> dict[str, str]:
+    q, k, v, lengths = one.reads
+    return {
+        "q": f"v.{q}", "keys": f"v.{k}", "values": f"v.{v}", "lengths": f"v.{lengths}",
+        **_extents(one.task.name), "kv_n": f"s.{k}_n", "max_kv": f"s.{k}_m // s.{one.task.name}_m",
+        "out": f"v.{one.write}",
+    }  # fmt: skip
+
+
 _KINDS: dict[str, Callable[[Operation], dict[str, str]]] = {
     "matmul": _product, "silu": _elements, "silu_mul": _elements, "mul": _pairs, "add": _pairs,
-    "rms_norm": _normed, GATHER: _moved, SEND: _moved, COPY: _moved, REDUCE: _summed,
+    "rms_norm": _normed, "rope": _turned, "kv_append": _appended, "decode_attention": _attended,
+    GATHER: _moved, SEND: _moved, COPY: _moved, REDUCE: _summed,
 }  # fmt: skip
 
 # The call of a body, over the names above.
@@ -138,13 +165,19 @@ _CALLS = {
     "mul": ("elementwise.mul", _TWO),
     "add": ("elementwise.add", _TWO),
     "rms_norm": ("norm.rms_norm", ("{x}", "{weight}", "{m}", "{n}", "{stride_x}", "{eps}")),
+    "rope": ("decode.rope", ("{x}", "{lengths}", "{m}", "{n}", "{stride_x}", "{head}",
+                             "{log2_base}")),
+    "kv_append": ("decode.kv_append", ("{cache}", "{x}", "{lengths}", "{max_kv}", "{n}",
+                                       "{stride_x}", "{stride}")),
+    "decode_attention": ("decode.attention", ("{q}", "{keys}", "{values}", "{lengths}", "{m}",
+                                              "{n}", "{kv_n}", "{max_kv}", "{head}", "{out}")),
     GATHER: ("move.move", _MOVED),
     SEND: ("move.move", _MOVED),
     COPY: ("move.move", _MOVED),
-    REDUCE: ("move.reduce", (_SUMMANDS, "rank", "{n}", "{is_rounded}", "world.num_ranks")),
-}
+    REDUCE: ("move.reduce", (_SUMMANDS, "rank", "{n}", "{is_rounded}")),
+}  # fmt: skip
 _HERE = "destinations.Here({out}, {m}, {n}, {stride})"
-_PLACED = "destinations.Placed({out}, {n}, {stride}, rank, world)"
+_PLACED = "destinations.Placed({out}, {n}, {stride}, rank)"
 
 
 def _body(body: Body) -> str:
@@ -162,14 +195,31 @@ def _body(body: Body) -> str:
     words = {**rows[0], **{name: name for name in varying}}
     words |= {name: repr(value) for name, value in body.attributes}
     function, arguments = _CALLS[body.kind]
-    args = _HERE if body.destination == "here" else _PLACED
-    rows_of_call = (["task", *arguments, "tile"], [f"destinations.{body.destination}", args])
+    args = [_HERE] if body.destination == "here" else [_PLACED, "world"]
+    rows_of_call = [["task", *arguments, "tile"], [f"destinations.{body.destination}", *args]]
+    if not body.destination:
+        rows_of_call.pop()
     lines.append(f"    {function}(")
     for row in rows_of_call:
-        told = ", ".join(row).format(**words) + ","
-        lines += wrap(told, WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 12,
-                      break_long_words=False)  # fmt: skip
+        lines += _laid_out([one.format(**words) for one in row])
     return "\n".join([*lines, "    )  # fmt: skip"])
+
+
+def _laid_out(items: Sequence[str], margin: int = 8) -> Iterator[str]:
+    """Arguments of a call over as many lines as they need; a record is not torn if it fits."""
+    line = " " * margin
+    for item in items:
+        word = f"{item}, "
+        if len(line) + len(word) - 1 > WIDTH and line.strip():
+            yield line.rstrip()
+            line = " " * margin
+        if len(line) + len(word) - 1 > WIDTH:
+            name, _, fields = item.partition("(")
+            yield f"{line}{name}("
+            yield from _laid_out(fields.removesuffix(")").split(", "), margin + 4)
+            line, word = " " * margin, "), "
+        line += word
+    yield line.rstrip()
 
 
 def _quoted(formulas: Sequence[str]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from math import ceil
 from typing import Any
 
 import torch
+from triton import next_power_of_2
 
 from weft.base.errors import UsageError
 from weft.compiler.passes.tile import held_by, number
@@ -27,7 +28,10 @@ from weft.megakernel.records import SCHEDULES, TaskGraph
 from weft.megakernel.schedule import schedule
 from weft.megakernel.tables import Tables, tables
 from weft.megakernel.tasks.scoreboard import Board
-from weft.tiles import gemm, rows
+from weft.tiles import attention_decode, gemm, rows
+
+# Queries of a tile that tensor cores take at least, and keys at a time.
+LEAST_ROWS, KEYS = 16, 64
 
 
 @dataclass(frozen=True)
@@ -187,12 +191,18 @@ def _size(graph: TaskGraph, rank: int, name: str, transposed: frozenset[str]) ->
     return held.end_row - held.first_row if which == "m" else held.end_column - held.first_column
 
 
-def tile_of(body: Body) -> gemm.Tile | rows.Tile:
+def tile_of(body: Body) -> gemm.Tile | rows.Tile | attention_decode.Tile:
     """What a body is told of its tiles."""
     if body.kind == "matmul":
         given = dict(body.attributes)
         m, n, k = body.tile
         return gemm.Tile(m, n, k, given["b_is_nk"], False, given["is_k_even"])
+    if body.kind == "decode_attention":
+        head = dict(body.attributes)["head"]
+        group = body.tile[1] // head
+        return attention_decode.Tile(
+            max(LEAST_ROWS, next_power_of_2(group)), KEYS, next_power_of_2(head)
+        )
     return rows.Tile(body.tile[0], body.tile[1])
 
 

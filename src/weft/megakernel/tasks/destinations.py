@@ -1,4 +1,6 @@
-"""Where the tile of a task goes: hooks `emit(at, value, tile, args)` that bodies are given.
+"""Where the tile of a task goes: hooks `emit(at, value, tile, args)` that bodies are given. Those
+of what moves have the world beside their arguments: Triton 3.6 loses constants of tuples in tuples,
+and a size of 1 is one.
 
     here          a tile of what this rank has                    what computes
     placed        rows anywhere in a buffer of this rank          copies, sums that stay
@@ -37,7 +39,6 @@ class Placed(NamedTuple):
     n: Any
     stride: Any
     rank: Any
-    world: Any
 
 
 @triton.jit
@@ -61,32 +62,32 @@ def _cells(at, value, tile, args):
 
 
 @triton.jit
-def placed(at, value, tile, args):
+def placed(at, value, tile, args, world):
     """args: Placed"""
     pointers, mask, rounded = _cells(at, value, tile, args)
     tl.store(pointers, rounded, mask=mask)
 
 
 @triton.jit
-def to_owner(at, value, tile, args):
+def to_owner(at, value, tile, args, world):
     """args: Placed"""
     pointers, mask, rounded = _cells(at, value, tile, args)
-    wl.put(args.world, pointers, rounded, to=at.owner, mask=mask)
+    wl.put(world, pointers, rounded, to=at.owner, mask=mask)
 
 
 @triton.jit
-def to_others(at, value, tile, args):
+def to_others(at, value, tile, args, world):
     """The rank behind first. args: Placed"""
     pointers, mask, rounded = _cells(at, value, tile, args)
-    for hop in range(1, args.world.num_ranks):
-        to = (args.rank + hop) % args.world.num_ranks
-        wl.put(args.world, pointers, rounded, to=to, mask=mask)
+    for hop in range(1, world.num_ranks):
+        to = (args.rank + hop) % world.num_ranks
+        wl.put(world, pointers, rounded, to=to, mask=mask)
 
 
 @triton.jit
-def everywhere(at, value, tile, args):
+def everywhere(at, value, tile, args, world):
     """The rank behind first, this one last. args: Placed"""
     pointers, mask, rounded = _cells(at, value, tile, args)
-    for hop in range(1, args.world.num_ranks + 1):
-        to = (args.rank + hop) % args.world.num_ranks
-        wl.put(args.world, pointers, rounded, to=to, mask=mask)
+    for hop in range(1, world.num_ranks + 1):
+        to = (args.rank + hop) % world.num_ranks
+        wl.put(world, pointers, rounded, to=to, mask=mask)

@@ -31,8 +31,8 @@ def load_rows(source, first, at, n, stride, tile):
 
 
 @triton.jit
-def move(at, source, n, stride, tile, emit: tl.constexpr, emit_args):
-    emit(at, load_rows(source, at.row, at, n, stride, tile), tile, emit_args)
+def move(at, source, n, stride, tile, emit: tl.constexpr, emit_args, world):
+    emit(at, load_rows(source, at.row, at, n, stride, tile), tile, emit_args, world)
 
 
 class Summands(NamedTuple):
@@ -61,11 +61,10 @@ def _summand(of, at, given, rank, n, tile, is_rounded: tl.constexpr):
 
 @triton.jit
 def reduce(
-    at, given, rank, n, is_rounded: tl.constexpr, num_ranks: tl.constexpr, tile,
-    emit: tl.constexpr, emit_args,
+    at, given, rank, n, is_rounded: tl.constexpr, tile, emit: tl.constexpr, emit_args, world,
 ):  # fmt: skip
     value = _summand(at.owner, at, given, rank, n, tile, is_rounded)
-    for hop in range(1, num_ranks):
-        of = (at.owner + hop) % num_ranks
+    for hop in range(1, world.num_ranks):
+        of = (at.owner + hop) % world.num_ranks
         value += _summand(of, at, given, rank, n, tile, is_rounded)
-    emit(at, value, tile, emit_args)
+    emit(at, value, tile, emit_args, world)
