@@ -132,7 +132,7 @@ class Config(_lanes.Lanes):
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     if target.backend == "emu":
-        yield Config(lanes=2, block=1024, tokens=4, num_warps=4)
+        yield Config(lanes=2, block=1024, tokens=2, batch=4, num_warps=4)
         return
     size = problem.element_bytes
     length = max(1, problem.row_bytes // size)

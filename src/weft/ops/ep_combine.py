@@ -210,9 +210,9 @@ def kernels(
     yield _ep.record(ep_combine_rows, problem, config, target, types, constants)
 
 
-def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """The first rank's result: its shape and dtype, without its values."""
-    first, end = problem.shard(0)
+def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
+    """A rank's result: its shape and dtype, without its values."""
+    first, end = problem.shard(rank)
     return torch.empty((end - first, problem.n), dtype=problem.torch_dtype, device="meta")
 
 
@@ -234,6 +234,6 @@ op = Op(
     ),
     dtypes=SUPPORTED,
     fake=fake,
-    backward="ep_dispatch",
+    backward=("ep_dispatch",),
     **_ep.CARD,
 )
