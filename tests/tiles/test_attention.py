@@ -13,21 +13,6 @@ from weft.tiles import attention as tiles
 
 
 @triton.jit
-def in_order(i, num_m, num_n, args):
-    """args: (tokens of a tile, tokens, Lengths)"""
-    first = i // num_n * args[0]
-    last = tl.minimum(first + args[0], args[1]) - 1
-    return tiles.met(i // num_n, i % num_n, first, last, tiles.visible_before_in_sequences, args[2])
-
-
-@triton.jit
-def in_order_all(i, num_m, num_n, args):
-    first = i // num_n * args[0]
-    last = tl.minimum(first + args[0], args[1]) - 1
-    return tiles.met(i // num_n, i % num_n, first, last, tiles.visible_in_sequences, args[2])
-
-
-@triton.jit
 def cut(at, args):
     """args: (k, v, rows, rows of a segment)"""
     return tl.cdiv(args[2], args[3])
@@ -45,13 +30,12 @@ def ready_backwards(at, segment, tile, args):
 def attend(q, k, v, out, lse, cu_seqlens, shape, tile, count, steps, rows, length,
            causal: tl.constexpr):  # fmt: skip
     lengths = tiles.Lengths(cu_seqlens, count, steps, 0, rows)
-    order: tl.constexpr = in_order if causal else in_order_all
     visible: tl.constexpr = (
         tiles.visible_before_in_sequences if causal else tiles.visible_in_sequences
     )
     tiles.attention(
         q, shape, tile, tl.cdiv(shape.tokens, tile.tokens), tl.program_id(0), tl.num_programs(0),
-        order, (tile.tokens, shape.tokens, lengths), visible, lengths,
+        tiles.last_first, None, visible, lengths,
         cut, ready_backwards, (k, v, rows, length),
         tiles.emit_store, tiles.Stored(out, lse, shape),
     )  # fmt: skip

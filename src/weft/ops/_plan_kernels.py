@@ -95,7 +95,9 @@ def take(own_words, num_own, slot, world):
     e = slots.slot_epoch(slot)
     slots.slot_wait_free(world, slot, e)
     for i in range(num_own):
-        wl.notify(world, own_words + rank * num_own + i, e, to=rank, op=wl.SignalOp.SET)
+        # Read here alone, by engines behind this program and by who waits for it.
+        wl.notify(world, own_words + rank * num_own + i, e, to=rank, op=wl.SignalOp.SET,
+                  scope=wl.Scope.DEVICE)  # fmt: skip
 
 
 @triton.jit

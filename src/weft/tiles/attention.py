@@ -1,7 +1,8 @@
 """The attention template: softmax(scale * Q K^T) V in tiles of queries, with hooks.
 
     for i in this program's share of the tiles:
-        at     = order(i, ...)               which tile is next, and which keys it meets: a `Met`
+        at     = order(i, ...)               which tile is next
+        at     = met(at, visible)            and which keys it meets: the record for later hooks
         bounds = visible(token, ...)         which keys each of its queries sees
         state  = nothing
         for s in 0 .. segments(at, ...) - 1:
@@ -19,7 +20,7 @@ hold is counted by each.
 A hook is a `@triton.jit` function, given as a constexpr together with one tuple of arguments. Those
 that have a default are left out by None:
 
-    order(i, num_m, num_n, args) -> at                  a record that begins as `Met` does
+    order(i, num_m, num_n, args) -> at                  a record that begins with i_m, i_n
     visible(token, args) -> Bounds                      of one query, or of a tensor of them
     segments(at, ready_args) -> count
     ready(at, segment, tile, args) -> Segment           may wait
@@ -45,7 +46,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from weft.tiles import softmax
+from weft.tiles import softmax, swizzle
 
 
 def padded_head(d: int) -> int:
@@ -105,7 +106,7 @@ class Shape(NamedTuple):
 
 class Met(NamedTuple):
     """A tile: row i_m and block i_n of heads. Its queries see positions lo .. hi - 1 and no other;
-    all of them see from .. to - 1, if there are any. Made by `met`."""
+    all of them see all_lo .. all_hi - 1, if there are any. Made by `met`."""
 
     i_m: Any
     i_n: Any
@@ -212,8 +213,8 @@ def attention(
     for i in tl.range(first, num_m * num_n, step, flatten=False):
         at = order(i, num_m, num_n, order_args)
         one_tile(
-            at, q, shape, tile, visible, visible_args, segments, ready, ready_args, emit, emit_args,
-            announce, announce_args,
+            met(at, shape, tile, visible, visible_args), q, shape, tile, visible, visible_args,
+            segments, ready, ready_args, emit, emit_args, announce, announce_args,
         )  # fmt: skip
     if done is not None:
         done(done_args)
@@ -235,7 +236,7 @@ def one_tile(
     announce: tl.constexpr = None,
     announce_args=None,
 ):
-    """The tile of the record `at`, from its first wait to its announcement."""
+    """The tile of the `Met` at, from its first wait to its announcement."""
     queries = q
     if tile.k == tile.d:
         queries = load_rows(q, at, 0, tile.d, shape, tile)
@@ -362,11 +363,19 @@ def places(source, at, column, width: tl.constexpr, stride, shape, tile):
 
 
 @triton.jit
-def met(i_m, i_n, first, last, visible: tl.constexpr, visible_args):
-    """The `Met` of a tile whose queries are tokens first .. last."""
+def met(at, shape, tile, visible: tl.constexpr, visible_args):
+    """The `Met` of a tile: bounds never fall, so its first and its last query say all."""
+    first = at.i_m * tile.tokens
+    last = tl.minimum(first + tile.tokens, shape.tokens) - 1
     begin = visible(first, visible_args)
     end = visible(last, visible_args)
-    return Met(i_m, i_n, begin.lo, end.hi, end.lo, begin.hi)
+    return Met(at.i_m, at.i_n, begin.lo, end.hi, end.lo, begin.hi)
+
+
+@triton.jit
+def last_first(i, num_m, num_n, args):
+    """An order: from the last row of tiles, which by causality meet most keys; heads together."""
+    return swizzle.At(num_m - 1 - i // num_n, i % num_n)
 
 
 @triton.jit

@@ -20,8 +20,9 @@ FORMATS = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn"), "emu": ("emu", 
 class Binary:
     """One kernel compiled for one target.
 
-    `registers` is per thread; None where the target has none (emu) or the tool that reads them
-    is missing. Units   bytes, shared_bytes: bytes
+    `registers` is per thread, and so is `stack_bytes`, memory for what they do not hold; None where
+    the target has none (emu) or the tool that reads them is missing.
+    Units   bytes, shared_bytes, stack_bytes: bytes
     """
 
     name: str
@@ -30,6 +31,7 @@ class Binary:
     bytes: int
     registers: int | None
     shared_bytes: int
+    stack_bytes: int | None = field(repr=False, compare=False, default=None)
     code: bytes = field(repr=False, compare=False, default=b"")
     assembly: str = field(repr=False, compare=False, default="")
     record: KernelRecord | None = field(repr=False, compare=False, default=None)
@@ -76,6 +78,7 @@ def build(fn: Any, record: KernelRecord, target: Target) -> Binary:
         bytes=len(code),
         registers=registers(target, code, assembly),
         shared_bytes=int(compiled.metadata.shared),
+        stack_bytes=stack_bytes(target, code, assembly),
         code=code,
         assembly=assembly,
         record=record,
@@ -92,6 +95,17 @@ def registers(target: Target, code: bytes, assembly: str) -> int | None:
         counts = re.findall(r"REG:(\d+)", _cuobjdump("-res-usage", code))
         return max(map(int, counts)) if counts else None
     return None
+
+
+def stack_bytes(target: Target, code: bytes, assembly: str) -> int | None:
+    """Of a thread, what is spilled included; read as `registers` are."""
+    if target.backend == "hip":
+        found = re.findall(r"\.private_segment_fixed_size:\s+(\d+)", assembly)
+    elif target.backend == "cuda":
+        found = re.findall(r"STACK:(\d+)", _cuobjdump("-res-usage", code))
+    else:
+        found = []
+    return max(map(int, found)) if found else None
 
 
 def _cuobjdump(option: str, cubin: bytes) -> str:

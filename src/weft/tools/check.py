@@ -52,8 +52,9 @@ class Work:
 
     def tolerance(self) -> float:
         # fp8 operands have results of another dtype.
-        rounded = getattr(self.problem(), "out_dtype", self.dtype)
-        return tolerance(rounded, self.shape.get("k", 1))
+        problem = self.problem()
+        rounded = getattr(problem, "out_dtype", self.dtype)
+        return tolerance(rounded, getattr(problem, "k", 1))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,260 @@
+"""ag_attention: right wherever sequences begin, by every transport, waiting for what it needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from weft.base.dtypes import tolerance
+from weft.base.errors import ConfigError, DtypeError, FindingError, ShapeError
+from weft.base.target import TARGETS
+from weft.language import triton_api
+from weft.ops.ag_attention import Config, Problem, ag_attention, candidates, op, reference
+from weft.tools.binaries import build
+from weft.tools.check import rel_err
+from weft.verify import compiled
+
+EMU = TARGETS["emu"]
+TRANSPORTS = ("put", "push")
+ELSEWHERE = ("cuda:80", "cuda:100", "hip:gfx942", "hip:gfx950")
+
+
+def problem_for(num_ranks: int, m: int, dtype: str = "float32", nodes=(), **fields: Any) -> Problem:
+    sizes = {"q_heads": 2, "kv_heads": 1, "d": 16, "causal": True, "sequences": 2, **fields}
+    return Problem(m, sizes["kv_heads"] * sizes["d"], num_ranks, dtype, nodes, **sizes)
+
+
+def config_for(problem: Problem, transport: str, **changes: Any) -> Config:
+    first = next(c for c in candidates(problem, EMU) if c.transport == transport)
+    return replace(first, tile_n=16, **changes)
+
+
+def check(outputs: Any, problem: Problem, rank: int, seed: int = 0) -> None:
+    inputs = [op.make_inputs(problem, other, seed) for other in range(problem.num_ranks)]
+    expected = reference(problem, inputs)[rank]
+    assert rel_err(outputs, expected) <= tolerance(problem.dtype, problem.k)
+
+
+def call_once(problem: Problem, config: Config | None = None) -> Any:
+    world = weft.init()
+    outputs = op.run(world, problem, op.make_inputs(problem, world.rank), config)
+    check(outputs, problem, world.rank)
+    world.close()
+    return outputs
+
+
+# ---- what it computes
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("shape", [shape for _, shape in op.awkward_shapes], ids=str)
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_awkward_shapes(ranks, num_ranks, shape, transport):
+    problem = op.make_problem(num_ranks, shape, "float32")
+    ranks(partial(call_once, problem, config_for(problem, transport)), num_ranks)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_what_is_chosen(ranks, num_ranks):
+    problem = problem_for(num_ranks, 45, sequences=4, q_heads=6, kv_heads=2, d=24)
+    ranks(partial(call_once, problem), num_ranks)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision(ranks, dtype):
+    ranks(partial(call_once, problem_for(2, 50, dtype, sequences=0)), 2)
+
+
+@pytest.mark.parametrize("pack", [1, 2, 4])
+def test_heads_that_share_a_tile(ranks, pack):
+    problem = problem_for(2, 50, q_heads=4)
+    ranks(partial(call_once, problem, config_for(problem, "put", pack=pack)), 2)
+
+
+def test_tokens_of_no_sequence_and_a_scale_of_ones_own(ranks):
+    def main():
+        world = weft.init()
+        torch.manual_seed(world.rank)
+        q, k, v = (torch.randn(10, heads, 16) for heads in (2, 1, 1))
+        lengths = torch.tensor([3, 9, 15], dtype=torch.int32)
+        out, lse = ag_attention(
+            q, k, v, world=world, cu_seqlens=lengths, scale=0.0, with_lse=True, causal=False
+        )
+        return v, out, lse
+
+    (v0, out0, lse0), (v1, out1, lse1) = ranks(main, 2)
+    v, out, lse = torch.cat([v0, v1]), torch.cat([out0, out1]), torch.cat([lse0, lse1])
+    assert not out[:3].any() and not out[15:].any()
+    assert (lse[:3] == -torch.inf).all() and (lse[15:] == -torch.inf).all()
+    for first, end in ((3, 9), (9, 15)):
+        mean = v[first:end].mean(0).expand(end - first, 2, 16)
+        torch.testing.assert_close(out[first:end], mean)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, transport, monkeypatch):
+    """The bits are those of every other schedule."""
+    monkeypatch.setenv("WEFT_SLOTS", "1")
+    problem = problem_for(3, 41)
+    other = problem_for(3, 20, causal=False, sequences=0)
+
+    def main():
+        world = weft.init()
+        inputs = [op.make_inputs(problem, world.rank, seed) for seed in range(2)]
+        config = config_for(problem, transport)
+        kept = {name: value.clone() for name, value in inputs[0].items()}
+        first = [one.clone() for one in op.run(world, problem, kept, config)]
+        check(first, problem, world.rank)
+        with world.record() as recording:
+            outputs = op.run(world, problem, kept, config)
+        for seed, one in enumerate(inputs):
+            for name, value in one.items():
+                kept[name].copy_(value)
+            for output in outputs:
+                output.fill_(torch.nan)
+            recording.replay()
+            check([one.clone() for one in outputs], problem, world.rank, seed)
+            mine = op.make_inputs(other, world.rank)
+            found = op.run(world, other, mine, config_for(other, transport))
+            check(found, other, world.rank)
+        world.close()
+        return first
+
+    outs = [ranks(main, 3, seed=seed) for seed in range(2)]
+    for left, right in zip(*outs, strict=True):
+        assert all(map(torch.equal, left, right))
+
+
+@pytest.mark.parametrize("num_sms", [1, 3])
+def test_machines_with_few_sms(ranks, num_sms):
+    ranks(partial(call_once, problem_for(2, 40)), 2, num_sms=num_sms)
+
+
+# ---- what it waits for
+
+
+@pytest.mark.parametrize(
+    ("lengths", "waits"), [([0, 16, 32], False), ([0, 15, 32], True)], ids=["apart", "spanning"]
+)
+def test_a_tile_waits_only_for_what_its_sequences_have(ranks, lengths, waits):
+    """Rank 0 never sends: rank 1 ends all the same where no sequence spans both."""
+    problem = problem_for(2, 32, causal=False)
+
+    def main():
+        world = weft.init()
+        mine = op.make_inputs(problem, world.rank)
+        mine["cu_seqlens"] = torch.tensor(lengths, dtype=torch.int32)
+        call = ag_attention_call(world, problem)
+        slot = world.workspace("ag_attention", call.buffers, call.signals)
+        out = torch.zeros_like(mine["q"])
+        if world.rank == 1:
+            tensors = (mine["q"], mine["k"], mine["v"], out, out[:, :, 0].clone())
+            call._attend(world, slot, (*tensors, mine["cu_seqlens"]))
+        return out
+
+    if waits:
+        with pytest.raises(FindingError, match="rows_ready"):
+            ranks(main, 2)
+    else:
+        assert ranks(main, 2)[1].any()
+
+
+def ag_attention_call(world: Any, problem: Problem) -> Any:
+    from weft.ops.ag_attention import _make_call
+
+    return _make_call(world, problem, config_for(problem, "push"), None)
+
+
+# ---- what it refuses
+
+
+def test_what_does_not_fit(ranks):
+    def main():
+        world = weft.init()
+        q, k = torch.ones(4, 4, 8), torch.ones(4, 2, 8)
+        call = partial(ag_attention, world=world)
+        with pytest.raises(ShapeError, match=r"q has shape \(4, 32\); it must be \[own tokens"):
+            call(q.flatten(1), k, k)
+        with pytest.raises(ShapeError, match=r"q has shape .* v \(4, 1, 8\); tokens and d are"):
+            call(q, k, k[:, :1].contiguous())
+        with pytest.raises(ShapeError, match="q has 4 heads, k and v have 3; each head of k"):
+            call(q, torch.ones(4, 3, 8), torch.ones(4, 3, 8))
+        with pytest.raises(DtypeError, match="q is torch.float32 but k is torch.float16"):
+            call(q, k.half(), k.half())
+        with pytest.raises(ShapeError, match="k of shape .* contiguous"):
+            call(q, torch.ones(2, 4, 8).transpose(0, 1), k)
+        with pytest.raises(ShapeError, match="passes 4 tokens, but of m=11 it holds .* pass m="):
+            call(q, k, k, m=11)
+        with pytest.raises(ShapeError, match="heads of d=300; they have 1 to 256"):
+            call(torch.ones(4, 1, 300), torch.ones(4, 1, 300), torch.ones(4, 1, 300))
+        with pytest.raises(DtypeError, match=r"cu_seqlens is torch.int64; .* cu_seqlens.int\(\)"):
+            call(q, k, k, cu_seqlens=torch.tensor([0, 8]))
+        with pytest.raises(ShapeError, match=r"cu_seqlens has shape \(1,\)"):
+            call(q, k, k, cu_seqlens=torch.zeros(1, dtype=torch.int32))
+        with pytest.raises(ShapeError, match=r"out has shape \(4, 2, 8\); the result is"):
+            call(q, k, k, out=torch.ones(4, 2, 8))
+
+    ranks(main, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"transport": "ring"}, "transport='ring'; it must be one of put, push"),
+        ({"pack": 3}, "pack=3; heads of a tile share their keys, so it must divide 2"),
+        ({"tile_n": 48}, "tile_n=48; it must be a power of two"),
+        ({"num_warps": 3}, "num_warps=3"),
+        ({"chunks": 0}, "chunks=0"),
+        ({"lanes": 132}, "lanes=132; cuda:90 runs 1 to 131 together"),
+        ({"tile_n": 1024}, "tile_n=1024 with 2 stages and d=128 needs .* take fewer stages"),
+    ],
+)
+def test_configurations_that_cannot_be(changes, words):
+    with pytest.raises(ConfigError, match=words):
+        replace(Config(), **changes).check(problem_for(2, 64, "float16", d=128), TARGETS["cuda:90"])
+    far = problem_for(3, 64, nodes=(2, 1))
+    with pytest.raises(ConfigError, match="transport='put' on 2 nodes; .* take transport='push'"):
+        Config().check(far, TARGETS["cuda:90"])
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=str)
+@pytest.mark.parametrize("d", [16, 64, 80, 128, 256])
+def test_choices_are_checked(target, d):
+    for dtype in op.dtypes:
+        for m in (1, 512, 65536):
+            problem = problem_for(4, m, dtype, q_heads=32, kv_heads=8, d=d)
+            for config in candidates(problem, target):
+                config.check(problem, target)
+
+
+# ---- compiled
+
+
+@pytest.mark.parametrize(
+    "target", ["cuda:90", *(pytest.param(one, marks=pytest.mark.slow) for one in ELSEWHERE)]
+)
+@pytest.mark.parametrize(
+    ("d", "dtype"),
+    [
+        (128, "bfloat16"),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in [(64, "float16"), (256, "bfloat16"), (80, "bfloat16"), (128, "float32")]
+        ),
+    ],
+)
+def test_compiles_keeps_its_waits_and_spills_nothing(target, d, dtype):
+    problem = problem_for(4, 16384, dtype, q_heads=32, kv_heads=8, d=d, sequences=8)
+    config = next(candidates(problem, TARGETS[target]))
+    for fn, record in op.kernels(problem, config, TARGETS[target]):
+        binary = triton_api.compile_kernel(fn, record, TARGETS[target])
+        report = compiled(binary, TARGETS[target])
+        assert report.ok, "\n".join(map(str, report.findings))
+        assert build(fn, record, TARGETS[target]).stack_bytes in (0, None)
+        if "attend" in record.name and dtype != "float32" and target.startswith("cuda"):
+            assert "cp.async" in binary.asm["ptx"]
