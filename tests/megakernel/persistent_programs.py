@@ -44,7 +44,7 @@ def tiled_mlp(k: int = 32, f: int = 64, n: int = 32, extents=None, dtype: str = 
     return tiled(mlp, parameters, extents)
 
 
-def random_graph(seed: int, num_ranks: int, *, reuse: bool = True) -> TaskGraph | None:
+def random_graph(seed: int, num_ranks: int, *, rest: int = 0) -> TaskGraph | None:
     """Of a random program in random tiles; None of one that no tasks are made of."""
     chooser = random.Random(seed)
     placed = random_program(seed, num_ranks).stages.tasks["place"]
@@ -58,7 +58,7 @@ def random_graph(seed: int, num_ranks: int, *, reuse: bool = True) -> TaskGraph 
     sums = chooser.choice(["one_shot", "two_shot"])
     sizes = {"m": chooser.randint(0, 9)}
     try:
-        return build(tile(placed, extents), sizes, num_ranks, sums=sums, reuse=reuse)
+        return build(tile(placed, extents), sizes, num_ranks, sums=sums, rest=rest)
     except UnsupportedError:
         return None
 

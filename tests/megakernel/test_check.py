@@ -28,7 +28,7 @@ def test_schedules_of_random_programs_are_sound(num_ranks: int):
 @pytest.fixture(scope="module")
 def graph() -> TaskGraph:
     """Where memory is used again, and rows are not the same number on both ranks."""
-    return schedule(build(tiled_mlp(), {"m": 37}, 2), "balanced", 3)
+    return schedule(build(tiled_mlp(), {"m": 37}, 2, rest=0), "balanced", 3)
 
 
 def on_rank(graph: TaskGraph, rank: int, **fields) -> TaskGraph:
@@ -196,7 +196,7 @@ def test_a_queue_orders_accesses_where_workers_keep_it_alone(graph: TaskGraph):
 
 
 def test_signals_are_checked_before_there_are_queues():
-    graph = build(tiled_mlp(), {"m": 37}, 2)
+    graph = build(tiled_mlp(), {"m": 37}, 2, rest=0)
     assert require(graph) is graph
     assert {one.rule for one in check(drop_bump(graph))} == {"counted"}
 

@@ -16,8 +16,17 @@ from persistent_programs import (
 )
 
 from weft.base.errors import UnsupportedError, UsageError
-from weft.compiler import Partial, Replicate, Shard, Tensor, all_gather, all_reduce, reduce_scatter
+from weft.compiler import (
+    Partial,
+    Replicate,
+    Shard,
+    Tensor,
+    all_gather,
+    all_reduce,
+    reduce_scatter,
+)
 from weft.megakernel.graph import build
+from weft.megakernel.memory import NEVER, REST
 from weft.megakernel.records import COPY, GATHER, REDUCE, SEND
 
 RANKS = (1, 2, 3, 4)
@@ -31,7 +40,7 @@ def graphs(seeds, num_ranks, **options):
 @pytest.mark.parametrize("num_ranks", RANKS)
 def test_who_waits_for_whom_is_what_cells_say(num_ranks: int):
     """Of random programs in random tiles, where no memory is used again: neither less nor more."""
-    several = graphs(range(12), num_ranks, reuse=False)
+    several = graphs(range(12), num_ranks, rest=NEVER)
     assert len(several) >= 6 and sum(len(one.tasks) for one in several) > 100
     for graph in several:
         made, used, _ = needed_by_cells(graph)
@@ -48,7 +57,7 @@ def test_memory_that_is_used_again_is_waited_for(num_ranks: int):
         before = before_by_counters(graph)
         for key, needed in used.items():
             assert needed <= before[key], (graph.program, key)
-        apart = build(graph.program, graph.sizes, num_ranks, reuse=False)
+        apart = build(graph.program, graph.sizes, num_ranks, rest=NEVER)
         saved += apart.local_bytes > graph.local_bytes
     assert saved, "no program has used memory again"
 
@@ -119,7 +128,7 @@ def test_sums_begin_with_their_owner():
 
 def test_a_row_of_tiles_is_one_counter():
     """A product needs whole rows: one counter for each, whatever the number of columns."""
-    graph = build(tiled_mlp(), {"m": 64}, 2, reuse=False)
+    graph = build(tiled_mlp(), {"m": 64}, 2, rest=NEVER)
     products = [task for task in graph.ranks[0].tasks if task.op == "product"]
     assert len(products) == 4 * 4
     assert {task.waits for task in products if task.i_m == 1} == {products[4].waits}
@@ -134,7 +143,7 @@ def test_a_row_of_tiles_is_one_counter():
 def test_what_is_cut_otherwise_bumps_once_or_waits_once(wide: str, waits: int, bumps: int):
     """A tile of 64 columns and eight of 8: of the many, each waits once, or bumps once."""
     extents = {"product": (16, 16), "gated": (16, 8), wide: (16, 64)}
-    graph = build(tiled_mlp(f=128, extents=extents), {"m": 16}, 1, reuse=False)
+    graph = build(tiled_mlp(f=128, extents=extents), {"m": 16}, 1, rest=NEVER)
     gated = [task for task in graph.tasks if task.op == "gated"]
     product = [task for task in graph.tasks if task.op == "product"]
     assert {len(task.waits) for task in gated} == {waits}
@@ -152,14 +161,14 @@ def test_what_follows_is_not_waited_for():
         "x": Tensor("float32", ("m", 16), Shard(0)),
         "w": Tensor("float32", (16, 16), Replicate()),
     }
-    graph = build(tiled(residual, parameters), {"m": 16}, 2, reuse=False)
+    graph = build(tiled(residual, parameters), {"m": 16}, 2, rest=NEVER)
     (total,) = (task for task in graph.ranks[0].tasks if task.op == "total" or task.kind == "add")
     assert len(total.waits) == 1 and total.waits[0].at_least == 1
 
 
 def test_peers_wait_for_memory_of_others():
     """`scattered_partials` lies where `gathered` lay: who sends waits for the readers there."""
-    graph = build(tiled_mlp(), {"m": 37}, 2)
+    graph = build(tiled_mlp(), {"m": 37}, 2, rest=0)
     rank = graph.ranks[0]
     assert rank.buffer("scattered_partials").offset == rank.buffer("gathered").offset
     readers = [task for task in rank.tasks if task.op == "product"]
@@ -186,3 +195,25 @@ def test_what_no_tasks_are_made_of():
         build(tiled_mlp(), {"rows": 4}, 2)
     with pytest.raises(UsageError, match="sums='ring' on 2 ranks; it is one_shot or two_shot"):
         build(tiled_mlp(), {"m": 4}, 2, sums="ring")
+
+
+def test_memory_that_has_rested_is_seldom_waited_for():
+    """Four layers: less memory, and few signals more than where none is used again."""
+
+    def layers(x, w1, w2):
+        for _ in range(4):
+            x = mlp(x, w1, w2)
+        return x
+
+    program = tiled(layers, {
+        "x": Tensor("float32", ("m", 16), Shard(0)), "w1": Tensor("float32", (16, 64), Shard(1)),
+        "w2": Tensor("float32", (32, 16), Shard(0)),
+    })  # fmt: skip
+    never, rested, at_once = (build(program, {"m": 40}, 2, rest=n) for n in (NEVER, REST, 0))
+    extra = num_signals(rested) - num_signals(never)
+    assert 0 <= 2 * extra < num_signals(at_once) - num_signals(never)
+    assert never.local_bytes > rested.local_bytes > at_once.local_bytes
+
+
+def num_signals(graph) -> int:
+    return sum(len(task.waits) + len(task.bumps) for task in graph.tasks)

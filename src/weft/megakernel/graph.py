@@ -15,22 +15,22 @@ from dataclasses import replace
 
 from weft.ir.task import Program
 from weft.megakernel.counters import count, groups, stages_of, without_implied
-from weft.megakernel.memory import lay_out, reuses
+from weft.megakernel.memory import REST, lay_out, reuses
 from weft.megakernel.records import RankTasks, TaskGraph
 from weft.megakernel.tiles import SUMS, cut
 
 
 def build(
     program: Program, sizes: Mapping[str, int], num_ranks: int, *, sums: str = SUMS[0],
-    reuse: bool = True,
+    rest: int = REST,
 ) -> TaskGraph:  # fmt: skip
     """The tasks of a tiled program, without queues. `sums` says how all ranks get a sum: `SUMS`;
-    `reuse` whether buffers share memory.
+    `rest` after how many stages memory is used again.
 
     Raises  UsageError, UnsupportedError: what cannot be made of tasks, at the user's line
     """
     made = cut(program, sizes, num_ranks, sums)
-    layout = lay_out(made, reuse=reuse)
+    layout = lay_out(made, rest=rest)
     stage_of = stages_of(made.stages)
     needs = without_implied([*made.needs, *reuses(made, layout)], stage_of)
     waits, bumps, totals = count(groups(needs, stage_of), made.tasks, num_ranks)

@@ -22,6 +22,11 @@ from weft.ir.task import Task
 from weft.megakernel.records import SEND, Access, Buffer
 from weft.megakernel.tiles import Cut, Dependency, partials_of, result_of, slab_rows
 
+# Stages for which memory lies idle before it is used again. Whoever would have to wait for its last
+# readers has then waited for others who have, as a rule, and nothing is to be signalled.
+REST = 8
+# Memory is never used again.
+NEVER = 1 << 30
 SUMMED = ("reduce_scatter", "all_reduce")
 
 
@@ -40,28 +45,25 @@ class Life(NamedTuple):
     last: int
 
 
-def lay_out(made: Cut, *, reuse: bool = True) -> Layout:
+def lay_out(made: Cut, *, rest: int = REST) -> Layout:
     """A place for every buffer that is not the caller's, the same on all ranks.
 
-    `reuse`: memory whose buffers are over is given out again, that which was over first before the
-    rest: whoever waits for it has waited already.
+    Memory whose buffers have been over for `rest` stages is given out again, that which was over
+    first before the rest.
     """
     found = [_buffers(made, rank) for rank in range(made.num_ranks)]
-    lives = lifetimes(made) if reuse else {}
-    ends = {"local": 0, "symmetric": 0}
-    placed: list[tuple[int, int, Life, str]] = []
+    lives = lifetimes(made)
+    placed: dict[str, list[Placed]] = {"local": [], "symmetric": []}
     for name, buffer in found[0].items():
-        if buffer.role not in ends:
+        if buffer.role not in placed:
             continue
-        num_bytes = -(-bytes_of(buffer) // ALIGNMENT) * ALIGNMENT
-        life = lives.get(name, Life(0, len(made.stages)))
-        same = [one[:3] for one in placed if one[3] == buffer.role]
-        offset = _offset(same, num_bytes, life, ends[buffer.role])
-        ends[buffer.role] = max(ends[buffer.role], offset + num_bytes)
-        placed.append((offset, offset + num_bytes, life, buffer.role))
+        size = -(-bytes_of(buffer) // ALIGNMENT) * ALIGNMENT
+        life = lives.get(name, Life(0, 0))
+        one = _placed(placed[buffer.role], size, buffer.columns, life, rest)
+        placed[buffer.role].append(one)
         for rank in found:
-            rank[name] = replace(rank[name], offset=offset)
-    return Layout(found, ends["local"], ends["symmetric"])
+            rank[name] = replace(rank[name], offset=one.first)
+    return Layout(found, *(max((one.end for one in placed[role]), default=0) for role in placed))
 
 
 def lifetimes(made: Cut) -> dict[str, Life]:
@@ -79,16 +81,29 @@ def bytes_of(buffer: Buffer) -> int:
     return buffer.rows * buffer.columns * DTYPES[buffer.dtype].itemsize
 
 
-def _offset(placed: list[tuple[int, int, Life]], num_bytes: int, life: Life, end: int) -> int:
-    """A place beside all that lives at the same time: within what there is, where what lay there
-    has been over for longest; else behind all."""
-    found: list[tuple[bool, int, int]] = []
-    for offset in {0, end, *(last for _, last, _ in placed)}:
-        there = [one for one in placed if one[0] < offset + num_bytes and offset < one[1]]
-        if all(one.last < life.first or life.last < one.first for _, _, one in there):
-            grows = offset + num_bytes > end
-            found.append((grows, max((one.last for _, _, one in there), default=-1), offset))
-    return min(found)[2]
+class Placed(NamedTuple):
+    """Bytes first .. end - 1, in rows of so many columns, by whoever lives there."""
+
+    first: int
+    end: int
+    columns: int
+    life: Life
+
+
+def _placed(placed: list[Placed], size: int, columns: int, life: Life, rest: int) -> Placed:
+    """A place beside all that lives, or rests, at the same time: within what there is; where the
+    same rows lay, so that who makes a row has most likely waited for who read it; where what lay
+    there has been over for longest. Else behind all."""
+    end = max((one.end for one in placed), default=0)
+    found: list[tuple[bool, bool, int, int]] = []
+    for first in {0, end, *(one.end for one in placed)}:
+        there = [one for one in placed if one.first < first + size and first < one.end]
+        if all(one.life.last + rest < life.first for one in there):
+            is_other = any((one.first, one.columns) != (first, columns) for one in there)
+            last = max((one.life.last for one in there), default=-1)
+            found.append((first + size > end, is_other, last, first))
+    first = min(found)[3]
+    return Placed(first, first + size, columns, life)
 
 
 def _buffers(made: Cut, rank: int) -> dict[str, Buffer]:

@@ -37,7 +37,7 @@ def example() -> TaskGraph:
     """The program of the page, without queues."""
     placed = place(trace(mlp, "tp", PARAMETERS))
     extents = {task.name: (16, 16) for task in placed.tasks if task.kind != "input"}
-    return build(tile(placed, extents), SIZES, RANKS)
+    return build(tile(placed, extents), SIZES, RANKS, rest=0)
 
 
 def page() -> str:
@@ -126,7 +126,7 @@ def _few(names: list[str]) -> str:
 def _lives() -> str:
     """Where buffers lie and in which stages they live."""
     made = cut(example().program, SIZES, RANKS)
-    layout, lives = lay_out(made), lifetimes(made)
+    layout, lives = lay_out(made, rest=0), lifetimes(made)
     lines = [f"{'buffer':20} {'offset':>16} {'bytes':>6}  stages 1 to {len(made.stages)}"]
     for name, buffer in layout.buffers[0].items():
         if buffer.role in ("local", "symmetric"):
@@ -145,7 +145,7 @@ def _reuses() -> str:
     stage_of = stages_of(made.stages)
     anyhow = without_implied(made.needs, stage_of)
     lines = []
-    for need in without_implied([*made.needs, *reuses(made, lay_out(made))], stage_of):
+    for need in without_implied([*made.needs, *reuses(made, lay_out(made, rest=0))], stage_of):
         before, after = ([str(made.tasks[i]) for i in one] for one in need)
         if need not in anyhow and made.tasks[need.after[0]].rank == 0:
             lines.append(f"{_few(before)}\n    -> {_few(after)}")
@@ -246,7 +246,9 @@ MEMORY = """## Memory
 
 Values between operations lie in one piece of local and one of symmetric memory, each at a place
 where nothing lies that lives at the same time; of places that are free, the one whose last reader
-is longest ago, for which one has waited already. A buffer lives in the stages that touch it:"""
+is longest ago. It rests for some stages before it is used again (`memory.REST`): then whoever would
+have to wait for its last readers has waited for others who have, as a rule. A buffer lives in the
+stages that touch it; here, where nothing rests:"""
 
 AGAIN = """Of memory that is used again all accesses of the former must be over before the latter is
 written: dependencies like all others. Where peers write into it they wait for the readers on *that*
