@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from weft.compiler.lower.heading import docstring, imports
@@ -73,6 +74,7 @@ def replaced(kernel: core.Kernel, by: core.Kernel) -> Iterator[None]:
         del _instead[kernel]
 
 
+@lru_cache(maxsize=64)
 def text(kernel: core.Kernel) -> str:
     """The module's source. The kernel need not be legal: mutants are generated too."""
     functions = [*mapping(kernel), *hooks(kernel)]

@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -61,9 +62,10 @@ class Run:
 class Bounds:
     """How much is tried.
 
-    Units   schedules: seeds of each run that a mutant may survive; argued: the same for one that a
-            note says is equivalent; census: seeds under which the program runs as it is; limit_s:
-            seconds for all; jobs: processes, 0 is one for each CPU
+    Units   schedules: seeds of each run that a mutant may survive; argued: the same for one that is
+            equivalent by an argument, whose mutants take the seeds in turn; census: seeds under
+            which the program runs as it is; limit_s: seconds for all; jobs: processes, 0 is one
+            for each CPU
     """
 
     schedules: int = 12
@@ -71,6 +73,10 @@ class Bounds:
     census: int = 3
     limit_s: float | None = None
     jobs: int = 0
+
+    def seeds_of_argued(self, turn: int) -> list[int]:
+        """Seeds of the mutant that is number `turn` of its argument; odd ones have laggards."""
+        return [(turn + 1 + i) % max(self.schedules, 1) for i in range(self.argued)]
 
 
 class WrongAnswer(AssertionError):
@@ -158,6 +164,8 @@ class Hunt:
     begin: float
     # How often the run of a number has caught a mutant, and how often it was tried, by seed.
     catches: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    caught_by: dict[Site, list[tuple[int, int]]] = field(default_factory=dict)
+    argued: Counter[str] = field(default_factory=Counter)  # mutants, by the reason
 
     def verdicts(self, mutants: Sequence[Mutant]) -> Iterator[Verdict]:
         jobs = self.bounds.jobs or os.cpu_count() or 1
@@ -178,8 +186,8 @@ class Hunt:
         begin = time.monotonic()
         rewrite, tried = OneMutant(mutant), 0
         reasons = [note.reason for note in self.notes if note.covers(mutant)]
-        schedules = self.bounds.argued if reasons else self.bounds.schedules
-        for number, seed in self._trials(mutant, schedules):
+        trials = self._argued(mutant, reasons[0]) if reasons else self._trials(mutant)
+        for number, seed in trials:
             if self._is_over():
                 return Verdict(mutant, NOT_RUN, "", tried, time.monotonic() - begin)
             run = self.survey.runs[number]
@@ -190,19 +198,43 @@ class Hunt:
             self.catches[number, seed] = (caught + bool(shown), all_tries + 1)
             if shown:
                 by = f"{shown} in {run.name}, seed {seed}"
+                self.caught_by.setdefault(mutant.site, []).append((number, seed))
                 return Verdict(mutant, CAUGHT, by, tried, time.monotonic() - begin)
         outcome, by = (EQUIVALENT, reasons[0]) if reasons else (MISSED, "")
         return Verdict(mutant, outcome, by, tried, time.monotonic() - begin)
 
-    def _trials(self, mutant: Mutant, schedules: int) -> list[tuple[int, int]]:
-        """(run, seed) pairs, those first that have caught most for their time."""
+    def _argued(self, mutant: Mutant, reason: str) -> Iterator[tuple[int, int]]:
+        seeds = self.bounds.seeds_of_argued(self.argued[reason])
+        self.argued[reason] += 1
+        yield from ((run, seed) for seed in seeds for run in self.survey.where[mutant])
+
+    def _trials(self, mutant: Mutant) -> Iterator[tuple[int, int]]:
+        """(run, seed) pairs, those first that are likely to catch it for their time.
+
+        First what caught others of its site; then whatever caught most of all mutants, and of a run
+        that has shown nothing so far the less the more often it was tried.
+        """
+        runs = self.survey.where[mutant]
+        left = {run: list(range(self.bounds.schedules)) for run in runs}
+        for run, seed in dict.fromkeys(reversed(self.caught_by.get(mutant.site, ()))):
+            if seed in left.get(run, ()):
+                left[run].remove(seed)
+                yield run, seed
+        while any(left.values()):
+            yield self._likeliest(left)
+
+    def _likeliest(self, left: dict[int, list[int]]) -> tuple[int, int]:
+        """The best of the seeds that are left of each run; it is left no longer."""
 
         def worth(trial: tuple[int, int]) -> float:
             caught, tried = self.catches.get(trial, (0, 0))
-            return -(caught + 1) / (tried + 2) / max(self.survey.seconds[trial[0]], 1e-3)
+            run = trial[0]
+            in_vain = self.bounds.schedules - len(left[run])
+            return (caught + 1) / (tried + 2) / (1 + in_vain) / max(self.survey.seconds[run], 1e-3)
 
-        runs, seeds = self.survey.where[mutant], range(schedules)
-        return sorted(((run, seed) for seed in seeds for run in runs), key=worth)
+        run, seed = max(((run, seed) for run, seeds in left.items() for seed in seeds), key=worth)
+        left[run].remove(seed)
+        return run, seed
 
     def _is_over(self) -> bool:
         limit = self.bounds.limit_s

@@ -14,6 +14,7 @@ from them and runs it is told by the caller, since the compiler is another room.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -49,12 +50,15 @@ def search_woven(
             if shown := shows(run, seed, Rewrite()):
                 raise UsageError(f"{run.name}, seed {seed}: the program itself shows {shown}")
     patience = max(PATIENCE_S, PATIENCE * (time.process_time() - begun) / bounds.census)
-    report = MutantReport(subject, ranks)
+    report, argued = MutantReport(subject, ranks), Counter[str]()
     for mutant, changed in mutations(kernel):
         is_over = bounds.limit_s is not None and time.monotonic() - begin > bounds.limit_s
         runs = () if is_over else runs_of(changed)
-        verdict = _verdict(mutant, runs, bounds, patience)
-        if verdict.outcome == MISSED and (reason := argument(kernel, mutant)):
+        reason = argument(kernel, mutant)
+        seeds = bounds.seeds_of_argued(argued[reason]) if reason else range(bounds.schedules)
+        argued[reason] += 1
+        verdict = _verdict(mutant, runs, seeds, patience)
+        if verdict.outcome == MISSED and reason:
             verdict = replace(verdict, outcome=EQUIVALENT, by=reason)
         report.verdicts.append(verdict)
     if report.of(NOT_RUN):
@@ -75,9 +79,9 @@ def argument(kernel: core.Kernel, mutant: Mutant) -> str:
     return ""
 
 
-def _verdict(mutant: Mutant, runs: Sequence[Run], bounds: Bounds, patience: float) -> Verdict:
+def _verdict(mutant: Mutant, runs: Sequence[Run], seeds: Sequence[int], patience: float) -> Verdict:
     begin, tried = time.monotonic(), 0
-    for seed in range(bounds.schedules):
+    for seed in seeds:
         for run in runs:
             tried += 1
             if shown := shows(run, seed, Rewrite(), patience):
