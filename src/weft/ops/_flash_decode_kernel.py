@@ -1,0 +1,145 @@
+"""flash_decode's kernel: hooks that send a tile's part to all ranks, and merge what all have sent.
+
+Not an operator: a part of flash_decode.py, which see for plan and signals.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+import weft.language as wl
+from weft.language import slots
+from weft.tiles import attention_decode, softmax
+
+
+class Sent(NamedTuple):
+    """Arguments of both hooks. `boxes`: of each source, for `capacity` tiles, what it sends of
+    them; `number` says which call it is: packets' flag, or what `ready` is set to."""
+
+    boxes: Any
+    ready: Any
+    number: Any
+    rank: Any
+    capacity: Any
+    shape: Any
+    world: Any
+
+
+@triton.jit
+def _box(args, source, at, tile):
+    """Pointers to a tile's means and to its lse's, in the box of `source`."""
+    t = attention_decode.number_of(at, args.shape, tile)
+    index = tl.cast(source, tl.int64) * args.capacity + t
+    row, column = tl.arange(0, tile.rows), tl.arange(0, tile.d)
+    first = args.boxes + index * (tile.rows * (tile.d + 1))
+    return first + row[:, None] * tile.d + column[None, :], first + tile.rows * tile.d + row
+
+
+@triton.jit
+def _words(args, at, tile):
+    """A tile's words in `ready`, one for each rank."""
+    return args.ready + attention_decode.number_of(at, args.shape, tile) * args.world.num_ranks
+
+
+@triton.jit
+def _send_packets(at, out, lse, tile, args):
+    """args: Sent"""
+    means, logs = _box(args, args.rank, at, tile)
+    _, mask = attention_decode.places(at, args.shape, tile)
+    _, there = attention_decode.rows_of(at, args.shape, tile)
+    for hop in range(1, args.world.num_ranks + 1):
+        to = (args.rank + hop) % args.world.num_ranks
+        # weft: equivalent-mutant peer+1 of at: every rank gets the same, in another order
+        wl.put_packets(args.world, means, out, args.number, to=to, mask=mask)
+        # weft: equivalent-mutant peer+1 of at: as above
+        wl.put_packets(args.world, logs, lse, args.number, to=to, mask=there)
+
+
+@triton.jit
+def _receive_packets(at, source, tile, args):
+    """(out, lse) of a rank, when they have come. args: Sent"""
+    means, logs = _box(args, source, at, tile)
+    _, mask = attention_decode.places(at, args.shape, tile)
+    _, there = attention_decode.rows_of(at, args.shape, tile)
+    out = wl.wait_packets(means, args.number, world=args.world, mask=mask, dtype=tl.float32)
+    lse = wl.wait_packets(logs, args.number, world=args.world, mask=there, dtype=tl.float32)
+    return out, lse
+
+
+@triton.jit
+def _push(at, out, lse, tile, args):
+    """args: Sent"""
+    means, logs = _box(args, args.rank, at, tile)
+    _, mask = attention_decode.places(at, args.shape, tile)
+    _, there = attention_decode.rows_of(at, args.shape, tile)
+    for hop in range(1, args.world.num_ranks + 1):
+        to = (args.rank + hop) % args.world.num_ranks
+        # weft: equivalent-mutant peer+1 of at: every rank is given the same, in another order
+        wl.put(args.world, means, out, to=to, mask=mask)
+        # weft: equivalent-mutant peer+1 of at: as above
+        wl.put(args.world, logs, lse, to=to, mask=there)
+    ready = _words(args, at, tile) + args.rank
+    wl.notify_all(args.world, ready, args.number, op=wl.SignalOp.SET)
+
+
+@triton.jit
+def _load(at, source, tile, args):
+    """(out, lse) of a rank, which have come. args: Sent"""
+    means, logs = _box(args, source, at, tile)
+    _, mask = attention_decode.places(at, args.shape, tile)
+    _, there = attention_decode.rows_of(at, args.shape, tile)
+    return tl.load(means, mask=mask, other=0.0), tl.load(logs, mask=there, other=0.0)
+
+
+@triton.jit
+def _merge(at, tile, by_packets: tl.constexpr, args):
+    """What all ranks have of a tile, in the order of ranks. args: Sent"""
+    if not by_packets:
+        # All at once: of a wait inside the loop, the next round's loads would come before.
+        ranks: tl.constexpr = args.world.num_ranks
+        wl.wait(_words(args, at, tile), args.number, ranks, world=args.world)  # pairs with _push
+    receive: tl.constexpr = _receive_packets if by_packets else _load
+    high, total, mean = softmax.begin(tile.rows, tile.d)
+    for source in range(args.world.num_ranks):
+        out, lse = receive(at, source, tile, args)
+        high, total, mean = softmax.merge(high, total, mean, out, lse)
+    return softmax.finish(high, total, mean)
+
+
+@triton.jit
+def flash_decode_kernel(q, cache, lengths, out, boxes, ready, partials, slot, shape, scale, splits,
+                        capacity, tile, world, by_packets: tl.constexpr):  # fmt: skip
+    """boxes: by packets int64[2, num_ranks, capacity, rows * (d + 1)], else fp32 without the 2"""
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    rank = wl.rank(world).to(tl.int32)
+    shape = attention_decode.without_constants(shape)
+    capacity = tl.cast(capacity, tl.int32)
+    e = slots.slot_epoch(slot)
+    if by_packets:
+        size = world.num_ranks * tl.cast(capacity, tl.int64) * (tile.rows * (tile.d + 1))
+        boxes, number = boxes + (e % 2) * size, e.to(tl.int32)
+        ready = boxes  # which packets have no need of; a record has no room for None
+    else:
+        slots.slot_wait_free(world, slot, e)
+        number = e
+    send: tl.constexpr = _send_packets if by_packets else _push
+    # Written out each time: a variable would make numbers of the world's constants.
+    attention_decode.decode(
+        q, cache, lengths, shape, scale, splits, tile, partials, program, num_programs,
+        send, Sent(boxes, ready, number, rank, capacity, shape, world),
+    )  # fmt: skip
+    for t in tl.range(program, attention_decode.tiles_of(shape, tile), num_programs, flatten=False):
+        at = attention_decode.tile_at(t, shape, tile)
+        mean, log = _merge(
+            at, tile, by_packets, Sent(boxes, ready, number, rank, capacity, shape, world)
+        )
+        attention_decode.emit_store(at, mean, log, tile, attention_decode.Stored(out, shape))
+    if by_packets:
+        # weft: equivalent-mutant swap of atomic: behind the last one comes this rank's own next
+        # call
+        slots.slot_advance(slot, e, num_programs)
+    else:
+        slots.slot_finish(world, slot, e, num_programs)

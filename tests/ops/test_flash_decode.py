@@ -1,0 +1,276 @@
+"""flash_decode: right in every way it can be called, whoever has which keys; one result for all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import weft
+from weft.base.dtypes import tolerance
+from weft.base.errors import CallOrderError, ConfigError, DtypeError, ShapeError
+from weft.base.target import TARGETS
+from weft.language import triton_api
+from weft.ops._baselines import decode
+from weft.ops.flash_decode import Config, candidates, flash_decode, kernels, op
+from weft.tools import binaries
+from weft.tune.case import Case
+from weft.verify import compiled
+
+EMU, SLOW = TARGETS["emu"], pytest.mark.slow
+SHAPE = {"m": 3, "n": 40, "k": 24, "heads": 6, "kv_heads": 2, "variable": 1}
+
+
+def problem_for(num_ranks, dtype="float32", nodes=(), **sizes):
+    return op.make_problem(num_ranks, {**SHAPE, **sizes}, dtype, nodes)
+
+
+def check(out, problem, inputs):
+    expected = op.reference(problem, inputs)[0]
+    assert out.shape == expected.shape and out.dtype == expected.dtype and not out.isnan().any()
+    if expected.numel():
+        error = (out.double() - expected.double()).norm()
+        assert error <= tolerance(problem.dtype, problem.k) * expected.double().norm()
+
+
+def all_inputs(problem, seed=0):
+    """Of all ranks; what lies behind a sequence's keys is NaN."""
+    found = [op.make_inputs(problem, rank, seed) for rank in range(problem.num_ranks)]
+    for one in found:
+        for b, length in enumerate(one["lengths"].tolist()):
+            one["k_cache"][b, length:], one["v_cache"][b, length:] = torch.nan, torch.nan
+    return found
+
+
+def call_every_way(problem, config):
+    """Eager, recorded and replayed with other lengths, another shape, eager again; on one rank."""
+    world = weft.init()
+    first, second = all_inputs(problem), all_inputs(problem, seed=1)
+    mine = {name: one.clone() for name, one in first[world.rank].items()}
+    outs = [op.run(world, problem, mine, config)]
+    check(outs[0], problem, first)
+    with world.record() as recording:
+        out = op.run(world, problem, mine, config)
+    for inputs in (first, second):
+        for name, one in inputs[world.rank].items():
+            mine[name].copy_(one)
+        out.fill_(torch.nan)
+        recording.replay()
+        check(out.clone(), problem, inputs)
+    other = replace(problem, m=problem.m + 2, n=problem.n // 2 + 1)
+    check(op.run(world, other, all_inputs(other)[world.rank], config), other, all_inputs(other))
+    for inputs in (second, first):
+        outs.append(op.run(world, problem, inputs[world.rank], config))
+        check(outs[-1], problem, inputs)
+    world.close()
+    return outs
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sizes"),
+    [
+        ((1,), {}),
+        ((2,), {"m": 1, "n": 1, "k": 1, "heads": 1, "kv_heads": 1}),
+        ((3,), {"heads": 17, "kv_heads": 1}),
+        ((4,), {"n": 9, "variable": 0}),
+        ((2, 1), {"n": 70}),
+    ],
+    ids=str,
+)
+def test_every_way_of_calling(ranks, nodes, sizes, monkeypatch):
+    monkeypatch.setenv("WEFT_SLOTS", "1")
+    problem = problem_for(sum(nodes), "float32", nodes, **sizes)
+    layout = {"nodes": len(nodes)} if len(nodes) > 1 else {}
+    for config in candidates(problem, EMU):
+        found = ranks(lambda config=config: call_every_way(problem, config), sum(nodes), **layout)
+        for outs in found[1:]:
+            assert all(map(torch.equal, found[0], outs))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision(ranks, dtype):
+    problem = problem_for(2, dtype)
+    ranks(lambda: call_every_way(problem, None), 2)
+
+
+@pytest.mark.parametrize("transport", ["packets", "push"])
+def test_the_same_bits_in_every_schedule(ranks, transport):
+    problem = problem_for(3, n=64)
+    config = Config(transport, tile_n=16, splits=3, num_stages=1)
+    inputs = all_inputs(problem)
+
+    def main():
+        world = weft.init()
+        return op.run(world, problem, inputs[world.rank], config)
+
+    first, *others = [out for seed in range(3) for out in ranks(main, 3, seed=seed)]
+    assert all(torch.equal(first, one) for one in others)
+
+
+@pytest.mark.parametrize("transport", ["packets", "push"])
+def test_who_has_no_keys_adds_nothing(ranks, transport):
+    """A sequence that one rank has alone is what that rank gives by itself; of none, zeros."""
+    problem = problem_for(3)
+    inputs = all_inputs(problem)
+    for rank, one in enumerate(inputs):
+        one["lengths"].copy_(torch.tensor([0, 0 if rank != 1 else 33, 7 * rank]))
+        one["k_cache"][:, :33], one["v_cache"][:, :33] = torch.randn(
+            2, *one["k_cache"][:, :33].shape
+        )
+    config = Config(transport, tile_n=16, splits=2, num_stages=1)
+    alone = replace(problem, num_ranks=1, nodes=(1,))
+
+    def main():
+        world = weft.init()
+        return op.run(world, problem, inputs[world.rank], config)
+
+    outs = ranks(main, 3)
+    (by_itself,) = ranks(lambda: op.run(weft.init(), alone, inputs[1], config), 1)
+    for out in outs:
+        check(out, problem, inputs)
+        assert not out[0].any() and torch.equal(out[1], by_itself[1])
+
+
+def test_caches_of_any_size_and_in_pages(ranks):
+    """One rank's in pages, another's with more room than it needs; given scale and out."""
+    page, width = 4, 3
+    problem = problem_for(2, n=page * width)
+    inputs = all_inputs(problem)
+    order = torch.randperm(problem.m * width)
+    pages = {}
+    for name in ("k_cache", "v_cache"):
+        pages[name] = torch.empty(problem.m * width, page, problem.kv_heads, problem.k)
+        pages[name][order] = inputs[0][name].reshape(pages[name].shape)
+        inputs[1][name] = torch.nn.functional.pad(
+            inputs[1][name], (0, 0, 0, 0, 0, 5), value=torch.nan
+        )
+    table = order.reshape(problem.m, width).to(torch.int32)
+
+    def main():
+        world = weft.init()
+        mine = dict(inputs[world.rank])
+        if world.rank == 0:
+            mine.update(pages, block_table=table)
+        out = torch.empty(problem.m, problem.heads, problem.k)
+        assert flash_decode(**mine, world=world, out=out, scale=problem.scale) is out
+        flash_decode(**mine, world=world, scale=0.0)
+        return out
+
+    for out in ranks(main, 2):
+        check(out, problem, inputs)
+
+
+@pytest.mark.parametrize("sizes", [{"m": 0}, {"n": 0}], ids=str)
+def test_nothing_to_do(ranks, sizes):
+    problem = problem_for(2, **sizes)
+    for out in ranks(lambda: op.run(weft.init(), problem, op.make_inputs(problem, 0)), 2):
+        assert out.shape == (problem.m, problem.heads, problem.k) and not out.any()
+
+
+def test_what_does_not_fit(ranks):
+    q, cache, lengths = torch.ones(2, 4, 8), torch.ones(2, 5, 2, 8), torch.ones(2).int()
+
+    def main():
+        world = weft.init()
+        for wrong, error, words in [
+            ((q[0], cache, cache, lengths), ShapeError, r"q has shape \(4, 8\); it must have 3"),
+            ((q, cache, cache[:, :4].clone(), lengths), ShapeError, r"v_cache has shape \(2, 4, 2"),
+            ((q, cache, cache, lengths[:1]), ShapeError, r"lengths has shape \(1,\); .* \(2,\)"),
+            (
+                (q, cache, cache, lengths.long()),
+                DtypeError,
+                "lengths is torch.int64; .* torch.int32",
+            ),
+            ((q.half(), cache, cache, lengths), DtypeError, "k_cache is torch.float32; with q of"),
+            ((q[:, :3].clone(), cache, cache, lengths), ShapeError, "3 query heads over 2 heads"),
+            ((q, cache.transpose(1, 2), cache, lengths), ShapeError, "must be contiguous"),
+        ]:
+            with pytest.raises(error, match=words):
+                flash_decode(*wrong, world=world)
+        with pytest.raises(ShapeError, match=r"out has shape \(2, 4\)"):
+            flash_decode(q, cache, cache, lengths, world=world, out=q[:, :, 0].contiguous())
+
+    ranks(main, 1)
+    with pytest.raises(ShapeError, match="heads of 512 elements; it takes 1 to 256"):
+        problem_for(2, k=512)
+    for config, words in [
+        (Config("ring"), "transport='ring'; it is one of packets, push"),
+        (Config(tile_n=8), "tile_n=8; it must be a power of two, 16 or more"),
+        (Config(splits=0), "splits=0; at least 1"),
+        (Config("packets"), "but the world has 2 nodes; take 'push'"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            config.check(problem_for(2, nodes=(1, 1)), EMU)
+
+
+def test_ranks_that_differ_are_told(ranks):
+    def main():
+        world = weft.init()
+        problem = problem_for(2, m=2 + world.rank)
+        op.run(world, problem, op.make_inputs(problem, world.rank))
+
+    with pytest.raises(CallOrderError, match="flash_decode m=2.*flash_decode m=3"):
+        ranks(main, 2)
+
+
+def test_few_heads_go_by_packets_and_all_sms_have_keys():
+    def first(**sizes):
+        problem = problem_for(4, "bfloat16", **{"n": 32768, "k": 128, **sizes})
+        return next(candidates(problem, TARGETS["cuda:90"]))
+
+    few, many = first(m=1, heads=32, kv_heads=8), first(m=64, heads=64, kv_heads=8)
+    assert (few.transport, many.transport) == ("packets", "push")
+    assert few.splits * 8 >= 132 and many.splits == 1
+    assert first(m=1, n=300, heads=32, kv_heads=8).splits == 2
+    assert first(m=1, heads=8, kv_heads=8, nodes=(2, 2)).transport == "push"
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "sizes"),
+    [
+        ("cuda:90", "bfloat16", {"k": 128, "heads": 64, "kv_heads": 8}),
+        pytest.param("cuda:90", "float32", {"k": 64, "heads": 4, "kv_heads": 2}, marks=SLOW),
+        pytest.param("cuda:100", "bfloat16", {"k": 128, "heads": 64, "kv_heads": 1}, marks=SLOW),
+        pytest.param("hip:gfx942", "bfloat16", {"k": 128, "heads": 32, "kv_heads": 8}, marks=SLOW),
+    ],
+    ids=str,
+)
+def test_compiles_and_keeps_its_waits(target, dtype, sizes):
+    target = TARGETS[target]
+    problem = problem_for(4, dtype, m=8, n=4096, **sizes)
+    for config in candidates(problem, target):
+        ((fn, record),) = kernels(problem, config, target)
+        report = compiled(triton_api.compile_kernel(fn, record, target), target)
+        assert report.ok, "\n".join(map(str, report.findings))
+        assert not binaries.build(fn, record, target).stack_bytes
+
+
+@pytest.mark.parametrize("variable", [0, 1])
+@pytest.mark.parametrize("name", ["attention_nccl_merge", "nccl_cache_attention"])
+def test_baselines_give_the_answer(ranks, name, variable, monkeypatch):
+    """With attention by plain torch where theirs needs a GPU: what is gathered and merged."""
+
+    def attend(q, k, v, lengths, scale):
+        outs = []
+        for b in range(len(q)):
+            keys, values = (x[b, : None if lengths is None else int(lengths[b])] for x in (k, v))
+            keys, values = (
+                x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (keys, values)
+            )
+            scores = torch.einsum("hd,jhd->hj", q[b], keys) * scale
+            mean = torch.einsum("hj,jhd->hd", scores.softmax(1), values)
+            outs.append((mean, scores.logsumexp(1)))
+        return tuple(map(torch.stack, zip(*outs, strict=True)))
+
+    monkeypatch.setattr(decode, "attend", attend)
+
+    def main():
+        torch.distributed.init_process_group()
+        world = weft.init()
+        case = Case(world, op, problem_for(2, variable=variable), l2_bytes=1 << 20)
+        variant = op.baselines[name](case)
+        for index, call in enumerate(variant.calls):
+            assert case.error(index, call()) <= case.tolerance
+
+    ranks(main, 2)
