@@ -29,7 +29,7 @@ def decode(q, cache, lengths, out, partials, shape, scale, splits, tile):
 @triton.jit
 def decode_tile(q, cache, lengths, out, shape, scale, tile):
     """A tile to a program, as tasks have them."""
-    at = attention_decode.tile_at(tl.program_id(0), shape)
+    at = attention_decode.tile_at(tl.program_id(0), shape, tile)
     attention_decode.one_tile(
         at, q, cache, lengths, shape, scale, tile, attention_decode.emit_store, Stored(out, shape)
     )
@@ -62,17 +62,18 @@ def run(q, cache, lengths, max_kv, scale, splits, programs, calls=1):
     batch, heads, d = q.shape
     kv_heads = cache.k.shape[2]
     rows, columns = 16, triton.next_power_of_2(max(16, d))
+    tiles = batch * kv_heads * triton.cdiv(heads // kv_heads, rows)
     shape = Shape(batch, kv_heads, heads // kv_heads, d, max_kv)
     tile = Tile(rows, 16, columns).as_constexpr()
-    sizes = attention_decode.partial_elements(batch * kv_heads * splits, rows, columns)
-    come = torch.zeros(batch * kv_heads, dtype=torch.int32)
+    sizes = attention_decode.partial_elements(tiles * splits, rows, columns)
+    come = torch.zeros(tiles, dtype=torch.int32)
     partials = Partials(*(torch.full((size,), torch.nan) for size in sizes), come)
     for _ in range(calls):
         out = torch.full_like(q, torch.nan)
         decode[(programs,)](q, cache, lengths, out, partials, shape, scale, splits, tile)
         assert not come.any()
     alone = torch.full_like(q, torch.nan)
-    decode_tile[(batch * kv_heads,)](q, cache, lengths, alone, shape, scale, tile)
+    decode_tile[(tiles,)](q, cache, lengths, alone, shape, scale, tile)
     return out, alone
 
 
@@ -90,7 +91,8 @@ def check(out, q, k, v, lengths, scale):
         ([70, 0, 33], 70, (2, 3, 24), "float32"),
         ([1, 16, 17, 0], 40, (1, 1, 16), "float32"),
         ([64, 5], 80, (2, 8, 32), "bfloat16"),
-        ([50], 50, (1, 16, 40), "float16"),
+        ([50, 0], 50, (1, 16, 40), "float16"),
+        ([20, 3], 20, (2, 19, 16), "float32"),
     ],
     ids=str,
 )

@@ -3,9 +3,10 @@
     out[b, h, :] = softmax over j of (q[b, h, :] . k[b, j, g, :] * scale) @ v[b, j, g, :]
 
 where j < lengths[b] and g = h // group: the `group` query heads that share a head of the cache are
-the rows of one tile, so that each key and value is read once. A tile is one (sequence, head of the
-cache). Where there are fewer of them than programs, the cache is split: unit u of a launch is split
-u % splits of tile u // splits, and program p has units p, p + programs, ...
+the rows of one tile, so that each key and value is read once; or of several, `blocks`, where they
+are more than tile.rows. A tile is one (sequence, head of the cache and block of rows). Where there
+are fewer of them than programs, the cache is split: unit u of a launch is split u % splits of tile
+u // splits, and program p has units p, p + programs, ...
 
     for unit in this program's share, if its split has any of the tile's keys:
         out, lse = attend(split)                     the mean of its values, log of its sum
@@ -24,8 +25,7 @@ The cache lies as [sequences, max_kv, kv_heads, d] (`Contiguous`), or in pages o
 which are a sequence's (`Paged`): its type decides how it is read. `one_tile` is a whole tile in one
 go, for tasks of a persistent kernel.
 
-Limits  the group fits in MOST_ROWS, d in MOST_COLUMNS; all of a launch's programs use one
-        `partials`, which calls use in turns
+Limits  d up to MOST_COLUMNS; a launch's programs use one `partials`, which calls use in turns
 Source  flash-decode (Dao et al. 2023); weft.tiles.softmax
 """
 
@@ -40,11 +40,11 @@ import weft.language as wl
 from weft.language import triton_api as api
 from weft.tiles import softmax
 
-MOST_ROWS, MOST_COLUMNS = 128, 256
+MOST_COLUMNS = 256
 
 
 class At(NamedTuple):
-    """A tile: sequence i_m, head of the cache i_n."""
+    """A tile: sequence i_m; i_n = head of the cache * blocks + block, most often just the head."""
 
     i_m: Any
     i_n: Any
@@ -62,7 +62,7 @@ class Shape(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Powers of two: rows that a group fits in, keys at a time, columns that a head fits in;
+    """Powers of two: query heads at a time, keys at a time, columns that a head fits in;
     `as_constexpr` in kernels."""
 
     rows: Any
@@ -116,9 +116,41 @@ def is_paged(cache, _semantic=None):
 
 
 @triton.jit
-def tile_at(t, shape):
+def without_constants(shape):
+    """As it is, for records that have it with other records of constants: Triton 3.6, for which an
+    extent of 1 is a constant, mixes them up."""
+    return Shape(
+        tl.cast(shape.batch, tl.int32),
+        tl.cast(shape.kv_heads, tl.int32),
+        tl.cast(shape.group, tl.int32),
+        tl.cast(shape.d, tl.int32),
+        tl.cast(shape.max_kv, tl.int32),
+    )
+
+
+@triton.jit
+def blocks_of(shape, tile):
+    """How many tiles the heads of a group are."""
+    return tl.cdiv(shape.group, tile.rows)
+
+
+@triton.jit
+def tiles_of(shape, tile):
+    """How many tiles there are."""
+    return shape.batch * shape.kv_heads * blocks_of(shape, tile)
+
+
+@triton.jit
+def tile_at(t, shape, tile):
     """Which tile is the t-th."""
-    return At(t // shape.kv_heads, t % shape.kv_heads)
+    of_sequence = shape.kv_heads * blocks_of(shape, tile)
+    return At(t // of_sequence, t % of_sequence)
+
+
+@triton.jit
+def number_of(at, shape, tile):
+    """The opposite of `tile_at`."""
+    return at.i_m * (shape.kv_heads * blocks_of(shape, tile)) + at.i_n
 
 
 @triton.jit
@@ -160,10 +192,9 @@ def decode(
 
     Sync    what the hook does; programs that share a tile count themselves, and none waits
     """
-    for unit in tl.range(program, shape.batch * shape.kv_heads * splits, num_programs,
-                         flatten=False):  # fmt: skip
+    for unit in tl.range(program, tiles_of(shape, tile) * splits, num_programs, flatten=False):
         t = unit // splits
-        at, split = tile_at(t, shape), unit - t * splits
+        at, split = tile_at(t, shape, tile), unit - t * splits
         length = length_of(lengths, at.i_m, shape)
         keys = keys_of_split(length, splits, tile.n)
         live = splits_with_keys(length, keys, splits)
@@ -190,11 +221,11 @@ def one_tile(
 def attend(at, q, cache, first, end, shape, scale, tile):
     """(out, lse) of keys first .. end - 1: both in fp32, `lse` by the natural logarithm."""
     queries = _load_queries(at, q, shape, tile)
-    column = tl.arange(0, tile.d)
+    column, head = tl.arange(0, tile.d), at.i_n // blocks_of(shape, tile)
     high, total, mean = softmax.begin(tile.rows, tile.d)
     for key in range(first, end, tile.n):
         j = key + tl.arange(0, tile.n)
-        there = _rows_of(cache, at.i_m, j, end, shape).to(tl.int64) * shape.kv_heads + at.i_n
+        there = _keys_at(cache, at.i_m, j, end, shape).to(tl.int64) * shape.kv_heads + head
         place = there[:, None] * shape.d + column[None, :]
         mask = (j < end)[:, None] & (column < shape.d)[None, :]
         keys = tl.load(cache.k + place, mask=mask, other=0.0)
@@ -215,14 +246,21 @@ def _load_queries(at, q, shape, tile):
 @triton.jit
 def places(at, shape, tile):
     """Where a tile lies in [batch, kv_heads * group, d], and what of it there is."""
-    row, column = tl.arange(0, tile.rows), tl.arange(0, tile.d)
-    head = (at.i_m.to(tl.int64) * shape.kv_heads + at.i_n) * shape.group + row
-    mask = (row < shape.group)[:, None] & (column < shape.d)[None, :]
-    return head[:, None] * shape.d + column[None, :], mask
+    row, there = rows_of(at, shape, tile)
+    column, head = tl.arange(0, tile.d), at.i_n // blocks_of(shape, tile)
+    row += (at.i_m.to(tl.int64) * shape.kv_heads + head) * shape.group
+    return row[:, None] * shape.d + column[None, :], there[:, None] & (column < shape.d)[None, :]
 
 
 @triton.jit
-def _rows_of(cache, sequence, j, end, shape):
+def rows_of(at, shape, tile):
+    """Which of a group's heads are a tile's rows, and whether there are such."""
+    row = at.i_n % blocks_of(shape, tile) * tile.rows + tl.arange(0, tile.rows)
+    return row, row < shape.group
+
+
+@triton.jit
+def _keys_at(cache, sequence, j, end, shape):
     """Which rows of the cache the keys j are: rows of [.., kv_heads, d]."""
     if is_paged(cache):
         table = cache.table + sequence.to(tl.int64) * cache.width

@@ -1,5 +1,5 @@
-"""gemm_rs, gemm_ar and all_reduce_rms_norm on GPUs, under torchrun: every way of each, in ragged
-and tiny shapes.
+"""gemm_rs, gemm_ar, all_reduce_rms_norm and flash_decode on GPUs, under torchrun: every way of
+each, in ragged and tiny shapes.
 
 Eager, then again and again, so that calls are replayed; answers against fp32 sums on the device.
 """
@@ -15,6 +15,8 @@ from weft.base.dtypes import tolerance
 from weft.tune.case import drawn_on
 
 SHAPES = [(997, 768, 512), (9, 1024, 512), (200, 70, 50)]
+# Sequences, keys of each on a rank, elements of a head, heads of queries and of the cache.
+DECODED = [(8, 3000, 128, 32, 8), (1, 20000, 128, 8, 1), (3, 70, 50, 12, 4), (64, 999, 64, 64, 1)]
 # The third is recorded, and replayed from then on.
 CALLS = 5
 
@@ -39,6 +41,10 @@ def problems(num_ranks: int) -> Iterator[tuple[Any, Any, int]]:
             yield op, replace(problem, b_is_nk=True), k
         op = weft.ops.cards()["all_reduce_rms_norm"]
         yield op, op.make_problem(num_ranks, {"m": m, "n": n}, "bfloat16"), 1
+    op = weft.ops.cards()["flash_decode"]
+    for sizes in DECODED:
+        shape = dict(zip(("m", "n", "k", "heads", "kv_heads"), sizes, strict=True), variable=1)
+        yield op, op.make_problem(num_ranks, shape, "bfloat16"), shape["k"]
 
 
 def check(out: Any, expected: Any, k: int, config: Any) -> None:

@@ -67,4 +67,9 @@ ALL_REDUCE_RMS_NORM = {
     "torch_one_shot_rms_norm": _lazy("symmetric_memory", "one_shot_rms_norm"),
     "torch_two_shot_rms_norm": _lazy("symmetric_memory", "two_shot_rms_norm"),
 }
+FLASH_DECODE = {
+    "attention_nccl_merge": _lazy("decode", "gathered_parts"),
+    "nccl_cache_attention": _lazy("decode", "gathered_caches"),
+    "attention_alone": _lazy("decode", "alone"),
+}
 ALL_TO_ALL = {"nccl": _lazy("nccl", "all_to_all"), "weft_in_place": _lazy("in_place", "moved")}
