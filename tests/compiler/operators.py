@@ -7,10 +7,15 @@ from weft.compiler import (
     Replicate,
     Shard,
     Tensor,
+    Times,
     all_gather,
     all_reduce,
+    gather_rows,
+    grouped_matmul,
+    moe_route,
     reduce_scatter,
     rms_norm,
+    scatter_rows,
     silu_mul,
 )
 from weft.compiler.facts import Facts, Settings
@@ -41,6 +46,22 @@ def mlp(x, w1, w2):
     return reduce_scatter(silu_mul(all_gather(x) @ w1) @ w2)
 
 
+def ag_moe(x, logits, b):
+    routing = moe_route(logits, top_k=8)
+    return grouped_matmul(gather_rows(all_gather(x), routing), b, routing)
+
+
+def moe_rs(x, logits, b):
+    routing = moe_route(logits, top_k=8)
+    return reduce_scatter(scatter_rows(grouped_matmul(x, b, routing), routing))
+
+
+def moe(x, logits, w1, w2):
+    routing = moe_route(logits, top_k=8)
+    h = silu_mul(grouped_matmul(gather_rows(all_gather(x), routing), w1, routing))
+    return reduce_scatter(scatter_rows(grouped_matmul(h, w2, routing), routing))
+
+
 def _of(*sizes, dtype: str = "bfloat16") -> Tensor:
     return Tensor(dtype, sizes[:-1], sizes[-1])
 
@@ -52,6 +73,18 @@ PARAMETERS = {
     all_reduce_rms_norm: {
         "x": _of("m", 4096, Partial()), "residual": _of("m", 4096, Replicate()),
         "weight": _of(1, 4096, Replicate()),
+    },
+    ag_moe: {
+        "x": _of("m", 4096, Shard(0)), "logits": _of("m", 128, Shard(0)),
+        "b": _of(128, 4096, 3072, Shard(2)),
+    },
+    moe_rs: {
+        "x": _of(Times("m", 8), 1536, Shard(1)), "logits": _of("m", 128, Shard(0)),
+        "b": _of(128, 1536, 4096, Shard(1)),
+    },
+    moe: {
+        "x": _of("m", 4096, Shard(0)), "logits": _of("m", 128, Shard(0)),
+        "w1": _of(128, 4096, 3072, Shard(2)), "w2": _of(128, 1536, 4096, Shard(1)),
     },
     mlp: {
         "x": _of("m", 4096, Shard(0)), "w1": _of(4096, 24576, Shard(1)),

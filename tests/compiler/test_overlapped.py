@@ -35,6 +35,9 @@ PLANS = {
     "gemm_ar_two_shot": (operators.gemm_ar, {"engines": {"reduced": "push"}, **WIDE}),
     "gemm_ar_one_shot": (operators.gemm_ar, {"engines": {"reduced": "packets"}, "m": 64}),
     "all_reduce_rms_norm": (operators.all_reduce_rms_norm, {}),
+    "ag_moe": (operators.ag_moe, {}),
+    "moe_rs": (operators.moe_rs, {}),
+    "moe": (operators.moe, {}),
     "mlp": (operators.mlp, {"engines": {"gathered": "copy_engine"}, "tiles": {
         "product": (128, 256, 64), "product_2": (128, 128, 64)}}),
 }  # fmt: skip

@@ -120,3 +120,15 @@ def test_a_users_program(tmp_path, capsys):
 def test_misuse(words, said, capsys):
     assert main(["explain", *words]) == 2
     assert said in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("op", ["ag_moe", "moe_rs"])
+def test_a_mapping_that_the_device_alone_knows(op, capsys):
+    found = explained(capsys, op, "--ranks", "4", "--shape", "m=64,n=64,k=64,experts=8,top_k=2")
+    (tile,) = found["mapping"]
+    assert tile["kernel"] == f"{op}_multiply" and tile["table"] == "routing"
+    said = {"ag_moe": "after gathered_ready[lo … hi][0 … 7]", "moe_rs": "told by their partials_"}
+    assert said[op] in tile["text"] and "slots first … end - 1" in tile["text"]
+    assert 10 < found["times"]["end_us"] < 1000
+    assert "mapping(tables, (routing,), cuts=experts)" in found["core"][0]
+    assert f"def {op}_multiply(" in found["source"][0]

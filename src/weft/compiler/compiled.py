@@ -223,6 +223,6 @@ def _hidden_by(program: Program, launch: Launch) -> str:
     for one in program.of_kernel(launch.kernel):
         if one.kind in ("reduce_scatter", "all_reduce"):
             return one.name
-        if one.kind == "matmul" and program.task(one.operands[0]).engine:
+        if one.kind in ("matmul", "gather_rows") and program.task(one.operands[0]).engine:
             return one.operands[0]
     raise AssertionError(f"{launch.kernel} hides no collective")

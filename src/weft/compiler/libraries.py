@@ -29,7 +29,9 @@ class Collectives(Protocol):
 
     def all_reduce(self, x: Any, *, world: Any) -> Any: ...
 
-    def moe_route(self, logits: Any, top_k: int, *, world: Any, m: int | None = None) -> Any: ...
+    def moe_route(
+        self, logits: Any, top_k: int, *, world: Any, m: int | None = None, tile_m: int = 128
+    ) -> Any: ...
 
     def run_plan(
         self, stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any,
@@ -138,7 +140,8 @@ def _all_reduce(step: Call, operands: Sequence[Any], here: Here) -> Any:
 def _moe_route(step: Call, operands: Sequence[Any], here: Here) -> Any:
     m, logits = here.size(step.writes[0]), operands[0].contiguous()
     assert step.top_k is not None
-    return here.collectives.moe_route(logits, step.top_k, world=here.world, m=m)
+    tiles = {"tile_m": step.tile_rows} if step.tile_rows else {}
+    return here.collectives.moe_route(logits, step.top_k, world=here.world, m=m, **tiles)
 
 
 def _grouped_matmul(step: Call, operands: Sequence[Any], here: Here) -> Any:

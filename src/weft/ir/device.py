@@ -38,8 +38,9 @@ ROLES = ("input", "shared", "local", "symmetric", "tables")
 GIVEN, ON_HEAP = ("input", "shared"), ("shared", "symmetric")
 NO_MEMORY = (*GIVEN, "tables")
 STAGES = ("drawn", "signalled", "allocated")
-# What a kernel is made of: a product in tiles; rows on their way to peers; work row by row.
-TEMPLATES = ("gemm", "move", "rows")
+# What a kernel is made of: a product in tiles; rows on their way to peers; work row by row; a
+# product in tiles that tables say.
+TEMPLATES = ("gemm", "move", "rows", "grouped")
 # How many programs: one for each tile; as many as are resident; as pieces of data; one.
 PROGRAMS = ("tiles", "resident", "pieces", "one")
 # What a kernel of template `move` does within this rank: all own rows, or those of tiles that lie
@@ -79,7 +80,8 @@ class Channel:
     them only. The consumer's tiles have `tile_rows`: cuts=whole cuts all rows, so they may straddle
     two ranks' parts, cuts=part each rank's own; cuts=each: every rank announces all rows, on words
     of its own. A word is full when each of its producer's tiles has been announced `parts` times,
-    num_ranks where every rank adds to it.
+    num_ranks where every rank adds to it. cuts=experts: the consumer's tiles are those of `table`,
+    each of one expert's rows, whose ranks are known on the device alone.
 
     to=all: every rank has words for all rows, from whom they are. to=owner: a rank has words for
     its own part, from each rank. `own`: this rank's own rows lie there from the start, and nothing
@@ -100,12 +102,16 @@ class Channel:
     own: str = ""
     by: str = "word"
     along: tuple[str, ...] = ()
+    table: str = ""
     place: Place = UNKNOWN
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a library: `function` of what it reads, into what it writes; collective or not."""
+    """A call of a library: `function` of what it reads, into what it writes; collective or not.
+
+    `tile_rows`: the height of the tiles that a router cuts, where kernels work by its tables.
+    """
 
     function: str
     reads: tuple[str, ...]
@@ -116,6 +122,7 @@ class Call:
     top_k: int | None = None
     head: int | None = None
     base: float | None = None
+    tile_rows: int = 0
     place: Place = UNKNOWN
 
 
@@ -348,7 +355,8 @@ def _names(plan: Plan) -> Iterator[tuple[str, Place]]:
 
 def _named_buffers(one: Buffer | Channel) -> set[str]:
     """What a declaration says of buffers before it."""
-    named = (one.shares,) if isinstance(one, Buffer) else (one.buffer, one.own, *one.along)
+    named = (one.shares,) if isinstance(one, Buffer) else (
+        one.buffer, one.own, one.table, *one.along)  # fmt: skip
     return {name for name in named if name}
 
 
@@ -377,7 +385,7 @@ def _fields(plan: Plan) -> Iterator[tuple[str, Place]]:
             )
 
 
-_CHANNEL_WORDS = {"cuts": ("whole", "part", "each"), "to": ("all", "owner"),
+_CHANNEL_WORDS = {"cuts": ("whole", "part", "each", "experts"), "to": ("all", "owner"),
                   "by": ("word", "packet")}  # fmt: skip
 _LAUNCH_WORDS = {"template": ("", *TEMPLATES), "programs": PROGRAMS}
 

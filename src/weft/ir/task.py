@@ -37,10 +37,11 @@ from weft.ir.tensor import (
 STAGES = ("traced", "placed", "fused", "tiled", "planned")
 # What carries a collective that is part of a kernel. copy_engine: pulls by copies on a stream of
 # their own; copy_engine_put: pushes by such copies; push: stores of SMs; put: one-sided puts with
-# signals, which reach other nodes; packets: stores of which each carries its flag. SMs do not pull:
+# signals, which reach other nodes; packets: stores of which each carries its flag; feed: puts of
+# the product's own first programs, before they multiply. SMs do not pull:
 # pushes were never slower.
 ENGINES = {
-    "all_gather": ("copy_engine", "copy_engine_put", "push", "put"),
+    "all_gather": ("copy_engine", "copy_engine_put", "push", "put", "feed"),
     "reduce_scatter": ("push", "put"),
     "all_reduce": ("push", "put", "packets"),
 }
@@ -125,6 +126,11 @@ class Program:
         """In the order in which they can run: each where its last task stands."""
         last = {task.kernel: i for i, task in enumerate(self.tasks) if task.kernel}
         return tuple(sorted(last, key=lambda name: last[name]))
+
+    def chief(self, name: str) -> Task:
+        """The task whose tiles are the kernel's: its product, or its first."""
+        tasks = self.of_kernel(name)
+        return next((one for one in tasks if one.kind in PRODUCTS), tasks[0])
 
     def users(self, name: str) -> tuple[Task, ...]:
         """The tasks that read a value."""
@@ -422,11 +428,10 @@ def _planned(program: Program) -> Iterator[tuple[str, Place]]:
             told = f"{task.name} has chunks={task.chunks}; it is 1 or more, or tiles"
             yield told, task.place
     for name in program.kernels:
-        tasks = program.of_kernel(name)
-        is_gather = tasks[0].kind == "all_gather"
-        if not is_gather and not (tasks[0].order and tasks[0].programs):
-            told = f"{name} has order={tasks[0].order}, programs={tasks[0].programs}"
-            yield f"{told}: passes swizzle and partition give both", tasks[0].place
+        chief = program.chief(name)
+        if chief.kind != "all_gather" and not (chief.order and chief.programs):
+            told = f"{name} has order={chief.order}, programs={chief.programs}"
+            yield f"{told}: passes swizzle and partition give both", chief.place
 
 
 RULES = (

@@ -24,6 +24,7 @@ from weft.ir import device
 from weft.ir.device import After, Buffer, Call, Channel, Copy, Launch, Notify, Plan, Take, Wait
 from weft.language.mapping import StaticMapping
 from weft.ops import _plan_kernels
+from weft.ops._plan_experts import GroupedProduct
 from weft.ops._plan_launch import Product, Start
 from weft.ops._plan_rows import SummedRows
 
@@ -75,12 +76,14 @@ class PlanRunner:
         self.channels = {one.name: one for one in plan.of(Channel)}
         # The launches of its products, and on rows that it sums, by name.
         lowered = kernels.lower(plan)
-        self.products: dict[str, Product | SummedRows] = {}
+        self.products: dict[str, Product | SummedRows | GroupedProduct] = {}
         for launch in plan.of(Launch):
             if (kernel := lowered.get(launch.kernel)) is None:
                 continue
             if launch.template == "rows":
                 self.products[launch.kernel] = SummedRows(self, launch, kernel)
+            elif launch.template == "grouped":
+                self.products[launch.kernel] = GroupedProduct(self, launch, kernel, tensors)
             else:
                 self.products[launch.kernel] = Product(self, launch, kernel, tensors, orders)
         self.words: dict[str, Words] = {}
@@ -150,7 +153,7 @@ class PlanRunner:
         """Every buffer as a tensor."""
         found = dict(tensors)
         for name, buffer in self.buffers.items():
-            if name in found:
+            if name in found or buffer.role == "tables":
                 continue
             shape, dtype = self.shape(name), getattr(torch, buffer.dtype)
             if name in self.plan.results:

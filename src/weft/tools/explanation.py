@@ -21,6 +21,7 @@ from weft.ir import core, device, task
 from weft.ir.choice import Choice
 from weft.ir.device import Launch, Plan
 from weft.ir.task import Program
+from weft.tools.schedule import by_tables
 from weft.tools.schedule.chart import chart_of
 from weft.tools.schedule.predicted import Played, Schedule, predict
 
@@ -107,7 +108,7 @@ def choices(subject: Subject) -> Part:
     }
     fused = subject.stages.tasks["fuse"]
     for collective, products in pairs(fused):
-        if not products:
+        if not products or products[0].kind == "grouped_matmul":  # there is one way, unpredicted
             continue
         ways = choose.ways(fused, products, collective, subject.facts)
         asked = (collective.name, "engine")
@@ -154,6 +155,11 @@ def mapping(subject: Subject) -> Part:
     lines: list[str] = []
     values: list[dict[str, Any]] = []
     for launch in subject.plan.of(Launch):
+        if launch.template == "grouped":
+            told = by_tables.mapped(played, launch)
+            lines += [f"{launch.kernel} on every rank: as many tiles as the table says",
+                      f"      t  {told['text']}"]  # fmt: skip
+            values.append({"kernel": launch.kernel, **told})
         if launch.template not in ("gemm", "rows"):
             continue
         tiles = played.tiles(rank, launch)

@@ -14,7 +14,7 @@ from weft.compiler.cost import products
 from weft.compiler.cost.machine import machine_for
 from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts
-from weft.compiler.passes.tile import held_by
+from weft.compiler.passes.tile import held_by, number
 from weft.ir.task import ENGINES, Program, Shard, Task
 from weft.tiles import blocking, gemm_sm90
 
@@ -62,10 +62,44 @@ def ways(
     return sorted(found, key=lambda way: way.us)
 
 
+def by_tables(program: Program, product: Task, collective: Task, facts: Facts) -> Way:
+    """The one way to run a product by tables: nothing is predicted of what the device alone knows.
+
+    Tiles are as high as an expert has rows on average, the same for all products by one table.
+    """
+    assert product.type is not None
+    shape = shape_of(program, product, facts)
+    if _is_missing(program, product, facts):
+        return Way(LIBRARY, (), 0, 0.0)
+    kind = program.task(product.operands[2]).type
+    assert kind is not None
+    experts = number(kind.sizes[2], facts.sizes)
+    height = 1 << max(4, min(7, (shape.m // experts - 1).bit_length()))
+    sizes = (height, max(shape.n, 1), max(shape.k, 1))
+    cut = next(
+        (one for one in blocking.candidates(*sizes, product.type.dtype, facts.target)
+         if one.tile_m <= height), None,
+    )  # fmt: skip
+    engine = "feed" if collective.kind == "all_gather" else ENGINES[collective.kind][
+        facts.num_nodes > 1]  # fmt: skip
+    tile = (height, cut.tile_n, cut.tile_k) if cut else (height, 64, 32)
+    return Way(engine, tile, "tiles", 0.0)
+
+
+def _is_missing(program: Program, product: Task, facts: Facts) -> bool:
+    """Has the last rank no part of the product? It would wait for nobody."""
+    kinds = (product.type, program.task(product.operands[0]).type)
+    last = facts.num_ranks - 1
+    held = [held_by(kind, last, facts.sizes, facts.num_ranks) for kind in kinds if kind]
+    return any(one.first_column >= one.end_column for one in held)
+
+
 def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
     """What can carry a collective there."""
     for engine in ENGINES[collective.kind]:
         is_far = facts.num_nodes > 1
+        if engine == "feed":
+            continue  # of rows that tiles read by index
         if (engine == "put") != is_far:
             continue  # stores and copies reach one domain; puts are for others
         if engine in products.ENGINES and (facts.num_ranks == 1 or facts.target.num_sms < 2):

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from weft.base.errors import UnsupportedError
-from weft.compiler.lower import row_kernels
+from weft.compiler.lower import row_kernels, table_kernels
 from weft.ir import core, device
 from weft.ir.device import Channel, Copy, Do, Launch, Plan
 
@@ -37,7 +37,7 @@ def lower(plan: Plan) -> dict[str, core.Kernel]:
 
     Raises  UnsupportedError: a launch that no hooks are known for, at the user's line
     """
-    launches = [one for one in plan.of(Launch) if one.template in ("gemm", "rows")]
+    launches = [one for one in plan.of(Launch) if one.template in ("gemm", "rows", "grouped")]
     return {one.kernel: lower_launch(plan, one) for one in launches}
 
 
@@ -46,6 +46,10 @@ def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
     if launch.template == "rows":
         return _legal(
             launch, row_kernels.statements(launch, _announced(plan, launch), formula(launch))
+        )
+    if launch.template == "grouped":
+        return _legal(
+            launch, table_kernels.statements(launch, _announced(plan, launch), formula(launch))
         )
     product, *rest = launch.body
     if product.kind != "matmul":

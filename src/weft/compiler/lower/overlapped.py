@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from weft.base.errors import ConfigError
 from weft.compiler.facts import Facts
 from weft.compiler.lower.unfused import call, local_sizes, role_of
 from weft.compiler.passes.map import Carriers, carriers, made_for_others
@@ -105,10 +106,56 @@ def _is_used(program: Program, channel: Channel) -> bool:
 def _drawn(program: Program, unit: tuple[Task, ...], facts: Facts) -> Unit:
     first = unit[0]
     if not first.kernel:
-        return Unit((_buffer(first, role_of(_type(first))),), (call(first),))
+        made = replace(call(first), tile_rows=_height(program, first))
+        return Unit((_buffer(first, role_of(_type(first))),), (made,))
+    if first.engine == "feed":  # by the kernel that multiplies
+        return Unit((_buffer(first, "symmetric"),), ())
+    if program.chief(first.kernel).kind == "grouped_matmul":
+        return _by_tables(program, unit)
     if first.kind == "all_gather":
         return _gather(program, first, facts)
     return _kernel(program, unit)
+
+
+def _height(program: Program, task: Task) -> int:
+    """Of the tiles of a table: that of the kernels that work by it, 0 where none does.
+
+    Raises  ConfigError: kernels whose tiles differ
+    """
+    if task.kind != "moe_route":
+        return 0
+    chiefs = {program.chief(one.kernel).name for one in program.users(task.name) if one.kernel}
+    heights = {name: program.task(name).tile[0] for name in sorted(chiefs)}
+    if len({*heights.values()}) > 1:
+        told = ", ".join(f"{name} {height}" for name, height in heights.items())
+        raise ConfigError(
+            f"{program.name}: {task.name} is cut for tiles of one height; rows of tiles are of "
+            f"{told}", place=task.place,
+        )  # fmt: skip
+    return next(iter(heights.values()), 0)
+
+
+def _by_tables(program: Program, unit: tuple[Task, ...]) -> Unit:
+    """A product by tables: with the gather of its tokens, or with its rows' way back to theirs."""
+    chief, last = program.chief(unit[0].kernel), unit[-1]
+    gather = next((one for one in unit if one.kind == "gather_rows"), None)
+    fed = (program.task(gather.operands[0]),) if gather else ()
+    heap: tuple[Buffer, ...] = ()
+    if last.kind == "reduce_scatter":
+        kind, table = _type(last), _type(program.task(chief.operands[2]))
+        sizes = (NUM_RANKS, Part(kind.sizes[0]), table.sizes[1], kind.sizes[1])
+        name = carriers(program, last.kernel).partials
+        heap = (Buffer(name, kind.dtype, sizes, "symmetric", place=last.place),)
+    names = (*(one.name for one in fed), *(one.name for one in heap))
+    inside = {one.name for one in (*fed, *unit)}
+    reads = dict.fromkeys(x for one in (*fed, *unit) for x in one.operands if x not in inside)
+    launch = Launch(
+        chief.kernel, (*reads, *names), made_for_others(program, unit), names, template="grouped",
+        body=tuple(Do(one.kind, one.operands, one.name, one.eps) for one in (*fed, *unit)),
+        tile=chief.tile, order=chief.order, programs=chief.programs, spare=chief.spare,
+        place=chief.place,
+    )  # fmt: skip
+    return Unit((*heap, *(_buffer(program.task(name)) for name in launch.writes)), (launch,))
 
 
 def _gather(program: Program, task: Task, facts: Facts) -> Unit:

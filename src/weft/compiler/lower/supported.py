@@ -8,7 +8,7 @@ from weft.ir.device import Launch, Plan
 
 # What carries a collective without being asked for, by kind.
 ENGINES = {
-    "all_gather": ("copy_engine", "copy_engine_put", "push", "put"),
+    "all_gather": ("copy_engine", "copy_engine_put", "push", "put", "feed"),
     "reduce_scatter": ("push", "put"),
     "all_reduce": ("push", "put"),
 }

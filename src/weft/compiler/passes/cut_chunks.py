@@ -19,6 +19,8 @@ from weft.ir.choice import Choice
 from weft.ir.task import Program
 
 MOST = 1024
+# Programs that store own rows before they multiply.
+LANES = 8
 
 
 def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
@@ -35,6 +37,9 @@ def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
         task, chunks, why = program.task(name), "tiles", "a tile's own word costs one store"
         if name in settings.chunks:
             chunks, why = settings.chunks[name], "asked for"
+        elif task.engine == "feed":
+            chunks = max(1, min(LANES, facts.target.num_sms // 4))
+            why = "so many of the product's programs store own rows first"
         elif products and task.kind == "all_gather":
             shape = replace(shape_of(program, products[0], facts), tile=products[0].tile)
             us = {

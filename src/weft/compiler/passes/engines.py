@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from weft.base.errors import ConfigError
-from weft.compiler.cost.choose import LIBRARY, Way, ways
+from weft.compiler.cost.choose import LIBRARY, Way, by_tables, ways
 from weft.compiler.facts import Facts, Settings
 from weft.ir.choice import Choice
-from weft.ir.task import ENGINES, Program, Task
+from weft.ir.task import ENGINES, PRODUCTS, Program, Task
 
 
 def engines(
@@ -31,7 +31,12 @@ def engines(
     """
     _check_names(program, settings.engines)
     for collective, products in pairs(program):
-        found = ways(program, products, collective, facts) if products else _rows(collective, facts)
+        if products and products[0].kind == "grouped_matmul":
+            found = [by_tables(program, products[0], collective, facts)]
+        else:
+            found = (
+                ways(program, products, collective, facts) if products else _rows(collective, facts)
+            )
         asked = settings.engines.get(collective.name)
         usual = [way for way in found if way.engine in (LIBRARY, *known[collective.kind])]
         best = _asked(program, collective, asked, found) if asked else usual[0]
@@ -48,10 +53,11 @@ def pairs(program: Program) -> Iterator[tuple[Task, tuple[Task, ...]]]:
         if not task.kernel or task.kind not in ENGINES:
             continue
         if task.kind == "all_gather":
-            yield task, program.users(task.name)
+            users = program.users(task.name)
+            yield task, tuple(o if o.kind == "matmul" else program.chief(o.kernel) for o in users)
         else:
-            first = program.of_kernel(task.kernel)[0]
-            yield task, (first,) if first.kind == "matmul" else ()
+            chief = program.chief(task.kernel)
+            yield task, (chief,) if chief.kind in PRODUCTS else ()
 
 
 def _rows(collective: Task, facts: Facts) -> list[Way]:

@@ -6,6 +6,7 @@
 
 A kernel is worth its while where it hides communication: a product of gathered rows, a product
 whose sums are scattered or summed over ranks, or a sum over ranks with what is done to its rows.
+Products by tables are the same, with gather_rows and scatter_rows between.
 What follows a product element by element is done in registers, where a tile of it needs no other
 tile of the product. A product alone is the library's: nothing is faster.
 """
@@ -20,7 +21,10 @@ from weft.ir.choice import Choice
 from weft.ir.task import ENGINES, KINDS, Along, Program, Replicate, Task, cycle_of
 
 # Verbs of kernels: PROGRAM_VERB, numbered from the second on.
-VERBS = {"all_gather": "gather", "matmul": "multiply", "all_reduce": "reduce"}
+VERBS = {"all_gather": "gather", "matmul": "multiply", "all_reduce": "reduce",
+         "gather_rows": "multiply", "grouped_matmul": "multiply"}  # fmt: skip
+# What kernels do to a product by tables in registers.
+BY_TABLE_EPILOGUES = ("silu", "silu_mul")
 ELEMENTWISE = tuple(
     kind for kind, row in KINDS.items()
     if row.region and not row.is_collective
@@ -67,6 +71,14 @@ def fuse(program: Program, epilogues: Sequence[str] = ELEMENTWISE) -> Program:
                 group = [one for one in group if not KINDS[one.kind].is_collective]
                 why = f"multiplies rows of {task.operands[0]} as they arrive"
                 _ = claim(group, why) or claim([task], why)
+        elif task.kind == "grouped_matmul":
+            if found := _gathered_by_table(program, task, kernels):
+                gather, group = found
+                why = f"multiplies rows of {gather.name} as they arrive"
+                if claim(group, why):
+                    claim([gather], "its rows arrive while tiles of others are multiplied")
+            elif group := _scattered_by_table(program, task):
+                claim(group, "weighted rows travel while others are multiplied")
         elif task.kind == "all_reduce":
             group = _of_sum(program, task, kernels)
             has_width = task.type is not None and isinstance(task.type.sizes[1], int)
@@ -88,6 +100,38 @@ def _is_hidden_gather(program: Program, task: Task) -> bool:
             for one in users
         )
     )  # fmt: skip
+
+
+def _gathered_by_table(
+    program: Program, task: Task, kernels: dict[str, str]
+) -> tuple[Task, list[Task]] | None:
+    """A gather of tokens that a product by tables alone reads, and the product with its rows."""
+    rows = program.task(task.operands[0])
+    if rows.kind != "gather_rows" or not _is_only_for(program, rows, task):
+        return None
+    gather = program.task(rows.operands[0])
+    if gather.kind != "all_gather" or gather.dim != 0 or not _is_only_for(program, gather, rows):
+        return None
+    product = _grown(
+        program, [task], BY_TABLE_EPILOGUES, kernels, ends=lambda one: _is_end(program, one)
+    )
+    return gather, [rows, *product]
+
+
+def _scattered_by_table(program: Program, task: Task) -> list[Task]:
+    """A product by tables whose rows go back to their tokens, summed over ranks."""
+    group = [task]
+    for kind in ("scatter_rows", "reduce_scatter"):
+        users = program.users(group[-1].name)
+        if len(users) != 1 or users[0].kind != kind or not _is_only_for(program, group[-1], *users):
+            return []
+        group.append(users[0])
+    by_one_table = group[0].operands[2] == group[1].operands[1]
+    return group if by_one_table and group[2].dim == 0 else []
+
+
+def _is_only_for(program: Program, task: Task, user: Task) -> bool:
+    return program.users(task.name) == (user,) and task.name not in program.results
 
 
 def _of_product(
@@ -161,8 +205,10 @@ def _left(program: Program) -> Iterator[Choice]:
 
 def _reason(program: Program, task: Task) -> str:
     users, source = program.users(task.name), program.task(task.operands[0])
-    if task.kind not in ENGINES:
+    if task.kind == "moe_route":
         return "its tables are for whoever works by them"
+    if task.kind not in ENGINES:
+        return f"no kernel is generated for {task.kind}"
     if task.dim == 1:
         return "it works along columns; rows alone are overlapped"
     if task.kind == "all_gather":

@@ -35,7 +35,9 @@ def map_rows(program: Program, chunks: int = CHUNKS) -> tuple[Channel, ...]:
     """
     channels: list[Channel] = []
     for task in program.tasks:
-        if task.kernel and task.kind in ("reduce_scatter", "all_reduce"):
+        if task.kernel and _is_by_tables(program, task):
+            channels.append(_of_tables(program, task))
+        elif task.kernel and task.kind in ("reduce_scatter", "all_reduce"):
             channels += _of_sums(program, task)
         elif task.dim == 0:
             channels += _of_rows(program, task, task.chunks or chunks)
@@ -52,7 +54,10 @@ class Span(NamedTuple):
 
 
 def check(channel: Channel, sizes: Mapping[str, int], num_ranks: int) -> None:
-    """Raises  ConfigError: tiles that do not fit together, at these sizes"""
+    """Raises  ConfigError: tiles that do not fit together, at these sizes. What tables say only the
+    device knows: `check_tables`."""
+    if channel.cuts == "experts":
+        return
     produced, consumed = views(channel, sizes, num_ranks)
     f_count = mapping.as_python(mapping.f_count)
     view = _view(channel, sizes, num_ranks, is_producer=True)
@@ -61,6 +66,26 @@ def check(channel: Channel, sizes: Mapping[str, int], num_ranks: int) -> None:
     if wrong := list(misfits(number(channel.rows, sizes), produced, consumed, full)):
         told = f"channel {channel.name} with {sizes} on {num_ranks} ranks"
         raise ConfigError(f"{told}: {'; '.join(wrong)}", place=channel.place)
+
+
+def check_tables(
+    channel: Channel, tiles: Sequence[Sequence[int]], ranks_of: Sequence[int], num_ranks: int
+) -> None:
+    """As `check`, for tables as a router has made them.
+
+    tiles: (expert, first, end, lo, hi) of each; ranks_of: whose token is in each slot.
+
+    Raises  ConfigError: slots in no tile or in two; a tile with tokens of other ranks than it says
+    """
+    spans = [Span(first, end, 0, 1) for _, first, end, _, _ in tiles]
+    wrong = list(misfits(len(ranks_of), spans, spans, [len(spans)]))
+    for i, (_, first, end, lo, hi) in enumerate(tiles):
+        there = sorted(set(ranks_of[first:end]))
+        if there and not (lo == there[0] and hi == there[-1] and 0 <= lo and hi < num_ranks):
+            told = f"tile {i}, slots {first} to {end - 1}, has tokens of ranks"
+            wrong.append(f"{told} {', '.join(map(str, there))}, and waits for {lo} to {hi}")
+    if wrong:
+        raise ConfigError(f"channel {channel.name}: {'; '.join(wrong)}", place=channel.place)
 
 
 def views(
@@ -133,6 +158,32 @@ def _of_rows(program: Program, task: Task, chunks: int | str) -> Iterator[Channe
     for i, height in enumerate(heights):
         unique = f"{name}_{i}" if i else name
         yield Channel(unique, task.name, rows, chunks, task.tile[0], height, place=task.place)
+
+
+def _is_by_tables(program: Program, task: Task) -> bool:
+    """Are its rows those of a product's tiles as tables say, which the device alone knows?"""
+    is_sum = task.kind == "reduce_scatter"
+    return task.engine == "feed" or (is_sum and program.chief(task.kernel).kind == "grouped_matmul")
+
+
+def _of_tables(program: Program, task: Task) -> Channel:
+    """Of tokens on their way to all ranks, by whom they are fed; or of weighted rows on their way
+    back, a word for each tile and source."""
+    assert task.type is not None
+    rows = task.type.sizes[0]
+    if task.kind == "all_gather":
+        (reader,) = program.users(task.name)
+        chief, chunks = program.chief(reader.kernel), task.chunks
+        return Channel(
+            f"{task.name}_ready", task.name, rows, chunks, tile_rows=chief.tile[0], cuts="experts",
+            table=chief.operands[2], place=task.place,
+        )  # fmt: skip
+    chief, name = program.chief(task.kernel), carriers(program, task.kernel).partials
+    height, width = chief.tile[:2]
+    return Channel(
+        f"{name}_ready", name, rows, "tiles", tile_rows=height, cuts="experts", columns=width,
+        to="owner", table=chief.operands[2], place=task.place,
+    )  # fmt: skip
 
 
 def _of_sums(program: Program, task: Task) -> Iterator[Channel]:

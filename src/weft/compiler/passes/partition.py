@@ -16,7 +16,7 @@ from weft.compiler.cost.products import ENGINES as COPY_ENGINES
 from weft.compiler.facts import Facts
 from weft.compiler.fit import check_fit
 from weft.ir.choice import Choice
-from weft.ir.task import Program, Task
+from weft.ir.task import PRODUCTS, Program, Task
 
 # For the kernels that announce, one after the other, beside a resident grid.
 SPARE_SMS = 1
@@ -28,8 +28,8 @@ def partition(program: Program, facts: Facts) -> Program:
     """Raises  ConfigError: a tile that the target cannot hold; no SM to spare"""
     tasks, choices = list(program.tasks), []
     for name in program.kernels:
-        first = program.of_kernel(name)[0]
-        if first.kind == "matmul":
+        first = program.chief(name)
+        if first.kind in PRODUCTS:
             check_fit(first, facts.target)
         changed, why = _of_kernel(program, first, facts)
         tasks[tasks.index(first)] = changed

@@ -24,9 +24,14 @@ from weft.ir.choice import Choice
 from weft.ir.task import Program, Shard, Task
 
 ORDERS = (
-    "gather", "scatter", "rows", "hierarchical_gather", "hierarchical_scatter",
+    "gather", "scatter", "rows", "hierarchical_gather", "hierarchical_scatter", "in_turn",
+    "in_turn_backwards",
 )  # fmt: skip
+# Those that tables say.
+BY_TABLE = ("in_turn", "in_turn_backwards")
 WHY = {
+    "in_turn": "tiles of own tokens first, then those whose last tokens come next, by the table",
+    "in_turn_backwards": "tiles of other ranks' tokens leave while own ones are multiplied",
     "gather": "own rows need not wait; others are multiplied in the order in which they arrive",
     "scatter": "other ranks' rows leave while own ones are multiplied, which nobody waits for",
     "rows": "all ranks need all rows: none comes first",
@@ -40,7 +45,7 @@ def swizzle(
 
     Raises  ConfigError: a user's order that is no bijection, with the collision"""
     kernels = [name for name in program.kernels if not _is_gather(program, name)]
-    first = {program.of_kernel(name)[0].name: name for name in kernels}
+    first = {program.chief(name).name: name for name in kernels}
     if unknown := sorted(set(settings.orders) - set(first)):
         told = f"orders for {', '.join(unknown)}; tiles are in an order of {', '.join(first)}"
         raise ConfigError(f"{program.name}: {told}", place=program.place)
@@ -53,6 +58,10 @@ def swizzle(
             form, why = by_node, f"node by node; {why}"
         if task in settings.orders:
             order = settings.orders[task]
+            if form in BY_TABLE:
+                told = f"{program.name}: {task} has order={name_of(order)}; its tiles come in the"
+                raise ConfigError(f"{told} turns of {program.task(task).operands[2]}",
+                                  place=program.task(task).place)  # fmt: skip
             _check_sizes(program, program.task(task), order, facts)
             form, why = name_of(order), "the user's"
         orders[task] = form
@@ -65,8 +74,10 @@ def swizzle(
 
 
 def form_of(program: Program, kernel: str) -> str:
-    """gather, scatter or rows: by what the kernel waits for."""
-    tasks = program.of_kernel(kernel)
+    """gather, scatter, rows, or by tables: by what the kernel waits for."""
+    tasks, chief = program.of_kernel(kernel), program.chief(kernel)
+    if chief.kind == "grouped_matmul":
+        return BY_TABLE[chief is tasks[0]]
     if tasks[0].kind == "matmul" and program.task(tasks[0].operands[0]).kernel:
         source = program.task(tasks[0].operands[0])
         if source.kind == "all_gather":

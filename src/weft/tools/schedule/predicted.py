@@ -31,12 +31,15 @@ from weft.ir.device import (
     Wait,
 )
 from weft.tiles import gemm_sm90, swizzle
+from weft.tools.schedule import by_tables
 from weft.tools.schedule.events import Events, News
 
 GROUP_M = 8
 # Rows of the tiles that stage the edges of a rank's part.
 EDGE_ROWS = 128
-COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
+COLLECTIVES = (
+    "all_gather", "reduce_scatter", "all_reduce", "moe_route", "ep_dispatch", "ep_combine",
+)  # fmt: skip
 LINKS = "transfers of SMs"
 # A part of a process: what it yields and is sent is the process's, it gives the time of its end.
 Steps = Generator[Any, Any, float]
@@ -124,6 +127,8 @@ class Played:
         return [self.size(one, rank) for one in self.buffers[name].sizes]
 
     def itemsize(self, name: str) -> int:
+        if self.buffers[name].role == "tables":
+            return DTYPES["int32"].itemsize
         return DTYPES[self.buffers[name].dtype].itemsize
 
     def row_bytes(self, name: str) -> int:
@@ -271,6 +276,8 @@ class Played:
             then, _ = yield end
         elif step.template in ("gemm", "rows"):
             then = yield from self.programs(rank, start, step, index)
+        elif step.template == "grouped":
+            then = yield from by_tables.play(self, rank, start, step)
         else:
             raise UsageError(
                 f"{self.plan.name}: what {step.kernel} costs is not known: its launch says no "

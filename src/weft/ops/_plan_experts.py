@@ -1,0 +1,90 @@
+"""What a plan's launches of products by tables are given; a part of _plan.py, which see. Not an
+operator.
+
+As ag_moe and moe_rs launch their own kernels, which are of the same hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft.compiler.lower import source
+from weft.ir import core
+from weft.ir.device import Do, Launch
+from weft.ops import _lanes, _moe
+from weft.ops._plan_launch import PLAIN_STAGES, PLAIN_WARPS, Start
+from weft.ops.moe_route import Problem as RouterProblem
+from weft.tiles import blocking, gemm, grouped
+
+if TYPE_CHECKING:
+    from weft.ops._plan import PlanRunner
+
+# Rows of tiles that share columns in L2.
+GROUP_M = 4
+
+
+class GroupedProduct:
+    """A launch of the GEMM template by tables at given sizes."""
+
+    def __init__(
+        self, runner: PlanRunner, launch: Launch, kernel: core.Kernel, tensors: Mapping[str, Any]
+    ) -> None:
+        self.launch, self.kernel, self.world = launch, kernel, runner.world
+        self.function = source.load(kernel).plain
+        product: Do = next(do for do in launch.body if do.kind == "grouped_matmul")
+        _, weights, self.table = product.operands
+        m, top_k, experts = runner.shape(self.table)
+        _, self.k, self.n = runner.shape(weights)
+        self.slots, self.b_is_nk = m * top_k, _moe.is_nk(tensors[weights])
+        tile_m, tile_n, _ = launch.tile
+        nodes = _lanes.nodes_of(self.world)
+        routing = RouterProblem(
+            m, experts, self.world.num_ranks, "float32", nodes, top_k=top_k, tile_m=tile_m
+        )
+        columns, lanes = ceil(self.n / tile_n), self._lanes(runner)
+        self.experts = grouped.Experts(
+            m, routing.rows, top_k, routing.max_tiles, columns, GROUP_M, lanes
+        )
+        programs = max(1, self.world.target.num_sms - launch.spare)
+        self.grid = (max(1, min(lanes + routing.max_tiles * columns, programs)), 1, 1)
+        self.num_words = routing.max_tiles * self.world.num_ranks * columns
+        blocking.Blocking(*launch.tile, PLAIN_WARPS, PLAIN_STAGES).check(
+            launch.kernel, runner.buffers[weights].dtype, runner.buffers[weights].dtype, False,
+            self.world.target,
+        )  # fmt: skip
+
+    def _lanes(self, runner: PlanRunner) -> int:
+        """Programs that feed: each has a word."""
+        found = [runner.channels[name].chunks for name in self.launch.awaits]
+        return next((one for one in found if isinstance(one, int)), 0)
+
+    def start(
+        self, bound: Mapping[str, Any], words: Mapping[str, torch.Tensor], slot: Any, split: Any
+    ) -> Start:
+        """The launch with these tensors; `words` are its channels'."""
+        arguments = [
+            words[one.name] if one.sort == "signals"
+            else self._tables(bound) if one.sort == "tables" else bound[one.name]
+            for one in self.kernel.of(core.Param) if one.sort not in ("slot", "world")
+        ]  # fmt: skip
+        stride_b = self.k if self.b_is_nk else self.n
+        shape = gemm.Shape(self.slots, self.n, self.k, self.k, stride_b, self.n)
+        tile = gemm.Tile.of(*self.launch.tile, size_k=self.k, b_is_nk=self.b_is_nk)
+        given = (*arguments, slot.arg, shape, self.experts, tile.as_constexpr(), self.world.arg)
+        options = {"num_warps": PLAIN_WARPS, "num_stages": PLAIN_STAGES}
+        return Start(self.function, self.grid, given, options)
+
+    def _tables(self, bound: Mapping[str, Any]) -> grouped.Tables:
+        """Those of the call; before the router has run, for loading, any of their dtypes."""
+        if self.table in bound:
+            return _moe.tables_of(bound[self.table])
+        device = self.world.device
+        return grouped.Tables(*[
+            torch.zeros(4, dtype=torch.float32 if name == "weight_of" else torch.int32,
+                        device=device)
+            for name in grouped.Tables._fields
+        ])  # fmt: skip

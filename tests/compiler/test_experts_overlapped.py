@@ -1,0 +1,152 @@
+"""Mixtures of experts that overlap: kernels by tables, run and held against what they mean."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+
+import pytest
+import torch
+from generated_kernels import kernel_of
+from random_programs import of_rank
+from test_experts import E, chosen, layer
+from test_unfused import run
+
+import weft
+from weft.base.errors import ConfigError
+from weft.base.target import TARGETS
+from weft.compiler import Facts, Settings, experts
+from weft.compiler.passes import map as mapping
+from weft.compiler.pipeline import overlap
+from weft.ir import core
+from weft.ir.device import Call, Channel, Launch
+
+TILES = {"products": (16, 16, 16), "products_2": (16, 16, 16)}
+
+
+def stages_of(compiled, num_ranks: int = 2, **settings):
+    facts = Facts({"m": 40}, num_ranks, TARGETS["emu"])
+    return overlap(compiled.stages.tasks["place"], facts, Settings(**settings))
+
+
+def test_a_layer_is_a_router_and_two_kernels():
+    plan = stages_of(layer(), tiles=TILES).plan
+    assert [one.function for one in plan.of(Call)] == ["moe_route"]
+    first, second = plan.of(Launch)
+    assert [do.kind for do in first.body] == [
+        "all_gather", "gather_rows", "grouped_matmul", "silu_mul",
+    ]  # fmt: skip
+    assert [do.kind for do in second.body] == ["grouped_matmul", "scatter_rows", "reduce_scatter"]
+    assert plan.of(Call)[0].tile_rows == first.tile[0] == 16
+    assert {one.table for one in plan.of(Channel)} == {"routing"}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_a_layer_equals_its_reference(ranks, num_ranks: int):
+    """Ragged m, fewer tokens than ranks, none; one slot for all calls."""
+    compiled = layer().settled(Settings(tiles=TILES))
+
+    def main():
+        world = weft.init()
+        for m in (7, 1, 0, 37):
+            run(world, compiled, {"m": m}, seed=m, lowering="overlapped")
+        world.close()
+
+    ranks(main, num_ranks)
+
+
+def test_experts_without_tokens_and_the_same_bits_in_every_run(ranks):
+    """All to one rank's experts, none to the first; whatever the schedule. Two nodes."""
+    compiled = layer().settled(Settings(tiles=TILES))
+    placed = compiled.stages.program
+
+    def main():
+        world = weft.init()
+        generator, outs = torch.Generator().manual_seed(5), []
+        for which in ("last", "ends"):
+            whole = {
+                one.name: torch.randn(
+                    [19 if size == "m" else size for size in one.type.sizes], generator=generator
+                )
+                for one in placed.tasks
+                if one.kind == "input"
+            }
+            whole["logits"] = chosen(19, which)
+            parts = [
+                of_rank(placed.task(name).type, tensor, {"m": 19}, world.rank, world.num_ranks)
+                for name, tensor in whole.items()
+            ]
+            given = {"world": world, "collectives": weft.ops, "m": 19}
+            outs.append(compiled(*parts, **given, lowering="overlapped"))
+            torch.testing.assert_close(outs[-1], compiled(*parts, **given), rtol=1e-4, atol=1e-4)
+        world.close()
+        return torch.stack(outs)
+
+    found = [ranks(main, 2, seed=seed) for seed in range(2)]
+    assert all(map(torch.equal, *found))
+    ranks(main, 2, nodes=2)
+
+
+@pytest.mark.parametrize("name", ["ag_moe", "moe_rs"])
+def test_the_operators_kernels_are_what_the_compiler_makes(name: str):
+    """But for what parameters are called, and tiles."""
+    shipped = importlib.import_module(f"weft.ops.{name}").KERNEL
+    (template,) = shipped.of(core.Template)
+    made = kernel_of(name)
+    named = dict(zip([one.name for one in made.of(core.Param)],
+                     [one.name for one in shipped.of(core.Param)], strict=True))  # fmt: skip
+    statements = []
+    for one in made.statements:
+        one = replace(one, place=shipped.place)
+        if isinstance(one, core.Template):
+            one = template
+        elif isinstance(one, core.Param):
+            one = replace(one, name=named[one.name])
+        elif isinstance(one, core.Mapping):
+            one = replace(one, of=tuple(named[each] for each in one.of))
+        elif isinstance(one, core.Hook):
+            one = replace(one, args=tuple(named.get(each, each) for each in one.args))
+        elif isinstance(one, core.Wait | core.Notify):
+            one = replace(one, signals=named[one.signals])
+        statements.append(one)
+    assert tuple(statements) == shipped.statements
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"tiles": {"products": (32, 16, 16), "products_2": (16, 16, 16)}},
+         "routing is cut for tiles of one height; rows of tiles are of products 32, products_2 16"),
+        ({"orders": {"products": lambda i, num_m, num_n, args: (i, 0)}}, "tiles come in the turns"),
+        ({"engines": {"gathered": "push"}}, "all_gather gathered has engine=push; .* have feed"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked_for(settings, told: str):
+    with pytest.raises(ConfigError, match=told) as caught:
+        stages_of(layer(), **settings)
+    assert caught.value.place.frames
+
+
+def test_libraries_where_they_are_asked_for_or_a_rank_would_have_nothing():
+    asked = stages_of(layer(), engines={"scattered": "library"}).plan
+    assert len(asked.of(Launch)) == 1
+    # Of 24 columns the last of 25 ranks has none.
+    assert not stages_of(layer(), num_ranks=25).plan.of(Launch)
+
+
+def test_tables_that_say_other_ranks_than_their_tokens_have():
+    (channel, *_) = stages_of(layer()).plan.of(Channel)
+    routing = experts.route(torch.randn(9, E, generator=torch.Generator().manual_seed(1)), 2)
+    ranks_of = (routing.token_of // 5).tolist()
+    ends = routing.counts[0].cumsum(0).tolist()
+    tiles = [
+        (e, first, end, ranks_of[first], ranks_of[end - 1])
+        for e, (first, end) in enumerate(zip([0, *ends], ends))
+        if end > first
+    ]
+    mapping.check_tables(channel, tiles, ranks_of, 2)
+    *rest, lo, _ = tiles[0]
+    with pytest.raises(ConfigError, match="tile 0, slots 0 to .* has tokens of ranks 0, 1, and"):
+        mapping.check_tables(channel, [(*rest, lo, 0), *tiles[1:]], ranks_of, 2)
+    with pytest.raises(ConfigError, match="rows 0 to .* are in none of the producer's tiles"):
+        mapping.check_tables(channel, tiles[1:], ranks_of, 2)
