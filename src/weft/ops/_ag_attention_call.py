@@ -74,6 +74,8 @@ class Call:
         self._attend(world, slot, tensors)
         with copier:
             self._copies(world, slot, tensors[1], tensors[2])
+        # weft: equivalent-mutant swap of record: what it does not cover is the last word, which the
+        # rank that waits for it awaits before it gives the slot back
         main.wait(copier)
 
     def _copies(self, world: Any, slot: Any, k: torch.Tensor, v: torch.Tensor) -> None:
