@@ -9,14 +9,15 @@ text depends on the program, its tiles and its dtypes, and on no size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from textwrap import wrap
 from typing import Any, NamedTuple
 
 from weft.compiler.lower.layout import WIDTH, call
 from weft.compiler.lower.loading import import_text
 from weft.ir import task as task_ir
-from weft.megakernel.bodies import Body, Operation, bodies
+from weft.megakernel.bodies import Body, bodies
+from weft.megakernel.operands import Operands
 from weft.megakernel.records import COPY, GATHER, REDUCE, SEND, TaskGraph
 
 
@@ -38,119 +39,10 @@ def kernel_name(graph: TaskGraph) -> str:
     return f"{graph.program.name}_persistent"
 
 
-def buffers_of(found: Sequence[Body]) -> tuple[str, ...]:
-    """The buffers that the kernel is given, in the order of their first use."""
-    names = [name for body in found for one in body.operations for name in (*one.reads, one.write)]
-    return tuple(dict.fromkeys(names))
-
-
-def sizes_of(found: Sequence[Body]) -> tuple[str, ...]:
-    """The sizes that the kernel is given: X_m and X_n are a rank's extents of X, X_stride how far
-    its rows lie apart."""
-    names = []
-    for body in found:
-        for one in body.operations:
-            names += [word.removeprefix("s.") for row in _rows(body, one).values() for word in
-                      row.replace(",", " ").replace("(", " ").replace(")", " ").split()
-                      if word.startswith("s.")]  # fmt: skip
-    return tuple(dict.fromkeys(names))
-
-
 def tiles_of(found: Sequence[Body]) -> tuple[str, ...]:
     """The parameters that say how large a body's tiles are."""
     return tuple(f"{body.name}_tile" for body in found)
 
-
-# ---------------------------------------------------------------------------------------------
-# What an operation gives to its body: by the name that the body knows it by
-
-
-def _rows(body: Body, one: Operation) -> dict[str, str]:
-    """Expressions over v, the buffers, and s, their sizes."""
-    return {**_KINDS[body.kind](one), **_target(body, one)}
-
-
-def _target(body: Body, one: Operation) -> dict[str, str]:
-    if not body.destination:
-        return {}
-    out = f"v.{one.write}"
-    if body.kind == GATHER and one.task.dim == 1:  # behind the columns of the ranks before
-        out += f" + rank * s.{one.task.name}_part"
-    return {"out": out, "stride": f"s.{one.write}_stride"}
-
-
-def _extents(name: str) -> dict[str, str]:
-    return {"m": f"s.{name}_m", "n": f"s.{name}_n"}
-
-
-def _product(one: Operation) -> dict[str, str]:
-    x, w = one.reads
-    return {
-        "x": f"v.{x}", "w": f"v.{w}", "m": f"s.{one.task.name}_m", "n": f"s.{one.task.name}_n",
-        "k": f"s.{x}_n", "stride_x": f"s.{x}_stride", "stride_w": f"s.{w}_stride",
-    }  # fmt: skip
-
-
-def _elements(one: Operation) -> dict[str, str]:
-    given = {"x": f"v.{one.reads[0]}", **_extents(one.task.name)}
-    return {**given, "stride_x": f"s.{one.reads[0]}_stride"}
-
-
-def _pairs(one: Operation) -> dict[str, str]:
-    x, y = one.reads[0], one.reads[-1]
-    given = {"x": f"v.{x}", "y": f"v.{y}", **_extents(one.task.name)}
-    return {**given, "stride_x": f"s.{x}_stride", "stride_y": f"s.{y}_stride"}
-
-
-def _normed(one: Operation) -> dict[str, str]:
-    x, weight = one.reads
-    given = {"x": f"v.{x}", "weight": f"v.{weight}", **_extents(one.task.name)}
-    return {**given, "stride_x": f"s.{x}_stride"}
-
-
-def _moved(one: Operation) -> dict[str, str]:
-    (x,) = one.reads
-    return {"x": f"v.{x}", "n": f"s.{x}_n", "stride_x": f"s.{x}_stride"}
-
-
-def _summed(one: Operation) -> dict[str, str]:
-    own, partials = one.reads[0], one.reads[-1]
-    return {
-        "own": f"v.{own}", "own_stride": f"s.{own}_stride", "partials": f"v.{partials}",
-        "partials_stride": f"s.{partials}_stride", "slab": f"s.{partials}_slab",
-        "n": f"s.{one.task.name}_n",
-    }  # fmt: skip
-
-
-def _turned(one: Operation) -> dict[str, str]:
-    x, lengths = one.reads
-    given = {"x": f"v.{x}", "lengths": f"v.{lengths}", **_extents(one.task.name)}
-    return {**given, "stride_x": f"s.{x}_stride"}
-
-
-def _appended(one: Operation) -> dict[str, str]:
-    cache, x, lengths = one.reads
-    return {
-        "cache": f"v.{cache}", "x": f"v.{x}", "lengths": f"v.{lengths}", "n": f"s.{x}_n",
-        "max_kv": f"s.{cache}_m // s.{x}_m", "stride_x": f"s.{x}_stride",
-        "stride": f"s.{cache}_stride",
-    }  # fmt: skip
-
-
-def _attended(one: Operation) -> dict[str, str]:
-    q, k, v, lengths = one.reads
-    return {
-        "q": f"v.{q}", "keys": f"v.{k}", "values": f"v.{v}", "lengths": f"v.{lengths}",
-        **_extents(one.task.name), "kv_n": f"s.{k}_n", "max_kv": f"s.{k}_m // s.{one.task.name}_m",
-        "out": f"v.{one.write}",
-    }  # fmt: skip
-
-
-_KINDS: dict[str, Callable[[Operation], dict[str, str]]] = {
-    "matmul": _product, "silu": _elements, "silu_mul": _elements, "mul": _pairs, "add": _pairs,
-    "rms_norm": _normed, "rope": _turned, "kv_append": _appended, "decode_attention": _attended,
-    GATHER: _moved, SEND: _moved, COPY: _moved, REDUCE: _summed,
-}  # fmt: skip
 
 # The call of a body, over the names above.
 _SHAPE = "gemm.Shape({m}, {n}, {k}, {stride_x}, {stride_w}, {stride})"
@@ -180,18 +72,16 @@ _HERE = "destinations.Here({out}, {m}, {n}, {stride})"
 _PLACED = "destinations.Placed({out}, {n}, {stride}, rank)"
 
 
-def _body(body: Body) -> str:
+def _body(body: Body, rows: Sequence[Mapping[str, str]]) -> str:
     """The function of a body: what its operations differ in are variables."""
-    rows = [_rows(body, one) for one in body.operations]
     varying = [name for name, value in rows[0].items() if any(row[name] != value for row in rows)]
     lines = ["@triton.jit", f"def _{body.name}(task, v, s, tile, rank, world):"]
     lines += _quoted([one.formula for one in body.operations])
-    for i, row in enumerate(rows if varying else ()):
-        margin = " " * (8 if i else 4)
-        lines += [f"    if task.op == {i}:"] if i else []
-        given = [f"{name} = {row[name]}" for name in varying if i == 0 or row[name] !=
-                 rows[0][name]]  # fmt: skip
-        lines += [f"{margin}{one}" for one in given]
+    if varying:
+        lines += _assigned({name: rows[0][name] for name in varying}, 4)
+    for i, row in enumerate(rows[1:], 1):
+        if given := {name: row[name] for name in varying if row[name] != rows[0][name]}:
+            lines += [f"    if task.op == {i}:", *_assigned(given, 8)]
     words = {**rows[0], **{name: name for name in varying}}
     words |= {name: repr(value) for name, value in body.attributes}
     function, arguments = _CALLS[body.kind]
@@ -222,6 +112,15 @@ def _laid_out(items: Sequence[str], margin: int = 8) -> Iterator[str]:
     yield line.rstrip()
 
 
+def _assigned(given: Mapping[str, str], margin: int) -> Iterator[str]:
+    """x, w = v.gathered, v.w1"""
+    line = f"{' ' * margin}{', '.join(given)} = {', '.join(given.values())}"
+    if len(line) <= WIDTH:
+        yield line
+    else:
+        yield from (f"{' ' * margin}{name} = {value}" for name, value in given.items())
+
+
 def _quoted(formulas: Sequence[str]) -> Iterator[str]:
     if len(formulas) == 1:
         yield f'    """{formulas[0]}"""'
@@ -238,10 +137,11 @@ def _quoted(formulas: Sequence[str]) -> Iterator[str]:
 def text(graph: TaskGraph, transposed: Set[str] = frozenset()) -> str:
     """The module's source."""
     found = bodies(graph, transposed)
+    operands = Operands(graph, found, transposed)
     return "\n\n\n".join(
-        [_heading(graph), _record("Values", "Buffers of this rank.", buffers_of(found)),
-         _record("Sizes", "Extents of this rank's parts; how far rows lie apart.", sizes_of(found)),
-         *(_body(one) for one in found), _kernel(graph, found)]
+        [_heading(graph), _record("Values", "Buffers of this rank.", operands.buffers),
+         _record("Sizes", "Extents of this rank's parts; how far rows lie apart.", operands.sizes),
+         *map(_body, found, operands.rows), _kernel(graph, found)]
     ) + "\n"  # fmt: skip
 
 

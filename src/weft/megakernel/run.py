@@ -11,20 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 
 import torch
 from triton import next_power_of_2
 
 from weft.base.errors import UsageError
-from weft.compiler.passes.tile import held_by, number
 from weft.ir.task import Program
 from weft.megakernel import codegen
 from weft.megakernel.bodies import Body, bodies
 from weft.megakernel.check import require
 from weft.megakernel.graph import build
-from weft.megakernel.records import SCHEDULES, TaskGraph
+from weft.megakernel.operands import Operands
+from weft.megakernel.records import SCHEDULES
 from weft.megakernel.schedule import schedule
 from weft.megakernel.tables import Tables, tables
 from weft.megakernel.tasks.scoreboard import Board
@@ -90,11 +89,11 @@ class Runner:
         self.bodies = bodies(self.graph, transposed)
         self.mine = self.graph.ranks[world.rank]
         self._generated = codegen.load(self.graph, transposed)
-        self._names = codegen.buffers_of(self.bodies)
+        operands = Operands(self.graph, self.bodies, transposed)
+        self._names = operands.buffers
         self._sizes = self._generated.sizes(
-            *(_size(self.graph, world.rank, name, transposed)
-              for name in codegen.sizes_of(self.bodies))
-        )  # fmt: skip
+            *(operands.size(world.rank, name) for name in operands.sizes)
+        )
         self._tiles = tuple(tile_of(body).as_constexpr() for body in self.bodies)
         self._tables = _on_device(tables(self.graph, world.rank, self.bodies), world.device)
         self._num_counters = max(1, *(len(one.counters) for one in self.graph.ranks))
@@ -173,22 +172,6 @@ def _transposed(program: Program, tensors: Mapping[str, torch.Tensor]) -> list[s
             )
         found.append(name)
     return found
-
-
-def _size(graph: TaskGraph, rank: int, name: str, transposed: frozenset[str]) -> int:
-    """A size that the kernel is given, by its name: what it is of, and which."""
-    of, _, which = name.rpartition("_")
-    if which in ("stride", "slab"):
-        buffer = graph.ranks[rank].buffer(of)
-        if which == "slab":
-            return buffer.rows // graph.num_ranks
-        return buffer.rows if of in transposed else buffer.columns
-    kind = graph.program.task(of).type
-    assert kind is not None
-    if which == "part":
-        return ceil(number(kind.sizes[1], graph.sizes) / graph.num_ranks)
-    held = held_by(kind, rank, graph.sizes, graph.num_ranks)
-    return held.end_row - held.first_row if which == "m" else held.end_column - held.first_column
 
 
 def tile_of(body: Body) -> gemm.Tile | rows.Tile | attention_decode.Tile:

@@ -1,0 +1,157 @@
+"""The one kernel's source: what it says, what it depends on, that it compiles everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import decoder
+import pytest
+from persistent_programs import tiled, tiled_mlp
+
+from weft.base.errors import UnsupportedError
+from weft.base.target import TARGETS
+from weft.compiler import Shard, Tensor, all_gather, gather_rows, moe_route
+from weft.compiler.frontend import trace
+from weft.compiler.passes.place import place
+from weft.compiler.passes.tile import tile
+from weft.language import triton_api
+from weft.megakernel import Persistent, codegen
+from weft.megakernel.bodies import bodies
+from weft.megakernel.graph import build
+from weft.megakernel.operands import Operands
+from weft.megakernel.signature import record
+from weft.tools.binaries import registers, stack_bytes
+from weft.verify import compiled
+
+GOLDEN = Path(__file__).parent / "golden" / "mlp.py"
+RANKS = 4
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def small_mlp(m: int = 40, num_ranks: int = 2):
+    products = {"product": (16, 32, 16), "product_2": (16, 16, 16)}
+    return build(tiled_mlp(extents=products), {"m": m}, num_ranks, sums="two_shot")
+
+
+def test_the_golden_mlp():
+    """To write it anew: python tests/megakernel/test_codegen.py"""
+    assert codegen.text(small_mlp()) == GOLDEN.read_text()
+
+
+def test_the_text_depends_on_no_size():
+    text = codegen.text(small_mlp())
+    assert codegen.text(small_mlp(7)) == text == codegen.text(small_mlp(100, 3))
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_layers_share_bodies_and_sizes():
+    made = decoder.compiled()
+    found = bodies(build(made.tiled, {"b": 3}, 2, sums="two_shot"))
+    assert [(one.kind, len(one.operations)) for one in found] == [
+        ("rms_norm", 4), ("matmul", 12), ("rope", 4), ("kv_append", 4), ("decode_attention", 2),
+        ("send", 4), ("reduce", 4), ("add", 4), ("silu_mul", 2),
+    ]  # fmt: skip
+
+
+def test_sizes_are_those_of_the_rank():
+    graph = small_mlp(37, 3)
+    operands = Operands(graph, bodies(graph))
+    found = [{name: operands.size(rank, name) for name in operands.sizes} for rank in range(3)]
+    # 128 and 64 columns on 3 ranks: parts of 43 and 22; buffers have full ones' strides.
+    assert [one["product_n"] for one in found] == [43, 43, 42]
+    assert [one["gated_n"] for one in found] == [22, 22, 20]
+    assert {one["m"] for one in found} == {37}
+    assert {one["scattered_partials_slab"] for one in found} == {13}
+    assert {one["gated_stride"] for one in found} == {22}
+
+
+def large_mlp():
+    """Of a model's size; bfloat16."""
+    extents = {
+        "gathered": (128, 128), "product": (128, 128, 64), "gated": (128, 64),
+        "product_2": (128, 128, 64), "scattered": (128, 64),
+    }  # fmt: skip
+    program = tiled_mlp(1024, 3584, 1024, extents, "bfloat16")
+    return build(program, {"m": 256}, RANKS, sums="two_shot")
+
+
+def large_decoder():
+    sizes = {"HEAD": 128, "HEADS": 32, "KV_HEADS": 8, "HIDDEN": 1024, "INNER": 2048}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, size in sizes.items():
+            patch.setattr(decoder, name, size)
+        placed = place(trace(decoder.decoder, "tp", decoder.parameters("bfloat16", 256)))
+    tiles = {"matmul": (16, 128, 64), "rms_norm": (16, 256)}
+    own = ("input", "kv_append", "decode_attention")
+    extents = {
+        one.name: tiles.get(one.kind, (16, 128)) for one in placed.tasks if one.kind not in own
+    }
+    return build(tile(placed, extents), {"b": 16}, RANKS, sums="two_shot")
+
+
+@pytest.mark.parametrize(
+    ("graph", "target", "most"),
+    [
+        (large_mlp, "cuda:90", 232),
+        pytest.param(large_mlp, "cuda:100", 232, marks=pytest.mark.slow),
+        pytest.param(large_mlp, "hip:gfx942", 256, marks=pytest.mark.slow),
+        pytest.param(large_decoder, "cuda:90", 232, marks=pytest.mark.slow),
+        pytest.param(large_decoder, "hip:gfx942", 256, marks=pytest.mark.slow),
+    ],
+    ids=lambda one: getattr(one, "__name__", one),
+)
+def test_it_compiles_without_spills_and_its_waits_hold(graph, target, most):
+    """Of 8 warps; the check after compilation sees every wait and every release in place."""
+    made, target = graph(), TARGETS[target]
+    given = record(made, Persistent(num_stages=2 if target.backend == "hip" else 3))
+    binary = triton_api.compile_kernel(codegen.load(made).kernel, given, target)
+    report = compiled(binary, target)
+    assert report.ok, str(report)
+    kind, assembly = ("cubin", "ptx") if target.backend == "cuda" else ("hsaco", "amdgcn")
+    code, text = binary.asm[kind], binary.asm[assembly]
+    assert registers(target, code, text) <= most and stack_bytes(target, code, text) == 0
+
+
+def routed(x, logits):
+    return gather_rows(all_gather(x), moe_route(logits, top_k=2))
+
+
+def test_what_has_no_task_is_told_with_its_line():
+    parameters = {
+        "x": Tensor("float32", ("m", 16), Shard(0)),
+        "logits": Tensor("float32", ("m", 8), Shard(0)),
+    }
+    with pytest.raises(UnsupportedError, match="is not made of tasks") as told:
+        build(tiled(routed, parameters), {"m": 16}, 2)
+    assert told.value.place.frames[0].file.endswith("test_codegen.py")
+
+
+def narrow(x):
+    return all_gather(x)
+
+
+def test_a_size_of_one_is_no_constant(ranks):
+    """Triton takes it for one, and loses constants of tuples in tuples."""
+    import torch
+
+    import weft
+
+    program = tiled(narrow, {"x": Tensor("float32", ("m", 1), Shard(0))})
+
+    def main():
+        world = weft.init()
+        x = torch.arange(2.0)[:, None] + 2 * world.rank
+        how = Persistent(num_workers=1)
+        (got,) = how.run_persistent(program, {"x": x}, {"m": 4}, world=world)
+        assert torch.equal(got, torch.arange(4.0)[:, None])
+        world.close()
+
+    ranks(main, 2)
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(codegen.text(small_mlp()))
