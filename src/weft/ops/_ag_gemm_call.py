@@ -75,7 +75,7 @@ class Call:
                 self._names.clear()
             sizes = f"m={self.problem.m},n={self.problem.n},k={self.problem.k}"
             place = "" if offset is None else f"a at {offset} "
-            name = f"ag_gemm {sizes} {self.problem.dtype} {place}{self.config}"
+            name = f"{self.config.op} {sizes} {self.problem.dtype} {place}{self.config}"
             self._names[offset] = name
         return name
 
@@ -93,7 +93,10 @@ class LibraryCall(Call):
             shape = (self.problem.m, self.problem.k)
             self._whole = torch.empty(shape, dtype=a.dtype, device=a.device)
         _by_library.all_gather(world, a, self._whole)
-        torch.mm(self._whole, b, out=out)
+        self.multiply(self._whole, b, out)
+
+    def multiply(self, gathered: Any, b: Any, out: Any) -> None:
+        torch.mm(gathered, b, out=out)
 
 
 class SlotCall(Call):
@@ -141,7 +144,7 @@ class SlotCall(Call):
         scales: tuple[Any, Any] = (None, None),
     ) -> None:  # fmt: skip
         """As Call.run; `scales` of a and b, where those are fp8."""
-        slot = world.workspace("ag_gemm", self.buffers, self.signals)
+        slot = world.workspace(self.config.op, self.buffers, self.signals)
         addresses = (None if x is None else x.data_ptr() for x in scales)
         self.replays.run(
             (a.data_ptr(), b.data_ptr(), out.data_ptr(), *addresses, slot),

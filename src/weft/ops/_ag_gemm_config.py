@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from weft.base.errors import ConfigError
 from weft.base.target import Target
@@ -79,55 +79,67 @@ class Config:
     block: int = 16384
     tma: bool = True
 
+    op: ClassVar[str] = "ag_gemm"
+
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
         if self.transport == LIBRARY:
-            _check_library(problem, target)
+            self._check_library(problem, target)
             return
         if self.transport not in TRANSPORTS:
             raise ConfigError(
-                f"ag_gemm: transport={self.transport!r}; it must be one of "
+                f"{self.op}: transport={self.transport!r}; it must be one of "
                 f"{', '.join((*TRANSPORTS, LIBRARY))}"
             )
         if self.transport in ENGINES and len(problem.nodes) > 1:
             raise ConfigError(
-                f"ag_gemm: transport={self.transport!r} on {len(problem.nodes)} nodes; a copy "
+                f"{self.op}: transport={self.transport!r} on {len(problem.nodes)} nodes; a copy "
                 "engine reaches the ranks of its own node only: take transport='push'"
             )
         if self.transport == PACKETS and len(problem.nodes) > 1:
             raise ConfigError(
-                f"ag_gemm: transport={PACKETS!r} on {len(problem.nodes)} nodes; packets reach the "
-                "ranks of their own node only: take transport='push'"
+                f"{self.op}: transport={PACKETS!r} on {len(problem.nodes)} nodes; packets reach "
+                "the ranks of their own node only: take transport='push'"
             )
         self._check_template(problem, target)
         for name in ("chunks", "pieces", "feeders", "group_m"):
             if not 1 <= getattr(self, name) <= 1024:
                 value = getattr(self, name)
-                raise ConfigError(f"ag_gemm: {name}={value}; it must be between 1 and 1024")
+                raise ConfigError(f"{self.op}: {name}={value}; it must be between 1 and 1024")
         if self.block < 16 or self.block & (self.block - 1):
-            raise ConfigError(f"ag_gemm: block={self.block}; it must be a power of two from 16 on")
+            raise ConfigError(
+                f"{self.op}: block={self.block}; it must be a power of two from 16 on"
+            )
         self._check_feeders(problem, target)
         self._check_scaling(problem, target)
         if self.template == "sm90":
             return
         tma = self.tma and can_use_tma(problem, target)
-        self.blocking.check("ag_gemm", problem.dtype, problem.out_dtype, tma, target)
+        self.blocking.check(self.op, problem.dtype, problem.out_dtype, tma, target)
+
+    def _check_library(self, problem: Problem, target: Target) -> None:
+        if not can_use_library(problem, target):
+            raise ConfigError(
+                f"{self.op}: transport={LIBRARY!r} for m={problem.m} on {problem.num_ranks} ranks, "
+                f"{problem.dtype} to {problem.out_dtype}, on {target}; it takes NVIDIA GPUs of one "
+                "node, shards of one size, and a result of the operands' dtype"
+            )
 
     def _check_scaling(self, problem: Problem, target: Target) -> None:
         if problem.dtype == E4M3 and target.backend == "cuda" and target.arch < E4M3_ARCH:
             raise ConfigError(
-                f"ag_gemm: {problem.dtype} on {target}; it needs compute capability 8.9: convert a "
-                "and b"
+                f"{self.op}: {problem.dtype} on {target}; it needs compute capability 8.9: convert "
+                "a and b"
             )
         if problem.scaling and self.transport == PACKETS:
             raise ConfigError(
-                f"ag_gemm: transport={PACKETS!r} of {problem.dtype}; scales do not travel as "
+                f"{self.op}: transport={PACKETS!r} of {problem.dtype}; scales do not travel as "
                 "packets: take transport='push'"
             )
         is_larger = BLOCK_K % self.tile_n or BLOCK_K % self.tile_k
         if problem.scaling == BLOCKS and is_larger:
             raise ConfigError(
-                f"ag_gemm: tile_n={self.tile_n}, tile_k={self.tile_k} where each block of "
+                f"{self.op}: tile_n={self.tile_n}, tile_k={self.tile_k} where each block of "
                 f"{BLOCK_K} has its scale; both must divide it"
             )
 
@@ -135,12 +147,12 @@ class Config:
         if self.transport == PACKETS:
             if self.feeders > self.most_resident(problem, target):
                 raise ConfigError(
-                    f"ag_gemm: feeders={self.feeders}; they wait for each other, and {target} has "
-                    f"room for {self.most_resident(problem, target)} at once: take at most those"
+                    f"{self.op}: feeders={self.feeders}; they wait for each other, and {target} "
+                    f"has room for {self.most_resident(problem, target)} at once: take those"
                 )
         elif self.feeders > programs_on(target):
             raise ConfigError(
-                f"ag_gemm: feeders={self.feeders}; {target} has {target.num_sms} SMs, of which "
+                f"{self.op}: feeders={self.feeders}; {target} has {target.num_sms} SMs, of which "
                 f"{SPARE_SMS} is kept free: take at most {programs_on(target)}"
             )
 
@@ -157,24 +169,24 @@ class Config:
     def _check_template(self, problem: Problem, target: Target) -> None:
         if self.template not in TEMPLATES:
             raise ConfigError(
-                f"ag_gemm: template={self.template!r}; it must be one of {', '.join(TEMPLATES)}"
+                f"{self.op}: template={self.template!r}; it must be one of {', '.join(TEMPLATES)}"
             )
         if (self.template == FEW) != (self.transport == PACKETS):
             raise ConfigError(
-                f"ag_gemm: template={self.template!r} with transport={self.transport!r}; "
+                f"{self.op}: template={self.template!r} with transport={self.transport!r}; "
                 f"{FEW!r} goes with {PACKETS!r}, the others do not"
             )
         if self.template != "sm90":
             return
         if not can_use_sm90(problem, target):
             raise ConfigError(
-                f"ag_gemm: template={self.template!r} with {problem.dtype} on {target}; it takes "
+                f"{self.op}: template={self.template!r} with {problem.dtype} on {target}; it takes "
                 f"16-bit operands, or fp8 with b as [n, k], to 16-bit results, in rows of a "
                 f"multiple of {blocking.TMA_BYTES} bytes, and compute capability 9.0: pass b as a "
                 "transposed [n, k], or take template='plain'"
             )
         extents = (self.tile_m, self.tile_n, self.tile_k, self.num_stages)
-        gemm_sm90.check("ag_gemm", *extents, target, problem.itemsize)
+        gemm_sm90.check(self.op, *extents, target, problem.itemsize)
 
     @property
     def blocking(self) -> Blocking:
@@ -184,7 +196,7 @@ class Config:
         """Programs of _multiply: feeders and one for each tile, as far as all are resident."""
         if self.template == "sm90":
             return programs_on(target)
-        tiles = self.blocking.num_tiles(problem.m, problem.n)
+        tiles = self.blocking.num_tiles(*problem.result)
         fed = self.feeders if self.transport == "push" else 0
         return min(tiles + fed, programs_on(target))
 
@@ -230,12 +242,13 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
         yield from on_hopper
     for transport in order:
         for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
-            config = Config(transport=transport, block=_block(problem, cut, target), **asdict(cut))
+            block = block_of(problem, cut, target)
+            config = Config(transport=transport, block=block, **asdict(cut))
             if problem.scaling == BLOCKS:
                 config = replace(
                     config, tile_n=min(BLOCK_K, cut.tile_n), tile_k=min(BLOCK_K, cut.tile_k)
                 )
-            yield _with_transport(config, problem, target)
+            yield with_transport(config, problem, target)
     if problem.m <= SMALL_M:
         yield from on_hopper
     if problem.m > SMALL_M or target.backend == "emu":
@@ -294,7 +307,7 @@ def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> l
             # A push is made by four warps, staging by eight.
             block = 8192 if transport == "push" else 16384
             plain = Config(transport=transport, template="sm90", block=block, **asdict(cut))
-            base = _with_transport(plain, problem, target)
+            base = with_transport(plain, problem, target)
             found.append(base)
             # Larger groups read B less often, but wait for more rows.
             found.append(replace(base, group_m=8))
@@ -325,16 +338,7 @@ def can_use_library(problem: Problem, target: Target) -> bool:
     return target.backend == "cuda" and is_even and is_alike and len(problem.nodes) <= 1
 
 
-def _check_library(problem: Problem, target: Target) -> None:
-    if not can_use_library(problem, target):
-        raise ConfigError(
-            f"ag_gemm: transport={LIBRARY!r} for m={problem.m} on {problem.num_ranks} ranks, "
-            f"{problem.dtype} to {problem.out_dtype}, on {target}; it takes NVIDIA GPUs of one "
-            "node, shards of one size, and a result of the operands' dtype"
-        )
-
-
-def _block(problem: Problem, cut: Blocking, target: Target) -> int:
+def block_of(problem: Problem, cut: Blocking, target: Target) -> int:
     """As many loads under way as registers hold: 128 bytes of a thread, or 16 elements alone."""
     if target.backend == "emu":
         return 1024  # so that several programs share the work, as on a GPU
@@ -342,11 +346,11 @@ def _block(problem: Problem, cut: Blocking, target: Target) -> int:
     return 32 * cut.num_warps * (128 // problem.itemsize if is_aligned else 16)
 
 
-def _with_transport(config: Config, problem: Problem, target: Target) -> Config:
+def with_transport(config: Config, problem: Problem, target: Target) -> Config:
     """`config` with what follows from its transport, the sizes and the target."""
     # A group that reached into the next rank's rows would wait while own tiles are left.
     config = replace(config, group_m=max(1, min(8, problem.rows // config.tile_m)))
-    tiles, programs = config.blocking.num_tiles(problem.m, problem.n), programs_on(target)
+    tiles, programs = config.blocking.num_tiles(*problem.result), programs_on(target)
     peers = max(1, problem.num_ranks - 1)
     if config.transport in ENGINES:
         feeders = max(1, ceil(problem.shard_bytes / STAGE_BYTES))

@@ -12,7 +12,7 @@ those of a gathered tensor are summed by what carries them back.
     all_gather      reduce_scatter            ag_gemm    da = gemm_rs(dc, b^T), db = ag_wgrad
     reduce_scatter  all_gather                gemm_rs    da = ag_gemm(dout, b^T), db = ag_wgrad
     all_reduce      the gradient itself       gemm_ar    da = dout b^T, db = a^T dout
-    all_to_all      all_to_all
+    all_to_all      all_to_all                ag_wgrad   gemm_rs of what is gathered, ag_gemm
     ag_moe          moe_rs with weights of 1  moe_rs     ag_moe, times the weights
 
 Source  Megatron-LM's tensor and sequence parallelism for what is summed where
@@ -84,16 +84,15 @@ def _like(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return gradient.to(x.dtype).contiguous()
 
 
-def _weights_gradient(ctx: Any, left: Any, right: Any, gathers: str, b: torch.Tensor) -> Any:
-    """left^T right, of which one is gathered, as b lies."""
-    from weft.ops import all_gather
+def _weights_gradient(ctx: Any, a: Any, gradient: Any, b: Any, *, gathers_a: bool) -> Any:
+    """a^T gradient, of which one is gathered, laid out as b is."""
+    from weft.ops import ag_wgrad
 
-    m = (right if gathers == "left" else left).shape[0]
-    if gathers == "left":
-        left = all_gather(left, world=_world(ctx), m=m)
-    else:
-        right = all_gather(right, world=_world(ctx), m=m)
-    return local_product(left, right, b)
+    if b.is_contiguous():
+        gathered = "x" if gathers_a else "y"
+        return ag_wgrad(a, gradient, world=_world(ctx), gathered=gathered)
+    gathered = "y" if gathers_a else "x"
+    return ag_wgrad(gradient, a, world=_world(ctx), gathered=gathered).t()
 
 
 def local_product(left: torch.Tensor, right: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -200,7 +199,7 @@ def ag_gemm(ctx: Any, gradient: torch.Tensor) -> tuple:
     if ctx.needs_input_grad[0]:
         da = gemm_rs(gradient, b.t(), world=_world(ctx))
     if ctx.needs_input_grad[1]:
-        db = _weights_gradient(ctx, a, gradient, "left", b)
+        db = _weights_gradient(ctx, a, gradient, b, gathers_a=True)
     return da, db, None, None, None, None, None, None
 
 
@@ -212,7 +211,7 @@ def gemm_rs(ctx: Any, gradient: torch.Tensor) -> tuple:
     if ctx.needs_input_grad[0]:
         da = ag_gemm(gradient, b.t(), world=_world(ctx), m=a.shape[0])
     if ctx.needs_input_grad[1]:
-        db = _weights_gradient(ctx, a, gradient, "right", b)
+        db = _weights_gradient(ctx, a, gradient, b, gathers_a=False)
     return da, db, None, None
 
 
@@ -221,6 +220,25 @@ def gemm_ar(ctx: Any, gradient: torch.Tensor) -> tuple:
     da = gradient @ b.t() if ctx.needs_input_grad[0] else None
     db = local_product(a, gradient, b) if ctx.needs_input_grad[1] else None
     return da, db, None, None
+
+
+def save_wgrad(ctx: Any, inputs: tuple, output: Any) -> None:
+    x, y, ctx.world, ctx.gathered, *_ = inputs
+    ctx.save_for_backward(x, y)
+
+
+def ag_wgrad(ctx: Any, gradient: torch.Tensor) -> tuple:
+    """Of what is gathered gemm_rs, of the other ag_gemm."""
+    from weft.ops import ag_gemm, gemm_rs
+
+    x, y = ctx.saved_tensors
+    gradient, world, found = _like(gradient, x), _world(ctx), [None, None]
+    rows, whole, place, b = (x, y, 0, gradient.t()) if ctx.gathered == "x" else (y, x, 1, gradient)
+    if ctx.needs_input_grad[place]:
+        found[place] = gemm_rs(whole, b, world=world)
+    if ctx.needs_input_grad[1 - place]:
+        found[1 - place] = ag_gemm(rows, b.t(), world=world, m=whole.shape[0])
+    return *found, None, None, None, None
 
 
 def save_norm(ctx: Any, inputs: tuple, output: Any) -> None:

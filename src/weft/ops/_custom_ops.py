@@ -226,6 +226,29 @@ def gemm_ar(a: torch.Tensor, b: torch.Tensor, world: str, config: str) -> torch.
     return _module("gemm_ar").gemm_ar(a, b, world=there, config=chosen)
 
 
+def _weights_gradient(
+    x: torch.Tensor, y: torch.Tensor, world: str, gathered: str, out_dtype: Any, config: str
+) -> torch.Tensor:
+    module, there = _module("ag_wgrad"), world_called(world)
+    fake = module.fake(module.problem_of(there, x, y, gathered), {"x": x, "y": y}, there.rank)
+    return x.new_empty(fake.shape, dtype=out_dtype or fake.dtype)
+
+
+@_defined(
+    "(Tensor x, Tensor y, str world, str gathered, ScalarType? out_dtype, str config) -> Tensor",
+    _weights_gradient, _autograd.save_wgrad, _autograd.ag_wgrad,
+)  # fmt: skip
+def ag_wgrad(
+    x: torch.Tensor, y: torch.Tensor, world: str, gathered: str, out_dtype: Any, config: str
+) -> torch.Tensor:
+    there, chosen, out = world_called(world), _configs.get(config), None
+    if out_dtype is not None:
+        out = torch.empty((x.shape[1], y.shape[1]), dtype=out_dtype, device=x.device)
+    return _module("ag_wgrad").ag_wgrad(
+        x, y, world=there, gathered=gathered, config=chosen, out=out
+    )
+
+
 def _normed(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, world: str, eps: float,
     config: str,

@@ -50,7 +50,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -129,24 +129,31 @@ class Problem:
     nodes: tuple[int, ...] = ()
     scaling: str = ""
 
+    op: ClassVar[str] = "ag_gemm"
+
     def __post_init__(self) -> None:
         scaled = parse_dtype(self.dtype).name in _ag_gemm_scales.FP8
         usual = "bfloat16" if scaled else self.dtype
         for name, known in (("dtype", SUPPORTED), ("out_dtype", RESULTS)):
             dtype = parse_dtype(getattr(self, name) or usual).name
             if dtype not in known:
-                raise DtypeError(f"ag_gemm: {name} {dtype}; it takes {', '.join(known)}")
+                raise DtypeError(f"{self.op}: {name} {dtype}; it takes {', '.join(known)}")
             object.__setattr__(self, name, dtype)
         if scaled and not self.scaling:
             object.__setattr__(self, "scaling", _ag_gemm_scales.ROWS)
         kinds = (_ag_gemm_scales.ROWS, _ag_gemm_scales.BLOCKS) if scaled else ("",)
         if self.scaling not in kinds:
-            raise DtypeError(f"ag_gemm: scaling={self.scaling!r} of {self.dtype} operands")
+            raise DtypeError(f"{self.op}: scaling={self.scaling!r} of {self.dtype} operands")
         for name in ("m", "n", "k"):
             if getattr(self, name) < 0:
-                raise ShapeError(f"ag_gemm: {name}={getattr(self, name)} is negative")
+                raise ShapeError(f"{self.op}: {name}={getattr(self, name)} is negative")
         if self.num_ranks < 1:
-            raise ShapeError(f"ag_gemm: num_ranks={self.num_ranks}; at least one is needed")
+            raise ShapeError(f"{self.op}: num_ranks={self.num_ranks}; at least one is needed")
+
+    @property
+    def result(self) -> tuple[int, int]:
+        """Rows and columns of what a rank ends with."""
+        return self.m, self.n
 
     @property
     def rows(self) -> int:
@@ -863,6 +870,6 @@ op = Op(
     dtypes=SUPPORTED,
     baselines=_baselines.AG_GEMM,
     fake=fake,
-    backward=("gemm_rs", "all_gather"),
+    backward=("gemm_rs", "ag_wgrad"),
     takes_nodes=True,
 )

@@ -233,6 +233,6 @@ op = Op(
     dtypes=_products.SUPPORTED,
     baselines=_baselines.GEMM_RS,
     fake=fake,
-    backward=("ag_gemm", "all_gather"),
+    backward=("ag_gemm", "ag_wgrad"),
     takes_nodes=True,
 )

@@ -21,7 +21,16 @@ that have a default are left out by None, and cost nothing then:
     done(args)                                           once per program
     scales(at, tile, args) -> Scales                     where the tile's scales lie
 
-`ready` runs once per tile, in the outer loop: a wait inside the loop over k would cost the
+Where sums run over rows of both operands, C[m, n] = sum over rows of A[row, m] B[row, n], and these
+come in parts (gradients of weights), a tile asks for one part after the other:
+
+    segments(at, args) -> count                    `ready` is asked for segments 0 .. count - 1
+    ready(at, segment, tile, args) -> Contracted   rows of both operands, once they may be read
+
+and adds them up in this order. B is then what `ready` says, `shape.k` is not looked at, and the
+operands' rows are `stride_a` and `stride_b` apart.
+
+`ready` runs once per tile or segment, outside the loop over k: a wait inside would cost the
 pipelining there. The outer loop is never flattened into the inner one (`flatten=False`), or the
 next tile's wait would run before this tile's result is stored. What `emit` stored is complete once
 `announce` has called `notify` or what else releases. `one_tile` is the body without the loop.
@@ -114,6 +123,17 @@ class Sliced(NamedTuple):
     slice: Any
 
 
+class Contracted(NamedTuple):
+    """`rows` rows of both operands, from row `left_first` of `left` and `right_first` of `right`
+    on, to be summed over. `tile.is_k_even` promises that tile.k divides them."""
+
+    left: Any
+    right: Any
+    left_first: Any
+    right_first: Any
+    rows: Any
+
+
 class Scales(NamedTuple):
     """Scales of a tile, fp32: `a` of its first row, `b` of its first column, both of the first
     block of k, and how far the next ones are. There are so many `rows` and `columns`."""
@@ -190,6 +210,8 @@ def gemm(
     scales: tl.constexpr = None,
     scales_args=None,
     per_block: tl.constexpr = False,
+    segments: tl.constexpr = None,
+    segments_args=None,
 ):
     """Multiply tiles first, first + step, ... of the order; call it from a kernel.
 
@@ -203,6 +225,7 @@ def gemm(
         one_tile(
             at, b, shape, tile, ready, ready_args, emit, emit_args,
             combine, combine_args, announce, announce_args, scales, scales_args, per_block,
+            segments, segments_args,
         )  # fmt: skip
     if done is not None:
         done(done_args)
@@ -225,15 +248,22 @@ def one_tile(
     scales: tl.constexpr = None,
     scales_args=None,
     per_block: tl.constexpr = False,
+    segments: tl.constexpr = None,
+    segments_args=None,
 ):
     """The tile of the record `at`, from its wait to its announcement."""
-    rows = ready(at, 0, tile, ready_args)
-    if scales is None:
-        value = multiply(rows, b, at.i_n, shape, tile)
+    if segments is not None:
+        value = tl.zeros((tile.m, tile.n), tl.float32)
+        for segment in tl.range(0, segments(at, segments_args), flatten=False):
+            value = contract(ready(at, segment, tile, ready_args), at, shape, tile, value)
     else:
-        value = multiply_scaled(
-            rows, b, at.i_n, shape, tile, scales(at, tile, scales_args), per_block
-        )
+        rows = ready(at, 0, tile, ready_args)
+        if scales is None:
+            value = multiply(rows, b, at.i_n, shape, tile)
+        else:
+            value = multiply_scaled(
+                rows, b, at.i_n, shape, tile, scales(at, tile, scales_args), per_block
+            )
     if combine is not None:
         value = combine(at, value, tile, combine_args)
     emit(at, value, tile, emit_args)
@@ -264,6 +294,40 @@ def add_product(left, right, value):
         value = tl.dot(left, right, value, max_num_imprecise_acc=left.shape[1])
     else:
         value = tl.dot(left, right, value, input_precision="ieee")
+    return value
+
+
+@triton.jit
+def contract(pair, at, shape, tile, value):
+    """`value` plus the sum over a pair's rows of both operands' products. pair: Contracted"""
+    for at_k in range(0, pair.rows, tile.k):
+        left = load_rows(
+            pair.left, pair.left_first + at_k, pair.rows - at_k, at.i_m * tile.m, shape.m,
+            shape.stride_a, tile, tile.m,
+        )  # fmt: skip
+        right = load_rows(
+            pair.right, pair.right_first + at_k, pair.rows - at_k, at.i_n * tile.n, shape.n,
+            shape.stride_b, tile, tile.n,
+        )  # fmt: skip
+        value = add_product(left.T, right, value)
+    return value
+
+
+@triton.jit
+def load_rows(source, first, rows, column, columns, stride, tile, width: tl.constexpr):
+    """[tile.k, width] from row `first` and `column` on; zeros outside, and behind `rows` rows: what
+    lies there may not have come yet."""
+    if tile.tma:
+        tl.static_assert(tile.is_k_even, "TMA knows no end of a segment but the tensor's")
+        value = source.load([first, column])
+    else:
+        i = tl.arange(0, tile.k)
+        j = column + tl.arange(0, width)
+        pointers = source + (first + i).to(tl.int64)[:, None] * stride + j[None, :]
+        mask = (j < columns)[None, :]
+        if not tile.is_k_even:
+            mask = mask & (i < rows)[:, None]
+        value = tl.load(pointers, mask=mask, other=0.0)
     return value
 
 

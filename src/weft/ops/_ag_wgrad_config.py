@@ -1,0 +1,128 @@
+"""How a call of ag_wgrad is done: configurations, which to take, and what kernels are told of them.
+
+Not an operator: a part of ag_wgrad.py, which see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from math import ceil
+from typing import TYPE_CHECKING, ClassVar
+
+from weft.base.errors import ConfigError
+from weft.base.target import Target
+from weft.ops import _ag_gemm_config
+from weft.ops._ag_gemm_config import ENGINES, LIBRARY, Shards
+from weft.tiles import blocking, gemm
+
+if TYPE_CHECKING:
+    from weft.ops.ag_wgrad import Problem
+
+TRANSPORTS = (*ENGINES, "push", LIBRARY)
+# Turns over all tiles: each but the last costs a tile's way through memory, in fp32.
+MOST_TURNS = 8
+# Rows of tiles that programs of one time share.
+GROUP_M = 8
+
+
+@dataclass(frozen=True)
+class Config(_ag_gemm_config.Config):
+    """As ag_gemm's; tile_k are rows that are multiplied at a time.
+
+    Units   split: turns over all tiles, each with its share of the rows; chunks, pieces, feeders,
+            block: as ag_gemm's
+    """
+
+    transport: str = "push"
+    split: int = 1
+
+    op: ClassVar[str] = "ag_wgrad"
+
+    def check(self, problem: Problem, target: Target) -> None:
+        """Raises  ConfigError: a field that does not fit the problem or the target"""
+        if self.transport not in TRANSPORTS:
+            told = f"transport={self.transport!r}; it must be one of {', '.join(TRANSPORTS)}"
+            raise ConfigError(f"{self.op}: {told}")
+        if self.template != "plain":
+            raise ConfigError(
+                f"{self.op}: template={self.template!r}; rows are summed by 'plain' alone"
+            )
+        if not 1 <= self.split <= MOST_TURNS:
+            raise ConfigError(
+                f"{self.op}: split={self.split}; it must be between 1 and {MOST_TURNS}"
+            )
+        super().check(problem, target)
+
+    def num_tiles(self, problem: Problem) -> int:
+        return self.blocking.num_tiles(*problem.result)
+
+    def grid(self, problem: Problem, target: Target) -> int:
+        """Programs of _multiply: all of them are resident."""
+        fed = self.feeders if self.transport == "push" else 0
+        room = _ag_gemm_config.programs_on(target)
+        return min(self.num_tiles(problem) * self.split + fed, room)
+
+
+def candidates(problem: Problem, target: Target) -> Iterator[Config]:
+    """Configurations worth measuring, the one to take unmeasured first."""
+    order = ("push",)
+    if len(problem.nodes) <= 1 and target.num_sms > _ag_gemm_config.SPARE_SMS:
+        is_small = problem.shard_bytes <= _ag_gemm_config.PUSH_BYTES or problem.num_ranks == 1
+        order = ("push", "put", "pull") if is_small else ("put", "pull", "push")
+    p, q = problem.result
+    rows = problem.m if target.backend == "emu" else p
+    for transport in order:
+        for cut in blocking.candidates(p, q, rows, problem.dtype, target):
+            block = _ag_gemm_config.block_of(problem, cut, target)
+            config = Config(transport=transport, block=block, **asdict(cut))
+            config = _ag_gemm_config.with_transport(config, problem, target)
+            yield replace(config, group_m=GROUP_M, split=_split(config, problem, target))
+    if _ag_gemm_config.can_use_library(problem, target):
+        yield Config(transport=LIBRARY)
+
+
+def _split(config: Config, problem: Problem, target: Target) -> int:
+    """As many turns as programs would have no tile without."""
+    fed = config.feeders if config.transport == "push" else 0
+    room = _ag_gemm_config.programs_on(target) - fed
+    turns = room // max(1, config.num_tiles(problem))
+    return max(1, min(turns, problem.num_ranks * config.chunks, MOST_TURNS))
+
+
+def choose(problem: Problem, target: Target) -> Config:
+    """The configuration to take when nothing was measured: a pure function of both."""
+    return next(candidates(problem, target))
+
+
+# ---------------------------------------------------------------------------------------------
+# What kernels are told
+
+
+def is_even(problem: Problem, config: Config) -> bool:
+    """Do all segments divide by tile_k?"""
+    return problem.m == problem.rows * problem.num_ranks and problem.rows % config.tile_k == 0
+
+
+def shards_of(problem: Problem, config: Config) -> Shards:
+    """As ag_gemm's, in chunks of whole tile_k."""
+    rows = max(1, ceil(ceil(problem.rows / config.chunks) / config.tile_k)) * config.tile_k
+    return Shards(problem.rows, config.chunks, rows, config.pieces, config.group_m, 1)
+
+
+def shape_of(problem: Problem) -> gemm.Shape:
+    """Of the product: rows of the operands are summed over."""
+    p, q = problem.result
+    return gemm.Shape(p, q, problem.m, p, q, q)
+
+
+def can_use_tma(problem: Problem, config: Config, target: Target) -> bool:
+    """Do all rows begin where TMA can read them, and end where it does?"""
+    rows = [extent * problem.itemsize for extent in problem.result]
+    rows.append(problem.result[1] * problem.out_itemsize)
+    return config.tma and is_even(problem, config) and blocking.can_use_tma(target, rows)
+
+
+def tile_of(problem: Problem, config: Config, tma: bool) -> gemm.Tile:
+    extents = (config.tile_m, config.tile_n, config.tile_k)
+    return gemm.Tile(*extents, False, tma, is_even(problem, config))

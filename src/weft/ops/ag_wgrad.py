@@ -1,0 +1,601 @@
+"""The gradient of weights, of which one operand is gathered: out[p, q] = sum_m x[m, p] y[m, q].
+
+m is global. Of one of the two a rank has its own rows alone, as torch.chunk splits them; of the
+other all m. Every rank ends with its own out: that of ag_gemm's weights has x gathered, the layer's
+input; that of gemm_rs's weights y, the gradient of its result.
+
+Plan, by `put`, `pull` and `push` as ag_gemm, with its kernels and copies: the rows travel alike,
+and into slots alike. What is multiplied is another:
+    main    _multiply         all programs multiply, by the GEMM template with these hooks
+        segments  the parts in which rows come: own ones first, read in place, then those of rank
+                  + 1, + 2, ..; of each rank chunk by chunk. A tile is their sum in this order
+        ready     waits for the segment's word, outside the loop over its rows
+        order     where tiles are fewer than programs: `split` turns over all tiles, in each of
+                  which a tile has its share of the segments
+        emit      the last turn -> out; the others, in fp32 -> `partials`
+        announce  of another turn: says that its sums are there
+        combine   the last turn: waits for the others' sums, and adds them up in order
+Plan, `nccl`: the library's all-gather, then its product.
+The order of sums is fixed, so results are the same bits in every run.
+
+Signals  those of ag_gemm (SET to the call's epoch e, read on the device), and
+    summed[turn * tiles + tile]   local: this turn's sums of the tile are in `partials`
+
+Limits  both operands are row-major; the template for Hopper (gemm_sm90) has no segments
+Source  docs/decisions/009-hooks.md; ag_gemm
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.graph import increment_version
+
+import weft.language as wl
+from weft.base.card import Op, Trial, trials
+from weft.base.dtypes import DTYPES
+from weft.base.errors import DtypeError, ShapeError
+from weft.base.records import KernelRecord
+from weft.base.target import Target
+from weft.language import slots
+from weft.language.world_arg import SlotArg, WorldArg, language_version
+from weft.ops import _autograd, _lanes
+from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
+from weft.ops._ag_gemm_config import LIBRARY, Shards
+from weft.ops._ag_wgrad_config import (
+    Config,
+    can_use_tma,
+    candidates,
+    choose,
+    shape_of,
+    shards_of,
+    tile_of,
+)
+from weft.ops.ag_gemm import (
+    PROGRAM,
+    RESULTS,
+    GivingBack,
+    _await_copies_and_give_back,
+    _await_open_and_give_back,
+    _give_back,
+    _indices,
+    _last_words,
+    _push,
+    _variable,
+)
+from weft.ops.ag_gemm import Problem as Gathered
+from weft.ops.ag_gemm import kernels as gathering_kernels
+from weft.tiles import blocking, gemm, swizzle
+
+
+def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
+    """All ranks at once, in fp32 on the CPU."""
+    whole, parts = ("x", "y") if problem.gathers_y else ("y", "x")
+    gathered = torch.cat([one[parts] for one in inputs]).float()
+    rest = [one[whole].float() for one in inputs]
+    return [x.t() @ gathered if problem.gathers_y else gathered.t() @ x for x in rest]
+
+
+# ---------------------------------------------------------------------------------------------
+# The problem; how it is done is in _ag_wgrad_config.py
+
+
+@dataclass(frozen=True)
+class Problem(Gathered):
+    """m rows over all ranks; k columns of what is gathered, n of the other, on each rank.
+
+    The result is [k, n], with x gathered; or [n, k] where `b_is_nk`, with y gathered: as weights
+    lie whose gradient it is. Sums are in fp32.
+    """
+
+    op: ClassVar[str] = "ag_wgrad"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dtype not in RESULTS:
+            raise DtypeError(f"{self.op}: dtype {self.dtype}; it takes {', '.join(RESULTS)}")
+
+    @property
+    def gathers_y(self) -> bool:
+        return self.b_is_nk
+
+    @property
+    def result(self) -> tuple[int, int]:
+        return (self.n, self.k) if self.gathers_y else (self.k, self.n)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one rank must read and write at least."""
+        return self.m * (self.n + self.k) * self.itemsize + self.n * self.k * self.out_itemsize
+
+
+# ---------------------------------------------------------------------------------------------
+# The program
+
+
+class Part(NamedTuple):
+    """A tile, in one of the turns."""
+
+    i_m: Any
+    i_n: Any
+    turn: Any
+
+
+class Turns(NamedTuple):
+    """Arguments of `_order`."""
+
+    split: Any
+    group_m: Any
+
+
+class Share(NamedTuple):
+    """Arguments of `_segments`: how many there are of all ranks, and turns that share them."""
+
+    count: Any
+    split: Any
+
+
+class Arrival(NamedTuple):
+    """Arguments of `_ready_x` and `_ready_y`; tuples last, as told at ag_gemm's."""
+
+    own: Any
+    gathered: Any
+    whole: Any
+    rows_ready: Any
+    e: Any
+    rank: Any
+    m: Any
+    count: Any
+    split: Any
+    shards: Any
+    world: Any
+
+
+class Segment(NamedTuple):
+    """`rows` rows of all, from `first` on; the gathered ones from row `at` of `source`."""
+
+    source: Any
+    at: Any
+    first: Any
+    rows: Any
+
+
+class Sums(NamedTuple):
+    """Arguments of `_combine`, `_emit` and `_announce`: tiles and columns of tiles, what turns
+    leave for the last one, and the result."""
+
+    partials: Any
+    summed: Any
+    e: Any
+    rank: Any
+    split: Any
+    tiles: Any
+    columns: Any
+    c: Any
+    shape: Any
+    world: Any
+
+
+@triton.jit
+def _order(i, num_m, num_n, args):
+    """All tiles, in one turn after the other. args: Turns"""
+    rows = num_m // args.split
+    turn = i // (rows * num_n)
+    at = swizzle.grouped(i - turn * rows * num_n, rows, num_n, (args.group_m,))
+    return Part(at.i_m, at.i_n, turn)
+
+
+@triton.jit
+def _segments(at, args):
+    """args: Share"""
+    return (at.turn + 1) * args.count // args.split - at.turn * args.count // args.split
+
+
+@triton.jit
+def _segment(at, segment, args):
+    """The rows of the turn's `segment`-th segment, which may be read. args: Arrival"""
+    index = at.turn * args.count // args.split + segment
+    chunks = args.shards.chunks
+    source_rank = (args.rank + index // chunks) % args.world.num_ranks
+    shard_first = min(source_rank * args.shards.rows, args.m)
+    shard_end = min(shard_first + args.shards.rows, args.m)
+    first = min(shard_first + index % chunks * args.shards.chunk_rows, shard_end)
+    rows = min(args.shards.chunk_rows, shard_end - first)
+    is_own = source_rank == args.rank
+    if not is_own:
+        # Pairs with the copy engine's word, or with _push.
+        wl.wait(args.rows_ready + source_rank * chunks + index % chunks, args.e, world=args.world)
+    source = args.gathered
+    at_row = first
+    if is_own:
+        source = args.own
+        at_row = first - shard_first
+    return Segment(source, at_row, first, rows)
+
+
+@triton.jit
+def _ready_x(at, segment, tile, args):
+    """x is gathered. args: Arrival"""
+    one = _segment(at, segment, args)
+    return gemm.Contracted(one.source, args.whole, one.at, one.first, one.rows)
+
+
+@triton.jit
+def _ready_y(at, segment, tile, args):
+    """y is gathered. args: Arrival"""
+    one = _segment(at, segment, args)
+    return gemm.Contracted(args.whole, one.source, one.first, one.at, one.rows)
+
+
+@triton.jit
+def _places(at, turn, tile, args):
+    """Where the turn's sums of a tile lie in `partials`."""
+    index = (turn * args.tiles + at.i_m * args.columns + at.i_n).to(tl.int64)
+    inside = tl.arange(0, tile.m)[:, None] * tile.n + tl.arange(0, tile.n)[None, :]
+    return args.partials + index * (tile.m * tile.n) + inside
+
+
+@triton.jit
+def _combine(at, value, tile, args):
+    """The last turn's sums, behind those of the turns before. args: Sums"""
+    if at.turn == args.split - 1:
+        total = tl.zeros((tile.m, tile.n), tl.float32)
+        for turn in range(args.split - 1):
+            word = args.summed + turn * args.tiles + at.i_m * args.columns + at.i_n
+            wl.wait(word, args.e, scope=wl.Scope.DEVICE, world=args.world)
+            total += tl.load(_places(at, turn, tile, args))
+        value = total + value
+    return value
+
+
+@triton.jit
+def _emit(at, value, tile, args):
+    """args: Sums"""
+    if at.turn == args.split - 1:
+        gemm.emit_store(at, value, tile, gemm.Stored(args.c, args.shape))
+    else:
+        tl.store(_places(at, at.turn, tile, args), value)
+
+
+@triton.jit
+def _announce(at, part, args):
+    """args: Sums"""
+    if at.turn < args.split - 1:
+        word = args.summed + at.turn * args.tiles + at.i_m * args.columns + at.i_n
+        wl.notify(args.world, word, args.e, to=args.rank, op=wl.SignalOp.SET,
+                  scope=wl.Scope.DEVICE)  # fmt: skip
+
+
+@triton.jit
+def _multiply(a, own, gathered, gathered_rows, whole, c, partials, summed, rows_ready, fed, slot,
+              moved, shape, shards, tile, world, feeders: tl.constexpr, is_pull: tl.constexpr,
+              block: tl.constexpr, gathers_y: tl.constexpr, split: tl.constexpr):  # fmt: skip
+    """Feed where there are feeders, then the GEMM template with this operator's hooks.
+
+    `own` and `gathered_rows` are what the gathered operand is read from: descriptors, or the
+    pointers `a` and `gathered` once more. `moved` is what feeders take for a shape.
+    """
+    rank = wl.rank(world).to(tl.int32)
+    e = slots.slot_epoch(slot)
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    if feeders > 0:
+        if program < feeders:
+            slots.slot_wait_free(world, slot, e)
+            _push(a, gathered, rows_ready, fed, e, rank, moved, shards, 1, world, program, feeders,
+                  _indices, block)  # fmt: skip
+    num_m, num_n = tl.cdiv(shape.m, tile.m), tl.cdiv(shape.n, tile.n)
+    words, waited = _last_words(rows_ready, rank, shards.chunks, world.num_ranks, is_pull)
+    count, turns = _variable(world.num_ranks) * shards.chunks, _variable(split)
+    # The last programs have the fewest tiles: those are the feeders. Three times the same: assigned
+    # to a name, a tuple's constants are values.
+    gemm.gemm(
+        None, shape, tile, num_m * split, num_programs - 1 - program, num_programs,
+        _order, Turns(turns, shards.group_m),
+        _ready_y if gathers_y else _ready_x,
+        Arrival(own, gathered_rows, whole, rows_ready, e, rank, _variable(moved.m), count, turns,
+                shards, world),
+        _emit if split > 1 else gemm.emit_store,
+        Sums(partials, summed, e, rank, turns, num_m * num_n, num_n, c, shape, world)
+        if split > 1 else gemm.Stored(c, shape),
+        combine=_combine if split > 1 else None,
+        combine_args=Sums(partials, summed, e, rank, turns, num_m * num_n, num_n, c, shape, world),
+        announce=_announce if split > 1 else None,
+        announce_args=Sums(partials, summed, e, rank, turns, num_m * num_n, num_n, c, shape, world),
+        done=_give_back if feeders > 0 else (
+            _await_copies_and_give_back if is_pull else _await_open_and_give_back
+        ),
+        done_args=GivingBack(words, e, waited, program, num_programs, slot, world),
+        segments=_segments, segments_args=Share(count, turns),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------
+# The host
+
+
+def ag_wgrad(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    *,
+    world: Any,
+    gathered: str = "x",
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """All rows of x, transposed, times those of y; one of the two comes from all ranks. Collective.
+
+        gathered="x":  out[p, q] = cat(x of rank 0, x of rank 1, ...)^T @ y
+        gathered="y":  out[p, q] = x^T @ cat(y of rank 0, y of rank 1, ...)
+
+    Shapes  x: [m, p] and y: [m, q], contiguous; of the gathered one the rows of this rank, as
+            torch.chunk splits m; p and q are the same on all ranks
+    Dtypes  x and y alike, float16, bfloat16 or float32; out the same unless given, sums in fp32
+    Sync    stream-ordered on the current stream; can be recorded
+    Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
+    """
+    if _autograd.is_asked(x, y):
+        rest = (gathered, None if out is None else out.dtype)
+        return _autograd.as_operation("ag_wgrad", world, (x, y), *rest, config=config, out=out)
+    call = _lanes.find_call(
+        world, "ag_wgrad", (x, y, out), (gathered, config),
+        lambda: _make_call(world, x, y, gathered, config, out),
+    )  # fmt: skip
+    if out is None:
+        out = torch.empty(call.out_shape, dtype=call.out_dtype, device=x.device)
+    else:
+        increment_version((out,))
+    rows, whole = (y, x) if gathered == "y" else (x, y)
+    offset = call.offset_of(world, rows)
+    world.operator_call(call.name_with(offset))
+    if call.is_empty:
+        return out.zero_()
+    call.run(world, rows, whole, out, offset)
+    return out
+
+
+def _make_call(world: Any, x: Any, y: Any, gathered: str, config: Any, out: Any) -> Call:
+    problem = problem_of(world, x, y, gathered, out)
+    config = config or choose(problem, world.target)
+    config.check(problem, world.target)
+    kind = Unfused if config.transport == LIBRARY else Fused
+    return kind(world, problem, config)
+
+
+class Unfused(LibraryCall):
+    """Nothing fused: NCCL, then cuBLAS."""
+
+    def __init__(self, world: Any, problem: Problem, config: Config) -> None:
+        super().__init__(world, problem, config)
+        self.out_shape = problem.result
+
+    def multiply(self, gathered: Any, whole: Any, out: Any) -> None:
+        left, right = (whole, gathered) if self.problem.gathers_y else (gathered, whole)
+        torch.mm(left.t(), right, out=out)
+
+
+class Fused(SlotCall):
+    """Rows travel as ag_gemm's; what multiplies them is another kernel."""
+
+    def __init__(self, world: Any, problem: Problem, config: Config) -> None:
+        super().__init__(world, problem, config, PROGRAM)
+        self.out_shape = problem.result
+        # Segments are of one rank each, so own rows are read in place, and others' may be.
+        self.straddles, self.may_read_in_place = False, self.is_pull
+        self.shards, self.product = shards_of(problem, config), shape_of(problem)
+        self.tma = can_use_tma(problem, config, world.target)
+        self.tiles = [tile_of(problem, config, tma).as_constexpr() for tma in (False, True)]
+        if config.split > 1:
+            size = (config.split - 1) * config.num_tiles(problem)
+            elements = size * config.tile_m * config.tile_n
+            self.buffers["partials"] = ((elements,), torch.float32)
+            self.signals["summed"] = (size, torch.int64)
+
+    def _multiply_with(
+        self, world: Any, slot: Any, a: Any, b: Any, out: Any, aligned: bool, scaling: Any
+    ) -> tuple[Any, tuple, dict]:
+        """The kernel that multiplies, its arguments and its options."""
+        config, tma = self.config, self.tma and aligned
+        own, gathered, whole, result = a, slot.gathered, b, out
+        if tma:
+            of_gathered, of_whole = config.tile_m, config.tile_n
+            if self.problem.gathers_y:
+                of_gathered, of_whole = of_whole, of_gathered
+            own = blocking.descriptor(a, (config.tile_k, of_gathered))
+            gathered = blocking.descriptor(slot.gathered, (config.tile_k, of_gathered))
+            whole = blocking.descriptor(b, (config.tile_k, of_whole))
+            result = blocking.descriptor(out, (config.tile_m, config.tile_n))
+        sums = (slot.partials, slot.summed) if config.split > 1 else (None, None)
+        arguments = (
+            a, own, slot.gathered, gathered, whole, result, *sums, slot.rows_ready, slot.fed,
+            slot.arg, self.shape, self.product, self.shards, self.tiles[tma], world.arg,
+            0 if self.by_engine else config.feeders, self.is_pull, config.block,
+            self.problem.gathers_y, config.split,
+        )  # fmt: skip
+        options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+        return _multiply, arguments, options
+
+
+def problem_of(world: Any, x: Any, y: Any, gathered: str = "x", out: Any = None) -> Problem:
+    """The problem that this rank's tensors are a part of.
+
+    Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
+    """
+    op = Problem.op
+    if gathered not in ("x", "y"):
+        raise ShapeError(f"{op}: gathered={gathered!r}; it is 'x' or 'y'")
+    for name, tensor in (("x", x), ("y", y)):
+        if tensor.dim() != 2:
+            shape = tuple(tensor.shape)
+            raise ShapeError(f"{op}: {name} has shape {shape}; it must have two dimensions")
+        _lanes.check_tensor(op, name, tensor, world)
+    if x.dtype != y.dtype:
+        raise DtypeError(f"{op}: x is {x.dtype} but y is {y.dtype}; convert one of them")
+    rows, whole = (y, x) if gathered == "y" else (x, y)
+    m, out_dtype = whole.shape[0], "" if out is None else str(out.dtype)
+    problem = Problem(
+        m, whole.shape[1], rows.shape[1], world.num_ranks, str(x.dtype), out_dtype,
+        gathered == "y", _lanes.nodes_of(world),
+    )  # fmt: skip
+    first, end = problem.shard(world.rank)
+    if rows.shape[0] != end - first:
+        raise ShapeError(
+            f"{op}: rank {world.rank} of {world.num_ranks} passes {gathered} with {rows.shape[0]} "
+            f"rows, but of m={m} it holds {end - first} (rows {first} to {end} of torch.chunk)"
+        )
+    if out is not None:
+        _lanes.check_out(op, out, problem.result, out.dtype, world)
+    return problem
+
+
+# ---------------------------------------------------------------------------------------------
+# The card
+
+
+def make_problem(
+    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
+) -> Problem:
+    return Problem(shape["m"], shape["n"], shape["k"], num_ranks, dtype, nodes=nodes)
+
+
+def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """One rank's normal random tensors on the CPU: the same for one seed on every machine."""
+    generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank)
+    first, end = problem.shard(rank)
+    dtype = getattr(torch, problem.dtype)
+    rows = torch.randn(end - first, problem.k, generator=generator).to(dtype)
+    whole = torch.randn(problem.m, problem.n, generator=generator).to(dtype)
+    return {"x": whole, "y": rows} if problem.gathers_y else {"x": rows, "y": whole}
+
+
+def run(
+    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+) -> torch.Tensor:
+    dtype, device = getattr(torch, problem.out_dtype), inputs["x"].device
+    out = torch.empty(problem.result, dtype=dtype, device=device)
+    gathered = "y" if problem.gathers_y else "x"
+    return ag_wgrad(
+        inputs["x"], inputs["y"], world=world, gathered=gathered, config=config, out=out
+    )
+
+
+def kernels(
+    problem: Problem, config: Config | None, target: Target
+) -> Iterator[tuple[Any, KernelRecord]]:
+    """The kernels that a call with this configuration launches, as records."""
+    config = config or choose(problem, target)
+    config.check(problem, target)
+    if config.transport == LIBRARY:
+        return
+    # No tile straddles ranks: nothing is staged for that.
+    others = (PROGRAM.multiply, PROGRAM.stage_edges)
+    for fn, record in gathering_kernels(problem, config, target):
+        if fn not in others:
+            yield fn, replace(record, name=record.name.replace("ag_gemm", Problem.op))
+    yield _multiply, _record(problem, config, target)
+
+
+def _record(problem: Problem, config: Config, target: Target) -> KernelRecord:
+    element, result = (DTYPES[name].triton for name in (problem.dtype, problem.out_dtype))
+    tma, is_split = can_use_tma(problem, config, target), config.split > 1
+    tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
+    of_gathered, of_whole = (tile_n, tile_m) if problem.gathers_y else (tile_m, tile_n)
+
+    def operand(word: str, *block: int) -> str:
+        return f"tensordesc<{word}[{block[0]}, {block[1]}]>" if tma else f"*{word}"
+
+    tile, shape = tile_of(problem, config, tma), shape_of(problem)
+    numbers = ["i32"] * len(gemm.Shape._fields)
+    types = {
+        "a": f"*{element}",
+        "own": operand(element, tile_k, of_gathered),
+        "gathered": f"*{element}",
+        "gathered_rows": operand(element, tile_k, of_gathered),
+        "whole": operand(element, tile_k, of_whole),
+        "c": operand(result, tile_m, tile_n),
+        "partials": "*fp32" if is_split else "constexpr",
+        "summed": "*i64" if is_split else "constexpr",
+        "rows_ready": "*i64",
+        "fed": "*i32",
+        "slot": ["*i64", "*i32", "*i64"],
+        "moved": numbers,
+        "shape": numbers,
+        "shards": ["i32"] * len(Shards._fields),
+        "tile": ["constexpr"] * len(tile),
+        "world": ["*i64", "constexpr", "constexpr"],
+    }
+    constants = {
+        "slot": SlotArg(None, None, None),
+        "moved": gemm.Shape(*[None] * len(numbers)),
+        "shape": gemm.Shape(*[None] * len(numbers)),
+        "shards": Shards(*[None] * len(Shards._fields)),
+        "tile": tile,
+        "world": WorldArg(None, problem.num_ranks, language_version()),
+        "feeders": config.feeders if config.transport == "push" else 0,
+        "is_pull": config.transport == "pull",
+        "block": config.block,
+        "gathers_y": problem.gathers_y,
+        "split": config.split,
+        **({} if is_split else {"partials": None, "summed": None}),
+    }
+    names = _multiply.arg_names
+    pointers = [x for x in names if isinstance(types.get(x), str) and types[x][0] == "*"]
+    aligned = [f"shape.{x}" for x, extent in shape._asdict().items() if extent % 16 == 0]
+    aligned += ["moved.k"] if problem.k % 16 == 0 else []
+    return KernelRecord(
+        name=f"{Problem.op}.multiply",
+        signature={x: types.get(x, "constexpr") for x in names},
+        constants={x: constants[x] for x in names if x in constants},
+        options={"num_warps": config.num_warps, "num_stages": config.num_stages},
+        divisible_by_16=(*pointers, *aligned),
+    )
+
+
+def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
+    """The result's shape and dtype, without its values."""
+    return torch.empty(problem.result, dtype=getattr(torch, problem.out_dtype), device="meta")
+
+
+TRIALS = (
+    # Rows that nothing divides, several tiles, several turns.
+    *trials({"m": 56, "n": 24, "k": 40}),
+    # As ag_gemm: words of chunks without rows, inputs that change once a call is over.
+    Trial((3,), {"m": 56, "n": 24, "k": 16}, "pull", calls=(2, 0, 2, 0, 2, 0)),
+    Trial((3,), {"m": 56, "n": 24, "k": 16}, "put", calls=(2, 0, 2, 0, 2, 0)),
+    Trial((3,), {"m": 56, "n": 24, "k": 16}, "put", on_heap=True),
+    Trial((2,), {"m": 64, "n": 24, "k": 16}, "pull", on_heap=True, calls=(0, 0, 0, 1, 0, 1, 0)),
+)
+
+op = Op(
+    name="ag_wgrad",
+    summary="out[k, n] = sum over m of all_gather(X over rows)[m, k] Y[m, n]",
+    problem=Problem,
+    config=Config,
+    make_problem=make_problem,
+    make_inputs=make_inputs,
+    reference=reference,
+    run=run,
+    candidates=candidates,
+    kernels=kernels,
+    default_shape={"m": 256, "n": 256, "k": 256},
+    smallest={"m": 16, "n": 16, "k": 16},
+    smallest_config={"feeders": 1, "pieces": 2, "chunks": 1},
+    trials=TRIALS,
+    awkward_shapes=(
+        (4, {"m": 388, "n": 96, "k": 64}),
+        (3, {"m": 291, "n": 70, "k": 50}),
+        (2, {"m": 2, "n": 64, "k": 64}),
+        (1, {"m": 40, "n": 48, "k": 32}),
+        (4, {"m": 1, "n": 32, "k": 32}),
+        (4, {"m": 9, "n": 16, "k": 16}),
+        (4, {"m": 0, "n": 16, "k": 16}),
+    ),
+    dtypes=RESULTS,
+    fake=fake,
+    backward=("gemm_rs", "ag_gemm"),
+    takes_nodes=True,
+)
