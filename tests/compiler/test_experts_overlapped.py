@@ -9,7 +9,7 @@ import pytest
 import torch
 from generated_kernels import kernel_of
 from random_programs import of_rank
-from test_experts import E, chosen, layer
+from test_experts import E, chosen, dispatched, layer
 from test_unfused import run
 
 import weft
@@ -85,6 +85,20 @@ def test_experts_without_tokens_and_the_same_bits_in_every_run(ranks):
     found = [ranks(main, 2, seed=seed) for seed in range(2)]
     assert all(map(torch.equal, *found))
     ranks(main, 2, nodes=2)
+
+
+def test_experts_on_other_ranks_beside_what_overlaps(ranks):
+    """Nothing of it is fused: the operators' calls, with a router within."""
+    compiled = dispatched()
+    assert not stages_of(compiled).plan.of(Launch)
+
+    def main():
+        world = weft.init()
+        for m in (9, 2):
+            run(world, compiled, {"m": m}, seed=m, lowering="overlapped")
+        world.close()
+
+    ranks(main, 2)
 
 
 @pytest.mark.parametrize("name", ["ag_moe", "moe_rs"])

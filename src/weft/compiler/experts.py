@@ -108,26 +108,3 @@ def own_experts(experts: int, rank: int, num_ranks: int) -> tuple[int, int]:
     """The experts first .. end - 1 of a rank, as torch.chunk gives them."""
     each = -(-experts // num_ranks)
     return min(rank * each, experts), min((rank + 1) * each, experts)
-
-
-def take_own(x: torch.Tensor, routing: Routing, first: int) -> torch.Tensor:
-    """Of all tokens' x, rows of the slots from expert `first`'s on; there is room for all slots."""
-    tokens = routing.tables.token_of
-    index = torch.arange(tokens.shape[0], device=x.device) + _begin(routing, first)
-    return x.index_select(0, tokens.index_select(0, index.clamp(max=max(tokens.shape[0] - 1, 0))))
-
-
-def give_back(y: torch.Tensor, routing: Routing, first: int, end: int) -> torch.Tensor:
-    """A row for each token of all ranks: the weighted sum of its choices of experts first to
-    end - 1, whose slots y has; zeros for a token without."""
-    begin, behind = _begin(routing, first), _begin(routing, end)
-    slots = torch.arange(y.shape[0], device=y.device)
-    is_own = (slots >= begin) & (slots < behind)
-    rows = y.index_select(0, (slots - begin).clamp(min=0, max=max(y.shape[0] - 1, 0)))
-    # Not times zero: what lies behind own rows may be no number.
-    return scatter_rows(torch.where(is_own[:, None], rows, 0.0), routing)
-
-
-def _begin(routing: Routing, expert: int) -> torch.Tensor:
-    """The first slot of an expert, on the device."""
-    return routing.tables.counts[:, :expert].sum()

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 
 from weft.base.errors import UnsupportedError
-from weft.compiler import decoding, experts
-from weft.compiler.passes.tile import number
+from weft.compiler import attending, decoding, experts
+from weft.compiler.passes.tile import number, part_of
 from weft.ir.device import Buffer, Call, Part, Plan
 from weft.ir.task import ATTRIBUTES, Program, Task
 
@@ -32,6 +32,10 @@ class Collectives(Protocol):
     def moe_route(
         self, logits: Any, top_k: int, *, world: Any, m: int | None = None, tile_m: int = 128
     ) -> Any: ...
+
+    def ep_dispatch(self, x: Any, *, world: Any, **given: Any) -> tuple[Any, Any]: ...
+
+    def ep_combine(self, y: Any, handle: Any, *, world: Any) -> Any: ...
 
     def run_plan(
         self, stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any,
@@ -62,17 +66,20 @@ LOCAL = {
     "rope": decoding.rope,
     "kv_append": decoding.kv_append,
     "decode_attention": decoding.decode_attention,
+    "attention": attending.attention,
 }
 
 
 @dataclass(frozen=True)
 class Here:
-    """What a call may ask beside its operands: whose rank it runs on, what is whose size."""
+    """What a call may ask beside its operands: whose rank it runs on, what is whose size; and what
+    calls before it have `kept`, by table."""
 
     world: Any
     collectives: Collectives
     sizes: Mapping[str, int]
     buffers: Mapping[str, Buffer]
+    kept: dict[str, Any]
 
     def size(self, name: str, dim: int = 0) -> int:
         """The global size of a buffer along a dimension."""
@@ -87,15 +94,16 @@ class Here:
 
 def run(
     plan: Plan, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any,
-    collectives: Collectives,
+    collectives: Collectives, kept: dict[str, Any] | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """One rank's results. A value is let go after its last reader.
+    """One rank's results. A value is let go after its last reader. `kept` is what calls leave for
+    others, where a plan is run in pieces.
 
     Raises  UnsupportedError: a plan with other steps than calls
     """
     values = dict(tensors)
     buffers = {buffer.name: buffer for buffer in plan.of(Buffer)}
-    here = Here(world, collectives, sizes, buffers)
+    here = Here(world, collectives, sizes, buffers, {} if kept is None else kept)
     left = Counter(name for step in plan.steps if isinstance(step, Call) for name in step.reads)
     left.update(plan.results)
     for step in plan.steps:
@@ -152,18 +160,35 @@ def _grouped_matmul(step: Call, operands: Sequence[Any], here: Here) -> Any:
 
 
 def _ep_dispatch(step: Call, operands: Sequence[Any], here: Here) -> Any:
-    """All tokens to all ranks; each takes what its experts get."""
+    """Rows to their experts' ranks; how they went is kept with the table, for their way back."""
     x, routing = operands
-    m = here.size(step.reads[1])
-    gathered = here.collectives.all_gather(x.contiguous(), world=here.world, m=m)
-    return experts.take_own(gathered, routing, here.own_experts(step.reads[1])[0])
+    table, tables, m = step.reads[1], routing.tables, here.size(step.reads[1])
+    given: dict[str, Any] = {"handle": here.kept.get(table)}
+    if given["handle"] is None:
+        most = -(-m // here.world.num_ranks)
+        given = {
+            "ids": tables.ids, "weights": tables.weights, "experts": here.size(table, 2),
+            "max_tokens": most, "capacity": tables.token_of.shape[0] or None,
+        }  # fmt: skip
+    # Cleared: libraries read all rows that there is room for.
+    rows, here.kept[table] = here.collectives.ep_dispatch(
+        x.contiguous(), world=here.world, clear=True, **given
+    )
+    return rows
 
 
 def _ep_combine(step: Call, operands: Sequence[Any], here: Here) -> Any:
-    """Every rank's sums of all tokens; each takes its own tokens' from all."""
-    y, routing = operands
-    sums = experts.give_back(y, routing, *here.own_experts(step.reads[1]))
-    return here.collectives.reduce_scatter(sums, world=here.world)
+    y, handle = operands[0].contiguous(), here.kept[step.reads[1]]
+    return here.collectives.ep_combine(y, handle, world=here.world)
+
+
+def _attention(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    """Where tokens are split over ranks the own ones begin at the first of these."""
+    tokens, first = here.buffers[step.reads[0]].sizes[0], 0
+    if isinstance(tokens, Part):
+        rank, num_ranks = here.world.rank, here.world.num_ranks
+        first, _ = part_of(here.size(step.reads[0]), rank, num_ranks)
+    return attending.attention(*operands, **_attributes(step), first=first)
 
 
 # What asks for more than its operands.
@@ -173,6 +198,7 @@ CALLS: Mapping[str, Callable[[Call, Sequence[Any], Here], Any]] = {
     "all_reduce": _all_reduce,
     "moe_route": _moe_route,
     "grouped_matmul": _grouped_matmul,
+    "attention": _attention,
     "ep_dispatch": _ep_dispatch,
     "ep_combine": _ep_combine,
 }

@@ -340,10 +340,11 @@ ordered for what it announces alone (`src/weft/ir/order.py`).
 
 The mesh has one axis, tensors two dimensions, experts' matrices three. `all_to_all` is not in the
 frontend. Products by tables have no twin for Hopper, their ways are not predicted, and tables are
-those of `moe_route`. Sums over columns, and rows that are gathered for anything but a product, stay calls of
-libraries; so do sums by packets, for which operators have kernels and the generator has none. SMs
-never pull. Over several nodes tiles go rank by rank: the order by nodes (`tiles/hierarchy.py`) is
-not generated. A product that is behind a gather and ends in a sum hides the gather alone."""
+those of `moe_route`; tokens that go to their experts' ranks go by operators' calls. Sums over
+columns, and rows that are gathered for anything but a product, stay calls of libraries; so do sums
+by packets, for which operators have kernels and the generator has none. SMs never pull. Over
+several nodes tiles go rank by rank: the order by nodes (`tiles/hierarchy.py`) is not generated. A
+product that is behind a gather and ends in a sum hides the gather alone."""
 
 
 if __name__ == "__main__":

@@ -95,6 +95,7 @@ class PlanRunner:
         self._regions = allocate.layout(plan, sizes, world.num_ranks)
         self._local = self._make_local()
         self._is_loaded = False
+        self._kept: dict[str, Any] = {}  # what library calls leave for each other
         self._replays = world.replays()
 
     # ---- memory
@@ -179,6 +180,7 @@ class PlanRunner:
             return tuple(bound[name].zero_() for name in self.plan.results)
         if not self._is_loaded:
             self._load(bound, slot)
+        self._kept.clear()
         if self.plan.of(Call):  # libraries allocate
             self._queue_all(bound, slot)
         else:
@@ -388,5 +390,7 @@ class PlanRunner:
 
         alone = replace(self.plan, statements=(*self.buffers.values(), step), results=step.writes)
         given = {name: bound[name] for name in step.reads}
-        results = libraries.run(alone, given, self.sizes, world=self.world, collectives=weft.ops)
+        results = libraries.run(
+            alone, given, self.sizes, world=self.world, collectives=weft.ops, kept=self._kept
+        )
         bound.update(zip(step.writes, results))
