@@ -49,6 +49,15 @@ cached: float32[Times(b, 32), 16] @ Shard(1) = kv_append(cache, k, lengths)
 attended: float32[b, 32] @ Shard(1) = decode_attention(turned, cached, values, lengths, head=8)
 """
 
+# Own tokens attend over all.
+ATTEND = """\
+program(attend, mesh=sp, stage=placed, results=(attended,))
+q: float32[m, 32] @ Shard(0) = input()
+k: float32[m, 16] @ Replicate() = input()
+v: float32[m, 16] @ Replicate() = input()
+attended: float32[m, 32] @ Shard(0) = attention(q, k, v, head=8, causal=True)
+"""
+
 # The plan of ag_gemm where copy engines carry the data, from where the caller has it.
 PULL = """\
 program(ag_gemm, mesh=tp, results=(c,))
@@ -135,6 +144,7 @@ tasks = st.builds(
         task.Task, names, st.sampled_from(list(task.KINDS)), several(names), _types,
         dim=st.none() | st.integers(0, 1), eps=_floats, top_k=st.none() | st.integers(1, 4),
         head=st.none() | st.sampled_from([2, 64]), base=_floats,
+        causal=st.none() | st.booleans(),
         tile=several(st.integers(1, 256)), needs=several(st.builds(task.Need, names, _regions)),
         kernel=st.just("") | names, engine=st.just("") | names,
         chunks=st.integers(0, 4) | st.just("tiles"), order=st.just("") | names,
@@ -178,6 +188,8 @@ _words = {
         st.none() | st.integers(1, 4),
         st.none() | st.sampled_from([2, 64]),
         _floats,
+        st.integers(0, 128),
+        st.none() | st.booleans(),
     ),
     device.Copy: (names, names, st.sampled_from(["pull", "push"]), names),
     device.Launch: (

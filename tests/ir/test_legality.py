@@ -167,6 +167,25 @@ DECODE_BREACHES = [
 ]  # fmt: skip
 
 
+ATTEND_BREACHES = [
+    ("v: float32[m, 16]", "v: float32[m, 24]", "sizes", "v is (m, 24); rows are alike in all"),
+    ("k: float32[m, 16]", "k: float32[n, 16]", "sizes", "k is (n, 16)"),
+    ("head=8", "head=6", "sizes", "q has 32 columns; heads have head=6"),
+    ("q: float32[m, 32]", "q: float32[m, 24]", "sizes", "q has their heads or a multiple"),
+    (", causal=True", "", "attributes", "attended has causal=None; it takes True or False"),
+    ("k: float32[m, 16] @ Replicate()", "k: float32[m, 16] @ Shard(0)", "placements",
+     "attention of Shard(0), Shard(0), Replicate() does not give attended @ Shard(0)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "rule", "told"), ATTEND_BREACHES)
+def test_queries_and_what_they_attend_over(old: str, new: str, rule: str, told: str):
+    assert task.check(task.parse(programs.ATTEND)) == []
+    assert old in programs.ATTEND
+    found = task.check(task.parse(programs.ATTEND.replace(old, new)))
+    assert any(one.rule == rule and told in one.message for one in found), found
+
+
 @pytest.mark.parametrize(("old", "new", "rule", "told"), DECODE_BREACHES)
 def test_caches_and_what_is_read_of_them(old: str, new: str, rule: str, told: str):
     assert task.check(task.parse(programs.DECODE)) == []

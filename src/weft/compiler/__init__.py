@@ -8,6 +8,7 @@ from weft.compiler.facts import Facts, Settings
 from weft.compiler.frontend import (
     all_gather,
     all_reduce,
+    attention,
     decode_attention,
     ep_combine,
     ep_dispatch,
@@ -28,7 +29,7 @@ from weft.ir.tensor import Type as Tensor
 
 __all__ = [
     "ByExpert", "Compiled", "Facts", "Partial", "Replicate", "Settings", "Shard", "Tensor",
-    "Times", "all_gather", "all_reduce", "decode_attention", "ep_combine", "ep_dispatch",
+    "Times", "all_gather", "all_reduce", "attention", "decode_attention", "ep_combine", "ep_dispatch",
     "gather_rows", "grouped_matmul", "kv_append", "moe_route", "program", "reduce_scatter",
     "rms_norm", "rope", "scatter_rows", "silu", "silu_mul",
 ]  # fmt: skip

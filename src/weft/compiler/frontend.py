@@ -34,6 +34,7 @@ RESULTS = {
     "moe_route": "routing", "gather_rows": "rows", "scatter_rows": "sums",
     "grouped_matmul": "products", "ep_dispatch": "dispatched", "ep_combine": "combined",
     "rope": "turned", "kv_append": "cached", "decode_attention": "attended",
+    "attention": "attended",
     "all_gather": "gathered", "reduce_scatter": "scattered", "all_reduce": "reduced",
 }  # fmt: skip
 
@@ -184,6 +185,15 @@ def decode_attention(
     """Attention of one query a sequence, a row of q, over the first lengths[0, i] rows of its part
     of the caches. Heads of `head` columns; query heads share those of the caches in groups."""
     return _record("decode_attention", q, k_cache, v_cache, lengths, head=head)
+
+
+def attention(q: Value, k: Value, v: Value, *, head: int, causal: bool = True) -> Value:
+    """Attention of tokens, one a row, over all rows of k and v; causal: none sees a later one.
+
+    Heads of `head` columns, scaled by 1 / sqrt(head); heads of q share those of k in groups.
+    Tokens may be split: attention(q, all_gather(k), all_gather(v)) with all of them @ Shard(0).
+    """
+    return _record("attention", q, k, v, head=head, causal=bool(causal))
 
 
 def all_gather(x: Value, *, dim: int = 0) -> Value:

@@ -123,6 +123,7 @@ class Call:
     head: int | None = None
     base: float | None = None
     tile_rows: int = 0
+    causal: bool | None = None
     place: Place = UNKNOWN
 
 

@@ -188,6 +188,16 @@ def _decode_attention(task: Any, sizes: Sizes) -> tuple[Size, ...]:
     return q
 
 
+def _attention(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    q, k, v = sizes
+    columns = [_whole_heads(task, i, one, task.head or 2) for i, one in enumerate((q, k))]
+    if k != v or q[0] != k[0] or columns[0] % columns[1]:
+        told = ", ".join(f"{n} is {text.value(one)}" for n, one in zip(task.operands, sizes))
+        raise ValueError(f"attention: {told}; rows are alike in all, columns in keys and values, "
+                         "and q has their heads or a multiple of them")  # fmt: skip
+    return q
+
+
 def _whole_heads(task: Any, i: int, sizes: tuple[Size, ...], head: int) -> int:
     columns = sizes[1]
     if not isinstance(columns, int) or columns % head or not columns:
@@ -224,4 +234,5 @@ _RULES: Mapping[str, Callable[[Any, Sizes], tuple[Size, ...]]] = {
     "rope": _rope,
     "kv_append": _kv_append,
     "decode_attention": _decode_attention,
+    "attention": _attention,
 }

@@ -76,7 +76,7 @@ class Need:
 @dataclass(frozen=True)
 class Task:
     """One operation. `dim` is a collective's, `eps` a norm's, `top_k` a router's; `head` counts the
-    columns of a head, `base` is that of their angles.
+    columns of a head, `base` is that of their angles; `causal`: no token sees a later one.
 
     `kernel` is there from `fused` on: tasks of one kernel run as one; a task without is a call of a
     library. A product's tile is (rows, columns) or (rows, columns, k). From `planned` on: of a
@@ -93,6 +93,7 @@ class Task:
     top_k: int | None = None
     head: int | None = None
     base: float | None = None
+    causal: bool | None = None
     tile: tuple[int, ...] = ()
     needs: tuple[Need, ...] = ()
     kernel: str = ""
@@ -162,6 +163,7 @@ ATTRIBUTES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "top_k": (lambda top_k: isinstance(top_k, int) and top_k >= 1, "1 or more"),
     "head": (lambda head: isinstance(head, int) and head >= 2 and head % 2 == 0, "an even number"),
     "base": (lambda base: isinstance(base, float) and base > 0, "a number above 0"),
+    "causal": (lambda causal: isinstance(causal, bool), "True or False"),
 }
 
 ROW, COLUMN, WHOLE = Along(0), Along(1), Replicate()
@@ -232,6 +234,12 @@ KINDS = {
         ((WHOLE, WHOLE, WHOLE, WHOLE), WHOLE),
         ((Shard(1), Shard(1), Shard(1), WHOLE), Shard(1)),
     ), attributes=("head",)),
+    # Of tokens, one a row: their heads are split over ranks, or they themselves.
+    "attention": Kind(3, (_SAME, (All(), All()), (All(), All())), (
+        ((WHOLE, WHOLE, WHOLE), WHOLE),
+        ((Shard(0), WHOLE, WHOLE), Shard(0)),
+        ((Shard(1), Shard(1), Shard(1)), Shard(1)),
+    ), attributes=("head", "causal")),
     # With dim: Shard(dim) -> Replicate, Partial -> Shard(dim).
     "all_gather": Kind(1, (_SAME,), is_collective=True, attributes=("dim",)),
     "reduce_scatter": Kind(1, (_SAME,), is_collective=True, attributes=("dim",)),
