@@ -19,6 +19,8 @@ SHAPES = {
     "reduce_scatter": [{"m": 16, "n": 8}],
     "all_reduce": [{"m": 16, "n": 8}, {"m": 7, "n": 3}],
     "all_to_all": [{"m": 16, "n": 8}],
+    "ep_dispatch": [{"m": 14, "n": 8, "experts": 6, "top_k": 2}],
+    "ep_combine": [{"m": 14, "n": 8, "experts": 6, "top_k": 2}],
 }
 
 
@@ -53,7 +55,7 @@ def answers(
         (op, name, shape)
         for op, shapes in SHAPES.items()
         for name in card(op).baselines
-        if name in ("cublas", "nccl", "cublas_nccl", "weft_in_place")
+        if name in ("cublas", "nccl", "cublas_nccl", "weft_in_place") or op.startswith("ep_")
         for shape in shapes
     ],
     ids=str,

@@ -302,7 +302,7 @@ def call_name(problem: Problem, config: Config, kind: str = "") -> str:
 
 
 CARD: Mapping[str, Any] = {
-    "default_shape": {"m": 64, "n": 64, "experts": 8, "top_k": 2},
+    "default_shape": {"m": 64, "n": 64, "experts": 8, "top_k": 2, "capacity": 0},
     "smallest": {"m": 2, "n": 16, "experts": 2, "top_k": 1},
     "smallest_config": {"lanes": 1, "block": 16, "tokens": 1},
     "awkward_shapes": (
@@ -320,7 +320,8 @@ CARD: Mapping[str, Any] = {
 def make_problem(
     kind: Any, num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
 ) -> Any:
-    rest = (shape["experts"], shape["top_k"], shape.get("tile_m", 16), shape.get("capacity", -1))
+    """capacity: 0 is room for all."""
+    rest = (shape["experts"], shape["top_k"], shape.get("tile_m", 16), shape.get("capacity") or -1)
     return kind(shape["m"], shape["n"], num_ranks, dtype, nodes, *rest)
 
 

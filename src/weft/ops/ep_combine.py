@@ -35,11 +35,11 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.base.card import Op, Trial, trials
+from weft.base.card import Op, Trial
 from weft.base.errors import ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _ep, _lanes
+from weft.ops import _baselines, _ep, _lanes
 from weft.ops._ep import Handle
 from weft.ops.moe_route import Tables
 from weft.tiles import experts as ep
@@ -52,11 +52,14 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tor
     """All ranks at once: shares of each rank in the order of its slots, then of ranks, in fp32."""
     sums = torch.zeros(problem.num_tokens, problem.n)
     for one in inputs:
-        share = torch.zeros(problem.num_tokens, problem.n)
-        for slot, token in enumerate(one["token_of"].tolist()):
-            if token >= 0:
-                weight = one["weight_of"][slot] if problem.weighted else 1.0
-                share[token] += weight * one["y"][slot].float()
+        share, first = torch.zeros(problem.num_tokens, problem.n), 0
+        for size in one["counts"].sum(0).tolist():  # an expert has a token once
+            rows = slice(first, first + size)
+            value = one["y"][rows].float()
+            if problem.weighted:
+                value = value * one["weight_of"][rows, None]
+            share[one["token_of"][rows].long()] += value
+            first += size
         sums += share.to(problem.torch_dtype).float()
     outs = [sums[r * problem.rows :][: len(one["ids"])] for r, one in enumerate(inputs)]
     return [out.to(problem.torch_dtype) for out in outs]
@@ -228,11 +231,11 @@ op = Op(
     candidates=candidates,
     kernels=kernels,
     trials=(
-        *trials({"m": 20, "n": 40, "experts": 5, "top_k": 2}),
-        # More than a block of columns.
-        Trial((2,), {"m": 24, "n": 70, "experts": 4, "top_k": 3}),
+        Trial((3,), {"m": 14, "n": 40, "experts": 5, "top_k": 2}),
+        Trial((2, 1), {"m": 14, "n": 40, "experts": 5, "top_k": 2}),
     ),
     dtypes=SUPPORTED,
+    baselines=_baselines.EP_COMBINE,
     fake=fake,
     backward=("ep_dispatch",),
     **_ep.CARD,

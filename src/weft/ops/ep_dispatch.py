@@ -48,13 +48,13 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.base.card import Op, Trial, trials
+from weft.base.card import Op, Trial
 from weft.base.dtypes import DTYPES
 from weft.base.errors import ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.ops import _ep, _lanes
+from weft.ops import _baselines, _ep, _lanes
 from weft.ops._ep import TOO_MANY, WRONG_CHOICE, Dispatched, Handle
 from weft.ops.moe_route import Tables
 from weft.tiles import experts as ep
@@ -485,11 +485,13 @@ op = Op(
     candidates=candidates,
     kernels=kernels,
     trials=(
-        *trials({"m": 20, "n": 40, "experts": 5, "top_k": 2}),
+        Trial((3,), {"m": 14, "n": 40, "experts": 5, "top_k": 2}),
+        Trial((2, 1), {"m": 14, "n": 40, "experts": 5, "top_k": 2}),
         # Rows alone: only credits keep these apart.
-        Trial((3,), {"m": 20, "n": 40, "experts": 5, "top_k": 2, "again": 2}),
+        Trial((3,), {"m": 14, "n": 20, "experts": 5, "top_k": 2, "again": 2}, calls=(0, 1, 2)),
     ),
     dtypes=Problem.dtypes,
+    baselines=_baselines.EP_DISPATCH,
     fake=fake,
     backward=("ep_combine",),
     **_ep.CARD,

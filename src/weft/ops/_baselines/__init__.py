@@ -73,3 +73,12 @@ FLASH_DECODE = {
     "attention_alone": _lazy("decode", "alone"),
 }
 ALL_TO_ALL = {"nccl": _lazy("nccl", "all_to_all"), "weft_in_place": _lazy("in_place", "moved")}
+EP_DISPATCH = {
+    "nccl": _lazy("expert_parallel", "dispatch"),
+    "nccl_by_counts": _lazy("expert_parallel", "dispatch_by_counts"),
+    "nccl_whole": _lazy("expert_parallel", "dispatch_whole"),
+}
+EP_COMBINE = {
+    "nccl": _lazy("expert_parallel", "combine"),
+    "nccl_whole": _lazy("expert_parallel", "combine_whole"),
+}
