@@ -23,6 +23,8 @@ from weft.compiler import (
     Tensor,
     all_gather,
     all_reduce,
+    gather_rows,
+    moe_route,
     reduce_scatter,
 )
 from weft.megakernel.graph import build
@@ -191,6 +193,16 @@ def test_what_no_tasks_are_made_of():
     ) as told:
         build(tiled(columns, {"x": x}), {"m": 4}, 2)
     assert "test_graph.py" in str(told.value) and "dim=1" in str(told.value)
+
+    def experts(x, logits):
+        return gather_rows(x, moe_route(logits, top_k=2))
+
+    given = {
+        "x": Tensor("float32", ("m", 8), Replicate()),
+        "logits": Tensor("float32", ("m", 4), Shard(0)),
+    }
+    with pytest.raises(UnsupportedError, match="moe_route routing is not made of tasks"):
+        build(tiled(experts, given), {"m": 4}, 2)
     with pytest.raises(UsageError, match=r"size m, but given are \{'rows': 4\}"):
         build(tiled_mlp(), {"rows": 4}, 2)
     with pytest.raises(UsageError, match="sums='ring' on 2 ranks; it is one_shot or two_shot"):
