@@ -1,0 +1,102 @@
+"""Attention as a program: tokens that are split, keys gathered; heads that are split."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from random_programs import of_rank
+
+import weft
+import weft.ops
+from weft.base.errors import ShapeError, WeftError
+from weft.compiler import Shard, Tensor, all_gather, attending, attention, libraries, program
+
+HEAD = 8
+
+
+def of(columns: int, at=Shard(0), rows="m") -> Tensor:
+    return Tensor("float32", (rows, columns), at)
+
+
+def by_tokens(causal: bool):
+    @program(mesh="sp", q=of(4 * HEAD), k=of(2 * HEAD), v=of(2 * HEAD))
+    def attend(q, k, v):
+        return attention(q, all_gather(k), all_gather(v), head=HEAD, causal=causal)
+
+    return attend
+
+
+def by_heads(causal: bool):
+    heads = Shard(1)
+
+    @program(mesh="tp", q=of(8 * HEAD, heads), k=of(4 * HEAD, heads), v=of(4 * HEAD, heads))
+    def attend(q, k, v):
+        return attention(q, k, v, head=HEAD, causal=causal)
+
+    return attend
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("make", "num_ranks", "m"), [(by_tokens, 1, 5), (by_tokens, 3, 10), (by_heads, 2, 9)]
+)
+def test_a_program_equals_its_meaning(ranks, make, num_ranks, m, causal):
+    made = make(causal)
+    placed = made.stages.tasks["place"]
+    generator = torch.Generator().manual_seed(0)
+    whole = {
+        task.name: torch.randn(m, task.type.sizes[1], generator=generator)
+        for task in placed.tasks
+        if task.kind == "input"
+    }
+    (wanted,) = libraries.reference(placed, whole)
+
+    def main():
+        world = weft.init()
+        sizes = {"m": m}
+        mine = [
+            of_rank(placed.task(name).type, one, sizes, world.rank, num_ranks).clone()
+            for name, one in whole.items()
+        ]
+        got = made(*mine, world=world, collectives=weft.ops, m=m)
+        kind = placed.task(placed.results[0]).type
+        torch.testing.assert_close(got, of_rank(kind, wanted, sizes, world.rank, num_ranks))
+
+    ranks(main, num_ranks)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_what_it_means(causal):
+    """Beside torch's own, with keys of each head for its group of queries."""
+    m, q, k = 7, torch.randn(7, 4 * HEAD), torch.randn(7, 2 * HEAD)
+    v = torch.randn(7, 2 * HEAD)
+    heads = [one.view(m, -1, HEAD).transpose(0, 1) for one in (q, k, v)]
+    keys, values = (one.repeat_interleave(2, 0) for one in heads[1:])
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        heads[0], keys, values, is_causal=causal
+    )
+    got = attending.attention(q, k, v, HEAD, causal)
+    torch.testing.assert_close(got, wanted.transpose(0, 1).flatten(1))
+    # A part of the queries, which begins at token 3.
+    got = attending.attention(q[3:], k, v, HEAD, causal, first=3)
+    torch.testing.assert_close(got, wanted.transpose(0, 1).flatten(1)[3:])
+
+
+def test_keys_that_are_not_gathered():
+    with pytest.raises(WeftError, match=r"k must be Replicate\(\): all_gather\(k, dim=0\)"):
+
+        @program(mesh="sp", q=of(4 * HEAD), k=of(2 * HEAD), v=of(2 * HEAD))
+        def attend(q, k, v):
+            return attention(q, k, v, head=HEAD)
+
+
+def test_heads_that_ranks_would_share(ranks):
+    made = by_heads(True)
+
+    def main():
+        world = weft.init()
+        part = [torch.ones(4, columns).chunk(3, 1)[world.rank] for columns in (64, 32, 32)]
+        with pytest.raises(ShapeError, match="attention takes heads of 8 columns"):
+            made(*part, world=world, collectives=weft.ops, m=4)
+
+    ranks(main, 3)
