@@ -29,7 +29,7 @@ from weft.ir.tensor import Type as Tensor
 
 __all__ = [
     "ByExpert", "Compiled", "Facts", "Partial", "Replicate", "Settings", "Shard", "Tensor",
-    "Times", "all_gather", "all_reduce", "attention", "decode_attention", "ep_combine", "ep_dispatch",
-    "gather_rows", "grouped_matmul", "kv_append", "moe_route", "program", "reduce_scatter",
-    "rms_norm", "rope", "scatter_rows", "silu", "silu_mul",
+    "Times", "all_gather", "all_reduce", "attention", "decode_attention", "ep_combine",
+    "ep_dispatch", "gather_rows", "grouped_matmul", "kv_append", "moe_route", "program",
+    "reduce_scatter", "rms_norm", "rope", "scatter_rows", "silu", "silu_mul",
 ]  # fmt: skip
