@@ -12,8 +12,9 @@ from persistent_programs import random_graph, tiled_mlp
 from weft.base.errors import ConfigError, IllegalError
 from weft.megakernel.check import RULES, check, require
 from weft.megakernel.graph import build
+from weft.megakernel.predicted import play, predict
 from weft.megakernel.records import SCHEDULES, Bump, RankTasks, TaskGraph, TileTask, Wait
-from weft.megakernel.schedule import predict, schedule
+from weft.megakernel.schedule import schedule
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
@@ -211,6 +212,32 @@ def test_balanced_is_not_later_than_by_turns():
     for worker in range(8):
         mine = [one for one in turns if one.worker == worker and graph.tasks[one.task].rank == 0]
         assert all(one.end_us <= other.start_us for one, other in zip(mine, mine[1:]))
+
+
+@pytest.mark.parametrize("how", SCHEDULES)
+def test_queues_are_played_to_their_end(how: str):
+    """In order, each when what it waits for is done; and `balanced` as it was predicted."""
+    bare = build(tiled_mlp(f=128), {"m": 64}, 2)
+    graph = schedule(bare, how, 3)
+    turns = play(graph)
+    assert sorted(turn.task for turn in turns) == list(range(len(graph.tasks)))
+    ends = {turn.task: turn.end_us for turn in turns}
+    makers: dict[tuple[int, int], list[int]] = {}
+    for i, task in enumerate(graph.tasks):
+        for bump in task.bumps:
+            makers.setdefault((bump.rank, bump.counter), []).append(i)
+    for turn in turns:
+        task = graph.tasks[turn.task]
+        assert turn.taken_us <= turn.start_us
+        assert all(
+            ends[i] < turn.start_us for w in task.waits for i in makers[task.rank, w.counter]
+        )
+    if how == "balanced":
+        assert [one[:4] for one in turns] == [one[:4] for one in predict(bare, 3)]
+
+
+def test_queues_that_stand_still_are_not_played_to_their_end(graph: TaskGraph):
+    assert len(play(graph)) == len(graph.tasks) > len(play(swap(graph)))
 
 
 def test_schedules_that_there_are_not():

@@ -17,8 +17,9 @@ from weft.megakernel.check import RULES, check
 from weft.megakernel.counters import stages_of, without_implied
 from weft.megakernel.graph import build
 from weft.megakernel.memory import bytes_of, lay_out, lifetimes, reuses
-from weft.megakernel.records import TaskGraph, TileTask
-from weft.megakernel.schedule import predict, schedule
+from weft.megakernel.predicted import play
+from weft.megakernel.records import SCHEDULES, TaskGraph, TileTask
+from weft.megakernel.schedule import schedule
 from weft.megakernel.tiles import cut
 
 SIZES, RANKS, WORKERS = {"m": 37}, 2, 3
@@ -163,10 +164,12 @@ def _queues(graph: TaskGraph) -> str:
 
 
 def _ends(graph: TaskGraph) -> str:
-    """What one worker and several would take, by prediction."""
-    counts = (1, WORKERS, 8)
-    ends = [max(turn.end_us for turn in predict(graph, count)) for count in counts]
-    return "\n".join(f"{count} workers: {end:5.1f} us" for count, end in zip(counts, ends))
+    """What each schedule would take."""
+    lines = []
+    for how in SCHEDULES:
+        ends = [max(one.end_us for one in play(schedule(graph, how, n))) for n in (1, WORKERS, 8)]
+        lines.append(f"{how:12} {ends[0]:6.1f} {ends[1]:6.1f} {ends[2]:6.1f}")
+    return "\n".join([f"{'us, workers:':12} {1:6} {WORKERS:6} {8:6}", *lines])
 
 
 def _breach(graph: TaskGraph) -> str:
@@ -276,7 +279,7 @@ by a ticket |
 `balanced`, {workers} workers on each of {ranks} ranks; rank 1 begins to multiply with the rows that
 it has itself, since others are not there yet:"""
 
-OTHERS = """What is predicted for it (tiles this small are all overhead):"""
+OTHERS = """Played through on both ranks, by predicted times (tiles this small are all overhead):"""
 
 RULED = """## Why nothing stands still
 
