@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from weft.base.errors import UsageError
+from weft.base.target import TARGETS
+from weft.ops import card, cards
 from weft.tune.bench import Message, Plan
 from weft.tune.figures import Times
 from weft.tune.peers import peers_of
@@ -184,6 +187,29 @@ def test_presets_hold_the_shapes_of_the_targets():
     assert {point.shape["n"] for point in normed} == {5120} and normed[0].shape["m"] == 1
     with pytest.raises(UsageError):
         points_of("all_reduce", "llama3-8b-mlp", 4)
+    with pytest.raises(UsageError, match="no layer of ag_gemm"):
+        points_of("ag_gemm", "mixtral-8x7b", 4)
+
+
+@pytest.mark.parametrize("op", cards())
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_every_operator_is_measured_at_shapes_that_it_takes(op: str, num_ranks: int):
+    full, quick = (points_of(op, preset, num_ranks) for preset in ("full", "quick"))
+    assert len({point.name for point in full}) == len(full) > len(quick) > 0
+    for point in full:
+        problem = card(op).make_problem(num_ranks, point.shape, point.dtype)
+        replace(problem, **point.fields)
+        next(iter(card(op).candidates(problem, TARGETS["cuda:90"])))
+
+
+def test_models_of_the_targets():
+    found = {point.label: point.shape for point in points_of("ag_moe", "quick", 4)}
+    assert found["deepseek-v3"].items() >= {"k": 7168, "n": 1024, "experts": 256}.items()
+    assert found["mixtral-8x7b"]["tile_m"] == 128 and found["qwen3-30b-a3b"]["m"] == 4 * 4096
+    (one,) = {point.label for point in points_of("moe_rs", "mixtral-8x7b", 4)}
+    assert one == "mixtral-8x7b"
+    keys = {point.shape["n"] * 4 for point in points_of("flash_decode", "full", 4)}
+    assert keys == {64 << 10, 256 << 10, 1 << 20}
 
 
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])

@@ -26,15 +26,33 @@ SUMMED_LAYERS = {
     "qwen3-32b mlp": (5120, 6400),
     "llama3-405b mlp": (16384, 13312),
 }
-LAYERS = {"ag_gemm": GATHERED_LAYERS, "gemm_rs": SUMMED_LAYERS, "gemm_ar": SUMMED_LAYERS}
+LAYERS = {
+    "ag_gemm": GATHERED_LAYERS,
+    "ag_wgrad": GATHERED_LAYERS,  # gradients of their weights
+    "gemm_rs": SUMMED_LAYERS,
+    "gemm_ar": SUMMED_LAYERS,
+}
 # Sums over ranks between two layers, with a residual and a norm: how wide they are.
 NORMED_LAYERS = {label: n for label, (n, _) in SUMMED_LAYERS.items() if "mlp" in label}
+# Mixtures of experts: hidden size, experts, how many of them a token has, one's inner size.
+MIXTURES = {
+    "qwen3-30b-a3b": (2048, 128, 8, 768),
+    "mixtral-8x7b": (4096, 8, 2, 14336),
+    "deepseek-v3": (7168, 256, 8, 2048),
+}
+TOKENS_PER_RANK = (128, 4096, 8192)
+TENSOR_PARALLEL = 4
+# Heads of queries and of keys, and elements of each.
+HEADS, KV_HEADS, HEAD = 32, 8, 128
+KB, MB = 1 << 10, 1 << 20
+TOKENS = (16 * KB, 32 * KB, 64 * KB, 128 * KB)
+# Sequences that are decoded, and keys of each over all ranks.
+CACHES = ((1, 64 * KB), (1, 256 * KB), (1, MB), (8, 64 * KB), (8, 256 * KB), (32, 64 * KB))
 RAGGED_M = 997 * 4
 ALL_M = (1, 16, 64, 256, 512, 1024, 2048, RAGGED_M, 4096, 8192, 16384)
 QUICK_M = (64, 512, 2048, 8192)
 
 ROW = 4096
-KB, MB = 1 << 10, 1 << 20
 ALL_BYTES = tuple(8 * KB << step for step in range(15))
 QUICK_BYTES = (64 * KB, 1 * MB, 16 * MB)
 
@@ -97,9 +115,54 @@ def collective_points(op: str, sizes: Sequence[int], num_ranks: int) -> list[Poi
     return points
 
 
-LAYER_PRESETS = {label.replace(" ", "-"): label for label in GATHERED_LAYERS}
+def mixture_points(op: str, tokens: Sequence[int], num_ranks: int) -> list[Point]:
+    """Every mixture at so many tokens a rank; products are those of one of four ranks."""
+    points = []
+    for each in tokens:
+        for label, (hidden, experts, top_k, inner) in MIXTURES.items():
+            m = each * num_ranks
+            shape = {"m": m, "n": hidden, "experts": experts, "top_k": top_k}
+            if op == "moe_route":
+                shape = {"m": m, "n": experts, "top_k": top_k}
+            elif op == "ag_moe":  # gate and value
+                shape |= {"n": 2 * inner // TENSOR_PARALLEL, "k": hidden}
+            elif op == "moe_rs":
+                shape |= {"k": inner // TENSOR_PARALLEL}
+            shape["tile_m"] = _tile_of(m * top_k // experts)
+            points.append(Point(op, label, shape, _modes(m)))
+    return points
+
+
+def _tile_of(slots: int) -> int:
+    """Rows of a tile where experts have so many slots: no more than most of them fill."""
+    return next((size for size in (128, 64, 32) if size <= slots), 16)
+
+
+def attention_points(tokens: Sequence[int]) -> list[Point]:
+    """One long sequence, and sixteen of any lengths."""
+    heads = {"q_heads": HEADS, "kv_heads": KV_HEADS, "d": HEAD, "causal": 1}
+    return [
+        Point("ag_attention", label, {"m": m, **heads, "sequences": sequences}, _modes(m))
+        for m in tokens
+        for label, sequences in (("one sequence", 0), ("16 sequences", 16))
+    ]
+
+
+def decode_points(caches: Sequence[tuple[int, int]], num_ranks: int) -> list[Point]:
+    """Caches of so many keys over all ranks, full and of any lengths."""
+    heads = {"k": HEAD, "heads": HEADS, "kv_heads": KV_HEADS}
+    return [
+        Point("flash_decode", f"{keys // KB}k keys, {label}",
+              {"m": batch, "n": keys // num_ranks, **heads, "variable": variable}, _modes(batch))
+        for batch, keys in caches
+        for variable, label in enumerate(("all", "any"))
+    ]  # fmt: skip
+
+
+LAYER_PRESETS = {label.replace(" ", "-"): label for label in (*GATHERED_LAYERS, *MIXTURES)}
 PRESETS = ("quick", "full", *LAYER_PRESETS)
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+BY_EXPERTS = ("moe_route", "ag_moe", "moe_rs", "ep_dispatch", "ep_combine")
 
 
 def points_of(op: str, preset: str, num_ranks: int) -> list[Point]:
@@ -114,12 +177,21 @@ def points_of(op: str, preset: str, num_ranks: int) -> list[Point]:
             raise UsageError(f"--preset {preset!r} is a layer's; {op} takes quick or full")
         return collective_points(op, ALL_BYTES if preset == "full" else QUICK_BYTES, num_ranks)
     ms = QUICK_M if preset == "quick" else ALL_M
+    is_quick = preset == "quick"
     if op == "all_reduce_rms_norm":
         points = row_points(op, ms)
+    elif op in BY_EXPERTS:
+        points = mixture_points(op, TOKENS_PER_RANK[:2] if is_quick else TOKENS_PER_RANK, num_ranks)
+    elif op == "ag_attention":
+        points = attention_points(TOKENS[:2] if is_quick else TOKENS)
+    elif op == "flash_decode":
+        points = decode_points(CACHES[1::3] if is_quick else CACHES, num_ranks)
     elif op in LAYERS:
         points = layer_points(op, ms)
     else:
         raise UsageError(f"no preset for {op}: pass --shape")
     if preset in LAYER_PRESETS:
         points = [point for point in points if point.label == LAYER_PRESETS[preset]]
+        if not points:
+            raise UsageError(f"--preset {preset!r} is no layer of {op}; it takes quick or full")
     return points
