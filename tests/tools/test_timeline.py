@@ -65,6 +65,25 @@ def test_the_schedule_of_a_users_program(tmp_path, capsys):
     assert "is for operators" in capsys.readouterr().err
 
 
+def test_the_queues_of_a_program_as_one_kernel(tmp_path, capsys):
+    script, path = tmp_path / "model.py", tmp_path / "schedule.html"
+    script.write_text(PROGRAM)
+    words = ["timeline", f"{script}:project", "-o", str(path), "--ranks", "2", "--shape", "m=300"]
+    words += ["--num-sms", "2"]
+    assert main([*words, "--persistent", "balanced", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["from"] == "plan" and [one["sms"] for one in values["totals"]] == [2, 2]
+    text = path.read_text()
+    assert "product[2, 0]@1" in text and "queues, balanced" in text and "counter 0" in text
+    assert main(["timeline", "gemm_rs", "-o", str(path), *SMALL, "--persistent", "dynamic"]) == 0
+    assert "scattered send[0, 0] of 1@0" in path.read_text()
+    capsys.readouterr()
+    assert main([*words, "--persistent", "greedy"]) == 2
+    assert "it is round_robin or balanced or dynamic" in capsys.readouterr().err.replace("\n", " ")
+    assert main([*words, "--persistent", "balanced", "--run"]) == 2
+    assert "leave out --run" in capsys.readouterr().err
+
+
 def test_the_trace_of_a_run(tmp_path, capsys):
     path = tmp_path / "trace.json"
     assert main(["trace", "ag_gemm", "-o", str(path), *SMALL]) == 0

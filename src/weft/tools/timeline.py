@@ -28,9 +28,21 @@ PLANNED = (
     " for {hw}; see weft explain for why it is this plan."
 )
 
+QUEUED = (
+    "One kernel on each rank: its tasks in queues, {how}, played through by the constants that the"
+    " compiler’s model has for {hw}."
+)
+
 Output = Annotated[
     str, typer.Option("-o", "--output", metavar="FILE.html", help="the page to write")
 ]
+AsTasks = Annotated[
+    str,
+    typer.Option(
+        "--persistent", metavar="SCHEDULE",
+        help="as one kernel, whose queues are: balanced, round_robin, dynamic", show_default=False,
+    ),
+]  # fmt: skip
 
 
 def timeline(
@@ -44,6 +56,7 @@ def timeline(
         bool, typer.Option("--run", help="run it on the emulator and draw what happened")
     ] = False,
     transport: options.Transport = "",
+    as_tasks: AsTasks = "",
     target: Annotated[str, typer.Option(help="what the plan is for")] = "cuda:90",
     hw: options.Machine = "h200x4",
     seed: options.Seed = 0,
@@ -65,7 +78,13 @@ def timeline(
     else:
         work = options.work_of(subject, ranks, nodes, shape, dtype)
         planned = None if run or transport else subject_of(work, target, hw)
-    if planned is not None:
+    if as_tasks:
+        if planned is None or run:
+            told = "its tasks are those of a program, before anything runs"
+            raise UsageError(f"--persistent {as_tasks}: {told}; leave out --run and --transport")
+        chart, notes = queued(planned, as_tasks, num_sms)
+        name, num_ranks = planned.program.name, planned.facts.num_ranks
+    elif planned is not None:
         chart, notes = program_ran(planned, hw, seed, num_sms) if run else predicted(planned)
         name, num_ranks = planned.program.name, planned.facts.num_ranks
     else:
@@ -95,6 +114,25 @@ def predicted(subject: Subject) -> tuple[Chart, list[str]]:
     if taken:
         call += f"; {', '.join(taken)}"
     return chart_of(found.spans, found.signals), [call, PLANNED.format(hw=subject.machine.name)]
+
+
+def queued(subject: Subject, how: str, num_workers: int) -> tuple[Chart, list[str]]:
+    """The schedule of a program as one kernel, and what to say of it."""
+    from weft.compiler.passes.place import place
+    from weft.compiler.passes.tile import tile
+    from weft.megakernel.graph import build
+    from weft.megakernel.schedule import schedule
+    from weft.tools.schedule import chart_of
+    from weft.tools.schedule.from_tasks import played
+
+    facts, machine, compiled = subject.facts, subject.machine, subject.compiled
+    program = compiled.tiled if compiled is not None else tile(place(subject.program))
+    graph = build(program, facts.sizes, facts.num_ranks)
+    found = played(schedule(graph, how, num_workers, machine), machine)
+    call = f"{shape_text(facts.sizes)}, {facts.num_ranks} ranks, {num_workers} workers on each"
+    counts = f"{len(graph.ranks[0].tasks)} tasks, {len(graph.ranks[0].counters)} counters on rank 0"
+    told = QUEUED.format(how=how, hw=machine.name)
+    return chart_of(found.spans, found.signals), [f"{call}: {counts}", told]
 
 
 def program_ran(subject: Subject, hw: str, seed: int, num_sms: int) -> tuple[Chart, list[str]]:
