@@ -130,6 +130,16 @@ def test_what_has_no_task_is_told_with_its_line():
     assert told.value.place.frames[0].file.endswith("test_codegen.py")
 
 
+def named(index, values):
+    return index @ values
+
+
+def test_values_may_be_called_anything():
+    parameters = {"index": Tensor("float32", ("count", 16)), "values": Tensor("float32", (16, 16))}
+    text = codegen.text(build(tiled(named, parameters), {"count": 4}, 1))
+    assert "task, v.index_, v.values_," in text and "gemm.Shape(s.count_, s.product_n," in text
+
+
 def narrow(x):
     return all_gather(x)
 

@@ -9,7 +9,7 @@ text depends on the program, its tiles and its dtypes, and on no size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from textwrap import wrap
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from weft.compiler.lower.layout import WIDTH, call
 from weft.compiler.lower.loading import import_text
 from weft.ir import task as task_ir
 from weft.megakernel.bodies import Body, bodies
-from weft.megakernel.operands import Operands
+from weft.megakernel.operands import Operands, field_of
 from weft.megakernel.records import COPY, GATHER, REDUCE, SEND, TaskGraph
 
 
@@ -138,8 +138,9 @@ def text(graph: TaskGraph, transposed: Set[str] = frozenset()) -> str:
     """The module's source."""
     found = bodies(graph, transposed)
     operands = Operands(graph, found, transposed)
+    buffers = map(field_of, operands.buffers)
     return "\n\n\n".join(
-        [_heading(graph), _record("Values", "Buffers of this rank.", operands.buffers),
+        [_heading(graph), _record("Values", "Buffers of this rank.", buffers),
          _record("Sizes", "Extents of this rank's parts; how far rows lie apart.", operands.sizes),
          *map(_body, found, operands.rows), _kernel(graph, found)]
     ) + "\n"  # fmt: skip
@@ -175,7 +176,7 @@ def _imports(found: Sequence[Body]) -> Iterator[str]:
         yield "from weft.tiles import gemm"
 
 
-def _record(name: str, what: str, fields: Sequence[str]) -> str:
+def _record(name: str, what: str, fields: Iterable[str]) -> str:
     return "\n".join([f"class {name}(NamedTuple):", f'    """{what}"""', "",
                       *(f"    {one}: Any" for one in fields)])  # fmt: skip
 

@@ -20,7 +20,14 @@ from weft.megakernel.bodies import Body, Operation
 from weft.megakernel.records import COPY, GATHER, REDUCE, SEND, TaskGraph
 from weft.megakernel.tiles import partials_of, result_of
 
-_SIZE = re.compile(r"\bs\.(\w+)")
+_SIZE, _BUFFER = re.compile(r"\bs\.(\w+)"), re.compile(r"\bv\.(\w+)")
+# What Triton's tuples and Python's named ones have by themselves.
+TAKEN = {"values", "type", "index", "count"}
+
+
+def field_of(name: str) -> str:
+    """What a value is called in a record of the kernel's."""
+    return f"{name}_" if name in TAKEN else f"v{name}" if name.startswith("_") else name
 
 
 class Operands:
@@ -60,7 +67,11 @@ class Operands:
 
     def _row(self, one: Operation) -> dict[str, str]:
         given = {**KINDS[one.kind](one), **_target(one)}
-        return {name: _SIZE.sub(self._named, value) for name, value in given.items()}
+        given = {name: _SIZE.sub(self._named, value) for name, value in given.items()}
+        return {
+            name: _BUFFER.sub(lambda match: f"v.{field_of(match[1])}", value)
+            for name, value in given.items()
+        }
 
     def _named(self, match: re.Match[str]) -> str:
         """The name of all sizes that equal this one."""
@@ -70,7 +81,7 @@ class Operands:
             size, sort = key[0], key[1]
             told = {"whole": "{}", "own": "own_{}", "part": "part_{}"}.get(sort, "")
             name = told.format(size) if told and isinstance(size, str) else asked
-            self._names[key] = name if name not in self._of else asked
+            self._names[key] = field_of(name if name not in self._of else asked)
             self._of[self._names[key]] = asked
         return f"s.{self._names[key]}"
 

@@ -90,4 +90,5 @@ def everywhere(at, value, tile, args, world):
     pointers, mask, rounded = _cells(at, value, tile, args)
     for hop in range(1, world.num_ranks + 1):
         to = (args.rank + hop) % world.num_ranks
+        # weft: equivalent-mutant peer+1 of at: all ranks are sent the tile, in another order
         wl.put(world, pointers, rounded, to=to, mask=mask)
