@@ -19,6 +19,8 @@ SHAPES = {
     "reduce_scatter": [{"m": 16, "n": 8}],
     "all_reduce": [{"m": 16, "n": 8}, {"m": 7, "n": 3}],
     "all_to_all": [{"m": 16, "n": 8}],
+    "ag_moe": [{"m": 14, "n": 8, "k": 16, "experts": 6, "top_k": 2}],
+    "moe_rs": [{"m": 16, "n": 8, "k": 16, "experts": 6, "top_k": 2}],
     "ep_dispatch": [{"m": 14, "n": 8, "experts": 6, "top_k": 2}],
     "ep_combine": [{"m": 14, "n": 8, "experts": 6, "top_k": 2}],
 }

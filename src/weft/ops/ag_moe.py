@@ -40,7 +40,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.compiler.lower import source
 from weft.ir import core
-from weft.ops import _lanes, _moe
+from weft.ops import _baselines, _lanes, _moe
 from weft.ops.moe_route import Routing
 
 
@@ -231,6 +231,7 @@ op = Op(
         # More than a block for each lane.
         Trial((2,), {"m": 36, "n": 16, "k": 600, "experts": 2, "top_k": 1}),
     ),
+    baselines=_baselines.AG_MOE,
     fake=fake,
     **_moe.CARD,
 )

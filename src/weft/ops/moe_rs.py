@@ -41,7 +41,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.compiler.lower import source
 from weft.ir import core
-from weft.ops import _lanes, _moe
+from weft.ops import _baselines, _lanes, _moe
 from weft.ops.moe_route import Routing
 
 
@@ -221,6 +221,7 @@ op = Op(
         *trials({"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2}),
         Trial((2,), {"m": 40, "n": 40, "k": 16, "experts": 2, "top_k": 1}),
     ),
+    baselines=_baselines.MOE_RS,
     fake=fake,
     **_moe.CARD,
 )

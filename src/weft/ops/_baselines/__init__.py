@@ -73,6 +73,16 @@ FLASH_DECODE = {
     "attention_alone": _lazy("decode", "alone"),
 }
 ALL_TO_ALL = {"nccl": _lazy("nccl", "all_to_all"), "weft_in_place": _lazy("in_place", "moved")}
+AG_MOE = {
+    "cublas": _lazy("experts", "ag_moe_product"),
+    "nccl": _lazy("experts", "ag_moe_gather"),
+    "cublas_nccl": _lazy("experts", "ag_moe_serial"),
+}
+MOE_RS = {
+    "cublas": _lazy("experts", "moe_rs_product"),
+    "nccl": _lazy("experts", "moe_rs_scatter"),
+    "cublas_nccl": _lazy("experts", "moe_rs_serial"),
+}
 EP_DISPATCH = {
     "nccl": _lazy("expert_parallel", "dispatch"),
     "nccl_by_counts": _lazy("expert_parallel", "dispatch_by_counts"),
