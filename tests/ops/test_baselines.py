@@ -15,6 +15,7 @@ from weft.tune.case import Case
 
 SHAPES = {
     "ag_gemm": [{"m": 16, "n": 8, "k": 16}, {"m": 7, "n": 8, "k": 16}, {"m": 1, "n": 8, "k": 16}],
+    "ag_wgrad": [{"m": 16, "n": 8, "k": 16}, {"m": 7, "n": 8, "k": 24}],
     "all_gather": [{"m": 16, "n": 8}, {"m": 7, "n": 8}],
     "reduce_scatter": [{"m": 16, "n": 8}],
     "all_reduce": [{"m": 16, "n": 8}, {"m": 7, "n": 3}],

@@ -1,4 +1,4 @@
-"""gemm_rs, gemm_ar, all_reduce_rms_norm and flash_decode on GPUs, under torchrun: every way of
+"""gemm_rs, gemm_ar, ag_wgrad, all_reduce_rms_norm and flash_decode on GPUs, under torchrun: every way of
 each, in ragged and tiny shapes.
 
 Eager, then again and again, so that calls are replayed; answers against fp32 sums on the device.
@@ -39,6 +39,9 @@ def problems(num_ranks: int) -> Iterator[tuple[Any, Any, int]]:
             op = weft.ops.cards()[name]
             problem = op.make_problem(num_ranks, {"m": m, "n": n, "k": k}, "bfloat16")
             yield op, replace(problem, b_is_nk=True), k
+        op = weft.ops.cards()["ag_wgrad"]
+        problem = op.make_problem(num_ranks, {"m": m, "n": n, "k": k}, "bfloat16")
+        yield from ((op, replace(problem, b_is_nk=is_nk), m) for is_nk in (False, True))
         op = weft.ops.cards()["all_reduce_rms_norm"]
         yield op, op.make_problem(num_ranks, {"m": m, "n": n}, "bfloat16"), 1
     op = weft.ops.cards()["flash_decode"]

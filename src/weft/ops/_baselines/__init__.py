@@ -29,6 +29,11 @@ AG_GEMM = {
     "torch_async_tp": _lazy("symmetric_memory", "async_tp_ag_gemm"),
     "torch_async_tp_native": _lazy("symmetric_memory", "native_async_tp_ag_gemm"),
 }
+AG_WGRAD = {
+    "cublas": _lazy("nccl", "ag_wgrad_product"),
+    "nccl": _lazy("nccl", "ag_wgrad_gather"),
+    "cublas_nccl": _lazy("nccl", "ag_wgrad_serial"),
+}
 GEMM_RS = {
     "cublas": _lazy("nccl", "gemm_rs_product"),
     "nccl": _lazy("nccl", "gemm_rs_scatter"),

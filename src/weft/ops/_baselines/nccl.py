@@ -140,17 +140,22 @@ class GatherThenMultiply:
         dtype, out_dtype = (getattr(torch, x) for x in (problem.dtype, problem.out_dtype))
         rows = problem.rows * problem.num_ranks
         self.case = case
-        self.a = [padded(case, inputs["a"]) for inputs in case.sets]
-        self.b = [inputs["b"] for inputs in case.sets]
+        rows_of, whole_of = self.operands()
+        self.a = [padded(case, inputs[rows_of]) for inputs in case.sets]
+        self.b = [inputs[whole_of] for inputs in case.sets]
         self.gathered = [
             torch.empty(rows, problem.k, dtype=dtype, device=world.device) for _ in case.sets
         ]
-        self.out = torch.empty(problem.m, problem.n, dtype=out_dtype, device=world.device)
+        self.out = torch.empty(problem.result, dtype=out_dtype, device=world.device)
         self.scale_a, self.scales = [], []
         if problem.scaling:
             takes_rows(case, "torch._scaled_mm")
             self.scale_a = [padded(case, inputs["scale_a"]) for inputs in case.sets]
             self.scales = [torch.empty(rows, 1, device=world.device) for _ in case.sets]
+
+    def operands(self) -> tuple[str, str]:
+        """What is gathered, and what is whole."""
+        return "a", "b"
 
     def gather(self, i: int) -> None:
         group = self.case.group
@@ -179,6 +184,24 @@ class GatherThenMultiply:
         return [lambda i=i: function(i) for i in range(len(self.case.sets))]
 
 
+class GatherThenContract(GatherThenMultiply):
+    """The same with a product that sums over the gathered rows."""
+
+    def operands(self) -> tuple[str, str]:
+        return ("y", "x") if self.case.problem.gathers_y else ("x", "y")
+
+    def multiply(self, i: int) -> torch.Tensor:
+        gathered, whole = self.gathered[i][: self.case.problem.m], self.b[i]
+        if self.case.problem.gathers_y:
+            return self._product(whole, gathered)
+        return self._product(gathered, whole)
+
+    def _product(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if x.dtype == self.out.dtype:
+            return torch.mm(x.t(), y, out=self.out)
+        return self.out.copy_(x.t() @ y)
+
+
 def takes_rows(case: Case, who: str) -> None:
     """Raises  UnsupportedError: fp8 operands as torch's scaled product does not take them"""
     if case.problem.scaling != "rows" or not case.problem.b_is_nk:
@@ -204,6 +227,25 @@ def ag_gemm_gather(case: Case) -> Variant:
 
 def ag_gemm_serial(case: Case) -> Variant:
     way = GatherThenMultiply(case)
+    return Variant("cublas_nccl", way.calls(way.serial))
+
+
+def ag_wgrad_product(case: Case) -> Variant:
+    """cuBLAS alone, on rows that are gathered already."""
+    way = GatherThenContract(case)
+    for i in range(len(case.sets)):
+        way.gather(i)
+    return Variant("cublas", way.calls(way.multiply))
+
+
+def ag_wgrad_gather(case: Case) -> Variant:
+    """NCCL alone; it makes no product, so there is no answer to check."""
+    way = GatherThenContract(case)
+    return Variant("nccl", way.calls(way.gather), answers=False)
+
+
+def ag_wgrad_serial(case: Case) -> Variant:
+    way = GatherThenContract(case)
     return Variant("cublas_nccl", way.calls(way.serial))
 
 
