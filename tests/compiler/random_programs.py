@@ -16,9 +16,15 @@ from weft.compiler import (
     Tensor,
     all_gather,
     all_reduce,
+    ep_combine,
+    ep_dispatch,
+    gather_rows,
+    grouped_matmul,
+    moe_route,
     program,
     reduce_scatter,
     rms_norm,
+    scatter_rows,
     silu,
     silu_mul,
 )
@@ -161,9 +167,65 @@ def random_layers(seed: int, num_ranks: int, dtype: str = "float32") -> Compiled
                 x = rms_norm(x, weight)
         return x
 
-    parameters = ", ".join(inputs)
+    return _declared("layers", inputs, function)
+
+
+def _declared(name: str, inputs: Mapping[str, Tensor], function: Any) -> Compiled:
+    """The program of a function of keywords: its parameters are those of a function's own."""
     scope: dict[str, Any] = {"function": function}
-    exec(  # a program's parameters are those of its function
-        f"def layers({parameters}):\n    return function(**locals())", scope
-    )
-    return program(mesh="tp", **inputs)(scope["layers"])
+    exec(f"def {name}({', '.join(inputs)}):\n    return function(**locals())", scope)
+    return program(mesh="tp", **inputs)(scope[name])
+
+
+def random_experts(seed: int, num_ranks: int, dtype: str = "float32") -> Compiled:
+    """One or two layers of experts, split along columns or given to ranks; some with a router
+    within, a residual behind, or a reader of the tokens that keeps them from being fed."""
+    chooser = random.Random(seed)
+    width, hidden = 4 * chooser.choice([2, 3]), 2 * num_ranks * chooser.choice([1, 2, 3])
+    inputs = {"x": Tensor(dtype, ("m", width), Shard(0))}
+    layers = []
+    for i in range(chooser.choice([1, 1, 2])):
+        number, between = chooser.choice([1, 3, 5]), chooser.choice(["none", "silu", "silu_mul"])
+        top_k = chooser.randint(1, min(number, 3))
+        is_split, is_routed = chooser.random() < 0.75, chooser.random() < 0.5
+        layers.append(
+            (top_k, between, is_split, is_routed, chooser.choice(["", "residual", "read"]))
+        )
+        wide = 2 * hidden if between == "silu_mul" else hidden
+        where = (Shard(2), Shard(1)) if is_split else (Shard(0), Shard(0))
+        inputs[f"up{i}"] = Tensor(dtype, (number, width, wide), where[0])
+        inputs[f"down{i}"] = Tensor(dtype, (number, hidden, width), where[1])
+        inputs[f"router{i}"] = (
+            Tensor(dtype, (width, number)) if is_routed else Tensor(dtype, ("m", number), Shard(0))
+        )
+
+    def function(**given):
+        x = given["x"]
+        for i, (top_k, between, is_split, is_routed, behind) in enumerate(layers):
+            router, up, down = given[f"router{i}"], given[f"up{i}"], given[f"down{i}"]
+            routing = moe_route(x @ router if is_routed else router, top_k=top_k)
+            tokens = all_gather(x) if is_split else x
+            rows = gather_rows(tokens, routing) if is_split else ep_dispatch(x, routing)
+            h = grouped_matmul(rows, up, routing)
+            h = STEPS[between](h) if between != "none" else h
+            y = grouped_matmul(h, down, routing)
+            out = (
+                ep_combine(y, routing) if not is_split else reduce_scatter(scatter_rows(y, routing))
+            )
+            if behind == "read" and is_split:
+                out = out + reduce_scatter(
+                    scatter_rows(
+                        grouped_matmul(
+                            grouped_matmul(gather_rows(tokens, routing), up, routing)
+                            if between != "silu_mul"
+                            else h,
+                            down,
+                            routing,
+                        ),
+                        routing,
+                    )
+                )
+            x = out + x if behind == "residual" else out
+        return x
+
+    return _declared("experts", inputs, function)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from generated_kernels import kernel_of
-from random_programs import of_rank
+from random_programs import of_rank, random_experts
 from test_experts import E, chosen, dispatched, layer
 from test_unfused import run
 
@@ -99,6 +99,37 @@ def test_experts_on_other_ranks_beside_what_overlaps(ranks):
         world.close()
 
     ranks(main, 2)
+
+
+def several(ranks, seeds, num_ranks: int) -> set[str]:
+    """Random layers in tiles of 16; gives the templates that were run."""
+    programs, found = [], set()
+    for seed in seeds:
+        compiled = random_experts(seed, num_ranks)
+        placed = compiled.stages.program
+        tiles = {one.name: (16, 16, 16) for one in placed.tasks if one.kind == "grouped_matmul"}
+        programs.append((seed, compiled.settled(Settings(tiles=tiles))))
+        found |= {one.template for one in stages_of(compiled, num_ranks).plan.of(Launch)}
+
+    def main():
+        world = weft.init()
+        for seed, compiled in programs:
+            for m in (seed % 3 + 1, 17 + seed % 5):
+                run(world, compiled, {"m": m}, seed, lowering="overlapped")
+        world.close()
+
+    ranks(main, num_ranks)
+    return found
+
+
+def test_random_layers(ranks):
+    assert several(ranks, range(2), 2) == {"grouped"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_many_random_layers(ranks, num_ranks: int):
+    several(ranks, range(1000 * num_ranks, 1000 * num_ranks + 6), num_ranks)
 
 
 @pytest.mark.parametrize("name", ["ag_moe", "moe_rs"])

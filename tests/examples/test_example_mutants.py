@@ -13,15 +13,15 @@ from weft.verify.mutants import Bounds
 
 NODES = {"10_two_nodes.py": (2, 2)}
 QUICK = "03_signal.py"
-# A program's kernels are tried one by one (tests/compiler/test_woven_mutants.py). Of this one every
+# Programs' kernels are tried one by one (tests/compiler/test_woven_mutants.py). Of the first each
 # signal was found to be needed but credits: what its second product waits for says that all ranks
 # have read what the same plan left before. Credits are for calls of other plans on the same slot.
-COMPILED = "13_program.py"
+COMPILED = ("13_program.py", "17_experts.py")
 
 
 def cases():
     for path in sorted((ROOT / "examples").glob("[0-9]*.py")):
-        if path.name not in (BUG, COMPILED):
+        if path.name not in (BUG, *COMPILED):
             marks = () if path.name == QUICK else pytest.mark.slow
             yield pytest.param(path, id=path.name, marks=marks)
 

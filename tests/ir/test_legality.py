@@ -67,6 +67,8 @@ BREACHES = [
     (core, "hook(emit, store, (c,))", "hook(emit, store, (rows,))", "names",
      "rows is of sort mapping; here it must be of sort operand"),
     (core, "b = param(operand)", "b = param(figure)", "words", "b is of sort figure"),
+    (core, "mapping(static, (gathered,))", "mapping(tables, (gathered,))", "words",
+     "rows is of sort tables and cuts whole, which is of sort static"),
     (core, "template(gemm, (", "template(rows, (3, ", "template", "a power of two of rows"),
     (core, "hook(emit, store", "hook(store, store", "words", "hook store: there are begin, order"),
     (core, "hook(emit, store", "hook(emit, hum", "words", "hook emit has hum: there are"),
