@@ -1,5 +1,5 @@
-"""gemm_rs, gemm_ar, ag_wgrad, all_reduce_rms_norm and flash_decode on GPUs, under torchrun: every way of
-each, in ragged and tiny shapes.
+"""gemm_rs, gemm_ar, ag_wgrad, all_reduce_rms_norm and flash_decode on GPUs, under torchrun: every
+way of each, in ragged and tiny shapes.
 
 Eager, then again and again, so that calls are replayed; answers against fp32 sums on the device.
 """
