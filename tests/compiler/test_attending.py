@@ -9,7 +9,17 @@ from random_programs import of_rank
 import weft
 import weft.ops
 from weft.base.errors import ShapeError, WeftError
-from weft.compiler import Shard, Tensor, all_gather, attending, attention, libraries, program
+from weft.compiler import (
+    Facts,
+    Shard,
+    Tensor,
+    all_gather,
+    attending,
+    attention,
+    libraries,
+    program,
+)
+from weft.ir.device import Call
 
 HEAD = 8
 
@@ -38,9 +48,15 @@ def by_heads(causal: bool):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
-    ("make", "num_ranks", "m"), [(by_tokens, 1, 5), (by_tokens, 3, 10), (by_heads, 2, 9)]
+    ("make", "num_ranks", "m", "lowering"),
+    [
+        (by_tokens, 1, 5, "unfused"),
+        (by_tokens, 3, 10, "unfused"),
+        (by_tokens, 3, 10, "overlapped"),
+        (by_heads, 2, 9, "overlapped"),
+    ],
 )
-def test_a_program_equals_its_meaning(ranks, make, num_ranks, m, causal):
+def test_a_program_equals_its_meaning(ranks, make, num_ranks, m, lowering, causal):
     made = make(causal)
     placed = made.stages.tasks["place"]
     generator = torch.Generator().manual_seed(0)
@@ -58,11 +74,29 @@ def test_a_program_equals_its_meaning(ranks, make, num_ranks, m, causal):
             of_rank(placed.task(name).type, one, sizes, world.rank, num_ranks).clone()
             for name, one in whole.items()
         ]
-        got = made(*mine, world=world, collectives=weft.ops, m=m)
+        got = made(*mine, world=world, collectives=weft.ops, lowering=lowering, m=m)
         kind = placed.task(placed.results[0]).type
         torch.testing.assert_close(got, of_rank(kind, wanted, sizes, world.rank, num_ranks))
 
     ranks(main, num_ranks)
+
+
+def test_gathers_become_part_of_the_operator():
+    """One call instead of three; not where somebody else reads the keys."""
+    facts = Facts({"m": 64}, 4)
+    made = by_tokens(True)
+    (call,) = made.overlapped(facts).plan.of(Call)
+    assert (call.function, call.reads, call.head, call.causal) == (
+        "ag_attention", ("q", "k", "v"), HEAD, True
+    )  # fmt: skip
+
+    @program(mesh="sp", q=of(4 * HEAD), k=of(2 * HEAD), v=of(2 * HEAD))
+    def keys_too(q, k, v):
+        keys = all_gather(k)
+        return attention(q, keys, all_gather(v), head=HEAD), keys
+
+    names = [one.function for one in keys_too.overlapped(facts).plan.of(Call)]
+    assert names == ["all_gather", "all_gather", "attention"]
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -37,6 +37,10 @@ class Collectives(Protocol):
 
     def ep_combine(self, y: Any, handle: Any, *, world: Any) -> Any: ...
 
+    def ag_attention(
+        self, q: Any, k: Any, v: Any, *, world: Any, causal: bool = True, m: int | None = None
+    ) -> Any: ...
+
     def run_plan(
         self, stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any,
         orders: Mapping[str, Any],
@@ -191,6 +195,13 @@ def _attention(step: Call, operands: Sequence[Any], here: Here) -> Any:
     return attending.attention(*operands, **_attributes(step), first=first)
 
 
+def _ag_attention(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    """Own tokens over all ranks' keys, which travel meanwhile."""
+    q, k, v = (one.unflatten(1, (-1, step.head)).contiguous() for one in operands)
+    m, causal = here.size(step.reads[0]), bool(step.causal)
+    return here.collectives.ag_attention(q, k, v, world=here.world, causal=causal, m=m).flatten(1)
+
+
 # What asks for more than its operands.
 CALLS: Mapping[str, Callable[[Call, Sequence[Any], Here], Any]] = {
     "all_gather": _rows,
@@ -199,6 +210,7 @@ CALLS: Mapping[str, Callable[[Call, Sequence[Any], Here], Any]] = {
     "moe_route": _moe_route,
     "grouped_matmul": _grouped_matmul,
     "attention": _attention,
+    "ag_attention": _ag_attention,
     "ep_dispatch": _ep_dispatch,
     "ep_combine": _ep_combine,
 }
@@ -207,6 +219,7 @@ MEANINGS: Mapping[str, Callable[..., Any]] = {
     **LOCAL,
     "kv_append": decoding.appended,
     "moe_route": experts.route,
+    "ag_attention": attending.attention,
     "ep_dispatch": experts.gather_rows,
     "ep_combine": experts.scatter_rows,
 }

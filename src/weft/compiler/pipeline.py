@@ -16,6 +16,7 @@ from weft.compiler.lower import overlapped, unfused
 from weft.compiler.lower.kernels import EPILOGUES
 from weft.compiler.lower.supported import ENGINES, ORDERS
 from weft.compiler.passes.allocate import allocate
+from weft.compiler.passes.attend import attend
 from weft.compiler.passes.cut_chunks import chunk
 from weft.compiler.passes.engines import engines
 from weft.compiler.passes.fuse import fuse
@@ -67,8 +68,10 @@ def at_call(facts: Facts, settings: Settings) -> tuple[Pass, ...]:
 
     given = {"facts": facts, "settings": settings}
     return (
+        Pass("attend", attend,
+             "before kernels: what it takes for one operator is no kernel's any more"),
         Pass("fuse", partial(fuse, epilogues=EPILOGUES),
-             "first: tiles, engines and orders are of kernels, not of tasks"),
+             "before the rest: tiles, engines and orders are of kernels, not of tasks"),
         Pass("engines", partial(engines, **given, known=ENGINES),
              "before tiles: which tiles are best depends on how rows arrive"),
         Pass("tile", partial(tile, extents=settings.tiles),

@@ -193,7 +193,7 @@ def _attention(task: Any, sizes: Sizes) -> tuple[Size, ...]:
     columns = [_whole_heads(task, i, one, task.head or 2) for i, one in enumerate((q, k))]
     if k != v or q[0] != k[0] or columns[0] % columns[1]:
         told = ", ".join(f"{n} is {text.value(one)}" for n, one in zip(task.operands, sizes))
-        raise ValueError(f"attention: {told}; rows are alike in all, columns in keys and values, "
+        raise ValueError(f"{task.kind}: {told}; rows are alike in all, columns in keys and values, "
                          "and q has their heads or a multiple of them")  # fmt: skip
     return q
 
@@ -235,4 +235,5 @@ _RULES: Mapping[str, Callable[[Any, Sizes], tuple[Size, ...]]] = {
     "kv_append": _kv_append,
     "decode_attention": _decode_attention,
     "attention": _attention,
+    "ag_attention": _attention,
 }

@@ -240,6 +240,10 @@ KINDS = {
         ((Shard(0), WHOLE, WHOLE), Shard(0)),
         ((Shard(1), Shard(1), Shard(1)), Shard(1)),
     ), attributes=("head", "causal")),
+    # The same, of keys and values that are gathered meanwhile.
+    "ag_attention": Kind(3, (_SAME, (All(), All()), (All(), All())), (
+        ((Shard(0), Shard(0), Shard(0)), Shard(0)),
+    ), is_collective=True, attributes=("head", "causal")),
     # With dim: Shard(dim) -> Replicate, Partial -> Shard(dim).
     "all_gather": Kind(1, (_SAME,), is_collective=True, attributes=("dim",)),
     "reduce_scatter": Kind(1, (_SAME,), is_collective=True, attributes=("dim",)),
