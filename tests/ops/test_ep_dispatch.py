@@ -20,7 +20,8 @@ SMALL = Config(lanes=3, block=32, tokens=2, batch=4)
 
 def check(got, problem, rank, inputs):
     expected = op.reference(problem, inputs)[rank]
-    for name, one, wanted in zip(("x", *TABLES), got, expected, strict=True):
+    names = ("x", "scales") if problem.scale_bytes else ("x",)
+    for name, one, wanted in zip((*names, *TABLES), got, expected, strict=True):
         assert one.shape == wanted.shape and one.dtype == wanted.dtype, name
         one, wanted = (part.reshape(-1).view(torch.uint8) for part in (one, wanted))
         assert torch.equal(one, wanted), name
@@ -92,9 +93,14 @@ def test_ranks_that_have_not_as_many(ranks, counts, rows, experts, top_k, tile_m
     dispatch_once(ranks, problem, inputs_of(problem, ids))
 
 
-@pytest.mark.parametrize(("dtype", "n"), [("bfloat16", 24), ("float8_e4m3fn", 7), ("int64", 3)])
-def test_rows_of_any_dtype(ranks, dtype, n):
-    problem = Problem(10, n, 2, dtype, experts=4, top_k=2, tile_m=4)
+@pytest.mark.parametrize(
+    ("dtype", "n", "scales"),
+    [("bfloat16", 24, 0), ("int64", 3, 0), ("float8_e4m3fn", 256, 2), ("float8_e4m3fn", 7, 1),
+     ("float32", 0, 0), ("int8", 16, 40)],
+)  # fmt: skip
+def test_rows_of_any_dtype_and_their_scales(ranks, dtype, n, scales):
+    sizes = {"experts": 4, "top_k": 2, "tile_m": 4, "scale_bytes": 4 * scales}
+    problem = Problem(10, n, 2, dtype, **sizes)
     dispatch_once(ranks, problem, [op.make_inputs(problem, rank) for rank in range(2)])
 
 
@@ -223,8 +229,8 @@ def test_what_does_not_fit(ranks):
             ep_dispatch(x, ids, weights, 4, world=world, max_tokens=2)
         with pytest.raises(ShapeError, match="top_k=1 of 0 experts|0 experts on 2 ranks"):
             ep_dispatch(x, ids, weights, 0, world=world)
-        with pytest.raises(ShapeError, match=r"out has shape \(3, 8\); the result is \(6, 8\)"):
-            ep_dispatch(x, ids, weights, 4, world=world, out=torch.ones(3, 8))
+        with pytest.raises(ShapeError, match=r"scales has shape \(2, 1\) but x has 3 tokens"):
+            ep_dispatch((x, x[:2, :1].contiguous()), ids, weights, 4, world=world)
 
     ranks(main, 2)
     problem = Problem(64, 8, 4, experts=8, top_k=2)
@@ -243,8 +249,12 @@ def test_what_does_not_fit(ranks):
     ["cuda:90", *(pytest.param(one, marks=pytest.mark.slow) for one in ELSEWHERE)],
 )
 def test_compiles_and_keeps_its_waits(target):
-    problem = Problem(4096, 7168, 4, "bfloat16", experts=256, top_k=8)
-    for fn, record in kernels(problem, None, TARGETS[target]):
+    sizes = {"experts": 256, "top_k": 8}
+    plain = Problem(4096, 7168, 4, "bfloat16", **sizes)
+    scaled = Problem(4096, 7168, 4, "float8_e4m3fn", **sizes, scale_bytes=4 * 56)
+    tables, rows = kernels(plain, None, TARGETS[target])
+    _, both = kernels(scaled, None, TARGETS[target])
+    for fn, record in (tables, rows, both):
         binary = triton_api.compile_kernel(fn, record, TARGETS[target])
         report = compiled(binary, TARGETS[target])
         assert report.ok, "\n".join(map(str, report.findings))

@@ -179,7 +179,8 @@ class Handle(NamedTuple):
 
 
 class Dispatched(NamedTuple):
-    """x: [capacity, n] rows by slot. Behind the last slot nothing is written."""
+    """x: [capacity, n] rows by slot; (rows, scales) of such. Behind the last slot nothing is
+    written."""
 
     x: Any
     handle: Handle
@@ -363,15 +364,22 @@ def record(
         **constants,
     }
     names = fn.arg_names
-    pointers = [n for n in names if isinstance(known.get(n), str) and known[n][0] == "*"]
-    lengths = ("n",) if problem.n % 16 == 0 else ()
+    pointers = [name for name, word in known.items() if isinstance(word, str) and word[0] == "*"]
+    for name in ("rows", "scales"):
+        if values.get(name) is not None:
+            pointers += [f"{name}.{part}" for part in ("x", "out", "gathered")]
+    if problem.n % 16 == 0:
+        pointers.append("n")
+    tuples = ("tile", "scale_tile", "cut")
     return fn, KernelRecord(
         name=fn.__name__.replace("_", ".", 2).replace(".", "_", 1),
         signature={
-            n: ["constexpr"] * len(values[n]) if n in ("tile", "cut") else known.get(n, "constexpr")
-            for n in names
+            name: ["constexpr"] * len(values[name])
+            if name in tuples and values[name] is not None
+            else known.get(name, "constexpr")
+            for name in names
         },
-        constants={n: values[n] for n in names if n in values},
+        constants={name: values[name] for name in names if name in values},
         options=config.options(target),
-        divisible_by_16=(*pointers, *(n for n in lengths if n in names)),
+        divisible_by_16=tuple(name for name in pointers if name.partition(".")[0] in names),
     )

@@ -67,14 +67,27 @@ TABLES = ("ids", "token_of", "weight_of", "slot_of", "counts", "tiles", "turns",
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tuple]:
-    """All ranks at once: x', with zeros behind the last slot, then TABLES."""
-    whole = torch.zeros(problem.num_tokens + 1, problem.n, dtype=problem.torch_dtype)
+    """All ranks at once: x' and scales, with zeros behind the last slot, then TABLES."""
+    made = _ep.reference_tables(problem, inputs)
+    found = []
+    for one in made:
+        tokens = one.token_of.long()
+        moved = [_whole(problem, inputs, name)[tokens] for name in _moved(inputs[0])]
+        found.append((*moved, *(getattr(one, name) for name in TABLES)))
+    return found
+
+
+def _moved(inputs: Mapping[str, Any]) -> list[str]:
+    return [name for name in ("x", "scales") if name in inputs]
+
+
+def _whole(problem: Problem, inputs: Sequence[Mapping[str, Any]], name: str) -> torch.Tensor:
+    """All ranks' rows by token, and behind them one of zeros."""
+    first = inputs[0][name]
+    whole = first.new_zeros(problem.num_tokens + 1, first.shape[1])
     for rank, one in enumerate(inputs):
-        whole[rank * problem.rows :][: len(one["x"])] = one["x"]
-    return [
-        (whole[one.token_of.long()], *(getattr(one, name) for name in TABLES))
-        for one in _ep.reference_tables(problem, inputs)
-    ]
+        whole[rank * problem.rows :][: len(one[name])] = one[name]
+    return whole
 
 
 # ---------------------------------------------------------------------------------------------
@@ -83,9 +96,10 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tup
 
 @dataclass(frozen=True)
 class Problem(_ep.Problem):
-    """m tokens of n elements, of any dtype: they are moved bit by bit; `again` and again with what
-    the first dispatch gave."""
+    """m tokens of n elements, of any dtype: they are moved bit by bit. With each go `scale_bytes`
+    of scales; `again` and again by the same handle."""
 
+    scale_bytes: int = 0
     again: int = 0
 
     op = "ep_dispatch"
@@ -232,21 +246,36 @@ def ep_dispatch_tables(ids, made, heard, errors, slot, tokens, cut, split, world
     _fill(made.token_of, made.weight_of, tl.sum(slots_of, axis=0), split.room, 256)
 
 
+class Rows(NamedTuple):
+    """x: [own tokens, row] elements -> gathered -> out: [capacity, row]."""
+
+    x: Any
+    out: Any
+    gathered: Any
+    row: Any
+
+
 @triton.jit
-def ep_dispatch_rows(x, out, gathered, ids, slot_of, token_of, rows_ready, slot, row, split, tile,
-                     world, clear: tl.constexpr):  # fmt: skip
-    """Lane by lane; `row` elements to a row."""
+def ep_dispatch_rows(rows, scales, ids, slot_of, token_of, rows_ready, slot, split, tile,
+                     scale_tile, world, clear: tl.constexpr):  # fmt: skip
+    """Lane by lane. rows: Rows; scales: the same of what goes with them, where scale_tile is."""
     rank = wl.rank(world).to(tl.int32)
     e = move.begin(world, slot)
-    ep.send(world, gathered, x, ids, rank, row, split, tile)
+    ep.send(world, rows.gathered, rows.x, ids, rank, rows.row, split, tile)
+    if scale_tile is not None:
+        ep.send(world, scales.gathered, scales.x, ids, rank, scales.row, split, scale_tile)
     wl.notify_all(world, move.word_of(rows_ready, rank), e, op=wl.SignalOp.SET)
     for hop in range(world.num_ranks):
         source = (rank + world.num_ranks - hop) % world.num_ranks
         wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with the notify above
-        ep.take(out, gathered, slot_of, source, row, split, tile)
+        ep.take(rows.out, rows.gathered, slot_of, source, rows.row, split, tile)
+        if scale_tile is not None:
+            ep.take(scales.out, scales.gathered, slot_of, source, scales.row, split, scale_tile)
     move.end(world, slot, e)
-    if clear:
-        ep.clear(out, token_of, row, split, tile)  # nobody else's business
+    if clear:  # nobody else's business
+        ep.clear(rows.out, token_of, rows.row, split, tile)
+        if scale_tile is not None:
+            ep.clear(scales.out, token_of, scales.row, split, scale_tile)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -254,7 +283,7 @@ def ep_dispatch_rows(x, out, gathered, ids, slot_of, token_of, rows_ready, slot,
 
 
 def ep_dispatch(
-    x: torch.Tensor,
+    x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
     ids: torch.Tensor | None = None,
     weights: torch.Tensor | None = None,
     experts: int | None = None,
@@ -266,45 +295,57 @@ def ep_dispatch(
     handle: Handle | None = None,
     clear: bool = False,
     config: Config | None = None,
-    out: torch.Tensor | None = None,
 ) -> Dispatched:
     """Rows of tokens to the ranks that have their experts, sorted by expert. Collective.
 
         x'[slot] = x of its source rank[its token]     slots by (own expert, source rank, token)
 
-    With `handle` another x goes the ways of an earlier call, without a word about them.
+    With `handle` another x goes the ways of an earlier call, without a word about them. x may be
+    (rows, scales): then both go, as x', by one launch.
 
-    Shapes  x: [own tokens, n], contiguous; ids, weights: [own tokens, top_k]; experts: how many all
-            ranks have, split as torch.chunk does; max_tokens: the most that a rank has, by default
-            own: pass it where ranks differ. x': [capacity, n], where capacity defaults to what
-            comes if all tokens choose one rank; behind the last slot zeros with `clear`, else
-            nothing is written
+    Shapes  x: [own tokens, n], scales: [own tokens, any number], contiguous; ids, weights: [own
+            tokens, top_k]; experts: how many all ranks have, split as torch.chunk does; max_tokens:
+            the most that a rank has, by default own: pass it where ranks differ. x': [capacity, n],
+            where capacity defaults to what comes if all tokens choose one rank; behind the last
+            slot zeros with `clear`, else nothing is written
     Dtypes  x: any, moved bit by bit; ids: int32, -1 for none; weights: float32
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ;
             by a later call, or world.check(): CapacityError, UsageError: choices that are no
             expert or come twice. All ranks raise them
     """
-    _ep.check_rows(world, "ep_dispatch", "x", x)
+    rows, scales = x if isinstance(x, tuple) else (x, None)
+    _ep.check_rows(world, "ep_dispatch", "x", rows)
     if handle is None:
-        problem = problem_of(world, x, ids, weights, experts, max_tokens, capacity, tile_m)
+        problem = problem_of(world, rows, ids, weights, experts, max_tokens, capacity, tile_m)
     else:
-        problem = _problem_again(x, handle, ids, weights, experts, max_tokens, capacity)
+        problem = _problem_again(rows, handle, ids, weights, experts, max_tokens, capacity)
+    problem = replace(problem, scale_bytes=_scale_bytes(world, rows, scales))
     config = config or choose(problem, world.target)
     config.check(problem, world.target)
-    if out is None:
-        out = torch.empty((problem.capacity, problem.n), dtype=x.dtype, device=x.device)
-    else:
-        shape = (problem.capacity, problem.n)
-        _lanes.check_out("ep_dispatch", out, shape, x.dtype, world)
-    world.operator_call(_ep.call_name(problem, config, "" if handle is None else "again"))
+    kind = "" if handle is None else "again"
+    world.operator_call(_ep.call_name(problem, config, f"{kind} {problem.scale_bytes}"))
     slot = _slot_of(world, problem, config) if problem.m else None
     if handle is None:
-        made = _make_tables(world, problem, config, slot, x, ids, weights)
-        handle = Handle(made, problem)
+        handle = Handle(_make_tables(world, problem, config, slot, rows, ids, weights), problem)
+    sent = [rows] if scales is None else [rows, scales]
+    got = [one.new_empty(problem.capacity, one.shape[1]) for one in sent]
     if slot is not None:
-        _move_rows(world, problem, config, slot, x, handle.tables, out, clear)
-    return Dispatched(out, handle._replace(problem=problem))
+        _move_rows(world, problem, config, slot, sent, got, handle.tables, clear)
+    return Dispatched(got[0] if scales is None else tuple(got), handle._replace(problem=problem))
+
+
+def _scale_bytes(world: Any, rows: Any, scales: Any) -> int:
+    """Of each row's scales. Raises  ShapeError: not as many as rows"""
+    if scales is None:
+        return 0
+    _ep.check_rows(world, "ep_dispatch", "scales", scales)
+    if scales.shape[0] != rows.shape[0] or not scales.shape[1]:
+        raise ShapeError(
+            f"ep_dispatch: scales has shape {tuple(scales.shape)} but x has {rows.shape[0]} "
+            "tokens; each has as many scales as the others, and one at least"
+        )
+    return scales.shape[1] * scales.element_size()
 
 
 def _slot_of(world: Any, problem: Problem, config: Config) -> Any:
@@ -318,6 +359,8 @@ def _slot_of(world: Any, problem: Problem, config: Config) -> Any:
         "wrong": ((blocks,), torch.int32),
         "gathered": ((max(8, problem.num_tokens * problem.row_bytes),), torch.uint8),
     }
+    if problem.scale_bytes:
+        buffers["scales"] = ((problem.num_tokens * problem.scale_bytes,), torch.uint8)
     words = {"routed": blocks, "rows_ready": problem.num_ranks * config.grid(problem)}
     signals = {name: (count, torch.int64) for name, count in words.items()}
     return world.workspace("ep_dispatch", buffers, signals)
@@ -345,23 +388,35 @@ def _make_tables(
 
 
 def _move_rows(
-    world: Any, problem: Problem, config: Config, slot: Any, x: Any, tables: Tables, out: Any,
-    clear: bool,
+    world: Any, problem: Problem, config: Config, slot: Any, sent: Sequence[Any],
+    got: Sequence[Any], tables: Tables, clear: bool,
 ) -> None:  # fmt: skip
-    width = _lanes.width_of(problem.row_bytes, x, out)
-    own = x.shape[0]
-    x, out, gathered = _lanes.as_words(width, x, out, slot.gathered)
-    tile = config.extents(problem, _lanes.words_in_vector(width)).as_constexpr()
+    moved, tiles = [None, None], [None, None]
+    sizes = (problem.row_bytes, problem.scale_bytes)
+    staged = (slot.gathered, slot.scales if problem.scale_bytes else None)
+    for i, (x, out) in enumerate(zip(sent, got, strict=True)):
+        width = _lanes.width_of(sizes[i], x, out)
+        moved[i] = Rows(*_lanes.as_words(width, x, out, staged[i]), sizes[i] // min(width, 8))
+        tiles[i] = _tile(problem, config, i, width).as_constexpr()
     ep_dispatch_rows[(config.grid(problem),)](
-        x, out, gathered, tables.ids, tables.slot_of, tables.token_of, slot.rows_ready, slot.arg,
-        problem.row_bytes // min(width, 8), _ep.split_of(problem, own), tile, world.arg, clear,
+        *moved, tables.ids, tables.slot_of, tables.token_of, slot.rows_ready, slot.arg,
+        _ep.split_of(problem, sent[0].shape[0]), *tiles, world.arg, clear,
         **config.options(world.target),
     )  # fmt: skip
 
 
+def _tile(problem: Problem, config: Config, index: int, width: int) -> ep.Extents:
+    """Of rows (0), or scales (1), which may be few."""
+    tile = config.extents(problem, _lanes.words_in_vector(width))
+    if index == 0:
+        return tile
+    count = problem.scale_bytes // min(width, 8)
+    return tile._replace(block=max(tile.vec, min(tile.block, _lanes.power_of_two(count))))
+
+
 def _error_word(world: Any, problem: Problem) -> torch.Tensor:
     """Where the tables' kernel says what is wrong with a problem's choices."""
-    key = ("ep_dispatch.errors", replace(problem, n=0, dtype="uint8", tile_m=1))
+    key = ("ep_dispatch.errors", replace(problem, n=0, dtype="uint8", tile_m=1, scale_bytes=0))
     if key not in world.calls:
         world.calls[key] = world.error_word(partial(_ep.explain, problem))
     return world.calls[key]
@@ -415,27 +470,34 @@ def make_problem(
     num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
 ) -> Problem:
     made = _ep.make_problem(Problem, num_ranks, shape, dtype, nodes)
-    return replace(made, again=shape.get("again", 0))
+    return replace(made, again=shape.get("again", 0), scale_bytes=4 * shape.get("scales", 0))
 
 
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """One rank's random tokens and choices on the CPU: the same for one seed on every machine."""
     first, end = problem.shard(rank)
-    x = _lanes.random_rows(problem, rank, end - first, seed)
-    return {"x": x, **_ep.make_choices(problem, rank, seed)}
+    inputs = {"x": _lanes.random_rows(problem, rank, end - first, seed)}
+    if problem.scale_bytes:
+        size = (end - first, problem.scale_bytes // 4)
+        generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank + 2)
+        inputs["scales"] = torch.rand(size, generator=generator)
+    return {**inputs, **_ep.make_choices(problem, rank, seed)}
 
 
 def run(
     world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> tuple:
+    rows = tuple(inputs[name] for name in _moved(inputs))
+    x = rows if len(rows) > 1 else rows[0]
     got, handle = ep_dispatch(
-        inputs["x"], inputs["ids"], inputs["weights"], problem.experts, world=world,
+        x, inputs["ids"], inputs["weights"], problem.experts, world=world,
         max_tokens=problem.rows, capacity=problem.capacity, tile_m=problem.tile_m, clear=True,
         config=config,
     )  # fmt: skip
     for _ in range(problem.again):
-        got, _ = ep_dispatch(inputs["x"], world=world, handle=handle, clear=True, config=config)
-    return got, *(getattr(handle.tables, name) for name in TABLES)
+        got, _ = ep_dispatch(x, world=world, handle=handle, clear=True, config=config)
+    moved = got if isinstance(got, tuple) else (got,)
+    return *moved, *(getattr(handle.tables, name) for name in TABLES)
 
 
 def kernels(
@@ -456,11 +518,17 @@ def kernels(
         "cut": _cut(problem, config),
     }
     yield _ep.record(ep_dispatch_tables, problem, config, target, types, constants)
-    width = _lanes.width_of(problem.row_bytes)
-    moved = dict.fromkeys(("x", "out", "gathered"), f"*i{8 * min(width, 8)}")
-    types = {**moved, "rows_ready": "*i64", "row": "i32"}
-    tile = config.extents(problem, _lanes.words_in_vector(width))
-    constants = {"tile": tile, "clear": False}
+    types, constants = {"rows_ready": "*i64"}, {"clear": False}
+    for i, (name, size) in enumerate(
+        (("rows", problem.row_bytes), ("scales", problem.scale_bytes))
+    ):
+        tile = "scale_tile" if i else "tile"
+        if i and not size:
+            constants.update({name: None, tile: None})
+            continue
+        width = _lanes.width_of(size)
+        types[name] = [f"*i{8 * min(width, 8)}"] * 3 + ["i32"]
+        constants.update({name: Rows(*[None] * 4), tile: _tile(problem, config, i, width)})
     yield _ep.record(ep_dispatch_rows, problem, config, target, types, constants)
 
 
@@ -469,8 +537,10 @@ def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> tuple:
     first, end = problem.shard(rank)
     shape = (problem.capacity, problem.n)
     made = _ep.empty_tables(problem, end - first, None, "meta")
-    x = torch.empty(shape, dtype=problem.torch_dtype, device="meta")
-    return x, *(getattr(made, name) for name in TABLES)
+    moved = [torch.empty(shape, dtype=problem.torch_dtype, device="meta")]
+    if problem.scale_bytes:
+        moved.append(torch.empty(problem.capacity, problem.scale_bytes // 4, device="meta"))
+    return *moved, *(getattr(made, name) for name in TABLES)
 
 
 op = Op(
