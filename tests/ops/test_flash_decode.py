@@ -73,7 +73,7 @@ def call_every_way(problem, config):
         ((1,), {}),
         ((2,), {"m": 1, "n": 1, "k": 1, "heads": 1, "kv_heads": 1}),
         ((3,), {"heads": 17, "kv_heads": 1}),
-        ((4,), {"n": 9, "variable": 0}),
+        pytest.param((4,), {"n": 9, "variable": 0}, marks=SLOW),
         ((2, 1), {"n": 70}),
     ],
     ids=str,
@@ -88,7 +88,7 @@ def test_every_way_of_calling(ranks, nodes, sizes, monkeypatch):
             assert all(map(torch.equal, found[0], outs))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=SLOW), "bfloat16"])
 def test_half_precision(ranks, dtype):
     problem = problem_for(2, dtype)
     ranks(lambda: call_every_way(problem, None), 2)

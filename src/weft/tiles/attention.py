@@ -283,26 +283,26 @@ def _step(queries, bounds, where, at, position, shift, stop, shape, tile, state,
     j = position + tl.arange(0, tile.n)
     mask = j < stop
     if tile.k == tile.d:
-        k = _load(where.k, at, j + shift, mask, 0, tile.d, shape, tile, is_masked)
+        k = load_keys(where.k, at, j + shift, mask, 0, tile.d, shape, tile, is_masked)
         x = tl.dot(queries, k.T, input_precision="ieee")
     else:
         x = tl.zeros((tile.m, tile.n), tl.float32)
         for column in range(0, tile.d, tile.k):
             some = load_rows(queries, at, column, tile.k, shape, tile)
-            k = _load(where.k, at, j + shift, mask, column, tile.k, shape, tile, is_masked)
+            k = load_keys(where.k, at, j + shift, mask, column, tile.k, shape, tile, is_masked)
             x = tl.dot(some, k.T, x, input_precision="ieee")
     x = x * shape.scale
     if is_masked:
         seen = (j >= bounds.lo[:, None]) & (j < tl.minimum(bounds.hi, stop)[:, None])
         x = tl.where(seen, x, -float("inf"))
-    v = _load(where.v, at, j + shift, mask, 0, tile.d, shape, tile, is_masked)
+    v = load_keys(where.v, at, j + shift, mask, 0, tile.d, shape, tile, is_masked)
     high, total, out = softmax.absorb(state.high, state.total, state.out, x, v)
     return State(high, total, out)
 
 
 @triton.jit
-def _load(source, at, row, mask, column, width: tl.constexpr, shape, tile,
-          is_masked: tl.constexpr):  # fmt: skip
+def load_keys(source, at, row, mask, column, width: tl.constexpr, shape, tile,
+              is_masked: tl.constexpr):  # fmt: skip
     """Rows of k or of v, `width` columns of the tile's heads from `column` on; zeros where not
     `mask`, and behind the head's end."""
     head = at.i_n * tile.pack // (shape.q_heads // shape.kv_heads)

@@ -1,0 +1,153 @@
+"""The attention template backwards: gradients of queries, and of keys and values, in tiles.
+
+    share  =  exp(scale * q k^T - lse)                of what is visible; made again, not kept
+    slope  =  share * (dout v^T - delta),             delta = sum over d of (dout * out) - dlse
+    dq     =  scale * slope k;     dk  =  scale * slope^T q;     dv  =  share^T dout
+
+Two bodies, for two launches one behind the other. `queries_tile` has a tile of queries, as
+weft.tiles.attention has, and goes through the keys that it meets; it leaves `delta`, and which keys
+each query sees, for the other. `keys_tile` has tile.n keys of one head and goes through the queries
+that see any of them: head by head of those that share it, from the first token up. Each result is
+stored by one program, in one order of sums, so there is no atomic and results are the same bits
+each time. What nothing sees, or what sees nothing, gets zeros.
+
+Tiles, which keys a query sees (`visible`), and where everything lies are those of
+weft.tiles.attention, with keys that all lie together: position j is row j. A tile holds queries of
+one head (tile.pack is 1) and multiplies whole heads (tile.k is tile.d).
+
+Source  Dao et al., FlashAttention (2022), appendix B; Dao, FlashAttention-2 (2023)
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from weft.tiles import attention, softmax, swizzle
+
+
+class Given(NamedTuple):
+    """What `keys_tile` reads, and `queries_tile`, which makes the last three. q, out, dout:
+    [tokens, q_heads, d], as far apart as queries are; k, v: [positions, kv_heads, d]; lse, delta:
+    fp32 [tokens, q_heads]; lo, hi: int32 [tokens], an attention.Bounds for each"""
+
+    q: Any
+    k: Any
+    v: Any
+    out: Any
+    dout: Any
+    lse: Any
+    delta: Any
+    lo: Any
+    hi: Any
+
+
+@triton.jit
+def queries_tile(
+    i_m, i_n, given, dlse, dq, shape, tile, visible: tl.constexpr, visible_args
+):  # fmt: skip
+    """dq of row i_m of tiles and head i_n, and its `delta`. dlse: as lse, or None
+
+    dq: [tokens, q_heads, d], contiguous
+    """
+    at = attention.met(swizzle.At(i_m, i_n), shape, tile, visible, visible_args)
+    bounds = visible(attention.tokens_of(at, shape, tile), visible_args)
+    queries = attention.load_rows(given.q, at, 0, tile.d, shape, tile)
+    slopes = attention.load_rows(given.dout, at, 0, tile.d, shape, tile)
+    out = attention.load_rows(given.out, at, 0, tile.d, shape, tile)
+    place, there = _numbers(at, shape, tile)
+    delta = tl.sum(slopes.to(tl.float32) * out.to(tl.float32), axis=1)
+    if dlse is not None:
+        delta -= tl.load(dlse + place, mask=there, other=0.0)
+    tl.store(given.delta + place, delta, mask=there)
+    if i_n == 0:
+        token = attention.tokens_of(at, shape, tile)
+        tl.store(given.lo + token, bounds.lo, mask=there)
+        tl.store(given.hi + token, bounds.hi, mask=there)
+    log = tl.load(given.lse + place, mask=there, other=0.0) * softmax.LOG2_E
+    total = tl.zeros((tile.m, tile.d), tl.float32)
+    for position in range(at.lo, at.hi, tile.n):
+        j = position + tl.arange(0, tile.n)
+        k = attention.load_keys(given.k, at, j, j < at.hi, 0, tile.d, shape, tile, True)
+        v = attention.load_keys(given.v, at, j, j < at.hi, 0, tile.d, shape, tile, True)
+        x = tl.dot(queries, k.T, input_precision="ieee") * shape.scale
+        seen = (j >= bounds.lo[:, None]) & (j < bounds.hi[:, None])
+        # Of a query that sees nothing lse is -inf, and the difference NaN.
+        share = tl.where(seen, tl.exp2(x - log[:, None]), 0.0)
+        slope = share * (tl.dot(slopes, v.T, input_precision="ieee") - delta[:, None])
+        total = tl.dot(slope.to(k.dtype), k, total, input_precision="ieee")
+    total *= shape.scale * softmax.LN_2
+    stride = shape.q_heads * shape.d
+    pointers, inside = attention.places(dq, at, 0, tile.d, stride, shape, tile)
+    tl.store(pointers, total.to(dq.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def keys_tile(
+    i, kv_head, given, dk, dv, positions, stride, steps, shape, tile
+):  # fmt: skip
+    """dk and dv of positions i * tile.n .. of a head of keys. Behind `queries_tile` of all.
+
+    dk, dv: rows `stride` elements apart; steps: shape.tokens in binary has so many digits, at most
+    """
+    group = shape.q_heads // shape.kv_heads
+    first = i * tile.n
+    j = first + tl.arange(0, tile.n)
+    at = swizzle.At(0, kv_head * group)
+    k = attention.load_keys(given.k, at, j, j < positions, 0, tile.d, shape, tile, True)
+    v = attention.load_keys(given.v, at, j, j < positions, 0, tile.d, shape, tile, True)
+    last = tl.minimum(first + tile.n, positions) - 1
+    begin = _count_up_to(given.hi, first, steps, shape)
+    end = _count_up_to(given.lo, last, steps, shape)
+    row = begin // tile.tokens
+    rows = tl.maximum(tl.cdiv(end, tile.tokens) - row, 0)
+    sum_k = tl.zeros((tile.n, tile.d), tl.float32)
+    sum_v = tl.zeros((tile.n, tile.d), tl.float32)
+    for turn in range(0, group * rows):
+        at = swizzle.At(row + turn % rows, kv_head * group + turn // rows)
+        queries = attention.load_rows(given.q, at, 0, tile.d, shape, tile)
+        slopes = attention.load_rows(given.dout, at, 0, tile.d, shape, tile)
+        place, there = _numbers(at, shape, tile)
+        token = attention.tokens_of(at, shape, tile)
+        lo = tl.load(given.lo + token, mask=there, other=0)
+        hi = tl.load(given.hi + token, mask=there, other=0)
+        log = tl.load(given.lse + place, mask=there, other=0.0) * softmax.LOG2_E
+        delta = tl.load(given.delta + place, mask=there, other=0.0)
+        # Keys by queries: no product has to be turned.
+        x = tl.dot(k, queries.T, input_precision="ieee") * shape.scale
+        seen = (j[:, None] >= lo[None, :]) & (j[:, None] < hi[None, :])
+        share = tl.where(seen, tl.exp2(x - log[None, :]), 0.0)
+        sum_v = tl.dot(share.to(v.dtype), slopes, sum_v, input_precision="ieee")
+        slope = share * (tl.dot(v, slopes.T, input_precision="ieee") - delta[None, :])
+        sum_k = tl.dot(slope.to(k.dtype), queries, sum_k, input_precision="ieee")
+    c = tl.arange(0, tile.d)
+    there = j.to(tl.int64)[:, None] * stride + (kv_head * shape.d + c)[None, :]
+    mask = (j < positions)[:, None] & (c < shape.d)[None, :]
+    sum_k *= shape.scale * softmax.LN_2
+    tl.store(dk + there, sum_k.to(dk.dtype.element_ty), mask=mask)
+    tl.store(dv + there, sum_v.to(dv.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _numbers(at, shape, tile):
+    """Where a tile's rows lie in [tokens, q_heads], and which of them there are."""
+    token = attention.tokens_of(at, shape, tile).to(tl.int64)
+    place = token * shape.q_heads + attention.heads_of(at, tile)
+    return place, attention.is_row(at, shape, tile)
+
+
+@triton.jit
+def _count_up_to(bounds, position, steps, shape):
+    """How many queries have a bound of `position` or less: these come first, as bounds never fall.
+    By halves."""
+    low = position * 0
+    high = low + shape.tokens
+    for _ in range(steps):
+        middle = (low + high) // 2
+        bound = tl.load(bounds + middle, mask=low < high, other=0)
+        is_below = (low < high) & (bound <= position)
+        low = tl.where(is_below, middle + 1, low)
+        high = tl.where(is_below, high, middle)
+    return low
