@@ -437,7 +437,7 @@ def kernels(
     )
 
 
-def fake(problem: Problem, inputs: Mapping[str, Any]) -> torch.Tensor:
+def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
     """The result's shape and dtype, without its values."""
     shape = (problem.m, problem.heads, problem.k)
     return torch.empty(shape, dtype=problem.torch_dtype, device="meta")
