@@ -128,6 +128,8 @@ def mixture_points(op: str, tokens: Sequence[int], num_ranks: int) -> list[Point
                 shape |= {"n": 2 * inner // TENSOR_PARALLEL, "k": hidden}
             elif op == "moe_rs":
                 shape |= {"k": inner // TENSOR_PARALLEL}
+            else:  # whole experts on each rank, with room for a quarter more rows than they get
+                shape["capacity"] = each * top_k * 5 // 4
             shape["tile_m"] = _tile_of(m * top_k // experts)
             points.append(Point(op, label, shape, _modes(m)))
     return points
