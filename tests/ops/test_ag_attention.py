@@ -13,7 +13,9 @@ import weft
 from weft.base.dtypes import tolerance
 from weft.base.errors import ConfigError, DtypeError, FindingError, ShapeError
 from weft.base.target import TARGETS
+from weft.compiler import attending
 from weft.language import triton_api
+from weft.ops._baselines.attention import parts_of
 from weft.ops.ag_attention import Config, Problem, ag_attention, candidates, op, reference
 from weft.tools.binaries import build
 from weft.tools.check import rel_err
@@ -168,6 +170,31 @@ def ag_attention_call(world: Any, problem: Problem) -> Any:
     from weft.ops.ag_attention import _make_call
 
     return _make_call(world, problem, config_for(problem, "push"), None)
+
+
+# ---- what it is measured against
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_parts_that_torch_attends_to(causal):
+    """Queries stand at the end of their keys, sequence by sequence: that is the reference."""
+    problem = problem_for(3, 31, sequences=5, causal=causal)
+    inputs = [op.make_inputs(problem, rank) for rank in range(3)]
+    expected = reference(problem, inputs)
+    k, v = (torch.cat([one[name] for one in inputs])[:, 0] for name in ("k", "v"))
+    ends = inputs[0]["cu_seqlens"].tolist()
+    for rank in range(3):
+        parts = parts_of(ends, problem.shard(rank), causal)
+        rows = zip(parts.queries, parts.queries[1:], strict=False)
+        seen = zip(parts.keys, parts.keys[1:], strict=False)
+        for (begin, end), (first, last) in zip(rows, seen, strict=True):
+            keys = slice(parts.first + first, parts.first + last)
+            got = attending.attention(
+                inputs[rank]["q"][begin:end, 0], k[keys], v[keys], 16, causal,
+                first=last - first - (end - begin),
+            )  # fmt: skip
+            torch.testing.assert_close(got, expected[rank][0][begin:end, 0])
+        assert parts.queries[-1] == inputs[rank]["q"].shape[0]
 
 
 # ---- what it refuses

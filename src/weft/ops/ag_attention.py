@@ -51,7 +51,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _lanes, _plan_kernels
+from weft.ops import _baselines, _lanes, _plan_kernels
 from weft.ops._ag_attention_call import Call
 from weft.ops._ag_attention_config import (
     ENGINE,
@@ -66,23 +66,29 @@ from weft.ops._ag_attention_config import (
 from weft.tiles import attention, move
 
 SUPPORTED = ("float16", "bfloat16", "float32")
+# Scores of 128k keys are 2 GB then.
+REFERENCE_ROWS = 4096
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
-    """All ranks at once, in fp32, sequence by sequence and head by head."""
+    """All ranks at once, in fp32, sequence by sequence, head by head, REFERENCE_ROWS at a time."""
     q, k, v = (torch.cat([one[name] for one in inputs]).float() for name in ("q", "k", "v"))
     out = torch.zeros_like(q)
     lse = q.new_full(q.shape[:2], -torch.inf)
     table = inputs[0]["cu_seqlens"]
     ends = [0, problem.m] if table is None else table.tolist()
     for first, end in zip(ends, ends[1:], strict=False):
-        for head in range(problem.q_heads):
-            one, group = slice(first, end), problem.q_heads // problem.kv_heads
-            scores = q[one, head] @ k[one, head // group].t() * problem.d**-0.5
-            if problem.causal:
-                scores += torch.full_like(scores, -torch.inf).triu(1)
-            out[one, head] = scores.softmax(1) @ v[one, head // group]
-            lse[one, head] = scores.logsumexp(1)
+        for row in range(first, end, REFERENCE_ROWS):
+            one = slice(row, min(row + REFERENCE_ROWS, end))
+            # Keys behind all of them need not be looked at.
+            keys = slice(first, one.stop if problem.causal else end)
+            for head in range(problem.q_heads):
+                of_k = head // problem.group
+                scores = q[one, head] @ k[keys, of_k].t() * problem.d**-0.5
+                if problem.causal:
+                    scores += torch.full_like(scores, -torch.inf).triu(1 + row - first)
+                out[one, head] = scores.softmax(1) @ v[keys, of_k]
+                lse[one, head] = scores.logsumexp(1)
     shards = [slice(*problem.shard(rank)) for rank in range(problem.num_ranks)]
     return [(out[own], lse[own]) for own in shards]
 
@@ -530,6 +536,7 @@ op = Op(
         (4, {**SMALL, "m": 0, "sequences": 1}),
     ),
     dtypes=SUPPORTED,
+    baselines=_baselines.AG_ATTENTION,
     fake=fake,
     takes_nodes=True,
 )

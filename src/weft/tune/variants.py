@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 
 MODES = ("graph", "queued", "eager")
 # The baselines that are parts of the unfused way, from which the figures are made.
-PARTS = {"cublas": "gemm", "nccl": "comm", "cublas_nccl": "serial"}
+PARTS = {
+    "cublas": "gemm", "nccl": "comm", "cublas_nccl": "serial",
+    "attention_alone": "gemm", "nccl_gather": "comm", "nccl_attention": "serial",
+}  # fmt: skip
 # Those that do only a part of the work where there is a product: they are not compared with all.
-PIECES = ("cublas", "nccl", "weft_alone")
+PIECES = ("cublas", "nccl", "weft_alone", "attention_alone", "nccl_gather")
 
 
 @dataclass(frozen=True)

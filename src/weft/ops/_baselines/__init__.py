@@ -77,6 +77,11 @@ FLASH_DECODE = {
     "nccl_cache_attention": _lazy("decode", "gathered_caches"),
     "attention_alone": _lazy("decode", "alone"),
 }
+AG_ATTENTION = {
+    "nccl_gather": _lazy("attention", "gathered"),
+    "attention_alone": _lazy("attention", "alone"),
+    "nccl_attention": _lazy("attention", "serial"),
+}
 ALL_TO_ALL = {"nccl": _lazy("nccl", "all_to_all"), "weft_in_place": _lazy("in_place", "moved")}
 AG_MOE = {
     "cublas": _lazy("experts", "ag_moe_product"),
