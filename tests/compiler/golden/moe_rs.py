@@ -100,6 +100,7 @@ def moe_rs_multiply(
     e = slots.slot_epoch(slot)
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     slots.slot_wait_free(world, slot, e)
+    # weft: allow peer-from-data: moe_route writes lo and hi, and they are ranks
     gemm.gemm(
         b, shape, tile, tl.load(routing.num_tiles), program, num_programs,
         grouped.in_turn_backwards, grouped.Turns(routing.tiles, routing.turns, experts.room,

@@ -21,8 +21,12 @@ from weft.compiler import (
     Tensor,
     all_gather,
     all_reduce,
+    gather_rows,
+    grouped_matmul,
     libraries,
+    moe_route,
     reduce_scatter,
+    scatter_rows,
     silu_mul,
 )
 from weft.compiler.facts import Facts, Settings
@@ -31,9 +35,17 @@ from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
 from weft.tune.compiling import compile_together
 
+EXPERTS = 8
+
 
 def gemm_ar(a, b):
     return all_reduce(a @ b)
+
+
+def moe(x, logits, w1, w2):
+    routing = moe_route(logits, top_k=2)
+    h = silu_mul(grouped_matmul(gather_rows(all_gather(x), routing), w1, routing))
+    return reduce_scatter(scatter_rows(grouped_matmul(h, w2, routing), routing))
 
 
 def mlp(x, w1, w2):
@@ -61,6 +73,10 @@ class Case:
 
         if function is gemm_ar:
             return {"a": of("m", n, Shard(1)), "b": of(n, k, Shard(0))}
+        if function is moe:
+            w1, w2 = of(EXPERTS, k, 2 * n, Shard(2)), of(EXPERTS, n, k, Shard(1))
+            return {"x": of("m", k, Shard(0)), "logits": of("m", EXPERTS, Shard(0)),
+                    "w1": w1, "w2": w2}  # fmt: skip
         w2 = of(n, k, Shard(0))
         return {"x": of("m", k, Shard(0)), "w1": of(k, 2 * n, Shard(1)), "w2": w2}
 
@@ -69,7 +85,7 @@ class Case:
         found = {}
         for name, kind in self.kinds.items():
             sizes = [m if size == "m" else size for size in kind.sizes]
-            scale = 1 if name in "ax" else sizes[0] ** -0.5
+            scale = 1 if kind.sizes[0] == "m" else sizes[-2] ** -0.5
             found[name] = (torch.randn(*sizes, generator=generator) * scale).bfloat16()
         return found
 
@@ -79,7 +95,7 @@ class Case:
                 for name, one in tensors.items()}  # fmt: skip
         # Weights usually lie as [columns, rows].
         last = list(mine)[-1]
-        return {**mine, last: mine[last].t().contiguous().t()}
+        return {**mine, last: mine[last].mT.contiguous().mT}
 
     def call(self, m: int, mine: dict[str, torch.Tensor]) -> torch.Tensor:
         return weft.ops.run_plan(self.stages, mine, {"m": m}, world=self.world)[0]
@@ -89,7 +105,8 @@ class Case:
         kind = self.placed.task(self.placed.results[0]).type
         wanted = self._part(expected, kind.placement)
         error = (result.float().cpu() - wanted).norm()
-        size = max(self.kinds[name].sizes[0] for name in self.kinds if name not in "ax")
+        weights = [kind.sizes for kind in self.kinds.values() if kind.sizes[0] != "m"]
+        size = max(int(sizes[-2]) for sizes in weights)
         return bool(error <= tolerance("bfloat16", size) * expected.norm())
 
     def _part(self, whole: torch.Tensor, placement: Any) -> torch.Tensor:
@@ -123,6 +140,7 @@ def main() -> None:
         Case(world, mlp, {"gathered": "copy_engine"}, sizes),
         Case(world, mlp, {"gathered": "push"}, sizes),
         Case(world, gemm_ar, {"reduced": "push"}, sizes),
+        Case(world, moe, {}, (sizes[0], sizes[1], sizes[2] // 2)),
     ]
     for one in some:
         mine = one.given(one.tensors(one.m, 0))

@@ -64,6 +64,10 @@ def kernel_text(kernel: core.Kernel, twin: str) -> str:
     return "\n".join([*lines, *(f"    {line}" for line in body)])
 
 
+# For `weft lint`, which cannot see who has written what a kernel reads.
+_RANKS_OF_TABLES = "# weft: allow peer-from-data: moe_route writes lo and hi, and they are ranks"
+
+
 def _with_peers(kernel: core.Kernel, names: Sequence[str]) -> list[str]:
     """The parameters with the peers' descriptors before the first array that they are of."""
     peers = peers_of(kernel)
@@ -122,6 +126,8 @@ def _template(kernel: core.Kernel, twin: str) -> list[str]:
     if twin == "sm90" and any(one.late for one in kernel.of(core.Notify)):
         rows.append("late=True,")
     home = "gemm" if twin == "plain" else "gemm_sm90"
+    if any(one.function == "push_rows" for one in kernel.of(core.Hook)):
+        locals_.append(_RANKS_OF_TABLES)
     return [*locals_, f"{home}.gemm(", *(f"    {row}" for row in rows), ")  # fmt: skip"]
 
 
