@@ -1,4 +1,4 @@
-"""On GPUs: gemm_rs, gemm_ar, ag_wgrad, all_reduce_rms_norm, flash_decode in every way."""
+"""On GPUs: gemm_rs, gemm_ar, ag_wgrad, all_reduce_rms_norm, flash_decode and ag_attention."""
 
 from __future__ import annotations
 

@@ -81,6 +81,17 @@ def moe_rs(problem: Any) -> Program:
     )  # fmt: skip
 
 
+def ag_attention(problem: Any) -> Program:
+    """Of one sequence: programs know of no others."""
+
+    def ag_attention(q, k, v):
+        keys, values = frontend.all_gather(k), frontend.all_gather(v)
+        return frontend.attention(q, keys, values, head=problem.d, causal=problem.causal)
+
+    q, k = ((("m", heads * problem.d), Shard(0)) for heads in (problem.q_heads, problem.kv_heads))
+    return _traced(ag_attention, problem, q=q, k=k, v=k)
+
+
 def _all(problem: Any, size: str) -> int:
     """Over all ranks what each has as much of."""
     return getattr(problem, size) * problem.num_ranks

@@ -1,5 +1,5 @@
-"""gemm_rs, gemm_ar, ag_wgrad, all_reduce_rms_norm and flash_decode on GPUs, under torchrun: every
-way of each, in ragged and tiny shapes.
+"""gemm_rs, gemm_ar, ag_wgrad, all_reduce_rms_norm, flash_decode and ag_attention on GPUs, under
+torchrun: every way of each, in ragged and tiny shapes.
 
 Eager, then again and again, so that calls are replayed; answers against fp32 sums on the device.
 """
@@ -17,6 +17,8 @@ from weft.tune.case import drawn_on
 SHAPES = [(997, 768, 512), (9, 1024, 512), (200, 70, 50)]
 # Sequences, keys of each on a rank, elements of a head, heads of queries and of the cache.
 DECODED = [(8, 3000, 128, 32, 8), (1, 20000, 128, 8, 1), (3, 70, 50, 12, 4), (64, 999, 64, 64, 1)]
+# Tokens, heads of queries and of keys, elements of a head, sequences (0: one), causal?
+ATTENDED = [(997, 8, 2, 128, 5, 1), (4096, 8, 1, 64, 0, 1), (301, 6, 6, 80, 2, 0)]
 # The third is recorded, and replayed from then on.
 CALLS = 5
 
@@ -48,6 +50,12 @@ def problems(num_ranks: int) -> Iterator[tuple[Any, Any, int]]:
     for sizes in DECODED:
         shape = dict(zip(("m", "n", "k", "heads", "kv_heads"), sizes, strict=True), variable=1)
         yield op, op.make_problem(num_ranks, shape, "bfloat16"), shape["k"]
+
+    op = weft.ops.cards()["ag_attention"]
+    for sizes in ATTENDED:
+        shape = dict(zip(op.default_shape, sizes, strict=True))
+        problem = op.make_problem(num_ranks, shape, "bfloat16")
+        yield op, problem, problem.k
 
 
 def check(out: Any, expected: Any, k: int, config: Any) -> None:

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from weft.base.errors import UsageError
-from weft.compiler import Shard, Tensor, all_gather, program, reduce_scatter, silu_mul
+from weft.compiler import (
+    Facts,
+    Shard,
+    Tensor,
+    all_gather,
+    attention,
+    program,
+    reduce_scatter,
+    silu_mul,
+)
 from weft.compiler.cost.machine import H200X4
 from weft.compiler.cost.products import Product, gathered_us, scattered_us
 from weft.ir import device
@@ -176,3 +185,20 @@ def test_another_node_is_farther():
         sent = [s for s in found.spans if s.rank == 0 and s.name.endswith("to rank 3")]
         took = sum(span.end_us - span.start_us for span in sent)
         assert took == pytest.approx(1024 * 4096 * 2 / gbps / 1e3)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_takes_as_long_as_its_tokens_see_keys(causal):
+    """Causal, the last of four ranks sees seven times as many pairs as the first."""
+    kind = Tensor("bfloat16", ("m", 4096), Shard(0))
+
+    @program(mesh="sp", q=kind, k=kind, v=kind)
+    def attend(q, k, v):
+        return attention(q, all_gather(k), all_gather(v), head=128, causal=causal)
+
+    plan = attend.overlapped(Facts({"m": 65536}, 4)).plan
+    spans = predict(plan, {"m": 65536}, 4, H200X4).spans
+    took = [span.end_us - span.start_us - H200X4.library_us for span in spans]
+    assert took[3] / took[0] == pytest.approx(7 if causal else 1, rel=0.01)
+    pairs = 16384 * (3 * 16384 + 16384 / 2 if causal else 4 * 16384)
+    assert took[3] == pytest.approx(4e-6 * pairs * 4096 / H200X4.library_tflops, rel=0.01)

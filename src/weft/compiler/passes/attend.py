@@ -5,7 +5,7 @@
     attended = attention(q, keys, values, ...)
 
 Where nothing else reads what is gathered. The operator is a call like a library's: why no kernel
-is generated for it is said in docs/decisions/018-attention.md.
+is generated for it is said in docs/decisions/015-attention.md.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ EDGE_ROWS = 128
 COLLECTIVES = (
     "all_gather", "reduce_scatter", "all_reduce", "moe_route", "ep_dispatch", "ep_combine",
 )  # fmt: skip
+ATTENTION = ("attention", "ag_attention")
 LINKS = "transfers of SMs"
 # A part of a process: what it yields and is sent is the process's, it gives the time of its end.
 Steps = Generator[Any, Any, float]
@@ -261,11 +262,28 @@ class Played:
             k = self.extents(step.reads[0], rank)[-1]
             took = max(2e-6 * m * n * k / machine.library_tflops, us(moved, machine.library_gbps))
             took, kind = took + machine.library_us, "torch"
+        elif step.function in ATTENTION:
+            took, kind = self.attention_us(rank, step) + machine.library_us, "torch"
         else:
             took, kind = machine.library_us + us(moved, machine.memory_gbps), "torch"
         self.span(rank, lane, step.function, now, now + took, kind)
         then, _ = yield now + took
         return then
+
+    def attention_us(self, rank: int, step: Call) -> float:
+        """Both products of own queries with the keys that they see, at a library's rate; no less
+        than those that are gathered meanwhile take to come."""
+        own, columns = self.extents(step.writes[0], rank)
+        parts = [self.extents(step.reads[0], r)[0] for r in range(self.num_ranks)]
+        is_split = isinstance(self.buffers[step.reads[0]].sizes[0], Part)
+        first = sum(parts[:rank]) if is_split else 0
+        keys = first + own / 2 if step.causal else sum(parts) if is_split else own
+        took = 4e-6 * own * keys * columns / self.machine.library_tflops
+        if step.function == "ag_attention" and self.num_ranks > 1:
+            kinds = step.reads[1:]
+            nbytes = sum(prod(self.extents(name, 0)) * self.itemsize(name) for name in kinds)
+            took = max(took, on_curve(self.machine.gather, nbytes))
+        return took
 
     # ---- kernels
 
