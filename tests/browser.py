@@ -65,7 +65,7 @@ def look(text: str, script: Path, folder: Path) -> tuple[Any, str]:
     done = subprocess.run(
         [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom",
          (folder / "page.html").as_uri()],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     found = re.search(r'<pre id="answer">(.*?)</pre>', done.stdout, re.S)
     assert found and found[1], done.stdout[-2000:] + done.stderr[-2000:]

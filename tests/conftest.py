@@ -8,11 +8,19 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import hypothesis
 import pytest
 
 import weft
 
 PAIR = 2
+
+# The same examples each time, and no deadline: how long one takes depends on who else is at work.
+hypothesis.settings.register_profile(
+    "weft", deadline=None, derandomize=True, database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)  # fmt: skip
+hypothesis.settings.load_profile("weft")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -23,7 +23,7 @@ def test_the_mlp_has_two_channels():
     assert scatter.parts == "num_ranks"
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.integers(0, 200), st.integers(1, 6), st.integers(1, 5), st.integers(1, 40),
     st.integers(1, 40), st.sampled_from(["whole", "part"]),

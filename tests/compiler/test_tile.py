@@ -48,7 +48,7 @@ TASKS = ("gathered", "product", "gated", "product_2", "scattered")
 extents = st.tuples(st.integers(1, 5), st.integers(1, 5))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(0, 9), st.integers(1, 4), st.fixed_dictionaries(dict.fromkeys(TASKS, extents))
 )  # fmt: skip
@@ -74,7 +74,7 @@ def test_dependencies_are_those_of_elements(m: int, num_ranks: int, cut: dict):
         assert set(producers) == expected and len(producers) == len(expected)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 40), st.integers(1, 5), extents)
 def test_tiles_cover_what_a_rank_has_once(m: int, num_ranks: int, cut: tuple[int, int]):
     program = tile(placed(), {"product": cut})

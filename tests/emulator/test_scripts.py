@@ -19,7 +19,7 @@ def emulate(script: str, *arguments: str, ranks: int = 4, seed: int = 0):
     command += ["--seed", str(seed), str(SCRIPTS / script), "--", *arguments]
     path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": path}
+        command, capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": path}
     )
 
 

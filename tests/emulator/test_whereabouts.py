@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -18,29 +19,43 @@ from weft.emulator.whereabouts import RUNS, Watchman, whereabouts
 
 
 @triton.jit
-def grind(x, n):
+def grind(x, turns):
+    """Until the word at `turns` is met, which may change meanwhile."""
     i = 0
-    while i < n:
+    while i < tl.load(turns):
         tl.store(x, tl.load(x) + 1)
         i += 1
 
 
-def told_of(main, after_s: float = 0.2) -> list[str]:
+ENDLESS = 1 << 40
+
+
+class Over(threading.Event):
+    """Counts how often it is looked at, and lets nobody wait long."""
+
+    looks = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.looks += 1
+        return super().wait(min(timeout or 0.0, 0.01))
+
+
+def told_of(main, after_s: float = 0.05) -> list[str]:
+    """What the watchman says of `main(rank, said, over)`."""
     said: list[str] = []
-    over = threading.Event()
+    over = Over()
     watch = threading.Thread(target=Watchman(said.append, after_s).look, args=(over,))
     watch.start()
     with weft.emulated(ranks=2) as ranks:
-        ranks.run(main)
+        ranks.run(lambda rank: main(rank, said, over))
     over.set()
     watch.join()
     return said
 
 
 def test_a_host_that_loops():
-    def main(rank):
-        end = time.monotonic() + 1.0
-        while rank == 1 and time.monotonic() < end:
+    def main(rank, said, over):
+        while rank == 1 and not said:
             pass
 
     (said,) = told_of(main)
@@ -48,25 +63,23 @@ def test_a_host_that_loops():
 
 
 def test_a_kernel_that_loops():
-    def main(rank):
-        x = torch.zeros(1, dtype=torch.int32)
-        grind[(1,)](x, 40_000 if rank == 0 else 1)
+    wanted = "rank 0 runs grind(0, 0, 0) at test_whereabouts.py:"
+    turns = [np.array([ENDLESS]), np.array([1])]
+    said: list[str] = []
 
-    said: set[str] = set()
-    over = threading.Event()
+    def main(rank):
+        grind[(1,)](torch.zeros(1, dtype=torch.int32), torch.from_numpy(turns[rank]))
 
     def ask():
-        while not over.wait(0.02):
-            said.update(whereabouts(run.machine) for run in RUNS[-1:])
+        while not any(wanted in one and "tl.store(x, tl.load(x) + 1)" in one for one in said):
+            said.extend(whereabouts(run.machine) for run in RUNS[-1:])
+        turns[0][0] = 0
 
-    asker = threading.Thread(target=ask)
+    asker = threading.Thread(target=ask, daemon=True)
     asker.start()
     with weft.emulated(ranks=2) as ranks:
         ranks.run(main)
-    over.set()
     asker.join()
-    found = [one for one in said if "rank 0 runs grind(0, 0, 0) at test_whereabouts.py:" in one]
-    assert any("tl.store(x, tl.load(x) + 1)" in one for one in found), said
 
 
 def test_whoever_has_the_turn_is_named(monkeypatch):
@@ -80,14 +93,18 @@ def test_whoever_has_the_turn_is_named(monkeypatch):
 
     monkeypatch.setattr(Seeded, "pick", pick_and_ask)
     with weft.emulated(ranks=2) as ranks:
-        ranks.run(lambda: grind[(2,)](torch.zeros(1, dtype=torch.int32), 0))
+        ranks.run(lambda: grind[(2,)](torch.zeros(1, dtype=torch.int32), torch.zeros(1)))
     for rank in range(2):
         for what in ("'s host is at", " does its next work", " runs grind("):
             assert any(one.startswith(f"rank {rank}{what}") for one in said), said
 
 
 def test_a_short_run_is_not_spoken_of():
-    assert told_of(lambda: None, 5.0) == []
+    def main(rank, said, over):
+        while over.looks < 3:
+            pass
+
+    assert told_of(main, 3600.0) == []
 
 
 @pytest.fixture
@@ -100,7 +117,7 @@ def interruptible():
 
 def test_ctrl_c_says_where_a_kernel_was(interruptible):
     def main():
-        grind[(1,)](torch.zeros(1, dtype=torch.int32), 10**9)
+        grind[(1,)](torch.zeros(1, dtype=torch.int32), torch.tensor([ENDLESS]))
 
     def interrupt():
         while not any("runs grind" in whereabouts(run.machine) for run in RUNS[-1:]):

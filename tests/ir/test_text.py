@@ -14,19 +14,19 @@ LEVELS = {"task": (task, programs.TASKS), "tables": (task, programs.MOE),
           "device": (device, programs.PULL), "core": (core, programs.KERNEL)}  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(programs.tasks)
 def test_tasks_survive(program):
     assert task.parse(task.show(program)) == program
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(programs.plans)
 def test_plans_survive(plan):
     assert device.parse(device.show(plan)) == plan
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(programs.kernels)
 def test_kernels_survive(kernel):
     assert core.parse(core.show(kernel)) == kernel

@@ -25,7 +25,7 @@ SHAPES = {
 }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(**SHAPES)
 def test_ranks_and_channels_split_the_rows(rows, num_ranks, chunks, push_rows, tile_rows):
     mapping = StaticMapping.of(rows, num_ranks, chunks=chunks, push_rows=push_rows)
@@ -37,7 +37,7 @@ def test_ranks_and_channels_split_the_rows(rows, num_ranks, chunks, push_rows, t
         assert covered == list(range(rows))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(**SHAPES)
 def test_tiles_cover_the_rows_and_know_their_channels(
     rows, num_ranks, chunks, push_rows, tile_rows
@@ -82,7 +82,7 @@ def test_a_tile_across_two_ranks_waits_for_both():
     assert [f_count(c, used) for c in range(2)] == [3, 3]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(split=st.tuples(*[st.integers(0, 6)] * 4))
 def test_roles_are_handed_out_once_each(split):
     split = workers.Split(*split)

@@ -18,6 +18,9 @@ from weft.language.wait_report import WaitReport
 from weft.runtime.backend import CALL_LOG_BYTES, Seats
 from weft.runtime.world import World
 
+# A rank that is gone is noticed, a machine that is busy is not taken for one.
+PATIENCE_S = 60.0
+
 
 class Meeting:
     """What the ranks' backends share."""
@@ -75,9 +78,9 @@ class FakeBackend:
 
     def exchange(self, value: Any, timeout_s: float) -> list[Any]:
         self.meeting.values[self.seats.rank] = value
-        self.meeting.barrier.wait(5)
+        self.meeting.barrier.wait(PATIENCE_S)
         values = list(self.meeting.values)
-        self.meeting.barrier.wait(5)
+        self.meeting.barrier.wait(PATIENCE_S)
         return values
 
     def call_logs(self) -> list[memoryview | None]:
@@ -151,5 +154,6 @@ def run_ranks(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(2 * PATIENCE_S)
+        assert not thread.is_alive(), "a rank hangs"
     return results

@@ -18,7 +18,7 @@ from weft.base.errors import (
 from weft.runtime.heap import ALIGNMENT_BYTES, HeapAllocator
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 3000), st.booleans(), st.booleans()), max_size=40))
 def test_blocks_never_overlap_and_signals_are_never_reused(steps):
     heap = HeapAllocator(64 << 10)

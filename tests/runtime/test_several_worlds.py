@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "several_worlds.py"
 def run(*words: str) -> list[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=250)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return re.findall(r"^rank (\d of \d)", done.stdout, re.MULTILINE)
 

@@ -1,6 +1,6 @@
 """What every machine's world does alike: its table, call order, trouble, names, bad input."""
 
-import time
+import threading
 
 import pytest
 import torch
@@ -37,13 +37,16 @@ def test_the_table_says_who_and_where():
 
 
 def test_calls_in_another_order_are_an_error_on_the_later_rank():
+    called = threading.Event()
+
     def main(world):
         names = ["ag_gemm", "gemm_rs"] if world.rank == 0 else ["gemm_rs", "ag_gemm"]
         world._agree("start")
         if world.rank == 1:
-            time.sleep(0.1)
+            called.wait()
         for name in names:
             world.operator_call(name)
+        called.set()
         return "fine"
 
     early, late = run_ranks(main, 2)
@@ -76,7 +79,7 @@ def test_a_deadline_raises_the_table_once_and_then_poisons(capfd):
                 )
             meeting.abort_word = 1
         world._agree("aborted")
-        time.sleep(0.3)
+        world._watchdog.join()  # it has told what there is to tell
         with pytest.raises(TimeoutError) as caught:
             world.synchronize()
         with pytest.raises(PoisonedError, match=r"only close\(\) works"):

@@ -89,7 +89,7 @@ def test_verify_draws_a_run_that_shows_it(script, tmp_path, capsys, monkeypatch)
     assert "\nrace at shouting.py:8" in drawn and "missing (dashed)" in drawn
     assert 'class="arrow missing"' in page.read_text()
     page.unlink()
-    assert main([*words, "--exhaustive", "--max-seconds", "20"]) == 1
+    assert main([*words, "--exhaustive", "--max-executions", "50"]) == 1
     out, err = capsys.readouterr()
     assert "\nrace at shouting.py:8" in out and page.exists()
     replay = err.split("--replay ")[1].split()[0].removesuffix("[/]")

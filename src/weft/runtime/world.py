@@ -102,8 +102,11 @@ class World:
         # What operators found out about calls of a kind, kept as long as their mailboxes are.
         self.calls: dict[tuple, Any] = {}
         registry.add(scope, self)
+        self._watchdog: threading.Thread | None = None
         if backend.abort_address:
-            threading.Thread(target=self._watch, name=f"weft-watchdog-{name}", daemon=True).start()
+            named = f"weft-watchdog-{name}"
+            self._watchdog = threading.Thread(target=self._watch, name=named, daemon=True)
+            self._watchdog.start()
 
     def __repr__(self) -> str:
         return f"World({self.name!r}, rank {self.rank} of {self.num_ranks} on {self.target})"
@@ -384,6 +387,8 @@ class World:
         if self._closed:
             return
         self._stop.set()
+        if self._watchdog is not None:
+            self._watchdog.join()  # what it looks at is given back below
         poisoned = self.backend.aborted()
         self.backend.drain()
         if not poisoned:

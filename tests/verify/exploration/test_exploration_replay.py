@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 from tiny_programs import subject_of
@@ -24,7 +25,7 @@ def test_what_a_search_finds_runs_again():
     exact = turns_of(found.choices)
     ran = subject(Execution(Scripted(exact)))
     assert any(finding.key() == found.finding.key() for finding in ran.report)
-    few = minimised(subject, found.choices, found.finding)
+    few = minimised(subject, found.choices, found.finding, seconds=math.inf)
     assert len(few) < len(found.choices) / 2
     assert shows(subject, few, found.finding) is not None
     for step in few:

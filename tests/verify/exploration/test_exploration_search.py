@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tiny_programs import explore, random_chain, random_programs, subject_of
 
+from weft.verify.exploration import search as searching
 from weft.verify.exploration.search import Bounds, Explorer, search
 
 ADD, SET = [("add", 0, 1)], [("set", 0, 1)]
@@ -105,15 +106,17 @@ def test_no_two_executions_are_alike(seed):
     assert len(set(signatures)) == len(signatures), programs
 
 
-def test_a_bound_that_is_reached_is_told():
+def test_a_bound_that_is_reached_is_told(monkeypatch):
     programs = [[("ticket", 0, 1)] * 2] * 4
     few = search(subject_of(programs), Bounds(executions=10))
     assert (few.executions, few.bound, few.complete) == (10, "10 executions", False)
     assert not few.report.complete
-    short = search(subject_of(programs), Bounds(seconds=0.05))
-    assert short.bound == "0.05 seconds" and short.seconds < 1
+    short = search(subject_of(programs), Bounds(seconds=0))
+    assert short.bound == "0 seconds" and short.executions == 1
+    held = iter([500.0, 500.5, 501.0])
+    monkeypatch.setattr(searching, "megabytes", lambda: next(held))
     small = search(subject_of(programs), Bounds(megabytes=1))
-    assert small.bound == "1 MB of memory" and small.executions == 1
+    assert small.bound == "1 MB of memory" and small.executions == 2
 
 
 def test_a_result_that_depends_on_the_schedule():

@@ -6,6 +6,7 @@ cell of data, of the same number as a word.
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -102,7 +103,7 @@ def subject_of(programs, *, num_sms=132, record=None, kernels=None):
 def explore(programs, *, reduce=True, bounds=None, **options) -> tuple[Search, set, set]:
     """(the search, the outcomes of all executions, the kinds and lines of findings)."""
     record: list = []
-    bounds = bounds or Bounds(executions=50_000, seconds=60)
+    bounds = bounds or Bounds(executions=50_000, seconds=math.inf)
     result = search(subject_of(programs, record=record, **options), bounds, reduce=reduce)
     outcomes = {outcome for outcome, _, _ in record}
     findings = {finding.key() for _, report, _ in record for finding in report}

@@ -36,7 +36,10 @@ from weft.verify.exploration.words import (
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a search may use; whichever is reached first ends it."""
+    """What a search may use; whichever is reached first ends it.
+
+    Units   megabytes: by which the most memory that the process has held may grow
+    """
 
     executions: int = 100_000
     seconds: float = 600.0
@@ -250,7 +253,7 @@ def search(
     """
     bounds = bounds or Bounds()
     explorer = Explorer(subject, reduce=reduce)
-    started = time.monotonic()
+    started, held = time.monotonic(), megabytes()
     result: Search | None = None
     while True:
         try:
@@ -273,7 +276,7 @@ def search(
             return _closed(result, "the first finding", explorer, started)
         if not explorer.advance():
             return _closed(result, _reservation(execution), explorer, started)
-        bound = _reached(bounds, result, started)
+        bound = _reached(bounds, result, started, held)
         if bound:
             return _closed(result, bound, explorer, started)
 
@@ -313,12 +316,12 @@ def _reservation(execution: Execution) -> str:
     return "a host polls memory: what it sees when is not explored" if execution.polls else ""
 
 
-def _reached(bounds: Bounds, result: Search, started: float) -> str:
+def _reached(bounds: Bounds, result: Search, started: float, held: float) -> str:
     if result.executions >= bounds.executions:
         return f"{bounds.executions} executions"
     if time.monotonic() - started >= bounds.seconds:
         return f"{bounds.seconds:g} seconds"
-    if megabytes() >= bounds.megabytes:
+    if megabytes() - held >= bounds.megabytes:
         return f"{bounds.megabytes:g} MB of memory"
     return ""
 
