@@ -136,8 +136,8 @@ def test_a_configuration_is_eager_alone(ranks):
 
 def test_every_gradient_is_an_operators():
     """A card that names a backward has an operation, and what carries gradients back is there."""
-    for name in _custom_ops.names():
-        named = name.removesuffix("_splits")
+    named_so = {name.removesuffix("_splits") for name in _custom_ops.names()}
+    for named in named_so & set(ops.names()):
         back = card(named).backward
         assert back is not None, f"{named} has an operation, but its card no backward"
         assert set(back) <= set(ops.names())

@@ -2,7 +2,7 @@
 
 Not an operator. A call whose tensors require no gradient, and that nobody traces, runs the
 operator's launches; every other one becomes an operation of torch's own (`_custom_ops.py`), with
-the formulas below. All of them are made of operators again, so they can be differentiated too.
+the formulas below. They are made of operators again, so most can be differentiated too.
 
 What a gradient is (docs/training.md): that of a tensor of which each rank has its own part is each
 rank's part of the gradient; that of what all ranks have alike is the same on all ranks. A gathered
@@ -48,13 +48,14 @@ def is_asked(*tensors: torch.Tensor) -> bool:
 def as_operation(
     op: str, world: Any, tensors: tuple, *rest: Any, config: Any = None, out: Any = None
 ) -> Any:
-    """The call as an operation of torch's: `tensors`, the world's name, then `rest`.
+    """The call as an operation of torch's: `tensors`, or lists of them, the world's name, `rest`.
 
     Raises  UsageError: out= with a gradient, a config= while compiling
     """
     from weft.ops import _custom_ops
 
-    if out is not None and is_grad_enabled() and any(x.requires_grad for x in (out, *tensors)):
+    given = [out, *tensors] if out is not None and is_grad_enabled() else []
+    if any(isinstance(one, torch.Tensor) and one.requires_grad for one in given):
         raise UsageError(
             f"{op}: out= has no gradient, and an input or out requires one; leave out= away, or "
             "call under torch.no_grad()"
@@ -257,3 +258,86 @@ def all_reduce_rms_norm(ctx: Any, d_normed: torch.Tensor, d_total: torch.Tensor)
     dx = dx.to(total.dtype)
     d_weight = (given * unit).sum(0).to(weight.dtype)
     return dx, dx, d_weight, None, None, None
+
+
+# ---------------------------------------------------------------------------------------------
+# Experts
+
+
+def save_route(ctx: Any, inputs: tuple, output: Any) -> None:
+    logits, ctx.world, _, _, ctx.renormalises, *_ = inputs
+    ids, weights, _, _, slot_of, *_ = output
+    ctx.save_for_backward(logits, ids, weights, slot_of)
+
+
+def moe_route(ctx: Any, d_ids: Any, d_weights: Any, d_token_of: Any, d_weight_of: Any, *_) -> tuple:
+    """What each rank says of a token's weights in all tables is summed on its own rank."""
+    from weft.ops import reduce_scatter
+
+    logits, ids, weights, slot_of = ctx.saved_tensors
+    d_chosen = reduce_scatter(d_weight_of[slot_of.long()], world=_world(ctx)) + d_weights
+    chosen = ids.long()
+    if ctx.renormalises:  # a softmax of the chosen logits alone
+        d_chosen = weights * (d_chosen - (d_chosen * weights).sum(1, keepdim=True))
+        d_logits = torch.zeros_like(logits, dtype=torch.float32).scatter(1, chosen, d_chosen)
+    else:
+        share = logits.float().softmax(1)
+        d_share = torch.zeros_like(share).scatter(1, chosen, d_chosen)
+        d_logits = share * (d_share - (d_share * share).sum(1, keepdim=True))
+    return d_logits.to(logits.dtype), None, None, None, None, None, None
+
+
+def routing_of(tables: Any, weight_of: torch.Tensor, tile_m: int) -> Any:
+    from weft.ops.moe_route import Routing, Tables
+
+    return Routing(Tables(*tables)._replace(weight_of=weight_of), tile_m)
+
+
+def save_experts(ctx: Any, inputs: tuple, output: Any) -> None:
+    x, b, weight_of, tables, ctx.world, ctx.tile_m, _ = inputs
+    ctx.save_for_backward(x, b, weight_of, *tables)
+
+
+def _products_of(ctx: Any, x: Any, y: Any, b: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """x^T y of each expert's slots, as b lies."""
+    from weft.ops import _custom_ops, _experts_wgrad, _moe
+
+    x, y, is_nk = x.contiguous(), y.contiguous(), _moe.is_nk(b)
+    if is_asked(x, y):
+        return _custom_ops.operation("experts_wgrad")(x, y, counts, ctx.world, is_nk)
+    target = _world(ctx).target
+    return _experts_wgrad.experts_wgrad(x, y, counts, target=target, is_nk=is_nk)
+
+
+def ag_moe(ctx: Any, gradient: torch.Tensor) -> tuple:
+    from weft.ops import all_gather, moe_rs
+
+    x, b, weight_of, *tables = ctx.saved_tensors
+    routing = routing_of(tables, torch.ones_like(weight_of), ctx.tile_m)
+    gradient, world, dx, db = _like(gradient, x), _world(ctx), None, None
+    if ctx.needs_input_grad[0]:
+        dx = moe_rs(gradient, b.transpose(1, 2), routing, world=world)
+    if ctx.needs_input_grad[1]:
+        made = routing.tables
+        rows = all_gather(x, world=world, m=made.slot_of.shape[0])[made.token_of.long()]
+        db = _products_of(ctx, rows, gradient, b, made.counts)
+    return dx, db, None, [None] * len(tables), None, None, None
+
+
+def moe_rs(ctx: Any, gradient: torch.Tensor) -> tuple:
+    """Of a weight the product of what it weighs and the gradient: this rank's part of k's."""
+    from weft.ops import ag_moe, all_gather
+
+    x, b, weight_of, *tables = ctx.saved_tensors
+    routing = routing_of(tables, weight_of, ctx.tile_m)
+    gradient, world, made, db = gradient.contiguous(), _world(ctx), routing.tables, None
+    dx = d_weight_of = None
+    if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
+        unweighted = ag_moe(gradient, b.transpose(1, 2), routing, world=world).float()
+        dx = (unweighted * weight_of[:, None]).to(x.dtype)
+        d_weight_of = (unweighted * x.float()).sum(1)
+    if ctx.needs_input_grad[1]:
+        rows = all_gather(gradient, world=world, m=made.slot_of.shape[0])[made.token_of.long()]
+        weighted = (rows.float() * weight_of[:, None]).to(x.dtype)
+        db = _products_of(ctx, x, weighted, b, made.counts)
+    return dx, db, d_weight_of, [None] * len(tables), None, None, None

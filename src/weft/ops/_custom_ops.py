@@ -45,7 +45,7 @@ def _module(name: str) -> Any:
 
 
 def _defined(
-    schema: str, gives: Callable[..., Any], save: Callable[..., None], gradient: Callable[..., Any]
+    schema: str, gives: Callable[..., Any], save: Any = None, gradient: Any = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a function of tensors, the world's name and the rest an operation of its own name.
 
@@ -63,7 +63,8 @@ def _defined(
 
         made = torch.library.custom_op(f"weft::{name}", run, mutates_args=(), schema=schema)
         made.register_fake(gives)
-        made.register_autograd(gradient, setup_context=save)
+        if gradient is not None:
+            made.register_autograd(gradient, setup_context=save)
         _operations[name] = getattr(torch.ops.weft, name).default
         return call
 
@@ -269,6 +270,90 @@ def all_reduce_rms_norm(
     return _module("all_reduce_rms_norm").all_reduce_rms_norm(
         x, residual, weight, world=world_called(world), eps=eps, config=_configs.get(config)
     )
+
+
+# ---------------------------------------------------------------------------------------------
+# Experts
+
+
+def _routed(
+    logits: torch.Tensor, world: str, top_k: int, m: int | None, renormalise: bool, tile_m: int,
+    config: str,
+) -> tuple:  # fmt: skip
+    module, there = _module("moe_route"), world_called(world)
+    problem = module.problem_of(there, logits, top_k, m, renormalise, tile_m)
+    return tuple(_empty(logits, one) for one in module.fake(problem, {}, there.rank))
+
+
+@_defined(
+    "(Tensor logits, str world, int top_k, SymInt? m, bool renormalise, int tile_m, str config) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _routed, _autograd.save_route, _autograd.moe_route,
+)  # fmt: skip
+def moe_route(
+    logits: torch.Tensor, world: str, top_k: int, m: int | None, renormalise: bool, tile_m: int,
+    config: str,
+) -> tuple:  # fmt: skip
+    there, chosen = world_called(world), _configs.get(config)
+    made = _module("moe_route").moe_route(
+        logits, top_k, world=there, m=m, renormalise=renormalise, tile_m=tile_m, config=chosen
+    )
+    return tuple(made.tables)
+
+
+EXPERTS = (
+    "(Tensor x, Tensor b, Tensor weight_of, Tensor[] tables, str world, int tile_m, str config) -> "
+    "Tensor"
+)
+
+
+def _by_experts(name: str) -> Callable[..., torch.Tensor]:
+    def gives(
+        x: torch.Tensor, b: torch.Tensor, weight_of: torch.Tensor, tables: list, world: str,
+        tile_m: int, config: str,
+    ) -> torch.Tensor:  # fmt: skip
+        module, there = _module(name), world_called(world)
+        problem = module.problem_of(there, x, b, _autograd.routing_of(tables, weight_of, tile_m))
+        return _empty(x, module.fake(problem, {}, there.rank))
+
+    return gives
+
+
+@_defined(EXPERTS, _by_experts("ag_moe"), _autograd.save_experts, _autograd.ag_moe)
+def ag_moe(
+    x: torch.Tensor, b: torch.Tensor, weight_of: torch.Tensor, tables: list, world: str,
+    tile_m: int, config: str,
+) -> torch.Tensor:  # fmt: skip
+    routing, there = _autograd.routing_of(tables, weight_of, tile_m), world_called(world)
+    return _module("ag_moe").ag_moe(x, b, routing, world=there, config=_configs.get(config))
+
+
+@_defined(EXPERTS, _by_experts("moe_rs"), _autograd.save_experts, _autograd.moe_rs)
+def moe_rs(
+    x: torch.Tensor, b: torch.Tensor, weight_of: torch.Tensor, tables: list, world: str,
+    tile_m: int, config: str,
+) -> torch.Tensor:  # fmt: skip
+    routing, there = _autograd.routing_of(tables, weight_of, tile_m), world_called(world)
+    return _module("moe_rs").moe_rs(x, b, routing, world=there, config=_configs.get(config))
+
+
+def _summed_by_expert(
+    x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor, world: str, is_nk: bool
+) -> torch.Tensor:
+    experts, p, q = counts.shape[1], x.shape[1], y.shape[1]
+    return x.new_empty(experts, q, p).transpose(1, 2) if is_nk else x.new_empty(experts, p, q)
+
+
+@_defined(
+    "(Tensor x, Tensor y, Tensor counts, str world, bool is_nk) -> Tensor",
+    _summed_by_expert,
+)  # fmt: skip
+def experts_wgrad(
+    x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor, world: str, is_nk: bool
+) -> torch.Tensor:
+    """What ag_moe's and moe_rs's gradients end with: no operator, and without a gradient."""
+    target = world_called(world).target
+    return _module("_experts_wgrad").experts_wgrad(x, y, counts, target=target, is_nk=is_nk)
 
 
 def names() -> Sequence[str]:

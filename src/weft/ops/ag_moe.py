@@ -33,6 +33,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from weft.base.card import Op, Trial, trials
 from weft.base.errors import ConfigError, ShapeError
@@ -40,7 +41,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.compiler.lower import source
 from weft.ir import core
-from weft.ops import _baselines, _lanes, _moe
+from weft.ops import _autograd, _baselines, _lanes, _moe
 from weft.ops.moe_route import Routing
 
 
@@ -145,12 +146,18 @@ def ag_moe(
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
+    if _autograd.is_asked(x, b):
+        tensors = (x, b, routing.tables.weight_of, list(routing.tables))
+        rest = (routing.tile_m,)
+        return _autograd.as_operation("ag_moe", world, tensors, *rest, config=config, out=out)
     problem = problem_of(world, x, b, routing, out)
     config = config or choose(problem, world.target)
     config.check(problem, world.target)
     world.operator_call(_moe.call_name(problem, config))
     if out is None:
         out = torch.empty((problem.num_slots, problem.n), dtype=x.dtype, device=x.device)
+    else:
+        increment_version((out,))
     if problem.is_empty:
         return out.zero_()
     buffers = {"gathered": ((problem.m, problem.k), x.dtype)}
@@ -233,5 +240,6 @@ op = Op(
     ),
     baselines=_baselines.AG_MOE,
     fake=fake,
+    backward=("moe_rs", "all_gather"),
     **_moe.CARD,
 )

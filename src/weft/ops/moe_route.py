@@ -47,7 +47,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _lanes
+from weft.ops import _autograd, _lanes
 from weft.tiles import route
 
 SUPPORTED = ("float16", "bfloat16", "float32")
@@ -330,6 +330,10 @@ def moe_route(
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
+    if _autograd.is_asked(logits):
+        rest = (top_k, m, renormalise, tile_m)
+        made = _autograd.as_operation("moe_route", world, (logits,), *rest, config=config)
+        return Routing(Tables(*made), tile_m)
     problem = problem_of(world, logits, top_k, m, renormalise, tile_m)
     config = config or choose(problem, world.target)
     config.check(problem, world.target)
@@ -508,5 +512,6 @@ op = Op(
     ),
     dtypes=SUPPORTED,
     fake=fake,
+    backward=("reduce_scatter",),
     takes_nodes=True,
 )

@@ -34,6 +34,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from weft.base.card import Op, Trial, trials
 from weft.base.errors import ShapeError
@@ -41,7 +42,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.compiler.lower import source
 from weft.ir import core
-from weft.ops import _baselines, _lanes, _moe
+from weft.ops import _autograd, _baselines, _lanes, _moe
 from weft.ops.moe_route import Routing
 
 
@@ -133,6 +134,10 @@ def moe_rs(
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
+    if _autograd.is_asked(x, b, routing.tables.weight_of):
+        tensors = (x, b, routing.tables.weight_of, list(routing.tables))
+        rest = (routing.tile_m,)
+        return _autograd.as_operation("moe_rs", world, tensors, *rest, config=config, out=out)
     problem = problem_of(world, x, b, routing, out)
     config = config or choose(problem, world.target)
     config.check(problem, world.target)
@@ -140,6 +145,8 @@ def moe_rs(
     first, end = problem.shard(world.rank)
     if out is None:
         out = torch.empty((end - first, problem.n), dtype=x.dtype, device=x.device)
+    else:
+        increment_version((out,))
     if problem.is_empty:
         return out.zero_()
     rows = problem.num_ranks * problem.rows * problem.top_k
@@ -223,5 +230,6 @@ op = Op(
     ),
     baselines=_baselines.MOE_RS,
     fake=fake,
+    backward=("ag_moe", "all_gather"),
     **_moe.CARD,
 )

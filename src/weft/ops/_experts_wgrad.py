@@ -1,0 +1,137 @@
+"""Gradients of experts' weights: out[e, p, q] = sum over the slots s of e of x[s, p] y[s, q].
+
+Not an operator: what ag_moe's and moe_rs's gradients end with. Rows lie by slot, sorted by expert,
+so an expert's are one segment of the GEMM template, which sums over them; where it begins is known
+on the device alone, and the host waits for nothing. An expert without tokens has zeros.
+
+Source  docs/decisions/009-hooks.md: segments
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from weft.base.records import KernelRecord
+from weft.base.target import Target
+from weft.tiles import blocking, gemm, swizzle
+from weft.tiles.blocking import Blocking
+
+GROUP_M = 8
+
+
+class Experts(NamedTuple):
+    """Arguments of the hooks: rows by slot, and int32[experts + 1] where each expert's begin."""
+
+    x: Any
+    y: Any
+    first: Any
+
+
+class Results(NamedTuple):
+    """Arguments of `_emit`."""
+
+    out: Any
+    shape: Any
+
+
+class At(NamedTuple):
+    """A tile of an expert's gradient."""
+
+    i_m: Any
+    i_n: Any
+    expert: Any
+
+
+@triton.jit
+def _order(i, num_m, num_n, args):
+    """One expert after the other. args: (rows of tiles of each, group_m)"""
+    expert = i // (args[0] * num_n)
+    at = swizzle.grouped(i - expert * args[0] * num_n, args[0], num_n, (args[1],))
+    return At(at.i_m, at.i_n, expert)
+
+
+@triton.jit
+def _segments(at, args):
+    """args: ()"""
+    return 1
+
+
+@triton.jit
+def _ready(at, segment, tile, args):
+    """args: Experts"""
+    first = tl.load(args.first + at.expert)
+    rows = tl.load(args.first + at.expert + 1) - first
+    return gemm.Contracted(args.x, args.y, first, first, rows)
+
+
+@triton.jit
+def _emit(at, value, tile, args):
+    """args: Results"""
+    out = args.out + at.expert.to(tl.int64) * args.shape.m * args.shape.n
+    gemm.emit_store(at, value, tile, gemm.Stored(out, args.shape))
+
+
+@triton.jit
+def experts_wgrad_multiply(x, y, out, first, shape, experts, group_m, tile):
+    num_m = tl.cdiv(shape.m, tile.m)
+    gemm.gemm(
+        None, shape, tile, num_m * experts, tl.program_id(0), tl.num_programs(0),
+        _order, (num_m, group_m), _ready, Experts(x, y, first), _emit, Results(out, shape),
+        segments=_segments, segments_args=(),
+    )  # fmt: skip
+
+
+def experts_wgrad(
+    x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor, *, target: Target, is_nk: bool = False
+) -> torch.Tensor:
+    """x^T y of each expert's slots.
+
+    Shapes  x: [slots, p], y: [slots, q], contiguous; counts: int32[num_ranks, experts] as
+            moe_route's; out: [experts, p, q], with `is_nk` the transpose of a [experts, q, p]
+    """
+    if is_nk:
+        return experts_wgrad(y, x, counts, target=target).transpose(1, 2)
+    (slots, p), q, experts = x.shape, y.shape[1], counts.shape[1]
+    out = torch.empty((experts, p, q), dtype=x.dtype, device=x.device)
+    if not slots or not out.numel():
+        return out.zero_()
+    first = torch.zeros(experts + 1, dtype=torch.int32, device=x.device)
+    first[1:] = counts.sum(0).cumsum(0)
+    cut = cut_of(p, q, slots, str(x.dtype), target)
+    shape = gemm.Shape(p, q, slots, p, q, q)
+    experts_wgrad_multiply[(min(experts * cut.num_tiles(p, q), target.num_sms),)](
+        x, y, out, first, shape, experts, GROUP_M, tile_of(cut).as_constexpr(),
+        num_warps=cut.num_warps, num_stages=cut.num_stages,
+    )  # fmt: skip
+    return out
+
+
+def cut_of(p: int, q: int, slots: int, dtype: str, target: Target) -> Blocking:
+    rows = slots if target.backend == "emu" else p
+    return next(blocking.candidates(p, q, rows, dtype, target))
+
+
+def tile_of(cut: Blocking) -> gemm.Tile:
+    """By pointers: an expert's rows end anywhere."""
+    return gemm.Tile(cut.tile_m, cut.tile_n, cut.tile_k, False, False, False)
+
+
+def record(p: int, q: int, slots: int, element: str, dtype: str, target: Target) -> tuple:
+    """The kernel as `compile` builds it, for rows of `dtype`, which Triton calls `element`."""
+    cut, pointers = cut_of(p, q, slots, dtype, target), ("x", "y", "out")
+    numbers = ["i32"] * len(gemm.Shape._fields)
+    aligned = [f"shape.{name}" for name, size in zip(("m", "n"), (p, q)) if size % 16 == 0]
+    return experts_wgrad_multiply, KernelRecord(
+        name="experts_wgrad.multiply",
+        signature={
+            **dict.fromkeys(pointers, f"*{element}"), "first": "*i32", "shape": numbers,
+            "experts": "i32", "group_m": "i32", "tile": ["constexpr"] * len(gemm.Tile._fields),
+        },
+        constants={"shape": gemm.Shape(*[None] * len(numbers)), "tile": tile_of(cut)},
+        options={"num_warps": cut.num_warps, "num_stages": cut.num_stages},
+        divisible_by_16=(*pointers, "first", *aligned),
+    )  # fmt: skip

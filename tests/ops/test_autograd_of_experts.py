@@ -1,0 +1,123 @@
+"""Gradients of a mixture of experts: those of torch on global tensors, for the tokens' choices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from differentiating import leaf, shard, whole
+
+import weft
+from weft import ops
+from weft.base.target import TARGETS
+from weft.language import triton_api
+from weft.ops import _experts_wgrad
+from weft.verify import compiled
+
+EXPERTS, TOP_K, K, N = 4, 2, 16, 24
+
+
+def layer(x, logits, up, down, world, m, renormalise=True):
+    """Each rank has columns of `up` and rows of `down`; tokens are sharded."""
+    routing = ops.moe_route(logits, TOP_K, world=world, m=m, renormalise=renormalise, tile_m=16)
+    hidden = torch.relu(ops.ag_moe(x, up, routing, world=world))
+    return ops.moe_rs(hidden, down, routing, world=world)
+
+
+def alone(x, logits, up, down, renormalise):
+    """The same on all tokens, with every rank's part of the weights; ups and downs by rank."""
+    share = logits.softmax(1)
+    weights, ids = share.topk(TOP_K, 1)
+    if renormalise:
+        weights = weights / weights.sum(1, keepdim=True)
+    out = 0
+    for of_up, of_down in zip(up, down, strict=True):
+        for j in range(TOP_K):
+            hidden = torch.relu(torch.einsum("mk,mkn->mn", x, of_up[ids[:, j]]))
+            made = torch.einsum("mn,mnk->mk", hidden, of_down[ids[:, j]])
+            out = out + weights[:, j : j + 1] * made
+    return out
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "m", "is_nk", "renormalise"), [(1, 9, False, False), (3, 8, True, True)]
+)
+def test_a_layer_of_experts(ranks, num_ranks, m, is_nk, renormalise):
+    generator = torch.Generator().manual_seed(1)
+    x, given = whole(m, K, seed=1), whole(m, K, seed=2)
+    # The last expert is nobody's choice.
+    logits = torch.randn(m, EXPERTS, generator=generator) - torch.tensor([0, 0, 0, 99.0])
+    ups = [whole(EXPERTS, K, N, seed=3 + rank) for rank in range(num_ranks)]
+    downs = [whole(EXPERTS, N, K, seed=13 + rank) for rank in range(num_ranks)]
+    leaves = [leaf(x), leaf(logits), [leaf(one) for one in ups], [leaf(one) for one in downs]]
+    wanted = alone(*leaves, renormalise)
+    (wanted * given).sum().backward()
+
+    def laid(weight):
+        return leaf(weight.transpose(1, 2).contiguous().transpose(1, 2) if is_nk else weight)
+
+    def main():
+        with weft.init() as world:
+            rank = world.rank
+            own = [leaf(shard(one, rank, num_ranks)) for one in (x, logits)]
+            own += [laid(ups[rank]), laid(downs[rank])]
+            out = layer(*own, world, m, renormalise)
+            (out * shard(given, rank, num_ranks)).sum().backward()
+            expected = [
+                shard(wanted, rank, num_ranks), shard(leaves[0].grad, rank, num_ranks),
+                shard(leaves[1].grad, rank, num_ranks), leaves[2][rank].grad, leaves[3][rank].grad,
+            ]  # fmt: skip
+            found = [out, *(one.grad for one in own)]
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, other.detach(), rtol=1e-4, atol=1e-3)
+            assert not own[2].grad[-1].any()
+
+    ranks(main, num_ranks)
+
+
+def test_a_compiled_layer(ranks):
+    """One graph, forward and backward: the router's tables are values of it."""
+    torch._dynamo.reset()
+    given = [whole(6, K, seed=1), whole(6, EXPERTS, seed=2), whole(EXPERTS, K, N, seed=3)]
+    given.append(whole(EXPERTS, N, K, seed=4))
+
+    def main():
+        with weft.init() as world:
+            found = []
+            for call in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+                leaves = [leaf(one) for one in given]
+                out = call(*leaves, world, 6)
+                out.sum().backward()
+                found.append([out, *(one.grad for one in leaves)])
+            assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+    ranks(main, 1)
+
+
+def test_weights_of_experts_alone(ranks):
+    """Sums over each expert's slots; of one that has none zeros, and no slots at all."""
+    counts = torch.tensor([[3, 0, 14], [2, 0, 1]], dtype=torch.int32)
+    x, y = whole(20, 18, seed=1), whole(20, 35, seed=2)
+
+    def main():
+        with weft.init() as world:
+            parts = zip(x.split([5, 0, 15]), y.split([5, 0, 15]), strict=True)
+            wanted = torch.stack([a.t() @ b for a, b in parts])
+            for is_nk in (False, True):
+                found = _experts_wgrad.experts_wgrad(x, y, counts, target=world.target, is_nk=is_nk)
+                assert torch.equal(found, wanted)
+                assert found.transpose(1, 2).is_contiguous() == is_nk
+            none = _experts_wgrad.experts_wgrad(x[:0], y[:0], counts * 0, target=world.target)
+            assert none.shape == wanted.shape and not none.any()
+
+    ranks(main, 1)
+
+
+@pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
+def test_its_kernel_compiles(target):
+    target = TARGETS[target]
+    for sizes in ((2048, 768, 8192), (50, 70, 300)):
+        fn, record = _experts_wgrad.record(*sizes, "bf16", "bfloat16", target)
+        binary = triton_api.compile_kernel(fn, record, target)
+        assert compiled(binary, target).ok
+        if target.backend == "cuda":
+            assert "st.local" not in binary.asm["ptx"]
