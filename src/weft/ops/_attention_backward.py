@@ -2,10 +2,10 @@
 
 Not an operator: what autograd calls for one; see ag_attention.py.
 
-    all_gather      own k and v, side by side -> those of all ranks, as one
+    all_gather      own k -> those of all ranks; v likewise
     gradients       two launches (weft.tiles.attention_backward): dq of own queries; then this
-                    rank's share of dk and dv of all keys, side by side
-    reduce_scatter  shares -> own dk and dv, in the order that it has
+                    rank's share of dk and dv of all keys
+    reduce_scatter  shares -> own dk; dv likewise
 
 Sums within a rank are in fp32 and in a fixed order; a share is rounded once before it travels, as
 any summand of reduce_scatter is. So gradients are the same bits in every run.
@@ -24,6 +24,7 @@ import triton.language as tl
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
+from weft.ops import _autograd
 from weft.ops.all_gather import all_gather
 from weft.ops.reduce_scatter import reduce_scatter
 from weft.tiles import attention, attention_backward
@@ -32,14 +33,12 @@ from weft.tiles.attention_backward import Given
 
 class Where(NamedTuple):
     """Own queries begin at position `first` of `positions`; `sequences`, whose number + 1 has
-    `steps` binary digits; rows of dk and dv are `stride` elements apart; the number of own queries
-    has `halves` digits."""
+    `steps` binary digits; the number of own queries has `halves`."""
 
     first: Any
     positions: Any
     sequences: Any
     steps: Any
-    stride: Any
     halves: Any
 
 
@@ -77,8 +76,8 @@ def attention_gradients(given, dlse, dq, dk, dv, cu_seqlens, shape, where, tile,
         args = attention.Lengths(cu_seqlens, sequences, steps, first, positions)
     if of_keys:
         attention_backward.keys_tile(
-            i // shape.kv_heads, i % shape.kv_heads, given, dk, dv, positions, where.stride,
-            where.halves, shape, tile,
+            i // shape.kv_heads, i % shape.kv_heads, given, dk, dv, positions, where.halves,
+            shape, tile,
         )  # fmt: skip
     else:
         num_m = tl.num_programs(0) // shape.q_heads
@@ -99,35 +98,35 @@ def ag_attention_backward(
     Dtypes  gradients have that of q, k and v
     Sync    stream-ordered on the current stream
     """
-    tokens, kv_heads, d = k.shape
-    m = tokens * world.num_ranks if m is None else m
-    both = torch.stack((k, v), 1).view(tokens, 2 * kv_heads * d)
-    gathered = all_gather(both, world=world, m=m).view(m, 2, kv_heads, d)
+    tensors = (q, k, v, out, lse, dout, dlse)
+    if _autograd.is_asked(*(one for one in tensors if one is not None)):
+        from weft.ops import _attention_operations  # noqa: F401 - which defines it
+
+        rest = (cu_seqlens, causal, scale, m)
+        return _autograd.as_operation("ag_attention_backward", world, tensors, *rest)
+    m = k.shape[0] * world.num_ranks if m is None else m
+    keys, values = (all_gather(one, world=world, m=m) for one in (k, v))
     first = min(world.rank * ceil(m / world.num_ranks), m)
-    dq, shares = gradients(
-        q, gathered[:, 0], gathered[:, 1], out, lse, dout, dlse, first=first, causal=causal,
-        cu_seqlens=cu_seqlens, scale=scale, target=world.target,
+    dq, *shares = gradients(
+        q, keys, values, out, lse, dout, dlse, first=first, causal=causal, cu_seqlens=cu_seqlens,
+        scale=scale, target=world.target,
     )  # fmt: skip
-    own = reduce_scatter(shares.view(m, 2 * kv_heads * d), world=world)
-    dk, dv = own.view(tokens, 2, kv_heads, d).unbind(1)
-    return dq, dk.contiguous(), dv.contiguous()
+    return dq, *(reduce_scatter(one, world=world) for one in shares)
 
 
 def gradients(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
     dout: torch.Tensor, dlse: torch.Tensor | None, *, first: int, causal: bool,
     cu_seqlens: torch.Tensor | None, scale: float | None, target: Target,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """dq [tokens, q_heads, d], and dk and dv as [positions, 2, kv_heads, d], of queries from
-    position `first` on and of all positions' keys, whose heads lie together."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """dq, and dk and dv of all positions, as q and k are, of queries from position `first` on."""
     tokens, q_heads, d = q.shape
     positions, kv_heads, _ = k.shape
-    dq, shares = torch.empty_like(q), k.new_empty(positions, 2, kv_heads, d)
-    shape = attention.Shape.of(tokens, q_heads, kv_heads, d, scale)._replace(kv_stride=k.stride(0))
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    shape = attention.Shape.of(tokens, q_heads, kv_heads, d, scale)
     sequences = 0 if cu_seqlens is None else len(cu_seqlens) - 1
     where = Where(
-        first, positions, sequences, (sequences + 1).bit_length(), shares.stride(0),
-        tokens.bit_length(),
+        first, positions, sequences, (sequences + 1).bit_length(), tokens.bit_length()
     )  # fmt: skip
     lo, hi = (torch.empty(tokens, dtype=torch.int32, device=q.device) for _ in range(2))
     given = Given(q, k, v, out, dout.contiguous(), lse, torch.empty_like(lse), lo, hi)
@@ -137,10 +136,10 @@ def gradients(
         units = ceil(positions / cut.n) * kv_heads if of_keys else ceil(tokens / cut.m) * q_heads
         if units:
             attention_gradients[(units,)](
-                given, dlse, dq, shares[:, 0], shares[:, 1], cu_seqlens, shape, where,
+                given, dlse, dq, dk, dv, cu_seqlens, shape, where,
                 cut.tile(d).as_constexpr(), of_keys, causal, **cut.options,
             )  # fmt: skip
-    return dq, shares
+    return dq, dk, dv
 
 
 def cut_of(d: int, itemsize: int, target: Target, *, of_keys: bool) -> Cut:
@@ -190,7 +189,7 @@ def kernels(
                 constants=constants,
                 options=cut.options,
                 divisible_by_16=(
-                    "dq", "dk", "dv", "where.stride",
+                    "dq", "dk", "dv",
                     *(f"given.{name}" for name in Given._fields),
                     *(f"shape.{name}" for name in ("d", "q_stride", "kv_stride") if d % 16 == 0),
                 ),

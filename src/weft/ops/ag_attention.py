@@ -51,7 +51,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _baselines, _lanes, _plan_kernels
+from weft.ops import _autograd, _baselines, _lanes, _plan_kernels
 from weft.ops._ag_attention_call import Call
 from weft.ops._ag_attention_config import (
     ENGINE,
@@ -312,6 +312,14 @@ def ag_attention(
             replay goes by the cu_seqlens that are there then
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
+    if _autograd.is_asked(q, k, v):
+        from weft.ops import _attention_operations
+
+        found = _attention_operations.attend(
+            q, k, v, world=world, causal=causal, cu_seqlens=cu_seqlens, scale=scale, m=m,
+            config=config, out=out,
+        )  # fmt: skip
+        return found if with_lse else found[0]
     call = _lanes.find_call(
         world, "ag_attention", (q, k, v, cu_seqlens, out), (causal, scale, m, config),
         lambda: _make_call(
@@ -538,5 +546,6 @@ op = Op(
     dtypes=SUPPORTED,
     baselines=_baselines.AG_ATTENTION,
     fake=fake,
+    backward=("all_gather", "reduce_scatter"),
     takes_nodes=True,
 )

@@ -86,11 +86,11 @@ def queries_tile(
 
 @triton.jit
 def keys_tile(
-    i, kv_head, given, dk, dv, positions, stride, steps, shape, tile
+    i, kv_head, given, dk, dv, positions, steps, shape, tile
 ):  # fmt: skip
     """dk and dv of positions i * tile.n .. of a head of keys. Behind `queries_tile` of all.
 
-    dk, dv: rows `stride` elements apart; steps: shape.tokens in binary has so many digits, at most
+    dk, dv: as k and v, contiguous; steps: shape.tokens in binary has so many digits, at most
     """
     group = shape.q_heads // shape.kv_heads
     first = i * tile.n
@@ -123,7 +123,8 @@ def keys_tile(
         slope = share * (tl.dot(v, slopes.T, input_precision="ieee") - delta[None, :])
         sum_k = tl.dot(slope.to(k.dtype), queries, sum_k, input_precision="ieee")
     c = tl.arange(0, tile.d)
-    there = j.to(tl.int64)[:, None] * stride + (kv_head * shape.d + c)[None, :]
+    row = j.to(tl.int64) * shape.kv_heads + kv_head
+    there = row[:, None] * shape.d + c[None, :]
     mask = (j < positions)[:, None] & (c < shape.d)[None, :]
     sum_k *= shape.scale * softmax.LN_2
     tl.store(dk + there, sum_k.to(dk.dtype.element_ty), mask=mask)
