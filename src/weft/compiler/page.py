@@ -51,7 +51,7 @@ CALL = Facts({"m": 8192}, 4)
 
 def page() -> str:
     """docs/compiler.md."""
-    from weft.compiler import kernel_page
+    from weft.compiler import kernel_page, tables_page
 
     stages = pipeline.compile_program(trace(mlp, "tp", PARAMETERS))
     shown = {name: task.show(program, places=False) for name, program in stages.tasks.items()}
@@ -64,7 +64,7 @@ def page() -> str:
         MAPPED, _code(device.text.show(stages.channels, places=False)),
         FITTED.format(m=SIZES["m"], ranks=RANKS), _code(_spans(stages)),
         LOWERED, _code(device.show(stages.plan, places=False)), CALLED,
-        *_overlapped(called), *kernel_page.section(called.plan),
+        *_overlapped(called), *kernel_page.section(called.plan), *tables_page.section(CALL),
         ORDER, _passes(pipeline.at_declaration()), THEN,
         _passes(pipeline.at_call(CALL, Settings())), LEGAL,
         _rules("Task", task.RULES), _rules("Device", device.RULES), LEFT,
