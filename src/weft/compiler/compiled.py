@@ -103,7 +103,7 @@ class Compiled:
         if run is None:
             told = f"{self.stages.program.name}: lowering='persistent' is not run by {collectives}"
             raise UsageError(f"{told}; pass collectives=weft.megakernel")
-        return run(self.tiled, given, sizes, world=world)
+        return run(self.tiled, given, sizes, world=world, settled=tuple(self.settings.tiles))
 
     @cached_property
     def tiled(self) -> Program:

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,12 +17,13 @@ __all__ = ["Persistent", "run_persistent"]
 
 
 def run_persistent(
-    program: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any
-) -> Any:
+    program: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any,
+    settled: Collection[str] = (),
+) -> Any:  # fmt: skip
     """One rank's results of a tiled program, as one kernel; see run.py. Collective."""
     from weft.megakernel.run import Persistent
 
-    return Persistent().run_persistent(program, tensors, sizes, world=world)
+    return Persistent().run_persistent(program, tensors, sizes, world=world, settled=settled)
 
 
 def __getattr__(name: str) -> Any:

@@ -200,7 +200,9 @@ y = program(x, w1, w2, world=world, collectives=weft.megakernel, lowering="persi
 ```
 
 What follows is computed on the host from sizes alone, by every rank for all ranks, and each takes
-its own part of it."""
+its own part of it. Tiles that `Settings` does not settle are chosen first, for these sizes and as
+many workers as there are (`extents.py`): of few rows a product is cut into narrow tiles, so that
+all SMs read its right operand."""
 
 TASKS = """## Tasks
 

@@ -18,6 +18,7 @@ from weft.base.dtypes import DTYPES
 from weft.compiler.cost.machine import H200X4, Machine
 from weft.compiler.passes.tile import Region
 from weft.megakernel.records import TaskGraph, TileTask
+from weft.megakernel.tiles import IN_PLACE
 
 # From a bump to who waits for it on the same rank, and what a task costs beside its tile.
 LOCAL_US, TASK_US = 0.5, 1.0
@@ -49,21 +50,37 @@ def signal_us(sender: int, receiver: int, machine: Machine) -> float:
     return LOCAL_US if sender == receiver else machine.signal_us
 
 
-def task_us(task: TileTask, graph: TaskGraph, machine: Machine, rows_of_tiles: int = 1) -> float:
-    """One task by one worker. Rows of tiles share what they read of a product's other operand."""
+def product_us(
+    rows: int, columns: int, k: int, itemsize: int, rows_of_tiles: int, machine: Machine
+) -> float:
+    """A tile of a product. Rows of tiles share what they read of its right operand."""
+    flops = 2 * rows * columns * k
+    read_us = k * columns * itemsize / rows_of_tiles / (machine.few_gbps / machine.num_sms)
+    return TASK_US + max(flops / machine.program_tflops / 1e6, read_us / 1e3)
+
+
+def move_us(num_bytes: float, machine: Machine) -> float:
+    """A tile that is read, worked on a little, and stored."""
+    return TASK_US + num_bytes / machine.combine_gbps / 1e3
+
+
+def task_us(task: TileTask, graph: TaskGraph, machine: Machine, tiles: tuple[int, int]) -> float:
+    """One task by one worker; `tiles` are the rows of tiles of its operation, and all of them."""
     itemsize = DTYPES[graph.ranks[task.rank].buffer(task.writes[0].buffer).dtype].itemsize
-    made = _cells(task.writes[0].region)
+    made = task.writes[0].region
     if task.kind == "matmul":
-        a, b = (read.region for read in task.reads)
-        flops = 2 * made * (a.end_column - a.first_column)
-        read_us = _cells(b) * itemsize / rows_of_tiles / (machine.few_gbps / machine.num_sms)
-        return TASK_US + max(flops / machine.program_tflops / 1e6, read_us / 1e3)
-    if task.kind.endswith("attention"):
-        # A tile reads its own heads of what is declared as read whole.
-        cells = sum(_cells(one.region) for one in task.reads) / max(1, rows_of_tiles)
-    else:
-        cells = sum(_cells(one.region) for one in task.reads) + made * len(task.writes)
-    return TASK_US + cells * itemsize / machine.combine_gbps / 1e3
+        a = task.reads[0].region
+        height, width = made.end_row - made.first_row, made.end_column - made.first_column
+        k = a.end_column - a.first_column
+        return product_us(height, width, k, itemsize, tiles[0], machine)
+    cells = [_cells(one.region) for one in task.reads]
+    if task.kind in IN_PLACE:
+        # New rows alone are written.
+        return move_us(2 * cells[1] * itemsize / tiles[0], machine)
+    if task.kind == "decode_attention":
+        # A tile reads its own sequence and head of what is declared as read whole.
+        return move_us(sum(cells) / tiles[1] * itemsize, machine)
+    return move_us((sum(cells) + _cells(made) * len(task.writes)) * itemsize, machine)
 
 
 def _cells(region: Region) -> int:
@@ -71,11 +88,11 @@ def _cells(region: Region) -> int:
 
 
 def _durations(graph: TaskGraph, machine: Machine) -> list[float]:
-    heights: dict[tuple[int, str], int] = {}
+    tiles: dict[tuple[int, str], tuple[int, int]] = {}
     for task in graph.tasks:
-        key = (task.rank, task.op)
-        heights[key] = max(heights.get(key, 0), task.i_m + 1)
-    return [task_us(task, graph, machine, heights[task.rank, task.op]) for task in graph.tasks]
+        rows, count = tiles.get((task.rank, task.op), (0, 0))
+        tiles[task.rank, task.op] = (max(rows, task.i_m + 1), count + 1)
+    return [task_us(task, graph, machine, tiles[task.rank, task.op]) for task in graph.tasks]
 
 
 class _Run:

@@ -9,7 +9,7 @@ sizes, and lie on the device from then on: a call is one launch, and can be reco
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from weft.ir.task import Program
 from weft.megakernel import codegen
 from weft.megakernel.bodies import Body, bodies
 from weft.megakernel.check import require
+from weft.megakernel.extents import chosen
 from weft.megakernel.graph import build
 from weft.megakernel.operands import Operands
 from weft.megakernel.records import SCHEDULES
@@ -54,9 +55,12 @@ class Persistent:
             raise UsageError(f"{told}; it is {', '.join(SCHEDULES)}, with 0 (all) or more")
 
     def run_persistent(
-        self, program: Program, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any
-    ) -> tuple[torch.Tensor, ...]:
+        self, program: Program, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any,
+        settled: Collection[str] = (),
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         """One rank's results of a tiled program. Collective.
+
+        Tiles are chosen for these sizes (extents.py), but for those of the tasks `settled`.
 
         Sync    stream-ordered on the current stream; can be recorded after a first call
         Raises  UnsupportedError, ConfigError: what no task does, at the user's line; UsageError
@@ -66,7 +70,9 @@ class Persistent:
         found = world.calls.get(key)
         if found is None:
             # The program is kept: its number is then its alone.
-            runner = Runner(world, program, tensors, sizes, self)
+            workers = self.num_workers or world.target.num_sms
+            tiled = chosen(program, sizes, world.num_ranks, workers, settled)
+            runner = Runner(world, tiled, tensors, sizes, self)
             found = world.calls[key] = (program, runner)
         return found[1].run(tensors)
 

@@ -120,6 +120,7 @@ def queued(subject: Subject, how: str, num_workers: int) -> tuple[Chart, list[st
     """The schedule of a program as one kernel, and what to say of it."""
     from weft.compiler.passes.place import place
     from weft.compiler.passes.tile import tile
+    from weft.megakernel.extents import chosen
     from weft.megakernel.graph import build
     from weft.megakernel.schedule import schedule
     from weft.tools.schedule import chart_of
@@ -127,6 +128,8 @@ def queued(subject: Subject, how: str, num_workers: int) -> tuple[Chart, list[st
 
     facts, machine, compiled = subject.facts, subject.machine, subject.compiled
     program = compiled.tiled if compiled is not None else tile(place(subject.program))
+    settled = compiled.settings.tiles if compiled is not None else ()
+    program = chosen(program, facts.sizes, facts.num_ranks, num_workers, settled, machine)
     graph = build(program, facts.sizes, facts.num_ranks)
     found = played(schedule(graph, how, num_workers, machine), machine)
     call = f"{shape_text(facts.sizes)}, {facts.num_ranks} ranks, {num_workers} workers on each"
