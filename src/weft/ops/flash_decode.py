@@ -286,6 +286,7 @@ class _Call:
             self.signals = {"ready": (problem.num_ranks * self.capacity, torch.int64)}
             self.num_slots = {}
         self._make_partials(world, tile)
+        self.replays = world.replays()
 
     def _make_partials(self, world: Any, tile: attention_decode.Tile) -> None:
         """Memory of this rank alone: calls come one after the other."""
@@ -296,8 +297,14 @@ class _Call:
         self.partials = attention_decode.Partials(*parts, come)
 
     def launch(self, world: Any, tensors: Sequence[Any], scale: float) -> None:
-        q, k_cache, v_cache, lengths, table, out = tensors
         slot = world.workspace(self.key, self.buffers, self.signals, **self.num_slots)
+        addresses = [0 if one is None else one.data_ptr() for one in tensors]
+        self.replays.run(
+            (*addresses, scale, slot), lambda: self._queue(world, slot, tensors, scale)
+        )
+
+    def _queue(self, world: Any, slot: Any, tensors: Sequence[Any], scale: float) -> None:
+        q, k_cache, v_cache, lengths, table, out = tensors
         by_packets = self.config.transport == PACKETS
         flash_decode_kernel[self.grid](
             q, _cache_of(k_cache, v_cache, table), lengths, out, slot.boxes,
