@@ -14,6 +14,7 @@ from weft.ops import card
 
 CUDA = TARGETS["cuda:90"]
 SHAPE = {"m": 4096, "n": 1024, "k": 1024}
+DECODED = {"m": 64, "n": 4096, "k": 128, "heads": 64, "kv_heads": 8, "variable": 1}
 
 
 def in_a_far_world(record):
@@ -31,11 +32,13 @@ def in_a_far_world(record):
         ("all_gather", "relay"), ("reduce_scatter", "relay"), ("all_reduce", "relay"),
         ("all_reduce", "two_shot"), ("all_to_all", "push"),
         pytest.param("gemm_rs", "push", marks=pytest.mark.slow),
+        pytest.param("flash_decode", "push", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_what_crosses_goes_through_the_library(nvshmem_stand_in, name, transport):
     op = card(name)
-    shape = {key: SHAPE.get(key, 0) for key in op.default_shape}
+    known = DECODED if name == "flash_decode" else SHAPE
+    shape = {key: known.get(key, 0) for key in op.default_shape}
     problem = op.make_problem(4, shape, "bfloat16", (2, 2))
     found = [c for c in op.candidates(problem, CUDA) if c.transport == transport]
     kernels = list(op.kernels(problem, found[0], CUDA))
