@@ -17,6 +17,7 @@ from weft.compiler import (
     Shard,
     Tensor,
     all_gather,
+    all_reduce,
     ep_combine,
     ep_dispatch,
     experts,
@@ -27,6 +28,7 @@ from weft.compiler import (
     program,
     reduce_scatter,
     scatter_rows,
+    silu,
     silu_mul,
 )
 from weft.ir import device, task
@@ -71,7 +73,25 @@ def dispatched() -> Compiled:
     return moe
 
 
-@pytest.mark.parametrize("made", [layer, dispatched])
+def replicated() -> Compiled:
+    """As where one token of each sequence is decoded: all ranks have all tokens, and get them."""
+
+    @program(
+        mesh="tp",
+        x=Tensor("float32", ("m", K)),
+        router=Tensor("float32", (K, E)),
+        w1=Tensor("float32", (E, K, F), Shard(2)),
+        w2=Tensor("float32", (E, F, K), Shard(1)),
+    )
+    def moe(x, router, w1, w2):
+        routing = moe_route(x @ router, top_k=TOP_K)
+        h = silu(grouped_matmul(gather_rows(x, routing), w1, routing))
+        return all_reduce(scatter_rows(grouped_matmul(h, w2, routing), routing))
+
+    return moe
+
+
+@pytest.mark.parametrize("made", [layer, dispatched, replicated])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_a_layer_equals_its_reference(ranks, made, num_ranks: int):
     """Ragged m, fewer tokens than ranks, none at all; more ranks than experts have."""

@@ -126,8 +126,9 @@ def rms_norm(x: Value, weight: Value, *, eps: float = 1e-6) -> Value:
 def moe_route(logits: Value, *, top_k: int) -> Value:
     """The top_k experts of every token and where its rows are when all are sorted by expert.
 
-    logits: [m, experts] @ Shard(0). The result is a table, which the functions below take: how many
-    rows an expert has is known on the device alone. Weights are the softmax over those taken.
+    logits: [m, experts] @ Shard(0) or Replicate(). The result is a table, which the functions below
+    take: how many rows an expert has is known on the device alone. Weights are the softmax over
+    those taken.
     """
     return _record("moe_route", logits, top_k=top_k)
 

@@ -99,9 +99,10 @@ class Here:
 def run(
     plan: Plan, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any,
     collectives: Collectives, kept: dict[str, Any] | None = None,
+    adapted: Callable[[Call, list[Any]], list[Any]] | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """One rank's results. A value is let go after its last reader. `kept` is what calls leave for
-    others, where a plan is run in pieces.
+    others, where a plan is run in pieces; `adapted` gives a call's operands in another form.
 
     Raises  UnsupportedError: a plan with other steps than calls
     """
@@ -115,6 +116,8 @@ def run(
             told = f"{plan.name}: {type(step).__name__} is not a call of a library"
             raise UnsupportedError(told, place=step.place)
         operands = [values[name] for name in step.reads]
+        if adapted is not None:
+            operands = adapted(step, operands)
         (result,) = step.writes
         if step.function in CALLS:
             values[result] = CALLS[step.function](step, operands, here)
@@ -150,7 +153,10 @@ def _all_reduce(step: Call, operands: Sequence[Any], here: Here) -> Any:
 
 
 def _moe_route(step: Call, operands: Sequence[Any], here: Here) -> Any:
-    m, logits = here.size(step.writes[0]), operands[0].contiguous()
+    m, logits = here.size(step.writes[0]), operands[0]
+    if not isinstance(here.buffers[step.reads[0]].sizes[0], Part):  # each rank routes its own part
+        logits = logits[slice(*part_of(m, here.world.rank, here.world.num_ranks))]
+    logits = logits.contiguous()
     assert step.top_k is not None
     tiles = {"tile_m": step.tile_rows} if step.tile_rows else {}
     return here.collectives.moe_route(logits, step.top_k, world=here.world, m=m, **tiles)

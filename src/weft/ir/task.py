@@ -204,8 +204,8 @@ KINDS = {
         ((WHOLE, Partial()), Partial()),
     ), attributes=("eps",)),
     # Tables of where every token's rows are, sorted by expert: on all ranks, of all tokens.
-    "moe_route": Kind(1, ((All(), All()),), (((Shard(0),), WHOLE),), is_collective=True,
-                      attributes=("top_k",)),
+    "moe_route": Kind(1, ((All(), All()),), (((Shard(0),), WHOLE), ((WHOLE,), WHOLE)),
+                      is_collective=True, attributes=("top_k",)),
     # A row for each choice of a token; and back, weighted and summed.
     "gather_rows": Kind(2, ((ByTable(), COLUMN), _TABLE), _kept((WHOLE, Shard(1)))),
     "scatter_rows": Kind(2, ((ByTable(), COLUMN), _TABLE), _kept((WHOLE, Shard(1), Partial()))),
