@@ -9,13 +9,17 @@ import torch
 from random_programs import PLACEMENTS, of_rank
 
 from weft.compiler import libraries
-from weft.ir.shapes import BY_TABLE
+from weft.ir.shapes import BY_TABLE, INDICES
 from weft.ir.task import KINDS, Partial, Replicate, Task, Type, placements_of
 
 RANKS, SIZES = 2, {"m": 4}
-# Those by tables have numbers of their own: test_experts.py.
-LOCAL = [kind for kind, row in KINDS.items()
-         if row.num_operands and not row.is_collective and kind not in BY_TABLE]  # fmt: skip
+# Those with tables, lengths or heads have numbers of their own: test_experts.py, test_decoding.py,
+# test_attending.py.
+LOCAL = [
+    kind for kind, row in KINDS.items()
+    if row.num_operands and not row.is_collective and "head" not in row.attributes
+    and kind not in (*BY_TABLE, *INDICES)
+]  # fmt: skip
 
 
 def shapes_of(kind: str) -> list[tuple[int, int]]:
