@@ -76,25 +76,42 @@ class Compiled:
                 names may be given by that name, and must be where shards differ
         Sync    stream-ordered on the current stream
         Raises  ShapeError, DtypeError, UsageError: with the values and the declaration's line
+
+        Where a tensor requires a gradient, results have one: see `gradients`.
         """
         if lowering not in LOWERINGS:
             told = f"lowering={lowering!r}; it is {' or '.join(LOWERINGS)}"
             raise UsageError(f"{self.stages.program.name}: {told}")
         call = self._call_of(tensors, sizes, world, lowering)
         given = dict(zip(self._inputs, tensors))
+
+        def run() -> tuple[Any, ...]:
+            return self._run(lowering, call, given, world, collectives)
+
+        if any(one.requires_grad for one in tensors) and _may_differentiate():
+            from weft.compiler import gradients
+
+            results = gradients.run(
+                self.stages.tasks["place"], self.plan, given, call.sizes, world=world,
+                collectives=collectives, otherwise=None if lowering == "unfused" else run,
+            )  # fmt: skip
+        else:
+            results = run()
+        return results if len(results) != 1 else results[0]
+
+    def _run(
+        self, lowering: str, call: Call, given: Mapping[str, Any], world: Any,
+        collectives: Collectives,
+    ) -> tuple[Any, ...]:  # fmt: skip
         if lowering == "persistent":
-            results = self._run_persistent(given, call.sizes, world, collectives)
-        elif call.stages is not None:
-            results = collectives.run_plan(
+            return self._run_persistent(given, call.sizes, world, collectives)
+        if call.stages is not None:
+            return collectives.run_plan(
                 call.stages, given, call.sizes, world=world, orders=self._orders
             )
-        else:
-            from weft.compiler import libraries
+        from weft.compiler import libraries
 
-            results = libraries.run(
-                self.plan, given, call.sizes, world=world, collectives=collectives
-            )
-        return results if len(results) != 1 else results[0]
+        return libraries.run(self.plan, given, call.sizes, world=world, collectives=collectives)
 
     def _run_persistent(
         self, given: Mapping[str, Any], sizes: dict[str, int], world: Any, collectives: Collectives
@@ -187,6 +204,12 @@ class Compiled:
         found["map"] = device.text.show(self.stages.channels, places=False)
         found["unfused"] = device.show(self.plan, places=False)
         return found
+
+
+def _may_differentiate() -> bool:
+    import torch
+
+    return torch.is_grad_enabled()
 
 
 def _facts(bound: Mapping[str, int], on_heap: frozenset[str], world: Any) -> Facts:
