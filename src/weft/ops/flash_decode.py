@@ -39,7 +39,7 @@ from typing import Any
 
 import torch
 
-from weft.base.card import Op, Trial, trials
+from weft.base.card import Op, Trial
 from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
@@ -465,7 +465,10 @@ op = Op(
     smallest={"m": 1, "n": 20, "k": 16, "heads": 2, "kv_heads": 1},
     smallest_config={"splits": 1},
     trials=(
-        *trials({"m": 3, "n": 40, "k": 16, "heads": 2, "kv_heads": 1, "variable": 1}),
+        *(
+            Trial(nodes, {"m": 3, "n": 40, "k": 16, "heads": 2, "kv_heads": 1, "variable": 1})
+            for nodes in ((3,), (2, 1))
+        ),
         # Programs merge many tiles each: a rank that is a call ahead finds them at it.
         Trial(
             (2,),
