@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from persistent_programs import (
     before_by_counters,
@@ -27,6 +29,7 @@ from weft.compiler import (
     moe_route,
     reduce_scatter,
 )
+from weft.megakernel.extents import chosen
 from weft.megakernel.graph import build
 from weft.megakernel.memory import NEVER, REST
 from weft.megakernel.records import COPY, GATHER, REDUCE, SEND
@@ -189,7 +192,7 @@ def test_what_no_tasks_are_made_of():
 
     x = Tensor("float32", ("m", 4), Partial())
     with pytest.raises(
-        UnsupportedError, match="over columns is not made of tasks.*unfused"
+        UnsupportedError, match="over columns is not made of tasks.*overlapped"
     ) as told:
         build(tiled(columns, {"x": x}), {"m": 4}, 2)
     assert "test_graph.py" in str(told.value) and "dim=1" in str(told.value)
@@ -201,11 +204,14 @@ def test_what_no_tasks_are_made_of():
         "x": Tensor("float32", ("m", 8), Replicate()),
         "logits": Tensor("float32", ("m", 4), Shard(0)),
     }
-    with pytest.raises(UnsupportedError, match="moe_route routing is not made of tasks"):
-        build(tiled(experts, given), {"m": 4}, 2)
+    for make in (build, lambda *call: chosen(*call, num_workers=8)):
+        with pytest.raises(UnsupportedError, match="moe_route routing is not made of tasks"):
+            make(tiled(experts, given), {"m": 4}, 2)
+    with pytest.raises(UsageError, match="experts is at stage placed, for 2 ranks; tasks are made"):
+        build(replace(tiled(experts, given), stage="placed"), {"m": 4}, 2)
     with pytest.raises(UsageError, match=r"size m, but given are \{'rows': 4\}"):
         build(tiled_mlp(), {"rows": 4}, 2)
-    with pytest.raises(UsageError, match="sums='ring' on 2 ranks; it is one_shot or two_shot"):
+    with pytest.raises(UsageError, match="sums='ring'; it is one_shot or two_shot"):
         build(tiled_mlp(), {"m": 4}, 2, sums="ring")
 
 

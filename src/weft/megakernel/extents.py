@@ -16,7 +16,7 @@ from weft.compiler.cost.machine import H200X4, Machine
 from weft.compiler.passes.tile import Region, held_by, tile
 from weft.ir.task import Program, Task, Type
 from weft.megakernel.predicted import move_us, product_us
-from weft.megakernel.tiles import IN_PLACE
+from weft.megakernel.tiles import IN_PLACE, refuse
 
 # Extents of products: below 32 columns rows of B would be read in less than a sector of 64 bytes.
 ROWS, COLUMNS = (128, 64, 32, 16), (128, 64, 32)
@@ -35,7 +35,11 @@ def chosen(
     program: Program, sizes: Mapping[str, int], num_ranks: int, num_workers: int,
     settled: Collection[str] = (), machine: Machine = H200X4,
 ) -> Program:  # fmt: skip
-    """The tiled program with other tiles, but for those of the tasks `settled`."""
+    """The tiled program with other tiles, but for those of the tasks `settled`.
+
+    Raises  UsageError, UnsupportedError: what no tasks are made of, at the user's line
+    """
+    refuse(program, sizes, num_ranks)
 
     def held(name: str) -> Region:
         kind = program.task(name).type

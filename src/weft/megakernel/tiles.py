@@ -176,7 +176,10 @@ def cut(program: Program, sizes: Mapping[str, int], num_ranks: int, sums: str = 
     Raises  UsageError: a program that is not tiled, or sizes that it calls otherwise;
             UnsupportedError: what there is no task for, at the user's line
     """
-    _refuse(program, sizes, num_ranks, sums)
+    refuse(program, sizes, num_ranks)
+    if sums not in SUMS:
+        told = f"sums={sums!r}; it is {' or '.join(SUMS)}"
+        raise UsageError(f"{program.name}: {told}", place=program.place)
     made = Cut(program, sizes, num_ranks, sums)
     for task in program.tasks:
         if task.kind == "all_gather":
@@ -206,13 +209,12 @@ def slab_rows(made: Cut, task: Task) -> int:
     return part.end_row - part.first_row
 
 
-def _refuse(program: Program, sizes: Mapping[str, int], num_ranks: int, sums: str) -> None:
-    if program.stage != "tiled":
-        told = f"{program.name} is at stage {program.stage}; tasks are made of a tiled program"
-        raise UsageError(f"{told}: the pass `tile` makes it one", place=program.place)
-    if sums not in SUMS or num_ranks < 1:
-        told = f"sums={sums!r} on {num_ranks} ranks; it is {' or '.join(SUMS)} on 1 or more"
-        raise UsageError(f"{program.name}: {told}", place=program.place)
+def refuse(program: Program, sizes: Mapping[str, int], num_ranks: int) -> None:
+    """Raises  as `cut`"""
+    if program.stage != "tiled" or num_ranks < 1:
+        told = f"{program.name} is at stage {program.stage}, for {num_ranks} ranks"
+        remedy = "tasks are made of a tiled program, for 1 or more: the pass `tile` makes it one"
+        raise UsageError(f"{told}; {remedy}", place=program.place)
     names = {task.name for task in program.tasks}
     for task in program.tasks:
         assert task.type is not None
@@ -227,7 +229,7 @@ def _refuse(program: Program, sizes: Mapping[str, int], num_ranks: int, sums: st
         if is_odd or KINDS[task.kind].is_collective and task.kind not in MAKERS:
             of = " over columns" if is_odd else ""
             told = f"{program.name}: {task.kind} {task.name}{of} is not made of tasks"
-            raise UnsupportedError(f"{told}; use lowering='unfused'", place=task.place)
+            raise UnsupportedError(f"{told}; use lowering='overlapped'", place=task.place)
     _refuse_stale(program)
 
 
