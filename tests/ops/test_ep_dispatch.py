@@ -11,11 +11,14 @@ import weft
 from weft.base.errors import CapacityError, ConfigError, DtypeError, ShapeError, UsageError
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.ops.ep_dispatch import TABLES, Config, Problem, ep_dispatch, kernels, op
+from weft.ops.ep_dispatch import TABLES, Config, Problem, choose, ep_dispatch, kernels, op
 from weft.verify import compiled
 
+EMU = TARGETS["emu"]
 ELSEWHERE = ("cuda:100", "hip:gfx942")
 SMALL = Config(lanes=3, block=32, tokens=2, batch=4)
+TRANSPORTS = [SMALL, replace(SMALL, transport="packets")]
+both_ways = pytest.mark.parametrize("config", TRANSPORTS, ids=lambda config: config.transport)
 
 
 def check(got, problem, rank, inputs):
@@ -75,9 +78,10 @@ def awkward(how):
     ["all to one rank", "one expert of each rank", "one rank sends nothing", "nobody sends",
      "not all choices"],
 )  # fmt: skip
-def test_wherever_tokens_go(ranks, how):
+@both_ways
+def test_wherever_tokens_go(ranks, config, how):
     problem = Problem(42, 20, 3, "float32", experts=9, top_k=3, tile_m=4)
-    dispatch_once(ranks, problem, inputs_of(problem, awkward(how)))
+    dispatch_once(ranks, problem, inputs_of(problem, awkward(how)), config)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,10 @@ def test_ranks_that_have_not_as_many(ranks, counts, rows, experts, top_k, tile_m
 def test_rows_of_any_dtype_and_their_scales(ranks, dtype, n, scales):
     sizes = {"experts": 4, "top_k": 2, "tile_m": 4, "scale_bytes": 4 * scales}
     problem = Problem(10, n, 2, dtype, **sizes)
-    dispatch_once(ranks, problem, [op.make_inputs(problem, rank) for rank in range(2)])
+    inputs = [op.make_inputs(problem, rank) for rank in range(2)]
+    for config in TRANSPORTS:
+        if config.can(problem, EMU):
+            dispatch_once(ranks, problem, inputs, config)
 
 
 def test_another_row_goes_the_same_way(ranks):
@@ -132,8 +139,11 @@ def test_another_row_goes_the_same_way(ranks):
     ranks(main, 2)
 
 
-@pytest.mark.parametrize("nodes", [(3,), (2, 1)], ids=str)
-def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, monkeypatch):
+@pytest.mark.parametrize(
+    ("nodes", "config"), [((3,), SMALL), ((2, 1), SMALL), ((3,), TRANSPORTS[1])],
+    ids=["3-push", "2+1-push", "3-packets"],
+)  # fmt: skip
+def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, config, monkeypatch):
     monkeypatch.setenv("WEFT_SLOTS", "1")
     problem = Problem(17, 10, 3, "float32", nodes, experts=5, top_k=2, tile_m=4)
     inputs = [[op.make_inputs(problem, rank, seed) for rank in range(3)] for seed in range(2)]
@@ -142,9 +152,9 @@ def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, monkeyp
     def main():
         world = weft.init()
         kept = {name: value.clone() for name, value in inputs[0][world.rank].items()}
-        op.run(world, problem, kept, SMALL)  # memory cannot be taken in a recording
+        op.run(world, problem, kept, config)  # memory cannot be taken in a recording
         with world.record() as recording:
-            got = op.run(world, problem, kept, SMALL)
+            got = op.run(world, problem, kept, config)
         for one in inputs:
             for name, value in one[world.rank].items():
                 kept[name].copy_(value)
@@ -152,7 +162,7 @@ def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, monkeyp
                 part.fill_(77)
             recording.replay()
             check([part.clone() for part in got], problem, world.rank, one)
-            op.run(world, other, op.make_inputs(other, world.rank), SMALL)
+            op.run(world, other, op.make_inputs(other, world.rank), config)
         world.close()
 
     ranks(main, 3, nodes=nodes)
@@ -233,10 +243,11 @@ def test_what_does_not_fit(ranks):
             ep_dispatch((x, x[:2, :1].contiguous()), ids, weights, 4, world=world)
 
     ranks(main, 2)
-    problem = Problem(64, 8, 4, experts=8, top_k=2)
+    problem = Problem(64, 3, 4, experts=8, top_k=2)
     for config, words in [
-        (Config(transport="ring"), "transport='ring'; it must be one of push"),
-        (Config(transport="nccl"), "transport='nccl'; it must be one of push"),
+        (Config(transport="ring"), "transport='ring'; it must be one of push, packets"),
+        (Config(transport="nccl"), "transport='nccl'; it must be push or packets"),
+        (Config("packets"), "packets' with rows of 6 bytes; what packets carry must divide by 4"),
         (Config(tokens=3), "tokens=3; it must be a power of two"),
         (Config(lanes=0), "lanes=0"),
     ]:
@@ -254,11 +265,15 @@ def test_compiles_and_keeps_its_waits(target):
     scaled = Problem(4096, 7168, 4, "float8_e4m3fn", **sizes, scale_bytes=4 * 56)
     tables, rows = kernels(plain, None, TARGETS[target])
     _, both = kernels(scaled, None, TARGETS[target])
-    for fn, record in (tables, rows, both):
+    few = replace(plain, m=128)
+    assert (config := choose(few, TARGETS[target])).by_packets
+    _, packets = kernels(few, config, TARGETS[target])
+    for fn, record in (tables, rows, both, packets):
         binary = triton_api.compile_kernel(fn, record, TARGETS[target])
         report = compiled(binary, TARGETS[target])
         assert report.ok, "\n".join(map(str, report.findings))
         if TARGETS[target].backend == "cuda":
             assert "st.local" not in binary.asm["ptx"]
             # 16 bytes at a time.
-            assert "rows" not in record.name or "st.global.v2.b64" in binary.asm["ptx"]
+            is_wide = "st.global.v2.b64" in binary.asm["ptx"]
+            assert is_wide or "rows" not in record.name or record.constants["packets"]

@@ -30,7 +30,9 @@ from weft.tiles import experts, route
 
 MOST_COLUMNS = 1024
 # What a thread has of the rows that are moved together.
-THREADS, THREAD_BYTES = 256, 64
+THREADS, THREAD_BYTES, PACKETS_OF_THREAD = 256, 64, 4
+# Up to so many bytes of a rank's rows they travel as packets, as all_gather's do; unmeasured.
+FEW_BYTES = 1 << 19
 # What the word of errors says, in its lowest bits; a rank behind it; then a number.
 TOO_MANY, WRONG_CHOICE = 1, 2
 RANK_BITS, NUMBER_BITS = 4, 20
@@ -81,6 +83,11 @@ class Problem(_lanes.Rows):
         return self.itemsize
 
     @property
+    def packed_bytes(self) -> int:
+        """What all that travels in packets divides by."""
+        return self.row_bytes
+
+    @property
     def num_tokens(self) -> int:
         """Places of tokens: `rows` for each rank."""
         return self.num_ranks * self.rows
@@ -101,21 +108,32 @@ class Problem(_lanes.Rows):
 class Config(_lanes.Lanes):
     """How rows are moved; every field is the same on all ranks.
 
-    Units   lanes: programs; tokens: that one moves at a time; block: elements of each; batch:
-            tokens whose choices a program looks at together
+    Units   lanes: programs; tokens: that one moves at a time; block: elements of each, packets of
+            4 bytes where those are dispatched; batch: tokens whose choices a program looks at
+            together
     """
 
     transport: str = "push"
     block: int = 1024
     tokens: int = 4
     batch: int = 32
-    reaches_far = {"push": True}
+    reaches_far = {"push": True, "packets": False}
+
+    def can(self, problem: Any, target: Target) -> bool:
+        return super().can(problem, target) and not (
+            self.by_packets and problem.packed_bytes % _lanes.PACKET_BYTES
+        )
 
     def check(self, problem: Any, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
         if self.by_library:
-            raise ConfigError(f"{problem.op}: transport='nccl'; it must be one of push")
+            raise ConfigError(f"{problem.op}: transport='nccl'; it must be push or packets")
         super().check(problem, target)
+        if self.by_packets and problem.packed_bytes % _lanes.PACKET_BYTES:
+            raise ConfigError(
+                f"{problem.op}: transport='packets' with rows of {problem.row_bytes} bytes; what "
+                f"packets carry must divide by {_lanes.PACKET_BYTES}: take push"
+            )
         for name in ("tokens", "batch"):
             if (value := getattr(self, name)) < 1 or value & (value - 1):
                 raise ConfigError(f"{problem.op}: {name}={value}; it must be a power of two")
@@ -124,6 +142,12 @@ class Config(_lanes.Lanes):
         """Lanes that have tokens: as many on every rank."""
         return max(1, min(self.lanes, ceil(problem.rows / self.tokens)))
 
+    def packets(self, problem: Problem, row_bytes: int) -> int:
+        """Words for a row of each token. A tile's last addresses, though masked, are on the heap
+        too."""
+        row = row_bytes // _lanes.PACKET_BYTES
+        return (problem.num_tokens + self.tokens) * row + self.block
+
     def extents(self, problem: Problem, vec: int) -> experts.Extents:
         width = max(2, _lanes.power_of_two(problem.top_k))
         return experts.Extents(self.tokens, width, self.block, vec)
@@ -131,18 +155,27 @@ class Config(_lanes.Lanes):
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
+    few = problem.shard_bytes <= FEW_BYTES
+    for transport in ("packets", "push") if few else ("push", "packets"):
+        one = _config(problem, target, transport)
+        if one.can(problem, target):
+            yield one
+
+
+def _config(problem: Problem, target: Target, transport: str) -> Config:
     if target.backend == "emu":
-        yield Config(lanes=2, block=1024, tokens=2, batch=4, num_warps=4)
-        return
-    size = problem.element_bytes
+        return Config(transport, lanes=2, block=1024, tokens=2, batch=4, num_warps=4)
+    by_packets = transport == "packets"
+    size = min(_lanes.PACKET_BYTES, problem.element_bytes) if by_packets else problem.element_bytes
     length = max(1, problem.row_bytes // size)
     # A power of two that divides the row, if that is not too small.
     block = max(128, min(1024, length & -length))
+    of_thread = PACKETS_OF_THREAD * _lanes.PACKET_BYTES if by_packets else THREAD_BYTES
     one = Config(
-        lanes=128, block=block, tokens=max(1, THREADS * THREAD_BYTES // (block * size)),
+        transport, lanes=128, block=block, tokens=max(1, THREADS * of_thread // (block * size)),
         num_warps=THREADS // target.warp_size,
     )  # fmt: skip
-    yield replace(one, lanes=min(one.lanes, one.most_lanes(target)))
+    return replace(one, lanes=min(one.lanes, one.most_lanes(target)))
 
 
 def choose(problem: Problem, target: Target) -> Config:

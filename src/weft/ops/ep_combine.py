@@ -12,10 +12,12 @@ Plan, `push`: one kernel on each rank, in lanes (weft.tiles.experts)
     add      slots of each rank's tokens, rank + 1's first and own last -> that rank's `shares`,
              some tokens at a time; and a word
     collect  when all ranks' words of this lane are here: own tokens' shares -> out
-A share lies where its rank and its token's number say.
+A share lies where its rank and its token's number say. `packets`: the same, but shares travel with
+their flag, at twice the bytes, and need no word.
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
-    shares_ready[src * lanes + l]  what lane l of rank src has for this rank is here. By src
+    shares_ready[src * lanes + l]  what lane l of rank src has for this rank is here. By src; not of
+                                   packets
     slot_free, epoch, ticket       the slot's; the last program moves them
 Ranks without tokens signal too.
 
@@ -88,18 +90,25 @@ Config, candidates, choose = _ep.Config, _ep.candidates, _ep.choose
 
 @triton.jit
 def ep_combine_rows(y, out, shares, ids, slot_of, weight_of, shares_ready, slot, n, split, tile,
-                    world, weighted: tl.constexpr):  # fmt: skip
+                    world, packets: tl.constexpr, weighted: tl.constexpr):  # fmt: skip
     """Lane by lane."""
     rank = wl.rank(world).to(tl.int32)
     n = tl.cast(n, tl.int64) // tile.vec * tile.vec  # seen to be a multiple, which it is
     e = move.begin(world, slot)
+    if packets:
+        flag = e.to(tl.int32)
+    else:
+        flag = None
     for hop in range(1, world.num_ranks + 1):
         to = (rank + hop) % world.num_ranks
-        ep.add(world, shares, y, slot_of, weight_of, rank, to, n, split, tile, weighted)
-        wl.notify(world, move.word_of(shares_ready, rank), e, to=to, op=wl.SignalOp.SET)
-    for source in range(world.num_ranks):
-        wl.wait(move.word_of(shares_ready, source), e, world=world)  # pairs with the notify above
-    ep.collect(out, shares, ids, n, split, tile, world.num_ranks)
+        ep.add(world, shares, y, slot_of, weight_of, rank, to, n, split, tile, flag, weighted)
+        if not packets:
+            wl.notify(world, move.word_of(shares_ready, rank), e, to=to, op=wl.SignalOp.SET)
+    if not packets:
+        for source in range(world.num_ranks):
+            # Pairs with the notify above.
+            wl.wait(move.word_of(shares_ready, source), e, world=world)
+    ep.collect(world, out, shares, ids, n, split, tile, flag)
     move.end(world, slot, e)
 
 
@@ -140,16 +149,18 @@ def ep_combine(
     if problem.is_empty:
         return out
     lanes = config.grid(problem)
-    slot = world.workspace(
-        "ep_combine",
-        {"shares": ((problem.num_tokens, problem.n), y.dtype)},
-        {"shares_ready": (problem.num_ranks * lanes, torch.int64)},
-    )
+    buffers, words = {}, {"shares_ready": problem.num_ranks * lanes}
+    if config.by_packets:
+        words["shares"] = config.packets(problem, problem.row_bytes)
+    else:
+        buffers["shares"] = ((problem.num_tokens, problem.n), y.dtype)
+    signals = {name: (count, torch.int64) for name, count in words.items()}
+    slot = world.workspace(f"ep_combine.{config.transport}", buffers, signals)
     tile = config.extents(problem, _vec(problem, y, out)).as_constexpr()
     ep_combine_rows[(lanes,)](
         y, out, slot.shares, tables.ids, tables.slot_of, tables.weight_of, slot.shares_ready,
-        slot.arg, problem.n, _ep.split_of(problem, own), tile, world.arg, weighted,
-        **config.options(world.target),
+        slot.arg, problem.n, _ep.split_of(problem, own), tile, world.arg, config.by_packets,
+        weighted, **config.options(world.target),
     )  # fmt: skip
     return out
 
@@ -208,8 +219,10 @@ def kernels(
     config = config or choose(problem, target)
     config.check(problem, target)
     types = {"shares_ready": "*i64"}
+    if config.by_packets:
+        types["shares"] = "*i64"
     tile = config.extents(problem, _vec(problem))
-    constants = {"weighted": problem.weighted, "tile": tile}
+    constants = {"weighted": problem.weighted, "tile": tile, "packets": config.by_packets}
     yield _ep.record(ep_combine_rows, problem, config, target, types, constants)
 
 
@@ -231,8 +244,8 @@ op = Op(
     candidates=candidates,
     kernels=kernels,
     trials=(
-        Trial((3,), {"m": 14, "n": 40, "experts": 5, "top_k": 2}),
-        Trial((2, 1), {"m": 14, "n": 40, "experts": 5, "top_k": 2}),
+        Trial((3,), {"m": 14, "n": 40, "experts": 5, "top_k": 2}, calls=(0, 1, 2, 0)),
+        Trial((2, 1), {"m": 14, "n": 40, "experts": 5, "top_k": 2}, calls=(0, 1, 2, 0)),
     ),
     dtypes=SUPPORTED,
     baselines=_baselines.EP_COMBINE,

@@ -19,12 +19,16 @@ Plan, `push`: two kernels on each rank, on one slot
              arrival. Choices that are wrong become none, and the last program says so
     rows     in lanes: own tokens, some at a time -> `gathered` of each rank that needs them, and a
              word; then for each source, own first, when its lane's word is here: rows -> slots
-With a handle the tables are there, and the second kernel is all. The first one waits for no
-credits: who has sent the rows of a call is done with its choices.
+`packets`: the same, but rows travel with their flag, at twice the bytes, and need no word: what a
+rank waits for it knows by the tables
+With a handle the tables are there, and the second kernel is all. Before `push` the first one waits
+for no credits: who has sent the rows of a call is done with its choices, and all send a word. Who
+has no row for a rank sends it no packet.
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
     routed[src * blocks + b]     choices of block b of rank src are here, with their counts. By src
-    rows_ready[src * lanes + l]  what lane l of rank src has for this rank is here. By src
+    rows_ready[src * lanes + l]  what lane l of rank src has for this rank is here. By src; not
+                                 of packets
     slot_free, epoch, ticket     the slot's; the last program of `rows` moves them
 Ranks without tokens signal too.
 
@@ -37,10 +41,10 @@ Source  the design's section 4; DeepEP's dispatch for the idea, docs/decisions/0
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
 from typing import Any, NamedTuple
 
 import torch
@@ -109,13 +113,17 @@ class Problem(_ep.Problem):
     def element_bytes(self) -> int:
         return _lanes.word_bytes(self)
 
+    @property
+    def packed_bytes(self) -> int:
+        return math.gcd(self.row_bytes, self.scale_bytes)
+
 
 Config, candidates, choose = _ep.Config, _ep.candidates, _ep.choose
 
 
 def _blocks(problem: Problem, config: Config) -> int:
     """Of each rank's tokens, whose choices are told together."""
-    return ceil(problem.rows / config.batch)
+    return math.ceil(problem.rows / config.batch)
 
 
 def _tokens(problem: Problem, config: Config) -> route.Tokens:
@@ -211,11 +219,14 @@ def _fill(token_of, weight_of, first, room, block: tl.constexpr):
 
 
 @triton.jit
-def ep_dispatch_tables(ids, made, heard, errors, slot, tokens, cut, split, world):
+def ep_dispatch_tables(ids, made, heard, errors, slot, tokens, cut, split, world,
+                       packets: tl.constexpr):  # fmt: skip
     """made: Tables, whose weights are there; heard: Heard"""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
+    if packets:
+        slots.slot_wait_free(world, slot, e)
     for block in range(program, tokens.blocks, num_programs):
         _tell_choices(world, ids, made, heard, block, rank, e, tokens, cut, split)
     blocks = world.num_ranks * tokens.blocks
@@ -257,20 +268,31 @@ class Rows(NamedTuple):
 
 @triton.jit
 def ep_dispatch_rows(rows, scales, ids, slot_of, token_of, rows_ready, slot, split, tile,
-                     scale_tile, world, clear: tl.constexpr):  # fmt: skip
+                     scale_tile, world, packets: tl.constexpr, clear: tl.constexpr):  # fmt: skip
     """Lane by lane. rows: Rows; scales: the same of what goes with them, where scale_tile is."""
     rank = wl.rank(world).to(tl.int32)
     e = move.begin(world, slot)
-    ep.send(world, rows.gathered, rows.x, ids, rank, rows.row, split, tile)
+    if packets:
+        flag = e.to(tl.int32)
+    else:
+        flag = None
+    ep.send(world, rows.gathered, rows.x, ids, rank, rows.row, split, tile, flag)
     if scale_tile is not None:
-        ep.send(world, scales.gathered, scales.x, ids, rank, scales.row, split, scale_tile)
-    wl.notify_all(world, move.word_of(rows_ready, rank), e, op=wl.SignalOp.SET)
+        ep.send(world, scales.gathered, scales.x, ids, rank, scales.row, split, scale_tile, flag)
+    if not packets:
+        wl.notify_all(world, move.word_of(rows_ready, rank), e, op=wl.SignalOp.SET)
     for hop in range(world.num_ranks):
         source = (rank + world.num_ranks - hop) % world.num_ranks
-        wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with the notify above
-        ep.take(rows.out, rows.gathered, slot_of, source, rows.row, split, tile)
+        if not packets:
+            wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with the notify above
+        ep.take(
+            world, rows.out, rows.gathered, slot_of, source, rows.row, split, tile, flag
+        )  # fmt: skip
         if scale_tile is not None:
-            ep.take(scales.out, scales.gathered, slot_of, source, scales.row, split, scale_tile)
+            ep.take(
+                world, scales.out, scales.gathered, slot_of, source, scales.row, split, scale_tile,
+                flag,
+            )  # fmt: skip
     move.end(world, slot, e)
     if clear:  # nobody else's business
         ep.clear(rows.out, token_of, rows.row, split, tile)
@@ -357,13 +379,15 @@ def _slot_of(world: Any, problem: Problem, config: Config) -> Any:
         "weights": (choices, torch.float32),
         "counted": ((blocks, problem.own_experts + problem.num_ranks), torch.int32),
         "wrong": ((blocks,), torch.int32),
-        "gathered": ((max(8, problem.num_tokens * problem.row_bytes),), torch.uint8),
     }
-    if problem.scale_bytes:
-        buffers["scales"] = ((problem.num_tokens * problem.scale_bytes,), torch.uint8)
     words = {"routed": blocks, "rows_ready": problem.num_ranks * config.grid(problem)}
+    for name, size in (("gathered", problem.row_bytes), ("scales", problem.scale_bytes)):
+        if config.by_packets:
+            words[name] = config.packets(problem, size)
+        else:
+            buffers[name] = ((max(8, problem.num_tokens * size),), torch.uint8)
     signals = {name: (count, torch.int64) for name, count in words.items()}
-    return world.workspace("ep_dispatch", buffers, signals)
+    return world.workspace(f"ep_dispatch.{config.transport}", buffers, signals)
 
 
 def _make_tables(
@@ -382,7 +406,7 @@ def _make_tables(
     ep_dispatch_tables[(grid,)](
         ids, made, heard, _error_word(world, problem), slot.arg, _tokens(problem, config),
         _cut(problem, config).as_constexpr(), _ep.split_of(problem, own), world.arg,
-        num_warps=config.num_warps,
+        config.by_packets, num_warps=config.num_warps,
     )  # fmt: skip
     return made
 
@@ -393,14 +417,19 @@ def _move_rows(
 ) -> None:  # fmt: skip
     moved, tiles = [None, None], [None, None]
     sizes = (problem.row_bytes, problem.scale_bytes)
-    staged = (slot.gathered, slot.scales if problem.scale_bytes else None)
     for i, (x, out) in enumerate(zip(sent, got, strict=True)):
-        width = _lanes.width_of(sizes[i], x, out)
-        moved[i] = Rows(*_lanes.as_words(width, x, out, staged[i]), sizes[i] // min(width, 8))
+        gathered = slot.scales if i else slot.gathered
+        if config.by_packets:
+            width = _lanes.PACKET_BYTES
+            x = x.clone() if _lanes.width_of(width, x) < width else x
+            moved[i] = Rows(*_lanes.as_words(width, x, out), gathered, sizes[i] // width)
+        else:
+            width = _lanes.width_of(sizes[i], x, out)
+            moved[i] = Rows(*_lanes.as_words(width, x, out, gathered), sizes[i] // min(width, 8))
         tiles[i] = _tile(problem, config, i, width).as_constexpr()
     ep_dispatch_rows[(config.grid(problem),)](
         *moved, tables.ids, tables.slot_of, tables.token_of, slot.rows_ready, slot.arg,
-        _ep.split_of(problem, sent[0].shape[0]), *tiles, world.arg, clear,
+        _ep.split_of(problem, sent[0].shape[0]), *tiles, world.arg, config.by_packets, clear,
         **config.options(world.target),
     )  # fmt: skip
 
@@ -516,9 +545,11 @@ def kernels(
         "made": Tables(*[None] * len(Tables._fields)),
         "heard": Heard(*[None] * len(Heard._fields)),
         "cut": _cut(problem, config),
+        "packets": config.by_packets,
     }
     yield _ep.record(ep_dispatch_tables, problem, config, target, types, constants)
-    types, constants = {"rows_ready": "*i64"}, {"clear": False}
+    types = {"rows_ready": "*i64"}
+    constants = {"packets": config.by_packets, "clear": False}
     for i, (name, size) in enumerate(
         (("rows", problem.row_bytes), ("scales", problem.scale_bytes))
     ):
@@ -526,8 +557,9 @@ def kernels(
         if i and not size:
             constants.update({name: None, tile: None})
             continue
-        width = _lanes.width_of(size)
-        types[name] = [f"*i{8 * min(width, 8)}"] * 3 + ["i32"]
+        width = _lanes.PACKET_BYTES if config.by_packets else _lanes.width_of(size)
+        word = f"*i{8 * min(width, 8)}"
+        types[name] = [word, word, "*i64" if config.by_packets else word, "i32"]
         constants.update({name: Rows(*[None] * 4), tile: _tile(problem, config, i, width)})
     yield _ep.record(ep_dispatch_rows, problem, config, target, types, constants)
 
@@ -555,10 +587,10 @@ op = Op(
     candidates=candidates,
     kernels=kernels,
     trials=(
-        Trial((3,), {"m": 14, "n": 40, "experts": 5, "top_k": 2}),
-        Trial((2, 1), {"m": 14, "n": 40, "experts": 5, "top_k": 2}),
+        Trial((3,), {"m": 14, "n": 40, "experts": 5, "top_k": 2}, calls=(0, 1, 2, 0)),
+        Trial((2, 1), {"m": 14, "n": 40, "experts": 5, "top_k": 2}, calls=(0, 1, 2, 0)),
         # Rows alone: only credits keep these apart.
-        Trial((3,), {"m": 14, "n": 20, "experts": 5, "top_k": 2, "again": 2}, calls=(0, 1, 2)),
+        Trial((3,), {"m": 14, "n": 20, "experts": 5, "top_k": 2, "again": 2}, calls=(0, 2)),
     ),
     dtypes=Problem.dtypes,
     baselines=_baselines.EP_DISPATCH,

@@ -13,7 +13,9 @@ they do, each once, whatever experts they are for.
     add        rows by slot -> for each token of a source the weighted sum of its slots
 
 Tokens' choices and slots come in tiles of [tokens, width], rows in tiles of [tokens, block], so
-that no thread waits for a branch. Data alone: the kernel says who waits for what.
+that no thread waits for a branch. Data alone: the kernel says who waits for what. With a `flag`
+rows travel as packets of 32 bits, which are waited for one by one: elements are of 32 bits, or
+shares' of 16 bits in pairs.
 """
 
 from __future__ import annotations
@@ -138,7 +140,7 @@ def ranks_of(ids, i, split, width: tl.constexpr):
 
 
 @triton.jit
-def send(world, gathered, x, ids, rank, row, split, tile):
+def send(world, gathered, x, ids, rank, row, split, tile, flag):
     """This lane's tiles of own tokens -> `gathered` of all ranks that have experts of theirs."""
     row = tl.cast(row, tl.int64) // tile.vec * tile.vec
     for begin in range(
@@ -155,12 +157,15 @@ def send(world, gathered, x, ids, rank, row, split, tile):
             place = gathered + there[:, None] * row + column[None, :]
             for hop in range(world.num_ranks):
                 to = (rank + hop) % world.num_ranks
-                goes = _any(ranks == to)
-                wl.put(world, place, values, to=to, mask=goes[:, None] & inside)
+                mask = _any(ranks == to)[:, None] & inside
+                if flag is None:
+                    wl.put(world, place, values, to=to, mask=mask)
+                else:
+                    wl.put_packets(world, place, values, flag, to=to, mask=mask)
 
 
 @triton.jit
-def take(out, gathered, slot_of, source, row, split, tile):
+def take(world, out, gathered, slot_of, source, row, split, tile, flag):
     """This lane's tiles of a source's tokens -> out, whose rows are slots."""
     row = tl.cast(row, tl.int64) // tile.vec * tile.vec
     for begin in range(
@@ -174,7 +179,11 @@ def take(out, gathered, slot_of, source, row, split, tile):
             column = start + tl.arange(0, tile.block)
             inside = (column < row)[None, :]
             place = gathered + token.to(tl.int64)[:, None] * row + column[None, :]
-            values = tl.load(place, mask=here[:, None] & inside)
+            mask = here[:, None] & inside
+            if flag is None:
+                values = tl.load(place, mask=mask)
+            else:
+                values = wl.wait_packets(place, flag, world=world, mask=mask)  # pairs with send
             for k in range(split.top_k):
                 slot = tl.load(slot_of + token.to(tl.int64) * split.top_k + k, mask=here, other=-1)
                 fits = (slot >= 0) & (slot < split.room)
@@ -218,8 +227,18 @@ def _sums(y, slots, weight_of, column, n, split, tile, weighted: tl.constexpr):
 
 
 @triton.jit
-def add(world, shares, y, slot_of, weight_of, rank, to, n, split, tile, weighted: tl.constexpr):
+def _packets(shares, token, start, n, tile, mask, per: tl.constexpr):
+    """Where the packets of a tile of shares lie, and which of them there are."""
+    word = start // per + tl.arange(0, tile.block // per)
+    place = shares + token[:, None] * (n // per) + word[None, :]
+    return place, mask[:, None] & (word < n // per)[None, :]
+
+
+@triton.jit
+def add(world, shares, y, slot_of, weight_of, rank, to, n, split, tile, flag,
+        weighted: tl.constexpr):  # fmt: skip
     """This lane's tiles of the tokens of rank `to` -> its `shares`, where it waits for them."""
+    dtype: tl.constexpr = y.dtype.element_ty
     for begin in range(
         tl.program_id(0) * tile.tokens, split.rows, tl.num_programs(0) * tile.tokens
     ):
@@ -230,16 +249,21 @@ def add(world, shares, y, slot_of, weight_of, rank, to, n, split, tile, weighted
         there = (rank * split.rows + i).to(tl.int64)
         for start in range(0, n, tile.block):
             column = start + tl.arange(0, tile.block)
-            total = _sums(y, slots, weight_of, column, n, split, tile, weighted)
-            place = shares + there[:, None] * n + column[None, :]
-            share = total.to(shares.dtype.element_ty)
-            wl.put(world, place, share, to=to, mask=goes[:, None] & (column < n)[None, :])
+            share = _sums(y, slots, weight_of, column, n, split, tile, weighted).to(dtype)
+            if flag is None:
+                place = shares + there[:, None] * n + column[None, :]
+                wl.put(world, place, share, to=to, mask=goes[:, None] & (column < n)[None, :])
+            else:
+                per: tl.constexpr = 32 // dtype.primitive_bitwidth
+                place, mask = _packets(shares, there, start, n, tile, goes, per)
+                wl.put_packets(world, place, share, flag, to=to, mask=mask)
 
 
 @triton.jit
-def collect(out, shares, ids, n, split, tile, num_ranks: tl.constexpr):
+def collect(world, out, shares, ids, n, split, tile, flag):
     """This lane's tiles of own tokens: shares of all ranks that have any, added up in fp32 in the
     order of ranks, which is that of experts."""
+    dtype: tl.constexpr = out.dtype.element_ty
     for begin in range(
         tl.program_id(0) * tile.tokens, split.tokens, tl.num_programs(0) * tile.tokens
     ):
@@ -249,11 +273,18 @@ def collect(out, shares, ids, n, split, tile, num_ranks: tl.constexpr):
             column = start + tl.arange(0, tile.block)
             inside = (column < n)[None, :]
             total = tl.zeros((tile.tokens, tile.block), tl.float32)
-            for source in range(num_ranks):
-                mask = _any(ranks == source)[:, None] & inside
+            for source in range(world.num_ranks):
+                here = _any(ranks == source)
                 row = (source * split.rows + i).to(tl.int64)
-                place = shares + row[:, None] * n + column[None, :]
-                total += tl.load(place, mask=mask, other=0.0).to(tl.float32)
+                if flag is None:
+                    place = shares + row[:, None] * n + column[None, :]
+                    share = tl.load(place, mask=here[:, None] & inside, other=0.0)
+                else:
+                    per: tl.constexpr = 32 // dtype.primitive_bitwidth
+                    place, mask = _packets(shares, row, start, n, tile, here, per)
+                    # Pairs with add.
+                    share = wl.wait_packets(place, flag, world=world, mask=mask, dtype=dtype)
+                total += share.to(tl.float32)
             place = out + i.to(tl.int64)[:, None] * n + column[None, :]
             mask = (i < split.tokens)[:, None] & inside
-            tl.store(place, total.to(out.dtype.element_ty), mask=mask)
+            tl.store(place, total.to(dtype), mask=mask)
