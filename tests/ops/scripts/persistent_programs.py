@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 tests/ops/scripts/persistent_programs.py
 
 As overlapping_programs.py does it: eager, with other rows in between, replayed, against the
-reference; all schedules must give the same bits. Each rank says `rank R of N: C programs`, or raises
-with all that went wrong.
+reference; all schedules must give the same bits. Each rank says `rank R of N: C programs`, or
+raises with all that went wrong.
 """
 
 from __future__ import annotations
