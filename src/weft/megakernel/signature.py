@@ -44,5 +44,5 @@ def record(
         "is_dynamic": how.schedule == "dynamic",
     }  # fmt: skip
     divide = [*(f"v.{name}" for name in operands.buffers), *(f"s.{name}" for name in even)]
-    options = {"num_warps": how.num_warps, "num_stages": how.num_stages}
+    options: dict[str, object] = {"num_warps": how.num_warps, "num_stages": how.num_stages}
     return KernelRecord(codegen.kernel_name(graph), signature, constants, options, tuple(divide))
