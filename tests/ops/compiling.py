@@ -1,0 +1,21 @@
+"""What kernels must be once they are compiled, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from weft.base.target import Target
+from weft.language import triton_api
+from weft.tools import binaries
+from weft.verify import compiled
+
+
+def check_code(kernels: Iterable[tuple[Any, Any]], target: Target) -> None:
+    """They pass the check after compilation, and spill nothing."""
+    for fn, record in kernels:
+        binary = triton_api.compile_kernel(fn, record, target)
+        report = compiled(binary, target)
+        assert report.ok, "\n".join(map(str, report.findings))
+        code, assembly = (binary.asm[name] for name in binaries.FORMATS[target.backend])
+        assert not binaries.stack_bytes(target, code, assembly), record.name
