@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from generated_kernels import kernel_of
+from generated_kernels import GOLDEN, kernel_of
 from random_programs import of_rank, random_experts
 from test_experts import E, chosen, dispatched, layer
 from test_unfused import run
@@ -16,10 +16,14 @@ import weft
 from weft.base.errors import ConfigError
 from weft.base.target import TARGETS
 from weft.compiler import Facts, Settings, experts
+from weft.compiler.lower import kernels, source
+from weft.compiler.lower.signature import Specialised, record
 from weft.compiler.passes import map as mapping
 from weft.compiler.pipeline import overlap
-from weft.ir import core
+from weft.ir import core, device
 from weft.ir.device import Call, Channel, Launch
+from weft.language import triton_api
+from weft.verify import compiled as compiled_check
 
 TILES = {"products": (16, 16, 16), "products_2": (16, 16, 16)}
 
@@ -177,6 +181,38 @@ def test_libraries_where_they_are_asked_for_or_a_rank_would_have_nothing():
     assert len(asked.of(Launch)) == 1
     # Of 24 columns the last of 25 ranks has none.
     assert not stages_of(layer(), num_ranks=25).plan.of(Launch)
+
+
+def test_the_routers_tables_fit_the_mapping_and_broken_ones_are_told(ranks):
+    compiled = layer()
+
+    def main():
+        world = weft.init()
+        logits = torch.randn(19, E, generator=torch.Generator().manual_seed(world.rank))
+        routing = weft.ops.moe_route(logits[: 10 - world.rank], 2, world=world, m=19, tile_m=16)
+        compiled.check(2, {"routing": routing}, m=19)
+        routing.tables.tiles[4, 0] = 0  # of its tokens some are rank 1's
+        with pytest.raises(ConfigError, match="has tokens of ranks 0, 1, and waits for 0 to 0"):
+            compiled.check(2, {"routing": routing}, m=19)
+        world.close()
+
+    ranks(main, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["cuda:90", "cuda:100", "hip:gfx942"])
+def test_kernels_compile_and_their_waits_hold(target: str):
+    plan = device.parse((GOLDEN / "moe.plan").read_text())
+    stages = 2 if target.startswith("hip") else 3
+    given = Specialised("bfloat16", (128, 128, 64), 4, num_warps=8, num_stages=stages)
+    for kernel in kernels.lower(plan).values():
+        twins = source.load(kernel)
+        assert twins.sm90 is None
+        made = record(kernel, "plain", given)
+        binary = triton_api.compile_kernel(twins.plain, made, TARGETS[target])
+        report = compiled_check(binary, TARGETS[target])
+        assert report.ok, str(report)
+        assert "ld.local" not in binary.asm.get("ptx", "")
 
 
 def test_tables_that_say_other_ranks_than_their_tokens_have():

@@ -185,16 +185,25 @@ class Compiled:
             self._overlapped[key] = _that_runs(placed, representative, self.settings)
         return self._overlapped[key]
 
-    def check(self, num_ranks: int, **sizes: int) -> None:
+    def check(self, num_ranks: int, routed: Mapping[str, Any] | None = None, **sizes: int) -> None:
         """Show that every mapping fits at these sizes, of libraries' collectives and of kernels'.
+
+        Of what a router decides, for tables by the name of their task: `routed` are moe_route's.
 
         Raises  ConfigError: with the tiles
         """
+        routed = routed or {}
         channels = list(self.stages.channels)
         if all(sizes.get(name) for name in sizes):
             channels += self.overlapped(Facts(sizes, num_ranks)).plan.of(Channel)
         for channel in channels:
             mapping.check(channel, sizes, num_ranks)
+            if channel.table in routed:
+                tables = routed[channel.table].tables
+                tiles = tables.tiles.t()[: int(tables.num_tiles)].tolist()
+                each = -(-tables.slot_of.shape[0] // num_ranks)
+                ranks_of = (tables.token_of // max(each, 1)).tolist()
+                mapping.check_tables(channel, tiles, ranks_of, num_ranks)
 
     def texts(self) -> dict[str, str]:
         """The IR after each step, as text."""
