@@ -16,13 +16,14 @@ from weft.base.errors import CapacityError, UsageError
 from weft.ops import card, ep_combine, ep_dispatch
 from weft.tune.answers import rel_err
 
-# Tokens of all ranks, elements, experts, choices, dtype.
+# Tokens of all ranks, elements, experts, choices, dtype; scales of each row.
 CASES = [
-    (4096, 7168, 256, 8, "bfloat16"),
-    (997, 2048, 60, 4, "float16"),
-    (64, 512, 7, 7, "float32"),
-    (3, 24, 2, 1, "bfloat16"),
-    (130, 7, 9, 3, "float32"),
+    (4096, 7168, 256, 8, "bfloat16", 0),
+    (4096, 7168, 256, 8, "float8_e4m3fn", 56),
+    (997, 2048, 60, 4, "float16", 0),
+    (64, 512, 7, 7, "float32", 0),
+    (3, 24, 2, 1, "bfloat16", 0),
+    (130, 7, 9, 3, "float32", 3),
 ]
 CALLS = 4
 
@@ -37,11 +38,14 @@ def check(out: Any, expected: Any, allowed: float, what: Any) -> None:
 
 
 def every_size(world: Any) -> int:
+    """Every operator by every transport."""
     cases = 0
-    for m, n, experts, top_k, dtype in CASES:
-        shape = {"m": m, "n": n, "experts": experts, "top_k": top_k, "tile_m": 64}
+    for m, n, experts, top_k, dtype, scales in CASES:
+        shape = {"m": m, "n": n, "experts": experts, "top_k": top_k, "tile_m": 64, "scales": scales}
         for name, allowed in (("ep_dispatch", 0.0), ("ep_combine", tolerance(dtype, top_k))):
             op = card(name)
+            if dtype not in op.dtypes:
+                continue
             problem = op.make_problem(world.num_ranks, shape, dtype)
             for seed in range(2):
                 everyone = [op.make_inputs(problem, r, seed) for r in range(world.num_ranks)]
@@ -49,10 +53,12 @@ def every_size(world: Any) -> int:
                 if name == "ep_combine":
                     expected = (expected,)
                 mine = on_device(world, everyone[world.rank])
-                for _ in range(CALLS):
-                    out = op.run(world, problem, mine)
-                    check(out if isinstance(out, tuple) else (out,), expected, allowed, (name, m))
-                cases += 1
+                for config in op.candidates(problem, world.target):
+                    for _ in range(CALLS):
+                        out = op.run(world, problem, mine, config)
+                        out = out if isinstance(out, tuple) else (out,)
+                        check(out, expected, allowed, (name, shape, dtype, config))
+                    cases += 1
     return cases
 
 
