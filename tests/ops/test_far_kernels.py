@@ -13,7 +13,7 @@ from weft.language.world_arg import WorldArg, far_version
 from weft.ops import card
 
 CUDA = TARGETS["cuda:90"]
-SHAPE = {"m": 4096, "n": 1024, "k": 1024}
+SHAPE = {"m": 4096, "n": 1024, "k": 1024, "experts": 64, "top_k": 8}
 DECODED = {"m": 64, "n": 4096, "k": 128, "heads": 64, "kv_heads": 8, "variable": 1}
 
 
@@ -33,6 +33,8 @@ def in_a_far_world(record):
         ("all_reduce", "two_shot"), ("all_to_all", "push"),
         pytest.param("gemm_rs", "push", marks=pytest.mark.slow),
         pytest.param("flash_decode", "push", marks=pytest.mark.slow),
+        pytest.param("ep_dispatch", "push", marks=pytest.mark.slow),
+        pytest.param("ep_combine", "push", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_what_crosses_goes_through_the_library(nvshmem_stand_in, name, transport):
