@@ -17,13 +17,11 @@ from weft.compiler import attending
 from weft.language import triton_api
 from weft.ops._baselines.attention import parts_of
 from weft.ops.ag_attention import Config, Problem, ag_attention, candidates, op, reference
-from weft.tools.binaries import build
+from weft.tools.binaries import FORMATS, stack_bytes
 from weft.tools.check import rel_err
 from weft.verify import compiled
 
 EMU = TARGETS["emu"]
-TRANSPORTS = ("put", "push")
-ELSEWHERE = ("cuda:80", "cuda:100", "hip:gfx942", "hip:gfx950")
 
 
 def problem_for(num_ranks: int, m: int, dtype: str = "float32", nodes=(), **fields: Any) -> Problem:
@@ -53,9 +51,14 @@ def call_once(problem: Problem, config: Config | None = None) -> Any:
 # ---- what it computes
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "transport"), [(2, "put"), slow(2, "push"), slow(3, "put"), slow(3, "push")]
+)
 @pytest.mark.parametrize("shape", [shape for _, shape in op.awkward_shapes], ids=str)
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_awkward_shapes(ranks, num_ranks, shape, transport):
     problem = op.make_problem(num_ranks, shape, "float32")
     ranks(partial(call_once, problem, config_for(problem, transport)), num_ranks)
@@ -67,12 +70,12 @@ def test_what_is_chosen(ranks, num_ranks):
     ranks(partial(call_once, problem), num_ranks)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [slow("float16"), "bfloat16"])
 def test_half_precision(ranks, dtype):
     ranks(partial(call_once, problem_for(2, 50, dtype, sequences=0)), 2)
 
 
-@pytest.mark.parametrize("pack", [1, 2, 4])
+@pytest.mark.parametrize("pack", [1, slow(2), 4])
 def test_heads_that_share_a_tile(ranks, pack):
     problem = problem_for(2, 50, q_heads=4)
     ranks(partial(call_once, problem, config_for(problem, "put", pack=pack)), 2)
@@ -98,7 +101,7 @@ def test_tokens_of_no_sequence_and_a_scale_of_ones_own(ranks):
         torch.testing.assert_close(out[first:end], mean)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", ["put", slow("push")])
 def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, transport, monkeypatch):
     """The bits are those of every other schedule."""
     monkeypatch.setenv("WEFT_SLOTS", "1")
@@ -132,7 +135,7 @@ def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, transport, mon
         assert all(map(torch.equal, left, right))
 
 
-@pytest.mark.parametrize("num_sms", [1, 3])
+@pytest.mark.parametrize("num_sms", [1, slow(3)])
 def test_machines_with_few_sms(ranks, num_sms):
     ranks(partial(call_once, problem_for(2, 40)), 2, num_sms=num_sms)
 
@@ -263,25 +266,30 @@ def test_choices_are_checked(target, d):
 
 
 @pytest.mark.parametrize(
-    "target", ["cuda:90", *(pytest.param(one, marks=pytest.mark.slow) for one in ELSEWHERE)]
-)
-@pytest.mark.parametrize(
-    ("d", "dtype"),
+    ("target", "d", "dtype"),
     [
-        (128, "bfloat16"),
+        ("cuda:90", 128, "bfloat16"),
         *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in [(64, "float16"), (256, "bfloat16"), (80, "bfloat16"), (128, "float32")]
+            slow(*one)
+            for one in [
+                ("cuda:80", 128, "bfloat16"),
+                ("cuda:90", 256, "bfloat16"),
+                ("cuda:90", 128, "float32"),
+                ("cuda:100", 64, "float16"),
+                ("cuda:100", 256, "bfloat16"),
+                ("hip:gfx942", 128, "bfloat16"),
+            ]
         ),
     ],
 )
 def test_compiles_keeps_its_waits_and_spills_nothing(target, d, dtype):
     problem = problem_for(4, 16384, dtype, q_heads=32, kv_heads=8, d=d, sequences=8)
-    config = next(candidates(problem, TARGETS[target]))
-    for fn, record in op.kernels(problem, config, TARGETS[target]):
-        binary = triton_api.compile_kernel(fn, record, TARGETS[target])
-        report = compiled(binary, TARGETS[target])
+    there = TARGETS[target]
+    kind, text = FORMATS[there.backend]
+    for fn, record in op.kernels(problem, next(candidates(problem, there)), there):
+        binary = triton_api.compile_kernel(fn, record, there)
+        report = compiled(binary, there)
         assert report.ok, "\n".join(map(str, report.findings))
-        assert build(fn, record, TARGETS[target]).stack_bytes in (0, None)
-        if "attend" in record.name and dtype != "float32" and target.startswith("cuda"):
+        assert stack_bytes(there, binary.asm[kind], binary.asm[text]) in (0, None)
+        if "attend" in record.name and dtype != "float32" and there.backend == "cuda":
             assert "cp.async" in binary.asm["ptx"]

@@ -88,7 +88,7 @@ def run(*args, **options):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("length", [0, 7, 20], ids="segments of {}".format)
+@pytest.mark.parametrize("length", [0, 7], ids="segments of {}".format)
 def test_segments_in_any_order(length, causal):
     """Keys that all queries of a tile see, before them and behind them."""
     tile = tiles.Tile.of(16, 16, d=16)
@@ -114,7 +114,7 @@ def test_groups_of_heads_share_their_keys(heads, pack, tokens):
     run(19, heads, 16, tile, [0, 19], causal=True)
 
 
-@pytest.mark.parametrize("d", [1, 20, 64])
+@pytest.mark.parametrize("d", [1, 20])
 def test_heads_of_any_length(d):
     run(20, (2, 1), d, tiles.Tile.of(16, 16, d=d), [0, 20], causal=True)
 
@@ -124,7 +124,7 @@ def test_heads_multiplied_in_parts():
     run(40, (2, 1), 40, tile, [0, 30, 40], causal=True, length=21)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
 def test_half_precision(dtype):
     tile = tiles.Tile.of(16, 32, d=32)
     run(70, (2, 1), 32, tile, [0, 30, 70], causal=True, dtype=dtype)

@@ -134,7 +134,7 @@ def _cuts(problem: Problem, target: Target) -> Iterator[Config]:
         cut = Config(tile_m=16, tile_n=32, num_warps=4, block=1024)
     elif problem.itemsize == 4:
         # Exact products, without tensor cores: a thread holds its rows of what is multiplied.
-        cut = Config(tile_m=16, tile_n=16, tile_k=16, num_warps=4, num_stages=1)
+        cut = Config(tile_m=16, tile_n=16, tile_k=16, num_warps=2, num_stages=1)
     elif target.backend == "hip":
         cut = Config(tile_m=128 if d <= 128 else 64, tile_n=32, num_warps=4, num_stages=1)
     elif target.arch == 90:
@@ -144,8 +144,11 @@ def _cuts(problem: Problem, target: Target) -> Iterator[Config]:
     elif target.arch == 100 and d == 256:
         cut = Config(tile_m=64, tile_n=32, num_stages=1)
     else:
-        few = target.arch == 80 and d < 64
-        cut = Config(tile_m=64, tile_n=32, num_warps=4 if few else 8)
+        cut = Config(tile_m=64, tile_n=32)
+        if target.arch == 80 and d < 64:
+            cut = replace(cut, num_warps=4)
+        elif target.arch == 80 and d == 256:
+            cut = replace(cut, tile_n=16)
     # Where tokens fill no tile, heads do.
     if problem.rows < cut.tile_m and problem.group <= cut.tile_m:
         cut = replace(cut, pack=problem.group)
