@@ -9,11 +9,11 @@ import pytest
 import torch
 from generated_kernels import GOLDEN, kernel_of
 from random_programs import of_rank, random_experts
-from test_experts import E, chosen, dispatched, layer
+from test_experts import E, K, chosen, dispatched, layer
 from test_unfused import run
 
 import weft
-from weft.base.errors import ConfigError
+from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import TARGETS
 from weft.compiler import Facts, Settings, experts
 from weft.compiler.lower import kernels, source
@@ -174,6 +174,30 @@ def test_what_cannot_be_asked_for(settings, told: str):
     with pytest.raises(ConfigError, match=told) as caught:
         stages_of(layer(), **settings)
     assert caught.value.place.frames
+
+
+def test_weights_lie_either_way_and_no_other(ranks):
+    """[experts, n, k] transposed, as weights usually lie; every other column of something wider."""
+    compiled = layer().settled(Settings(tiles=TILES))
+
+    def main():
+        world = weft.init()
+        generator = torch.Generator().manual_seed(3)
+        x, logits, w1, w2 = (
+            torch.randn(shape, generator=generator)
+            for shape in ((9, K), (9, E), (E, K, 24), (E, 12, K))
+        )
+        given = {"world": world, "collectives": weft.ops, "m": 9, "lowering": "overlapped"}
+        wanted = compiled(x, logits, w1, w2, **given)
+        turned = [one.mT.contiguous().mT for one in (w1, w2)]
+        torch.testing.assert_close(compiled(x, logits, *turned, **given), wanted)
+        wide = torch.zeros(E, K, 48)
+        wide[:, :, ::2] = w1
+        with pytest.raises(ShapeError, match="w1 of shape .* contiguous"):
+            compiled(x, logits, wide[:, :, ::2], w2, **given)
+        world.close()
+
+    ranks(main, 1)
 
 
 def test_libraries_where_they_are_asked_for_or_a_rank_would_have_nothing():

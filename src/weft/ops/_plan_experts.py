@@ -40,6 +40,9 @@ class GroupedProduct:
         m, top_k, experts = runner.shape(self.table)
         _, self.k, self.n = runner.shape(weights)
         self.slots, self.b_is_nk = m * top_k, _moe.is_nk(tensors[weights])
+        for name in (name for name in launch.reads if name in tensors):
+            given = tensors[name].mT if name == weights and self.b_is_nk else tensors[name]
+            _lanes.check_tensor(launch.kernel, name, given, self.world)
         tile_m, tile_n, _ = launch.tile
         nodes = _lanes.nodes_of(self.world)
         routing = RouterProblem(
