@@ -26,12 +26,15 @@ AWKWARD = {
     "tile-k-divides": (2, 64, 48, 32),
 }
 FEW = {"pull": 3, "put": 2, "push": 1}
+QUICK = ("nothing-divides-push", "tile-k-divides-push", "one-rank-pull", "one-row-each-put")
 WAYS = [
-    pytest.param(transport, *shape, is_nk, id=f"{name}-{transport}")
+    pytest.param(
+        transport, *shape, i % 2 == 1, id=f"{name}-{transport}",
+        marks=() if f"{name}-{transport}" in QUICK else pytest.mark.slow,
+    )
     for transport, step in FEW.items()
     for i, (name, shape) in enumerate(list(AWKWARD.items())[::step])
-    for is_nk in [i % 2 == 1]
-]
+]  # fmt: skip
 
 
 def config_for(problem: Problem, transport: str, **changes: int) -> Config:
@@ -47,13 +50,16 @@ def test_every_way_of_calling(ranks, transport, num_ranks, m, n, k, is_nk):
     ranks(lambda: call_every_way(op, problem, config_for(problem, transport)), num_ranks)
 
 
-@pytest.mark.parametrize(("dtype", "out_dtype"), [("bfloat16", "float32"), ("float16", "")])
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype"),
+    [("bfloat16", "float32"), pytest.param("float16", "", marks=pytest.mark.slow)],
+)
 def test_half_precision(ranks, dtype, out_dtype):
     problem = Problem(48, 24, 40, 3, dtype, out_dtype)
     ranks(lambda: call_every_way(op, problem, config_for(problem, "push")), 3)
 
 
-@pytest.mark.parametrize("split", [1, 3])
+@pytest.mark.parametrize("split", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_any_schedule_gives_the_same_bits(ranks, monkeypatch, split):
     """The order of sums is fixed; with one slot only credits keep calls apart."""
     monkeypatch.setenv("WEFT_SLOTS", "1")
@@ -170,7 +176,8 @@ def test_every_candidate_passes_its_own_check(target, shape):
 
 
 COMPILED = [
-    *((target, (4096, 2560, 8192), False) for target in ("emu", "cuda:80", "cuda:90")),
+    pytest.param("cuda:80", (4096, 2560, 8192), False, marks=pytest.mark.slow),
+    *((target, (4096, 2560, 8192), False) for target in ("emu", "cuda:90")),
     ("cuda:90", (4096, 256, 512), True),
     ("hip:gfx942", (291, 70, 50), True),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from differentiating import gradients, leaf, same, shard, whole
@@ -10,6 +12,8 @@ import weft
 from weft import ops
 from weft.base.errors import DtypeError, UsageError
 from weft.ops import _autograd
+
+SLOW = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def on_ranks(ranks, num_ranks, main):
@@ -22,7 +26,7 @@ def on_ranks(ranks, num_ranks, main):
     return ranks(run, num_ranks)
 
 
-@pytest.mark.parametrize(("num_ranks", "m"), [(1, 5), (2, 8), (3, 5), (4, 5)])
+@pytest.mark.parametrize(("num_ranks", "m"), [(2, 8), (3, 5), SLOW(1, 5), SLOW(4, 5)])
 def test_rows_that_move(ranks, num_ranks, m):
     """all_gather, reduce_scatter, all_to_all: what comes of a row's copies goes back to the row."""
     x = whole(m, 2, 3, seed=1)
@@ -74,7 +78,8 @@ def test_rows_by_splits(ranks, capacity):
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "m", "is_nk"), [(1, 9, True), (2, 16, False), (3, 9, False), (4, 9, True)]
+    ("num_ranks", "m", "is_nk"),
+    [(2, 16, False), (3, 9, True), SLOW(3, 9, False), SLOW(1, 9, True), SLOW(4, 9, True)],
 )
 def test_products(ranks, num_ranks, m, is_nk):
     """ag_gemm, gemm_rs, gemm_ar; bitwise as torch's of all ranks' tensors together."""

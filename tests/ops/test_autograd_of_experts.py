@@ -8,6 +8,7 @@ from differentiating import leaf, shard, whole
 
 import weft
 from weft import ops
+from weft.base.errors import UsageError
 from weft.base.target import TARGETS
 from weft.language import triton_api
 from weft.ops import _experts_wgrad
@@ -39,7 +40,8 @@ def alone(x, logits, up, down, renormalise):
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "m", "is_nk", "renormalise"), [(1, 9, False, False), (3, 8, True, True)]
+    ("num_ranks", "m", "is_nk", "renormalise"),
+    [pytest.param(1, 9, False, False, marks=pytest.mark.slow), (3, 8, True, True)],
 )
 def test_a_layer_of_experts(ranks, num_ranks, m, is_nk, renormalise):
     generator = torch.Generator().manual_seed(1)
@@ -70,6 +72,50 @@ def test_a_layer_of_experts(ranks, num_ranks, m, is_nk, renormalise):
             for one, other in zip(found, expected, strict=True):
                 torch.testing.assert_close(one, other.detach(), rtol=1e-4, atol=1e-3)
             assert not own[2].grad[-1].any()
+
+    ranks(main, num_ranks)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_tokens_on_their_experts_ranks(ranks, num_ranks):
+    """Of rows, of choices' weights, and of what experts have; behind the last slot is nothing."""
+    m, experts = 7, 5
+    generator = torch.Generator().manual_seed(3)
+    x, given = (torch.randn(m, K, generator=generator) for _ in range(2))
+    scale = torch.randn(experts, K, generator=generator)
+    weights, ids = torch.rand(m, experts, generator=generator).topk(TOP_K, 1)
+    leaves = [leaf(x), leaf(weights), leaf(scale)]
+    wanted = sum(
+        leaves[1][:, j : j + 1] * torch.tanh(leaves[0] * leaves[2][ids[:, j]]) for j in range(TOP_K)
+    )
+    (wanted * given).sum().backward()
+
+    def main():
+        with weft.init() as world:
+
+            def own(tensor):
+                return shard(tensor, world.rank, num_ranks)
+
+            rows, chosen, mine = leaf(own(x)), leaf(own(weights)), leaf(scale)
+            sent, handle = ops.ep_dispatch(
+                rows, own(ids).to(torch.int32), chosen, experts, world=world,
+                max_tokens=-(-m // num_ranks), tile_m=16,
+            )  # fmt: skip
+            counts, first = handle.tables.counts.sum(0), -(-experts // num_ranks) * world.rank
+            experts_of = torch.arange(len(counts)).repeat_interleave(counts) + first
+            assert not sent[len(experts_of) :].any()
+            factor = torch.zeros_like(sent)
+            factor[: len(experts_of)] = mine[experts_of]
+            out = ops.ep_combine(torch.tanh(sent * factor), handle, world=world)
+            (out * own(given)).sum().backward()
+            everyones = ops.all_reduce(mine.grad, world=world)
+            for got, want in (
+                (out, own(wanted)), (rows.grad, own(leaves[0].grad)),
+                (chosen.grad, own(leaves[1].grad)), (everyones, leaves[2].grad),
+            ):  # fmt: skip
+                torch.testing.assert_close(got, want.detach(), rtol=1e-4, atol=1e-5)
+            with pytest.raises(UsageError, match="ep_combine: out= has no gradient"):
+                ops.ep_combine(sent, handle, world=world, out=torch.empty_like(rows))
 
     ranks(main, num_ranks)
 

@@ -13,6 +13,7 @@ those of a gathered tensor are summed by what carries them back.
     reduce_scatter  all_gather                gemm_rs    da = ag_gemm(dout, b^T), db = ag_wgrad
     all_reduce      the gradient itself       gemm_ar    da = dout b^T, db = a^T dout
     all_to_all      all_to_all                ag_wgrad   gemm_rs of what is gathered, ag_gemm
+    ep_dispatch     ep_combine, and the other way round (_ep_gradients.py)
     ag_moe          moe_rs with weights of 1  moe_rs     ag_moe, times the weights
 
 Source  Megatron-LM's tensor and sequence parallelism for what is summed where
@@ -56,10 +57,7 @@ def as_operation(
 
     given = [out, *tensors] if out is not None and is_grad_enabled() else []
     if any(isinstance(one, torch.Tensor) and one.requires_grad for one in given):
-        raise UsageError(
-            f"{op}: out= has no gradient, and an input or out requires one; leave out= away, or "
-            "call under torch.no_grad()"
-        )
+        raise no_gradient_of_out(op)
     operation = _custom_ops.operation(op)
     result = operation(*tensors, world.name, *rest, _custom_ops.name_of(op, config))
     if out is None:
@@ -68,6 +66,13 @@ def as_operation(
         return out.copy_(result)
     first, *others = result
     return out.copy_(first), *others
+
+
+def no_gradient_of_out(op: str) -> UsageError:
+    return UsageError(
+        f"{op}: out= has no gradient, and an input or out requires one; leave out= away, or call "
+        "under torch.no_grad()"
+    )
 
 
 # ---------------------------------------------------------------------------------------------

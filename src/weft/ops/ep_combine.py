@@ -35,13 +35,14 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch.autograd.graph import increment_version
 
 import weft.language as wl
 from weft.base.card import Op, Trial
 from weft.base.errors import ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _baselines, _ep, _lanes
+from weft.ops import _autograd, _baselines, _ep, _ep_gradients, _lanes
 from weft.ops._ep import Handle
 from weft.ops.moe_route import Tables
 from weft.tiles import experts as ep
@@ -137,6 +138,9 @@ def ep_combine(
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
+    if _autograd.is_asked(y, handle.tables.weight_of):
+        call = partial(ep_combine, y, handle, world=world, weighted=weighted, config=config)
+        return _ep_gradients.combine(call, y, handle, weighted, world, out)
     problem = problem_of(world, y, handle, weighted)
     config = config or choose(problem, world.target)
     config.check(problem, world.target)
@@ -145,6 +149,7 @@ def ep_combine(
         out = torch.empty((own, problem.n), dtype=y.dtype, device=y.device)
     else:
         _lanes.check_out("ep_combine", out, (own, problem.n), y.dtype, world)
+        increment_version((out,))
     world.operator_call(_ep.call_name(problem, config, f"weighted={weighted}"))
     if problem.is_empty:
         return out

@@ -58,7 +58,7 @@ from weft.base.errors import ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.ops import _baselines, _ep, _lanes
+from weft.ops import _autograd, _baselines, _ep, _ep_gradients, _lanes
 from weft.ops._ep import TOO_MANY, WRONG_CHOICE, Dispatched, Handle
 from weft.ops.moe_route import Tables
 from weft.tiles import experts as ep
@@ -337,6 +337,12 @@ def ep_dispatch(
             expert or come twice. All ranks raise them
     """
     rows, scales = x if isinstance(x, tuple) else (x, None)
+    if _autograd.is_asked(rows, *(() if weights is None else (weights,))):
+        call = partial(
+            ep_dispatch, x, ids, weights, experts, world=world, max_tokens=max_tokens,
+            capacity=capacity, tile_m=tile_m, handle=handle, clear=True, config=config,
+        )  # fmt: skip
+        return _ep_gradients.dispatch(call, x, weights, world)
     _ep.check_rows(world, "ep_dispatch", "x", rows)
     if handle is None:
         problem = problem_of(world, rows, ids, weights, experts, max_tokens, capacity, tile_m)
