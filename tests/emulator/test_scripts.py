@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-SCRIPTS = pathlib.Path(__file__).parent / "scripts"
-SOURCE = pathlib.Path(__file__).parents[2] / "src"
+from weft.tools.main import main
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SOURCE = Path(__file__).parents[2] / "src"
 
 
-def emulate(script: str, *arguments: str, ranks: int = 4, seed: int = 0):
-    command = [sys.executable, "-m", "weft", "emulate", "--ranks", str(ranks), "--json"]
-    command += ["--seed", str(seed), str(SCRIPTS / script), "--", *arguments]
-    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": path}
-    )
+def words(script: str, *arguments: str, ranks: int = 4) -> list[str]:
+    told = ["emulate", "--ranks", str(ranks), "--json", "--seed", "0", str(SCRIPTS / script)]
+    return [*told, "--", *arguments]
 
 
 def line_of(script: str, mark: str) -> int:
@@ -30,13 +28,17 @@ def line_of(script: str, mark: str) -> int:
     raise AssertionError(mark)
 
 
-def test_clean_script_with_raw_atomics():
-    run = emulate("raw_ring.py")
-    assert run.returncode == 0, run.stdout + run.stderr
+def test_clean_script_with_raw_atomics(capsys):
+    assert main(words("raw_ring.py")) == 0, capsys.readouterr()
 
 
 def test_planted_race_is_named():
-    run = emulate("raw_ring.py", "--fault", "race")
+    """In a process of its own, as a user would."""
+    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        [sys.executable, "-m", "weft", *words("raw_ring.py", "--fault", "race")],
+        capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
     assert run.returncode == 1, run.stdout + run.stderr
     races = json.loads(run.stdout)["races"]
     line = line_of("raw_ring.py", "RACE")
@@ -44,22 +46,20 @@ def test_planted_race_is_named():
     assert all(race["first"]["file"].endswith("raw_ring.py") for race in races)
 
 
-def test_planted_deadlock_is_named():
-    run = emulate("raw_ring.py", "--fault", "deadlock")
-    assert run.returncode == 1, run.stdout + run.stderr
-    deadlocks = json.loads(run.stdout)["deadlocks"]
+def test_planted_deadlock_is_named(capsys):
+    assert main(words("raw_ring.py", "--fault", "deadlock")) == 1
+    deadlocks = json.loads(capsys.readouterr().out)["deadlocks"]
     lines = {found["first"]["line"] for found in deadlocks}
     assert line_of("raw_ring.py", "DEADLOCK") in lines
 
 
-def test_gpu_scope_across_ranks_is_a_race():
-    run = emulate("raw_ring.py", "--fault", "scope")
-    assert run.returncode == 1, run.stdout + run.stderr
-    assert json.loads(run.stdout)["races"]
+def test_gpu_scope_across_ranks_is_a_race(capsys):
+    assert main(words("raw_ring.py", "--fault", "scope")) == 1
+    assert json.loads(capsys.readouterr().out)["races"]
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_script_without_weft(ranks):
-    run = emulate("data_parallel.py", "hello", ranks=ranks)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stderr.count("hello") + run.stdout.count("hello") >= ranks
+def test_script_without_weft(ranks, capsys):
+    assert main(words("data_parallel.py", "hello", ranks=ranks)) == 0
+    told = capsys.readouterr()
+    assert told.err.count("hello") + told.out.count("hello") >= ranks

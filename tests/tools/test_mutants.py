@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 from weft.base.report import Report
+from weft.base.target import TARGETS
 from weft.compiler.lower import source
 from weft.ir import core
+from weft.ops import card
 from weft.tools import mutants
+from weft.tools.check import Work
 from weft.tools.main import main
 from weft.verify.mutants import Bounds, MutantReport, Run
 
@@ -86,6 +89,19 @@ def test_a_note_that_says_nothing_is_misuse(tmp_path, capsys):
     script.write_text(SCRIPT.replace("{more}", more))
     assert main(["verify", str(script), "--ranks", "2", "--mutants"]) == 2
     assert "no kind of mutant is called 'forget'" in capsys.readouterr().err
+
+
+def test_configurations_that_differ_in_their_tiles_run_once():
+    op = card("moe_rs")
+    problem = Work(op, 2, op.trials[0].shape, "float32").problem()
+    assert len({config.transport for config in op.candidates(problem, TARGETS["emu"])}) == 1
+    assert len(list(op.candidates(problem, TARGETS["emu"]))) > 1
+    assert len(list(mutants.trial_runs(op))) == len(op.trials)
+
+
+def test_what_calls_other_operators_is_left_to_them():
+    names = {run.name.partition(" ")[0] for run in mutants.trial_runs(card("gemm_rs"))}
+    assert names == {"push"}
 
 
 def test_of_generated_kernels_the_ir_has_mutants_too(monkeypatch):

@@ -271,4 +271,5 @@ op = Op(
     fake=fake,
     backward=(),
     takes_nodes=True,
+    composed=Config.unfused,
 )

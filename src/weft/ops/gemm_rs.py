@@ -235,4 +235,5 @@ op = Op(
     fake=fake,
     backward=("ag_gemm", "ag_wgrad"),
     takes_nodes=True,
+    composed=Config.unfused,
 )
