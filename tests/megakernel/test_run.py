@@ -155,6 +155,12 @@ def test_the_mlp(ranks, num_ranks, m, how):
     ranks(lambda: main(made, how, num_ranks, m, m // 2 + 3), num_ranks)
 
 
+def test_ranks_of_two_nodes(ranks):
+    """Tiles are put and told of; nobody dereferences a far pointer."""
+    made = mlp_of()
+    ranks(lambda: main(made, Persistent(num_workers=2), 2, 9), 2, nodes=2)
+
+
 @pytest.mark.parametrize("sums", ["one_shot", "two_shot"])
 @pytest.mark.parametrize(("num_ranks", "m"), [(2, 18), (3, 7)])
 def test_every_kind(ranks, sums, num_ranks, m):
