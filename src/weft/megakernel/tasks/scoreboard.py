@@ -127,7 +127,7 @@ def tell(world, board, task):
     for i in range(task.first_bump, task.end_bump):
         row = board.bumps + i * BUMP
         to, counter, amount = tl.load(row), tl.load(row + 1), tl.load(row + 2)
-        # weft: allow peer-from-data: a table's ranks are those of the graph, which check.py has seen
+        # weft: allow peer-from-data: tables name ranks of the graph, which check.py has seen
         wl.notify(world, board.words + counter, amount, to=to)
 
 
