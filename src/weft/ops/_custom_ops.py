@@ -44,31 +44,49 @@ def _module(name: str) -> Any:
     return importlib.import_module(f"weft.ops.{name}")
 
 
-def _defined(
-    schema: str, gives: Callable[..., Any], save: Any = None, gradient: Any = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function of tensors, the world's name and the rest an operation of its own name.
+def _define(
+    name: str, schema: str, call: Callable[..., Any], gives: Callable[..., Any],
+    save: Any = None, gradient: Any = None,
+) -> None:  # fmt: skip
+    """Make `call`, a function of tensors, the world's name and the rest, torch.ops.weft.NAME.
 
     `gives(...)`, with the same arguments, are its results' shapes and dtypes; `save` and `gradient`
     as torch.library.register_autograd takes them.
     """
 
+    def run(*arguments: Any) -> Any:
+        # Below the gradient: the call is the operator's own.
+        with torch.no_grad():
+            return call(*arguments)
+
+    made = torch.library.custom_op(f"weft::{name}", run, mutates_args=(), schema=schema)
+    made.register_fake(gives)
+    if gradient is not None:
+        made.register_autograd(gradient, setup_context=save)
+    _operations[name] = getattr(torch.ops.weft, name).default
+
+
+def _defined(
+    schema: str, gives: Callable[..., Any], save: Any = None, gradient: Any = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """As `_define`, of the function's own name."""
+
     def define(call: Callable[..., Any]) -> Callable[..., Any]:
-        name = call.__name__
-
-        def run(*arguments: Any) -> Any:
-            # Below the gradient: the call is the operator's own.
-            with torch.no_grad():
-                return call(*arguments)
-
-        made = torch.library.custom_op(f"weft::{name}", run, mutates_args=(), schema=schema)
-        made.register_fake(gives)
-        if gradient is not None:
-            made.register_autograd(gradient, setup_context=save)
-        _operations[name] = getattr(torch.ops.weft, name).default
+        _define(call.__name__, schema, call, gives, save, gradient)
         return call
 
     return define
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    """An operator as a function of its tensors, the world's name and a configuration's."""
+
+    def call(*given: Any) -> Any:
+        *tensors, world, config = given
+        there, chosen = world_called(world), _configs.get(config)
+        return getattr(_module(name), name)(*tensors, world=there, config=chosen)
+
+    return call
 
 
 def _empty(x: torch.Tensor, fake: torch.Tensor, *shape: int) -> torch.Tensor:
@@ -106,45 +124,23 @@ def all_gather(x: torch.Tensor, world: str, m: int | None, config: str) -> torch
     return _module("all_gather").all_gather(x, world=there, m=m, config=chosen)
 
 
-def _scattered(x: torch.Tensor, world: str, config: str) -> torch.Tensor:
-    fake, _ = _rows("reduce_scatter", x, world)
-    return _empty(x, fake, fake.shape[0], *x.shape[1:])
+def _of_rows(name: str) -> Callable[..., torch.Tensor]:
+    def gives(x: torch.Tensor, world: str, config: str) -> torch.Tensor:
+        fake, _ = _rows(name, x, world)
+        return _empty(x, fake, fake.shape[0], *x.shape[1:])
+
+    return gives
 
 
-@_defined(
-    "(Tensor x, str world, str config) -> Tensor",
-    _scattered, _autograd.save_rows, _autograd.reduce_scatter,
-)  # fmt: skip
-def reduce_scatter(x: torch.Tensor, world: str, config: str) -> torch.Tensor:
-    there, chosen = world_called(world), _configs.get(config)
-    return _module("reduce_scatter").reduce_scatter(x, world=there, config=chosen)
-
-
-def _reduced(x: torch.Tensor, world: str, config: str) -> torch.Tensor:
-    return _empty(x, _rows("all_reduce", x, world)[0], *x.shape)
-
-
-@_defined(
-    "(Tensor x, str world, str config) -> Tensor",
-    _reduced, _autograd.save_rows, _autograd.all_reduce,
-)  # fmt: skip
-def all_reduce(x: torch.Tensor, world: str, config: str) -> torch.Tensor:
-    there, chosen = world_called(world), _configs.get(config)
-    return _module("all_reduce").all_reduce(x, world=there, config=chosen)
-
-
-def _exchanged(x: torch.Tensor, world: str, config: str) -> torch.Tensor:
-    fake, _ = _rows("all_to_all", x, world)
-    return _empty(x, fake, fake.shape[0], *x.shape[1:])
-
-
-@_defined(
-    "(Tensor x, str world, str config) -> Tensor",
-    _exchanged, _autograd.save_rows, _autograd.all_to_all,
-)  # fmt: skip
-def all_to_all(x: torch.Tensor, world: str, config: str) -> torch.Tensor:
-    there, chosen = world_called(world), _configs.get(config)
-    return _module("all_to_all").all_to_all(x, world=there, config=chosen)
+for _name, _gradient in (
+    ("reduce_scatter", _autograd.reduce_scatter),
+    ("all_reduce", _autograd.all_reduce),
+    ("all_to_all", _autograd.all_to_all),
+):
+    _define(
+        _name, "(Tensor x, str world, str config) -> Tensor", _operator(_name), _of_rows(_name),
+        _autograd.save_rows, _gradient,
+    )  # fmt: skip
 
 
 def _exchanged_by_splits(
@@ -209,22 +205,11 @@ def _summed_product(name: str) -> Callable[..., torch.Tensor]:
     return gives
 
 
-@_defined(
-    "(Tensor a, Tensor b, str world, str config) -> Tensor",
-    _summed_product("gemm_rs"), _autograd.save_product, _autograd.gemm_rs,
-)  # fmt: skip
-def gemm_rs(a: torch.Tensor, b: torch.Tensor, world: str, config: str) -> torch.Tensor:
-    there, chosen = world_called(world), _configs.get(config)
-    return _module("gemm_rs").gemm_rs(a, b, world=there, config=chosen)
-
-
-@_defined(
-    "(Tensor a, Tensor b, str world, str config) -> Tensor",
-    _summed_product("gemm_ar"), _autograd.save_product, _autograd.gemm_ar,
-)  # fmt: skip
-def gemm_ar(a: torch.Tensor, b: torch.Tensor, world: str, config: str) -> torch.Tensor:
-    there, chosen = world_called(world), _configs.get(config)
-    return _module("gemm_ar").gemm_ar(a, b, world=there, config=chosen)
+for _name, _gradient in (("gemm_rs", _autograd.gemm_rs), ("gemm_ar", _autograd.gemm_ar)):
+    _define(
+        _name, "(Tensor a, Tensor b, str world, str config) -> Tensor", _operator(_name),
+        _summed_product(_name), _autograd.save_product, _gradient,
+    )  # fmt: skip
 
 
 def _weights_gradient(
@@ -319,22 +304,20 @@ def _by_experts(name: str) -> Callable[..., torch.Tensor]:
     return gives
 
 
-@_defined(EXPERTS, _by_experts("ag_moe"), _autograd.save_experts, _autograd.ag_moe)
-def ag_moe(
-    x: torch.Tensor, b: torch.Tensor, weight_of: torch.Tensor, tables: list, world: str,
-    tile_m: int, config: str,
-) -> torch.Tensor:  # fmt: skip
-    routing, there = _autograd.routing_of(tables, weight_of, tile_m), world_called(world)
-    return _module("ag_moe").ag_moe(x, b, routing, world=there, config=_configs.get(config))
+def _by_tables(name: str) -> Callable[..., torch.Tensor]:
+    def call(
+        x: torch.Tensor, b: torch.Tensor, weight_of: torch.Tensor, tables: list, world: str,
+        tile_m: int, config: str,
+    ) -> torch.Tensor:  # fmt: skip
+        return _operator(name)(x, b, _autograd.routing_of(tables, weight_of, tile_m), world, config)
+
+    return call
 
 
-@_defined(EXPERTS, _by_experts("moe_rs"), _autograd.save_experts, _autograd.moe_rs)
-def moe_rs(
-    x: torch.Tensor, b: torch.Tensor, weight_of: torch.Tensor, tables: list, world: str,
-    tile_m: int, config: str,
-) -> torch.Tensor:  # fmt: skip
-    routing, there = _autograd.routing_of(tables, weight_of, tile_m), world_called(world)
-    return _module("moe_rs").moe_rs(x, b, routing, world=there, config=_configs.get(config))
+for _name, _gradient in (("ag_moe", _autograd.ag_moe), ("moe_rs", _autograd.moe_rs)):
+    _define(
+        _name, EXPERTS, _by_tables(_name), _by_experts(_name), _autograd.save_experts, _gradient
+    )
 
 
 def _summed_by_expert(
