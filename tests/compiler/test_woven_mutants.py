@@ -75,7 +75,7 @@ def shipped(name: str):
 def of_experts(name: str):
     """ag_moe or moe_rs, the same; tokens go elsewhere each time."""
     module = importlib.import_module(f"weft.ops.{name}")
-    shape = {"m": 17, "n": 20, "k": 16, "experts": 3, "top_k": 2}
+    shape = {"m": 9, "n": 20, "k": 16, "experts": 2, "top_k": 2}
     problem = module.op.make_problem(RANKS, shape, "float32")
     config = next(iter(module.candidates(problem, TARGETS["emu"])))
     return operator(name, "KERNEL", problem, replace(config, tile_n=16, tile_k=16))
