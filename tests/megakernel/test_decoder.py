@@ -63,9 +63,14 @@ def main(made, how: Persistent, num_ranks: int, b: int) -> None:
         (2, 3, Persistent("balanced", num_workers=4)),
         pytest.param(1, 17, Persistent("dynamic", num_workers=3), marks=pytest.mark.slow),
         pytest.param(2, 1, Persistent("dynamic", sums="one_shot"), marks=pytest.mark.slow),
+        pytest.param(3, 2, Persistent("round_robin", num_workers=2), marks=pytest.mark.slow),
+        pytest.param(4, 5, Persistent("balanced", num_workers=2), marks=pytest.mark.slow),
     ],
-    ids=["2-balanced", "1-dynamic", "2-one_shot"],
+    ids=["2-balanced", "1-dynamic", "2-one_shot", "3-round_robin", "4-balanced"],
 )
-def test_two_layers(ranks, num_ranks, b, how):
+def test_two_layers(ranks, monkeypatch, num_ranks, b, how):
+    if num_ranks > 2:
+        monkeypatch.setattr(decoder, "KV_HEADS", num_ranks)
+        monkeypatch.setattr(decoder, "HEADS", 2 * num_ranks)
     made = decoder.compiled()
     ranks(lambda: main(made, how, num_ranks, b), num_ranks)
