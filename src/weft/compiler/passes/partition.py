@@ -29,6 +29,8 @@ def partition(program: Program, facts: Facts) -> Program:
     tasks, choices = list(program.tasks), []
     for name in program.kernels:
         first = program.chief(name)
+        if first.engine == "feed":  # by the product's own programs
+            continue
         if first.kind in PRODUCTS:
             check_fit(first, facts.target)
         changed, why = _of_kernel(program, first, facts)
