@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from random_programs import of_rank
+from test_unfused import run
 
 import weft
 import weft.ops
 from weft.base.errors import ShapeError, WeftError
 from weft.compiler import (
+    Compiled,
     Facts,
+    Replicate,
     Shard,
     Tensor,
     all_gather,
@@ -18,6 +23,8 @@ from weft.compiler import (
     attention,
     libraries,
     program,
+    reduce_scatter,
+    silu,
 )
 from weft.ir.device import Call
 
@@ -79,6 +86,51 @@ def test_a_program_equals_its_meaning(ranks, make, num_ranks, m, lowering, causa
         torch.testing.assert_close(got, of_rank(kind, wanted, sizes, world.rank, num_ranks))
 
     ranks(main, num_ranks)
+
+
+def random_block(seed: int, num_ranks: int) -> Compiled:
+    """A transformer's block over split tokens: attention, then products whose rows are gathered."""
+    chooser = random.Random(seed)
+    head, causal = chooser.choice([2, 4, 6]), chooser.random() < 0.7
+    kv_heads, group = chooser.choice([1, 2, 3]), chooser.choice([1, 2])
+    width, hidden = chooser.choice([8, 12]), 2 * num_ranks * chooser.choice([1, 3])
+    wide = (group * kv_heads * head, kv_heads * head, kv_heads * head)
+    weights = {f"w{i}": Tensor("float32", (width, n), Replicate()) for i, n in enumerate(wide)}
+    gives_keys = chooser.random() < 0.3
+
+    @program(
+        mesh="sp", x=of(width), **weights, wo=Tensor("float32", (wide[0], width), Replicate()),
+        up=Tensor("float32", (width, hidden), Shard(1)),
+        down=Tensor("float32", (hidden, width), Shard(0)),
+    )  # fmt: skip
+    def block(x, w0, w1, w2, wo, up, down):
+        keys = all_gather(x @ w1)
+        attended = attention(x @ w0, keys, all_gather(x @ w2), head=head, causal=causal)
+        x = x + attended @ wo
+        x = x + reduce_scatter(silu(all_gather(x) @ up) @ down)
+        return (x, keys) if gives_keys else x
+
+    return block
+
+
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_random_blocks(ranks, num_ranks):
+    seeds = range(4 * num_ranks, 4 * num_ranks + 4)
+    blocks = {seed: random_block(seed, num_ranks) for seed in seeds}
+
+    def main():
+        world = weft.init()
+        for seed, block in blocks.items():
+            for m in (seed % 5 + 1, 30 + seed):
+                run(world, block, {"m": m}, seed, lowering="overlapped")
+        world.close()
+
+    ranks(main, num_ranks)
+    facts = Facts({"m": 40}, num_ranks)
+    made = {
+        call.function for one in blocks.values() for call in one.overlapped(facts).plan.of(Call)
+    }
+    assert {"ag_attention", "attention"} <= made
 
 
 def test_gathers_become_part_of_the_operator():
