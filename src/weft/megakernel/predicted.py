@@ -75,11 +75,7 @@ def task_us(task: TileTask, graph: TaskGraph, machine: Machine, tiles: tuple[int
         return product_us(height, width, k, itemsize, tiles[0], machine)
     cells = [_cells(one.region) for one in task.reads]
     if task.kind in IN_PLACE:
-        # New rows alone are written.
-        return move_us(2 * cells[1] * itemsize / tiles[0], machine)
-    if task.kind == "decode_attention":
-        # A tile reads its own sequence and head of what is declared as read whole.
-        return move_us(sum(cells) / tiles[1] * itemsize, machine)
+        return move_us(2 * cells[1] * itemsize, machine)  # new rows alone are written
     return move_us((sum(cells) + _cells(made) * len(task.writes)) * itemsize, machine)
 
 

@@ -26,6 +26,7 @@ from weft.compiler.passes.tile import (
 )
 from weft.ir.task import KINDS, Program, Task, Type
 from weft.megakernel.records import COPY, GATHER, REDUCE, SEND, Access, TileTask
+from weft.megakernel.sequences import needed_by
 
 # How a sum over ranks that all ranks need is made. one_shot: everybody sends to everybody and sums
 # all of it, in the order of ranks; two_shot: each sums a part of the rows and gives it to all.
@@ -270,16 +271,22 @@ def _read(made: Cut, name: str, rank: int, region: Region) -> Access:
     return Access(made.home(name), rank, _local(region, made.held(name, rank)))
 
 
+def _needed(made: Cut, task: Task, region: Region) -> Iterator[Region]:
+    """What a tile needs of each operand."""
+    kinds = [made.type_of(name) for name in task.operands]
+    less = needed_by(task, region, kinds, made.sizes)
+    for i, (need, kind) in enumerate(zip(task.needs, kinds)):
+        yield less[i] if i in less else needed_of(need, region, kind, made.sizes)
+
+
 def _tiles(made: Cut, task: Task) -> Iterator[Draft]:
     for rank in range(made.num_ranks):
         held = made.held(task.name, rank)
         for one in tiles_within(task, rank, held):
             region = region_within(task, one, held)
             needed = [
-                needed_of(need, region, made.type_of(need.operand), made.sizes).within(
-                    made.held(need.operand, rank)
-                )
-                for need in task.needs
+                wanted.within(made.held(name, rank))
+                for name, wanted in zip(task.operands, _needed(made, task, region))
             ]
             pairs = [*zip(task.operands, needed)]
             reads = tuple(_read(made, name, rank, wanted) for name, wanted in pairs)
