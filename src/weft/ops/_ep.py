@@ -13,14 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from weft.base.dtypes import DTYPES
-from weft.base.errors import (
-    CapacityError,
-    ConfigError,
-    DtypeError,
-    ShapeError,
-    UsageError,
-    WeftError,
-)
+from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language.world_arg import SlotArg, WorldArg, language_version
@@ -33,9 +26,6 @@ MOST_COLUMNS = 1024
 THREADS, THREAD_BYTES, PACKETS_OF_THREAD = 256, 64, 4
 # Up to so many bytes of a rank's rows they travel as packets, as all_gather's do; unmeasured.
 FEW_BYTES = 1 << 19
-# What the word of errors says, in its lowest bits; a rank behind it; then a number.
-TOO_MANY, WRONG_CHOICE = 1, 2
-RANK_BITS, NUMBER_BITS = 4, 20
 
 
 @dataclass(frozen=True)
@@ -273,29 +263,6 @@ def _tables_of(problem: Problem, rank: int, choices: Any, shares: Any, own: Any)
 
 # ---------------------------------------------------------------------------------------------
 # Calls
-
-
-def explain(problem: Problem, word: int) -> WeftError:
-    """The error that the tables' kernel has said in a word; see TOO_MANY."""
-    kind, number = word & ((1 << RANK_BITS) - 1), word >> NUMBER_BITS
-    rank = (word >> RANK_BITS) & ((1 << (NUMBER_BITS - RANK_BITS)) - 1)
-    if kind == TOO_MANY:
-        return CapacityError(
-            f"ep_dispatch: rank {rank} gets {number} rows for its experts but has room for "
-            f"capacity={problem.capacity}; what came behind was left out, so results are wrong. "
-            f"Pass capacity={number} or more; without it there is room for {problem.most_slots}"
-        )
-    token, choice = divmod((number - 1) // 2, max(2, _lanes.power_of_two(problem.top_k)))
-    what = f"ep_dispatch: choice {choice} of token {token} of rank {rank}"
-    if (number - 1) % 2:
-        return UsageError(
-            f"{what} is an expert that the token has already; it was left out. A token's top_k "
-            "experts must differ"
-        )
-    return UsageError(
-        f"{what} is no expert; it was left out. Experts are 0 .. {problem.experts - 1}, and -1 is "
-        "none"
-    )
 
 
 def check_choices(world: Any, op: str, x: Any, ids: Any, weights: Any) -> None:

@@ -57,16 +57,12 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.language import slots
-from weft.ops import _autograd, _baselines, _ep, _ep_gradients, _lanes
-from weft.ops._ep import TOO_MANY, WRONG_CHOICE, Dispatched, Handle
+from weft.ops import _autograd, _baselines, _ep, _ep_gradients, _ep_tables, _lanes
+from weft.ops._ep import Dispatched, Handle
 from weft.ops.moe_route import Tables
 from weft.tiles import experts as ep
-from weft.tiles import move, route
+from weft.tiles import move
 
-# Constants of kernels.
-IS_TOO_MANY, IS_WRONG = tl.constexpr(TOO_MANY), tl.constexpr(WRONG_CHOICE)
-RANK_BITS, NUMBER_BITS = tl.constexpr(_ep.RANK_BITS), tl.constexpr(_ep.NUMBER_BITS)
 TABLES = ("ids", "token_of", "weight_of", "slot_of", "counts", "tiles", "turns", "num_tiles")
 
 
@@ -121,140 +117,8 @@ class Problem(_ep.Problem):
 Config, candidates, choose = _ep.Config, _ep.candidates, _ep.choose
 
 
-def _blocks(problem: Problem, config: Config) -> int:
-    """Of each rank's tokens, whose choices are told together."""
-    return math.ceil(problem.rows / config.batch)
-
-
-def _tokens(problem: Problem, config: Config) -> route.Tokens:
-    columns = problem.own_experts + problem.num_ranks
-    sizes = (problem.num_tokens, problem.rows, _blocks(problem, config))
-    return route.Tokens(*sizes, columns, problem.max_tiles)
-
-
-def _cut(problem: Problem, config: Config) -> route.Cut:
-    columns = _lanes.power_of_two(problem.own_experts + problem.num_ranks)
-    sources = max(2, _lanes.power_of_two(problem.num_ranks))
-    width = config.extents(problem, 1).width
-    return route.Cut(
-        config.batch, columns, sources, problem.top_k, width, problem.tile_m, False
-    )  # fmt: skip
-
-
 # ---------------------------------------------------------------------------------------------
 # The program
-
-
-class Heard(NamedTuple):
-    """The slot's arrays: ids, weights [num_ranks * rows, top_k], experts being own ones; counted
-    [blocks, own experts + ranks]; wrong [blocks], see experts.check."""
-
-    ids: Any
-    weights: Any
-    counted: Any
-    wrong: Any
-    routed: Any
-
-
-@triton.jit
-def _tell_choices(world, ids, made, heard, block, rank, e, tokens, cut, split):
-    """A block of own choices -> every rank, as it counts experts; and how many each has."""
-    row = block * cut.block + tl.arange(0, cut.block)
-    k = tl.arange(0, cut.width)
-    place = row.to(tl.int64)[:, None] * cut.top_k + k[None, :]
-    mask = (row < split.tokens)[:, None] & (k < cut.top_k)[None, :]
-    asked = tl.load(ids + place, mask=mask, other=-1)
-    checked = ep.check(asked, row, k, cut.top_k, split.experts, cut.width)
-    tl.store(made.ids + place, checked.ids, mask=mask)
-    weights = tl.load(made.weights + place, mask=mask, other=0.0)
-    there = (rank * tokens.rows).to(tl.int64) * cut.top_k + place
-    # Places without a token hold no choice.
-    room = (row < tokens.rows)[:, None] & (k < cut.top_k)[None, :]
-    column = tl.arange(0, cut.experts)
-    index = rank * tokens.blocks + block
-    counted = heard.counted + index * tokens.experts + column
-    for hop in range(world.num_ranks):
-        to = (rank + hop) % world.num_ranks
-        local = ep.local_to(checked.ids, to, split.own)
-        counts = ep.tally(checked.ids, k, to, split, cut.experts)
-        wl.put(world, heard.ids + there, local, to=to, mask=room)
-        # weft: equivalent-mutant peer+1 of at: every rank is given the same, in another order
-        wl.put(world, heard.weights + there, weights, to=to, mask=room)
-        wl.put(world, counted, counts, to=to, mask=column < tokens.experts)
-        # weft: equivalent-mutant peer+1 of at: as above
-        wl.put(world, heard.wrong + index, checked.wrong, to=to)
-    wl.notify_all(world, heard.routed + index, e, op=wl.SignalOp.SET)
-
-
-@triton.jit
-def _say_what_is_wrong(errors, heard, by_source, blocks, tokens, cut, split,
-                       num_ranks: tl.constexpr):  # fmt: skip
-    """A word, if a rank gets more than it has room for, or a choice was wrong: the first block's
-    that has one. The same on all ranks."""
-    word = tl.cast(0, tl.int64)
-    column = tl.arange(0, cut.experts)
-    slots = tl.sum(by_source, axis=0)
-    for to in range(num_ranks):
-        needed = tl.sum(tl.where(column == split.own + to, slots, 0), axis=0).to(tl.int64)
-        said = (needed << NUMBER_BITS) | (to << RANK_BITS) | IS_TOO_MANY
-        word = tl.where((needed > split.room) & (word == 0), said, word)
-    for at in range(0, blocks, route.BLOCKS):
-        block = at + tl.arange(0, route.BLOCKS)
-        wrong = tl.load(heard.wrong + block, mask=block < blocks, other=0).to(tl.int64)
-        said = (wrong << NUMBER_BITS) | ((block // tokens.blocks) << RANK_BITS) | IS_WRONG
-        first = tl.min(tl.where(wrong > 0, block, ep.NEVER), axis=0)
-        found = tl.sum(tl.where(block == first, said, 0), axis=0)
-        word = tl.where((word & IS_WRONG) != 0, word, tl.where(first == ep.NEVER, word, found))
-    if word != 0:
-        tl.store(errors, word)
-
-
-@triton.jit
-def _fill(token_of, weight_of, first, room, block: tl.constexpr):
-    """No token in the slots from `first` on: this program's part of them."""
-    for at in range(first + tl.program_id(0) * block, room, tl.num_programs(0) * block):
-        slot = at + tl.arange(0, block)
-        tl.store(token_of + slot, -1, mask=slot < room)
-        tl.store(weight_of + slot, 0.0, mask=slot < room)
-
-
-@triton.jit
-def ep_dispatch_tables(ids, made, heard, errors, slot, tokens, cut, split, world,
-                       packets: tl.constexpr):  # fmt: skip
-    """made: Tables, whose weights are there; heard: Heard"""
-    program, num_programs = tl.program_id(0), tl.num_programs(0)
-    rank = wl.rank(world).to(tl.int32)
-    e = slots.slot_epoch(slot)
-    if packets:
-        slots.slot_wait_free(world, slot, e)
-    for block in range(program, tokens.blocks, num_programs):
-        _tell_choices(world, ids, made, heard, block, rank, e, tokens, cut, split)
-    blocks = world.num_ranks * tokens.blocks
-    wl.wait(heard.routed, e, blocks, world=world)  # pairs with _tell_choices of all ranks
-    # The last programs have the fewest blocks.
-    share = tl.cdiv(blocks, num_programs)
-    first = program * share
-    counts = route.count(heard.counted, first, tokens, cut, world.num_ranks)
-    is_own = tl.arange(0, cut.experts) < split.own
-    by_source = tl.where(is_own[None, :], counts.by_source, 0)
-    if program == num_programs - 1:
-        own = route.Tokens(tokens.m, tokens.rows, tokens.blocks, split.own, tokens.tiles)
-        route.store_counts(made.counts, by_source, own, cut, world.num_ranks)
-        route.cut_tiles(
-            ep.fitting(by_source, split.room), made.tiles, made.turns, made.num_tiles, rank,
-            tokens, cut, world.num_ranks,
-        )  # fmt: skip
-        _say_what_is_wrong(
-            errors, heard, counts.by_source, blocks, tokens, cut, split, world.num_ranks
-        )  # fmt: skip
-    slots_of = tl.sum(by_source, axis=0)
-    begin = route.first_of(slots_of) + counts.before
-    for block in range(first, tl.minimum(first + share, blocks)):
-        begin += route.place(
-            heard.ids, heard.weights, block, begin, made.token_of, made.weight_of, made.slot_of,
-            split.room, tokens, cut,
-        )  # fmt: skip
-    _fill(made.token_of, made.weight_of, tl.sum(slots_of, axis=0), split.room, 256)
 
 
 class Rows(NamedTuple):
@@ -355,7 +219,7 @@ def ep_dispatch(
     world.operator_call(_ep.call_name(problem, config, f"{kind} {problem.scale_bytes}"))
     slot = _slot_of(world, problem, config) if problem.m else None
     if handle is None:
-        handle = Handle(_make_tables(world, problem, config, slot, rows, ids, weights), problem)
+        handle = Handle(_ep_tables.make(world, problem, config, slot, rows, ids, weights), problem)
     sent = [rows] if scales is None else [rows, scales]
     got = [one.new_empty(problem.capacity, one.shape[1]) for one in sent]
     if slot is not None:
@@ -378,15 +242,8 @@ def _scale_bytes(world: Any, rows: Any, scales: Any) -> int:
 
 def _slot_of(world: Any, problem: Problem, config: Config) -> Any:
     """Arrays of both kernels."""
-    blocks = problem.num_ranks * _blocks(problem, config)
-    choices = (problem.num_tokens, problem.top_k)
-    buffers = {
-        "ids": (choices, torch.int32),
-        "weights": (choices, torch.float32),
-        "counted": ((blocks, problem.own_experts + problem.num_ranks), torch.int32),
-        "wrong": ((blocks,), torch.int32),
-    }
-    words = {"routed": blocks, "rows_ready": problem.num_ranks * config.grid(problem)}
+    buffers, words = _ep_tables.memory(problem, config)
+    words["rows_ready"] = problem.num_ranks * config.grid(problem)
     for name, size in (("gathered", problem.row_bytes), ("scales", problem.scale_bytes)):
         if config.by_packets:
             words[name] = config.packets(problem, size)
@@ -394,27 +251,6 @@ def _slot_of(world: Any, problem: Problem, config: Config) -> Any:
             buffers[name] = ((max(8, problem.num_tokens * size),), torch.uint8)
     signals = {name: (count, torch.int64) for name, count in words.items()}
     return world.workspace(f"ep_dispatch.{config.transport}", buffers, signals)
-
-
-def _make_tables(
-    world: Any, problem: Problem, config: Config, slot: Any, x: Any, ids: Any, weights: Any
-) -> Tables:
-    own = x.shape[0]
-    made = _ep.empty_tables(problem, own, weights, x.device)
-    if slot is None:
-        for one in (made.counts, made.tiles, made.num_tiles):
-            one.zero_()
-        torch.arange(problem.max_tiles, dtype=torch.int32, out=made.turns)
-        return made
-    heard = Heard(slot.ids, slot.weights, slot.counted, slot.wrong, slot.routed)
-    # Programs that have at least a block of tokens.
-    grid = min(config.lanes, problem.num_ranks * _blocks(problem, config))
-    ep_dispatch_tables[(grid,)](
-        ids, made, heard, _error_word(world, problem), slot.arg, _tokens(problem, config),
-        _cut(problem, config).as_constexpr(), _ep.split_of(problem, own), world.arg,
-        config.by_packets, num_warps=config.num_warps,
-    )  # fmt: skip
-    return made
 
 
 def _move_rows(
@@ -447,14 +283,6 @@ def _tile(problem: Problem, config: Config, index: int, width: int) -> ep.Extent
         return tile
     count = problem.scale_bytes // min(width, 8)
     return tile._replace(block=max(tile.vec, min(tile.block, _lanes.power_of_two(count))))
-
-
-def _error_word(world: Any, problem: Problem) -> torch.Tensor:
-    """Where the tables' kernel says what is wrong with a problem's choices."""
-    key = ("ep_dispatch.errors", replace(problem, n=0, dtype="uint8", tile_m=1, scale_bytes=0))
-    if key not in world.calls:
-        world.calls[key] = world.error_word(partial(_ep.explain, problem))
-    return world.calls[key]
 
 
 def problem_of(
@@ -541,19 +369,7 @@ def kernels(
     """The kernels that a call with this configuration launches, as records."""
     config = config or choose(problem, target)
     config.check(problem, target)
-    word, number = "*i32", "*fp32"
-    types = {
-        "made": [word, number, word, number, word, word, word, word, word],
-        "heard": [word, number, word, word, "*i64"],
-        "errors": "*i64",
-    }
-    constants = {
-        "made": Tables(*[None] * len(Tables._fields)),
-        "heard": Heard(*[None] * len(Heard._fields)),
-        "cut": _cut(problem, config),
-        "packets": config.by_packets,
-    }
-    yield _ep.record(ep_dispatch_tables, problem, config, target, types, constants)
+    yield _ep_tables.record(problem, config, target)
     types = {"rows_ready": "*i64"}
     constants = {"packets": config.by_packets, "clear": False}
     for i, (name, size) in enumerate(
