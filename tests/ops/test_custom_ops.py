@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from differentiating import leaf, same, shard, whole
@@ -13,6 +15,7 @@ import weft
 from weft import ops
 from weft.ops import _custom_ops, card
 from weft.ops.ag_gemm import Config
+from weft.tools.main import main as command
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +57,13 @@ def test_compiled_layers_are_as_eager_ones(ranks):
         same(*found)
 
     on_ranks(ranks, 2, main)
+
+
+@pytest.mark.slow
+def test_what_runs_on_gpus_runs_on_the_emulator():
+    """A script's ranks compile for themselves, as processes do, where their shards differ."""
+    script = Path(__file__).parent / "scripts" / "gradients.py"
+    assert command(["emulate", str(script), "--ranks", "2", "--", "small"]) == 0
 
 
 def test_a_graph_holds_operations_whole(ranks):

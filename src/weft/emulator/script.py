@@ -43,14 +43,17 @@ def run_script(
     Raises  UsageError: there is no such file, or it is no Python
     """
     path = os.path.abspath(path)
-    code = _compile(path)
+    _compile(path)  # what is wrong with it is said before anything begins
     folder = os.path.dirname(path)
     with emulated(
         ranks, nodes, seed, num_sms, checks, collect=True,
         name=os.path.basename(path), local_root=folder, hardware=hardware, rewrite=rewrite,
         chooser=chooser, observers=observers,
     ) as session, _import_path(folder), _spawning():  # fmt: skip
-        mains = [_main_of(session, rank, path, code, args) for rank in range(session.num_ranks)]
+        # A code for each rank: torch.compile keeps what it makes of a function with its code.
+        mains = [
+            _main_of(session, rank, path, _compile(path), args) for rank in range(session.num_ranks)
+        ]
         session.run_each(mains, raising=False)
         for rank, error in sorted(session.errors.items()):
             if not _is_clean_exit(error):
