@@ -27,6 +27,7 @@ from weft.compiler import (
     silu,
 )
 from weft.megakernel import Persistent
+from weft.megakernel.records import SCHEDULES
 
 K, N = 16, 24
 PRODUCTS = {"product": (16, 32, 16), "product_2": (16, 16, 16)}
@@ -198,6 +199,24 @@ def test_it_has_the_bits_of_what_overlaps(ranks, name, dtype):
         world.close()
 
     ranks(both, 3)
+
+
+@pytest.mark.parametrize("how", ["one_shot", "two_shot"])
+def test_all_ranks_and_schedules_have_the_same_bits(ranks, how):
+    parameters = of("bfloat16", x=("m", K, Shard(1)), w=(K, N, Shard(0)))
+    made = compiled(sums, parameters, {"product": (16, 16, 16), "reduced": (16, 16)})
+
+    def all_schedules():
+        world = weft.init()
+        found = []
+        for schedule in SCHEDULES:
+            calls = Calls(made, world, Persistent(schedule, how, num_workers=2), 3)
+            found += calls(calls.given(20, 0)[1], 20)
+        world.close()
+        return found
+
+    first, *others = [one for results in ranks(all_schedules, 3) for one in results]
+    assert all(torch.equal(first, one) for one in others)
 
 
 def test_without_rows_there_is_nothing_to_do(ranks):
