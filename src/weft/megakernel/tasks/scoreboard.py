@@ -123,12 +123,14 @@ def wait_for(world, board, task):
 
 @triton.jit
 def tell(world, board, task):
-    """Say that the task is done, to all ranks that wait for it."""
+    """Say that the task is done, to all ranks that wait for it: released once, then told."""
+    if task.first_bump < task.end_bump:
+        wl.fence(world)
     for i in range(task.first_bump, task.end_bump):
         row = board.bumps + i * BUMP
         to, counter, amount = tl.load(row), tl.load(row + 1), tl.load(row + 2)
         # weft: allow peer-from-data: tables name ranks of the graph, which check.py has seen
-        wl.notify(world, board.words + counter, amount, to=to)
+        wl.notify(world, board.words + counter, amount, to=to, order=wl.Order.RELAXED)
 
 
 @triton.jit
