@@ -11,6 +11,7 @@ from differentiating import gradients, leaf, same, shard, whole
 import weft
 from weft import ops
 from weft.base.errors import DtypeError, UsageError
+from weft.compiler.libraries import silu_mul
 from weft.ops import _autograd
 
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
@@ -130,6 +131,82 @@ def test_sums_with_a_norm(ranks, num_ranks):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
     on_ranks(ranks, num_ranks, main)
+
+
+def mlp(x, up, down, world, m):
+    """Up and gate in neighbouring columns, down; fused."""
+    hidden = silu_mul(ops.ag_gemm(x, up, world=world, m=m))
+    return ops.gemm_rs(hidden, down, world=world)
+
+
+def mlp_unfused(x, up, down, world, m):
+    hidden = silu_mul(ops.all_gather(x, world=world, m=m) @ up)
+    return ops.reduce_scatter(hidden @ down, world=world)
+
+
+def trained(forward, x, target, weights, steps=2):
+    """The weights after steps of descent on the squared error of these rows."""
+    weights = [leaf(one) for one in weights]
+    for _ in range(steps):
+        (forward(x, *weights) - target).square().sum().backward()
+        with torch.no_grad():
+            for one in weights:
+                one -= 1e-3 * one.grad
+                one.grad = None
+    return [one.detach() for one in weights]
+
+
+def test_an_mlp_learns_as_on_one_rank(ranks):
+    """Two steps; the same bits in every schedule, and as close to the unfused way's as to one's."""
+    m, generator = 10, torch.Generator().manual_seed(0)
+    x, target = (torch.randn(m, 16, generator=generator) for _ in range(2))
+    up, down = (torch.randn(16, n, generator=generator) / 4 for n in (64, 32))
+    down = down.t().contiguous()
+    alone = trained(lambda a, b, c: silu_mul(a @ b) @ c, x, target, [up, down])
+
+    def main(world):
+        rank, found = world.rank, []
+        rows = [shard(one, rank, 2) for one in (x, target)]
+        own = [up.chunk(2, 1)[rank].contiguous(), down.chunk(2)[rank]]
+        for way in (mlp, mlp_unfused):
+            found.append(trained(lambda *given, way=way: way(*given, world, m), *rows, own))
+        return found
+
+    def run(seed):
+        return ranks(lambda: main(weft.init()), 2, seed=seed)
+
+    first, again = run(0), run(1)
+    for rank in range(2):
+        same(first[rank][0], again[rank][0])
+        wanted = [alone[0].chunk(2, 1)[rank], alone[1].chunk(2)[rank]]
+        for found in first[rank]:
+            for got, want in zip(found, wanted, strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_nk", [False, SLOW(True)])
+def test_fused_and_unfused_have_the_same_bits(ranks, is_nk):
+    """On whole numbers, whose sums are exact in any order."""
+    m, x = 9, whole(9, 16, seed=1)
+    weights = [whole(16, 24, seed=2), whole(24, 16, seed=3)]
+
+    def fused(a, up, down, world):
+        return ops.gemm_rs(ops.ag_gemm(a, up, world=world, m=m), down, world=world)
+
+    def unfused(a, up, down, world):
+        rows = ops.all_gather(a, world=world, m=m)
+        return ops.reduce_scatter((rows @ up) @ down, world=world)
+
+    def main(world):
+        rank, found = world.rank, []
+        laid = [one.t().contiguous().t() if is_nk else one for one in weights]
+        given = shard(whole(m, 16, seed=4), rank, 3)
+        for way in (fused, unfused):
+            leaves = [leaf(shard(x, rank, 3)), *map(leaf, laid)]
+            found.append(gradients(lambda *a, way=way: way(*a, world), leaves, given))
+        same(*found)
+
+    on_ranks(ranks, 3, main)
 
 
 # ---- what must be so around it

@@ -139,8 +139,8 @@ def test_three_ranks_in_full(here: Path, capsys):
     assert values["complete"] is True and values["ok"] is True and values["ranks"] == 3
 
 
-# Its kernels are gone through one by one, with their operators.
-LARGE = ("17_experts",)
+# Their kernels are gone through one by one, with their operators.
+LARGE = ("15_training", "17_experts")
 EXAMPLES = [path for path in sorted(Path(__file__).parents[2].joinpath("examples").glob("[01]*.py"))
             if path.stem not in LARGE]  # fmt: skip
 
