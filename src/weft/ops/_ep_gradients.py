@@ -111,8 +111,8 @@ def _by_choice(slot_of: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """[slots, top_k]: a slot's value in the column of the choice that it is, zeros elsewhere."""
     top_k, slots = slot_of.shape[1], values.shape[0]
     choice = torch.arange(top_k, device=values.device).expand_as(slot_of)
-    # Choices of other ranks' experts go behind the last.
-    place = torch.where(slot_of < 0, slots, slot_of).long()
+    # Choices of other ranks' experts go behind the last, as do those that there was no room for.
+    place = torch.where(slot_of < 0, slots, slot_of).clamp(max=slots).long()
     column = torch.zeros(slots + 1, dtype=torch.int64, device=values.device)
     column = column.scatter(0, place.flatten(), choice.flatten())[:slots]
     return torch.nn.functional.one_hot(column, top_k).to(values.dtype) * values[:, None]
