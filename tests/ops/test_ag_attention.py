@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import weft
 from weft.base.dtypes import tolerance
@@ -15,8 +17,21 @@ from weft.base.errors import ConfigError, DtypeError, FindingError, ShapeError
 from weft.base.target import TARGETS
 from weft.compiler import attending
 from weft.language import triton_api
+from weft.language.mapping import as_python
+from weft.ops._ag_attention_config import shards_of
 from weft.ops._baselines.attention import parts_of
-from weft.ops.ag_attention import Config, Problem, ag_attention, candidates, op, reference
+from weft.ops.ag_attention import (
+    Arrival,
+    Config,
+    Problem,
+    _chunk_of,
+    _segments,
+    ag_attention,
+    candidates,
+    op,
+    reference,
+)
+from weft.tiles import attention as tiles
 from weft.tools.binaries import FORMATS, stack_bytes
 from weft.tools.check import rel_err
 from weft.verify import compiled
@@ -141,6 +156,32 @@ def test_machines_with_few_sms(ranks, num_sms):
 
 
 # ---- what it waits for
+
+
+@given(
+    st.integers(1, 5), st.integers(1, 60), st.integers(1, 6), st.integers(0, 4), st.integers(0, 59),
+    st.integers(1, 60),
+)  # fmt: skip
+@settings(max_examples=300)
+def test_segments_cover_what_a_tile_meets_once(num_ranks, m, chunks, rank, lo, hi):
+    """Own keys are segment 0; the nearest rank before this one comes next, the last rank then."""
+    rank, lo = rank % num_ranks, min(lo, m - 1)
+    hi = min(max(hi, lo + 1), m)
+    problem = problem_for(num_ranks, m)
+    shards = shards_of(problem, Config(chunks=chunks))
+    at, args = tiles.Met(0, 0, lo, hi, lo, hi), Arrival(*[None] * 6, rank, shards, None)
+    met = [*range(*problem.shard(rank))]
+    sources = []
+    for segment in range(1, as_python(_segments)(at, args)):
+        source, chunk, first, end = as_python(_chunk_of)(at, segment, args)
+        assert 0 <= chunk < chunks and problem.shard(source)[0] <= first
+        met += range(first, end)
+        sources.append(source)
+    assert len(set(met)) == len(met) and set(range(lo, hi)) <= set(met)
+    order = list(dict.fromkeys(sources))
+    before = [one for one in order if one < rank]
+    assert order == sorted(before, reverse=True) + sorted(set(order) - set(before), reverse=True)
+    assert rank not in order
 
 
 @pytest.mark.parametrize(

@@ -173,9 +173,8 @@ class Arrival(NamedTuple):
 def _sources(at, args):
     """How many ranks before this one have keys that a tile meets, and the last rank that has any.
     args: Arrival"""
-    first = tl.minimum(at.lo // args.shards.rows, args.rank)
-    last = tl.maximum((at.hi - 1) // args.shards.rows, args.rank)
-    return args.rank - first, last
+    first = min(at.lo // args.shards.rows, args.rank)
+    return args.rank - first, max((at.hi - 1) // args.shards.rows, args.rank)
 
 
 @triton.jit
@@ -183,29 +182,39 @@ def _segments(at, args):
     """Own keys, and the chunks of each rank that has any. args: Arrival"""
     before, last = _sources(at, args)
     count = 1 + (before + last - args.rank) * args.shards.chunks
-    return tl.where(at.hi > at.lo, count, 0)
+    return count * min(max(at.hi - at.lo, 0), 1)
+
+
+@triton.jit
+def _chunk_of(at, segment, args):
+    """(source, chunk, first token, end) of a segment but the first: ranks before this one, the
+    nearest first, then those behind it, the last first; of each, chunk by chunk. args: Arrival"""
+    shards = args.shards
+    before, last = _sources(at, args)
+    hop = (segment - 1) // shards.chunks
+    chunk = (segment - 1) % shards.chunks
+    # Arithmetic, not branches: the same text serves integers and traced scalars.
+    is_behind = min(max(hop - before + 1, 0), 1)
+    source = (args.rank - 1 - hop) * (1 - is_behind) + (last - hop + before) * is_behind
+    first = source * shards.rows + chunk * shards.chunk_rows
+    end = min(first + shards.chunk_rows, (source + 1) * shards.rows, shards.m)
+    return source, chunk, first, end
 
 
 @triton.jit
 def _ready(at, segment, tile, args):
     """Own keys in place; others once their chunk has arrived. args: Arrival"""
     shards = args.shards
-    before, last = _sources(at, args)
-    hop = (segment - 1) // shards.chunks
-    chunk = (segment - 1) % shards.chunks
-    source = tl.where(hop < before, args.rank - 1 - hop, last - (hop - before))
-    own = args.rank * shards.rows
-    row = source * shards.rows + chunk * shards.chunk_rows
-    end = tl.minimum(tl.minimum(row + shards.chunk_rows, (source + 1) * shards.rows), shards.m)
+    source, chunk, row, end = _chunk_of(at, segment, args)
     position = row
     k = args.k_gathered
     v = args.v_gathered
     if segment == 0:
         k = args.k
         v = args.v
-        position = own
+        position = args.rank * shards.rows
         row = 0
-        end = tl.minimum(shards.m - own, shards.rows)
+        end = tl.minimum(shards.m - position, shards.rows)
     elif tl.maximum(row, at.lo) < tl.minimum(end, at.hi):
         # Pairs with _push, or with the copy engine's words.
         wl.wait(args.rows_ready + source * shards.chunks + chunk, args.e, world=args.world)
