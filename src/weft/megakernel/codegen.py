@@ -202,7 +202,7 @@ def _kernel(graph: TaskGraph, found: Sequence[Body]) -> str:
         ]
     lines += [
         "        scoreboard.tell(world, board, task)",
-        "        turn = scoreboard.next_turn(board, turn, num_workers, is_dynamic)",
+        "        turn = scoreboard.next_turn(board, turn, end, num_workers, is_dynamic)",
         "    scoreboard.finish(world, board, slot, e, num_workers)",
     ]
     return "\n".join(lines)

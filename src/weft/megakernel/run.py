@@ -136,11 +136,10 @@ class Runner:
         return found
 
     def _launch(self, bound: Mapping[str, torch.Tensor], slot: Any) -> None:
-        tasks, waits, bumps, firsts, totals = self._tables
+        tasks, waits, bumps, firsts, totals, counts = self._tables
         board = Board(
-            tasks, waits, bumps, firsts, totals, slot.counters, slot.bases, slot.tickets,
-            len(self.mine.tasks), len(self.mine.counters),
-        )  # fmt: skip
+            tasks, waits, bumps, firsts, totals, slot.counters, slot.bases, slot.tickets, counts
+        )
         is_dynamic = self.options.schedule == "dynamic"
         values = self._generated.values(*(bound[name] for name in self._names))
         self._generated.kernel[(self.graph.num_workers,)](
@@ -201,5 +200,5 @@ def _on_device(made: Tables, device: Any) -> tuple[torch.Tensor, ...]:
         made.tasks, made.waits, made.bumps)]  # fmt: skip
     return tuple(
         torch.tensor([*table, 0], dtype=torch.int32).to(device)
-        for table in (*flat, made.firsts, made.totals)
+        for table in (*flat, made.firsts, made.totals, (made.num_tasks, len(made.totals)))
     )

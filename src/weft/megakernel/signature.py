@@ -15,7 +15,7 @@ from weft.megakernel.run import Persistent, tile_of
 from weft.megakernel.tasks.scoreboard import Board
 
 # Type words of the scoreboard's fields.
-BOARD = [*["*i32"] * 5, "*i64", "*i64", "*i32", "i32", "i32"]
+BOARD = [*["*i32"] * 5, "*i64", "*i64", "*i32", "*i32"]
 
 
 def record(

@@ -144,5 +144,5 @@ def mlp_persistent(
         elif task.body == 5:
             _reduce(task, v, s, reduce_tile, rank, world)
         scoreboard.tell(world, board, task)
-        turn = scoreboard.next_turn(board, turn, num_workers, is_dynamic)
+        turn = scoreboard.next_turn(board, turn, end, num_workers, is_dynamic)
     scoreboard.finish(world, board, slot, e, num_workers)

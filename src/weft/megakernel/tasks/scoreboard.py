@@ -46,8 +46,7 @@ class Board(NamedTuple):
     words: Any  # int64 [counters], symmetric
     bases: Any  # int64 [counters]
     tickets: Any  # one int32 word: tasks that have been given out
-    num_tasks: Any
-    num_counters: Any
+    counts: Any  # tasks, counters: as arguments they would compile a kernel for each rank
 
 
 class Task(NamedTuple):
@@ -84,8 +83,8 @@ def begin(world, slot):
 def first_turn(board, worker, num_workers, is_dynamic: tl.constexpr):
     """(the worker's first task, where its tasks end): its own queue, or one for all by ticket."""
     if is_dynamic:
-        turn = wl.next_task(board.tickets, board.num_tasks, num_workers)
-        end = tl.cast(board.num_tasks, tl.int32)
+        end = tl.load(board.counts)
+        turn = wl.next_task(board.tickets, end, num_workers)
     else:
         turn = tl.load(board.firsts + worker)
         end = tl.load(board.firsts + worker + 1)
@@ -93,10 +92,10 @@ def first_turn(board, worker, num_workers, is_dynamic: tl.constexpr):
 
 
 @triton.jit
-def next_turn(board, turn, num_workers, is_dynamic: tl.constexpr):
+def next_turn(board, turn, end, num_workers, is_dynamic: tl.constexpr):
     """The worker's task behind `turn`."""
     if is_dynamic:
-        turn = wl.next_task(board.tickets, board.num_tasks, num_workers)
+        turn = wl.next_task(board.tickets, end, num_workers)
     else:
         turn += 1
     return turn
@@ -137,9 +136,10 @@ def tell(world, board, task):
 def finish(world, board, slot, e, num_workers):
     """The worker has no task left; the last one ends the call."""
     if slots.slot_is_last(slot, num_workers):
-        for start in range(0, board.num_counters, BLOCK):
+        num_counters = tl.load(board.counts + 1)
+        for start in range(0, num_counters, BLOCK):
             i = start + tl.arange(0, BLOCK)
-            mask = i < board.num_counters
+            mask = i < num_counters
             base = tl.load(board.bases + i, mask=mask) + tl.load(board.totals + i, mask=mask)
             tl.store(board.bases + i, base, mask=mask)
         slots.slot_close(world, slot, e)
