@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
+# Of the plan that `weft compile -o` writes: it changes when what a loader must know does.
+PLAN_FORMAT = 2
+
 
 @dataclass(frozen=True)
 class KernelRecord:

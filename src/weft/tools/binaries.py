@@ -14,6 +14,8 @@ from weft.base.target import Target
 
 # The binary of each backend, and the assembly that it was made from.
 FORMATS = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn"), "emu": ("emu", "ttir")}
+# Memory of Triton's own that a launch has to bring along.
+SCRATCH = ("global", "profile")
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,11 @@ class Binary:
             **self.to_json(),
             "binary": f"{stem}.{binary}",
             "assembly": f"{stem}.{assembly}",
+            "function": self.metadata.get("name", self.name),
             "num_warps": self.metadata.get("num_warps"),
             "num_ctas": self.metadata.get("num_ctas"),
             "cooperative": self.metadata.get("launch_cooperative_grid", False),
+            "scratch_bytes": sum(self.metadata.get(f"{one}_scratch_size") or 0 for one in SCRATCH),
             "record": record,
         }
 

@@ -10,6 +10,7 @@ import typer
 
 from weft.base.card import Op
 from weft.base.errors import UsageError
+from weft.base.records import PLAN_FORMAT
 from weft.base.target import Target
 from weft.tools import console
 from weft.tools.binaries import Binary, build
@@ -84,7 +85,8 @@ def make_folder(output: str) -> None:
 def write(binaries: list[Binary], output: str, op: str) -> None:
     """The binaries with a plan beside them that says how each is launched."""
     folder = Path(output)
-    plan = {"op": op, "kernels": [binary.write(folder) for binary in binaries]}
+    kernels = [binary.write(folder) for binary in binaries]
+    plan = {"format": PLAN_FORMAT, "op": op, "kernels": kernels}
     text = json_text.dumps(plan, indent=2, default=str)
     (folder / "plan.json").write_text(text + "\n")
 
