@@ -208,10 +208,9 @@ class Touch(NamedTuple):
     numbers: tuple[int, ...]
 
     def meets(self, other: Touch) -> bool:
-        """Of two that share rows: do they share elements? Other buffers' rows are shared whole."""
+        """Of two that share rows of a buffer: do they share elements?"""
         mine, theirs = self.access.region, other.access.region
-        is_apart = mine[2] >= theirs[3] or theirs[2] >= mine[3]
-        return not (is_apart and self.access.buffer == other.access.buffer)
+        return mine[2] < theirs[3] and theirs[2] < mine[3]
 
 
 def _memories(graph: TaskGraph) -> Iterator[list[Touch]]:
@@ -237,18 +236,39 @@ def _memories(graph: TaskGraph) -> Iterator[list[Touch]]:
 def conflicts(graph: TaskGraph) -> Iterator[tuple[Touch, Touch]]:
     """Pairs of accesses to the same bytes, of which one is a write.
 
-    Within a buffer by what is touched of rows, between buffers by whole rows.
+    Within a buffer by what is touched of rows, between buffers by whole rows, whoever touches them.
     """
     for touches in _memories(graph):
-        open_ones: list[Touch] = []
+        by_buffer: dict[str, list[Touch]] = {}
         for one in touches:
-            open_ones = [other for other in open_ones if other.end > one.first]
+            by_buffer.setdefault(one.access.buffer, []).append(one)
             if one.is_write and len(one.numbers) > 1:
                 yield one, one
-            for other in open_ones:
-                if (one.is_write or other.is_write) and one.meets(other):
-                    yield other, one
-            open_ones.append(one)
+        for own in by_buffer.values():
+            yield from (pair for pair in _sharing_rows(own) if pair[0].meets(pair[1]))
+        for pair in _sharing_rows(_whole_rows(touches)) if len(by_buffer) > 1 else ():
+            if pair[0].access.buffer != pair[1].access.buffer:
+                yield pair
+
+
+def _sharing_rows(touches: Sequence[Touch]) -> Iterator[tuple[Touch, Touch]]:
+    """Pairs of `touches`, which come by where they begin, of which one is a write."""
+    open_ones: list[Touch] = []
+    for one in touches:
+        open_ones = [other for other in open_ones if other.end > one.first]
+        for other in open_ones:
+            if one.is_write or other.is_write:
+                yield other, one
+        open_ones.append(one)
+
+
+def _whole_rows(touches: Sequence[Touch]) -> list[Touch]:
+    """Those of one buffer and the same rows as one."""
+    found: dict[tuple, tuple[Touch, dict[int, None]]] = {}
+    for one in touches:
+        _, numbers = found.setdefault((one.access.buffer, *one[:3]), (one, {}))
+        numbers.update(dict.fromkeys(one.numbers))
+    return [one._replace(numbers=tuple(numbers)) for one, numbers in found.values()]
 
 
 def _ordered(graph: TaskGraph) -> Breaches:
