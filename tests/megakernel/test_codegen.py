@@ -97,9 +97,7 @@ def large_decoder():
     ("graph", "target", "most"),
     [
         (large_mlp, "cuda:90", 232),
-        pytest.param(large_mlp, "cuda:100", 232, marks=pytest.mark.slow),
-        pytest.param(large_mlp, "hip:gfx942", 256, marks=pytest.mark.slow),
-        pytest.param(large_decoder, "cuda:90", 232, marks=pytest.mark.slow),
+        pytest.param(large_decoder, "cuda:100", 232, marks=pytest.mark.slow),
         pytest.param(large_decoder, "hip:gfx942", 256, marks=pytest.mark.slow),
     ],
     ids=lambda one: getattr(one, "__name__", one),

@@ -35,7 +35,6 @@ PLACEMENTS = {gather: Shard(0), scatter: Partial()}
     [
         (scatter, Persistent("round_robin", num_workers=1), 2),
         pytest.param(scatter, Persistent("round_robin", num_workers=2), 2, marks=pytest.mark.slow),
-        pytest.param(gather, Persistent("round_robin", num_workers=2), 2, marks=pytest.mark.slow),
         pytest.param(gather, Persistent("dynamic", num_workers=2), 1, marks=pytest.mark.slow),
     ],
     ids=lambda one: getattr(one, "__name__", None) or getattr(one, "schedule", one),
