@@ -22,6 +22,12 @@ hypothesis.settings.register_profile(
 )  # fmt: skip
 hypothesis.settings.load_profile("weft")
 
+# What a terminal or a service says of itself would change what is printed.
+TERMINAL = (
+    "FORCE_COLOR", "CLICOLOR_FORCE", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "COLUMNS", "LINES",
+    "TTY_COMPATIBLE", "TTY_INTERACTIVE",
+)  # fmt: skip
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -33,7 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each worker its own two GPUs, before CUDA is asked for any."""
+    """Give each worker its own two GPUs, before CUDA is asked for any, and no terminal."""
+    for name in TERMINAL:
+        os.environ.pop(name, None)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if config.getoption("--gpu-tests") == "pairs" and worker:
         first = PAIR * int(worker.removeprefix("gw"))
