@@ -146,14 +146,6 @@ MOE_BREACHES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("old", "new", "rule", "told"), MOE_BREACHES)
-def test_tables_and_what_is_sorted_by_them(old: str, new: str, rule: str, told: str):
-    assert task.check(task.parse(programs.MOE)) == []
-    assert old in programs.MOE
-    found = task.check(task.parse(programs.MOE.replace(old, new)))
-    assert any(one.rule == rule and told in one.message for one in found), found
-
-
 DECODE_BREACHES = [
     ("lengths: int32", "lengths: float32", "sizes", "lengths is float32[1, b] @ Replicate(); it "
      "must be int32"),
@@ -180,19 +172,19 @@ ATTEND_BREACHES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("old", "new", "rule", "told"), ATTEND_BREACHES)
-def test_queries_and_what_they_attend_over(old: str, new: str, rule: str, told: str):
-    assert task.check(task.parse(programs.ATTEND)) == []
-    assert old in programs.ATTEND
-    found = task.check(task.parse(programs.ATTEND.replace(old, new)))
-    assert any(one.rule == rule and told in one.message for one in found), found
+OF_KINDS = [
+    *((programs.MOE, *row) for row in MOE_BREACHES),
+    *((programs.DECODE, *row) for row in DECODE_BREACHES),
+    *((programs.ATTEND, *row) for row in ATTEND_BREACHES),
+]
 
 
-@pytest.mark.parametrize(("old", "new", "rule", "told"), DECODE_BREACHES)
-def test_caches_and_what_is_read_of_them(old: str, new: str, rule: str, told: str):
-    assert task.check(task.parse(programs.DECODE)) == []
-    assert old in programs.DECODE
-    found = task.check(task.parse(programs.DECODE.replace(old, new)))
+@pytest.mark.parametrize(("text", "old", "new", "rule", "told"), OF_KINDS)
+def test_tables_caches_and_attention(text: str, old: str, new: str, rule: str, told: str):
+    """Of programs that are legal, each with one thing changed."""
+    assert task.check(task.parse(text)) == []
+    assert old in text
+    found = task.check(task.parse(text.replace(old, new)))
     assert any(one.rule == rule and told in one.message for one in found), found
 
 
