@@ -238,7 +238,8 @@ def test_compiles_and_keeps_its_waits(target, dtype, sizes):
     target = TARGETS[target]
     problem = problem_for(4, dtype, m=8, n=4096, **sizes)
     for config in candidates(problem, target):
-        check_code(kernels(problem, config, target), target)
+        # Nothing by Triton 3.6 and 3.7; 24 bytes of push's by 3.9, on sm_90.
+        check_code(kernels(problem, config, target), target, most_bytes=24)
 
 
 @pytest.mark.parametrize("variable", [0, 1])
