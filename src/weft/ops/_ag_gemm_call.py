@@ -225,8 +225,7 @@ class SlotCall(Call):
             # Not kept: that would keep `a`.
             for is_word, dst, src in plan_puts(world, slot, a, self.problem, self.shards):
                 (world.copy_word if is_word else world.copy)(dst, src)
-        # weft: equivalent-mutant swap of record: a last word that comes late is followed by the
-        # next call's from the same engine, and until then missed by nobody
+        # weft: equivalent-mutant swap of record: whom a last word goes to waits for it
         main.wait(copier)
 
     def _pull(
@@ -291,14 +290,14 @@ class SlotCall(Call):
             arguments = (
                 a, own, slot.gathered, gathered, right, result, scaling, slot.rows_ready, slot.fed,
                 slot.partials, slot.summed, slot.arg, self.shape, self.shards, world.arg,
-                feeders, self.by_engine, self.is_pull, config.block, config.tile_m, config.tile_n,
+                feeders, self.by_engine, config.block, config.tile_m, config.tile_n,
                 config.tile_k, config.num_stages, self.problem.b_is_nk, per_block,
             )  # fmt: skip
             return self.program.multiply_sm90, arguments, {"num_warps": config.num_warps}
         arguments = (
             a, own, slot.gathered, gathered, right, result, scaling, slot.rows_ready, slot.fed,
             slot.arg, self.shape, self.shards, self.tiles[tma], world.arg,
-            feeders, self.is_pull, config.block, per_block,
+            feeders, config.block, per_block,
         )  # fmt: skip
         num_stages = config.num_stages if config.template == "plain" else 3
         return (

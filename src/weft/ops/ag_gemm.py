@@ -379,7 +379,7 @@ def _close(shard_ready, rows_taken, world):
 
 @triton.jit
 def _multiply(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, slot, shape, shards,
-              tile, world, feeders: tl.constexpr, is_pull: tl.constexpr, block: tl.constexpr,
+              tile, world, feeders: tl.constexpr, block: tl.constexpr,
               per_block: tl.constexpr):  # fmt: skip
     """Feed where there are feeders, then the GEMM template with this operator's hooks.
 
@@ -395,7 +395,7 @@ def _multiply(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, s
             _push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile.m, world, program,
                   feeders, _indices, block)  # fmt: skip
     start = _first_row(rank, shards, shape.m, tile.m)
-    words, count = _last_words(rows_ready, rank, shards.chunks, world.num_ranks, is_pull)
+    words = shards.chunks * _variable(world.num_ranks)
     if scaling is None:
         scales_args = None
     else:
@@ -406,10 +406,8 @@ def _multiply(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, s
         swizzle.rotated, (shards.group_m, start, shards.head),
         _ready, Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), shards, world),
         gemm.emit_store, gemm.Stored(c, shape),
-        done=_give_back if feeders > 0 else (
-            _await_copies_and_give_back if is_pull else _await_open_and_give_back
-        ),
-        done_args=GivingBack(words, e, count, program, num_programs, slot, world),
+        done=_give_back if feeders > 0 else _await_copies_and_give_back,
+        done_args=GivingBack(rows_ready, e, words, program, num_programs, slot, world),
         scales=None if scaling is None else gemm.scales_of, scales_args=scales_args,
         per_block=per_block,
     )  # fmt: skip
@@ -429,12 +427,12 @@ def _variable(number):
 
 
 class GivingBack(NamedTuple):
-    """What ends a program's part of a call, `count` words of which one program waits for; in this
+    """What ends a program's part of a call, all words of rows, for which one program waits; in this
     order for the reason told at `Arrival`."""
 
-    words: Any
+    rows_ready: Any
     e: Any
-    count: Any
+    words: Any
     program: Any
     num_programs: Any
     slot: Any
@@ -442,32 +440,13 @@ class GivingBack(NamedTuple):
 
 
 @triton.jit
-def _last_words(rows_ready, rank, chunks, num_ranks, is_pull: tl.constexpr):
-    """What `_await_copies` waits for: the first word, and how many."""
-    words, count = rows_ready + rank * chunks, _variable(1)
-    if is_pull:
-        words, count = rows_ready, chunks * _variable(num_ranks)
-    return words, count
-
-
-@triton.jit
 def _await_copies(args):
     """One program: no engine writes a word of this call any more. args: GivingBack"""
     if args.program == args.num_programs - 1:
-        # Also chunks without rows: copied after the slot was given back, a word would be the next
-        # call's. And _announce has read the epoch, which ends with this call.
-        wl.wait(args.words, args.e, args.count, world=args.world)
-
-
-@triton.jit
-def _await_open(args):
-    """One program: _open has read the epoch, which ends with this call. args: GivingBack
-
-    An engine that is late with a word of this call is as late with the next call's.
-    """
-    if args.program == args.num_programs - 1:
-        # weft: equivalent-mutant count+1 of wait: another word of this call is set as surely
-        wl.wait(args.words, args.e, scope=wl.Scope.DEVICE, world=args.world)
+        # Also chunks without rows: copied after the slot was given back, a word would be one of the
+        # next call, and of another chunk if that has more of them. And what began the copies has
+        # read the epoch, which ends with this call.
+        wl.wait(args.rows_ready, args.e, args.words, world=args.world)
 
 
 @triton.jit
@@ -486,17 +465,10 @@ def _await_copies_and_give_back(args):
     _give_back(args)
 
 
-@triton.jit
-def _await_open_and_give_back(args):
-    """args: GivingBack"""
-    _await_open(args)
-    _give_back(args)
-
-
 @gluon.jit
 def _multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, partials,
                    summed, slot, shape, shards, world, feeders, by_engine: gl.constexpr,
-                   is_pull: gl.constexpr, block: gl.constexpr, tile_m: gl.constexpr,
+                   block: gl.constexpr, tile_m: gl.constexpr,
                    tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
                    b_is_nk: gl.constexpr, per_block: gl.constexpr):  # fmt: skip
     """The GEMM template for Hopper with the hooks of `_multiply`; operands are descriptors."""
@@ -518,9 +490,8 @@ def _multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, f
     else:
         scales_args = _ag_gemm_scales.scaled_args(scaling, shape)
     emit: gl.constexpr = gemm_sm90.emit_store
-    awaiting: gl.constexpr = _await_copies_and_give_back if is_pull else _await_open_and_give_back
-    done: gl.constexpr = awaiting if by_engine else _give_back
-    words, count = _last_words(rows_ready, rank, shards.chunks, world.num_ranks, is_pull)
+    done: gl.constexpr = _await_copies_and_give_back if by_engine else _give_back
+    words = shards.chunks * _variable(world.num_ranks)
     gemm_sm90.gemm(
         own, b, c, shape, gl.cdiv(shape.m, tile_m), program, num_programs,
         gemm_sm90.Shared(partials, summed, e, world),
@@ -528,7 +499,7 @@ def _multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, f
         order, (shards.group_m, start, shards.head),
         ready, Arrival(own, gathered_rows, rows_ready, e, rank, _variable(shape.m), shards, world),
         emit, gemm_sm90.Stored(c),
-        done=done, done_args=GivingBack(words, e, count, program, num_programs, slot, world),
+        done=done, done_args=GivingBack(rows_ready, e, words, program, num_programs, slot, world),
         scales=scales, scales_args=scales_args, per_block=per_block,
     )  # fmt: skip
 
@@ -776,7 +747,6 @@ def kernels(
         "tile": tile,
         "world": WorldArg(None, problem.num_ranks, language_version()),
         "feeders": config.feeders if config.transport == "push" else 0,
-        "is_pull": config.transport == "pull",
         "is_staged": straddles(problem, config),
         "by_engine": config.transport in ENGINES,
         "block": config.block,

@@ -60,10 +60,9 @@ from weft.ops.ag_gemm import (
     PROGRAM,
     RESULTS,
     GivingBack,
-    _await_open_and_give_back,
+    _await_copies_and_give_back,
     _give_back,
     _indices,
-    _last_words,
     _push,
     _variable,
 )
@@ -290,7 +289,6 @@ def _multiply(a, own, gathered, gathered_rows, whole, c, partials, summed, rows_
             _push(a, gathered, rows_ready, fed, e, rank, moved, shards, 1, world, program, feeders,
                   _indices, block)  # fmt: skip
     num_m, num_n = tl.cdiv(shape.m, tile.m), tl.cdiv(shape.n, tile.n)
-    words, waited = _last_words(rows_ready, rank, shards.chunks, world.num_ranks, False)
     count, turns = _variable(world.num_ranks) * shards.chunks, _variable(split)
     # The last programs have the fewest tiles: those are the feeders. Three times the same: assigned
     # to a name, a tuple's constants are values.
@@ -307,9 +305,8 @@ def _multiply(a, own, gathered, gathered_rows, whole, c, partials, summed, rows_
         combine_args=Sums(partials, summed, e, rank, turns, num_m * num_n, num_n, c, shape, world),
         announce=_announce if split > 1 else None,
         announce_args=Sums(partials, summed, e, rank, turns, num_m * num_n, num_n, c, shape, world),
-        # Every word of another rank is a segment's, so waited for before a program is done.
-        done=_give_back if feeders > 0 else _await_open_and_give_back,
-        done_args=GivingBack(words, e, waited, program, num_programs, slot, world),
+        done=_give_back if feeders > 0 else _await_copies_and_give_back,
+        done_args=GivingBack(rows_ready, e, count, program, num_programs, slot, world),
         segments=_segments, segments_args=Share(count, turns),
     )  # fmt: skip
 
