@@ -13,7 +13,8 @@ class Trial:
 
     `nodes` are the sizes of scale-up domains. `calls` are of these sizes (0), of about half of them
     (1), of one row (2); () is the usual turns. With `transport` it is for that one alone; with
-    `on_heap` inputs lie where peers may read them in place.
+    `on_heap` inputs lie where peers may read them in place. `configs` says what calls of a size
+    change of the configuration: {2: {"chunks": 1}}.
     """
 
     nodes: tuple[int, ...]
@@ -21,6 +22,7 @@ class Trial:
     transport: str = ""
     on_heap: bool = False
     calls: tuple[int, ...] = ()
+    configs: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
 # Three ranks: one more than the two that a signal has. Two nodes, two ranks, one.

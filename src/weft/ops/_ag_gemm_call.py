@@ -29,7 +29,7 @@ from weft.ops._ag_gemm_config import (
 from weft.tiles import blocking, gemm_sm90
 
 if TYPE_CHECKING:
-    from weft.ops.ag_gemm import Problem
+    from weft.ops._ag_gemm_problem import Problem
 
 STAGE_WARPS = 8
 # How many symmetric inputs a call remembers the copies for.

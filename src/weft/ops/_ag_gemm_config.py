@@ -8,17 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from weft.base.errors import ConfigError
 from weft.base.target import Target
 from weft.ops import _arrival, _by_library, _lanes
+from weft.ops._ag_gemm_problem import Problem
 from weft.ops._ag_gemm_scales import BLOCK_K, BLOCKS
 from weft.tiles import blocking, gemm, gemm_sm90
 from weft.tiles.blocking import Blocking
-
-if TYPE_CHECKING:
-    from weft.ops.ag_gemm import Problem
 
 TRANSPORTS = ("pull", "put", "push", "packets")
 PACKETS = "packets"
@@ -35,13 +33,13 @@ PUSH_BYTES, NARROW_PUSH_BYTES, NARROW_N = 4 << 20, 8 << 20, 4096
 TWO_CHUNKS_BYTES = 24 << 20
 # What GPUs multiply this dtype from, by compute capability.
 E4M3, E4M3_ARCH = "float8_e4m3fn", 89
-# An SM that the persistent grid leaves free, so that _announce and _close can run beside it.
+# An SM that the persistent grid leaves free, so that announce and close can run beside it.
 SPARE_SMS = 1
 # Pushing programs: enough to fill the links, not so many that products wait for them.
 MIN_PUSHERS, MAX_PUSHERS = 20, 64
 # What a staging program copies: peers' copies begin when the last one has ended.
 STAGE_BYTES = 128 << 10
-# What a program of _push_rows stores.
+# What a feeder stores of a chunk, beside others that store more of it.
 PUSH_PIECE_BYTES = 64 << 10
 # Up to here a tile of 128 rows is mostly empty, and weights are what takes time.
 SMALL_M = 64

@@ -22,7 +22,7 @@ from weft.language import slots
 from weft.tiles import gemm
 
 if TYPE_CHECKING:
-    from weft.ops.ag_gemm import Problem
+    from weft.ops._ag_gemm_problem import Problem
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 # One for each row of A and column of B, perhaps the same; or for 1 x 128 of A and 128 x 128 of B.

@@ -45,7 +45,7 @@ from weft.tiles import (
 from weft.tiles.move import Shards
 
 if TYPE_CHECKING:
-    from weft.ops.ag_gemm import Problem
+    from weft.ops._ag_gemm_problem import Problem
 
 
 class Unpacked(NamedTuple):

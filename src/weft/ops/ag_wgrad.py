@@ -47,6 +47,16 @@ from weft.language.world_arg import SlotArg, WorldArg, language_version
 from weft.ops import _autograd, _baselines, _lanes
 from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
 from weft.ops._ag_gemm_config import LIBRARY, Shards
+from weft.ops._ag_gemm_problem import RESULTS
+from weft.ops._ag_gemm_problem import Problem as Gathered
+from weft.ops._ag_gemm_rows import (
+    GivingBack,
+    await_copies_and_give_back,
+    give_back,
+    places,
+    push,
+    variable,
+)
 from weft.ops._ag_wgrad_config import (
     Config,
     can_use_tma,
@@ -56,17 +66,7 @@ from weft.ops._ag_wgrad_config import (
     shards_of,
     tile_of,
 )
-from weft.ops.ag_gemm import (
-    PROGRAM,
-    RESULTS,
-    GivingBack,
-    _await_copies_and_give_back,
-    _give_back,
-    _indices,
-    _push,
-    _variable,
-)
-from weft.ops.ag_gemm import Problem as Gathered
+from weft.ops.ag_gemm import PROGRAM
 from weft.ops.ag_gemm import kernels as gathering_kernels
 from weft.tiles import blocking, gemm, swizzle
 
@@ -206,7 +206,7 @@ def _segment(at, segment, args):
     rows = min(args.shards.chunk_rows, shard_end - first)
     is_own = source_rank == args.rank
     if not is_own:
-        # Pairs with the copy engine's word, or with _push.
+        # Pairs with the copy engine's word, or with push.
         wl.wait(args.rows_ready + source_rank * chunks + index % chunks, args.e, world=args.world)
     source = args.gathered
     at_row = first
@@ -286,17 +286,17 @@ def _multiply(a, own, gathered, gathered_rows, whole, c, partials, summed, rows_
     if feeders > 0:
         if program < feeders:
             slots.slot_wait_free(world, slot, e)
-            _push(a, gathered, rows_ready, fed, e, rank, moved, shards, 1, world, program, feeders,
-                  _indices, block)  # fmt: skip
+            push(a, gathered, rows_ready, fed, e, rank, moved, shards, 1, world, program, feeders,
+                  places, block)  # fmt: skip
     num_m, num_n = tl.cdiv(shape.m, tile.m), tl.cdiv(shape.n, tile.n)
-    count, turns = _variable(world.num_ranks) * shards.chunks, _variable(split)
+    count, turns = variable(world.num_ranks) * shards.chunks, variable(split)
     # The last programs have the fewest tiles: those are the feeders. Three times the same: assigned
     # to a name, a tuple's constants are values.
     gemm.gemm(
         None, shape, tile, num_m * split, num_programs - 1 - program, num_programs,
         _order, Turns(turns, shards.group_m),
         _ready_y if gathers_y else _ready_x,
-        Arrival(own, gathered_rows, whole, rows_ready, e, rank, _variable(moved.m), count, turns,
+        Arrival(own, gathered_rows, whole, rows_ready, e, rank, variable(moved.m), count, turns,
                 shards, world),
         _emit if split > 1 else gemm.emit_store,
         Sums(partials, summed, e, rank, turns, num_m * num_n, num_n, c, shape, world)
@@ -305,7 +305,7 @@ def _multiply(a, own, gathered, gathered_rows, whole, c, partials, summed, rows_
         combine_args=Sums(partials, summed, e, rank, turns, num_m * num_n, num_n, c, shape, world),
         announce=_announce if split > 1 else None,
         announce_args=Sums(partials, summed, e, rank, turns, num_m * num_n, num_n, c, shape, world),
-        done=_give_back if feeders > 0 else _await_copies_and_give_back,
+        done=give_back if feeders > 0 else await_copies_and_give_back,
         done_args=GivingBack(rows_ready, e, count, program, num_programs, slot, world),
         segments=_segments, segments_args=Share(count, turns),
     )  # fmt: skip

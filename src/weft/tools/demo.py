@@ -36,7 +36,7 @@ SMALL = {"m": 99, "n": 40, "k": 64}
 DTYPES = ("float16", "bfloat16", "float32")
 
 # What is taken out of the operator: the first such call in the function.
-SIGNAL = ("_push", "wl.notify")
+SIGNAL = ("push", "wl.notify")
 WAIT = ("_ready", "wl.wait")
 
 

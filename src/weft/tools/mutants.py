@@ -36,7 +36,7 @@ def mutants_of_op(
     """
     if configs is None:
         configs = work.op.candidates(work.problem(), TARGETS["emu"])
-    runs = [op_run(work, config) for config in configs]
+    runs = [op_run(work, [config] * 3) for config in configs]
     return searched(runs, bounds, work.op.name, work.num_ranks, on_mutant)
 
 
@@ -91,7 +91,8 @@ def trial_runs(op: Op, transport: str = "") -> Iterator[Run]:
             wanted = {trial.transport or config.transport, transport or config.transport}
             if wanted == {config.transport}:
                 calls = trial.calls or CALLS
-                yield op_run(work, config, on_heap=trial.on_heap, calls=calls)
+                turns = [replace(config, **trial.configs.get(which, {})) for which in range(3)]
+                yield op_run(work, turns, on_heap=trial.on_heap, calls=calls)
 
 
 def in_small_tiles(config: Any) -> Any:
@@ -111,10 +112,13 @@ def mutants_of_script(
     return searched(runs, bounds, path, topology.num_ranks, on_mutant)
 
 
-def op_run(work: Work, config: Any, *, on_heap: bool = False, calls: Sequence[int] = CALLS) -> Run:
+def op_run(
+    work: Work, configs: Sequence[Any], *, on_heap: bool = False, calls: Sequence[int] = CALLS
+) -> Run:
     """Calls back to back, with other numbers each, on one slot: only signals keep them apart.
 
-    `calls` are of the work itself (0), of about half of it (1), of one row (2).
+    `calls` are of the work itself (0), of about half of it (1), of one row (2); each of these
+    sizes has its configuration.
     With `on_heap` inputs that are alike on all ranks lie on the symmetric heap, where the next
     call's replace those of the last.
     """
@@ -136,7 +140,7 @@ def op_run(work: Work, config: Any, *, on_heap: bool = False, calls: Sequence[in
                 if key not in heap:
                     heap[key] = world.empty(tuple(inputs[name].shape), inputs[name].dtype)
                 inputs[name] = heap[key].copy_(inputs[name])
-            outs.append(work.op.run(world, problem, inputs, config))
+            outs.append(work.op.run(world, problem, inputs, configs[calls[seed]]))
         for out, references, one in zip(outs, expected, works, strict=True):
             if (error := rel_err(out, references[world.rank])) > one.tolerance():
                 raise WrongAnswer(f"rank {world.rank}: an error of {error:.2g}")
@@ -153,7 +157,7 @@ def op_run(work: Work, config: Any, *, on_heap: bool = False, calls: Sequence[in
 
     nodes = "+".join(map(str, work.nodes or (work.num_ranks,)))
     place = ", inputs on the heap" if on_heap else ""
-    return Run(f"{getattr(config, 'transport', 'default')} on {nodes}{place}", run)
+    return Run(f"{getattr(configs[0], 'transport', 'default')} on {nodes}{place}", run)
 
 
 @contextmanager
