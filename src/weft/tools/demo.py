@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.rule import Rule
 from rich.syntax import Syntax
@@ -35,9 +35,18 @@ SHAPE = {"m": 499, "n": 160, "k": 512}
 SMALL = {"m": 99, "n": 40, "k": 64}
 DTYPES = ("float16", "bfloat16", "float32")
 
-# What is taken out of the operator: the first such call in the function.
-SIGNAL = ("push", "wl.notify")
-WAIT = ("_ready", "wl.wait")
+
+class Taken(NamedTuple):
+    """What is taken out of the operator: the first such call in a function of one of its files."""
+
+    file: str
+    function: str
+    call: str
+
+
+OPERATOR = "ag_gemm"
+SIGNAL = Taken("_ag_gemm_rows", "push", "wl.notify")
+WAIT = Taken(OPERATOR, "_ready", "wl.wait")
 
 
 def main() -> int:
@@ -115,7 +124,7 @@ def verdict(card: Op) -> bool:
     return report.ok
 
 
-def broken(number: int, what: str, taken: tuple[str, str], story: str) -> bool:
+def broken(number: int, what: str, taken: Taken, story: str) -> bool:
     """The operator without the call `taken`; is it missed?"""
     out = console.results()
     with chapter(f"{number}. The same kernel with {what} taken out"):
@@ -139,49 +148,70 @@ def broken(number: int, what: str, taken: tuple[str, str], story: str) -> bool:
             else:
                 seed = report.schedules - 1
                 out.print(f"[bold red]found[/] under schedule {seed}:")
-                out.print(textwrap.indent(told(report.findings[0], path), "  "), markup=False)
+                out.print(
+                    textwrap.indent(told(report.findings[0], path, taken), "  "), markup=False
+                )
     return not report.ok
 
 
-def told(finding: Finding, path: Path) -> str:
+def told(finding: Finding, path: Path, taken: Taken) -> str:
     """The finding as a user would read it; of a standstill, the table of who waits for what."""
     text = str(finding)
     if finding.kind in DEADLOCK_KINDS:
         text = f"{finding.kind}: {finding.message}".split("\n    the host of")[0]
-    return text.replace(str(path), "ag_gemm.py").replace(f"{Path.cwd()}/", "")
+    return text.replace(str(path), f"{taken.file}.py").replace(f"{Path.cwd()}/", "")
 
 
-def without(taken: tuple[str, str], folder: Path) -> tuple[Op, Path, int]:
+def without(taken: Taken, folder: Path) -> tuple[Op, Path, int]:
     """The operator's source with one statement taken out: its card, the file, the line."""
-    spec = importlib.util.find_spec("weft.ops.ag_gemm")
-    assert spec is not None and spec.origin is not None
-    text = Path(spec.origin).read_text()
-    first, last = statement(text, *taken)
+    text = origin(taken.file).read_text()
+    first, last = statement(text, taken)
     lines = text.splitlines()
     before = lines[first - 1]
     indent = before[: len(before) - len(before.lstrip())]
     # The other lines keep their numbers: the report speaks of the file that the user knows.
     lines[first - 1] = f"{indent}pass  # removed: {before.strip()}"
     lines[first:last] = [""] * (last - first)
-    path = folder / f"ag_gemm_without_line_{first}.py"
+    path = folder / f"{taken.file}_without_line_{first}.py"
     path.write_text("\n".join(lines) + "\n")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    module = loaded(path.stem, path)
+    if taken.file != OPERATOR:
+        # Once more the operator, which imports the file that was changed in place of its own.
+        name = f"weft.ops.{taken.file}"
+        own, sys.modules[name] = sys.modules[name], module
+        try:
+            module = loaded(f"{OPERATOR}_with_{path.stem}", origin(OPERATOR))
+        finally:
+            sys.modules[name] = own
     return module.op, path, first
 
 
-def statement(text: str, function: str, call: str) -> tuple[int, int]:
-    """First and last line of the first statement in `function` that is a call of `call`."""
+def origin(file: str) -> Path:
+    """Where a file of the operators lies."""
+    spec = importlib.util.find_spec(f"weft.ops.{file}")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin)
+
+
+def loaded(name: str, path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def statement(text: str, taken: Taken) -> tuple[int, int]:
+    """First and last line of the first statement in the function that is such a call."""
+    file, function, call = taken
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and node.name == function:
             for inner in ast.walk(node):
                 if isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Call):
                     if ast.unparse(inner.value.func) == call:
                         return inner.lineno, inner.end_lineno or inner.lineno
-    raise UsageError(f"the demo finds no {call} in {function} of ag_gemm.py any more")
+    raise UsageError(f"the demo finds no {call} in {function} of {file}.py any more")
 
 
 def first_finding(card: Op) -> Report:
