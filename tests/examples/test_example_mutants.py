@@ -16,7 +16,8 @@ QUICK = "03_signal.py"
 # Programs' kernels are tried one by one (tests/compiler/test_woven_mutants.py). Of the first each
 # signal was found to be needed but credits: what its second product waits for says that all ranks
 # have read what the same plan left before. Credits are for calls of other plans on the same slot.
-COMPILED = ("13_program.py", "17_experts.py")
+# So are those of one kernel, and its tables' (tests/megakernel/test_scoreboard_mutants.py).
+COMPILED = ("13_program.py", "16_megakernel.py", "17_experts.py")
 # Calls operators alone, whose signals are tried with them.
 CALLS = ("15_training.py",)
 

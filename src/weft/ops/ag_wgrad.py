@@ -51,7 +51,6 @@ from weft.ops._ag_gemm_problem import RESULTS
 from weft.ops._ag_gemm_problem import Problem as Gathered
 from weft.ops._ag_gemm_rows import (
     GivingBack,
-    await_copies_and_give_back,
     give_back,
     places,
     push,
@@ -272,6 +271,19 @@ def _announce(at, part, args):
 
 
 @triton.jit
+def _await_open_and_give_back(args):
+    """One program first: what began the copies has read the epoch, which ends with this call.
+
+    All words are segments': programs have waited for them before they are done. args: GivingBack,
+    with own words
+    """
+    if args.program == args.num_programs - 1:
+        # weft: equivalent-mutant count+1 of wait: another word of this call is set as surely
+        wl.wait(args.rows_ready, args.e, scope=wl.Scope.DEVICE, world=args.world)
+    give_back(args)
+
+
+@triton.jit
 def _multiply(a, own, gathered, gathered_rows, whole, c, partials, summed, rows_ready, fed, slot,
               moved, shape, shards, tile, world, feeders: tl.constexpr, block: tl.constexpr,
               gathers_y: tl.constexpr, split: tl.constexpr):  # fmt: skip
@@ -305,8 +317,10 @@ def _multiply(a, own, gathered, gathered_rows, whole, c, partials, summed, rows_
         combine_args=Sums(partials, summed, e, rank, turns, num_m * num_n, num_n, c, shape, world),
         announce=_announce if split > 1 else None,
         announce_args=Sums(partials, summed, e, rank, turns, num_m * num_n, num_n, c, shape, world),
-        done=give_back if feeders > 0 else await_copies_and_give_back,
-        done_args=GivingBack(rows_ready, e, count, program, num_programs, slot, world),
+        done=give_back if feeders > 0 else _await_open_and_give_back,
+        done_args=GivingBack(
+            rows_ready + rank * shards.chunks, e, count, program, num_programs, slot, world
+        ),
         segments=_segments, segments_args=Share(count, turns),
     )  # fmt: skip
 
