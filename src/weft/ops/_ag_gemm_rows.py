@@ -160,8 +160,8 @@ def variable(number):
 
 
 class GivingBack(NamedTuple):
-    """What ends a program's part of a call, all words of rows, for which one program waits; in this
-    order for the reason told at `Arrival`."""
+    """What ends a program's part of a call: the words of rows, for which one program waits; in this
+    order for the reason told at `Arrival` of ag_gemm.py."""
 
     rows_ready: Any
     e: Any
@@ -170,16 +170,6 @@ class GivingBack(NamedTuple):
     num_programs: Any
     slot: Any
     world: Any
-
-
-@triton.jit
-def await_copies(args):
-    """One program: no engine writes a word of this call any more. args: GivingBack"""
-    if args.program == args.num_programs - 1:
-        # Also chunks without rows: copied after the slot was given back, a word would be one of the
-        # next call, and of another chunk if that has more of them. And what began the copies has
-        # read the epoch, which ends with this call.
-        wl.wait(args.rows_ready, args.e, args.words, world=args.world)
 
 
 @triton.jit
@@ -193,6 +183,10 @@ def give_back(args):
 
 @triton.jit
 def await_copies_and_give_back(args):
-    """args: GivingBack"""
-    await_copies(args)
+    """One program first: no engine writes a word of this call any more. args: GivingBack"""
+    if args.program == args.num_programs - 1:
+        # Also chunks without rows: copied after the slot was given back, a word would be one of the
+        # next call, and of another chunk if that has more of them. And what began the copies has
+        # read the epoch, which ends with this call.
+        wl.wait(args.rows_ready, args.e, args.words, world=args.world)
     give_back(args)
