@@ -8,6 +8,7 @@ when nobody can go on, the machine says who waits for what.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from weft.emulator.ledger import Ledger
 from weft.emulator.memory import Allocation, Memory
 from weft.emulator.observation import Observation, Observer, Watch
 from weft.emulator.programs import Program
-from weft.emulator.rewriting import Rewrite
+from weft.emulator.rewriting import NoEnd, Rewrite
 from weft.emulator.shadow import Shadow
 from weft.emulator.simulated_time import SimulatedTime
 from weft.emulator.standstill import standstill, with_room
@@ -132,6 +133,8 @@ class Machine:
         self._rank_in_front = -1
         self.baton = closed()
         self.rewrite: Rewrite | None = None
+        self.steps = 0
+        self.most_steps = math.inf
         self.time: SimulatedTime | None = None
         self._program_type = Program
         if isinstance(chooser, Watch):
@@ -260,13 +263,15 @@ class Machine:
 
     def run(self) -> Report:
         """Run until every host has ended and every stream is empty, or nobody can go on."""
-        self.hub = getcurrent()
+        self.hub, before = getcurrent(), self.steps
         try:
             # A tile is too small to share out: BLAS threads would only get in each other's way.
             with running(self), _blas().limit(limits=1, user_api="blas"):
                 self._run()
         finally:
             self._end_hosts()
+            if self.rewrite is not None:
+                self.rewrite.steps += self.steps - before
         return self.report
 
     def _run(self) -> None:
@@ -283,6 +288,9 @@ class Machine:
                 ready[place] = ready[-1]
                 ready.pop()
                 self.running = task
+                self.steps += 1
+                if self.steps > self.most_steps:
+                    raise NoEnd(f"no end after {self.steps} steps")
                 task.step()
                 if self.hosts_may_go:
                     self._wake_hosts()
@@ -383,7 +391,11 @@ class Machine:
         self._ready.append(task)
 
     def preempts(self) -> bool:
-        return self.explores or bool(self._ready) and self.chooser.preempts()
+        """Is somebody else to be chosen now? Where nobody ever is, the scheduler sees the end."""
+        self.steps += 1
+        if self.explores or self.steps > self.most_steps:
+            return True
+        return bool(self._ready) and self.chooser.preempts()
 
     def stream_changed(self, stream: Stream) -> None:
         """Let the stream's first work start, when its turn comes."""

@@ -6,6 +6,7 @@ queued. `weft.verify.mutants` is what this is for.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,21 @@ if TYPE_CHECKING:
     from weft.emulator.streams import Stream, Work
 
 
+class NoEnd(Exception):
+    """A session took more steps than its rewrite allows."""
+
+
 class Rewrite:
     """A session's `rewrite`. This one changes nothing; others override what they change.
 
     One object may serve many sessions, one after the other.
+
+    Units   steps: the scheduler's choices, and points at which there was none, of all sessions so
+            far; most_steps: of one session, which raises NoEnd after so many
     """
+
+    steps: int = 0
+    most_steps: float = math.inf
 
     def kernel(self, text: str) -> EmulatedKernel:
         """The kernel to run for the TTIR `text`."""

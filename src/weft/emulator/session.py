@@ -66,7 +66,9 @@ class Session:
             topology, seed=seed, num_sms=num_sms, checks=checks, name=name, hardware=hardware,
             chooser=chooser, observers=observers,
         )  # fmt: skip
-        self.machine.rewrite = rewrite
+        if rewrite is not None:
+            self.machine.rewrite = rewrite
+            self.machine.most_steps = rewrite.most_steps
         self.isolation = Isolation(topology, seed=seed, local_root=local_root)
         self.machine.on_switch = self.isolation.switch
         self.meetings = Meetings(self.machine)

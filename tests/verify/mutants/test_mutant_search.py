@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from mutated_programs import copying, exchanging, run_of, spinning, telling_twice
 
 import weft
@@ -93,12 +95,25 @@ def test_a_program_that_is_wrong_itself_has_no_mutants():
         look(main)
 
 
-def test_what_never_ends_is_given_up():
-    def forever(seed: int, rewrite: Rewrite) -> Report:
-        while True:
-            pass
+@triton.jit
+def count_for_ever(counter):
+    count = 0
+    while count >= 0:
+        count = tl.atomic_add(counter, 1)
 
-    assert shows(Run("it", forever), 0, Rewrite(), 0.2) == "no end"
+
+@pytest.mark.parametrize("programs", [1, 2])
+def test_what_never_ends_is_given_up(programs):
+    """Nobody waits in vain here, alone or together with others: only the steps tell."""
+
+    def counting():
+        weft.init()
+        count_for_ever[(programs,)](torch.zeros(1, dtype=torch.int32))
+
+    rewrite = Rewrite()
+    rewrite.most_steps = 1000
+    assert shows(run_of(counting), 0, rewrite) == "no end"
+    assert 1000 < rewrite.steps < 1010
 
 
 def test_what_the_emulator_cannot_do_catches_nothing():

@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
-import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import weft.emulator
 from weft.base.errors import CompileError, UnsupportedError, UsageError, WeftError
 from weft.base.report import Report
-from weft.emulator.rewriting import Rewrite
+from weft.emulator.rewriting import NoEnd, Rewrite
 from weft.verify.mutants.notes import Note, notes_for
 from weft.verify.mutants.records import Mutant, Site
 from weft.verify.mutants.results import (
@@ -39,9 +35,10 @@ from weft.verify.mutants.results import (
 )
 from weft.verify.mutants.rewrites import Census, OneMutant
 
-# A mutant that runs so many times as long as the program itself, and so long at least, never ends.
+# A mutant that takes so many times the program's own steps, and so many at least, has no end.
+# Steps, not seconds: what becomes of a mutant must not depend on what else the machine is doing.
 PATIENCE = 30
-PATIENCE_S = 5.0
+LEAST_STEPS = 100_000
 
 # That a wait is gone shows at once; what is asked is whether it was needed.
 SAYS_NOTHING = {"unused signal"}
@@ -119,23 +116,22 @@ def search(
 
 
 class Survey:
-    """The program as it is: its mutants, which runs come by them, how long a run takes."""
+    """The program as it is: its mutants, which runs come by them, how many steps a run takes."""
 
     def __init__(self, runs: Sequence[Run], bounds: Bounds) -> None:
         self.runs = runs
         self.where: dict[Mutant, list[int]] = {}
         self.sites: set[Site] = set()
-        self.seconds: list[float] = []
+        self.steps: list[float] = []
         for number, run in enumerate(runs):
             census = Census()
-            begin = time.process_time()
             for seed in range(bounds.census):
                 if shown := shows(run, seed, census):
                     raise UsageError(
                         f"{run.name}, seed {seed}: the program itself shows {shown}; put that "
                         "right before its mutants are asked for"
                     )
-            self.seconds.append((time.process_time() - begin) / bounds.census)
+            self.steps.append(census.steps / max(bounds.census, 1))
             self.sites |= census.sites
             for mutant in census.mutants:
                 if mutant.site in census.sites:
@@ -191,8 +187,8 @@ class Hunt:
             if self._is_over():
                 return Verdict(mutant, NOT_RUN, "", tried, time.monotonic() - begin)
             run = self.survey.runs[number]
-            patience = max(PATIENCE_S, PATIENCE * self.survey.seconds[number])
-            shown = shows(run, seed, rewrite, patience)
+            rewrite.most_steps = most_steps(self.survey.steps[number])
+            shown = shows(run, seed, rewrite)
             tried += 1
             caught, all_tries = self.catches.get((number, seed), (0, 0))
             self.catches[number, seed] = (caught + bool(shown), all_tries + 1)
@@ -230,7 +226,7 @@ class Hunt:
             caught, tried = self.catches.get(trial, (0, 0))
             run = trial[0]
             in_vain = self.bounds.schedules - len(left[run])
-            return (caught + 1) / (tried + 2) / (1 + in_vain) / max(self.survey.seconds[run], 1e-3)
+            return (caught + 1) / (tried + 2) / (1 + in_vain) / max(self.survey.steps[run], 1)
 
         run, seed = max(((run, seed) for run, seeds in left.items() for seed in seeds), key=worth)
         left[run].remove(seed)
@@ -261,15 +257,19 @@ def _alone() -> None:
 # One run
 
 
-def shows(run: Run, seed: int, rewrite: Rewrite, patience_s: float | None = None) -> str:
+def most_steps(steps: float) -> float:
+    """What a mutant may take of a program that takes so many steps itself."""
+    return max(LEAST_STEPS, PATIENCE * steps)
+
+
+def shows(run: Run, seed: int, rewrite: Rewrite) -> str:
     """What one run shows: kinds of findings, a wrong answer, an error; "" where all is well.
 
     Raises  the emulator's own errors: they say nothing of the program
     """
     try:
-        with _patience(patience_s):
-            report = run.run(seed, rewrite)
-    except _TooLong:
+        report = run.run(seed, rewrite)
+    except NoEnd:
         return "no end"
     except AssertionError:
         return "wrong answer"
@@ -282,30 +282,6 @@ def shows(run: Run, seed: int, rewrite: Rewrite, patience_s: float | None = None
             raise
         return type(error).__name__
     return ", ".join(sorted({finding.kind for finding in report} - SAYS_NOTHING))
-
-
-class _TooLong(BaseException):
-    pass
-
-
-@contextmanager
-def _patience(seconds: float | None) -> Iterator[None]:
-    """Raise _TooLong in here after so many seconds of this process's work, where that can be."""
-    able = hasattr(signal, "setitimer")
-    if seconds is None or not able or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ring(*_: Any) -> None:
-        raise _TooLong
-
-    before = signal.signal(signal.SIGVTALRM, ring)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
 
 
 _EMULATOR = Path(weft.emulator.__file__).parent

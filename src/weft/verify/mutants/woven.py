@@ -30,7 +30,7 @@ from weft.verify.mutants.results import (
     MutantReport,
     Verdict,
 )
-from weft.verify.mutants.search import PATIENCE, PATIENCE_S, Bounds, Run, shows
+from weft.verify.mutants.search import Bounds, Run, most_steps, shows
 
 # The program with one of its kernels generated from this: the ways it is run.
 Runs = Callable[[core.Kernel], Sequence[Run]]
@@ -44,12 +44,13 @@ def search_woven(
     Raises  UsageError: the program itself shows something
     """
     begin = time.monotonic()
-    begun = time.process_time()
+    census = Rewrite()
     for run in runs_of(kernel):
         for seed in range(bounds.census):
-            if shown := shows(run, seed, Rewrite()):
+            if shown := shows(run, seed, census):
                 raise UsageError(f"{run.name}, seed {seed}: the program itself shows {shown}")
-    patience = max(PATIENCE_S, PATIENCE * (time.process_time() - begun) / bounds.census)
+    rewrite = Rewrite()
+    rewrite.most_steps = most_steps(census.steps / bounds.census)
     report, argued = MutantReport(subject, ranks), Counter[str]()
     for mutant, changed in mutations(kernel):
         is_over = bounds.limit_s is not None and time.monotonic() - begin > bounds.limit_s
@@ -57,7 +58,7 @@ def search_woven(
         reason = argument(kernel, mutant)
         seeds = bounds.seeds_of_argued(argued[reason]) if reason else range(bounds.schedules)
         argued[reason] += 1
-        verdict = _verdict(mutant, runs, seeds, patience)
+        verdict = _verdict(mutant, runs, seeds, rewrite)
         if verdict.outcome == MISSED and reason:
             verdict = replace(verdict, outcome=EQUIVALENT, by=reason)
         report.verdicts.append(verdict)
@@ -79,12 +80,14 @@ def argument(kernel: core.Kernel, mutant: Mutant) -> str:
     return ""
 
 
-def _verdict(mutant: Mutant, runs: Sequence[Run], seeds: Sequence[int], patience: float) -> Verdict:
+def _verdict(
+    mutant: Mutant, runs: Sequence[Run], seeds: Sequence[int], rewrite: Rewrite
+) -> Verdict:
     begin, tried = time.monotonic(), 0
     for seed in seeds:
         for run in runs:
             tried += 1
-            if shown := shows(run, seed, Rewrite(), patience):
+            if shown := shows(run, seed, rewrite):
                 by = f"{shown} in {run.name}, seed {seed}"
                 return Verdict(mutant, CAUGHT, by, tried, time.monotonic() - begin)
     outcome = MISSED if tried else NOT_RUN
