@@ -40,7 +40,7 @@ demo: $(STAMP)
 	@$(BIN)/python -m weft.tools.demo
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest -n $(JOBS) -m "not slow" -q $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" -q $(ARGS)
 
 # Kernels that wait for each other must not share GPUs with a second test's: first the tests that two
 # GPUs are enough for, each pair of GPUs with a worker of its own, then one by one what needs more.
@@ -53,7 +53,7 @@ test-gpu: $(STAMP)
 	if [ $$gpus -gt 2 ]; then $$run --gpu-tests larger; fi
 
 test-slow: $(STAMP)
-	@$(BIN)/python -m pytest -n $(JOBS) -m slow -q --durations=12 $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow -q --durations=12 $(ARGS)
 
 test-versions: $(STAMP)
 	@TEST_PYTHON=$(BIN)/python JOBS=$(JOBS) .ci/versions $(VERSIONS)
