@@ -1,0 +1,160 @@
+"""The order of what a plan does: what a step accesses and announces, and what is before what.
+
+A step begins and ends; between the two it knows of what it awaits, and tells what it announces. By
+these moments (`order.py`) rules and passes ask whether one access is over before another begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weft.ir.device_statements import (
+    OWN_ROWS,
+    After,
+    Call,
+    Channel,
+    Copy,
+    Launch,
+    Notify,
+    Step,
+    Wait,
+)
+from weft.ir.order import Moment, Order
+
+if TYPE_CHECKING:
+    from weft.ir.device import Plan
+
+
+class Access(NamedTuple):
+    """What a step does with a buffer; `far` says that it is also another rank's.
+
+    `rows`: of the rank in whose memory they lie only its own, only others', or all.
+    """
+
+    buffer: str
+    writes: bool
+    far: bool = False
+    rows: str = "all"
+
+    def meets(self, other: Access) -> bool:
+        """Is it of the same bytes?"""
+        apart = {self.rows, other.rows} == {"own", "others"}
+        return self.buffer == other.buffer and not apart
+
+
+def accesses(step: Step) -> list[Access]:
+    """The buffers that a step reads and writes."""
+    if isinstance(step, Copy):
+        is_pull = step.side == "pull"
+        return [Access(step.source, False, is_pull, "own"),
+                Access(step.target, True, not is_pull, "others")]  # fmt: skip
+    if isinstance(step, Call | Launch):
+        pushes = [Access(name, True, True) for name in getattr(step, "pushes", ())]
+        reads = [Access(name, False) for name in step.reads]
+        kinds = {do.kind for do in step.body} if isinstance(step, Launch) else set()
+        rows = "own" if kinds and kinds <= set(OWN_ROWS) else "all"
+        return [*reads, *[Access(name, True, rows=rows) for name in step.writes], *pushes]
+    return []
+
+
+def announced(step: Step) -> tuple[str, ...]:
+    """The channels that a step announces."""
+    if isinstance(step, Copy):
+        return (step.announces,)
+    if isinstance(step, Launch):
+        return step.announces
+    return (step.channel,) if isinstance(step, Notify) else ()
+
+
+def awaited(step: Step) -> tuple[str, ...]:
+    """The channels that a step waits for."""
+    if isinstance(step, Launch):
+        return step.awaits
+    return (step.channel,) if isinstance(step, Wait) else ()
+
+
+class Moments:
+    """The order of a plan's moments, and which of them an access lies between."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.told_by = {one.name: {one.buffer, *one.along} for one in plan.of(Channel)}
+        self.order = Order()
+        self.steps = plan.steps
+        self.end = Moment(len(self.steps) + 1, "begin")  # what the caller does next
+        add, last = self.order.add, {}
+        caller = Moment(0, "end")
+        for i, step in enumerate(self.steps, 1):
+            begin, end = Moment(i, "begin"), Moment(i, "end")
+            add(begin, end)
+            # The caller's work lies on the main stream; another begins when it is told to.
+            before = last.get(step.stream, caller if step.stream == "main" else None)
+            if before is not None:
+                add(before, begin)
+            if isinstance(step, After):
+                add(last.get(step.other, caller), begin)
+            last[step.stream] = end
+            for name in announced(step):
+                if isinstance(step, Copy):  # it says of all that it moves when it is over
+                    add(end, Moment(i, "told", name))
+                    continue
+                add(begin, Moment(i, "told", name))
+                add(Moment(i, "told", name), end)
+            for name in awaited(step):
+                add(begin, Moment(i, "known", name))
+                add(Moment(i, "known", name), end)
+        add(last.get("main", caller), self.end)
+        self._add_channels()
+        self.order.close()
+
+    def _add_channels(self) -> None:
+        takers: dict[str, list[int]] = {}
+        for j, taker in enumerate(self.steps, 1):
+            for name in awaited(taker):
+                takers.setdefault(name, []).append(j)
+        for i, giver in enumerate(self.steps, 1):
+            # What a rank fetches it tells itself.
+            is_far = not (isinstance(giver, Copy) and giver.side == "pull")
+            for name in announced(giver):
+                for j in takers.get(name, ()):
+                    told, known = Moment(i, "told", name), Moment(j, "known", name)
+                    self.order.add(told, known, far=is_far)
+
+    def done(self, i: int, access: Access) -> list[Moment]:
+        """When step i is done with a buffer: at its end, or, written, when it has announced it."""
+        told = [] if not access.writes else [*self._of(i, "told", announced, access.buffer)]
+        return [Moment(i, "end"), *told]
+
+    def begun(self, i: int, access: Access) -> list[Moment]:
+        """What is before one of these is before step i's use of a buffer: readers wait for it."""
+        known = [] if access.writes else [*self._of(i, "known", awaited, access.buffer)]
+        return [Moment(i, "begin"), *known]
+
+    def _of(self, i: int, what: str, named: Any, buffer: str) -> Iterator[Moment]:
+        if 1 <= i <= len(self.steps):
+            for name in named(self.steps[i - 1]):
+                if buffer in self.told_by.get(name, ()):
+                    yield Moment(i, what, name)
+
+    def before(self, i: int, a: Access, j: int, b: Access) -> bool:
+        """Is step i done with its access before step j begins with its own?
+
+        On every rank, where one of the two is to another rank's memory.
+        """
+        return self.order.before(self.done(i, a), self.begun(j, b), a.far or b.far)
+
+
+def are_apart(plan: Plan, first: str, second: str) -> bool:
+    """Is one of two buffers over and done with, on all ranks that touch it, before the other?"""
+    moments = plan.moments
+    uses: dict[str, list[tuple[int, Access]]] = {first: [], second: []}
+    for i, step in enumerate(plan.steps, 1):
+        for access in accesses(step):
+            if access.buffer in uses:
+                uses[access.buffer].append((i, access))
+    for name in {first, second} & {*plan.results}:
+        uses[name].append((len(plan.steps) + 1, Access(name, False)))
+    return any(
+        all(i != j and moments.before(i, a, j, b) for i, a in uses[one] for j, b in uses[other])
+        for one, other in ((first, second), (second, first))
+    )

@@ -1,0 +1,304 @@
+"""What is legal at the Device level: a rule for each way in which a plan could hang, race or break.
+
+The table, with the reasons, is at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from weft.base.dtypes import DTYPES
+from weft.base.place import Place
+from weft.ir import text
+from weft.ir.device_moments import Access, accesses, announced, are_apart, awaited
+from weft.ir.device_statements import (
+    GIVEN,
+    NUM_RANKS,
+    ON_HEAP,
+    PROGRAMS,
+    ROLES,
+    TEMPLATES,
+    After,
+    Buffer,
+    Channel,
+    Choice,
+    Copy,
+    Launch,
+    Step,
+)
+from weft.ir.legality import Rule
+from weft.ir.order import Moment
+from weft.ir.tensor import TABLE
+
+if TYPE_CHECKING:
+    from weft.ir.device import Plan
+
+
+def _names(plan: Plan) -> Iterator[tuple[str, Place]]:
+    buffers: set[str] = set()
+    channels: set[str] = set()
+    for one in plan.statements:
+        if isinstance(one, Buffer | Channel):
+            if one.name in buffers | channels:
+                yield f"{one.name} is declared twice", one.place
+            (buffers if isinstance(one, Buffer) else channels).add(one.name)
+            for name in _named_buffers(one) - buffers:
+                yield (
+                    f"{text.word(type(one))} {one.name} names {name}, which is no buffer",
+                    one.place,
+                )
+            continue
+        if isinstance(one, Choice):
+            continue
+        for name in sorted({access.buffer for access in accesses(one)} - buffers):
+            yield f"{text.word(type(one))} uses {name}, which is no buffer", one.place
+        for name in sorted({*announced(one), *awaited(one)} - channels):
+            yield f"{text.word(type(one))} names {name}, which is no channel", one.place
+    if missing := [name for name in plan.results if name not in buffers]:
+        yield f"{plan.name} returns {', '.join(missing)}, which are no buffers", plan.place
+
+
+def _named_buffers(one: Buffer | Channel) -> set[str]:
+    """What a declaration says of buffers before it."""
+    named = (one.shares,) if isinstance(one, Buffer) else (
+        one.buffer, one.own, one.table, *one.along)  # fmt: skip
+    return {name for name in named if name}
+
+
+def _fields(plan: Plan) -> Iterator[tuple[str, Place]]:
+    for buffer in plan.of(Buffer):
+        dtypes = (TABLE,) if buffer.role == "tables" else DTYPES
+        if buffer.role not in ROLES or buffer.dtype not in dtypes:
+            told = f"role={buffer.role}, dtype={buffer.dtype}; roles are {', '.join(ROLES)}"
+            yield f"buffer {buffer.name} has {told}", buffer.place
+    for channel in plan.of(Channel):
+        for name in ("chunks", "push_rows", "tile_rows", "parts"):
+            number, words = getattr(channel, name), {"parts": NUM_RANKS, "chunks": "tiles"}
+            if number < 1 if isinstance(number, int) else number != words.get(name):
+                told = f"{name}={number}; it is 1 or more"
+                yield f"channel {channel.name} has {told}", channel.place
+        yield from _spelled(channel, f"channel {channel.name}", _CHANNEL_WORDS)
+    for copy in plan.of(Copy):
+        yield from _spelled(copy, f"copy of {copy.source}", {"side": ("pull", "push")})
+    for launch in plan.of(Launch):
+        yield from _spelled(launch, f"launch of {launch.kernel}", _LAUNCH_WORDS)
+        if min((*launch.tile, launch.split_k)) < 1 or launch.spare < 0:
+            told = f"tile={launch.tile}, split_k={launch.split_k}, spare={launch.spare}"
+            yield (
+                f"launch of {launch.kernel} has {told}; they are 1 or more, 0 or more",
+                launch.place,
+            )
+
+
+_CHANNEL_WORDS = {"cuts": ("whole", "part", "each", "experts"), "to": ("all", "owner"),
+                  "by": ("word", "packet")}  # fmt: skip
+_LAUNCH_WORDS = {"template": ("", *TEMPLATES), "programs": PROGRAMS}
+
+
+def _spelled(one: Channel | Copy | Launch, told: str, words: Mapping[str, tuple[str, ...]]):
+    """Fields that hold another word than they may."""
+    for name, known in words.items():
+        if (given := getattr(one, name)) not in known:
+            may = " or ".join(word for word in known if word)
+            yield f"{told} has {name}={given}; it is {may}", one.place
+
+
+def _bodies(plan: Plan) -> Iterator[tuple[str, Place]]:
+    for launch in plan.of(Launch):
+        known, made = set(launch.reads), set()
+        for do in launch.body:
+            for name in do.operands:
+                if name not in known:
+                    told = f"{do.result} = {do.kind} of {name}"
+                    yield (
+                        f"{launch.kernel} does {told}, which it neither reads nor makes",
+                        launch.place,
+                    )
+            known.add(do.result)
+            made.add(do.result)
+        for name in launch.writes if launch.body else ():
+            if name not in made:
+                yield (
+                    f"{launch.kernel} writes {name}, which nothing in its body makes",
+                    launch.place,
+                )
+
+
+def _reach(plan: Plan) -> Iterator[tuple[str, Place]]:
+    roles = {buffer.name: buffer.role for buffer in plan.of(Buffer)}
+    for step in plan.steps:
+        for access in accesses(step):
+            name = access.buffer
+            if access.far and roles[name] not in ON_HEAP:
+                told = f"other ranks' parts of {name} are reached, but its role is {roles[name]}"
+                yield f"{told}: it must be {' or '.join(ON_HEAP)}", step.place
+
+
+def _paired(plan: Plan) -> Iterator[tuple[str, Place]]:
+    gives = {name for step in plan.steps for name in announced(step)}
+    takes = {name for step in plan.steps for name in awaited(step)}
+    for channel in plan.of(Channel):
+        if channel.name in takes - gives:
+            yield f"{channel.name} is waited for and nobody announces it", channel.place
+        if channel.name in gives - takes:
+            yield f"{channel.name} is announced and nobody waits for it", channel.place
+
+
+def _cycles(plan: Plan) -> Iterator[tuple[str, Place]]:
+    moments = plan.moments
+    for i, step in enumerate(plan.steps, 1):
+        for name in awaited(step):
+            if moments.order.is_cyclic(Moment(i, "known", name)):
+                told = f"{text.word(type(step))} waits for {name}, whose announcement waits for it"
+                yield f"{told}: queue the announcement first", step.place
+
+
+def _ordered(plan: Plan) -> Iterator[tuple[str, Place]]:
+    moments, steps = plan.moments, plan.steps
+    given = [Access(one.name, True) for one in plan.of(Buffer) if one.role in GIVEN]
+    touches = [(0, one) for one in given]
+    touches += [(i, one) for i, step in enumerate(steps, 1) for one in accesses(step)]
+    for (i, a), (j, b) in combinations(touches, 2):
+        if not a.meets(b) or i == j or not (a.writes or b.writes):
+            continue
+        if i == 0 and b.writes:  # nothing of the caller's is lost: the plan writes anew
+            continue
+        if not (moments.before(i, a, j, b) or moments.before(j, b, i, a)):
+            by = "a channel" if a.far or b.far else "a stream, `after` or a channel"
+            told = f"{_told(steps, i, a)} and {_told(steps, j, b)} of {a.buffer} are not ordered"
+            yield f"{told}: {by} must", steps[j - 1].place
+
+
+def _told(steps: list[Step], i: int, access: Access) -> str:
+    verb = "the writing" if access.writes else "the reading"
+    return f"{verb} by {text.word(type(steps[i - 1])) if i else 'the caller'}"
+
+
+def _written(plan: Plan) -> Iterator[tuple[str, Place]]:
+    moments = plan.moments
+    writers: dict[str, list[tuple[int, Access]]] = {}
+    for buffer in plan.of(Buffer):
+        if buffer.role in GIVEN:
+            writers.setdefault(buffer.name, []).append((0, Access(buffer.name, True)))
+    for i, step in enumerate(plan.steps, 1):
+        for access in accesses(step):
+            if access.writes:
+                writers.setdefault(access.buffer, []).append((i, access))
+    for j, step in enumerate(plan.steps, 1):
+        for access in accesses(step):
+            is_written = any(
+                i == j or moments.order.before(moments.done(i, one), moments.begun(j, access))
+                for i, one in writers.get(access.buffer, ())
+            )
+            if not access.writes and not is_written:
+                told = f"{text.word(type(step))} reads {access.buffer}"
+                yield f"{told}, which nothing before it writes", step.place
+    for name in plan.results:
+        if name not in writers:
+            yield f"{plan.name} returns {name}, which nothing writes", plan.place
+
+
+def _inside(plan: Plan) -> Iterator[tuple[str, Place]]:
+    """Of one launch: a kernel that reads what its own launch pushes."""
+    told_by = {one.name: {one.buffer, *one.along} for one in plan.of(Channel)}
+    for launch in plan.of(Launch):
+        both = {*launch.announces} & {*launch.awaits}
+        for name in sorted(
+            {*launch.pushes} & {*launch.reads} - set().union(*(told_by[one] for one in both))
+        ):
+            told = f"{launch.kernel} reads {name}, which its launch on other ranks pushes"
+            yield f"{told}: it must announce and await a channel of {name}", launch.place
+        if both and launch.programs != "resident":
+            told = f"{launch.kernel} waits for what its own launch announces"
+            yield f"{told}: programs={launch.programs} must be resident", launch.place
+
+
+def _joined(plan: Plan) -> Iterator[tuple[str, Place]]:
+    """By streams alone: whoever records the plan ends on the stream on which it began."""
+    last = {step.stream: i for i, step in enumerate(plan.steps)}
+    joins = {one.other: i for i, one in enumerate(plan.steps)
+             if isinstance(one, After) and one.stream == "main"}  # fmt: skip
+    for stream, i in last.items():
+        if stream != "main" and joins.get(stream, -1) < i:
+            told = f"{text.word(type(plan.steps[i]))} on stream {stream} may run when the caller"
+            yield f"{told} goes on: the main stream must come after it", plan.steps[i].place
+
+
+def _returned(plan: Plan) -> Iterator[tuple[str, Place]]:
+    moments, end = plan.moments, len(plan.steps) + 1
+    given = {buffer.name for buffer in plan.of(Buffer) if buffer.role in GIVEN}
+    for i, step in enumerate(plan.steps, 1):
+        for access in accesses(step):
+            next_use = Access(access.buffer, True)
+            if not access.far or access.buffer not in given:
+                continue
+            if not moments.before(i, access, end, next_use):
+                told = f"{text.word(type(step))} reads other ranks' {access.buffer}"
+                yield f"{told}: a channel must tell them when it may change again", step.place
+
+
+def _credits(plan: Plan) -> Iterator[tuple[str, Place]]:
+    heap = {buffer.name for buffer in plan.of(Buffer) if buffer.role == "symmetric"}
+    steps, moments = plan.steps, plan.moments
+    if not any(_uses_slot(step, heap) for step in steps):
+        return
+    takers = [i for i, step in enumerate(steps, 1) if getattr(step, "takes", False)]
+    ends = [Moment(i, "end") for i in takers]
+    for i, step in enumerate(steps, 1):
+        behind = i in takers or moments.order.before(ends, [Moment(i, "begin")])
+        if _uses_slot(step, heap) and not behind:
+            told = f"{text.word(type(step))} writes the slot before credits are taken"
+            yield f"{told}: other ranks may still read what it held", step.place
+    givers = [i for i, step in enumerate(steps, 1) if getattr(step, "gives", False)]
+    if len(givers) != 1:
+        yield f"{plan.name} gives its slot back {len(givers)} times; once is right", plan.place
+    for i, step in enumerate(steps, 1):
+        for access in accesses(step):
+            given = [Moment(giver, "end") for giver in givers]
+            if not givers or access.buffer not in heap:
+                continue
+            if not moments.order.before(moments.done(i, access), given):
+                told = f"{text.word(type(step))} uses {access.buffer} and is not before what gives"
+                yield f"{told} it back", step.place
+
+
+def _uses_slot(step: Step, heap: set[str]) -> bool:
+    """Does it write the slot, or words of it that peers read?"""
+    return bool({access.buffer for access in accesses(step) if access.writes} & heap
+                or announced(step))  # fmt: skip
+
+
+def _shared(plan: Plan) -> Iterator[tuple[str, Place]]:
+    buffers = {buffer.name: buffer for buffer in plan.of(Buffer)}
+    for buffer in buffers.values():
+        if not buffer.shares:
+            continue
+        other = buffers[buffer.shares]
+        if buffer.role != other.role or buffer.role in GIVEN:
+            told = f"{buffer.name} is {buffer.role} and shares the memory of {other.name}"
+            yield f"{told}, which is {other.role}; both must be local or symmetric", buffer.place
+        alike = [one for one in buffers.values() if other.name in (one.name, one.shares)]
+        for one in alike:
+            if one.name < buffer.name and not are_apart(plan, one.name, buffer.name):
+                told = f"{one.name} and {buffer.name} share memory and are in use at once"
+                yield f"{told}: their accesses are not ordered", buffer.place
+
+
+RULES = (
+    Rule("names", "a name means one thing, before it is used", _names, "drawn"),
+    Rule("fields", "words and numbers that the runtime takes", _fields, "drawn"),
+    Rule("bodies", "what a kernel computes follows from what it reads", _bodies, "body"),
+    Rule("reach", "peers find only what lies at one place on the heap", _reach, "body"),
+    Rule("paired", "a lone half of a signal is a hang or a waste", _paired, "signalled"),
+    Rule("inside", "programs of one launch know of each other by signals alone", _inside,
+         "signalled"),
+    Rule("cycles", "all ranks run this plan: what waits for itself hangs", _cycles, "order"),
+    Rule("written", "fresh memory holds nothing", _written, "order"),
+    Rule("ordered", "two accesses, one a write, that nothing orders are a race", _ordered, "order"),
+    Rule("joined", "a recording ends on the stream on which it began", _joined, "order"),
+    Rule("returned", "what the caller has may change when the call is over", _returned, "order"),
+    Rule("credits", "the slot is used again by the next call", _credits, "allocated"),
+    Rule("shared", "what lies in one place is not needed at once", _shared, "allocated"),
+)  # fmt: skip
