@@ -98,6 +98,26 @@ def test_a_recording_with_two_streams():
         assert on_one_rank(main, seed=seed) == [4.0] * 8
 
 
+def test_a_recording_does_not_run_on_the_streams_of_one_that_is_gone():
+    """A shared stream would order what nothing orders, and schedules would depend on addresses."""
+
+    def main(world):
+        x = world.zeros((8,), torch.float32)
+        copies = world.stream("copies")
+        for _ in range(4):
+            with world.record() as recording:
+                copies.wait(world.current_stream())
+                with copies:
+                    add_one[(1,)](x, x, BLOCK=8)
+                world.current_stream().wait(copies)
+            recording.replay()
+            del recording
+        return [one.name for one in world.backend.machine.streams(0) if "copies" in one.name]
+
+    own = [f"copies of recording {number}" for number in range(1, 5)]
+    assert on_one_rank(main) == ["copies", *own]
+
+
 def test_eager_and_replayed_work_mix():
     def main(world):
         x = torch.zeros(8)

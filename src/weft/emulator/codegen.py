@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,8 @@ from weft.emulator.operations.indexing import Affine, Boxed, Text
 from weft.emulator.ttir import Function, Module, Op, Type, Value, parse, parse_type
 
 Phys = tuple[int, ...]
+
+_numbers = count()
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,8 @@ class KernelWriter:
             texts.append(self.function_writer(self, function).text())
         source = "\n\n".join(texts)
         kernel = self.module.kernel
-        filename = f"<weft emulator: {kernel.name} {id(self):x}>"
+        # A number that no other kernel gets: reports look up a line by this name.
+        filename = f"<weft emulator: {kernel.name} {next(_numbers)}>"
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
         locations = list(self.places)
         self.namespace["LOCATIONS"] = locations

@@ -51,6 +51,7 @@ class RankContext:
         self.stream: Stream = machine.stream(rank, "main")
         self.heap_ranges = session.heap_ranges
         self.recording: Recording | None = None
+        self.num_recordings = 0
         self.belongings: dict[Any, Any] = {}
         self._polled: Any = None
         self._polls = self._in_vain = 0

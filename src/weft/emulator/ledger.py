@@ -102,7 +102,8 @@ class Ledger(Watch):
         self.agents = machine.agents
         self._books: dict[Any, Books] = {}
         self._words: dict[int, Word] = {}
-        self._visited: set[int] = set()  # places, by id: a kernel keeps its own
+        # By id, and kept: what a host did has a place that would else go, and give away its id.
+        self._visited: dict[int, Place] = {}
         self._kernels: dict[int, Any] = {}
         self._looks: dict[int, deque[Look]] = {}
 
@@ -127,7 +128,7 @@ class Ledger(Watch):
         launch = 0 if by.work is None else by.work.number
         signal = Signal(by.agent, clk, launch, done, place, before, after, how, release)
         if how == "update":  # somebody gets the old value, and may go by it
-            self._visited.add(id(place))
+            self._visited[id(place)] = place
             self._look(word)
             word.last = signal
             return
@@ -141,13 +142,13 @@ class Ledger(Watch):
         word.seen = False
 
     def waits(self, by, waiting) -> None:
-        self._visited.add(id(waiting.place))
+        self._visited[id(waiting.place)] = waiting.place
         if waiting.allocation.heap_offset is not None and not waiting.is_packet:
             word = self._word(waiting.allocation, waiting.cell)
             self._await(word, waiting.expected)
 
     def passed(self, by, allocation, cell, expected, seen, place, acquire) -> None:
-        self._visited.add(id(place))
+        self._visited[id(place)] = place
         if allocation.heap_offset is None:
             return
         word = self._word(allocation, cell)
@@ -159,7 +160,7 @@ class Ledger(Watch):
             self._file_repeated(word, *repeated)
 
     def looked(self, by, what, allocation, cell, seen, place, acquire, release=None) -> None:
-        self._visited.add(id(place))
+        self._visited[id(place)] = place
         if allocation.heap_offset is not None:
             word = self._word(allocation, cell)
             self._look(word)

@@ -126,10 +126,24 @@ class Allocation:
         return f"{self.name}@rank{self.rank}[{self.nbytes} bytes]"
 
 
+class _Owner(weakref.ref):
+    """The tensor's storage whose memory an allocation is."""
+
+    __slots__ = ("allocation",)
+
+    allocation: Allocation
+
+
 class Memory:
-    """All allocations of a machine, found by address."""
+    """All allocations of a machine, found by address.
+
+    An owner may go at any moment, in any thread: Python collects garbage wherever memory is
+    asked for. So the callback of an owner that goes only leaves a note. The next call here drops
+    what the notes name, before anybody else can have got the same addresses.
+    """
 
     def __init__(self) -> None:
+        self._gone: list[_Owner] = []
         self.packet_segments: set[int] = set()  # those that wrote packets
         self.packet_reads: dict[int, Any] = {}  # by stream: which packets its works have read
         self._numbers: Counter[int] = Counter()
@@ -161,11 +175,14 @@ class Memory:
         self._starts.insert(place, address)
         self._allocations.insert(place, allocation)
         if owner is not None:
-            allocation.owner = weakref.ref(owner, lambda _: self.forget(allocation))
+            allocation.owner = _Owner(owner, self._gone.append)
+            allocation.owner.allocation = allocation
         return allocation
 
     def find(self, address: int) -> Allocation | None:
         """The allocation that holds `address`, if any."""
+        if self._gone:
+            self._drop_gone()
         place = bisect.bisect_right(self._starts, address) - 1
         if place < 0:
             return None
@@ -174,6 +191,7 @@ class Memory:
 
     def nearest(self, address: int) -> Allocation | None:
         """The allocation that ends or begins closest to `address`: what a report names."""
+        self._drop_gone()
         place = bisect.bisect_right(self._starts, address)
         near = self._allocations[max(place - 1, 0) : place + 1]
         return min(
@@ -182,7 +200,12 @@ class Memory:
             default=None,
         )
 
+    def _drop_gone(self) -> None:
+        while self._gone:
+            self.forget(self._gone.pop().allocation)
+
     def forget(self, allocation: Allocation) -> None:
+        allocation.owner = None  # and with it the callback
         place = bisect.bisect_left(self._starts, allocation.address)
         while place < len(self._allocations) and self._starts[place] == allocation.address:
             if self._allocations[place] is allocation:
@@ -202,4 +225,5 @@ class Memory:
             self.forget(allocation)
 
     def __iter__(self):
+        self._drop_gone()
         return iter(list(self._allocations))

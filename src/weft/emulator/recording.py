@@ -38,6 +38,8 @@ class Recording:
 
     def __init__(self, context: RankContext) -> None:
         self.context = context
+        context.num_recordings += 1
+        self.number = context.num_recordings
         self.root = context.stream.name
         self.place = user_place()
         self.steps: list[tuple[str, MakeWork | _Point | _Wait]] = []
@@ -112,7 +114,7 @@ class Recording:
         machine, rank = context.machine, context.rank
         streams = {
             # The other branches of a graph run on streams of its own.
-            name: machine.stream(rank, f"{name} of recording {id(self):x}")
+            name: machine.stream(rank, f"{name} of recording {self.number}")
             for name in self.branches
         }
         streams[self.root] = context.stream

@@ -18,6 +18,7 @@ from weft.emulator.user_place import user_place
 
 if TYPE_CHECKING:
     from weft.emulator.machine import Machine
+    from weft.emulator.memory import Allocation
 
 
 class Event:
@@ -86,7 +87,7 @@ class KernelWork(Work):
         self.ended = 0
         self.end_clock: Clock | None = None
         # (first address, last, bytes in all) by allocation and direction, in simulated time.
-        self.touched: dict[tuple[int, bool], tuple[int, int, int]] = {}
+        self.touched: dict[tuple[Allocation, bool], tuple[int, int, int]] = {}
 
     def program_id(self, index: int) -> tuple[int, int, int]:
         x, y, _ = self.grid

@@ -85,8 +85,8 @@ class TimedProgram(Program):
             return
         self._local_bytes += nbytes
         high += dtype.itemsize
-        first, last, before = self.work.touched.get((id(allocation), is_write), (low, high, 0))
-        self.work.touched[id(allocation), is_write] = (
+        first, last, before = self.work.touched.get((allocation, is_write), (low, high, 0))
+        self.work.touched[allocation, is_write] = (
             min(first, low), max(last, high), before + nbytes,
         )  # fmt: skip
 

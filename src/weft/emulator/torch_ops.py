@@ -56,6 +56,7 @@ _COPIES = {aten.clone.default, aten._to_copy.default, aten.copy_.default, aten.c
 class _Manner:
     """How one torch operation treats its arguments, found once per operation."""
 
+    func: Any  # kept: an operation that goes would leave its id to another one
     is_view: bool
     is_fresh: bool
     writes: frozenset[str]
@@ -63,7 +64,7 @@ class _Manner:
     names: tuple[str, ...]
 
 
-# By id: torch's operations live for ever, and hashing one costs more than all the rest here.
+# By id: hashing an operation costs more than all the rest here.
 _manners: dict[int, _Manner] = {}
 
 
@@ -77,6 +78,7 @@ def _manner(func: Any) -> _Manner:
         outs = {a.name for a in schema.arguments if a.is_out}
         base = schema.name.split("::")[-1]
         manner = _manners[id(func)] = _Manner(
+            func=func,
             is_view=bool(getattr(func, "is_view", False)) or base in _METADATA,
             is_fresh=func in _FRESH,
             writes=written,
