@@ -140,7 +140,8 @@ def test_the_languages_source_enters_the_cache_key(monkeypatch):
 
     def keys(version):
         monkeypatch.setattr(registry, "language_version", lambda: version)
-        monkeypatch.setattr(triton_api._SourceStamp, "cache_key", property(lambda self: version))
+        stamp = triton_api.tracing._SourceStamp
+        monkeypatch.setattr(stamp, "cache_key", property(lambda self: version))
         for function in (_helper, _kernel, _without):
             function.hash = None
         return _kernel.cache_key, _without.cache_key

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import triton
 
 from weft.language import triton_api
 from weft.ops._lanes import Launches
@@ -82,7 +83,7 @@ def test_other_alignment_is_another_kernel(monkeypatch):
 
 def test_hooks_that_somebody_set_are_called(monkeypatch):
     monkeypatch.setattr(triton_api.driver_config, "_active", Driver())
-    hooks = triton_api.triton.knobs.runtime
+    hooks = triton.knobs.runtime
     monkeypatch.setattr(hooks, "launch_enter_hook", lambda about: None)
     fn, store = Function(), torch.zeros(16)
     start = Launches(fn, 1, {"num_warps": 4}, lambda x, out: (x, out))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 LANGUAGE = Path(__file__).resolve().parents[2] / "language"
 # Files whose functions are for kernels; what else the language exports serves the host.
-_NOT_PUBLIC = {"registry", "arguments", "triton_api", "reference", "wait_report", "world_layout"}
+_NOT_PUBLIC = {"registry", "arguments", "reference", "wait_report", "world_layout"}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,75 @@
+"""The only folder that touches Triton's private API, whatever the version (3.6 and later).
+
+Each file says at its head what of Triton it depends on:
+
+* `tracing.py`: builtins that know their target while a kernel is traced;
+* `compiling.py`: compiling ahead of time, `compile_errors.py`: its errors with the user's line;
+* `launching.py`: launches on GPUs, prepared and repeated;
+* `emulator_backend.py`, `emulator_driver.py`: the emulator as a target and as a driver;
+* `versions.py`: what differs between versions.
+"""
+
+from __future__ import annotations
+
+from triton.runtime.driver import driver as driver_config
+
+from weft.language.triton_api.compile_errors import CompilationError, JITFunction, compile_error
+from weft.language.triton_api.compiling import compile_kernel, gpu_target
+from weft.language.triton_api.emulator_backend import EmulatorBackend, EmulatorOptions
+from weft.language.triton_api.emulator_driver import (
+    EmulatorDriver,
+    Launch,
+    install_emulator_backend,
+    take_launches,
+)
+from weft.language.triton_api.launching import (
+    COMPILE_THREADS,
+    compile_held,
+    held_launches,
+    load_kernel,
+    relaunch,
+    relauncher,
+    when_loaded,
+)
+from weft.language.triton_api.tracing import (
+    FLOAT32,
+    INT1,
+    INT32,
+    INT64,
+    backend_name,
+    builtin,
+    call_jit,
+    cast,
+    constexpr,
+    cuda_arch,
+    enclosing_function,
+    enclosing_line,
+    enclosing_name,
+    enclosing_scope,
+    extern,
+    is_gluon,
+    is_pointer,
+    is_tensor,
+    is_tuple,
+    link_library,
+    make_tuple,
+    num_warps,
+    reshape,
+    stamped_builtin,
+    to_tensor,
+    tuple_fields,
+    unwrap,
+)
+from weft.language.triton_api.versions import HAS_ORDERED_STORES, TRITON_VERSION, ordered_store
+
+__all__ = [
+    "COMPILE_THREADS", "FLOAT32", "HAS_ORDERED_STORES", "INT1", "INT32", "INT64",
+    "TRITON_VERSION", "CompilationError", "EmulatorBackend", "EmulatorDriver",
+    "EmulatorOptions", "JITFunction", "Launch", "backend_name", "builtin", "call_jit", "cast",
+    "compile_error", "compile_held", "compile_kernel", "constexpr", "cuda_arch",
+    "driver_config", "enclosing_function", "enclosing_line", "enclosing_name",
+    "enclosing_scope", "extern", "gpu_target", "held_launches", "install_emulator_backend",
+    "is_gluon", "is_pointer", "is_tensor", "is_tuple", "link_library", "load_kernel",
+    "make_tuple", "num_warps", "ordered_store", "relaunch", "relauncher", "reshape",
+    "stamped_builtin", "take_launches", "to_tensor", "tuple_fields", "unwrap", "when_loaded",
+]  # fmt: skip

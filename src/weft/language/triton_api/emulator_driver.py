@@ -1,0 +1,167 @@
+"""The emulator as Triton's driver: every ordinary launch goes to a callback.
+
+Of Triton: `DriverBase` and what launches, autotuning and `triton.testing` ask of a driver; the
+launcher that is made for each compiled kernel; the tables of backends and of the active driver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from triton.backends import Backend, backends
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.runtime.driver import driver as driver_config
+
+from weft.language.triton_api.emulator_backend import EmulatorBackend
+
+
+class _NoDevice:
+    """What Triton asks of a device, answered for the emulated one."""
+
+    @staticmethod
+    def load_binary(name: str, binary: bytes, shared: int, device: int):
+        return None, binary.decode(), 32, 0, 1 << 20
+
+    @staticmethod
+    def get_device_properties(device: int) -> dict:
+        return {**EmulatorDriver.device_properties}
+
+
+class _NoClock:
+    """What triton.testing asks of torch.cuda: every launch takes a second, so it repeats few."""
+
+    class Event:
+        def __init__(self, enable_timing: bool = False) -> None:
+            pass
+
+        def record(self, stream: Any = None) -> None:
+            pass
+
+        def elapsed_time(self, other: Any) -> float:
+            return 1000.0
+
+    @staticmethod
+    def synchronize(device: Any = None) -> None:
+        pass
+
+
+class EmulatorDriver(DriverBase):
+    """Hands launches to `on_launch`; streams and devices are the emulator's business."""
+
+    device_properties: dict[str, int] = {
+        "max_shared_mem": 232448,
+        "max_num_regs": 65536,
+        "multiprocessor_count": 132,
+        "warpSize": 32,
+        "sm_clock_rate": 1980000,
+        "mem_clock_rate": 2619000,
+        "mem_bus_width": 6144,
+    }
+
+    def __init__(self) -> None:
+        self.utils = _NoDevice()
+        self.launcher_cls = _Launcher
+        self.get_current_stream = lambda device=None: 0
+        self.get_current_device = lambda: 0
+        self.set_current_device = lambda device: None
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return False
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return ty
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("emu", 0, 32)
+
+    def get_active_torch_device(self):
+        import torch
+
+        return torch.device("cpu")
+
+    def get_device_interface(self):
+        return _NoClock
+
+    def get_benchmarker(self):
+        # The first configuration wins: the emulator has no time to measure.
+        return lambda kernel_call, *, quantiles=(0.5, 0.2, 0.8), **_: [0.0] * len(quantiles)
+
+    def get_empty_cache_for_benchmark(self):
+        import torch
+
+        return torch.empty(1, dtype=torch.int8)
+
+    def clear_cache(self, cache: Any) -> None:
+        pass
+
+    def assemble_tensormap_to_arg(self, tensormaps_info: Any, args: Any) -> Any:
+        return args
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One ordinary Triton launch, as the driver took it.
+
+    `args` holds every argument by name, constexprs included; `text` is the kernel's TTIR.
+    """
+
+    name: str
+    text: str
+    grid: tuple[int, int, int]
+    args: dict[str, Any]
+    signature: Mapping[str, Any]
+    num_warps: int
+    cooperative: bool
+    jit_function: Any
+
+
+class _Launcher:
+    """Triton makes one per compiled kernel and calls it at each launch."""
+
+    on_launch: Callable[[Launch], None] | None = None
+
+    def __init__(self, source: Any, metadata: Any) -> None:
+        self.source = source
+        self.metadata = metadata
+
+    def __call__(self, grid_x, grid_y, grid_z, stream, function, packed, launch_metadata,
+                 enter_hook, exit_hook, *args):  # fmt: skip
+        if _Launcher.on_launch is None:
+            raise RuntimeError("a kernel was launched on the emulator outside weft.emulated()")
+        _Launcher.on_launch(
+            Launch(
+                name=self.metadata.name,
+                text=function,
+                grid=(int(grid_x), int(grid_y), int(grid_z)),
+                args=dict(zip(self.source.fn.arg_names, args, strict=True)),
+                signature=self.source.signature,
+                num_warps=self.metadata.num_warps,
+                cooperative=self.metadata.launch_cooperative_grid,
+                jit_function=self.source.fn,
+            )
+        )
+
+
+def install_emulator_backend() -> None:
+    """Make "emu" a target that Triton can compile for; idempotent."""
+    backends.setdefault("emu", Backend(EmulatorBackend, EmulatorDriver))
+
+
+def take_launches(on_launch: Callable[[Launch], None], num_sms: int) -> Callable[[], None]:
+    """Send every Triton launch of this process to `on_launch`; returns how to undo it."""
+    install_emulator_backend()
+    before = driver_config._active
+    before_hook = _Launcher.on_launch
+    EmulatorDriver.device_properties["multiprocessor_count"] = num_sms
+    _Launcher.on_launch = staticmethod(on_launch)  # type: ignore[assignment]
+    driver_config.set_active(EmulatorDriver())
+
+    def restore() -> None:
+        driver_config._active = before
+        _Launcher.on_launch = before_hook
+
+    return restore
