@@ -58,3 +58,13 @@ def partner_of(world, of, node):
 def is_partner(world, peer, of):
     """Is `peer` the partner of rank `of` on its own node?"""
     return partner_of(world, of, node_of(world, peer)) == peer
+
+
+@triton.jit
+def num_nodes(world):
+    """How many nodes there are, where each one's ranks lie one behind the other."""
+    others = tl.arange(0, triton.next_power_of_2(world.num_ranks))
+    nodes = world.table + PEER_BASES + world.num_ranks + others
+    is_later = (others > 0) & (others < world.num_ranks)
+    here, before = tl.load(nodes, mask=is_later), tl.load(nodes - 1, mask=is_later)
+    return 1 + tl.sum((is_later & (here != before)).to(tl.int32))
