@@ -30,9 +30,9 @@ from weft.emulator.launches import take_launch
 from weft.emulator.machine import Machine
 from weft.emulator.meetings import Meetings
 from weft.emulator.observation import Observer
-from weft.emulator.process_group import Distributed, RankGroups
 from weft.emulator.rewriting import Rewrite
 from weft.emulator.timeline import Timeline
+from weft.emulator.torch_distributed import Distributed, RankGroups
 from weft.emulator.torch_ops import TorchOperations, intercept_host_reads
 from weft.emulator.user_place import user_place
 from weft.language import triton_api
