@@ -13,6 +13,7 @@ from front_runtime import Runtime, launch, ttir
 
 from weft.base.errors import CompileError, UnsupportedError
 from weft.emulator import ttir as text_of
+from weft.emulator import ttir_locations
 from weft.emulator.codegen import compile_ttir
 from weft.emulator.operations import OPERATIONS, operations_table
 from weft.emulator.reference import reference
@@ -385,7 +386,7 @@ def test_types(text, shape, element, pointee):
 
 
 def test_locations_of_all_forms():
-    locations = text_of.Locations({
+    locations = ttir_locations.Locations({
         "#loc": '"k.py":3:1', "#loc1": "callsite(#loc2 at #loc3)", "#loc2": '"v"(#loc4)',
         "#loc3": '"w"("k.py":9:2)', "#loc4": '"h.py":5:1', "#loc5": "fused[unknown, #loc1]",
         "#loc6": "unknown",

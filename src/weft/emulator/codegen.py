@@ -34,7 +34,8 @@ from weft.emulator.affine import (
 from weft.emulator.operations import OPERATIONS
 from weft.emulator.operations.control import TERMINATORS
 from weft.emulator.operations.indexing import Affine, Boxed, Text
-from weft.emulator.ttir import Function, Module, Op, Type, Value, parse, parse_type
+from weft.emulator.ttir import Function, Module, Op, Type, Value, parse_type
+from weft.emulator.ttir_parser import parse
 
 Phys = tuple[int, ...]
 

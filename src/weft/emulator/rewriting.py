@@ -11,7 +11,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from weft.emulator.codegen import EmulatedKernel, KernelWriter, compile_ttir
-from weft.emulator.ttir import Module, parse
+from weft.emulator.ttir import Module
+from weft.emulator.ttir_parser import parse
 
 if TYPE_CHECKING:
     from weft.emulator.streams import Stream, Work

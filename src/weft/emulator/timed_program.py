@@ -19,7 +19,8 @@ from weft.emulator.codegen import EmulatedKernel, FunctionWriter, KernelWriter
 from weft.emulator.occupancy import earliest_for_all, take_all
 from weft.emulator.programs import Program
 from weft.emulator.simulated_time import Sender, us
-from weft.emulator.ttir import Op, parse
+from weft.emulator.ttir import Op
+from weft.emulator.ttir_parser import parse
 from weft.language.symbols import base_symbol, with_trait
 
 # When a packet that nobody has sent was there, and by whom: before all else.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.base.target import TARGETS
-from weft.emulator import ttir
+from weft.emulator import ttir, ttir_parser
 from weft.language.symbols import base_symbol, with_trait
 from weft.verify.lint.arguments import record_of
 from weft.verify.lint.problem import Span
@@ -67,7 +67,7 @@ def look(program: Program) -> Seen:
         try:
             with _quiet(), redirect_stdout(io.StringIO()):
                 text = _lower(fn, program, kernel)
-            questions = Questions(ttir.parse(text), Path(str(module.__file__)).name)
+            questions = Questions(ttir_parser.parse(text), Path(str(module.__file__)).name)
         except Exception as reason:  # types were guessed: Triton may say no in any way it has
             seen.notes.append(f"{kernel.name} was not lowered: {_first_line(reason)}")
             continue

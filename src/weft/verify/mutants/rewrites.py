@@ -7,7 +7,8 @@ from functools import lru_cache
 from weft.emulator.codegen import EmulatedKernel
 from weft.emulator.rewriting import Rewrite, compile_module, parsed
 from weft.emulator.streams import Stream, Work
-from weft.emulator.ttir import Op, parse_statements
+from weft.emulator.ttir import Op
+from weft.emulator.ttir_parser import parse_statements
 from weft.verify.mutants import host, kernels
 from weft.verify.mutants.edits import edited
 from weft.verify.mutants.records import HOST, Mutant, Site
