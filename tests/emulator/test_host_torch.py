@@ -309,3 +309,58 @@ def test_a_host_that_polls_for_nothing_is_a_deadlock(monkeypatch):
 
     with pytest.raises(weft.DeadlockError, match="a change of flag, which it polls"):
         on_one_rank(main)
+
+
+def doubled_and_one(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    double[(1,)](x, out, BLOCK=8)
+    return out + 1
+
+
+@pytest.fixture
+def operation():
+    """An operation of a user's own: a kernel, and what torch makes of its result."""
+    with torch.library._scoped_library("weft_tests", "DEF") as library:
+        library.define("doubled_and_one(Tensor x) -> Tensor")
+        library.impl("doubled_and_one", doubled_and_one, "CPU")
+        library.impl("doubled_and_one", torch.empty_like, "Meta")
+        yield torch.ops.weft_tests.doubled_and_one.default
+
+
+@pytest.mark.parametrize("way", ["called", "compiled", "recorded"])
+def test_what_an_own_operation_does_behind_its_kernel_waits_for_it(operation, way):
+    """torch hides what an operation does from who handles its call, and so it read too early."""
+
+    def main():
+        call = operation
+        if way == "compiled":
+            call = torch.compile(lambda x: operation(x), backend="aot_eager", fullgraph=True)
+        with weft.init(heap_bytes=1 << 16) as world:
+            x = torch.full((8,), 3.0)
+            if way != "recorded":
+                return call(x).tolist()
+            with world.record() as recording:
+                out = call(x)
+            x.fill_(5.0)
+            recording.replay()
+            return out.tolist()
+
+    for seed in range(3):
+        out, _ = on_one_rank(main, seed=seed)
+        assert out == [11.0 if way == "recorded" else 7.0] * 8
+
+
+def test_an_own_operation_that_reads_unwritten_memory_is_found():
+    """As without it: fresh memory is known for what it is, and read it is a finding."""
+
+    def empty(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x) + 1
+
+    def main():
+        with torch.library._scoped_library("weft_tests", "DEF") as library:
+            library.define("unwritten(Tensor x) -> Tensor")
+            library.impl("unwritten", empty, "CPU")
+            return torch.ops.weft_tests.unwritten.default(torch.zeros(8))
+
+    with pytest.raises(weft.UninitializedError):
+        on_one_rank(main)

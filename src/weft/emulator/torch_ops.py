@@ -48,6 +48,10 @@ _OVERWRITING = (
 # What reads a tensor's values on the host, where a GPU would have to wait as well.
 _HOST_READS = {aten._local_scalar_dense.default, aten.equal.default}
 
+# torch's own operations, each done at once. All others are made of these, and of kernels.
+_OWN = {"aten", "prim", "prims", "c10d", "_c10d_functional", "profiler", "quantized"}
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
 # Copies move unwritten memory without looking at it.
 _COPIES = {aten.clone.default, aten._to_copy.default, aten.copy_.default, aten.cat.default}
 
@@ -57,6 +61,7 @@ class _Manner:
     """How one torch operation treats its arguments, found once per operation."""
 
     func: Any  # kept: an operation that goes would leave its id to another one
+    is_made_of_others: bool
     is_view: bool
     is_fresh: bool
     writes: frozenset[str]
@@ -79,6 +84,7 @@ def _manner(func: Any) -> _Manner:
         base = schema.name.split("::")[-1]
         manner = _manners[id(func)] = _Manner(
             func=func,
+            is_made_of_others=func.namespace not in _OWN,
             is_view=bool(getattr(func, "is_view", False)) or base in _METADATA,
             is_fresh=func in _FRESH,
             writes=written,
@@ -116,6 +122,10 @@ class TorchOperations(TorchDispatchMode):
         if types and any(issubclass(one, _TRACED) for one in types):
             return func(*args, **kwargs)
         manner = _manners.get(id(func)) or _manner(func)
+        if manner.is_made_of_others:
+            # What it does is seen as if its caller did it: nothing is while this mode handles.
+            with self:
+                return func.redispatch(_CPU, *args, **kwargs)
         if manner.is_view:
             return func(*args, **kwargs)
         if manner.is_fresh:
