@@ -9,8 +9,9 @@ from compiled_kernels import build
 from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.verify import amdgcn, compiled, events, flow, llvm, ptx, ttgir
+from weft.verify import amdgcn, compiled, flow, llvm, ptx, ttgir
 from weft.verify.places import AssemblyLines, MlirLocations, coarse, key_of, place_of
+from weft.verify.waits import find_waits
 
 TTIR = """
 #loc = loc("/src/k.py":10:0)
@@ -116,11 +117,11 @@ def test_names_that_sibling_regions_share_are_told_apart():
 
 
 def test_a_spin_is_a_wait_and_a_loop_over_data_is_none():
-    (wait,) = events.find_waits(ttgir.parse(TTIR).kernel)
+    (wait,) = find_waits(ttgir.parse(TTIR).kernel)
     assert wait.ordered and wait.at.name == "scf.condition"
     assert wait.keys == {(("k.py", 11, 4),)}
     counting = TTIR.replace("%p, %c0_i32, %true", "%p, %n, %true")  # adds n: a work counter
-    assert not events.find_waits(ttgir.parse(counting).kernel)
+    assert not find_waits(ttgir.parse(counting).kernel)
 
 
 PTX = """
@@ -289,7 +290,7 @@ def test_which_loops_are_waits():
     """A first look before the loop belongs to it; a lock is a wait; a search is none."""
     record = KernelRecord("loops", {"p": "*i32", "q": "*i32", "n": "i32"})
     asm = triton_api.compile_kernel(loops, record, TARGETS["cuda:90"]).asm
-    first, lock = events.find_waits(ttgir.parse(asm["ttir"]).kernel)
+    first, lock = find_waits(ttgir.parse(asm["ttir"]).kernel)
     assert len(first.polls) == 2 and len(lock.polls) == 1
     assert compiled(dict(asm), "cuda:90").waits == {"ttir": 2, "ttgir": 2, "ptx": 2}
 

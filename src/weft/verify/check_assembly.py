@@ -16,6 +16,7 @@ from weft.verify.findings import (
 )
 from weft.verify.places import Key, Loc, is_known, key_of, place_of
 from weft.verify.stages import Stages
+from weft.verify.waits import is_library_wait
 
 Ordered = ptx.Instruction | llvm.Atomic
 
@@ -115,9 +116,7 @@ def _check_spins(
     )
     for group, members in enumerate(stages.members):
         count = spins.get(group, 0)
-        is_followed = members[0].keys and not any(
-            events.is_library_wait(wait.at) for wait in members
-        )
+        is_followed = members[0].keys and not any(is_library_wait(wait.at) for wait in members)
         if group in stages.lost or not is_followed or count >= len(members):
             continue
         if not count and polls[group]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from weft.verify import check_lines, events, flow, ttgir
+from weft.verify import check_lines, events, flow, kernel_flow, ttgir
 from weft.verify.findings import (
     DELETED_ATOMIC,
     EARLY_WAIT,
@@ -20,13 +20,14 @@ from weft.verify.findings import (
 )
 from weft.verify.places import NOWHERE, Loc
 from weft.verify.stages import Stages
+from weft.verify.waits import GroupedWaits, Wait, find_waits
 
 
 def check(stages: Stages, report: CompiledReport) -> None:
     """Waits are all there; loads are behind them; the next wait is behind the stores."""
     report.waits[stages.written] = len(stages.waits)
     for function in stages.source.functions.values():
-        if function is not stages.source.kernel and events.find_waits(function):
+        if function is not stages.source.kernel and find_waits(function):
             report.note(f"the waits of {function.name}, a noinline function, were not followed")
     _check_pure_assembly(stages, report)
     _check_unordered_waits(stages, report)
@@ -34,7 +35,7 @@ def check(stages: Stages, report: CompiledReport) -> None:
         return
     grouped = stages.grouped(stages.lowered)
     _check_lost_waits(stages, stages.lowered, grouped, report)
-    graph = events.graph_of(stages.lowered, grouped, precise=True)
+    graph = kernel_flow.graph_of(stages.lowered, grouped, precise=True)
     _check_loads(stages, stages.lowered, graph, report)
     _check_early_waits(stages, graph, report)
 
@@ -79,10 +80,8 @@ class Guarded:
     loads: dict[Hashable, ttgir.Operation]
 
     @classmethod
-    def of(
-        cls, module: ttgir.Module, waits: events.GroupedWaits, *, precise: bool = True
-    ) -> Guarded:
-        graph = events.graph_of(module, waits, precise=precise, at_looks=not precise)
+    def of(cls, module: ttgir.Module, waits: GroupedWaits, *, precise: bool = True) -> Guarded:
+        graph = kernel_flow.graph_of(module, waits, precise=precise, at_looks=not precise)
         return cls(
             module.kernel, flow.waits_before(graph), flow.waits_between(graph), load_origins(graph)
         )
@@ -161,7 +160,7 @@ def _check_unordered_waits(stages: Stages, report: CompiledReport) -> None:
         )
 
 
-def _acquires_after(function: ttgir.Function, wait: events.Wait) -> bool:
+def _acquires_after(function: ttgir.Function, wait: Wait) -> bool:
     for operation in function.walk():
         if operation.index <= wait.at.index:
             continue
@@ -176,9 +175,9 @@ def _acquires_after(function: ttgir.Function, wait: events.Wait) -> bool:
 
 
 def _check_lost_waits(
-    stages: Stages, lowered: ttgir.Module, grouped: events.GroupedWaits, report: CompiledReport
+    stages: Stages, lowered: ttgir.Module, grouped: GroupedWaits, report: CompiledReport
 ) -> None:
-    waits = events.find_waits(lowered.kernel)
+    waits = find_waits(lowered.kernel)
     report.waits["ttgir"] = len(waits)
     counts = Counter(grouped.by_operation.values())
     unplaced = sum(not wait.keys for wait in waits)
@@ -216,7 +215,7 @@ def _check_early_waits(stages: Stages, graph: flow.Graph, report: CompiledReport
     """Does the next round's wait run before this round's stores? Then progress that depends on
     those stores never comes."""
     source = flow.stores_between(
-        events.graph_of(stages.source, stages.grouped(stages.source), precise=False)
+        kernel_flow.graph_of(stages.source, stages.grouped(stages.source), precise=False)
     )
     emitted = flow.stores_between(graph)
     for group, members in enumerate(stages.members):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from weft.base.errors import UsageError
 from weft.verify import amdgcn, events, machine, ptx, ttgir
 from weft.verify.places import Key, Loc, coarse, key_of
+from weft.verify.waits import GroupedWaits, Wait, find_waits
 
 _FILE = re.compile(r'loc\("([^"]+)":\d+:\d+')
 
@@ -42,9 +43,9 @@ class Stages:
         if self.assembly:
             reader = ptx if self.assembly == "ptx" else amdgcn
             self.program = reader.parse(texts[self.assembly], self.files)
-        self.waits = events.find_waits(self.source.kernel)
+        self.waits = find_waits(self.source.kernel)
         self.groups: dict[Key, int] = {}
-        self.members: list[list[events.Wait]] = []
+        self.members: list[list[Wait]] = []
         self._number_waits()
         self.lost: set[int] = set()
         self.aliases = self._find_aliases()
@@ -72,9 +73,9 @@ class Stages:
             self.members[group].append(wait)
             self.groups.update((key, group) for key in wait.keys)
 
-    def grouped(self, module: ttgir.Module) -> events.GroupedWaits:
+    def grouped(self, module: ttgir.Module) -> GroupedWaits:
         """The waits of one stage, by the source's numbers."""
-        return events.GroupedWaits(events.find_waits(module.kernel), self.groups)
+        return GroupedWaits(find_waits(module.kernel), self.groups)
 
     def wait_loc(self, group: int) -> Loc:
         return self.members[group][0].loc
