@@ -5,6 +5,7 @@ from __future__ import annotations
 import operators
 import pytest
 import triton
+import triton.language as tl
 from operators import compiled, placed
 
 from weft.base.errors import ConfigError
@@ -12,11 +13,27 @@ from weft.compiler.facts import Facts, Settings
 from weft.compiler.passes import swizzle
 from weft.compiler.pipeline import overlap
 from weft.tiles import swizzle as orders
+from weft.tiles.swizzle import rotated
 
 
 @triton.jit
 def backwards(i, num_m, num_n, args):
     return num_m - 1 - i // num_n, i % num_n
+
+
+@triton.jit
+def by_columns(i, num_m, num_n, args):
+    return orders.grouped(i, num_m, num_n, (num_m,))
+
+
+@triton.jit
+def around(i, num_m, num_n, args):
+    return rotated(i, num_m, num_n, (args[0], args[1], tl.cdiv(num_m, 2)))
+
+
+@triton.jit
+def not_integers(i, num_m, num_n, args):
+    return tl.minimum(i, num_m), 0
 
 
 @triton.jit
@@ -52,23 +69,41 @@ def test_several_nodes_go_node_by_node_where_kernels_can():
 
 
 def test_a_users_order_is_taken_if_each_tile_comes_once():
-    found = order(operators.gemm_rs, "gemm_rs_multiply", orders={"product": backwards})
+    found = order(operators.ag_gemm, "ag_gemm_multiply", orders={"product": backwards})
     assert found == "backwards"
+    # Made of others', by their name or their module's.
+    for given in (by_columns, around):
+        assert order(operators.ag_gemm, "ag_gemm_multiply", orders={"product": given})
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (forgetful, r"order forgetful of 64 x \d+ tiles gives tile \(0, 0\) for i=0 and i=1, "
-                    r"and never \(0, 1\)"),
+        (forgetful, r"product with m=8192 on rank 0: order forgetful of 64 x \d+ tiles gives tile "
+                    r"\(0, 0\) for i=0 and i=1, and never \(0, 1\)"),
         (astray, r"order astray .* gives tile \(64, 0\) for i=64, which is none"),
+        (not_integers, r"order not_integers .* cannot be checked: for i=0 .* write it with what "
+                       r"integers have too, \+ - \* // % min max"),
     ],
 )  # fmt: skip
 def test_a_users_order_that_is_no_bijection(given, told: str):
     with pytest.raises(ConfigError, match=told) as caught:
-        compiled(operators.gemm_rs, orders={"product": given})
+        compiled(operators.ag_gemm, orders={"product": given})
     frame = caught.value.place.outermost
     assert frame is not None and frame.file == operators.__file__
+
+
+@pytest.mark.parametrize(
+    ("function", "task", "told"),
+    [
+        (operators.gemm_rs, "product", "ranks wait for each other's tiles, .* leave it to scatter"),
+        (operators.moe_rs, "products", "turns of routing: leave it to in_turn_backwards"),
+    ],
+    ids=["sums", "tables"],
+)
+def test_tiles_that_ranks_wait_for_have_no_order_of_ones_own(function, task: str, told: str):
+    with pytest.raises(ConfigError, match=f"{task} has order=backwards; here .*{told}"):
+        compiled(function, orders={task: backwards})
 
 
 def test_orders_are_of_kernels_tiles():

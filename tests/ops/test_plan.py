@@ -9,7 +9,7 @@ import triton
 import weft
 import weft.ops
 from weft.base.dtypes import tolerance
-from weft.base.errors import UnsupportedError
+from weft.base.errors import ConfigError, UnsupportedError
 from weft.base.target import TARGETS
 from weft.compiler import (
     Partial,
@@ -233,6 +233,31 @@ def test_an_order_of_the_users(ranks):
         program.check(results, tensors, world.rank)
 
     ranks(main, 3)
+
+
+@triton.jit
+def every_second(i, num_m, num_n, args):
+    """Each row of tiles once where there is an odd number of them."""
+    return i * 2 % num_m, i // num_m
+
+
+def test_an_order_is_checked_for_the_sizes_of_the_call(ranks):
+    """The plan is of m up to 96; of five rows of tiles each comes once, of four they do not."""
+    program = Program(ag_gemm, 2, 65, {"gathered": "push"}, orders={"product": every_second})
+
+    def main():
+        world = weft.init()
+        for m in (65, 64):
+            tensors = program.tensors(m)
+            results = weft.ops.run_plan(
+                program.stages, program.mine(tensors, world.rank), {"m": m}, world=world,
+                orders={"every_second": every_second},
+            )  # fmt: skip
+            program.check(results, tensors, world.rank)
+
+    told = r"ag_gemm_multiply with m=64 on rank 0: order every_second of 4 x 1 tiles gives tile "
+    with pytest.raises(ConfigError, match=told + r"\(0, 0\) for i=0 and i=2, and never \(1, 0\)"):
+        ranks(main, 2)
 
 
 def two_products(x, w1, w2):

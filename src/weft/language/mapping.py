@@ -173,13 +173,30 @@ def f_count(c, mapping):
 
 
 def as_python(function: Any) -> Any:
-    """A function of this module for Python integers, the functions that it calls too."""
+    """A `@triton.jit` function of integers for Python's, the functions that it calls too."""
     if function is is_table:
         return lambda mapping: isinstance(mapping, DynamicMapping)
     plain = function.fn
     names = {
-        name: as_python(value) if isinstance(value, api.JITFunction) or value is is_table else value
+        name: _plain(value)
         for name, value in plain.__globals__.items()
         if name in plain.__code__.co_names
     }
     return types.FunctionType(plain.__code__, {**names, "__builtins__": __builtins__})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, types.ModuleType):
+        return _Module(value)
+    return as_python(value) if isinstance(value, api.JITFunction) or value is is_table else value
+
+
+class _Module:
+    """A module whose functions are for Python integers."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        value = vars(self)[name] = _plain(getattr(self._module, name))
+        return value

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from weft.compiler.lower import hooks, signature, source
+from weft.compiler.passes import swizzle
 from weft.ir import core
 from weft.ir.device import Launch
 from weft.ops import _lanes, _products
@@ -60,6 +61,11 @@ class Product:
         is_hopper = is_hopper and len(_lanes.nodes_of(runner.world)) <= 1
         self.is_sm90 = is_hopper and self.tma and self.tile[0] == 128 and self.tile[2] <= 64
         self._set_grid(target)
+        if order := (orders or {}).get(launch.order):
+            # The plan is of all sizes of a class, and was checked for one of them.
+            swizzle.check_gather(
+                order, self.m, self.n, self.tile, self.world.num_ranks, launch.kernel, launch.place
+            )
 
     def _set_grid(self, target: Any) -> None:
         """Programs, and what the kernel is told of how rows are cut."""
@@ -75,7 +81,7 @@ class Product:
         words = 2 if self.is_sm90 and tile_n > 128 else 1
         self.num_words = ranks * tiles_m * num_n * words
         self.num_sums = gemm_sm90.partial_elements(tile_m, tile_n, grid)
-        self.group_m = max(1, min(8, rank_rows // tile_m))
+        self.group_m = max(1, min(swizzle.MOST_GROUPED, rank_rows // tile_m))
         height = max(1, _products.TOGETHER // ranks)
         lead, tail = weave.order_of(ranks, tiles_m * num_n, grid, _products.Config.last)
         self.parts = weave.Parts(

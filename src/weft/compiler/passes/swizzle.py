@@ -4,9 +4,9 @@
 
 gather: own rows first, then those of the next rank, as they arrive. scatter: the next rank's rows
 first, own ones last, when the others' shares of them have come. rows: from the first to the last.
-With several nodes both would go node by node (tiles/hierarchy.py); no kernel is generated with that
-order yet. An order of the user's is a function like those of tiles/swizzle.py; for the sizes of the
-call it must be a bijection.
+Over several nodes these are hierarchical_gather and hierarchical_scatter (tiles/hierarchy.py): node
+by node, own node's ranks first, or last. An order of the user's is a function like those of
+tiles/swizzle.py; for the sizes of the call it must be a bijection.
 """
 
 from __future__ import annotations
@@ -18,17 +18,24 @@ from typing import Any
 
 from weft.base.errors import ConfigError
 from weft.base.place import UNKNOWN, Place
+from weft.base.topology import Topology, text_of
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.passes.tile import held_by
 from weft.ir.choice import Choice
-from weft.ir.task import Program, Shard, Task
+from weft.ir.task import Program, Task
+from weft.language.mapping import as_python
+from weft.tiles.swizzle import first_to_gather
 
 ORDERS = (
     "gather", "scatter", "rows", "hierarchical_gather", "hierarchical_scatter", "in_turn",
     "in_turn_backwards",
 )  # fmt: skip
+# What these are called that go node by node.
+BY_NODE = "hierarchical_"
 # Those that tables say.
 BY_TABLE = ("in_turn", "in_turn_backwards")
+# Rows of tiles that share columns in L2.
+MOST_GROUPED = 8
 WHY = {
     "in_turn": "tiles of own tokens first, then those whose last tokens come next, by the table",
     "in_turn_backwards": "tiles of other ranks' tokens leave while own ones are multiplied",
@@ -54,14 +61,14 @@ def swizzle(
     for task, name in first.items():
         form = form_of(program, name)
         why = WHY[form]
-        if facts.num_nodes > 1 and (by_node := f"hierarchical_{form}") in orders_known:
-            form, why = by_node, f"node by node; {why}"
+        if facts.num_nodes > 1 and (by_node := BY_NODE + form) in orders_known:
+            if lie_in_turn(facts):
+                form, why = by_node, f"node by node; {why}"
+            else:
+                why += f"; rank by rank, as nodes of {text_of(facts.nodes)} ranks are not alike"
         if task in settings.orders:
             order = settings.orders[task]
-            if form in BY_TABLE:
-                told = f"{program.name}: {task} has order={name_of(order)}; its tiles come in the"
-                raise ConfigError(f"{told} turns of {program.task(task).operands[2]}",
-                                  place=program.task(task).place)  # fmt: skip
+            _require_free(program, program.task(task), form, order)
             _check_sizes(program, program.task(task), order, facts)
             form, why = name_of(order), "the user's"
         orders[task] = form
@@ -71,6 +78,11 @@ def swizzle(
         for one in program.tasks
     )  # fmt: skip
     return replace(program, tasks=tasks, choices=(*program.choices, *choices))
+
+
+def lie_in_turn(facts: Facts) -> bool:
+    """Are all nodes alike, but for the first ones that may have one rank more?"""
+    return facts.nodes == Topology.of(facts.num_ranks, facts.num_nodes).sizes
 
 
 def form_of(program: Program, kernel: str) -> str:
@@ -93,20 +105,29 @@ def check(
     order: Callable[..., Any], num_m: int, num_n: int, args: tuple[int, ...] = (8, 0, 1),
     subject: str = "", place: Place = UNKNOWN,
 ) -> None:  # fmt: skip
-    """Raises  ConfigError: two numbers of one tile, or a tile outside; with both"""
-    function = getattr(order, "fn", order)
+    """Raises  ConfigError: two numbers of one tile, or a tile outside, with both; an order that
+    Python's integers cannot ask"""
+    function = as_python(order) if hasattr(order, "fn") else order
     told = f"{subject or 'the kernel'}: order {name_of(order)} of {num_m} x {num_n} tiles"
+
+    def tile_at(i: int) -> tuple[int, int]:
+        try:
+            i_m, i_n, *_ = function(i, num_m, num_n, args)
+            return int(i_m), int(i_n)
+        except Exception as error:
+            raise ConfigError(
+                f"{told} cannot be checked: for i={i} it raises {type(error).__name__}: {error}; "
+                "write it with what integers have too, + - * // % min max, and give (i_m, i_n)",
+                place=place,
+            ) from error
+
     seen: dict[tuple[int, int], int] = {}
     for i in range(num_m * num_n):
-        at = function(i, num_m, num_n, args)
-        tile = (int(at[0]), int(at[1]))
+        tile = tile_at(i)
         if not (0 <= tile[0] < num_m and 0 <= tile[1] < num_n):
             raise ConfigError(f"{told} gives tile {tile} for i={i}, which is none", place=place)
         if tile in seen:
-            taken = {
-                (int(a), int(b))
-                for a, b, *_ in (function(j, num_m, num_n, args) for j in range(num_m * num_n))
-            }
+            taken = {tile_at(j) for j in range(num_m * num_n)}
             left = next((one for one in _tiles(num_m, num_n) if one not in taken), None)
             raise ConfigError(
                 f"{told} gives tile {tile} for i={seen[tile]} and i={i}, and never {left}; each "
@@ -120,17 +141,47 @@ def _tiles(num_m: int, num_n: int):
     return ((i, j) for i in range(num_m) for j in range(num_n))
 
 
+def _require_free(program: Program, task: Task, form: str, order: Callable[..., Any]) -> None:
+    """Raises  ConfigError: a kernel whose tiles come in one order only"""
+    if form in BY_TABLE:
+        told = f"its tiles come in the turns of {task.operands[2]}"
+    elif not form.endswith("gather"):
+        told = "ranks wait for each other's tiles, and would for ever if own ones came too early"
+    else:
+        return
+    raise ConfigError(
+        f"{program.name}: {task.name} has order={name_of(order)}; here {told}: leave it to "
+        f"{form}; an order of one's own is for a product of gathered rows",
+        place=task.place,
+    )
+
+
 def _check_sizes(program: Program, task: Task, order: Callable[..., Any], facts: Facts) -> None:
-    """For every rank's rows in turn: an order begins where its own are."""
     assert task.type is not None
     held = held_by(task.type, 0, facts.sizes, facts.num_ranks)
-    rows = held.end_row * (facts.num_ranks if task.type.placement == Shard(0) else 1)
-    num_m = max(1, ceil(rows / task.tile[0]))
-    num_n = max(1, ceil(held.end_column / task.tile[1]))
-    for rank in range(facts.num_ranks):
-        first = rank * num_m // facts.num_ranks
-        head = max(1, min(num_m, ceil(num_m / facts.num_ranks)))
-        check(order, num_m, num_n, (8, first, head), f"{program.name}: {task.name}", task.place)
+    check_gather(
+        order, held.end_row, held.end_column, task.tile, facts.num_ranks,
+        f"{program.name}: {task.name}", task.place,
+    )  # fmt: skip
+
+
+def check_gather(
+    order: Callable[..., Any], m: int, n: int, tile: tuple[int, ...], num_ranks: int, subject: str,
+    place: Place,
+) -> None:  # fmt: skip
+    """For every rank in turn, as kernels ask it for m gathered rows: it may begin at own ones.
+
+    Raises  ConfigError: as `check`, on all ranks alike
+    """
+    num_m, num_n, rank_rows = ceil(m / tile[0]), ceil(n / tile[1]), max(1, ceil(m / num_ranks))
+    group_m = max(1, min(MOST_GROUPED, rank_rows // tile[0]))
+    head = max(1, min(rank_rows // tile[0], num_m))
+    for rank in range(num_ranks if num_m else 0):
+        first = min(rank * rank_rows, m)
+        end = min(first + rank_rows, m)
+        start = first_to_gather.fn(first, end, tile[0], num_m)
+        told = f"{subject} with m={m} on rank {rank}"
+        check(order, num_m, num_n, (group_m, start, head), told, place)
 
 
 def _is_gather(program: Program, kernel: str) -> bool:
