@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 from types import ModuleType
 
@@ -49,14 +50,25 @@ def test_the_example_is_short():
     assert len(source.splitlines()) <= 20
 
 
-def test_the_commands_that_it_names_exist():
+def test_the_commands_that_it_names_are_understood():
+    """Verbs, options and the number of words; nothing is run."""
     from typer.main import get_command
 
     from weft.tools.main import app
 
-    verbs = set(get_command(app).commands)
-    named = set(re.findall(r"(?:^|\.venv/bin/)weft (\w+)", README, re.MULTILINE))
-    assert named and named - {"needs", "is"} <= verbs
+    commands = re.findall(r"(?:^|`)weft (\w+.*?)(?:`|$)", _code(README), re.MULTILINE)
+    assert len(commands) > 10
+    for command in commands:
+        verb, *words = shlex.split(command)
+        understood = get_command(app).commands[verb]
+        if words:  # else it is only spoken of
+            understood.make_context(verb, words)
+
+
+def _code(text: str) -> str:
+    """Fenced lines, and what stands between backticks."""
+    fenced = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return "\n".join([*fenced, *re.findall(r"`weft [^`]+`", text)])
 
 
 def test_its_links_lead_somewhere():
