@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.base.dtypes import FLOATS
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -66,7 +68,7 @@ class Op:
     kernels: Callable[..., Iterable[tuple[Any, Any]]]
     default_shape: Mapping[str, int] = field(default_factory=dict)
     awkward_shapes: tuple[tuple[int, Mapping[str, int]], ...] = ()
-    dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
+    dtypes: tuple[str, ...] = FLOATS
     baselines: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     fake: Callable[..., Any] | None = None
     backward: tuple[str, ...] | None = None

@@ -39,6 +39,9 @@ DTYPES = {
     )
 }
 
+# What most operators take: products and sums of them are in fp32, and nothing has a scale.
+FLOATS = ("float16", "bfloat16", "float32")
+
 SHORT_NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
 
-from weft.base.dtypes import DTYPES, parse_dtype
+from weft.base.dtypes import DTYPES, FLOATS, parse_dtype
 from weft.base.errors import DtypeError, ShapeError
 from weft.ops._ag_gemm_scales import BLOCKS, FP8, ROWS
 
-RESULTS = ("float16", "bfloat16", "float32")
-SUPPORTED = (*RESULTS, *FP8)
+SUPPORTED = (*FLOATS, *FP8)
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Problem:
     def __post_init__(self) -> None:
         scaled = parse_dtype(self.dtype).name in FP8
         usual = "bfloat16" if scaled else self.dtype
-        for name, known in (("dtype", SUPPORTED), ("out_dtype", RESULTS)):
+        for name, known in (("dtype", SUPPORTED), ("out_dtype", FLOATS)):
             dtype = parse_dtype(getattr(self, name) or usual).name
             if dtype not in known:
                 raise DtypeError(f"{self.op}: {name} {dtype}; it takes {', '.join(known)}")

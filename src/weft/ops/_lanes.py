@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch._subclasses import FakeTensor
 
-from weft.base.dtypes import DTYPES, parse_dtype
+from weft.base.dtypes import DTYPES, FLOATS, parse_dtype
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
@@ -47,7 +47,7 @@ class Rows:
     in_place: bool = field(default=False, kw_only=True)
 
     op: ClassVar[str]
-    dtypes: ClassVar[tuple[str, ...]]
+    dtypes: ClassVar[tuple[str, ...]] = FLOATS
 
     def __post_init__(self) -> None:
         dtype = parse_dtype(self.dtype).name

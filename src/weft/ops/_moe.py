@@ -23,8 +23,6 @@ from weft.ops.moe_route import op as router
 from weft.tiles import blocking, gemm, grouped
 from weft.tiles.blocking import Blocking
 
-SUPPORTED = ("float16", "bfloat16", "float32")
-
 
 @dataclass(frozen=True)
 class Problem(_lanes.Rows):
@@ -41,7 +39,6 @@ class Problem(_lanes.Rows):
     routing: RouterProblem = field(init=False, repr=False, compare=False)
 
     op: ClassVar[str]
-    dtypes = SUPPORTED
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,7 +211,6 @@ CARD: Mapping[str, Any] = {
         (4, {"m": 9, "n": 16, "k": 16, "experts": 5, "top_k": 2}),
         (4, {"m": 0, "n": 16, "k": 16, "experts": 4, "top_k": 2}),
     ),
-    "dtypes": SUPPORTED,
     "takes_nodes": True,
 }
 

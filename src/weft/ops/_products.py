@@ -26,7 +26,6 @@ from weft.ops import _by_library, _lanes
 from weft.tiles import blocking, gemm, gemm_sm90, weave
 from weft.tiles.blocking import Blocking
 
-SUPPORTED = ("float16", "bfloat16", "float32")
 PUSH, LIBRARY = "push", _by_library.TRANSPORT
 TEMPLATES = ("plain", "sm90")
 # Of the symmetric heap, for a product that another operator sums.
@@ -44,8 +43,6 @@ class Problem(_lanes.Rows):
 
     k: int = 0
     b_is_nk: bool = False
-
-    dtypes = SUPPORTED
 
     def __post_init__(self) -> None:
         super().__post_init__()

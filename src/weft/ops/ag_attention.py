@@ -65,7 +65,6 @@ from weft.ops._ag_attention_config import (
 )
 from weft.tiles import attention, move
 
-SUPPORTED = ("float16", "bfloat16", "float32")
 # Scores of 128k keys are 2 GB then.
 REFERENCE_ROWS = 4096
 
@@ -111,7 +110,6 @@ class Problem(_lanes.Rows):
     sequences: int = 0
 
     op: ClassVar[str] = "ag_attention"
-    dtypes: ClassVar[tuple[str, ...]] = SUPPORTED
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -552,7 +550,6 @@ op = Op(
         (4, {**SMALL, "m": 9}),
         (4, {**SMALL, "m": 0, "sequences": 1}),
     ),
-    dtypes=SUPPORTED,
     baselines=_baselines.AG_ATTENTION,
     fake=fake,
     backward=("all_gather", "reduce_scatter"),

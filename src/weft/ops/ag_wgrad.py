@@ -38,7 +38,7 @@ from torch.autograd.graph import increment_version
 
 import weft.language as wl
 from weft.base.card import Op, Trial, trials
-from weft.base.dtypes import DTYPES
+from weft.base.dtypes import DTYPES, FLOATS
 from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
@@ -47,7 +47,6 @@ from weft.language.world_arg import SlotArg, WorldArg, language_version
 from weft.ops import _autograd, _baselines, _lanes
 from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
 from weft.ops._ag_gemm_config import LIBRARY, Shards
-from weft.ops._ag_gemm_problem import RESULTS
 from weft.ops._ag_gemm_problem import Problem as Gathered
 from weft.ops._ag_gemm_rows import (
     GivingBack,
@@ -94,8 +93,8 @@ class Problem(Gathered):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.dtype not in RESULTS:
-            raise DtypeError(f"{self.op}: dtype {self.dtype}; it takes {', '.join(RESULTS)}")
+        if self.dtype not in FLOATS:
+            raise DtypeError(f"{self.op}: dtype {self.dtype}; it takes {', '.join(FLOATS)}")
 
     @property
     def gathers_y(self) -> bool:
@@ -607,7 +606,6 @@ op = Op(
         (4, {"m": 9, "n": 16, "k": 16}),
         (4, {"m": 0, "n": 16, "k": 16}),
     ),
-    dtypes=RESULTS,
     baselines=_baselines.AG_WGRAD,
     fake=fake,
     backward=("gemm_rs", "ag_gemm"),

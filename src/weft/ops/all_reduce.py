@@ -46,7 +46,6 @@ from weft.base.target import Target
 from weft.ops import _autograd, _baselines, _lanes, all_gather, reduce_scatter
 from weft.tiles import exchange, fetch, move, packets, postbox
 
-SUPPORTED = ("float16", "bfloat16", "float32")
 # From here on sums are relayed between nodes; not measured, for want of a network.
 RELAYED_BYTES = 1 << 16
 
@@ -68,7 +67,6 @@ class Problem(_lanes.Rows):
     """m rows of n elements on every rank."""
 
     op = "all_reduce"
-    dtypes = SUPPORTED
 
     @property
     def total(self) -> int:
@@ -387,7 +385,6 @@ op = Op(
         (8, {"m": 9, "n": 5}),
         (4, {"m": 0, "n": 16}),
     ),
-    dtypes=SUPPORTED,
     baselines=_baselines.ALL_REDUCE,
     fake=fake,
     backward=(),

@@ -52,7 +52,6 @@ from weft.ops._all_reduce_rms_norm_few import Rows, all_reduce_rms_norm_packets
 from weft.ops.all_reduce import all_reduce
 from weft.tiles import rows, weave
 
-SUPPORTED = ("float16", "bfloat16", "float32")
 PUSH, UNFUSED, LIBRARY = "push", "all_reduce", _by_library.TRANSPORT
 # By what all_reduce calls them, whose messages these are: sizes at which each is taken are its.
 BY_PACKETS = {"one_shot_packets": "one_shot", "two_shot_packets": "two_shot"}
@@ -87,7 +86,6 @@ class Problem(_lanes.Rows):
     """m rows of n elements on every rank."""
 
     op = "all_reduce_rms_norm"
-    dtypes = SUPPORTED
 
     @property
     def flops(self) -> int:
@@ -450,7 +448,6 @@ op = Op(
         (8, {"m": 9, "n": 5}),
         (4, {"m": 0, "n": 16}),
     ),
-    dtypes=SUPPORTED,
     baselines=_baselines.ALL_REDUCE_RMS_NORM,
     fake=fake,
     backward=(),

@@ -48,8 +48,6 @@ from weft.ops.moe_route import Tables
 from weft.tiles import experts as ep
 from weft.tiles import move
 
-SUPPORTED = ("float16", "bfloat16", "float32")
-
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
     """All ranks at once: shares of each rank in the order of its slots, then of ranks, in fp32."""
@@ -79,7 +77,6 @@ class Problem(_ep.Problem):
     weighted: bool = True
 
     op = "ep_combine"
-    dtypes = SUPPORTED
 
 
 Config, candidates, choose = _ep.Config, _ep.candidates, _ep.choose
@@ -252,7 +249,6 @@ op = Op(
         Trial((3,), {"m": 14, "n": 40, "experts": 5, "top_k": 2}, calls=(0, 1, 2, 0)),
         Trial((2, 1), {"m": 14, "n": 40, "experts": 5, "top_k": 2}, calls=(0, 1, 2, 0)),
     ),
-    dtypes=SUPPORTED,
     baselines=_baselines.EP_COMBINE,
     fake=fake,
     backward=("ep_dispatch",),

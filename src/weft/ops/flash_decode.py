@@ -49,7 +49,6 @@ from weft.ops import _baselines, _lanes, _measured
 from weft.ops._flash_decode_kernel import flash_decode_kernel
 from weft.tiles import attention_decode
 
-SUPPORTED = ("float16", "bfloat16", "float32")
 PACKETS, PUSH = "packets", "push"
 TRANSPORTS = (PACKETS, PUSH)
 FEWEST_KEYS = 256  # of a split: below, merging would cost what splitting saves
@@ -93,7 +92,6 @@ class Problem(_lanes.Rows):
     page: int = 0
 
     op = "flash_decode"
-    dtypes = SUPPORTED
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -485,7 +483,6 @@ op = Op(
         (8, {"m": 2, "n": 9, "k": 32, "heads": 8, "kv_heads": 8, "variable": 1}),
         (4, {"m": 0, "n": 16, "k": 16, "heads": 2, "kv_heads": 2, "variable": 1}),
     ),
-    dtypes=SUPPORTED,
     baselines=_baselines.FLASH_DECODE,
     fake=fake,
     takes_nodes=True,

@@ -266,7 +266,6 @@ op = Op(
         (4, {"m": 9, "n": 16, "k": 16}),
         (4, {"m": 0, "n": 16, "k": 16}),
     ),
-    dtypes=_products.SUPPORTED,
     baselines=_baselines.GEMM_AR,
     fake=fake,
     backward=(),

@@ -230,7 +230,6 @@ op = Op(
         (4, {"m": 9, "n": 16, "k": 16}),
         (4, {"m": 0, "n": 16, "k": 16}),
     ),
-    dtypes=_products.SUPPORTED,
     baselines=_baselines.GEMM_RS,
     fake=fake,
     backward=("ag_gemm", "ag_wgrad"),

@@ -50,7 +50,6 @@ from weft.language.world_arg import SlotArg, WorldArg, language_version
 from weft.ops import _autograd, _lanes
 from weft.tiles import route
 
-SUPPORTED = ("float16", "bfloat16", "float32")
 MOST_EXPERTS, MOST_CHOSEN = 1024, 64
 # What a thread has of a block of logits.
 THREAD_LOGITS = 32
@@ -149,7 +148,6 @@ class Problem(_lanes.Rows):
     tile_m: int = 128
 
     op = "moe_route"
-    dtypes = SUPPORTED
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -510,7 +508,6 @@ op = Op(
         (8, {"m": 9, "n": 5, "top_k": 3}),
         (4, {"m": 0, "n": 16, "top_k": 2}),
     ),
-    dtypes=SUPPORTED,
     fake=fake,
     backward=("reduce_scatter",),
     takes_nodes=True,

@@ -53,8 +53,6 @@ from weft.base.target import Target
 from weft.ops import _autograd, _baselines, _lanes
 from weft.tiles import exchange, fetch, move, nodes, packets, postbox, reduce
 
-SUPPORTED = ("float16", "bfloat16", "float32")
-
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
     """All ranks at once: sums in fp32 in the order of ranks, rounded once."""
@@ -74,7 +72,6 @@ class Problem(_lanes.Rows):
     """m rows of n elements on every rank, of which each gets the sums of its shard."""
 
     op = "reduce_scatter"
-    dtypes = SUPPORTED
 
     @property
     def moved_bytes(self) -> int:
@@ -496,7 +493,6 @@ op = Op(
         (4, {"m": 1, "n": 1}),
         (4, {"m": 0, "n": 16}),
     ),
-    dtypes=SUPPORTED,
     baselines=_baselines.REDUCE_SCATTER,
     fake=fake,
     backward=("all_gather",),

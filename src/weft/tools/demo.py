@@ -17,6 +17,7 @@ from rich.rule import Rule
 from rich.syntax import Syntax
 
 from weft.base.card import Op
+from weft.base.dtypes import FLOATS
 from weft.base.errors import UsageError
 from weft.base.report import DEADLOCK_KINDS, Finding, Report
 from weft.base.target import parse_target
@@ -33,7 +34,6 @@ TARGETS = ("cuda:90", "hip:gfx942")
 # all an eighth or sixteenth of it: nothing divides by a tile, and the last shard is short.
 SHAPE = {"m": 499, "n": 160, "k": 512}
 SMALL = {"m": 99, "n": 40, "k": 64}
-DTYPES = ("float16", "bfloat16", "float32")
 
 
 class Taken(NamedTuple):
@@ -83,7 +83,7 @@ def answers(card: Op) -> bool:
     """Every dtype at a ragged shape, called in every way, against the reference."""
     good, rows = True, []
     with chapter("1. Is the answer right?"):
-        for dtype in DTYPES:
+        for dtype in FLOATS:
             work = Work(card, RANKS, SHAPE, dtype)
             steps = check_emulated(work)
             worst = max(step.rel_err for step in steps)

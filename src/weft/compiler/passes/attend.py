@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from weft.base.dtypes import FLOATS
 from weft.ir.choice import Choice
 from weft.ir.task import Program, Shard, Task
 
 # What the operator takes.
-DTYPES = ("float16", "bfloat16", "float32")
 MOST_HEAD = 256
 WHY = "keys arrive while queries run over those that are there"
 
@@ -40,7 +40,7 @@ def _hidden(program: Program, task: Task) -> tuple[str, ...]:
     """The gathers of an attention's keys and values that it alone reads; () if it is none such."""
     if task.kind != "attention" or task.type is None or task.type.placement != Shard(0):
         return ()
-    is_taken = task.type.dtype in DTYPES and (task.head or 0) <= MOST_HEAD
+    is_taken = task.type.dtype in FLOATS and (task.head or 0) <= MOST_HEAD
     gathers = dict.fromkeys(task.operands[1:])
     is_hidden = all(
         one.kind == "all_gather" and one.dim == 0 and one.name not in program.results
