@@ -200,4 +200,15 @@ def gemm_tma(world, x, out, flags, n):
         wl.notify(world, flags + tile, to=1)
 
 
-ALL = (world_and_signals, one_sided, ordered, compare_and_swap, barriers, slots, gemm)
+@triton.jit
+def time_a_wait(x, out, flags, flags64):
+    i = tl.arange(0, 1024)
+    start = wl.timestamp()
+    wl.wait(flags, 1)
+    waited = wl.timestamp() - start
+    tl.store(out + i, tl.load(x + i) + 1)
+    tl.store(flags64, waited)
+    tl.store(flags64 + 1, wl.timestamp() - start)
+
+
+ALL = (world_and_signals, one_sided, ordered, compare_and_swap, barriers, slots, gemm, time_a_wait)

@@ -46,6 +46,7 @@ class Program(Transfers):
         self.pid = tuple(np.int32(i) for i in pid)
         self.grid = work.grid_values
         self.program = pid
+        self.looked = 0  # how often at the clock
         self.coroutine = greenlet(self._run, machine.hub)
 
     def _run(self) -> None:
@@ -249,6 +250,11 @@ class Program(Transfers):
         self.machine.rewrite.reached(int(static[0]))
         return np.int32(0)
 
+    def _clock_ns(self, args, static, dtype, shape, loc):
+        """A count: the same in every schedule."""
+        self.looked += 1
+        return np.int64(self.looked)
+
     def _consume(self, args, static, dtype, shape, loc):
         return args[0]
 
@@ -296,6 +302,7 @@ _EXTERNS = {
     "weft.complete_stores": Program._complete,
     "weft.consume": Program._consume,
     "weft.reached": Program._reached,
+    "weft.clock_ns": lambda self, *rest: self._clock_ns(*rest),
     "weft.begin_transfer": Program.begin_transfer,
     "weft.end_transfer": Program.end_transfer,
     "weft.fence": Program.fence,

@@ -170,6 +170,11 @@ class TimedProgram(Program):
             self.time.span(self.rank, self.lane, f"wait {word}", self.now, time, "wait")
             self.now = time
 
+    def _clock_ns(self, args, static, dtype, shape, loc):
+        """The end of a stretch, as a signal is: what was done before took its time."""
+        self.settle_time()
+        return np.int64(round(self.now * 1e3))
+
     def _atomic_tile(self, order, scope, ptr, mask, dtype, shape, *rest, **more):
         self._count(ptr, mask, dtype, shape, True)
         self.settle_time()

@@ -23,6 +23,7 @@ from weft.language.channels import (
     tile_push,
     tile_wait,
 )
+from weft.language.clock import timestamp
 from weft.language.lines import line_elements, put_lines, wait_lines
 from weft.language.mapping import (
     DynamicMapping,
@@ -67,6 +68,7 @@ from weft.language.world_arg import SlotArg, WorldArg, language_version
 
 # Implementations join themselves to their declarations: importing them is all it takes.
 for _file in (
+    *("cuda.clock", "hip.clock", "emu.clock", "portable.clock"),
     *("cuda.signals", "cuda.packets", "cuda.lines", "cuda.one_sided", "cuda.multicast"),
     *("hip.signals", "hip.ordered", "hip.packets", "hip.lines", "hip.one_sided"),
     *("emu.addressing", "emu.signals", "emu.ordered", "emu.packets", "emu.lines"),
@@ -146,6 +148,7 @@ __all__ = [
     "tile_pull",
     "tile_push",
     "tile_wait",
+    "timestamp",
     "wait",
     "wait_deps",
     "wait_lines",

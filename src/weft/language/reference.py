@@ -15,6 +15,7 @@ from weft.language import (
     addressing,
     barriers,
     channels,
+    clock,
     lines,
     mapping,
     multicast,
@@ -46,7 +47,7 @@ Arguments are checked while the kernel is traced; the error carries the line of 
 Where a line says "(emulator)", only `weft emulate` and `weft verify` can check it.
 """
 
-FILES = (addressing, signals, one_sided, ordered, packets, lines, barriers, multicast)
+FILES = (addressing, signals, one_sided, ordered, packets, lines, barriers, multicast, clock)
 # Plain @triton.jit, for every target.
 DEVICE_FUNCTIONS = {
     lines: (lines.line_elements,),

@@ -57,9 +57,10 @@ SYMBOLS = {
     "weft.complete_stores": Symbol("complete_stores"),
 }
 
-# They tie values and mark places: nothing of them can be changed, nobody communicates by them.
+# They tie values, mark places and look at clocks: nothing of them can be changed, nobody
+# communicates by them.
 QUIET_SYMBOLS = (
-    "weft.consume", "weft.reached", "weft.begin_transfer", "weft.end_transfer",
+    "weft.consume", "weft.reached", "weft.begin_transfer", "weft.end_transfer", "weft.clock_ns",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from weft.language import signals as declared
 from weft.language import world_layout as layout
 from weft.language.addressing import is_near, translate
 from weft.language.cuda import nvshmem
+from weft.language.cuda.clock import clock_ns
 from weft.language.cuda.nvshmem import has_far_peers
 from weft.language.cuda.target import has_bulk_stores
 from weft.language.portable.give_up import leave_report
@@ -48,13 +49,6 @@ def poll(word, order: tl.constexpr, scope: tl.constexpr):
             is_pure=False,
             pack=1,
         )
-
-
-@triton.jit
-def clock_ns():
-    return tl.inline_asm_elementwise(
-        "mov.u64 $0, %globaltimer;", "=l,~{memory}", [], dtype=tl.int64, is_pure=False, pack=1
-    )
 
 
 @implement(declared.order_async_proxy, "cuda")

@@ -37,5 +37,10 @@ def boolean(symbol, *operands, _semantic=None):
 
 
 @api.builtin
+def long(symbol, *operands, _semantic=None):
+    return _emit(_semantic, symbol, operands, api.INT64)
+
+
+@api.builtin
 def token(symbol, *operands, _semantic=None):
     return _emit(_semantic, symbol, operands, api.INT32)

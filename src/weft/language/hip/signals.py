@@ -12,6 +12,7 @@ import triton.language as tl
 from weft.language import signals as declared
 from weft.language import world_layout as layout
 from weft.language.addressing import translate
+from weft.language.hip.clock import clock_ns
 from weft.language.portable.give_up import leave_report
 from weft.language.registry import implement
 
@@ -19,16 +20,6 @@ ABORT_PTR = tl.constexpr(layout.ABORT_PTR)
 TIMEOUT_NS = tl.constexpr(layout.TIMEOUT_NS)
 # As rare as on NVIDIA, and for the same reason: docs/decisions/004-look-rarely.md.
 LOOK_MASK = tl.constexpr(65535)
-NS_PER_TICK = tl.constexpr(10)  # s_memrealtime counts at 100 MHz on CDNA 3 and 4
-
-
-@triton.jit
-def clock_ns():
-    """Waves may read different times."""
-    ticks = tl.inline_asm_elementwise(
-        "s_memrealtime $0\n s_waitcnt lgkmcnt(0)", "=s", [], dtype=tl.int64, is_pure=False, pack=1
-    )
-    return ticks * NS_PER_TICK
 
 
 @triton.jit

@@ -1,0 +1,83 @@
+"""`wl.timestamp`: where it stands in emitted code, and what the emulator says the time is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import language_kernels as kernels
+import pytest
+import torch
+import triton
+import triton.language as tl
+from language_kernels import GPUS, text
+
+import weft
+import weft.language as wl
+from weft.base.hardware import HARDWARE
+
+CLOCK = {"cuda": r"mov\.u64 \S+, %globaltimer", "hip": "s_memrealtime"}
+BARRIER = {"cuda": r"bar(rier)?\.sync", "hip": "s_barrier"}
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_a_timestamp_stays_between_what_comes_before_and_after_it(target):
+    """In Triton's IR, where its pipeliner has already moved what it moves."""
+    backend = target.split(":")[0]
+    code = text(kernels.time_a_wait, target, "ttgir")
+    asked = "globaltimer" if backend == "cuda" else "s_memrealtime"
+    start, waited, end = (found.start() for found in re.finditer(asked, code))
+    poll = code.index("ld.acquire.sys" if backend == "cuda" else "atomic_rmw add, acquire, sys")
+    loads = [found.start() for found in re.finditer(r"tt\.load|buffer_load", code)]
+    stores = [found.start() for found in re.finditer(r"tt\.store|buffer_store", code)]
+    assert start < poll < waited < min(loads) < min(stores) < end
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_all_threads_meet_before_the_clock_is_read_and_after(target):
+    backend = target.split(":")[0]
+    code = kernels.machine_text(kernels.time_a_wait, target)
+    events = re.finditer(f"(?P<clock>{CLOCK[backend]})|(?P<barrier>{BARRIER[backend]})", code)
+    order = "".join("c" if found["clock"] else "b" for found in events)
+    assert order.count("c") == 3 and len(re.findall("bc(?=b)", order)) == 3, order
+
+
+@triton.jit
+def tell(world, times, flags, done):
+    """Rank 0 multiplies, then tells the others, which have waited for it."""
+    i = tl.arange(0, 64)
+    start = wl.timestamp()
+    if wl.rank(world) == 0:
+        tile = tl.full((64, 64), 1.0, tl.float16)
+        tl.store(done + i[:, None] * 64 + i[None, :], tl.dot(tile, tile))
+        for peer in range(1, world.num_ranks):
+            wl.notify(world, flags, to=peer)
+    else:
+        wl.wait(flags, 1, world=world)
+    tl.store(times, start)
+    tl.store(times + 1, wl.timestamp())
+
+
+def timed_ranks(ranks, **options):
+    def main():
+        world = weft.init()
+        flags, times = world.signals(1), torch.zeros(2, dtype=torch.int64)
+        tell[(1,)](world.arg, times, flags, torch.zeros(64, 64))
+        world.synchronize()
+        return times.tolist()
+
+    return ranks(main, 3, **options)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_simulated_time_each_program_counts_its_looks(ranks, seed):
+    assert timed_ranks(ranks, seed=seed) == [[1, 2]] * 3
+
+
+def test_in_simulated_time_all_ranks_have_one_clock(ranks):
+    slow = replace(HARDWARE["h200x4"], fp16_tflops=1.0)
+    (start, told), *waiters = timed_ranks(ranks, hardware=slow)
+    product_ns = 2 * 64**3 / slow.sm_flops_per_us(2) * 1e3
+    assert told - start == pytest.approx(product_ns, abs=1)
+    for begun, passed in waiters:
+        assert begun == start and passed == pytest.approx(told + slow.signal_us * 1e3, abs=1)
