@@ -35,6 +35,7 @@ PLANS = {
     "gemm_ar_two_shot": (operators.gemm_ar, {"engines": {"reduced": "push"}, **WIDE}),
     "gemm_ar_one_shot": (operators.gemm_ar, {"engines": {"reduced": "packets"}, "m": 64}),
     "all_reduce_rms_norm": (operators.all_reduce_rms_norm, {}),
+    "all_reduce_rms_norm_few": (operators.all_reduce_rms_norm, {"m": 16}),
     "ag_moe": (operators.ag_moe, {}),
     "moe_rs": (operators.moe_rs, {}),
     "moe": (operators.moe, {}),

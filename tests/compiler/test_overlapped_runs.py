@@ -16,7 +16,10 @@ from weft.compiler import Compiled, Facts, Settings
 from weft.compiler.passes.engines import pairs
 from weft.compiler.passes.fuse import fuse
 
-ENGINES = {"all_gather": ("copy_engine", "copy_engine_put", "push"), "all_reduce": ("push",)}
+ENGINES = {
+    "all_gather": ("copy_engine", "copy_engine_put", "push"),
+    "all_reduce": ("push", "packets"),
+}
 
 
 def drawn(seed: int, num_ranks: int, made=random_layers) -> Compiled:
@@ -66,7 +69,8 @@ def several(ranks, seeds, num_ranks: int, made=random_layers) -> set[str]:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_random_layers(ranks, num_ranks: int):
     found = several(ranks, range(10 * num_ranks, 10 * num_ranks + 2), num_ranks)
-    assert found == ({"push"} if num_ranks == 1 else {"push", "copy_engine"})
+    wanted = [{"push"}, {"push", "copy_engine", "packets"}, {"push", "copy_engine"}]
+    assert found == wanted[num_ranks - 1]
 
 
 def test_layers_over_two_nodes(ranks):

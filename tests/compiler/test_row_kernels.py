@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from weft.base.errors import UnsupportedError
 from weft.compiler import Partial, Replicate, Tensor, all_reduce, rms_norm, silu
-from weft.compiler.facts import Facts
+from weft.compiler.facts import Facts, Settings
 from weft.compiler.frontend import trace
 from weft.compiler.lower import kernels
 from weft.compiler.lower.supported import refusal
@@ -16,14 +18,17 @@ from weft.ir import core
 from weft.ir.device import Launch
 
 
-def launch_of(function, columns: int = 64):
+def launch_of(function, columns: int = 64, m: int = 100, engine: str = "push"):
     """(plan, its launch on rows) for h, Partial, and the replicated r and w."""
     types = {
         "h": Tensor("bfloat16", ("m", columns), Partial()),
         "r": Tensor("bfloat16", ("m", columns), Replicate()),
         "w": Tensor("bfloat16", (1, columns), Replicate()),
     }
-    plan = overlap(place(trace(function, "tp", types)), Facts({"m": 100})).plan
+    placed = place(trace(function, "tp", types))
+    total = next(one.name for one in placed.tasks if one.kind == "all_reduce")
+    settings = Settings(engines={total: engine} if engine else {})
+    plan = overlap(placed, Facts({"m": m}), settings).plan
     found = [one for one in plan.of(Launch) if one.template == "rows"]
     return plan, found[0] if found else None
 
@@ -49,6 +54,46 @@ def test_what_is_before_the_value_that_travels_is_done_once():
     assert sorted(numbers.values()) == ["0.001", "1e-05"] and "eps" in numbers
 
 
+def test_by_packets_every_rank_does_all_of_it():
+    """What is added or multiplied right behind the sum is loaded before packets are waited for."""
+    plan, launch = launch_of(twice, m=8, engine="packets")
+    kernel = kernels.lower_launch(plan, launch)
+    assert hooks_of(kernel, "combine") == ["add_packets", "silu_rows", "mul_rows", "rms_norm",
+                                           "rounded"]  # fmt: skip
+    assert hooks_of(kernel, "result") == ["store_rows", "rms_norm", "store_rows"]
+    assert hooks_of(kernel, "emit") == ["send_packets"] and not kernel.of((core.Wait, core.Notify))
+
+    plan, launch = launch_of(lambda h, r, w: rms_norm((all_reduce(h) + r) * r, w), 64, 8, "packets")
+    first = ["ahead", "add_packets", "add_ahead", "mul_ahead", "rms_norm", "rounded"]
+    assert hooks_of(kernels.lower_launch(plan, launch), "combine") == first
+
+
+def test_few_rows_go_by_packets_where_all_ranks_are_near():
+    def engine_of(m: int, **facts) -> str:
+        placed = place(trace(twice, "tp", {
+            "h": Tensor("bfloat16", ("m", 8192), Partial()),
+            "r": Tensor("bfloat16", ("m", 8192), Replicate()),
+            "w": Tensor("bfloat16", (1, 8192), Replicate()),
+        }))  # fmt: skip
+        tasks = overlap(placed, Facts({"m": m}, **facts)).program.tasks
+        (total,) = [one for one in tasks if one.kind == "all_reduce"]
+        return total.engine
+
+    assert [engine_of(m) for m in (1, 16, 64, 1025)] == ["packets", "packets", "push", "push"]
+    assert engine_of(1, num_ranks=1) == "push" and engine_of(1, nodes=(2, 2)) == "put"
+
+
+def test_a_launch_among_others_gives_credits():
+    """Whoever takes credits waits for those of every call: so every call gives them."""
+    plan, launch = launch_of(twice, m=8, engine="packets")
+    (end,) = kernels.lower_launch(plan, launch).at("end")
+    assert isinstance(end, core.Advance)
+    taken = replace(launch, takes=True)
+    steps = tuple(taken if one is launch else one for one in plan.statements)
+    (end,) = kernels.lower_launch(replace(plan, statements=steps), taken).at("end")
+    assert isinstance(end, core.Finish)
+
+
 def apart(h, r, w):
     total = all_reduce(h)
     return silu(total) * total
@@ -62,7 +107,7 @@ def test_what_is_no_chain_is_refused_at_the_users_line():
 
 
 def test_rows_that_fit_no_tile_are_refused():
-    plan, launch = launch_of(twice, columns=1 << 16)
+    plan, launch = launch_of(twice, columns=1 << 16, engine="")
     assert "65536 columns; a row is one tile, of up to 32768" in str(refusal(plan, launch))
     with pytest.raises(UnsupportedError):
         kernels.lower_launch(plan, launch)

@@ -194,12 +194,24 @@ def test_tiles_that_leave_by_tma_have_a_descriptor_for_each_peer():
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
-def test_kernels_of_rows_compile_and_their_waits_hold(target):
-    kernel, target = kernel_of("all_reduce_rms_norm"), TARGETS[target]
+@pytest.mark.parametrize(
+    ("name", "target", "given"),
+    [
+        ("all_reduce_rms_norm", "cuda:90", Specialised("bfloat16", (2, 4096), 4, num_warps=8)),
+        ("all_reduce_rms_norm", "hip:gfx942", Specialised("bfloat16", (2, 4096), 4, num_warps=8)),
+        ("all_reduce_rms_norm_few", "cuda:90", Specialised("bfloat16", (1, 8192), 8, num_warps=16)),
+        ("all_reduce_rms_norm_few", "cuda:100", Specialised("float32", (1, 4096), 4, num_warps=16)),
+        (
+            "all_reduce_rms_norm_few",
+            "hip:gfx942",
+            Specialised("float16", (1, 4096), 4, num_warps=8),
+        ),
+    ],
+)
+def test_kernels_of_rows_compile_and_their_waits_hold(name, target, given):
+    kernel, target = kernel_of(name), TARGETS[target]
     twins = source.load(kernel)
     assert twins.sm90 is None
-    given = Specialised("bfloat16", (2, 4096), 4, num_warps=8)
     binary = triton_api.compile_kernel(twins.plain, record(kernel, "plain", given), target)
     report = compiled(binary, target)
     assert report.ok, str(report)

@@ -116,6 +116,7 @@ def test_every_rule_has_a_breach():
         assert rules <= {
             "inside",
             "kernels",
+            "packets",
             "planned",
             *(row[3] for row in BREACHES if row[0] is level),
         }

@@ -110,9 +110,10 @@ Nothing is chosen here, the plan has chosen. What it waits for is what it reads 
 announces is what it pushes."""
 
 PLACES = """\
-`hook` computes or moves a tile; `wait`, `notify`, `credit` and `finish` are all that orders
-ranks. Where what may stand is a table (`src/weft/ir/core.py`), since a template relies on what its
-hooks do not do: a signal in `emit`, say, would be given while the tile's stores are under way."""
+`hook` computes or moves a tile; `wait`, `notify`, `credit`, `finish` and `advance` are all that
+orders ranks, beside packets, which order themselves. Where what may stand is a table
+(`src/weft/ir/core.py`), since a template relies on what its hooks do not do: a signal in `emit`,
+say, would be given while the tile's stores are under way."""
 
 LEGAL = """\
 And what is legal:"""

@@ -51,7 +51,7 @@ CALL = Facts({"m": 8192}, 4)
 
 def page() -> str:
     """docs/compiler.md."""
-    from weft.compiler import kernel_page, tables_page
+    from weft.compiler import kernel_page, packets_page, tables_page
 
     stages = pipeline.compile_program(trace(mlp, "tp", PARAMETERS))
     shown = {name: task.show(program, places=False) for name, program in stages.tasks.items()}
@@ -64,8 +64,8 @@ def page() -> str:
         MAPPED, _code(device.text.show(stages.channels, places=False)),
         FITTED.format(m=SIZES["m"], ranks=RANKS), _code(_spans(stages)),
         LOWERED, _code(device.show(stages.plan, places=False)), CALLED,
-        *_overlapped(called), *kernel_page.section(called.plan), *tables_page.section(CALL),
-        ORDER, _passes(pipeline.at_declaration()), THEN,
+        *_overlapped(called), *kernel_page.section(called.plan), *packets_page.section(CALL),
+        *tables_page.section(CALL), ORDER, _passes(pipeline.at_declaration()), THEN,
         _passes(pipeline.at_call(CALL, Settings())), LEGAL,
         _rules("Task", task.RULES), _rules("Device", device.RULES), LEFT,
     ]  # fmt: skip
@@ -341,8 +341,9 @@ ordered for what it announces alone (`src/weft/ir/order.py`).
 The mesh has one axis, tensors two dimensions, experts' matrices three. `all_to_all` is not in the
 frontend. Products by tables have no twin for Hopper, their ways are not predicted, and tables are
 those of `moe_route`; tokens that go to their experts' ranks go by operators' calls. Sums over
-columns, and rows that are gathered for anything but a product, stay calls of libraries; so do sums
-by packets, for which operators have kernels and the generator has none. SMs never pull. Over
+columns, and rows that are gathered for anything but a product, stay calls of libraries. Packets
+carry rows that are summed and worked on; for products whose rows are gathered or whose sums travel
+by packets operators have kernels and the generator has none. SMs never pull. Over
 several nodes tiles go rank by rank: the order by nodes (`tiles/hierarchy.py`) is not generated. A
 product that is behind a gather and ends in a sum hides the gather alone."""
 

@@ -15,7 +15,8 @@
 
 The places where something is woven in are the hooks of docs/decisions/009-hooks.md. What is woven
 in at one of them happens in the order of the text: `hook` computes and moves data, `wait`,
-`notify`, `credit` and `finish` are all that has to do with signals; nothing else orders ranks.
+`notify`, `credit`, `finish` and `advance` are all that has to do with signals; but for packets,
+which say themselves that they have come, nothing else orders ranks.
 """
 
 from __future__ import annotations
@@ -30,11 +31,15 @@ from weft.ir.legality import Rule, Violation, illegal, run
 
 # operand: a TMA descriptor or a pointer, as the tile says; order: a function of the user's.
 # number: a float, which `by` gives. tables: several pointers, to what a router has made.
-SORTS = ("operand", "pointer", "signals", "slot", "world", "order", "number", "tables")
+# packets: words on the heap of which each holds data and the flag that says that it has come.
+SORTS = (
+    "operand", "pointer", "signals", "slot", "world", "order", "number", "tables", "packets",
+)  # fmt: skip
 # Static: affine, of rows of these params. Tables: filled on the device.
 MAPPINGS = ("static", "tables")
-# What a tile is cut from: all rows; each rank's part of them; by tables each expert's slots.
-CUTS = {"whole": "static", "part": "static", "experts": "tables"}
+# What a tile is cut from: all rows; each rank's part of them; all rows, which each rank has; by
+# tables each expert's slots.
+CUTS = {"whole": "static", "part": "static", "each": "static", "experts": "tables"}
 
 # What each hook may hold beside computing, and why no more.
 HOOKS = {
@@ -49,7 +54,7 @@ HOOKS = {
     "collect": ("wait",),  # another rank's tile, behind the last one that is multiplied
     "result": (),  # of rows, own ones and collected ones: what every rank makes of them
     "done": ("wait", "notify", "finish"),  # this program has read all operands
-    "end": ("wait", "notify", "finish"),  # all that it has woven in is over too
+    "end": ("wait", "notify", "finish", "advance"),  # all that it has woven in is over too
 }
 
 # What `hook` can name: the place where it goes, and the sorts of what it takes.
@@ -58,6 +63,7 @@ FUNCTIONS = {
     "gather": ("order", ("mapping",)),
     "given": ("order", ("order", "mapping")),  # the user's, in the place of gather
     "scatter": ("order", ("mapping",)),
+    "in_rows": ("order", ("mapping",)),
     "in_turn": ("order", ("tables", "mapping")),
     "in_turn_backwards": ("order", ("tables", "mapping")),
     "feed": ("begin", ("pointer", "pointer", "mapping")),
@@ -88,19 +94,30 @@ FUNCTIONS = {
     "silu_rows": (("combine", "result"), ()),
     "rms_norm": (("combine", "result"), ("pointer", "number", "mapping")),
     "rounded": ("combine", ("pointer",)),  # as they are sent: so all ranks have the same bits
+    # The same, of what is loaded `ahead` of the packets that are waited for.
+    "ahead": ("combine", ("pointer", "mapping")),
+    "add_ahead": ("combine", ("pointer",)),
+    "mul_ahead": ("combine", ("pointer",)),
+    # Of this rank's share, as the operand holds it; and all ranks', which are waited for.
+    "send_packets": ("emit", ("packets", "operand", "mapping")),
+    "add_packets": ("combine", ("packets", "operand", "mapping")),
     "load_rows": ("collect", ("pointer", "mapping")),
     "store_rows": ("result", ("pointer", "mapping")),
 }
 
 # What reaches other ranks.
-FAR = ("push", "spread", "send", "send_to_all", "feed", "push_rows")
+FAR = ("push", "spread", "send", "send_to_all", "feed", "push_rows", "send_packets")
 
 # Template -> how many extents a tile has, and the hooks that it cannot do without.
 TEMPLATES = {
     "gemm": (3, ("order", "ready", "emit")),
     # A tile's rows, and how many columns there are.
     "rows": (2, ("order", "ready", "combine", "emit", "collect", "result")),
+    # The same where each rank sums all rows, whose shares come as packets.
+    "every_row": (2, ("order", "ready", "emit", "combine", "result")),
 }
+# Those of whole rows.
+OF_ROWS = ("rows", "every_row")
 
 # Which words of a channel: those of the tile's rows; all; the tile's, of every other rank. By
 # tables: those of the ranks whose rows the tile has; those of all tiles that have own rows.
@@ -207,7 +224,17 @@ class Finish:
     place: Place = UNKNOWN
 
 
-Woven = Hook | Wait | Notify | Credit | Finish
+@dataclass(frozen=True)
+class Advance:
+    """Count this program as done; the last one moves `workspace` on to the next call, which other
+    ranks need not hear of: packets of the next call say that their sender has ended this one."""
+
+    slot: str
+    workspace: str
+    place: Place = UNKNOWN
+
+
+Woven = Hook | Wait | Notify | Credit | Finish | Advance
 Statement = Param | Mapping | Template | Woven
 
 
@@ -228,7 +255,7 @@ class Kernel:
         return [one for one in self.of(WOVEN) if one.slot == slot]
 
 
-SIGNALS = (Wait, Notify, Credit, Finish)
+SIGNALS = (Wait, Notify, Credit, Finish, Advance)
 WOVEN = (Hook, *SIGNALS)
 RECORDS = text.words(Param, Mapping, Template, *WOVEN)
 
@@ -346,7 +373,7 @@ def _template(kernel: Kernel) -> Iterator[tuple[str, Place]]:
     is_wrong = min(template.tile, default=0) < least or any(extent & extent - 1 for extent in cut)
     if len(template.tile) != extents or is_wrong:
         told = f"it takes {extents} extents, each a power of two from 16 on"
-        if template.function == "rows":
+        if template.function in OF_ROWS:
             told = "it takes a power of two of rows, and their columns"
         yield f"template {template.function} has tile={template.tile}; {told}", template.place
     given = Counter(hook.slot for hook in kernel.of(Hook))
@@ -379,12 +406,36 @@ def _guards(kernel: Kernel) -> Iterator[tuple[str, Place]]:
             seen = one if isinstance(one, Hook) else seen
 
 
+def _packets(kernel: Kernel) -> Iterator[tuple[str, Place]]:
+    hooks = kernel.of(Hook)
+    for one in kernel.of(Param):
+        if one.sort == "packets":
+            for function, verb in (("send_packets", "sent"), ("add_packets", "added")):
+                times = sum(hook.function == function and one.name in hook.args for hook in hooks)
+                if times != 1:
+                    yield f"packets {one.name} are {verb} {times} times; once is right", one.place
+    loaded: set[str] = set()
+    for hook in kernel.at("combine"):
+        if not isinstance(hook, Hook):
+            continue
+        if hook.function == "ahead":
+            loaded.add(hook.args[0])
+        if hook.function.endswith("_ahead") and hook.args[0] not in loaded:
+            yield f"{hook.function} of {hook.args[0]}, which nothing loads ahead of it", hook.place
+    for template in kernel.of(Template):
+        cuts = {one.cuts for one in kernel.of(Mapping)}
+        if (template.function == "every_row") != ("each" in cuts):
+            told = f"{template.function} has a mapping that cuts {', '.join(sorted(cuts))}"
+            yield f"{told}; each is for every_row", template.place
+
+
 RULES = (
     Rule("names", "a name means one thing of one sort, before it is used", _names),
     Rule("words", "what the generator of source can spell", _words),
     Rule("template", "a template runs with its hooks", _template, "template"),
     Rule("places", "a template relies on what its hooks do not do", _places, "template"),
     Rule("guards", "what is read before its wait is last call's", _guards, "template"),
+    Rule("packets", "what is sent as packets is taken as packets", _packets, "template"),
 )
 
 

@@ -79,6 +79,7 @@ class Moments:
 
     def __init__(self, plan: Plan) -> None:
         self.told_by = {one.name: {one.buffer, *one.along} for one in plan.of(Channel)}
+        self.by_packet = {one.name for one in plan.of(Channel) if one.by == "packet"}
         self.order = Order()
         self.steps = plan.steps
         self.end = Moment(len(self.steps) + 1, "begin")  # what the caller does next
@@ -108,10 +109,12 @@ class Moments:
         self.order.close()
 
     def _add_channels(self) -> None:
+        """But for packets: they say of themselves that they have come, and order nothing else."""
         takers: dict[str, list[int]] = {}
         for j, taker in enumerate(self.steps, 1):
             for name in awaited(taker):
-                takers.setdefault(name, []).append(j)
+                if name not in self.by_packet:
+                    takers.setdefault(name, []).append(j)
         for i, giver in enumerate(self.steps, 1):
             # What a rank fetches it tells itself.
             is_far = not (isinstance(giver, Copy) and giver.side == "pull")

@@ -241,33 +241,46 @@ def _returned(plan: Plan) -> Iterator[tuple[str, Place]]:
 
 def _credits(plan: Plan) -> Iterator[tuple[str, Place]]:
     heap = {buffer.name for buffer in plan.of(Buffer) if buffer.role == "symmetric"}
+    boxes = {buffer.name for buffer in plan.of(Buffer) if buffer.role == "packets"}
+    by_word = {one.name for one in plan.of(Channel) if one.by == "word"}
     steps, moments = plan.steps, plan.moments
-    if not any(_uses_slot(step, heap) for step in steps):
+    users = [i for i, step in enumerate(steps, 1) if _uses_slot(step, heap, by_word)]
+    if not users and not boxes:
         return
     takers = [i for i, step in enumerate(steps, 1) if getattr(step, "takes", False)]
     ends = [Moment(i, "end") for i in takers]
-    for i, step in enumerate(steps, 1):
+    for i in users:
         behind = i in takers or moments.order.before(ends, [Moment(i, "begin")])
-        if _uses_slot(step, heap) and not behind:
-            told = f"{text.word(type(step))} writes the slot before credits are taken"
-            yield f"{told}: other ranks may still read what it held", step.place
+        if not behind:
+            told = f"{text.word(type(steps[i - 1]))} writes the slot before credits are taken"
+            yield f"{told}: other ranks may still read what it held", steps[i - 1].place
     givers = [i for i, step in enumerate(steps, 1) if getattr(step, "gives", False)]
     if len(givers) != 1:
         yield f"{plan.name} gives its slot back {len(givers)} times; once is right", plan.place
     for i, step in enumerate(steps, 1):
         for access in accesses(step):
             given = [Moment(giver, "end") for giver in givers]
-            if not givers or access.buffer not in heap:
+            if not givers or access.buffer not in heap | boxes:
                 continue
             if not moments.order.before(moments.done(i, access), given):
                 told = f"{text.word(type(step))} uses {access.buffer} and is not before what gives"
                 yield f"{told} it back", step.place
 
 
-def _uses_slot(step: Step, heap: set[str]) -> bool:
+def _uses_slot(step: Step, heap: set[str], by_word: set[str]) -> bool:
     """Does it write the slot, or words of it that peers read?"""
     return bool({access.buffer for access in accesses(step) if access.writes} & heap
-                or announced(step))  # fmt: skip
+                or {*announced(step)} & by_word)  # fmt: skip
+
+
+def _packets(plan: Plan) -> Iterator[tuple[str, Place]]:
+    told_by = {one.buffer: (one.by, one.cuts, one.to) for one in plan.of(Channel)}
+    for buffer in plan.of(Buffer):
+        name, is_box = buffer.name, buffer.role == "packets"
+        by = told_by.get(name, ("", "", ""))
+        if is_box != (by[0] == "packet") or (is_box and by[1:] != ("each", "all")):
+            told = f"{name} has role={buffer.role} and is announced by={by[0] or 'nobody'}"
+            yield f"{told}: packets need both, of all rows by each rank to all", buffer.place
 
 
 def _shared(plan: Plan) -> Iterator[tuple[str, Place]]:
@@ -291,6 +304,8 @@ RULES = (
     Rule("fields", "words and numbers that the runtime takes", _fields, "drawn"),
     Rule("bodies", "what a kernel computes follows from what it reads", _bodies, "body"),
     Rule("reach", "peers find only what lies at one place on the heap", _reach, "body"),
+    Rule("packets", "whoever ends a call knows that every rank has ended the one before",
+         _packets, "body"),
     Rule("paired", "a lone half of a signal is a hang or a waste", _paired, "signalled"),
     Rule("inside", "programs of one launch know of each other by signals alone", _inside,
          "signalled"),

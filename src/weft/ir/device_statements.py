@@ -12,10 +12,12 @@ from weft.ir.choice import Choice
 from weft.ir.tensor import Size
 
 # The caller's, on this rank alone; the caller's, on the heap; fresh; fresh, on the heap; tables,
-# which whoever makes them brings along.
-ROLES = ("input", "shared", "local", "symmetric", "tables")
-GIVEN, ON_HEAP = ("input", "shared"), ("shared", "symmetric")
-NO_MEMORY = (*GIVEN, "tables")
+# which whoever makes them brings along; boxes on the heap that hold packets alone, ever, in two
+# halves that calls use in turns.
+ROLES = ("input", "shared", "local", "symmetric", "tables", "packets")
+GIVEN, ON_HEAP = ("input", "shared"), ("shared", "symmetric", "packets")
+# What is not laid out with the others.
+NO_MEMORY = (*GIVEN, "tables", "packets")
 STAGES = ("drawn", "signalled", "allocated")
 # What a kernel is made of: a product in tiles; rows on their way to peers; work row by row; a
 # product in tiles that tables say.
@@ -64,8 +66,8 @@ class Channel:
 
     to=all: every rank has words for all rows, from whom they are. to=owner: a rank has words for
     its own part, from each rank. `own`: this rank's own rows lie there from the start, and nothing
-    announces them. by=packet: the data itself says that it has come. `along`: buffers of which the
-    same words announce the same rows.
+    announces them. by=packet: there are no words, the data itself says that it has come, and says
+    nothing of other data. `along`: buffers of which the same words announce the same rows.
     """
 
     name: str

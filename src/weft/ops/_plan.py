@@ -88,6 +88,8 @@ class PlanRunner:
                 self.products[launch.kernel] = Product(self, launch, kernel, tensors, orders)
         self.words: dict[str, Words] = {}
         for name, channel in self.channels.items():
+            if channel.by == "packet":
+                continue
             count = self._count_words(channel)
             # Each begins at 16 bytes: Triton specialises kernels by that.
             first = sum(one.count + one.count % 2 for one in self.words.values())
@@ -95,6 +97,7 @@ class PlanRunner:
         self._regions = allocate.layout(plan, sizes, world.num_ranks)
         self._local = self._make_local()
         self._is_loaded = False
+        self._is_credited = any(getattr(step, "takes", False) for step in plan.steps)
         self._kept: dict[str, Any] = {}  # what library calls leave for each other
         self._replays = world.replays()
 
@@ -138,7 +141,20 @@ class PlanRunner:
             if isinstance(product, Product) and product.is_sm90:
                 buffers[f"{name}_sums"] = ((product.num_sums,), torch.float32)
                 signals[f"{name}_summed"] = (2 * product.grid[0], torch.int64)
-        return self.world.workspace(f"program {self.plan.name}", buffers, signals)
+        if packets := self._packets():
+            signals |= {one.boxes: (one.num_words, torch.int64) for one in packets.values()}
+        if self._is_credited or not packets:
+            return self.world.workspace(f"program {self.plan.name}", buffers, signals)
+        # Halves of boxes take turns; and whoever waits for credits waits for those of every call.
+        name = f"program {self.plan.name} without credits"
+        return self.world.workspace(name, buffers, signals, num_slots=1)
+
+    def _packets(self) -> dict[str, SummedRows]:
+        """By the buffer that packets are of, the launch that sends them."""
+        return {
+            one.launch.pushes[0]: one for one in self.products.values()
+            if isinstance(one, SummedRows) and one.by_packets
+        }  # fmt: skip
 
     def _of_role(self, role: str) -> list[allocate.Region]:
         return [one for one in self._regions.values() if one.role == role]
@@ -153,6 +169,7 @@ class PlanRunner:
     def _bind(self, tensors: Mapping[str, Any], slot: Any) -> dict[str, torch.Tensor]:
         """Every buffer as a tensor."""
         found = dict(tensors)
+        found |= {name: getattr(slot, one.boxes) for name, one in self._packets().items()}
         for name, buffer in self.buffers.items():
             if name in found or buffer.role == "tables":
                 continue
@@ -258,7 +275,8 @@ class PlanRunner:
             given = (own, num_own, slot.arg, self.world.arg)
             return Start(_plan_kernels.take, (1, 1, 1), given, {"num_warps": 1})
         if step.kernel in self.products:
-            words = {name: self._words_of(slot, name) for name in (*step.awaits, *step.announces)}
+            names = [name for name in (*step.awaits, *step.announces) if name in self.words]
+            words = {name: self._words_of(slot, name) for name in names}
             split = [
                 self.split(one)
                 for one in self.channels.values()

@@ -76,11 +76,7 @@ def rows(
     num_m = parts.tiles_m * num_ranks
     for i in tl.range(first, num_m, step, flatten=False):
         at = order(i, num_m, 1, order_args)
-        rows_of = ready(at, 0, tile, ready_args)
-        offset, mask = weave.cells(at, tile, parts)
-        offset += rows_of.first.to(tl.int64) * parts.n
-        value = tl.load(rows_of.source + offset, mask=mask, other=0.0).to(tl.float32)
-        value = combine(at, value, tile, combine_args)
+        value = combine(at, share(at, tile, parts, ready, ready_args), tile, combine_args)
         emit(at, value, tile, emit_args)
         announce(at, 0, announce_args)
         if at.owner == rank:
@@ -93,6 +89,15 @@ def rows(
 
 # ---------------------------------------------------------------------------------------------
 # What is done to a tile's rows
+
+
+@triton.jit
+def share(at, tile, parts, ready: tl.constexpr, ready_args):
+    """This rank's share of a tile's rows, where the hook `ready` says, in fp32."""
+    rows_of = ready(at, 0, tile, ready_args)
+    offset, mask = weave.cells(at, tile, parts)
+    offset += rows_of.first.to(tl.int64) * parts.n
+    return tl.load(rows_of.source + offset, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit

@@ -86,6 +86,25 @@ def by_tables(program: Program, product: Task, collective: Task, facts: Facts) -
     return Way(engine, tile, "tiles", 0.0)
 
 
+def of_rows(collective: Task, facts: Facts) -> list[Way]:
+    """All ways to sum rows over ranks where they are worked on, the best first: by who owns them,
+    or, few rows, by every rank."""
+    assert collective.type is not None
+    if facts.num_nodes > 1:
+        return [Way("put", (), "tiles", 0.0)]
+    if facts.num_ranks == 1:
+        return [Way("push", (), "tiles", 0.0)]
+    machine = machine_for(facts.target)
+    rows, columns = (number(size, facts.sizes) for size in collective.type.sizes)
+    num_bytes = rows * columns * DTYPES[collective.type.dtype].itemsize
+    engines = ("push", "packets") if rows <= PACKET_ROWS else ("push",)
+    found = [
+        Way(one, (), "tiles", products.summed_rows_us(num_bytes, facts.num_ranks, machine, one))
+        for one in engines
+    ]
+    return sorted(found, key=lambda way: way.us)
+
+
 def _is_missing(program: Program, product: Task, facts: Facts) -> bool:
     """Has the last rank no part of the product? It would wait for nobody."""
     kinds = (product.type, program.task(product.operands[0]).type)

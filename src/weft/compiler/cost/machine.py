@@ -29,7 +29,8 @@ class Machine:
     in wide tiles. `combine_gbps`: what one program reads of other ranks' sums in its epilogue.
     `end_us`: the last tile's way out.
     `small_*`, `few_*`: few rows, where reading B is all that takes time; `few_wide_gbps` above 32.
-    `packet_*`: data that carries its flags. `library_*`: cuBLAS; `gather`, `scatter`
+    `packet_*`: data that carries its flags; `rows_us`: few rows summed by pushes.
+    `library_*`: cuBLAS; `gather`, `scatter`
     by the bytes of a shard and `reduce` by all bytes: the best library.
     """
 
@@ -55,6 +56,7 @@ class Machine:
     few_wide_gbps: float
     packet_us: float
     packet_gbps: float
+    rows_us: float
     share_us: float
     end_us: float
     memory_gbps: float
@@ -87,6 +89,8 @@ H200X4 = Machine(
     small_us=15.0, small_gbps=3300.0, few_us=14.0, few_gbps=4200.0, few_wide_gbps=3300.0,
     # docs/performance/collectives.md: packets of a call in 5 us, half of their bytes are data.
     packet_us=5.0, packet_gbps=120.0,
+    # The same page: all_reduce of 8 KB by pushes 15.9 us, of which 4 were the graph's.
+    rows_us=12.0,
     # docs/performance/ag_gemm.md: staging 8 to 32 MB took 6 to 15 us.
     stage_us=3.0, stage_gbps=2700.0,
     # Not measured: one port of 400 Gb/s to other nodes.

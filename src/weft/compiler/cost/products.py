@@ -184,6 +184,17 @@ def reduced_us(product: Product, machine: Machine, engine: str = "push") -> floa
     return scattered_us(product, machine, engine) + max(0.0, back_us - own_us) + machine.signal_us
 
 
+def summed_rows_us(num_bytes: int, num_ranks: int, machine: Machine, engine: str) -> float:
+    """Rows summed over ranks and worked on; `num_bytes` are those of all rows.
+
+    push: to their owners, and back. packets: each rank's rows to every other one.
+    """
+    if engine == "packets":
+        return machine.packet_us + num_bytes * (num_ranks - 1) / machine.packet_gbps / 1e3
+    part_bytes = num_bytes * (num_ranks - 1) / num_ranks
+    return machine.rows_us + 2 * part_bytes / machine.push_gbps / 1e3
+
+
 # Above so many, rows are as many bytes of a program's loads as weights are.
 FEWEST_ROWS = 32
 

@@ -53,11 +53,15 @@ def _block(title: str, words: str) -> Iterator[str]:
 def _signals(kernel: core.Kernel) -> str:
     told: dict[str, list[str]] = {}
     for one in kernel.of(core.Param):
-        if one.sort == "signals":
+        if one.sort in ("signals", "packets"):
             told[one.name] = [f"by {one.by}"] if one.by else []
     for one in kernel.of(core.SIGNALS):
         name = one.signals if isinstance(one, core.Wait | core.Notify) else "slot_free"
+        name = "epoch" if isinstance(one, core.Advance) else name
         told.setdefault(name, []).append(woven.sentence(one))
+    for hook in kernel.of(core.Hook):
+        if said := woven.PACKETS.get(hook.function):
+            told[hook.args[0]].append(said)
     return "\n".join(f"{name}: {'; '.join(said)}" for name, said in told.items())
 
 
@@ -65,6 +69,7 @@ _ORDERS = {
     "grouped": "from the first row of tiles to the last",
     "gather": "own tiles first, then those of rank + 1, + 2, ..., in which order rows arrive",
     "given": "the user's: {0}, which is given when this is loaded",
+    "in_rows": "from the first row to the last: all rows are sent before any is summed",
     "in_turn": "by the table of turns: tiles of own tokens first, then those whose last come next",
     "in_turn_backwards": "by the table of turns from the last one: tiles of own tokens last",
     "scatter": "tiles of rank + 1 first, then + 2, ..., own ones last, when others' sums are there",
@@ -74,6 +79,7 @@ _CUTS = {
     "two ranks",
     "experts": "a tile is a row of the table: slots first .. end - 1 of one expert, of tokens of "
     "ranks lo .. hi; how many tiles there are is a word on the device",
+    "each": "every rank has a share of all NAME.m rows, and sums all of them",
     "part": "tiles are cut within each rank's NAME.rows rows: NAME.tiles_m rows of tiles to a part",
 }
 
@@ -88,7 +94,7 @@ _IMPORTS = (
     (r"\bwl\.", "import weft.language as wl"),
     (r"\bslots\.", "from weft.language import slots"),
 )
-_TILES = ("epilogues", "gemm", "gemm_sm90", "grouped", "rows", "swizzle", "weave")
+_TILES = ("epilogues", "gemm", "gemm_sm90", "grouped", "row_packets", "rows", "swizzle", "weave")
 
 
 def imports(body: str) -> str:

@@ -209,6 +209,7 @@ def library(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, str] | None
         return None
     found = {
         "grouped": ("swizzle.grouped", "(group_m,)"),
+        "in_rows": ("row_packets.in_rows", "{0}"),
         "scatter": ("weave.scattered", "weave.Scatter(rank, {0})"),
         "rows_of": ("gemm.ready_always", "gemm.Always({0}, shape.m)"),
         "read_owned": ("weave.read_owned", "weave.Operand({0}, {1})"),

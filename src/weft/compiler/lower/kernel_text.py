@@ -25,7 +25,8 @@ def kernel_text(kernel: core.Kernel, twin: str) -> str:
     is_whole = mapping.cuts == "whole"
     if twin == "sm90":
         names = [*_with_peers(kernel, names), "sums", "summed"]
-    is_rows, by_tables = kernel.of(core.Template)[0].function == "rows", is_by_tables(kernel)
+    is_rows = kernel.of(core.Template)[0].function in core.OF_ROWS
+    by_tables = is_by_tables(kernel)
     names += [_slot(kernel), *([] if is_rows else ["shape"]), mapping.name]
     names += ["group_m"] if is_whole else []
     if twin == "plain":
@@ -134,12 +135,16 @@ def _template(kernel: core.Kernel, twin: str) -> list[str]:
 def _rows(kernel: core.Kernel) -> list[str]:
     """The call of the template for whole rows."""
     (mapping,) = kernel.of(core.Mapping)
-    given = [f"rank, {mapping.name}, tile, program, num_programs,"]
-    for slot in ("order", "ready", "combine", "emit", "announce", "collect", "result"):
+    slots = ("order", "ready", "combine", "emit", "announce", "collect", "result")
+    call, given, behind = "rows.rows(", [f"rank, {mapping.name}, tile,"], ["    world.num_ranks,"]
+    if kernel.of(core.Template)[0].function == "every_row":
+        slots = ("order", "ready", "emit", "combine", "result")
+        call, given, behind = "row_packets.every_row(", [f"{mapping.name}, tile,"], []
+    given[0] += " program, num_programs,"
+    for slot in slots:
         name, args = _hook(kernel, slot, "plain")
         given += wrapped(f"{name}, {args},")
-    return ["rows.rows(", *(f"    {row}" for row in given), "    world.num_ranks,",
-            ")  # fmt: skip"]  # fmt: skip
+    return [call, *(f"    {row}" for row in given), *behind, ")  # fmt: skip"]
 
 
 def _collect(kernel: core.Kernel, twin: str) -> list[str]:

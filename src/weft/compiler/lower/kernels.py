@@ -44,9 +44,11 @@ def lower(plan: Plan) -> dict[str, core.Kernel]:
 def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
     """One kernel. Raises  UnsupportedError: no hooks are known for what it does"""
     if launch.template == "rows":
+        is_credited = any(getattr(one, "takes", False) for one in plan.steps)
         return _legal(
-            launch, row_kernels.statements(launch, _announced(plan, launch), formula(launch))
-        )
+            launch, row_kernels.statements(launch, _announced(plan, launch), formula(launch),
+                                           is_credited=is_credited)
+        )  # fmt: skip
     if launch.template == "grouped":
         return _legal(
             launch, table_kernels.statements(launch, _announced(plan, launch), formula(launch))

@@ -215,9 +215,11 @@ def _carriers_of(program: Program, unit: Sequence[Task], carried: Carriers) -> l
     if total is None:
         return []
     kind = _type(total)
-    rows = kind.sizes[0] if total.engine == "packets" else Part(kind.sizes[0])
+    rows, role = Part(kind.sizes[0]), "symmetric"
+    if total.engine == "packets":
+        rows, role = kind.sizes[0], "packets"
     sizes = (NUM_RANKS, rows, kind.sizes[1])
-    found = [Buffer(carried.partials, kind.dtype, sizes, "symmetric", place=total.place)]
+    found = [Buffer(carried.partials, kind.dtype, sizes, role, place=total.place)]
     for value, name in carried.gathered.items():
         of = _type(program.task(value))
         found.append(Buffer(name, of.dtype, of.sizes, "symmetric", place=total.place))

@@ -18,6 +18,7 @@ Up to the value that travels rows are worked on by who sums them, behind it by e
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from weft.base.errors import UnsupportedError
 from weft.compiler.passes.map import travelling
@@ -30,20 +31,21 @@ WORK = {"add": "add_rows", "mul": "mul_rows", "silu": "silu_rows", "rms_norm": "
 
 
 def statements(
-    launch: Launch, announced: Sequence[Channel], formula: str
+    launch: Launch, announced: Sequence[Channel], formula: str, *, is_credited: bool = True
 ) -> Iterator[core.Statement]:
-    """Of one kernel. Raises  UnsupportedError: what no hook is known for, at the user's line"""
+    """Of one kernel. `is_credited`: some step of the plan waits until its slot is free.
+
+    Raises  UnsupportedError: what no hook is known for, at the user's line
+    """
     _require(launch)
+    if any(one.by == "packet" for one in announced):
+        yield from _by_packets(launch, formula, is_credited)
+        return
     told = {one.buffer: one for one in announced}
     (x,), (partials, gathered) = launch.body[0].operands, launch.pushes
     by_owner, by_all = told[partials], told[gathered]
     epsilons = _epsilons(launch)
-    yield core.Param(x, "operand")
-    others = [name for do in launch.body[1:] for name in do.operands if name in launch.reads]
-    for name in dict.fromkeys((*others, *launch.writes, partials, gathered)):
-        yield core.Param(name, "pointer")
-    for name, eps in epsilons.values():
-        yield core.Param(name, "number", f"{eps:g}")
+    yield from _params(launch, (partials, gathered))
     for channel in (by_owner, by_all):
         yield core.Param(channel.name, "signals", f"{launch.kernel} on the other ranks")
     yield core.Param("slot", "slot")
@@ -56,9 +58,7 @@ def statements(
     yield core.Hook("ready", "read_owned", (x, "parts"))
     yield core.Wait("combine", by_owner.name, "others", "parts", place=by_owner.place)
     yield core.Hook("combine", "add_partials", (partials, "parts"))
-    sent = travelling([(do.result, do.operands) for do in launch.body], launch.writes)
-    behind = [do.result for do in launch.body].index(sent) + 1
-    for do in launch.body[1:behind]:
+    for do in _summed(launch):
         yield _work(do, "combine", launch, epsilons)
     yield core.Hook("combine", "rounded", (gathered,))
     yield core.Hook("emit", "spread", (gathered, "parts"))
@@ -67,18 +67,80 @@ def statements(
     yield core.Notify("announce", by_owner.name, "owner", "parts", place=by_owner.place)
     yield core.Wait("collect", by_all.name, "tile", "parts", place=by_all.place)
     yield core.Hook("collect", "load_rows", (gathered, "parts"))
-    if sent in launch.writes:
-        yield core.Hook("result", "store_rows", (sent, "parts"))
-    for do in launch.body[behind:]:
-        yield _work(do, "result", launch, epsilons)
-        if do.result in launch.writes:
-            yield core.Hook("result", "store_rows", (do.result, "parts"))
+    yield from _results(launch, epsilons)
     if launch.gives:
         yield core.Finish("end", "slot")
 
 
+def _by_packets(launch: Launch, formula: str, is_credited: bool) -> Iterator[core.Statement]:
+    """Each rank sums all rows. What is added or multiplied right behind the sum is loaded before
+    packets are waited for."""
+    (x,), (partials,) = launch.body[0].operands, launch.pushes
+    epsilons = _epsilons(launch)
+    yield from _params(launch, ())
+    yield core.Param(partials, "packets", f"{launch.kernel} on the other ranks")
+    yield core.Param("slot", "slot")
+    yield core.Param("world", "world")
+    yield core.Mapping("parts", "static", (x,), cuts="each")
+    yield core.Template("every_row", launch.tile, formula)
+    yield core.Hook("order", "in_rows", ("parts",))
+    yield core.Hook("ready", "read_owned", (x, "parts"))
+    yield core.Hook("emit", "send_packets", (partials, x, "parts"))
+    summed = _summed(launch)
+    ahead = list(takewhile(lambda do: do.kind in ("add", "mul"), summed))
+    loaded = [_others(do, launch)[0] for do in ahead]
+    for name in dict.fromkeys(loaded):
+        yield core.Hook("combine", "ahead", (name, "parts"))
+    yield core.Hook("combine", "add_packets", (partials, x, "parts"))
+    for do, name in zip(ahead, loaded):
+        yield core.Hook("combine", f"{do.kind}_ahead", (name,))
+    for do in summed[len(ahead) :]:
+        yield _work(do, "combine", launch, epsilons)
+    # As if it travelled: what follows is made of what results hold.
+    yield core.Hook("combine", "rounded", (launch.writes[0],))
+    yield from _results(launch, epsilons)
+    if launch.gives:
+        yield (core.Finish if is_credited else core.Advance)("end", "slot")
+
+
+def _params(launch: Launch, carriers: tuple[str, ...]) -> Iterator[core.Param]:
+    yield core.Param(launch.body[0].operands[0], "operand")
+    others = [name for do in launch.body[1:] for name in _others(do, launch)]
+    for name in dict.fromkeys((*others, *launch.writes, *carriers)):
+        yield core.Param(name, "pointer")
+    for name, eps in _epsilons(launch).values():
+        yield core.Param(name, "number", f"{eps:g}")
+
+
+def _sent(launch: Launch) -> int:
+    """Which of its body's values travels, or would."""
+    sent = travelling([(do.result, do.operands) for do in launch.body], launch.writes)
+    return [do.result for do in launch.body].index(sent)
+
+
+def _summed(launch: Launch) -> tuple[Do, ...]:
+    """What is done to rows where they are summed."""
+    return launch.body[1 : _sent(launch) + 1]
+
+
+def _results(launch: Launch, epsilons: dict[str, tuple[str, float]]) -> Iterator[core.Hook]:
+    """What every rank makes of the sums."""
+    sent = _sent(launch)
+    if launch.body[sent].result in launch.writes:
+        yield core.Hook("result", "store_rows", (launch.body[sent].result, "parts"))
+    for do in launch.body[sent + 1 :]:
+        yield _work(do, "result", launch, epsilons)
+        if do.result in launch.writes:
+            yield core.Hook("result", "store_rows", (do.result, "parts"))
+
+
+def _others(do: Do, launch: Launch) -> list[str]:
+    """What it takes beside the rows that are there."""
+    return [name for name in do.operands if name in launch.reads]
+
+
 def _work(do: Do, slot: str, launch: Launch, epsilons: dict[str, tuple[str, float]]) -> core.Hook:
-    others = [name for name in do.operands if name in launch.reads]
+    others = _others(do, launch)
     if do.result in epsilons:
         others.append(epsilons[do.result][0])
     return core.Hook(slot, WORK[do.kind], (*others, "parts") if others else ())
@@ -101,7 +163,10 @@ def _require(launch: Launch) -> None:
     """Raises  UnsupportedError: work that is no chain on the rows that there are"""
     first, *rest = launch.body
     told = ""
-    if first.kind != "all_reduce" or launch.order != "scatter" or len(launch.pushes) != 2:
+    # By owners, whose sums travel back; or by each rank.
+    if first.kind != "all_reduce" or (launch.order, len(launch.pushes)) not in (
+        ("scatter", 2), ("rows", 1),
+    ):  # fmt: skip
         told = f"{first.kind} in order={launch.order} with pushes={launch.pushes}"
     elif launch.tile[1] > MOST_COLUMNS:
         told = f"rows of {launch.tile[1]} columns; a row is one tile, of up to {MOST_COLUMNS}"

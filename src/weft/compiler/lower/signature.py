@@ -29,7 +29,9 @@ class Specialised:
 
 
 # The tuples that kernels take: runtime integers but for the tile's.
-TUPLES = {"whole": StaticMapping, "part": weave.Parts, "experts": grouped.Experts}
+TUPLES = {
+    "whole": StaticMapping, "part": weave.Parts, "each": weave.Parts, "experts": grouped.Experts,
+}  # fmt: skip
 TABLES = tuple("*fp32" if name == "weight_of" else "*i32" for name in grouped.Tables._fields)
 
 
@@ -57,7 +59,7 @@ def record(kernel: core.Kernel, twin: str, given: Specialised) -> KernelRecord:
         for name in hooks.peers_of(kernel):
             for hop in range(1, weave.MOST_PEERS + 1):
                 signature[f"{name}_peer_{hop}"] = _descriptor(_chunk(given), given)
-    is_rows = kernel.of(core.Template)[0].function == "rows"
+    is_rows = kernel.of(core.Template)[0].function in core.OF_ROWS
     tuples = [] if is_rows else [("shape", gemm.Shape)]
     for name, kind in (*tuples, (mapping.name, by_name)):
         signature[name] = ["i32"] * len(kind._fields)
@@ -71,7 +73,7 @@ def record(kernel: core.Kernel, twin: str, given: Specialised) -> KernelRecord:
     if twin == "plain":
         options["num_stages"] = given.num_stages
     divide = [] if is_rows else [f"shape.{name}" for name in gemm.Shape._fields if name != "m"]
-    if mapping.cuts == "part":
+    if by_name is weave.Parts:
         divide.append(f"{mapping.name}.n")
     suffix = "_sm90" if twin == "sm90" else ""
     return KernelRecord(
@@ -99,8 +101,8 @@ def _add_constants(
 
 def _word(kernel: core.Kernel, one: core.Param, twin: str, given: Specialised) -> Any:
     """Triton's type word of a pointer or a descriptor."""
-    if one.sort in ("signals", "number"):
-        return {"signals": "*i64", "number": "fp32"}[one.sort]
+    if one.sort in ("signals", "packets", "number"):
+        return "fp32" if one.sort == "number" else "*i64"
     element = DTYPES[given.dtype].triton
     is_described = twin == "sm90" or (given.tma and not leaves_by_pointers(kernel, one))
     if one.sort == "pointer" or not is_described:

@@ -39,7 +39,12 @@ def spell(one: core.Woven, kernel: core.Kernel, twin: str) -> Piece:
     if isinstance(one, core.Hook) and one.function in _ROWS:
         # Up to what is sent they are own ones; results are made of all.
         names = {f"{{{i}}}": f"args.{name}" for i, name in enumerate(one.args)}
-        return Piece((_filled(_ROWS[one.function], names),), OWN if one.slot == "combine" else "")
+        names["{ahead}"] = f"{one.args[0]}_ahead" if one.args else ""
+        by_owner = kernel.of(core.Template)[0].function == "rows"
+        return Piece(
+            (_filled(_ROWS[one.function], names),),
+            OWN if one.slot == "combine" and by_owner else "",
+        )
     if isinstance(one, core.Hook):
         lines, guard = _HOOKS.get((one.function, twin)) or _HOOKS[one.function, "both"]
         names = {f"{{{i}}}": f"args.{name}" for i, name in enumerate(one.args)}
@@ -52,6 +57,8 @@ def spell(one: core.Woven, kernel: core.Kernel, twin: str) -> Piece:
     called = "slot_wait_free(args.world, args.{slot}, args.e)"
     if isinstance(one, core.Finish):
         called = "slot_finish(args.world, args.{slot}, args.e, args.num_programs)"
+    if isinstance(one, core.Advance):
+        called = "slot_advance(args.{slot}, args.e, args.num_programs)"
     return Piece((*_harmless(one, kernel), _said(f"slots.{called}", one, slot=one.workspace)))
 
 
@@ -74,9 +81,17 @@ def sentence(one: core.Woven) -> str:
         return f"waited for before anything is written to a peer{place}"
     if isinstance(one, core.Finish):
         return f"given to every rank by the last program{place}"
+    if isinstance(one, core.Advance):
+        return f"moved on by the last program{place}; calls use halves of the boxes in turns"
     return one.function
 
 
+# What is said of packets, by the hook.
+PACKETS = {
+    "send_packets": "packets, each with the call's epoch as its flag: this rank's share of each "
+    "row, to every other rank",
+    "add_packets": "each program waits, for those of the other ranks, in their order",
+}
 _WHOM = {"owner": "the rank that owns the rows", "all": "every rank",
          "sources": "the ranks whose rows it has", "each": "every rank"}  # fmt: skip
 
@@ -196,12 +211,17 @@ def _inside(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 def _harmless(one: core.Woven, kernel: core.Kernel) -> tuple[str, ...]:
     """Notes of what mutants may do to a call's begin and end, for `weft verify --mutants`."""
+    if isinstance(one, core.Advance):
+        return _ADVANCED
     if core.implies_credits(kernel):
         return _IMPLIED_END if isinstance(one, core.Finish) else _IMPLIED
     pushes = any(hook.function in core.FAR for hook in kernel.of(core.Hook))
     return _ALONE if isinstance(one, core.Finish) and not pushes else ()
 
 
+_ADVANCED = (
+    "# weft: equivalent-mutant swap of atomic: behind the last one comes this rank's own next call",
+)
 _IMPLIED = (
     "# weft: equivalent-mutant drop, relax-acquire, value-1, count-1 of wait: whoever has all sums",
     "# of a call knows that their owners have read its shares; and who is given a share of the",
@@ -286,6 +306,8 @@ _HOOKS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
          "    weave.unpack_rows({1}, {0}, at, row, {2}, gemm_sm90.CHUNK_N, tile_n)"), ""),
 }  # fmt: skip
 
+# Written out each time: a variable would make numbers of the world's constants.
+_BOXES = "{1}.dtype.element_ty, row_packets.Boxes({0}, args.e, args.rank, {2}, args.world)"
 # Of whole rows.
 _ROWS = {
     "add_rows": "value += rows.load({0}, at, tile, {1})",
@@ -293,6 +315,11 @@ _ROWS = {
     "silu_rows": "value *= tl.sigmoid(value)",
     "rms_norm": "value = rows.rms_norm(value, {0}, {1}, {2}.n)",
     "rounded": "value = rows.rounded(value, {0})",
+    "ahead": "{ahead} = rows.load({0}, at, tile, {1})",
+    "add_ahead": "value += {ahead}",
+    "mul_ahead": "value *= {ahead}",
+    "send_packets": f"row_packets.send(at, value, tile, {_BOXES})",
+    "add_packets": f"value = row_packets.add_shares(at, value, tile, {_BOXES})",
     "load_rows": "value = rows.load({0}, at, tile, {1})",
     "store_rows": "rows.store({0}, at, value, tile, {1})",
 }

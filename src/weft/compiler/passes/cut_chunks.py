@@ -40,6 +40,8 @@ def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
         elif task.engine == "feed":
             chunks = max(1, min(LANES, facts.target.num_sms // 4))
             why = "so many of the product's programs store own rows first"
+        elif task.engine == "packets":
+            why = "packets carry their own flags"
         elif products and task.kind == "all_gather":
             shape = replace(shape_of(program, products[0], facts), tile=products[0].tile)
             us = {

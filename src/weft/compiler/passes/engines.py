@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from weft.base.errors import ConfigError
-from weft.compiler.cost.choose import LIBRARY, Way, by_tables, ways
+from weft.compiler.cost.choose import LIBRARY, Way, by_tables, of_rows, ways
 from weft.compiler.facts import Facts, Settings
 from weft.ir.choice import Choice
 from weft.ir.task import ENGINES, PRODUCTS, Program, Task
@@ -35,10 +35,15 @@ def engines(
             found = [by_tables(program, products[0], collective, facts)]
         else:
             found = (
-                ways(program, products, collective, facts) if products else _rows(collective, facts)
-            )
+                ways(program, products, collective, facts) if products
+                else of_rows(collective, facts)
+            )  # fmt: skip
         asked = settings.engines.get(collective.name)
-        usual = [way for way in found if way.engine in (LIBRARY, *known[collective.kind])]
+        # For rows that are worked on where they are summed all of them are generated.
+        usual = [
+            way for way in found
+            if not products or way.engine in (LIBRARY, *known[collective.kind])
+        ]  # fmt: skip
         best = _asked(program, collective, asked, found) if asked else usual[0]
         told = f"asked for; the best is {_told(found)}" if asked else _told(usual)
         program = _with(program, collective, products, best)
@@ -58,11 +63,6 @@ def pairs(program: Program) -> Iterator[tuple[Task, tuple[Task, ...]]]:
         else:
             chief = program.chief(task.kernel)
             yield task, (chief,) if chief.kind in PRODUCTS else ()
-
-
-def _rows(collective: Task, facts: Facts) -> list[Way]:
-    """Of a sum over ranks whose rows are worked on where they are summed."""
-    return [Way("put" if facts.num_nodes > 1 else "push", (), "tiles", 0.0)]
 
 
 def _asked(program: Program, collective: Task, engine: str, found: list[Way]) -> Way:

@@ -92,7 +92,7 @@ def _around(copy: Copy, source: Buffer, plan: Plan) -> tuple[list[Channel], list
 
 def _credited(plan: Plan, steps: Sequence[Step]) -> list[Step]:
     """All that writes the slot takes credits; the last to use it gives them."""
-    heap = {buffer.name for buffer in plan.of(Buffer) if buffer.role == "symmetric"}
+    heap = {one.name for one in plan.of(Buffer) if one.role in ("symmetric", "packets")}
     uses = [
         i for i, step in enumerate(steps)
         if isinstance(step, Launch) and heap & {one.buffer for one in device.accesses(step)}

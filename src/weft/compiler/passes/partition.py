@@ -54,7 +54,9 @@ def _of_kernel(program: Program, first: Task, facts: Facts) -> tuple[Task, str]:
                 f"{program.name}: {told} {facts.target.num_sms}: take engine=push",
                 place=first.place,
             )
-    is_split = any(one.engine == "packets" for one in program.of_kernel(first.kernel))
+    is_split = first.kind in PRODUCTS and any(
+        one.engine == "packets" for one in program.of_kernel(first.kernel)
+    )
     why = "programs wait for each other's tiles: all must be resident"
     if spare:
         why += "; copies are announced beside them"

@@ -1,0 +1,117 @@
+"""Few rows, summed by packets: generated kernels give the bits of the hand-written one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft
+import weft.ops
+from weft.base.target import TARGETS
+from weft.compiler import Partial, Replicate, Tensor, all_reduce, rms_norm, silu
+from weft.compiler.facts import Facts, Settings
+from weft.compiler.frontend import trace
+from weft.compiler.passes.place import place
+from weft.compiler.pipeline import overlap
+from weft.ir.device import Launch
+from weft.ops.all_reduce_rms_norm import Config, op
+
+EPS = 1e-6
+
+
+def total_and_norm(x, residual, weight):
+    total = all_reduce(x) + residual
+    return rms_norm(total, weight), total
+
+
+def plan_of(function, num_ranks: int, n: int, engine: str = "packets", dtype: str = "float32"):
+    types = {
+        "x": Tensor(dtype, ("m", n), Partial()),
+        "residual": Tensor(dtype, ("m", n), Replicate()),
+        "weight": Tensor(dtype, (1, n), Replicate()),
+    }
+    facts = Facts({"m": 16}, num_ranks, TARGETS["emu"])
+    placed = place(trace(function, "tp", types))
+    first = next(one.name for one in placed.tasks if one.kind == "all_reduce")
+    return overlap(placed, facts, Settings(engines={first: engine} if num_ranks > 1 else {}))
+
+
+def given(problem, rank: int, seed: int) -> dict[str, torch.Tensor]:
+    found = op.make_inputs(problem, rank, seed)
+    return found | {"weight": found["weight"][None]}
+
+
+def same(results, expected) -> bool:
+    return all(map(torch.equal, results, expected))
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "n", "dtype"),
+    [(1, 8, "float32"), (2, 7, "bfloat16"), (3, 24, "float32"), (4, 5, "float16")],
+)
+def test_bits_are_those_of_the_hand_written_kernel(ranks, num_ranks, n, dtype):
+    """Eager, recorded, replayed; more rows and fewer in between, which lie in the same boxes."""
+    stages = plan_of(total_and_norm, num_ranks, n, dtype=dtype)
+    config = Config(transport="one_shot")
+
+    def main():
+        world = weft.init()
+
+        def call(m: int, seed: int):
+            problem = op.make_problem(num_ranks, {"m": m, "n": n}, dtype)
+            mine = given(problem, world.rank, seed)
+            (launch,) = stages.plan.of(Launch)
+            assert launch.order == ("rows" if num_ranks > 1 else "scatter")
+            expected = op.run(world, problem, op.make_inputs(problem, world.rank, seed), config)
+            return mine, {"m": m}, expected
+
+        for m, seed in ((1, 0), (9, 1), (4, 2), (9, 3)):
+            mine, sizes, expected = call(m, seed)
+            assert same(weft.ops.run_plan(stages, mine, sizes, world=world), expected)
+        mine, sizes, expected = call(5, 4)
+        weft.ops.run_plan(stages, mine, sizes, world=world)
+        with world.record() as recording:
+            results = weft.ops.run_plan(stages, mine, sizes, world=world)
+        for _ in range(2):
+            for one in results:
+                one.fill_(float("nan"))
+            recording.replay()
+            assert same(results, expected)
+        mine, sizes, expected = call(2, 5)
+        assert same(weft.ops.run_plan(stages, mine, sizes, world=world), expected)
+        world.close()
+
+    ranks(main, num_ranks)
+
+
+def layers(x, residual, weight):
+    """Two sums of one call; what is between needs both norms."""
+    first = silu(all_reduce(x)) * residual + residual
+    again = rms_norm(first, weight, eps=1e-3)
+    return rms_norm(again, weight), again
+
+
+def test_other_work_on_the_sums(ranks):
+    """By packets and by pushes, in turns, of one program: they share neither slot nor epoch."""
+    plans = [plan_of(layers, 2, 12, engine) for engine in ("packets", "push")]
+
+    def main():
+        world = weft.init()
+        for seed in range(3):
+            for stages in plans:
+                problem = op.make_problem(2, {"m": 3 + seed, "n": 12}, "float32")
+                everyones = [given(problem, rank, seed) for rank in range(2)]
+                mine, sizes = everyones[world.rank], {"m": problem.m}
+                results = weft.ops.run_plan(stages, mine, sizes, world=world)
+                total = everyones[0]["x"] + everyones[1]["x"]
+                first = torch.nn.functional.silu(total) * mine["residual"] + mine["residual"]
+                again = normed(first, mine["weight"], 1e-3)
+                for result, wanted in zip(results, (normed(again, mine["weight"], EPS), again)):
+                    torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-5)
+        world.close()
+
+    ranks(main, 2)
+
+
+def normed(value: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return value * torch.rsqrt(value.square().mean(1, keepdim=True) + eps) * weight
