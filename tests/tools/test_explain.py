@@ -122,6 +122,14 @@ def test_misuse(words, said, capsys):
     assert said in capsys.readouterr().err.replace("\n", " ")
 
 
+def test_a_file_that_runs_when_it_is_imported(tmp_path, capsys):
+    script = tmp_path / "runs.py"
+    script.write_text("import os\nos.no_such_thing()\n")
+    assert main(["explain", f"{script}:mlp"]) == 2
+    told = capsys.readouterr().err
+    assert "runs.py:2: " in told and "AttributeError" in told and "__main__" in told
+
+
 @pytest.mark.parametrize("op", ["ag_moe", "moe_rs"])
 def test_a_mapping_that_the_device_alone_knows(op, capsys):
     found = explained(capsys, op, "--ranks", "4", "--shape", "m=64,n=64,k=64,experts=8,top_k=2")

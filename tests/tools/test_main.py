@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 import weft
-from weft.tools.main import main
+from weft.tools.main import EXAMPLES, app, main
 
 RUN_KEYS = {"op", "target", "ranks", "shape", "dtype", "ok", "rel_err", "tolerance", "seconds"}
 VERIFY_KEYS = {
@@ -132,6 +134,25 @@ def test_ctrl_c_says_where_a_rank_was(tmp_path: Path):
 def test_help_is_no_misuse(capsys):
     assert main(["--help"]) == 0
     assert "emulate" in capsys.readouterr().out
+
+
+def test_help_has_examples_and_no_types_for_flags(capsys):
+    assert main(["run", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "$ weft run ag_gemm" in told and "reduce_scatter" in told
+    assert not any("--json" in line and "bool" in line for line in told.splitlines())
+
+
+@pytest.mark.parametrize("verb, example", [(v, e) for v, es in EXAMPLES.items() for e in es])
+def test_examples_in_the_help_are_understood(verb: str, example: str):
+    weft_, said, *words = shlex.split(example)
+    assert (weft_, said) == ("weft", verb)
+    get_command(app).commands[verb].make_context(verb, words)
+
+
+def test_an_operator_is_no_script(capsys):
+    assert main(["emulate", "ag_gemm"]) == 2
+    assert "weft run ag_gemm" in capsys.readouterr().err
 
 
 def test_doctor(capsys):

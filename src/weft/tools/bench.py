@@ -11,47 +11,72 @@ import typer
 
 from weft.base.card import Op
 from weft.base.errors import UsageError
-from weft.tools import console
+from weft.tools import console, options
 from weft.tools.words import find_op, op_dtype, parse_shape, shape_text
 
 AUTO = "auto"
 
 
 def bench(
-    ops: Annotated[list[str], typer.Argument(metavar="OP...", help="operators, e.g. ag_gemm")],
+    ops: Annotated[list[str], typer.Argument(metavar="OP..", help="operators, e.g. ag_gemm")],
     preset: Annotated[
-        str, typer.Option(help="quick, full, or a layer's name, e.g. llama3-8b-mlp")
+        str,
+        typer.Option(
+            metavar="NAME", help="which points: quick, full, or a layer's name, e.g. llama3-8b-mlp"
+        ),
     ] = "quick",
     shape: Annotated[
-        str, typer.Option(help="one point instead: m=..,n=..,k=..: m global, n and k per rank")
+        str,
+        typer.Option(
+            metavar="m=..,n=..", help="one point in place of a preset's: m is global, n and k are"
+            " per rank", show_default=False,
+        ),
     ] = "",
-    dtype: Annotated[str, typer.Option(help="torch's names, or fp16, bf16, fp32")] = "bf16",
+    dtype: options.Dtype = "bf16",
     ranks: Annotated[
-        int | None, typer.Option(help="how many GPUs; all there are", show_default=False)
+        int | None,
+        typer.Option(metavar="N", help="number of GPUs (default: all)", show_default=False),
     ] = None,
     modes: Annotated[
-        str, typer.Option(help="of graph, queued, eager; auto: graph or queued by size, and eager")
+        str,
+        typer.Option(
+            metavar="MODES", help="some of graph,queued,eager; auto is eager, and graph for small"
+            " sizes or queued for large ones",
+        ),
     ] = AUTO,
     named: Annotated[
         str,
         typer.Option(
-            "--variants", help="weft, weft/each, weft/FIELD=VALUE/.., baselines; empty is all"
+            "--variants", metavar="NAMES", show_default=False,
+            help="some of weft, weft/each, weft/FIELD=VALUE/.. and the baselines (default: all)",
         ),
     ] = "",
-    peers: Annotated[str, typer.Option(help="a folder of peers' variants, NAME.py each")] = "",
-    rounds: Annotated[int, typer.Option(help="interleaved rounds, at least 7")] = 9,
+    peers: Annotated[
+        str,
+        typer.Option(
+            metavar="FOLDER", show_default=False, help="variants of other projects, NAME.py each"
+        ),
+    ] = "",
+    rounds: Annotated[
+        int, typer.Option(metavar="N", help="interleaved rounds, at least 7")
+    ] = 9,
     seconds: Annotated[
-        float | None, typer.Option(help="begin no point after so long", show_default=False)
+        float | None,
+        typer.Option(metavar="S", help="begin no point after S seconds", show_default=False),
     ] = None,
     output: Annotated[
-        str, typer.Option("-o", "--output", help="a JSON file, or a folder for several operators")
+        str,
+        typer.Option(
+            "-o", "--output", metavar="FILE|FOLDER", show_default=False,
+            help="write JSON: a file, or a folder where there are several operators",
+        ),
     ] = "",
     keep: Annotated[
-        bool, typer.Option("--keep", help="of the files that are there, keep the other points")
+        bool, typer.Option("--keep", help="keep points of an existing file that are not measured")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
-) -> int:
-    """Measure operators against cuBLAS, NCCL and torch on this machine's GPUs."""
+    json: options.AsJson = False,
+) -> int:  # fmt: skip
+    """Time operators on this machine's GPUs, beside cuBLAS, NCCL and torch."""
     from weft.tune.bench import Plan
     from weft.tune.peers import peers_of
     from weft.tune.protocol import MIN_ROUNDS

@@ -12,21 +12,36 @@ from weft.base.card import Op
 from weft.base.errors import UsageError
 from weft.base.records import PLAN_FORMAT
 from weft.base.target import Target
-from weft.tools import console
+from weft.tools import console, options
 from weft.tools.binaries import Binary, build
 from weft.tools.words import find_op, op_dtype, parse_ranks, parse_shape, parse_targets
 
 
 def compile_op(
-    op: Annotated[str, typer.Argument(metavar="OP", help="an operator, e.g. ag_gemm")],
-    target: Annotated[str, typer.Option(help="cuda:80, cuda:90, cuda:100, hip:gfx942, ...")],
-    ranks: Annotated[int, typer.Option(help="how many ranks take part")] = 4,
-    shape: Annotated[str, typer.Option(help="m=..,n=..,k=..: m global, n and k per rank")] = "",
-    dtype: Annotated[str, typer.Option(help="torch's names, or fp16, bf16, fp32")] = "bf16",
-    output: Annotated[str, typer.Option("-o", "--output", help="write the binaries here")] = "",
-    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
-) -> int:
-    """Compile an operator ahead of time and check what the compiler made of its waits."""
+    op: options.OpWord,
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="TARGETS",
+            help="some of cuda:80,cuda:90,cuda:100,hip:gfx942,hip:gfx950",
+        ),
+    ],
+    ranks: Annotated[int, typer.Option(metavar="N", help="number of ranks")] = 4,
+    shape: options.Shape = "",
+    dtype: options.Dtype = "bf16",
+    output: Annotated[
+        str,
+        typer.Option(
+            "-o", "--output", metavar="FOLDER", show_default=False,
+            help="write the binaries and a plan of their launches here",
+        ),
+    ] = "",
+    json: options.AsJson = False,
+) -> int:  # fmt: skip
+    """Compile an operator ahead of time and check the compiled code; no GPU is needed.
+
+    The check reads TTGIR and assembly: no wait is lost, no load that a wait guards is above it.
+    """
     parse_ranks(ranks)
     card = find_op(op)
     targets = parse_targets(target)

@@ -6,12 +6,10 @@ import importlib.metadata
 import platform
 import subprocess
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from weft.base.target import TARGETS, Target
-from weft.tools import console
+from weft.tools import console, options
 
 LIBRARIES = {
     "torch": "2.11",
@@ -37,9 +35,9 @@ class Ability:
 
 
 def doctor(
-    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    json: options.AsJson = False,
 ) -> int:
-    """Look at this machine: versions, GPUs, links, and what will work."""
+    """Show what works on this machine (versions, GPUs, links), and how to repair what does not."""
     versions = {"python": platform.python_version(), **{n: version(n) for n in LIBRARIES}}
     abilities = [libraries(versions)]
     found: list[dict[str, Any]] = []

@@ -11,7 +11,7 @@ import typer
 
 from weft.base.report import Report
 from weft.base.topology import Topology
-from weft.tools import console, pictures
+from weft.tools import console, options, pictures
 from weft.tools.words import find_script, parse_topology
 
 if TYPE_CHECKING:
@@ -20,24 +20,32 @@ if TYPE_CHECKING:
 
 def emulate(
     context: typer.Context,
-    script: Annotated[str, typer.Argument(metavar="SCRIPT.py", help="an SPMD script")],
-    ranks: Annotated[
-        int | None, typer.Option(help="how many; 4, or what --nodes holds", show_default=False)
-    ] = None,
-    nodes: Annotated[str, typer.Option(help="scale-up domains: 2, or their sizes, 3+1")] = "1",
-    seed: Annotated[int, typer.Option(min=0, help="of the schedule: same seed, same run")] = 0,
-    num_sms: Annotated[int, typer.Option(help="programs resident on one rank")] = 132,
+    script: Annotated[
+        str,
+        typer.Argument(metavar="SCRIPT.py", help="a script that torchrun could start on each rank"),
+    ],
+    ranks: options.Ranks = None,
+    nodes: options.Nodes = "1",
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="picks the schedule: same seed, same run")
+    ] = 0,
+    num_sms: options.NumSms = 132,
     timeline: Annotated[
         str,
         typer.Option(
-            metavar="FILE", help="write simulated time: .html a page, .json a trace for Perfetto"
+            metavar="FILE", show_default=False,
+            help="also write the run in simulated time: a page (.html) or a Perfetto trace (.json)",
         ),
     ] = "",
-    hw: Annotated[str, typer.Option(help="the machine that simulated time is of")] = "h200x4",
-    html: Annotated[str, typer.Option(metavar="FILE.html", help=pictures.HTML_HELP)] = "",
-    json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
-) -> int:
-    """Run a script on emulated ranks; the script's own arguments follow `--`."""
+    hw: options.Machine = "h200x4",
+    html: options.Html = "",
+    json: options.AsJson = False,
+) -> int:  # fmt: skip
+    """Run a script on emulated ranks; report races, deadlocks and other mistakes.
+
+    Every rank runs the whole script, under one schedule; weft verify tries many. The script's own
+    arguments follow `--`.
+    """
     from weft.emulator.observation import Recorder
 
     topology = parse_topology(ranks, nodes)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.base.errors import UsageError
+from weft.base.errors import PlacementError, UsageError
 from weft.base.target import parse_target
 from weft.tools import console, options
 from weft.tools.words import parse_shape, parse_topology, shape_text
@@ -25,26 +26,36 @@ PARTS = ("choices", "task", "device", "mapping", "times", "core", "source")
 DEFAULT_SIZE = 4096
 
 OnHeap = Annotated[
-    str, typer.Option(help="inputs that lie where peers can read them, e.g. a", show_default=False)
-]
+    str,
+    typer.Option(
+        metavar="NAMES", help="inputs that lie on the symmetric heap, where peers can read them,"
+        " e.g. a", show_default=False,
+    ),
+]  # fmt: skip
 Show = Annotated[
-    str, typer.Option(help=f"parts to print, of {', '.join(PARTS)}; all", show_default=False)
-]
+    str,
+    typer.Option(
+        metavar="PARTS", help=f"which parts to print, of {','.join(PARTS)} (default: all)",
+        show_default=False,
+    ),
+]  # fmt: skip
 
 
 def explain(
-    subject: Annotated[str, typer.Argument(metavar="OP|FILE.py:PROGRAM")],
+    subject: options.ProgramWord,
     ranks: options.Ranks = None,
     nodes: options.Nodes = "1",
     shape: options.Shape = "",
     dtype: options.Dtype = "bf16",
-    target: Annotated[str, typer.Option(help="what it is compiled for")] = "cuda:90",
+    target: Annotated[
+        str, typer.Option(metavar="TARGET", help="what it is compiled for, e.g. hip:gfx942")
+    ] = "cuda:90",
     hw: options.Machine = "h200x4",
     on_heap: OnHeap = "",
     show: Show = "",
     json: options.AsJson = False,
 ) -> int:
-    """Print the plan at its three levels: mapping, time per engine, why this one, the source."""
+    """Show how a call is planned: the choices with predicted times, each level, the source."""
     wanted = _parts(show)
     if is_program(subject):
         parts, values = of_program(subject, ranks, nodes, shape, target, hw, on_heap, wanted)
@@ -188,7 +199,8 @@ def subject_in_file(
 def find_program(words: str) -> Compiled:
     """The program of `FILE.py:NAME`; the name may be left out where there is one.
 
-    Raises  UsageError: no such file, no such program, with those that are there
+    Raises  UsageError: no such file, or one that cannot be imported; no such program, with those
+            that are there
     """
     from weft.compiler import Compiled
 
@@ -201,6 +213,17 @@ def find_program(words: str) -> Compiled:
     sys.path.insert(0, str(Path(file).parent))
     try:
         spec.loader.exec_module(module)
+    except PlacementError:
+        raise  # it names the line of the program, and what is missing there
+    except Exception as error:
+        lines = [one.lineno for one in traceback.extract_tb(error.__traceback__)
+                 if Path(one.filename) == Path(file)]  # fmt: skip
+        line = lines[-1] if lines else getattr(error, "lineno", None) or 1
+        raise UsageError(
+            f"{file}:{line}: importing the file ends with {type(error).__name__}: {error}. It is"
+            " imported to find its programs; put what is to run on ranks under"
+            ' `if __name__ == "__main__":`'
+        ) from error
     finally:
         sys.path.pop(0)
     there = {key: value for key, value in vars(module).items() if isinstance(value, Compiled)}

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from weft.base.errors import UsageError
-from weft.tools import console
+from weft.tools import console, options
 from weft.verify.lint import Result, lint_file, python_files
 from weft.verify.lint.problem import ERROR, Problem
 
@@ -18,14 +18,18 @@ MOST_NOTES = 5
 
 
 def lint(
-    files: Annotated[list[str] | None, typer.Argument(metavar="FILE.py ..")] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE.py..", help="Python files, or folders of them"),
+    ] = None,
     source_only: Annotated[
-        bool, typer.Option("--source-only", help="do not lower kernels to TTIR: faster")
+        bool,
+        typer.Option("--source-only", help="look at the source only, not at its TTIR: faster"),
     ] = False,
-    rules: Annotated[bool, typer.Option("--rules", help="list the rules and end")] = False,
-    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    rules: Annotated[bool, typer.Option("--rules", help="list the rules, and do no more")] = False,
+    json: options.AsJson = False,
 ) -> int:
-    """Find synchronisation mistakes in files and folders by reading them."""
+    """Find synchronisation mistakes in kernels by reading files; nothing is run."""
     if rules:
         return show_rules(json)
     if not files:
@@ -53,11 +57,11 @@ def show(results: list[Result]) -> None:
     for problem in problems:
         show_problem(out, problem)
     kernels = sum(len(result.kernels) for result in results)
-    what = f"{_count(len(results), 'file')}, {_count(kernels, 'kernel')}"
+    what = f"{console.count(len(results), 'file')}, {console.count(kernels, 'kernel')}"
     lowered = sum(len(result.lowered) for result in results)
     if lowered:
         what += f", {lowered} of them lowered"
-    verdict = _count(len(problems), "finding") if problems else "nothing found"
+    verdict = console.count(len(problems), "finding") if problems else "nothing found"
     out.print(Text(f"{what}: {verdict}", style="bold red" if problems else "bold green"))
 
 
@@ -103,7 +107,3 @@ def show_rules(json: bool) -> int:
             [(r.name, r.severity, r.summary) for r in RULES.values()], "rule", "severity", "finds"
         )
     return console.FINE
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -17,6 +17,7 @@ import typer
 from rich.markup import escape
 
 from weft.base.errors import ConfigError, DtypeError, ShapeError, UsageError, WeftError
+from weft.ops import names
 from weft.tools import console
 from weft.tools.bench import bench
 from weft.tools.compile import compile_op
@@ -28,15 +29,56 @@ from weft.tools.run import run
 from weft.tools.timeline import timeline
 from weft.tools.tracing import trace
 from weft.tools.verify import verify
-from weft.tools.words import ScriptCommand
+from weft.tools.words import ScriptCommand, Verb, Verbs
 
 MISUSE = (UsageError, ShapeError, DtypeError, ConfigError)
 # What typer raises for words that no verb understands; it does not name the class itself.
 BadWords = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
+ABOUT = (
+    "Triton kernels that communicate between GPUs: run them on emulated ranks, find races and"
+    " deadlocks, compile them, time them. Start with docs/tutorial.md."
+)
+
+# Below each verb's help.
+EXAMPLES = {
+    "run": (
+        "weft run ag_gemm --ranks 4",
+        "weft run all_reduce --shape m=97,n=40 --dtype fp32 --target emu",
+    ),
+    "emulate": (
+        "weft emulate examples/01_load.py --ranks 4",
+        "weft emulate examples/05_find_the_bug.py --html bug.html",
+        "weft emulate train.py --ranks 8 --nodes 2 -- --steps 3",
+    ),
+    "verify": (
+        "weft verify ag_gemm --schedules 50",
+        "weft verify all_reduce --exhaustive",
+        "weft verify examples/06_all_gather.py --mutants",
+        "weft verify --replay .weft/replays/FILE",
+    ),
+    "explain": (
+        "weft explain ag_gemm --shape m=8192,n=7168,k=4096",
+        "weft explain examples/13_program.py:mlp --show choices,times",
+    ),
+    "timeline": (
+        "weft timeline ag_gemm --shape m=8192,n=7168,k=4096 -o plan.html",
+        "weft timeline ag_gemm --run --transport pull -o run.html",
+    ),
+    "trace": ("weft trace ag_gemm -o run.json",),
+    "bench": (
+        "weft bench ag_gemm",
+        "weft bench all_gather all_reduce --preset full -o results/",
+    ),
+    "lint": ("weft lint kernels.py", "weft lint src/ --source-only"),
+    "compile": ("weft compile ag_gemm --target cuda:90,hip:gfx942 -o build",),
+}
+OF_OPERATORS = ("run", "verify", "explain", "timeline", "trace", "bench", "compile")
+
 app = typer.Typer(
     name="weft",
-    help="Distributed tile programs: run them on emulated ranks, prove them right, compile them.",
+    cls=Verbs,
+    help=ABOUT,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -60,7 +102,7 @@ def weft(
         ),
     ] = False,
 ) -> None:  # fmt: skip
-    """Distributed tile programs: run them on emulated ranks, prove them right, compile them."""
+    """What stands before a verb."""
 
 
 def versions() -> str:
@@ -95,16 +137,30 @@ def _exiting(verb: Callable[..., int], *, emulates: bool = False) -> Callable[..
     return command
 
 
-app.command("doctor")(_exiting(doctor))
-app.command("run")(_exiting(run, emulates=True))
-app.command("emulate", cls=ScriptCommand)(_exiting(emulate, emulates=True))
-app.command("verify", cls=ScriptCommand)(_exiting(verify, emulates=True))
-app.command("explain")(_exiting(explain))
-app.command("timeline")(_exiting(timeline))
-app.command("trace")(_exiting(trace))
-app.command("bench")(_exiting(bench))
-app.command("lint")(_exiting(lint))
-app.command("compile")(_exiting(compile_op))
+def _epilog(verb: str) -> str:
+    parts = []
+    if verb in EXAMPLES:
+        parts.append("\n".join(["Examples:", *(f"$ {example}" for example in EXAMPLES[verb])]))
+    if verb in OF_OPERATORS:
+        parts.append("Operators: " + ", ".join(names()))
+    return escape("\n\n".join(parts))
+
+
+VERBS: dict[str, tuple[Callable[..., int], type[Verb], bool]] = {
+    # A verb's function, how its words are read, and whether it runs the emulator.
+    "doctor": (doctor, Verb, False),
+    "run": (run, Verb, True),
+    "emulate": (emulate, ScriptCommand, True),
+    "verify": (verify, ScriptCommand, True),
+    "lint": (lint, Verb, False),
+    "explain": (explain, Verb, False),
+    "timeline": (timeline, Verb, False),
+    "trace": (trace, Verb, False),
+    "compile": (compile_op, Verb, False),
+    "bench": (bench, Verb, False),
+}
+for _verb, (_function, _reads, _emulates) in VERBS.items():
+    app.command(_verb, cls=_reads, epilog=_epilog(_verb))(_exiting(_function, emulates=_emulates))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

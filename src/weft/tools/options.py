@@ -9,18 +9,65 @@ import typer
 from weft.tools.check import Work
 from weft.tools.words import find_op, op_dtype, parse_shape, parse_topology
 
+SUBJECT_HELP = "an operator, e.g. ag_gemm, or a weft.program in a file"
+
 OpWord = Annotated[str, typer.Argument(metavar="OP", help="an operator, e.g. ag_gemm")]
+ProgramWord = Annotated[str, typer.Argument(metavar="OP|FILE.py:PROGRAM", help=SUBJECT_HELP)]
 Ranks = Annotated[
-    int | None, typer.Option(help="how many; 4, or what --nodes holds", show_default=False)
+    int | None,
+    typer.Option(
+        metavar="N",
+        show_default=False,
+        help="number of ranks (default: 4, or the sum of the sizes in --nodes)",
+    ),
 ]
-Nodes = Annotated[str, typer.Option(help="scale-up domains: 2, or their sizes, 3+1")]
-Shape = Annotated[str, typer.Option(help="m=..,n=..,k=..: m global, n and k per rank")]
-Dtype = Annotated[str, typer.Option(help="torch's names, or fp16, bf16, fp32")]
-Transport = Annotated[str, typer.Option(help="by which, where the operator has several")]
-Machine = Annotated[str, typer.Option(help="the machine that times are of")]
-Seed = Annotated[int, typer.Option(min=0, help="of the inputs and of the schedule")]
-NumSms = Annotated[int, typer.Option(min=1, help="programs resident on one rank")]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+Nodes = Annotated[
+    str,
+    typer.Option(
+        metavar="N|A+B",
+        help="scale-up domains (an NVLink domain, a host): how many, or their sizes, e.g. 3+1",
+    ),
+]
+Shape = Annotated[
+    str,
+    typer.Option(
+        metavar="m=..,n=..",
+        help="the operator's sizes: m is global, n and k are per rank; those left out keep their"
+        " defaults",
+    ),
+]
+Dtype = Annotated[
+    str, typer.Option(metavar="DTYPE", help="bf16, fp16, fp32, or a dtype's name in torch")
+]
+Transport = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="how data is moved, for operators that have several ways",
+        show_default=False,
+    ),
+]
+Machine = Annotated[
+    str, typer.Option(metavar="NAME", help="the machine whose constants times are predicted with")
+]
+Seed = Annotated[
+    int, typer.Option(metavar="N", min=0, help="seed of the inputs and of the schedule")
+]
+NumSms = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=1, help="how many programs one rank can hold at once: a GPU's SMs"
+    ),
+]
+Html = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE.html",
+        help="also write the picture of what was found, or of a clean run, as an HTML page",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
 
 
 def work_of(op: str, ranks: int | None, nodes: str, shape: str, dtype: str) -> Work:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 # Runs that are repeated only to be drawn.
 MOST_RUNS = 4
 
-HTML_HELP = "write a picture of what was found, or of the last steps, that a browser shows"
-
 
 def check_path(path: str, option: str = "--html") -> None:
     """Refuse a file that cannot be made, before the work and not behind it.

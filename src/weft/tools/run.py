@@ -9,7 +9,7 @@ import typer
 
 from weft.base.errors import FindingError, UsageError
 from weft.base.topology import parse_nodes
-from weft.tools import console
+from weft.tools import console, options
 from weft.tools.check import Step, Work, check_emulated, check_on_gpus
 from weft.tools.words import find_op, op_dtype, parse_shape, parse_topology, shape_text
 
@@ -18,21 +18,32 @@ PLACES = {"cuda": "GPUs", "emu": "emulator"}
 
 
 def run(
-    op: Annotated[str, typer.Argument(metavar="OP", help="an operator, e.g. ag_gemm")],
+    op: options.OpWord,
     ranks: Annotated[
         int | None,
-        typer.Option(help="how many; one for each GPU, or 4, or --nodes'", show_default=False),
+        typer.Option(
+            metavar="N", show_default=False,
+            help="number of ranks (default: one for each GPU; emulated 4, or as --nodes says)",
+        ),
     ] = None,
-    nodes: Annotated[str, typer.Option(help="scale-up domains: 2, or their sizes, 3+1")] = "1",
-    target: Annotated[str, typer.Option(help="auto, cuda or emu")] = "auto",
-    shape: Annotated[str, typer.Option(help="m=..,n=..,k=..: m global, n and k per rank")] = "",
-    dtype: Annotated[str, typer.Option(help="torch's names, or fp16, bf16, fp32")] = "bf16",
-    seed: Annotated[
-        int, typer.Option(min=0, help="of the inputs and, on emu, of the schedule")
-    ] = 0,
-    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
-) -> int:
-    """Run an operator against its reference: eager, replayed, another shape, eager again."""
+    nodes: options.Nodes = "1",
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|cuda|emu",
+            help="where to run; auto takes GPUs where there are enough, else the emulator",
+        ),
+    ] = "auto",
+    shape: options.Shape = "",
+    dtype: options.Dtype = "bf16",
+    seed: options.Seed = 0,
+    json: options.AsJson = False,
+) -> int:  # fmt: skip
+    """Run an operator and compare its results with its reference.
+
+    It is called eagerly, recorded and replayed three times, called with another shape, and called
+    eagerly again.
+    """
     ranks, where, why = choose_target(target, ranks, nodes)
     topology = parse_topology(ranks, nodes)
     ranks = topology.num_ranks
@@ -120,7 +131,7 @@ def count_gpus() -> int:
 def show(values: dict, steps: list[Step]) -> None:
     out = console.results()
     out.print(
-        f"{values['op']} on {values['ranks']} ranks, {values['target']}, "
+        f"{values['op']} on {console.count(values['ranks'], 'rank')}, {values['target']}, "
         f"{shape_text(values['shape'])}, {values['dtype']}: "
         + ("[bold green]ok[/]" if values["ok"] else "[bold red]wrong[/]")
         + f"  ({values['seconds']} s)"

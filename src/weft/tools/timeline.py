@@ -40,30 +40,37 @@ AsTasks = Annotated[
     str,
     typer.Option(
         "--persistent", metavar="SCHEDULE",
-        help="as one kernel, whose queues are: balanced, round_robin, dynamic", show_default=False,
+        help="draw it as one persistent kernel, whose queues are balanced, round_robin or dynamic",
+        show_default=False,
     ),
 ]  # fmt: skip
 
 
 def timeline(
-    subject: Annotated[str, typer.Argument(metavar="OP|FILE.py:PROGRAM")],
+    subject: options.ProgramWord,
     output: Output,
     ranks: options.Ranks = None,
     nodes: options.Nodes = "1",
     shape: options.Shape = "",
     dtype: options.Dtype = "bf16",
     run: Annotated[
-        bool, typer.Option("--run", help="run it on the emulator and draw what happened")
+        bool, typer.Option("--run", help="draw a run on the emulator, not the plan")
     ] = False,
     transport: options.Transport = "",
     as_tasks: AsTasks = "",
-    target: Annotated[str, typer.Option(help="what the plan is for")] = "cuda:90",
+    target: Annotated[
+        str, typer.Option(metavar="TARGET", help="what the plan is for, e.g. hip:gfx942")
+    ] = "cuda:90",
     hw: options.Machine = "h200x4",
     seed: options.Seed = 0,
     num_sms: options.NumSms = 132,
     json: options.AsJson = False,
 ) -> int:
-    """Draw who does what when: from the plan, before anything runs, or with --run what happened."""
+    """Draw the schedule of all ranks and engines as an HTML page.
+
+    It is predicted from the plan, before anything runs; with --run it is what happened on the
+    emulator, in simulated time.
+    """
     from weft.tools.schedule import page
     from weft.verify.picture.document import save
 

@@ -27,7 +27,7 @@ def trace(
     num_sms: options.NumSms = 132,
     json: options.AsJson = False,
 ) -> int:
-    """Write what happens on the emulator, in simulated time, as a trace for Perfetto."""
+    """Run an operator on the emulator and write a trace of it, in simulated time, for Perfetto."""
     from weft.base.hardware import find_hardware
     from weft.tools.schedule.runs import config_for, timed_call
 

@@ -11,7 +11,7 @@ import typer
 
 from weft.base.errors import UsageError
 from weft.base.report import Finding, Report
-from weft.tools import console, pictures
+from weft.tools import console, options, pictures
 from weft.tools.check import CALLS, Work
 from weft.tools.subjects import (
     NUM_SMS,
@@ -45,51 +45,82 @@ SMALLEST_RANKS = 2
 
 def verify(
     context: typer.Context,
-    subject: Annotated[str, typer.Argument(metavar="OP|SCRIPT.py")] = "",
+    subject: Annotated[
+        str,
+        typer.Argument(metavar="OP|SCRIPT.py", help="an operator, e.g. ag_gemm, or your script"),
+    ] = "",
     ranks: Annotated[
         int | None,
         typer.Option(
-            help="how many; 4, or what --nodes holds; 2 with --exhaustive", show_default=False
+            metavar="N", show_default=False,
+            help="number of ranks (default: 4, or as --nodes says; 2 with --exhaustive)",
         ),
     ] = None,
-    nodes: Annotated[str, typer.Option(help="scale-up domains: 2, or their sizes, 3+1")] = "1",
+    nodes: options.Nodes = "1",
     schedules: Annotated[
-        int | None, typer.Option(help="how many schedules to draw; 20", show_default=False)
+        int | None,
+        typer.Option(
+            metavar="N", help="how many random schedules to run (default: 20)", show_default=False
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="the first schedule's seed")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="seed of the first schedule")
+    ] = 0,
     exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="every schedule that could make a difference")
+        bool,
+        typer.Option("--exhaustive", help="run every schedule that could make a difference"),
     ] = False,
-    max_executions: Annotated[int, typer.Option(help="--exhaustive: at most so many")] = 100_000,
-    max_seconds: Annotated[float, typer.Option(help="at most so long")] = 600.0,
-    max_megabytes: Annotated[float, typer.Option(help="at most so much memory")] = 4096.0,
+    mutants: Annotated[
+        bool,
+        typer.Option(
+            "--mutants", help="remove or weaken each signal and wait in turn: would that be found?"
+        ),
+    ] = False,
+    replay: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE", show_default=False,
+            help="run one failing execution again, from the FILE that --exhaustive has saved",
+        ),
+    ] = "",
+    save: Annotated[
+        str, typer.Option(metavar="FOLDER", help="where --exhaustive saves failing executions")
+    ] = REPLAYS,
+    max_executions: Annotated[
+        int, typer.Option(metavar="N", help="bound of --exhaustive")
+    ] = 100_000,
+    max_seconds: Annotated[
+        float, typer.Option(metavar="S", help="bound of --exhaustive and --mutants")
+    ] = 600.0,
+    max_megabytes: Annotated[
+        float, typer.Option(metavar="MB", help="bound of --exhaustive: memory")
+    ] = 4096.0,
     calls: Annotated[
         str,
         typer.Option(
-            help=f"ways to call an operator, of {', '.join(CALLS)}; all of them in turn, once"
-            " with --exhaustive",
+            metavar="WAYS",
+            help=f"how an operator is called, some of {','.join(CALLS)} (default: all in turn;"
+            " once with --exhaustive)",
             show_default=False,
         ),
     ] = "",
-    mutants: Annotated[
-        bool, typer.Option("--mutants", help="are all that is synchronised, and how, needed?")
-    ] = False,
-    replay: Annotated[
-        str, typer.Option(metavar="FILE", help="run the one execution that FILE holds")
-    ] = "",
-    save: Annotated[
-        str, typer.Option(metavar="FOLDER", help="where failing executions are saved")
-    ] = REPLAYS,
-    num_sms: Annotated[int, typer.Option(help="programs resident on one rank")] = NUM_SMS,
+    num_sms: options.NumSms = NUM_SMS,
     shape: Annotated[
-        str, typer.Option(help="an operator's sizes, m=..,n=..,k=..; the smallest of two tiles"
-                          " for each rank with --exhaustive")
+        str,
+        typer.Option(
+            metavar="m=..,n=..", show_default=False,
+            help="an operator's sizes (default: small; with --exhaustive two tiles to a rank)",
+        ),
     ] = "",
-    dtype: Annotated[str, typer.Option(help="an operator's dtype")] = DEFAULT_DTYPE,
-    html: Annotated[str, typer.Option(metavar="FILE.html", help=pictures.HTML_HELP)] = "",
-    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    dtype: options.Dtype = DEFAULT_DTYPE,
+    html: options.Html = "",
+    json: options.AsJson = False,
 ) -> int:  # fmt: skip
-    """Look for races, deadlocks and wrong answers under many schedules, or under all."""
+    """Run an operator or a script under many schedules; report what goes wrong in any of them.
+
+    By default 20 random schedules are run. What is reported: races, deadlocks, other mistakes in
+    synchronisation, wrong results. A script's own arguments follow `--`.
+    """
     pictures.check_path(html)
     if exhaustive:
         pictures.check_folder(save, "--save")
@@ -224,9 +255,10 @@ def run_exhaustive(
         show(report, what)
         for subject, one in found.searches:
             state = "complete" if one.complete else f"stopped at {one.bound}"
+            ran = console.count(one.executions, "execution")
             console.notes().print(
-                f"[dim]{subject.variant}: {one.executions} executions of up to {one.steps} steps in"
-                f" {one.seconds:.1f} s, {one.abandoned} more given up as alike; {state}[/]"
+                f"[dim]{subject.variant}: {ran} of up to {one.steps} steps in {one.seconds:.1f} s,"
+                f" {one.abandoned} more given up as alike; {state}[/]"
             )
         for finding in report:
             if path := found.replays.get(finding.key()):

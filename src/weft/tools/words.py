@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from pathlib import Path
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from weft.base.card import Op
 from weft.base.dtypes import Dtype, parse_dtype
@@ -84,8 +84,8 @@ def find_op(name: str) -> Op:
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise UsageError(f"no operator is called {name!r}; there are {', '.join(known)}{hint}")
+    hint = f"; did you mean {near[0]}?" if near else "."
+    raise UsageError(f"no operator is called {name!r}{hint} The operators are {', '.join(known)}")
 
 
 def op_dtype(op: Op, text: str) -> Dtype:
@@ -100,13 +100,37 @@ def is_script(word: str) -> bool:
 
 
 def find_script(path: str) -> Path:
+    """Raises  UsageError: no such file; the message says what an operator is run by"""
+    from weft.ops import names
+
     script = Path(path)
     if not script.is_file():
-        raise UsageError(f"there is no script {path}")
+        hint = f"; {path} is an operator: weft run {path}" if path in names() else ""
+        raise UsageError(f"there is no script {path}{hint}")
     return script
 
 
-class ScriptCommand(TyperCommand):
+class Verb(TyperCommand):
+    """A verb whose help shows no type beside an option that takes no word."""
+
+    def get_params(self, ctx):
+        return [_without_type(param) for param in super().get_params(ctx)]
+
+
+class Verbs(TyperGroup):
+    """All verbs; the same of the options before them."""
+
+    def get_params(self, ctx):
+        return [_without_type(param) for param in super().get_params(ctx)]
+
+
+def _without_type(param):
+    if getattr(param, "is_flag", False):
+        param.metavar = ""
+    return param
+
+
+class ScriptCommand(Verb):
     """A verb that takes a script: what follows `--` belongs to the script, unread."""
 
     def parse_args(self, ctx, args: list[str]) -> list[str]:
