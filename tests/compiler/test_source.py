@@ -154,6 +154,23 @@ def test_both_twins_compile_and_their_waits_hold(name, twin, target, given):
     assert "ld.local" not in binary.asm.get("ptx", "")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("ag_gemm_nodes", "cuda:100"), ("ag_gemm_nodes", "hip:gfx942"), ("gemm_ar_nodes", "cuda:90")],
+)
+def test_kernels_for_several_nodes_compile_and_their_waits_hold(name, target):
+    """They have no twin for Hopper: kernels in Gluon put nothing to other nodes."""
+    kernel, target = kernel_of(name), TARGETS[target]
+    twins, is_cuda = source.load(kernel), target.backend == "cuda"
+    assert twins.sm90 is None
+    given = Specialised("bfloat16", (128, 128, 64), 4, tma=is_cuda, num_warps=8, num_stages=2)
+    binary = triton_api.compile_kernel(twins.plain, record(kernel, "plain", given), target)
+    report = compiled(binary, target)
+    assert report.ok, str(report)
+    assert "ld.local" not in binary.asm.get("ptx", "")
+
+
 def test_lines_of_signals_name_the_users_line():
     """So every report that shows a line of generated source shows whose wish it was."""
     kernel = kernel_of("gemm_rs")
@@ -200,14 +217,12 @@ def test_tiles_that_leave_by_tma_have_a_descriptor_for_each_peer():
         ("all_reduce_rms_norm", "cuda:90", Specialised("bfloat16", (2, 4096), 4, num_warps=8)),
         ("all_reduce_rms_norm", "hip:gfx942", Specialised("bfloat16", (2, 4096), 4, num_warps=8)),
         ("all_reduce_rms_norm_few", "cuda:90", Specialised("bfloat16", (1, 8192), 8, num_warps=16)),
-        ("all_reduce_rms_norm_few", "cuda:100", Specialised("float32", (1, 4096), 4, num_warps=16)),
-        (
-            "all_reduce_rms_norm_few",
-            "hip:gfx942",
-            Specialised("float16", (1, 4096), 4, num_warps=8),
-        ),
+        pytest.param("all_reduce_rms_norm_few", "cuda:100",
+                     Specialised("float32", (1, 4096), 4, num_warps=16), marks=pytest.mark.slow),
+        pytest.param("all_reduce_rms_norm_few", "hip:gfx942",
+                     Specialised("float16", (1, 4096), 4, num_warps=8), marks=pytest.mark.slow),
     ],
-)
+)  # fmt: skip
 def test_kernels_of_rows_compile_and_their_waits_hold(name, target, given):
     kernel, target = kernel_of(name), TARGETS[target]
     twins = source.load(kernel)

@@ -27,6 +27,15 @@ def gather(x):
     return all_gather(x)
 """
 
+FEW = """
+import weft
+from weft.compiler import Partial, Tensor, all_reduce, silu
+
+@weft.program(mesh="tp", x=Tensor("bfloat16", ("m", 1024), Partial()))
+def few(x):
+    return silu(all_reduce(x))
+"""
+
 
 def explained(capsys, *words: str) -> dict:
     assert main(["explain", *words, "--json"]) == 0
@@ -71,6 +80,17 @@ def test_a_tile_that_straddles_ranks_waits_for_both(capsys):
     assert any(len(one["awaits"]) == 2 or one["owner"] == 0 and one["awaits"] for one in tiles)
     last = explained(capsys, "ag_gemm", "--shape", "m=100,n=64,k=64", "--ranks", "2")["mapping"][-1]
     assert "… 49," in last["text"] or "… 99," in last["text"], "no rows that are not there"
+
+
+def test_rows_by_packets(tmp_path, capsys):
+    path = tmp_path / "few.py"
+    path.write_text(FEW)
+    few, many = (explained(capsys, f"{path}:few", "--shape", f"m={m}") for m in (16, 8192))
+    (choice,) = [one for one in few["choices"]["choices"] if one["what"] == "engine"]
+    assert choice["taken"] == "packets" and "push" in choice["why"]
+    assert all("packets to partials of all ranks" in tile["text"] for tile in few["mapping"])
+    assert "advance(end, slot)" in few["core"][0] and "finish(end, slot)" in many["core"][0]
+    assert few["times"]["end_us"] < many["times"]["end_us"]
 
 
 def test_for_people(capsys):

@@ -192,6 +192,10 @@ def _mapped(played: Played, launch: Launch, rank: int, tile: Tile) -> dict[str, 
     )  # fmt: skip
     end = min(first + tile.rows, most)
     words = [f"{name}[{s}][{c}]" for name in launch.awaits for s, c in tile.words]
+    if sums and played.channels[sums].by == "packet":
+        text = f"rows {first} … {end - 1}, {columns}: packets to {launch.pushes[0]} of all ranks, "
+        text += "added to theirs, which say themselves that they have come"
+        return {"tile": [tile.i_m, tile.i_n], "owner": rank, "awaits": [], "text": text}
     if not is_cut:
         text = f"rows {first} … {end - 1}, {columns}: of rank {tile.owner}"
         text += f", after {', '.join(words)}" if words else ", there from the start"

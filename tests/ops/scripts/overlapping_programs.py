@@ -17,6 +17,8 @@ import weft
 import weft.ops
 from weft.base.dtypes import tolerance
 from weft.compiler import (
+    Partial,
+    Replicate,
     Shard,
     Tensor,
     all_gather,
@@ -26,6 +28,7 @@ from weft.compiler import (
     libraries,
     moe_route,
     reduce_scatter,
+    rms_norm,
     scatter_rows,
     silu_mul,
 )
@@ -52,6 +55,10 @@ def mlp(x, w1, w2):
     return reduce_scatter(silu_mul(all_gather(x) @ w1) @ w2)
 
 
+def few(x, residual, weight):
+    return rms_norm(all_reduce(x) + residual, weight)
+
+
 class Case:
     """One program at one number of rows, by one engine."""
 
@@ -73,6 +80,9 @@ class Case:
 
         if function is gemm_ar:
             return {"a": of("m", n, Shard(1)), "b": of(n, k, Shard(0))}
+        if function is few:
+            x, whole = of("m", k, Partial()), of("m", k, Replicate())
+            return {"x": x, "residual": whole, "weight": of(1, k, Replicate())}
         if function is moe:
             w1, w2 = of(EXPERTS, k, 2 * n, Shard(2)), of(EXPERTS, n, k, Shard(1))
             return {"x": of("m", k, Shard(0)), "logits": of("m", EXPERTS, Shard(0)),
@@ -110,6 +120,8 @@ class Case:
         return bool(error <= tolerance("bfloat16", size) * expected.norm())
 
     def _part(self, whole: torch.Tensor, placement: Any) -> torch.Tensor:
+        if isinstance(placement, Partial):
+            return whole / self.world.num_ranks
         if not isinstance(placement, Shard):
             return whole
         size = whole.shape[placement.dim]
@@ -140,6 +152,8 @@ def main() -> None:
         Case(world, mlp, {"gathered": "copy_engine"}, sizes),
         Case(world, mlp, {"gathered": "push"}, sizes),
         Case(world, gemm_ar, {"reduced": "push"}, sizes),
+        # The second call has more rows, which lie in the same boxes.
+        *(Case(world, few, {"reduced": "packets"}, (m, *sizes[1:])) for m in (1, 29)),
         Case(world, moe, {}, (sizes[0], sizes[1], sizes[2] // 2)),
     ]
     for one in some:

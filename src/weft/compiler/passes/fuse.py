@@ -83,7 +83,7 @@ def fuse(program: Program, epilogues: Sequence[str] = ELEMENTWISE) -> Program:
             group = _of_sum(program, task, kernels)
             has_width = task.type is not None and isinstance(task.type.sizes[1], int)
             if len(group) > 1 and has_width:
-                claim(group, "rows are worked on where they are summed, and sent when done")
+                claim(group, "rows are worked on where they are summed")
     tasks = tuple(replace(one, kernel=kernels.get(one.name, "")) for one in program.tasks)
     fused = replace(program, tasks=tasks, stage="fused")
     return replace(fused, choices=(*program.choices, *choices, *_left(fused)))

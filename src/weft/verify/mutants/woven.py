@@ -71,6 +71,11 @@ def search_woven(
 def argument(kernel: core.Kernel, mutant: Mutant) -> str:
     """Why a mutant changes nothing that ranks could see; "" where nothing says so."""
     word = mutant.site.primitive.split()[0]
+    if word == "advance" and mutant.kind == "swap":
+        return (
+            "every program has read the call's number before it counts itself as done, and nobody "
+            "reads it again before this rank's next call"
+        )
     of_credits = word == "credit" or (word == "finish" and mutant.kind == "swap")
     if of_credits and core.implies_credits(kernel):
         return (
@@ -116,14 +121,14 @@ def _changes(kernel: core.Kernel, index: int) -> Iterator[tuple[str, tuple[core.
         relaxed = "relax-acquire" if isinstance(one, core.Wait) else "relax-release"
         yield relaxed, (*before, replace(one, order="relaxed"), *after)
         yield "narrow", (*before, replace(one, scope="device"), *after)
-    if isinstance(one, core.Finish):
+    if isinstance(one, core.Finish | core.Advance):
         yield "double", (*before, one, one, *after)
     yield "swap", _swapped(before, one, after)
 
 
 def _swapped(before: tuple, one: core.Statement, after: tuple) -> tuple[core.Statement, ...]:
     """The statement on the other side of what it orders."""
-    if isinstance(one, core.Notify | core.Finish):
+    if isinstance(one, core.Notify | core.Finish | core.Advance):
         return (replace(one, slot=EARLIER[one.slot]), *_rest(before, after))
     if isinstance(one, core.Wait | core.Credit):
         return (*_rest(before, after), replace(one, slot=LATER[one.slot]))

@@ -1,0 +1,117 @@
+"""Packets of generated kernels: each statement, hook and primitive is needed, and both halves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import weft
+import weft.ops
+from weft.base.target import TARGETS
+from weft.compiler import Facts, Partial, Replicate, Settings, Tensor, all_reduce, libraries
+from weft.compiler.frontend import trace
+from weft.compiler.lower import kernels, loading, source
+from weft.compiler.passes.place import place
+from weft.compiler.pipeline import overlap
+from weft.emulator.rewriting import Rewrite
+from weft.ir import core
+from weft.tiles import row_packets
+from weft.verify.laggards import chooser_of
+from weft.verify.mutants import Bounds, Run, WrongAnswer, search
+from weft.verify.mutants.search import shows
+from weft.verify.mutants.woven import search_woven
+
+RANKS, N = 2, 6
+TYPES = {
+    "x": Tensor("bfloat16", ("m", N), Partial()),
+    "residual": Tensor("bfloat16", ("m", N), Replicate()),
+}
+
+
+def few(x, residual):
+    return all_reduce(x) + residual
+
+
+PLACED = place(trace(few, "tp", TYPES))
+STAGES = overlap(
+    PLACED, Facts({"m": 16}, RANKS, TARGETS["emu"]), Settings(engines={"reduced": "packets"})
+)
+((KERNEL),) = kernels.lower(STAGES.plan).values()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+
+
+def main() -> None:
+    """Three calls, with other numbers and other rows each time."""
+    world = weft.init()
+    for seed, m in enumerate((3, 5, 2)):
+        generator = torch.Generator().manual_seed(seed)
+        whole = {
+            name: torch.randn(m, N, generator=generator).bfloat16() for name in ("x", "residual")
+        }
+        # Halves are exact, so that the order of sums does not matter.
+        mine = whole | {"x": whole["x"] / RANKS}
+        results = weft.ops.run_plan(STAGES, mine, {"m": m}, world=world)
+        wanted = libraries.reference(PLACED, {k: v.float() for k, v in whole.items()})
+        if not all(torch.equal(a, b.bfloat16()) for a, b in zip(results, wanted, strict=True)):
+            raise WrongAnswer
+    world.close()
+
+
+def run(seed: int, rewrite: Rewrite):
+    with weft.emulated(
+        RANKS, seed=seed, collect=True, rewrite=rewrite, chooser=chooser_of(seed)
+    ) as session:
+        session.run(main)
+    return session.report
+
+
+def runs_of(changed: core.Kernel) -> list[Run]:
+    def of_changed(seed: int, rewrite: Rewrite):
+        with source.replaced(KERNEL, changed):
+            return run(seed, rewrite)
+
+    return [Run("packets", of_changed)]
+
+
+def test_every_mutant_of_the_ir_is_caught():
+    """The one that is left moves the call's number when every program has read it."""
+    report = search_woven(
+        KERNEL, runs_of, Bounds(schedules=8, census=2, jobs=1), subject="few", ranks=RANKS
+    )
+    assert report.ok and report.caught == 2 and len(report.verdicts) == 3, str(report)
+
+
+@pytest.mark.parametrize("hook", KERNEL.of(core.Hook), ids=lambda one: f"{one.slot}-{one.function}")
+def test_a_kernel_without_one_of_its_hooks_is_refused_or_seen(hook):
+    left = tuple(one for one in KERNEL.statements if one is not hook)
+    changed = replace(KERNEL, statements=left)
+    if core.check(changed):
+        assert hook.function not in ("add_ahead", "rounded")
+    elif hook.function != "rounded":  # it is rounded where it is stored, too
+        assert shows(runs_of(changed)[0], 0, Rewrite())
+
+
+def test_one_half_would_not_do(monkeypatch):
+    """Who is in the next call would overwrite packets that others have not read."""
+    text = Path(row_packets.__file__).read_text()
+    assert text.count("+ args.e % 2") == 1
+    tiles = loading.import_text("one_half", text.replace("+ args.e % 2", ""))
+    text = source.text(KERNEL).replace("import row_packets, ", "import ")
+    module = loading.import_text("one_half_few", text, {"row_packets": tiles})
+    twins = source.Twins(getattr(module, KERNEL.name), None)
+    monkeypatch.setattr(source, "load", lambda kernel: twins)
+    assert any(shows(Run("packets", run), seed, Rewrite()) for seed in range(8))
+
+
+@pytest.mark.slow
+def test_every_primitive_is_needed():
+    bounds = Bounds(schedules=16, argued=1, jobs=1)
+    report = search([Run("packets", run)], bounds, subject="few", ranks=RANKS)
+    assert report.ok and not report.unreached and len(report.verdicts) >= 12, str(report)
