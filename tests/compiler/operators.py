@@ -97,7 +97,9 @@ def placed(function) -> Program:
     return place(trace(function, "tp", PARAMETERS[function]))
 
 
-def compiled(function, m: int = 8192, on_heap: str = "", **settings) -> Stages:
+def compiled(
+    function, m: int = 8192, on_heap: str = "", nodes: tuple[int, ...] = (), **settings
+) -> Stages:
     """For m rows on four H200s; `on_heap` are inputs, by one letter or a name each."""
-    facts = Facts({"m": m}, on_heap=frozenset(on_heap.split()))
+    facts = Facts({"m": m}, nodes=nodes, on_heap=frozenset(on_heap.split()))
     return overlap(placed(function), facts, Settings(**settings))

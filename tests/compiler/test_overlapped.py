@@ -33,6 +33,12 @@ PLANS = {
     "ag_gemm_push": (operators.ag_gemm, {"engines": {"gathered": "push"}, **WIDE}),
     "gemm_rs": (operators.gemm_rs, WIDE),
     "gemm_ar_two_shot": (operators.gemm_ar, {"engines": {"reduced": "push"}, **WIDE}),
+    "ag_gemm_nodes": (
+        operators.ag_gemm, {"engines": {"gathered": "put"}, "nodes": (2, 2), **WIDE},
+    ),
+    "gemm_ar_nodes": (
+        operators.gemm_ar, {"engines": {"reduced": "put"}, "nodes": (2, 2), **WIDE},
+    ),
     "gemm_ar_one_shot": (operators.gemm_ar, {"engines": {"reduced": "packets"}, "m": 64}),
     "all_reduce_rms_norm": (operators.all_reduce_rms_norm, {}),
     "all_reduce_rms_norm_few": (operators.all_reduce_rms_norm, {"m": 16}),

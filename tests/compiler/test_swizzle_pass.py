@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import operators
 import pytest
 import triton
@@ -12,6 +14,7 @@ from weft.base.errors import ConfigError
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.passes import swizzle
 from weft.compiler.pipeline import overlap
+from weft.ir.device import Launch
 from weft.tiles import swizzle as orders
 from weft.tiles.swizzle import rotated
 
@@ -66,6 +69,16 @@ def test_several_nodes_go_node_by_node_where_kernels_can():
     assert found == "hierarchical_scatter"
     found = swizzle.swizzle(program, facts, settings, ("scatter",)).task("product").order
     assert found == "scatter"
+    unlike = replace(facts, nodes=(1, 3))
+    found = swizzle.swizzle(program, unlike, settings)
+    assert found.task("product").order == "scatter"
+    assert "rank by rank, as nodes of 1+3 ranks are not alike" in found.choices[-1].why
+
+
+def test_rows_are_put_in_the_order_in_which_other_nodes_ask_for_them():
+    plan = compiled(operators.ag_gemm, engines={"gathered": "put"}, nodes=(2, 2)).plan
+    orders = {one.kernel: one.order for one in plan.of(Launch)}
+    assert orders == dict.fromkeys(("ag_gemm_push", "ag_gemm_multiply"), "hierarchical_gather")
 
 
 def test_a_users_order_is_taken_if_each_tile_comes_once():

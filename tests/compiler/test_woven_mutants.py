@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import weft
 from weft.base.dtypes import tolerance
 from weft.base.target import TARGETS
 from weft.compiler.lower import source
+from weft.ir import core
 from weft.verify.laggards import chooser_of
 from weft.verify.mutants import Bounds, Run, WrongAnswer
 from weft.verify.mutants.woven import mutations, search_woven
@@ -29,10 +31,10 @@ def one_slot(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
 
 
-def run_of(main) -> Run:
+def run_of(main, nodes: int = 1) -> Run:
     def run(seed, rewrite):
         with weft.emulated(
-            RANKS, seed=seed, collect=True, rewrite=rewrite, chooser=chooser_of(seed)
+            RANKS, nodes, seed=seed, collect=True, rewrite=rewrite, chooser=chooser_of(seed)
         ) as session:
             session.run(main)
         return session.report
@@ -45,7 +47,7 @@ def expect(c: torch.Tensor, expected: torch.Tensor, k: int) -> None:
         raise WrongAnswer
 
 
-def gathers(kernel):
+def gathers(kernel, nodes: int = 1):
     """ag_gemm, three times, with other numbers each time."""
     multiply, (m, n, k) = source.load(kernel).plain, (40, 16, 16)
     whole, b = torch.randn(m, k), torch.randn(k, n)
@@ -63,7 +65,7 @@ def gathers(kernel):
             expect(c, (whole * (turn + 1)) @ b, k)
         world.close()
 
-    return [run_of(main)]
+    return [run_of(main, nodes)]
 
 
 def shipped(name: str):
@@ -81,16 +83,17 @@ def of_experts(name: str):
     return operator(name, "KERNEL", problem, replace(config, tile_n=16, tile_k=16))
 
 
-def product(name: str):
+def product(name: str, nodes: int = 1):
     """gemm_rs or gemm_ar with its kernel generated from what is given, the same."""
     module = importlib.import_module(f"weft.ops.{name}")
     problem = module.op.make_problem(RANKS, {"m": 40, "n": 20, "k": 16}, "float32")
     return operator(
-        name, "PROGRAM", problem, module.Config(tile_m=16, tile_n=16, tile_k=16, num_warps=4)
-    )
+        name, "PROGRAM", problem, module.Config(tile_m=16, tile_n=16, tile_k=16, num_warps=4),
+        nodes,
+    )  # fmt: skip
 
 
-def operator(name: str, called: str, problem, config):
+def operator(name: str, called: str, problem, config, nodes: int = 1):
     """An operator whose kernel is `called` so, with another in its place."""
     module = importlib.import_module(f"weft.ops.{name}")
     turns = [
@@ -112,11 +115,37 @@ def operator(name: str, called: str, problem, config):
         def run(seed, rewrite):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(module, called, instead)
-                return run_of(main).run(seed, rewrite)
+                return run_of(main, nodes).run(seed, rewrite)
 
         return [Run("push", run)]
 
     return runs_of
+
+
+def by_node(kernel: core.Kernel) -> core.Kernel:
+    """The same where tiles go node by node."""
+    statements = tuple(
+        replace(one, function=f"hierarchical_{one.function}")
+        if isinstance(one, core.Hook) and one.slot == "order" else one
+        for one in kernel.statements
+    )  # fmt: skip
+    return core.require(replace(kernel, statements=statements))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plan", "runs_of", "caught"),
+    [
+        ("ag_gemm_nodes", lambda: partial(gathers, nodes=2), 7),
+        ("gemm_rs", lambda: product("gemm_rs", nodes=2), 13),
+    ],
+)
+def test_every_mutant_is_caught_where_tiles_go_node_by_node(plan, runs_of, caught):
+    """Ranks 0 and 1 are on one node, rank 2 on another."""
+    kernel = kernel_of(plan) if plan.endswith("nodes") else by_node(shipped(plan))
+    assert len(list(mutations(kernel))) == caught
+    report = search_woven(kernel, runs_of(), BOUNDS, subject=plan, ranks=RANKS)
+    assert report.ok and report.caught == caught, str(report)
 
 
 @pytest.mark.parametrize(

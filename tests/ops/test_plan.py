@@ -11,6 +11,7 @@ import weft.ops
 from weft.base.dtypes import tolerance
 from weft.base.errors import ConfigError, UnsupportedError
 from weft.base.target import TARGETS
+from weft.base.topology import text_of
 from weft.compiler import (
     Partial,
     Replicate,
@@ -88,13 +89,15 @@ class Program:
     """One program, compiled for some ranks, and its answer."""
 
     def __init__(
-        self, function, num_ranks: int, m: int, engines=None, on_heap: str = "", orders=None
-    ) -> None:
+        self, function, num_ranks: int, m: int, engines=None, on_heap: str = "", orders=None,
+        nodes: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
         parameters = PARAMETERS[function]
         self.num_ranks = num_ranks
         self.placed = place(trace(function, "tp", parameters))
         tiles = {task.name: TILES[task.name] for task in self.placed.tasks if task.name in TILES}
-        facts = Facts({"m": m}, num_ranks, TARGETS["cuda:90"], on_heap=frozenset(on_heap.split()))
+        heap = frozenset(on_heap.split())
+        facts = Facts({"m": m}, num_ranks, TARGETS["cuda:90"], nodes, heap)
         self.stages = overlap(self.placed, facts, Settings(tiles, engines or {}, orders or {}))
         self.placements = {name: one.placement for name, one in parameters.items()}
         self.sizes = {name: one.sizes for name, one in parameters.items()}
@@ -176,6 +179,28 @@ class Program:
 def test_every_way_of_calling(ranks, function, engines, num_ranks, m):
     program = Program(function, num_ranks, m, engines)
     ranks(lambda: program.main(m, m // 2 + 1), num_ranks)
+
+
+@pytest.mark.parametrize(
+    ("function", "engines", "nodes"),
+    [
+        (ag_gemm, {"gathered": "put"}, (2, 1)),
+        (gemm_rs, {"scattered": "put"}, (2, 1)),
+        (gemm_ar, {"reduced": "put"}, (2, 1)),
+        (all_reduce_rms_norm, {}, (2, 1)),
+        pytest.param(gemm_ar, {"reduced": "put"}, (1, 1), marks=pytest.mark.slow),
+        pytest.param(ag_gemm, {"gathered": "put"}, (2, 2), marks=pytest.mark.slow),
+        pytest.param(mlp, {"gathered": "put"}, (2, 2), marks=pytest.mark.slow),
+    ],
+    ids=lambda one: getattr(one, "__name__", text_of(one) if isinstance(one, tuple) else "put"),
+)
+def test_tiles_go_node_by_node(ranks, function, engines, nodes):
+    """Of rows that nothing divides: tiles straddle ranks, and nodes."""
+    num_ranks, m = sum(nodes), 61
+    program = Program(function, num_ranks, m, engines, nodes=nodes)
+    launches = program.stages.plan.of(Launch)
+    assert launches and all(one.order.startswith("hierarchical_") for one in launches)
+    ranks(lambda: program.main(m, 9), num_ranks, nodes=nodes)
 
 
 def test_rows_that_engines_read_in_place(ranks):

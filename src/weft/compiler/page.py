@@ -258,8 +258,14 @@ Within a kernel the tiles are those of its product."""
 SWIZZLED = """\
 ## `swizzle`: the order of tiles
 
-A user's order is a function like those of `tiles/swizzle.py`, checked for the sizes of the call:
-each tile must come once; where two numbers give one tile, both are named."""
+Over several nodes the order is `hierarchical_gather` or `hierarchical_scatter`
+(`tiles/hierarchy.py`): own rows, those of the own node, then node by node, and rows are put in the
+order in which they are asked for; or, where sums leave, the other nodes' tiles first
+([022](decisions/022-nodes-in-turn.md)).
+
+A user's order of gathered rows is a function like those of `tiles/swizzle.py`, of which it may be
+made. It is checked for the sizes of the call and every rank: each tile must come once; where two
+numbers give one tile, both are named."""
 
 CHUNKED = """\
 ## `chunk`: how finely rows are announced"""
@@ -343,9 +349,9 @@ frontend. Products by tables have no twin for Hopper, their ways are not predict
 those of `moe_route`; tokens that go to their experts' ranks go by operators' calls. Sums over
 columns, and rows that are gathered for anything but a product, stay calls of libraries. Packets
 carry rows that are summed and worked on; for products whose rows are gathered or whose sums travel
-by packets operators have kernels and the generator has none. SMs never pull. Over
-several nodes tiles go rank by rank: the order by nodes (`tiles/hierarchy.py`) is not generated. A
-product that is behind a gather and ends in a sum hides the gather alone."""
+by packets operators have kernels and the generator has none. SMs never pull. Where nodes
+differ by more than one rank, tiles go rank by rank, and what `engines` predicts knows no order by
+nodes. A product that is behind a gather and ends in a sum hides the gather alone."""
 
 
 if __name__ == "__main__":

@@ -63,6 +63,9 @@ FUNCTIONS = {
     "gather": ("order", ("mapping",)),
     "given": ("order", ("order", "mapping")),  # the user's, in the place of gather
     "scatter": ("order", ("mapping",)),
+    # The same node by node, where ranks lie on several.
+    "hierarchical_gather": ("order", ("mapping",)),
+    "hierarchical_scatter": ("order", ("mapping",)),
     "in_rows": ("order", ("mapping",)),
     "in_turn": ("order", ("tables", "mapping")),
     "in_turn_backwards": ("order", ("tables", "mapping")),

@@ -23,7 +23,7 @@ from weft.compiler.cost.machine import H200X4
 from weft.compiler.cost.products import Product, gathered_us, scattered_us
 from weft.ir import device
 from weft.tools.schedule import chart_of
-from weft.tools.schedule.predicted import predict
+from weft.tools.schedule.predicted import Played, predict
 
 GOLDEN = Path(__file__).parents[2] / "compiler" / "golden"
 
@@ -174,6 +174,16 @@ def test_rows_carry_all_their_bytes():
     # A summand of each foreign row, and the total of own rows to three peers.
     nbytes = (3 * m / 4 + 3 * m / 4) * 4096 * 2
     assert took == pytest.approx(nbytes / H200X4.push_gbps / 1e3, rel=0.1)
+
+
+@pytest.mark.parametrize(("name", "owners"), [
+    ("ag_gemm_nodes", [1, 0, 3, 2]), ("gemm_ar_nodes", [2, 3, 0, 1]),
+])  # fmt: skip
+def test_tiles_come_node_by_node(name, owners):
+    played = Played(golden(name), {"m": 1024}, 4, H200X4, (2, 2))
+    tiles = played.tiles(1, golden(name).of(device.Launch)[-1])
+    assert list(dict.fromkeys(tile.owner for tile in tiles)) == owners
+    assert len(set(tiles)) == len(tiles)
 
 
 def test_another_node_is_farther():

@@ -73,6 +73,10 @@ _ORDERS = {
     "in_turn": "by the table of turns: tiles of own tokens first, then those whose last come next",
     "in_turn_backwards": "by the table of turns from the last one: tiles of own tokens last",
     "scatter": "tiles of rank + 1 first, then + 2, ..., own ones last, when others' sums are there",
+    "hierarchical_gather": "own tiles first, then those of this node's other ranks, then node by "
+    "node: near rows arrive first",
+    "hierarchical_scatter": "tiles of the next nodes' ranks first, then those of this node's, own "
+    "ones last, when others' sums are there",
 }
 _CUTS = {
     "whole": "row r lies on rank r // NAME.rank_rows; tiles are cut from all rows: one may lie on "
@@ -94,7 +98,10 @@ _IMPORTS = (
     (r"\bwl\.", "import weft.language as wl"),
     (r"\bslots\.", "from weft.language import slots"),
 )
-_TILES = ("epilogues", "gemm", "gemm_sm90", "grouped", "row_packets", "rows", "swizzle", "weave")
+_TILES = (
+    "epilogues", "gemm", "gemm_sm90", "grouped", "hierarchy", "row_packets", "rows", "swizzle",
+    "weave",
+)  # fmt: skip
 
 
 def imports(body: str) -> str:

@@ -12,6 +12,7 @@ from textwrap import indent
 
 from weft.compiler.lower import woven
 from weft.compiler.lower.layout import fitting
+from weft.compiler.passes.swizzle import BY_NODE
 from weft.ir import core
 
 TWINS = ("plain", "sm90")
@@ -21,15 +22,20 @@ def twins_of(kernel: core.Kernel) -> tuple[str, ...]:
     """Which forms there are of a kernel."""
     is_static = all(one.sort == "static" for one in kernel.of(core.Mapping))
     is_gemm = kernel.of(core.Template)[0].function == "gemm"
-    # Rows by index are not fetched by TMA.
-    return TWINS if is_gemm and is_static else ("plain",)
+    # Rows by index are not fetched by TMA; and kernels in Gluon put nothing to other nodes.
+    return TWINS if is_gemm and is_static and not is_by_node(kernel) else ("plain",)
 
 
 def mapping(kernel: core.Kernel) -> Iterator[str]:
     """What asks of the mapping; tiles cut within parts have theirs in tiles/weave.py."""
     if kernel.of(core.Mapping)[0].cuts == "whole":
         given = [one.name for one in kernel.of(core.Param) if one.sort == "order"]
-        yield _WHOLE.replace("ORDER", given[0] if given else "swizzle.rotated")
+        yield _WHOLE
+        if is_by_node(kernel):
+            yield _BY_NODE.replace("TILE", _TILE)
+        else:
+            order = given[0] if given else "swizzle.rotated"
+            yield _ROTATED.replace("TILE", _TILE).replace("ORDER", order)
 
 
 _WHOLE = '''class At(NamedTuple):
@@ -52,10 +58,15 @@ def _own_rows(rank, split):
 def _word_of(row, split):
     """The word that announces `row`: that of its chunk."""
     rank = row // split.rank_rows
-    return rank * split.chunks + (row - rank * split.rank_rows) // split.chunk_rows
+    return rank * split.chunks + (row - rank * split.rank_rows) // split.chunk_rows'''
 
+_TILE = """\
+    first = tile[0] * args.tile_m
+    end = min(first + args.tile_m, args.split.rows)
+    own_first, own_end = _own_rows(args.rank, args.split)
+    return At(tile[0], tile[1], first, end, (first >= own_first) & (end <= own_end))"""
 
-class Order(NamedTuple):
+_ROTATED = '''class Order(NamedTuple):
     """Arguments of `_order`; tuples last, no constant: Triton 3.6 would forget those behind it."""
 
     group_m: Any
@@ -70,10 +81,7 @@ class Order(NamedTuple):
 def _order(i, num_m, num_n, args):
     """Which tile is next, and whether its rows are own. args: Order"""
     tile = ORDER(i, num_m, num_n, (args.group_m, args.start, args.head))
-    first = tile[0] * args.tile_m
-    end = min(first + args.tile_m, args.split.rows)
-    own_first, own_end = _own_rows(args.rank, args.split)
-    return At(tile[0], tile[1], first, end, (first >= own_first) & (end <= own_end))
+TILE
 
 
 @triton.jit
@@ -86,6 +94,28 @@ def _order_args(rank, split, group_m, tile_m, num_m):
         tl.cast(group_m, tl.int32), start, tl.cast(head, tl.int32), tl.cast(tile_m, tl.int32),
         rank, split,
     )  # fmt: skip'''
+
+_BY_NODE = '''class Order(NamedTuple):
+    """Arguments of `_order`; tuples last, no constant: Triton 3.6 would forget those behind it."""
+
+    tile_m: Any
+    rank: Any
+    split: Any
+    nodes: Any
+
+
+@triton.jit
+def _order(i, num_m, num_n, args):
+    """Which tile is next, and whether its rows are own. args: Order"""
+    tile = hierarchy.by_node(i, num_m, num_n, args.nodes)
+TILE
+
+
+@triton.jit
+def _order_args(rank, split, group_m, tile_m, world):
+    """Which ranks share a node."""
+    nodes = hierarchy.to_gather(world, rank, split.rank_rows, tile_m, group_m)
+    return Order(tl.cast(tile_m, tl.int32), rank, split, nodes)'''
 
 # Place -> (parameters, what it says), of the twins' common form, or of each.
 _FORMS = {
@@ -166,6 +196,12 @@ def is_by_tables(kernel: core.Kernel) -> bool:
     return kernel.of(core.Mapping)[0].sort == "tables"
 
 
+def is_by_node(kernel: core.Kernel) -> bool:
+    """Do its tiles go node by node?"""
+    orders = [one for one in kernel.of(core.Hook) if one.slot == "order"]
+    return any(one.function.startswith(BY_NODE) for one in orders)
+
+
 def _guard(kernel: core.Kernel, guard: str) -> str:
     if kernel.of(core.Mapping)[0].cuts == "whole":
         return "at.is_own" if guard == woven.OWN else "not at.is_own"
@@ -211,6 +247,7 @@ def library(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, str] | None
         "grouped": ("swizzle.grouped", "(group_m,)"),
         "in_rows": ("row_packets.in_rows", "{0}"),
         "scatter": ("weave.scattered", "weave.Scatter(rank, {0})"),
+        "hierarchical_scatter": ("hierarchy.scattered", "order_args"),
         "rows_of": ("gemm.ready_always", "gemm.Always({0}, shape.m)"),
         "read_owned": ("weave.read_owned", "weave.Operand({0}, {1})"),
         "store": (f"{home}.emit_store", stored),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from weft.compiler.lower.hooks import (
     TWO_FORMS,
     body_of,
+    is_by_node,
     is_by_tables,
     library,
     peers_of,
@@ -46,11 +47,15 @@ def kernel_text(kernel: core.Kernel, twin: str) -> str:
         f"program, num_programs = {module}.program_id(0), {module}.num_programs(0)",
         *fitting((line.replace("args.", "") for line in body_of(kernel, "begin", twin)), 96),
     ]
+    by_node = is_by_node(kernel)
     if is_whole:
+        behind = "world" if by_node else "num_m"
         body += [
             f"num_m = {module}.cdiv(shape.m, {tile_m})",
-            f"order_args = _order_args(rank, {mapping.name}, group_m, {tile_m}, num_m)",
+            f"order_args = _order_args(rank, {mapping.name}, group_m, {tile_m}, {behind})",
         ]
+    elif by_node:
+        body += [f"order_args = hierarchy.to_scatter(world, rank, {mapping.name})"]
     if _feeds(kernel):
         lanes = f"{mapping.name}.lanes"
         body += [f"first = (program + num_programs - {lanes}) % num_programs  # feeders come last"]
@@ -152,11 +157,11 @@ def _collect(kernel: core.Kernel, twin: str) -> list[str]:
     name, given = _hook(kernel, "collect", twin)
     (mapping,) = kernel.of(core.Mapping)
     extents = "tile" if twin == "plain" else "tile_m, tile_n"
-    order = f"weave.Scatter(rank, {mapping.name})"
+    order, args = _hook(kernel, "order", twin)
     return [
         f"num_m = world.num_ranks * {mapping.name}.tiles_m",
         f"for i in range(program, num_m * {mapping.name}.num_n, num_programs):",
-        f"    at = weave.scattered(i, num_m, {mapping.name}.num_n, {order})",
+        f"    at = {order}(i, num_m, {mapping.name}.num_n, {args})",
         "    if at.owner != rank:",
         *fitting([f"        {name}(at, {extents}, {given})"], WIDTH - 4),
     ]

@@ -23,11 +23,12 @@ from dataclasses import replace
 
 from weft.base.errors import UnsupportedError
 from weft.compiler.lower import row_kernels, table_kernels
+from weft.compiler.passes.swizzle import BY_NODE
 from weft.ir import core, device
 from weft.ir.device import Channel, Copy, Do, Launch, Plan
 
-# Orders that have a name here; another is the user's.
-FORMS = ("gather", "scatter", "rows", "hierarchical_gather", "hierarchical_scatter")
+# Orders that have a name here, some also by nodes; another is the user's.
+FORMS = ("gather", "scatter", "rows")
 # What is done to a product's tile in registers, on its way to memory.
 EPILOGUES = ("silu", "silu_mul", "mul", "add")
 
@@ -57,12 +58,13 @@ def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
     if product.kind != "matmul":
         raise _unknown(launch, f"it begins with {product.kind}")
     is_simple = all(_is_in_registers(launch, i) for i in range(1, len(launch.body)))
-    is_gather = launch.order not in FORMS or launch.order == "gather"
+    form = launch.order.removeprefix(BY_NODE)
+    is_gather = form not in FORMS or form == "gather"
     if is_gather and is_simple and _gathered(plan, launch) is not None:
         statements = _gather(plan, launch, product)
-    elif launch.order == "scatter" and [one.kind for one in rest] == ["reduce_scatter"]:
+    elif form == "scatter" and [one.kind for one in rest] == ["reduce_scatter"]:
         statements = _scatter(plan, launch, product)
-    elif launch.order == "scatter" and [one.kind for one in rest] == ["all_reduce"]:
+    elif form == "scatter" and [one.kind for one in rest] == ["all_reduce"]:
         statements = _sum_everywhere(plan, launch, product)
     elif launch.order == "rows" and is_simple and not (launch.awaits or launch.announces):
         statements = _alone(launch, product)
@@ -133,17 +135,18 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
     yield from _addressed(launch)
     if launch.awaits:
         yield core.Param(channel.name, "signals", _writers(plan, channel))
-    if launch.order not in FORMS:
+    is_given = launch.order.removeprefix(BY_NODE) not in FORMS
+    if is_given:
         yield core.Param(launch.order, "order", "the user")
     yield from _around()
     yield core.Mapping("split", "static", (rows,))
     yield core.Template("gemm", launch.tile, formula(launch))
     if launch.takes:
         yield core.Credit("begin", "slot")
-    if launch.order in FORMS:
-        yield core.Hook("order", "gather", ("split",))
-    else:
+    if is_given:
         yield core.Hook("order", "given", (launch.order, "split"))
+    else:
+        yield core.Hook("order", launch.order, ("split",))
     if launch.awaits:
         yield core.Wait("ready", channel.name, "tile", "split", unless="own", place=channel.place)
     yield core.Hook("ready", "rows_or_own", (rows, own, "split"))
@@ -191,7 +194,7 @@ def _summed(
     yield core.Template("gemm", launch.tile, formula(launch))
     if launch.takes:
         yield core.Credit("begin", "slot")
-    yield core.Hook("order", "scatter", ("parts",))
+    yield core.Hook("order", launch.order, ("parts",))
     yield core.Hook("ready", "read_owned", (left, "parts"))
     yield core.Wait("combine", channel.name, "others", "parts", place=channel.place)
     yield core.Hook("combine", "add_partials", (partials, "parts"))

@@ -165,6 +165,9 @@ def _gather(program: Program, task: Task, facts: Facts) -> Unit:
     buffer = _buffer(task, "symmetric")
     name = task.kernel.replace("_gather", f"_{VERBS[task.engine]}")
     kernel = Launch(name, (source,), template="move", programs="pieces", place=task.place)
+    if task.engine == "put" and any(_is_by_node(one) for one in program.users(task.name)):
+        # To whom rows go first is who asks for them first.
+        kernel = replace(kernel, order="hierarchical_gather")
     if task.engine == "copy_engine_put":
         # Others read own rows where they arrive; here tiles that lie across two ranks' rows do.
         body = (Do("edges", (source,), task.name),)
@@ -178,6 +181,10 @@ def _gather(program: Program, task: Task, facts: Facts) -> Unit:
     body = (Do("stage", (source,), task.name),)
     stage = replace(kernel, writes=(task.name,), body=body)
     return Unit((buffer,), (stage, Copy(task.name, task.name, "pull", ready, place=task.place)))
+
+
+def _is_by_node(task: Task) -> bool:
+    return task.order == "hierarchical_gather"
 
 
 def _kernel(program: Program, unit: tuple[Task, ...]) -> Unit:

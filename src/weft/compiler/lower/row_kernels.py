@@ -22,6 +22,7 @@ from itertools import takewhile
 
 from weft.base.errors import UnsupportedError
 from weft.compiler.passes.map import travelling
+from weft.compiler.passes.swizzle import BY_NODE
 from weft.ir import core
 from weft.ir.device import Channel, Do, Launch
 from weft.tiles.rows import MOST_COLUMNS
@@ -54,7 +55,7 @@ def statements(
     yield core.Template("rows", launch.tile, formula)
     if launch.takes:
         yield core.Credit("begin", "slot")
-    yield core.Hook("order", "scatter", ("parts",))
+    yield core.Hook("order", launch.order, ("parts",))
     yield core.Hook("ready", "read_owned", (x, "parts"))
     yield core.Wait("combine", by_owner.name, "others", "parts", place=by_owner.place)
     yield core.Hook("combine", "add_partials", (partials, "parts"))
@@ -164,9 +165,9 @@ def _require(launch: Launch) -> None:
     first, *rest = launch.body
     told = ""
     # By owners, whose sums travel back; or by each rank.
-    if first.kind != "all_reduce" or (launch.order, len(launch.pushes)) not in (
-        ("scatter", 2), ("rows", 1),
-    ):  # fmt: skip
+    if first.kind != "all_reduce" or (
+        launch.order.removeprefix(BY_NODE), len(launch.pushes)
+    ) not in (("scatter", 2), ("rows", 1)):  # fmt: skip
         told = f"{first.kind} in order={launch.order} with pushes={launch.pushes}"
     elif launch.tile[1] > MOST_COLUMNS:
         told = f"rows of {launch.tile[1]} columns; a row is one tile, of up to {MOST_COLUMNS}"

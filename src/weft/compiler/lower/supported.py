@@ -13,7 +13,7 @@ ENGINES = {
     "all_reduce": ("push", "put"),
 }
 # Orders that kernels can be told to take, beside the user's.
-ORDERS = ("gather", "scatter", "rows")
+ORDERS = ("gather", "scatter", "rows", "hierarchical_gather", "hierarchical_scatter")
 
 
 def refusal(plan: Plan, launch: Launch) -> UnsupportedError | None:

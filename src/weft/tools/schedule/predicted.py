@@ -30,7 +30,8 @@ from weft.ir.device import (
     Take,
     Wait,
 )
-from weft.tiles import gemm_sm90, swizzle
+from weft.language.mapping import as_python
+from weft.tiles import gemm_sm90, hierarchy, swizzle
 from weft.tools.schedule import by_tables
 from weft.tools.schedule.events import Events, News
 
@@ -101,9 +102,9 @@ class Played:
         self, plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Machine,
         nodes: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        self.node_of = [
-            node for node, size in enumerate(nodes or (num_ranks,)) for _ in range(size)
-        ]
+        nodes = tuple(nodes) or (num_ranks,)
+        self.node_of = [node for node, size in enumerate(nodes) for _ in range(size)]
+        self.nodes = hierarchy.Nodes(num_ranks, num_ranks // len(nodes), num_ranks % len(nodes))
         self.plan, self.sizes, self.num_ranks, self.machine = plan, sizes, num_ranks, machine
         self.buffers: dict[str, Buffer] = {one.name: one for one in plan.of(Buffer)}
         self.channels: dict[str, Channel] = {one.name: one for one in plan.of(Channel)}
@@ -173,6 +174,23 @@ class Played:
     def peers(self, rank: int) -> list[int]:
         """In the order in which their rows are asked for."""
         return [(rank + hop) % self.num_ranks for hop in range(1, self.num_ranks)]
+
+    def receivers(self, rank: int, step: Launch) -> list[int]:
+        """In the order in which own rows are pushed to them."""
+        if step.order != "hierarchical_gather":
+            return self.peers(rank)[::-1]
+        receiver = as_python(hierarchy.receiver)
+        return [receiver(hop, rank, self.nodes) for hop in range(1, self.num_ranks)]
+
+    def by_node(
+        self, rank: int, step: Launch, num_m: int, num_n: int = 1, group_m: int = 1,
+        rows: int = 1, tile_m: int = 1,
+    ) -> Iterator[Any]:  # fmt: skip
+        """Tiles of `tile_m` rows in the order by nodes; each rank has `rows`."""
+        order = as_python(hierarchy.by_node)
+        is_scatter = int(step.order == "hierarchical_scatter")
+        args = hierarchy.Hierarchy(group_m, rank, rows, tile_m, is_scatter, self.nodes)
+        return (order(i, num_m, num_n, args) for i in range(num_m * num_n))
 
     def span(
         self, rank: int, lane: str, name: str, start: float, end: float, kind: str, about: int = -1
@@ -315,7 +333,7 @@ class Played:
             self.span(rank, LINKS, f"{nbytes} bytes to own slot", start, end, "transfer", rank)
             return end
         end = start
-        for peer in reversed(self.peers(rank)):
+        for peer in self.receivers(rank, step):
             end = self.push(rank, peer, nbytes, start)
             for name in step.announces:
                 for chunk in range(self.number(self.channels[name].chunks)):
@@ -383,7 +401,7 @@ class Played:
         tile_m, tile_n = step.tile[0], step.tile[1]
         num_n = ceil(n / tile_n) if n else 0
         if gathers:
-            return self.gathered(rank, gathers[0], m, tile_m, num_n)
+            return self.gathered(rank, step, gathers[0], m, num_n)
         if any(one.cuts == "part" for one in own):
             return self.scattered(rank, step, tile_m, num_n, own[0])
         rows = range(ceil(m / tile_m))
@@ -397,8 +415,9 @@ class Played:
         m, n = self.extents(step.writes[0], rank)
         return m, n
 
-    def gathered(self, rank: int, channel: Channel, m: int, tile_m: int, num_n: int) -> list[Tile]:
+    def gathered(self, rank: int, step: Launch, channel: Channel, m: int, num_n: int) -> list[Tile]:
         """Own rows of tiles first, which need not arrive; the next rank's, and so on."""
+        tile_m = step.tile[0]
         rows, num_m = max(1, self.rows_of(channel, 0)), ceil(m / tile_m)
         if not num_m:
             return []
@@ -416,6 +435,8 @@ class Played:
         ]  # fmt: skip
         order = (group_m, first, head)
         tiles = [swizzle.rotated.fn(i, num_m, num_n, order)[:2] for i in range(num_m * num_n)]
+        if step.order == "hierarchical_gather":
+            tiles = self.by_node(rank, step, num_m, num_n, group_m, rows, tile_m)
         return [
             Tile(f"tile {i}, {j}: rows of rank {owner}", owner, i, j, tile_m, words[i])
             for i, j in tiles
@@ -442,7 +463,10 @@ class Played:
         if step.template == "rows":  # a program takes many rows at once
             most = max(1, self.rows_of(channel, 0))
             tile_m = max(tile_m, ceil(most * self.num_ranks / self.machine.num_sms))
-        for owner in [*self.peers(rank), rank]:
+        owners = [*self.peers(rank), rank]
+        if step.order == "hierarchical_scatter":
+            owners = [at.i_m for at in self.by_node(rank, step, self.num_ranks)]
+        for owner in owners:
             num_m = ceil(self.rows_of(channel, owner) / tile_m)
             for group in range(0, num_m, GROUP_M):
                 for j in range(num_n):
