@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
+import weakref
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import weft
+import weft.language as wl
 from weft.emulator import active
 
 
@@ -274,3 +277,24 @@ def test_bad_sessions():
             scale[(1,)](torch.ones(8), 2.0, BLOCK=8)
     with pytest.raises(weft.UsageError, match="block"):
         ranks.run(lambda: None)
+
+
+@triton.jit
+def wait_in_vain(world, ready):
+    wl.wait(ready, at_least=1, world=world)
+
+
+def test_nothing_is_left_of_a_session_whose_programs_never_ended():
+    """A suspended coroutine's frames are unknown to the garbage collector."""
+
+    def main():
+        world = weft.init()
+        wait_in_vain[(2,)](world.arg, world.signals(1))
+
+    with weft.emulated(ranks=2, collect=True) as session:
+        session.run(main)
+    assert {finding.kind for finding in session.report} == {"unsatisfiable wait"}
+    machine = weakref.ref(session.machine)
+    del session
+    gc.collect()
+    assert machine() is None

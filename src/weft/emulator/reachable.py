@@ -108,7 +108,7 @@ def _allocation(value: Any, memory: Memory) -> Allocation | None:
 # Reading generated code
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=8)  # a tree takes a hundred times its text's memory
 def _tree(kernel: EmulatedKernel) -> ast.Module:
     return ast.parse(kernel.source)
 
@@ -118,7 +118,7 @@ def _parameters(kernel: EmulatedKernel) -> tuple[str, ...]:
     return tuple(re.sub(r"\W", "_", parameter.name) for parameter in kernel.parameters)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _sites(kernel: EmulatedKernel) -> tuple[Site, ...]:
     tree = _tree(kernel)
     roots = _Roots(tree, frozenset(_parameters(kernel)))

@@ -168,6 +168,7 @@ class Session:
             raise failure
 
     def close(self) -> None:
+        self.machine.close()
         for _, forget in self.closing:
             forget()
         for context in self.contexts:
