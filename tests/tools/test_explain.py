@@ -110,12 +110,16 @@ def test_a_collective_says_which_transport_and_why(op, capsys):
 
 @pytest.mark.parametrize("words", [
     ["--ranks", "1"], ["--target", "hip:gfx942"], ["--target", "emu"], ["--nodes", "2"],
+    ["--nodes", "2", "--target", "emu"],
     ["--on-heap", "a", *LARGE], ["--shape", "m=0"], ["--shape", "m=3,n=40,k=24"],
     ["--dtype", "fp32"],
 ], ids=" ".join)  # fmt: skip
 def test_other_calls(words, capsys):
     found = explained(capsys, "ag_gemm", *words)
     assert found["device"] and found["times"]["end_us"] >= 0
+    if "emu" in words and "--nodes" in words:
+        assert "order=hierarchical_gather" in found["device"]
+        assert "hierarchy.by_node(" in found["source"][0]
     if "--on-heap" in words:
         assert "role=shared" in found["device"] and "ag_gemm_stage" not in found["device"]
 

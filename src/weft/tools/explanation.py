@@ -185,7 +185,7 @@ def _mapped(played: Played, launch: Launch, rank: int, tile: Tile) -> dict[str, 
     columns = f"columns {tile.i_n * launch.tile[1]} …"
     first = tile.i_m * tile.rows
     sums = launch.announces[0] if launch.announces else ""
-    is_cut = launch.order == "scatter" and sums
+    is_cut = launch.order.endswith("scatter") and sums
     most = (
         played.rows_of(played.channels[sums], tile.owner)
         if is_cut else played.extents_of(rank, launch)[0]
