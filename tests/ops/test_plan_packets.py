@@ -24,7 +24,9 @@ def total_and_norm(x, residual, weight):
     return rms_norm(total, weight), total
 
 
-def plan_of(function, num_ranks: int, n: int, engine: str = "packets", dtype: str = "float32"):
+def plan_of(
+    function, num_ranks: int, n: int, engine: str = "packets", dtype: str = "float32", height=1
+):
     types = {
         "x": Tensor(dtype, ("m", n), Partial()),
         "residual": Tensor(dtype, ("m", n), Replicate()),
@@ -33,7 +35,8 @@ def plan_of(function, num_ranks: int, n: int, engine: str = "packets", dtype: st
     facts = Facts({"m": 16}, num_ranks, TARGETS["emu"])
     placed = place(trace(function, "tp", types))
     first = next(one.name for one in placed.tasks if one.kind == "all_reduce")
-    return overlap(placed, facts, Settings(engines={first: engine}))
+    tiles = {first: (height, n)} if height > 1 else {}
+    return overlap(placed, facts, Settings(tiles, {first: engine}))
 
 
 def given(problem, rank: int, seed: int) -> dict[str, torch.Tensor]:
@@ -96,11 +99,16 @@ def layers(x, residual, weight):
 
 
 def test_other_work_on_the_sums(ranks):
-    """By packets and by pushes, in turns, of one program: they share neither slot nor epoch."""
-    plans = [plan_of(layers, 2, 12, engine) for engine in ("packets", "push")]
+    """By packets, two rows to a tile, and by pushes, in turns, of one program: they share neither
+    slot nor epoch. Without rows there is nothing to do."""
+    plans = [plan_of(layers, 2, 12, "packets", height=2), plan_of(layers, 2, 12, "push")]
+    assert [one.tile for one in plans[0].plan.of(Launch)] == [(2, 12)]
 
     def main():
         world = weft.init()
+        empty = given(op.make_problem(2, {"m": 0, "n": 12}, "float32"), world.rank, 0)
+        results = weft.ops.run_plan(plans[0], empty, {"m": 0}, world=world)
+        assert all(one.shape == (0, 12) for one in results)
         for seed in range(3):
             for stages in plans:
                 problem = op.make_problem(2, {"m": 3 + seed, "n": 12}, "float32")
