@@ -54,6 +54,7 @@ def test_kinds_go_to_their_lists_and_clean_means_ok():
     report.add(Finding("out of bounds", "index 9 of 8", Side(rank=0)))
     assert len(report.deadlocks) == len(report.others) == 1
     assert not report.ok and "others" in report.to_json()
+    assert str(report).splitlines()[0].endswith("1 deadlock, 1 other finding (out of bounds)")
 
 
 def test_text_names_line_and_remedy():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 
 import pytest
+import torch
 
 import weft
 from weft.base.errors import PlacementError, ShapeError, UsageError
@@ -99,6 +100,7 @@ REFUSED = [
     (lambda x, w: x if x else w, UsageError, "x is asked whether it is true"),
     (lambda x, w: list(x), UsageError, "x has no parts"),
     (lambda x, w: x.t() @ w, UsageError, "x.t: a value of a program has @, *, +"),
+    (lambda x, w: torch.relu(x), UsageError, "torch's relu is given a value of a program"),
 ]  # fmt: skip
 
 

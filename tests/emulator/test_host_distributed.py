@@ -239,8 +239,9 @@ def test_a_collective_that_a_rank_misses_is_a_deadlock_that_names_it():
         if rank != 2:
             dist.barrier()
 
-    with pytest.raises(weft.DeadlockError, match=r"barrier on ranks .* rank 2 did not enter"):
+    with pytest.raises(weft.DeadlockError, match=r"barrier on ranks .* rank 2 did not enter") as e:
         run(main)
+    assert "remedy: make the same collective calls on every rank" in str(e.value)
 
 
 def test_a_message_that_nobody_sends_is_a_deadlock():

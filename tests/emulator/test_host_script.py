@@ -253,3 +253,34 @@ def test_no_script_and_no_python(script, tmp_path):
         run_script(str(tmp_path / "nothing.py"))
     with pytest.raises(weft.UsageError, match="is not Python"):
         run_script(script("def ("))
+
+
+WORLD_ITSELF = """
+import torch, triton, triton.language as tl, weft
+import weft.language as wl
+
+@triton.jit
+def fill(world, row):
+    tl.store(row, wl.rank(world))
+
+world = weft.init()
+fill[(1,)](world, world.empty((1,), torch.int32))  # here
+"""
+
+GENERATED = """
+exec("def refuse():\\n    raise ValueError(3)")
+refuse()
+"""
+
+
+def test_a_world_in_place_of_its_argument(script):
+    report = run_script(script(WORLD_ITSELF), [], ranks=2, seed=0)
+    (found,) = report.others
+    assert "pass world.arg" in found.remedy
+    assert WORLD_ITSELF.splitlines()[found.first.line - 1].endswith("# here")
+
+
+def test_an_error_below_generated_code_is_at_a_line_that_can_be_shown(script):
+    report = run_script(script(GENERATED), [], ranks=1, seed=0)
+    (found,) = report.others
+    assert found.first.file.endswith("script.py")

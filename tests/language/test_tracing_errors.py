@@ -163,3 +163,8 @@ def test_the_kernels_line_comes_before_the_helpers():
 def test_a_gap_says_why(kernel):
     with pytest.raises(UnsupportedError, match=r"(?s)wl.atomic_cas .* hip: .*order and scope"):
         compiled(kernel, "hip:gfx942")
+
+
+def test_a_name_that_there_is_not():
+    with pytest.raises(AttributeError, match=r"has no 'putt'; did you mean wl\.put\?"):
+        wl.putt  # noqa: B018

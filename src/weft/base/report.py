@@ -245,13 +245,13 @@ class Report:
             return head + "nothing found"
         counts = [
             f"{len(found)} {_word(name, len(found))}"
-            for name, found in (
-                ("race", self.races),
-                ("deadlock", self.deadlocks),
-                ("other finding", self.others),
-            )
+            for name, found in (("race", self.races), ("deadlock", self.deadlocks))
             if found
         ]
+        if self.others:
+            kinds = ", ".join(dict.fromkeys(one.kind for one in self.others))
+            name = _word("other finding" if counts else "finding", len(self.others))
+            counts.append(f"{len(self.others)} {name} ({kinds})")
         causes = [one for one in self.findings if not one.follows] or self.findings
         rest = [one for one in self.findings if one not in causes]
         parts = [head + ", ".join(counts), *map(self._text_of, causes)]

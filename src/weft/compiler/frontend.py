@@ -90,6 +90,17 @@ class Value:
     def __iter__(self) -> Any:
         raise UsageError(f"{self.name} has no parts while it is traced", place=_user_place())
 
+    @classmethod
+    def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> Any:
+        """torch asks this where one of its functions is given a value."""
+        name = getattr(function, "__name__", function)
+        raise UsageError(
+            f"torch's {name} is given a value of a program, which has no elements while it is"
+            " traced: use @, *, + and the functions of weft.compiler; tensors from outside are"
+            " passed as parameters",
+            place=_user_place(),
+        )
+
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):  # Python itself asks for these
             raise AttributeError(attribute)

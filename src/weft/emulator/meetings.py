@@ -69,9 +69,7 @@ class Meeting:
     ) -> list[Any]:
         """Everybody's values; blocks until `sources` (places in the group; all) have entered."""
         needed = range(len(self.members)) if sources is None else sources
-        self.meetings.machine.host_wait(
-            lambda: all(i in self.pasts for i in needed), _Missing(self)
-        )
+        self.meetings.machine.host_wait(lambda: all(i in self.pasts for i in needed), Missing(self))
         for watch in self.meetings.machine.watches:
             for i in needed:
                 watch.took((self, i))
@@ -92,7 +90,7 @@ class Meeting:
             self.meetings.open.pop(self.key, None)
 
 
-class _Missing:
+class Missing:
     """Why a rank waits, in words made only when a report asks for them."""
 
     def __init__(self, meeting: Meeting) -> None:

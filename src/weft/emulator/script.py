@@ -139,6 +139,10 @@ def _is_clean_exit(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
+# Triton names the type that no kernel takes, and not what to do.
+PASS_ARG = "pass world.arg: it is what kernels take, as the argument they call `world`"
+
+
 def _finding_of(error: BaseException, rank: int) -> Finding:
     """An exception that ended a rank's script, with the script's own line."""
     place = getattr(error, "place", None) or Place()
@@ -149,7 +153,9 @@ def _finding_of(error: BaseException, rank: int) -> Finding:
         message = f"the script exits with {error.code!r}"
     else:
         message = f"{type(error).__name__}: {said}" if said else type(error).__name__
-    return Finding("error", message, Side.at(place, rank=rank, kernel="host", note="raises"))
+    remedy = PASS_ARG if isinstance(error, TypeError) and said.endswith("type: World") else ""
+    side = Side.at(place, rank=rank, kernel="host", note="raises")
+    return Finding("error", message, side, remedy=remedy)
 
 
 def _place_of(trace: TracebackType | None) -> Place:
@@ -159,8 +165,8 @@ def _place_of(trace: TracebackType | None) -> Place:
         code = trace.tb_frame.f_code
         here = Frame(code.co_filename, trace.tb_lineno, code.co_name)
         kind = is_users(code.co_filename)
-        if kind is True:
-            frames = [here]
+        if kind is True and not (frames and code.co_filename == "<string>"):
+            frames = [here]  # generated code, such as a dataclass's __init__, has no line to show
         elif kind is None and frames:
             frames.append(here)
         trace = trace.tb_next

@@ -10,6 +10,7 @@ import numpy as np
 from weft.base.place import Place
 from weft.base.report import Finding, Side
 from weft.emulator.findings import index_text, tensor_name
+from weft.emulator.meetings import Missing
 from weft.emulator.reachable import signals_ahead, signals_of
 from weft.emulator.streams import KernelWork, WordCopyWork
 
@@ -48,6 +49,8 @@ def standstill(
     lines += [*_host_lines(machine), *_stream_lines(machine)]
     text = message + "".join(f"\n    {line}" for line in lines)
     if not found:
+        if any(isinstance(host.why, Missing) for host in machine.hosts.values()):
+            remedy = "make the same collective calls on every rank, in the same order"
         return [Finding("deadlock", text, _host_side(machine), remedy=remedy)]
     findings = []
     for verdict, group in found:

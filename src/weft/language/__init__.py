@@ -6,7 +6,9 @@ name in cuda/, hip/ and emu/, or in portable/ where machines do not differ.
 
 from __future__ import annotations
 
+import difflib
 import importlib
+from typing import Any
 
 from weft.base.vocabulary import Order, Scope, SignalOp
 from weft.language.addressing import at, is_near, local_rank, node, num_ranks, rank
@@ -155,3 +157,10 @@ __all__ = [
     "wait_packets",
     "worker_role",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Names that there are not: kernels are full of them until they are right."""
+    near = "" if name.startswith("_") else difflib.get_close_matches(name, __all__, n=1)
+    hint = f"; did you mean wl.{near[0]}?" if near else ""
+    raise AttributeError(f"weft.language has no {name!r}{hint}")
