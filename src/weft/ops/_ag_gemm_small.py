@@ -25,12 +25,10 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import triton_api
-from weft.language.world_arg import WorldArg, language_version
-from weft.ops import _lanes
+from weft.ops import _lanes, _records
 from weft.ops._ag_gemm_call import Call
 from weft.ops._ag_gemm_config import Config, can_use_tma, shape_of, tile_of
 from weft.tiles import (
@@ -97,49 +95,31 @@ def multiply_few(a, gathered, rows, b, c, words, steps, calls, unpacked, sums, c
 
 def record(problem: Problem, config: Config, target: Target) -> tuple[Any, KernelRecord]:
     """The kernel, and how it is compiled for rows that begin at 16 bytes."""
-    element, out_element = DTYPES[problem.dtype].triton, DTYPES[problem.out_dtype].triton
     tma = config.tma and can_use_tma(problem, target)
     tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
-
-    def operand(word: str, *block: int) -> str:
-        return f"tensordesc<{word}[{block[0]}, {block[1]}]>" if tma else f"*{word}"
-
     b_block = (tile_n, tile_k) if problem.b_is_nk else (tile_k, tile_n)
-    words = {
+    types = {
         "a": "*i32",
         "gathered": "*i32",
-        "rows": operand(element, tile_m, tile_k),
-        "b": operand(element, *b_block),
-        "c": operand(out_element, tile_m, tile_n),
+        "rows": _records.operand(problem.dtype, (tile_m, tile_k), tma),
+        "b": _records.operand(problem.dtype, b_block, tma),
+        "c": _records.operand(problem.out_dtype, (tile_m, tile_n), tma),
         **dict.fromkeys(("words", "steps", "calls", "unpacked"), "*i64"),
         "sums": "*fp32",
         "come": "*i32",
-        "shape": ["i32"] * len(gemm.Shape._fields),
-        "shards": ["i32"] * len(Shards._fields),
-        "tile": ["constexpr"] * len(gemm.Tile._fields),
-        "world": ["*i64", "constexpr", "constexpr"],
     }
     constants = {
-        "shape": gemm.Shape(*[None] * len(gemm.Shape._fields)),
-        "shards": Shards(None, None),
         "tile": tile_of(problem, config, tma),
-        "world": WorldArg(None, problem.num_ranks, language_version()),
         "width": gcd(_lanes.PACKET_BYTES, problem.k * problem.itemsize),
         "sources": _lanes.power_of_two(problem.num_ranks),
         "block": config.block,
     }
-    names = multiply_few.arg_names
-    extents = shape_of(problem)._asdict()
-    return multiply_few, KernelRecord(
-        name="ag_gemm.multiply_few",
-        signature={name: words.get(name, "constexpr") for name in names},
-        constants={name: constants[name] for name in names if name in constants},
+    return _records.record(
+        multiply_few, "ag_gemm.multiply_few", problem.num_ranks, types,
+        tuples={"shape": gemm.Shape, "shards": Shards}, constants=constants,
         options={"num_warps": config.num_warps, "num_stages": config.num_stages},
-        divisible_by_16=(
-            *(name for name in names if isinstance(words.get(name), str) and words[name][0] == "*"),
-            *(f"shape.{name}" for name, extent in extents.items() if extent % 16 == 0),
-        ),
-    )
+        aligned=_records.aligned_sizes("shape", shape_of(problem)),
+    )  # fmt: skip
 
 
 class PacketCall(Call):

@@ -16,8 +16,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _lanes
+from weft.ops import _lanes, _records
 from weft.ops.moe_route import MOST_CHOSEN, Tables, cut_tiles
 from weft.tiles import experts, route
 
@@ -349,37 +348,13 @@ def record(
         **dict.fromkeys(("x", "out", "gathered", "y", "shares"), f"*{word}"),
         **dict.fromkeys(("ids", "token_of", "slot_of"), "*i32"),
         "weight_of": "*fp32",
-        "slot": ["*i64", "*i32", "*i64"],
-        "split": ["i32"] * len(experts.Split._fields),
-        "tokens": ["i32"] * len(route.Tokens._fields),
         "n": "i32",
-        "world": ["*i64", "constexpr", "constexpr"],
         **types,
     }
-    values = {
-        "slot": SlotArg(None, None, None),
-        "split": experts.Split(*[None] * len(experts.Split._fields)),
-        "tokens": route.Tokens(*[None] * len(route.Tokens._fields)),
-        "world": WorldArg(None, problem.num_ranks, language_version()),
-        **constants,
-    }
-    names = fn.arg_names
-    pointers = [name for name, word in known.items() if isinstance(word, str) and word[0] == "*"]
-    for name in ("rows", "scales"):
-        if values.get(name) is not None:
-            pointers += [f"{name}.{part}" for part in ("x", "out", "gathered")]
-    if problem.n % 16 == 0:
-        pointers.append("n")
-    tuples = ("tile", "scale_tile", "cut")
-    return fn, KernelRecord(
-        name=fn.__name__.replace("_", ".", 2).replace(".", "_", 1),
-        signature={
-            name: ["constexpr"] * len(values[name])
-            if name in tuples and values[name] is not None
-            else known.get(name, "constexpr")
-            for name in names
-        },
-        constants={name: values[name] for name in names if name in values},
-        options=config.options(target),
-        divisible_by_16=tuple(name for name in pointers if name.partition(".")[0] in names),
-    )
+    given = [name for name in ("rows", "scales") if constants.get(name) is not None]
+    aligned = [f"{name}.{part}" for name in given for part in ("x", "out", "gathered")]
+    return _records.record(
+        fn, fn.__name__.replace("_", ".", 2).replace(".", "_", 1), problem.num_ranks, known,
+        tuples={"split": experts.Split, "tokens": route.Tokens}, constants=constants,
+        options=config.options(target), aligned=[*aligned, *(["n"] if problem.n % 16 == 0 else [])],
+    )  # fmt: skip

@@ -26,12 +26,10 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots, triton_api
-from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _lanes, _products
+from weft.ops import _lanes, _products, _records
 from weft.tiles import blocking, gemm, gemm_small
 
 
@@ -262,41 +260,22 @@ class FewCall(_products.Call):
 
 def record(problem: Any, config: Any, target: Target) -> tuple[Any, KernelRecord]:
     """The kernel, and how it is compiled for rows that begin at 16 bytes."""
-    element = DTYPES[problem.dtype].triton
     tma = config.tma and problem.can_use_tma(target)
-
-    def operand(*block: int) -> str:
-        return f"tensordesc<{element}[{block[0]}, {block[1]}]>" if tma else f"*{element}"
-
     tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
+    b_block = (tile_n, tile_k) if problem.b_is_nk else (tile_k, tile_n)
     types = {
-        "a": operand(tile_m, tile_k),
-        "b": operand(*((tile_n, tile_k) if problem.b_is_nk else (tile_k, tile_n))),
-        "out": f"*{element}",
+        "a": _records.operand(problem.dtype, (tile_m, tile_k), tma),
+        "b": _records.operand(problem.dtype, b_block, tma),
+        "out": _records.operand(problem.dtype, (), False),
         "words": "*i64",
         "sums": "*fp32",
         "come": "*i32",
-        "slot": ["*i64", "*i32", "*i64"],
-        "shape": ["i32"] * len(gemm.Shape._fields),
         "half": "i32",
-        "tile": ["constexpr"] * len(gemm.Tile._fields),
-        "world": ["*i64", "constexpr", "constexpr"],
     }
-    shape = _products.shape_of(problem)._asdict()
-    return gemm_ar_few, KernelRecord(
-        name="gemm_ar.few",
-        signature={name: types.get(name, "constexpr") for name in gemm_ar_few.arg_names},
-        constants={
-            "slot": SlotArg(None, None, None),
-            "shape": gemm.Shape(*[None] * len(gemm.Shape._fields)),
-            "tile": _products.tile_of(problem, config, tma),
-            "world": WorldArg(None, problem.num_ranks, language_version()),
-            "two_shot": config.transport == "two_shot",
-        },
+    tile, two_shot = _products.tile_of(problem, config, tma), config.transport == "two_shot"
+    return _records.record(
+        gemm_ar_few, "gemm_ar.few", problem.num_ranks, types, tuples={"shape": gemm.Shape},
+        constants={"tile": tile, "two_shot": two_shot},
         options=_products.options_of(config, False),
-        divisible_by_16=(
-            *(name for name, kind in types.items() if isinstance(kind, str) and kind[0] == "*"),
-            *(f"shape.{name}" for name, extent in shape.items() if extent % 16 == 0),
-            "half",
-        ),
-    )
+        aligned=[*_records.aligned_sizes("shape", _products.shape_of(problem)), "half"],
+    )  # fmt: skip

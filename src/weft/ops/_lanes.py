@@ -16,11 +16,9 @@ from torch._subclasses import FakeTensor
 
 from weft.base.dtypes import DTYPES, FLOATS, parse_dtype
 from weft.base.errors import ConfigError, DtypeError, ShapeError
-from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import triton_api
-from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _by_library, _measured
+from weft.ops import _by_library, _measured, _records
 from weft.ops._measured import Row
 from weft.tiles import postbox
 from weft.tiles.move import Shards
@@ -497,31 +495,11 @@ def record(
 ):  # fmt: skip
     """The kernel `fn` as `compile` builds it: `words` are the types of its pointers."""
     tuples = {name: value for name, value in constants.items() if isinstance(value, tuple)}
-    types = {
-        **words,
-        **{name: ["i32"] * len(value) for name, value in tuples.items()},
-        "slot": ["*i64", "*i32", "*i64"],
-        "arrived": "*i64",
-        "steps": "*i64",
-        "words": "*i64",
-        "lanes": "i32",
-        "shards": ["i32"] * len(Shards._fields),
-        "world": ["*i64", "constexpr", "constexpr"],
-    }
-    values = {
-        "slot": SlotArg(None, None, None),
-        "shards": Shards(None, None),
-        "world": WorldArg(None, problem.num_ranks, language_version()),
-        "block": config.block,
-        "sources": power_of_two(problem.num_ranks),
-        **constants,
-        **{name: type(value)(*[None] * len(value)) for name, value in tuples.items()},
-    }
-    names = fn.arg_names
-    return fn, KernelRecord(
-        name=f"{op}.{fn.__name__.lstrip('_')}",
-        signature={name: types.get(name, "constexpr") for name in names},
-        constants={name: values[name] for name in names if name in values},
+    types = {**words, **dict.fromkeys(("arrived", "steps", "words"), "*i64"), "lanes": "i32"}
+    fixed = {name: value for name, value in constants.items() if name not in tuples}
+    return _records.record(
+        fn, f"{op}.{fn.__name__.lstrip('_')}", problem.num_ranks, types,
+        tuples={"shards": Shards, **{name: type(value) for name, value in tuples.items()}},
+        constants={"block": config.block, "sources": power_of_two(problem.num_ranks), **fixed},
         options=config.options(target),
-        divisible_by_16=tuple(n for n in names if n in (*words, "arrived", "steps", "words")),
-    )
+    )  # fmt: skip

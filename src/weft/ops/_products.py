@@ -14,15 +14,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.compiler.lower import hooks, kernels, source
 from weft.ir import core
 from weft.language import triton_api
-from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _by_library, _lanes
+from weft.ops import _by_library, _lanes, _records
 from weft.tiles import blocking, gemm, gemm_sm90, weave
 from weft.tiles.blocking import Blocking
 
@@ -458,51 +456,33 @@ def record(
     tma = config.tma and problem.can_use_tma(target)
     twins = program.load(config.by_tma)
     fn = twins.sm90 if is_sm90 else twins.plain
-    element = DTYPES[problem.dtype].triton
-    tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
-
-    def operand(block: tuple[int, int], is_described: bool = tma) -> str:
-        if not is_described:
-            return f"*{element}"
-        layout = f",{gemm_sm90.block_layout(block, problem.itemsize)!r}" if is_sm90 else ""
-        return f"tensordesc<{element}[{block[0]}, {block[1]}]{layout}>"
-
+    dtype, tile_m, tile_n, tile_k = problem.dtype, config.tile_m, config.tile_n, config.tile_k
     b_block = (tile_n, tile_k) if problem.b_is_nk else (tile_k, tile_n)
-    tile, shape = tile_of(problem, config, tma), shape_of(problem)
     types = {
-        "a": operand((tile_m, tile_k)),
-        "b": operand(b_block),
-        "c": operand(chunk_of(config), is_sm90),
-        "out": f"*{element}",
-        **{name: operand(chunk_of(config)) for name in fn.arg_names if "peer_" in name},
+        "a": _records.operand(dtype, (tile_m, tile_k), tma, is_sm90),
+        "b": _records.operand(dtype, b_block, tma, is_sm90),
+        "c": _records.operand(dtype, chunk_of(config), is_sm90, True),
+        "out": _records.operand(dtype, (), False),
+        **{
+            name: _records.operand(dtype, chunk_of(config), tma, is_sm90)
+            for name in fn.arg_names
+            if "peer_" in name
+        },
         **arrays,
         "sums": "*fp32",
         "summed": "*i64",
-        "slot": ["*i64", "*i32", "*i64"],
-        "shape": ["i32"] * len(shape),
-        "parts": ["i32"] * len(weave.Parts._fields),
-        "tile": ["constexpr"] * len(tile),
-        "world": ["*i64", "constexpr", "constexpr"],
     }
     constants = {
-        "slot": SlotArg(None, None, None),
-        "shape": gemm.Shape(*[None] * len(shape)),
-        "parts": weave.Parts(*[None] * len(weave.Parts._fields)),
-        "tile": tile,
-        "world": WorldArg(None, problem.num_ranks, language_version()),
+        "tile": tile_of(problem, config, tma),
         "tile_m": tile_m,
         "tile_n": tile_n,
         "tile_k": tile_k,
         "stages": config.num_stages,
         "b_is_nk": problem.b_is_nk,
     }
-    names = fn.arg_names
-    pointers = [x for x in names if isinstance(types.get(x), str) and types[x][0] == "*"]
-    aligned = [f"shape.{x}" for x, extent in shape._asdict().items() if extent % 16 == 0]
-    return fn, KernelRecord(
-        name=f"{problem.op}.multiply",
-        signature={x: types.get(x, "constexpr") for x in names},
-        constants={x: constants[x] for x in names if x in constants},
+    return _records.record(
+        fn, f"{problem.op}.multiply", problem.num_ranks, types,
+        tuples={"shape": gemm.Shape, "parts": weave.Parts}, constants=constants,
         options=options_of(config, is_sm90),
-        divisible_by_16=(*pointers, *aligned),
-    )
+        aligned=_records.aligned_sizes("shape", shape_of(problem)),
+    )  # fmt: skip

@@ -50,8 +50,7 @@ from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _autograd, _baselines, _lanes, _plan_kernels
+from weft.ops import _autograd, _baselines, _lanes, _plan_kernels, _records
 from weft.ops._ag_attention_call import Call
 from weft.ops._ag_attention_config import (
     ENGINE,
@@ -462,47 +461,32 @@ def kernels(
     config = config or choose(problem, target)
     config.check(problem, target)
     element = f"*{DTYPES[problem.dtype].triton}"
-    tile = config.tile(problem)
     types = {
         **dict.fromkeys(("q", "k", "v", "out", "k_gathered", "v_gathered"), element),
         "lse": "*fp32",
-        "cu_seqlens": "*i32" if problem.sequences else "constexpr",
+        **({"cu_seqlens": "*i32"} if problem.sequences else {}),
         "rows_ready": "*i64",
         "own_words": "*i64",
         "num_own": "i32",
-        "slot": ["*i64", "*i32", "*i64"],
         "shape": ["i32"] * (len(attention.Shape._fields) - 1) + ["fp32"],
-        "shards": ["i32"] * len(Shards._fields),
-        "tile": ["constexpr"] * len(tile),
-        "world": ["*i64", "constexpr", "constexpr"],
     }
     constants = {
-        "cu_seqlens": None,
-        "slot": SlotArg(None, None, None),
-        "shape": attention.Shape(*[None] * len(attention.Shape._fields)),
-        "shards": Shards(*[None] * len(Shards._fields)),
-        "tile": tile,
-        "world": WorldArg(None, problem.num_ranks, language_version()),
+        **({} if problem.sequences else {"cu_seqlens": None}),
+        "tile": config.tile(problem),
         "by_engine": config.transport == ENGINE,
         "causal": problem.causal,
         "block": config.block,
     }
-    if problem.sequences:
-        del constants["cu_seqlens"]
     extents = {f"shape.{name}": size for name, size in shape_of(problem, 0)._asdict().items()}
     extents["shards.columns"] = problem.n
-    aligned = [name for name, size in extents.items() if size and size % 16 == 0]
 
     def record(fn: Any, name: str, options: dict[str, int]) -> tuple[Any, KernelRecord]:
-        names = fn.arg_names
-        pointers = [x for x in names if isinstance(types.get(x), str) and types[x][0] == "*"]
-        return fn, KernelRecord(
-            name=f"ag_attention.{name}",
-            signature={x: types.get(x, "constexpr") for x in names},
-            constants={x: constants[x] for x in names if x in constants},
+        return _records.record(
+            fn, f"ag_attention.{name}", problem.num_ranks, types,
+            tuples={"shape": attention.Shape, "shards": Shards}, constants=constants,
             options=options,
-            divisible_by_16=(*pointers, *(one for one in aligned if one.split(".")[0] in names)),
-        )
+            aligned=[name for name, size in extents.items() if size and size % 16 == 0],
+        )  # fmt: skip
 
     if config.transport == ENGINE:
         yield record(_plan_kernels.take, "take", {"num_warps": 1})

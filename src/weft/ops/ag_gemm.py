@@ -61,13 +61,11 @@ from triton.experimental.gluon import language as gl
 
 import weft.language as wl
 from weft.base.card import Op, Trial, trials
-from weft.base.dtypes import DTYPES
 from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _ag_gemm_scales, _ag_gemm_small, _autograd, _baselines, _lanes
+from weft.ops import _ag_gemm_scales, _ag_gemm_small, _autograd, _baselines, _lanes, _records
 from weft.ops._ag_gemm_call import STAGE_WARPS, Call, LibraryCall, Program, SlotCall
 from weft.ops._ag_gemm_config import (
     ENGINES,
@@ -441,61 +439,31 @@ def kernels(
     if config.transport == PACKETS:
         yield _ag_gemm_small.record(problem, config, target)
         return
-    element = DTYPES[problem.dtype].triton
-    out_element = DTYPES[problem.out_dtype].triton
     tma = config.tma and can_use_tma(problem, target)
-    tile = tile_of(problem, config, tma)
+    is_sm90 = config.template == "sm90"
     tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
     b_block = (tile_n, tile_k) if problem.b_is_nk else (tile_k, tile_n)
-
-    is_sm90 = config.template == "sm90"
-    chunk = chunk_of(problem, config, is_sm90)
-
-    def operand(word: str, block: tuple[int, int]) -> str:
-        if not tma:
-            return f"*{word}"
-        layout = f",{gemm_sm90.block_layout(block, problem.itemsize)!r}" if is_sm90 else ""
-        return f"tensordesc<{word}[{block[0]}, {block[1]}]{layout}>"
-
-    words = {
-        "a": f"*{element}",
-        "own": operand(element, (tile_m, tile_k)),
-        "gathered": f"*{element}",
-        "gathered_rows": operand(element, (tile_m, tile_k)),
-        "b": operand(element, b_block),
-        "c": operand(out_element, chunk),
+    pointer, chunk = _records.operand(problem.dtype, (), False), chunk_of(problem, config, is_sm90)
+    rows = _records.operand(problem.dtype, (tile_m, tile_k), tma, is_sm90)
+    types = {
+        "a": pointer,
+        "own": rows,
+        "gathered": pointer,
+        "gathered_rows": rows,
+        "b": _records.operand(problem.dtype, b_block, tma, is_sm90),
+        "c": _records.operand(problem.out_dtype, chunk, tma, is_sm90),
         "scale_a": "*fp32",
-        "a_row": "i32",
-        "a_k": "i32",
-        "m": "i32",
-        "rows_ready": "*i64",
-        "shard_ready": "*i64",
-        "rows_taken": "*i64",
+        **dict.fromkeys(("a_row", "a_k", "m", "chunks"), "i32"),
+        **dict.fromkeys(("rows_ready", "shard_ready", "rows_taken", "summed"), "*i64"),
         "fed": "*i32",
-        "chunks": "i32",
         "partials": "*fp32",
-        "summed": "*i64",
-        "slot": ["*i64", "*i32", "*i64"],
-        "shape": ["i32"] * len(gemm.Shape._fields),
-        "shards": ["i32"] * len(Shards._fields),
-        "tile": ["constexpr"] * len(tile),
-        "world": ["*i64", "constexpr", "constexpr"],
     }
-    if is_sm90:
-        words["feeders"] = "i32"
-    if problem.scaling:
-        words["scaling"] = _ag_gemm_scales.SCALING_WORDS
     constants = {
-        "slot": SlotArg(None, None, None),
-        "shape": gemm.Shape(*[None] * len(gemm.Shape._fields)),
-        "shards": Shards(*[None] * len(Shards._fields)),
-        "tile": tile,
-        "world": WorldArg(None, problem.num_ranks, language_version()),
-        "feeders": config.feeders if config.transport == "push" else 0,
+        "tile": tile_of(problem, config, tma),
         "is_staged": straddles(problem, config),
         "by_engine": config.transport in ENGINES,
         "block": config.block,
-        "scaling": _ag_gemm_scales.Scaling(*[None] * 6) if problem.scaling else None,
+        "scaling": None,
         "per_block": problem.scaling == _ag_gemm_scales.BLOCKS,
         "tile_m": tile_m,
         "tile_n": tile_n,
@@ -503,21 +471,21 @@ def kernels(
         "stages": config.num_stages,
         "b_is_nk": problem.b_is_nk,
     }
+    tuples: dict[str, Any] = {"shape": gemm.Shape, "shards": Shards}
     if is_sm90:
-        del constants["feeders"]
-    extents = shape_of(problem)._asdict()
-    aligned = [f"shape.{name}" for name, extent in extents.items() if extent % 16 == 0]
+        types["feeders"] = "i32"
+    else:
+        constants["feeders"] = config.feeders if config.transport == "push" else 0
+    if problem.scaling:
+        types["scaling"], tuples["scaling"] = _ag_gemm_scales.SCALING_WORDS, _ag_gemm_scales.Scaling
+        del constants["scaling"]
 
     def record(fn: Any, name: str, num_warps: int, num_stages: int = 1) -> tuple[Any, KernelRecord]:
-        names = fn.arg_names
-        pointers = [x for x in names if isinstance(words.get(x), str) and words[x][0] == "*"]
-        return fn, KernelRecord(
-            name=f"ag_gemm.{name}",
-            signature={x: words.get(x, "constexpr") for x in names},
-            constants={x: constants[x] for x in names if x in constants},
+        return _records.record(
+            fn, f"ag_gemm.{name}", problem.num_ranks, types, tuples=tuples, constants=constants,
             options={"num_warps": num_warps, "num_stages": num_stages},
-            divisible_by_16=(*pointers, *(aligned if "shape" in names else ())),
-        )
+            aligned=_records.aligned_sizes("shape", shape_of(problem)),
+        )  # fmt: skip
 
     if problem.scaling:
         fn, found = record(_ag_gemm_scales.push_scales, "push_scales", _ag_gemm_scales.NUM_WARPS)

@@ -38,13 +38,12 @@ from torch.autograd.graph import increment_version
 
 import weft.language as wl
 from weft.base.card import Op, Trial, trials
-from weft.base.dtypes import DTYPES, FLOATS
+from weft.base.dtypes import FLOATS
 from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _autograd, _baselines, _lanes
+from weft.ops import _autograd, _baselines, _lanes, _records
 from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
 from weft.ops._ag_gemm_config import LIBRARY, Shards
 from weft.ops._ag_gemm_problem import Problem as Gathered
@@ -508,62 +507,37 @@ def kernels(
     for fn, record in gathering_kernels(problem, config, target):
         if fn not in others:
             yield fn, replace(record, name=record.name.replace("ag_gemm", Problem.op))
-    yield _multiply, _record(problem, config, target)
-
-
-def _record(problem: Problem, config: Config, target: Target) -> KernelRecord:
-    element, result = (DTYPES[name].triton for name in (problem.dtype, problem.out_dtype))
     tma, is_split = can_use_tma(problem, config, target), config.split > 1
     tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
     of_gathered, of_whole = (tile_n, tile_m) if problem.gathers_y else (tile_m, tile_n)
-
-    def operand(word: str, *block: int) -> str:
-        return f"tensordesc<{word}[{block[0]}, {block[1]}]>" if tma else f"*{word}"
-
-    tile, shape = tile_of(problem, config, tma), shape_of(problem)
-    numbers = ["i32"] * len(gemm.Shape._fields)
+    pointer = _records.operand(problem.dtype, (), False)
+    rows = _records.operand(problem.dtype, (tile_k, of_gathered), tma)
     types = {
-        "a": f"*{element}",
-        "own": operand(element, tile_k, of_gathered),
-        "gathered": f"*{element}",
-        "gathered_rows": operand(element, tile_k, of_gathered),
-        "whole": operand(element, tile_k, of_whole),
-        "c": operand(result, tile_m, tile_n),
-        "partials": "*fp32" if is_split else "constexpr",
-        "summed": "*i64" if is_split else "constexpr",
+        "a": pointer,
+        "own": rows,
+        "gathered": pointer,
+        "gathered_rows": rows,
+        "whole": _records.operand(problem.dtype, (tile_k, of_whole), tma),
+        "c": _records.operand(problem.out_dtype, (tile_m, tile_n), tma),
+        **({"partials": "*fp32", "summed": "*i64"} if is_split else {}),
         "rows_ready": "*i64",
         "fed": "*i32",
-        "slot": ["*i64", "*i32", "*i64"],
-        "moved": numbers,
-        "shape": numbers,
-        "shards": ["i32"] * len(Shards._fields),
-        "tile": ["constexpr"] * len(tile),
-        "world": ["*i64", "constexpr", "constexpr"],
     }
     constants = {
-        "slot": SlotArg(None, None, None),
-        "moved": gemm.Shape(*[None] * len(numbers)),
-        "shape": gemm.Shape(*[None] * len(numbers)),
-        "shards": Shards(*[None] * len(Shards._fields)),
-        "tile": tile,
-        "world": WorldArg(None, problem.num_ranks, language_version()),
+        "tile": tile_of(problem, config, tma),
         "feeders": config.feeders if config.transport == "push" else 0,
         "block": config.block,
         "gathers_y": problem.gathers_y,
         "split": config.split,
         **({} if is_split else {"partials": None, "summed": None}),
     }
-    names = _multiply.arg_names
-    pointers = [x for x in names if isinstance(types.get(x), str) and types[x][0] == "*"]
-    aligned = [f"shape.{x}" for x, extent in shape._asdict().items() if extent % 16 == 0]
-    aligned += ["moved.k"] if problem.k % 16 == 0 else []
-    return KernelRecord(
-        name=f"{Problem.op}.multiply",
-        signature={x: types.get(x, "constexpr") for x in names},
-        constants={x: constants[x] for x in names if x in constants},
+    aligned = _records.aligned_sizes("shape", shape_of(problem))
+    yield _records.record(
+        _multiply, f"{Problem.op}.multiply", problem.num_ranks, types,
+        tuples={"moved": gemm.Shape, "shape": gemm.Shape, "shards": Shards}, constants=constants,
         options={"num_warps": config.num_warps, "num_stages": config.num_stages},
-        divisible_by_16=(*pointers, *aligned),
-    )
+        aligned=[*aligned, *(["moved.k"] if problem.k % 16 == 0 else [])],
+    )  # fmt: skip
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:

@@ -46,8 +46,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.compiler.lower import source
 from weft.ir import core
-from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _autograd, _baselines, _by_library, _lanes, _measured
+from weft.ops import _autograd, _baselines, _by_library, _lanes, _measured, _records
 from weft.ops._all_reduce_rms_norm_few import Rows, all_reduce_rms_norm_packets
 from weft.ops.all_reduce import all_reduce
 from weft.tiles import rows, weave
@@ -387,34 +386,15 @@ def kernels(
         fn, name, shape = source.load(KERNEL).plain, "parts", weave.Parts
     tensors = ("x", "residual", "weight", "normed", "total", "partials", "gathered")
     words = ("partials_ready", "sums_ready", "words")
-    types = {
-        **dict.fromkeys(tensors, element),
-        **dict.fromkeys(words, "*i64"),
-        "slot": ["*i64", "*i32", "*i64"],
-        name: ["i32"] * len(shape._fields),
-        "eps": "fp32",
-        "tile": ["constexpr"] * len(rows.Tile._fields),
-        "world": ["*i64", "constexpr", "constexpr"],
-    }
-    constants = {
-        "slot": SlotArg(None, None, None),
-        name: shape(*[None] * len(shape._fields)),
-        "tile": config.tile(problem),
-        "world": WorldArg(None, problem.num_ranks, language_version()),
-    }
+    types = {**dict.fromkeys(tensors, element), **dict.fromkeys(words, "*i64"), "eps": "fp32"}
+    constants = {"tile": config.tile(problem)}
     if config.by_packets:
         constants["two_shot"] = config.transport == "two_shot"
-    even = (f"{name}.n",) if problem.n % 16 == 0 else ()
-    yield (
-        fn,
-        KernelRecord(
-            name=f"{problem.op}.{config.transport}",
-            signature={name: types.get(name, "constexpr") for name in fn.arg_names},
-            constants=constants,
-            options=config.options(problem, target),
-            divisible_by_16=(*(one for one in (*tensors, *words) if one in fn.arg_names), *even),
-        ),
-    )
+    yield _records.record(
+        fn, f"{problem.op}.{config.transport}", problem.num_ranks, types, tuples={name: shape},
+        constants=constants, options=config.options(problem, target),
+        aligned=(f"{name}.n",) if problem.n % 16 == 0 else (),
+    )  # fmt: skip
 
 
 def fake(

@@ -46,8 +46,7 @@ from weft.base.errors import ConfigError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _autograd, _lanes
+from weft.ops import _autograd, _lanes, _records
 from weft.tiles import route
 
 MOST_EXPERTS, MOST_CHOSEN = 1024, 64
@@ -449,30 +448,13 @@ def kernels(
         "logits": f"*{DTYPES[problem.dtype].triton}",
         "made": [word, number, word, number, word, word, word, word, word],
         "heard": [word, number, word, "*i64"],
-        "slot": ["*i64", "*i32", "*i64"],
-        "tokens": ["i32"] * len(route.Tokens._fields),
-        "cut": ["constexpr"] * len(route.Cut._fields),
-        "world": ["*i64", "constexpr", "constexpr"],
     }
-    constants = {
-        "made": Tables(*[None] * len(Tables._fields)),
-        "heard": Heard(*[None] * len(Heard._fields)),
-        "slot": SlotArg(None, None, None),
-        "tokens": route.Tokens(*[None] * len(route.Tokens._fields)),
-        "cut": config.cut(problem),
-        "world": WorldArg(None, problem.num_ranks, language_version()),
-    }
-    aligned = [f"heard.{name}" for name in Heard._fields]
-    yield (
-        moe_route_tables,
-        KernelRecord(
-            name="moe_route.tables",
-            signature=types,
-            constants=constants,
-            options={"num_warps": config.num_warps},
-            divisible_by_16=("logits", *aligned),
-        ),
-    )
+    yield _records.record(
+        moe_route_tables, "moe_route.tables", problem.num_ranks, types,
+        tuples={"made": Tables, "heard": Heard, "tokens": route.Tokens},
+        constants={"cut": config.cut(problem)}, options={"num_warps": config.num_warps},
+        aligned=[f"heard.{name}" for name in Heard._fields],
+    )  # fmt: skip
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> Tables:
