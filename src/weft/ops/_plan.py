@@ -9,9 +9,9 @@ fresh at each call, what is between stays with the runner.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 import torch
@@ -180,10 +180,12 @@ class PlanRunner:
             region = self._regions[name]
             memory = slot.memory if buffer.role == "symmetric" else self._local
             assert memory is not None
-            full = self.shape(name, rank=0)
-            part = memory[region.offset : region.offset + region.num_bytes].view(dtype).view(full)
-            # On the heap a part is as large as the fullest: peers find it by one stride.
-            found[name] = part if buffer.role == "symmetric" else part[: shape[0]]
+            part = memory[region.offset : region.offset + region.num_bytes].view(dtype)
+            if buffer.role == "symmetric":
+                # As large as the fullest: peers find it by one stride.
+                found[name] = part.view(self.shape(name, rank=0))
+            else:
+                found[name] = part[: prod(shape)].view(shape)
         return found
 
     # ---- steps
@@ -236,8 +238,8 @@ class PlanRunner:
         met: dict[str, str] = {}
         for step in self.plan.steps:
             if isinstance(step, Launch | Notify | Take) and not self._is_empty(step):
-                start = self._start(step, bound, slot, met)
-                self.world.load(start.function, *start.arguments, **start.options)
+                for start in (self._start(step, bound, slot, met), *self._hearing(step, slot)):
+                    self.world.load(start.function, *start.arguments, **start.options)
 
     def _queue(
         self, step: device.Step, bound: dict[str, torch.Tensor], slot: Any, met: dict[str, str]
@@ -245,8 +247,8 @@ class PlanRunner:
         if self._is_empty(step):
             return
         if isinstance(step, Launch | Notify | Take):
-            start = self._start(step, bound, slot, met)
-            start.function[start.grid](*start.arguments, **start.options)
+            for start in (self._start(step, bound, slot, met), *self._hearing(step, slot)):
+                start.function[start.grid](*start.arguments, **start.options)
         elif isinstance(step, Copy):
             if step.side == "push":
                 self._put(step, bound, slot)
@@ -284,6 +286,23 @@ class PlanRunner:
             ]
             return self.products[step.kernel].start(bound, words, slot, split[0] if split else ())
         return self._moving(step, bound, slot)
+
+    def _hearing(self, step: Launch | Notify | Take, slot: Any) -> Iterator[Start]:
+        """What waits behind a launch for ranks that none of its tiles waits for.
+
+        Whoever has awaited a channel has heard of all ranks: by that rule steps behind it wait no
+        more. But a rank without rows is in nobody's tiles, and one without columns has no tile.
+        Behind the slot's last use nothing goes by the rule.
+        """
+        if not isinstance(step, Launch) or step.gives:
+            return
+        columns = getattr(self.products.get(step.kernel), "n", 1)
+        for name in step.awaits:
+            if name in self.words and isinstance(self.channels[name].chunks, int):
+                split, words = self.split(self.channels[name]), self._words_of(slot, name)
+                if not columns or split.rank_rows * (self.world.num_ranks - 1) >= split.rows:
+                    given = (words, words.numel(), slot.arg, self.world.arg)
+                    yield Start(_plan_kernels.hear_all, (1, 1, 1), given, {"num_warps": 1})
 
     def _meeting(self, step: Notify, slot: Any, met: dict[str, str]) -> Start:
         """The one program by which streams of all ranks meet."""

@@ -73,6 +73,12 @@ def push(source, target, words, slot, split, columns, takes, world, block: tl.co
 
 
 @triton.jit
+def hear_all(words, num_words, slot, world):
+    """One program: wait until every rank has announced all that it has, be it nothing."""
+    wl.wait(words, slots.slot_epoch(slot), num_words, world=world)
+
+
+@triton.jit
 def _own_words(own_words, num_own, words, e, rank, world):
     """Before the others know: own words of what engines fetch, and the one that they copy."""
     for i in range(num_own):
