@@ -19,6 +19,7 @@ from weft.base.errors import (
 )
 from weft.language import world_layout as layout
 from weft.language.wait_report import WaitReport
+from weft.language.world_arg import is_traced_version
 from weft.runtime import registry
 
 
@@ -164,3 +165,21 @@ def test_the_root_is_lazy_and_names_what_it_has():
     assert weft.TimeoutError is TimeoutError
     with pytest.raises(AttributeError, match="weft has no 'nonsense'; it has .*init"):
         _ = weft.nonsense
+
+
+def test_a_trace_is_kept_where_it_is_asked_for(ranks):
+    """What decides it is a constant of the world's argument: without it nothing is compiled in."""
+
+    def main():
+        plain, traced = weft.init(name="plain"), weft.init(name="traced", trace_tiles=3)
+        assert plain.trace is None and not is_traced_version(plain.arg.version.value)
+        assert is_traced_version(traced.arg.version.value)
+        assert traced.arg.version.value & plain.arg.version.value == plain.arg.version.value
+        words = traced.table.tolist()
+        assert words[layout.TRACE_PTR] == traced.trace.data_ptr()
+        assert words[layout.TRACE_TILES] == 3
+        return traced.trace.tolist()
+
+    assert ranks(main, 1) == [[[0] * layout.TRACE_WORDS] * 3]
+    with pytest.raises(UsageError, match=r"trace_tiles=-1: how many"):
+        ranks(lambda: weft.init(trace_tiles=-1), 1)

@@ -16,6 +16,7 @@ class Settings:
             slots: of each workspace; one is slower than two, and takes half the memory;
             nodes: which ranks are near each other on GPUs, 2 or 3+1; "" is each host a node;
             endless_turns: turns of an emulated loop without an access to memory
+    trace_tiles: of how many tiles a product leaves a trace, see World.trace; 0 costs nothing
     cache_dir: where generated source is kept; "" is the user's cache folder
     """
 
@@ -25,6 +26,7 @@ class Settings:
     slots: int = 2
     nodes: str = ""
     endless_turns: int = 10_000_000
+    trace_tiles: int = 0
     cache_dir: str = ""
 
     @classmethod

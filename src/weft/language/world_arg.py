@@ -13,12 +13,12 @@ class WorldArg(NamedTuple):
 
     Rank, heap bases and nodes are in the table: integers in here would be specialised, and every
     rank would compile its own binary. `version` keeps Triton's cache honest across upgrades, and
-    says whether kernels need the code that reaches far peers.
+    says whether kernels need the code that reaches far peers, and that which keeps a trace.
     """
 
     table: Any  # int64 device tensor, laid out as world_layout says
     num_ranks: Any  # tl.constexpr
-    version: Any  # tl.constexpr, language_version() or far_version()
+    version: Any  # tl.constexpr: language_version() or far_version(), as `traced_version` of it
 
 
 class SlotArg(NamedTuple):
@@ -31,6 +31,7 @@ class SlotArg(NamedTuple):
 
 _VERSION_BITS = 56
 _FAR = 1 << _VERSION_BITS
+_TRACED = 2 << _VERSION_BITS
 
 
 def far_version(library: int) -> int:
@@ -41,6 +42,15 @@ def far_version(library: int) -> int:
 
 def is_far_version(version: int) -> bool:
     return bool(version & _FAR)
+
+
+def traced_version(version: int) -> int:
+    """The version of a world that is like one of `version`, and keeps a trace of tiles."""
+    return _TRACED | version
+
+
+def is_traced_version(version: int) -> bool:
+    return bool(version & _TRACED)
 
 
 @functools.lru_cache(maxsize=1)

@@ -18,6 +18,8 @@ BARRIER_ARRIVALS = 8  # address of int32[NUM_CHANNELS], symmetric
 BARRIER_GENERATIONS = 9  # address of int32[NUM_CHANNELS], local
 STAGE_PTR = 10  # address of the stage, symmetric; 0 where there are no far peers
 STAGE_LOCKS = 11  # address of int32[STAGE_SLOTS], local
+TRACE_PTR = 12  # address of int64[TRACE_TILES, TRACE_WORDS], local; 0: no trace is kept
+TRACE_TILES = 13
 HEADER_WORDS = 16
 
 PEER_BASES = HEADER_WORDS  # + peer: its heap base; 0 when it is far
@@ -50,6 +52,19 @@ REPORT_WORDS = 16
 REPORT_MAGIC = 0x776566742D776169  # "weft-wai"
 NUM_REPORTS = 256
 REPORT_BYTES = NUM_REPORTS * REPORT_WORDS * 8
+
+# What a product leaves of one of its tiles, int64: when things happened by the program's clock, in
+# nanoseconds, 0 where they did not. From TRACE_BEGUN on once for each consumer of two.
+TRACE_TILE = 0  # row of tiles << 32 | column of tiles
+TRACE_PROGRAM = 1
+TRACE_START = 2  # before it waits for its operands; 0: nothing is known of this tile
+TRACE_WAITED = 3  # how long it did, of all its segments
+TRACE_BEGUN = 4  # where others than those that wait multiply: before their first product
+TRACE_SUMMED = 5  # the last product is there
+TRACE_COMBINED = 6  # with what else belongs to the sums
+TRACE_END = 7  # stored and announced
+TRACE_EACH = 4  # words of one consumer
+TRACE_WORDS = 12
 
 REASON_DEADLINE = 1  # the wait's own time was up
 REASON_ABORT = 2  # another wait of this world had given up

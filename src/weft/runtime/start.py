@@ -18,6 +18,7 @@ def init(
     name: str | None = None,
     heap_bytes: int | None = None,
     nodes: int | Sequence[int] | None = None,
+    trace_tiles: int | None = None,
 ) -> World:
     """A world over `group`: all ranks, or a process group's. Collective among them.
 
@@ -28,12 +29,14 @@ def init(
     their sizes. Left out, each host is one, unless WEFT_NODES says otherwise. Where there are
     several, what crosses between them goes through NVSHMEM. Under the emulator the session knows.
 
+    `trace_tiles`, or WEFT_TRACE_TILES: of so many tiles products leave a trace; see `World.trace`.
+
     Units   heap_bytes: this rank's symmetric heap, 1 GiB unless WEFT_HEAP_BYTES says otherwise
     """
     machine = _machine()
     scope = machine.scope()
     chosen = registry.free_name(scope, name or _default_name(group))
-    settings = Settings.from_environment(heap_bytes=heap_bytes)
+    settings = Settings.from_environment(heap_bytes=heap_bytes, trace_tiles=trace_tiles)
     if nodes is None and settings.nodes:
         nodes = parse_nodes(settings.nodes)
     return World(chosen, machine.connect(group, chosen, nodes), settings, scope)

@@ -33,7 +33,7 @@ from weft.base.errors import (
 from weft.base.settings import Settings
 from weft.language import world_layout as layout
 from weft.language.wait_report import WaitReport
-from weft.language.world_arg import WorldArg, language_version
+from weft.language.world_arg import WorldArg, language_version, traced_version
 from weft.runtime import registry
 from weft.runtime.backend import (
     CALL_LOG_ENTRIES,
@@ -87,8 +87,12 @@ class World:
         self._generations = backend.local_words(
             [0] * layout.NUM_CHANNELS, torch.int32, "barrier_generations"
         )
+        # What tiles of the last product leave (world_layout's TRACE_*); None unless asked for.
+        self.trace = self._trace_words()
         self.table = backend.local_words(self._table_words(), torch.int64, "world_table")
         version = language_version() if backend.far is None else backend.far.version
+        if self.trace is not None:
+            version = traced_version(version)
         self.arg = WorldArg(self.table, tl.constexpr(self.num_ranks), tl.constexpr(version))
         logs = [
             None if log is None else (log.cast("B"), log.cast("B").cast("q"))
@@ -530,6 +534,14 @@ class World:
         self._heap.locate(tensor.data_ptr(), self._base, nbytes, "the tensor")
         return tensor.data_ptr() - self._base
 
+    def _trace_words(self) -> torch.Tensor | None:
+        tiles = self.settings.trace_tiles
+        if tiles < 0:
+            raise UsageError(f"trace_tiles={tiles}: how many tiles are kept; 0 keeps none")
+        words = [0] * tiles * layout.TRACE_WORDS
+        named = (torch.int64, "trace")
+        return self.backend.local_words(words, *named).view(tiles, -1) if tiles else None
+
     def _table_words(self) -> list[int]:
         seats, n = self.backend.seats, self.num_ranks
         timeout_ns = (
@@ -546,6 +558,9 @@ class World:
         words[layout.HEAP_BASE] = self._base
         words[layout.BARRIER_ARRIVALS] = self._arrivals.data_ptr()
         words[layout.BARRIER_GENERATIONS] = self._generations.data_ptr()
+        if self.trace is not None:
+            words[layout.TRACE_PTR] = self.trace.data_ptr()
+            words[layout.TRACE_TILES] = len(self.trace)
         if self.backend.far is not None:
             words[layout.STAGE_PTR] = self.backend.far.stage_address
             words[layout.STAGE_LOCKS] = self.backend.far.locks_address

@@ -54,7 +54,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+import weft.language as wl
 from weft.language import triton_api as api
+from weft.tiles import stamps
 
 # What has one scale each where scales are of blocks: so many columns of a row of A, of B so many
 # rows and columns.
@@ -220,12 +222,15 @@ def gemm(
     Sync    what the hooks do; progress needs nothing of this launch's other programs
     """
     num_n = tl.cdiv(shape.n, tile.n)
+    traced = stamps.kept(
+        order_args, ready_args, emit_args, combine_args, announce_args, done_args, segments_args
+    )
     for i in tl.range(first, num_m * num_n, step, flatten=False):
         at = order(i, num_m, num_n, order_args)
         one_tile(
             at, b, shape, tile, ready, ready_args, emit, emit_args,
             combine, combine_args, announce, announce_args, scales, scales_args, per_block,
-            segments, segments_args,
+            segments, segments_args, traced, i,
         )  # fmt: skip
     if done is not None:
         done(done_args)
@@ -250,25 +255,49 @@ def one_tile(
     per_block: tl.constexpr = False,
     segments: tl.constexpr = None,
     segments_args=None,
+    traced=None,
+    unit=0,
 ):
-    """The tile of the record `at`, from its wait to its announcement."""
+    """The tile of the record `at`, from its wait to its announcement.
+
+    `traced` is what `stamps.kept` says; this tile is the launch's `unit`.
+    """
+    if traced is not None:
+        start = stamps.begin(traced, unit, at)
     if segments is not None:
         value = tl.zeros((tile.m, tile.n), tl.float32)
+        if traced is not None:
+            waited = start - start
         for segment in tl.range(0, segments(at, segments_args), flatten=False):
-            value = contract(ready(at, segment, tile, ready_args), at, shape, tile, value)
+            if traced is not None:
+                waited -= wl.timestamp()
+            pair = ready(at, segment, tile, ready_args)
+            if traced is not None:
+                waited += wl.timestamp()
+            value = contract(pair, at, shape, tile, value)
+        if traced is not None:
+            stamps.write(traced, unit, stamps.WAITED, waited)
     else:
         rows = ready(at, 0, tile, ready_args)
+        if traced is not None:
+            stamps.write(traced, unit, stamps.WAITED, wl.timestamp() - start)
         if scales is None:
             value = multiply(rows, b, at.i_n, shape, tile)
         else:
             value = multiply_scaled(
                 rows, b, at.i_n, shape, tile, scales(at, tile, scales_args), per_block
             )
+    if traced is not None:
+        stamps.stamp(traced, unit, stamps.SUMMED)
     if combine is not None:
         value = combine(at, value, tile, combine_args)
+        if traced is not None:
+            stamps.stamp(traced, unit, stamps.COMBINED)
     emit(at, value, tile, emit_args)
     if announce is not None:
         announce(at, 0, announce_args)
+    if traced is not None:
+        stamps.stamp(traced, unit, stamps.END)
 
 
 @triton.jit

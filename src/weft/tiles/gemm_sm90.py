@@ -57,6 +57,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 import weft.language as wl
 from weft.base.errors import ConfigError
 from weft.base.target import Target
+from weft.tiles import stamps
 from weft.tiles.blocking import Blocking
 from weft.tiles.gemm import Scales, Tile
 
@@ -210,20 +211,20 @@ def gemm(
                 (operands_a, operands_b, chunks_0, empty, full, turns, shape, num_m, first, step,
                  shared, order, order_args, emit, emit_args, combine, combine_args, announce,
                  announce_args, late, scales, scales_args, per_block, 0, tile_m, tile_n, tile_k,
-                 stages, chunk_n, b_is_nk),
+                 stages, chunk_n, b_is_nk, stamps.kept(shared)),
             ),
             (
                 _consume,
                 (operands_a, operands_b, chunks_1, empty, full, turns, shape, num_m, first, step,
                  shared, order, order_args, emit, emit_args, combine, combine_args, announce,
                  announce_args, late, scales, scales_args, per_block, 1, tile_m, tile_n, tile_k,
-                 stages, chunk_n, b_is_nk),
+                 stages, chunk_n, b_is_nk, stamps.kept(shared)),
             ),
             (
                 _produce,
                 (a_block, b, operands_a, operands_b, empty, full, shape, num_m, first, step, order,
                  order_args, ready, ready_args, done, done_args, tile_m, tile_n, tile_k, stages,
-                 b_is_nk),
+                 b_is_nk, stamps.kept(shared)),
             ),
         ],
         [4, 1],
@@ -252,7 +253,7 @@ def _produce(
     a_block, b, operands_a, operands_b, empty, full, shape, num_m, first, step,
     order: gl.constexpr, order_args, ready: gl.constexpr, ready_args, done: gl.constexpr, done_args,
     tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
-    b_is_nk: gl.constexpr,
+    b_is_nk: gl.constexpr, traced,
 ):  # fmt: skip
     """Fill stage after stage with what the consumers multiply next."""
     dealt = cut(num_m, shape.n, shape.k, tile_n, tile_k, step)
@@ -262,7 +263,7 @@ def _produce(
         at = order(i, dealt.num_m, dealt.num_n, order_args)
         filled = load_one_tile(
             at, begin, end, filled, a_block, b, operands_a, operands_b, empty, full, ready,
-            ready_args, tile_m, tile_n, tile_k, stages, b_is_nk,
+            ready_args, tile_m, tile_n, tile_k, stages, b_is_nk, traced, unit,
         )  # fmt: skip
     # Once every stage is empty again, all that was loaded has been read.
     for _ in range(stages):
@@ -276,10 +277,14 @@ def _produce(
 def load_one_tile(
     at, begin, end, filled, a_block, b, operands_a, operands_b, empty, full,
     ready: gl.constexpr, ready_args, tile_m: gl.constexpr, tile_n: gl.constexpr,
-    tile_k: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr,
+    tile_k: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr, traced=None, unit=0,
 ):  # fmt: skip
     """The producer's body: steps begin .. end - 1 of one tile's k. Returns stages filled so far."""
+    if traced is not None:
+        start = stamps.begin(traced, unit, at)
     rows = ready(at, 0, Tile(tile_m, tile_n, tile_k, b_is_nk, True, True), ready_args)
+    if traced is not None:
+        stamps.write(traced, unit, stamps.WAITED, wl.timestamp() - start)
     column = at.i_n * tile_n
     for j in range(begin, end):
         stage = filled % stages
@@ -304,7 +309,7 @@ def _consume(
     combine_args, announce: gl.constexpr, announce_args, late: gl.constexpr,
     scales: gl.constexpr, scales_args, per_block: gl.constexpr, me: gl.constexpr,
     tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
-    chunk_n: gl.constexpr, b_is_nk: gl.constexpr,
+    chunk_n: gl.constexpr, b_is_nk: gl.constexpr, traced,
 ):  # fmt: skip
     """This consumer's part of this program's units: sums over k, then on to the hooks."""
     itemsize: gl.constexpr = operands_a.dtype.primitive_bitwidth // 8
@@ -325,6 +330,8 @@ def _consume(
             # Without turns a consumer could take a stage's earlier round for its own: parity is
             # all that a barrier tells.
             mbarrier.wait(turns.index(me), phase)
+        if traced is not None:
+            stamps.stamp(traced, unit, stamps.BEGUN + me * stamps.EACH)
         at = order(i, dealt.num_m, dealt.num_n, order_args)
         tile = Tile(tile_m, tile_n, tile_k, b_is_nk, True, True)
         if itemsize == 1:
@@ -345,6 +352,8 @@ def _consume(
             mbarrier.arrive(empty.index((used + stages - 1) % stages), count=1)
         if takes_turns:
             used += dealt.num_k
+        if traced is not None:
+            stamps.stamp(traced, unit, stamps.SUMMED + me * stamps.EACH)
         others = 0
         if unit >= dealt.whole:
             others = dealt.parts - 1
@@ -368,6 +377,8 @@ def _consume(
             gl.store(places(block, value, tile_n), value)
             wl.store(shared.summed + 2 * first + me, shared.e, order=wl.Order.RELEASE,
                      scope=wl.Scope.DEVICE)  # fmt: skip
+        if traced is not None:
+            stamps.stamp(traced, unit, stamps.END + me * stamps.EACH)
     if late:
         _announce_late(emitted, own_row // rows, dealt, order, order_args, announce, announce_args)
     tma.store_wait(0)
