@@ -360,6 +360,8 @@ class PlanRunner:
         given = (*given, slot.arg, split, columns, step.takes, self.world.arg)
         if kind == "edges":
             function, given = _plan_kernels.edges, (*given, self._tile_rows(target))
+        if kind == "all_gather":
+            given = (*given, step.order == "hierarchical_gather")
         return Start(function, (programs, 1, 1), (*given, BLOCK), {"num_warps": WARPS})
 
     def _tile_rows(self, gathered: str) -> int:

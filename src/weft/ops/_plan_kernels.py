@@ -11,6 +11,7 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.language import mapping, slots
+from weft.tiles import hierarchy
 
 
 @triton.jit
@@ -52,10 +53,12 @@ def edges(source, target, slot, split, columns, takes, world, tile_rows, block: 
 
 
 @triton.jit
-def push(source, target, words, slot, split, columns, takes, world, block: tl.constexpr):
+def push(source, target, words, slot, split, columns, takes, world, by_node: tl.constexpr,
+         block: tl.constexpr):  # fmt: skip
     """A program for each rank and chunk: its rows -> that rank's slot, then its word there.
 
-    First for the rank behind, which needs them first; own ones too, for tiles that straddle ranks.
+    First for the rank behind, which needs them first, or `by_node` as weft.tiles.hierarchy says;
+    own ones too, for tiles that straddle ranks.
     """
     e = slots.slot_epoch(slot)
     if takes:
@@ -64,6 +67,9 @@ def push(source, target, words, slot, split, columns, takes, world, block: tl.co
     first, end = mapping.rows_of_rank(rank, split)
     unit = tl.program_id(0)
     to = (rank + world.num_ranks - 1 - unit // split.chunks) % world.num_ranks
+    if by_node:
+        hop = (1 + unit // split.chunks) % world.num_ranks
+        to = hierarchy.receiver(hop, rank, hierarchy.nodes_of(world))
     chunk = unit % split.chunks
     begin = min(first + chunk * split.chunk_rows, end)
     _copied(world, target, source, first, begin, min(begin + split.chunk_rows, end), columns, to,
