@@ -81,6 +81,10 @@ def test_an_object_has_one_offset_on_every_rank():
             world.peer(torch.zeros(3), 0)
         with pytest.raises(DtypeError, match="int32 or int64"):
             world.signals(1, torch.float32)
+        with pytest.raises(UsageError, match="first how many words"):
+            world.signals("ready", 1)
+        with pytest.raises(DtypeError, match="a symmetric tensor of 'float32': pass a dtype"):
+            world.empty((4,), "float32")
         world.close()
         return "fine"
 

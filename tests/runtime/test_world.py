@@ -56,6 +56,19 @@ def test_calls_in_another_order_are_an_error_on_the_later_rank():
     assert "call 0" in str(late) and "rank 1 calls gemm_rs, but rank 0 called ag_gemm" in str(late)
 
 
+def test_a_call_that_the_log_had_no_room_for_is_shown_without_its_checksum():
+    def main(world):
+        if world.rank == 1:
+            world._agree("start")
+        world.operator_call("ag_gemm " + "a" * 100 if world.rank == 0 else "gemm_rs")
+        if world.rank == 0:
+            world._agree("start")
+
+    late = run_ranks(main, 2)[1]
+    assert isinstance(late, CallOrderError)
+    assert f"but rank 0 called ag_gemm {'a' * 40} ..; every rank" in str(late)
+
+
 def test_calls_in_one_order_are_fine_whoever_runs_ahead():
     def main(world):
         for number in range(1000):

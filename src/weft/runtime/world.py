@@ -133,6 +133,11 @@ class World:
         self, n: int, dtype: torch.dtype = torch.int32, name: str | None = None
     ) -> torch.Tensor:
         """`n` zeroed signal words, in memory that was never used before. Collective."""
+        if isinstance(n, str):
+            raise UsageError(
+                f"world.signals({n!r}, ..): first how many words, e.g. world.signals(4); a name is"
+                " passed as name="
+            )
         if dtype not in (torch.int32, torch.int64):
             raise DtypeError(f"signals are int32 or int64 words, not {dtype}")
         return self._allocate(n, dtype, name, zero=True, is_signal=True)
@@ -378,11 +383,10 @@ class World:
                 continue
             theirs = bytes(log[start + 8 : end])
             if theirs != text and numbers[word] == number + 1:
-                other = theirs.rstrip(b"\0").decode(errors="replace")
                 raise CallOrderError(
-                    f"call {number} on {self.name!r}: rank {self.rank} calls {name}, "
-                    f"but rank {rank} called {other}; every rank must make the same calls in the "
-                    "same order"
+                    f"operator call {number} on world {self.name!r}: rank {self.rank} calls {name},"
+                    f" but rank {rank} called {_call_name(theirs)}; every rank must make the same"
+                    " calls in the same order"
                 )
         return number
 
@@ -487,6 +491,8 @@ class World:
         zero: bool,
         is_signal: bool,
     ) -> torch.Tensor:
+        if not isinstance(dtype, torch.dtype):
+            raise DtypeError(f"a symmetric tensor of {dtype!r}: pass a dtype as torch.float32 is")
         shape = (shape,) if isinstance(shape, int) else tuple(int(extent) for extent in shape)
         if any(extent < 0 for extent in shape):
             raise ShapeError(f"a symmetric tensor cannot have the shape {shape}")
@@ -578,6 +584,13 @@ def _call_text(name: str) -> bytes:
     if len(text) > room:
         text = text[: room - 8] + b"%08x" % zlib.crc32(text)
     return text.ljust(room, b"\0")
+
+
+def _call_name(text: bytes) -> str:
+    """The same read from the log: without the checksum of what did not fit."""
+    name = text.rstrip(b"\0")
+    cut = name[:-8] + b" .." if len(name) == len(text) else name
+    return cut.decode(errors="replace")
 
 
 def _describe(step: tuple) -> str:
