@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from weft.base.errors import UnsupportedError
-from weft.compiler import Partial, Replicate, Tensor, all_reduce, rms_norm, silu
+from weft.compiler import Partial, Replicate, Shard, Tensor, all_reduce, rms_norm, silu
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.frontend import trace
 from weft.compiler.lower import kernels
@@ -83,15 +83,26 @@ def test_few_rows_go_by_packets_where_all_ranks_are_near():
     assert engine_of(1, num_ranks=1) == "push" and engine_of(1, nodes=(2, 2)) == "put"
 
 
-def test_a_launch_among_others_gives_credits():
+def test_among_others_credits_are_given_and_packets_take_none():
     """Whoever takes credits waits for those of every call: so every call gives them."""
-    plan, launch = launch_of(twice, m=8, engine="packets")
-    (end,) = kernels.lower_launch(plan, launch).at("end")
-    assert isinstance(end, core.Advance)
-    taken = replace(launch, takes=True)
-    steps = tuple(taken if one is launch else one for one in plan.statements)
-    (end,) = kernels.lower_launch(replace(plan, statements=steps), taken).at("end")
-    assert isinstance(end, core.Finish)
+    types = {
+        "h": Tensor("bfloat16", ("m", 64), Partial()),
+        "w": Tensor("bfloat16", (64, 64), Shard(1)),
+        "v": Tensor("bfloat16", (64, 64), Shard(0)),
+    }
+
+    def layer(h, w, v):
+        first = silu(all_reduce(h))
+        return silu(all_reduce(silu(first @ w) @ v))
+
+    placed = place(trace(layer, "tp", types))
+    engines = {"reduced": "packets", "reduced_2": "push"}
+    plan = overlap(placed, Facts({"m": 8}), Settings(engines=engines)).plan
+    few, product = (one for one in plan.of(Launch) if one.pushes)
+    assert (few.template, few.takes, few.gives) == ("rows", False, False)
+    assert (product.template, product.takes, product.gives) == ("gemm", True, True)
+    taking = kernels.lower_launch(plan, replace(few, takes=True, gives=True))
+    assert [type(one) for one in taking.of(core.SIGNALS)] == [core.Credit, core.Finish]
 
 
 def apart(h, r, w):

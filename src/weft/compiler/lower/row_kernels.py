@@ -84,6 +84,8 @@ def _by_packets(launch: Launch, formula: str, is_credited: bool) -> Iterator[cor
     yield core.Param("world", "world")
     yield core.Mapping("parts", "static", (x,), cuts="each")
     yield core.Template("every_row", launch.tile, formula)
+    if launch.takes:
+        yield core.Credit("begin", "slot")
     yield core.Hook("order", "in_rows", ("parts",))
     yield core.Hook("ready", "read_owned", (x, "parts"))
     yield core.Hook("emit", "send_packets", (partials, x, "parts"))

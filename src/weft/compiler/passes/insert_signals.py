@@ -91,15 +91,16 @@ def _around(copy: Copy, source: Buffer, plan: Plan) -> tuple[list[Channel], list
 
 
 def _credited(plan: Plan, steps: Sequence[Step]) -> list[Step]:
-    """All that writes the slot takes credits; the last to use it gives them."""
-    heap = {one.name for one in plan.of(Buffer) if one.role in ("symmetric", "packets")}
+    """All that writes the slot, but for packets, takes credits; the last to use it gives them."""
+    slot = {one.name for one in plan.of(Buffer) if one.role == "symmetric"}
+    heap = slot | {one.name for one in plan.of(Buffer) if one.role == "packets"}
     uses = [
         i for i, step in enumerate(steps)
         if isinstance(step, Launch) and heap & {one.buffer for one in device.accesses(step)}
     ]  # fmt: skip
     found = list(steps)
     for i, step in enumerate(found):
-        writes = {one.buffer for one in device.accesses(step) if one.writes} & heap
+        writes = {one.buffer for one in device.accesses(step) if one.writes} & slot
         if isinstance(step, Notify) or (isinstance(step, Launch) and writes):
             found[i] = replace(step, takes=True)
     if uses:
