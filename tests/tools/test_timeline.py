@@ -111,3 +111,23 @@ def test_an_operator_without_transports(tmp_path, capsys):
     path = tmp_path / "x.html"
     words = ["timeline", "all_gather", "-o", str(path), "--ranks", "2", "--shape", "m=8,n=8"]
     assert main(words) == 0
+
+
+def test_what_tiles_say_of_themselves(tmp_path, capsys):
+    path = tmp_path / "tiles.html"
+    words = ["timeline", "ag_gemm", "-o", str(path), *SMALL, "--traced", "--target", "emu"]
+    words += ["--transport", "pull"]
+    assert main([*words, "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert (values["from"], values["target"]) == ("trace", "emu")
+    assert [one["rank"] for one in values["totals"]] == [one["rank"] for one in values["clocks"]]
+    for one in values["totals"]:
+        assert one["waiting_us"] > 1 > one["busy"] > 0 and one["longest_waits"][0]["waited_us"] > 1
+    text = path.read_text()
+    assert "its operands are not there yet" in text and "tile 0, 0: multiply" in text
+    assert "in simulated time of h200x4" in text
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "longest wait" in " ".join(said.out.split()) and "on the emulator" in said.err
+    assert main([*words, "--run"]) == 2
+    assert "leave out --run" in capsys.readouterr().err

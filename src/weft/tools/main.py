@@ -64,6 +64,7 @@ EXAMPLES = {
     "timeline": (
         "weft timeline ag_gemm --shape m=8192,n=7168,k=4096 -o plan.html",
         "weft timeline ag_gemm --run --transport pull -o run.html",
+        "weft timeline ag_gemm --traced --transport pull -o tiles.html",
     ),
     "trace": ("weft trace ag_gemm -o run.json",),
     "bench": (

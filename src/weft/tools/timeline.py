@@ -17,20 +17,27 @@ if TYPE_CHECKING:
     from weft.tools.check import Work
     from weft.tools.explanation import Subject
     from weft.tools.schedule import Chart
+    from weft.tools.schedule.traced import Traced
 
 RAN = (
-    "What happened on the emulator under schedule {seed}, in simulated time of {hw}: it compares"
-    " plans, and predicts no microseconds."
+    "What happened on the emulator under schedule {seed}, in simulated time of {hw}. Use it to"
+    " compare plans: it does not predict the times of a GPU."
 )
 
 PLANNED = (
-    "Predicted from the plan, before anything runs, by the constants that the compiler’s model has"
-    " for {hw}; see weft explain for why it is this plan."
+    "Predicted from the plan before anything runs, with the constants of the compiler’s model for"
+    " {hw}. weft explain says why it is this plan."
 )
 
 QUEUED = (
-    "One kernel on each rank: its tasks in queues, {how}, played through by the constants that the"
-    " compiler’s model has for {hw}."
+    "One persistent kernel on each rank. Its queues ({how}) are played through with the constants"
+    " of the compiler’s model for {hw}."
+)
+
+TRACED = (
+    "What the kernels’ programs wrote down of their tiles, on {where}. A row is a program; ranks’"
+    " clocks differ by no more than {error:.1f} µs once they are put on one. What data moves"
+    " elsewhere, and what comes before a rank’s first tile and after its last, is not in it."
 )
 
 Output = Annotated[
@@ -56,6 +63,14 @@ def timeline(
     run: Annotated[
         bool, typer.Option("--run", help="draw a run on the emulator, not the plan")
     ] = False,
+    traced: Annotated[
+        bool,
+        typer.Option(
+            "--traced",
+            help="draw what each tile of a run says of itself: on GPUs where there are enough, else"
+            " or with --target emu on the emulator",
+        ),
+    ] = False,
     transport: options.Transport = "",
     as_tasks: AsTasks = "",
     target: Annotated[
@@ -69,12 +84,20 @@ def timeline(
     """Draw the schedule of all ranks and engines as an HTML page.
 
     It is predicted from the plan, before anything runs; with --run it is what happened on the
-    emulator, in simulated time.
+    emulator, in simulated time. With --traced the kernels themselves write down when each of their
+    tiles waited and worked, on GPUs as on the emulator.
     """
     from weft.tools.schedule import page
     from weft.verify.picture.document import save
 
     pictures.check_path(output, "-o")
+    if traced:
+        if is_program(subject) or run or as_tasks:
+            told = "it is a way to run an operator; leave out --run and --persistent"
+            raise UsageError(f"--traced {subject}: {told}")
+        return _traced(
+            subject, output, ranks, nodes, shape, dtype, transport, target, hw, seed, num_sms, json
+        )
     planned, work = None, None
     if is_program(subject):
         if transport:
@@ -108,6 +131,50 @@ def timeline(
         console.print_table(*totals_table(chart))
     console.notes().print(f"[dim]schedule in {output}: open it in a browser[/]")
     return console.FINE
+
+
+def _traced(
+    op: str, output: str, ranks: int | None, nodes: str, shape: str, dtype: str, transport: str,
+    target: str, hw: str, seed: int, num_sms: int, json: bool,
+) -> int:  # fmt: skip
+    """Run the operator where its tiles say what they do, and show that."""
+    from weft.tools.run import choose_target
+    from weft.tools.schedule import page
+    from weft.tools.schedule.traced import HEAD, as_words, drawn
+    from weft.verify.picture.document import save
+
+    asked = target if target in ("cuda", "emu") else "auto"
+    ranks, where, why = choose_target(asked, ranks, nodes)
+    work = options.work_of(op, ranks, nodes, shape, dtype)
+    console.notes().print(f"on {'GPUs' if where == 'cuda' else 'the emulator'}: {why}")
+    found, notes = measured(work, where, transport, hw, seed, num_sms)
+    chart = drawn(found)
+    save(output, page(chart, f"{work.op.name} on {work.num_ranks} ranks, tile by tile", notes))
+    if json:
+        words = {**options.words_of(work), "from": "trace", "file": output}
+        console.print_json({**words, "end_us": chart.end_us, **found.to_json()})
+    else:
+        console.print_table([as_words(one) for one in found.figures], *HEAD)
+    console.notes().print(f"[dim]schedule in {output}: open it in a browser[/]")
+    return console.FINE
+
+
+def measured(
+    work: Work, where: str, transport: str, hw: str, seed: int, num_sms: int
+) -> tuple[Traced, list[str]]:
+    """What the tiles of a call say of themselves, and what to say of it."""
+    from weft.base.hardware import find_hardware
+    from weft.tools.schedule.runs import told
+    from weft.tools.schedule.traced import traced_emulated, traced_on_gpus
+
+    find_hardware(hw)
+    if where == "cuda":
+        found, place = traced_on_gpus(work, transport, seed=seed), "GPUs"
+    else:
+        found = traced_emulated(work, transport, hw, seed=seed, num_sms=num_sms)
+        place = f"the emulator, in simulated time of {hw}"
+    error_us = max(one.error_ns for one in found.clocks) / 1e3
+    return found, [*told(work, None), TRACED.format(where=place, error=error_us)]
 
 
 def predicted(subject: Subject) -> tuple[Chart, list[str]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import UsageError
-from weft.base.target import TARGETS
+from weft.base.target import TARGETS, Target
 from weft.tools.check import Work
 from weft.tools.words import shape_text
 
@@ -71,12 +71,12 @@ def timed_program(
     return session.timeline
 
 
-def config_for(work: Work, transport: str, target: str = "emu") -> Any:
+def config_for(work: Work, transport: str, target: Target = TARGETS["emu"]) -> Any:
     """The configuration that is taken unmeasured; or the first by `transport`.
 
     Raises  UsageError: the operator knows no such transport here, with those it knows
     """
-    configs = list(work.op.candidates(work.problem(), TARGETS[target]))
+    configs = list(work.op.candidates(work.problem(), target))
     if not transport:
         return configs[0] if configs else None
     known = [getattr(config, "transport", "") for config in configs]
