@@ -86,6 +86,18 @@ def test_wefts_variants_by_words():
         list(variants.of_weft(case, "weft/chunks=0"))
 
 
+def test_the_configuration_that_is_told_is_the_one_that_is_taken():
+    """Of ag_gemm, which takes libraries in a recording: there their launches cost the host nothing."""
+    op, target = card("ag_gemm"), TARGETS["cuda:90"]
+    problem = op.make_problem(2, {"m": 256, "n": 4096, "k": 8192}, "bfloat16")
+    case = SimpleNamespace(card=op, problem=problem, world=SimpleNamespace(target=target), sets=[])
+    (weft,) = variants.of_weft(case, "weft")
+    assert "transport='nccl'" in weft.about_in("graph")
+    first = str(next(iter(op.candidates(problem, target))))
+    assert weft.about_in("eager") == weft.about_in("queued") == first
+    assert variants.Variant("a peer", [], about="it").about_in("graph") == "it"
+
+
 # ---------------------------------------------------------------------------------------------
 # Processes
 

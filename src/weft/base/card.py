@@ -46,6 +46,8 @@ class Op:
     `run(world, problem, inputs, config)` calls the operator on one rank;
     `kernels(problem, config, target)` yields what `compile` builds and the post-compile check
     reads, as (jit function, KernelRecord).
+    `choose(problem, target, is_recorded)` is the configuration of a call that names none; without
+    it, that is always the first candidate.
     `smallest` are the sizes that give a rank two tiles, `m` counted for one rank, and
     `smallest_config` what of a configuration to change for as few programs as may be; `trials` are
     where `weft verify --mutants` looks, but not at `composed`: transports that only call other
@@ -68,6 +70,7 @@ class Op:
     kernels: Callable[..., Iterable[tuple[Any, Any]]]
     default_shape: Mapping[str, int] = field(default_factory=dict)
     awkward_shapes: tuple[tuple[int, Mapping[str, int]], ...] = ()
+    choose: Callable[..., Any] | None = None
     dtypes: tuple[str, ...] = FLOATS
     baselines: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     fake: Callable[..., Any] | None = None

@@ -557,6 +557,7 @@ op = Op(
         (4, {"m": 9, "n": 16, "k": 16}),
         (4, {"m": 0, "n": 16, "k": 16}),
     ),
+    choose=choose,
     dtypes=SUPPORTED,
     baselines=_baselines.AG_GEMM,
     fake=fake,

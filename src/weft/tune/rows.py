@@ -45,7 +45,7 @@ def rows(
             "dtype": point.dtype,
             "mode": mode,
             "variant": variant.name,
-            "config": variant.about,
+            "config": variant.about_in(mode),
             "median_us": _round(spread.median),
             "p10_us": _round(spread.p10),
             "p90_us": _round(spread.p90),

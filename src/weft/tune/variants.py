@@ -33,7 +33,8 @@ class Variant:
 
     A call returns this rank's answer, which is checked where `answers`. `before(i)` runs untimed
     before each timed call on set i and restores what the call overwrites. `modes` are those that
-    it can be measured in; `about` says how it was configured.
+    it can be measured in; `about` says how it was configured, `about_recorded` how in a graph,
+    where that differs.
     """
 
     name: str
@@ -42,6 +43,10 @@ class Variant:
     modes: tuple[str, ...] = MODES
     answers: bool = True
     about: str = ""
+    about_recorded: str = ""
+
+    def about_in(self, mode: str) -> str:
+        return self.about_recorded if mode == "graph" and self.about_recorded else self.about
 
     @property
     def part(self) -> str:
@@ -54,7 +59,11 @@ def of_weft(case: Case, words: str) -> Iterator[Variant]:
     card, problem, target = case.card, case.problem, case.world.target
     configs = list(card.candidates(problem, target))
     if words == "weft":
-        yield _weft(case, "weft", None, str(configs[0]))
+        eager, recorded = (
+            str(card.choose(problem, target, one) if card.choose else configs[0])
+            for one in (False, True)
+        )
+        yield replace(_weft(case, "weft", None, eager), about_recorded=recorded)
     elif words == "weft/each":
         first: dict[str, Any] = {}
         for config in configs:
