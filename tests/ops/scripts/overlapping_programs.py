@@ -1,6 +1,7 @@
 """Programs whose plans overlap, with the kernels that are generated for them.
 
     torchrun --nproc-per-node 2 tests/ops/scripts/overlapping_programs.py
+    WEFT_NODES=2 torchrun --nproc-per-node 4 tests/ops/scripts/overlapping_programs.py
 
 Eager, with other rows in between, replayed; against the reference, which is what a library gives in
 fp32. Each rank says `rank R of N: C programs`, or raises with all that went wrong.
@@ -36,6 +37,7 @@ from weft.compiler.facts import Facts, Settings
 from weft.compiler.frontend import trace
 from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
+from weft.ops import _lanes
 from weft.tune.compiling import compile_together
 
 EXPERTS = 8
@@ -68,7 +70,9 @@ class Case:
         self.name = f"{function.__name__} {engines} m={m}"
         parameters = self._parameters(function, k, n)
         self.placed = place(trace(function, "tp", parameters))
-        facts = Facts({"m": m}, world.num_ranks, world.target)
+        nodes = _lanes.nodes_of(world)
+        nodes = nodes if len(nodes) > 1 else ()
+        facts = Facts({"m": m}, world.num_ranks, world.target, nodes)
         tiles = {"product": (128, 256, 64), "product_2": (128, 128, 64)}
         tiles = {task.name: tiles[task.name] for task in self.placed.tasks if task.name in tiles}
         self.stages = overlap(self.placed, facts, Settings(tiles=tiles, engines=engines))
@@ -149,13 +153,17 @@ def main() -> None:
     world = weft.init()
     sizes = (600, 256, 512) if world.target.backend == "emu" else (1500, 2048, 4096)
     some = [
+        # From node to node rows are put, and tiles go node by node.
+        Case(world, mlp, {"gathered": "put"}, sizes),
+        Case(world, gemm_ar, {"reduced": "put"}, sizes),
+    ] if len(_lanes.nodes_of(world)) > 1 else [
         Case(world, mlp, {"gathered": "copy_engine"}, sizes),
         Case(world, mlp, {"gathered": "push"}, sizes),
         Case(world, gemm_ar, {"reduced": "push"}, sizes),
         # The second call has more rows, which lie in the same boxes.
         *(Case(world, few, {"reduced": "packets"}, (m, *sizes[1:])) for m in (1, 29)),
         Case(world, moe, {}, (sizes[0], sizes[1], sizes[2] // 2)),
-    ]
+    ]  # fmt: skip
     for one in some:
         mine = one.given(one.tensors(one.m, 0))
         compile_together(world, lambda one=one, mine=mine: one.call(one.m, mine))
