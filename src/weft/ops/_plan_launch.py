@@ -15,8 +15,8 @@ from weft.compiler.lower import hooks, signature, source
 from weft.compiler.passes import swizzle
 from weft.ir import core
 from weft.ir.device import Launch
-from weft.ops import _lanes, _products
-from weft.tiles import blocking, gemm, gemm_sm90, weave
+from weft.ops import _lanes, _product_launch, _products
+from weft.tiles import blocking, gemm, gemm_sm90
 
 if TYPE_CHECKING:
     from weft.ops._plan import PlanRunner
@@ -51,14 +51,10 @@ class Product:
         self.b_is_nk = given is not None and not given.is_contiguous()
         dtype = getattr(torch, runner.buffers[launch.writes[0]].dtype)
         self.itemsize = dtype.itemsize
-        target = runner.world.target
-        rows = [
-            size * self.itemsize for size in (self.k, self.k if self.b_is_nk else self.n, self.n)
-        ]
-        self.tma = blocking.can_use_tma(target, rows) and max(self.tile) <= blocking.TMA_EXTENT
-        is_hopper = target.backend == "cuda" and target.arch == 90 and self.itemsize == 2
-        # Kernels in Gluon put nothing to ranks of other nodes.
-        is_hopper = is_hopper and len(_lanes.nodes_of(runner.world)) <= 1
+        target, nodes = runner.world.target, _lanes.nodes_of(runner.world)
+        can_use_tma = _product_launch.can_use_tma(self, self.itemsize, target)
+        self.tma = can_use_tma and max(self.tile) <= blocking.TMA_EXTENT
+        is_hopper = _product_launch.is_for_hopper(self.itemsize, nodes, target)
         self.is_sm90 = is_hopper and self.tma and self.tile[0] == 128 and self.tile[2] <= 64
         self._set_grid(target)
         if order := (orders or {}).get(launch.order):
@@ -72,30 +68,27 @@ class Product:
         (mapping,) = self.kernel.of(core.Mapping)
         tile_m, tile_n, _ = self.tile
         ranks, programs = self.world.num_ranks, max(1, target.num_sms - self.launch.spare)
-        rank_rows, num_n = max(1, ceil(self.m / ranks)), ceil(self.n / tile_n)
+        rank_rows = max(1, ceil(self.m / ranks))
         tiles_m = ceil(rank_rows / tile_m)
         self.is_whole = mapping.cuts == "whole"
-        tiles = (ceil(self.m / tile_m) if self.is_whole else ranks * tiles_m) * num_n
+        rows_of_tiles = ceil(self.m / tile_m) if self.is_whole else ranks * tiles_m
+        tiles = rows_of_tiles * ceil(self.n / tile_n)
         grid = programs if self.is_sm90 else max(1, min(tiles, programs))
         self.grid = (grid, 1, 1)
-        words = 2 if self.is_sm90 and tile_n > 128 else 1
-        self.num_words = ranks * tiles_m * num_n * words
         self.num_sums = gemm_sm90.partial_elements(tile_m, tile_n, grid)
         self.group_m = max(1, min(swizzle.MOST_GROUPED, rank_rows // tile_m))
-        height = max(1, _products.TOGETHER // ranks)
-        lead, tail = weave.order_of(ranks, tiles_m * num_n, grid, _products.Config.last)
-        self.parts = weave.Parts(
-            self.m, self.n, rank_rows, tile_m, tile_n, tiles_m, num_n, words, lead, tail,
-            max(1, min(height, tiles_m)),
+        self.parts = _product_launch.parts_of(
+            self, rank_rows, ranks, (tile_m, tile_n), self.is_sm90, grid, _products.Config.last,
+            _product_launch.group_m(ranks, tiles_m),
         )  # fmt: skip
+        self.num_words = ranks * self.parts.tiles_m * self.parts.num_n * self.parts.words
 
     def start(
         self, bound: Mapping[str, torch.Tensor], words: Mapping[str, torch.Tensor], slot: Any,
         split: Any,
     ) -> Start:  # fmt: skip
         """The launch with these tensors; `words` are its channels'."""
-        stride_b = self.k if self.b_is_nk else self.n
-        shape = gemm.Shape(self.m, self.n, self.k, self.k, stride_b, self.n)
+        shape = _product_launch.shape_of(self)
         aligned = all(bound[self._home(name)].data_ptr() % 16 == 0 for name in self._operands)
         is_sm90, tma = self.is_sm90 and aligned, self.tma and aligned
         arguments = [
@@ -119,23 +112,9 @@ class Product:
 
     def _with_peers(self, arguments: list, bound: Mapping[str, torch.Tensor]) -> list:
         """The arguments with descriptors of what tiles are sent to, on each peer by hop."""
-        found: list = []
-        chunk = gemm_sm90.chunk_rows(*self.tile[:2]), gemm_sm90.CHUNK_N.value
-        rank, num_ranks = self.world.rank, self.world.num_ranks
+        chunk, found = _product_launch.chunk_of(*self.tile[:2]), []
         for name in (peers := hooks.peers_of(self.kernel)):
-            array = bound[name]
-            # By source where each rank has a part of its own, else by rows.
-            first = rank if array.dim() == 3 else min(rank * self.parts.rows, self.m)
-            hops = range(1, num_ranks) if 1 < num_ranks <= weave.MOST_PEERS + 1 else (0,)
-            there = [self.world.peer(array, (rank + hop) % num_ranks) for hop in hops]
-            mine = [
-                one[first] if array.dim() == 3 else one[first : first + self.parts.rows]
-                for one in there
-            ]
-            # Without rows there is no address to describe, and nothing is sent.
-            rows = [gemm_sm90.descriptor(one if one.numel() else other, chunk)
-                    for one, other in zip(mine, there)]  # fmt: skip
-            found += [*rows, *rows[-1:] * (weave.MOST_PEERS - len(rows))]
+            found += _product_launch.describe_peers(self.world, bound[name], self.parts, chunk)
         if not peers:
             return arguments
         names = [one.name for one in self.kernel.of(core.Param)]
@@ -162,9 +141,7 @@ class Product:
         describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
         tile_m, tile_n, tile_k = self.tile
         if one.name == self.right:
-            if self.b_is_nk:
-                return describe(tensor.t(), (tile_n, tile_k))
-            return describe(tensor, (tile_k, tile_n))
+            return _product_launch.describe_b(tensor, tile_n, tile_k, self.b_is_nk, is_sm90)
         is_result = one.name == self._operands[-1]
         if not tensor.numel():
             # Without rows there is no address to describe, and no tile is read or stored.
@@ -172,8 +149,9 @@ class Product:
             tensor = tensor.view(-1, tensor.shape[-1])
         if not is_result:
             return describe(tensor, (tile_m, tile_k))
-        chunk = gemm_sm90.chunk_rows(tile_m, tile_n), gemm_sm90.CHUNK_N.value
-        return describe(tensor, chunk if is_sm90 else (tile_m, tile_n))
+        return describe(
+            tensor, _product_launch.chunk_of(tile_m, tile_n) if is_sm90 else (tile_m, tile_n)
+        )
 
     def _spares(self, is_result: bool) -> tuple[str, ...]:
         """Buffers as wide as an operand that may have no rows here."""

@@ -20,7 +20,8 @@ from weft.base.target import Target
 from weft.compiler.lower import hooks, kernels, source
 from weft.ir import core
 from weft.language import triton_api
-from weft.ops import _by_library, _lanes, _records
+from weft.ops import _by_library, _lanes, _product_launch, _records
+from weft.ops._product_launch import shape_of
 from weft.tiles import blocking, gemm, gemm_sm90, weave
 from weft.tiles.blocking import Blocking
 
@@ -28,8 +29,6 @@ PUSH, LIBRARY = "push", _by_library.TRANSPORT
 TEMPLATES = ("plain", "sm90")
 # Of the symmetric heap, for a product that another operator sums.
 MOST_SHARED_BYTES = 32 << 20
-# Rows of tiles that programs of one turn share, of all ranks' parts.
-TOGETHER = 12
 
 
 @dataclass(frozen=True)
@@ -67,14 +66,12 @@ class Problem(_lanes.Rows):
         return (self.m - min(self.rows, self.m)) * self.row_bytes
 
     def can_use_tma(self, target: Target) -> bool:
-        """Do the rows of A, B and C begin where TMA can read them?"""
-        rows = (self.k, self.k if self.b_is_nk else self.n, self.n)
-        return blocking.can_use_tma(target, [row * self.itemsize for row in rows])
+        return _product_launch.can_use_tma(self, self.itemsize, target)
 
     def can_use_sm90(self, target: Target) -> bool:
         """Does the template for Hopper take this problem there?"""
-        is_hopper = target.backend == "cuda" and target.arch == 90 and len(self.nodes) == 1
-        return is_hopper and self.itemsize == 2 and self.can_use_tma(target)
+        is_asked = _product_launch.is_for_hopper(self.itemsize, self.nodes, target)
+        return is_asked and self.can_use_tma(target)
 
 
 @dataclass(frozen=True)
@@ -168,13 +165,9 @@ class Config:
 
     def parts(self, problem: Any, target: Target) -> weave.Parts:
         """How the product is cut."""
-        is_shared = self.template == "sm90" and self.tile_n > 128
-        tiles_m, num_n = ceil(problem.rows / self.tile_m), ceil(problem.n / self.tile_n)
-        programs = self.grid(problem, target)
-        lead, tail = weave.order_of(problem.num_ranks, tiles_m * num_n, programs, self.last)
-        return weave.Parts(
-            problem.m, problem.n, problem.rows, self.tile_m, self.tile_n, tiles_m, num_n,
-            2 if is_shared else 1, lead, tail, self.group_m,
+        return _product_launch.parts_of(
+            problem, problem.rows, problem.num_ranks, (self.tile_m, self.tile_n),
+            self.template == "sm90", self.grid(problem, target), self.last, self.group_m,
         )  # fmt: skip
 
     def num_tiles(self, problem: Any) -> int:
@@ -205,10 +198,8 @@ def fused(config: type[Config], problem: Any, target: Target) -> Iterator[Any]:
 
 
 def _cut(cut: Blocking, problem: Any) -> dict[str, int]:
-    tiles_m = max(1, ceil(problem.rows / cut.tile_m))
-    # As many rows of tiles as columns, of all ranks' parts together, are multiplied at a time.
-    height = max(1, TOGETHER // problem.num_ranks)
-    return {**asdict(cut), "group_m": min(height, tiles_m)}
+    tiles_m = ceil(problem.rows / cut.tile_m)
+    return {**asdict(cut), "group_m": _product_launch.group_m(problem.num_ranks, tiles_m)}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -384,10 +375,8 @@ class Call:
             return a, b, out
         describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
         left = describe(a, (config.tile_m, config.tile_k))
-        if self.problem.b_is_nk:
-            right = describe(b.t(), (config.tile_n, config.tile_k))
-        else:
-            right = describe(b, (config.tile_k, config.tile_n))
+        lies = (config.tile_n, config.tile_k, self.problem.b_is_nk)
+        right = _product_launch.describe_b(b, *lies, is_sm90)
         if is_sm90:
             # Without rows there is no address to describe, and no tile is stored.
             rows = out if out.numel() else spare.view(-1, self.problem.n)
@@ -395,17 +384,15 @@ class Call:
         return left, right, out
 
     def _peers(self, world: Any, slot: Any) -> list[Any]:
-        """What tiles leave by: as many descriptors as the kernel takes, the last ones unused."""
+        """What tiles leave by; kept for each slot."""
         found = self._described.get(slot)
         if found is None:
-            found = []
-            for array in (getattr(slot, name) for name in self.program.peers):
-                others = world.num_ranks - 1
-                hops = range(1, others + 1) if others else (0,)
-                there = [world.peer(array, (world.rank + hop) % world.num_ranks) for hop in hops]
-                rows = [gemm_sm90.descriptor(x[world.rank], chunk_of(self.config)) for x in there]
-                found += [*rows, *rows[-1:] * (weave.MOST_PEERS - len(rows))]
-            self._described[slot] = found
+            chunk = chunk_of(self.config)
+            arrays = [getattr(slot, name) for name in self.program.peers]
+            described = [
+                _product_launch.describe_peers(world, x, self.parts, chunk) for x in arrays
+            ]
+            found = self._described[slot] = [one for rows in described for one in rows]
         return found
 
     def _rest(self, world: Any, slot: Any, is_sm90: bool, tma: bool) -> tuple:
@@ -423,13 +410,7 @@ def _size(rows: tuple[int, int]) -> int:
 
 
 def chunk_of(config: Config) -> tuple[int, int]:
-    """Rows and columns of the result that the template for Hopper stores at once."""
-    return gemm_sm90.chunk_rows(config.tile_m, config.tile_n), gemm_sm90.CHUNK_N.value
-
-
-def shape_of(problem: Any) -> gemm.Shape:
-    stride_b = problem.k if problem.b_is_nk else problem.n
-    return gemm.Shape(problem.m, problem.n, problem.k, problem.k, stride_b, problem.n)
+    return _product_launch.chunk_of(config.tile_m, config.tile_n)
 
 
 def tile_of(problem: Any, config: Config, tma: bool) -> gemm.Tile:

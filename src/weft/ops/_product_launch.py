@@ -1,0 +1,84 @@
+"""How products are cut, and what their kernels are told, whose results travel to other ranks.
+
+Not an operator: what operators' products (_products.py) and those of compiled plans
+(_plan_launch.py) have alike. A `sized` one says m, n and k, and whether B is [n, k].
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+from weft.base.target import Target
+from weft.tiles import blocking, gemm, gemm_sm90, weave
+
+# Rows of tiles that programs of one turn share, of all ranks' parts.
+TOGETHER = 12
+
+
+def group_m(num_ranks: int, tiles_m: int) -> int:
+    """Of a part's rows of tiles: as many rows of tiles as columns, of all ranks' parts together,
+    are multiplied at a time."""
+    return max(1, min(TOGETHER // num_ranks, tiles_m))
+
+
+def parts_of(
+    sized: Any, rows: int, num_ranks: int, tile: tuple[int, int], is_sm90: bool, programs: int,
+    last: int, group_m: int,
+) -> weave.Parts:  # fmt: skip
+    """How a product is cut of which each rank has `rows` rows, for so many programs."""
+    tile_m, tile_n = tile
+    tiles_m, num_n = ceil(rows / tile_m), ceil(sized.n / tile_n)
+    # Each half of a wide tile has a word of its own.
+    words = 2 if is_sm90 and tile_n > 128 else 1
+    lead, tail = weave.order_of(num_ranks, tiles_m * num_n, programs, last)
+    return weave.Parts(
+        sized.m, sized.n, rows, tile_m, tile_n, tiles_m, num_n, words, lead, tail, group_m
+    )
+
+
+def shape_of(sized: Any) -> gemm.Shape:
+    stride_b = sized.k if sized.b_is_nk else sized.n
+    return gemm.Shape(sized.m, sized.n, sized.k, sized.k, stride_b, sized.n)
+
+
+def can_use_tma(sized: Any, itemsize: int, target: Target) -> bool:
+    """Do the rows of A, B and C begin where TMA can read them?"""
+    rows = (sized.k, sized.k if sized.b_is_nk else sized.n, sized.n)
+    return blocking.can_use_tma(target, [row * itemsize for row in rows])
+
+
+def is_for_hopper(itemsize: int, nodes: tuple[int, ...], target: Target) -> bool:
+    """May the template for Hopper take it? Kernels in Gluon put nothing to other nodes' ranks."""
+    is_hopper = target.backend == "cuda" and target.arch == 90
+    return is_hopper and itemsize == 2 and len(nodes) <= 1
+
+
+def chunk_of(tile_m: int, tile_n: int) -> tuple[int, int]:
+    """Rows and columns of the result that the template for Hopper stores at once."""
+    return gemm_sm90.chunk_rows(tile_m, tile_n), gemm_sm90.CHUNK_N.value
+
+
+def describe_b(b: Any, tile_n: int, tile_k: int, b_is_nk: bool, is_sm90: bool) -> Any:
+    """B as TMA reads it, in the order in which it lies."""
+    describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
+    return describe(b.t(), (tile_n, tile_k)) if b_is_nk else describe(b, (tile_k, tile_n))
+
+
+def describe_peers(world: Any, array: Any, parts: weave.Parts, chunk: tuple[int, int]) -> list[Any]:
+    """What tiles leave by: this rank's part of `array` on every peer, by hop.
+
+    As many descriptors as the kernel takes, the last ones unused.
+    """
+    rank, num_ranks = world.rank, world.num_ranks
+    hops = range(1, num_ranks) if 1 < num_ranks <= weave.MOST_PEERS + 1 else (0,)
+    there = [world.peer(array, (rank + hop) % num_ranks) for hop in hops]
+    if array.dim() == 3:  # a part of its own for each source
+        mine = [one[rank] for one in there]
+    else:
+        first = min(rank * parts.rows, parts.m)
+        mine = [one[first : first + parts.rows] for one in there]
+    # Without rows there is no address to describe, and nothing is sent.
+    rows = [gemm_sm90.descriptor(one if one.numel() else other, chunk)
+            for one, other in zip(mine, there)]  # fmt: skip
+    return [*rows, *rows[-1:] * (weave.MOST_PEERS - len(rows))]

@@ -1,0 +1,57 @@
+"""What a product's kernel is told of its peers, which no run on a CPU shows: descriptors by hop."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.ops import _product_launch
+from weft.tiles import weave
+
+
+class Sized:
+    """A product of 40 rows, of which four ranks have 16, 16, 8 and none."""
+
+    m, n, k, b_is_nk = 40, 64, 32, False
+
+
+class World:
+    """Ranks whose tensors are told apart by their first address."""
+
+    num_ranks = 4
+
+    def __init__(self, rank: int, arrays: list[torch.Tensor]) -> None:
+        self.rank, self.arrays = rank, arrays
+
+    def peer(self, array: torch.Tensor, peer: int) -> torch.Tensor:
+        return self.arrays[peer]
+
+
+def described(rank: int, *shape: int) -> list[tuple[int, int]]:
+    """(whose, from which element on) of what tiles of `rank` leave by."""
+    arrays = [torch.empty(shape, dtype=torch.bfloat16) for _ in range(4)]
+    parts = _product_launch.parts_of(Sized, 16, 4, (128, 64), True, 8, 3, 8)
+    found = _product_launch.describe_peers(World(rank, arrays), arrays[rank], parts, (16, 64))
+    assert len(found) == weave.MOST_PEERS
+    owners = [
+        next(i for i, one in enumerate(arrays) if _holds(one, rows.base.data_ptr()))
+        for rows in found
+    ]
+    return [
+        (owner, (rows.base.data_ptr() - arrays[owner].data_ptr()) // 2)
+        for owner, rows in zip(owners, found)
+    ]
+
+
+def _holds(array: torch.Tensor, address: int) -> bool:
+    return 0 <= address - array.data_ptr() < array.numel() * array.element_size()
+
+
+def test_peers_come_by_hop_and_the_last_stands_for_those_that_are_not_there():
+    # A part of 16 rows for each source: that of rank 1.
+    assert described(1, 4, 16, 64)[:4] == [(2, 16 * 64), (3, 16 * 64), (0, 16 * 64), (0, 16 * 64)]
+    # All rows: those of rank 2 begin at row 32.
+    assert described(2, 40, 64)[:3] == [(3, 32 * 64), (0, 32 * 64), (1, 32 * 64)]
+
+
+def test_a_rank_without_rows_describes_something_all_the_same():
+    assert described(3, 40, 64)[:3] == [(0, 0), (1, 0), (2, 0)]
