@@ -88,14 +88,14 @@ def code_of(kernel, record, target):
     ]  # fmt: skip
 
 
-def kernel_of(target, template, world_version=None):
-    """ag_gemm's product by pull, and the record that it is compiled by."""
-    card = cards()["ag_gemm"]
+def kernel_of(target, template, world_version=None, op="ag_gemm", transport="pull"):
+    """The operator's product, and the record that it is compiled by."""
+    card = cards()[op]
     problem = card.make_problem(2, {"m": 1024, "n": 1024, "k": 256}, "bfloat16")
     config = next(one for one in card.candidates(problem, TARGETS[target])
-                  if (one.template, one.transport) == (template, "pull"))  # fmt: skip
+                  if (one.template, one.transport) == (template, transport))  # fmt: skip
     kernels = card.kernels(problem, config, TARGETS[target])
-    fn, record = next(pair for pair in kernels if pair[1].name == "ag_gemm.multiply")
+    fn, record = next(pair for pair in kernels if pair[1].name == f"{op}.multiply")
     if world_version is not None:
         record.constants["world"] = WorldArg(None, 2, world_version)
     return fn, record
@@ -134,3 +134,15 @@ def test_each_template_says_when_on_every_target(target, template):
     assert binary.stack_bytes in (0, None), "nothing is spilled"
     report = compiled(fn, TARGETS[target], record)
     assert report.ok, str(report)
+
+
+@pytest.mark.slow
+def test_on_hopper_a_tile_is_combined_with_its_first_chunk():
+    """Each consumer says so once, however many chunks its part of a tile has."""
+    version = traced_version(language_version())
+    counts = []
+    for one in (None, version):
+        fn, record = kernel_of("cuda:90", "sm90", one, op="gemm_rs", transport="push")
+        made = triton_api.compile_kernel(fn, record, TARGETS["cuda:90"])
+        counts.append(made.asm["ptx"].count("%globaltimer"))
+    assert counts[1] - counts[0] == 2 + 2 * 4

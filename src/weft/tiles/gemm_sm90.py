@@ -372,7 +372,7 @@ def _consume(
             emit_one_tile(at, value, own_row, Others(block + pitch, pitch, others), chunks, emit,
                           emit_args, combine, combine_args, None if late else announce,
                           announce_args, None if per_block else scales, scales_args, tile,
-                          chunk_n)  # fmt: skip
+                          chunk_n, traced, unit, me)  # fmt: skip
         else:
             gl.store(places(block, value, tile_n), value)
             wl.store(shared.summed + 2 * first + me, shared.e, order=wl.Order.RELEASE,
@@ -504,14 +504,16 @@ def scales_of_columns(scaled, inside, value):
 def emit_one_tile(
     at, value, own_row: gl.constexpr, others, chunks, emit: gl.constexpr, emit_args,
     combine: gl.constexpr, combine_args, announce: gl.constexpr, announce_args,
-    scales: gl.constexpr, scales_args, tile, chunk_n: gl.constexpr,
+    scales: gl.constexpr, scales_args, tile, chunk_n: gl.constexpr, traced=None, unit=0,
+    me: gl.constexpr = 0,
 ):  # fmt: skip
     """The consumers' body behind the sums: rows own_row, ... of one tile to the hooks."""
     scaled = None
     if scales is not None:
         scaled = scales(at, tile, scales_args)
     _emit_chunks(at, value, at.i_m * tile.m + own_row, at.i_n * tile.n, 0, others, chunks, emit,
-                 emit_args, combine, combine_args, scaled, tile.n, chunk_n)  # fmt: skip
+                 emit_args, combine, combine_args, scaled, tile.n, chunk_n, traced, unit,
+                 me)  # fmt: skip
     if announce is not None:
         # `store_wait` waits until chunks may be reused, this until they have been written.
         wl.complete_stores()
@@ -522,6 +524,7 @@ def emit_one_tile(
 def _emit_chunks(
     at, value, row, column, inside: gl.constexpr, others, chunks, emit: gl.constexpr, emit_args,
     combine: gl.constexpr, combine_args, scaled, tile_n: gl.constexpr, chunk_n: gl.constexpr,
+    traced, unit, me: gl.constexpr,
 ):  # fmt: skip
     """Halve the columns until they are a chunk: each thread keeps its own, nothing moves.
 
@@ -535,9 +538,10 @@ def _emit_chunks(
         left = gl.convert_layout(left, half, assert_trivial=True)
         right = gl.convert_layout(right, half, assert_trivial=True)
         _emit_chunks(at, left, row, column, inside, others, chunks, emit, emit_args, combine,
-                     combine_args, scaled, tile_n, chunk_n)  # fmt: skip
+                     combine_args, scaled, tile_n, chunk_n, traced, unit, me)  # fmt: skip
         _emit_chunks(at, right, row, column + value_n // 2, inside + value_n // 2, others, chunks,
-                     emit, emit_args, combine, combine_args, scaled, tile_n, chunk_n)  # fmt: skip
+                     emit, emit_args, combine, combine_args, scaled, tile_n, chunk_n, traced,
+                     unit, me)  # fmt: skip
     else:
         for other in range(others.count):
             value += gl.load(places(others.first + other * others.pitch + inside, value, tile_n))
@@ -545,6 +549,10 @@ def _emit_chunks(
             value = value * scales_of_columns(scaled, inside, value)[None, :]
         if combine is not None:
             value = combine(at, row, column, value, combine_args)
+            if traced is not None:
+                # It waits at the tile's first chunk.
+                if inside == 0:
+                    stamps.stamp(traced, unit, stamps.COMBINED + me * stamps.EACH)
         # Of two buffers the one that was stored from before last.
         tma.store_wait(1)
         chunk = chunks.index(inside // chunk_n % 2)

@@ -54,7 +54,7 @@ class Figures(NamedTuple):
 
     `waiting_us` is what programs waited for operands and computed nothing. `combining_us` is from
     the last product to the sum with what other ranks sent, which is mostly waiting for it; on
-    Hopper it is not told from storing. `computing_us` is the rest of a tile, and `busy` its part of
+    Hopper of the tile's first columns. `computing_us` is the rest of a tile, and `busy` its part of
     the time of all programs from the first tile to the last.
     """
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from weft.tune.clocks import Offset
     from weft.tune.tile_times import Figures, TileTimes
 
-# Records that there is room for, of 96 bytes each: on GPUs, and on the emulator, which looks after
-# each word. What comes behind them in a launch's order is left out.
-MOST_TILES, FEW_TILES = 1 << 16, 1 << 12
+# Records that there is room for, of 96 bytes each: on GPUs, whose hosts tell each other of them,
+# and on the emulator, which looks after each word. Tiles further on in the order are left out.
+MOST_TILES, FEW_TILES = 1 << 15, 1 << 12
 # Calls before the one that counts, on GPUs: kernels are compiled and loaded, slots allocated.
 WARM_CALLS = 3
 # One process compiles what all need.
