@@ -9,7 +9,7 @@ import triton
 import weft
 import weft.ops
 from weft.base.dtypes import tolerance
-from weft.base.errors import ConfigError, UnsupportedError
+from weft.base.errors import CallOrderError, ConfigError, UnsupportedError
 from weft.base.target import TARGETS
 from weft.base.topology import text_of
 from weft.compiler import (
@@ -234,6 +234,21 @@ def test_a_step_without_a_kernel_is_told_with_its_line(ranks):
         assert error.value.place.frames[0].file.endswith("test_plan.py")
 
     ranks(main, 2)
+
+
+def test_ranks_that_disagree_on_sizes_are_told_with_the_programs_line(ranks):
+    program = Program(ag_gemm, 2, 64, {"gathered": "push"})
+
+    def main():
+        world = weft.init()
+        m = 62 + 2 * world.rank
+        mine = program.mine(program.tensors(m), world.rank)
+        weft.ops.run_plan(program.stages, mine, {"m": m}, world=world)
+
+    told = r"ag_gemm with m=6[24], but rank . called .* with m=6[24]; .* the same sizes"
+    with pytest.raises(CallOrderError, match=told) as error:
+        ranks(main, 2)
+    assert error.value.place.outermost.file == __file__
 
 
 @triton.jit

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from weft.base.errors import UnsupportedError
+from weft.base.errors import CallOrderError, UnsupportedError
 from weft.compiler import libraries
 from weft.compiler.lower import kernels
 from weft.compiler.passes import allocate
@@ -192,7 +192,11 @@ class PlanRunner:
 
     def run(self, tensors: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """Queue the call; its results."""
-        self.world.operator_call(self._name(tensors))
+        try:
+            self.world.operator_call(self._name(tensors))
+        except CallOrderError as error:
+            told = f"{error.message}, with the same sizes"
+            raise CallOrderError(told, place=self.plan.place) from error
         slot = self._slot()
         bound = self._bind(tensors, slot)
         if 0 in self.sizes.values():
