@@ -213,6 +213,14 @@ def test_dtypes_that_differ(ranks):
     says(caught.value, "float16", "bfloat16")
 
 
+def test_what_is_no_tensor(ranks):
+    def main():
+        weft.ops.all_reduce([1.0, 2.0], world=weft.init())
+
+    with pytest.raises(UsageError, match="operators take torch tensors, not list"):
+        ranks(main, 1)
+
+
 def test_a_dtype_that_is_not_supported(ranks):
     with pytest.raises(DtypeError, match="int32"):
         ranks(ag_gemm((4, 8), (8, 3), torch.int32, torch.int32), 2)

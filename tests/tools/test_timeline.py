@@ -24,7 +24,7 @@ def test_the_schedule_of_a_run_is_a_page(tmp_path, capsys):
     assert "rows_ready[" in text, "signals are named"
     assert main(words) == 0
     said = capsys.readouterr()
-    assert "they wait" in said.out and str(path) in said.err.replace("\n", "")
+    assert "SMs wait" in said.out and str(path) in said.err.replace("\n", "")
 
 
 def test_the_schedule_of_a_plan_needs_no_run(tmp_path, capsys, monkeypatch):

@@ -87,8 +87,8 @@ What it does not know: it follows the schedule of the run and never changes it, 
 itself would decide (tickets, spin locks, tiles given out by arrival) it shows one legal order,
 not the likely one; other seeds show others. Vector arithmetic and the cost of host code are
 nothing; caches, clocks and power are not modelled; a transfer has its link to itself while it
-lasts; `torch.distributed` collectives are counted as local memory traffic. It compares plans; it
-predicts no microseconds.
+lasts; `torch.distributed` collectives are counted as local memory traffic. Use it to compare plans;
+it does not predict a GPU's times.
 
 ## Operations
 """

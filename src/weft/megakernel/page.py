@@ -211,7 +211,7 @@ workers; what they do are tasks of one tile each. A task begins when what it rea
 whichever rank, and tells those who wait for it. Nothing waits for a whole operation."""
 
 CALLED = """```python
-y = program(x, w1, w2, world=world, collectives=weft.megakernel, lowering="persistent")
+y = mlp(x, w1, w2, world=world, collectives=weft.megakernel, lowering="persistent")
 ```
 
 What follows is computed on the host from sizes alone, by every rank for all ranks, and each takes

@@ -17,14 +17,14 @@ _HERE = Path(__file__).parent
 COLOURS = 8
 
 # Each rank's totals, as words.
-HEAD = ("rank", "ends at", "SMs", "they work", "they wait", "data moves", "of that hidden")
+HEAD = ("rank", "ends at", "SMs", "SMs work", "SMs wait", "data moves", "hidden")
 
 # What the legend calls a kind where its word alone says too little.
 NAMES = {"signal": "signal’s word", "transfer": "SMs’ transfer"}
 
 HELP = (
-    "Drag to move, Ctrl and the wheel or + and − to zoom, 0 for all; a double click zooms to a bar."
-    " “SMs” opens into a row for each SM."
+    "Drag to move. Ctrl and the wheel, or + and −, zoom; 0 shows all; a double click zooms to a"
+    " bar. Click “SMs” for a row of each SM."
 )
 
 
@@ -106,8 +106,9 @@ def _table(totals: Sequence[Totals]) -> str:
     ]
     names = "".join(f'<th scope="col">{name}</th>' for name in HEAD)
     return (
-        "<table><caption>Each rank’s time: SMs by the share of all their time, and how much of the"
-        f" data’s way is behind computation</caption><thead><tr>{names}</tr></thead>"
+        "<table><caption>Totals of each rank: the share of the time in which its SMs work or wait;"
+        " how long data moves, and how much of that is hidden behind computation</caption>"
+        f"<thead><tr>{names}</tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table>"
     )
 
