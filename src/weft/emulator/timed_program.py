@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from weft.emulator.affine import AffinePointers
-from weft.emulator.codegen import EmulatedKernel, FunctionWriter, KernelWriter
+from weft.emulator.codegen import EmulatedKernel, KernelWriter
+from weft.emulator.function_writer import FunctionWriter
 from weft.emulator.occupancy import earliest_for_all, take_all
 from weft.emulator.programs import Program
 from weft.emulator.simulated_time import Sender, us
