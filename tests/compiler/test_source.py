@@ -154,6 +154,51 @@ def test_both_twins_compile_and_their_waits_hold(name, twin, target, given):
     assert "ld.local" not in binary.asm.get("ptx", "")
 
 
+def of_one_node(kernel: core.Kernel) -> core.Kernel:
+    """The same with its tiles rank by rank."""
+    statements = tuple(
+        replace(one, function=one.function.removeprefix("hierarchical_"))
+        if isinstance(one, core.Hook) else one
+        for one in kernel.statements
+    )  # fmt: skip
+    return replace(kernel, statements=statements)
+
+
+BY_NODE = {
+    "ag_gemm_nodes": """\
+Order     own tiles first, then those of this node's other ranks, then node by node: near rows
+            arrive first
+    hook(order, hierarchical_gather, (split,))
+from weft.tiles import gemm, hierarchy
+    nodes: Any
+    tile = hierarchy.by_node(i, num_m, num_n, args.nodes)
+def _order_args(rank, split, group_m, tile_m, world):
+    \"""Which ranks share a node.\"""
+    nodes = hierarchy.to_gather(world, rank, split.rank_rows, tile_m, group_m)
+    return Order(tl.cast(tile_m, tl.int32), rank, split, nodes)
+    order_args = _order_args(rank, split, group_m, tile.m, world)
+""",
+    "gemm_ar_nodes": """\
+Order     tiles of the next nodes' ranks first, then those of this node's, own ones last, when
+            others' sums are there
+    hook(order, hierarchical_scatter, (parts,))
+from weft.tiles import gemm, hierarchy, weave
+    order_args = hierarchy.to_scatter(world, rank, parts)
+        hierarchy.scattered, order_args,
+        at = hierarchy.scattered(i, num_m, parts.num_n, order_args)
+""",
+}
+
+
+@pytest.mark.parametrize("name", BY_NODE)
+def test_lines_that_the_order_by_nodes_asks_for(name):
+    """All others are those of one node."""
+    kernel = kernel_of(name)
+    known = set(source.text(of_one_node(kernel)).splitlines())
+    new = [line for line in source.text(kernel).splitlines() if line not in known]
+    assert new == BY_NODE[name].splitlines()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "target"),
