@@ -1,6 +1,17 @@
-"""weft: a compiler and a runtime for distributed tile programs.
+"""weft: Triton kernels that communicate between GPUs, on emulated ranks or on real ones.
 
-The root is lazy: a name is imported when it is first used, so that `import weft` costs nothing
+    import weft, weft.language as wl
+
+    world = weft.init()              this rank's world: symmetric memory, signals, streams
+    kernel[grid](world.arg, ...)     a @triton.jit kernel that calls wl.put, wl.notify, wl.wait, ...
+    weft.ops.ag_gemm(a, b, world=world)      operators on torch tensors
+    @weft.program(...)               a tensor program with collectives, for the compiler
+    with weft.emulated(ranks=4) as ranks:    ranks without GPUs, inside a test
+        ranks.run(main)
+
+On the command line: `weft --help`. To learn it: docs/tutorial.md.
+
+This module is lazy: a name is imported when it is first used, so that `import weft` costs nothing
 and the language can be used without the runtime.
 """
 

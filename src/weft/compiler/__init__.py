@@ -1,6 +1,17 @@
-"""The compiler: a tensor program with placements, as tasks, tiles, mappings and a plan.
+"""The compiler: a tensor program with collectives in it becomes kernels that overlap.
 
-from weft.compiler import Partial, Replicate, Shard, Tensor, all_gather, program
+    from weft.compiler import Shard, Tensor, all_gather, program
+
+    @program(mesh="tp", x=Tensor("bfloat16", ("m", 4096), Shard(0)),
+             w=Tensor("bfloat16", (4096, 8192), Shard(1)))
+    def project(x, w):
+        return all_gather(x) @ w
+
+    y = project(x, w, world=world, collectives=weft.ops, lowering="overlapped")
+
+Each parameter is declared with its global sizes and its placement; a call passes this rank's part.
+docs/compiler.md follows a program through every pass; `weft explain FILE.py:project` shows one's
+plan.
 """
 
 from weft.compiler.compiled import Compiled

@@ -1,4 +1,15 @@
-"""The language of distributed kernels: `import weft.language as wl`.
+"""What kernels call to reach other ranks: `import weft.language as wl`.
+
+    @triton.jit
+    def send(world, row, inbox, ready, size: tl.constexpr):
+        peer = (wl.rank(world) + 1) % wl.num_ranks(world)
+        at = tl.arange(0, size)
+        wl.put(world, inbox + at, tl.load(row + at), to=peer)
+        wl.notify(world, ready, to=peer)     # releases: who sees the signal sees the row
+        wl.wait(ready, at_least=1)           # acquires: the other neighbour's row is in our inbox
+
+`world` is `world.arg`, passed at the launch; `help(wl.put)` and docs/language.md say what each
+primitive does and orders.
 
 Each primitive is declared once, in a file of this folder, and implemented under the same file
 name in cuda/, hip/ and emu/, or in portable/ where machines do not differ.

@@ -56,7 +56,12 @@ REPORT_PATIENCE_S = 0.25
 
 
 class World:
-    """One rank's view of a world. Made by `weft.init`, found again by `weft.world(name)`."""
+    """One rank's view of a world. Made by `weft.init`, found again by `weft.world(name)`.
+
+    `rank`, `num_ranks`, `local_rank`, `node` and `device` say who and where this rank is; `arg` is
+    what kernels take. `empty`, `zeros` and `signals` allocate on the symmetric heap: every rank
+    makes the same calls in the same order. `barrier`, `synchronize` and `close` are for all ranks.
+    """
 
     def __init__(self, name: str, backend: Backend, settings: Settings, scope: Hashable = None):
         self.name = name
