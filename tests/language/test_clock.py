@@ -81,3 +81,25 @@ def test_in_simulated_time_all_ranks_have_one_clock(ranks):
     assert told - start == pytest.approx(product_ns, abs=1)
     for begun, passed in waiters:
         assert begun == start and passed == pytest.approx(told + slow.signal_us * 1e3, abs=1)
+
+
+@triton.jit
+def add_between(times, x, n):
+    start = wl.timestamp()
+    i = tl.arange(0, 1024)
+    for turn in range(n):
+        tl.store(x + i, tl.load(x + i) + turn)
+    tl.store(times + 2 * tl.program_id(0), start)
+    tl.store(times + 2 * tl.program_id(0) + 1, wl.timestamp())
+
+
+@pytest.mark.gpu(n=1)
+def test_on_a_gpu_time_goes_on_within_a_kernel_and_from_one_to_the_next():
+    times = torch.zeros(2, 8, 2, dtype=torch.int64, device="cuda")
+    x = torch.zeros(1024, device="cuda")
+    for launch in times:
+        add_between[(8,)](launch, x, 1000)
+    first, second = times.tolist()
+    # A thousand rounds through memory take longer than any step of the clock.
+    assert all(end > start for start, end in first + second)
+    assert min(start for start, _ in second) >= max(end for _, end in first)

@@ -134,8 +134,8 @@ def gathered(
     if not tiles:
         raise UsageError(
             f"--traced: {work.op.name} with {shape_text(work.shape)} ran no kernel that leaves a "
-            "trace of its tiles; products by the GEMM templates do: take another --transport, or "
-            "larger sizes"
+            "trace of its tiles; products by the GEMM templates do, not those by packets or by "
+            "libraries: take another --transport, or larger sizes"
         )
     begin = min(tile.start for tile in tiles)
     totals = [figures([tile for tile in tiles if tile.rank == rank], rank, begin)
