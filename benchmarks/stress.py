@@ -1,10 +1,12 @@
-"""Collectives under stress: stragglers, changing shapes and seeds, two worlds, eager and replayed.
+"""Operators under stress: stragglers, changing shapes and seeds, two worlds, eager and replayed.
 
     PYTHONPATH=src python benchmarks/stress.py [--ranks 4] [--calls 10000] [--replays 10000]
 
 Every call of every operator and transport checks its own answer on the device, bit by bit, also
 inside a recording: inputs are small integers that change from call to call, so sums are exact and
-an element of an earlier call, or one that is not there yet, is counted. A straggler is one rank,
+an element of an earlier call, or one that is not there yet, is counted. Operators whose sums are
+not of small integers take sets of inputs by turns; their bits must be those of a call that nothing
+ran beside, which was held against the reference. A straggler is one rank,
 another each time, that sleeps up to 0.5 ms before a call. Writes results/stress_<gpus>.json.
 """
 
@@ -25,6 +27,9 @@ import torch
 import torch.distributed as dist
 
 import weft
+from weft.base.dtypes import tolerance
+from weft.compiler import Replicate, Shard, Tensor, all_reduce, silu
+from weft.tools.check import Work, rel_err
 from weft.tune import processes
 from weft.tune.compiling import compile_together
 from weft.tune.provenance import provenance, save
@@ -40,6 +45,15 @@ WHOLE, LARGE, ODD, ONE = (256, 512), (1024, 1024), (97, 33), (1, 1)
 ALL = (WHOLE, LARGE, ODD, ONE)
 PRODUCTS = ("ag_gemm", "gemm_rs", "gemm_ar")
 INNER = 64
+# Moved by lanes, and summed: a second world's too.
+MOVED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+# What takes sets of inputs by turns, and how many.
+TURNED = (
+    "ag_moe", "moe_rs", "moe_route", "ep_dispatch", "ep_combine", "ag_attention", "flash_decode",
+    "ag_wgrad", "all_reduce_rms_norm", "persistent",
+)  # fmt: skip
+SETS = 3
+OPS = (*MOVED, *PRODUCTS, *TURNED)
 
 
 def kinds(op: Any, world: Any, shapes: Any) -> Iterator[tuple[tuple[int, int], Any, bool]]:
@@ -95,6 +109,9 @@ class Subject:
         self.errors = torch.zeros((), dtype=torch.int64, device=device)
         self.calls = 0
 
+    def prepare(self) -> None:
+        """Nothing: the answers are known."""
+
     def _numbers(self, rank: int) -> dict[str, torch.Tensor]:
         """Small enough that one rank's sums are exact in bfloat16, all ranks' in fp32."""
         generator, found = torch.Generator().manual_seed(rank), {}
@@ -132,11 +149,123 @@ class Subject:
         x.fill_(-1)  # a rank that reads late reads this
 
 
-def subjects_of(world: Any, ops: list[str], shapes: Any = ALL) -> list[Subject]:
-    found = []
+class Turns:
+    """`run(inputs)` with one set of inputs after the other; `errors` counts wrong elements.
+
+    `right(turn)` is the reference's answer. What comes of a call must be the same bits each time:
+    no operator's sums depend on who is late.
+    """
+
+    config = None
+
+    def __init__(
+        self, world: Any, name: str, run: Callable[[Any], Any], sets: list[dict[str, Any]],
+        right: Callable[[int], Any], tolerance: float,
+    ) -> None:  # fmt: skip
+        self.world, self.name = world, name
+        self._run, self._right, self._tolerance = run, right, tolerance
+        tensors = {key for key, one in sets[0].items() if isinstance(one, torch.Tensor)}
+        self.inputs = {
+            key: one.to(world.device, copy=True) if key in tensors else one
+            for key, one in sets[0].items()
+        }
+        self.sets = {key: torch.stack([one[key] for one in sets]) for key in sorted(tensors)}
+        self.sets = {key: one.to(world.device) for key, one in self.sets.items()}
+        self.answers: list[torch.Tensor] = []
+        self.turn = torch.zeros(1, dtype=torch.int64, device=world.device)
+        self.errors = torch.zeros((), dtype=torch.int64, device=world.device)
+        self.calls = 0
+
+    def run(self) -> list[torch.Tensor]:
+        out = self._run(self.inputs)
+        return [*out] if isinstance(out, (tuple, list)) else [out]
+
+    def _set(self) -> None:
+        for key, every in self.sets.items():
+            self.inputs[key].copy_(every.index_select(0, self.turn)[0])
+
+    def prepare(self) -> None:
+        """Find each set's answer while nothing else runs; one that is wrong is counted."""
+        found = []
+        for turn in range(SETS):
+            self.turn.fill_(turn)
+            self._set()
+            self.world.barrier()
+            found.append([one.clone() for one in self.run()])
+            self.world.synchronize()
+            right = self._right(turn)
+            right = [*right] if isinstance(right, (tuple, list)) else [right]
+            if not rel_err(found[-1], right) <= self._tolerance:
+                self.errors.add_(1)
+        self.answers = [torch.stack(every) for every in zip(*found, strict=True)]
+
+    def call(self) -> None:
+        self.calls += 1
+        self.turn.add_(1).remainder_(SETS)
+        self._set()
+        for out, every in zip(self.run(), self.answers, strict=True):
+            want = every.index_select(0, self.turn)[0]
+            self.errors.add_((out.ne(want) & (out.eq(out) | want.eq(want))).sum())
+        for one in self.inputs.values():
+            if isinstance(one, torch.Tensor) and one.is_floating_point():
+                one.fill_(-1)  # a rank that reads late reads this
+
+
+def turns_of(world: Any, op: Any) -> Iterator[Turns]:
+    """An operator at its usual size, and where nothing divides."""
+    usual, num_ranks = dict(op.default_shape), world.num_ranks
+    for shape in (usual, {**usual, **op.awkward_shapes[0][1]}):
+        work = Work(op, num_ranks, shape, "bfloat16")
+        yield Turns(
+            world, f"{op.name} {' '.join(f'{key}={size}' for key, size in shape.items())}",
+            lambda inputs, work=work: op.run(world, work.problem(), inputs, None),
+            [dict(work.inputs(world.rank, turn)) for turn in range(SETS)],
+            lambda turn, work=work: work.reference(turn)[world.rank], work.tolerance(),
+        )  # fmt: skip
+
+
+def one_kernel(world: Any, m: int = 33, k: int = 128, f: int = 256) -> Turns:
+    """Two products and a sum over ranks, as one persistent kernel."""
+
+    @weft.program(
+        mesh="tp", x=Tensor("bfloat16", ("m", k), Replicate()),
+        v=Tensor("bfloat16", (k, f), Shard(1)), w=Tensor("bfloat16", (f, k), Shard(0)),
+    )  # fmt: skip
+    def layer(x, v, w):
+        return all_reduce(silu(x @ v) @ w)
+
+    def drawn(turn: int) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(turn)
+        sizes = ((m, k), (k, f), (f, k))
+        return [torch.randn(*one, generator=generator).bfloat16() / 4 for one in sizes]
+
+    def mine(turn: int) -> dict[str, torch.Tensor]:
+        (x, v, w), rank, num_ranks = drawn(turn), world.rank, world.num_ranks
+        return {"x": x, "v": v.chunk(num_ranks, 1)[rank], "w": w.chunk(num_ranks, 0)[rank]}
+
+    def right(turn: int) -> torch.Tensor:
+        x, v, w = (one.float() for one in drawn(turn))
+        return torch.nn.functional.silu(x @ v) @ w
+
+    def run(inputs: dict[str, torch.Tensor]) -> Any:
+        how = {"collectives": weft.megakernel, "lowering": "persistent", "m": m}
+        return layer(*inputs.values(), world=world, **how)
+
+    sets = [{key: one.contiguous() for key, one in mine(turn).items()} for turn in range(SETS)]
+    return Turns(world, f"persistent m={m}", run, sets, right, tolerance("bfloat16", f))
+
+
+def subjects_of(world: Any, ops: list[str], shapes: Any = ALL) -> list[Any]:
+    found: list[Any] = []
     for name in ops:
+        if name == "persistent":
+            found.append(one_kernel(world))
+            continue
         op = importlib.import_module(f"weft.ops.{name}").op
-        found += [Subject(world, op, *kind) for kind in kinds(op, world, shapes)]
+        if name in TURNED:
+            found += turns_of(world, op)
+        else:
+            found += [Subject(world, op, *kind) for kind in kinds(op, world, shapes)]
     return found
 
 
@@ -154,7 +283,7 @@ class Stragglers:
             torch.cuda._sleep(cycles)
 
 
-def recorded(world: Any, some: list[Subject]) -> Callable[[], None]:
+def recorded(world: Any, some: list[Any]) -> Callable[[], None]:
     with world.record() as recording:
         for one in some:
             one.call()
@@ -171,7 +300,7 @@ def told(world: Any, name: str, count: int) -> Iterator[int]:
             say(world, f"{name}: {i + 1} of {count}, {time.perf_counter() - begin:.1f} s")
 
 
-def eager(world: Any, subjects: list[Subject], calls: int) -> None:
+def eager(world: Any, subjects: list[Any], calls: int) -> None:
     """Any subject, of either world, in any order; all ranks draw alike."""
     draw, stragglers = random.Random(1), Stragglers(world, 2)
     for _ in told(world, "eager", calls):
@@ -179,7 +308,7 @@ def eager(world: Any, subjects: list[Subject], calls: int) -> None:
         draw.choice(subjects).call()
 
 
-def replayed(world: Any, subjects: list[Subject], replays: int) -> None:
+def replayed(world: Any, subjects: list[Any], replays: int) -> None:
     """One recording of several operators and shapes, again and again."""
     draw, stragglers = random.Random(3), Stragglers(world, 4)
     replay = recorded(world, draw.sample(subjects, min(REPLAYED, len(subjects))))
@@ -188,7 +317,7 @@ def replayed(world: Any, subjects: list[Subject], replays: int) -> None:
         replay()
 
 
-def mixed(world: Any, subjects: list[Subject], calls: int) -> None:
+def mixed(world: Any, subjects: list[Any], calls: int) -> None:
     """Eager calls and three recordings, in any order."""
     draw, stragglers = random.Random(5), Stragglers(world, 6)
     some = [draw.sample(subjects, min(3, len(subjects))) for _ in range(3)]
@@ -198,7 +327,7 @@ def mixed(world: Any, subjects: list[Subject], calls: int) -> None:
         draw.choice([*replays, draw.choice(subjects).call, draw.choice(subjects).call])()
 
 
-def at_once(world: Any, first: list[Subject], second: list[Subject], calls: int) -> None:
+def at_once(world: Any, first: list[Any], second: list[Any], calls: int) -> None:
     """Two worlds on two streams that wait for nothing of each other."""
     draw, stragglers = random.Random(7), Stragglers(world, 8)
     side = world.stream("second world")
@@ -222,7 +351,7 @@ def stress(world: Any, other: Any, options: argparse.Namespace) -> dict[str, Any
     ops = options.ops.split(",")
     begin = time.perf_counter()
     subjects = subjects_of(world, ops)
-    others = subjects_of(other, [name for name in ops if name not in PRODUCTS], (ODD, ONE))
+    others = subjects_of(other, [name for name in ops if name in MOVED], (ODD, ONE))
     # Programs of both worlds are resident at once: few of each.
     small = [
         [one for one in some if one.config is not None and one.config.lanes <= 16]
@@ -235,6 +364,7 @@ def stress(world: Any, other: Any, options: argparse.Namespace) -> dict[str, Any
     say(world, f"{num_kernels} kernels, compiled in {seconds:.1f} s")
     begin = time.perf_counter()
     for one in everyone:
+        one.prepare()
         one.call()  # loaded, and its memory taken, before anything is recorded
     world.synchronize()
     wrong = {one.name: int(one.errors) for one in everyone if int(one.errors)}
@@ -294,7 +424,7 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     parser.add_argument("--calls", type=int, default=10000)
     parser.add_argument("--replays", type=int, default=10000)
-    parser.add_argument("--ops", default="all_reduce,all_gather,reduce_scatter,all_to_all,ag_gemm")
-    parser.add_argument("--timeout", type=float, default=240.0)
+    parser.add_argument("--ops", default=",".join(OPS))
+    parser.add_argument("--timeout", type=float, default=540.0)
     options = parser.parse_args()
     processes.run_on_gpus(main, options.ranks, options, timeout_s=options.timeout)
