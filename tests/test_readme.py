@@ -50,25 +50,26 @@ def test_the_example_is_short():
     assert len(source.splitlines()) <= 20
 
 
-def test_the_commands_that_it_names_are_understood():
+PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")),
+         *(f"docs/ops/{p.name}" for p in (ROOT / "docs" / "ops").glob("*.md"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_the_commands_of_a_page_are_understood(page: str):
     """Verbs, options and the number of words; nothing is run."""
     from typer.main import get_command
 
     from weft.tools.main import app
 
-    commands = re.findall(r"(?:^|`)weft (\w+.*?)(?:`|$)", _code(README), re.MULTILINE)
-    assert len(commands) > 10
+    text = (ROOT / page).read_text()
+    fenced = "\n".join(re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    commands = re.findall(r"^(?:\.venv/bin/)?weft (\w.*?)(?:  |;| #|$)", fenced, re.MULTILINE)
+    if page == "README.md":
+        commands += re.findall(r"`weft (\w+ [^`]+)`", text)
+        assert len(commands) > 10
     for command in commands:
         verb, *words = shlex.split(command)
-        understood = get_command(app).commands[verb]
-        if words:  # else it is only spoken of
-            understood.make_context(verb, words)
-
-
-def _code(text: str) -> str:
-    """Fenced lines, and what stands between backticks."""
-    fenced = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    return "\n".join([*fenced, *re.findall(r"`weft [^`]+`", text)])
+        get_command(app).commands[verb].make_context(verb, words)
 
 
 def test_its_links_lead_somewhere():
