@@ -55,6 +55,7 @@ def test_kinds_go_to_their_lists_and_clean_means_ok():
     assert len(report.deadlocks) == len(report.others) == 1
     assert not report.ok and "others" in report.to_json()
     assert str(report).splitlines()[0].endswith("1 deadlock, 1 other finding (out of bounds)")
+    assert [one.kind for one in report] == ["out of bounds", "deadlock"], "the cause is told first"
 
 
 def test_text_names_line_and_remedy():

@@ -74,7 +74,7 @@ def test_the_queues_of_a_program_as_one_kernel(tmp_path, capsys):
     values = json.loads(capsys.readouterr().out)
     assert values["from"] == "plan" and [one["sms"] for one in values["totals"]] == [2, 2]
     text = path.read_text()
-    assert "product[2, 0]@1" in text and "queues, balanced" in text and "counter 0" in text
+    assert "product[2, 0]@1" in text and "queues (balanced)" in text and "counter 0" in text
     assert main(["timeline", "gemm_rs", "-o", str(path), *SMALL, "--persistent", "dynamic"]) == 0
     assert "scattered send[0, 0] of 1@0" in path.read_text()
     capsys.readouterr()

@@ -171,7 +171,10 @@ class Report:
 
     @property
     def findings(self) -> list[Finding]:
-        return [*self.races, *self.deadlocks, *self.others]
+        """All, in the order in which they are told: what is accessed out of bounds lies in another
+        tensor, so races there may only follow from it."""
+        found = [*self.races, *self.deadlocks, *self.others]
+        return sorted(found, key=lambda one: one.kind != "out of bounds")
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(self.findings)
