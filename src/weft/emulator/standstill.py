@@ -45,6 +45,7 @@ def standstill(
     message, remedy = "every program that is left waits:", "see who could have signalled, above"
     if any(verdict.kind == "residency" for verdict, _ in found):
         message, remedy = _residency(unstarted, machine.num_sms)
+        remedy += _beside(machine, unstarted)
     lines = [_waiting_line(machine, group) + verdict.line for verdict, group in found]
     lines += [*_host_lines(machine), *_stream_lines(machine)]
     text = message + "".join(f"\n    {line}" for line in lines)
@@ -142,6 +143,19 @@ def _residency(unstarted: list[KernelWork], num_sms: int) -> tuple[str, str]:
         f"launch at most {num_sms} programs that wait for each other, or launch the one they wait"
         " for first",
     )
+
+
+def _beside(machine: Machine, unstarted: list[KernelWork]) -> str:
+    """What else there is to do where kernels of two streams have to share a rank."""
+    for work in unstarted:
+        names = [s.name for s in machine.streams(work.rank) if isinstance(s.active, KernelWork)]
+        if len(names) > 1:
+            where = f"of streams {' and '.join(names)} on rank {work.rank}"
+            return (
+                f"; nothing orders the kernels {where}: let one stream wait for the other, on every"
+                " rank in the same order, or launch grids that fit beside each other"
+            )
+    return ""
 
 
 def _host_lines(machine: Machine) -> list[str]:
