@@ -101,7 +101,7 @@ def kernel_of(target, template, world_version=None, op="ag_gemm", transport="pul
     return fn, record
 
 
-@pytest.mark.parametrize("target", ["emu", "cuda:90"])
+@pytest.mark.parametrize("target", ["emu", pytest.param("cuda:90", marks=pytest.mark.slow)])
 def test_where_no_trace_is_kept_the_plain_template_is_the_same(target, tmp_path):
     fn, record = kernel_of(target, "plain")
     other = kernel_with(fn, triton.jit, gemm=without_stamps(gemm, tmp_path))

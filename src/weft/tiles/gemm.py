@@ -263,7 +263,7 @@ def one_tile(
     `traced` is what `stamps.kept` says; this tile is the launch's `unit`.
     """
     if traced is not None:
-        start = stamps.begin(traced, unit, at)
+        start = wl.timestamp()
     if segments is not None:
         value = tl.zeros((tile.m, tile.n), tl.float32)
         if traced is not None:
@@ -276,11 +276,11 @@ def one_tile(
                 waited += wl.timestamp()
             value = contract(pair, at, shape, tile, value)
         if traced is not None:
-            stamps.write(traced, unit, stamps.WAITED, waited)
+            stamps.open_record(traced, unit, at, start, waited)
     else:
         rows = ready(at, 0, tile, ready_args)
         if traced is not None:
-            stamps.write(traced, unit, stamps.WAITED, wl.timestamp() - start)
+            stamps.open_record(traced, unit, at, start, wl.timestamp() - start)
         if scales is None:
             value = multiply(rows, b, at.i_n, shape, tile)
         else:

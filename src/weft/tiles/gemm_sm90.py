@@ -281,10 +281,10 @@ def load_one_tile(
 ):  # fmt: skip
     """The producer's body: steps begin .. end - 1 of one tile's k. Returns stages filled so far."""
     if traced is not None:
-        start = stamps.begin(traced, unit, at)
+        start = wl.timestamp()
     rows = ready(at, 0, Tile(tile_m, tile_n, tile_k, b_is_nk, True, True), ready_args)
     if traced is not None:
-        stamps.write(traced, unit, stamps.WAITED, wl.timestamp() - start)
+        stamps.open_record(traced, unit, at, start, wl.timestamp() - start)
     column = at.i_n * tile_n
     for j in range(begin, end):
         stage = filled % stages

@@ -63,13 +63,12 @@ def write(table, unit, word, value):
 
 
 @triton.jit
-def begin(table, unit, at):
-    """A tile's first entries, before it waits; returns the time."""
-    now = wl.timestamp()
+def open_record(table, unit, at, start, waited):
+    """What tile it is, and when it began to wait for how long; behind the wait, not to be in it."""
     write(table, unit, TILE, (tl.cast(at.i_m, tl.int64) << 32) | tl.cast(at.i_n, tl.int64))
     write(table, unit, PROGRAM, tl.program_id(0))
-    write(table, unit, START, now)
-    return now
+    write(table, unit, START, start)
+    write(table, unit, WAITED, waited)
 
 
 @triton.jit
