@@ -78,6 +78,15 @@ def test_sums_that_come_from_other_ranks_are_combining(gathered):
     assert all(one.combining_us == 0 for one in gathered.figures)
 
 
+def test_waits_for_segments_are_added_up():
+    """A gradient's tile sums over the rows of one rank after the other, as they come."""
+    found = emulated(work_of("ag_wgrad", m=64, n=32, k=32), "pull")
+    for figures in found.figures:
+        longest = figures.longest_waits[0]["waited_us"]
+        assert 1 < longest <= figures.waiting_us and figures.computing_us > 0
+        assert figures.end_us - figures.first_us > longest
+
+
 def test_a_traced_world_computes_the_same(ranks):
     work = work_of("gemm_ar", m=32, n=32, k=32)
     config = traced.config_for(work, "push", TARGETS["emu"])
