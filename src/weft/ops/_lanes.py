@@ -316,6 +316,17 @@ def elements_in_vector(width: int, itemsize: int) -> int:
     return VECTOR_BYTES // itemsize if width == VECTOR_BYTES else 1
 
 
+def make_problem(
+    kind: Any, num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
+) -> Any:
+    return kind(shape["m"], shape["n"], num_ranks, dtype, nodes)
+
+
+def make_inputs(problem: Any, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """One rank's x of all m rows on the CPU: the same for one seed on every machine."""
+    return {"x": random_rows(problem, rank, problem.m, seed)}
+
+
 def random_rows(problem: Any, rank: int, rows: int, seed: int) -> torch.Tensor:
     """Normal random numbers, or small integers, of the problem's dtype."""
     generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank)

@@ -421,12 +421,6 @@ def problem_of(world: Any, x: Any, m: int | None = None, out: Any = None) -> Pro
 # The card
 
 
-def make_problem(
-    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
-) -> Problem:
-    return Problem(shape["m"], shape["n"], num_ranks, dtype, nodes)
-
-
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """One rank's random tensor on the CPU: the same for one seed on every machine."""
     first, end = problem.shard(rank)
@@ -471,7 +465,7 @@ op = Op(
     summary="out[m, n] = all_gather(x over rows)",
     problem=Problem,
     config=Config,
-    make_problem=make_problem,
+    make_problem=partial(_lanes.make_problem, Problem),
     make_inputs=make_inputs,
     reference=reference,
     run=run,

@@ -317,17 +317,6 @@ def _relayed(problem: Problem, config: Config) -> tuple[_Half, _Half]:
 # The card
 
 
-def make_problem(
-    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
-) -> Problem:
-    return Problem(shape["m"], shape["n"], num_ranks, dtype, nodes)
-
-
-def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """One rank's random tensor on the CPU: the same for one seed on every machine."""
-    return {"x": _lanes.random_rows(problem, rank, problem.m, seed)}
-
-
 def run(
     world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> torch.Tensor:
@@ -365,8 +354,8 @@ op = Op(
     summary="out[m, n] = sum(x over ranks), on every rank",
     problem=Problem,
     config=Config,
-    make_problem=make_problem,
-    make_inputs=make_inputs,
+    make_problem=partial(_lanes.make_problem, Problem),
+    make_inputs=_lanes.make_inputs,
     reference=reference,
     run=run,
     candidates=candidates,

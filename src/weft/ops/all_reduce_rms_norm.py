@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -348,12 +349,6 @@ def _check_tensors(world: Any, x: Any, residual: Any, weight: Any) -> None:
 # The card
 
 
-def make_problem(
-    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
-) -> Problem:
-    return Problem(shape["m"], shape["n"], num_ranks, dtype, nodes)
-
-
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """Random tensors on the CPU, the same for one seed on every machine; x differs by rank."""
     generator = torch.Generator().manual_seed(seed)
@@ -410,7 +405,7 @@ op = Op(
     summary="normed, total of sum(x over ranks) + residual, on every rank",
     problem=Problem,
     config=Config,
-    make_problem=make_problem,
+    make_problem=partial(_lanes.make_problem, Problem),
     make_inputs=make_inputs,
     reference=reference,
     run=run,
