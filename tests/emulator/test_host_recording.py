@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 
 import weft
+from weft.emulator.observation import Recorder
 
 
 @triton.jit
@@ -116,6 +119,37 @@ def test_a_recording_does_not_run_on_the_streams_of_one_that_is_gone():
 
     own = [f"copies of recording {number}" for number in range(1, 5)]
     assert on_one_rank(main) == ["copies", *own]
+
+
+def test_the_same_seed_is_the_same_run_wherever_memory_lies():
+    """Nothing that happens, in which order, or what it is called goes by an address."""
+
+    def main(rank, noise):
+        kept: list = [torch.empty(100 * i) for i in range(noise)]
+        with weft.init(heap_bytes=1 << 16) as world:
+            x, copies = world.zeros((8,), torch.float32), world.stream("copies")
+            for _ in range(3):
+                out = torch.zeros(8)
+                with world.record() as recording:
+                    copies.wait(world.current_stream())
+                    with copies:
+                        world.copy(world.peer(x, 1 - rank)[:4], out[:4])
+                    add_one[(1,)](out, out, BLOCK=8)
+                    world.current_stream().wait(copies)
+                    world.barrier()
+                recording.replay()
+                kept += [recording] * (noise > 2)
+                world.barrier()
+
+    def events(noise):
+        recorder = Recorder()
+        with weft.emulated(ranks=2, seed=1, collect=True, observers=[recorder]) as ranks:
+            ranks.run(main, noise)
+        return [
+            replace(one, word=one.word and one.word._replace(address=0)) for one in recorder.events
+        ]
+
+    assert events(0) == events(3) and len(events(0)) > 50
 
 
 def test_eager_and_replayed_work_mix():
