@@ -55,7 +55,8 @@ def offsets(world: Any) -> list[Offset]:
     answered = world.signals(1, name="clocks_answered")
     shape = (world.num_ranks, ROUNDS, 2)
     times = torch.zeros(shape, dtype=torch.int64, device=world.device)
-    ask_and_answer[(1,)](asked, answered, times, world.arg, ROUNDS, num_warps=1)
+    launch: Any = ask_and_answer[(1,)]
+    launch(asked, answered, times, world.arg, ROUNDS, num_warps=1)
     world.synchronize()
     everyone = world.backend.exchange(times.tolist(), world.settings.timeout_s)
     world.free(answered)

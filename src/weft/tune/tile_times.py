@@ -95,13 +95,13 @@ def read(records: Iterable[Sequence[int]], rank: int, offset: int = 0) -> list[T
     return sorted(found, key=lambda tile: (tile.start, tile.program))
 
 
-def waits_of(tiles: Sequence[TileTimes]) -> list[tuple[TileTimes, list[tuple[int, int]]]]:
+def waits_of(tiles: Sequence[TileTimes]) -> list[tuple[TileTimes, list[tuple[float, float]]]]:
     """When the program of each tile waited for it and computed nothing. tiles: of one program"""
     computed = computed_in(tiles)
     return [(tile, without((tile.start, tile.start + tile.waited), computed)) for tile in tiles]
 
 
-def computed_in(tiles: Sequence[TileTimes]) -> list[tuple[int, int]]:
+def computed_in(tiles: Sequence[TileTimes]) -> Sequence[tuple[float, float]]:
     """When at least one consumer multiplied or stored. tiles: of one program"""
     parts = [part for tile in tiles for part in tile.parts]
     spans = [(part.begun, part.summed) for part in parts]
@@ -136,11 +136,13 @@ def figures(tiles: Sequence[TileTimes], rank: int, begin: int) -> Figures:
     )  # fmt: skip
 
 
-def us(ns: int) -> float:
+def us(ns: float) -> float:
     return round(ns / 1e3, 3)
 
 
-def without(span: tuple[int, int], covered: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def without(
+    span: tuple[float, float], covered: Iterable[tuple[float, float]]
+) -> list[tuple[float, float]]:
     """What of `span` none of `covered` holds, which is disjoint and in order."""
     at, end = span
     found = []
