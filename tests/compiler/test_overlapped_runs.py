@@ -10,7 +10,12 @@ from random_programs import global_inputs, of_rank, random_layers, random_progra
 from test_unfused import run
 
 import weft
-from weft.base.errors import AllocationOrderError, CallOrderError, UnsupportedError
+from weft.base.errors import (
+    AllocationOrderError,
+    CallOrderError,
+    ConfigError,
+    UnsupportedError,
+)
 from weft.base.target import TARGETS
 from weft.compiler import Compiled, Facts, Settings
 from weft.compiler.passes.engines import pairs
@@ -18,7 +23,7 @@ from weft.compiler.passes.fuse import fuse
 
 ENGINES = {
     "all_gather": ("copy_engine", "copy_engine_put", "push"),
-    "all_reduce": ("push", "packets"),
+    "all_reduce": ("push", "packets", "packets_twice"),
 }
 
 
@@ -39,7 +44,7 @@ def drawn(seed: int, num_ranks: int, made=random_layers) -> Compiled:
         asked = compiled.settled(replace(compiled.settings, engines=engines))
         try:
             asked.overlapped(Facts({"m": 64}, num_ranks, TARGETS["emu"]))
-        except UnsupportedError:
+        except (ConfigError, UnsupportedError):
             continue  # the compiler chooses
         compiled = asked
     return compiled

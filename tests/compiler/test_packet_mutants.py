@@ -36,10 +36,16 @@ def few(x, residual):
 
 
 PLACED = place(trace(few, "tp", TYPES))
-STAGES = overlap(
-    PLACED, Facts({"m": 16}, RANKS, TARGETS["emu"]), Settings(engines={"reduced": "packets"})
-)
-((KERNEL),) = kernels.lower(STAGES.plan).values()
+ENGINES = ("packets", "packets_twice")
+STAGES = {
+    engine: overlap(
+        PLACED, Facts({"m": 16}, RANKS, TARGETS["emu"]), Settings(engines={"reduced": engine})
+    )
+    for engine in ENGINES
+}
+KERNELS = {
+    engine: next(iter(kernels.lower(stages.plan).values())) for engine, stages in STAGES.items()
+}
 
 
 @pytest.fixture(autouse=True)
@@ -47,71 +53,82 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
 
 
-def main() -> None:
-    """Three calls, with other numbers and other rows each time."""
-    world = weft.init()
-    for seed, m in enumerate((3, 5, 2)):
-        generator = torch.Generator().manual_seed(seed)
-        whole = {
-            name: torch.randn(m, N, generator=generator).bfloat16() for name in ("x", "residual")
-        }
-        # Halves are exact, so that the order of sums does not matter.
-        mine = whole | {"x": whole["x"] / RANKS}
-        results = weft.ops.run_plan(STAGES, mine, {"m": m}, world=world)
-        wanted = libraries.reference(PLACED, {k: v.float() for k, v in whole.items()})
-        if not all(torch.equal(a, b.bfloat16()) for a, b in zip(results, wanted, strict=True)):
-            raise WrongAnswer
-    world.close()
+def run_of(engine: str, changed: core.Kernel | None = None) -> Run:
+    """Three calls by an engine, with other numbers and other rows each time; its kernel may be
+    another."""
+
+    def main() -> None:
+        world = weft.init()
+        for seed, m in enumerate((3, 5, 2)):
+            generator = torch.Generator().manual_seed(seed)
+            whole = {
+                name: torch.randn(m, N, generator=generator).bfloat16()
+                for name in ("x", "residual")
+            }
+            # Halves are exact, so that the order of sums does not matter.
+            mine = whole | {"x": whole["x"] / RANKS}
+            results = weft.ops.run_plan(STAGES[engine], mine, {"m": m}, world=world)
+            wanted = libraries.reference(PLACED, {k: v.float() for k, v in whole.items()})
+            if not all(torch.equal(a, b.bfloat16()) for a, b in zip(results, wanted, strict=True)):
+                raise WrongAnswer
+        world.close()
+
+    def run(seed: int, rewrite: Rewrite):
+        with weft.emulated(
+            RANKS, seed=seed, collect=True, rewrite=rewrite, chooser=chooser_of(seed)
+        ) as session, source.replaced(KERNELS[engine], changed or KERNELS[engine]):  # fmt: skip
+            session.run(main)
+        return session.report
+
+    return Run(engine, run)
 
 
-def run(seed: int, rewrite: Rewrite):
-    with weft.emulated(
-        RANKS, seed=seed, collect=True, rewrite=rewrite, chooser=chooser_of(seed)
-    ) as session:
-        session.run(main)
-    return session.report
+BY_BOTH = pytest.mark.parametrize(
+    "engine", ["packets", pytest.param("packets_twice", marks=pytest.mark.slow)]
+)
 
 
-def runs_of(changed: core.Kernel) -> list[Run]:
-    def of_changed(seed: int, rewrite: Rewrite):
-        with source.replaced(KERNEL, changed):
-            return run(seed, rewrite)
-
-    return [Run("packets", of_changed)]
-
-
-def test_every_mutant_of_the_ir_is_caught():
+@BY_BOTH
+def test_every_mutant_of_the_ir_is_caught(engine):
     """The one that is left moves the call's number when every program has read it."""
+    bounds = Bounds(schedules=8, census=2, jobs=1)
     report = search_woven(
-        KERNEL, runs_of, Bounds(schedules=8, census=2, jobs=1), subject="few", ranks=RANKS
+        KERNELS[engine], lambda one: [run_of(engine, one)], bounds, subject="few", ranks=RANKS
     )
     assert report.ok and report.caught == 2 and len(report.verdicts) == 3, str(report)
 
 
-@pytest.mark.parametrize("hook", KERNEL.of(core.Hook), ids=lambda one: f"{one.slot}-{one.function}")
-def test_a_kernel_without_one_of_its_hooks_is_refused_or_seen(hook):
-    left = tuple(one for one in KERNEL.statements if one is not hook)
-    changed = replace(KERNEL, statements=left)
+@pytest.mark.parametrize(
+    ("engine", "hook"),
+    [(engine, hook) for engine in ENGINES for hook in KERNELS[engine].of(core.Hook)],
+    ids=lambda one: one if isinstance(one, str) else f"{one.slot}-{one.function}",
+)
+def test_a_kernel_without_one_of_its_hooks_is_refused_or_seen(engine, hook):
+    kernel = KERNELS[engine]
+    changed = replace(kernel, statements=tuple(x for x in kernel.statements if x is not hook))
     if core.check(changed):
         assert hook.function not in ("add_ahead", "rounded")
     elif hook.function != "rounded":  # it is rounded where it is stored, too
-        assert shows(runs_of(changed)[0], 0, Rewrite())
+        assert shows(run_of(engine, changed), 0, Rewrite())
 
 
 def test_one_half_would_not_do(monkeypatch):
-    """Who is in the next call would overwrite packets that others have not read."""
+    """Who is in the next call would overwrite packets that others have not read. Sums that come
+    back say that they have been, but calls of both kinds share boxes."""
     text = Path(row_packets.__file__).read_text()
     assert text.count("+ args.e % 2") == 1
     tiles = loading.import_text("one_half", text.replace("+ args.e % 2", ""))
-    text = source.text(KERNEL).replace("import row_packets, ", "import ")
+    kernel = KERNELS["packets"]
+    text = source.text(kernel).replace("import row_packets, ", "import ")
     module = loading.import_text("one_half_few", text, {"row_packets": tiles})
-    twins = source.Twins(getattr(module, KERNEL.name), None)
+    twins = source.Twins(getattr(module, kernel.name), None)
     monkeypatch.setattr(source, "load", lambda kernel: twins)
-    assert any(shows(Run("packets", run), seed, Rewrite()) for seed in range(8))
+    assert any(shows(run_of("packets"), seed, Rewrite()) for seed in range(8))
 
 
 @pytest.mark.slow
-def test_every_primitive_is_needed():
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_primitive_is_needed(engine):
     bounds = Bounds(schedules=16, argued=1, jobs=1)
-    report = search([Run("packets", run)], bounds, subject="few", ranks=RANKS)
+    report = search([run_of(engine)], bounds, subject="few", ranks=RANKS)
     assert report.ok and not report.unreached and len(report.verdicts) >= 12, str(report)

@@ -63,6 +63,12 @@ def test_by_packets_every_rank_does_all_of_it():
     assert hooks_of(kernel, "result") == ["store_rows", "rms_norm", "store_rows"]
     assert hooks_of(kernel, "emit") == ["send_packets"] and not kernel.of((core.Wait, core.Notify))
 
+    plan, launch = launch_of(twice, m=8, engine="packets_twice")
+    kernel = kernels.lower_launch(plan, launch)
+    assert hooks_of(kernel, "emit") == ["spread_packets", "push_packets"]
+    assert hooks_of(kernel, "collect") == ["take_packets"]
+    assert not kernel.of((core.Wait, core.Notify)) and len(kernel.at("end")) == 1
+
     plan, launch = launch_of(lambda h, r, w: rms_norm((all_reduce(h) + r) * r, w), 64, 8, "packets")
     first = ["ahead", "add_packets", "add_ahead", "mul_ahead", "rms_norm", "rounded"]
     assert hooks_of(kernels.lower_launch(plan, launch), "combine") == first
@@ -79,7 +85,8 @@ def test_few_rows_go_by_packets_where_all_ranks_are_near():
         (total,) = [one for one in tasks if one.kind == "all_reduce"]
         return total.engine
 
-    assert [engine_of(m) for m in (1, 16, 64, 1025)] == ["packets", "packets", "push", "push"]
+    assert [engine_of(m) for m in (1, 4, 16, 32)] == ["packets"] * 2 + ["packets_twice"] * 2
+    assert [engine_of(m) for m in (64, 1025)] == ["push"] * 2
     assert engine_of(1, num_ranks=1) == "push" and engine_of(1, nodes=(2, 2)) == "put"
 
 

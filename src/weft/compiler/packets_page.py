@@ -27,7 +27,7 @@ PARAMETERS = {
     "residual": Tensor("bfloat16", ("m", 4096), Replicate()),
     "weight": Tensor("bfloat16", (1, 4096), Replicate()),
 }
-ROWS = 16
+ROWS, TWICE_ROWS = 8, 64
 
 
 def between(x, residual, weight):
@@ -52,6 +52,11 @@ def section(call: Facts) -> Iterator[str]:
     yield WOVEN
     (kernel,) = kernels.lower(plan).values()
     yield _code(core.show(kernel, places=False))
+    yield TWICE
+    twice = pipeline.overlap(placed, replace(call, sizes={"m": TWICE_ROWS})).plan
+    (kernel,) = kernels.lower(twice).values()
+    own = [one for one in kernel.of(core.Hook) if one.slot in ("combine", "emit", "collect")]
+    yield _code(core.text.show(own, places=False))
     yield END
 
 
@@ -76,7 +81,11 @@ Packets order nothing but themselves: rows that another kernel pushed before sti
 In the kernel all rows are sent before the first is summed. What is added right behind the sum is
 loaded `ahead` of the wait. `advance` ends the call and tells nobody; where other kernels of the
 plan take credits, `finish` stands there, which tells all ranks."""
+TWICE = f"""\
+Some more rows, {TWICE_ROWS} here, go to their owners, and sums go back (`engine=packets_twice`).
+That is the template for pushed rows, with packets where it had data and signals:"""
 END = """\
-The kernel is in `tests/compiler/golden/all_reduce_rms_norm_few.py`. Its results have the same bits
-as those of the operator's `one_shot`, which was written by hand. What bent for this is told in
+Both kernels are in `tests/compiler/golden/`, `all_reduce_rms_norm_few.py` and `.._twice.py`. Their
+results have the same bits as those of the operator's `one_shot` and `two_shot`, which were written
+by hand. What bent for this is told in
 [021](decisions/021-packets-in-generated-kernels.md)."""

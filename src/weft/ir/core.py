@@ -104,12 +104,17 @@ FUNCTIONS = {
     # Of this rank's share, as the operand holds it; and all ranks', which are waited for.
     "send_packets": ("emit", ("packets", "operand", "mapping")),
     "add_packets": ("combine", ("packets", "operand", "mapping")),
+    # To who owns the rows; what it has summed to all, which take it.
+    "push_packets": ("emit", ("packets", "operand", "mapping")),
+    "spread_packets": ("emit", ("packets", "operand", "mapping")),
+    "take_packets": ("collect", ("packets", "operand", "mapping")),
     "load_rows": ("collect", ("pointer", "mapping")),
     "store_rows": ("result", ("pointer", "mapping")),
 }
 
 # What reaches other ranks.
-FAR = ("push", "spread", "send", "send_to_all", "feed", "push_rows", "send_packets")
+FAR = ("push", "spread", "send", "send_to_all", "feed", "push_rows", "send_packets", "push_packets",
+       "spread_packets")  # fmt: skip
 
 # Template -> how many extents a tile has, and the hooks that it cannot do without.
 TEMPLATES = {
@@ -409,14 +414,20 @@ def _guards(kernel: Kernel) -> Iterator[tuple[str, Place]]:
             seen = one if isinstance(one, Hook) else seen
 
 
+_PAIRS = (
+    ("add_packets", "send_packets"), ("add_packets", "push_packets"),
+    ("spread_packets", "take_packets"),
+)  # fmt: skip
+
+
 def _packets(kernel: Kernel) -> Iterator[tuple[str, Place]]:
     hooks = kernel.of(Hook)
     for one in kernel.of(Param):
         if one.sort == "packets":
-            for function, verb in (("send_packets", "sent"), ("add_packets", "added")):
-                times = sum(hook.function == function and one.name in hook.args for hook in hooks)
-                if times != 1:
-                    yield f"packets {one.name} are {verb} {times} times; once is right", one.place
+            used = [hook.function for hook in hooks if one.name in hook.args]
+            if tuple(sorted(used)) not in _PAIRS:
+                told = f"packets {one.name} are for {', '.join(used) or 'nothing'}"
+                yield f"{told}; who sends them once takes them once", one.place
     loaded: set[str] = set()
     for hook in kernel.at("combine"):
         if not isinstance(hook, Hook):

@@ -273,14 +273,18 @@ def _uses_slot(step: Step, heap: set[str], by_word: set[str]) -> bool:
                 or {*announced(step)} & by_word)  # fmt: skip
 
 
+# Shares to all; or to who owns the rows, and sums of all shares back to all.
+_BY_PACKET = (("each", "all"), ("part", "owner"), ("part", "all"))
+
+
 def _packets(plan: Plan) -> Iterator[tuple[str, Place]]:
     told_by = {one.buffer: (one.by, one.cuts, one.to) for one in plan.of(Channel)}
     for buffer in plan.of(Buffer):
         name, is_box = buffer.name, buffer.role == "packets"
         by = told_by.get(name, ("", "", ""))
-        if is_box != (by[0] == "packet") or (is_box and by[1:] != ("each", "all")):
+        if is_box != (by[0] == "packet") or (is_box and by[1:] not in _BY_PACKET):
             told = f"{name} has role={buffer.role} and is announced by={by[0] or 'nobody'}"
-            yield f"{told}: packets need both, of all rows by each rank to all", buffer.place
+            yield f"{told}: packets need both, of rows that each rank has a share of", buffer.place
 
 
 def _shared(plan: Plan) -> Iterator[tuple[str, Place]]:

@@ -37,14 +37,15 @@ from weft.ir.tensor import (
 STAGES = ("traced", "placed", "fused", "tiled", "planned")
 # What carries a collective that is part of a kernel. copy_engine: pulls by copies on a stream of
 # their own; copy_engine_put: pushes by such copies; push: stores of SMs; put: one-sided puts with
-# signals, which reach other nodes; packets: stores of which each carries its flag; feed: puts of
-# the product's own first programs, before they multiply. SMs do not pull:
-# pushes were never slower.
+# signals, which reach other nodes; packets: stores of which each carries its flag, to all ranks;
+# packets_twice: to who owns the rows, and back; feed: puts of the product's own first programs,
+# before they multiply. SMs do not pull: pushes were never slower.
 ENGINES = {
     "all_gather": ("copy_engine", "copy_engine_put", "push", "put", "feed"),
     "reduce_scatter": ("push", "put"),
-    "all_reduce": ("push", "put", "packets"),
+    "all_reduce": ("push", "put", "packets", "packets_twice"),
 }
+PACKETS = ("packets", "packets_twice")
 
 
 @dataclass(frozen=True)

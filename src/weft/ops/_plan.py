@@ -142,19 +142,17 @@ class PlanRunner:
                 buffers[f"{name}_sums"] = ((product.num_sums,), torch.float32)
                 signals[f"{name}_summed"] = (2 * product.grid[0], torch.int64)
         if packets := self._packets():
-            signals |= {one.boxes: (one.num_words, torch.int64) for one in packets.values()}
+            signals |= {name: (count, torch.int64) for name, count in packets.values()}
         if self._is_credited or not packets:
             return self.world.workspace(f"program {self.plan.name}", buffers, signals)
         # Halves of boxes take turns; and whoever waits for credits waits for those of every call.
         name = f"program {self.plan.name} without credits"
         return self.world.workspace(name, buffers, signals, num_slots=1)
 
-    def _packets(self) -> dict[str, SummedRows]:
-        """By the buffer that packets are of, the launch that sends them."""
-        return {
-            one.launch.pushes[0]: one for one in self.products.values()
-            if isinstance(one, SummedRows) and one.by_packets
-        }  # fmt: skip
+    def _packets(self) -> dict[str, tuple[str, int]]:
+        """By the buffer that packets are of, what a slot calls them, and how many there are."""
+        rows = [one for one in self.products.values() if isinstance(one, SummedRows)]
+        return {name: told for one in rows for name, told in one.packets.items()}
 
     def _of_role(self, role: str) -> list[allocate.Region]:
         return [one for one in self._regions.values() if one.role == role]
@@ -169,7 +167,7 @@ class PlanRunner:
     def _bind(self, tensors: Mapping[str, Any], slot: Any) -> dict[str, torch.Tensor]:
         """Every buffer as a tensor."""
         found = dict(tensors)
-        found |= {name: getattr(slot, one.boxes) for name, one in self._packets().items()}
+        found |= {name: getattr(slot, one) for name, (one, _) in self._packets().items()}
         for name, buffer in self.buffers.items():
             if name in found or buffer.role == "tables":
                 continue

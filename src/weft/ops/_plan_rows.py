@@ -22,7 +22,8 @@ from weft.ops.all_reduce_rms_norm import PUSH, Config, Problem, cut_of
 if TYPE_CHECKING:
     from weft.ops._plan import PlanRunner
 
-BY_PACKETS = "one_shot"  # as all_reduce_rms_norm calls it
+# What all_reduce_rms_norm calls them, by the buffers that are pushed.
+BY_PACKETS = {1: "one_shot", 2: "two_shot"}
 
 
 class SummedRows:
@@ -35,8 +36,9 @@ class SummedRows:
         dtype = runner.buffers[launch.writes[0]].dtype
         target, nodes = self.world.target, _lanes.nodes_of(self.world)
         problem = Problem(m, n, self.world.num_ranks, dtype, nodes)
-        self.by_packets = kernel.of(core.Template)[0].function == "every_row"
-        config: Config = cut_of(BY_PACKETS if self.by_packets else PUSH, problem, target)
+        by_packets = any(one.sort == "packets" for one in kernel.of(core.Param))
+        way = BY_PACKETS[len(launch.pushes)] if by_packets else PUSH
+        config: Config = cut_of(way, problem, target)
         if launch.tile[0] > 1:
             config = replace(config, tile_m=launch.tile[0])
         config.check(problem, target)
@@ -44,18 +46,17 @@ class SummedRows:
         self.options = config.options(problem, target)
         self.parts, self.tile = config.parts(problem), config.tile(problem).as_constexpr()
         self.num_words = problem.num_ranks * self.parts.tiles_m
-        if self.by_packets:
+        if way == BY_PACKETS[1]:
             # One part, of all rows.
             self.parts = self.parts._replace(rows=m, tiles_m=ceil(m / self.tile.m.value))
-            self.num_packets = self.tile.n.value * problem.itemsize // _lanes.PACKET_BYTES
-            # A box for each row, source and half.
-            self.num_words = 2 * m * problem.num_ranks * self.num_packets
-
-    @property
-    def boxes(self) -> str:
-        """What a slot calls its packets. Those of rows alike lie alike, whichever calls have them:
-        so words that held packets never hold something else."""
-        return f"{self.launch.pushes[0]}_{self.num_packets}"
+        num_packets = self.tile.n.value * problem.itemsize // _lanes.PACKET_BYTES
+        # A box for each row of a part, source and half.
+        boxes = 2 * self.parts.rows * problem.num_ranks
+        # By buffer what a slot calls its packets, and how many there are. Those of rows alike lie
+        # alike, whichever calls have them: so words that held packets never hold something else.
+        self.packets = {
+            name: (f"{name}_{num_packets}", boxes * num_packets) for name in launch.pushes
+        } if by_packets else {}  # fmt: skip
 
     def start(
         self, bound: Mapping[str, torch.Tensor], words: Mapping[str, torch.Tensor], slot: Any,

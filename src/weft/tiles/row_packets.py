@@ -11,13 +11,17 @@
 All is sent before anything is waited for. Nothing is announced: a packet says itself that it has
 come, by the call's epoch, which is its flag. What `combine` reads beside packets it loads first.
 
-Packets lie in boxes, words[row, source, half, packet], which hold packets alone, ever. Calls use
-the halves in turns. Every row is summed from all ranks' shares: who has ended a call knows that all
-ranks have begun it, and so have ended the one before. So there is no credit.
+For more rows the template is weft.tiles.rows, with hooks from here: `push` a share to who owns the
+rows, which then has `add_shares`, and `send`s the sums, which the others `take`.
+
+Packets lie in boxes, words[row, source, half, packet], which hold packets alone, ever; rows are
+those of an owner's part, where there are owners. A box has one writer, however many rows calls
+have. Calls use the halves in turns. Every row is summed from all ranks' shares: who has ended a
+call knows that all ranks have begun it, and so have ended the one before. So there is no credit.
 
 A tile is tile.m whole rows, in columns up to the power of two `tile.n`, of 16 or 32 bits each.
 
-Source  weft.ops._all_reduce_rms_norm_few, `one_shot`; NCCL's LL protocol
+Source  weft.ops._all_reduce_rms_norm_few, `one_shot` and `two_shot`; NCCL's LL protocol
 """
 
 from __future__ import annotations
@@ -92,11 +96,31 @@ def _packets(source, at, tile, args, per: tl.constexpr):
 
 @triton.jit
 def send(at, value, tile, dtype: tl.constexpr, args):
-    """This rank's share of a tile, which is of dtype -> every other rank. args: Boxes"""
+    """What this rank has of a tile, which is of dtype -> every other rank. args: Boxes"""
     there, mask = _packets(args.rank, at, tile, args, 32 // dtype.primitive_bitwidth)
+    flag = args.e.to(tl.int32)
     for hop in range(1, args.world.num_ranks):
         to = (args.rank + hop) % args.world.num_ranks
-        wl.put_packets(args.world, there, value.to(dtype), args.e.to(tl.int32), to=to, mask=mask)
+        wl.put_packets(args.world, there, value.to(dtype), flag, to=to, mask=mask)
+
+
+@triton.jit
+def push(at, value, tile, dtype: tl.constexpr, args):
+    """This rank's share of a tile -> who owns its rows. args: Boxes"""
+    there, mask = _packets(args.rank, at, tile, args, 32 // dtype.primitive_bitwidth)
+    flag = args.e.to(tl.int32)
+    wl.put_packets(args.world, there, value.to(dtype), flag, to=at.owner, mask=mask)
+
+
+@triton.jit
+def take(source, at, tile, dtype: tl.constexpr, args):
+    """What `source` has sent of a tile, in fp32. args: Boxes
+
+    Sync    waits for its packets
+    """
+    there, mask = _packets(source, at, tile, args, 32 // dtype.primitive_bitwidth)
+    flag = args.e.to(tl.int32)
+    return wl.wait_packets(there, flag, world=args.world, mask=mask, dtype=dtype).to(tl.float32)
 
 
 @triton.jit
@@ -110,9 +134,5 @@ def add_shares(at, value, tile, dtype: tl.constexpr, args):
         if source == args.rank:
             total += value
         else:
-            there, mask = _packets(source, at, tile, args, 32 // dtype.primitive_bitwidth)
-            share = wl.wait_packets(
-                there, args.e.to(tl.int32), world=args.world, mask=mask, dtype=dtype
-            )
-            total += share.to(tl.float32)
+            total += take(source, at, tile, dtype, args)
     return total

@@ -193,8 +193,9 @@ def _mapped(played: Played, launch: Launch, rank: int, tile: Tile) -> dict[str, 
     end = min(first + tile.rows, most)
     words = [f"{name}[{s}][{c}]" for name in launch.awaits for s, c in tile.words]
     if sums and played.channels[sums].by == "packet":
-        text = f"rows {first} … {end - 1}, {columns}: packets to {launch.pushes[0]} of all ranks, "
-        text += "added to theirs, which say themselves that they have come"
+        whom = f"rank {tile.owner}, summed there, sent" if is_cut else "all ranks"
+        text = f"rows {first} … {end - 1}, {columns}: packets to {launch.pushes[0]} of {whom}"
+        text += " back as packets" if is_cut else ", added to theirs"
         return {"tile": [tile.i_m, tile.i_n], "owner": rank, "awaits": [], "text": text}
     if not is_cut:
         text = f"rows {first} … {end - 1}, {columns}: of rank {tile.owner}"

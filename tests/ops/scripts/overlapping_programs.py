@@ -161,7 +161,8 @@ def main() -> None:
         Case(world, mlp, {"gathered": "push"}, sizes),
         Case(world, gemm_ar, {"reduced": "push"}, sizes),
         # The second call has more rows, which lie in the same boxes.
-        *(Case(world, few, {"reduced": "packets"}, (m, *sizes[1:])) for m in (1, 29)),
+        Case(world, few, {"reduced": "packets"}, (1, *sizes[1:])),
+        Case(world, few, {"reduced": "packets_twice"}, (29, *sizes[1:])),
         Case(world, moe, {}, (sizes[0], sizes[1], sizes[2] // 2)),
     ]  # fmt: skip
     for one in some:

@@ -15,7 +15,7 @@ from weft.compiler.cost.machine import machine_for
 from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts
 from weft.compiler.passes.tile import held_by, number
-from weft.ir.task import ENGINES, Program, Shard, Task
+from weft.ir.task import ENGINES, PACKETS, Program, Shard, Task
 from weft.tiles import blocking, gemm_sm90
 
 LIBRARY = "library"
@@ -97,7 +97,7 @@ def of_rows(collective: Task, facts: Facts) -> list[Way]:
     machine = machine_for(facts.target)
     rows, columns = (number(size, facts.sizes) for size in collective.type.sizes)
     num_bytes = rows * columns * DTYPES[collective.type.dtype].itemsize
-    engines = ("push", "packets") if rows <= PACKET_ROWS else ("push",)
+    engines = ("push", *PACKETS) if rows <= PACKET_ROWS else ("push",)
     found = [
         Way(one, (), "tiles", products.summed_rows_us(num_bytes, facts.num_ranks, machine, one))
         for one in engines
@@ -117,8 +117,8 @@ def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
     """What can carry a collective there."""
     for engine in ENGINES[collective.kind]:
         is_far = facts.num_nodes > 1
-        if engine == "feed":
-            continue  # of rows that tiles read by index
+        if engine in ("feed", "packets_twice"):
+            continue  # of rows that tiles read by index; of rows that are no products
         if (engine == "put") != is_far:
             continue  # stores and copies reach one domain; puts are for others
         if engine in products.ENGINES and (facts.num_ranks == 1 or facts.target.num_sms < 2):

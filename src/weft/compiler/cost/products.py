@@ -187,11 +187,14 @@ def reduced_us(product: Product, machine: Machine, engine: str = "push") -> floa
 def summed_rows_us(num_bytes: int, num_ranks: int, machine: Machine, engine: str) -> float:
     """Rows summed over ranks and worked on; `num_bytes` are those of all rows.
 
-    push: to their owners, and back. packets: each rank's rows to every other one.
+    push: to their owners, and back; packets_twice: likewise. packets: to every other rank.
     """
     if engine == "packets":
         return machine.packet_us + num_bytes * (num_ranks - 1) / machine.packet_gbps / 1e3
     part_bytes = num_bytes * (num_ranks - 1) / num_ranks
+    if engine == "packets_twice":
+        way_us = 2 * part_bytes / machine.packet_gbps / 1e3
+        return machine.packet_us + machine.signal_us + way_us
     return machine.rows_us + 2 * part_bytes / machine.push_gbps / 1e3
 
 

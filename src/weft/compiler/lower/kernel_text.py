@@ -147,7 +147,8 @@ def _rows(kernel: core.Kernel) -> list[str]:
         call, given, behind = "row_packets.every_row(", [f"{mapping.name}, tile,"], []
     given[0] += " program, num_programs,"
     for slot in slots:
-        name, args = _hook(kernel, slot, "plain")
+        # Packets are announced by themselves.
+        name, args = _hook(kernel, slot, "plain") if kernel.at(slot) else ("rows.untold", "None")
         given += wrapped(f"{name}, {args},")
     return [call, *(f"    {row}" for row in given), *behind, ")  # fmt: skip"]
 

@@ -28,7 +28,7 @@ from weft.ir.device import (
     Statement,
     Step,
 )
-from weft.ir.task import Program, Task, Type
+from weft.ir.task import PACKETS, Program, Task, Type
 
 # What a gather's kernel is called by what carries the rows; engines are fed by staging.
 VERBS = {"copy_engine": "stage", "copy_engine_put": "edges", "push": "push", "put": "push"}
@@ -222,14 +222,13 @@ def _carriers_of(program: Program, unit: Sequence[Task], carried: Carriers) -> l
     if total is None:
         return []
     kind = _type(total)
-    rows, role = Part(kind.sizes[0]), "symmetric"
-    if total.engine == "packets":
-        rows, role = kind.sizes[0], "packets"
+    rows = kind.sizes[0] if total.engine == "packets" else Part(kind.sizes[0])
+    role = "packets" if total.engine in PACKETS else "symmetric"
     sizes = (NUM_RANKS, rows, kind.sizes[1])
     found = [Buffer(carried.partials, kind.dtype, sizes, role, place=total.place)]
     for value, name in carried.gathered.items():
         of = _type(program.task(value))
-        found.append(Buffer(name, of.dtype, of.sizes, "symmetric", place=total.place))
+        found.append(Buffer(name, of.dtype, of.sizes, role, place=total.place))
     return found
 
 

@@ -74,21 +74,37 @@ def statements(
 
 
 def _by_packets(launch: Launch, formula: str, is_credited: bool) -> Iterator[core.Statement]:
-    """Each rank sums all rows. What is added or multiplied right behind the sum is loaded before
-    packets are waited for."""
-    (x,), (partials,) = launch.body[0].operands, launch.pushes
+    """Each rank sums all rows; or who owns them does, and sends sums to all. What is added or
+    multiplied right behind the sum is loaded before packets are waited for."""
+    (x,), (partials, *gathered) = launch.body[0].operands, launch.pushes
     epsilons = _epsilons(launch)
     yield from _params(launch, ())
-    yield core.Param(partials, "packets", f"{launch.kernel} on the other ranks")
+    for name in launch.pushes:
+        yield core.Param(name, "packets", f"{launch.kernel} on the other ranks")
     yield core.Param("slot", "slot")
     yield core.Param("world", "world")
-    yield core.Mapping("parts", "static", (x,), cuts="each")
-    yield core.Template("every_row", launch.tile, formula)
+    yield core.Mapping("parts", "static", (x,), cuts="part" if gathered else "each")
+    yield core.Template("rows" if gathered else "every_row", launch.tile, formula)
     if launch.takes:
         yield core.Credit("begin", "slot")
-    yield core.Hook("order", "in_rows", ("parts",))
+    yield core.Hook("order", "scatter" if gathered else "in_rows", ("parts",))
     yield core.Hook("ready", "read_owned", (x, "parts"))
-    yield core.Hook("emit", "send_packets", (partials, x, "parts"))
+    if not gathered:
+        yield core.Hook("emit", "send_packets", (partials, x, "parts"))
+    yield from _added_up(launch, x, partials, epsilons)
+    for name in gathered:
+        yield core.Hook("emit", "spread_packets", (name, x, "parts"))
+        yield core.Hook("emit", "push_packets", (partials, x, "parts"))
+        yield core.Hook("collect", "take_packets", (name, x, "parts"))
+    yield from _results(launch, epsilons)
+    if launch.gives:
+        yield (core.Finish if is_credited else core.Advance)("end", "slot")
+
+
+def _added_up(
+    launch: Launch, x: str, partials: str, epsilons: dict[str, tuple[str, float]]
+) -> Iterator[core.Hook]:
+    """All ranks' shares, and what is done to their sum up to what travels, or would."""
     summed = _summed(launch)
     ahead = list(takewhile(lambda do: do.kind in ("add", "mul"), summed))
     loaded = [_others(do, launch)[0] for do in ahead]
@@ -99,11 +115,8 @@ def _by_packets(launch: Launch, formula: str, is_credited: bool) -> Iterator[cor
         yield core.Hook("combine", f"{do.kind}_ahead", (name,))
     for do in summed[len(ahead) :]:
         yield _work(do, "combine", launch, epsilons)
-    # As if it travelled: what follows is made of what results hold.
+    # What follows is made of what results hold.
     yield core.Hook("combine", "rounded", (launch.writes[0],))
-    yield from _results(launch, epsilons)
-    if launch.gives:
-        yield (core.Finish if is_credited else core.Advance)("end", "slot")
 
 
 def _params(launch: Launch, carriers: tuple[str, ...]) -> Iterator[core.Param]:

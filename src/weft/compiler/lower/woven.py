@@ -41,10 +41,10 @@ def spell(one: core.Woven, kernel: core.Kernel, twin: str) -> Piece:
         names = {f"{{{i}}}": f"args.{name}" for i, name in enumerate(one.args)}
         names["{ahead}"] = f"{one.args[0]}_ahead" if one.args else ""
         by_owner = kernel.of(core.Template)[0].function == "rows"
-        return Piece(
-            (_filled(_ROWS[one.function], names),),
-            OWN if one.slot == "combine" and by_owner else "",
-        )
+        guard = {"push_packets": OTHER, "spread_packets": OWN}.get(one.function, "")
+        if one.slot == "combine" and by_owner:
+            guard = OWN
+        return Piece((_filled(_ROWS[one.function], names),), guard)
     if isinstance(one, core.Hook):
         lines, guard = _HOOKS.get((one.function, twin)) or _HOOKS[one.function, "both"]
         names = {f"{{{i}}}": f"args.{name}" for i, name in enumerate(one.args)}
@@ -91,6 +91,10 @@ PACKETS = {
     "send_packets": "packets, each with the call's epoch as its flag: this rank's share of each "
     "row, to every other rank",
     "add_packets": "each program waits, for those of the other ranks, in their order",
+    "push_packets": "packets, each with the call's epoch as its flag: this rank's share of a row, "
+    "to who owns it",
+    "spread_packets": "packets as well: sums of own rows, to every other rank",
+    "take_packets": "each program waits at its end, for those of the rows' owners",
 }
 _WHOM = {"owner": "the rank that owns the rows", "all": "every rank",
          "sources": "the ranks whose rows it has", "each": "every rank"}  # fmt: skip
@@ -320,6 +324,9 @@ _ROWS = {
     "mul_ahead": "value *= {ahead}",
     "send_packets": f"row_packets.send(at, value, tile, {_BOXES})",
     "add_packets": f"value = row_packets.add_shares(at, value, tile, {_BOXES})",
+    "push_packets": f"row_packets.push(at, value, tile, {_BOXES})",
+    "spread_packets": f"row_packets.send(at, value, tile, {_BOXES})",
+    "take_packets": f"value = row_packets.take(at.owner, at, tile, {_BOXES})",
     "load_rows": "value = rows.load({0}, at, tile, {1})",
     "store_rows": "rows.store({0}, at, value, tile, {1})",
 }

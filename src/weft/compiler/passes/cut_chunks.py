@@ -16,7 +16,7 @@ from weft.compiler.cost.choose import chunks_of, predicted_us, shape_of
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.passes.engines import pairs
 from weft.ir.choice import Choice
-from weft.ir.task import Program
+from weft.ir.task import PACKETS, Program
 
 MOST = 1024
 # Programs that store own rows before they multiply.
@@ -40,7 +40,7 @@ def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
         elif task.engine == "feed":
             chunks = max(1, min(LANES, facts.target.num_sms // 4))
             why = "so many of the product's programs store own rows first"
-        elif task.engine == "packets":
+        elif task.engine in PACKETS:
             why = "packets carry their own flags"
         elif products and task.kind == "all_gather":
             shape = replace(shape_of(program, products[0], facts), tile=products[0].tile)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from weft.base.errors import ConfigError
 from weft.compiler.passes.tile import number
 from weft.ir.device import Channel
-from weft.ir.task import Program, Task
+from weft.ir.task import PACKETS, Program, Task
 from weft.language import mapping
 
 # Signal words per rank: 2, so that the first half is used while the second is on its way.
@@ -192,12 +192,13 @@ def _of_sums(program: Program, task: Task) -> Iterator[Channel]:
     tasks = program.of_kernel(task.kernel)
     height, width = task.tile
     is_product = tasks[0].kind == "matmul"
-    by_packet = task.engine == "packets"
+    by_all = task.engine == "packets"
     carried = carriers(program, task.kernel)
     told = Channel(
         f"{carried.partials}_ready", carried.partials, task.type.sizes[0], "tiles", height, height,
-        "each" if by_packet else "part", columns=width if is_product else 0,
-        to="all" if by_packet else "owner", by="packet" if by_packet else "word", place=task.place,
+        "each" if by_all else "part", columns=width if is_product else 0,
+        to="all" if by_all else "owner", by="packet" if task.engine in PACKETS else "word",
+        place=task.place,
     )  # fmt: skip
     yield told
     if carried.gathered:
