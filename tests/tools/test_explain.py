@@ -85,10 +85,15 @@ def test_a_tile_that_straddles_ranks_waits_for_both(capsys):
 def test_rows_by_packets(tmp_path, capsys):
     path = tmp_path / "few.py"
     path.write_text(FEW)
-    few, many = (explained(capsys, f"{path}:few", "--shape", f"m={m}") for m in (8, 8192))
+    few, some, many = (
+        explained(capsys, f"{path}:few", "--shape", f"m={m}") for m in (8, 128, 8192)
+    )
     (choice,) = [one for one in few["choices"]["choices"] if one["what"] == "engine"]
     assert choice["taken"] == "packets" and "push" in choice["why"]
     assert all("packets to partials of all ranks" in tile["text"] for tile in few["mapping"])
+    assert [tile["text"].split(": ")[1][:8] for tile in some["mapping"]] == ["packets "] * 3 + [
+        "its own,"
+    ] * 2
     assert "advance(end, slot)" in few["core"][0] and "finish(end, slot)" in many["core"][0]
     assert few["times"]["end_us"] < many["times"]["end_us"]
 

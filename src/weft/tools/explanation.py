@@ -193,9 +193,13 @@ def _mapped(played: Played, launch: Launch, rank: int, tile: Tile) -> dict[str, 
     end = min(first + tile.rows, most)
     words = [f"{name}[{s}][{c}]" for name in launch.awaits for s, c in tile.words]
     if sums and played.channels[sums].by == "packet":
-        whom = f"rank {tile.owner}, summed there, sent" if is_cut else "all ranks"
-        text = f"rows {first} … {end - 1}, {columns}: packets to {launch.pushes[0]} of {whom}"
-        text += " back as packets" if is_cut else ", added to theirs"
+        boxes = launch.pushes[0]
+        way = f"packets to {boxes} of all ranks, added to theirs"
+        if is_cut:
+            way = f"packets to {boxes} of rank {tile.owner}, whose sums come back as packets"
+        if is_cut and tile.owner == rank:
+            way = f"its own, added to packets in {boxes}; sums go to all as packets"
+        text = f"rows {first} … {end - 1}, {columns}: {way}"
         return {"tile": [tile.i_m, tile.i_n], "owner": rank, "awaits": [], "text": text}
     if not is_cut:
         text = f"rows {first} … {end - 1}, {columns}: of rank {tile.owner}"
