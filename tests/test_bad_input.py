@@ -15,6 +15,7 @@ from weft.base.errors import (
     AllocationOrderError,
     CallOrderError,
     CompileError,
+    ConfigError,
     DtypeError,
     FarPointerError,
     NotSymmetricError,
@@ -219,6 +220,26 @@ def test_what_is_no_tensor(ranks):
 
     with pytest.raises(UsageError, match="operators take torch tensors, not list"):
         ranks(main, 1)
+
+
+@pytest.mark.parametrize("op", ["all_gather", "all_reduce", "ag_gemm", "gemm_rs"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_what_is_no_world_and_what_is_no_configuration(ranks, op, requires_grad):
+    def main():
+        world = weft.init()
+        shapes = [(16, 16)] * (2 if "gemm" in op else 1)
+        tensors = [torch.ones(shape, requires_grad=requires_grad) for shape in shapes]
+        call = getattr(weft.ops, op)
+        for other in (None, "cuda"):
+            with pytest.raises(UsageError, match=rf"{op}: world={other!r} .* weft.init\(\)"):
+                call(*tensors, world=other)
+        for other in ({"transport": "push"}, "push"):
+            with pytest.raises(
+                ConfigError, match=f"{op}: config={other!r} .* weft.ops.{op} import"
+            ):
+                call(*tensors, world=world, config=other)
+
+    ranks(main, 1)
 
 
 def test_a_dtype_that_is_not_supported(ranks):

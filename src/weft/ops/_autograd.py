@@ -57,9 +57,13 @@ def as_operation(
 ) -> Any:
     """The call as an operation of torch's: `tensors`, or lists of them, the world's name, `rest`.
 
-    Raises  UsageError: out= with a gradient, a config= while compiling
+    Raises  UsageError, ConfigError: no world, no configuration, out= with a gradient, a config=
+            while compiling
     """
-    from weft.ops import _custom_ops
+    from weft.ops import _custom_ops, _misuse
+
+    if not is_dynamo_compiling():
+        _misuse.refuse(op, world, config)
 
     given = [out, *tensors] if out is not None and is_grad_enabled() else []
     if any(isinstance(one, torch.Tensor) and one.requires_grad for one in given):

@@ -18,7 +18,7 @@ from weft.base.dtypes import DTYPES, FLOATS, parse_dtype
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.target import Target
 from weft.language import triton_api
-from weft.ops import _by_library, _measured, _records
+from weft.ops import _by_library, _measured, _misuse, _records
 from weft.ops._measured import Row
 from weft.tiles import postbox
 from weft.tiles.move import Shards
@@ -485,17 +485,26 @@ def by_library(op: str, world: Any) -> Callable[[torch.Tensor, torch.Tensor], No
 def find_call(
     world: Any, op: str, tensors: Sequence[torch.Tensor | None], rest: tuple, make: Callable
 ) -> Any:
-    """What `make()` returned when it was last asked for with tensors like these."""
+    """What `make()` returned when it was last asked for with tensors like these.
+
+    Shapes  rest: what else tells calls apart, the configuration last
+    Raises  UsageError, ConfigError: the world or the configuration is none
+    """
     # Every microsecond here is one of a call's ten.
-    offset = world.offset
-    key: tuple = (op, rest)
-    for one in tensors:
-        if one is None:
-            key += (None,)
-        else:
-            key += (one.shape, one.dtype, one.is_contiguous(), one.get_device(), offset(one))
-    call = world.calls.get(key)
+    try:
+        offset = world.offset
+        key: tuple = (op, rest)
+        for one in tensors:
+            if one is None:
+                key += (None,)
+            else:
+                key += (one.shape, one.dtype, one.is_contiguous(), one.get_device(), offset(one))
+        call = world.calls.get(key)
+    except (AttributeError, TypeError):
+        _misuse.refuse(op, world, rest[-1])
+        raise
     if call is None:
+        _misuse.refuse(op, world, rest[-1])
         call = world.calls[key] = make()
     return call
 

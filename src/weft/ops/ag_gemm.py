@@ -50,7 +50,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 import triton
@@ -65,7 +64,15 @@ from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.ops import _ag_gemm_scales, _ag_gemm_small, _autograd, _baselines, _lanes, _records
+from weft.ops import (
+    _ag_gemm_scales,
+    _ag_gemm_small,
+    _autograd,
+    _baselines,
+    _lanes,
+    _misuse,
+    _records,
+)
 from weft.ops._ag_gemm_call import STAGE_WARPS, Call, LibraryCall, Program, SlotCall
 from weft.ops._ag_gemm_config import (
     ENGINES,
@@ -304,26 +311,29 @@ PROGRAM = Program(
     _ag_gemm_scales.push_scales,
 )  # fmt: skip
 
-_calls: WeakKeyDictionary[Any, dict[tuple, Call]] = WeakKeyDictionary()
-
 
 def _find_call(
     world: Any, a: Any, b: Any, m: int | None, config: Any, out: Any, scales: tuple[Any, Any]
 ) -> Call:
     """The `Call` for these arguments; checks them when they are new."""
-    calls = _calls.setdefault(world, {})
-    is_recorded = config is None and world.is_recording()
-    key = (
-        a.shape, a.stride(), a.dtype, a.device, b.shape, b.stride(), b.dtype, b.device, m, config,
-        None if out is None else (out.shape, out.stride(), out.dtype, out.device), is_recorded,
-        *(None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in scales),
-    )  # fmt: skip
-    call = calls.get(key)
+    try:
+        is_recorded = config is None and world.is_recording()
+        key = (
+            "ag_gemm", a.shape, a.stride(), a.dtype, a.device, b.shape, b.stride(), b.dtype,
+            b.device, m, config, is_recorded,
+            None if out is None else (out.shape, out.stride(), out.dtype, out.device),
+            *(None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in scales),
+        )  # fmt: skip
+        call = world.calls.get(key)
+    except (AttributeError, TypeError):
+        _misuse.refuse("ag_gemm", world, config)
+        raise
     if call is None:
+        _misuse.refuse("ag_gemm", world, config)
         problem = problem_of(world, a, b, m, out, *scales)
         chosen = config or choose(problem, world.target, is_recorded)
         chosen.check(problem, world.target)
-        call = calls[key] = _make_call(world, problem, chosen)
+        call = world.calls[key] = _make_call(world, problem, chosen)
     return call
 
 
