@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -158,6 +159,12 @@ def test_files_are_named_for_what_they_hold():
         if path.parent == SOURCE or name.startswith("__"):
             continue
         assert name not in sys.stdlib_module_names, f"{path}: named like a standard module"
+
+
+def test_no_two_test_files_have_one_name():
+    """Pytest imports them by name: of two, the one that a worker comes to second is an error."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_every_file_says_what_it_is():
