@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -14,6 +15,9 @@ import pytest
 import weft
 
 PAIR = 2
+
+# Tests compile much and make many objects, hardly any of which become garbage in cycles.
+gc.set_threshold(50_000, 20, 20)
 
 # The same examples each time, and no deadline: how long one takes depends on who else is at work.
 hypothesis.settings.register_profile(
