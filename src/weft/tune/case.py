@@ -55,7 +55,8 @@ class Case:
             for rank in range(world.num_ranks)
         ]
         with _exact_products(self.problem.dtype):
-            self.expected.append(self.card.reference(self.problem, everyone)[world.rank])
+            expected = drawn_on(world.device, self.card.reference, self.problem, everyone)
+            self.expected.append(expected[world.rank])
         self.sets.append(everyone[world.rank])
 
     def error(self, index: int, out: Any) -> float:
@@ -85,7 +86,7 @@ def _exact_products(dtype: str):
 
 
 def drawn_on(device: torch.device, function: Any, *args: Any) -> Any:
-    """`function(*args)` with what it draws from CPU generators drawn on `device` instead.
+    """`function(*args)` with what it makes, and draws from CPU generators, on `device` instead.
 
     Cards draw inputs on the CPU, the same on every machine; at a benchmark's sizes that takes
     minutes. Generators keep their seeds, so ranks on alike devices agree.

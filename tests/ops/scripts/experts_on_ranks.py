@@ -15,6 +15,7 @@ from weft.base.dtypes import tolerance
 from weft.base.errors import CapacityError, UsageError
 from weft.ops import card, ep_combine, ep_dispatch
 from weft.tune.answers import rel_err
+from weft.tune.case import drawn_on
 
 # Tokens of all ranks, elements, experts, choices, dtype; scales of each row.
 CASES = [
@@ -28,12 +29,8 @@ CASES = [
 CALLS = 4
 
 
-def on_device(world: Any, inputs: Any) -> Any:
-    return {name: value.to(world.device) for name, value in inputs.items()}
-
-
 def check(out: Any, expected: Any, allowed: float, what: Any) -> None:
-    error = rel_err([one.cpu() for one in out], expected)
+    error = rel_err(out, expected)
     assert error <= allowed, (what, error)
 
 
@@ -48,11 +45,14 @@ def every_size(world: Any) -> int:
                 continue
             problem = op.make_problem(world.num_ranks, shape, dtype)
             for seed in range(2):
-                everyone = [op.make_inputs(problem, r, seed) for r in range(world.num_ranks)]
-                expected = op.reference(problem, everyone)[world.rank]
+                everyone = [
+                    drawn_on(world.device, op.make_inputs, problem, rank, seed)
+                    for rank in range(world.num_ranks)
+                ]
+                expected = drawn_on(world.device, op.reference, problem, everyone)[world.rank]
                 if name == "ep_combine":
                     expected = (expected,)
-                mine = on_device(world, everyone[world.rank])
+                mine = everyone[world.rank]
                 for config in op.candidates(problem, world.target):
                     for _ in range(CALLS):
                         out = op.run(world, problem, mine, config)

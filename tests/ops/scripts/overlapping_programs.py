@@ -95,18 +95,19 @@ class Case:
         return {"x": of("m", k, Shard(0)), "w1": of(k, 2 * n, Shard(1)), "w2": w2}
 
     def tensors(self, m: int, seed: int) -> dict[str, torch.Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        found = {}
+        """All ranks' tensors, on each of them: alike devices draw alike."""
+        device, found = self.world.device, {}
+        generator = torch.Generator(device).manual_seed(seed)
         for name, kind in self.kinds.items():
             sizes = [m if size == "m" else size for size in kind.sizes]
             scale = 1 if kind.sizes[0] == "m" else sizes[-2] ** -0.5
-            found[name] = (torch.randn(*sizes, generator=generator) * scale).bfloat16()
+            drawn = torch.randn(*sizes, generator=generator, device=device)
+            found[name] = (drawn * scale).bfloat16()
         return found
 
     def given(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """This rank's parts."""
-        mine = {name: self._part(one, self.kinds[name].placement).to(self.world.device)
-                for name, one in tensors.items()}  # fmt: skip
+        mine = {name: self._part(one, self.kinds[name].placement) for name, one in tensors.items()}
         # Weights usually lie as [columns, rows].
         last = list(mine)[-1]
         return {**mine, last: mine[last].mT.contiguous().mT}
@@ -115,10 +116,11 @@ class Case:
         return weft.ops.run_plan(self.stages, mine, {"m": m}, world=self.world)[0]
 
     def is_right(self, result: torch.Tensor, tensors: dict[str, torch.Tensor]) -> bool:
-        (expected,) = libraries.reference(self.placed, tensors)
+        with self.world.device:
+            (expected,) = libraries.reference(self.placed, tensors)
         kind = self.placed.task(self.placed.results[0]).type
         wanted = self._part(expected, kind.placement)
-        error = (result.float().cpu() - wanted).norm()
+        error = (result.float() - wanted).norm()
         weights = [kind.sizes for kind in self.kinds.values() if kind.sizes[0] != "m"]
         size = max(int(sizes[-2]) for sizes in weights)
         return bool(error <= tolerance("bfloat16", size) * expected.norm())
