@@ -212,14 +212,23 @@ def test_ranks_that_differ_are_told(ranks):
         ranks(main, 2)
 
 
-def test_few_heads_go_by_packets_and_all_sms_have_keys():
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 8, 16, 17, 20, 32, 33, 64])
+def test_programs_have_units_alike(batch: int):
+    """One with a unit more than others is what all wait for."""
+    problem = problem_for(2, "bfloat16", m=batch, n=1 << 17, k=128, heads=32, kv_heads=8)
+    config = next(candidates(problem, TARGETS["cuda:90"]))
+    units, sms = 8 * batch * config.splits, TARGETS["cuda:90"].num_sms
+    assert -(-units // sms) * sms <= 1.25 * units
+
+
+def test_few_heads_go_by_packets_and_most_sms_have_keys():
     def first(**sizes):
         problem = problem_for(4, "bfloat16", **{"n": 32768, "k": 128, **sizes})
         return next(candidates(problem, TARGETS["cuda:90"]))
 
     few, many = first(m=1, heads=32, kv_heads=8), first(m=64, heads=64, kv_heads=8)
     assert (few.transport, many.transport) == ("packets", "push")
-    assert few.splits * 8 >= 132 and many.splits == 1
+    assert (few.splits, many.splits) == (16, 1), "128 units of 132 programs, and 512"
     assert first(m=1, n=300, heads=32, kv_heads=8).splits == 2
     assert first(m=1, heads=8, kv_heads=8, nodes=(2, 2)).transport == "push"
 

@@ -52,6 +52,7 @@ from weft.tiles import attention_decode
 PACKETS, PUSH = "packets", "push"
 TRANSPORTS = (PACKETS, PUSH)
 FEWEST_KEYS = 256  # of a split: below, merging would cost what splitting saves
+NEARLY = 1.05  # as fast: so much longer may splits take than the best number of them
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -186,7 +187,7 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
 
 
 def cut_of(transport: str, problem: Problem, target: Target) -> Config:
-    """Splits until all SMs have one. Tiles as large as registers hold, as compiled kernels say."""
+    """Splits until SMs have alike. Tiles as large as registers hold, as compiled kernels say."""
     if target.backend == "emu":
         return Config(transport, 16, 16, 2, 4, 1)
     columns = max(16, _lanes.power_of_two(problem.k))
@@ -199,9 +200,17 @@ def cut_of(transport: str, problem: Problem, target: Target) -> Config:
         tile_n = 16
     warps = 8 if tile_m * columns > 16 * 128 else 4
     one = Config(transport, tile_m, tile_n, 1, warps, 2 if tile_m > 16 or tile_n < 64 else 3)
-    wanted = ceil(target.num_sms / max(1, one.tiles(problem)))
-    splits = max(1, min(wanted, ceil(problem.n / FEWEST_KEYS)))
-    return replace(one, splits=splits)
+    most = max(1, ceil(problem.n / FEWEST_KEYS))
+    return replace(one, splits=_splits(one.tiles(problem), target.num_sms, most))
+
+
+def _splits(tiles: int, programs: int, most: int) -> int:
+    """The fewest that are nearly as fast as any. A call takes as long as the program with the most
+    units, each of which has one of so many parts of a tile's keys."""
+    tiles = max(1, tiles)
+    tried = range(1, min(most, 2 * ceil(programs / tiles) + 2) + 1)
+    took = {splits: ceil(tiles * splits / programs) / splits for splits in tried}
+    return next(splits for splits in tried if took[splits] <= NEARLY * min(took.values()))
 
 
 def choose(problem: Problem, target: Target) -> Config:

@@ -120,12 +120,13 @@ def cut_tiles(problem: Any, rank: int, counts: Sequence[int], token_of: Any) -> 
 
 def _tiles_of(problem: Any, counts: Sequence[int], token_of: Any) -> list[tuple[int, ...]]:
     """(expert, first, end, lo, hi) of every tile."""
+    # At once: on a GPU each number that is asked for alone is waited for.
+    sources = (token_of // problem.rows).tolist() if problem.rows else []
     found, begin = [], 0
     for expert, size in enumerate(counts):
         for first in range(begin, begin + size, problem.tile_m):
             end = min(first + problem.tile_m, begin + size)
-            lo, hi = (int(token_of[slot]) // problem.rows for slot in (first, end - 1))
-            found.append((expert, first, end, lo, hi))
+            found.append((expert, first, end, sources[first], sources[end - 1]))
         begin += size
     return found
 

@@ -24,7 +24,8 @@ from weft.ops.moe_route import Tables
 from weft.tune.case import Case
 from weft.tune.variants import Variant
 
-NEEDS_HOST = ("queued", "eager")
+# A call that waits for its stream is never enqueued before a held one is let go: no time counts.
+WAITS = ("eager",)
 
 
 class Ways:
@@ -125,7 +126,7 @@ def dispatch_by_counts(case: Case) -> Variant:
 
         return fill
 
-    return _dispatches(case, "nccl_by_counts", make, modes=NEEDS_HOST)
+    return _dispatches(case, "nccl_by_counts", make, modes=WAITS)
 
 
 def dispatch_whole(case: Case) -> Variant:
