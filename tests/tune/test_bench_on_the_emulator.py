@@ -113,3 +113,12 @@ def test_a_wrong_and_a_broken_rival_are_left_out_alone():
     rows = [v for word, v in heard if word == "row"]
     assert {row["variant"] for row in rows} == {"weft"} and len(rows) == len(MODES)
     assert all(row["ratio_to_serial"] is None for row in rows), "nothing to compare with"
+
+
+def test_a_baseline_that_waits_for_its_stream_is_timed_eagerly_alone():
+    """Where a stream is held until a call is enqueued, its calls would all be lost."""
+    shape = {"m": 16, "n": 16, "experts": 4, "top_k": 2, "capacity": 24, "tile_m": 16}
+    heard = run("ep_dispatch", shape, ("nccl_by_counts",))
+    modes = [v["mode"] for word, v in heard if word == "row" and v["variant"] == "nccl_by_counts"]
+    assert modes == ["eager"]
+    assert not [v for word, v in heard if word == "failed" and v["variant"] == "nccl_by_counts"]
