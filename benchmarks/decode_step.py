@@ -23,7 +23,6 @@ import torch.nn.functional as F
 import weft
 import weft.megakernel
 import weft.ops
-from weft.base.errors import WeftError
 from weft.compiler import (
     Replicate,
     Shard,
@@ -219,8 +218,8 @@ def measure(world: Any, ways: dict[str, Callable], rounds: int) -> dict[str, Any
             with world.record() as recording:
                 call()
             recorded[name] = recording
-        except (WeftError, AssertionError, RuntimeError) as error:
-            found[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        except Exception as error:  # Triton's and torch's have no base in common
+            found[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     times: dict[str, list[float]] = {name: [] for name in recorded}
     for turn_ in range(rounds + 2):
         for name, recording in recorded.items():
