@@ -15,7 +15,7 @@ import weft
 import weft.language as wl
 from weft.base.hardware import HARDWARE, find_hardware
 from weft.base.schedule import KINDS, Span
-from weft.emulator.occupancy import Calendar, intersection, union
+from weft.emulator.occupancy import Calendar
 from weft.emulator.simulated_time import WordTimes
 from weft.ops import cards
 from weft.tools.main import main as weft_cli
@@ -58,12 +58,6 @@ def test_calendars_never_give_a_time_twice(seed):
         taken.append((start, start + duration))
     taken.sort()
     assert all(a[1] <= b[0] + 1e-9 for a, b in zip(taken, taken[1:], strict=False))
-
-
-def test_spans_joined_and_in_common():
-    first = union([(5.0, 7.0), (0.0, 2.0), (1.0, 3.0), (4.0, 4.0)])
-    assert first == [(0.0, 3.0), (5.0, 7.0)]
-    assert intersection(first, [(2.0, 6.0)]) == [(2.0, 3.0), (5.0, 6.0)]
 
 
 @pytest.mark.parametrize("engines, overlap", [(1, False), (2, True)])

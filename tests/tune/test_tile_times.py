@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.language import world_layout as layout
-from weft.tune.tile_times import Part, figures, read, without
+from weft.tune.tile_times import Part, figures, read
 
 
 def record(tile=(0, 0), program=0, start=0, waited=0, parts=()):
@@ -67,15 +67,3 @@ def test_a_wait_behind_which_another_tile_is_multiplied_costs_nothing():
 
 def test_a_rank_without_tiles():
     assert figures([], 3, begin=0).busy == 0.0
-
-
-@pytest.mark.parametrize("covered, left", [
-    ([], [(10, 20)]),
-    ([(0, 30)], []),
-    ([(0, 12), (14, 16)], [(12, 14), (16, 20)]),
-    ([(5, 10), (20, 25)], [(10, 20)]),
-    ([(12, 14)], [(10, 12), (14, 20)]),
-    ([(25, 30)], [(10, 20)]),
-])  # fmt: skip
-def test_what_is_not_covered(covered, left):
-    assert without((10, 20), covered) == left

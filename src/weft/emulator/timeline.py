@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.base.schedule import Signal, Span
-from weft.emulator.occupancy import intersection, total, union
+from weft.base.spans import intersection, total, union
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from weft.emulator.occupancy import total, union
+from weft.base.spans import total, union, without
 from weft.language import world_layout as layout
 
 # So many of a rank's waits are named.
@@ -138,18 +138,3 @@ def figures(tiles: Sequence[TileTimes], rank: int, begin: int) -> Figures:
 
 def us(ns: float) -> float:
     return round(ns / 1e3, 3)
-
-
-def without(
-    span: tuple[float, float], covered: Iterable[tuple[float, float]]
-) -> list[tuple[float, float]]:
-    """What of `span` none of `covered` holds, which is disjoint and in order."""
-    at, end = span
-    found = []
-    for first, last in covered:
-        if at < min(first, end):
-            found.append((at, min(first, end)))
-        at = max(at, last)
-    if at < end:
-        found.append((at, end))
-    return found

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from weft.base.schedule import Signal, Span
-from weft.emulator.occupancy import total, union
+from weft.base.spans import total, union
 
 # More arrows than these are a cloud; those that ended a wait come first.
 MAX_ARROWS = 600
