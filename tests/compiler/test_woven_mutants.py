@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -13,11 +14,14 @@ from test_source import gather_and_multiply
 
 import weft
 from weft.base.dtypes import tolerance
+from weft.base.report import Report
 from weft.base.target import TARGETS
 from weft.compiler.lower import source
+from weft.emulator.rewriting import Rewrite
 from weft.ir import core
 from weft.verify.laggards import chooser_of
 from weft.verify.mutants import Bounds, Run, WrongAnswer
+from weft.verify.mutants.search import LEAST_STEPS, PATIENCE
 from weft.verify.mutants.woven import mutations, search_woven
 
 RANKS = 3
@@ -164,3 +168,21 @@ def test_every_mutant_of_the_ir_is_caught(plan, runs_of, caught, equivalent):
     assert len(list(mutations(kernel))) == caught + equivalent
     report = search_woven(kernel, runs_of(), BOUNDS, subject=plan, ranks=RANKS)
     assert report.ok and report.caught == caught, str(report)
+
+
+@pytest.mark.parametrize("census", [0, 3])
+def test_a_mutant_has_so_many_steps_by_what_one_seed_took(census):
+    """Without a census it has the least there is."""
+    allowed = []
+
+    def run(seed: int, rewrite: Rewrite) -> Report:
+        allowed.append(rewrite.most_steps)
+        rewrite.steps += LEAST_STEPS
+        return Report("it", 1)
+
+    bounds = Bounds(schedules=1, census=census, jobs=1)
+    kernel = kernel_of("ag_gemm_push")
+    search_woven(kernel, lambda mutant: [Run("it", run)], bounds, subject="it", ranks=1)
+    assert allowed[:census] == [math.inf] * census
+    of_mutants = PATIENCE * LEAST_STEPS if census else LEAST_STEPS
+    assert len(allowed) > census and set(allowed[census:]) == {of_mutants}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from weft.base.errors import UnsupportedError, UsageError
-from weft.emulator.codegen import EmulatedKernel, compile_ttir
+from weft.emulator.codegen import EmulatedKernel
 from weft.emulator.context import RankContext, current
 from weft.emulator.descriptors import Descriptor
 from weft.emulator.spans import address_of
@@ -41,10 +41,8 @@ def take_launch(launch: Launch) -> None:
     machine, text = context.machine, _own_text(launch)
     if machine.time is not None:
         kernel = compile_timed(text)
-    elif machine.rewrite is not None:
-        kernel = machine.rewrite.kernel(text)
     else:
-        kernel = compile_ttir(text, affine=True)
+        kernel = machine.rewrite.kernel(text)
     arguments = Arguments(context, launch)
     if len(arguments.values) != len(kernel.parameters):
         raise UnsupportedError(

@@ -9,7 +9,6 @@ when nobody can go on, the machine says who waits for what.
 from __future__ import annotations
 
 import gc
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -105,13 +104,14 @@ class Machine:
 
     `num_sms` programs can be resident on one rank at a time. `checks` turns the race,
     initialisation and bounds checks on. With `hardware` it keeps simulated time. `chooser` takes
-    every decision that a schedule is made of; `observers` are told what happens.
+    every decision that a schedule is made of; `observers` are told what happens; `rewrite` may
+    change kernels and queued work before they run.
     """
 
     def __init__(
         self, topology: Topology | int, *, seed: int = 0, num_sms: int = 132, checks: bool = True,
         name: str = "program", hardware: Hardware | None = None, chooser: Chooser | None = None,
-        observers: Sequence[Observer] = (),
+        observers: Sequence[Observer] = (), rewrite: Rewrite | None = None,
     ) -> None:  # fmt: skip
         if isinstance(topology, int):
             topology = Topology.of(topology)
@@ -151,9 +151,8 @@ class Machine:
         self._numbers: Counter[int] = Counter()
         self._rank_in_front = -1
         self.baton = closed()
-        self.rewrite: Rewrite | None = None
+        self.rewrite = rewrite or Rewrite()
         self.steps = 0
-        self.most_steps = math.inf
         self.time: SimulatedTime | None = None
         self._program_type = Program
         if isinstance(chooser, Watch):
@@ -289,14 +288,13 @@ class Machine:
                 self._run()
         finally:
             self._end_hosts()
-            if self.rewrite is not None:
-                self.rewrite.steps += self.steps - before
+            self.rewrite.steps += self.steps - before
         return self.report
 
     def _run(self) -> None:
         idle_rounds, progress = 0, -1
         self._room, self._crowding = self.num_sms, []
-        pick = self.chooser.pick
+        pick, most_steps = self.chooser.pick, self.rewrite.most_steps
         while True:
             ready = self._ready
             while ready:
@@ -308,7 +306,7 @@ class Machine:
                 ready.pop()
                 self.running = task
                 self.steps += 1
-                if self.steps > self.most_steps:
+                if self.steps > most_steps:
                     raise NoEnd(f"no end after {self.steps} steps")
                 task.step()
                 if self.hosts_may_go:
@@ -424,7 +422,7 @@ class Machine:
     def preempts(self) -> bool:
         """Is somebody else to be chosen now? Where nobody ever is, the scheduler sees the end."""
         self.steps += 1
-        if self.explores or self.steps > self.most_steps:
+        if self.explores or self.steps > self.rewrite.most_steps:
             return True
         return bool(self._ready) and self.chooser.preempts()
 

@@ -64,11 +64,8 @@ class Session:
         self.collect = collect
         self.machine = Machine(
             topology, seed=seed, num_sms=num_sms, checks=checks, name=name, hardware=hardware,
-            chooser=chooser, observers=observers,
+            chooser=chooser, observers=observers, rewrite=rewrite,
         )  # fmt: skip
-        if rewrite is not None:
-            self.machine.rewrite = rewrite
-            self.machine.most_steps = rewrite.most_steps
         self.isolation = Isolation(topology, seed=seed, local_root=local_root)
         self.machine.on_switch = self.isolation.switch
         self.meetings = Meetings(self.machine)

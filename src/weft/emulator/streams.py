@@ -241,22 +241,17 @@ class Stream:
         The session's rewrite may put it elsewhere among what has not begun, or leave it out.
         """
         machine = self.machine
-        behind = len(self.queue)
-        if machine.rewrite is not None:
-            if not work.place.frames:
-                work.place = user_place()
-            wanted = machine.rewrite.position(work, self)
-            if wanted is None:
-                return work
-            behind = wanted
+        if not work.place.frames:
+            work.place = user_place()
+        behind = machine.rewrite.position(work, self)
+        if behind is None:
+            return work
         self.enqueued += 1
         work.stream = self
         work.position = self.enqueued
         work.sequence = machine.next_sequence()
         work.number = machine.next_number(self.rank)
         work.clock = machine.host_publish(self.rank)
-        if not work.place.frames:
-            work.place = user_place()
         if machine.time is not None:
             machine.time.queued(work)
         self.queue.insert(behind, work)

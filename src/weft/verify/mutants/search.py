@@ -71,6 +71,10 @@ class Bounds:
     limit_s: float | None = None
     jobs: int = 0
 
+    def of_one_census(self, steps: int) -> float:
+        """What one run took, of the steps that the program took under all seeds of a census."""
+        return steps / max(self.census, 1)
+
     def seeds_of_argued(self, turn: int) -> list[int]:
         """Seeds of the mutant that is number `turn` of its argument; odd ones have laggards."""
         return [(turn + 1 + i) % max(self.schedules, 1) for i in range(self.argued)]
@@ -131,7 +135,7 @@ class Survey:
                         f"{run.name}, seed {seed}: the program itself shows {shown}; put that "
                         "right before its mutants are asked for"
                     )
-            self.steps.append(census.steps / max(bounds.census, 1))
+            self.steps.append(bounds.of_one_census(census.steps))
             self.sites |= census.sites
             for mutant in census.mutants:
                 if mutant.site in census.sites:

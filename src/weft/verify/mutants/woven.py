@@ -50,7 +50,7 @@ def search_woven(
             if shown := shows(run, seed, census):
                 raise UsageError(f"{run.name}, seed {seed}: the program itself shows {shown}")
     rewrite = Rewrite()
-    rewrite.most_steps = most_steps(census.steps / bounds.census)
+    rewrite.most_steps = most_steps(bounds.of_one_census(census.steps))
     report, argued = MutantReport(subject, ranks), Counter[str]()
     for mutant, changed in mutations(kernel):
         is_over = bounds.limit_s is not None and time.monotonic() - begin > bounds.limit_s
