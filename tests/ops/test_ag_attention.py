@@ -18,6 +18,7 @@ from weft.base.target import TARGETS
 from weft.compiler import attending
 from weft.language import triton_api
 from weft.language.mapping import as_python
+from weft.ops._ag_attention_call import Call
 from weft.ops._ag_attention_config import shards_of
 from weft.ops._baselines.attention import parts_of
 from weft.ops.ag_attention import (
@@ -27,6 +28,7 @@ from weft.ops.ag_attention import (
     _chunk_of,
     _segments,
     ag_attention,
+    ag_attention_attend,
     candidates,
     op,
     reference,
@@ -211,9 +213,8 @@ def test_a_tile_waits_only_for_what_its_sequences_have(ranks, lengths, waits):
 
 
 def ag_attention_call(world: Any, problem: Problem) -> Any:
-    from weft.ops.ag_attention import _make_call
-
-    return _make_call(world, problem, config_for(problem, "push"), None)
+    config = config_for(problem, "push")
+    return Call(world, problem, config, None, ag_attention_attend)
 
 
 # ---- what it is measured against

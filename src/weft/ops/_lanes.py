@@ -482,30 +482,41 @@ def by_library(op: str, world: Any) -> Callable[[torch.Tensor, torch.Tensor], No
     return lambda x, out: start(world, x, out)
 
 
-def find_call(
-    world: Any, op: str, tensors: Sequence[torch.Tensor | None], rest: tuple, make: Callable
-) -> Any:
-    """What `make()` returned when it was last asked for with tensors like these.
+def by_place(world: Any, tensors: Sequence[torch.Tensor | None], rest: tuple) -> tuple:
+    """What tells calls apart whose tensors are contiguous, and read by peers where they lie."""
+    offset = world.offset
+    for one in tensors:
+        if one is None:
+            rest += (None,)
+        else:
+            rest += (one.shape, one.dtype, one.is_contiguous(), one.get_device(), offset(one))
+    return rest
 
-    Shapes  rest: what else tells calls apart, the configuration last
+
+def find_call(
+    world: Any,
+    op: str,
+    tensors: Sequence[torch.Tensor | None],
+    rest: tuple,
+    make: Callable,
+    tell: Callable[[Any, Sequence[torch.Tensor | None], tuple], tuple] = by_place,
+) -> Any:
+    """What `make(world, *tensors, *rest)` returned when it was last asked for tensors like these.
+
+    Shapes  rest: what else tells calls apart, the configuration last. tell(world, tensors, rest):
+            what does, of both, as one tuple
     Raises  UsageError, ConfigError: the world or the configuration is none
     """
     # Every microsecond here is one of a call's ten.
     try:
-        offset = world.offset
-        key: tuple = (op, rest)
-        for one in tensors:
-            if one is None:
-                key += (None,)
-            else:
-                key += (one.shape, one.dtype, one.is_contiguous(), one.get_device(), offset(one))
+        key = (op, tell(world, tensors, rest))
         call = world.calls.get(key)
     except (AttributeError, TypeError):
         _misuse.refuse(op, world, rest[-1])
         raise
     if call is None:
         _misuse.refuse(op, world, rest[-1])
-        call = world.calls[key] = make()
+        call = world.calls[key] = make(world, *tensors, *rest)
     return call
 
 

@@ -327,11 +327,8 @@ def ag_attention(
         )  # fmt: skip
         return found if with_lse else found[0]
     call = _lanes.find_call(
-        world, "ag_attention", (q, k, v, cu_seqlens, out), (causal, scale, m, config),
-        lambda: _make_call(
-            world, problem_of(world, q, k, v, cu_seqlens, causal, m, out), config, scale
-        ),
-    )  # fmt: skip
+        world, "ag_attention", (q, k, v, cu_seqlens, out), (causal, scale, m, config), _make_call
+    )
     world.operator_call(call.name)
     if out is None:
         out = torch.empty_like(q)
@@ -341,7 +338,11 @@ def ag_attention(
     return (out, lse) if with_lse else out
 
 
-def _make_call(world: Any, problem: Problem, config: Config | None, scale: float | None) -> Call:
+def _make_call(
+    world: Any, q: Any, k: Any, v: Any, cu_seqlens: Any, out: Any, causal: bool,
+    scale: float | None, m: int | None, config: Config | None,
+) -> Call:  # fmt: skip
+    problem = problem_of(world, q, k, v, cu_seqlens, causal, m, out)
     config = config or choose(problem, world.target)
     config.check(problem, world.target)
     return Call(world, problem, config, scale, ag_attention_attend)

@@ -70,7 +70,6 @@ from weft.ops import (
     _autograd,
     _baselines,
     _lanes,
-    _misuse,
     _records,
 )
 from weft.ops._ag_gemm_call import STAGE_WARPS, Call, LibraryCall, Program, SlotCall
@@ -287,8 +286,9 @@ def ag_gemm(
         rows, dtype = (m, None) if out is None else (m or out.shape[0], out.dtype)
         rest = (rows, dtype, scale_a, scale_b)
         return _autograd.as_operation("ag_gemm", world, (a, b), *rest, config=config, out=out)
-    scales = (scale_a, scale_b)
-    call = _find_call(world, a, b, m, config, out, scales)
+    call = _lanes.find_call(
+        world, "ag_gemm", (a, b, out, scale_a, scale_b), (m, config), _make_call, _told
+    )
     if out is None:
         out = torch.empty(call.out_shape, dtype=call.out_dtype, device=a.device)
     else:
@@ -302,7 +302,7 @@ def ag_gemm(
     if scale_a is None:
         call.run(world, a, b, out, offset)
     else:
-        call.run(world, a, b, out, offset, scales)
+        call.run(world, a, b, out, offset, (scale_a, scale_b))
     return out
 
 
@@ -312,32 +312,33 @@ PROGRAM = Program(
 )  # fmt: skip
 
 
-def _find_call(
-    world: Any, a: Any, b: Any, m: int | None, config: Any, out: Any, scales: tuple[Any, Any]
-) -> Call:
-    """The `Call` for these arguments; checks them when they are new."""
-    try:
-        is_recorded = config is None and world.is_recording()
-        key = (
-            "ag_gemm", a.shape, a.stride(), a.dtype, a.device, b.shape, b.stride(), b.dtype,
-            b.device, m, config, is_recorded,
-            None if out is None else (out.shape, out.stride(), out.dtype, out.device),
-            *(None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in scales),
-        )  # fmt: skip
-        call = world.calls.get(key)
-    except (AttributeError, TypeError):
-        _misuse.refuse("ag_gemm", world, config)
-        raise
-    if call is None:
-        _misuse.refuse("ag_gemm", world, config)
-        problem = problem_of(world, a, b, m, out, *scales)
-        chosen = config or choose(problem, world.target, is_recorded)
-        chosen.check(problem, world.target)
-        call = world.calls[key] = _make_call(world, problem, chosen)
-    return call
+def _told(world: Any, tensors: Sequence[torch.Tensor | None], rest: tuple) -> tuple:
+    """What tells calls apart: `b` may be transposed; where tensors lie is no matter here.
+
+    A call that is recorded is another one, where no configuration is given.
+    """
+    a, b, out, scale_a, scale_b = tensors
+    key = (
+        rest, rest[-1] is None and world.is_recording(), a.shape, a.stride(), a.dtype,
+        a.get_device(), b.shape, b.stride(), b.dtype, b.get_device(),
+    )  # fmt: skip
+    if out is scale_a is scale_b is None:
+        return key
+    for one in (out, scale_a, scale_b):
+        if one is None:
+            key += (None,)
+        else:
+            key += (one.shape, one.stride(), one.dtype, one.get_device())
+    return key
 
 
-def _make_call(world: Any, problem: Problem, config: Config) -> Call:
+def _make_call(
+    world: Any, a: Any, b: Any, out: Any, scale_a: Any, scale_b: Any, m: int | None,
+    config: Config | None,
+) -> Call:  # fmt: skip
+    problem = problem_of(world, a, b, m, out, scale_a, scale_b)
+    config = config or choose(problem, world.target, world.is_recording())
+    config.check(problem, world.target)
     if config.transport == LIBRARY:
         return LibraryCall(world, problem, config)
     if config.transport == PACKETS:

@@ -350,10 +350,7 @@ def ag_wgrad(
     if _autograd.is_asked(x, y):
         rest = (gathered, None if out is None else out.dtype)
         return _autograd.as_operation("ag_wgrad", world, (x, y), *rest, config=config, out=out)
-    call = _lanes.find_call(
-        world, "ag_wgrad", (x, y, out), (gathered, config),
-        lambda: _make_call(world, x, y, gathered, config, out),
-    )  # fmt: skip
+    call = _lanes.find_call(world, "ag_wgrad", (x, y, out), (gathered, config), _make_call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=call.out_dtype, device=x.device)
     else:
@@ -367,7 +364,7 @@ def ag_wgrad(
     return out
 
 
-def _make_call(world: Any, x: Any, y: Any, gathered: str, config: Any, out: Any) -> Call:
+def _make_call(world: Any, x: Any, y: Any, out: Any, gathered: str, config: Any) -> Call:
     problem = problem_of(world, x, y, gathered, out)
     config = config or choose(problem, world.target)
     config.check(problem, world.target)

@@ -278,9 +278,7 @@ def all_gather(
     if _autograd.is_asked(x):
         rows = out.shape[0] if m is None and out is not None and out.dim() else m
         return _autograd.as_operation("all_gather", world, (x,), rows, config=config, out=out)
-    call = _lanes.find_call(
-        world, "all_gather", (x, out), (m, config), lambda: _Call(world, x, m, config, out)
-    )
+    call = _lanes.find_call(world, "all_gather", (x, out), (m, config), _Call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device)
     else:
@@ -293,7 +291,7 @@ def all_gather(
 class _Call:
     """What calls with tensors like these share on one rank."""
 
-    def __init__(self, world: Any, x: Any, m: int | None, config: Any, out: Any) -> None:
+    def __init__(self, world: Any, x: Any, out: Any, m: int | None, config: Any) -> None:
         self.problem = problem = problem_of(world, x, m, out)
         self.config = config = config or choose(problem, world.target)
         config.check(problem, world.target)

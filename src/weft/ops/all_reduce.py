@@ -222,9 +222,7 @@ def all_reduce(
     """
     if _autograd.is_asked(x):
         return _autograd.as_operation("all_reduce", world, (x,), config=config, out=out)
-    call = _lanes.find_call(
-        world, "all_reduce", (x, out), (config,), lambda: _Call(world, x, config, out)
-    )
+    call = _lanes.find_call(world, "all_reduce", (x, out), (config,), _Call)
     if out is None:
         out = torch.empty_like(x)
     else:
@@ -237,7 +235,7 @@ def all_reduce(
 class _Call:
     """What calls with tensors like these share on one rank."""
 
-    def __init__(self, world: Any, x: Any, config: Any, out: Any) -> None:
+    def __init__(self, world: Any, x: Any, out: Any, config: Any) -> None:
         _lanes.check_tensor("all_reduce", "x", x, world)
         if out is not None:
             _lanes.check_out("all_reduce", out, x.shape, x.dtype, world)

@@ -266,10 +266,7 @@ def all_reduce_rms_norm(
     if _autograd.is_asked(x, residual, weight):
         tensors = (x, residual, weight)
         return _autograd.as_operation(Problem.op, world, tensors, eps, config=config)
-    call = _lanes.find_call(
-        world, "all_reduce_rms_norm", (x, residual, weight), (config,),
-        lambda: _Call(world, x, residual, weight, config),
-    )  # fmt: skip
+    call = _lanes.find_call(world, "all_reduce_rms_norm", (x, residual, weight), (config,), _Call)
     normed, total = torch.empty_like(x), torch.empty_like(x)
     world.operator_call(call.name)
     if call.problem.is_empty:

@@ -329,10 +329,7 @@ def all_to_all(
     """
     if _autograd.is_asked(x):
         return _traced(x, world, splits, capacity, config, out)
-    call = _lanes.find_call(
-        world, "all_to_all", (x, splits, out), (capacity, config),
-        lambda: _Call(world, x, splits, capacity, config, out),
-    )  # fmt: skip
+    call = _lanes.find_call(world, "all_to_all", (x, splits, out), (capacity, config), _Call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device)
     else:
@@ -360,7 +357,7 @@ def _traced(x: Any, world: Any, splits: Any, capacity: Any, config: Any, out: An
 class _Call:
     """What calls with tensors like these share on one rank."""
 
-    def __init__(self, world: Any, x: Any, splits: Any, capacity: Any, config: Any, out: Any):
+    def __init__(self, world: Any, x: Any, splits: Any, out: Any, capacity: Any, config: Any):
         _lanes.check_tensor("all_to_all", "x", x, world)
         if splits is not None:
             _check_splits(splits, world)

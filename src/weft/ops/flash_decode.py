@@ -248,9 +248,8 @@ def flash_decode(
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
     call = _lanes.find_call(
-        world, "flash_decode", (q, k_cache, v_cache, lengths, block_table), (config,),
-        lambda: _Call(world, q, k_cache, v_cache, lengths, block_table, config),
-    )  # fmt: skip
+        world, "flash_decode", (q, k_cache, v_cache, lengths, block_table), (config,), _Call
+    )
     if out is None:
         out = torch.empty_like(q)
     else:

@@ -172,9 +172,7 @@ def gemm_ar(
     """
     if _autograd.is_asked(a, b):
         return _autograd.as_operation("gemm_ar", world, (a, b), config=config, out=out)
-    call = _lanes.find_call(
-        world, "gemm_ar", (a, b, out), (config,), lambda: _make_call(world, a, b, config, out)
-    )
+    call = _lanes.find_call(world, "gemm_ar", (a, b, out), (config,), _make_call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=a.dtype, device=a.device)
     else:
@@ -192,7 +190,7 @@ def gemm_ar(
     return out
 
 
-def _make_call(world: Any, a: Any, b: Any, config: Any, out: Any) -> _products.Call:
+def _make_call(world: Any, a: Any, b: Any, out: Any, config: Any) -> _products.Call:
     problem = _products.problem_of(Problem, world, a, b, out)
     config = config or choose(problem, world.target)
     config.check(problem, world.target)

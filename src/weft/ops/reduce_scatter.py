@@ -327,9 +327,7 @@ def reduce_scatter(
     """
     if _autograd.is_asked(x):
         return _autograd.as_operation("reduce_scatter", world, (x,), config=config, out=out)
-    call = _lanes.find_call(
-        world, "reduce_scatter", (x, out), (config,), lambda: _Call(world, x, config, out)
-    )
+    call = _lanes.find_call(world, "reduce_scatter", (x, out), (config,), _Call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device)
     else:
@@ -342,7 +340,7 @@ def reduce_scatter(
 class _Call:
     """What calls with tensors like these share on one rank."""
 
-    def __init__(self, world: Any, x: Any, config: Any, out: Any) -> None:
+    def __init__(self, world: Any, x: Any, out: Any, config: Any) -> None:
         _lanes.check_tensor("reduce_scatter", "x", x, world)
         n = math.prod(x.shape[1:])
         self.problem = problem = Problem(
