@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from weft.base.errors import UsageError
-from weft.ops import _autograd, _custom_ops
+from weft.ops import _custom_ops
 from weft.runtime.start import world as world_called
 
 
@@ -91,6 +91,6 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(out, lse) of ag_attention where torch differentiates or traces it."""
     rest = (cu_seqlens, causal, scale, m)
-    return _autograd.as_operation(
+    return _custom_ops.as_operation(
         "ag_attention", world, (q, k, v), *rest, config=config, out=out
     )  # fmt: skip

@@ -52,32 +52,6 @@ def is_asked(*tensors: torch.Tensor) -> bool:
     return False
 
 
-def as_operation(
-    op: str, world: Any, tensors: tuple, *rest: Any, config: Any = None, out: Any = None
-) -> Any:
-    """The call as an operation of torch's: `tensors`, or lists of them, the world's name, `rest`.
-
-    Raises  UsageError, ConfigError: no world, no configuration, out= with a gradient, a config=
-            while compiling
-    """
-    from weft.ops import _custom_ops, _misuse
-
-    if not is_dynamo_compiling():
-        _misuse.refuse(op, world, config)
-
-    given = [out, *tensors] if out is not None and is_grad_enabled() else []
-    if any(isinstance(one, torch.Tensor) and one.requires_grad for one in given):
-        raise no_gradient_of_out(op)
-    operation = _custom_ops.operation(op)
-    result = operation(*tensors, world.name, *rest, _custom_ops.name_of(op, config))
-    if out is None:
-        return result
-    if isinstance(result, torch.Tensor):
-        return out.copy_(result)
-    first, *others = result
-    return out.copy_(first), *others
-
-
 def no_gradient_of_out(op: str) -> UsageError:
     return UsageError(
         f"{op}: out= has no gradient, and an input or out requires one; leave out= away, or call "

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from weft.ops import _autograd, _lanes
+from weft.ops import _autograd, _lanes, _misuse
 from weft.runtime.start import world as world_called
 
 _configs: dict[str, Any] = {}
@@ -33,6 +33,29 @@ def name_of(op: str, config: Any) -> str:
     name = f"{op} {config}"
     _configs[name] = config
     return name
+
+
+def as_operation(
+    op: str, world: Any, tensors: tuple, *rest: Any, config: Any = None, out: Any = None
+) -> Any:
+    """The call as an operation of torch's: `tensors`, or lists of them, the world's name, `rest`.
+
+    Raises  UsageError, ConfigError: no world, no configuration, out= with a gradient, a config=
+            while compiling
+    """
+    if not torch.compiler.is_dynamo_compiling():
+        _misuse.refuse(op, world, config)
+
+    given = [out, *tensors] if out is not None and torch.is_grad_enabled() else []
+    if any(isinstance(one, torch.Tensor) and one.requires_grad for one in given):
+        raise _autograd.no_gradient_of_out(op)
+    result = operation(op)(*tensors, world.name, *rest, name_of(op, config))
+    if out is None:
+        return result
+    if isinstance(result, torch.Tensor):
+        return out.copy_(result)
+    first, *others = result
+    return out.copy_(first), *others
 
 
 def operation(name: str) -> Any:

@@ -50,7 +50,14 @@ from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.ops import _autograd, _baselines, _lanes, _plan_kernels, _records
+from weft.ops import (
+    _attention_operations,
+    _autograd,
+    _baselines,
+    _lanes,
+    _plan_kernels,
+    _records,
+)
 from weft.ops._ag_attention_call import Call
 from weft.ops._ag_attention_config import (
     ENGINE,
@@ -319,8 +326,6 @@ def ag_attention(
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
     if _autograd.is_asked(q, k, v):
-        from weft.ops import _attention_operations
-
         found = _attention_operations.attend(
             q, k, v, world=world, causal=causal, cu_seqlens=cu_seqlens, scale=scale, m=m,
             config=config, out=out,

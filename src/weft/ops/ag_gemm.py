@@ -69,6 +69,7 @@ from weft.ops import (
     _ag_gemm_small,
     _autograd,
     _baselines,
+    _custom_ops,
     _lanes,
     _records,
 )
@@ -285,7 +286,7 @@ def ag_gemm(
     if _autograd.is_asked(a, b):
         rows, dtype = (m, None) if out is None else (m or out.shape[0], out.dtype)
         rest = (rows, dtype, scale_a, scale_b)
-        return _autograd.as_operation("ag_gemm", world, (a, b), *rest, config=config, out=out)
+        return _custom_ops.as_operation("ag_gemm", world, (a, b), *rest, config=config, out=out)
     call = _lanes.find_call(
         world, "ag_gemm", (a, b, out, scale_a, scale_b), (m, config), _make_call, _told
     )

@@ -41,7 +41,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.compiler.lower import source
 from weft.ir import core
-from weft.ops import _autograd, _baselines, _lanes, _moe
+from weft.ops import _autograd, _baselines, _custom_ops, _lanes, _moe
 from weft.ops.moe_route import Routing
 
 
@@ -149,7 +149,7 @@ def ag_moe(
     if _autograd.is_asked(x, b):
         tensors = (x, b, routing.tables.weight_of, list(routing.tables))
         rest = (routing.tile_m,)
-        return _autograd.as_operation("ag_moe", world, tensors, *rest, config=config, out=out)
+        return _custom_ops.as_operation("ag_moe", world, tensors, *rest, config=config, out=out)
     problem = problem_of(world, x, b, routing, out)
     config = config or choose(problem, world.target)
     config.check(problem, world.target)

@@ -43,7 +43,7 @@ from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.ops import _autograd, _baselines, _lanes, _records
+from weft.ops import _autograd, _baselines, _custom_ops, _lanes, _records
 from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
 from weft.ops._ag_gemm_config import LIBRARY, Shards
 from weft.ops._ag_gemm_problem import Problem as Gathered
@@ -349,7 +349,7 @@ def ag_wgrad(
     """
     if _autograd.is_asked(x, y):
         rest = (gathered, None if out is None else out.dtype)
-        return _autograd.as_operation("ag_wgrad", world, (x, y), *rest, config=config, out=out)
+        return _custom_ops.as_operation("ag_wgrad", world, (x, y), *rest, config=config, out=out)
     call = _lanes.find_call(world, "ag_wgrad", (x, y, out), (gathered, config), _make_call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=call.out_dtype, device=x.device)

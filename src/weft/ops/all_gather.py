@@ -51,7 +51,7 @@ from weft.base.errors import ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.ops import _autograd, _baselines, _lanes
+from weft.ops import _autograd, _baselines, _custom_ops, _lanes
 from weft.tiles import exchange, fetch, move, nodes, packets, postbox
 
 
@@ -277,7 +277,7 @@ def all_gather(
     """
     if _autograd.is_asked(x):
         rows = out.shape[0] if m is None and out is not None and out.dim() else m
-        return _autograd.as_operation("all_gather", world, (x,), rows, config=config, out=out)
+        return _custom_ops.as_operation("all_gather", world, (x,), rows, config=config, out=out)
     call = _lanes.find_call(world, "all_gather", (x, out), (m, config), _Call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device)

@@ -43,7 +43,7 @@ from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _autograd, _baselines, _lanes, all_gather, reduce_scatter
+from weft.ops import _autograd, _baselines, _custom_ops, _lanes, all_gather, reduce_scatter
 from weft.tiles import exchange, fetch, move, packets, postbox
 
 # From here on sums are relayed between nodes; not measured, for want of a network.
@@ -221,7 +221,7 @@ def all_reduce(
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
     if _autograd.is_asked(x):
-        return _autograd.as_operation("all_reduce", world, (x,), config=config, out=out)
+        return _custom_ops.as_operation("all_reduce", world, (x,), config=config, out=out)
     call = _lanes.find_call(world, "all_reduce", (x, out), (config,), _Call)
     if out is None:
         out = torch.empty_like(x)

@@ -47,7 +47,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _autograd, _baselines, _lanes
+from weft.ops import _autograd, _baselines, _custom_ops, _lanes
 from weft.tiles import exchange, fetch, move, packets, postbox
 
 # Up to so many bytes a rank, variable splits are pushed, though push's slots are larger.
@@ -346,10 +346,10 @@ def all_to_all(
 def _traced(x: Any, world: Any, splits: Any, capacity: Any, config: Any, out: Any) -> Any:
     """The call as an operation of torch's; its name says whether there are splits."""
     if splits is None:
-        return _autograd.as_operation("all_to_all", world, (x,), config=config, out=out)
+        return _custom_ops.as_operation("all_to_all", world, (x,), config=config, out=out)
     if capacity is None and out is not None and out.dim():
         capacity = out.shape[0]
-    return _autograd.as_operation(
+    return _custom_ops.as_operation(
         "all_to_all_splits", world, (x, splits), capacity, config=config, out=out
     )
 

@@ -37,7 +37,15 @@ from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ir import core
-from weft.ops import _autograd, _baselines, _by_library, _gemm_ar_few, _lanes, _products
+from weft.ops import (
+    _autograd,
+    _baselines,
+    _by_library,
+    _custom_ops,
+    _gemm_ar_few,
+    _lanes,
+    _products,
+)
 from weft.ops.all_reduce import all_reduce
 
 # By rows, as read on 2 x H200, n 8192 and k 2048, in recordings: cuBLAS and weft's all-reduce take
@@ -171,7 +179,7 @@ def gemm_ar(
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
     if _autograd.is_asked(a, b):
-        return _autograd.as_operation("gemm_ar", world, (a, b), config=config, out=out)
+        return _custom_ops.as_operation("gemm_ar", world, (a, b), config=config, out=out)
     call = _lanes.find_call(world, "gemm_ar", (a, b, out), (config,), _make_call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=a.dtype, device=a.device)

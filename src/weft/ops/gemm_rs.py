@@ -41,7 +41,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ir import core
-from weft.ops import _autograd, _baselines, _by_library, _lanes, _products
+from weft.ops import _autograd, _baselines, _by_library, _custom_ops, _lanes, _products
 from weft.ops.reduce_scatter import reduce_scatter
 
 # Rows of a rank from which the kernel fills its tiles (2 x H200: at 256 rows of n 8192, k 2048 it
@@ -147,7 +147,7 @@ def gemm_rs(
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
     if _autograd.is_asked(a, b):
-        return _autograd.as_operation("gemm_rs", world, (a, b), config=config, out=out)
+        return _custom_ops.as_operation("gemm_rs", world, (a, b), config=config, out=out)
     call = _lanes.find_call(world, "gemm_rs", (a, b, out), (config,), _make_call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=a.dtype, device=a.device)

@@ -46,7 +46,7 @@ from weft.base.errors import ConfigError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.ops import _autograd, _lanes, _records
+from weft.ops import _autograd, _custom_ops, _lanes, _records
 from weft.tiles import route
 
 MOST_EXPERTS, MOST_CHOSEN = 1024, 64
@@ -330,7 +330,7 @@ def moe_route(
     """
     if _autograd.is_asked(logits):
         rest = (top_k, m, renormalise, tile_m)
-        made = _autograd.as_operation("moe_route", world, (logits,), *rest, config=config)
+        made = _custom_ops.as_operation("moe_route", world, (logits,), *rest, config=config)
         return Routing(Tables(*made), tile_m)
     problem = problem_of(world, logits, top_k, m, renormalise, tile_m)
     config = config or choose(problem, world.target)

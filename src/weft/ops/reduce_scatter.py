@@ -50,7 +50,7 @@ from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _autograd, _baselines, _lanes
+from weft.ops import _autograd, _baselines, _custom_ops, _lanes
 from weft.tiles import exchange, fetch, move, nodes, packets, postbox, reduce
 
 
@@ -326,7 +326,7 @@ def reduce_scatter(
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
     if _autograd.is_asked(x):
-        return _autograd.as_operation("reduce_scatter", world, (x,), config=config, out=out)
+        return _custom_ops.as_operation("reduce_scatter", world, (x,), config=config, out=out)
     call = _lanes.find_call(world, "reduce_scatter", (x, out), (config,), _Call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device)
