@@ -7,10 +7,13 @@ import shlex
 import signal
 import subprocess
 import sys
+import typing
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
+from typer.models import OptionInfo
 
 import weft
 from weft.tools.main import EXAMPLES, app, main
@@ -32,6 +35,7 @@ SIDE_KEYS = {"rank", "kernel", "program", "file", "line", "tensor", "index"}
 
 RACY = '''"""Writes a peer's memory without telling it."""
 import sys
+import typing
 import torch, triton, triton.language as tl, weft
 import weft.language as wl
 
@@ -134,6 +138,16 @@ def test_ctrl_c_says_where_a_rank_was(tmp_path: Path):
 def test_help_is_no_misuse(capsys):
     assert main(["--help"]) == 0
     assert "emulate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", [one.callback for one in app.registered_commands])
+def test_no_option_is_called_by_its_metavar(verb: Callable[..., None]):
+    """typer 0.27.0 makes a name of a metavar that is the parameter's in capitals."""
+    for name, hint in typing.get_type_hints(verb, include_extras=True).items():
+        for told in getattr(hint, "__metadata__", ()):
+            if isinstance(told, OptionInfo) and (told.metavar or "").lower() == name:
+                # Of an annotated option, typer keeps the first of its names where a default goes.
+                assert told.default == f"--{name}"
 
 
 def test_help_has_examples_and_no_types_for_flags(capsys):

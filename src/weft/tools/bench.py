@@ -40,8 +40,9 @@ def bench(
     modes: Annotated[
         str,
         typer.Option(
-            metavar="MODES", help="some of graph,queued,eager; auto is eager, and graph for small"
-            " sizes or queued for large ones",
+            "--modes", metavar="MODES",
+            help="some of graph,queued,eager; auto is eager, and graph for small sizes or queued "
+            "for large ones",
         ),
     ] = AUTO,
     named: Annotated[

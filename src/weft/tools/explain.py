@@ -48,7 +48,8 @@ def explain(
     shape: options.Shape = "",
     dtype: options.Dtype = "bf16",
     target: Annotated[
-        str, typer.Option(metavar="TARGET", help="what it is compiled for, e.g. hip:gfx942")
+        str,
+        typer.Option("--target", metavar="TARGET", help="what it is compiled for, e.g. hip:gfx942"),
     ] = "cuda:90",
     hw: options.Machine = "h200x4",
     on_heap: OnHeap = "",

@@ -37,7 +37,9 @@ Shape = Annotated[
     ),
 ]
 Dtype = Annotated[
-    str, typer.Option(metavar="DTYPE", help="bf16, fp16, fp32, or a dtype's name in torch")
+    # Named, since typer 0.27.0 makes a name of a metavar that is the parameter's in capitals.
+    str,
+    typer.Option("--dtype", metavar="DTYPE", help="bf16, fp16, fp32, or a dtype's name in torch"),
 ]
 Transport = Annotated[
     str,

@@ -74,7 +74,8 @@ def timeline(
     transport: options.Transport = "",
     as_tasks: AsTasks = "",
     target: Annotated[
-        str, typer.Option(metavar="TARGET", help="what the plan is for, e.g. hip:gfx942")
+        str,
+        typer.Option("--target", metavar="TARGET", help="what the plan is for, e.g. hip:gfx942"),
     ] = "cuda:90",
     hw: options.Machine = "h200x4",
     seed: options.Seed = 0,
