@@ -24,7 +24,7 @@ def run(*words: str) -> list[str]:
     command = [sys.executable, *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return re.findall(r"^rank (\d of \d)", done.stdout, re.MULTILINE)
+    return re.findall(r"\brank (\d of \d)", done.stdout)
 
 
 @pytest.mark.slow

@@ -40,4 +40,4 @@ def test_an_example_under_torchrun(example: Path):
     launcher = "-m torch.distributed.run --standalone --nproc-per-node 2"
     done = python(*launcher.split(), str(example))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"^rank \d", done.stdout, re.MULTILINE)) == 2, done.stdout
+    assert len(re.findall(r"\brank \d", done.stdout)) == 2, done.stdout

@@ -30,8 +30,8 @@ from weft.megakernel.tables import Tables, tables
 from weft.megakernel.tasks.scoreboard import Board
 from weft.tiles import attention_decode, gemm, rows
 
-# Queries of a tile that tensor cores take at least, and keys at a time.
-LEAST_ROWS, KEYS = 16, 64
+# Queries of a tile, and elements of a head, that tensor cores take at least; keys at a time.
+LEAST, KEYS = 16, 64
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def tile_of(body: Body) -> gemm.Tile | rows.Tile | attention_decode.Tile:
         head = dict(body.attributes)["head"]
         group = body.tile[1] // head
         return attention_decode.Tile(
-            max(LEAST_ROWS, next_power_of_2(group)), KEYS, next_power_of_2(head)
+            max(LEAST, next_power_of_2(group)), KEYS, max(LEAST, next_power_of_2(head))
         )
     return rows.Tile(body.tile[0], body.tile[1])
 
