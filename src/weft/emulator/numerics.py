@@ -278,20 +278,14 @@ def select(condition, a, b):
 
 
 def dot(a, b, c):
-    """a @ b + c. Narrow floats multiply in f32 and add up in f32; c's dtype is the result's."""
+    """a @ b + c, whose dtype is the result's; a product is summed in f64, then rounded to f32."""
     dtype = c.dtype
-    if dtype == f32:
-        if a.dtype != f32:
-            a = a.astype(f32)
-        if b.dtype != f32:
-            b = b.astype(f32)
-        return np.matmul(a, b) + c
-    if dtype.kind == "i":
-        # Products of 8-bit integers are exact in f64 up to 2^53, and f64 has a fast matmul.
-        return (np.matmul(a.astype(f64), b.astype(f64)).astype(i64) + c).astype(dtype)
+    product = np.matmul(a.astype(f64), b.astype(f64))
     if dtype == f64:
-        return np.matmul(a.astype(f64), b.astype(f64)) + c
-    return (np.matmul(a.astype(f32), b.astype(f32)) + c.astype(f32)).astype(dtype)
+        return product + c
+    if dtype.kind == "i":  # exact up to 2^53
+        return (product.astype(i64) + c).astype(dtype)
+    return (product.astype(f32) + c.astype(f32)).astype(dtype)
 
 
 def tf32(a):

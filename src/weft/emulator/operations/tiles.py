@@ -270,29 +270,26 @@ def map_elementwise(code: Any, op: Any) -> None:
 # Products
 
 
-@operation("tt.dot", "a @ b + c: fp32 sums of fp16, bf16, fp8, tf32 and fp32, int32 sums of int8")
+@operation("tt.dot", "a @ b, summed in fp64, rounded to fp32, plus c; int32 sums of int8")
 def dot(code: Any, op: Any) -> None:
     a, b, c = op.operands
     if code.dtype(c) != "f32":
         code.set(op.result, f"dot({code.full(a)}, {code.full(b)}, {code.expr(c)})")
         return
-    left, right = (_as_f32(code, operand) for operand in (a, b))
+    # In f64, and rounded once: what a library adds up in f32 differs with where a row lies in its
+    # tile, which tensor cores' sums do not.
+    left, right = (f"{code.full(operand)}.astype(f64)" for operand in (a, b))
     if str(op.attributes.get("inputPrecision", "ieee")).split(" ")[0] == "tf32":
         left, right = (
-            f"tf32({text})" if code.dtype(operand) == "f32" else text
+            f"tf32({code.full(operand)}).astype(f64)" if code.dtype(operand) == "f32" else text
             for text, operand in ((left, a), (right, b))
         )
     # np.dot has less to decide than np.matmul, and small tiles feel it.
     product = "np.dot" if len(op.result.type.shape) == 2 else "np.matmul"
-    text = f"{product}({left}, {right})"
+    text = f"{product}({left}, {right}).astype(f32)"
     if not (code.known(c) is not None and np.all(code.known(c) == 0)):
         text += f" + {code.expr(c)}"
     code.set(op.result, text)
-
-
-def _as_f32(code: Any, operand: Any) -> str:
-    tile = code.full(operand)
-    return tile if code.dtype(operand) == "f32" else f"{tile}.astype(f32)"
 
 
 SCALED_KINDS = ("e4m3", "e5m2", "bf16", "fp16", "e2m1")
