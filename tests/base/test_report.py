@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from weft.base.place import Frame, Place
 from weft.base.report import Finding, Report, Side
 
@@ -70,3 +72,15 @@ def test_merge_adds_schedules_and_keeps_complete_only_where_both_say_so():
     other.add(_race())
     total.merge(other)
     assert total.schedules == 5 and not total.complete and len(total.races) == 1
+
+
+@pytest.mark.parametrize("many, head", [
+    (1, "x on 1 rank (1 schedule, not all): 1 race, 1 other finding (misuse)"),
+    (2, "x on 2 ranks (2 schedules, not all): 2 races, 2 other findings (misuse)"),
+])  # fmt: skip
+def test_one_of_a_kind_is_told_as_one(many, head):
+    report = Report("x", many, many)
+    for line in range(many):
+        report.add(_race(line))
+        report.add(Finding("misuse", "", Side(rank=0, kernel="push", file="a.py", line=line)))
+    assert str(report).splitlines()[0] == head

@@ -12,7 +12,7 @@ from weft.tools import run
     ("gpus", "target", "ranks", "nodes", "expected", "words"),
     [
         (0, "auto", None, "1", (None, "emu"), "0 GPUs here, at least two are needed"),
-        (1, "auto", None, "1", (None, "emu"), "1 GPUs here"),
+        (1, "auto", None, "1", (None, "emu"), "1 GPU here, at least two are needed"),
         (2, "auto", None, "1", (2, "cuda"), "2 GPUs here, 2 ranks"),
         (4, "auto", None, "1", (4, "cuda"), "4 GPUs here, 4 ranks"),
         (4, "auto", 2, "1", (2, "cuda"), "2 ranks"),
@@ -34,9 +34,9 @@ def test_where_it_runs_and_why(monkeypatch, gpus, target, ranks, nodes, expected
 @pytest.mark.parametrize(
     ("gpus", "target", "ranks", "nodes", "words"),
     [
-        (0, "cuda", None, "1", "2 ranks need 2 GPUs, 0 here"),
-        (2, "cuda", 4, "1", "4 ranks need 4 GPUs, 2 here"),
-        (4, "cuda", None, "3+2", "5 ranks need 5 GPUs, 4 here"),
+        (0, "cuda", None, "1", "2 GPUs needed, one for each rank, 0 here"),
+        (2, "cuda", 4, "1", "4 GPUs needed, one for each rank, 2 here"),
+        (4, "cuda", None, "3+2", "5 GPUs needed, one for each rank, 4 here"),
         (4, "tpu", None, "1", "one of auto, cuda, emu"),
     ],
 )

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from weft.base.counts import counted
 from weft.base.place import UNKNOWN, Frame, Place
 
 RACE_KINDS = ("race",)
@@ -238,23 +239,23 @@ class Report:
         return f"{finding}\n  for the same reason:{shown}{more}"
 
     def __str__(self) -> str:
-        covered = f"{self.schedules} schedule{'s' if self.schedules != 1 else ''}"
+        covered = counted(self.schedules, "schedule")
         if self.complete:
             covered += ", complete: no other could show more"
         else:
             covered += ", not all" + (f": {self.bound}" if self.bound else "")
-        head = f"{self.op} on {self.ranks} ranks ({covered}): "
+        head = f"{self.op} on {counted(self.ranks, 'rank')} ({covered}): "
         if self.ok:
             return head + "nothing found"
         counts = [
-            f"{len(found)} {_word(name, len(found))}"
+            counted(len(found), name)
             for name, found in (("race", self.races), ("deadlock", self.deadlocks))
             if found
         ]
         if self.others:
             kinds = ", ".join(dict.fromkeys(one.kind for one in self.others))
-            name = _word("other finding" if counts else "finding", len(self.others))
-            counts.append(f"{len(self.others)} {name} ({kinds})")
+            name = "other finding" if counts else "finding"
+            counts.append(f"{counted(len(self.others), name)} ({kinds})")
         causes = [one for one in self.findings if not one.follows] or self.findings
         rest = [one for one in self.findings if one not in causes]
         parts = [head + ", ".join(counts), *map(self._text_of, causes)]
@@ -270,10 +271,6 @@ def _where(side: Side) -> str:
     who = "" if side.rank is None else f"rank {side.rank} "
     place = f" at {side.file}:{side.line}" if side.file else ""
     return f"{who}{side.note}{tensor}{place}"
-
-
-def _word(name: str, count: int) -> str:
-    return name if count == 1 else f"{name}s"
 
 
 def _tuple_text(value: int | Sequence[int]) -> str:

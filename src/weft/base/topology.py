@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from weft.base.counts import counted
 from weft.base.errors import UsageError
 
 DEFAULT_RANKS = 4
@@ -36,8 +37,8 @@ class Topology:
             ranks = DEFAULT_RANKS if ranks is None else ranks
             if ranks < 1 or not 1 <= nodes <= ranks:
                 raise UsageError(
-                    f"cannot emulate {ranks} ranks on {nodes} nodes; ask for at least one rank, "
-                    "and for 1 .. ranks nodes"
+                    f"cannot emulate {counted(ranks, 'rank')} on {counted(nodes, 'node')}; ask "
+                    "for at least one rank, and for 1 .. ranks nodes"
                 )
             size, larger = divmod(ranks, nodes)
             return cls(tuple(size + (node < larger) for node in range(nodes)))

@@ -19,6 +19,7 @@ from typing import Any
 from greenlet import GreenletExit, getcurrent
 from threadpoolctl import ThreadpoolController
 
+from weft.base.counts import counted
 from weft.base.errors import ResidencyError
 from weft.base.hardware import Hardware
 from weft.base.place import Place
@@ -461,7 +462,8 @@ class Machine:
                 None, ResidencyError, "residency",
                 f"{work.describe()} is cooperative but has {work.total} programs; rank"
                 f" {work.rank} holds {self.num_sms} at a time", work.place,
-                f"launch at most {self.num_sms} programs and let each take several tiles",
+                f"launch at most {counted(self.num_sms, 'program')} and let each take several"
+                " tiles",
                 rank=work.rank, kernel=work.kernel.name,
             )  # fmt: skip
             work.stream.finished(work)

@@ -112,7 +112,7 @@ def _spawning() -> Iterator[None]:
         ranks = context.session.num_ranks
         if nprocs != ranks:
             raise UsageError(
-                f"the script spawns {nprocs} processes, but {ranks} ranks are emulated; run it "
+                f"the script spawns {nprocs} processes, but --ranks is {ranks}; run it "
                 f"with --ranks {nprocs}",
                 place=user_place(),
             )

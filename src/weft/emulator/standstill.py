@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weft.base.counts import counted
 from weft.base.place import Place
 from weft.base.report import Finding, Side
 from weft.emulator.findings import index_text, tensor_name
@@ -137,11 +138,11 @@ def _residency(unstarted: list[KernelWork], num_sms: int) -> tuple[str, str]:
         " have not started"
         for work in unstarted
     )
+    room = counted(num_sms, "program")
     return (
-        f"{works}: a rank holds {num_sms} programs at a time, and those that run wait for those"
-        " that cannot start:",
-        f"launch at most {num_sms} programs that wait for each other, or launch the one they wait"
-        " for first",
+        f"{works}: a rank holds {room} at a time, and those that run wait for those that cannot"
+        " start:",
+        f"launch at most {room} that wait for each other, or launch the one they wait for first",
     )
 
 

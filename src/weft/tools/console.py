@@ -35,11 +35,6 @@ def notes() -> Console:
     return Console(file=sys.stderr, highlight=False, soft_wrap=True)
 
 
-def count(number: int, word: str) -> str:
-    """`1 rank`, `2 ranks`."""
-    return f"{number} {word}{'' if number == 1 else 's'}"
-
-
 def print_json(values: Any) -> None:
     sys.stdout.write(json.dumps(values, indent=2) + "\n")
 

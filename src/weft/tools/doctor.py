@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from weft.base.counts import counted
 from weft.base.target import TARGETS, Target
 from weft.tools import console, options
 
@@ -198,7 +199,7 @@ def cuda(found: list[dict[str, Any]], links: list[dict[str, Any]]) -> Ability:
             f"no peer access {', '.join(deaf)}",
             "use GPUs of one NVLink or PCIe domain",
         )
-    return Ability(name, True, f"up to {len(found)} ranks")
+    return Ability(name, True, f"up to {counted(len(found), 'rank')}")
 
 
 def far_nodes() -> Ability:

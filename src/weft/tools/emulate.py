@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from weft.base.counts import counted
 from weft.base.report import Report
 from weft.base.topology import Topology
 from weft.tools import console, options, pictures
@@ -65,7 +66,8 @@ def emulate(
     seen = [pictures.Seen(recorder, report.findings)]
     values = {**report.to_json(), "nodes": topology.num_nodes, "seed": seed}
     for found in timelines:
-        write_timeline(found, timeline, f"{report.op} on {report.ranks} ranks", seed, hw)
+        title = f"{report.op} on {counted(report.ranks, 'rank')}"
+        write_timeline(found, timeline, title, seed, hw)
         values["timeline"] = [asdict(line) for line in found.summary()]
     if json:
         console.print_json(values)
@@ -118,9 +120,8 @@ def show_timeline(timeline: Timeline, path: str) -> None:
 def show(report: Report, seed: int) -> None:
     notes = console.notes()
     if report.ok:
-        notes.print(
-            f"[green]{report.op} on {report.ranks} ranks, schedule {seed}: nothing found[/]"
-        )
+        title = f"{report.op} on {counted(report.ranks, 'rank')}"
+        notes.print(f"[green]{title}, schedule {seed}: nothing found[/]")
         return
     console.results().print(str(report), markup=False)
     notes.print(f"[dim]the same run again: --seed {seed}[/]")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.base.counts import counted
 from weft.base.errors import PlacementError, UsageError
 from weft.base.target import parse_target
 from weft.tools import console, options
@@ -95,9 +96,8 @@ def of_operator(
     chosen = module.choose(problem, where) if hasattr(module, "choose") else None
     fields = {} if chosen is None else dict(vars(chosen))
     told = ", ".join(f"{name}={value}" for name, value in fields.items()) or "one way only"
-    call = (
-        f"{card.summary}\n{shape_text(work.shape)}, {work.dtype}, {work.num_ranks} ranks, {where}"
-    )
+    ranks = counted(work.num_ranks, "rank")
+    call = f"{card.summary}\n{shape_text(work.shape)}, {work.dtype}, {ranks}, {where}"
     call += f"\na call takes, where nothing was measured: {told}"
     values = {**options.words_of(work), "target": where.name, "hw": hw, "config": fields}
     if reason := reason_of(card.name, problem):
@@ -170,7 +170,7 @@ def of_program(
 
     subject = subject_in_file(words, ranks, nodes, shape, target, hw, on_heap)
     facts, name = subject.facts, subject.program.name
-    call = f"{shape_text(facts.sizes)}, {facts.num_ranks} ranks, {facts.target}"
+    call = f"{shape_text(facts.sizes)}, {counted(facts.num_ranks, 'rank')}, {facts.target}"
     values = {"program": name, "ranks": facts.num_ranks, "shape": dict(facts.sizes),
               "target": facts.target.name, "hw": hw}  # fmt: skip
     return [Part("call", name, call), *parts_of(subject, wanted)], values

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from weft.base.counts import counted
 from weft.base.errors import UnsupportedError, UsageError
 from weft.compiler import pipeline
 from weft.compiler.compiled import Compiled
@@ -117,8 +118,7 @@ def choices(subject: Subject) -> Part:
         for way in ways:
             tile = " x ".join(map(str, way.tile)) or "its own tiles"
             mark = "*" if way is _first(ways, taken) else " "
-            several = "s" if way.chunks != 1 else ""
-            chunks = f", {way.chunks} word{several} a rank" if way.chunks in (1, 2) else ""
+            chunks = f", {counted(way.chunks, 'word')} a rank" if way.chunks in (1, 2) else ""
             is_made = way.engine in (choose.LIBRARY, *ENGINES[collective.kind])
             made_by = "" if is_made else "; its kernels are written by hand, none are generated"
             lines.append(f"  {mark} {way.us:9.1f} us  {way.engine} in {tile}{chunks}{made_by}")
@@ -163,7 +163,8 @@ def mapping(subject: Subject) -> Part:
         if launch.template not in ("gemm", "rows"):
             continue
         tiles = played.tiles(rank, launch)
-        lines.append(f"{launch.kernel} on rank {rank}: {len(tiles)} tiles, in this order")
+        ordered = f"{counted(len(tiles), 'tile')}, in this order"
+        lines.append(f"{launch.kernel} on rank {rank}: {ordered}")
         for tile in _telling(tiles):
             told = _mapped(played, launch, rank, tile)
             lines.append(f"  {tiles.index(tile):>5}  {told['text']}")

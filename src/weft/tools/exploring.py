@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from weft.base.counts import counted
 from weft.base.report import Finding, Report
 from weft.emulator.observation import Observer
 from weft.tools.subjects import AnySubject
@@ -54,7 +55,8 @@ def explore_all(
     for number, subject in enumerate(subjects):
         if report is not None and done >= bounds.executions:
             report.complete = False
-            report.bound = report.bound or f"{bounds.executions} executions ({subject.variant})"
+            most = counted(bounds.executions, "execution")
+            report.bound = report.bound or f"{most} ({subject.variant})"
             break
         turns = len(subjects) - number
         left = replace(
@@ -86,8 +88,8 @@ def shortest(subject: AnySubject, found: Found) -> Replay:
 
 
 def _bound_words(bound: str, subject: AnySubject, bounds: Bounds) -> str:
-    if bound.endswith(" executions") and bound[0].isdigit():
-        bound = f"{bounds.executions} executions"
+    if bound.endswith((" execution", " executions")) and bound[0].isdigit():
+        bound = counted(bounds.executions, "execution")
     elif bound.endswith(" seconds"):
         bound = f"{bounds.seconds:g} seconds"
     return f"{bound} ({subject.variant})"

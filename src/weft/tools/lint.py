@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from weft.base.counts import counted
 from weft.base.errors import UsageError
 from weft.tools import console, options
 from weft.verify.lint import Result, lint_file, python_files
@@ -57,11 +58,11 @@ def show(results: list[Result]) -> None:
     for problem in problems:
         show_problem(out, problem)
     kernels = sum(len(result.kernels) for result in results)
-    what = f"{console.count(len(results), 'file')}, {console.count(kernels, 'kernel')}"
+    what = f"{counted(len(results), 'file')}, {counted(kernels, 'kernel')}"
     lowered = sum(len(result.lowered) for result in results)
     if lowered:
         what += f", {lowered} of them lowered"
-    verdict = console.count(len(problems), "finding") if problems else "nothing found"
+    verdict = counted(len(problems), "finding") if problems else "nothing found"
     out.print(Text(f"{what}: {verdict}", style="bold red" if problems else "bold green"))
 
 

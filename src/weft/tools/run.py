@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from weft.base.counts import counted
 from weft.base.errors import FindingError, UsageError
 from weft.base.topology import parse_nodes
 from weft.tools import console, options
@@ -103,17 +104,17 @@ def choose_target(target: str, ranks: int | None, nodes: str) -> tuple[int | Non
             why = f"--nodes {nodes}; the GPUs of one host are one node unless --target cuda says"
             return ranks, "emu", why
         if there < 2:
-            return ranks, "emu", f"{there} GPUs here, at least two are needed"
+            return ranks, "emu", f"{counted(there, 'GPU')} here, at least two are needed"
         if ranks is not None and ranks > there:
-            return ranks, "emu", f"{ranks} ranks, but {there} GPUs here"
-        return asked, "cuda", f"{there} GPUs here, {asked} ranks"
+            return ranks, "emu", f"{counted(ranks, 'rank')}, but {counted(there, 'GPU')} here"
+        return asked, "cuda", f"{counted(there, 'GPU')} here, {counted(asked, 'rank')}"
     if there < asked:
         raise UsageError(
-            f"--target cuda: {asked} ranks need {asked} GPUs, {there} here; "
+            f"--target cuda: {counted(asked, 'GPU')} needed, one for each rank, {there} here; "
             "use --target emu, or fewer ranks"
         )
     declared = "" if nodes == "1" else f", declared {nodes} nodes"
-    return asked, "cuda", f"as --target says, {there} GPUs here{declared}"
+    return asked, "cuda", f"as --target says, {counted(there, 'GPU')} here{declared}"
 
 
 def _ranks_on(nodes: str, there: int) -> int:
@@ -131,7 +132,7 @@ def count_gpus() -> int:
 def show(values: dict, steps: list[Step]) -> None:
     out = console.results()
     out.print(
-        f"{values['op']} on {console.count(values['ranks'], 'rank')}, {values['target']}, "
+        f"{values['op']} on {counted(values['ranks'], 'rank')}, {values['target']}, "
         f"{shape_text(values['shape'])}, {values['dtype']}: "
         + ("[bold green]ok[/]" if values["ok"] else "[bold red]wrong[/]")
         + f"  ({values['seconds']} s)"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.base.counts import counted
 from weft.base.errors import UsageError
 from weft.ir.choice import Choice
 from weft.tools import console, options, pictures
@@ -122,7 +123,7 @@ def timeline(
         assert work is not None
         chart, notes = ran(work, transport, hw, seed, num_sms)
         name, num_ranks = work.op.name, work.num_ranks
-    save(output, page(chart, f"{name} on {num_ranks} ranks", notes))
+    save(output, page(chart, f"{name} on {counted(num_ranks, 'rank')}", notes))
     if json:
         totals = [asdict(one) for one in chart.totals]
         words = {"op": name, "ranks": num_ranks} if work is None else options.words_of(work)
@@ -150,7 +151,8 @@ def _traced(
     console.notes().print(f"on {'GPUs' if where == 'cuda' else 'the emulator'}: {why}")
     found, notes = measured(work, where, transport, hw, seed, num_sms)
     chart = drawn(found)
-    save(output, page(chart, f"{work.op.name} on {work.num_ranks} ranks, tile by tile", notes))
+    title = f"{work.op.name} on {counted(work.num_ranks, 'rank')}, tile by tile"
+    save(output, page(chart, title, notes))
     if json:
         words = {**options.words_of(work), "from": "trace", "file": output}
         console.print_json({**words, "end_us": chart.end_us, **found.to_json()})
@@ -183,7 +185,7 @@ def predicted(subject: Subject) -> tuple[Chart, list[str]]:
     from weft.tools.schedule import chart_of
 
     facts, found = subject.facts, subject.schedule
-    call = f"{shape_text(facts.sizes)}, {facts.num_ranks} ranks, {facts.target}"
+    call = f"{shape_text(facts.sizes)}, {counted(facts.num_ranks, 'rank')}, {facts.target}"
     taken = [f"{one.subject}: {one.taken}" for one in subject.plan.of(Choice)
              if one.what == "engine"]  # fmt: skip
     if taken:
@@ -207,8 +209,10 @@ def queued(subject: Subject, how: str, num_workers: int) -> tuple[Chart, list[st
     program = chosen(program, facts.sizes, facts.num_ranks, num_workers, settled, machine)
     graph = build(program, facts.sizes, facts.num_ranks)
     found = played(schedule(graph, how, num_workers, machine), machine)
-    call = f"{shape_text(facts.sizes)}, {facts.num_ranks} ranks, {num_workers} workers on each"
-    counts = f"{len(graph.ranks[0].tasks)} tasks, {len(graph.ranks[0].counters)} counters on rank 0"
+    workers = f"{counted(num_workers, 'worker')} on each"
+    call = f"{shape_text(facts.sizes)}, {counted(facts.num_ranks, 'rank')}, {workers}"
+    tasks, counters = len(graph.ranks[0].tasks), len(graph.ranks[0].counters)
+    counts = f"{counted(tasks, 'task')}, {counted(counters, 'counter')} on rank 0"
     told = QUEUED.format(how=how, hw=machine.name)
     return chart_of(found.spans, found.signals), [f"{call}: {counts}", told]
 
@@ -223,7 +227,7 @@ def program_ran(subject: Subject, hw: str, seed: int, num_sms: int) -> tuple[Cha
     assert subject.compiled is not None
     facts = subject.facts
     found = timed_program(subject.compiled, facts, hw, seed=seed, num_sms=num_sms)
-    call = f"{shape_text(facts.sizes)}, {facts.num_ranks} ranks"
+    call = f"{shape_text(facts.sizes)}, {counted(facts.num_ranks, 'rank')}"
     return chart_of(found, found.signals), [call, RAN.format(hw=hw, seed=seed)]
 
 

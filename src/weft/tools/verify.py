@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.base.counts import counted
 from weft.base.errors import UsageError
 from weft.base.report import Finding, Report
 from weft.tools import console, options, pictures
@@ -255,7 +256,7 @@ def run_exhaustive(
         show(report, what)
         for subject, one in found.searches:
             state = "complete" if one.complete else f"stopped at {one.bound}"
-            ran = console.count(one.executions, "execution")
+            ran = counted(one.executions, "execution")
             console.notes().print(
                 f"[dim]{subject.variant}: {ran} of up to {one.steps} steps in {one.seconds:.1f} s,"
                 f" {one.abandoned} more given up as alike; {state}[/]"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typer.core import TyperCommand, TyperGroup
 
 from weft.base.card import Op
+from weft.base.counts import counted
 from weft.base.dtypes import Dtype, parse_dtype
 from weft.base.errors import ShapeError, UsageError
 from weft.base.target import Target, parse_target
@@ -57,8 +58,9 @@ def parse_topology(ranks: int | None, nodes: str) -> Topology:
     if ranks is not None:
         parse_ranks(ranks)
     if isinstance(known, int) and not 1 <= known <= (ranks or DEFAULT_RANKS):
-        count = ranks or DEFAULT_RANKS
-        raise UsageError(f"--nodes {nodes}: {count} ranks take 1 to {count} nodes")
+        most = ranks or DEFAULT_RANKS
+        room = ("1 to " if most > 1 else "") + counted(most, "node")
+        raise UsageError(f"--nodes {nodes}: {counted(most, 'rank')} can be on {room}")
     if not isinstance(known, int) and ranks not in (None, sum(known)):
         raise UsageError(
             f"--nodes {nodes}: these nodes hold {sum(known)} ranks, and --ranks says {ranks}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from weft.base.counts import counted
 from weft.base.report import Finding, Side
 from weft.verify.places import NOWHERE, Loc, place_of
 
@@ -111,6 +112,5 @@ class CompiledReport:
         notes = [f"  note: {note}" for note in self.notes]
         if self.ok:
             return "\n".join([head + "as written", *notes])
-        count = len(self.findings)
-        head = "\n".join([f"{head}{count} finding{'s' if count != 1 else ''}", *notes])
+        head = "\n".join([head + counted(len(self.findings), "finding"), *notes])
         return "\n\n".join([head, *map(str, self.findings)])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from weft.base.counts import counted
 from weft.base.schedule import KINDS
 from weft.tools.schedule.chart import Chart, Row, Totals
 from weft.verify.picture.document import document
@@ -54,10 +55,10 @@ def page(chart: Chart, title: str, notes: Sequence[str] = ()) -> str:
 
 
 def _in_words(chart: Chart, title: str) -> str:
-    ranks = len(chart.totals)
+    ranks = counted(len(chart.totals), "rank")
     return (
-        f"{title}: a schedule of {chart.end_us:.1f} microseconds on {ranks} "
-        f"rank{'' if ranks == 1 else 's'}, a row for each engine; the table below has its totals"
+        f"{title}: a schedule of {chart.end_us:.1f} microseconds on {ranks}, a row for each "
+        "engine; the table below has its totals"
     )
 
 

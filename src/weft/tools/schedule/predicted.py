@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any, NamedTuple
 
+from weft.base.counts import counted
 from weft.base.dtypes import DTYPES
 from weft.base.errors import UsageError
 from weft.base.schedule import Signal, Span
@@ -246,7 +247,8 @@ class Played:
                 end = start + machine.word_us
                 if height:
                     end += machine.copy_us + us(height * row_bytes, machine.copy_gbps)
-                    name = f"rank {source}: {height} rows" + (f", chunk {chunk}" if chunk else "")
+                    part = f", chunk {chunk}" if chunk else ""
+                    name = f"rank {source}: {counted(height, 'row')}{part}"
                     self.span(rank, lane, name, start, end - machine.word_us, "copy", source)
                 self.span(
                     rank, lane, f"signal {channel.name}", end - machine.word_us, end, "signal"

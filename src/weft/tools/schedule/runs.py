@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from weft.base.counts import counted
 from weft.base.errors import UsageError
 from weft.base.target import TARGETS, Target
 from weft.tools.check import Work
@@ -84,16 +85,15 @@ def config_for(work: Work, transport: str, target: Target = TARGETS["emu"]) -> A
         there = ", ".join(dict.fromkeys(filter(None, known))) or "one way only"
         raise UsageError(
             f"--transport {transport}: {work.op.name} knows {there} for "
-            f"{shape_text(work.shape)} on {work.num_ranks} ranks, {target}"
+            f"{shape_text(work.shape)} on {counted(work.num_ranks, 'rank')}, {target}"
         )
     return configs[known.index(transport)]
 
 
 def told(work: Work, config: Any) -> Sequence[str]:
     """What was called, in words: sizes and dtype, and the configuration's fields."""
-    ranks = f"{work.num_ranks} rank{'' if work.num_ranks == 1 else 's'}"
     where = f" on {len(work.nodes)} nodes" if len(work.nodes) > 1 else ""
-    lines = [f"{shape_text(work.shape)}, {work.dtype}, {ranks}{where}"]
+    lines = [f"{shape_text(work.shape)}, {work.dtype}, {counted(work.num_ranks, 'rank')}{where}"]
     if config is not None:
         fields = ", ".join(f"{name}={value}" for name, value in vars(config).items())
         lines.append(f"configuration: {fields}")

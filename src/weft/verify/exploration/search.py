@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.base.counts import counted
 from weft.base.report import Finding, Report
 from weft.verify.determinism import nondeterministic
 from weft.verify.exploration.execution import Abandoned, Diverged, Execution, TooLong
@@ -318,7 +319,7 @@ def _reservation(execution: Execution) -> str:
 
 def _reached(bounds: Bounds, result: Search, started: float, held: float) -> str:
     if result.executions >= bounds.executions:
-        return f"{bounds.executions} executions"
+        return counted(bounds.executions, "execution")
     if time.monotonic() - started >= bounds.seconds:
         return f"{bounds.seconds:g} seconds"
     if megabytes() - held >= bounds.megabytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from weft.base.counts import counted
 from weft.verify.mutants.notes import Note
 from weft.verify.mutants.records import Mutant, Site
 
@@ -90,8 +91,8 @@ class MutantReport:
         not_run = self.of(NOT_RUN)
         counts += [f"{len(not_run)} not run: {self.bound}"] if not_run else []
         lines = [
-            f"{self.subject} on {self.ranks} ranks: {len(self.verdicts)} mutants, "
-            f"{', '.join(counts)}; {self.seconds:.1f} s"
+            f"{self.subject} on {counted(self.ranks, 'rank')}: "
+            f"{counted(len(self.verdicts), 'mutant')}, {', '.join(counts)}; {self.seconds:.1f} s"
         ]
         lines += [f"  missed: {one.mutant}" for one in self.missed]
         lines += [f"  mistake: {mistake}" for mistake in self.mistakes]
