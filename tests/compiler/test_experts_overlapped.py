@@ -251,7 +251,9 @@ def test_tables_that_say_other_ranks_than_their_tokens_have():
     ]
     mapping.check_tables(channel, tiles, ranks_of, 2)
     *rest, lo, _ = tiles[0]
-    with pytest.raises(ConfigError, match="tile 0, slots 0 to .* has tokens of ranks 0, 1, and"):
+    with pytest.raises(
+        ConfigError, match="tile 0, slots 0 to .* has tokens of ranks 0, 1, .* its hi 1"
+    ):
         mapping.check_tables(channel, [(*rest, lo, 0), *tiles[1:]], ranks_of, 2)
     with pytest.raises(ConfigError, match="rows 0 to .* are in none of the producer's tiles"):
         mapping.check_tables(channel, tiles[1:], ranks_of, 2)

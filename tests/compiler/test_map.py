@@ -50,17 +50,21 @@ def test_what_fits_is_silent():
 @pytest.mark.parametrize(
     ("produced", "consumed", "full", "told"),
     [
-        (PRODUCED[:1] + PRODUCED[2:], CONSUMED, FULL, "rows 2 to 3 are in none of the producer's"),
-        (PRODUCED[:3], CONSUMED, [2, 1], "the producer's tiles end at row 6 of 8"),
+        (PRODUCED[:1] + PRODUCED[2:], CONSUMED, FULL,
+         "rows 2 to 3 are in none of the producer's tiles: let tile 1 begin at row 2, or"),
+        (PRODUCED[:3], CONSUMED, [2, 1],
+         "the producer's tiles end at row 6 of 8: the last one must end at row 8"),
         ([Span(0, 3, 0, 1), *PRODUCED[1:]], CONSUMED, FULL,
-         "the producer's tiles 0 and 1 both have row 2"),
+         "the producer's tiles 0 and 1 both have row 2: let tile 1 begin at row 3, or leave"),
         (PRODUCED, [Span(0, 5, 0, 2), Span(4, 8, 1, 1)], FULL,
-         "the consumer's tiles 0 and 1 both have row 4"),
+         "the consumer's tiles 0 and 1 both have row 4: let tile 1 begin at row 5"),
         (PRODUCED, [Span(0, 8, 0, 1)], FULL,
-         "the consumer's tile 0 reads rows of the producer's tile 2, on words 1 to 1"),
-        (PRODUCED, CONSUMED, [2, 3], "word 1 is full at 3, and 2 tiles announce it"),
+         "the consumer's tile 0 reads rows of the producer's tile 2, on words 1 to 1, and waits "
+         "for 0 to 0: let it wait for one of those words too"),
+        (PRODUCED, CONSUMED, [2, 3],
+         "word 1 is full at 3, and 2 tiles announce it: let it be full at 2"),
         ([*PRODUCED[:3], Span(6, 8, 2, 1)], CONSUMED, FULL,
-         "the producer's tile 3 announces word 2 of 2"),
+         "the producer's tile 3 announces word 2 of 2: it must be one of 0 to 1"),
     ],
 )  # fmt: skip
 def test_misfits_name_the_tiles(produced, consumed, full, told: str):
@@ -78,9 +82,21 @@ def test_a_channel_that_does_not_fit_names_its_line(monkeypatch):
         return produced[:-1], consumed
 
     monkeypatch.setattr(mapping, "views", views)
-    with pytest.raises(ConfigError, match="the producer's tiles end at row 4 of 7") as caught:
+    told = "the producer's tiles end at row 4 of 7: .* lowering='unfused' needs none at these sizes"
+    with pytest.raises(ConfigError, match=told) as caught:
         mapping.check(channel, {"m": 7}, 2)
     assert caught.value.place == program.task("gathered").place
+
+
+def test_of_all_that_is_wrong_the_first_is_told():
+    """Every other tile of many is lost."""
+    channel = Channel("routed_ready", "x", "m", 1, 16, 16, "experts")
+    tiles = [(0, first, first + 1, 0, 0) for first in range(1, 20, 2)]
+    with pytest.raises(ConfigError) as caught:
+        mapping.check_tables(channel, tiles, [0] * 20, 1)
+    told = str(caught.value)
+    assert told.count("are in none of") == mapping.MOST_TOLD and "; and 16 more; " in told
+    assert "weft.ops.moe_route makes tables that fit" in told
 
 
 def test_of_results_that_follow_from_each_other_one_travels():

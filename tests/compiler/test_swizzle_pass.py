@@ -93,8 +93,8 @@ def test_a_users_order_is_taken_if_each_tile_comes_once():
     ("given", "told"),
     [
         (forgetful, r"product with m=8192 on rank 0: order forgetful of 64 x \d+ tiles gives tile "
-                    r"\(0, 0\) for i=0 and i=1, and never \(0, 1\)"),
-        (astray, r"order astray .* gives tile \(64, 0\) for i=64, which is none"),
+                    r"\(0, 0\) for i=0 and i=1, and never \(0, 1\); .* begin with i_m, i_n = "),
+        (astray, r"order astray .* tile \(64, 0\) for i=64, which is none; keep i_m below 64"),
         (not_integers, r"order not_integers .* cannot be checked: for i=0 .* write it with what "
                        r"integers have too, \+ - \* // % min max"),
     ],

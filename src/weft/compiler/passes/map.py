@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from weft.base.counts import counted
 from weft.base.errors import ConfigError
 from weft.compiler.passes.tile import number
 from weft.ir.device import Channel
@@ -25,6 +26,8 @@ from weft.language import mapping
 
 # Signal words per rank: 2, so that the first half is used while the second is on its way.
 CHUNKS = 2
+# Of all that is wrong with a mapping so much is told.
+MOST_TOLD = 4
 
 
 def map_rows(program: Program, chunks: int = CHUNKS) -> tuple[Channel, ...]:
@@ -64,8 +67,9 @@ def check(channel: Channel, sizes: Mapping[str, int], num_ranks: int) -> None:
     parts = 1 if channel.cuts == "each" else num_ranks
     full = [f_count(word, view) for word in range(parts * view.chunks)]
     if wrong := list(misfits(number(channel.rows, sizes), produced, consumed, full)):
-        told = f"channel {channel.name} with {sizes} on {num_ranks} ranks"
-        raise ConfigError(f"{told}: {'; '.join(wrong)}", place=channel.place)
+        told = f"channel {channel.name} with {sizes} on {counted(num_ranks, 'rank')}"
+        remedy = "until the mapping is put right, lowering='unfused' needs none at these sizes"
+        raise ConfigError(f"{told}: {_listed(wrong)}; {remedy}", place=channel.place)
 
 
 def check_tables(
@@ -83,9 +87,20 @@ def check_tables(
         there = sorted(set(ranks_of[first:end]))
         if there and not (lo == there[0] and hi == there[-1] and 0 <= lo and hi < num_ranks):
             told = f"tile {i}, slots {first} to {end - 1}, has tokens of ranks"
-            wrong.append(f"{told} {', '.join(map(str, there))}, and waits for {lo} to {hi}")
+            wrong.append(
+                f"{told} {', '.join(map(str, there))}, and waits for {lo} to {hi}: its lo must be "
+                f"{there[0]} and its hi {there[-1]}"
+            )
     if wrong:
-        raise ConfigError(f"channel {channel.name}: {'; '.join(wrong)}", place=channel.place)
+        remedy = "weft.ops.moe_route makes tables that fit; of one's own the tiles must be these"
+        raise ConfigError(
+            f"channel {channel.name}: {_listed(wrong)}; {remedy}", place=channel.place
+        )
+
+
+def _listed(wrong: Sequence[str]) -> str:
+    more = len(wrong) - MOST_TOLD
+    return "; ".join([*wrong[:MOST_TOLD], *([f"and {more} more"] if more > 0 else [])])
 
 
 def views(
@@ -100,7 +115,8 @@ def views(
 def misfits(
     rows: int, produced: Sequence[Span], consumed: Sequence[Span], full: Sequence[int]
 ) -> Iterator[str]:
-    """What is wrong with a mapping, static or of tables: with the tiles' numbers and rows.
+    """What is wrong with a mapping, static or of tables: with the tiles' numbers and rows, and what
+    would put it right.
 
     `full[word]` is how many of the producer's tiles make the word full.
     """
@@ -109,22 +125,34 @@ def misfits(
         for i in sorted(range(len(tiles)), key=lambda i: tiles[i].first):
             first, end = tiles[i].first, tiles[i].end
             if first > at:
-                yield f"rows {at} to {first - 1} are in none of {name} tiles"
+                yield (
+                    f"rows {at} to {first - 1} are in none of {name} tiles: let tile {i} begin at "
+                    f"row {at}, or put one before it"
+                )
             if first < at:
-                yield f"{name} tiles {last} and {i} both have row {first}"
+                yield (
+                    f"{name} tiles {last} and {i} both have row {first}: let tile {i} begin at row "
+                    f"{at}, or leave it out"
+                )
             at, last = max(at, end), i
         if at != rows:
-            yield f"{name} tiles end at row {at} of {rows}"
+            yield f"{name} tiles end at row {at} of {rows}: the last one must end at row {rows}"
     given = [0] * len(full)
     for i, one in enumerate(produced):
         for word in range(one.word, one.word + one.count):
             if not 0 <= word < len(full):
-                yield f"the producer's tile {i} announces word {word} of {len(full)}"
+                yield (
+                    f"the producer's tile {i} announces word {word} of {len(full)}: it must be one "
+                    f"of 0 to {len(full) - 1}"
+                )
                 continue
             given[word] += 1
     for word, (expected, there) in enumerate(zip(full, given)):
         if expected != there:
-            yield f"word {word} is full at {expected}, and {there} tiles announce it"
+            yield (
+                f"word {word} is full at {expected}, and {there} tiles announce it: let it be full "
+                f"at {there}, or another number of tiles announce it"
+            )
     for j, reader in enumerate(consumed):
         waits = range(reader.word, reader.word + reader.count)
         for i, writer in enumerate(produced):
@@ -135,7 +163,7 @@ def misfits(
                 yield (
                     f"the consumer's tile {j} reads rows of the producer's tile {i}, on words "
                     f"{words.start} to {words.stop - 1}, and waits for {waits.start} to "
-                    f"{waits.stop - 1}"
+                    f"{waits.stop - 1}: let it wait for one of those words too"
                 )
 
 

@@ -125,13 +125,18 @@ def check(
     for i in range(num_m * num_n):
         tile = tile_at(i)
         if not (0 <= tile[0] < num_m and 0 <= tile[1] < num_n):
-            raise ConfigError(f"{told} gives tile {tile} for i={i}, which is none", place=place)
+            raise ConfigError(
+                f"{told} gives tile {tile} for i={i}, which is none; keep i_m below {num_m} and "
+                f"i_n below {num_n}, with % where it counts on, and neither negative",
+                place=place,
+            )
         if tile in seen:
             taken = {tile_at(j) for j in range(num_m * num_n)}
             left = next((one for one in _tiles(num_m, num_n) if one not in taken), None)
             raise ConfigError(
                 f"{told} gives tile {tile} for i={seen[tile]} and i={i}, and never {left}; each "
-                "tile must come once",
+                "tile must come once: begin with i_m, i_n = i // num_n, i % num_n, which has all, "
+                "and change it by steps that can be undone, such as (i_m + first) % num_m",
                 place=place,
             )
         seen[tile] = i
