@@ -72,6 +72,19 @@ def test_the_commands_of_a_page_are_understood(page: str):
         get_command(app).commands[verb].make_context(verb, words)
 
 
+CALLED = ["ag_gemm", "ep_dispatch", "flash_decode"]
+
+
+@pytest.mark.parametrize("name", CALLED)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_what_an_operators_page_calls_runs(name: str, ranks: int, tmp_path: Path):
+    text = (ROOT / "docs" / "ops" / f"{name}.md").read_text()
+    path = tmp_path / "called.py"
+    path.write_text(re.findall(r"```python\n(import .*?)```", text, re.DOTALL)[0])
+    report = run_script(str(path), [], ranks=ranks, nodes=1, seed=0)
+    assert report.ok, str(report)
+
+
 def test_its_links_lead_somewhere():
     for link in re.findall(r"\]\(([\w./-]+)\)", README):
         assert (ROOT / link).exists(), link
