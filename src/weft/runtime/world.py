@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ import triton.language as tl
 
 from weft.base.errors import (
     AllocationOrderError,
-    CallOrderError,
     DtypeError,
     FarPointerError,
     NotSymmetricError,
@@ -35,13 +33,8 @@ from weft.language import world_layout as layout
 from weft.language.wait_report import WaitReport
 from weft.language.world_arg import WorldArg, language_version, traced_version
 from weft.runtime import registry
-from weft.runtime.backend import (
-    CALL_LOG_ENTRIES,
-    CALL_LOG_ENTRY_BYTES,
-    Backend,
-    Recording,
-    Stream,
-)
+from weft.runtime.backend import Backend, Recording, Stream
+from weft.runtime.call_log import CallLog
 from weft.runtime.heap import Block, HeapAllocator
 from weft.runtime.replays import Replays
 from weft.runtime.slots import BufferRequest, SignalRequest, Slot, Workspace
@@ -79,7 +72,6 @@ class World:
         self._raised = False
         self._stop = threading.Event()
         self._sequence = 0
-        self._num_calls = 0
         self._workspaces: dict[str, Workspace] = {}
         self._pointers: dict[int, torch.Tensor] = {}
         self._dtypes: dict[int, torch.dtype] = {}
@@ -99,15 +91,7 @@ class World:
         if self.trace is not None:
             version = traced_version(version)
         self.arg = WorldArg(self.table, tl.constexpr(self.num_ranks), tl.constexpr(version))
-        logs = [
-            None if log is None else (log.cast("B"), log.cast("B").cast("q"))
-            for log in backend.call_logs()
-        ]
-        self._own_log = logs[self.rank]
-        self._other_logs = [
-            (rank, *log) for rank, log in enumerate(logs) if log is not None and rank != self.rank
-        ]
-        self._call_texts: dict[str, bytes] = {}
+        self._log = CallLog(name, self.rank, backend.call_logs())
         # What operators found out about calls of a kind, kept as long as their mailboxes are.
         self.calls: dict[tuple, Any] = {}
         registry.add(scope, self)
@@ -367,33 +351,7 @@ class World:
             self._check_usable(name)
         if self._errors:
             self._raise_errors()
-        number = self._num_calls
-        self._num_calls = number + 1
-        text = self._call_texts.get(name)
-        if text is None:
-            text = self._call_texts[name] = _call_text(name)
-        start = number % CALL_LOG_ENTRIES * CALL_LOG_ENTRY_BYTES
-        word, end = start // 8, start + CALL_LOG_ENTRY_BYTES
-        if self._own_log is None:
-            return number
-        # Cleared first and numbered last: a reader that finds the number before and after finds
-        # the name that belongs to it, also when this rank laps the ring meanwhile.
-        own, numbers = self._own_log
-        numbers[word] = 0
-        own[start + 8 : end] = text
-        numbers[word] = number + 1
-        for rank, log, numbers in self._other_logs:
-            # Most ranks are elsewhere: their number alone says so.
-            if numbers[word] != number + 1 or log[start + 8 : end] == text:
-                continue
-            theirs = bytes(log[start + 8 : end])
-            if theirs != text and numbers[word] == number + 1:
-                raise CallOrderError(
-                    f"operator call {number} on world {self.name!r}: rank {self.rank} calls {name},"
-                    f" but rank {rank} called {_call_name(theirs)}; every rank must make the same"
-                    " calls in the same order"
-                )
-        return number
+        return self._log.call(name)
 
     def close(self) -> None:
         """Give everything back; again does nothing. Collective, unless the world is poisoned."""
@@ -411,7 +369,7 @@ class World:
         self._workspaces.clear()
         self.calls.clear()
         self._pointers.clear()
-        self._own_log, self._other_logs = None, []
+        self._log.close()
         self._heaps = []
         self.backend.close()
 
@@ -581,21 +539,6 @@ class World:
             words[layout.peer_local_rank(peer, n)] = seats.local_ranks[peer]
             words[layout.peer_global_rank(peer, n)] = seats.global_ranks[peer]
         return words
-
-
-def _call_text(name: str) -> bytes:
-    """A call's name as the log holds it; what does not fit is told apart by its checksum."""
-    text, room = name.encode(), CALL_LOG_ENTRY_BYTES - 8
-    if len(text) > room:
-        text = text[: room - 8] + b"%08x" % zlib.crc32(text)
-    return text.ljust(room, b"\0")
-
-
-def _call_name(text: bytes) -> str:
-    """The same read from the log: without the checksum of what did not fit."""
-    name = text.rstrip(b"\0")
-    cut = name[:-8] + b" .." if len(name) == len(text) else name
-    return cut.decode(errors="replace")
 
 
 def _describe(step: tuple) -> str:
