@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from by_experts import call_in_turns, call_once, check_kernel, problem_for, small
+from by_experts import call_in_turns, check_kernel, problem_for, small
 
 import weft
 from weft.base.errors import ConfigError, DtypeError, ShapeError
@@ -54,18 +54,6 @@ def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, monkeyp
     outs = [ranks(main, 3, nodes=nodes, seed=seed) for seed in range(2)]
     # The order of sums is fixed.
     assert all(map(torch.equal, *outs))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_and_transposed_weights(ranks, dtype):
-    problem = problem_for(op, 3, 30, dtype, b_is_nk=True, experts=4, top_k=4)
-    ranks(call_once(op, problem), 3)
-
-
-@pytest.mark.parametrize("num_sms", [3, 5])
-def test_machines_with_few_sms(ranks, num_sms):
-    problem = problem_for(op, 2, 40)
-    ranks(call_once(op, problem, small(op, problem, lanes=3)), 2, num_sms=num_sms)
 
 
 @pytest.mark.parametrize("sizes", [{"m": 0}, {"m": 8, "k": 0}], ids=str)

@@ -11,12 +11,9 @@ from multiplying import (
     AWKWARD,
     EMU,
     any_schedule,
-    by_every_candidate,
     call_every_way,
     config_for,
-    on_few_sms,
     problem_for,
-    unaligned_on_rank_0,
 )
 
 import weft
@@ -50,36 +47,6 @@ def test_any_schedule_gives_the_same_bits(ranks, monkeypatch):
     monkeypatch.setenv("WEFT_SLOTS", "1")
     for first, *others in any_schedule(op, problem_for(op, 4, 70, 48, 32), ranks):
         assert all(torch.equal(first, other) for other in others)
-
-
-@pytest.mark.parametrize("num_sms", [1, 5])
-def test_machines_with_few_sms(ranks, num_sms):
-    problem = problem_for(op, 2, 100, 64, 32)
-    ranks(lambda: on_few_sms(op, problem), 2, num_sms=num_sms)
-
-
-@pytest.mark.parametrize("nodes", [2, 3])
-def test_ranks_out_of_direct_reach(ranks, nodes):
-    problem = problem_for(op, 3, 70, 32, 32)
-    ranks(lambda: by_every_candidate(op, problem), 3, nodes=nodes)
-
-
-def test_addresses_that_tma_cannot_take_on_one_rank_only(ranks):
-    problem = problem_for(op, 2, 96, 32, 32)
-    ranks(lambda: unaligned_on_rank_0(op, problem), 2)
-
-
-@pytest.mark.parametrize("shape", [(0, 16, 16), (8, 0, 16), (8, 16, 0)], ids=str)
-def test_nothing_to_do(ranks, shape):
-    m, n, k = shape
-    problem = problem_for(op, 2, m, n, k)
-
-    def main():
-        world = weft.init()
-        out = op.run(world, problem, op.make_inputs(problem, world.rank))
-        assert out.shape == (m // 2, n) and not out.any()
-
-    ranks(main, 2)
 
 
 # ---- what it refuses
