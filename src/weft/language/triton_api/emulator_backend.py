@@ -78,6 +78,12 @@ class EmulatorBackend(BaseBackend):
             object.__setattr__(options, name, value if is_plain else repr(value))
         return options
 
+    @staticmethod
+    def parse_attr(desc: str) -> list:
+        # Alignment is a hint that only machine code is made from: without it a kernel is compiled
+        # once for all numbers, except those that are 1.
+        return []
+
     def pack_metadata(self, metadata: Any) -> tuple:
         return (metadata.num_warps, metadata.num_ctas, 0)
 
