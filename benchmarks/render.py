@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from weft.ops import names
+from weft.tune import variants
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = ("README.md", "docs/results.md")
@@ -28,9 +31,9 @@ SHOWN_SIZES = ("8 KB", "64 KB", "512 KB", "4 MB", "16 MB", "128 MB")
 Row = dict[str, Any]
 
 
-def load(op: str) -> dict[str, Any]:
+def load(op: str, num_gpus: int = 4) -> dict[str, Any]:
     """The one current document of an operator; empty where nothing was measured yet."""
-    path = RESULTS / f"{op}_h200x4.json"
+    path = RESULTS / f"{op}_h200x{num_gpus}.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
@@ -248,6 +251,33 @@ def failed_table() -> str:
 
 
 # ---------------------------------------------------------------------------------------------
+# On two GPUs
+
+
+def pairs_table() -> str:
+    """Every operator that was timed on two GPUs beside the fastest whole way of others."""
+    lines, commits, document = [], set(), {}
+    for op in names():
+        document = load(op, 2) or document
+        for label, ours, rows in points(load(op, 2), device_time=True):
+            commits.add(ours.get("commit", document["commit"]))
+            # NCCL alone is a piece where something is computed besides.
+            has_product = any(variants.PARTS.get(row["variant"]) == "serial" for row in rows)
+            pieces = {*variants.PIECES} - (set() if has_product else {"nccl"})
+            whole = [row for row in rows if not is_ours(row) and row["variant"] not in pieces]
+            us, sizes = ours["median_us"], [f"{name}={n}" for name, n in ours["shape"].items()]
+            other = times = "-"
+            if rival := fastest(whole):
+                other = f"{rival['median_us']:.0f} ({rival['variant'].removeprefix('torch_')})"
+                times = f"{rival['median_us'] / us:.2f}"
+                times = f"**{times}**" if rival["median_us"] > us else times
+            lines.append([f"`{op}`", label, ", ".join(sizes), other, f"{us:.0f}", times])
+    header = ["operator", "of", "sizes", "others' fastest, us", "weft, us", "times as fast"]
+    told = f"{document['hardware']}, bfloat16, commits {', '.join(sorted(commits))}."
+    return "\n".join([*table(header, lines), "", told, ""])
+
+
+# ---------------------------------------------------------------------------------------------
 # The emulator
 
 
@@ -276,6 +306,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "collectives_eager": lambda: collectives_full(device_time=False),
     "host": host_table,
     "failed": failed_table,
+    "pairs": pairs_table,
 }
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from weft.ops._baselines.experts import as_one_kernel
 from weft.ops.ep_dispatch import TABLES
 from weft.ops.moe_route import Tables
 from weft.tune.case import Case
@@ -168,7 +169,7 @@ def _shares(problem: Any, tables: Tables, tokens: Any) -> Callable[[torch.Tensor
             total += torch.where(has[:, k, None], share, 0.0)
         return total.to(y.dtype)
 
-    return sums
+    return as_one_kernel(sums, slots)
 
 
 def _combines(case: Case, name: str, make: Callable[[Any, Ways], Callable[[], Any]]) -> Variant:

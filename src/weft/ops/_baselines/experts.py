@@ -1,7 +1,8 @@
 """Products with experts by torch's grouped product, and NCCL before or behind it: no host's wait.
 
     cublas        the grouped product alone, by offsets that lie on the device; of ag_moe with the
-                  rows' gathering by token, of moe_rs with the weighted sums of choices
+                  rows' gathering by token, of moe_rs with the weighted sums of choices, which
+                  torch.compile makes one kernel
     nccl          all-gather of tokens, or reduce-scatter of their sums
     cublas_nccl   one after the other
 
@@ -10,6 +11,7 @@ Each function takes a benchmark's case and returns a Variant. Tables are the inp
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +22,11 @@ from weft.ops import _moe
 from weft.ops._baselines.nccl import even, padded
 from weft.tune.case import Case
 from weft.tune.variants import Variant
+
+
+def as_one_kernel(function: Callable[..., Any], like: torch.Tensor) -> Callable[..., Any]:
+    """What a user would do with many passes over rows: compiled, on GPUs."""
+    return torch.compile(function, fullgraph=True, dynamic=False) if like.is_cuda else function
 
 
 class _Way:
@@ -65,12 +72,13 @@ class _Scatter(_Way):
         super().__init__(case)
         problem = case.problem
         self.x = [inputs["x"] for inputs in case.sets]
+        self.sums = as_one_kernel(experts.scatter_rows, self.x[0])
         self.share = [self.rows(problem.m, problem.n).zero_() for _ in case.sets]
         self.out = self.rows(problem.rows, problem.n)
 
     def multiply(self, i: int) -> torch.Tensor:
         product = experts.grouped_matmul(self.x[i], self.b[i], self.routing[i])
-        self.share[i] = experts.scatter_rows(product, self.routing[i])
+        self.share[i] = self.sums(product, self.routing[i])
         return self.share[i]
 
     def scatter(self, i: int) -> torch.Tensor:
