@@ -67,6 +67,40 @@ def test_what_is_left_out_never_runs():
         run(Words(lambda stream: None))
 
 
+@triton.jit
+def _read(out, data):
+    tl.store(out, tl.load(data))
+
+
+@pytest.mark.parametrize("enough", [False, True])
+def test_a_session_may_end_with_a_finding(enough):
+    """What ranks would do later is left out."""
+
+    class ToRace(Rewrite):
+        def is_enough(self, finding):
+            return enough and finding.kind == "race"
+
+    came_here = []
+
+    def main():
+        world = weft.init()
+        data = world.zeros((2,), torch.int64)
+        out = torch.zeros(1, dtype=torch.int64)
+        for i in range(2):
+            if world.rank == 0:
+                world.copy(world.peer(data, 1)[i : i + 1], torch.tensor([7]))
+            else:
+                _read[(1,)](out, data[i:])
+            world.barrier()
+            world.synchronize()
+            came_here.append(i)
+
+    with weft.emulated(ranks=2, collect=True, rewrite=ToRace()) as session:
+        session.run(main)
+    assert session.report.findings[0].kind == "race"
+    assert (1 not in came_here) == enough
+
+
 def test_what_goes_before_runs_before():
     (_, _), report = run(Words(lambda stream: 0), collect=True)
     assert {finding.kind for finding in report} == {"race"}

@@ -37,7 +37,7 @@ def cases() -> list[Any]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "transport"), cases())
 def test_every_signal_is_needed(name, transport):
-    bounds = Bounds(schedules=16, argued=1, jobs=1)
+    bounds = Bounds(schedules=16, argued=2, jobs=1)
     report = mutants_in_trials(cards()[name], bounds, transport=transport)
     print(report)
     assert report.ok and not report.unreached, str(report)

@@ -47,7 +47,8 @@ COMPLETE_IT = (
 class Findings:
     """The report of one machine; `error` is what its first finding raises.
 
-    `failed`: a program could not go on, so that others may now wait for it in vain.
+    `failed`: a program could not go on, so that others may now wait for it in vain. `enough`: one
+    of them is all that is asked for, as `is_enough` says.
     """
 
     def __init__(self, name: str, num_ranks: int, agents: Agents) -> None:
@@ -55,6 +56,8 @@ class Findings:
         self.agents = agents
         self.error: Exception | None = None
         self.failed = False
+        self.enough = False
+        self.is_enough: Callable[[Finding], bool] = lambda finding: False
         self.watches: list[Watch] = []
         self._arrivals: set[tuple[str, int]] = set()
         # Why a signal from an agent to another did not order them; the ledger knows.
@@ -68,6 +71,7 @@ class Findings:
             return
         for watch in self.watches:
             watch.found(finding)
+        self.enough = self.enough or self.is_enough(finding)
         if self.error is None:
             kind = error or error_of(finding.kind)
             if issubclass(kind, FindingError):

@@ -153,6 +153,7 @@ class Machine:
         self._rank_in_front = -1
         self.baton = closed()
         self.rewrite = rewrite or Rewrite()
+        self.findings.is_enough = self.rewrite.is_enough
         self.steps = 0
         self.time: SimulatedTime | None = None
         self._program_type = Program
@@ -310,6 +311,8 @@ class Machine:
                 if self.steps > most_steps:
                     raise NoEnd(f"no end after {self.steps} steps")
                 task.step()
+                if self.findings.enough:
+                    return
                 if self.hosts_may_go:
                     self._wake_hosts()
             if self._finished():

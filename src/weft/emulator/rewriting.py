@@ -10,6 +10,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from weft.base.report import Finding
 from weft.emulator.codegen import EmulatedKernel, KernelWriter, compile_ttir
 from weft.emulator.ttir import Module
 from weft.emulator.ttir_parser import parse
@@ -41,6 +42,10 @@ class Rewrite:
     def position(self, work: Work, stream: Stream) -> int | None:
         """How many of the stream's queued works go before `work`; None leaves it out."""
         return len(stream.queue)
+
+    def is_enough(self, finding: Finding) -> bool:
+        """Does a session end with `finding`? What would run next is then left out."""
+        return False
 
     def reached(self, mark: int) -> None:
         """A program has come by the operation `weft.reached:mark` that the kernel was given."""

@@ -64,7 +64,9 @@ def searched(
         def instead(mutant: Any, kernel: Any = kernel) -> list[Run]:
             return [replace(run, run=_with(run, kernel, mutant)) for run in runs]
 
-        of_ir = search_woven(kernel, instead, bounds, subject=subject, ranks=ranks)
+        of_ir = search_woven(
+            kernel, instead, bounds, subject=subject, ranks=ranks, steps=report.steps
+        )
         report.verdicts += of_ir.verdicts
         report.seconds += of_ir.seconds
         report.bound = report.bound or of_ir.bound

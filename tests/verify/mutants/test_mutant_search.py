@@ -33,6 +33,12 @@ def test_every_mutant_of_a_program_that_needs_all_its_signals_is_caught():
     assert values["mutants"] == report.caught + len(report.equivalent) and values["missed"] == []
 
 
+def test_mutants_of_one_argument_go_round_all_runs():
+    bounds = Bounds(schedules=16, argued=2)
+    trials = [list(bounds.trials_of_argued(turn, (3, 5, 7))) for turn in range(3)]
+    assert trials == [[(3, 1), (5, 2)], [(7, 3), (3, 4)], [(5, 5), (7, 6)]]
+
+
 def test_what_the_host_queues_is_changed_too():
     report = look(copying)
     host = [one for one in report.verdicts if one.mutant.site.kernel == HOST]

@@ -31,7 +31,8 @@ class MutantReport:
     """All mutants of one program. `ok`: each was caught, or is equivalent by an argument that held.
 
     `unreached` are sites in its kernels that none of the runs came by; their mutants are not
-    counted. `mistakes` are notes of equivalence that are wrong or speak of nothing.
+    counted. `mistakes` are notes of equivalence that are wrong or speak of nothing. `steps` is what
+    the program takes as it is, once in each of its runs.
     """
 
     subject: str
@@ -40,6 +41,7 @@ class MutantReport:
     unreached: list[Site] = field(default_factory=list)
     mistakes: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    steps: float = 0.0
     bound: str = ""  # why not all of them ran
 
     def of(self, outcome: str) -> list[Verdict]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
+from weft.base.report import Finding
 from weft.emulator.codegen import EmulatedKernel
 from weft.emulator.rewriting import Rewrite, compile_module, parsed
 from weft.emulator.streams import Stream, Work
 from weft.emulator.ttir import Op
 from weft.emulator.ttir_parser import parse_statements
 from weft.verify.mutants import host, kernels
-from weft.verify.mutants.edits import edited
+from weft.verify.mutants.edits import Changes, edited
 from weft.verify.mutants.records import HOST, Mutant, Site
+
+# That a wait is gone shows at once; what is asked is whether it was needed.
+SAYS_NOTHING = {"unused signal"}
 
 
 class Census(Rewrite):
@@ -30,7 +35,7 @@ class Census(Rewrite):
         known = self._kernels.get(text)
         if known is None:
             module = parsed(text)
-            self.mutants.update(dict.fromkeys(kernels.mutations(module)))
+            self.mutants.update(dict.fromkeys(_mutations(text)))
             changes = {op: [self._mark(op, site), op] for op, site in kernels.sites(module).items()}
             known = self._kernels[text] = compile_module(edited(module, changes))
         return known
@@ -55,7 +60,14 @@ class Census(Rewrite):
         return super().position(work, stream)
 
 
-class OneMutant(Rewrite):
+class ToFirstFinding(Rewrite):
+    """Changes nothing, and ends a session as soon as it has shown something."""
+
+    def is_enough(self, finding: Finding) -> bool:
+        return finding.kind not in SAYS_NOTHING
+
+
+class OneMutant(ToFirstFinding):
     """The program with one mutant in it."""
 
     def __init__(self, mutant: Mutant) -> None:
@@ -78,5 +90,11 @@ def _mutated(text: str, mutant: Mutant) -> EmulatedKernel | None:
     module = parsed(text)
     if module.kernel.name != mutant.site.kernel:
         return None
-    changes = kernels.mutations(module).get(mutant)
+    changes = _mutations(text).get(mutant)
     return None if changes is None else compile_module(edited(module, changes))
+
+
+@lru_cache(maxsize=64)
+def _mutations(text: str) -> Mapping[Mutant, Changes]:
+    """All of one text: every mutant of it asks for one of them."""
+    return kernels.mutations(parsed(text))

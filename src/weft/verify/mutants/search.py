@@ -33,15 +33,12 @@ from weft.verify.mutants.results import (
     Verdict,
     mistakes_of,
 )
-from weft.verify.mutants.rewrites import Census, OneMutant
+from weft.verify.mutants.rewrites import SAYS_NOTHING, Census, OneMutant
 
 # A mutant that takes so many times the program's own steps, and so many at least, has no end.
 # Steps, not seconds: what becomes of a mutant must not depend on what else the machine is doing.
 PATIENCE = 30
 LEAST_STEPS = 100_000
-
-# That a wait is gone shows at once; what is asked is whether it was needed.
-SAYS_NOTHING = {"unused signal"}
 
 
 @dataclass(frozen=True)
@@ -59,14 +56,14 @@ class Run:
 class Bounds:
     """How much is tried.
 
-    Units   schedules: seeds of each run that a mutant may survive; argued: the same for one that is
-            equivalent by an argument, whose mutants take the seeds in turn; census: seeds under
-            which the program runs as it is; limit_s: seconds for all; jobs: processes, 0 is one
-            for each CPU
+    Units   schedules: seeds of each run that a mutant may survive; argued: runs with one that is
+            equivalent by an argument, whose mutants take runs and seeds in turn; census: seeds
+            under which the program runs as it is; limit_s: seconds for all; jobs: processes, 0 is
+            one for each CPU
     """
 
     schedules: int = 12
-    argued: int = 3
+    argued: int = 9
     census: int = 3
     limit_s: float | None = None
     jobs: int = 0
@@ -75,9 +72,14 @@ class Bounds:
         """What one run took, of the steps that the program took under all seeds of a census."""
         return steps / max(self.census, 1)
 
-    def seeds_of_argued(self, turn: int) -> list[int]:
-        """Seeds of the mutant that is number `turn` of its argument; odd ones have laggards."""
-        return [(turn + 1 + i) % max(self.schedules, 1) for i in range(self.argued)]
+    def trials_of_argued(self, turn: int, runs: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """(run, seed) of the mutant that is number `turn` of its argument.
+
+        All of an argument's mutants go round all runs; odd seeds have laggards.
+        """
+        seeds = max(self.schedules, 1)
+        for i in range(turn * self.argued, (turn + 1) * self.argued):
+            yield runs[i % len(runs)], (i + 1) % seeds
 
 
 class WrongAnswer(AssertionError):
@@ -106,7 +108,7 @@ def search(
         verdicts.append(verdict)
         if on_mutant is not None:
             on_mutant(len(verdicts), len(chosen))
-    report = MutantReport(subject, ranks, verdicts, survey.unreached())
+    report = MutantReport(subject, ranks, verdicts, survey.unreached(), steps=sum(survey.steps))
     if choose is None:
         report.mistakes = mistakes_of(notes, verdicts)
     report.seconds = time.monotonic() - begin
@@ -204,9 +206,9 @@ class Hunt:
         return Verdict(mutant, outcome, by, tried, time.monotonic() - begin)
 
     def _argued(self, mutant: Mutant, reason: str) -> Iterator[tuple[int, int]]:
-        seeds = self.bounds.seeds_of_argued(self.argued[reason])
+        turn = self.argued[reason]
         self.argued[reason] += 1
-        yield from ((run, seed) for seed in seeds for run in self.survey.where[mutant])
+        yield from self.bounds.trials_of_argued(turn, self.survey.where[mutant])
 
     def _trials(self, mutant: Mutant) -> Iterator[tuple[int, int]]:
         """(run, seed) pairs, those first that are likely to catch it for their time.

@@ -13,9 +13,10 @@ from them and runs it is told by the caller, since the compiler is another room.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from weft.base.errors import UsageError
@@ -30,6 +31,7 @@ from weft.verify.mutants.results import (
     MutantReport,
     Verdict,
 )
+from weft.verify.mutants.rewrites import ToFirstFinding
 from weft.verify.mutants.search import Bounds, Run, most_steps, shows
 
 # The program with one of its kernels generated from this: the ways it is run.
@@ -37,28 +39,31 @@ Runs = Callable[[core.Kernel], Sequence[Run]]
 
 
 def search_woven(
-    kernel: core.Kernel, runs_of: Runs, bounds: Bounds, *, subject: str, ranks: int
-) -> MutantReport:
+    kernel: core.Kernel, runs_of: Runs, bounds: Bounds, *, subject: str, ranks: int,
+    steps: float | None = None,
+) -> MutantReport:  # fmt: skip
     """The verdict over every mutant of one kernel; `runs_of(kernel)` runs a program with it.
+
+    `steps` is what the program takes, by whoever has run it already.
 
     Raises  UsageError: the program itself shows something
     """
     begin = time.monotonic()
-    census = Rewrite()
-    for run in runs_of(kernel):
-        for seed in range(bounds.census):
-            if shown := shows(run, seed, census):
-                raise UsageError(f"{run.name}, seed {seed}: the program itself shows {shown}")
-    rewrite = Rewrite()
-    rewrite.most_steps = most_steps(bounds.of_one_census(census.steps))
+    if steps is None:
+        steps = _steps_of(runs_of(kernel), bounds)
+    rewrite = ToFirstFinding()
+    rewrite.most_steps = most_steps(steps)
     report, argued = MutantReport(subject, ranks), Counter[str]()
     for mutant, changed in mutations(kernel):
         is_over = bounds.limit_s is not None and time.monotonic() - begin > bounds.limit_s
-        runs = () if is_over else runs_of(changed)
-        reason = argument(kernel, mutant)
-        seeds = bounds.seeds_of_argued(argued[reason]) if reason else range(bounds.schedules)
+        runs = [] if is_over else runs_of(changed)
+        reason, numbers = argument(kernel, mutant), range(len(runs))
+        trials = itertools.product(range(bounds.schedules), numbers)
+        if reason and runs:
+            of_argument = bounds.trials_of_argued(argued[reason], numbers)
+            trials = ((seed, run) for run, seed in of_argument)
         argued[reason] += 1
-        verdict = _verdict(mutant, runs, seeds, rewrite)
+        verdict = _verdict(mutant, ((runs[run], seed) for seed, run in trials), rewrite)
         if verdict.outcome == MISSED and reason:
             verdict = replace(verdict, outcome=EQUIVALENT, by=reason)
         report.verdicts.append(verdict)
@@ -85,16 +90,22 @@ def argument(kernel: core.Kernel, mutant: Mutant) -> str:
     return ""
 
 
-def _verdict(
-    mutant: Mutant, runs: Sequence[Run], seeds: Sequence[int], rewrite: Rewrite
-) -> Verdict:
+def _steps_of(runs: Sequence[Run], bounds: Bounds) -> float:
+    census = Rewrite()
+    for run in runs:
+        for seed in range(bounds.census):
+            if shown := shows(run, seed, census):
+                raise UsageError(f"{run.name}, seed {seed}: the program itself shows {shown}")
+    return bounds.of_one_census(census.steps)
+
+
+def _verdict(mutant: Mutant, trials: Iterable[tuple[Run, int]], rewrite: Rewrite) -> Verdict:
     begin, tried = time.monotonic(), 0
-    for seed in seeds:
-        for run in runs:
-            tried += 1
-            if shown := shows(run, seed, rewrite):
-                by = f"{shown} in {run.name}, seed {seed}"
-                return Verdict(mutant, CAUGHT, by, tried, time.monotonic() - begin)
+    for run, seed in trials:
+        tried += 1
+        if shown := shows(run, seed, rewrite):
+            by = f"{shown} in {run.name}, seed {seed}"
+            return Verdict(mutant, CAUGHT, by, tried, time.monotonic() - begin)
     outcome = MISSED if tried else NOT_RUN
     return Verdict(mutant, outcome, "", tried, time.monotonic() - begin)
 
