@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from math import ceil
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ def parts_of(m: int, n: int, num_ranks: int, programs: int, group_m: int, last: 
     """Tiles of 4 x 4."""
     rows = ceil(m / num_ranks)
     tiles_m, num_n = ceil(rows / 4), ceil(n / 4)
-    lead, tail = weave.order_of(num_ranks, tiles_m * num_n, programs, last)
+    lead, tail = weave.order_of(num_ranks, tiles_m * num_n, programs, last, group_m * num_n)
     return weave.Parts(m, n, rows, 4, 4, tiles_m, num_n, words, lead, tail, group_m)
 
 
@@ -95,3 +96,27 @@ def test_each_source_has_a_word_for_each_part_of_each_tile(world, words):
         for source in range(num_ranks)
     ]
     assert sorted(found) == list(range(parts.tiles_m * parts.num_n * words * num_ranks))
+
+
+@pytest.mark.parametrize("num_ranks", (2, 3, 4))
+def test_own_tiles_between_the_others_are_in_their_columns(num_ranks):
+    """Whole groups of rows behind them: what programs multiply at a time shares columns of B."""
+    num_n, group_m = 32, 4
+    parts = parts_of(num_ranks * 64, num_n * 4, num_ranks, 48, group_m, 3)
+    order = order_of(parts, 0, num_ranks)
+    assert 0 < parts.lead == (num_ranks - 1) * parts.tail and parts.tail % (group_m * num_n) == 0
+    middle = order[parts.lead : len(order) - parts.tail]
+    assert {at.owner for at in middle} == set(range(num_ranks))
+    pairs = [(own, other) for other, own in pairwise(middle) if own.owner == 0 != other.owner]
+    assert pairs
+    for own, other in pairs:
+        assert own.i_n == other.i_n, "the same columns"
+        assert own.row < other.row, "of an earlier group"
+
+
+def test_where_few_own_tiles_are_asked_for_at_the_end_there_are_few():
+    # A group of 8 rows has 512 tiles: of four turns, where one is asked for.
+    assert weave.order_of(2, 1024, 132, 1, 512) == (264, 132)
+    assert weave.order_of(2, 1024, 132, 3, 512) == (512, 512)
+    # One group is all: then they come without sharing columns, not all at the end.
+    assert weave.order_of(2, 512, 132, 3, 512) == (264, 396)

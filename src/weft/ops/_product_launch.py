@@ -13,13 +13,17 @@ from weft.base.target import Target
 from weft.tiles import blocking, gemm, gemm_sm90, weave
 
 # Rows of tiles that programs of one turn share, of all ranks' parts.
-TOGETHER = 12
+TOGETHER = 16
 
 
 def group_m(num_ranks: int, tiles_m: int) -> int:
-    """Of a part's rows of tiles: as many rows of tiles as columns, of all ranks' parts together,
-    are multiplied at a time."""
-    return max(1, min(TOGETHER // num_ranks, tiles_m))
+    """Of a part's rows of tiles: about as many rows of tiles as columns, of all ranks' parts
+    together, are multiplied at a time.
+
+    Groups are alike: in a low one each tile would bring a column of B along.
+    """
+    most = max(1, TOGETHER // num_ranks)
+    return max(1, ceil(tiles_m / max(1, ceil(tiles_m / most))))
 
 
 def parts_of(
@@ -31,7 +35,7 @@ def parts_of(
     tiles_m, num_n = ceil(rows / tile_m), ceil(sized.n / tile_n)
     # Each half of a wide tile has a word of its own.
     words = 2 if is_sm90 and tile_n > 128 else 1
-    lead, tail = weave.order_of(num_ranks, tiles_m * num_n, programs, last)
+    lead, tail = weave.order_of(num_ranks, tiles_m * num_n, programs, last, group_m * num_n)
     return weave.Parts(
         sized.m, sized.n, rows, tile_m, tile_n, tiles_m, num_n, words, lead, tail, group_m
     )

@@ -35,6 +35,8 @@ from weft.tiles import gemm, gemm_sm90
 
 # Descriptors that a kernel takes for them.
 MOST_PEERS = 7
+# So many times the own tiles that were asked for at the end are not too many, to share columns.
+MOST_BEHIND = 3
 # Elements that a thread moves at once: 16 bytes of 16 bits. Rows begin at multiples of them.
 VECTOR = gl.constexpr(8)
 
@@ -124,17 +126,26 @@ def scattered(i, num_m, num_n, args):
     return Owned(owner * parts.tiles_m + row, inside // height, owner, row * parts.tile_m, end)
 
 
-def order_of(num_ranks: int, tiles: int, num_programs: int, last: int) -> tuple[int, int]:
-    """`lead` and `tail` for so many tiles to a part.
+def order_of(
+    num_ranks: int, tiles: int, num_programs: int, last: int, group: int
+) -> tuple[int, int]:
+    """`lead` and `tail` for so many tiles to a part; a group of its rows of tiles has `group`.
 
     Programs run side by side, and a tile is stored while the next is multiplied: what is waited for
     is two turns of all programs ahead. `last` is how many turns' worth of other ranks' tiles the
     own tiles at the end stand for.
+
+    Own tiles that are whole groups behind the others are in their columns, and B is read once for
+    both; so that is how far behind they are, unless it makes far more of them the last.
     """
     others, ahead = num_ranks - 1, 2 * num_programs
     tail = max(1, min(tiles, -(-last * num_programs // max(others, 1))))
+    behind = max(1, tail // max(group, 1)) * max(group, 1)
+    is_ahead = 4 * others * behind >= 3 * ahead
     if num_ranks == 1 or num_ranks * tiles * tiles >= 1 << 31:
         tail = tiles
+    elif is_ahead and behind < tiles and behind <= MOST_BEHIND * tail:
+        return others * behind, behind
     return (others * tiles if tail == tiles else min(ahead, others * tiles)), tail
 
 
@@ -293,9 +304,15 @@ def unpack_rows(out, gathered, at, row, parts, rows: gl.constexpr, columns: gl.c
 def add_partial_chunks(at, row, column, value, args):
     """As `add_partials`. args: Move"""
     layout: gl.constexpr = value.type.layout
-    offset, mask = chunk_cells(at, row, column, args.parts, value.shape[0], value.shape[1], layout)
+    n = args.parts.n // VECTOR * VECTOR
+    i = row - at.i_m * args.parts.tile_m + gl.arange(0, value.shape[0], gl.SliceLayout(1, layout))
+    # Columns are added last, in 64 bits: so they are constants of each load, and few of the loads'
+    # addresses are kept over the hops, beside the sums. As offsets they did not fit in registers.
+    j = gl.arange(0, value.shape[1], gl.SliceLayout(0, layout)).to(gl.int64)
+    mask = (i < at.end - at.row)[:, None] & (j < n - column)[None, :]
     for hop in range(1, args.world.num_ranks):
         source = (args.rank + hop) % args.world.num_ranks
         there = args.partials + chunk_place(source, at, args.parts)
-        value += gl.load(there + offset, mask=mask, other=0.0).to(gl.float32)
+        rows = there + column + i.to(gl.int64) * n
+        value += gl.load(rows[:, None] + j[None, :], mask=mask, other=0.0).to(gl.float32)
     return value
