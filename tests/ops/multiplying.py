@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from compiling import check_code
 
 import weft
 from weft.base.card import Op
 from weft.base.dtypes import tolerance
 from weft.base.target import TARGETS
+from weft.language import triton_api
 from weft.ops._lanes import nodes_of
 from weft.ops._products import PUSH
 
@@ -113,3 +116,17 @@ def unaligned_on_rank_0(op: Op, problem: Any) -> None:
     for inputs in (mine, there, mine, there):
         out = op.run(world, problem, inputs, config_for(op, problem))
         check(op, out, problem, world.rank)
+
+
+# Sizes of a launch, which uniform registers do not hold: written once, read where a tile begins.
+# Of Hopper's template; tiles of the plain one are not fitted to each target's registers.
+MOST_STACK_BYTES = {"cuda:90": 32}
+
+
+def check_products(kernels: Iterable[tuple[Any, Any]], target: Any) -> None:
+    """They compile and keep their waits; where sums fit in registers, that is where they are."""
+    if target.backend == "emu":
+        for fn, record in kernels:
+            assert triton_api.compile_kernel(fn, record, target)
+    else:
+        check_code(kernels, target, MOST_STACK_BYTES.get(target.name, 1 << 12))

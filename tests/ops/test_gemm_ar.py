@@ -9,6 +9,7 @@ from multiplying import (
     EMU,
     any_schedule,
     call_every_way,
+    check_products,
     config_for,
     problem_for,
 )
@@ -16,9 +17,7 @@ from multiplying import (
 import weft
 from weft.base.errors import ConfigError
 from weft.base.target import TARGETS
-from weft.language import triton_api
 from weft.ops.gemm_ar import Config, candidates, gemm_ar, kernels, op
-from weft.verify import compiled
 
 TRANSPORTS = ("push", "one_shot", "two_shot")
 
@@ -75,7 +74,7 @@ COMPILED = [
 def test_compiles_everywhere_and_keeps_its_waits(target, shape, b_is_nk):
     target = TARGETS[target]
     problem = problem_for(op, 4, *shape, "bfloat16", b_is_nk=b_is_nk)
-    check_code(problem, None, target)
+    check_products(kernels(problem, None, target), target)
 
 
 @pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
@@ -84,17 +83,7 @@ def test_packets_compile_for_few_rows(target, transport):
     problem = problem_for(op, 4, 9, 70, 50, "bfloat16")
     found = candidates(problem, TARGETS[target])
     config = next(config for config in found if config.transport == transport)
-    check_code(problem, config, TARGETS[target])
-
-
-def check_code(problem, config, target):
-    ((fn, record),) = kernels(problem, config, target)
-    binary = triton_api.compile_kernel(fn, record, target)
-    if target.backend != "emu":
-        report = compiled(binary, target)
-        assert report.ok, "\n".join(map(str, report.findings))
-    if target.backend == "cuda":
-        assert "ld.local" not in binary.asm["ptx"] and "st.local" not in binary.asm["ptx"]
+    check_products(kernels(problem, config, TARGETS[target]), TARGETS[target])
 
 
 def test_packets_do_not_reach_other_nodes():

@@ -12,6 +12,7 @@ from multiplying import (
     EMU,
     any_schedule,
     call_every_way,
+    check_products,
     config_for,
     problem_for,
 )
@@ -19,10 +20,8 @@ from multiplying import (
 import weft
 from weft.base.errors import CallOrderError, ConfigError, DtypeError, ShapeError
 from weft.base.target import TARGETS
-from weft.language import triton_api
 from weft.ops._products import LIBRARY, problem_of
-from weft.ops.gemm_rs import Config, Problem, candidates, gemm_rs, kernels, op
-from weft.verify import compiled
+from weft.ops.gemm_rs import Config, Problem, candidates, choose, gemm_rs, kernels, op
 
 
 @pytest.mark.parametrize(("num_ranks", "m", "n", "k"), AWKWARD)
@@ -146,13 +145,28 @@ COMPILED = [
 def test_compiles_everywhere_and_keeps_its_waits(target, shape, b_is_nk):
     target = TARGETS[target]
     problem = problem_for(op, 4, *shape, "bfloat16", b_is_nk=b_is_nk)
-    ((fn, record),) = kernels(problem, None, target)
-    binary = triton_api.compile_kernel(fn, record, target)
-    if target.backend != "emu":
-        report = compiled(binary, target)
-        assert report.ok, "\n".join(map(str, report.findings))
-    if target.backend == "cuda":
-        assert "ld.local" not in binary.asm["ptx"] and "st.local" not in binary.asm["ptx"]
+    check_products(kernels(problem, None, target), target)
+
+
+def test_hoppers_tiles_in_turns_keep_their_sums_in_registers():
+    """What is spilled are a few sizes, once in a launch: nothing of a tile."""
+    target = TARGETS["cuda:90"]
+    problem = problem_for(op, 4, 2048, 8192, 2048, "bfloat16", b_is_nk=True)
+    config = choose(problem, target)
+    assert (config.template, config.tile_n) == ("sm90", 128)
+    check_products(kernels(problem, config, target), target)
+
+
+@pytest.mark.parametrize(("shape", "tile_n", "by_tma"), [
+    ((2048, 8192, 2048), 128, False),
+    ((8192, 8192, 2048), 128, False),
+    ((2048, 4096, 3584), 128, False),
+    ((4096, 8192, 7168), 256, True),
+])  # fmt: skip
+def test_what_is_taken_is_what_was_fastest(shape, tile_n, by_tma):
+    """Of what was read on 2 x H200: benchmarks/results/gemm_rs_variants_h200x2.json."""
+    config = choose(problem_for(op, 2, *shape, "bfloat16", b_is_nk=True), TARGETS["cuda:90"])
+    assert (config.template, config.tile_n, config.by_tma) == ("sm90", tile_n, by_tma)
 
 
 def test_is_found_by_its_name():

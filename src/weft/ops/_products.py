@@ -17,6 +17,8 @@ import torch
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
+from weft.compiler.cost import products
+from weft.compiler.cost.machine import machine_for
 from weft.compiler.lower import hooks, kernels, source
 from weft.ir import core
 from weft.language import triton_api
@@ -186,15 +188,27 @@ class Config:
 
 
 def fused(config: type[Config], problem: Any, target: Target) -> Iterator[Any]:
-    """Configurations in which one kernel does all, the best guess first."""
+    """Configurations in which one kernel does all, the one that is predicted to end first first."""
     if problem.can_use_sm90(target) and not problem.is_empty:
         ways = (False, True) if problem.num_ranks <= weave.MOST_PEERS + 1 else (False,)
-        for by_tma in ways:
-            for cut in (gemm_sm90.TURNS, gemm_sm90.WIDE):
-                yield config(template="sm90", by_tma=by_tma, **_cut(cut, problem))
+        found = [
+            config(template="sm90", by_tma=by_tma, **_cut(cut, problem))
+            for by_tma in ways
+            for cut in (gemm_sm90.TURNS, gemm_sm90.WIDE)
+        ]
+        yield from sorted(found, key=lambda one: _predicted_us(one, problem, target))
     for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
         low = replace(cut, tile_m=min(cut.tile_m, max(16, _lanes.power_of_two(problem.rows))))
         yield config(**_cut(low, problem))
+
+
+def _predicted_us(config: Config, problem: Any, target: Target) -> float:
+    """When all rows are summed, which takes every operator here alike."""
+    tile = (config.tile_m, config.tile_n, config.tile_k)
+    one = products.Product(
+        problem.m, problem.n, problem.k, problem.num_ranks, tile, problem.itemsize
+    )
+    return products.scattered_us(one, machine_for(target), by_tma=config.by_tma)
 
 
 def _cut(cut: Blocking, problem: Any) -> dict[str, int]:

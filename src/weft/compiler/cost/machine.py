@@ -24,9 +24,11 @@ class Machine:
     `program_tflops`: one program's products in wide tiles; `turns_cost`: narrow ones take so much
     longer. `gate_us`: from the call to a copy engine's first copy where it fetches, `put_gate_us`
     where it puts, which asks for no meeting; `copy_us` and `word_us` start
-    each copy and the word behind it. `push_us`: a launch before the product. `scatter_cost`,
-    `wide_scatter_cost`: a product takes so much longer whose tiles go to other ranks, in narrow and
-    in wide tiles. `combine_gbps`: what one program reads of other ranks' sums in its epilogue.
+    each copy and the word behind it. `push_us`: a launch before the product. `leave_us`,
+    `wide_leave_us`: a program's next product waits so long for a narrow or a wide tile of a product
+    whose tiles go to other ranks; `tma_leave_us`, `wide_tma_leave_us` where they go by TMA.
+    `sums_us`: such a product's first and last tiles.
+    `combine_gbps`: what one program reads of other ranks' sums in its epilogue.
     `end_us`: the last tile's way out.
     `small_*`, `few_*`: few rows, where reading B is all that takes time; `few_wide_gbps` above 32.
     `packet_*`: data that carries its flags; `rows_us`: few rows summed by pushes.
@@ -45,8 +47,11 @@ class Machine:
     copy_gbps: float
     push_us: float
     push_gbps: float
-    scatter_cost: float
-    wide_scatter_cost: float
+    leave_us: float
+    wide_leave_us: float
+    tma_leave_us: float
+    wide_tma_leave_us: float
+    sums_us: float
     combine_gbps: float
     signal_us: float
     small_us: float
@@ -80,8 +85,8 @@ H200X4 = Machine(
     program_tflops=783 / 132, turns_cost=1.06, gate_us=20.0, copy_us=3.0, word_us=1.0,
     put_gate_us=12.0, copy_gbps=390.0, push_us=1.5, push_gbps=300.0, share_us=3.0, end_us=12.0,
     memory_gbps=3800.0, cached_bytes=30e6,
-    # Readings of gemm_rs at TP2, n 8192, k 2048, m 2048 and 8192: 1.12 to 1.23, and 1.46, 1.48.
-    scatter_cost=1.15, wide_scatter_cost=1.45,
+    # Fitted to 24 readings of gemm_rs at TP2, k 2048 to 7168, m 512 to 8192: 3 % off on average.
+    leave_us=1.9, wide_leave_us=9.5, tma_leave_us=2.3, wide_tma_leave_us=6.4, sums_us=8.0,
     # docs/hardware.md: a signal's way is half a round trip; 16 KB tiles from L2 and HBM.
     signal_us=1.5, combine_gbps=40.0,
     # ag_gemm at decode sizes: by pushes; by packets under one launch, m 16 (8b mlp 28.9 us, 70b

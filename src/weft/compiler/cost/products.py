@@ -143,26 +143,45 @@ def _memory_us(product: Product, machine: Machine) -> float:
     return b_bytes * times / machine.memory_gbps / 1e3
 
 
-def scattered_us(product: Product, machine: Machine, engine: str = "push") -> float:
+def leave_us(rows: int, columns: int, machine: Machine, by_tma: bool = False) -> float:
+    """How long a tile on its way to other ranks holds up its program's next product.
+
+    Both consumers of a wide tile wait for it; of narrow ones, one multiplies meanwhile.
+    """
+    if columns > 128:
+        whole = machine.wide_tma_leave_us if by_tma else machine.wide_leave_us
+        return whole * rows / 128 * columns / 256
+    whole = machine.tma_leave_us if by_tma else machine.leave_us
+    return whole * rows / 128 * columns / 128
+
+
+def scattered_us(
+    product: Product, machine: Machine, engine: str = "push", *, by_tma: bool = False
+) -> float:
     """The product, then reduce-scatter of its rows: other ranks' tiles first, own ones last."""
     num_m, num_n = product.tiles
     programs = machine.num_sms
-    is_wide = product.tile[1] > 128
-    slower = machine.wide_scatter_cost if is_wide else machine.scatter_cost
-    alone = _run(product, machine, [0.0] * num_m, programs) * slower
+    each = tile_us(product, machine)
+    alone = _run(product, machine, [0.0] * num_m, programs)
+    if product.num_ranks > 1:
+        held_us = leave_us(*product.tile[:2], machine, by_tma)
+        alone += num_m * num_n / programs * held_us + machine.sums_us
+        each += held_us
     sent_bytes = product.m * product.n * product.itemsize * (product.num_ranks - 1)
     sent_bytes /= product.num_ranks
     gbps = machine.push_gbps if engine == "push" else machine.far_gbps
     # The last tiles for others leave when own ones begin, and are needed when those end.
     sent_us = sent_bytes / gbps / 1e3 + machine.signal_us
-    own_us = num_m / product.num_ranks * num_n * tile_us(product, machine) / programs
+    own_us = num_m / product.num_ranks * num_n * each / programs
     own_bytes = product.rows * product.n * product.itemsize * (product.num_ranks - 1)
     combine_us = own_bytes / (machine.combine_gbps * min(programs, num_m * num_n)) / 1e3
     exposed = max(0.0, sent_us - (alone - own_us), machine.signal_us)
     return max(alone, alone - own_us + exposed) + combine_us + machine.end_us
 
 
-def reduced_us(product: Product, machine: Machine, engine: str = "push") -> float:
+def reduced_us(
+    product: Product, machine: Machine, engine: str = "push", *, by_tma: bool = False
+) -> float:
     """The product, then the sum of it over ranks.
 
     push: rows are summed by their owners, which send them on. packets: each rank sums all rows.
@@ -181,7 +200,8 @@ def reduced_us(product: Product, machine: Machine, engine: str = "push") -> floa
     back_us = whole_bytes / gbps / 1e3 + machine.signal_us
     own_us = product.tiles[0] / product.num_ranks * product.tiles[1]
     own_us *= tile_us(product, machine) / machine.num_sms
-    return scattered_us(product, machine, engine) + max(0.0, back_us - own_us) + machine.signal_us
+    summed_us = scattered_us(product, machine, engine, by_tma=by_tma)
+    return summed_us + max(0.0, back_us - own_us) + machine.signal_us
 
 
 def summed_rows_us(num_bytes: int, num_ranks: int, machine: Machine, engine: str) -> float:

@@ -17,6 +17,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import UsageError
 from weft.base.schedule import Signal, Span
 from weft.compiler.cost.machine import Machine, on_curve
+from weft.compiler.cost.products import leave_us
 from weft.compiler.passes.allocate import extent_of
 from weft.ir.device import (
     After,
@@ -523,11 +524,10 @@ class Played:
             return us(moved * rows, self.machine.memory_gbps / self.machine.num_sms)
         k = self.k_of(rank, step)
         slower = 1 if columns > 128 else self.machine.turns_cost
-        if step.pushes:  # stores to peers hold up the next product
-            is_wide = columns > 128
-            slower *= self.machine.wide_scatter_cost if is_wide else self.machine.scatter_cost
         slower *= max(1.0, 64 / min(rows, 64) * 0.5)
-        return 2e-6 * rows * columns * k / self.machine.program_tflops * slower
+        took = 2e-6 * rows * columns * k / self.machine.program_tflops * slower
+        # Stores to peers hold up the next product.
+        return took + (leave_us(rows, columns, self.machine) if step.pushes else 0.0)
 
     def emit(self, rank: int, lane: str, now: float, step: Launch, tile: Tile) -> Steps:
         """What becomes of a tile: stored, sent to its owner, or summed with the others' of it."""
