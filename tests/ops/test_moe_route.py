@@ -174,8 +174,9 @@ def test_what_does_not_fit(ranks):
     "target",
     ["cuda:90", *(pytest.param(one, marks=pytest.mark.slow) for one in ELSEWHERE)],
 )
-def test_compiles_and_keeps_its_waits(target):
-    problem = Problem(4096, 128, 4, "bfloat16", top_k=8)
+@pytest.mark.parametrize(("num_ranks", "experts"), [(4, 128), (2, 256), (1, 8)])
+def test_compiles_and_keeps_its_waits(target, num_ranks, experts):
+    problem = Problem(4096, experts, num_ranks, "bfloat16", top_k=8)
     for fn, record in kernels(problem, None, TARGETS[target]):
         binary = triton_api.compile_kernel(fn, record, TARGETS[target])
         report = compiled(binary, TARGETS[target])

@@ -17,7 +17,7 @@ from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ops import _lanes, _records
-from weft.ops.moe_route import MOST_CHOSEN, Tables, cut_tiles
+from weft.ops.moe_route import MOST_CHOSEN, Tables, cut_tiles, tokens_together
 from weft.tiles import experts, route
 
 MOST_COLUMNS = 1024
@@ -162,7 +162,7 @@ def _config(problem: Problem, target: Target, transport: str) -> Config:
     of_thread = PACKETS_OF_THREAD * _lanes.PACKET_BYTES if by_packets else THREAD_BYTES
     one = Config(
         transport, lanes=128, block=block, tokens=max(1, THREADS * of_thread // (block * size)),
-        num_warps=THREADS // target.warp_size,
+        batch=min(32, tokens_together(problem.top_k)), num_warps=THREADS // target.warp_size,
     )  # fmt: skip
     return replace(one, lanes=min(one.lanes, one.most_lanes(target)))
 

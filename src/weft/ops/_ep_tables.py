@@ -6,7 +6,6 @@ and its signals; moe_route's is the same with the choosing.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from weft.base.target import Target
 from weft.language import slots
 from weft.ops import _ep, _lanes
 from weft.ops._ep import Config, Problem
-from weft.ops.moe_route import Tables
+from weft.ops.moe_route import Tables, blocks_of
 from weft.tiles import experts as ep
 from weft.tiles import route
 
@@ -30,15 +29,10 @@ TOO_MANY, WRONG_CHOICE = tl.constexpr(1), tl.constexpr(2)
 RANK_BITS, NUMBER_BITS = tl.constexpr(4), tl.constexpr(20)
 
 
-def _blocks(problem: Problem, config: Config) -> int:
-    """Of each rank's tokens, whose choices are told together."""
-    return math.ceil(problem.rows / config.batch)
-
-
 def _tokens(problem: Problem, config: Config) -> route.Tokens:
     columns = problem.own_experts + problem.num_ranks
-    sizes = (problem.num_tokens, problem.rows, _blocks(problem, config))
-    return route.Tokens(*sizes, columns, problem.max_tiles)
+    blocks = blocks_of(problem.rows, config.batch, config.lanes)
+    return route.Tokens(problem.num_tokens, problem.rows, *blocks, columns, problem.max_tiles)
 
 
 def _cut(problem: Problem, config: Config) -> route.Cut:
@@ -68,30 +62,40 @@ class Heard(NamedTuple):
 @triton.jit
 def _tell_choices(world, ids, made, heard, block, rank, e, tokens, cut, split):
     """A block of own choices -> every rank, as it counts experts; and how many each has."""
-    row = block * cut.block + tl.arange(0, cut.block)
     k = tl.arange(0, cut.width)
-    place = row.to(tl.int64)[:, None] * cut.top_k + k[None, :]
-    mask = (row < split.tokens)[:, None] & (k < cut.top_k)[None, :]
-    asked = tl.load(ids + place, mask=mask, other=-1)
-    checked = ep.check(asked, row, k, cut.top_k, split.experts, cut.width)
-    tl.store(made.ids + place, checked.ids, mask=mask)
-    weights = tl.load(made.weights + place, mask=mask, other=0.0)
-    there = (rank * tokens.rows).to(tl.int64) * cut.top_k + place
-    # Places without a token hold no choice.
-    room = (row < tokens.rows)[:, None] & (k < cut.top_k)[None, :]
     column = tl.arange(0, cut.experts)
+    source = tl.arange(0, cut.sources)[:, None]
+    counts = tl.zeros((cut.sources, cut.experts), tl.int32)  # for each rank
+    wrong = tl.cast(0, tl.int32)
+    first = block * tokens.length
+    for at in range(first, tl.minimum(first + tokens.length, tokens.rows), cut.block):
+        row = at + tl.arange(0, cut.block)
+        place = row.to(tl.int64)[:, None] * cut.top_k + k[None, :]
+        mask = (row < split.tokens)[:, None] & (k < cut.top_k)[None, :]
+        asked = tl.load(ids + place, mask=mask, other=-1)
+        checked = ep.check(asked, row, k, cut.top_k, split.experts, cut.width)
+        wrong = tl.where(wrong == 0, checked.wrong, wrong)
+        tl.store(made.ids + place, checked.ids, mask=mask)
+        weights = tl.load(made.weights + place, mask=mask, other=0.0)
+        there = (rank * tokens.rows).to(tl.int64) * cut.top_k + place
+        # Places without a token hold no choice.
+        room = (row < tokens.rows)[:, None] & (k < cut.top_k)[None, :]
+        for hop in range(world.num_ranks):
+            to = (rank + hop) % world.num_ranks
+            local = ep.local_to(checked.ids, to, split.own)
+            wl.put(world, heard.ids + there, local, to=to, mask=room)
+            # weft: equivalent-mutant peer+1 of at: every rank is given the same, in another order
+            wl.put(world, heard.weights + there, weights, to=to, mask=room)
+            found = ep.tally(checked.ids, to, split, cut.experts)
+            counts += tl.where(source == to, found[None, :], 0)
     index = rank * tokens.blocks + block
     counted = heard.counted + index * tokens.experts + column
     for hop in range(world.num_ranks):
         to = (rank + hop) % world.num_ranks
-        local = ep.local_to(checked.ids, to, split.own)
-        counts = ep.tally(checked.ids, k, to, split, cut.experts)
-        wl.put(world, heard.ids + there, local, to=to, mask=room)
-        # weft: equivalent-mutant peer+1 of at: every rank is given the same, in another order
-        wl.put(world, heard.weights + there, weights, to=to, mask=room)
-        wl.put(world, counted, counts, to=to, mask=column < tokens.experts)
+        found = route.row_of(counts, to, cut.sources)
+        wl.put(world, counted, found, to=to, mask=column < tokens.experts)
         # weft: equivalent-mutant peer+1 of at: as above
-        wl.put(world, heard.wrong + index, checked.wrong, to=to)
+        wl.put(world, heard.wrong + index, wrong, to=to)
     wl.notify_all(world, heard.routed + index, e, op=wl.SignalOp.SET)
 
 
@@ -147,11 +151,10 @@ def ep_dispatch_tables(ids, made, heard, errors, slot, tokens, cut, split, world
     is_own = tl.arange(0, cut.experts) < split.own
     by_source = tl.where(is_own[None, :], counts.by_source, 0)
     if program == num_programs - 1:
-        own = route.Tokens(tokens.m, tokens.rows, tokens.blocks, split.own, tokens.tiles)
-        route.store_counts(made.counts, by_source, own, cut, world.num_ranks)
+        route.store_counts(made.counts, by_source, split.own, cut, world.num_ranks)
+        fitting = ep.fitting(by_source, split.room, cut.sources, world.num_ranks)
         route.cut_tiles(
-            ep.fitting(by_source, split.room), made.tiles, made.turns, made.num_tiles, rank,
-            tokens, cut, world.num_ranks,
+            fitting, made.tiles, made.turns, made.num_tiles, rank, tokens, cut, world.num_ranks
         )  # fmt: skip
         _say_what_is_wrong(
             errors, heard, counts.by_source, blocks, tokens, cut, split, world.num_ranks
@@ -159,7 +162,7 @@ def ep_dispatch_tables(ids, made, heard, errors, slot, tokens, cut, split, world
     slots_of = tl.sum(by_source, axis=0)
     begin = route.first_of(slots_of) + counts.before
     for block in range(first, tl.minimum(first + share, blocks)):
-        begin += route.place(
+        begin = route.place(
             heard.ids, heard.weights, block, begin, made.token_of, made.weight_of, made.slot_of,
             split.room, tokens, cut,
         )  # fmt: skip
@@ -172,7 +175,7 @@ def ep_dispatch_tables(ids, made, heard, errors, slot, tokens, cut, split, world
 
 def memory(problem: Problem, config: Config) -> tuple[dict, dict]:
     """Buffers of the slot, and how many words of each signal."""
-    blocks = problem.num_ranks * _blocks(problem, config)
+    blocks = problem.num_ranks * _tokens(problem, config).blocks
     choices = (problem.num_tokens, problem.top_k)
     buffers = {
         "ids": (choices, torch.int32),
@@ -196,9 +199,10 @@ def make(
         return made
     heard = Heard(slot.ids, slot.weights, slot.counted, slot.wrong, slot.routed)
     # Programs that have at least a block of tokens.
-    grid = min(config.lanes, problem.num_ranks * _blocks(problem, config))
+    tokens = _tokens(problem, config)
+    grid = min(config.lanes, problem.num_ranks * tokens.blocks)
     ep_dispatch_tables[(grid,)](
-        ids, made, heard, _error_word(world, problem), slot.arg, _tokens(problem, config),
+        ids, made, heard, _error_word(world, problem), slot.arg, tokens,
         _cut(problem, config).as_constexpr(), _ep.split_of(problem, own), world.arg,
         config.by_packets, num_warps=config.num_warps,
     )  # fmt: skip

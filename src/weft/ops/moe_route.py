@@ -9,11 +9,12 @@ source ranks. Of equal logits the lower expert wins. The host never learns how m
 has: how many tiles there are is a word on the device.
 
 Plan: one kernel on each rank (weft.tiles.route)
-    choose   a block of own tokens -> experts and weights, to all ranks; how many tokens of the
-             block each expert has, to all ranks; then a word that says so
+    choose   a block of own tokens, some at a time -> experts and weights, to all ranks; how many
+             tokens of the block each expert has, to all ranks; then a word that says so
     count    when the words of all blocks are there: the counts -> what each source has for each
              expert, and where the first of a block's tokens goes
-    place    a block of all tokens -> its slots: a prefix sum within the block
+    place    a block of all tokens, some at a time -> its slots: how many before a token in the
+             block have its expert
     cut      by the last program: each expert's slots -> tiles of tile_m, with the ranks whose
              tokens it needs; and the turns in which this rank multiplies them
 No slot is given out by arrival, so all ranks have the same tables, and the same in every run.
@@ -50,8 +51,9 @@ from weft.ops import _autograd, _custom_ops, _lanes, _records
 from weft.tiles import route
 
 MOST_EXPERTS, MOST_CHOSEN = 1024, 64
-# What a thread has of a block of logits.
-THREAD_LOGITS = 32
+# What a thread has of the logits that a program looks at together, and how many (token, k) these
+# have: each of them is compared to all the others.
+THREADS, THREAD_LOGITS, MOST_TOGETHER = 256, 16, 128
 
 
 class Tables(NamedTuple):
@@ -176,7 +178,8 @@ class Problem(_lanes.Rows):
 
 @dataclass(frozen=True)
 class Config:
-    """Units  block: tokens that a program has at a time; lanes: programs"""
+    """Units  block: tokens that a program looks at together; lanes: programs, and blocks of each
+    rank's tokens, at most"""
 
     transport: str = "push"
     block: int = 32
@@ -196,13 +199,9 @@ class Config:
                 f" beside one of another kernel: {target} takes 1 to {target.num_sms - 1}"
             )
 
-    def blocks(self, problem: Problem) -> int:
-        """Of each rank's tokens."""
-        return ceil(problem.rows / self.block)
-
     def tokens(self, problem: Problem) -> route.Tokens:
-        sizes = (problem.m, problem.rows, self.blocks(problem), problem.n, problem.max_tiles)
-        return route.Tokens(*sizes)
+        blocks = blocks_of(problem.rows, self.block, self.lanes)
+        return route.Tokens(problem.m, problem.rows, *blocks, problem.n, problem.max_tiles)
 
     def cut(self, problem: Problem) -> route.Cut:
         powers = map(_lanes.power_of_two, (problem.n, problem.num_ranks, problem.top_k))
@@ -214,17 +213,31 @@ class Config:
 
     def grid(self, problem: Problem) -> int:
         """Programs that have at least a block of tokens."""
-        return max(1, min(self.lanes, problem.num_ranks * self.blocks(problem)))
+        return max(1, min(self.lanes, problem.num_ranks * self.tokens(problem).blocks))
+
+
+def blocks_of(rows: int, step: int, lanes: int) -> tuple[int, int]:
+    """How many blocks `rows` tokens have, for so many programs, and of how many tokens each: some
+    times `step`."""
+    steps = ceil(rows / step)
+    length = max(1, ceil(steps / lanes))
+    return ceil(steps / length), length * step
+
+
+def tokens_together(top_k: int) -> int:
+    """A power of two: of tokens with so many choices, at most."""
+    return max(1, MOST_TOGETHER // max(2, _lanes.power_of_two(top_k)))
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
-    experts = _lanes.power_of_two(problem.n)
-    block = max(1, min(64, THREAD_LOGITS * 256 // experts, _lanes.power_of_two(problem.rows)))
+    block = max(1, THREADS * THREAD_LOGITS // _lanes.power_of_two(problem.n))
+    block = min(block, tokens_together(problem.top_k), max(1, _lanes.power_of_two(problem.rows)))
     if target.backend == "emu":
         yield Config(block=min(block, 32), lanes=2)
         return
-    yield Config(block=block, lanes=min(64, target.num_sms - 1), num_warps=256 // target.warp_size)
+    num_warps = THREADS // target.warp_size
+    yield Config(block=block, lanes=min(64, target.num_sms - 1), num_warps=num_warps)
 
 
 def choose(problem: Problem, target: Target) -> Config:
@@ -249,25 +262,31 @@ class Heard(NamedTuple):
 def _choose_block(world, logits, ids, weights, heard, block, rank, e, tokens, cut):
     """Own block -> experts and weights, here and on every rank; and how many each expert has."""
     own = tl.minimum(tl.maximum(tokens.m - rank * tokens.rows, 0), tokens.rows)
-    row = block * cut.block + tl.arange(0, cut.block)
-    chosen = route.choose(logits, row, own, tokens, cut)
     k = tl.arange(0, cut.width)
-    place = row[:, None] * cut.top_k + k[None, :]
-    mask = (row < own)[:, None] & (k < cut.top_k)[None, :]
-    tl.store(ids + place, chosen.ids, mask=mask)
-    tl.store(weights + place, chosen.weights, mask=mask)
-    there = rank * tokens.rows * cut.top_k + place
     expert = tl.arange(0, cut.experts)
+    counts = tl.zeros((cut.experts,), tl.int32)
+    first = block * tokens.length
+    for at in range(first, tl.minimum(first + tokens.length, own), cut.block):
+        row = at + tl.arange(0, cut.block)
+        chosen = route.choose(logits, row, own, tokens, cut)
+        place = row[:, None] * cut.top_k + k[None, :]
+        mask = (row < own)[:, None] & (k < cut.top_k)[None, :]
+        tl.store(ids + place, chosen.ids, mask=mask)
+        tl.store(weights + place, chosen.weights, mask=mask)
+        there = rank * tokens.rows * cut.top_k + place
+        for hop in range(1, world.num_ranks + 1):
+            to = (rank + hop) % world.num_ranks
+            # weft: equivalent-mutant peer+1 of at: every rank is given the same, in another order
+            wl.put(world, heard.ids + there, chosen.ids, to=to, mask=mask)
+            # weft: equivalent-mutant peer+1 of at: as above
+            wl.put(world, heard.weights + there, chosen.weights, to=to, mask=mask)
+        counts += chosen.counts
     index = rank * tokens.blocks + block
     counted = heard.counted + index * tokens.experts + expert
     for hop in range(1, world.num_ranks + 1):
         to = (rank + hop) % world.num_ranks
-        # weft: equivalent-mutant peer+1 of at: every rank is given the same, in another order
-        wl.put(world, heard.ids + there, chosen.ids, to=to, mask=mask)
         # weft: equivalent-mutant peer+1 of at: as above
-        wl.put(world, heard.weights + there, chosen.weights, to=to, mask=mask)
-        # weft: equivalent-mutant peer+1 of at: as above
-        wl.put(world, counted, chosen.counts, to=to, mask=expert < tokens.experts)
+        wl.put(world, counted, counts, to=to, mask=expert < tokens.experts)
     wl.notify_all(world, heard.routed + index, e, op=wl.SignalOp.SET)
 
 
@@ -289,14 +308,16 @@ def moe_route_tables(logits, made, heard, slot, tokens, cut, world):
     first = program * share
     counts = route.count(heard.counted, first, tokens, cut, world.num_ranks)
     if program == num_programs - 1:
-        route.store_counts(made.counts, counts.by_source, tokens, cut, world.num_ranks)
+        route.store_counts(
+            made.counts, counts.by_source, tokens.experts, cut, world.num_ranks
+        )  # fmt: skip
         route.cut_tiles(
             counts.by_source, made.tiles, made.turns, made.num_tiles, rank, tokens, cut,
             world.num_ranks,
         )  # fmt: skip
     begin = route.first_of(tl.sum(counts.by_source, axis=0)) + counts.before
     for block in range(first, tl.minimum(first + share, blocks)):
-        begin += route.place(
+        begin = route.place(
             heard.ids, heard.weights, block, begin, made.token_of, made.weight_of, made.slot_of,
             tokens.m * cut.top_k, tokens, cut,
         )  # fmt: skip
@@ -376,7 +397,7 @@ def _empty(problem: Problem, own: int, device: Any) -> Tables:
 
 def _memory(problem: Problem, config: Config) -> tuple[dict, dict]:
     """The slot's buffers and signals."""
-    blocks = problem.num_ranks * config.blocks(problem)
+    blocks = problem.num_ranks * config.tokens(problem).blocks
     buffers = {
         "ids": ((problem.m, problem.top_k), torch.int32),
         "weights": ((problem.m, problem.top_k), torch.float32),
@@ -450,11 +471,15 @@ def kernels(
         "made": [word, number, word, number, word, word, word, word, word],
         "heard": [word, number, word, "*i64"],
     }
+    pointers = {"made": Tables, "heard": Heard}
     yield _records.record(
         moe_route_tables, "moe_route.tables", problem.num_ranks, types,
-        tuples={"made": Tables, "heard": Heard, "tokens": route.Tokens},
+        tuples={**pointers, "tokens": route.Tokens},
         constants={"cut": config.cut(problem)}, options={"num_warps": config.num_warps},
-        aligned=[f"heard.{name}" for name in Heard._fields],
+        aligned=[
+            *(f"{name}.{field}" for name, kind in pointers.items() for field in kind._fields),
+            *_records.aligned_sizes("tokens", config.tokens(problem)),
+        ],
     )  # fmt: skip
 
 

@@ -96,24 +96,21 @@ def local_to(ids, to, own):
 
 
 @triton.jit
-def tally(ids, k, to, split, columns: tl.constexpr):
+def tally(ids, to, split, columns: tl.constexpr):
     """[columns] how many of the choices each expert of rank `to` has; from split.own on: how many
     each rank's experts have."""
     column = tl.arange(0, columns)
-    local = local_to(ids, to, split.own)
-    found = tl.zeros((columns,), tl.int32)
-    for which in range(split.top_k):
-        chosen, here = choice(ids, k, which), choice(local, k, which)
-        rank = tl.where(chosen >= 0, split.own + chosen // split.own, -1)
-        hit = (here[:, None] == column[None, :]) | (rank[:, None] == column[None, :])
-        found += tl.sum(hit.to(tl.int32), axis=0)
-    return found
+    chosen = tl.reshape(ids, (ids.numel,))
+    local = local_to(chosen, to, split.own)
+    rank = tl.where(chosen >= 0, split.own + chosen // split.own, -1)
+    hit = (local[:, None] == column[None, :]) | (rank[:, None] == column[None, :])
+    return tl.sum(hit.to(tl.int32), axis=0)
 
 
 @triton.jit
-def fitting(by_source, room):
+def fitting(by_source, room, sources: tl.constexpr, num_ranks: tl.constexpr):
     """[sources, experts] counts: what is left of them in the first `room` slots."""
-    inside = tl.cumsum(by_source, axis=0) - by_source
+    inside = route.up_to(by_source, sources, num_ranks) - by_source
     first = route.first_of(tl.sum(by_source, axis=0))[None, :] + inside
     return tl.minimum(by_source, tl.maximum(room - first, 0))
 

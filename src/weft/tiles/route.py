@@ -11,12 +11,15 @@ which depends on nothing but the tokens: no slot is given out by arrival. Blocks
 each rank's tokens, so an expert's slots are in the order of source ranks, and a tile of them needs
 the tokens of a range of ranks.
 
-    choose     a block of logits -> experts, weights, counts
+    choose     some logits -> experts, weights, counts
     count      counts of all blocks -> of each source and expert; of what comes before a block
     place      a block of all tokens -> its slots
     cut        counts -> tiles of slots, each of one expert; in which turn they are multiplied
 
-Each is called by a whole program. Data alone: the kernel says who waits for what.
+A block is what a program takes: as many as there are programs, so that there are few counts to add
+up. Each is called by a whole program. Data alone: the kernel says who waits for what. Scans are of
+whole vectors alone: of a tile, along an axis with fewer elements than warps, Triton 3.6 fails to
+compile them.
 """
 
 from __future__ import annotations
@@ -28,25 +31,29 @@ import triton.language as tl
 
 # Below the key of every number.
 LOWEST = tl.constexpr(-(1 << 31))
-# Blocks whose counts are added up at a time; tiles that are cut at a time.
+TAKEN = tl.constexpr(-(1 << 63))
+# Counts that are added up at a time; tiles that are cut at a time; blocks looked at for errors.
+COUNTS = tl.constexpr(8192)
+TILES = tl.constexpr(256)
 BLOCKS = tl.constexpr(16)
-TILES = tl.constexpr(32)
 
 
 class Tokens(NamedTuple):
-    """m tokens, `rows` to a rank, in `blocks` blocks; `experts` of them; the table of tiles has
-    room for `tiles`."""
+    """m tokens, `rows` to a rank, in `blocks` blocks of `length`; `experts` of them; the table of
+    tiles has room for `tiles`."""
 
     m: Any
     rows: Any
     blocks: Any
+    length: Any
     experts: Any
     tiles: Any
 
 
 class Cut(NamedTuple):
     """Extents; a kernel takes it `as_constexpr`. `experts` and `sources` are powers of two that
-    hold all of them, `width` is one that holds top_k; `block` tokens and `tile_m` slots together.
+    hold all of them, `width` is one that holds top_k; `block` tokens, of which a block has some
+    times as many, and `tile_m` slots together.
     """
 
     block: Any
@@ -62,7 +69,7 @@ class Cut(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """[block, width] experts and weights of tokens; [experts] how many tokens each expert has."""
+    """[block, width] experts and weights of tokens; [experts] how many of them each expert has."""
 
     ids: Any
     weights: Any
@@ -77,15 +84,13 @@ class Counts(NamedTuple):
 
 
 class Records(NamedTuple):
-    """Tiles: slots first .. end of an expert, which tokens of ranks lo .. hi have; `is_tile` says
-    which there are. Of others all are 0."""
+    """Tiles: slots first .. end of an expert, which tokens of ranks lo .. hi have."""
 
     expert: Any
     first: Any
     end: Any
     lo: Any
     hi: Any
-    is_tile: Any
 
 
 @triton.jit
@@ -98,6 +103,13 @@ def keys_of(value):
 
 
 @triton.jit
+def _values_of(keys):
+    """The numbers of such keys."""
+    bits = tl.where(keys < 0, keys ^ 0x7FFFFFFF, keys)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def choose(logits, row, own, tokens, cut):
     """The `Chosen` of rows `row` of `own`: the largest first, of equal ones the lowest first.
 
@@ -107,83 +119,89 @@ def choose(logits, row, own, tokens, cut):
     there = (row < own)[:, None] & (expert < tokens.experts)[None, :]
     pointers = logits + row.to(tl.int64)[:, None] * tokens.experts + expert[None, :]
     value = tl.load(pointers, mask=there, other=float("-inf")).to(tl.float32)
-    value = tl.where(value == value, value, float("-inf"))
-    top = tl.max(value, axis=1)
-    share = tl.exp(value - tl.where(top == float("-inf"), 0.0, top)[:, None])
-    key = tl.where(there, keys_of(value), LOWEST)
+    # One number of both, so that one maximum finds which and how much; taken ones go below all.
+    key = tl.where(there, keys_of(value), LOWEST).to(tl.int64)
+    rest = (key << 32) | (cut.experts - 1 - expert)[None, :].to(tl.int64)
     k = tl.arange(0, cut.width)
     ids = tl.zeros((cut.block, cut.width), tl.int32)
     weights = tl.zeros((cut.block, cut.width), tl.float32)
-    taken = tl.zeros((cut.block, cut.experts), tl.int32)
+    top = tl.zeros((cut.block,), tl.float32)
     for turn in range(cut.top_k):
-        best = key == tl.max(key, axis=1)[:, None]
-        chosen = tl.min(tl.where(best, expert[None, :], cut.experts), axis=1)
-        hit = expert[None, :] == chosen[:, None]
-        weight = tl.sum(tl.where(hit, share, 0.0), axis=1)
-        ids = tl.where(k[None, :] == turn, chosen[:, None], ids)
-        weights = tl.where(k[None, :] == turn, weight[:, None], weights)
-        taken += hit.to(tl.int32)
-        key = tl.where(hit, LOWEST, key)
-    total = tl.sum(tl.where(there, share, 0.0), axis=1)
+        best = tl.max(rest, axis=1)
+        chosen = cut.experts - 1 - (best & 0x7FFFFFFF).to(tl.int32)
+        amount = _values_of((best >> 32).to(tl.int32))
+        top = tl.where(turn == 0, tl.where(amount == float("-inf"), 0.0, amount), top)
+        is_turn = k[None, :] == turn
+        ids = tl.where(is_turn, chosen[:, None], ids)
+        weights = tl.where(is_turn, tl.exp(amount - top)[:, None], weights)
+        rest = tl.where(rest == best[:, None], TAKEN, rest)
     if cut.renormalise:
         total = tl.sum(weights, axis=1)
+    else:
+        value = tl.where(value == value, value, float("-inf"))
+        total = tl.sum(tl.where(there, tl.exp(value - top[:, None]), 0.0), axis=1)
     weights = weights / tl.where(row < own, total, 1.0)[:, None]
-    return Chosen(ids, weights, tl.sum(tl.where(there, taken, 0), axis=0))
+    return Chosen(ids, weights, tl.sum((there & (rest == TAKEN)).to(tl.int32), axis=0))
 
 
 @triton.jit
 def count(counted, block, tokens, cut, num_ranks: tl.constexpr):
     """The `Counts` over all blocks, and before `block`. counted: int32[blocks of all, experts]"""
+    some: tl.constexpr = max(1, min(64, COUNTS // cut.experts))
     expert = tl.arange(0, cut.experts)
     source = tl.arange(0, cut.sources)
     by_source = tl.zeros((cut.sources, cut.experts), tl.int32)
-    before = tl.zeros((cut.experts,), tl.int32)
+    before = tl.zeros((some, cut.experts), tl.int32)
     for s in range(num_ranks):
-        for at in range(0, tokens.blocks, BLOCKS):
-            inside = at + tl.arange(0, BLOCKS)
+        of_source = tl.zeros((some, cut.experts), tl.int32)
+        for at in range(0, tokens.blocks, some):
+            inside = at + tl.arange(0, some)
             index = s * tokens.blocks + inside
             mask = (inside < tokens.blocks)[:, None] & (expert < tokens.experts)[None, :]
             pointers = counted + index[:, None] * tokens.experts + expert[None, :]
-            some = tl.load(pointers, mask=mask, other=0)
-            before += tl.sum(tl.where((index < block)[:, None], some, 0), axis=0)
-            by_source += tl.where(source[:, None] == s, tl.sum(some, axis=0)[None, :], 0)
-    return Counts(by_source, before)
+            counts = tl.load(pointers, mask=mask, other=0)
+            before += tl.where((index < block)[:, None], counts, 0)
+            of_source += counts
+        by_source += tl.where(source[:, None] == s, tl.sum(of_source, axis=0)[None, :], 0)
+    return Counts(by_source, tl.sum(before, axis=0))
 
 
 @triton.jit
-def store_counts(counts, by_source, tokens, cut, num_ranks: tl.constexpr):
+def store_counts(counts, by_source, experts, cut, num_ranks: tl.constexpr):
     """counts[source, expert]  <-  by_source, without what is there for powers of two."""
     source, expert = tl.arange(0, cut.sources), tl.arange(0, cut.experts)
-    mask = (source < num_ranks)[:, None] & (expert < tokens.experts)[None, :]
-    tl.store(counts + source[:, None] * tokens.experts + expert[None, :], by_source, mask=mask)
+    mask = (source < num_ranks)[:, None] & (expert < experts)[None, :]
+    tl.store(counts + source[:, None] * experts + expert[None, :], by_source, mask=mask)
 
 
 @triton.jit
 def place(ids, weights, block, begin, token_of, weight_of, slot_of, room, tokens, cut):
     """Store the slots of a block of all tokens, whose expert's next slot is begin[expert].
 
-    ids, weights: [m, top_k], of all ranks. A choice below 0 is none: its slot is -1. Slots from
-    `room` on are taken, but nothing is stored in them. Gives how many each expert has taken.
+    ids, weights: [m, top_k], of all ranks; a token's choices differ. A choice below 0 is none: its
+    slot is -1. Slots from `room` on are taken, but nothing is stored in them. Gives each expert's
+    next slot behind the block.
     """
     expert = tl.arange(0, cut.experts)
+    i = tl.arange(0, cut.block * cut.width)
+    k = i % cut.width
     source = block // tokens.blocks
-    row = (block - source * tokens.blocks) * cut.block + tl.arange(0, cut.block)
-    token = source * tokens.rows + row
-    here = (row < tokens.rows) & (token < tokens.m)
-    taken = tl.zeros((cut.block, cut.experts), tl.int32)
-    for k in range(cut.top_k):
+    first = (block - source * tokens.blocks) * tokens.length
+    for at in range(first, tl.minimum(first + tokens.length, tokens.rows), cut.block):
+        row = at + i // cut.width
+        token = source * tokens.rows + row
+        here = (row < tokens.rows) & (token < tokens.m) & (k < cut.top_k)
         chosen = tl.load(ids + token * cut.top_k + k, mask=here, other=-1)
-        taken += (chosen[:, None] == expert[None, :]).to(tl.int32)
-    slots = tl.cumsum(taken, axis=0) - taken + begin[None, :]
-    for k in range(cut.top_k):
-        chosen = tl.load(ids + token * cut.top_k + k, mask=here, other=-1)
-        slot = tl.sum(tl.where(chosen[:, None] == expert[None, :], slots, 0), axis=1)
         weight = tl.load(weights + token * cut.top_k + k, mask=here, other=0.0)
+        is_earlier = (chosen[:, None] == chosen[None, :]) & (i[None, :] < i[:, None])
+        slot = tl.gather(begin, tl.maximum(chosen, 0), 0)
+        slot += tl.sum(is_earlier.to(tl.int32), axis=1)
         there = (chosen >= 0) & (slot < room)
         tl.store(token_of + slot, token, mask=there)
         tl.store(weight_of + slot, weight, mask=there)
         tl.store(slot_of + token * cut.top_k + k, tl.where(chosen < 0, -1, slot), mask=here)
-    return tl.sum(taken, axis=0)
+        begin += tl.sum((chosen[:, None] == expert[None, :]).to(tl.int32), axis=0)
+    return begin
 
 
 @triton.jit
@@ -193,35 +211,48 @@ def first_of(counts):
 
 
 @triton.jit
-def _picked(values, is_chosen):
-    """values[expert] of each tile, where is_chosen: [tiles, experts]."""
-    return tl.sum(tl.where(is_chosen, values[None, :], 0), axis=1)
+def row_of(values, index, extent: tl.constexpr):
+    """[columns] row `index` of values: [extent, columns]."""
+    return tl.sum(tl.where(tl.arange(0, extent)[:, None] == index, values, 0), axis=0)
 
 
 @triton.jit
-def _records(i, by_source, cut, num_ranks: tl.constexpr):
-    """The `Records` of tiles i, of a table that is sorted by slot."""
-    expert = tl.arange(0, cut.experts)
-    source = tl.arange(0, cut.sources)
+def up_to(by_source, sources: tl.constexpr, num_ranks: tl.constexpr):
+    """[sources, experts] what each source and those before it have of each expert."""
+    source = tl.arange(0, sources)[:, None]
+    total = tl.zeros_like(by_source)
+    for s in range(num_ranks):
+        total += tl.where(source >= s, row_of(by_source, s, sources)[None, :], 0)
+    return total
+
+
+@triton.jit
+def _expert_of(i, upto, experts: tl.constexpr):
+    """Of each i the first expert with i < upto[expert], or the last; upto: [experts], rising."""
+    found = tl.zeros_like(i)
+    step = tl.cast(experts // 2, tl.int32)
+    while step > 0:
+        found += tl.where(tl.gather(upto, found + step - 1, 0) <= i, step, 0)
+        step //= 2
+    return found
+
+
+@triton.jit
+def _records(i, by_source, upto, cut, num_ranks: tl.constexpr):
+    """The `Records` of tiles i that there are, of a table that is sorted by slot. upto: up_to"""
     slots = tl.sum(by_source, axis=0)
     tiles = (slots + cut.tile_m - 1) // cut.tile_m
-    is_tile = i < tl.sum(tiles, axis=0)
-    first_tile = first_of(tiles)
-    chosen = (first_tile[None, :] <= i[:, None]) & (i[:, None] < (first_tile + tiles)[None, :])
-    inside = (i - _picked(first_tile, chosen)) * cut.tile_m
-    begin = _picked(first_of(slots), chosen)
-    last = tl.minimum(inside + cut.tile_m, _picked(slots, chosen)) - 1
-    upto = tl.cumsum(by_source, axis=0)
+    expert = _expert_of(i, tl.cumsum(tiles, axis=0), cut.experts)
+    inside = (i - tl.gather(first_of(tiles), expert, 0)) * cut.tile_m
+    begin = tl.gather(first_of(slots), expert, 0)
+    last = tl.minimum(inside + cut.tile_m, tl.gather(slots, expert, 0)) - 1
     lo = tl.zeros_like(i)
     hi = tl.zeros_like(i)
     for s in range(num_ranks):
-        done = _picked(tl.sum(tl.where(source[:, None] == s, upto, 0), axis=0), chosen)
-        lo += (is_tile & (done <= inside)).to(tl.int32)
-        hi += (is_tile & (done <= last)).to(tl.int32)
-    return Records(
-        _picked(expert, chosen), tl.where(is_tile, begin + inside, 0),
-        tl.where(is_tile, begin + last + 1, 0), lo, hi, is_tile,
-    )  # fmt: skip
+        done = tl.gather(row_of(upto, s, cut.sources), expert, 0)
+        lo += (done <= inside).to(tl.int32)
+        hi += (done <= last).to(tl.int32)
+    return Records(expert, begin + inside, begin + last + 1, lo, hi)
 
 
 @triton.jit
@@ -235,27 +266,35 @@ def latest(lo, hi, rank, num_ranks: tl.constexpr):
 def cut_tiles(by_source, tiles, turns, num_tiles, rank, tokens, cut, num_ranks: tl.constexpr):
     """Fill the tables: int32[5, tokens.tiles] expert, first, end, lo, hi; and turns, the order in
     which this rank multiplies them: own tokens' first, then those that are complete next."""
+    slots = tl.sum(by_source, axis=0)
+    number = tl.sum((slots + cut.tile_m - 1) // cut.tile_m, axis=0)
+    tl.store(num_tiles, number)
+    upto = up_to(by_source, cut.sources, num_ranks)
     hops = tl.arange(0, cut.sources)
     by_hop = tl.zeros((cut.sources,), tl.int32)
     for at in range(0, tokens.tiles, TILES):
         i = at + tl.arange(0, TILES)
-        one = _records(i, by_source, cut, num_ranks)
-        here = i < tokens.tiles
-        tl.store(tiles + i, one.expert, mask=here)
-        tl.store(tiles + tokens.tiles + i, one.first, mask=here)
-        tl.store(tiles + 2 * tokens.tiles + i, one.end, mask=here)
-        tl.store(tiles + 3 * tokens.tiles + i, one.lo, mask=here)
-        tl.store(tiles + 4 * tokens.tiles + i, one.hi, mask=here)
+        one = _records(i, by_source, upto, cut, num_ranks)
+        here, is_tile = i < tokens.tiles, i < number
+        tl.store(tiles + i, tl.where(is_tile, one.expert, 0), mask=here)
+        tl.store(tiles + tokens.tiles + i, tl.where(is_tile, one.first, 0), mask=here)
+        tl.store(tiles + 2 * tokens.tiles + i, tl.where(is_tile, one.end, 0), mask=here)
+        tl.store(tiles + 3 * tokens.tiles + i, tl.where(is_tile, one.lo, 0), mask=here)
+        tl.store(tiles + 4 * tokens.tiles + i, tl.where(is_tile, one.hi, 0), mask=here)
         hop = latest(one.lo, one.hi, rank, num_ranks)
-        by_hop += tl.sum((one.is_tile[:, None] & (hop[:, None] == hops[None, :])).to(tl.int32), 0)
-    tl.store(num_tiles, tl.sum(by_hop, axis=0))
-    turn = first_of(by_hop)
+        for h in range(num_ranks):
+            of_hop = tl.sum((is_tile & (hop == h)).to(tl.int32), axis=0)
+            by_hop += tl.where(hops == h, of_hop, 0)
+    done = tl.zeros((cut.sources,), tl.int32)
     for at in range(0, tokens.tiles, TILES):
         i = at + tl.arange(0, TILES)
-        one = _records(i, by_source, cut, num_ranks)
+        is_tile = i < number
+        one = _records(i, by_source, upto, cut, num_ranks)
         hop = latest(one.lo, one.hi, rank, num_ranks)
-        is_hop = (one.is_tile[:, None] & (hop[:, None] == hops[None, :])).to(tl.int32)
-        places = tl.cumsum(is_hop, axis=0) - is_hop + turn[None, :]
-        mine = tl.where(one.is_tile, tl.sum(places * is_hop, axis=1), i)
-        tl.store(turns + mine, i, mask=i < tokens.tiles)
-        turn += tl.sum(is_hop, axis=0)
+        turn = i
+        for h in range(num_ranks):
+            is_hop = (is_tile & (hop == h)).to(tl.int32)
+            first = tl.sum(tl.where(hops < h, by_hop, tl.where(hops == h, done, 0)), axis=0)
+            turn = tl.where(is_hop != 0, first + first_of(is_hop), turn)
+            done += tl.where(hops == h, tl.sum(is_hop, axis=0), 0)
+        tl.store(turns + turn, i, mask=i < tokens.tiles)
