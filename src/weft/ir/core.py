@@ -128,11 +128,10 @@ TEMPLATES = {
 OF_ROWS = ("rows", "every_row")
 
 # Which words of a channel: those of the tile's rows; all; the tile's, of every other rank. By
-# tables: those of the ranks whose rows the tile has; those of all tiles that have own rows.
-WORDS = ("tile", "all", "others", "sources", "tiles")
-# Whom a signal reaches: whose rows the tile has; every rank. By tables: the ranks whose rows the
-# tile has; each rank, when it has been fed.
-TO = ("owner", "all", "sources", "each")
+# tables: those of the ranks whose rows the tile has.
+WORDS = ("tile", "all", "others", "sources")
+# Whom a signal reaches: whose rows the tile has; every rank; each rank, when it has been fed.
+TO = ("owner", "all", "each")
 ORDERS = {"wait": ("acquire", "relaxed"), "notify": ("release", "relaxed")}
 SCOPES = ("system", "device")
 

@@ -10,17 +10,18 @@ down projection of a mixture of experts. Which slots an expert has is known on t
 Plan, `push`: one kernel on each rank, the GEMM template with hooks (weft.tiles.grouped)
     order     tiles by the table, in moe_route's turns from the last one: own tokens' come last
     emit      rows times their weights -> `partials` of the rank whose token each is
-    announce  tells the ranks that have tokens in the tile
-    then      own tokens: waits for all ranks' tiles that have any, and adds up in fp32: this rank's
-              share, rank + 1's, ..; of each the first choice's, the second's, ..
+    announce  tells every rank, whether it has tokens in the tile or not
+    then      own tokens: waits for all tiles of all ranks, and adds up in fp32: this rank's share,
+              rank + 1's, ..; of each the first choice's, the second's, ..
 The order of sums is fixed, so results are the same bits in every run. Shares travel in the result's
 dtype.
 
 Signals (SET to the call's epoch e, read on the device; waited for in the call that sets it)
-    partials_ready[tile, src, column]   src's share of this rank's tokens in this tile is here. By
-                                        src
+    partials_ready[tile, src, column]   src's share of this rank's tokens in this tile is here, or
+                                        there is none. By src
     slot_free, epoch, ticket            the slot's; the last program moves them
-Of a tile without own tokens nobody tells, and nobody waits: both know it by the tables.
+Told of every tile, a rank waits for one range of words, of which each thread looks at its own; by
+the tables it would be a wait for each tile.
 
 Limits  as ag_moe; what travels is a row for each choice of a token, not one for each token
 Source  docs/decisions/009-hooks.md
@@ -103,8 +104,8 @@ credit(begin, slot)
 hook(order, in_turn_backwards, (routing, experts))
 hook(ready, rows_by_slot, (x,))
 hook(emit, push_rows, (partials, routing, experts))
-notify(announce, partials_ready, sources, experts)
-wait(collect, partials_ready, tiles, experts)
+notify(announce, partials_ready, all, experts)
+wait(collect, partials_ready, all, experts)
 hook(collect, sum_rows, (partials, out, experts))
 finish(end, slot)
 """)

@@ -29,7 +29,9 @@ import weft.language as wl
 from weft.tiles import gemm, swizzle
 
 # Elements of tokens that a feeder stores at a time, and columns that are added up at a time.
-FED, SUMMED = tl.constexpr(4096), tl.constexpr(1024)
+FED, SUMMED = tl.constexpr(4096), tl.constexpr(2048)
+# Choices of a token that are asked for before the first of them has come.
+AT_ONCE = tl.constexpr(4)
 
 
 class Tables(NamedTuple):
@@ -151,9 +153,12 @@ def feed(x, gathered, to, lane, rank, k, experts, world):
 def _choice_of(slot, token, slot_of, top_k, mask):
     """Which of its token's choices a slot is."""
     found = tl.zeros_like(slot)
-    for j in range(top_k):
-        same = tl.load(slot_of + token * top_k + j, mask=mask, other=-1) == slot
-        found += tl.where(same, j, 0)
+    for first in range(0, top_k, AT_ONCE):
+        for each in tl.static_range(AT_ONCE):
+            j = first + each
+            there = mask & (j < top_k)
+            same = tl.load(slot_of + token * top_k + j, mask=there, other=-1) == slot
+            found += tl.where(same, j, 0)
     return found
 
 
@@ -191,9 +196,12 @@ def sum_rows(out, partials, rank, n, experts, program, num_programs, num_ranks: 
         total = tl.zeros((SUMMED,), tl.float32)
         for hop in range(num_ranks):
             source = (rank + hop) % num_ranks
-            first = (source * experts.rows + token) * experts.top_k
-            for j in range(experts.top_k):
-                there = partials + (first + j).to(tl.int64) * n + column
-                total += tl.load(there, mask=column < n, other=0.0).to(tl.float32)
+            row = (source * experts.rows + token) * experts.top_k
+            for first in range(0, experts.top_k, AT_ONCE):
+                for each in tl.static_range(AT_ONCE):
+                    j = first + each
+                    there = partials + (row + j).to(tl.int64) * n + column
+                    mask = (column < n) & (j < experts.top_k)
+                    total += tl.load(there, mask=mask, other=0.0).to(tl.float32)
         place = out + token.to(tl.int64) * n + column
         tl.store(place, total.to(out.dtype.element_ty), mask=column < n)

@@ -53,7 +53,7 @@ def spell(one: core.Woven, kernel: core.Kernel, twin: str) -> Piece:
     if isinstance(one, core.Wait):
         return _wait(one, kernel, twin)
     if isinstance(one, core.Notify):
-        return _notify(one, twin)
+        return _notify(one, kernel, twin)
     called = "slot_wait_free(args.world, args.{slot}, args.e)"
     if isinstance(one, core.Finish):
         called = "slot_finish(args.world, args.{slot}, args.e, args.num_programs)"
@@ -67,8 +67,7 @@ def sentence(one: core.Woven) -> str:
     place = f"  ({line_of(one.place)})" if one.place.frames else ""
     if isinstance(one, core.Wait):
         words = {"tile": "of a tile's rows", "all": "all of them", "others": "of other ranks",
-                 "sources": "of the ranks whose rows a tile has",
-                 "tiles": "of all tiles that have own rows"}  # fmt: skip
+                 "sources": "of the ranks whose rows a tile has"}  # fmt: skip
         when = {"ready": "before rows are read", "combine": "before partial sums are added"}
         who = "the last program" if one.by else "each program"
         guard = ", unless the rows are own" if one.unless else ""
@@ -96,8 +95,7 @@ PACKETS = {
     "spread_packets": "packets as well: sums of own rows, to every other rank",
     "take_packets": "each program waits at its end, for those of the rows' owners",
 }
-_WHOM = {"owner": "the rank that owns the rows", "all": "every rank",
-         "sources": "the ranks whose rows it has", "each": "every rank"}  # fmt: skip
+_WHOM = {"owner": "the rank that owns the rows", "all": "every rank", "each": "every rank"}
 
 
 def line_of(place: Place) -> str:
@@ -149,16 +147,11 @@ def _wait(one: core.Wait, kernel: core.Kernel, twin: str) -> Piece:
             _said(f"wl.wait(word, args.e, (at.hi - at.lo + 1) * {by}.lanes{how}", one),
         )
         return Piece(lines)
-    if one.words == "tiles":
-        tables = next(x for x in kernel.of(core.Mapping) if x.name == one.mapping).of[0]
-        table = f"args.{tables}.tiles"
+    cut = next(x for x in kernel.of(core.Mapping) if x.name == one.mapping)
+    if one.words == "all" and cut.sort == "tables":
         lines = (
-            f"words = args.world.num_ranks * {by}.columns",
-            f"for own in range(tl.load(args.{tables}.num_tiles)):",
-            f"    lo = tl.load({table} + 3 * {by}.room + own)",
-            f"    hi = tl.load({table} + 4 * {by}.room + own)",
-            "    if (lo <= args.rank) & (args.rank <= hi):",
-            _said(f"        wl.wait({signals} + own * words, args.e, words{how}", one),
+            f"words = args.world.num_ranks * {by}.columns * tl.load(args.{cut.of[0]}.num_tiles)",
+            _said(f"wl.wait({signals}, args.e, words{how}", one),
         )
         return Piece(lines)
     if one.words == "all":
@@ -181,17 +174,17 @@ def _wait(one: core.Wait, kernel: core.Kernel, twin: str) -> Piece:
     return Piece(lines, OWN)
 
 
-def _notify(one: core.Notify, twin: str) -> Piece:
+def _notify(one: core.Notify, kernel: core.Kernel, twin: str) -> Piece:
+    cut = next(x for x in kernel.of(core.Mapping) if x.name == one.mapping)
     signals, by = f"args.{one.signals}", f"args.{one.mapping}"
     if one.to == "each":
         word = f"{signals} + args.rank * {by}.lanes + args.program"
         told = f"wl.notify(args.world, {word}, args.e, to=to, op=wl.SignalOp.SET{_how(one)})"
         return Piece((_said(told, one),), FEEDING)
-    if one.to == "sources":
+    if cut.sort == "tables":
         lines = (
             f"word = (at.i_m * args.world.num_ranks + args.rank) * {by}.columns + at.i_n",
-            "for to in range(at.lo, at.hi + 1):",
-            _said(f"    wl.notify(args.world, {signals} + word, args.e, to=to, "
+            _said(f"wl.notify_all(args.world, {signals} + word, args.e, "
                   f"op=wl.SignalOp.SET{_how(one)})", one),
         )  # fmt: skip
         return Piece(lines)

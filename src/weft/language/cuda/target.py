@@ -13,6 +13,15 @@ def has_bulk_stores(_semantic=None):
 
 
 @api.builtin
+def sharers(count, _semantic=None):
+    """How many threads share the work on `count` words, each with its own. A constant."""
+    # A constant is usually 1; in Gluon a part of the program may run what is traced.
+    if not api.is_tensor(count) or api.is_gluon(_semantic):
+        return api.constexpr(1)
+    return api.constexpr(32 * api.num_warps(_semantic))
+
+
+@api.builtin
 def require_multicast(_semantic=None):
     """Raises  UnsupportedError: compiled for an architecture without multicast instructions"""
     arch = api.cuda_arch(_semantic)
