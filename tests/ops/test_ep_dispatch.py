@@ -287,6 +287,14 @@ def test_rows_compile_and_keep_their_waits(target, problem):
         assert "st.global.v2.b64" in binary.asm["ptx"]  # 16 bytes at a time
 
 
+@pytest.mark.parametrize(("m", "tokens", "lanes"), [(256, 1, 128), (2048, 8, 128), (8192, 8, 256)])
+def test_few_tokens_each_have_a_lane_and_many_share_an_sm(m, tokens, lanes):
+    problem = Problem(m, 7168, 2, "bfloat16", **SIZES)
+    config = choose(problem, TARGETS["cuda:90"])
+    config.check(problem, TARGETS["cuda:90"])
+    assert (config.tokens, config.grid(problem)) == (tokens, lanes)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["cuda:90", *ELSEWHERE])
 def test_tables_compile_and_keep_their_waits(target):

@@ -23,6 +23,9 @@ from weft.tiles import experts, route
 MOST_COLUMNS = 1024
 # What a thread has of the rows that are moved together.
 THREADS, THREAD_BYTES, PACKETS_OF_THREAD = 256, 64, 4
+# Lanes where each has a tile of tokens at most, and where it has more: then two share an SM, and
+# one sends while the other stores. Unmeasured.
+FEW_LANES, MOST_LANES = 128, 256
 # Up to so many bytes of a rank's rows they travel as packets, as all_gather's do; unmeasured.
 FEW_BYTES = 1 << 19
 
@@ -160,9 +163,14 @@ def _config(problem: Problem, target: Target, transport: str) -> Config:
     # A power of two that divides the row, if that is not too small.
     block = max(128, min(1024, length & -length))
     of_thread = PACKETS_OF_THREAD * _lanes.PACKET_BYTES if by_packets else THREAD_BYTES
+    tokens = max(1, THREADS * of_thread // (block * size))
+    # Of few tokens each has a lane, which moves longer parts of it.
+    while tokens > 1 and ceil(problem.rows / tokens) < FEW_LANES:
+        tokens, block = tokens // 2, min(2 * block, _lanes.power_of_two(length))
     one = Config(
-        transport, lanes=128, block=block, tokens=max(1, THREADS * of_thread // (block * size)),
-        batch=min(32, tokens_together(problem.top_k)), num_warps=THREADS // target.warp_size,
+        transport, lanes=FEW_LANES if ceil(problem.rows / tokens) <= FEW_LANES else MOST_LANES,
+        block=block, tokens=tokens, batch=min(32, tokens_together(problem.top_k)),
+        num_warps=THREADS // target.warp_size,
     )  # fmt: skip
     return replace(one, lanes=min(one.lanes, one.most_lanes(target)))
 
@@ -341,8 +349,10 @@ def record(
     target: Target,
     types: Mapping[str, Any],
     constants: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None,
 ) -> tuple[Any, KernelRecord]:
-    """The kernel as `compile` builds it; `types` and `constants` are what it has for itself."""
+    """The kernel as `compile` builds it; `types` and `constants` are what it has for itself, as are
+    `options`: by default the configuration's."""
     word = DTYPES[problem.dtype].triton
     known = {
         **dict.fromkeys(("x", "out", "gathered", "y", "shares"), f"*{word}"),
@@ -356,5 +366,6 @@ def record(
     return _records.record(
         fn, fn.__name__.replace("_", ".", 2).replace(".", "_", 1), problem.num_ranks, known,
         tuples={"split": experts.Split, "tokens": route.Tokens}, constants=constants,
-        options=config.options(target), aligned=[*aligned, *(["n"] if problem.n % 16 == 0 else [])],
+        options=options or config.options(target),
+        aligned=[*aligned, *(["n"] if problem.n % 16 == 0 else [])],
     )  # fmt: skip

@@ -27,11 +27,18 @@ from weft.tiles import route
 # What the word of errors says, in its lowest bits; a rank behind it; then a number.
 TOO_MANY, WRONG_CHOICE = tl.constexpr(1), tl.constexpr(2)
 RANK_BITS, NUMBER_BITS = tl.constexpr(4), tl.constexpr(20)
+# Programs, of which each has an SM for itself, and blocks of each rank's tokens, at most: all
+# programs add up the counts of all blocks.
+MOST_PROGRAMS = 64
+
+
+def _programs(config: Config) -> int:
+    return min(config.lanes, MOST_PROGRAMS)
 
 
 def _tokens(problem: Problem, config: Config) -> route.Tokens:
     columns = problem.own_experts + problem.num_ranks
-    blocks = blocks_of(problem.rows, config.batch, config.lanes)
+    blocks = blocks_of(problem.rows, config.batch, _programs(config))
     return route.Tokens(problem.num_tokens, problem.rows, *blocks, columns, problem.max_tiles)
 
 
@@ -200,7 +207,7 @@ def make(
     heard = Heard(slot.ids, slot.weights, slot.counted, slot.wrong, slot.routed)
     # Programs that have at least a block of tokens.
     tokens = _tokens(problem, config)
-    grid = min(config.lanes, problem.num_ranks * tokens.blocks)
+    grid = min(_programs(config), problem.num_ranks * tokens.blocks)
     ep_dispatch_tables[(grid,)](
         ids, made, heard, _error_word(world, problem), slot.arg, tokens,
         _cut(problem, config).as_constexpr(), _ep.split_of(problem, own), world.arg,
@@ -257,4 +264,5 @@ def record(problem: Problem, config: Config, target: Target) -> tuple[Any, Kerne
         "cut": _cut(problem, config),
         "packets": config.by_packets,
     }
-    return _ep.record(ep_dispatch_tables, problem, config, target, types, constants)
+    options = {"num_warps": config.num_warps}
+    return _ep.record(ep_dispatch_tables, problem, config, target, types, constants, options)

@@ -53,7 +53,7 @@ from weft.tiles import route
 MOST_EXPERTS, MOST_CHOSEN = 1024, 64
 # What a thread has of the logits that a program looks at together, and how many (token, k) these
 # have: each of them is compared to all the others.
-THREADS, THREAD_LOGITS, MOST_TOGETHER = 256, 16, 128
+THREADS, THREAD_LOGITS, MOST_TOGETHER = 256, 16, 64
 
 
 class Tables(NamedTuple):
