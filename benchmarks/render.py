@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 # As weft.tune.presets has them: small points are shown as graphs.
 GRAPH_M, GRAPH_BYTES = 512, 4 << 20
 SHOWN_SIZES = ("8 KB", "64 KB", "512 KB", "4 MB", "16 MB", "128 MB")
+
+BF16 = "bfloat16"
 
 Row = dict[str, Any]
 
@@ -254,10 +256,10 @@ def failed_table() -> str:
 # On two GPUs
 
 
-def pairs_table() -> str:
-    """Every operator that was timed on two GPUs beside the fastest whole way of others."""
+def pairs_table(ops: Sequence[str]) -> str:
+    """What was timed on two GPUs beside the fastest whole way of others."""
     lines, commits, document = [], set(), {}
-    for op in names():
+    for op in ops:
         document = load(op, 2) or document
         for label, ours, rows in points(load(op, 2), device_time=True):
             commits.add(ours.get("commit", document["commit"]))
@@ -266,13 +268,15 @@ def pairs_table() -> str:
             pieces = {*variants.PIECES} - (set() if has_product else {"nccl"})
             whole = [row for row in rows if not is_ours(row) and row["variant"] not in pieces]
             us, sizes = ours["median_us"], [f"{name}={n}" for name, n in ours["shape"].items()]
+            what = ", ".join([label] * bool(label) + [ours["dtype"]] * (ours["dtype"] != BF16))
             other = times = "-"
             if rival := fastest(whole):
                 other = f"{rival['median_us']:.0f} ({rival['variant'].removeprefix('torch_')})"
                 times = f"{rival['median_us'] / us:.2f}"
                 times = f"**{times}**" if rival["median_us"] > us else times
-            lines.append([f"`{op}`", label, ", ".join(sizes), other, f"{us:.0f}", times])
-    header = ["operator", "of", "sizes", "others' fastest, us", "weft, us", "times as fast"]
+            hidden = efficiency(ours["overlap_efficiency"])
+            lines.append([f"`{op}`", what, ", ".join(sizes), other, f"{us:.0f}", times, hidden])
+    header = ["operator", "of", "sizes", "others' fastest, us", "weft, us", "times as fast", "E"]
     told = f"{document['hardware']}, bfloat16, commits {', '.join(sorted(commits))}."
     return "\n".join([*table(header, lines), "", told, ""])
 
@@ -306,7 +310,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "collectives_eager": lambda: collectives_full(device_time=False),
     "host": host_table,
     "failed": failed_table,
-    "pairs": pairs_table,
+    "pairs": lambda: pairs_table(names()),
+    "products_of_pairs": lambda: pairs_table(("ag_gemm", "gemm_rs")),
 }
 
 

@@ -26,7 +26,11 @@ from weft.tune.variants import Variant
 
 def as_one_kernel(function: Callable[..., Any], like: torch.Tensor) -> Callable[..., Any]:
     """What a user would do with many passes over rows: compiled, on GPUs."""
-    return torch.compile(function, fullgraph=True, dynamic=False) if like.is_cuda else function
+    if not like.is_cuda:
+        return function
+    # Once for each set of inputs of each point, all from the same lines.
+    torch._dynamo.config.recompile_limit = 1000
+    return torch.compile(function, fullgraph=True, dynamic=False)
 
 
 class _Way:
