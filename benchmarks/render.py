@@ -266,7 +266,8 @@ def pairs_table(ops: Sequence[str]) -> str:
             # NCCL alone is a piece where something is computed besides.
             has_product = any(variants.PARTS.get(row["variant"]) == "serial" for row in rows)
             pieces = {*variants.PIECES} - (set() if has_product else {"nccl"})
-            whole = [row for row in rows if not is_ours(row) and row["variant"] not in pieces]
+            others = [row for row in rows if not row["variant"].startswith("weft")]
+            whole = [row for row in others if row["variant"] not in pieces]
             us, sizes = ours["median_us"], [f"{name}={n}" for name, n in ours["shape"].items()]
             what = ", ".join([label] * bool(label) + [ours["dtype"]] * (ours["dtype"] != BF16))
             other = times = "-"
