@@ -30,10 +30,11 @@ runs. Inline assembly is one of these; Gluon kernels have no TTIR and are not ta
 * An index in 32 bits that has wrapped by the time it becomes an address or a bound is reported as
   `OutOfBoundsError` at its line.
 * fp16 and bf16 arithmetic is done in fp32 and rounded once, to nearest even, per operation.
-* `tl.dot` multiplies fp16, bf16, fp8 and fp32 in fp32 and adds up in fp32. fp32 operands are
-  rounded to tf32 first where `input_precision` is `"tf32"`, which is Triton's default, as on
-  NVIDIA's GPUs; with `"ieee"`, `"tf32x3"` and the others they are not. int8 adds up in int32,
-  exactly.
+* `tl.dot` takes tiles of k 16 at least (32 for 8-bit types), as on NVIDIA GPUs. It adds up products
+  of fp16, bf16, fp8 and fp32 in fp64, rounded to fp32: a result does not depend on where its row
+  lies in a tile. fp32 operands are rounded to tf32 first where `input_precision` is `"tf32"`,
+  which is Triton's default, as on NVIDIA's GPUs; with `"ieee"`, `"tf32x3"` and the others they are
+  not. int8 adds up in int32, exactly.
 * `tl.device_assert` is always checked, `debug=True` or not.
 * A loop that touches no memory for 10 million turns (`WEFT_ENDLESS_TURNS`) is reported as endless.
 * The order of a sum is numpy's, or neighbours first: not a GPU's. Compare with a tolerance.

@@ -48,6 +48,8 @@ class Blocking:
                 raise ConfigError(f"{op}: {name}={extent}; it must be a power of two from 16 on")
             if tma and extent > TMA_EXTENT and target.backend != "emu":
                 raise ConfigError(f"{op}: {name}={extent}; TMA moves tiles up to {TMA_EXTENT}")
+        if self.tile_k < (least := _least_k(dtype)):
+            raise ConfigError(f"{op}: tile_k={self.tile_k}; of {dtype} it must be {least} at least")
         if self.num_warps not in (1, 2, 4, 8, 16):
             raise ConfigError(f"{op}: num_warps={self.num_warps}; it must be 1, 2, 4, 8 or 16")
         if not 1 <= self.num_stages <= 8:
@@ -66,7 +68,8 @@ def candidates(m: int, n: int, k: int, dtype: str, target: Target) -> Iterator[B
     if target.backend == "emu":
         # Few large tiles cost least there, but more than one along each side tests more.
         largest = 64 if min(m, n, k) >= 128 else 32
-        yield Blocking(*(min(largest, _power_of_two(extent)) for extent in (m, n, k)), 4, 2)
+        tile_m, tile_n, tile_k = (min(largest, _power_of_two(extent)) for extent in (m, n, k))
+        yield Blocking(tile_m, tile_n, max(_least_k(dtype), tile_k), 4, 2)
         return
     element = parse_dtype(dtype)
     if element.name == "float32":  # exact products: no tensor core, registers decide
@@ -94,6 +97,11 @@ def candidates(m: int, n: int, k: int, dtype: str, target: Target) -> Iterator[B
         yield from (medium, small, large)
     else:
         yield from (large, medium, small)
+
+
+def _least_k(dtype: str) -> int:
+    """What tensor cores take of k at least: 32 of 8-bit elements."""
+    return 32 if parse_dtype(dtype).itemsize == 1 else 16
 
 
 def _power_of_two(extent: int) -> int:
