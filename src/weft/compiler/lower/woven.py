@@ -124,6 +124,11 @@ def _how(one: core.Wait | core.Notify) -> str:
     return order + ("" if one.scope == "system" else f", scope=wl.Scope.{one.scope.upper()}")
 
 
+def _mapping_of(one: core.Wait | core.Notify, kernel: core.Kernel) -> core.Mapping:
+    """By which the words of a signal are numbered."""
+    return next(mapping for mapping in kernel.of(core.Mapping) if mapping.name == one.mapping)
+
+
 def _wait(one: core.Wait, kernel: core.Kernel, twin: str) -> Piece:
     signals, by = f"args.{one.signals}", f"args.{one.mapping}"
     how = f"{_how(one)}, world=args.world)"
@@ -147,7 +152,7 @@ def _wait(one: core.Wait, kernel: core.Kernel, twin: str) -> Piece:
             _said(f"wl.wait(word, args.e, (at.hi - at.lo + 1) * {by}.lanes{how}", one),
         )
         return Piece(lines)
-    cut = next(x for x in kernel.of(core.Mapping) if x.name == one.mapping)
+    cut = _mapping_of(one, kernel)
     if one.words == "all" and cut.sort == "tables":
         lines = (
             f"words = args.world.num_ranks * {by}.columns * tl.load(args.{cut.of[0]}.num_tiles)",
@@ -175,7 +180,7 @@ def _wait(one: core.Wait, kernel: core.Kernel, twin: str) -> Piece:
 
 
 def _notify(one: core.Notify, kernel: core.Kernel, twin: str) -> Piece:
-    cut = next(x for x in kernel.of(core.Mapping) if x.name == one.mapping)
+    cut = _mapping_of(one, kernel)
     signals, by = f"args.{one.signals}", f"args.{one.mapping}"
     if one.to == "each":
         word = f"{signals} + args.rank * {by}.lanes + args.program"
