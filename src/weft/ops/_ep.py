@@ -164,9 +164,9 @@ def _config(problem: Problem, target: Target, transport: str) -> Config:
     block = max(128, min(1024, length & -length))
     of_thread = PACKETS_OF_THREAD * _lanes.PACKET_BYTES if by_packets else THREAD_BYTES
     tokens = max(1, THREADS * of_thread // (block * size))
-    # Of few tokens each has a lane, which moves longer parts of it.
+    # Of few tokens each has a lane, which moves longer parts of it, if it has any.
     while tokens > 1 and ceil(problem.rows / tokens) < FEW_LANES:
-        tokens, block = tokens // 2, min(2 * block, _lanes.power_of_two(length))
+        tokens, block = tokens // 2, max(block, min(2 * block, _lanes.power_of_two(length)))
     one = Config(
         transport, lanes=FEW_LANES if ceil(problem.rows / tokens) <= FEW_LANES else MOST_LANES,
         block=block, tokens=tokens, batch=min(32, tokens_together(problem.top_k)),
