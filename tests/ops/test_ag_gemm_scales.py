@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from launching import check_under_torchrun, on_two_and_four_gpus
+from launching import check_under_torchrun
+from torchrun import on_two_and_four_gpus
 
 import weft
 from weft.base.dtypes import tolerance

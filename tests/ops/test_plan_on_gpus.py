@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from launching import check_under_torchrun, on_two_and_four_gpus
+from launching import check_under_torchrun
+from torchrun import on_two_and_four_gpus
 
 
 @on_two_and_four_gpus

@@ -11,33 +11,30 @@ from pathlib import Path
 import pytest
 import triton
 import triton.language as tl
+from torchrun import on_two_and_four_gpus, once, torchrun
 
 import weft
 import weft.language as wl
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = Path(__file__).parent / "scripts" / "several_worlds.py"
-
-
-def run(*words: str) -> list[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return re.findall(r"\brank (\d of \d)", done.stdout)
+SAID = r"rank (\d of \d), process \d+: 3 worlds"
 
 
 @pytest.mark.slow
 def test_emulated():
-    said = run("-m", "weft", "emulate", str(SCRIPT), "--ranks", "3")
-    assert sorted(said) == ["0 of 3", "1 of 3", "2 of 3"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "weft", "emulate", str(SCRIPT), "--ranks", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    said = re.findall(f"^{SAID}$", done.stdout, re.MULTILINE)
+    assert sorted(said) == [f"{rank} of 3" for rank in range(3)]
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(n, marks=pytest.mark.gpu(n=n)) for n in (2, 4)])
+@on_two_and_four_gpus
 def test_under_torchrun(ranks):
-    launcher = f"-m torch.distributed.run --standalone --nproc-per-node {ranks}"
-    said = run(*launcher.split(), str(SCRIPT))
-    assert sorted(said) == [f"{rank} of {ranks}" for rank in range(ranks)]
+    said = once(torchrun(SCRIPT, ranks, timeout_s=600), SAID)
+    assert said == [f"{rank} of {ranks}" for rank in range(ranks)]
 
 
 @triton.jit

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from torchrun import once, torchrun
 
 pytestmark = pytest.mark.gpu(n=2)
 
@@ -19,17 +19,12 @@ EXAMPLES = [
 ]
 
 
-def python(*words: str) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, cwd=ROOT, env=environment
-    )
-
-
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "float8_e4m3fn"])
 def test_run_an_operator(dtype: str):
     words = f"-m weft run ag_gemm --target cuda --ranks 2 --dtype {dtype} --json"
-    done = python(*words.split())
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     values = json.loads(done.stdout)
     assert values["target"] == "cuda" and values["ok"] is True
@@ -37,7 +32,4 @@ def test_run_an_operator(dtype: str):
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_under_torchrun(example: Path):
-    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2"
-    done = python(*launcher.split(), str(example))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"\brank \d", done.stdout)) == 2, done.stdout
+    assert once(torchrun(example, 2), r"rank (\d)\b.*") == ["0", "1"]
