@@ -56,13 +56,15 @@ READING_US = 3000.0
 
 
 class Variant(NamedTuple):
-    """How the template multiplies; `waits`: `ready` waits for a word that is there."""
+    """How the template multiplies; `waits`: `ready` waits for a word that is there; `head`: so many
+    rows of tiles are a round of their own, which programs share."""
 
     blocking: Blocking
     group_m: int
     chunk_n: int = 64
     waits: bool = False
     per_block: bool = False
+    head: int = 0
 
 
 TALL = Blocking(256, 128, 64, gemm_sm90.NUM_WARPS, 4)
@@ -78,6 +80,9 @@ VARIANTS = {
     "tall8 in chunks of 32": Variant(TALL, 8, chunk_n=32),
     "wide8, waits": Variant(gemm_sm90.WIDE, 8, waits=True),
     "turns16, waits": Variant(gemm_sm90.TURNS, 16, waits=True),
+    "wide8, one row early": Variant(gemm_sm90.WIDE, 8, head=1),
+    "turns8, one row early": Variant(gemm_sm90.TURNS, 8, head=1),
+    "turns8, two rows early": Variant(gemm_sm90.TURNS, 8, head=2),
 }
 FP8_VARIANTS = {
     "rows8": Variant(gemm_sm90.PROMOTED, 8),
@@ -103,8 +108,8 @@ def ready_after_a_word(at, segment, tile, args):
 
 
 @gluon.jit(do_not_specialize=["e"])
-def multiply(a, b, c, scale_a, scale_b, partials, summed, e, shape, tile_m: gl.constexpr,
-             tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
+def multiply(a, b, c, scale_a, scale_b, partials, summed, e, shape, early, early_parts,
+             tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
              chunk_n: gl.constexpr, group_m: gl.constexpr, waits: gl.constexpr,
              is_scaled: gl.constexpr, per_block: gl.constexpr):  # fmt: skip
     order: gl.constexpr = swizzle.grouped
@@ -112,7 +117,7 @@ def multiply(a, b, c, scale_a, scale_b, partials, summed, e, shape, tile_m: gl.c
     emit: gl.constexpr = gemm_sm90.emit_store
     scales: gl.constexpr = gemm.scales_of if is_scaled else None
     if waits:
-        ready_args = Awaited(summed + 2 * gl.num_programs(0), e, a, shape.m)
+        ready_args = Awaited(summed + 4 * gl.num_programs(0), e, a, shape.m)
     else:
         ready_args = gemm.Always(a, shape.m)
     # Scales of rows lie one behind the other, those of blocks as torch wants them.
@@ -126,7 +131,8 @@ def multiply(a, b, c, scale_a, scale_b, partials, summed, e, shape, tile_m: gl.c
         gemm_sm90.Shared(partials, summed, e, None),
         tile_m, tile_n, tile_k, stages, chunk_n, True,
         order, (group_m,), ready, ready_args, emit, gemm_sm90.Stored(c),
-        scales=scales, scales_args=scales_args, per_block=per_block,
+        scales=scales, scales_args=scales_args, per_block=per_block, early=early,
+        early_parts=early_parts,
     )  # fmt: skip
 
 
@@ -143,9 +149,11 @@ class Bench:
         self.programs = torch.cuda.get_device_properties(0).multi_processor_count
         one = (m * k + n * k + m * n) * dtype.itemsize
         self.sets = [self._inputs() for _ in range(max(2, min(8, int(ROTATED_BYTES / one) + 1)))]
-        elements = gemm_sm90.partial_elements(256, 128, self.programs)
+        shares = (self.programs, gemm_sm90.MAX_PARTS.value)
+        elements = gemm_sm90.partial_elements(256, 128, *shares)
         self.partials = torch.empty(elements, device="cuda")
-        self.summed = torch.zeros(2 * self.programs + 1, device="cuda", dtype=torch.int64)
+        words = gemm_sm90.partial_words(*shares)
+        self.summed = torch.zeros(words + 1, device="cuda", dtype=torch.int64)
         self.summed[-1] = 1 << 40
         self.e = 0
 
@@ -185,14 +193,18 @@ class Bench:
             for a, b, c in self.sets
         ]
         shape = gemm.Shape(self.m, self.n, self.k, self.k, self.k, self.n)
+        early = variant.head * -(-self.n // cut.tile_n)
+        num_k = -(-self.k // cut.tile_k)
+        parts = gemm_sm90.early_parts_of(early, num_k, self.programs) if variant.head else 1
+        early = early if parts > 1 else 0
 
         def call(i: int) -> None:
             self.e += 1
             multiply[(self.programs,)](
                 *descriptors[i % len(self.sets)], self.scale_a, self.scale_b, self.partials,
-                self.summed, self.e, shape, cut.tile_m, cut.tile_n, cut.tile_k, cut.num_stages,
-                variant.chunk_n, variant.group_m, variant.waits, self.is_fp8, variant.per_block,
-                num_warps=cut.num_warps,
+                self.summed, self.e, shape, early, parts, cut.tile_m, cut.tile_n, cut.tile_k,
+                cut.num_stages, variant.chunk_n, variant.group_m, variant.waits, self.is_fp8,
+                variant.per_block, num_warps=cut.num_warps,
             )  # fmt: skip
 
         return call

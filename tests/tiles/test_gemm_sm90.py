@@ -25,8 +25,9 @@ BLOCKINGS = [gemm_sm90.WIDE, gemm_sm90.TURNS]
 
 
 @gluon.jit
-def plain_gemm(a, b, c, partials, summed, e, shape, tile_m: gl.constexpr, tile_n: gl.constexpr,
-               tile_k: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr):  # fmt: skip
+def plain_gemm(a, b, c, partials, summed, e, shape, early, early_parts, tile_m: gl.constexpr,
+               tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
+               b_is_nk: gl.constexpr):  # fmt: skip
     order: gl.constexpr = swizzle.grouped
     ready: gl.constexpr = gemm.ready_always
     emit: gl.constexpr = gemm_sm90.emit_store
@@ -34,7 +35,8 @@ def plain_gemm(a, b, c, partials, summed, e, shape, tile_m: gl.constexpr, tile_n
         a, b, c, shape, gl.cdiv(shape.m, tile_m), gl.program_id(0), gl.num_programs(0),
         gemm_sm90.Shared(partials, summed, e, None),
         tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
-        order, (8,), ready, gemm.Always(a, shape.m), emit, gemm_sm90.Stored(c),
+        order, (8,), ready, gemm.Always(a, shape.m), emit, gemm_sm90.Stored(c), early=early,
+        early_parts=early_parts,
     )  # fmt: skip
 
 
@@ -70,16 +72,40 @@ def gemm_with_all_hooks(a, b, c, d, told, partials, summed, e, shape, world, til
 sizes = st.integers(1, 3000)
 
 
-@given(m=sizes, n=sizes, k=sizes, num_programs=st.integers(1, 140))
-def test_every_tile_is_dealt_out_once(m, n, k, num_programs):
+@given(m=sizes, n=sizes, k=sizes, num_programs=st.integers(1, 140), head=st.integers(0, 3))
+def test_every_tile_is_dealt_out_once(m, n, k, num_programs, head):
     for blocking in BLOCKINGS:
-        dealt = gemm_sm90.deal(m, n, k, blocking, num_programs)
-        tiles = -(-m // blocking.tile_m) * -(-n // blocking.tile_n)
-        assert dealt.whole + dealt.shared == tiles
+        num_n, num_k = -(-n // blocking.tile_n), -(-k // blocking.tile_k)
+        tiles = -(-m // blocking.tile_m) * num_n
+        early = min(head * num_n, tiles)
+        early_parts = gemm_sm90.early_parts_of(early, num_k, num_programs)
+        early = early if early_parts > 1 else 0
+        dealt = gemm_sm90.deal(m, n, k, blocking, num_programs, early, early_parts)
+        assert dealt.early + dealt.whole + dealt.shared == tiles
         # Shared tiles come last, one for each program at most: their parts run side by side.
         assert dealt.shared * dealt.parts <= num_programs
         assert dealt.shared == 0 or dealt.whole % num_programs == 0
         assert 1 <= dealt.parts <= max(1, dealt.num_k)
+
+        done: dict[int, list] = {}
+        for program in range(num_programs):
+            units = gemm_sm90.units(program, dealt, num_programs)
+            # Consumers in turns reckon with it: only the first and the last may be shorter.
+            assert all(unit.end - unit.begin == dealt.num_k for unit in units[1:-1])
+            for unit in units:
+                done.setdefault(unit.tile, []).append(unit)
+        assert sorted(done) == list(range(tiles))
+        places = [unit.place for units in done.values() for unit in units if unit.part]
+        assert len(places) == len(set(places))
+        room = gemm_sm90.partial_words(num_programs, early_parts) // 2
+        assert all(0 <= place < room for place in places)
+        for units in done.values():
+            first, *others = sorted(units, key=lambda unit: unit.part)
+            ends = [unit.end for unit in (first, *others)]
+            assert [unit.begin for unit in (first, *others)] == [0, *ends[:-1]]
+            assert ends[-1] == dealt.num_k and {len(units)} == {unit.parts for unit in units}
+            for part, unit in enumerate(others, 1):
+                assert unit.place == first.place + part * first.apart
 
 
 @pytest.mark.parametrize(("field", "text"), [
@@ -117,6 +143,8 @@ def record_of(blocking, dtype: str, b_is_nk: bool, **more: str) -> KernelRecord:
         },
         constants={
             "shape": gemm.Shape(*[None] * len(gemm.Shape._fields)),
+            "early": 0,
+            "early_parts": 1,
             "tile_m": tile_m,
             "tile_n": tile_n,
             "tile_k": tile_k,
@@ -165,8 +193,14 @@ def test_a_tile_is_announced_when_its_stores_are_complete(blocking):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("b_is_nk", [False, True])
 @pytest.mark.parametrize("blocking", BLOCKINGS, ids=["wide", "turns"])
-@pytest.mark.parametrize("shape", [(2048, 2560, 1024), (200, 136, 72), (128, 128, 2048)], ids=str)
-def test_multiplies_as_its_twin(shape, blocking, b_is_nk, dtype):
+@pytest.mark.parametrize(
+    ("shape", "head"),
+    [((2048, 2560, 1024), 0), ((200, 136, 72), 0), ((128, 128, 2048), 0), ((600, 2504, 1024), 1),
+     ((384, 512, 4096), 2)],
+    ids=str,
+)  # fmt: skip
+def test_multiplies_as_its_twin(shape, head, blocking, b_is_nk, dtype):
+    """`head`: the first rows of tiles are a round of their own, and shared."""
     m, n, k = shape
     torch.manual_seed(0)
     a = torch.randn(m, k, device="cuda").to(dtype)
@@ -176,9 +210,12 @@ def test_multiplies_as_its_twin(shape, blocking, b_is_nk, dtype):
     c = torch.empty(m, n, device="cuda", dtype=dtype)
     tile_m, tile_n, tile_k = blocking.tile_m, blocking.tile_n, blocking.tile_k
     programs = 132
-    elements = gemm_sm90.partial_elements(tile_m, tile_n, programs)
-    partials = torch.empty(elements, device="cuda")
-    summed = torch.zeros(2 * programs, device="cuda", dtype=torch.int64)
+    early = head * -(-n // tile_n)
+    early_parts = gemm_sm90.early_parts_of(early, -(-k // tile_k), programs) if head else 1
+    assert (early_parts > 1) == (head > 0)
+    shares = (programs, early_parts)
+    partials = torch.empty(gemm_sm90.partial_elements(tile_m, tile_n, *shares), device="cuda")
+    summed = torch.zeros(gemm_sm90.partial_words(*shares), device="cuda", dtype=torch.int64)
     chunk = (gemm_sm90.chunk_rows(tile_m, tile_n), gemm_sm90.CHUNK_N.value)
     results = []
     for e in (1, 2):
@@ -187,7 +224,7 @@ def test_multiplies_as_its_twin(shape, blocking, b_is_nk, dtype):
             gemm_sm90.descriptor(a, (tile_m, tile_k)),
             gemm_sm90.descriptor(right, (tile_n, tile_k) if b_is_nk else (tile_k, tile_n)),
             gemm_sm90.descriptor(c, chunk), partials, summed, e,
-            gemm.Shape(m, n, k, k, right.stride(0), n), tile_m, tile_n, tile_k,
+            gemm.Shape(m, n, k, k, right.stride(0), n), early, early_parts, tile_m, tile_n, tile_k,
             blocking.num_stages, b_is_nk, num_warps=blocking.num_warps,
         )  # fmt: skip
         results.append(c.clone())

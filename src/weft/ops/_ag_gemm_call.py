@@ -126,9 +126,10 @@ class SlotCall(Call):
             shape = (problem.m, _ag_gemm_scales.blocks_of(problem))
             self.buffers["scales"] = (shape, torch.float32)
         if config.template == "sm90":
-            elements = gemm_sm90.partial_elements(config.tile_m, config.tile_n, self.grid[0])
+            shares = (self.grid[0], config.early_parts)
+            elements = gemm_sm90.partial_elements(config.tile_m, config.tile_n, *shares)
             self.buffers["partials"] = ((elements,), torch.float32)
-            self.signals["summed"] = (2 * self.grid[0], torch.int64)
+            self.signals["summed"] = (gemm_sm90.partial_words(*shares), torch.int64)
         self.shape = shape_of(problem)
         self.shards = shards_of(problem, config)
         # By whether TMA is used.
@@ -290,8 +291,8 @@ class SlotCall(Call):
             arguments = (
                 a, own, slot.gathered, gathered, right, result, scaling, slot.rows_ready, slot.fed,
                 slot.partials, slot.summed, slot.arg, self.shape, self.shards, world.arg,
-                feeders, self.by_engine, config.block, config.tile_m, config.tile_n,
-                config.tile_k, config.num_stages, self.problem.b_is_nk, per_block,
+                feeders, config.early_parts, self.by_engine, config.block, config.tile_m,
+                config.tile_n, config.tile_k, config.num_stages, self.problem.b_is_nk, per_block,
             )  # fmt: skip
             return self.program.multiply_sm90, arguments, {"num_warps": config.num_warps}
         arguments = (

@@ -60,7 +60,8 @@ class Config:
     Units   chunks: signals per shard; pieces: programs that share one chunk's way to one rank;
             feeders: programs that feed before they multiply, with packets all that there are;
             block: elements, or packets for each rank, that they move at a time; group_m: rows of
-            tiles that share columns in L2
+            tiles that share columns in L2; early_parts: programs for each tile of own rows, while
+            others' rows are awaited, of which 1 makes no difference between tiles
     """
 
     transport: str = "pull"
@@ -76,6 +77,7 @@ class Config:
     pieces: int = 16
     block: int = 16384
     tma: bool = True
+    early_parts: int = 1
 
     op: ClassVar[str] = "ag_gemm"
 
@@ -100,7 +102,7 @@ class Config:
                 "the ranks of their own node only: take transport='push'"
             )
         self._check_template(problem, target)
-        for name in ("chunks", "pieces", "feeders", "group_m"):
+        for name in ("chunks", "pieces", "feeders", "group_m", "early_parts"):
             if not 1 <= getattr(self, name) <= 1024:
                 value = getattr(self, name)
                 raise ConfigError(f"{self.op}: {name}={value}; it must be between 1 and 1024")
@@ -109,6 +111,7 @@ class Config:
                 f"{self.op}: block={self.block}; it must be a power of two from 16 on"
             )
         self._check_feeders(problem, target)
+        self._check_early_parts(problem, target)
         self._check_scaling(problem, target)
         if self.template == "sm90":
             return
@@ -152,6 +155,17 @@ class Config:
             raise ConfigError(
                 f"{self.op}: feeders={self.feeders}; {target} has {target.num_sms} SMs, of which "
                 f"{SPARE_SMS} is kept free: take at most {programs_on(target)}"
+            )
+
+    def _check_early_parts(self, problem: Problem, target: Target) -> None:
+        if self.early_parts == 1:
+            return
+        programs, early = programs_on(target), own_tiles(problem, self)
+        if self.template != "sm90" or early * self.early_parts > programs:
+            raise ConfigError(
+                f"{self.op}: early_parts={self.early_parts} for {early} tiles of own rows with "
+                f"template={self.template!r}; 'sm90' takes up to {max(1, programs // early)}, "
+                f"since their parts run on {programs} SMs at once, the others 1"
             )
 
     def most_resident(self, problem: Problem, target: Target) -> int:
@@ -306,12 +320,15 @@ def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> l
             block = 8192 if transport == "push" else 16384
             plain = Config(transport=transport, template="sm90", block=block, **asdict(cut))
             base = with_transport(plain, problem, target)
-            found.append(base)
             # Larger groups read B less often, but wait for more rows.
-            found.append(replace(base, group_m=8))
+            some = [base, replace(base, group_m=8)]
             if transport in ENGINES:
-                found.append(replace(base, chunks=min(2, problem.rows)))
-
+                some.append(replace(base, chunks=min(2, problem.rows)))
+            # Programs without an own tile would wait for rows; with a part of one they need not.
+            parts = most_early_parts(problem, base, target)
+            if problem.num_ranks > 1 and parts > 1:
+                some += [replace(one, early_parts=parts) for one in some]
+            found += some
     return sorted(dict.fromkeys(found), key=lambda config: _end_us(config, problem, target))
 
 
@@ -326,6 +343,7 @@ def _end_us(config: Config, problem: Problem, target: Target) -> float:
     return _arrival.Plan(
         problem.m, problem.n, k, problem.num_ranks, config.transport,
         shards_of(problem, config), replace(config.blocking, tile_k=tile_k), programs_on(target),
+        config.early_parts,
     ).end_us()  # fmt: skip
 
 
@@ -408,6 +426,19 @@ def shards_of(problem: Problem, config: Config) -> Shards:
     # Where no tile is one rank's alone, none can go first, and B is read once.
     head = min(problem.rows // config.tile_m, num_m) or max(1, num_m)
     return Shards(problem.rows, config.chunks, chunk_rows, config.pieces, config.group_m, head)
+
+
+def own_tiles(problem: Problem, config: Config) -> int:
+    """How many tiles of the order need no other rank's rows."""
+    return shards_of(problem, config).head * ceil(problem.n / config.tile_n)
+
+
+def most_early_parts(problem: Problem, config: Config, target: Target) -> int:
+    """How many programs on each of them are worth it."""
+    if straddles(problem, config):
+        return 1
+    num_k = ceil(problem.k / config.tile_k)
+    return gemm_sm90.early_parts_of(own_tiles(problem, config), num_k, programs_on(target))
 
 
 def chunk_of(problem: Problem, config: Config, is_sm90: bool) -> tuple[int, int]:

@@ -51,13 +51,14 @@ class Plan:
     shards: Any
     blocking: Blocking
     num_programs: int
+    early_parts: int = 1
 
     def end_us(self) -> float:
         """Predicted time of the call, in microseconds: rows are read in place."""
         tile = (self.blocking.tile_m, self.blocking.tile_n, self.blocking.tile_k)
         product = Product(
             self.m, self.n, self.k, self.num_ranks, tile,
-            group_m=self.shards.group_m, head=self.shards.head,
+            group_m=self.shards.group_m, head=self.shards.head, early_parts=self.early_parts,
         )  # fmt: skip
         return products.gathered_us(
             product, H200X4, ENGINES[self.transport], chunks=self.shards.chunks, staged=False,

@@ -140,7 +140,7 @@ class PlanRunner:
         for name, product in self.products.items():
             if isinstance(product, Product) and product.is_sm90:
                 buffers[f"{name}_sums"] = ((product.num_sums,), torch.float32)
-                signals[f"{name}_summed"] = (2 * product.grid[0], torch.int64)
+                signals[f"{name}_summed"] = (product.num_sum_words, torch.int64)
         if packets := self._packets():
             signals |= {name: (count, torch.int64) for name, count in packets.values()}
         if self._is_credited or not packets:

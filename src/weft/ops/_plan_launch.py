@@ -76,6 +76,7 @@ class Product:
         grid = programs if self.is_sm90 else max(1, min(tiles, programs))
         self.grid = (grid, 1, 1)
         self.num_sums = gemm_sm90.partial_elements(tile_m, tile_n, grid)
+        self.num_sum_words = gemm_sm90.partial_words(grid)
         self.group_m = max(1, min(swizzle.MOST_GROUPED, rank_rows // tile_m))
         self.parts = _product_launch.parts_of(
             self, rank_rows, ranks, (tile_m, tile_n), self.is_sm90, grid, _products.Config.last,

@@ -337,7 +337,7 @@ class Call:
         if config.template == "sm90":
             elements = gemm_sm90.partial_elements(config.tile_m, config.tile_n, self.grid[0])
             self.buffers["sums"] = ((elements,), torch.float32)
-            self.signals["summed"] = (2 * self.grid[0], torch.int64)
+            self.signals["summed"] = (gemm_sm90.partial_words(self.grid[0]), torch.int64)
 
     def product(self, world: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """The library's product, in memory that is kept: where peers read it in place, if that is

@@ -32,7 +32,7 @@ Signals (all are SET to the call's epoch e; e is read on the device, so nothing 
     rows_ready[src * chunks + c]    these rows of src are in this rank's slot. From a copy engine
                                     (pull, put), from rank src (push), always for own rows
     rows_taken[dst]                 rank dst -> all: it has the rows that it reads in place (pull)
-    summed[2 * program + consumer]  local: sums for another program's tile are there        (sm90)
+    summed[2 * program + half]      local: sums for another program's tile are there        (sm90)
     slot_free, epoch, ticket        the slot's; the last program of _multiply moves them
     fed[rank * chunks + c]          local: how many pieces of a chunk have been stored for a rank
 Chunks without rows are signalled too, so that any range of words may be waited for; where engines
@@ -217,8 +217,8 @@ def _first_row(rank, shards, m, tile_m):
 
 @gluon.jit
 def _multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, partials,
-                   summed, slot, shape, shards, world, feeders, by_engine: gl.constexpr,
-                   block: gl.constexpr, tile_m: gl.constexpr,
+                   summed, slot, shape, shards, world, feeders, early_parts,
+                   by_engine: gl.constexpr, block: gl.constexpr, tile_m: gl.constexpr,
                    tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
                    b_is_nk: gl.constexpr, per_block: gl.constexpr):  # fmt: skip
     """The GEMM template for Hopper with the hooks of `_multiply`; operands are descriptors."""
@@ -242,6 +242,7 @@ def _multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, f
     emit: gl.constexpr = gemm_sm90.emit_store
     done: gl.constexpr = await_copies_and_give_back if by_engine else give_back
     words = shards.chunks * variable(world.num_ranks)
+    early = shards.head * gl.cdiv(shape.n, tile_n) * min(early_parts - 1, 1)
     gemm_sm90.gemm(
         own, b, c, shape, gl.cdiv(shape.m, tile_m), program, num_programs,
         gemm_sm90.Shared(partials, summed, e, world),
@@ -250,7 +251,8 @@ def _multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, f
         ready, Arrival(own, gathered_rows, rows_ready, e, rank, variable(shape.m), shards, world),
         emit, gemm_sm90.Stored(c),
         done=done, done_args=GivingBack(rows_ready, e, words, program, num_programs, slot, world),
-        scales=scales, scales_args=scales_args, per_block=per_block,
+        scales=scales, scales_args=scales_args, per_block=per_block, early=early,
+        early_parts=early_parts,
     )  # fmt: skip
 
 
@@ -486,6 +488,10 @@ def kernels(
     tuples: dict[str, Any] = {"shape": gemm.Shape, "shards": Shards}
     if is_sm90:
         types["feeders"] = "i32"
+        if config.early_parts == 1:  # Triton makes a constant of it
+            constants["early_parts"] = 1
+        else:
+            types["early_parts"] = "i32"
     else:
         constants["feeders"] = config.feeders if config.transport == "push" else 0
     if problem.scaling:

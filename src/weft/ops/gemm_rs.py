@@ -17,7 +17,7 @@ Plan, `reduce_scatter` and `nccl`: cuBLAS, then weft's own or the library's; not
 Signals (all are SET to the call's epoch e, read on the device)
     partials_ready[tile, part, src]   src's share of this own tile, or of this part of it, is here.
                                       By src; each is waited for in the call that sets it
-    summed[2 * program + consumer]    local: sums for another program's tile are there       (sm90)
+    summed[2 * program + half]        local: sums for another program's tile are there       (sm90)
     slot_free, epoch, ticket          the slot's; the last program moves them
 Tiles without rows are signalled too.
 

@@ -20,7 +20,8 @@ takes it. `row` and `column` are the chunk's first, counted as if each tile were
 Where the last round of tiles would leave more than half of the programs idle, its tiles are shared
 out: `parts` programs to a tile, each with a part of k. Those of part 1, 2, ... leave their sums in
 `partials`, part 0 adds them in this order and emits the tile; so the result is the same each time.
-`num_parts` says how many there are, for whoever provides the memory.
+So are the `early` ones, the order's first tiles, where an operator asks for it: if they are fewer
+than half of the programs, and all others must wait for rows, then nobody is idle meanwhile.
 
 Operands come as TMA descriptors; fp8 with k in rows of both, as wgmma wants it. Sums are in fp32,
 over k in order but for shared tiles. Tensor cores add fp8 products up with 14 bits: every step's
@@ -94,9 +95,9 @@ class Stored(NamedTuple):
 class Shared(NamedTuple):
     """Where programs that share a tile meet.
 
-    `partials` holds fp32 [programs, tile_m, tile_n]; `summed`, one int64 word for each consumer of
-    each program, is set to `e` when its sums are there: e is new for every launch. `world` bounds
-    the wait for it.
+    `partials` holds fp32 [programs, tile_m, tile_n]; `summed`, one int64 word for each half of each
+    program's tile, is set to `e` when its sums are there: e is new for every launch. Of both a
+    second one lies behind the first, for early tiles. `world` bounds the wait for a word.
     """
 
     partials: Any
@@ -106,11 +107,14 @@ class Shared(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How tiles are dealt out: `whole` of them to one program each, then `shared` to `parts`."""
+    """How tiles are dealt out: `early` of them to `early_parts` programs each, as a round of its
+    own; then `whole` to one each, then `shared` to `parts`."""
 
     num_m: Any
     num_n: Any
     num_k: Any
+    early: Any
+    early_parts: Any
     whole: Any
     shared: Any
     parts: Any
@@ -127,15 +131,31 @@ def chunk_rows(tile_m: int, tile_n: int, itemsize: int = 2) -> int:
 _rows_each = gluon.constexpr_function(chunk_rows)
 
 
+class Unit(NamedTuple):
+    """Steps begin .. end - 1 of k of the order's tile `tile`, which `parts` programs share.
+
+    `place` is where this part's sums lie in `Shared`; part p's lie `p * apart` behind part 0's.
+    """
+
+    tile: Any
+    begin: Any
+    end: Any
+    part: Any
+    parts: Any
+    place: Any
+    apart: Any
+
+
 @triton.jit
-def cut(num_m, n, k, tile_n, tile_k, num_programs):
-    """The Cut of a product among so many programs."""
+def cut(num_m, n, k, tile_n, tile_k, num_programs, early=0, early_parts=1):
+    """The Cut of a product among so many programs; `early * early_parts` are no more than those."""
     num_n = (n + tile_n - 1) // tile_n
     num_k = (k + tile_k - 1) // tile_k
-    left = num_m * num_n % num_programs
+    rest = num_m * num_n - early
+    left = rest % num_programs
     parts = min(num_programs // max(left, 1), MAX_PARTS, max(num_k // MIN_STEPS, 1))
     shared = left * min(parts - 1, 1)
-    return Cut(num_m, num_n, num_k, num_m * num_n - shared, shared, parts)
+    return Cut(num_m, num_n, num_k, early, early_parts, rest - shared, shared, parts)
 
 
 @gluon.jit
@@ -176,12 +196,15 @@ def gemm(
     scales_args=None,
     per_block: gl.constexpr = False,
     late: gl.constexpr = False,
+    early=0,
+    early_parts=1,
 ):
     """Multiply this program's share of the tiles; a kernel of NUM_WARPS warps calls it.
 
     `num_m` counts rows of tiles; `first` of `step` is this program's place. `a_block` and
     `c_block` are descriptors whose blocks have the form in which `ready`'s sources are read and
-    `emit` is given chunks. `shared` is a Shared.
+    `emit` is given chunks. `shared` is a Shared. The first `early` tiles have `early_parts`
+    programs each.
 
     Sync    what the hooks do; programs that share a tile wait for each other
     """
@@ -204,25 +227,26 @@ def gemm(
         mbarrier.init(full.index(i), count=1)
     for i in gl.static_range(2):
         mbarrier.init(turns.index(i), count=1)
+    dealt = cut(num_m, shape.n, shape.k, tile_n, tile_k, step, early, early_parts)
     gl.warp_specialize(
         [
             (
                 _consume,
-                (operands_a, operands_b, chunks_0, empty, full, turns, shape, num_m, first, step,
+                (operands_a, operands_b, chunks_0, empty, full, turns, dealt, first, step,
                  shared, order, order_args, emit, emit_args, combine, combine_args, announce,
                  announce_args, late, scales, scales_args, per_block, 0, tile_m, tile_n, tile_k,
                  stages, chunk_n, b_is_nk, stamps.kept(shared)),
             ),
             (
                 _consume,
-                (operands_a, operands_b, chunks_1, empty, full, turns, shape, num_m, first, step,
+                (operands_a, operands_b, chunks_1, empty, full, turns, dealt, first, step,
                  shared, order, order_args, emit, emit_args, combine, combine_args, announce,
                  announce_args, late, scales, scales_args, per_block, 1, tile_m, tile_n, tile_k,
                  stages, chunk_n, b_is_nk, stamps.kept(shared)),
             ),
             (
                 _produce,
-                (a_block, b, operands_a, operands_b, empty, full, shape, num_m, first, step, order,
+                (a_block, b, operands_a, operands_b, empty, full, dealt, first, step, order,
                  order_args, ready, ready_args, done, done_args, tile_m, tile_n, tile_k, stages,
                  b_is_nk, stamps.kept(shared)),
             ),
@@ -233,36 +257,56 @@ def gemm(
 
 
 @gluon.jit
-def tile_of(unit, dealt):
-    """The tile of a unit of work, and which steps of k: (tile, begin, end, part)."""
+def first_unit(program, dealt, step):
+    """Where a program begins: behind the early round, if it has no part of an early tile."""
+    is_idle = min(program // max(dealt.early * dealt.early_parts, 1), 1)
+    return program + min(dealt.early, 1) * is_idle * step
+
+
+@gluon.jit
+def end_unit(dealt, step):
+    return min(dealt.early, 1) * step + dealt.whole + dealt.shared * dealt.parts
+
+
+@gluon.jit
+def unit_of(unit, dealt, step):
+    """Unit number `unit`, which is program unit % step's. Returns a Unit."""
+    # Early tiles have a round of their own, however few programs have a part of them.
+    behind = unit - min(dealt.early, 1) * step
+    tile = dealt.early + behind
     part = 0
-    tile = unit
-    if unit >= dealt.whole:
-        tile = dealt.whole + (unit - dealt.whole) % dealt.shared
-        part = (unit - dealt.whole) // dealt.shared
-    begin = 0
-    end = dealt.num_k
-    if unit >= dealt.whole:
-        begin = part * dealt.num_k // dealt.parts
-        end = (part + 1) * dealt.num_k // dealt.parts
-    return tile, begin, end, part
+    parts = 1
+    place = unit % step
+    apart = dealt.shared
+    if behind < 0:
+        tile = unit % max(dealt.early, 1)
+        part = unit // max(dealt.early, 1)
+        parts = dealt.early_parts
+        place += step
+        apart = dealt.early
+    elif behind >= dealt.whole:
+        tile = dealt.early + dealt.whole + (behind - dealt.whole) % dealt.shared
+        part = (behind - dealt.whole) // dealt.shared
+        parts = dealt.parts
+    begin = part * dealt.num_k // parts
+    end = (part + 1) * dealt.num_k // parts
+    return Unit(tile, begin, end, part, parts, place, apart)
 
 
 @gluon.jit
 def _produce(
-    a_block, b, operands_a, operands_b, empty, full, shape, num_m, first, step,
+    a_block, b, operands_a, operands_b, empty, full, dealt, first, step,
     order: gl.constexpr, order_args, ready: gl.constexpr, ready_args, done: gl.constexpr, done_args,
     tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
     b_is_nk: gl.constexpr, traced,
 ):  # fmt: skip
     """Fill stage after stage with what the consumers multiply next."""
-    dealt = cut(num_m, shape.n, shape.k, tile_n, tile_k, step)
     filled = 0
-    for unit in range(first, dealt.whole + dealt.shared * dealt.parts, step):
-        i, begin, end, _ = tile_of(unit, dealt)
-        at = order(i, dealt.num_m, dealt.num_n, order_args)
+    for unit in range(first_unit(first, dealt, step), end_unit(dealt, step), step):
+        of = unit_of(unit, dealt, step)
+        at = order(of.tile, dealt.num_m, dealt.num_n, order_args)
         filled = load_one_tile(
-            at, begin, end, filled, a_block, b, operands_a, operands_b, empty, full, ready,
+            at, of.begin, of.end, filled, a_block, b, operands_a, operands_b, empty, full, ready,
             ready_args, tile_m, tile_n, tile_k, stages, b_is_nk, traced, unit,
         )  # fmt: skip
     # Once every stage is empty again, all that was loaded has been read.
@@ -304,7 +348,7 @@ def load_one_tile(
 
 @gluon.jit
 def _consume(
-    operands_a, operands_b, chunks, empty, full, turns, shape, num_m, first, step, shared,
+    operands_a, operands_b, chunks, empty, full, turns, dealt, first, step, shared,
     order: gl.constexpr, order_args, emit: gl.constexpr, emit_args, combine: gl.constexpr,
     combine_args, announce: gl.constexpr, announce_args, late: gl.constexpr,
     scales: gl.constexpr, scales_args, per_block: gl.constexpr, me: gl.constexpr,
@@ -315,35 +359,43 @@ def _consume(
     itemsize: gl.constexpr = operands_a.dtype.primitive_bitwidth // 8
     rows: gl.constexpr = _rows_each(tile_m, tile_n, itemsize)
     takes_turns: gl.constexpr = rows == tile_m
-    dealt = cut(num_m, shape.n, shape.k, tile_n, tile_k, step)
-    # A shared tile is its program's last: all units before it have num_k steps.
-    used = me * dealt.num_k if takes_turns else 0
-    begins = first + me * step if takes_turns else first
-    stride = 2 * step if takes_turns else step
+    begins = first_unit(first, dealt, step)
+    stride = step
+    used = 0
+    if takes_turns:
+        # Only a program's first and last unit may have fewer than num_k steps.
+        if me == 1:
+            of = unit_of(begins, dealt, step)
+            used += of.end - of.begin
+            begins += step
+        stride = 2 * step
     own_row: gl.constexpr = 0 if takes_turns else me * rows
+    # Its words by this, not by consumer: in turns, parts of a tile may be the first one's in one
+    # program and the second one's in another.
+    half: gl.constexpr = own_row // rows
     phase = 1 - me
     # The tile that was emitted last, where it is still to be announced.
     emitted = first * 0 - 1
-    for unit in range(begins, dealt.whole + dealt.shared * dealt.parts, stride):
-        i, begin, end, part = tile_of(unit, dealt)
+    for unit in range(begins, end_unit(dealt, step), stride):
+        of = unit_of(unit, dealt, step)
         if takes_turns:
             # Without turns a consumer could take a stage's earlier round for its own: parity is
             # all that a barrier tells.
             mbarrier.wait(turns.index(me), phase)
         if traced is not None:
             stamps.stamp(traced, unit, stamps.BEGUN + me * stamps.EACH)
-        at = order(i, dealt.num_m, dealt.num_n, order_args)
+        at = order(of.tile, dealt.num_m, dealt.num_n, order_args)
         tile = Tile(tile_m, tile_n, tile_k, b_is_nk, True, True)
         if itemsize == 1:
             scaled = None
             if scales is not None:
                 scaled = skip_rows(scales(at, tile, scales_args), own_row)
-            value, used = _multiply_promoted(operands_a, operands_b, empty, full, begin, end, used,
-                                             own_row, rows, tile_n, stages, scaled,
+            value, used = _multiply_promoted(operands_a, operands_b, empty, full, of.begin, of.end,
+                                             used, own_row, rows, tile_n, stages, scaled,
                                              per_block)  # fmt: skip
         else:
-            value, used = _multiply(operands_a, operands_b, empty, full, end - begin, used, own_row,
-                                    rows, tile_n, stages, b_is_nk)  # fmt: skip
+            value, used = _multiply(operands_a, operands_b, empty, full, of.end - of.begin, used,
+                                    own_row, rows, tile_n, stages, b_is_nk)  # fmt: skip
         if takes_turns:
             mbarrier.arrive(turns.index(1 - me), count=1)
         phase ^= 1
@@ -354,28 +406,26 @@ def _consume(
             used += dealt.num_k
         if traced is not None:
             stamps.stamp(traced, unit, stamps.SUMMED + me * stamps.EACH)
-        others = 0
-        if unit >= dealt.whole:
-            others = dealt.parts - 1
-        block = shared.partials + first * (tile_m * tile_n) + own_row * tile_n
-        if part == 0:
-            for other in range(1, others + 1):
+        block = shared.partials + of.place * (tile_m * tile_n) + own_row * tile_n
+        if of.part == 0:
+            for other in range(1, of.parts):
                 # Pairs with the store below, in the program that has that part.
-                wl.wait(shared.summed + 2 * (first + other * dealt.shared) + me, shared.e,
+                wl.wait(shared.summed + 2 * (of.place + other * of.apart) + half, shared.e,
                         scope=wl.Scope.DEVICE, world=shared.world)  # fmt: skip
-            pitch = dealt.shared * (tile_m * tile_n)
+            pitch = of.apart * (tile_m * tile_n)
             if late:
                 # Before this tile's `combine`, which may wait for what others announce likewise.
                 _announce_late(emitted, own_row // rows, dealt, order, order_args, announce,
                                announce_args)  # fmt: skip
-                emitted = i
-            emit_one_tile(at, value, own_row, Others(block + pitch, pitch, others), chunks, emit,
-                          emit_args, combine, combine_args, None if late else announce,
+                emitted = of.tile
+            others = Others(block + pitch, pitch, of.parts - 1)
+            emit_one_tile(at, value, own_row, others, chunks, emit, emit_args,
+                          combine, combine_args, None if late else announce,
                           announce_args, None if per_block else scales, scales_args, tile,
                           chunk_n, traced, unit, me)  # fmt: skip
         else:
             gl.store(places(block, value, tile_n), value)
-            wl.store(shared.summed + 2 * first + me, shared.e, order=wl.Order.RELEASE,
+            wl.store(shared.summed + 2 * of.place + half, shared.e, order=wl.Order.RELEASE,
                      scope=wl.Scope.DEVICE)  # fmt: skip
         if traced is not None:
             stamps.stamp(traced, unit, stamps.END + me * stamps.EACH)
@@ -595,23 +645,38 @@ def _either(numbers: Sequence[int]) -> str:
     return f"{', '.join(rest)} or {last}" if rest else last
 
 
-def deal(m: int, n: int, k: int, blocking: Blocking, num_programs: int) -> Cut:
-    """The same on the host."""
+def deal(
+    m: int, n: int, k: int, blocking: Blocking, num_programs: int, early: int = 0,
+    early_parts: int = 1,
+) -> Cut:  # fmt: skip
+    """The same as `cut`, on the host."""
     num_m = (m + blocking.tile_m - 1) // blocking.tile_m
-    dealt = cut.fn(num_m, n, k, blocking.tile_n, blocking.tile_k, num_programs)
+    dealt = cut.fn(num_m, n, k, blocking.tile_n, blocking.tile_k, num_programs, early, early_parts)
     # Of Python integers and Triton's constants, Triton makes constants.
     return Cut(*[getattr(number, "value", number) for number in dealt])
 
 
-def units(program: int, dealt: Cut, num_programs: int) -> list[tuple[int, int, int]]:
-    """A program's tiles in their order, and which steps of their k: (tile, begin, end)."""
-    everything = range(program, dealt.whole + dealt.shared * dealt.parts, num_programs)
-    return [tile_of.fn(unit, dealt)[:3] for unit in everything]
+def units(program: int, dealt: Cut, num_programs: int) -> list[Unit]:
+    """A program's units in their order."""
+    first = first_unit.fn(program, dealt, num_programs)
+    numbers = range(first, end_unit.fn(dealt, num_programs), num_programs)
+    return [unit_of.fn(unit, dealt, num_programs) for unit in numbers]
 
 
-def partial_elements(tile_m: int, tile_n: int, num_programs: int) -> int:
+def early_parts_of(num_tiles: int, num_k: int, num_programs: int) -> int:
+    """How many programs each of so many early tiles may have; 1: they are no round of their own."""
+    most = min(num_programs // max(num_tiles, 1), MAX_PARTS.value, num_k // MIN_STEPS.value)
+    return max(1, most)
+
+
+def partial_elements(tile_m: int, tile_n: int, num_programs: int, early_parts: int = 1) -> int:
     """How many fp32 elements `Shared.partials` must hold."""
-    return num_programs * tile_m * tile_n
+    return num_programs * tile_m * tile_n * min(early_parts, 2)
+
+
+def partial_words(num_programs: int, early_parts: int = 1) -> int:
+    """How many words `Shared.summed` must have."""
+    return 2 * num_programs * min(early_parts, 2)
 
 
 def descriptor(tensor: Any, block: Sequence[int]) -> TensorDescriptor:

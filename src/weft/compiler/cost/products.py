@@ -13,6 +13,7 @@ from math import ceil
 
 from weft.compiler.cost.machine import Machine, on_curve
 from weft.tiles import gemm_sm90
+from weft.tiles.blocking import Blocking
 
 ITEMSIZE = 2
 
@@ -22,7 +23,8 @@ class Product:
     """[m, k] @ [k, n] on each rank, in tiles of (rows, columns, k).
 
     m is over all ranks, n and k of one. `itemsize`: bytes of an element; `group_m`: rows of tiles
-    that share columns of B, `head` those over which no group reaches, or 0: a rank's own ones.
+    that share columns of B, `head` those over which no group reaches, or 0: a rank's own ones;
+    `early_parts`: programs for each tile of those, in a round of their own, or 1.
     """
 
     m: int
@@ -34,6 +36,7 @@ class Product:
     group_m: int = 8
     num_nodes: int = 1
     head: int = 0
+    early_parts: int = 1
 
     @property
     def rows(self) -> int:
@@ -106,18 +109,18 @@ def _run(product: Product, machine: Machine, ready: Sequence[float], programs: i
     """When the last tile is done, where a row of tiles may be multiplied when it is `ready`."""
     num_m, num_n = product.tiles
     # By index: Triton's own functions take Python integers, and may give constants.
-    cut = gemm_sm90.cut.fn(num_m, product.n, product.k, *product.tile[1:], programs)
-    whole, shared, parts = (getattr(one, "value", one) for one in cut[3:])
+    extents = (num_m * product.tile[0], product.n, product.k)
+    early = product.head * num_n if product.early_parts > 1 else 0
+    blocking = Blocking(*product.tile, gemm_sm90.NUM_WARPS, 1)
+    dealt = gemm_sm90.deal(*extents, blocking, programs, early, product.early_parts)
     each = tile_us(product, machine)
     rows = _rows_in_order(product)
     ends = [0.0] * programs
-    for tile in range(whole):
-        i = tile % programs
-        ends[i] = max(ends[i], ready[rows[tile]]) + each
-    for unit in range(shared * parts):
-        i = (whole + unit) % programs
-        at = ready[rows[whole + unit % shared]]
-        ends[i] = max(ends[i], at) + each / parts + machine.share_us
+    for program in range(programs):
+        for unit in gemm_sm90.units(program, dealt, programs):
+            shared_us = machine.share_us if unit.parts > 1 else 0.0
+            at = max(ends[program], ready[rows[unit.tile]])
+            ends[program] = at + each / unit.parts + shared_us
     return max(*ends, ready[0] + _memory_us(product, machine))
 
 

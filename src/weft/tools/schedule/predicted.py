@@ -34,6 +34,7 @@ from weft.ir.device import (
 )
 from weft.language.mapping import as_python
 from weft.tiles import gemm_sm90, hierarchy, swizzle
+from weft.tiles.blocking import Blocking
 from weft.tools.schedule import by_tables
 from weft.tools.schedule.events import Events, News
 
@@ -378,11 +379,11 @@ class Played:
             return [units[p::most] for p in range(min(most, max(1, len(units))))]
         n, k = self.extents_of(rank, step)[1], self.k_of(rank, step)
         num_n = ceil(n / step.tile[1])
-        cut = gemm_sm90.cut.fn(len(tiles) // num_n, n, k, *step.tile[1:], most)
-        cut = gemm_sm90.Cut(*[getattr(number, "value", number) for number in cut])
+        blocking = Blocking(*step.tile, gemm_sm90.NUM_WARPS, 1)
+        dealt = gemm_sm90.deal(len(tiles) // num_n * step.tile[0], n, k, blocking, most)
         return [
-            [Unit(tiles[i], begin, end, cut.num_k)
-             for i, begin, end in gemm_sm90.units(p, cut, most)]
+            [Unit(tiles[of.tile], of.begin, of.end, dealt.num_k)
+             for of in gemm_sm90.units(p, dealt, most)]
             for p in range(most)
         ]  # fmt: skip
 
