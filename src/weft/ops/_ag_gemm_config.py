@@ -60,8 +60,9 @@ class Config:
     Units   chunks: signals per shard; pieces: programs that share one chunk's way to one rank;
             feeders: programs that feed before they multiply, with packets all that there are;
             block: elements, or packets for each rank, that they move at a time; group_m: rows of
-            tiles that share columns in L2; early_parts: programs for each tile of own rows, while
-            others' rows are awaited, of which 1 makes no difference between tiles
+            tiles that share columns in L2; own_first: those of own rows are a group by themselves,
+            which need not wait; early_parts: programs for each of their tiles, in a round of their
+            own, or 1
     """
 
     transport: str = "pull"
@@ -77,6 +78,7 @@ class Config:
     pieces: int = 16
     block: int = 16384
     tma: bool = True
+    own_first: bool = True
     early_parts: int = 1
 
     op: ClassVar[str] = "ag_gemm"
@@ -161,6 +163,11 @@ class Config:
         if self.early_parts == 1:
             return
         programs, early = programs_on(target), own_tiles(problem, self)
+        if not self.own_first:
+            raise ConfigError(
+                f"{self.op}: early_parts={self.early_parts} with own_first=False; tiles of own rows "
+                "are early only where they come first"
+            )
         if self.template != "sm90" or early * self.early_parts > programs:
             raise ConfigError(
                 f"{self.op}: early_parts={self.early_parts} for {early} tiles of own rows with "
@@ -320,14 +327,14 @@ def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> l
             block = 8192 if transport == "push" else 16384
             plain = Config(transport=transport, template="sm90", block=block, **asdict(cut))
             base = with_transport(plain, problem, target)
-            # Larger groups read B less often, but wait for more rows.
-            some = [base, replace(base, group_m=8)]
+            # Larger groups read B less often, but wait for more rows; so do all rows alike.
+            some = [base, replace(base, group_m=8), replace(base, group_m=8, own_first=False)]
             if transport in ENGINES:
                 some.append(replace(base, chunks=min(2, problem.rows)))
             # Programs without an own tile would wait for rows; with a part of one they need not.
             parts = most_early_parts(problem, base, target)
             if problem.num_ranks > 1 and parts > 1:
-                some += [replace(one, early_parts=parts) for one in some]
+                some += [replace(one, early_parts=parts) for one in some if one.own_first]
             found += some
     return sorted(dict.fromkeys(found), key=lambda config: _end_us(config, problem, target))
 
@@ -424,7 +431,8 @@ def shards_of(problem: Problem, config: Config) -> Shards:
     chunk_rows = max(1, ceil(problem.rows / config.chunks))
     num_m = ceil(problem.m / config.tile_m)
     # Where no tile is one rank's alone, none can go first, and B is read once.
-    head = min(problem.rows // config.tile_m, num_m) or max(1, num_m)
+    own = problem.rows // config.tile_m if config.own_first else 0
+    head = min(own, num_m) or max(1, num_m)
     return Shards(problem.rows, config.chunks, chunk_rows, config.pieces, config.group_m, head)
 
 

@@ -80,6 +80,8 @@ PROMOTED = Blocking(128, 128, 128, NUM_WARPS, 6)
 TURNS_COST = 1.06
 # Columns of the result that are stored at once.
 CHUNK_N = gl.constexpr(64)
+# Sums of another program that are read at once, 64 registers of a consumer's threads.
+ADDED = gl.constexpr(128 * 64)
 # More programs on one tile than these spend on each other's sums what they save on products.
 MAX_PARTS = tl.constexpr(4)
 # Steps of k that a part should have at least, to be worth its way through memory.
@@ -217,6 +219,7 @@ def gemm(
         operands_b = gl.allocate_shared_memory(b.dtype, [stages, tile_k, tile_n], b.layout)
     # Rows of a tile that one consumer has.
     rows: gl.constexpr = _rows_each(tile_m, tile_n, itemsize)
+    gl.static_assert(rows * tile_n > ADDED // 2)
     chunks_0 = gl.allocate_shared_memory(c_block.dtype, [2, rows, chunk_n], c_block.layout)
     chunks_1 = gl.allocate_shared_memory(c_block.dtype, [2, rows, chunk_n], c_block.layout)
     empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
@@ -424,7 +427,7 @@ def _consume(
                           announce_args, None if per_block else scales, scales_args, tile,
                           chunk_n, traced, unit, me)  # fmt: skip
         else:
-            gl.store(places(block, value, tile_n), value)
+            gl.store(places_of_sums(block, value, tile_n), value)
             wl.store(shared.summed + 2 * of.place + half, shared.e, order=wl.Order.RELEASE,
                      scope=wl.Scope.DEVICE)  # fmt: skip
         if traced is not None:
@@ -582,6 +585,11 @@ def _emit_chunks(
     """
     tile_m: gl.constexpr = value.shape[0]
     value_n: gl.constexpr = value.shape[1]
+    # As many at once as registers hold beside the sums.
+    if (tile_m * value_n <= ADDED) and (tile_m * value_n > ADDED // 2):
+        for other in range(others.count):
+            there = others.first + other * others.pitch + inside * 8
+            value += gl.load(places_of_sums(there, value, tile_n))
     if value_n > chunk_n:
         half: gl.constexpr = _layout(value_n // 2)
         left, right = value.reshape([tile_m, 2, value_n // 2]).permute(0, 2, 1).split()
@@ -593,8 +601,6 @@ def _emit_chunks(
                      emit, emit_args, combine, combine_args, scaled, tile_n, chunk_n, traced,
                      unit, me)  # fmt: skip
     else:
-        for other in range(others.count):
-            value += gl.load(places(others.first + other * others.pitch + inside, value, tile_n))
         if scaled is not None:
             value = value * scales_of_columns(scaled, inside, value)[None, :]
         if combine is not None:
@@ -609,6 +615,17 @@ def _emit_chunks(
         chunk.store(value.to(chunks.dtype))
         fence_async_shared()
         emit(at, row, column, chunk, emit_args)
+
+
+@gluon.jit
+def places_of_sums(block, value, tile_n):
+    """Pointers for the sums of a tile of `tile_n` columns: squares of 8 x 8 lie one behind the other,
+    so that what a warp has of one, eight rows, is two lines of memory instead of eight."""
+    row = gl.arange(0, value.shape[0], gl.SliceLayout(1, value.type.layout))
+    column = gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
+    of_row = row // 8 * (8 * tile_n) + row % 8 * 8
+    of_column = column // 8 * 64 + column % 8
+    return block + of_row[:, None] + of_column[None, :]
 
 
 @gluon.jit

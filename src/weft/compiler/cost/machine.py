@@ -30,6 +30,7 @@ class Machine:
     `sums_us`: such a product's first and last tiles.
     `combine_gbps`: what one program reads of other ranks' sums in its epilogue.
     `end_us`: the last tile's way out.
+    `reread_gbps`: B slows products down by so much where less than `many_rows` share a reading.
     `small_*`, `few_*`: few rows, where reading B is all that takes time; `few_wide_gbps` above 32.
     `packet_*`: data that carries its flags; `rows_us`: few rows summed by pushes.
     `library_*`: cuBLAS; `gather`, `scatter`
@@ -66,6 +67,8 @@ class Machine:
     end_us: float
     memory_gbps: float
     cached_bytes: float
+    reread_gbps: float
+    many_rows: int
     stage_us: float
     stage_gbps: float
     far_us: float
@@ -84,7 +87,7 @@ H200X4 = Machine(
     # Fitted to 100 readings of ag_gemm, m 256 to 8192 at TP4: 5 % off on average.
     program_tflops=783 / 132, turns_cost=1.06, gate_us=20.0, copy_us=3.0, word_us=1.0,
     put_gate_us=12.0, copy_gbps=390.0, push_us=1.5, push_gbps=300.0, share_us=3.0, end_us=12.0,
-    memory_gbps=3800.0, cached_bytes=30e6,
+    memory_gbps=3800.0, cached_bytes=30e6, reread_gbps=7700.0, many_rows=1024,
     # Fitted to 24 readings of gemm_rs at TP2, k 2048 to 7168, m 512 to 8192: 3 % off on average.
     leave_us=1.9, wide_leave_us=9.5, tma_leave_us=2.3, wide_tma_leave_us=6.4, sums_us=8.0,
     # docs/hardware.md: a signal's way is half a round trip; 16 KB tiles from L2 and HBM.

@@ -70,7 +70,7 @@ def gathered_us(
     arrived = _arrivals(product, machine, engine, chunks, staged)
     programs = num_programs or machine.num_sms - (engine in ENGINES)
     end = _run(product, machine, [arrived[i] for i in range(product.tiles[0])], programs)
-    return end + machine.end_us
+    return end + _reread_us(product, machine) + machine.end_us
 
 
 ENGINES = ("copy_engine", "copy_engine_put")
@@ -94,14 +94,14 @@ def _arrivals(
     found = []
     for i in range(product.tiles[0]):
         hop, row = divmod(min((i + 1) * product.tile[0], product.m) - 1, product.rows)
-        if engine not in ENGINES:
+        if not hop:
+            found.append(start)
+        elif engine not in ENGINES:
             found.append(pushed_us)
-        elif hop:
+        else:
             copies = (hop - 1) * chunks + row // chunk_rows + 1
             gate_us = machine.gate_us if engine == "copy_engine" else machine.put_gate_us
             found.append(start + gate_us + copies * copy_us)
-        else:
-            found.append(start)
     return found
 
 
@@ -144,6 +144,16 @@ def _memory_us(product: Product, machine: Machine) -> float:
     b_bytes = product.n * product.k * product.itemsize
     times = len([*_groups(product)]) if b_bytes > machine.cached_bytes else 1
     return b_bytes * times / machine.memory_gbps / 1e3
+
+
+def _reread_us(product: Product, machine: Machine) -> float:
+    """What products lose to reading B for few rows of tiles at a time, if it does not stay in L2."""
+    b_bytes = product.n * product.k * product.itemsize
+    if b_bytes <= machine.cached_bytes:
+        return 0.0
+    rows = [len(group) * product.tile[0] for group in _groups(product)]
+    times = sum(max(0.0, 1 - each / machine.many_rows) for each in rows)
+    return b_bytes * times / machine.reread_gbps / 1e3
 
 
 def leave_us(rows: int, columns: int, machine: Machine, by_tma: bool = False) -> float:
