@@ -24,6 +24,8 @@ from weft.ops._ag_gemm_config import (
     PACKETS,
     TRANSPORTS,
     _end_us,
+    own_tiles,
+    programs_on,
     shards_of,
 )
 from weft.ops.ag_gemm import (
@@ -114,6 +116,22 @@ def test_every_way_of_calling(ranks, num_ranks, m, n, k, transport):
 def test_half_precision_and_transposed_weights(ranks, dtype, transport):
     problem = Problem(100, 48, 64, 3, dtype, b_is_nk=True)
     ranks(lambda: call_every_way(problem, transport), 3)
+
+
+@pytest.mark.parametrize("transport", [*ENGINES, "push"])
+def test_all_rows_alike(ranks, transport):
+    """Own rows are no group by themselves: all ranks' rows share columns from the start."""
+    problem = Problem(4 * 64, 96, 64, 4, "float32")
+
+    def main():
+        world = weft.init()
+        config = replace(config_for(problem, transport), own_first=False, group_m=8)
+        assert shards_of(problem, config).head == 8
+        for seed in range(2):
+            mine = make_inputs(problem, world.rank, seed)
+            check(op.run(world, problem, mine, config), problem, world.rank, seed)
+
+    ranks(main, 4)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -351,12 +369,27 @@ def test_dtypes_that_do_not_fit():
         ({"pieces": 0}, "pieces=0"),
         ({"feeders": 132}, "feeders=132; cuda:90 has 132 SMs, of which 1 is kept free"),
         ({"num_stages": 6}, "bytes of shared memory"),
+        ({"early_parts": 2}, "early_parts=2 for 80 tiles of own rows with template='plain'"),
+        ({"early_parts": 2, "own_first": False}, "take own_first=True"),
     ],
 )
 def test_configurations_that_cannot_run(change, words):
     problem = Problem(4096, 2560, 8192, 4)
     with pytest.raises(ConfigError, match=words):
         replace(Config(), **change).check(problem, TARGETS["cuda:90"])
+
+
+@pytest.mark.parametrize(("m", "most"), [(512, 4), (2048, 1)])
+def test_parts_of_early_tiles_run_at_once(m, most):
+    """Programs that share a tile wait for each other."""
+    problem, target = Problem(m, 2560, 8192, 4), TARGETS["cuda:90"]
+    found = [one for one in candidates(problem, target) if one.early_parts > 1]
+    assert max((one.early_parts for one in found), default=1) == most
+    for one in found:
+        with pytest.raises(ConfigError, match="'sm90' takes up to"):
+            replace(one, early_parts=1 + programs_on(target) // own_tiles(problem, one)).check(
+                problem, target
+            )
 
 
 def test_ranks_that_call_with_different_shapes(ranks):

@@ -165,8 +165,8 @@ class Config:
         programs, early = programs_on(target), own_tiles(problem, self)
         if not self.own_first:
             raise ConfigError(
-                f"{self.op}: early_parts={self.early_parts} with own_first=False; tiles of own rows "
-                "are early only where they come first"
+                f"{self.op}: early_parts={self.early_parts} with own_first=False; own rows' tiles "
+                "are early only where they come first: take own_first=True"
             )
         if self.template != "sm90" or early * self.early_parts > programs:
             raise ConfigError(
@@ -331,12 +331,28 @@ def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> l
             some = [base, replace(base, group_m=8), replace(base, group_m=8, own_first=False)]
             if transport in ENGINES:
                 some.append(replace(base, chunks=min(2, problem.rows)))
-            # Programs without an own tile would wait for rows; with a part of one they need not.
-            parts = most_early_parts(problem, base, target)
-            if problem.num_ranks > 1 and parts > 1:
-                some += [replace(one, early_parts=parts) for one in some if one.own_first]
-            found += some
+            found += [*some, *_with_early_parts(some, problem, target)]
     return sorted(dict.fromkeys(found), key=lambda config: _end_us(config, problem, target))
+
+
+def _with_early_parts(
+    configs: Sequence[Config], problem: Problem, target: Target
+) -> Iterator[Config]:
+    """Programs without an own tile would wait for rows; with a part of one they need not."""
+    for config in configs:
+        most = 1
+        if config.own_first and problem.num_ranks > 1 and not straddles(problem, config):
+            num_k = ceil(problem.k / config.tile_k)
+            early, programs = own_tiles(problem, config), programs_on(target)
+            most = gemm_sm90.early_parts_of(early, num_k, programs)
+        for parts in range(2, most + 1):
+            one = replace(config, early_parts=parts)
+            yield one
+            # Those who push, the last ones, need have none.
+            peers = (problem.num_ranks - 1) * config.chunks
+            pieces = (programs - parts * early) // peers
+            if config.transport == "push" and 0 < pieces < config.pieces:
+                yield replace(one, feeders=pieces * peers, pieces=pieces)
 
 
 def _end_us(config: Config, problem: Problem, target: Target) -> float:
@@ -439,14 +455,6 @@ def shards_of(problem: Problem, config: Config) -> Shards:
 def own_tiles(problem: Problem, config: Config) -> int:
     """How many tiles of the order need no other rank's rows."""
     return shards_of(problem, config).head * ceil(problem.n / config.tile_n)
-
-
-def most_early_parts(problem: Problem, config: Config, target: Target) -> int:
-    """How many programs on each of them are worth it."""
-    if straddles(problem, config):
-        return 1
-    num_k = ceil(problem.k / config.tile_k)
-    return gemm_sm90.early_parts_of(own_tiles(problem, config), num_k, programs_on(target))
 
 
 def chunk_of(problem: Problem, config: Config, is_sm90: bool) -> tuple[int, int]:

@@ -63,4 +63,5 @@ class Plan:
         return products.gathered_us(
             product, H200X4, ENGINES[self.transport], chunks=self.shards.chunks, staged=False,
             num_programs=self.num_programs,
+            feeders=self.shards.pieces * self.shards.chunks * max(1, self.num_ranks - 1),
         )  # fmt: skip

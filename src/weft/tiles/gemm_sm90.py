@@ -619,7 +619,7 @@ def _emit_chunks(
 
 @gluon.jit
 def places_of_sums(block, value, tile_n):
-    """Pointers for the sums of a tile of `tile_n` columns: squares of 8 x 8 lie one behind the other,
+    """Pointers for the sums of a tile of `tile_n` columns: squares of 8 x 8 lie one behind another,
     so that what a warp has of one, eight rows, is two lines of memory instead of eight."""
     row = gl.arange(0, value.shape[0], gl.SliceLayout(1, value.type.layout))
     column = gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))

@@ -84,12 +84,13 @@ class Machine:
 
 H200X4 = Machine(
     "h200x4", num_sms=132,
-    # Fitted to 100 readings of ag_gemm, m 256 to 8192 at TP4: 5 % off on average.
-    program_tflops=783 / 132, turns_cost=1.06, gate_us=20.0, copy_us=3.0, word_us=1.0,
-    put_gate_us=12.0, copy_gbps=390.0, push_us=1.5, push_gbps=300.0, share_us=3.0, end_us=12.0,
-    memory_gbps=3800.0, cached_bytes=30e6, reread_gbps=7700.0, many_rows=1024,
-    # Fitted to 24 readings of gemm_rs at TP2, k 2048 to 7168, m 512 to 8192: 3 % off on average.
-    leave_us=1.9, wide_leave_us=9.5, tma_leave_us=2.3, wide_tma_leave_us=6.4, sums_us=8.0,
+    # Fitted to 97 readings of ag_gemm, m 256 to 8192 of TP4 on 2 and 4 ranks: 4 % off on average;
+    # share_us was 8.8 in these, and some 4 more than since sums lie in squares.
+    program_tflops=784 / 132, turns_cost=1.05, gate_us=20.0, copy_us=3.0, word_us=1.0,
+    put_gate_us=12.9, copy_gbps=390.0, push_us=1.0, push_gbps=287.0, share_us=5.0, end_us=3.2,
+    memory_gbps=3800.0, cached_bytes=30e6, reread_gbps=17800.0, many_rows=1530,
+    # Fitted to 22 readings of gemm_rs at TP2, k 2048 to 7168, m 512 to 8192: 3 % off on average.
+    leave_us=1.9, wide_leave_us=10.6, tma_leave_us=2.2, wide_tma_leave_us=6.5, sums_us=19.5,
     # docs/hardware.md: a signal's way is half a round trip; 16 KB tiles from L2 and HBM.
     signal_us=1.5, combine_gbps=40.0,
     # ag_gemm at decode sizes: by pushes; by packets under one launch, m 16 (8b mlp 28.9 us, 70b

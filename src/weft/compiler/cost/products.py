@@ -60,16 +60,21 @@ def tile_us(product: Product, machine: Machine) -> float:
 
 def gathered_us(
     product: Product, machine: Machine, engine: str, *, chunks: int = 1, staged: bool = True,
-    num_programs: int = 0,
+    num_programs: int = 0, feeders: int = 0,
 ) -> float:  # fmt: skip
     """All-gather of A's rows, then the product; from the call to its end.
 
     engine: copy_engine (fetches), copy_engine_put, push, put (to other nodes). `num_programs`: of
-    the product; 0: as many as there are SMs, but for one beside engines.
+    the product; 0: as many as there are SMs, but for one beside engines. `feeders`: its last ones,
+    which store rows before they multiply; 0: all, where none of these engines does it.
     """
     arrived = _arrivals(product, machine, engine, chunks, staged)
     programs = num_programs or machine.num_sms - (engine in ENGINES)
-    end = _run(product, machine, [arrived[i] for i in range(product.tiles[0])], programs)
+    begin = [0.0] * programs
+    if engine not in ENGINES:
+        first = max(0, programs - (feeders or programs))
+        begin[first:] = [max(arrived)] * (programs - first)
+    end = _run(product, machine, arrived, begin)
     return end + _reread_us(product, machine) + machine.end_us
 
 
@@ -105,9 +110,13 @@ def _arrivals(
     return found
 
 
-def _run(product: Product, machine: Machine, ready: Sequence[float], programs: int) -> float:
-    """When the last tile is done, where a row of tiles may be multiplied when it is `ready`."""
+def _run(
+    product: Product, machine: Machine, ready: Sequence[float], begin: Sequence[float]
+) -> float:
+    """When the last tile is done, where a row of tiles may be multiplied when it is `ready`, and
+    programs `begin` at these times."""
     num_m, num_n = product.tiles
+    programs, ends = len(begin), [*begin]
     # By index: Triton's own functions take Python integers, and may give constants.
     extents = (num_m * product.tile[0], product.n, product.k)
     early = product.head * num_n if product.early_parts > 1 else 0
@@ -115,7 +124,6 @@ def _run(product: Product, machine: Machine, ready: Sequence[float], programs: i
     dealt = gemm_sm90.deal(*extents, blocking, programs, early, product.early_parts)
     each = tile_us(product, machine)
     rows = _rows_in_order(product)
-    ends = [0.0] * programs
     for program in range(programs):
         for unit in gemm_sm90.units(program, dealt, programs):
             shared_us = machine.share_us if unit.parts > 1 else 0.0
@@ -147,7 +155,7 @@ def _memory_us(product: Product, machine: Machine) -> float:
 
 
 def _reread_us(product: Product, machine: Machine) -> float:
-    """What products lose to reading B for few rows of tiles at a time, if it does not stay in L2."""
+    """What products lose to readings of B for few rows each, if it does not stay in L2."""
     b_bytes = product.n * product.k * product.itemsize
     if b_bytes <= machine.cached_bytes:
         return 0.0
@@ -175,7 +183,7 @@ def scattered_us(
     num_m, num_n = product.tiles
     programs = machine.num_sms
     each = tile_us(product, machine)
-    alone = _run(product, machine, [0.0] * num_m, programs)
+    alone = _run(product, machine, [0.0] * num_m, [0.0] * programs)
     if product.num_ranks > 1:
         held_us = leave_us(*product.tile[:2], machine, by_tma)
         alone += num_m * num_n / programs * held_us + machine.sums_us
