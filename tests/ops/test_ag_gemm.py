@@ -379,7 +379,7 @@ def test_configurations_that_cannot_run(change, words):
         replace(Config(), **change).check(problem, TARGETS["cuda:90"])
 
 
-@pytest.mark.parametrize(("m", "most"), [(512, 4), (2048, 1)])
+@pytest.mark.parametrize(("m", "most"), [(512, 4), (2048, 3), (8192, 1)])
 def test_parts_of_early_tiles_run_at_once(m, most):
     """Programs that share a tile wait for each other."""
     problem, target = Problem(m, 2560, 8192, 4), TARGETS["cuda:90"]
