@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import importlib
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ import torch.distributed as dist
 import weft
 from weft.base.dtypes import tolerance
 from weft.compiler import Replicate, Shard, Tensor, all_reduce, silu
+from weft.ops import card
 from weft.tools.check import Work, rel_err
 from weft.tune import processes
 from weft.tune.compiling import compile_together
@@ -95,45 +96,20 @@ class Subject:
         self.name = f"{op.name} {how} {shape[0]}x{shape[1]}{' in place' if in_place else ''}"
         self.world, self.op, self.config = world, op, config
         self.problem = problem_of(op, world, shape)
-        parts = [self._numbers(rank) for rank in range(world.num_ranks)]
-        device, mine = world.device, parts[world.rank]
+        device, (mine, expected, step) = world.device, _drawn(op.name, self.problem, world.rank)
         self.moving = next(iter(mine))
         self.base = mine[self.moving].to(device)
         x = torch.empty_like(self.base)
         if in_place:
             x = world.empty(tuple(self.base.shape), self.base.dtype)
         self.inputs = {name: value.to(device) for name, value in mine.items()} | {self.moving: x}
-        self.expected = self._answer(parts, 0).to(device)
-        self.step = self._answer(parts, 1).to(device) - self.expected
+        self.expected, self.step = expected.to(device), step.to(device)
         self.seed = torch.zeros((), dtype=torch.float32, device=device)
         self.errors = torch.zeros((), dtype=torch.int64, device=device)
         self.calls = 0
 
     def prepare(self) -> None:
         """Nothing: the answers are known."""
-
-    def _numbers(self, rank: int) -> dict[str, torch.Tensor]:
-        """Small enough that one rank's sums are exact in bfloat16, all ranks' in fp32."""
-        generator, found = torch.Generator().manual_seed(rank), {}
-        for name, tensor in self.op.make_inputs(self.problem, rank).items():
-            if not found:
-                found[name] = torch.randint(0, 8, tensor.shape, generator=generator).bfloat16()
-            else:  # a right side of two ones in each column
-                rows, columns = tensor.shape
-                ones = torch.randint(0, rows, (2, columns), generator=generator)
-                found[name] = torch.zeros(rows, columns).scatter_(0, ones, 1.0).bfloat16()
-        return found
-
-    def _answer(self, parts: list[dict[str, torch.Tensor]], more: int) -> torch.Tensor:
-        """In fp32, with inputs that are so much larger."""
-        problem = replace(self.problem, dtype="float32")
-        if hasattr(problem, "out_dtype"):
-            problem = replace(problem, out_dtype="float32")
-        raised = [
-            {name: x.float() + more * (name == self.moving) for name, x in one.items()}
-            for one in parts
-        ]
-        return self.op.reference(problem, raised)[self.world.rank]
 
     def run(self) -> torch.Tensor:
         return self.op.run(self.world, self.problem, self.inputs, self.config)
@@ -147,6 +123,44 @@ class Subject:
         want = torch.addcmul(self.expected, self.step, self.seed).to(out.dtype)
         self.errors.add_(out.ne(want).sum())
         x.fill_(-1)  # a rank that reads late reads this
+
+
+@cache
+def _drawn(
+    name: str, problem: Any, rank: int
+) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    """A rank's numbers, its answer, and what that grows by: alike for all transports."""
+    op = card(name)
+    parts = [_numbers(op, problem, peer) for peer in range(problem.num_ranks)]
+    expected, more = (_answer(op, problem, parts, more)[rank] for more in (0, 1))
+    return parts[rank], expected, more - expected
+
+
+def _numbers(op: Any, problem: Any, rank: int) -> dict[str, torch.Tensor]:
+    """Small enough that one rank's sums are exact in bfloat16, all ranks' in fp32."""
+    generator, found = torch.Generator().manual_seed(rank), {}
+    for name, tensor in op.make_inputs(problem, rank).items():
+        if not found:
+            found[name] = torch.randint(0, 8, tensor.shape, generator=generator).bfloat16()
+        else:  # a right side of two ones in each column
+            rows, columns = tensor.shape
+            ones = torch.randint(0, rows, (2, columns), generator=generator)
+            found[name] = torch.zeros(rows, columns).scatter_(0, ones, 1.0).bfloat16()
+    return found
+
+
+def _answer(
+    op: Any, problem: Any, parts: list[dict[str, torch.Tensor]], more: int
+) -> list[torch.Tensor]:
+    """In fp32, of every rank, where what moves is so much larger."""
+    problem = replace(problem, dtype="float32")
+    if hasattr(problem, "out_dtype"):
+        problem = replace(problem, out_dtype="float32")
+    raised = []
+    for one in parts:
+        moving = next(iter(one))
+        raised.append({name: x.float() + more * (name == moving) for name, x in one.items()})
+    return op.reference(problem, raised)
 
 
 class Turns:
@@ -261,7 +275,7 @@ def subjects_of(world: Any, ops: list[str], shapes: Any = ALL) -> list[Any]:
         if name == "persistent":
             found.append(one_kernel(world))
             continue
-        op = importlib.import_module(f"weft.ops.{name}").op
+        op = card(name)
         if name in TURNED:
             found += turns_of(world, op)
         else:

@@ -148,21 +148,27 @@ def test_a_run_that_is_cut_off_leaves_what_was_measured(tmp_path: Path):
 
 
 def test_points_that_are_not_measured_again_keep_their_commit(tmp_path: Path):
-    def measure(points: tuple[Point, ...], commit: str, device: str = "NVIDIA H200") -> Any:
+    def measure(
+        points: tuple[Point, ...], commit: str, device: str = "NVIDIA H200", mode: str = "graph"
+    ) -> Any:
         results = Results(4, str(tmp_path / "ag_gemm.json"), keeps=True)
         results.take("started", {"device": device, "commit": commit})
         for point in points:
             row = {"op": "ag_gemm", "label": "", "shape": dict(point.shape), "dtype": "bfloat16"}
-            results.take("row", {**row, "variant": commit})
+            results.take("row", {**row, "mode": mode, "variant": commit})
             results.take("measured", {"point": point.name})
         saved = json.loads((tmp_path / "ag_gemm.json").read_text())
-        return {row["shape"]["m"]: (row["variant"], row.get("commit")) for row in saved["rows"]}
+        return {
+            row["shape"]["m"]: (row["variant"], row.get("commit"))
+            for row in saved["rows"] if row["mode"] == "graph"
+        }  # fmt: skip
 
     measure(POINTS, "first")
     assert measure(POINTS[1:2], "second") == {
         1: ("first", "first"), 2: ("second", None), 3: ("first", "first")
     }  # fmt: skip
     assert measure(POINTS[:1], "third")[2] == ("second", "second")
+    assert measure(POINTS[1:2], "fourth", mode="eager")[2] == ("second", "second")
     assert set(measure(POINTS[:1], "other", "NVIDIA B200")) == {1}
 
 

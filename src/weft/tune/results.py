@@ -1,7 +1,7 @@
 """What a benchmark found, one document and one file per operator, written as it goes.
 
-A file holds what is current: with `keeps`, points that a run does not measure stay as they were,
-each row with the commit that it was measured at.
+A file holds what is current: with `keeps`, points that a run does not measure in a mode stay as
+they were, each row with the commit that it was measured at.
 """
 
 from __future__ import annotations
@@ -82,19 +82,20 @@ class Results:
 
 
 def merged(before: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    """`document`, and of `before` all points that it has not measured, with their commit.
+    """`document`, and of `before` what it has not measured, by point and mode, with the commit.
 
     What was measured on other hardware is not kept.
     """
     if before.get("hardware") != document["hardware"]:
         return dict(document)
-    measured = {_point_of(row) for row in document["rows"]}
+    # A variant that could not be made failed in no mode.
+    measured = {(_point_of(row), mode) for row in document["rows"] for mode in (row["mode"], None)}
     whole = dict(document)
     for name in ("rows", "failed"):
         kept = [
             {"commit": before.get("commit", ""), **row}
             for row in before[name]
-            if _point_of(row) not in measured
+            if (_point_of(row), row["mode"]) not in measured
         ]
         whole[name] = [*document[name], *kept]
     return whole

@@ -89,10 +89,11 @@ H200X4 = Machine(
     program_tflops=784 / 132, turns_cost=1.05, gate_us=20.0, copy_us=3.0, word_us=1.0,
     put_gate_us=12.9, copy_gbps=390.0, push_us=1.0, push_gbps=287.0, share_us=5.0, end_us=3.2,
     memory_gbps=3800.0, cached_bytes=30e6, reread_gbps=17800.0, many_rows=1530,
-    # Fitted to 22 readings of gemm_rs at TP2, k 2048 to 7168, m 512 to 8192: 3 % off on average.
-    leave_us=1.9, wide_leave_us=10.6, tma_leave_us=2.2, wide_tma_leave_us=6.5, sums_us=19.5,
+    # Fitted to 45 readings of gemm_rs, 25 of 2 ranks and 20 of 4, k 2048 to 7168, m 512 to 8192:
+    # 3 % off on average; so was combine_gbps, which had been read as 40 where nothing else ran.
+    leave_us=3.1, wide_leave_us=17.4, tma_leave_us=3.4, wide_tma_leave_us=11.0, sums_us=22.0,
     # docs/hardware.md: a signal's way is half a round trip; 16 KB tiles from L2 and HBM.
-    signal_us=1.5, combine_gbps=40.0,
+    signal_us=1.5, combine_gbps=16.0,
     # ag_gemm at decode sizes: by pushes; by packets under one launch, m 16 (8b mlp 28.9 us, 70b
     # attention 22.8, 405b mlp 217), and wide: m 64 (8b mlp 30.7).
     small_us=15.0, small_gbps=3300.0, few_us=14.0, few_gbps=4200.0, few_wide_gbps=3300.0,

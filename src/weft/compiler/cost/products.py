@@ -186,8 +186,8 @@ def scattered_us(
     alone = _run(product, machine, [0.0] * num_m, [0.0] * programs)
     if product.num_ranks > 1:
         held_us = leave_us(*product.tile[:2], machine, by_tma)
-        alone += num_m * num_n / programs * held_us + machine.sums_us
-        each += held_us
+        leaving = (product.num_ranks - 1) / product.num_ranks * num_m * num_n
+        alone += leaving / programs * held_us + machine.sums_us
     sent_bytes = product.m * product.n * product.itemsize * (product.num_ranks - 1)
     sent_bytes /= product.num_ranks
     gbps = machine.push_gbps if engine == "push" else machine.far_gbps
