@@ -23,9 +23,12 @@ MARKERS = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 # The parts of the unfused way and weft's product alone, with their titles.
 PARTS = {"cublas": "cuBLAS", "nccl": "NCCL", "cublas_nccl": "serial", "weft_alone": "alone"}
+PRODUCTS = ("ag_gemm", "gemm_rs", "gemm_ar")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 # As weft.tune.presets has them: small points are shown as graphs.
 GRAPH_M, GRAPH_BYTES = 512, 4 << 20
+# Operators with tables of their own.
+SHOWN = (*PRODUCTS, *COLLECTIVES)
 SHOWN_SIZES = ("8 KB", "64 KB", "512 KB", "4 MB", "16 MB", "128 MB")
 
 BF16 = "bfloat16"
@@ -93,14 +96,14 @@ def origin(document: dict[str, Any], how: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------
-# AG+GEMM
+# Products
 
 
-def ag_gemm_grid(cell: Callable[[Row, list[Row]], str], what: str) -> list[str]:
+def product_grid(op: str, cell: Callable[[Row, list[Row]], str], what: str) -> list[str]:
     """A cell for each m and layer, in device time."""
     found = {
         (row["shape"]["m"], label): cell(row, rows)
-        for label, row, rows in points(load("ag_gemm"), device_time=True)
+        for label, row, rows in points(load(op), device_time=True)
     }
     labels = list(dict.fromkeys(label for _, label in found))
     lines = [
@@ -114,7 +117,7 @@ def efficiency(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def ag_gemm_table() -> str:
+def product_table(op: str) -> str:
     """Serial and weft's default choice, per layer and m: microseconds and overlap efficiency."""
 
     def cell(row: Row, rows: list[Row]) -> str:
@@ -124,14 +127,14 @@ def ag_gemm_table() -> str:
         ours = f"{row['median_us']:.0f} ({efficiency(row['overlap_efficiency'])})"
         return f"{serial} / {other} / {ours}{mark(row)}"
 
-    lines = ag_gemm_grid(cell, "us, serial / best rival / weft (E)")
+    lines = product_grid(op, cell, "us, serial / best rival / weft (E)")
     how = "graphs below m = 512 and queued calls from there on"
-    return "\n".join([*lines, "", origin(load("ag_gemm"), how), ""])
+    return "\n".join([*lines, "", origin(load(op), how), ""])
 
 
-def ag_gemm_full(device_time: bool) -> str:
+def product_full(op: str, device_time: bool) -> str:
     """Every variant at every point."""
-    document = load("ag_gemm")
+    document = load(op)
     there = {row["variant"] for row in document["rows"]}
     shown = {name: title for name, title in PARTS.items() if name in there}
     lines = []
@@ -219,7 +222,7 @@ def host_table() -> str:
     """The host's time of one call, in eager calls enqueued one after the other."""
     found: dict[tuple[str, str], list[float]] = {}
     bare = None
-    for op in ("ag_gemm", *COLLECTIVES):
+    for op in (*PRODUCTS, *COLLECTIVES):
         document = load(op)
         bare = document.get("bare_launch_us", bare)
         for row in document.get("rows", []):
@@ -237,7 +240,7 @@ def host_table() -> str:
 def failed_table() -> str:
     """What could not be measured, once for each reason."""
     found: dict[tuple[str, str, str], list[str]] = {}
-    for op in ("ag_gemm", *COLLECTIVES):
+    for op in (*PRODUCTS, *COLLECTIVES):
         for failure in load(op).get("failed", []):
             reason = re.sub(r"m=\d+", "m=..", failure["error"])[:200].replace("|", "/")
             reason = re.sub(r"\b\d+ rows", ".. rows", reason)
@@ -253,15 +256,15 @@ def failed_table() -> str:
 
 
 # ---------------------------------------------------------------------------------------------
-# On two GPUs
+# All operators alike
 
 
-def pairs_table(ops: Sequence[str]) -> str:
-    """What was timed on two GPUs beside the fastest whole way of others."""
+def whole_ways_table(ops: Sequence[str], num_gpus: int) -> str:
+    """What was timed on so many GPUs beside the fastest whole way of others."""
     lines, commits, document = [], set(), {}
     for op in ops:
-        document = load(op, 2) or document
-        for label, ours, rows in points(load(op, 2), device_time=True):
+        document = load(op, num_gpus) or document
+        for label, ours, rows in points(load(op, num_gpus), device_time=True):
             commits.add(ours.get("commit", document["commit"]))
             # NCCL alone is a piece where something is computed besides.
             has_product = any(variants.PARTS.get(row["variant"]) == "serial" for row in rows)
@@ -279,6 +282,20 @@ def pairs_table(ops: Sequence[str]) -> str:
             lines.append([f"`{op}`", what, ", ".join(sizes), other, f"{us:.0f}", times, hidden])
     header = ["operator", "of", "sizes", "others' fastest, us", "weft, us", "times as fast", "E"]
     told = f"{document['hardware']}, bfloat16, commits {', '.join(sorted(commits))}."
+    return "\n".join([*table(header, lines), "", told, ""])
+
+
+def decode_table() -> str:
+    """A decode step of two layers, each way of doing it."""
+    document = json.loads((RESULTS / "decode_step_h200x4.json").read_text())
+    ways = list(document["rows"][0]["us"])
+    lines = [
+        [row["model"], str(row["batch"]), f"{row['weights_us']:.0f}",
+         *(f"{row['us'][way]:.0f}" for way in ways)]
+        for row in document["rows"]
+    ]  # fmt: skip
+    header = ["model", "batch", "weights' reading alone, us", *ways]
+    told = f"{len(document['gpus'])} x {document['gpus'][0]}, commit {document['commit']}."
     return "\n".join([*table(header, lines), "", told, ""])
 
 
@@ -302,17 +319,22 @@ def emulator_table() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "ag_gemm": ag_gemm_table,
+    "ag_gemm": lambda: product_table("ag_gemm"),
+    "gemm_rs": lambda: product_table("gemm_rs"),
+    "gemm_ar": lambda: product_table("gemm_ar"),
     "collectives": collectives_table,
     "emulator": emulator_table,
-    "ag_gemm_device": lambda: ag_gemm_full(device_time=True),
-    "ag_gemm_eager": lambda: ag_gemm_full(device_time=False),
+    "ag_gemm_device": lambda: product_full("ag_gemm", device_time=True),
+    "ag_gemm_eager": lambda: product_full("ag_gemm", device_time=False),
+    "gemm_rs_device": lambda: product_full("gemm_rs", device_time=True),
+    "gemm_ar_device": lambda: product_full("gemm_ar", device_time=True),
     "collectives_device": lambda: collectives_full(device_time=True),
     "collectives_eager": lambda: collectives_full(device_time=False),
     "host": host_table,
     "failed": failed_table,
-    "pairs": lambda: pairs_table(names()),
-    "products_of_pairs": lambda: pairs_table(("ag_gemm", "gemm_rs")),
+    "pairs": lambda: whole_ways_table(names(), 2),
+    "others": lambda: whole_ways_table([op for op in names() if op not in SHOWN], 4),
+    "decode_step": decode_table,
 }
 
 

@@ -52,6 +52,9 @@ from weft.ops.all_reduce import all_reduce
 # 22.9 us at 1 (packets in the product's launch 23.9), 26.7 at 16 (26.7), 33.0 at 64 (30.6), 46 at
 # 256 (73), 209 at 2048 (push 170). `two_shot`, `one_shot`: 24.6 and 23.9 at 1, 26.7 and 28.7 at 16.
 UNFUSED_ROWS, FEW_ROWS, ONE_SHOT_ROWS = 16, 64, 4
+# On 4 x H200 `two_shot` took 38, 37, 44 and 58 us at 64, of four layers, where cuBLAS's time and the
+# all-reduce's, each by itself, are 33, 38, 41 and 57 together: packets go to three ranks then.
+FEW_RANKS = 2
 # A rank's rows from which tiles are filled.
 FUSED_ROWS = 256
 
@@ -93,10 +96,9 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     unfused = [Config(transport="all_reduce")]
     if target.backend == "emu":
         order = (few, many, unfused) if problem.m <= FEW_ROWS else (many, few, unfused)
-    elif len(problem.nodes) > 1 or problem.m <= UNFUSED_ROWS:
-        order = (unfused, few, many)
-    elif problem.m <= FEW_ROWS:
-        order = (few, unfused, many)
+    elif len(problem.nodes) > 1 or problem.m <= FEW_ROWS:
+        is_few = UNFUSED_ROWS < problem.m <= FEW_ROWS and problem.num_ranks <= FEW_RANKS
+        order = (few, unfused, many) if is_few else (unfused, few, many)
     else:
         order = (unfused, many) if problem.rows < FUSED_ROWS else (many, unfused)
     for kind in order:
