@@ -65,6 +65,32 @@ def test_growing_keeps_what_a_recording_may_still_use():
     assert run_ranks(main, 2) == ["fine"] * 2
 
 
+def test_sizes_that_rise_call_by_call_leave_little_behind():
+    """64 rows more each time: 64 KB at last, 32 times as much if each size had its own."""
+
+    def main(world):
+        before, slots = world.heap_free_bytes, world.settings.slots
+        for m in range(64, 4097, 64):
+            assert ask(world, m).gathered.shape[0] == m
+        used, last = before - world.heap_free_bytes, slots * 4096 * 8 * 2
+        assert last <= used < 5 * last
+        return used
+
+    assert len(set(run_ranks(main, 2))) == 1
+
+
+def test_where_the_heap_is_full_a_workspace_grows_by_what_it_must():
+    def main(world):
+        slots, row = world.settings.slots, 8 * 2
+        rows = world.heap_free_bytes // slots // row
+        ask(world, rows // 4)
+        held = ask(world, rows // 2)
+        assert held.gathered.shape[0] == rows // 2
+        return "fine"
+
+    assert run_ranks(main, 2) == ["fine"] * 2
+
+
 def test_a_recording_cannot_grow_a_workspace():
     def main(world):
         ask(world, 4)

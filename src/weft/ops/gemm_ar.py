@@ -52,8 +52,8 @@ from weft.ops.all_reduce import all_reduce
 # 22.9 us at 1 (packets in the product's launch 23.9), 26.7 at 16 (26.7), 33.0 at 64 (30.6), 46 at
 # 256 (73), 209 at 2048 (push 170). `two_shot`, `one_shot`: 24.6 and 23.9 at 1, 26.7 and 28.7 at 16.
 UNFUSED_ROWS, FEW_ROWS, ONE_SHOT_ROWS = 16, 64, 4
-# On 4 x H200 `two_shot` took 38, 37, 44 and 58 us at 64, of four layers, where cuBLAS's time and the
-# all-reduce's, each by itself, are 33, 38, 41 and 57 together: packets go to three ranks then.
+# On 4 x H200 `two_shot` took 38, 37, 44 and 58 us at 64, of four layers, where cuBLAS's time and
+# the all-reduce's, each by itself, are 33, 38, 41 and 57 together: packets go to three ranks then.
 FEW_RANKS = 2
 # A rank's rows from which tiles are filled.
 FUSED_ROWS = 256

@@ -10,19 +10,24 @@ there are is a setting, WEFT_SLOTS.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
+from math import ceil, prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from weft.base.errors import UsageError
 from weft.language.world_arg import SlotArg
+from weft.runtime.heap import round_up
 
 if TYPE_CHECKING:
     from weft.runtime.world import World
 
 BufferRequest = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 SignalRequest = Mapping[str, tuple[int, torch.dtype]]
+
+# What is outgrown grows by half at least, so that sizes which rise call by call (a prompt of one
+# more token) leave no more behind than twice what is used at last.
+GROWTH = 1.5
 
 
 class Slot:
@@ -77,7 +82,7 @@ class Workspace:
     """All slots of one key. It grows by making new slots and never shrinks.
 
     Slots that were outgrown keep their memory until the world closes: a recorded graph may still
-    replay launches that use them.
+    replay launches that use them. New ones have room to spare, if the heap has it (GROWTH).
     """
 
     def __init__(self, world: World, key: str, num_slots: int | None = None) -> None:
@@ -126,17 +131,9 @@ class Workspace:
             )
         if self._storages:
             old = self._storages[0]
-            needed = {
-                name: max(needed.get(name, 0), old.capacity.get(name, 0))
-                for name in {**old.capacity, **needed}
-            }
-            signals = {
-                name: max(
-                    (request for request in (signals.get(name), old.counts.get(name)) if request),
-                    key=lambda request: request[0],
-                )
-                for name in {**old.counts, **signals}
-            }
+            exact, roomy = (_grown(old, needed, signals, by) for by in (1.0, GROWTH))
+            there = self.world.heap_free_bytes // self._num_slots
+            needed, signals = roomy if _total_bytes(*roomy) <= there else exact
         self._outgrown.extend(self._storages)
         self._cuts.clear()
         self._generation += 1
@@ -144,6 +141,33 @@ class Workspace:
             _Storage(self.world, f"{self.key}[{index}]", dict(needed), signals)
             for index in range(self._num_slots)
         ]
+
+
+def _grown(
+    old: _Storage, needed: dict[str, int], signals: SignalRequest, by: float
+) -> tuple[dict[str, int], SignalRequest]:
+    """What holds both the old slots' parts and those of a request; parts too small grow `by`."""
+
+    def size(name: str, have: int, need: int) -> int:
+        return have if name in known and need <= have else max(need, ceil(by * have))
+
+    known = {**old.capacity, **old.counts}
+    buffers = {
+        name: size(name, old.capacity.get(name, 0), needed.get(name, 0))
+        for name in {**old.capacity, **needed}
+    }
+    words = {}
+    for name in {**old.counts, **signals}:
+        have, dtype = old.counts.get(name, (0, None))
+        need, wanted = signals.get(name, (0, dtype))
+        words[name] = (size(name, have, need), wanted)
+    return buffers, words
+
+
+def _total_bytes(buffers: dict[str, int], signals: SignalRequest) -> int:
+    """Of one slot on the heap."""
+    words = (count * dtype.itemsize for count, dtype in signals.values())
+    return sum(map(round_up, (*buffers.values(), *words)))
 
 
 def _check_names(key: str, buffers: BufferRequest, signals: SignalRequest) -> None:

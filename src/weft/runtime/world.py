@@ -167,6 +167,11 @@ class World:
         offset = tensor.data_ptr() - self._base
         return offset if 0 <= offset < self._heap.capacity_bytes else None
 
+    @property
+    def heap_free_bytes(self) -> int:
+        """Of the symmetric heap, what nothing holds; the same on every rank."""
+        return self._heap.free_bytes
+
     def pointers(self, tensor: torch.Tensor) -> torch.Tensor:
         """int64[num_ranks]: the address of each rank's part (0 where far), on the device."""
         address = tensor.data_ptr()
