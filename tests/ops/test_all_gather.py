@@ -149,7 +149,9 @@ def test_choices_are_checked_and_follow_size_and_nodes(target):
             config.check(problem, target)
     assert choose(small, target).transport == "packets"
     assert choose(large, target).transport == "push"
-    assert choose(replace(large, m=2048, in_place=True), target).transport == "pull"
+    for num_ranks, transport in ((2, "pull"), (4, "push")):
+        alike = Problem(2048, 8192, num_ranks, in_place=True)
+        assert choose(alike, target).transport == transport
     assert choose(replace(large, in_place=True), target).transport == "copy_engine"
     assert choose(replace(large, m=8191), target).transport == "push"
     assert choose(replace(large, nodes=(2, 2)), target).transport == "relay"

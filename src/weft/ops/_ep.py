@@ -24,7 +24,7 @@ MOST_COLUMNS = 1024
 # What a thread has of the rows that are moved together.
 THREADS, THREAD_BYTES, PACKETS_OF_THREAD = 256, 64, 4
 # Lanes where each has a tile of tokens at most, and where it has more: then two share an SM, and
-# one sends while the other stores. Unmeasured.
+# one sends while the other stores. Read with these, no others tried.
 FEW_LANES, MOST_LANES = 128, 256
 # Up to so many bytes of a rank's rows they travel as packets, as all_gather's do; unmeasured.
 FEW_BYTES = 1 << 19

@@ -209,7 +209,7 @@ def candidates(
 ) -> Iterator[Any]:
     """One configuration for each transport that can be had, the best measured one first."""
     moved_bytes = problem.moved_bytes if problem.in_place else None
-    rows = _measured.rows_for(problem.op, num_bytes, moved_bytes)
+    rows = _measured.rows_for(problem.op, num_bytes, moved_bytes, problem.num_ranks)
     if len(problem.nodes) > 1:
         # Each sum, or shard, crosses between two nodes once.
         rows = (Row(_measured.ANY, "relay"), *rows)

@@ -2,10 +2,10 @@
 
 Read on 4 and on 2 x H200 (torch 2.11, Triton 3.6), beside NCCL and torch's symmetric memory, with
 answers checked: benchmarks/results/{all_gather,all_reduce,all_to_all,reduce_scatter}_h200x4.json
-(every transport, with few lanes), collective_variants_h200x4.json (lanes and tiles) and _h200x2
-(lanes that share an SM, in place; not read on four yet). What was expected, and what is still
-behind: docs/performance/collectives.md. Other machines and other numbers of ranks take the same
-rows, unmeasured.
+(what is chosen, in place too; every transport, with few lanes), collective_variants_h200x4.json
+(lanes and tiles) and _h200x2 (lanes that share an SM, in place). What was expected, and what is
+still behind: docs/performance/collectives.md. Other machines and other numbers of ranks take the
+same rows, unmeasured.
 
 Not an operator. Bytes are those of a shard; of all x for all_reduce.
 """
@@ -53,9 +53,9 @@ MEASURED = {
         Row(ANY, "push", 256, 8, 64),
     ),
 }
-# Where peers may read x where it lies, read on two GPUs; rows of MEASURED come behind. Two meetings
-# cost more than boxes do, up to some MB. Bytes are those that a rank gets of all others: of parts,
-# and for all_reduce of sums too.
+# Where peers may read x where it lies; rows of MEASURED come behind. Two meetings cost more than
+# boxes do, up to some MB. Bytes are those that a rank gets of all others: of parts, and for
+# all_reduce of sums too. On two ranks:
 IN_PLACE = {
     "all_reduce": (
         Row(192 * KB, "one_shot_packets", 128, 4, 16),
@@ -82,12 +82,34 @@ IN_PLACE = {
         Row(ANY, "pull", 256, 8, 64),
     ),
 }
+# On four pushes to boxes were ahead nearly everywhere. Plain and in place, us: reduce_scatter of 4,
+# 16, 128 MB 53 and 60, 167 and 178, 1191 and 1264; all_gather 54 and 60, 171 and 173, 1193 and 1134
+# (copy engines); all_to_all of 16 MB 55 and 61; all_reduce of 1, 4, 16 MB 18.5 and 21.7, 41 and 35,
+# 92 and 100.
+IN_PLACE_OF_MORE = {
+    "all_reduce": (
+        Row(192 * KB, "one_shot_packets", 128, 4, 16),
+        Row(2 * MB, "two_shot_packets", 128, 4, 16),
+        Row(12 * MB, "pull", 256, 8, 64),
+    ),
+    "all_gather": (
+        Row(1536 * KB, "packets", 128, 4, 16),
+        Row(3 * MB, "push", 512, 4, 64),
+        Row(63 * MB, "push", 256, 8, 64),
+        Row(ANY, "copy_engine", 128, 16, 64),
+    ),
+    "reduce_scatter": (),
+    "all_to_all": (),
+}
 
 
-def rows_for(op: str, num_bytes: int, moved_bytes: int | None = None) -> tuple[Row, ...]:
+def rows_for(
+    op: str, num_bytes: int, moved_bytes: int | None = None, num_ranks: int = 2
+) -> tuple[Row, ...]:
     """The rows that hold for so many bytes, the best first; those behind it are for where it cannot
     be had. `moved_bytes` are told where x may be read in place."""
     rows = [row for row in MEASURED[op] if num_bytes <= row.up_to]
     if moved_bytes is not None:
-        rows = [row for row in IN_PLACE[op] if moved_bytes <= row.up_to] + rows
+        in_place = IN_PLACE if num_ranks <= 2 else IN_PLACE_OF_MORE
+        rows = [row for row in in_place[op] if moved_bytes <= row.up_to] + rows
     return tuple(rows)
