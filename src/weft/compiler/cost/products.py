@@ -124,11 +124,20 @@ def _run(
     dealt = gemm_sm90.deal(*extents, blocking, programs, early, product.early_parts)
     each = tile_us(product, machine)
     rows = _rows_in_order(product)
-    for program in range(programs):
-        for unit in gemm_sm90.units(program, dealt, programs):
-            shared_us = machine.share_us if unit.parts > 1 else 0.0
-            at = max(ends[program], ready[rows[unit.tile]])
-            ends[program] = at + each / unit.parts + shared_us
+
+    def share(count: int, parts: int, first: int, program: int) -> None:
+        """`count` tiles from `first` on, in parts, to the programs from `program` on."""
+        for unit in range(count * parts):
+            i = (program + unit) % programs
+            at = max(ends[i], ready[rows[first + unit % count]])
+            ends[i] = at + each / parts + machine.share_us
+
+    # As gemm_sm90.units has them, with fewer calls.
+    share(dealt.early, dealt.early_parts, 0, 0)
+    for tile in range(dealt.whole):
+        i = tile % programs
+        ends[i] = max(ends[i], ready[rows[dealt.early + tile]]) + each
+    share(dealt.shared, dealt.parts, dealt.early + dealt.whole, dealt.whole)
     return max(*ends, ready[0] + _memory_us(product, machine))
 
 
