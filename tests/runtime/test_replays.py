@@ -57,7 +57,32 @@ def test_inside_a_recording_of_the_users_launches_are_launches():
     assert machine.queued[-1] == "y"
 
 
-def test_the_latest_used_are_kept():
+def test_where_no_call_comes_again_recordings_end():
+    """As where each call's result lies elsewhere: the third call of each key would record it."""
+    machine, made = Machine(), []
+    record = machine.record_launches
+    machine.record_launches = lambda launch: made.append(0) or record(launch)
+    calls = Replays(machine)
+    for i in range(10 * replays.FIRST):
+        for _ in range(replays.SIGHTINGS):
+            machine.call(calls, f"k{i}")
+    assert len(made) == replays.FIRST
+
+
+def test_of_many_keys_that_come_in_turns_more_and_more_are_replayed():
+    """As in a model of 80 layers, whose weights are multiplied one after the other."""
+    machine = Machine()
+    calls = Replays(machine)
+    keys = [f"k{i}" for i in range(160)]
+    for _ in range(60):
+        machine.queued.clear()
+        for key in keys:
+            machine.call(calls, key)
+    assert machine.queued == [f"replayed {key}" for key in keys]
+
+
+def test_the_latest_used_are_kept(monkeypatch):
+    monkeypatch.setattr(replays, "MOST", 8)
     machine = Machine()
     calls = Replays(machine)
     keys = [f"k{i}" for i in range(replays.MOST + 1)]

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 
 # Calls before a recording pays: the first loads kernels, and many keys are never seen again.
 SIGHTINGS = 3
-# Recordings that are kept, the latest used: each holds some hundred KB of the device.
-MOST = 32
+# Recordings that are kept, the latest used: each holds some hundred KB of the device. A model of 80
+# layers has as many weights, twice by slots that take turns.
+MOST = 256
 # Keys that are remembered before they are recorded.
-MOST_SEEN = 256
+MOST_SEEN = 1024
+# A recording takes a millisecond or two, a replay spares the host 0.2: where addresses are new all
+# the time, or keys more than are kept, recordings behind the first ones would be made for nothing.
+FIRST, REPLAYS_THAT_PAY = 32, 8
 
 
 class Replays:
@@ -29,6 +33,8 @@ class Replays:
         self._backend = backend
         self._seen: OrderedDict[Hashable, int] = OrderedDict()
         self._recorded: OrderedDict[Hashable, Recording] = OrderedDict()
+        # Replays, less those that paid for recordings.
+        self._spared = FIRST * REPLAYS_THAT_PAY
 
     def run(self, key: Hashable, launch: Callable[[], None]) -> None:
         """Queue on the current stream what `launch` queues; for one key that is always the same.
@@ -39,6 +45,7 @@ class Replays:
         recording = self._recorded.get(key)
         if recording is not None and not self._backend.is_recording():
             self._recorded.move_to_end(key)
+            self._spared += 1
             recording.replay()
             return
         launch()
@@ -47,8 +54,9 @@ class Replays:
         seen = self._seen[key] = self._seen.pop(key, 0) + 1
         if len(self._seen) > MOST_SEEN:
             self._seen.popitem(last=False)
-        if seen >= SIGHTINGS:
+        if seen >= SIGHTINGS and self._spared >= REPLAYS_THAT_PAY:
             del self._seen[key]
+            self._spared -= REPLAYS_THAT_PAY
             recording = self._backend.record_launches(launch)
             if recording is not None:
                 self._recorded[key] = recording
