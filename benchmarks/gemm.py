@@ -195,8 +195,7 @@ class Bench:
         shape = gemm.Shape(self.m, self.n, self.k, self.k, self.k, self.n)
         early = variant.head * -(-self.n // cut.tile_n)
         num_k = -(-self.k // cut.tile_k)
-        parts = gemm_sm90.early_parts_of(early, num_k, self.programs) if variant.head else 1
-        early = early if parts > 1 else 0
+        parts = gemm_sm90.early_parts_of(early, num_k, self.programs)
 
         def call(i: int) -> None:
             self.e += 1

@@ -106,7 +106,7 @@ def test_tiles_are_dealt_out_as_the_template_does(m, early_parts):
     """Which the model says in other words, since it is asked for many configurations."""
     one = product(m, early_parts=early_parts, head=max(1, m // 4 // 128))
     programs, (num_m, num_n) = 131, product(m).tiles
-    early = one.head * num_n if early_parts > 1 else 0
+    early = one.head * num_n
     dealt = gemm_sm90.deal(m, one.n, one.k, gemm_sm90.WIDE, programs, early, early_parts)
     each, ready = products.tile_us(one, H200X4), [7.0 * i for i in range(num_m)]
     rows, ends = products._rows_in_order(one), [0.0] * programs

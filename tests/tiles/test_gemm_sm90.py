@@ -79,7 +79,6 @@ def test_every_tile_is_dealt_out_once(m, n, k, num_programs, head):
         tiles = -(-m // blocking.tile_m) * num_n
         early = min(head * num_n, tiles)
         early_parts = gemm_sm90.early_parts_of(early, num_k, num_programs)
-        early = early if early_parts > 1 else 0
         dealt = gemm_sm90.deal(m, n, k, blocking, num_programs, early, early_parts)
         assert dealt.early + dealt.whole + dealt.shared == tiles
         # Shared tiles come last, one for each program at most: their parts run side by side.
@@ -211,7 +210,7 @@ def test_multiplies_as_its_twin(shape, head, blocking, b_is_nk, dtype):
     tile_m, tile_n, tile_k = blocking.tile_m, blocking.tile_n, blocking.tile_k
     programs = 132
     early = head * -(-n // tile_n)
-    early_parts = gemm_sm90.early_parts_of(early, -(-k // tile_k), programs) if head else 1
+    early_parts = gemm_sm90.early_parts_of(early, -(-k // tile_k), programs)
     assert (early_parts > 1) == (head > 0)
     shares = (programs, early_parts)
     partials = torch.empty(gemm_sm90.partial_elements(tile_m, tile_n, *shares), device="cuda")

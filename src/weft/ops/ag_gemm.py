@@ -242,7 +242,7 @@ def _multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, f
     emit: gl.constexpr = gemm_sm90.emit_store
     done: gl.constexpr = await_copies_and_give_back if by_engine else give_back
     words = shards.chunks * variable(world.num_ranks)
-    early = shards.head * gl.cdiv(shape.n, tile_n) * min(early_parts - 1, 1)
+    early = shards.head * gl.cdiv(shape.n, tile_n)
     gemm_sm90.gemm(
         own, b, c, shape, gl.cdiv(shape.m, tile_m), program, num_programs,
         gemm_sm90.Shared(partials, summed, e, world),

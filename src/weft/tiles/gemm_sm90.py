@@ -76,8 +76,6 @@ TURNS = Blocking(128, 128, 64, NUM_WARPS, 5)
 WIDE = Blocking(128, 256, 64, NUM_WARPS, 4)
 # The same for fp8.
 PROMOTED = Blocking(128, 128, 128, NUM_WARPS, 6)
-# What an element of the result costs in tiles of TURNS, where it is 1 in those of WIDE.
-TURNS_COST = 1.06
 # Columns of the result that are stored at once.
 CHUNK_N = gl.constexpr(64)
 # Sums of another program that are read at once, 64 registers of a consumer's threads.
@@ -150,7 +148,11 @@ class Unit(NamedTuple):
 
 @triton.jit
 def cut(num_m, n, k, tile_n, tile_k, num_programs, early=0, early_parts=1):
-    """The Cut of a product among so many programs; `early * early_parts` are no more than those."""
+    """The Cut of a product among so many programs; `early * early_parts` are no more than those.
+
+    With one part to a tile no tile is early.
+    """
+    early = early * min(early_parts - 1, 1)
     num_n = (n + tile_n - 1) // tile_n
     num_k = (k + tile_k - 1) // tile_k
     rest = num_m * num_n - early
@@ -682,8 +684,9 @@ def units(program: int, dealt: Cut, num_programs: int) -> list[Unit]:
 
 def early_parts_of(num_tiles: int, num_k: int, num_programs: int) -> int:
     """How many programs each of so many early tiles may have; 1: they are no round of their own."""
-    most = min(num_programs // max(num_tiles, 1), MAX_PARTS.value, num_k // MIN_STEPS.value)
-    return max(1, most)
+    if not num_tiles:
+        return 1
+    return max(1, min(num_programs // num_tiles, MAX_PARTS.value, num_k // MIN_STEPS.value))
 
 
 def partial_elements(tile_m: int, tile_n: int, num_programs: int, early_parts: int = 1) -> int:

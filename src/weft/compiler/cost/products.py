@@ -119,7 +119,7 @@ def _run(
     programs, ends = len(begin), [*begin]
     # By index: Triton's own functions take Python integers, and may give constants.
     extents = (num_m * product.tile[0], product.n, product.k)
-    early = product.head * num_n if product.early_parts > 1 else 0
+    early = product.head * num_n
     blocking = Blocking(*product.tile, gemm_sm90.NUM_WARPS, 1)
     dealt = gemm_sm90.deal(*extents, blocking, programs, early, product.early_parts)
     each = tile_us(product, machine)
