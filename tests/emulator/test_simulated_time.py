@@ -131,6 +131,57 @@ def test_a_stream_waits_for_another_one_and_time_does_too():
 
 
 @triton.jit
+def produce_parts(world, x, rows, tokens, size: tl.constexpr):
+    """Two parts, one after the other, each with its token."""
+    i = tl.arange(0, size)
+    for part in range(2):
+        offset = part * size * size + i[:, None] * size + i[None, :]
+        tile = tl.load(x + offset)
+        tl.store(rows + offset, tl.dot(tile, tile))
+        wl.notify(world, tokens + part, 1, to=wl.rank(world), op="set")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_stream_goes_on_when_its_token_was_set(seed):
+    def main(rank):
+        world = weft.init(heap_bytes=HEAP)
+        tokens, inbox = world.signals(2, torch.int64), world.empty((2, 64, 64), torch.float32)
+        x, rows = torch.ones(2, 64, 64).half(), torch.empty(2, 64, 64)
+        copies = world.stream("copies")
+        for _ in range(2):  # the second time, what the first one left is there
+            copies.wait(world.current_stream())
+            produce_parts[(1,)](world.arg, x, rows, tokens, 64)
+            with copies:
+                for part in range(2):
+                    world.take_token(tokens[part : part + 1])
+                    world.copy(world.peer(inbox, 1 - rank)[part], rows[part])
+            world.current_stream().wait(copies)
+            world.barrier()
+
+    slow = replace(H200, fp16_tflops=1.0)
+    with weft.emulated(ranks=2, seed=seed, hardware=slow) as session:
+        session.run(main)
+        timeline = session.timeline
+    told = [signal for signal in timeline.signals if signal.name.startswith("tokens[")]
+    for rank in range(2):
+        moved = copies(session, rank)
+        mine = sorted((one for one in told if one.rank == rank), key=lambda one: one.arrived_us)
+        waits = [s for s in timeline.on(rank, "stream copies") if s.name.startswith("wait tokens")]
+        assert [one.name for one in mine] == ["tokens[0]", "tokens[1]"] * 2
+        assert [s.end_us for s in sorted(waits, key=lambda s: s.end_us)] == [
+            one.arrived_us for one in mine
+        ]
+        for one, copied in zip(mine, sorted(moved, key=lambda s: s.start_us), strict=True):
+            assert one.source_lane.startswith("sm") and one.lane == "stream copies"
+            # The first part is on its way while the second is multiplied.
+            assert (
+                one.arrived_us >= one.sent_us + slow.token_us and copied.start_us >= one.arrived_us
+            )
+        assert mine[0].arrived_us == pytest.approx(mine[0].sent_us + slow.token_us)
+        assert moved and min(s.start_us for s in moved) < mine[1].sent_us
+
+
+@triton.jit
 def multiply_chunk(world, a, ready, out, epoch, size: tl.constexpr):
     """A product of a chunk that a copy engine brings."""
     i = tl.arange(0, size)

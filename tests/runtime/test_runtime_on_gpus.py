@@ -1,6 +1,7 @@
 """The runtime on real GPUs: slots in all uses; ranks that die, stall or forget.
 
-The probes in benchmarks/ check themselves; here they run briefly.
+The probes in benchmarks/ check themselves; here they run briefly. What streams wait for by
+themselves is `scripts/tokens.py`, which `tests/emulator/test_tokens.py` runs emulated.
 """
 
 import json
@@ -10,8 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from torchrun import once, torchrun
 
 ROOT = Path(__file__).parent.parent.parent
+TOKENS = Path(__file__).parent / "scripts" / "tokens.py"
 
 
 def run(tmp_path, script, *options):
@@ -52,6 +55,12 @@ def test_operators_are_right_under_stress(tmp_path, ops, num_ways):
         assert not of_rank["first"]
         wrong = {way: row["wrong"] for way, row in ways.items() if row["wrong_elements"]}
         assert len(ways) == num_ways and not wrong, wrong
+
+
+@pytest.mark.gpu(n=2)
+def test_streams_take_tokens_and_carry_what_kernels_have_stored():
+    said = once(torchrun(TOKENS, 2), r"rank (\d) of 2: tokens carried 54 calls")
+    assert said == ["0", "1"]
 
 
 @pytest.mark.gpu(n=4)

@@ -152,6 +152,26 @@ def test_copies_convert_and_broadcast_nothing():
     assert run_ranks(main, 2) == ["fine"] * 2
 
 
+def test_tokens_are_words_of_the_own_heap():
+    def main(world):
+        words, other = world.signals(2, torch.int64), 1 - world.rank
+        with pytest.raises(ShapeError, match="take_token: word is torch.int32.*, not one int64"):
+            world.take_token(world.signals(1))
+        with pytest.raises(ShapeError, match=r"word is torch.int64\(2,\), not one int64"):
+            world.take_token(words)
+        with pytest.raises(UsageError, match=f"the word is rank {other}'s; a stream takes what"):
+            world.take_token(world.peer(words, other)[:1])
+        with pytest.raises(UsageError, match="the word is on no symmetric heap"):
+            world.take_token(torch.ones(1, dtype=torch.int64))
+        for _ in range(2):
+            words.fill_(1)
+            world.take_token(words[1:])
+            assert words.tolist() == [1, 0]
+        return "fine"
+
+    assert run_ranks(main, 2) == ["fine"] * 2
+
+
 def test_worlds_are_found_by_name_within_their_rank():
     def main(world):
         scope = world._scope

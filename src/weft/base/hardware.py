@@ -31,6 +31,7 @@ class Hardware:
     launch_us: float
     copy_us: float
     signal_us: float
+    token_us: float
     far_us: float
 
     def __post_init__(self) -> None:
@@ -58,7 +59,7 @@ HARDWARE = {
             fp8_tflops=1588.0, fp16_tflops=794.0, tf32_tflops=397.0, fp64_tflops=54.0,
             memory_gbps=4300.0, sm_memory_gbps=100.0,
             link_gbps=388.0, sm_link_gbps=14.6, far_gbps=50.0, copy_engines=3,
-            launch_us=2.0, copy_us=3.0, signal_us=1.0, far_us=5.0,
+            launch_us=2.0, copy_us=3.0, signal_us=1.0, token_us=2.0, far_us=5.0,
         ),
     )
 }  # fmt: skip

@@ -93,19 +93,39 @@ class Actor:
         """Store a signal word behind everything that this actor's stream has done."""
         allocation, index = self._word(address, "signals")
         self._atomic(allocation, index, modifies=True)
+        before = int(allocation.view(WORD)[index])
+        cell = self._store(allocation, index, value)
+        for watch in self.machine.watches:
+            watch.signalled(self, allocation, cell, before, value, self.place, "set", Scope.SYSTEM)
+        self.machine.signalled(allocation, cell, self.place)
+        self.machine.word_changed(allocation, cell)
+
+    def take_word(self, address: int) -> None:
+        """Set a word that is 1 back to 0, knowing from here on what was released with the 1."""
+        allocation, index = self._word(address, "takes")
+        cell = index * (WORD.itemsize // allocation.cell_bytes)
+        if self.machine.checks:
+            if self.machine.shadow.histories[int(allocation.shadow[cell])].is_unwritten:
+                self.machine.findings.stale_signal(self, allocation, cell, self.place)
+        self._atomic(allocation, index, modifies=True)
+        for clock in allocation.sync_word(cell).acquire(NOWHERE, Scope.SYSTEM):
+            self.clock.join(clock)
+        self._store(allocation, index, 0)
+        for watch in self.machine.watches:
+            watch.taken(self, allocation, cell, self.place)
+        self.machine.word_changed(allocation, cell)
+
+    def _store(self, allocation: Allocation, index: int, value: int) -> int:
+        """Store a word and release; its cell."""
         cell = index * (WORD.itemsize // allocation.cell_bytes)
         word = allocation.sync_word(cell)
         word.published.clear()
         clock = self.clock.copy()
         clock.learn(self.agent, self.clk)
-        # A copy engine is no part of any device: only system scope includes it.
+        # A stream is no part of any device: only system scope includes it.
         word.release(NOWHERE, Scope.SYSTEM, clock)
-        before = int(allocation.view(WORD)[index])
         allocation.view(WORD)[index] = value
-        for watch in self.machine.watches:
-            watch.signalled(self, allocation, cell, before, value, self.place, "set", Scope.SYSTEM)
-        self.machine.signalled(allocation, cell, self.place)
-        self.machine.word_changed(allocation, cell)
+        return cell
 
     def _word(self, address: int, what: str) -> tuple[Allocation, int]:
         self._check_bounds((address, (1,), (8,), WORD), what)

@@ -111,6 +111,14 @@ _KINDS = [
         "epoch_not_advanced",
     ),
     Kind(
+        "unbounded wait", SignalError,
+        "A stream takes a token that another rank has set. Nothing bounds a stream's wait: if that"
+        " rank fails, this one hangs, and no report says for what.",
+        "world.take_token for a peer's signal.",
+        "Wait for peers in a kernel, by wl.wait; set tokens on the rank that takes them.",
+        "token_of_a_peer",
+    ),
+    Kind(
         "stale signal", SignalError,
         "A wait is satisfied by what memory held before it was allocated: nobody has written the"
         " word since.",

@@ -2,7 +2,8 @@
 
 Told of everything that synchronises, it finds signals that are lost, doubled or used by nobody, and
 epochs that do not advance. Only symmetric words have books, and only `notify`, `put_signal`,
-ordered stores and copy engines signal; tickets, locks and sums are nobody's signals.
+ordered stores and copy engines signal; tickets, locks and sums are nobody's signals. A token of
+a stream is a signal, and its taking ends it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weft.base.place import Place
 from weft.base.report import Finding, Side
 from weft.base.vocabulary import Scope
+from weft.emulator.actors import NOWHERE
 from weft.emulator.findings import Weak, index_of, index_text, tensor_name
 from weft.emulator.observation import Watch
 from weft.emulator.reachable import wait_places
@@ -55,6 +57,7 @@ class Look(NamedTuple):
     signal: Signal
     place: Place
     acquire: Scope | None
+    device: int
 
 
 @dataclass(slots=True)
@@ -106,6 +109,7 @@ class Ledger(Watch):
         self._visited: dict[int, Place] = {}
         self._kernels: dict[int, Any] = {}
         self._looks: dict[int, deque[Look]] = {}
+        self._takes: dict[int, deque[Look]] = {}  # by stream, for all that is behind
 
     # ------------------------------------------------------------------------------------------
     # What happens
@@ -154,7 +158,7 @@ class Ledger(Watch):
         word = self._word(allocation, cell)
         self._await(word, expected)
         word.seen, word.fallen = True, None
-        self._remember(by, word, place, acquire)
+        self._remember(self._looks, by.agent, by, word, place, acquire)
         repeated, word.repeated = word.repeated, None
         if repeated and repeated[1].agent != by.agent and not self._knows(by.clock, repeated[1]):
             self._file_repeated(word, *repeated)
@@ -164,7 +168,28 @@ class Ledger(Watch):
         if allocation.heap_offset is not None:
             word = self._word(allocation, cell)
             self._look(word)
-            self._remember(by, word, place, acquire)
+            self._remember(self._looks, by.agent, by, word, place, acquire)
+
+    def taken(self, by, allocation, cell, place) -> None:
+        if allocation.heap_offset is None:
+            return
+        word = self._word(allocation, cell)
+        self._remember(self._takes, self.agents.stream[by.agent], by, word, place, Scope.SYSTEM)
+        self._look(word)
+        take = Signal(by.agent, by.clk, by.work.number, 1, place, 1, 0, "take", Scope.SYSTEM)
+        if word.last is not None and self.agents.identity[word.last.agent].rank != by.rank:
+            self._file(
+                "unbounded wait",
+                f"{self._name(word)} is a token, and another rank has set it: nothing bounds a"
+                " stream's wait",
+                self._side(word, take, "takes"),
+                self._side(word, word.last, "sets"),
+                remedy="wait for peers in a kernel, by wl.wait",
+            )
+        repeated, word.repeated = word.repeated, None
+        if repeated:
+            self._file_token(word, "is still 1", *repeated, "set it before")
+        word.last, word.seen, word.fallen = take, False, None
 
     def touched(self, by: Any, allocation: Allocation, start: int, end: int, is_write: bool):
         """A torch operation reads or writes the cells from `start` to `end` of signal words."""
@@ -184,12 +209,15 @@ class Ledger(Watch):
         if allocation.heap_offset is not None:
             self._book(allocation).awaited = True
 
-    def _remember(self, by: Any, word: Word, place: Place, acquire: Scope | None) -> None:
+    def _remember(
+        self, into: dict[int, deque[Look]], key: int, by: Any, word: Word, place: Place,
+        acquire: Scope | None,
+    ) -> None:  # fmt: skip
         if word.last is not None:
-            looks = self._looks.get(by.agent)
+            looks = into.get(key)
             if looks is None:
-                looks = self._looks[by.agent] = deque(maxlen=LOOKS_KEPT)
-            looks.append(Look(word, word.last, place, acquire))
+                looks = into[key] = deque(maxlen=LOOKS_KEPT)
+            looks.append(Look(word, word.last, place, acquire, self.agents.device[by.agent]))
 
     def weak_link(self, by: Any, earlier: int, kind: str) -> Weak | None:
         """Why a signal that `by` has seen did not order what the agent `earlier` did before it.
@@ -197,7 +225,8 @@ class Ledger(Watch):
         `kind` is what that was, e.g. "write"; None if `by` has seen no signal that should have.
         """
         identities = self.agents.identity
-        for look in reversed(self._looks.get(by.agent, ())):
+        takes = self._takes.get(self.agents.stream[by.agent], ())
+        for look in reversed([*takes, *self._looks.get(by.agent, ())]):
             signal = look.signal
             name = self._name(look.word)
             if signal.agent != earlier:
@@ -209,7 +238,7 @@ class Ledger(Watch):
                         f" {where}", f"incomplete before {where}",
                     )  # fmt: skip
                 continue
-            same_rank = self.agents.device[earlier] == self.agents.device[by.agent]
+            same_rank = self.agents.device[earlier] == look.device
             if signal.release is None:
                 where = str(signal.place.outermost)
                 return Weak(f"the signal to {name} at {where} is relaxed", f"relaxed {where}")
@@ -219,7 +248,8 @@ class Ledger(Watch):
             narrow = signal.release is not Scope.SYSTEM or look.acquire is not Scope.SYSTEM
             if narrow and not same_rank:
                 which = signal.place if signal.release is not Scope.SYSTEM else look.place
-                text = f"the scope at {which.outermost} does not reach from rank to rank"
+                whom = "a stream" if look.device == NOWHERE else "from rank to rank"
+                text = f"the scope at {which.outermost} does not reach {whom}"
                 return Weak(text, f"narrow {which.outermost}")
         return None
 
@@ -271,6 +301,9 @@ class Ledger(Watch):
     def _set(self, word: Word, signal: Signal, clock: Clock) -> None:
         word.is_counter = False
         last = word.last
+        taken = last is not None and last.how == "take"
+        if taken and not (word.seen or self._knows(clock, last)):
+            self._file_token(word, "may still be 1", last, signal, "took the one before")
         if last is None or last.how != "set" or not (last.releases and signal.releases):
             return
         if last.agent == signal.agent:
@@ -378,6 +411,16 @@ class Ledger(Watch):
             self._side(word, second, "sets again"),
             self._side(word, first, "had set"),
             remedy="let every call set another value: derive it from an epoch on the device",
+        )
+
+    def _file_token(self, word: Word, is_one: str, first: Signal, second: Signal, note: str):
+        self._file(
+            "lost signal",
+            f"{self._name(word)} is a token, and is set to 1 where it {is_one}: the stream takes"
+            " one for the two",
+            self._side(word, second, "sets again"),
+            self._side(word, first, note),
+            remedy="set it again behind the stream that takes it, or give each round its own word",
         )
 
     def lost(self, waiting: Waiting) -> tuple[int, Side] | None:

@@ -38,7 +38,7 @@ from weft.emulator.rewriting import NoEnd, Rewrite
 from weft.emulator.shadow import Shadow
 from weft.emulator.simulated_time import SimulatedTime
 from weft.emulator.standstill import standstill, with_room
-from weft.emulator.streams import KernelWork, Stream, Work
+from weft.emulator.streams import KernelWork, Stream, TokenWork, Work
 from weft.emulator.synchronising import SIGNALS_IN_A_TILE
 from weft.emulator.user_place import user_place
 from weft.emulator.whereabouts import running
@@ -144,7 +144,7 @@ class Machine:
         self.watches: list[Watch] = []
         self.sight: Sight | None = chooser if isinstance(chooser, Sight) else None
         self._ready: list[Any] = []
-        self._waiters: dict[tuple[int, int], list[Program]] = {}
+        self._waiters: dict[tuple[int, int], list[Program | TokenWork]] = {}
         self._resident: Counter[int] = Counter()
         self._kernels: dict[int, list[KernelWork]] = {rank: [] for rank in range(num_ranks)}
         self.signallers: dict[tuple[Any, int], set[Place]] = {}
@@ -365,8 +365,8 @@ class Machine:
         for finding in findings:
             self.findings.find(finding)
 
-    def _stuck(self) -> list[Program]:
-        return [program for programs in self._waiters.values() for program in programs]
+    def _stuck(self) -> list[Program | TokenWork]:
+        return [waiter for waiters in self._waiters.values() for waiter in waiters]
 
     def _unstarted(self) -> list[KernelWork]:
         return [
@@ -525,6 +525,18 @@ class Machine:
         self._waiters.setdefault((id(waiting.allocation), waiting.cell), []).append(program)
         self.hub.switch()
 
+    def await_token(self, work: TokenWork, *, is_new: bool) -> None:
+        """Let the stream of `work` look again when the word that it waits for changes."""
+        waiting = work.waiting
+        assert waiting is not None
+        if is_new:
+            for watch in self.watches:
+                watch.waits(work, waiting)
+        waiting.allocation.sync_word(waiting.cell)
+        waiters = self._waiters.setdefault((id(waiting.allocation), waiting.cell), [])
+        if work not in waiters:
+            waiters.append(work)
+
     def word_changed(
         self, allocation: Allocation, cell: int, by: Program | None = None, loc: int = -1
     ) -> None:
@@ -534,7 +546,14 @@ class Machine:
             self.signalled(allocation, cell, by.locations[loc])
         waiters = self._waiters.pop((id(allocation), cell), None)
         if waiters:
-            self._ready.extend(waiters)
+            self._wake(waiters)
+
+    def _wake(self, waiters: Iterable[Program | TokenWork]) -> None:
+        for waiter in waiters:
+            if isinstance(waiter, TokenWork):
+                self.stream_changed(waiter.stream)
+            else:
+                self._ready.append(waiter)
 
     def words_changed(
         self, allocation: Allocation, cells: list[int], by: Program, loc: int
@@ -546,7 +565,7 @@ class Machine:
                 self.word_changed(allocation, cell, by, loc)
         elif self._waiters:
             for cell in cells:
-                self._ready.extend(self._waiters.pop((id(allocation), cell), ()))
+                self._wake(self._waiters.pop((id(allocation), cell), ()))
 
     def signalled(self, allocation: Allocation, cell: int, place: Place) -> None:
         """Remember who signals this word, for the report of a deadlock."""

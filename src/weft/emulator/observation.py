@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weft.emulator.machine import Machine
     from weft.emulator.memory import Allocation
     from weft.emulator.programs import Program
+    from weft.emulator.streams import TokenWork
     from weft.emulator.synchronising import Waiting
 
 # So many events a recorder keeps unless it is told otherwise.
@@ -116,7 +117,7 @@ class Watch:
         place: Place, how: str, release: Scope | None,
     ) -> None: ...  # fmt: skip
 
-    def waits(self, by: Program, waiting: Waiting) -> None: ...
+    def waits(self, by: Program | TokenWork, waiting: Waiting) -> None: ...
 
     def passed(
         self, by: Program, allocation: Allocation, cell: int, expected: int, seen: int,
@@ -127,6 +128,9 @@ class Watch:
         self, by: Any, what: str, allocation: Allocation, cell: int, seen: int, place: Place,
         acquire: Scope | None, release: Scope | None = None,
     ) -> None: ...  # fmt: skip
+
+    def taken(self, by: Any, allocation: Allocation, cell: int, place: Place) -> None:
+        """A stream has seen 1 in the word, acquired, and stored 0, both at system scope."""
 
     def gave(self, key: object) -> None:
         """Whoever takes `key` from now on comes after what happened so far in this step."""
@@ -146,7 +150,7 @@ class Observation(Watch):
         self.observers = observers
         self._step = 0
         self._words: dict[tuple[int, int], Word] = {}
-        # The signals that a wait may acquire, by word: (step, rank, scope).
+        # The signals that a wait may acquire, by word: (step, device, scope).
         self._signals: dict[tuple[int, int], list[tuple[int, int, Scope]]] = {}
 
     def queued(self, work: Any) -> None:
@@ -167,7 +171,8 @@ class Observation(Watch):
         if how == "set":
             self._signals.pop(key, None)
         if release is not None:
-            self._signals.setdefault(key, []).append((step, by.rank, release))
+            device = self.machine.agents.device[by.agent]
+            self._signals.setdefault(key, []).append((step, device, release))
 
     def waits(self, by, waiting) -> None:
         self._tell(
@@ -187,6 +192,10 @@ class Observation(Watch):
             what, _party_of(by), place, word=self._word(allocation, cell), before=seen,
             causes=self._causes(by, allocation, cell, acquire),
         )  # fmt: skip
+
+    def taken(self, by, allocation, cell, place) -> None:
+        self.passed(by, allocation, cell, 1, 1, place, Scope.SYSTEM)
+        self.signalled(by, allocation, cell, 1, 0, place, "set", Scope.SYSTEM)
 
     def stuck(self, who: Any) -> None:
         waiting = getattr(who, "waiting", None)
@@ -220,12 +229,12 @@ class Observation(Watch):
     def _causes(self, by, allocation, cell, acquire: Scope | None) -> tuple[int, ...]:
         if acquire is None:
             return ()
+        own = self.machine.agents.device[by.agent]
         return tuple(
             step
-            for step, rank, scope in self._signals.get((allocation.address, cell), ())
+            for step, device, scope in self._signals.get((allocation.address, cell), ())
             if all(
-                s is Scope.SYSTEM or (s is Scope.DEVICE and rank == by.rank)
-                for s in (scope, acquire)
+                s is Scope.SYSTEM or (s is Scope.DEVICE and device == own) for s in (scope, acquire)
             )
         )
 

@@ -77,7 +77,7 @@ times.
 * A copy takes its start, then its bytes at the link's rate: one transfer at a time for each
   engine, and for each rank's link in each direction.
 * A signal takes a latency from rank to rank; a wait ends when enough have arrived, in the order
-  of their arrival.
+  of their arrival. A stream that takes a token goes on a latency after it was set.
 * A torch operation takes a launch, then its bytes through the memory or the flops of a product.
 * To another node there is a slower link of its own, and a longer latency.
 

@@ -29,6 +29,7 @@ from weft.emulator.streams import (
     EventRecord,
     EventWait,
     KernelWork,
+    TokenWork,
     WordCopyWork,
     Work,
 )
@@ -75,6 +76,10 @@ class WordTimes:
     def showed(self, value: Any) -> float:
         """When the word last took the `value`."""
         return next((c[0] for c in reversed(self.changes) if c[3] == value), 0.0)
+
+    def newest(self) -> tuple[float, Sender | None]:
+        """When the value that is there now came, and by whose change."""
+        return (self.changes[-1][0], self.changes[-1][4]) if self.changes else (0.0, None)
 
     def latest(self) -> float:
         return max((change[0] for change in self.changes), default=0.0)
@@ -175,6 +180,8 @@ class SimulatedTime:
             end = self._copied(work)
         elif isinstance(work, WordCopyWork):
             end = self._word_copied(work)
+        elif isinstance(work, TokenWork):
+            end = self._taken(work)
         elif isinstance(work, EventRecord):
             work.event.us, work.event.by = end, Sender(work.rank, lane, end)
         elif isinstance(work, EventWait):
@@ -226,6 +233,20 @@ class SimulatedTime:
             word = self.word(allocation, work.dst - allocation.address)
             by = Sender(work.rank, lane, end)
             word.changed(work.before, self.word_at(work.dst), end, True, by)
+        return end
+
+    def _taken(self, work: TokenWork) -> float:
+        allocation, lane = self.machine.memory.find(work.word), f"stream {work.stream.name}"
+        if allocation is None:
+            return work.begin_us
+        word = self.word(allocation, work.word - allocation.address)
+        set_us, by = word.newest()
+        end = max(work.begin_us, set_us) + self.hardware.token_us
+        name = allocation.word_name(work.word, WORD.itemsize)
+        self.span(work.rank, lane, f"wait {name}", work.begin_us, end, "wait")
+        self.signal(name, by, work.rank, lane, end)
+        one, zero = WORD.type(1), WORD.type(0)
+        word.changed(one, zero, end, True, Sender(work.rank, lane, end))
         return end
 
     def _engine(

@@ -13,31 +13,32 @@ from weft.base.report import Finding, Side
 from weft.emulator.findings import index_text, tensor_name
 from weft.emulator.meetings import Missing
 from weft.emulator.reachable import signals_ahead, signals_of
-from weft.emulator.streams import KernelWork, WordCopyWork
+from weft.emulator.streams import KernelWork, TokenWork, WordCopyWork
 
 if TYPE_CHECKING:
     from weft.emulator.machine import Machine
     from weft.emulator.programs import Program
     from weft.emulator.synchronising import Waiting
 
+    Waiter = Program | TokenWork
+
 # So many of those who could have signalled are named.
 MAX_SIGNALLERS = 4
 
 
-def standstill(
-    machine: Machine, stuck: list[Program], unstarted: list[KernelWork]
-) -> list[Finding]:
+def standstill(machine: Machine, stuck: list[Waiter], unstarted: list[KernelWork]) -> list[Finding]:
     """Nobody can go on: who waits for what, and whether anybody could still have signalled.
 
-    `stuck` are the programs that wait, `unstarted` the kernels with programs that found no room.
+    `stuck` are the programs, and streams' tokens, that wait, `unstarted` the kernels with programs
+    that found no room.
     """
     if machine.findings.failed or any(host.error for host in machine.hosts.values()):
         return []  # what ended before its time is the cause, and is reported already
-    groups: dict[Any, list[Program]] = {}
-    for program in stuck:
-        waiting = program.waiting
-        key = (waiting.place, waiting.allocation.name, program.work.kernel.name)
-        groups.setdefault(key, []).append(program)
+    groups: dict[Any, list[Waiter]] = {}
+    for waiter in stuck:
+        waiting = waiter.waiting
+        key = (waiting.place, waiting.allocation.name, _name(waiter))
+        groups.setdefault(key, []).append(waiter)
     found = [(_judge(machine, group, stuck, unstarted), group) for group in groups.values()]
     if unstarted and all(verdict.kind != "residency" for verdict, _ in found):
         found = [(verdict._replace(kind="residency"), group) for verdict, group in found]
@@ -86,12 +87,12 @@ class Verdict(NamedTuple):
 
 
 def _judge(
-    machine: Machine, programs: list[Program], stuck: list[Program], unstarted: list[KernelWork]
+    machine: Machine, waiters: list[Waiter], stuck: list[Waiter], unstarted: list[KernelWork]
 ) -> Verdict:
-    """Why the programs that wait at one line wait in vain."""
-    waiting = programs[0].waiting
+    """Why those that wait at one line wait in vain."""
+    waiting = waiters[0].waiting
     ledger = machine.ledger
-    lost = [found for p in programs if ledger and (found := ledger.lost(p.waiting))]
+    lost = [found for one in waiters if ledger and (found := ledger.lost(one.waiting))]
     if lost:
         value, side = lost[0]
         line = f"\n      it was {value} until it was set back at {_short(side.place)}"
@@ -99,7 +100,7 @@ def _judge(
         return Verdict("lost signal", line, side, remedy)
     if any(signals_of(work, waiting.allocation, machine.memory) for work in unstarted):
         return Verdict("residency")
-    able = _who_could(machine, programs, stuck)
+    able = _who_could(machine, waiters, stuck)
     if able:
         return Verdict("deadlock", "".join(f"\n      could be signalled by {who}" for who in able))
     return Verdict(
@@ -108,15 +109,16 @@ def _judge(
     )  # fmt: skip
 
 
-def _who_could(machine: Machine, programs: list[Program], stuck: list[Program]) -> list[str]:
-    """Those who are left and may signal what these programs wait for, were they to go on."""
-    waiting = programs[0].waiting
-    awaited = waiting.allocation
+def _who_could(machine: Machine, waiters: list[Waiter], stuck: list[Waiter]) -> list[str]:
+    """Those who are left and may signal what these wait for, were they to go on."""
+    awaited = waiters[0].waiting.allocation
     found: dict[str, None] = {}
     for other in stuck:
+        if isinstance(other, TokenWork):
+            continue  # what stands behind it is seen below
         for place in signals_ahead(other, awaited):
             who = f"rank {other.rank} {other.work.kernel.name}{other.program}, which waits itself"
-            if other is programs[0]:
+            if other is waiters[0]:
                 who = "itself, behind this wait"
             found[f"{who}: {_short(place)}"] = None
     for stream in machine.all_streams.values():
@@ -195,34 +197,51 @@ def _host_side(machine: Machine) -> Side:
     return Side.at(work.place, rank=stream.rank, kernel="host", note=f"queued the {work.kind}")
 
 
-def _waiting_side(machine: Machine, program: Program) -> Side:
-    waiting = program.waiting
+def _name(waiter: Waiter) -> str:
+    """The kernel's name, or that of the stream."""
+    if isinstance(waiter, TokenWork):
+        return f"stream {waiter.stream.name}"
+    return waiter.work.kernel.name
+
+
+def _waiting_side(machine: Machine, waiter: Waiter) -> Side:
+    waiting = waiter.waiting
     want = "a change of" if waiting.expected is None else f"at least {waiting.expected} in"
     if waiting.is_packet:
         want = f"a packet of flag {waiting.expected} in"
-    return machine.findings.side(
-        program, waiting.place, tensor=tensor_name(waiting.allocation), index=waiting.index,
-        note=f"sees {waiting.seen}, waits for {want}",
-    )  # fmt: skip
+    fields = {
+        "tensor": tensor_name(waiting.allocation), "index": waiting.index,
+        "note": f"sees {waiting.seen}, waits for {want}",
+    }  # fmt: skip
+    if isinstance(waiter, TokenWork):
+        fields["note"] = f"sees {waiting.seen}, waits for the token 1 in"
+        who = waiter.stream.identity(waiter, waiter.kind)
+        return Side.at(waiting.place, rank=who.rank, kernel=who.kernel, **fields)
+    return machine.findings.side(waiter, waiting.place, **fields)
 
 
-def _waiting_line(machine: Machine, programs: list[Program]) -> str:
-    program = programs[0]
-    waiting = program.waiting
+def _waiting_line(machine: Machine, waiters: list[Waiter]) -> str:
+    waiter = waiters[0]
+    waiting = waiter.waiting
     tensor = tensor_name(waiting.allocation)
     now = _word_now(waiting)
     expects = "another value" if waiting.expected is None else f">= {waiting.expected}"
     if waiting.is_packet:
         expects, now = f"for a packet of flag {waiting.expected}", f"of flag {waiting.seen}"
+    which, kind = "", "streams"
+    if isinstance(waiter, TokenWork):
+        expects = "= 1, a token"
+    else:
+        which, kind = waiter.program, "programs"
     line = (
-        f"rank {program.rank} {program.work.kernel.name}{program.program} waits for"
+        f"rank {waiter.rank} {_name(waiter)}{which} waits for"
         f" {tensor}[{index_text(waiting.index)}] {expects}, which is {now}\n"
         f"      at {_deep(waiting.place)}"
     )
-    if len(programs) > 1:
-        ranks = sorted({other.rank for other in programs})
+    if len(waiters) > 1:
+        ranks = sorted({other.rank for other in waiters})
         line += (
-            f"\n      {len(programs)} programs wait at this line, on {_ranks_text(ranks)}, each"
+            f"\n      {len(waiters)} {kind} wait at this line, on {_ranks_text(ranks)}, each"
             " for its own word or the same"
         )
     places = machine.signallers.get((waiting.allocation.name, waiting.cell))

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.base.place import UNKNOWN, Place
+from weft.emulator.actors import WORD
 from weft.emulator.clocks import Clock, Identity
+from weft.emulator.synchronising import Waiting
 from weft.emulator.user_place import user_place
 
 if TYPE_CHECKING:
@@ -139,6 +141,47 @@ class WordCopyWork(Work):
             self.before = machine.time.word_at(self.dst)
         actor.write_word(self.dst, word + self.change)
         self.stream.finished(self)
+
+
+class TokenWork(Work):
+    """A stream's wait for a word that a kernel sets to 1, which is 0 again when it has ended.
+
+    While it waits it is among the machine's waiters, like a program that is set aside.
+    """
+
+    kind = "token"
+
+    def __init__(self, word: int, *, place: Place = UNKNOWN, keep: Any = None) -> None:
+        super().__init__(place)
+        self.word = word
+        self.keep = keep
+        self.waiting: Waiting | None = None
+
+    def eligible(self) -> bool:
+        machine = self.stream.machine
+        allocation = machine.memory.find(self.word)
+        if allocation is None:
+            return True  # its access is a finding
+        seen = int(allocation.view(WORD)[(self.word - allocation.address) // WORD.itemsize])
+        if seen == 1:
+            return True
+        cell = (self.word - allocation.address) // allocation.cell_bytes
+        index = allocation.index(self.word, WORD.itemsize)
+        is_new = self.waiting is None
+        self.waiting = Waiting(allocation, cell, index, self.place, 1, seen)
+        machine.await_token(self, is_new=is_new)
+        return False
+
+    def start(self, machine: Machine) -> None:
+        actor = machine.actor(self, "token")
+        actor.take_word(self.word)
+        self.stream.clock.join(actor.clock)
+        self.stream.finished(self)
+
+    def describe(self) -> str:
+        allocation = self.stream.machine.memory.find(self.word)
+        name = "" if allocation is None else f" {allocation.word_name(self.word, WORD.itemsize)}"
+        return f"token{name}"
 
 
 class EventRecord(Work):

@@ -136,6 +136,9 @@ class Backend(Protocol):
     def copy_word(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         """Copy one int64 on the current stream, behind everything before it."""
 
+    def take_token(self, word: torch.Tensor) -> None:
+        """Later work on the current stream starts when this int64 is 1; it is set to 0 then."""
+
     def record(self) -> AbstractContextManager[Recording]:
         """Freeze what is launched inside the brackets instead of running it."""
 

@@ -76,6 +76,7 @@ class World:
         self._pointers: dict[int, torch.Tensor] = {}
         self._dtypes: dict[int, torch.dtype] = {}
         self._words: set[tuple[int, int]] = set()
+        self._tokens: set[int] = set()
         self._errors: list[tuple[memoryview, Callable[[int], WeftError]]] = []
         self._heap = HeapAllocator(settings.heap_bytes, owner=f"world {name!r}")
         self._heaps = list(backend.open_heap(self._heap.capacity_bytes))
@@ -259,12 +260,40 @@ class World:
             self._check_word(dst, src)
         self.backend.copy_word(dst, src)
 
+    def take_token(self, word: torch.Tensor) -> None:
+        """Later work on the current stream starts when `word` is 1, and it is 0 again then.
+
+            0  --a kernel of this rank-->  1  --this stream-->  0
+
+        No SM is needed: the stream itself waits. The word is one of `signals`, and nothing else
+        uses it: one kernel sets it to 1, one stream takes it, and is behind when it is set again.
+        Take it after the launch of that kernel: what a device runs of two streams at once is its
+        own choice, and a kernel that stands behind this wait never starts.
+
+        Sync    pairs with a SET to 1 of system scope, `wl.notify(world, word, 1, to=own rank,
+                op="set")`: later work on this stream sees what its program saw and wrote before
+        Raises  ShapeError: not one int64
+                UsageError: not on this rank's heap. Nothing bounds this wait, so it is for no
+                peer: wait for those in a kernel
+        """
+        if word.data_ptr() not in self._tokens:
+            self._check_token(word)
+        self.backend.take_token(word)
+
+    def _check_token(self, word: torch.Tensor) -> None:
+        _check_one_word("take_token: word", word)
+        if self.offset(word) is None:
+            owner = self._owner(word)
+            where = "on no symmetric heap" if owner == self.rank else f"rank {owner}'s"
+            raise UsageError(
+                f"take_token: the word is {where}; a stream takes what kernels of its own rank "
+                "set, in a word of its own heap: wait for peers in a kernel, by wl.wait"
+            )
+        self._tokens.add(word.data_ptr())
+
     def _check_word(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        for what, tensor in (("dst", dst), ("src", src)):
-            if tensor.dtype != torch.int64 or tensor.numel() != 1:
-                raise ShapeError(
-                    f"copy_word: {what} is {tensor.dtype}{tuple(tensor.shape)}, not one int64"
-                )
+        _check_one_word("copy_word: dst", dst)
+        _check_one_word("copy_word: src", src)
         if self._owner(dst) == self._owner(src):
             raise UsageError(
                 "copy_word: dst and src are on one device, where a copy is a kernel that a full "
@@ -544,6 +573,11 @@ class World:
             words[layout.peer_local_rank(peer, n)] = seats.local_ranks[peer]
             words[layout.peer_global_rank(peer, n)] = seats.global_ranks[peer]
         return words
+
+
+def _check_one_word(what: str, tensor: torch.Tensor) -> None:
+    if tensor.dtype != torch.int64 or tensor.numel() != 1:
+        raise ShapeError(f"{what} is {tensor.dtype}{tuple(tensor.shape)}, not one int64")
 
 
 def _describe(step: tuple) -> str:

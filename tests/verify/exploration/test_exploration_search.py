@@ -41,9 +41,9 @@ def test_counted_by_hand(name):
         assert (outcomes, findings) == (all_outcomes, all_findings)
 
 
-def agrees(programs) -> None:
-    result, outcomes, findings = explore(programs)
-    every, all_outcomes, all_findings = explore(programs, reduce=False)
+def agrees(programs, **options) -> None:
+    result, outcomes, findings = explore(programs, **options)
+    every, all_outcomes, all_findings = explore(programs, reduce=False, **options)
     assert result.complete and every.complete
     assert outcomes == all_outcomes, programs
     # One race may hide another of the same cell: which is told first depends on the order.
@@ -65,6 +65,31 @@ def test_random_programs(seed):
 @pytest.mark.parametrize("seed", range(10))
 def test_random_chains(seed):
     agrees(random_chain(seed))
+
+
+TOKENS = {
+    "set once and taken": ([[("store", 0, 5), ("set", 0, 1)]], [0], 1),
+    "set before its data": ([[("set", 0, 1), ("store", 0, 5)]], [0], None),
+    "set by one of two, each for both takes": ([SET, SET], [0, 0], None),
+    "looked at": ([SET, [("read", 0, 0)]], [0], 3),
+    "waited for by another one too": ([SET, [("wait", 0, 1)]], [0], None),
+    "set to another value first": ([[("set", 0, 2)], SET], [0], None),
+    "of two words": ([SET, [("set", 1, 1)]], [0, 1], 1),
+    "in the other order": ([[("wait", 1, 1), *SET], [("set", 1, 1)]], [0, 1], None),
+}
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_tokens_that_a_stream_takes(name):
+    programs, takes, executions = TOKENS[name]
+    agrees(programs, takes=takes)
+    if executions is not None:
+        assert explore(programs, takes=takes)[0].executions == executions
+
+
+@pytest.mark.parametrize("seed", range(200, 212))
+def test_random_programs_and_a_stream_that_takes(seed):
+    agrees(random_programs(seed, parties=2, length=2), takes=[seed % 2])
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.base.place import Frame, Place
 from weft.emulator.machine import Machine
-from weft.emulator.streams import KernelWork
+from weft.emulator.streams import CopyWork, KernelWork, TokenWork
 from weft.verify.exploration.execution import Execution
 from weft.verify.exploration.search import Bounds, Ran, Search, search
 
@@ -60,10 +60,11 @@ def do(rt, operation, words, data, seen, loc):
         raise ValueError(name)
 
 
-def subject_of(programs, *, num_sms=132, record=None, kernels=None):
+def subject_of(programs, *, num_sms=132, record=None, kernels=None, takes=()):
     """`programs` as those of one kernel on one rank, or of `kernels` of these sizes.
 
-    Each kernel has a stream of its own.
+    Each kernel has a stream of its own. Another one `takes` these words as tokens, and then copies
+    cell 0 of the data to cell 1.
 
     The outcome is what every program has seen, and the words at the end.
     """
@@ -88,6 +89,11 @@ def subject_of(programs, *, num_sms=132, record=None, kernels=None):
                 work = KernelWork(FakeKernel("tiny", kernel), (size, 1, 1), (first,))
                 machine.stream(0, f"stream {number}").enqueue(work)
                 first += size
+            for word in takes:
+                machine.stream(0, "takes").enqueue(TokenWork(words + 8 * word))
+            if takes:
+                cells = [(data + 4 * i, (1,), (4,), F32) for i in (1, 0)]
+                machine.stream(0, "takes").enqueue(CopyWork(*cells))
 
         machine.add_host(0, main)
         report = machine.run()

@@ -65,6 +65,7 @@ SEEN = {
     "signal_without_wait": "never-waited",
     "source_reused_before_quiet": "source-reused",
     "spin_without_acquire": "spin-without-acquire",
+    "token_not_taken": "never-waited",
     "too_many_arrivals": "count-not-met",
     "transfer_never_completed": "transfer-never-completed",
     "volatile_wait": "volatile-wait",

@@ -227,6 +227,20 @@ def main(world):
     world.barrier()
     exchange[(1,)](world.arg, ready)
 """,
+    "a token that a stream takes, and that is set again": """
+@triton.jit
+def produce(world, rows, token):
+    tl.store(rows, 1.0)
+    wl.notify(world, token, 1, to=wl.rank(world), op=wl.SignalOp.SET)
+
+
+def main(world, rows, there):
+    token = world.signals(1, torch.int64)
+    for _ in range(3):
+        produce[(1,)](world.arg, rows, token)
+        world.take_token(token)
+        world.copy(there, rows)
+""",
     "sums of tiles by atomics": """
 @triton.jit
 def split_k(c, x):
@@ -331,6 +345,20 @@ def main(op):
         op.step()
 """
     assert rules_of(text) == [("frozen-epoch", 13)]
+
+
+def test_a_token_that_no_kernel_sets():
+    text = """
+@triton.jit
+def produce(world, rows, token):
+    tl.store(rows, 1.0)
+
+def main(world, rows):
+    token = world.signals(1, torch.int64)
+    produce[(1,)](world.arg, rows, token)
+    world.take_token(token[:1])
+"""
+    assert rules_of(text) == [("never-notified", 9)]
 
 
 def test_a_signal_that_goes_elsewhere_is_not_judged():

@@ -96,6 +96,38 @@ def take(world, inbox, ready, word, out, size: tl.constexpr):
     tl.store(out + i, 2 * tl.load(inbox + i))
 
 
+@triton.jit
+def produce(world, x, rows, token, size: tl.constexpr):
+    i = tl.arange(0, size)
+    tl.store(rows + i, tl.load(x + i))
+    wl.notify(world, token, 1, to=wl.rank(world), op="set")
+
+
+def carrying() -> None:
+    """The same by a kernel that says what it has stored, and copy engines that carry it."""
+    world = weft.init()
+    inbox, ready = world.empty((SIZE,), torch.int64), world.signals(1, torch.int64)
+    token, sent = world.signals(1, torch.int64), world.signals(1, torch.int64)
+    left, right = ((world.rank + step) % world.num_ranks for step in (-1, 1))
+    main, copier = world.current_stream(), world.stream("copy")
+    rows, turn = torch.empty(SIZE, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    for e in range(1, 3):
+        x = torch.arange(SIZE) + 100 * world.rank + 1000 * e
+        turn.fill_(e)
+        sent.fill_(e)
+        out = torch.zeros(SIZE, dtype=torch.int64)
+        copier.wait(main)
+        produce[(1,)](world.arg, x, rows, token, SIZE)
+        with copier:
+            world.take_token(token)
+            world.copy(world.peer(inbox, right), rows)
+            world.copy_word(world.peer(ready, right), sent)
+        take[(1,)](world.arg, inbox, ready, turn, out, SIZE)
+        main.wait(copier)
+        world.barrier()
+        check(out, 2 * (torch.arange(SIZE) + 100 * left + 1000 * e))
+
+
 def telling_twice() -> None:
     world = weft.init()
     ready, also_ready = world.signals(1, torch.int64), world.signals(1, torch.int64)

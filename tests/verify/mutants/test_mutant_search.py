@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from mutated_programs import copying, exchanging, run_of, spinning, telling_twice
+from mutated_programs import carrying, copying, exchanging, run_of, spinning, telling_twice
 
 import weft
 from weft.base.errors import UnsupportedError, UsageError
@@ -49,6 +49,15 @@ def test_what_the_host_queues_is_changed_too():
     missed = [str(one.mutant) for one in report.missed]
     # The stream of the next call waits for the barrier, and so for the copies of this one.
     assert all("wait in host" in one for one in missed) and len(missed) <= 1, str(report)
+
+
+def test_tokens_that_streams_take_are_changed_too():
+    report = look(carrying)
+    changes = {f"{v.mutant.kind} {v.mutant.site.primitive}": v.outcome for v in report.verdicts}
+    token = {"drop take_token", "swap copy", "relax-release notify", "narrow notify"}
+    assert {changes.get(change) for change in token} == {"caught"}, str(report)
+    # The stream of the next call waits for the barrier, and so for the copies of this one.
+    assert all("wait in host" in str(one.mutant) for one in report.missed), str(report)
 
 
 def test_hand_written_spins_are_found_out_too():

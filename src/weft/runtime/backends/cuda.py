@@ -49,6 +49,9 @@ class _Driver:
         self.write_word = self._call(
             "cuStreamWriteValue64_v2", pointer, pointer, pointer, ctypes.c_uint
         )
+        self.wait_for_word = self._call(
+            "cuStreamWaitValue64_v2", pointer, pointer, pointer, ctypes.c_uint
+        )
 
     def _call(self, name: str, *kinds: Any) -> Any:
         function = getattr(self.library, name)
@@ -88,6 +91,7 @@ class _Copy2D(ctypes.Structure):
 
 
 MEMORY_UNIFIED = 4
+WAIT_VALUE_EQUAL = 1
 
 
 class CudaStream:
@@ -288,6 +292,12 @@ class CudaBackend:
 
     def copy_word(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         dst.copy_(src, non_blocking=True)
+
+    def take_token(self, word: torch.Tensor) -> None:
+        stream, address = torch.cuda.current_stream().cuda_stream, word.data_ptr()
+        self._driver.wait_for_word(stream, address, 1, WAIT_VALUE_EQUAL)
+        # With the fence that a write has unless it is told to have none.
+        self._driver.write_word(stream, address, 0, 0)
 
     def record(self) -> AbstractContextManager[Recording]:
         return self._record()

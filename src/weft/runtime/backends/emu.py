@@ -21,7 +21,7 @@ from weft.emulator.machine import HeapView
 from weft.emulator.process_group import EmulatedGroup
 from weft.emulator.recording import Recording
 from weft.emulator.spans import address_of, span_of
-from weft.emulator.streams import CopyWork, WordCopyWork
+from weft.emulator.streams import CopyWork, TokenWork, WordCopyWork
 from weft.emulator.streams import Stream as MachineStream
 from weft.emulator.torch_ops import GARBAGE_BYTE, NAN_BYTE
 from weft.emulator.user_place import user_place
@@ -232,6 +232,10 @@ class EmulatedBackend:
         self.context.reach(dst, address_of(dst), "copied word")
         to, source, place = address_of(dst), address_of(src), user_place()
         self.context.enqueue(lambda: WordCopyWork(to, source, place=place, keep=(dst, src)))
+
+    def take_token(self, word: torch.Tensor) -> None:
+        address, place = address_of(word), user_place()
+        self.context.enqueue(lambda: TokenWork(address, place=place, keep=word))
 
     def record(self) -> Recording:
         return self.context.record()

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from weft.base.vocabulary import Scope
 from weft.emulator.choices import Sight
 from weft.emulator.hosts import HostTask
 from weft.emulator.memory import Allocation, SyncWord
@@ -181,6 +182,11 @@ class Execution(Watch, Sight):
         # One that hands on what its program knows changes what others learn, if not the value.
         kind = "read" if release is None else "update"
         self.trace.access(Access(word_of(allocation, cell), kind, seen, seen))
+
+    def taken(self, by, allocation, cell, place) -> None:
+        word = word_of(allocation, cell)
+        self.trace.access(Access(word, "take", 1, 0, hands_on=Scope.SYSTEM.value))
+        self.visibility.stored(word, by, 1, 0, allocation.sync_word(cell), "take", True)
 
     def stuck(self, who: Any) -> None:
         waiting = getattr(who, "waiting", None)

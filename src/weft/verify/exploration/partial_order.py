@@ -156,6 +156,8 @@ class Trace:
             self._order_wait(history, access)
         elif access.kind == "add":
             self._order_add(history, access)
+        elif access.kind == "take":
+            self._order_take(history)
         else:
             self._order_other(history, access)
         history.append((len(self.steps) - 1, access))
@@ -237,6 +239,15 @@ class Trace:
                         self._comes_before(i, True)
                 elif not hidden and (earlier.writes or access.writes):
                     self._comes_before(i, True)
+            hidden = hidden or earlier.replaces
+
+    def _order_take(self, history: list[tuple[int, Access]]) -> None:
+        """After all writes and looks; before one of them only where the word was 1 already."""
+        mine = self.steps[-1].process
+        hidden = False
+        for i, earlier in reversed(history):
+            if self.steps[i].process != mine and (earlier.kind == "wait" or not hidden):
+                self._comes_before(i, earlier.before == 1)
             hidden = hidden or earlier.replaces
 
     def _goes_on(self, history: list[tuple[int, Access]], access: Access) -> bool:

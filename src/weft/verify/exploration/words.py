@@ -21,7 +21,8 @@ Footprint = dict[WordKey, str]
 
 
 class Access(NamedTuple):
-    """One access. `kind`: "add" (nobody gets the old value), "read", "wait", "set" or "update".
+    """One access. `kind`: "add" (nobody gets the old value), "read", "wait", "set", "update", or
+    "take": a stream's wait for 1, with the store of 0 that goes with it.
 
     A wait passes where `seen - expected >= 0`; of a packet, whose flags are compared for equality,
     `expected` is None. `hands_on` is the scope of a release, empty where it is none; a set that
@@ -38,11 +39,11 @@ class Access(NamedTuple):
 
     @property
     def writes(self) -> bool:
-        return self.kind in ("add", "set", "update")
+        return self.kind in ("add", "set", "update", "take")
 
     @property
     def replaces(self) -> bool:
-        return self.kind in ("set", "update")
+        return self.kind in ("set", "update", "take")
 
     @property
     def change(self) -> int:
@@ -60,7 +61,7 @@ def passes(seen: int | None, expected: int | None) -> bool:
 def footprint(accesses: Iterable[Access]) -> Footprint:
     found: Footprint = {}
     for access in accesses:
-        kind = {"wait": "read", "set": "update"}.get(access.kind, access.kind)
+        kind = {"wait": "read", "set": "update", "take": "update"}.get(access.kind, access.kind)
         merge(found, {access.word: kind})
     return found
 

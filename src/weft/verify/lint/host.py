@@ -59,6 +59,7 @@ class Signal:
     node: ast.AST
     escapes: bool = False
     is_written: bool = False  # by the host or a copy
+    takes: list[ast.AST] = field(default_factory=list)  # where a stream waits, and stores 0
     bound: list[tuple[Launch, str]] = field(default_factory=list)  # launch, root in the kernel
 
 
@@ -349,6 +350,11 @@ class _Function:
         if name in ("copy", "copy_word"):
             for argument in node.args[:1]:
                 self._written(argument)
+        if name == "take_token":
+            for argument in node.args[:1]:
+                origin = self.value(argument).origin
+                if origin in self.host.signals:
+                    self.host.signals[origin].takes.append(self.anchor or node)
 
     def hand_over(self, node: ast.Call) -> None:
         """A kernel is given to a function: walk it, if it is known and launches its parameter."""
@@ -448,7 +454,7 @@ class _Function:
                 )  # fmt: skip
                 return ("launch" if bound else "unknown"), outer
             name = getattr(outer.func, "attr", "")
-            if name in ("pointers", "peer", "free", "load", "copy_word", "copy"):
+            if name in ("pointers", "peer", "free", "load", "copy_word", "copy", "take_token"):
                 return "alias", outer
         return "unknown", outer or node
 

@@ -1,4 +1,5 @@
-"""Mutants of what the host queues: launches, copies, words behind copies, waits of streams.
+"""Mutants of what the host queues: launches, copies, words behind copies, waits and tokens of
+streams.
 
 A site is a kind of work and the host's lines that queue it; all that these lines queue changes.
 """
@@ -13,12 +14,19 @@ from weft.emulator.streams import (
     EventWait,
     KernelWork,
     Stream,
+    TokenWork,
     WordCopyWork,
     Work,
 )
 from weft.verify.mutants.records import HOST, Mutant, Site, lines_of
 
-NAMES = {CopyWork: "copy", WordCopyWork: "copy_word", EventRecord: "record", EventWait: "wait"}
+NAMES = {
+    CopyWork: "copy",
+    WordCopyWork: "copy_word",
+    TokenWork: "take_token",
+    EventRecord: "record",
+    EventWait: "wait",
+}
 
 
 def site_of(work: Work) -> Site | None:
@@ -49,8 +57,10 @@ def _orders_what_is_before(work: Work, stream: Stream) -> bool:
         return False
     before = stream.queue[-1]
     if isinstance(work, (WordCopyWork, EventRecord)):
-        return isinstance(before, (CopyWork, KernelWork))
-    return isinstance(work, KernelWork) and isinstance(before, CopyWork)
+        return isinstance(before, (CopyWork, KernelWork, TokenWork))
+    if isinstance(work, KernelWork):
+        return isinstance(before, (CopyWork, TokenWork))
+    return isinstance(work, CopyWork) and isinstance(before, TokenWork)
 
 
 def position(work: Work, stream: Stream, mutant: Mutant) -> int | None:

@@ -246,7 +246,8 @@ def _is_reset(program: Program, kernel: Kernel, op: Op) -> bool:
     """By the kernel, or by the host."""
     for signal in program.host.signals.values():
         bound = {root for launch, root in signal.bound if launch.device is kernel.device}
-        if bound & op.pointer.roots and (signal.is_written or signal.escapes):
+        is_reset = signal.is_written or signal.takes or signal.escapes
+        if bound & op.pointer.roots and is_reset:
             return True
     return any(
         one.kind in ("store", "atomic") and not one.waits and one.pointer.roots & op.pointer.roots

@@ -46,7 +46,7 @@ def exchange(world, x, ready):
 def never_waited(program: Program) -> Iterator[Hit]:
     for signal, ops in whole_signals(program):
         raised = [op for op in ops if _raises(op)]
-        if raised and not any(_looks(op) for op in ops):
+        if raised and not signal.takes and not any(_looks(op) for op in ops):
             yield at(raised[0], f"{signal.name} is raised here, and nothing in this file waits for "
                                 "it or looks at it")  # fmt: skip
 
@@ -80,8 +80,13 @@ def exchange(world, x, ready):
 def never_notified(program: Program) -> Iterator[Hit]:
     for signal, ops in whole_signals(program):
         waits = [op for op in ops if op.waits]
-        if waits and not signal.is_written and not any(_raises(op) for op in ops):
-            yield at(waits[0], f"this waits for {signal.name}, and nothing in this file raises it")
+        if signal.is_written or any(_raises(op) for op in ops):
+            continue
+        message = f"this waits for {signal.name}, and nothing in this file raises it"
+        if waits:
+            yield at(waits[0], message)
+        elif signal.takes:
+            yield Hit(signal.takes[0], message)
 
 
 def whole_signals(program: Program) -> Iterator[tuple[Signal, list[Op]]]:
