@@ -50,7 +50,7 @@ HOOKS = {
     "combine": ("wait",),  # of other ranks' sums, when this tile's own are there
     "value": (),
     "emit": (),  # data alone: its stores may still be under way when it returns
-    "announce": ("notify",),
+    "announce": ("credit", "notify"),  # a credit where what is told writes to other ranks
     "collect": ("wait",),  # another rank's tile, behind the last one that is multiplied
     "result": (),  # of rows, own ones and collected ones: what every rank makes of them
     "done": ("wait", "notify", "finish"),  # this program has read all operands
@@ -63,6 +63,7 @@ FUNCTIONS = {
     "gather": ("order", ("mapping",)),
     "given": ("order", ("order", "mapping")),  # the user's, in the place of gather
     "scatter": ("order", ("mapping",)),
+    "part_by_part": ("order", ("mapping",)),
     # The same node by node, where ranks lie on several.
     "hierarchical_gather": ("order", ("mapping",)),
     "hierarchical_scatter": ("order", ("mapping",)),
@@ -76,6 +77,7 @@ FUNCTIONS = {
     "rows_or_own": ("ready", ("operand", "operand", "mapping")),
     "read_owned": ("ready", ("operand", "mapping")),
     "add_partials": ("combine", ("pointer", "mapping")),
+    "add_carried": ("combine", ("pointer", "mapping")),  # as they lie that engines have carried
     "silu": ("value", ()),
     "silu_mul": ("value", ()),  # half as wide
     "mul": ("value", ("pointer",)),
@@ -84,12 +86,14 @@ FUNCTIONS = {
     "store_value": ("emit", ("operand", "pointer")),  # the same place; what `value` has made
     "store_own": ("emit", ("operand", "mapping")),
     "store_slots": ("emit", ("pointer",)),
+    "keep": ("emit", ("operand", "mapping")),  # another rank's tile, where an engine fetches it
     "push_rows": ("emit", ("pointer", "tables", "mapping")),
     "sum_rows": ("collect", ("pointer", "pointer", "mapping")),
     "push": ("emit", ("pointer", "mapping")),
     "spread": ("emit", ("pointer", "mapping")),
     "send": ("emit", ("pointer", "mapping")),  # as push, by TMA where there is one
     "send_to_all": ("emit", ("pointer", "mapping")),  # as spread
+    "count": ("announce", ("signals", "mapping")),  # the tiles of a chunk that are stored
     "unpack": ("collect", ("pointer", "pointer", "mapping")),
     # Of whole rows: before they are sent, by who sums them; behind that by every rank.
     "add_rows": (("combine", "result"), ("pointer", "mapping")),
@@ -127,11 +131,14 @@ TEMPLATES = {
 # Those of whole rows.
 OF_ROWS = ("rows", "every_row")
 
-# Which words of a channel: those of the tile's rows; all; the tile's, of every other rank. By
-# tables: those of the ranks whose rows the tile has.
-WORDS = ("tile", "all", "others", "sources")
-# Whom a signal reaches: whose rows the tile has; every rank; each rank, when it has been fed.
-TO = ("owner", "all", "each")
+# Which words of a channel: those of the tile's rows; all; the tile's, of every other rank, or its
+# chunk's. By tables: those of the ranks whose rows the tile has.
+WORDS = ("tile", "all", "others", "chunk", "sources")
+# Whom a signal reaches: whose rows the tile has; every rank; each rank, when it has been fed. When
+# the last tile of a chunk is stored, which is counted: this rank alone; its copy engine's stream,
+# by a token that this takes.
+TO = ("owner", "all", "each", "here", "engine")
+OF_CHUNKS = ("here", "engine")
 ORDERS = {"wait": ("acquire", "relaxed"), "notify": ("release", "relaxed")}
 SCOPES = ("system", "device")
 
@@ -403,6 +410,16 @@ def _places(kernel: Kernel) -> Iterator[tuple[str, Place]]:
             yield f"{word} at hook {one.slot}; what orders ranks there: {may}", one.place
 
 
+def _chunks(kernel: Kernel) -> Iterator[tuple[str, Place]]:
+    counted = False
+    for one in kernel.at("announce"):
+        counted |= isinstance(one, Hook) and one.function == "count"
+        of_chunk = isinstance(one, Credit) or getattr(one, "to", "") in OF_CHUNKS
+        if of_chunk and not counted:
+            told = text.word(type(one))
+            yield f"{told} is for a whole chunk, but no count of its tiles is before it", one.place
+
+
 def _guards(kernel: Kernel) -> Iterator[tuple[str, Place]]:
     for slot in ("ready", "combine", "collect"):
         seen: Hook | None = None
@@ -447,6 +464,7 @@ RULES = (
     Rule("words", "what the generator of source can spell", _words),
     Rule("template", "a template runs with its hooks", _template, "template"),
     Rule("places", "a template relies on what its hooks do not do", _places, "template"),
+    Rule("chunks", "a chunk is complete when its last tile is stored", _chunks, "template"),
     Rule("guards", "what is read before its wait is last call's", _guards, "template"),
     Rule("packets", "what is sent as packets is taken as packets", _packets, "template"),
 )

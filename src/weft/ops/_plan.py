@@ -25,8 +25,9 @@ from weft.ir.device import After, Buffer, Call, Channel, Copy, Launch, Notify, P
 from weft.language.mapping import StaticMapping
 from weft.ops import _plan_kernels
 from weft.ops._plan_experts import GroupedProduct
-from weft.ops._plan_launch import Product, Start
+from weft.ops._plan_launch import Product
 from weft.ops._plan_rows import SummedRows
+from weft.ops._product_launch import Start
 
 # Elements that a program moves at once, and rows' bytes that a program stages at least.
 BLOCK, STAGE_BYTES = 8192, 1 << 18

@@ -16,7 +16,8 @@ from weft.compiler.lower import source
 from weft.ir import core
 from weft.ir.device import Do, Launch
 from weft.ops import _lanes, _moe
-from weft.ops._plan_launch import PLAIN_STAGES, PLAIN_WARPS, Start
+from weft.ops._plan_launch import PLAIN_STAGES, PLAIN_WARPS
+from weft.ops._product_launch import Start
 from weft.ops.moe_route import Problem as RouterProblem
 from weft.tiles import blocking, gemm, grouped
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,21 +16,13 @@ from weft.compiler.passes import swizzle
 from weft.ir import core
 from weft.ir.device import Launch
 from weft.ops import _lanes, _product_launch, _products
+from weft.ops._product_launch import Start
 from weft.tiles import blocking, gemm, gemm_sm90
 
 if TYPE_CHECKING:
     from weft.ops._plan import PlanRunner
 
 PLAIN_WARPS, PLAIN_STAGES = 8, 3
-
-
-class Start(NamedTuple):
-    """A launch, ready to be loaded or queued."""
-
-    function: Any
-    grid: tuple[int, int, int]
-    arguments: tuple
-    options: dict[str, int]
 
 
 class Product:

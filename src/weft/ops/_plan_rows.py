@@ -16,7 +16,7 @@ from weft.compiler.lower import source
 from weft.ir import core
 from weft.ir.device import Launch
 from weft.ops import _lanes
-from weft.ops._plan_launch import Start
+from weft.ops._product_launch import Start
 from weft.ops.all_reduce_rms_norm import PUSH, Config, Problem, cut_of
 
 if TYPE_CHECKING:

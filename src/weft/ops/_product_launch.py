@@ -7,13 +7,22 @@ Not an operator: what operators' products (_products.py) and those of compiled p
 from __future__ import annotations
 
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.base.target import Target
 from weft.tiles import blocking, gemm, gemm_sm90, weave
 
 # Rows of tiles that programs of one turn share, of all ranks' parts.
 TOGETHER = 16
+
+
+class Start(NamedTuple):
+    """A launch, ready to be loaded or queued."""
+
+    function: Any
+    grid: tuple[int, int, int]
+    arguments: tuple
+    options: dict[str, int]
 
 
 def group_m(num_ranks: int, tiles_m: int) -> int:
@@ -28,17 +37,19 @@ def group_m(num_ranks: int, tiles_m: int) -> int:
 
 def parts_of(
     sized: Any, rows: int, num_ranks: int, tile: tuple[int, int], is_sm90: bool, programs: int,
-    last: int, group_m: int,
+    last: int, group_m: int, chunks: int = 1,
 ) -> weave.Parts:  # fmt: skip
-    """How a product is cut of which each rank has `rows` rows, for so many programs."""
+    """How a product is cut of which each rank has `rows` rows, for so many programs; columns in
+    `chunks` for engines."""
     tile_m, tile_n = tile
     tiles_m, num_n = ceil(rows / tile_m), ceil(sized.n / tile_n)
     # Each half of a wide tile has a word of its own.
     words = 2 if is_sm90 and tile_n > 128 else 1
     lead, tail = weave.order_of(num_ranks, tiles_m * num_n, programs, last, group_m * num_n)
     return weave.Parts(
-        sized.m, sized.n, rows, tile_m, tile_n, tiles_m, num_n, words, lead, tail, group_m
-    )
+        sized.m, sized.n, rows, tile_m, tile_n, tiles_m, num_n, words, lead, tail, group_m,
+        chunks, ceil(num_n / chunks),
+    )  # fmt: skip
 
 
 def shape_of(sized: Any) -> gemm.Shape:

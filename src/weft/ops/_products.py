@@ -23,12 +23,14 @@ from weft.compiler.lower import hooks, kernels, source
 from weft.ir import core
 from weft.language import triton_api
 from weft.ops import _by_library, _lanes, _product_launch, _records
-from weft.ops._product_launch import shape_of
+from weft.ops._product_launch import Start, shape_of
 from weft.tiles import blocking, gemm, gemm_sm90, weave
 from weft.tiles.blocking import Blocking
 
-PUSH, LIBRARY = "push", _by_library.TRANSPORT
+PUSH, PUT, LIBRARY = "push", "put", _by_library.TRANSPORT
 TEMPLATES = ("plain", "sm90")
+# Of a part's columns, where engines carry them.
+CHUNKS = (1, 2, 4)
 # Of the symmetric heap, for a product that another operator sums.
 MOST_SHARED_BYTES = 32 << 20
 
@@ -81,10 +83,11 @@ class Config:
     """How a call is done; every field is the same on all ranks.
 
     `by_tma`: on Hopper tiles leave by TMA, and are announced behind the next ones' products; not by
-    stores of threads, announced at once.
+    stores of threads, announced at once. Those that engines carry are stored by TMA either way.
 
     Units   last: of the order's end, own tiles alone, in turns of all programs (weave.order_of);
-            group_m: rows of tiles that share columns in L2
+            group_m: rows of tiles that share columns in L2; chunks: of a part's columns, each of
+            which an engine carries as one
     """
 
     transport: str = PUSH
@@ -98,12 +101,14 @@ class Config:
     num_stages: int = 3
     tma: bool = True
     by_tma: bool = False
+    chunks: int = 1
 
     op: ClassVar[str]
-    # The ways in which nothing is fused, by the operator that follows the product; and those of
-    # few rows, by packets.
+    # The ways in which nothing is fused, by the operator that follows the product; those of few
+    # rows, by packets; and those in which copy engines carry tiles.
     unfused: ClassVar[tuple[str, ...]]
     by_packets: ClassVar[tuple[str, ...]] = ()
+    by_engines: ClassVar[tuple[str, ...]] = ()
 
     def check(self, problem: Any, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
@@ -124,19 +129,35 @@ class Config:
                 )
             self.blocking.check(self.op, problem.dtype, problem.dtype, False, target)
             return
-        if self.transport != PUSH:
-            known = ", ".join((PUSH, *self.by_packets, *self.unfused, LIBRARY))
+        if self.transport in self.by_engines:
+            self._check_engines(problem)
+        elif self.transport != PUSH:
+            ways = (PUSH, *self.by_engines, *self.by_packets, *self.unfused, LIBRARY)
+            known = ", ".join(ways)
             raise ConfigError(f"{self.op}: transport={self.transport!r}; it is one of {known}")
         for name in ("last", "group_m"):
             if not 1 <= getattr(self, name) <= 1024:
                 value = getattr(self, name)
                 raise ConfigError(f"{self.op}: {name}={value}; it must be between 1 and 1024")
-        if self.by_tma and problem.num_ranks > weave.MOST_PEERS + 1:
+        if self.by_tma and self.sends and problem.num_ranks > weave.MOST_PEERS + 1:
             raise ConfigError(
                 f"{self.op}: by_tma with {problem.num_ranks} ranks; a kernel takes descriptors of "
                 f"{weave.MOST_PEERS} peers: take by_tma=False"
             )
         self._check_template(problem, target)
+
+    def _check_engines(self, problem: Any) -> None:
+        if len(problem.nodes) > 1:
+            raise ConfigError(
+                f"{self.op}: transport={self.transport!r} on {len(problem.nodes)} nodes; copy "
+                f"engines reach the ranks of one node only: take transport={PUSH!r}"
+            )
+        if self.chunks < 1 or (self.chunks > 1 and problem.n % (self.chunks * self.tile_n)):
+            raise ConfigError(
+                f"{self.op}: chunks={self.chunks} of n={problem.n} columns in tiles of "
+                f"{self.tile_n}; several chunks must be alike, of whole tiles: take 1, or such "
+                "that chunks * tile_n divides n"
+            )
 
     def _check_template(self, problem: Any, target: Target) -> None:
         if self.template not in TEMPLATES:
@@ -159,7 +180,12 @@ class Config:
 
     @property
     def is_fused(self) -> bool:
-        return self.transport == PUSH or self.transport in self.by_packets
+        return self.transport in (PUSH, *self.by_packets, *self.by_engines)
+
+    @property
+    def sends(self) -> bool:
+        """Do SMs carry tiles to their owners?"""
+        return self.transport == PUSH
 
     @property
     def blocking(self) -> Blocking:
@@ -170,6 +196,7 @@ class Config:
         return _product_launch.parts_of(
             problem, problem.rows, problem.num_ranks, (self.tile_m, self.tile_n),
             self.template == "sm90", self.grid(problem, target), self.last, self.group_m,
+            self.chunks,
         )  # fmt: skip
 
     def num_tiles(self, problem: Any) -> int:
@@ -191,15 +218,29 @@ def fused(config: type[Config], problem: Any, target: Target) -> Iterator[Any]:
     """Configurations in which one kernel does all, the one that is predicted to end first first."""
     if problem.can_use_sm90(target) and not problem.is_empty:
         ways = (False, True) if problem.num_ranks <= weave.MOST_PEERS + 1 else (False,)
+        cuts = (gemm_sm90.TURNS, gemm_sm90.WIDE)
         found = [
             config(template="sm90", by_tma=by_tma, **_cut(cut, problem))
             for by_tma in ways
-            for cut in (gemm_sm90.TURNS, gemm_sm90.WIDE)
+            for cut in cuts
         ]
+        for cut in cuts:
+            found += _by_engines(config(template="sm90", **_cut(cut, problem)), problem)
         yield from sorted(found, key=lambda one: _predicted_us(one, problem, target))
     for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
         low = replace(cut, tile_m=min(cut.tile_m, max(16, _lanes.power_of_two(problem.rows))))
-        yield config(**_cut(low, problem))
+        yield (one := config(**_cut(low, problem)))
+        yield from _by_engines(one, problem)
+
+
+def _by_engines(one: Any, problem: Any) -> Iterator[Any]:
+    """The same where copy engines carry tiles, in few chunks or in several."""
+    if one.by_engines and len(problem.nodes) <= 1 and problem.num_ranks > 1:
+        # Programs of one turn are in one part's tiles.
+        group_m = _product_launch.group_m(1, ceil(problem.rows / one.tile_m))
+        for chunks in CHUNKS:
+            if chunks == 1 or problem.n % (chunks * one.tile_n) == 0:
+                yield replace(one, transport=PUT, chunks=chunks, group_m=group_m)
 
 
 def _predicted_us(config: Config, problem: Any, target: Target) -> float:
@@ -208,6 +249,8 @@ def _predicted_us(config: Config, problem: Any, target: Target) -> float:
     one = products.Product(
         problem.m, problem.n, problem.k, problem.num_ranks, tile, problem.itemsize
     )
+    if config.transport in config.by_engines:
+        return products.carried_us(one, machine_for(target), config.chunks)
     return products.scattered_us(one, machine_for(target), by_tma=config.by_tma)
 
 
@@ -325,7 +368,7 @@ class Call:
         self.is_fused = config.is_fused
         self.replays = world.replays()
         self._between: torch.Tensor | None = None
-        self._kernels: dict[bool, Any] = {}
+        self._kernels: dict[Any, Any] = {}
         self._described: dict[Any, list[Any]] = {}
         if not self.is_fused or self.is_empty:
             return
@@ -362,27 +405,36 @@ class Call:
         # TMA asks this of addresses, and Triton specialises kernels by it.
         aligned = not any(x.data_ptr() % blocking.TMA_BYTES for x in (a, b, out))
         is_sm90 = self.config.template == "sm90" and aligned
+        self.start(self.multiplying(world, slot, a, b, out, is_sm90, self.tma and aligned), aligned)
+
+    def multiplying(
+        self, world: Any, slot: Any, a: Any, b: Any, out: Any, is_sm90: bool, tma: bool
+    ) -> Start:
+        """The launch of the product."""
         arrays = [getattr(slot, name) for name in self.program.arrays]
         own = out[self.own_rows] if self.program.takes_out else out
-        operands = self._operands(a, b, own, arrays[0], is_sm90, self.tma and aligned)
-        if is_sm90 and self.config.by_tma:
+        operands = self._operands(slot, a, b, own, is_sm90, tma)
+        if is_sm90 and self.config.by_tma and self.config.sends:
             arrays = [*self._peers(world, slot), *arrays]
         if self.program.takes_out:
             arrays = [out, *arrays]
-        rest = self._rest(world, slot, is_sm90, self.tma and aligned)
-        fn, arguments = self.twins.sm90 if is_sm90 else self.twins.plain, (*arrays, *rest)
-        kernel = self._kernels.get(is_sm90) if aligned else None
+        fn = self.twins.sm90 if is_sm90 else self.twins.plain
+        arguments = (*operands, *arrays, *self._rest(world, slot, is_sm90, tma))
+        return Start(fn, self.grid, arguments, options_of(self.config, is_sm90))
+
+    def start(self, one: Start, aligned: bool) -> None:
+        """Launch it; by a kernel that is kept, where addresses are `aligned`."""
+        kernel = self._kernels.get(one.function) if aligned else None
         if kernel is not None:
-            triton_api.relaunch(kernel, self.grid, *operands, *arguments)
+            triton_api.relaunch(kernel, one.grid, *one.arguments)
             return
-        options = options_of(self.config, is_sm90)
-        kernel = fn[self.grid](*operands, *arguments, **options)
+        kernel = one.function[one.grid](*one.arguments, **one.options)
         if aligned:
-            self._kernels[is_sm90] = kernel
+            self._kernels[one.function] = kernel
 
     def _operands(
-        self, a: Any, b: Any, out: Any, spare: Any, is_sm90: bool, tma: bool
-    ) -> tuple[Any, Any, Any]:
+        self, slot: Any, a: Any, b: Any, out: Any, is_sm90: bool, tma: bool
+    ) -> tuple[Any, ...]:
         """What the kernel takes as a, b and c: descriptors where TMA reads them."""
         config = self.config
         if not tma:
@@ -393,6 +445,7 @@ class Call:
         right = _product_launch.describe_b(b, *lies, is_sm90)
         if is_sm90:
             # Without rows there is no address to describe, and no tile is stored.
+            spare = getattr(slot, self.program.arrays[0])
             rows = out if out.numel() else spare.view(-1, self.problem.n)
             out = describe(rows, chunk_of(config))
         return left, right, out
@@ -463,6 +516,7 @@ def record(
             for name in fn.arg_names
             if "peer_" in name
         },
+        "kept": _records.operand(dtype, chunk_of(config), is_sm90, True),
         **arrays,
         "sums": "*fp32",
         "summed": "*i64",

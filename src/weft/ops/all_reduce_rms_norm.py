@@ -131,7 +131,7 @@ class Config:
         tiles_m = ceil(problem.rows / self.tile_m)
         others = (problem.num_ranks - 1) * tiles_m
         sizes = (problem.m, problem.n, problem.rows, self.tile_m, self.tile(problem).n, tiles_m)
-        return weave.Parts(*sizes, 1, 1, others, tiles_m, tiles_m)
+        return weave.Parts(*sizes, 1, 1, others, tiles_m, tiles_m, 1, 1)
 
     def tile(self, problem: Problem) -> rows.Tile:
         return rows.Tile(self.tile_m, _lanes.power_of_two(max(2, problem.n)))

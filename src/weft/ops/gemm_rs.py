@@ -12,14 +12,29 @@ Plan, `push`: one kernel on each rank, the GEMM template with these hooks (weft.
     combine   an own tile: waits until every other rank's share of it has come, and adds them
 So shares travel beneath the products of the tiles behind them, and the sum costs a rank nothing but
 reading them in the last tiles' epilogue. No barrier, no second kernel.
+Plan, `put` (copy engines carry the shares; SMs store to no peer)
+    main    _multiply   the GEMM template with these hooks
+              order     chunk by chunk the parts of rank + 1, + 2, ..., own ones last
+              emit      another rank's tile -> `kept`, here; own -> out
+              announce  who stores the last tile of a chunk waits until the owner's slot is free,
+                        and sets the chunk's token
+              combine   an own tile: waits until its chunk of every other rank's share has come
+    copy    per rank + 1, + 2, ... and chunk of columns: takes the chunk's token, puts the rows into
+            that rank's `partials`, and the word that says so
 Plan, `reduce_scatter` and `nccl`: cuBLAS, then weft's own or the library's; nothing is fused.
 
 Signals (all are SET to the call's epoch e, read on the device)
     partials_ready[tile, part, src]   src's share of this own tile, or of this part of it, is here.
                                       By src; each is waited for in the call that sets it
+    rows_ready[src * chunks + c]      put: src's engine has brought this chunk of its share
+    told[dst * chunks + c]            put: here alone, what the engine copies as that word
+    tokens[dst * chunks + c]          put, local: 0 -> 1 by the last tile's program, -> 0 by the
+                                      engine's stream, which takes it
+    stored[dst * chunks + c]          put, local: how many tiles of a chunk are stored
     summed[2 * program + half]        local: sums for another program's tile are there       (sm90)
     slot_free, epoch, ticket          the slot's; the last program moves them
-Tiles without rows are signalled too.
+Tiles and chunks without rows are signalled and waited for too: who has ended a call has all of its
+words.
 
 Limits  A is row-major and has the same m and k's dtype on all ranks; B is [k, n] or a transposed
         [n, k]; the template for Hopper needs all ranks on one node
@@ -42,6 +57,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ir import core
 from weft.ops import _autograd, _baselines, _by_library, _custom_ops, _lanes, _products
+from weft.ops._product_puts import PutCall
 from weft.ops.reduce_scatter import reduce_scatter
 
 # Rows of a rank from which the kernel fills its tiles (2 x H200: at 256 rows of n 8192, k 2048 it
@@ -75,6 +91,7 @@ class Config(_products.Config):
 
     op = "gemm_rs"
     unfused = ("reduce_scatter",)
+    by_engines = (_products.PUT,)
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
@@ -90,9 +107,10 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
         yield Config(transport=_products.LIBRARY)
 
 
-def choose(problem: Problem, target: Target) -> Config:
-    """The configuration to take when nothing was measured: a pure function of both."""
-    return next(candidates(problem, target))
+def choose(problem: Problem, target: Target, is_recorded: bool = False) -> Config:
+    """The configuration to take when nothing was measured: a pure function of these."""
+    found = candidates(problem, target)
+    return next(c for c in found if not (is_recorded and c.transport in Config.by_engines))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -123,6 +141,37 @@ finish(end, slot)
 """)
 PROGRAM = _products.Program(core.require(KERNEL), ("partials", "partials_ready"))
 
+# The same where copy engines carry tiles.
+PUT_KERNEL = core.parse("""\
+program(gemm_rs_put_multiply)
+a = param(operand)
+kept = param(operand, by='tiles for the other ranks, which engines fetch')
+b = param(operand)
+c = param(operand, by='own rows of the result')
+partials = param(pointer, by='the engines of the other ranks')
+rows_ready = param(signals, by='the engines of the other ranks')
+stored = param(signals)
+told = param(signals)
+tokens = param(signals)
+slot = param(slot)
+world = param(world)
+parts = mapping(static, (a,), cuts=part)
+template(gemm, (128, 128, 64), formula='c = reduce_scatter(a @ b)')
+hook(order, part_by_part, (parts,))
+hook(ready, read_owned, (a, parts))
+wait(combine, rows_ready, chunk, parts)
+hook(combine, add_carried, (partials, parts))
+hook(emit, store_own, (c, parts))
+hook(emit, keep, (kept, parts))
+hook(announce, count, (stored, parts))
+credit(announce, slot)
+notify(announce, told, here, parts, order=relaxed)
+notify(announce, tokens, engine, parts)
+finish(end, slot)
+""")
+PUT_ARRAYS = ("partials", "rows_ready", "stored", "told", "tokens")
+PUT_PROGRAM = _products.Program(core.require(PUT_KERNEL), PUT_ARRAYS)
+
 
 # ---------------------------------------------------------------------------------------------
 # The host
@@ -143,12 +192,15 @@ def gemm_rs(
     Shapes  a: [m, k], contiguous; b: [k, n], contiguous or a transposed [n, k]; out: [rows of this
             rank, n], rows split as torch.chunk splits m
     Dtypes  all alike, float16, bfloat16 or float32; sums in fp32, other ranks' shares rounded once
-    Sync    stream-ordered on the current stream; can be recorded
+    Sync    stream-ordered on the current stream; can be recorded, but not with transport="put",
+            which no recorded call chooses
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
+            UsageError: a configuration that cannot be recorded
     """
     if _autograd.is_asked(a, b):
         return _custom_ops.as_operation("gemm_rs", world, (a, b), config=config, out=out)
-    call = _lanes.find_call(world, "gemm_rs", (a, b, out), (config,), _make_call)
+    rest = (config is None and world.is_recording(), config)
+    call = _lanes.find_call(world, "gemm_rs", (a, b, out), rest, _make_call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=a.dtype, device=a.device)
     else:
@@ -165,10 +217,14 @@ def gemm_rs(
     return out
 
 
-def _make_call(world: Any, a: Any, b: Any, out: Any, config: Any) -> _products.Call:
+def _make_call(
+    world: Any, a: Any, b: Any, out: Any, is_recorded: bool, config: Any
+) -> _products.Call:
     problem = _products.problem_of(Problem, world, a, b, out)
-    config = config or choose(problem, world.target)
+    config = config or choose(problem, world.target, is_recorded)
     config.check(problem, world.target)
+    if config.transport == _products.PUT:
+        return PutCall(world, problem, config, PUT_PROGRAM)
     buffers = {"partials": ((problem.num_ranks, problem.rows, problem.n), problem.torch_dtype)}
     signals = {"partials_ready": (config.num_words(problem, world.target), torch.int64)}
     return _products.Call(world, problem, config, PROGRAM, buffers, signals)
@@ -190,7 +246,11 @@ def kernels(
     """The kernel that a call with this configuration launches, as a record."""
     config = config or next(_products.fused(Config, problem, target))
     config.check(problem, target)
-    if config.is_fused:
+    if config.transport == _products.PUT:
+        element = f"*{DTYPES[problem.dtype].triton}"
+        arrays = dict.fromkeys(PUT_ARRAYS, "*i64") | {"partials": element}
+        yield _products.record(problem, config, target, PUT_PROGRAM, arrays)
+    elif config.is_fused:
         arrays = {"partials": f"*{DTYPES[problem.dtype].triton}", "partials_ready": "*i64"}
         yield _products.record(problem, config, target, PROGRAM, arrays)
 
@@ -211,6 +271,7 @@ op = Op(
     reference=reference,
     run=run,
     candidates=candidates,
+    choose=choose,
     kernels=kernels,
     default_shape={"m": 256, "n": 256, "k": 256},
     smallest={"m": 32, "n": 16, "k": 16},
@@ -218,6 +279,14 @@ op = Op(
         *trials({"m": 56, "n": 24, "k": 16}),
         # More tiles than one to a rank, of which the last has no rows.
         Trial((2,), {"m": 70, "n": 40, "k": 16}, _products.PUSH),
+        # Words may be those of another chunk where the next call has more.
+        Trial(
+            (3,),
+            {"m": 56, "n": 32, "k": 16},
+            _products.PUT,
+            calls=(2, 0, 2, 0, 2, 0),
+            configs={0: {"chunks": 2}, 2: {"chunks": 1}},
+        ),
     ),
     awkward_shapes=(
         (4, {"m": 388, "n": 96, "k": 64}),

@@ -10,6 +10,13 @@ them ragged or empty), so that a tile has one owner:
     add_partials   an own tile's sums + those of the other ranks: rank + 1, + 2, ..., always so
     spread         an own tile -> every other rank's `gathered`;  unpack: from there -> the result
 
+Where copy engines carry tiles, a part's columns are cut in `chunks`, each of which lies in one
+piece, so that an engine moves it as one and all rows share columns meanwhile:
+
+    part_by_part   the order: chunk by chunk the parts of rank + 1, + 2, ..., own tiles last
+    keep           another rank's tile -> its chunk in this rank's memory
+    add_carried    as add_partials, of chunks
+
 On Hopper a tile leaves by TMA: a store that its consumer need not wait for, to one descriptor for
 each peer, by hop. Stores by threads held up every later release: a system's fence waits for all
 of an SM's. Beyond `MOST_PEERS` peers, tiles leave by them all the same.
@@ -18,7 +25,9 @@ Data alone: who waits for what and who is told is written where the hooks are, w
 names. `word_of` is the mapping from a tile to its signal. Functions with `chunk` in their name are
 the same for the template for Hopper, which hands out a tile in chunks.
 
-Units  partials: [num_ranks, rows, n] on the owner, by source; gathered: [num_ranks * rows, n]
+Units  partials: [num_ranks, rows, n] on the owner, by source, or [num_ranks, chunks, rows,
+       n / chunks]; gathered: [num_ranks * rows, n]; kept: [num_ranks * chunks * rows of whole
+       tiles, n / chunks], by owner
 """
 
 from __future__ import annotations
@@ -44,7 +53,8 @@ VECTOR = gl.constexpr(8)
 class Parts(NamedTuple):
     """How m rows of n elements are split and cut: `rows` to a rank, `tiles_m` rows of tiles to
     each part, num_n tiles in each, `words` signals to a tile. `lead` tiles come before the first
-    own one, and the last `tail` are own ones, 1 at least: `order_of` gives both."""
+    own one, and the last `tail` are own ones, 1 at least: `order_of` gives both. For engines
+    columns are in `chunks` of chunk_n tiles each; where there are several they are alike."""
 
     m: Any
     n: Any
@@ -57,6 +67,8 @@ class Parts(NamedTuple):
     lead: Any
     tail: Any
     group_m: Any
+    chunks: Any
+    chunk_n: Any
 
 
 class Owned(NamedTuple):
@@ -126,6 +138,30 @@ def scattered(i, num_m, num_n, args):
     return Owned(owner * parts.tiles_m + row, inside // height, owner, row * parts.tile_m, end)
 
 
+@triton.jit
+def part_by_part(i, num_m, num_n, args):
+    """Tile after tile of a chunk, chunk after chunk of the parts of rank + 1, + 2, ...; own ones
+    last. args: Scatter
+
+    What engines carry is needed by the last tiles alone; each rank sends to another meanwhile.
+    """
+    parts = args.parts
+    num_ranks = num_m // parts.tiles_m
+    tiles = parts.tiles_m * num_n
+    owner = (args.rank + 1 + i // tiles) % num_ranks
+    tile = i % tiles
+    chunk = tile // (parts.tiles_m * parts.chunk_n)
+    tile -= chunk * parts.tiles_m * parts.chunk_n
+    width = min(num_n - chunk * parts.chunk_n, parts.chunk_n)
+    group = tile // (parts.group_m * width)
+    inside = tile % (parts.group_m * width)
+    height = min(parts.tiles_m - group * parts.group_m, parts.group_m)
+    row = group * parts.group_m + inside % height
+    end = min(max(parts.m - owner * parts.rows, 0), parts.rows)
+    column = chunk * parts.chunk_n + inside // height
+    return Owned(owner * parts.tiles_m + row, column, owner, row * parts.tile_m, end)
+
+
 def order_of(
     num_ranks: int, tiles: int, num_programs: int, last: int, group: int
 ) -> tuple[int, int]:
@@ -154,6 +190,28 @@ def word_of(signals, at, part, source, num_ranks, parts):
     """The word that says: `source` has done its share of this tile, or of this part of it."""
     tile = (at.i_m % parts.tiles_m) * parts.num_n + at.i_n
     return signals + (tile * parts.words + part) * num_ranks + source
+
+
+@triton.jit
+def chunk_of(at, rank, parts):
+    """Which of all ranks' chunks has this tile's columns, of those of `rank`."""
+    return rank * parts.chunks + at.i_n // parts.chunk_n
+
+
+@triton.jit
+def is_last_of_chunk(counters, stored, at, parts):
+    """Count `stored` parts of a tile as stored; have all others of its chunk been here? All they
+    did comes before what follows."""
+    counter = counters + chunk_of(at, at.owner, parts)
+    # weft: equivalent-mutant drop of complete_stores: the template has completed them
+    done = wl.atomic_add(counter, stored, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE) + stored
+    first = at.i_n // parts.chunk_n * parts.chunk_n
+    columns = min(parts.num_n - first, parts.chunk_n)
+    is_last = done == parts.tiles_m * columns * parts.words
+    if is_last:
+        # Nobody counts any more: the next call's programs come later in stream order.
+        tl.store(counter, 0)
+    return is_last
 
 
 @triton.jit
@@ -213,6 +271,37 @@ def unpack(out, gathered, at, tile, parts):
     offset, mask = cells(at, tile, parts)
     offset += place_of(at.owner, at, parts)
     tl.store(out + offset, tl.load(gathered + offset, mask=mask), mask=mask)
+
+
+@triton.jit
+def _cells_of_chunk(at, tile, parts):
+    """As `cells`, of a tile's chunk: offsets are from its first row's begin there."""
+    width = parts.n // parts.chunks
+    i = tl.arange(0, tile.m)
+    j = at.i_n % parts.chunk_n * tile.n + tl.arange(0, tile.n)
+    mask = (i < at.end - at.row)[:, None] & (j < width)[None, :]
+    return i.to(tl.int64)[:, None] * width + j[None, :], mask
+
+
+@triton.jit
+def keep(kept, at, value, tile, parts):
+    """Another rank's tile -> its chunk in `kept`, whose parts have whole tiles alone."""
+    offset, mask = _cells_of_chunk(at, tile, parts)
+    first = chunk_of(at, at.owner, parts) * parts.tiles_m + at.i_m % parts.tiles_m
+    place = tl.cast(first, tl.int64) * parts.tile_m * (parts.n // parts.chunks)
+    tl.store(kept + place + offset, value.to(kept.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def add_carried(at, value, tile, args):
+    """value + what engines have brought of the other ranks for this own tile. args: Move"""
+    offset, mask = _cells_of_chunk(at, tile, args.parts)
+    for hop in range(1, args.world.num_ranks):
+        source = (args.rank + hop) % args.world.num_ranks
+        first = tl.cast(chunk_of(at, source, args.parts), tl.int64) * args.parts.rows + at.row
+        there = args.partials + first * (args.parts.n // args.parts.chunks) + offset
+        value += tl.load(there, mask=mask, other=0.0).to(tl.float32)
+    return value
 
 
 @triton.jit
@@ -301,10 +390,35 @@ def unpack_rows(out, gathered, at, row, parts, rows: gl.constexpr, columns: gl.c
 
 
 @gluon.jit
+def keep_chunk(kept, at, row, column, chunk, parts):
+    """As `keep`, by TMA."""
+    of_columns = at.i_n // parts.chunk_n
+    above = (at.owner * (parts.chunks - 1) + of_columns) * parts.tiles_m * parts.tile_m
+    column -= of_columns * parts.chunk_n * parts.tile_n
+    gemm_sm90.store_tile(kept, [above + row, column], chunk)
+
+
+@gluon.jit
 def add_partial_chunks(at, row, column, value, args):
     """As `add_partials`. args: Move"""
-    layout: gl.constexpr = value.type.layout
     n = args.parts.n // VECTOR * VECTOR
+    return _add_shares(at, row, column, value, args.partials + at.row.to(gl.int64) * n, n, args)
+
+
+@gluon.jit
+def add_carried_chunks(at, row, column, value, args):
+    """As `add_carried`. args: Move"""
+    of_columns = at.i_n // args.parts.chunk_n
+    width = args.parts.n // args.parts.chunks // VECTOR * VECTOR
+    first = args.partials + (of_columns.to(gl.int64) * args.parts.rows + at.row) * width
+    column -= of_columns * args.parts.chunk_n * args.parts.tile_n
+    return _add_shares(at, row, column, value, first, width, args)
+
+
+@gluon.jit
+def _add_shares(at, row, column, value, first, n, args):
+    """value + the other ranks' shares; the tile's of rank 0 begins at `first`, in rows of n."""
+    layout: gl.constexpr = value.type.layout
     i = row - at.i_m * args.parts.tile_m + gl.arange(0, value.shape[0], gl.SliceLayout(1, layout))
     # Columns are added last, in 64 bits: so they are constants of each load, and few of the loads'
     # addresses are kept over the hops, beside the sums. As offsets they did not fit in registers.
@@ -312,7 +426,7 @@ def add_partial_chunks(at, row, column, value, args):
     mask = (i < at.end - at.row)[:, None] & (j < n - column)[None, :]
     for hop in range(1, args.world.num_ranks):
         source = (args.rank + hop) % args.world.num_ranks
-        there = args.partials + chunk_place(source, at, args.parts)
-        rows = there + column + i.to(gl.int64) * n
+        of_source = args.parts.n // VECTOR * VECTOR * args.parts.rows
+        rows = first + source.to(gl.int64) * of_source + column + i.to(gl.int64) * n
         value += gl.load(rows[:, None] + j[None, :], mask=mask, other=0.0).to(gl.float32)
     return value

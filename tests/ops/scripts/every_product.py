@@ -28,7 +28,8 @@ def ways(op: Any, problem: Any, target: Any) -> Iterator[Any]:
     done = set()
     for config in op.candidates(problem, target):
         template = getattr(config, "template", "")
-        kind = (config.transport, template, template == "sm90" and config.tile_n)
+        several = getattr(config, "chunks", 1) > 1
+        kind = (config.transport, template, template == "sm90" and config.tile_n, several)
         if kind not in done:
             done.add(kind)
             yield config

@@ -209,6 +209,28 @@ def scattered_us(
     return max(alone, alone - own_us + exposed) + combine_us + machine.end_us
 
 
+def carried_us(product: Product, machine: Machine, chunks: int) -> float:
+    """The product, whose other rows copy engines carry: part by part, each in chunks of columns;
+    own ones last, which wait for the same chunk of the others."""
+    num_m, num_n = product.tiles
+    ranks = product.num_ranks
+    alone = _run(product, machine, [0.0] * num_m, [0.0] * machine.num_sms)
+    chunk_us = alone / ranks / chunks
+    chunk_bytes = product.rows * product.n * product.itemsize / chunks
+    copy_us = machine.token_us + machine.copy_us + machine.word_us
+    copy_us += chunk_bytes / machine.copy_gbps / 1e3
+    arrived, at = [0.0], 0.0
+    for chunk in range((ranks - 1) * chunks):
+        at = max(at, (chunk + 1) * chunk_us + machine.put_gate_us) + copy_us
+        arrived.append(at)
+    own_bytes = product.rows * product.n * product.itemsize * (ranks - 1)
+    combine_us = own_bytes / (machine.combine_gbps * min(machine.num_sms, num_m * num_n)) / 1e3
+    end = alone * (ranks - 1) / ranks
+    for last in arrived[-chunks:]:
+        end = max(end, last) + chunk_us + combine_us / chunks
+    return end + machine.end_us
+
+
 def reduced_us(
     product: Product, machine: Machine, engine: str = "push", *, by_tma: bool = False
 ) -> float:

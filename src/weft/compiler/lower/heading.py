@@ -60,7 +60,7 @@ def _signals(kernel: core.Kernel) -> str:
         name = "epoch" if isinstance(one, core.Advance) else name
         told.setdefault(name, []).append(woven.sentence(one))
     for hook in kernel.of(core.Hook):
-        if said := woven.PACKETS.get(hook.function):
+        if said := woven.SAID.get(hook.function):
             told[hook.args[0]].append(said)
     return "\n".join(f"{name}: {'; '.join(said)}" for name, said in told.items())
 
@@ -73,6 +73,7 @@ _ORDERS = {
     "in_turn": "by the table of turns: tiles of own tokens first, then those whose last come next",
     "in_turn_backwards": "by the table of turns from the last one: tiles of own tokens last",
     "scatter": "tiles of rank + 1 first, then + 2, ..., own ones last, when others' sums are there",
+    "part_by_part": "chunk by chunk of columns the tiles of rank + 1, then + 2, ..., own ones last",
     "hierarchical_gather": "own tiles first, then those of this node's other ranks, then node by "
     "node: near rows arrive first",
     "hierarchical_scatter": "tiles of the next nodes' ranks first, then those of this node's, own "

@@ -165,13 +165,19 @@ def body_of(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, ...]:
     lines: list[str] = []
     last = ""
     for piece in pieces:
+        if not piece.lines:
+            continue
         if not piece.guard:
             lines += piece.lines
         elif piece.guard == last:
-            depth = "        " if last == woven.FEEDING else "    "
+            depth = "        " if last in (woven.FEEDING, woven.LAST) else "    "
             lines += indent("\n".join(piece.lines), depth).splitlines()
         elif piece.guard == woven.FEEDING:
             lines += [one.replace("TOKENS", _mapping(kernel)) for one in _FEEDING]
+            lines += indent("\n".join(piece.lines), "        ").splitlines()
+        elif piece.guard == woven.LAST:
+            lines.append(f"if {_guard(kernel, woven.OTHER)}:")
+            lines += indent(_last_of_chunk(kernel, twin), "    ").splitlines()
             lines += indent("\n".join(piece.lines), "        ").splitlines()
         else:
             lines.append("else:" if last else f"if {_guard(kernel, piece.guard)}:")
@@ -185,6 +191,15 @@ _FEEDING = (
     "    for hop in range(args.world.num_ranks):",
     "        to = (args.rank + hop) % args.world.num_ranks",
 )
+
+
+def _last_of_chunk(kernel: core.Kernel, twin: str) -> str:
+    """Is a chunk complete with this tile? It is stored in one in the plain twin, but counted as the
+    other one has it."""
+    (count,) = [one for one in kernel.of(core.Hook) if one.function == "count"]
+    counters, parts = (f"args.{name}" for name in count.args)
+    stored = f"{parts}.words" if twin == "plain" else "1"
+    return f"if weave.is_last_of_chunk({counters}, {stored}, at, {parts}):"
 
 
 def _mapping(kernel: core.Kernel) -> str:
@@ -247,6 +262,7 @@ def library(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, str] | None
         "grouped": ("swizzle.grouped", "(group_m,)"),
         "in_rows": ("row_packets.in_rows", "{0}"),
         "scatter": ("weave.scattered", "weave.Scatter(rank, {0})"),
+        "part_by_part": ("weave.part_by_part", "weave.Scatter(rank, {0})"),
         "hierarchical_scatter": ("hierarchy.scattered", "order_args"),
         "rows_of": ("gemm.ready_always", "gemm.Always({0}, shape.m)"),
         "read_owned": ("weave.read_owned", "weave.Operand({0}, {1})"),

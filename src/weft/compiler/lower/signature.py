@@ -112,7 +112,7 @@ def _word(kernel: core.Kernel, one: core.Param, twin: str, given: Specialised) -
     block = (tile_m, tile_k)
     if one.name == operands[-2]:
         block = (tile_n, tile_k) if given.b_is_nk else (tile_k, tile_n)
-    if one.name == operands[-1]:
+    if one.name == operands[-1] or leaves_by_pointers(kernel, one):
         block = (tile_m, tile_n)
         if twin == "sm90":
             block = _chunk(given)
@@ -136,4 +136,4 @@ def _descriptor(block: tuple[int, int], given: Specialised) -> str:
 def leaves_by_pointers(kernel: core.Kernel, one: core.Param) -> bool:
     """Is it a result that leaves the plain twin by pointers, since it is no whole tile?"""
     return any(one.name in hook.args for hook in kernel.of(core.Hook)
-               if hook.function in ("store_own", "store_value"))  # fmt: skip
+               if hook.function in ("store_own", "store_value", "keep"))  # fmt: skip

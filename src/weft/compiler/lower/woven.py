@@ -19,6 +19,7 @@ from weft.base.place import Place
 from weft.ir import core
 
 OWN, OTHER = "own", "other"  # tiles of this rank's rows; tiles of other ranks' rows
+LAST = "last"  # tiles of other ranks' rows with which a chunk is complete
 FEEDING = "feeding"  # of the first programs, for each rank in turn
 
 
@@ -54,12 +55,15 @@ def spell(one: core.Woven, kernel: core.Kernel, twin: str) -> Piece:
         return _wait(one, kernel, twin)
     if isinstance(one, core.Notify):
         return _notify(one, kernel, twin)
-    called = "slot_wait_free(args.world, args.{slot}, args.e)"
+    called, guard = "slot_wait_free(args.world, args.{slot}, args.e)", ""
+    if one.slot == "announce":
+        guard = LAST
     if isinstance(one, core.Finish):
         called = "slot_finish(args.world, args.{slot}, args.e, args.num_programs)"
     if isinstance(one, core.Advance):
         called = "slot_advance(args.{slot}, args.e, args.num_programs)"
-    return Piece((*_harmless(one, kernel), _said(f"slots.{called}", one, slot=one.workspace)))
+    lines = (*_harmless(one, kernel), _said(f"slots.{called}", one, slot=one.workspace))
+    return Piece(lines, guard)
 
 
 def sentence(one: core.Woven) -> str:
@@ -67,6 +71,7 @@ def sentence(one: core.Woven) -> str:
     place = f"  ({line_of(one.place)})" if one.place.frames else ""
     if isinstance(one, core.Wait):
         words = {"tile": "of a tile's rows", "all": "all of them", "others": "of other ranks",
+                 "chunk": "of other ranks for the tile's chunk",
                  "sources": "of the ranks whose rows a tile has"}  # fmt: skip
         when = {"ready": "before rows are read", "combine": "before partial sums are added"}
         who = "the last program" if one.by else "each program"
@@ -74,10 +79,13 @@ def sentence(one: core.Woven) -> str:
         return f"{who} waits, {words[one.words]}, {when.get(one.slot, 'at its end')}{guard}{place}"
     if isinstance(one, core.Notify) and one.slot == "begin":
         return f"set on each rank when a feeder's share of own rows is there{place}"
+    if isinstance(one, core.Notify) and one.to in core.OF_CHUNKS:
+        return f"{_OF_CHUNKS[one.to]}{place}"
     if isinstance(one, core.Notify):
         return f"set on {_WHOM[one.to]} when a tile's stores are complete{place}"
     if isinstance(one, core.Credit):
-        return f"waited for before anything is written to a peer{place}"
+        by = " by its engine" if one.slot == "announce" else ""
+        return f"waited for before anything is written to a peer{by}{place}"
     if isinstance(one, core.Finish):
         return f"given to every rank by the last program{place}"
     if isinstance(one, core.Advance):
@@ -85,8 +93,9 @@ def sentence(one: core.Woven) -> str:
     return one.function
 
 
-# What is said of packets, by the hook.
-PACKETS = {
+# What is said of packets, and of what else is no signal by itself, by the hook.
+SAID = {
+    "count": "counts the tiles of a chunk that are stored, here alone",
     "send_packets": "packets, each with the call's epoch as its flag: this rank's share of each "
     "row, to every other rank",
     "add_packets": "each program waits, for those of the other ranks, in their order",
@@ -96,6 +105,10 @@ PACKETS = {
     "take_packets": "each program waits at its end, for those of the rows' owners",
 }
 _WHOM = {"owner": "the rank that owns the rows", "all": "every rank", "each": "every rank"}
+_OF_CHUNKS = {
+    "here": "set here when the last tile of a chunk is stored: what the engine copies to its owner",
+    "engine": "a token: set here behind that, taken by the copy engine's stream",
+}
 
 
 def line_of(place: Place) -> str:
@@ -164,17 +177,20 @@ def _wait(one: core.Wait, kernel: core.Kernel, twin: str) -> Piece:
         if one.by == "last":
             lines = ("if args.program == args.num_programs - 1:", *_inside(lines))
         return Piece(lines)
+    word = f"weave.word_of({signals}, at, part, source, args.world.num_ranks, {by})"
+    part = (f"    part = (row - at.i_m * {by}.tile_m) // value.shape[0]",)
+    if one.words == "chunk":
+        word, part = f"{signals} + weave.chunk_of(at, source, {by})", ()
     lines: tuple[str, ...] = (
         "for hop in range(1, args.world.num_ranks):",
         "    source = (args.rank + hop) % args.world.num_ranks",
-        f"    word = weave.word_of({signals}, at, part, source, args.world.num_ranks, {by})",
+        f"    word = {word}",
         _said(f"    wl.wait(word, args.e{how}", one),
     )
     if twin == "sm90":
-        part = f"    part = (row - at.i_m * {by}.tile_m) // value.shape[0]"
         first = "# Once for what one warp group has of a tile: before its first chunk."
-        lines = (first, f"if column == at.i_n * {by}.tile_n:", part, *_inside(lines))
-    else:
+        lines = (first, f"if column == at.i_n * {by}.tile_n:", *part, *_inside(lines))
+    elif one.words == "others":
         lines = (f"for part in range({by}.words):", *_inside(lines))
     return Piece(lines, OWN)
 
@@ -193,6 +209,16 @@ def _notify(one: core.Notify, kernel: core.Kernel, twin: str) -> Piece:
                   f"op=wl.SignalOp.SET{_how(one)})", one),
         )  # fmt: skip
         return Piece(lines)
+    if one.to in core.OF_CHUNKS:
+        value = "1" if one.to == "engine" else "args.e"
+        quiet = ("# weft: equivalent-mutant narrow of notify: it orders nothing itself",)
+        lines = (
+            f"word = {signals} + weave.chunk_of(at, at.owner, {by})",
+            *(quiet if one.order == "relaxed" else ()),
+            _said(f"wl.notify(args.world, word, {value}, to=args.rank, "
+                  f"op=wl.SignalOp.SET{_how(one)})", one),
+        )  # fmt: skip
+        return Piece(lines, LAST)
     call, guard = ("notify_all(args.world, word, args.e, ", OWN)
     if one.to == "owner":
         call, guard = ("notify(args.world, word, args.e, to=at.owner, ", OTHER)
@@ -257,6 +283,12 @@ _HOOKS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("add_partials", "plain"): (("value = weave.add_partials(at, value, tile, {move})",), OWN),
     ("add_partials", "sm90"): (
         ("value = weave.add_partial_chunks(at, row, column, value, {move})",), OWN),
+    ("add_carried", "plain"): (("value = weave.add_carried(at, value, tile, {move})",), OWN),
+    ("add_carried", "sm90"): (
+        ("value = weave.add_carried_chunks(at, row, column, value, {move})",), OWN),
+    ("count", "both"): ((), ""),
+    ("keep", "plain"): (("weave.keep({0}, at, value, tile, {1})",), OTHER),
+    ("keep", "sm90"): (("weave.keep_chunk({0}, at, row, column, chunk, {1})",), OTHER),
     ("store_own", "plain"): (("weave.store_owned({0}, at, value, tile, {1})",), OWN),
     ("store_own", "sm90"): (
         ("if at.row < at.end:",
@@ -351,8 +383,9 @@ def _move(kernel: core.Kernel) -> str:
     Written out each time: a variable would make numbers of the world's constants.
     """
     pushed = [
-        one for one in kernel.of(core.Hook) if one.function in ("push", "send", "add_partials")
-    ]
+        one for one in kernel.of(core.Hook)
+        if one.function in ("push", "send", "add_partials", "add_carried")
+    ]  # fmt: skip
     if not pushed:
         return ""
     partials, parts = pushed[0].args

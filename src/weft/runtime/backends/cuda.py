@@ -39,18 +39,15 @@ POLL_S = 0.0005
 
 
 class _Driver:
-    """The four driver calls that torch has no word for; nothing to build or install."""
+    """The three driver calls that torch has no word for; nothing to build or install."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL("libcuda.so.1")
         pointer, size = ctypes.c_uint64, ctypes.c_size_t
         self.copy = self._call("cuMemcpyAsync", pointer, pointer, size, pointer)
         self.copy_2d = self._call("cuMemcpy2DAsync_v2", ctypes.c_void_p, pointer)
-        self.write_word = self._call(
-            "cuStreamWriteValue64_v2", pointer, pointer, pointer, ctypes.c_uint
-        )
-        self.wait_for_word = self._call(
-            "cuStreamWaitValue64_v2", pointer, pointer, pointer, ctypes.c_uint
+        self.memory_operations = self._call(
+            "cuStreamBatchMemOp_v2", pointer, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint
         )
 
     def _call(self, name: str, *kinds: Any) -> Any:
@@ -91,7 +88,22 @@ class _Copy2D(ctypes.Structure):
 
 
 MEMORY_UNIFIED = 4
-WAIT_VALUE_EQUAL = 1
+
+
+class _MemoryOperation(ctypes.Structure):
+    """CUstreamBatchMemOpParams of a wait or a write."""
+
+    _fields_ = (
+        ("operation", ctypes.c_uint),
+        ("address", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),
+        ("flags", ctypes.c_uint),
+        ("alias", ctypes.c_uint64),
+        ("unused", ctypes.c_uint64),
+    )
+
+
+WAIT_VALUE_64, WRITE_VALUE_64, WAIT_VALUE_EQUAL = 4, 5, 1
 
 
 class CudaStream:
@@ -294,10 +306,14 @@ class CudaBackend:
         dst.copy_(src, non_blocking=True)
 
     def take_token(self, word: torch.Tensor) -> None:
-        stream, address = torch.cuda.current_stream().cuda_stream, word.data_ptr()
-        self._driver.wait_for_word(stream, address, 1, WAIT_VALUE_EQUAL)
-        # With the fence that a write has unless it is told to have none.
-        self._driver.write_word(stream, address, 0, 0)
+        address = word.data_ptr()
+        # The write has the fence that it has unless it is told to have none.
+        both = (_MemoryOperation * 2)(
+            _MemoryOperation(WAIT_VALUE_64, address, 1, WAIT_VALUE_EQUAL),
+            _MemoryOperation(WRITE_VALUE_64, address, 0, 0),
+        )
+        stream = torch.cuda.current_stream().cuda_stream
+        self._driver.memory_operations(stream, len(both), ctypes.byref(both), 0)
 
     def record(self) -> AbstractContextManager[Recording]:
         return self._record()

@@ -128,7 +128,8 @@ def _changes(kernel: core.Kernel, index: int) -> Iterator[tuple[str, tuple[core.
     before, one = kernel.statements[:index], kernel.statements[index]
     after = kernel.statements[index + 1 :]
     yield "drop", (*before, *after)
-    if isinstance(one, core.Wait | core.Notify):
+    # What is relaxed orders nothing, so it is not weaker yet if it reaches less.
+    if isinstance(one, core.Wait | core.Notify) and one.order != "relaxed":
         relaxed = "relax-acquire" if isinstance(one, core.Wait) else "relax-release"
         yield relaxed, (*before, replace(one, order="relaxed"), *after)
         yield "narrow", (*before, replace(one, scope="device"), *after)
@@ -153,5 +154,5 @@ def _rest(before: tuple, after: tuple) -> tuple:
 # A notify goes before the tile's product, the end of a call before all of it; a wait goes behind
 # what it guards.
 EARLIER = {"begin": "begin", "announce": "ready", "done": "begin", "end": "begin"}
-LATER = {"begin": "end", "ready": "announce", "combine": "combine", "collect": "collect",
-         "done": "done", "end": "end"}  # fmt: skip
+LATER = {"begin": "end", "ready": "announce", "combine": "combine", "announce": "announce",
+         "collect": "collect", "done": "done", "end": "end"}  # fmt: skip

@@ -1,0 +1,82 @@
+"""A product of whose rows copy engines carry the others' to their owners while it runs.
+
+Not an operator: a part of gemm_rs.py, which see.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from weft.base.errors import UsageError
+from weft.ops import _products
+from weft.tiles import gemm_sm90
+
+
+class PutCall(_products.Call):
+    """Tiles are stored at home; who stores a chunk's last sets its token, which the copy engine's
+    stream takes before it puts the chunk's rows and their word.
+
+    A stream that waits must come behind the launch that it waits for. Of two streams the host's
+    order says so; of two branches of one graph nothing does. So the product and what the engine
+    does are recorded each by itself, and the call is not to be recorded whole.
+    """
+
+    def __init__(self, world: Any, problem: Any, config: Any, program: Any) -> None:
+        ranks, chunks = problem.num_ranks, config.chunks
+        width = problem.n // chunks
+        parts = config.parts(problem, world.target)
+        # Whole tiles, so that none reaches into another part's.
+        self.padded_rows = parts.tiles_m * parts.tile_m
+        buffers = {
+            "partials": ((ranks, chunks, problem.rows, width), problem.torch_dtype),
+            "kept": ((ranks * chunks * self.padded_rows, width), problem.torch_dtype),
+        }
+        words = (ranks * chunks, torch.int64)
+        signals = dict.fromkeys(("rows_ready", "stored", "told", "tokens"), words)
+        super().__init__(world, problem, config, program, buffers, signals)
+
+    def run(self, world: Any, a: Any, b: Any, out: Any) -> None:
+        if world.is_recording():
+            raise UsageError(
+                f"{self.problem.op}: transport={self.config.transport!r} cannot be recorded: an "
+                "engine's stream waits for tiles, and a graph might begin with that wait, not with "
+                "the product; name no configuration, or one with another transport"
+            )
+        slot = world.workspace(self.problem.op, self.buffers, self.signals)
+        self.replays.run(
+            (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot),
+            lambda: self.launch(world, slot, a, b, out),
+        )
+        main, copier = world.current_stream(), world.stream("copy")
+        with copier:
+            self.replays.run(slot, lambda: self._carry(world, slot))
+        # What is kept may be overwritten again.
+        main.wait(copier)
+
+    def _carry(self, world: Any, slot: Any) -> None:
+        """Queue what the engine does, in the order in which tiles are multiplied."""
+        rank, ranks, chunks = world.rank, world.num_ranks, self.config.chunks
+        kept = slot.kept.view(ranks * chunks, self.padded_rows, -1)
+        for hop in range(1, ranks):
+            owner = (rank + hop) % ranks
+            first, end = self.problem.shard(owner)
+            theirs, words = world.peer(slot.partials, owner), world.peer(slot.rows_ready, owner)
+            for chunk in range(chunks):
+                mine, there = owner * chunks + chunk, rank * chunks + chunk
+                world.take_token(slot.tokens[mine : mine + 1])
+                if end > first:
+                    rows = kept[mine, : end - first]
+                    world.copy(theirs[rank, chunk, : end - first], rows)
+                world.copy_word(words[there : there + 1], slot.told[mine : mine + 1])
+
+    def _operands(
+        self, slot: Any, a: Any, b: Any, out: Any, is_sm90: bool, tma: bool
+    ) -> tuple[Any, ...]:
+        """As the program has them: a, kept, b, c."""
+        left, right, own = super()._operands(slot, a, b, out, is_sm90, tma)
+        kept = slot.kept
+        if is_sm90:
+            kept = gemm_sm90.descriptor(kept, _products.chunk_of(self.config))
+        return left, kept, right, own
