@@ -66,6 +66,11 @@ def kinds(op: Any, world: Any, shapes: Any) -> Iterator[tuple[tuple[int, int], A
         if shape == WHOLE:
             yield shape, None, True
     if op.name in PRODUCTS:
+        by_engines = by_engines_of(op)
+        for shape in [one for one in shapes if by_engines and one in (WHOLE, LARGE)]:
+            found = op.candidates(problem_of(op, world, shape), world.target)
+            config = next(one for one in found if one.transport in by_engines)
+            yield shape, replace(config, engines=2 if shape == LARGE else 1), False
         return
     for shape in [one for one in shapes if one in (WHOLE, ODD)]:
         problem = problem_of(op, world, shape)
@@ -75,6 +80,11 @@ def kinds(op: Any, world: Any, shapes: Any) -> Iterator[tuple[tuple[int, int], A
                 yield shape, few, False
                 if config.reads_in_place and shape == WHOLE:
                     yield shape, config, True
+
+
+def by_engines_of(op: Any) -> tuple[str, ...]:
+    """Transports whose calls are not to be recorded."""
+    return getattr(op.config, "by_engines", ())
 
 
 def problem_of(op: Any, world: Any, shape: tuple[int, int]) -> Any:
@@ -95,6 +105,7 @@ class Subject:
         how = "as chosen" if config is None else config.transport
         self.name = f"{op.name} {how} {shape[0]}x{shape[1]}{' in place' if in_place else ''}"
         self.world, self.op, self.config = world, op, config
+        self.is_recordable = config is None or config.transport not in by_engines_of(op)
         self.problem = problem_of(op, world, shape)
         device, (mine, expected, step) = world.device, _drawn(op.name, self.problem, world.rank)
         self.moving = next(iter(mine))
@@ -171,6 +182,7 @@ class Turns:
     """
 
     config = None
+    is_recordable = True
 
     def __init__(
         self, world: Any, name: str, run: Callable[[Any], Any], sets: list[dict[str, Any]],
@@ -325,6 +337,7 @@ def eager(world: Any, subjects: list[Any], calls: int) -> None:
 def replayed(world: Any, subjects: list[Any], replays: int) -> None:
     """One recording of several operators and shapes, again and again."""
     draw, stragglers = random.Random(3), Stragglers(world, 4)
+    subjects = [one for one in subjects if one.is_recordable]
     replay = recorded(world, draw.sample(subjects, min(REPLAYED, len(subjects))))
     for _ in told(world, "replayed", replays):
         stragglers.maybe(0.01)

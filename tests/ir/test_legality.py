@@ -88,6 +88,9 @@ BREACHES = [
      "hook(ready, rows_or_own, (gathered, own, rows))",
      "hook(ready, rows_or_own, (gathered, own, rows))\nwait(ready, rows_ready, tile, rows)",
      "guards", "wait for rows_ready comes behind rows_or_own"),
+    (core, "hook(emit, store, (c,))",
+     "hook(emit, store, (c,))\nnotify(announce, rows_ready, engine, rows)", "chunks",
+     "notify is for a whole chunk, but no count of its tiles is before it"),
 ]  # fmt: skip
 
 TEXTS = {task: programs.TASKS, device: programs.PULL, core: programs.KERNEL}

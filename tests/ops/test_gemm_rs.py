@@ -18,7 +18,7 @@ from multiplying import (
 )
 
 import weft
-from weft.base.errors import CallOrderError, ConfigError, DtypeError, ShapeError
+from weft.base.errors import CallOrderError, ConfigError, DtypeError, ShapeError, UsageError
 from weft.base.target import TARGETS
 from weft.ops._products import LIBRARY, problem_of
 from weft.ops.gemm_rs import Config, Problem, candidates, choose, gemm_rs, kernels, op
@@ -85,7 +85,10 @@ def test_results_that_do_not_fit():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"transport": "ring"}, "transport='ring'; it is one of push, reduce_scatter, nccl"),
+        ({"transport": "ring"}, "transport='ring'; it is one of push, put, reduce_scatter, nccl"),
+        ({"transport": "put", "chunks": 3}, "chunks=3 of n=2560 columns in tiles of 128"),
+        ({"transport": "put", "chunks": 0}, "chunks=0"),
+        ({"transport": "put", "engines": 5}, "engines=5; it must be between 1 and 4"),
         ({"template": "blue"}, "template='blue'"),
         ({"last": 0}, "last=0"),
         ({"group_m": 0}, "group_m=0"),
@@ -104,6 +107,8 @@ def test_hoppers_template_reaches_near_ranks_only():
     with pytest.raises(ConfigError, match=r"ranks by nodes \(2, 2\)"):
         Config(template="sm90").check(problem, TARGETS["cuda:90"])
     assert "sm90" not in {config.template for config in candidates(problem, TARGETS["cuda:90"])}
+    with pytest.raises(ConfigError, match="copy engines reach the ranks of one node only"):
+        Config(transport="put").check(problem, TARGETS["emu"])
     uneven = problem_for(op, 4, 4097, 2560, 8192, "bfloat16")
     with pytest.raises(ConfigError, match="shards of one size"):
         Config(transport=LIBRARY).check(uneven, TARGETS["cuda:90"])
@@ -152,9 +157,39 @@ def test_hoppers_tiles_in_turns_keep_their_sums_in_registers():
     """What is spilled are a few sizes, once in a launch: nothing of a tile."""
     target = TARGETS["cuda:90"]
     problem = problem_for(op, 4, 2048, 8192, 2048, "bfloat16", b_is_nk=True)
-    config = choose(problem, target)
-    assert (config.template, config.tile_n) == ("sm90", 128)
-    check_products(kernels(problem, config, target), target)
+    found = [c for c in candidates(problem, target) if c.template == "sm90" and c.tile_n == 128]
+    for transport in ("push", "put"):
+        config = next(one for one in found if one.transport == transport)
+        check_products(kernels(problem, config, target), target)
+
+
+@pytest.mark.parametrize(("shape", "transport", "tile_n"), [
+    ((512, 4096, 3584), "push", 128),
+    ((4096, 4096, 3584), "put", 128),
+    ((8192, 8192, 2048), "put", 128),
+    ((2048, 8192, 7168), "put", 256),
+    ((8192, 8192, 7168), "put", 256),
+])  # fmt: skip
+def test_what_is_taken_on_four_ranks_is_what_was_fastest(shape, transport, tile_n):
+    """Of what was read on 4 x H200: benchmarks/results/gemm_rs_variants_h200x4.json."""
+    problem = problem_for(op, 4, *shape, "bfloat16", b_is_nk=True)
+    config = choose(problem, TARGETS["cuda:90"])
+    assert (config.template, config.transport, config.tile_n) == ("sm90", transport, tile_n)
+    # A graph might begin with the engine's wait.
+    assert choose(problem, TARGETS["cuda:90"], is_recorded=True).transport == "push"
+
+
+def test_what_engines_carry_is_not_recorded(ranks):
+    problem = problem_for(op, 2, 64, 32, 32)
+
+    def main():
+        world = weft.init()
+        inputs = op.make_inputs(problem, world.rank)
+        with pytest.raises(UsageError, match="transport='put' cannot be recorded"):
+            with world.record():
+                op.run(world, problem, inputs, Config(transport="put", tile_m=32, tile_n=16))
+
+    ranks(main, 2)
 
 
 @pytest.mark.parametrize(("shape", "tile_n", "by_tma"), [
@@ -164,8 +199,9 @@ def test_hoppers_tiles_in_turns_keep_their_sums_in_registers():
     ((4096, 8192, 7168), 256, True),
 ])  # fmt: skip
 def test_what_is_taken_is_what_was_fastest(shape, tile_n, by_tma):
-    """Of what was read on 2 x H200: benchmarks/results/gemm_rs_variants_h200x2.json."""
-    config = choose(problem_for(op, 2, *shape, "bfloat16", b_is_nk=True), TARGETS["cuda:90"])
+    """Of pushes, as read on 2 x H200: benchmarks/results/gemm_rs_variants_h200x2.json."""
+    problem = problem_for(op, 2, *shape, "bfloat16", b_is_nk=True)
+    config = choose(problem, TARGETS["cuda:90"], is_recorded=True)
     assert (config.template, config.tile_n, config.by_tma) == ("sm90", tile_n, by_tma)
 
 

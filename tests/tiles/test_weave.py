@@ -17,7 +17,7 @@ def parts_of(m: int, n: int, num_ranks: int, programs: int, group_m: int, last: 
     rows = ceil(m / num_ranks)
     tiles_m, num_n = ceil(rows / 4), ceil(n / 4)
     lead, tail = weave.order_of(num_ranks, tiles_m * num_n, programs, last, group_m * num_n)
-    return weave.Parts(m, n, rows, 4, 4, tiles_m, num_n, words, lead, tail, group_m)
+    return weave.Parts(m, n, rows, 4, 4, tiles_m, num_n, words, lead, tail, group_m, 1, num_n)
 
 
 worlds = st.tuples(

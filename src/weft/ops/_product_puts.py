@@ -13,6 +13,9 @@ from weft.base.errors import UsageError
 from weft.ops import _products
 from weft.tiles import gemm_sm90
 
+# Of the copy engines, as many as take turns.
+STREAMS = ("copy", "copy 1", "copy 2", "copy 3")
+
 
 class PutCall(_products.Call):
     """Tiles are stored at home; who stores a chunk's last sets its token, which the copy engine's
@@ -48,15 +51,21 @@ class PutCall(_products.Call):
         self.replays.run(
             (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot),
             lambda: self.launch(world, slot, a, b, out),
+            lambda: self._carry_beside(world, slot),
         )
-        main, copier = world.current_stream(), world.stream("copy")
-        with copier:
-            self.replays.run(slot, lambda: self._carry(world, slot))
-        # What is kept may be overwritten again.
-        main.wait(copier)
 
-    def _carry(self, world: Any, slot: Any) -> None:
-        """Queue what the engine does, in the order in which tiles are multiplied."""
+    def _carry_beside(self, world: Any, slot: Any) -> None:
+        main = world.current_stream()
+        copiers = [world.stream(name) for name in STREAMS[: self.config.engines]]
+        for turn, copier in enumerate(copiers):
+            with copier:
+                self.replays.run((slot, turn), lambda turn=turn: self._carry(world, slot, turn))
+        for copier in copiers:
+            # What is kept may be overwritten again.
+            main.wait(copier)
+
+    def _carry(self, world: Any, slot: Any, turn: int) -> None:
+        """Queue what one stream does, in the order in which tiles are multiplied."""
         rank, ranks, chunks = world.rank, world.num_ranks, self.config.chunks
         kept = slot.kept.view(ranks * chunks, self.padded_rows, -1)
         for hop in range(1, ranks):
@@ -64,6 +73,8 @@ class PutCall(_products.Call):
             first, end = self.problem.shard(owner)
             theirs, words = world.peer(slot.partials, owner), world.peer(slot.rows_ready, owner)
             for chunk in range(chunks):
+                if ((hop - 1) * chunks + chunk) % self.config.engines != turn:
+                    continue
                 mine, there = owner * chunks + chunk, rank * chunks + chunk
                 world.take_token(slot.tokens[mine : mine + 1])
                 if end > first:

@@ -31,6 +31,7 @@ PUSH, PUT, LIBRARY = "push", "put", _by_library.TRANSPORT
 TEMPLATES = ("plain", "sm90")
 # Of a part's columns, where engines carry them.
 CHUNKS = (1, 2, 4)
+MOST_ENGINES = 4
 # Of the symmetric heap, for a product that another operator sums.
 MOST_SHARED_BYTES = 32 << 20
 
@@ -87,7 +88,8 @@ class Config:
 
     Units   last: of the order's end, own tiles alone, in turns of all programs (weave.order_of);
             group_m: rows of tiles that share columns in L2; chunks: of a part's columns, each of
-            which an engine carries as one
+            which an engine carries as one; engines: streams that take turns with them, so that one
+            takes its token while another copies
     """
 
     transport: str = PUSH
@@ -102,6 +104,7 @@ class Config:
     tma: bool = True
     by_tma: bool = False
     chunks: int = 1
+    engines: int = 1
 
     op: ClassVar[str]
     # The ways in which nothing is fused, by the operator that follows the product; those of few
@@ -151,6 +154,10 @@ class Config:
             raise ConfigError(
                 f"{self.op}: transport={self.transport!r} on {len(problem.nodes)} nodes; copy "
                 f"engines reach the ranks of one node only: take transport={PUSH!r}"
+            )
+        if not 1 <= self.engines <= MOST_ENGINES:
+            raise ConfigError(
+                f"{self.op}: engines={self.engines}; it must be between 1 and {MOST_ENGINES}"
             )
         if self.chunks < 1 or (self.chunks > 1 and problem.n % (self.chunks * self.tile_n)):
             raise ConfigError(

@@ -26,6 +26,10 @@ MOST_SEEN = 1024
 FIRST, REPLAYS_THAT_PAY = 32, 8
 
 
+def _nothing() -> None:
+    pass
+
+
 class Replays:
     """Recordings of one caller's device work, by all that it depends on."""
 
@@ -36,19 +40,25 @@ class Replays:
         # Replays, less those that paid for recordings.
         self._spared = FIRST * REPLAYS_THAT_PAY
 
-    def run(self, key: Hashable, launch: Callable[[], None]) -> None:
+    def run(
+        self, key: Hashable, launch: Callable[[], None], behind: Callable[[], None] = _nothing
+    ) -> None:
         """Queue on the current stream what `launch` queues; for one key that is always the same.
 
         `key` holds every address and choice that goes into it. `launch` allocates nothing, and
-        what it queues on other streams ends before what comes next on the current one.
+        what it queues on other streams ends before what comes next on the current one. `behind`
+        queues what comes next each time and is not recorded: what has been launched may wait for
+        it, and the device may have to come to rest before a recording is made.
         """
         recording = self._recorded.get(key)
         if recording is not None and not self._backend.is_recording():
             self._recorded.move_to_end(key)
             self._spared += 1
             recording.replay()
+            behind()
             return
         launch()
+        behind()
         if self._backend.is_recording():
             return
         seen = self._seen[key] = self._seen.pop(key, 0) + 1

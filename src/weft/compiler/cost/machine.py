@@ -22,14 +22,15 @@ class Machine:
     """Units  *_gbps: 10^9 bytes per second of one rank; *_us: of one such thing
 
     `program_tflops`: one program's products in wide tiles; `turns_cost`: narrow ones take so much
-    longer. `gate_us`: from the call to a copy engine's first copy where it fetches, `put_gate_us`
-    where it puts, which asks for no meeting; `copy_us` and `word_us` start each copy and the word
-    behind it, `token_us` is from a token to the copy that waits for it. `push_us`: a launch before
-    the product. `leave_us`, `wide_leave_us`: a program's next product waits so long for a narrow
-    or a wide tile of a product whose tiles go to other ranks; `tma_leave_us`, `wide_tma_leave_us`
-    where they go by TMA.
+    longer. `gate_us`: from the call to a copy engine's first copy where it fetches, or carries
+    tiles as they come, `put_gate_us` where it puts rows, which asks for no meeting; `copy_us` and
+    `word_us` start each copy and the word behind it, `token_us` is from a token to the copy that
+    waits for it. `push_us`: a launch before the product. `leave_us`, `wide_leave_us`: a program's
+    next product waits so long for a narrow or a wide tile of a product whose tiles go to other
+    ranks; `tma_leave_us`, `wide_tma_leave_us` where they go by TMA.
     `sums_us`: such a product's first and last tiles.
-    `combine_gbps`: what one program reads of other ranks' sums in its epilogue.
+    `combine_gbps`: what one program reads of other ranks' sums in its epilogue; `sums_gbps` and
+    `wide_sums_gbps` where engines have carried them, in narrow and in wide tiles.
     `end_us`: the last tile's way out.
     `reread_gbps`: B slows products down by so much where less than `many_rows` share a reading.
     `small_*`, `few_*`: few rows, where reading B is all that takes time; `few_wide_gbps` above 32.
@@ -56,6 +57,8 @@ class Machine:
     wide_tma_leave_us: float
     sums_us: float
     combine_gbps: float
+    sums_gbps: float
+    wide_sums_gbps: float
     signal_us: float
     small_us: float
     small_gbps: float
@@ -89,8 +92,8 @@ H200X4 = Machine(
     # Fitted to 97 readings of ag_gemm, m 256 to 8192 of TP4 on 2 and 4 ranks: 4 % off on average;
     # share_us was 8.8 in these, and some 4 more than since sums lie in squares.
     program_tflops=784 / 132, turns_cost=1.05, gate_us=20.0, copy_us=3.0, word_us=1.0,
-    # Of a stream that takes a token; a guess.
-    token_us=2.0,
+    # Fitted to 25 readings of gemm_rs by engines on 4 ranks: 4 % off on average.
+    token_us=8.0, sums_gbps=20.0, wide_sums_gbps=12.0,
     put_gate_us=12.9, copy_gbps=390.0, push_us=1.0, push_gbps=287.0, share_us=5.0, end_us=3.2,
     memory_gbps=3800.0, cached_bytes=30e6, reread_gbps=17800.0, many_rows=1530,
     # Fitted to 45 readings of gemm_rs, 25 of 2 ranks and 20 of 4, k 2048 to 7168, m 512 to 8192:

@@ -221,13 +221,17 @@ def carried_us(product: Product, machine: Machine, chunks: int) -> float:
     copy_us += chunk_bytes / machine.copy_gbps / 1e3
     arrived, at = [0.0], 0.0
     for chunk in range((ranks - 1) * chunks):
-        at = max(at, (chunk + 1) * chunk_us + machine.put_gate_us) + copy_us
+        at = max(at, (chunk + 1) * chunk_us + machine.gate_us) + copy_us
         arrived.append(at)
     own_bytes = product.rows * product.n * product.itemsize * (ranks - 1)
-    combine_us = own_bytes / (machine.combine_gbps * min(machine.num_sms, num_m * num_n)) / 1e3
+    gbps = machine.wide_sums_gbps if product.tile[1] > 128 else machine.sums_gbps
+    combine_us = own_bytes / (gbps * min(machine.num_sms, num_m * num_n)) / 1e3
     end = alone * (ranks - 1) / ranks
+    # A tile waits when it is multiplied, so a round of all programs is then behind them.
+    rows, columns, _ = product.tile
+    ahead_us = tile_us(product, machine) * (1 if columns > 128 else 2)
     for last in arrived[-chunks:]:
-        end = max(end, last) + chunk_us + combine_us / chunks
+        end = max(end + chunk_us, last + max(0.0, chunk_us - ahead_us)) + combine_us / chunks
     return end + machine.end_us
 
 
