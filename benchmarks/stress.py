@@ -347,7 +347,8 @@ def replayed(world: Any, subjects: list[Any], replays: int) -> None:
 def mixed(world: Any, subjects: list[Any], calls: int) -> None:
     """Eager calls and three recordings, in any order."""
     draw, stragglers = random.Random(5), Stragglers(world, 6)
-    some = [draw.sample(subjects, min(3, len(subjects))) for _ in range(3)]
+    recordable = [one for one in subjects if one.is_recordable]
+    some = [draw.sample(recordable, min(3, len(recordable))) for _ in range(3)]
     replays = [recorded(world, few) for few in some]
     for _ in told(world, "mixed", calls):
         stragglers.maybe()
@@ -381,7 +382,7 @@ def stress(world: Any, other: Any, options: argparse.Namespace) -> dict[str, Any
     others = subjects_of(other, [name for name in ops if name in MOVED], (ODD, ONE))
     # Programs of both worlds are resident at once: few of each.
     small = [
-        [one for one in some if one.config is not None and one.config.lanes <= 16]
+        [one for one in some if getattr(one.config, "lanes", 1 << 10) <= 16]
         for some in (subjects, others)
     ]
     everyone = [*subjects, *others]
