@@ -192,6 +192,27 @@ def test_what_engines_carry_is_not_recorded(ranks):
     ranks(main, 2)
 
 
+def test_all_of_a_call_is_queued_before_any_of_it_is_recorded(ranks):
+    """The device may have to come to rest for a recording; a product that has been launched waits
+    for what engines are to carry."""
+    problem = problem_for(op, 3, 96, 64, 32)
+    config = Config(transport="put", tile_m=32, tile_n=16, chunks=2, engines=2)
+
+    def main():
+        world = weft.init()
+        taken, recorded, take = [], [], world.backend.take_token
+        world.backend.take_token = lambda word: taken.append(word) or take(word)
+        world.backend.record_launches = lambda launch: recorded.append(len(taken))
+        inputs = op.make_inputs(problem, world.rank)
+        out = torch.empty(32, 64)
+        for _ in range(8):
+            gemm_rs(inputs["a"], inputs["b"], world=world, config=config, out=out)
+        tokens = (world.num_ranks - 1) * config.chunks
+        assert recorded and not any(count % tokens for count in recorded), recorded
+
+    ranks(main, 3)
+
+
 @pytest.mark.parametrize(("shape", "tile_n", "by_tma"), [
     ((2048, 8192, 2048), 128, False),
     ((8192, 8192, 2048), 128, False),

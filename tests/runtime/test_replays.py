@@ -42,6 +42,20 @@ def test_a_call_that_comes_again_is_recorded_and_then_replayed():
     assert machine.queued[replays.SIGHTINGS :] == ["y", "replayed x"]
 
 
+def test_what_comes_behind_is_queued_each_time_and_before_anything_is_recorded():
+    machine = Machine()
+    calls = Replays(machine)
+    told: list[str] = []
+    machine.record_launches = lambda launch: (
+        told.append("recorded") or Machine().record_launches(launch)
+    )
+    for _ in range(replays.SIGHTINGS + 2):
+        calls.run("x", lambda: told.append("launched"), lambda: told.append("behind"))
+    assert told == [
+        *["launched", "behind"] * replays.SIGHTINGS, "recorded", "launched", "behind", "behind",
+    ]  # fmt: skip
+
+
 def test_inside_a_recording_of_the_users_launches_are_launches():
     machine = Machine()
     calls = Replays(machine)

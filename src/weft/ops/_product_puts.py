@@ -51,18 +51,21 @@ class PutCall(_products.Call):
         self.replays.run(
             (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot),
             lambda: self.launch(world, slot, a, b, out),
-            lambda: self._carry_beside(world, slot),
+            lambda: self._carry_beside(world, slot, world.current_stream()),
         )
 
-    def _carry_beside(self, world: Any, slot: Any) -> None:
-        main = world.current_stream()
-        copiers = [world.stream(name) for name in STREAMS[: self.config.engines]]
-        for turn, copier in enumerate(copiers):
-            with copier:
-                self.replays.run((slot, turn), lambda turn=turn: self._carry(world, slot, turn))
-        for copier in copiers:
-            # What is kept may be overwritten again.
-            main.wait(copier)
+    def _carry_beside(self, world: Any, slot: Any, main: Any, turn: int = 0) -> None:
+        """Queue what the streams do from `turn` on: all of it before any of it is recorded."""
+        if turn == self.config.engines:
+            return
+        with (copier := world.stream(STREAMS[turn])):
+            self.replays.run(
+                (slot, turn),
+                lambda: self._carry(world, slot, turn),
+                lambda: self._carry_beside(world, slot, main, turn + 1),
+            )
+        # What is kept may be overwritten again.
+        main.wait(copier)
 
     def _carry(self, world: Any, slot: Any, turn: int) -> None:
         """Queue what one stream does, in the order in which tiles are multiplied."""
