@@ -101,7 +101,7 @@ def test_configurations_that_differ_in_their_tiles_run_once():
 
 def test_what_calls_other_operators_is_left_to_them():
     names = {run.name.partition(" ")[0] for run in mutants.trial_runs(card("gemm_rs"))}
-    assert names == {"push"}
+    assert names == {"push", "put"}
 
 
 def test_of_generated_kernels_the_ir_has_mutants_too(monkeypatch):

@@ -28,8 +28,9 @@ import triton.language as tl
 import weft.language as wl
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.language import slots, triton_api
+from weft.language import slots
 from weft.ops import _lanes, _products, _records
+from weft.ops._product_launch import Start
 from weft.tiles import blocking, gemm, gemm_small
 
 
@@ -244,18 +245,13 @@ class FewCall(_products.Call):
     def launch(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> None:
         aligned = not any(x.data_ptr() % blocking.TMA_BYTES for x in (a, b, out))
         tma = self.tma and aligned
-        left, right, _ = self._operands(a, b, out, out, False, tma)
+        left, right, _ = self._operands(slot, a, b, out, False, tma)
         arguments = (
             left, right, out, slot.words, slot.sums, slot.come, slot.arg, self.shape, self.half,
             self.tiles[tma], world.arg, self.two_shot,
         )  # fmt: skip
-        kernel = self._kernels.get(True) if aligned else None
-        if kernel is not None:
-            triton_api.relaunch(kernel, self.grid, *arguments)
-            return
-        kernel = gemm_ar_few[self.grid](*arguments, **_products.options_of(self.config, False))
-        if aligned:
-            self._kernels[True] = kernel
+        options = _products.options_of(self.config, False)
+        self.start(Start(gemm_ar_few, self.grid, arguments, options), aligned)
 
 
 def record(problem: Any, config: Any, target: Target) -> tuple[Any, KernelRecord]:
