@@ -134,6 +134,11 @@ def test_ranks_that_do_not_start_are_an_error():
 # What is saved, points, peers
 
 
+def test_points_of_one_name_are_refused():
+    with pytest.raises(UsageError, match="2 points are called .*; give one point all of its modes"):
+        list(supervised(Plan((POINTS[0], *POINTS), 4), Ranks(set())))
+
+
 def test_a_run_that_is_cut_off_leaves_what_was_measured(tmp_path: Path):
     results = Results(4, str(tmp_path), many=True)
     stream = supervised(Plan(POINTS, 4), Ranks(set()))

@@ -6,10 +6,12 @@ they are started again without the variant that was running.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from weft.base.card import Op
+from weft.base.errors import UsageError
 from weft.tune.bench import Message, Plan, bench_rank
 from weft.tune.processes import RanksStopped, messages_from_gpus
 from weft.tune.rows import failure_row
@@ -38,10 +40,19 @@ def supervised(plan: Plan, start: Start) -> Iterator[Message]:
     "skipped".
 
     What hangs or kills its process becomes a "failed", and the rest goes on in new processes.
+
+    Raises  UsageError: two points of one name; modes of one are one point's
     """
     left_out: dict[tuple[str, str], str] = dict(plan.left_out)
     done: set[tuple[str, str]] = set(plan.done)
     points = {point.name: point for point in plan.points}
+    if len(points) < len(plan.points):
+        names = Counter(point.name for point in plan.points)
+        twice = next(name for name, count in names.items() if count > 1)
+        raise UsageError(
+            f"{names[twice]} points are called {twice!r}; give one point all of its modes, and "
+            "points that differ in something else labels of their own"
+        )
     ended: set[str] = set()
     stumbles: dict[str, int] = {}
     while True:
