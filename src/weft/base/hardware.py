@@ -54,12 +54,13 @@ HARDWARE = {
             # Measured on 4 x H200: cuBLAS at its best, the copy rate of its memory, one copy to a
             # peer, and 20 SMs pushing. Not measured, and typical: the rates of fp8, tf32 and fp64
             # by their ratio to fp16, one SM's rate from L2 (64 bytes a clock), one port of
-            # 400 Gb/s to other nodes, and all latencies.
+            # 400 Gb/s to other nodes, and all latencies but that of tokens, which is fitted to
+            # gemm_rs (docs/performance/gemm_rs.md).
             "h200x4", num_sms=132,
             fp8_tflops=1588.0, fp16_tflops=794.0, tf32_tflops=397.0, fp64_tflops=54.0,
             memory_gbps=4300.0, sm_memory_gbps=100.0,
             link_gbps=388.0, sm_link_gbps=14.6, far_gbps=50.0, copy_engines=3,
-            launch_us=2.0, copy_us=3.0, signal_us=1.0, token_us=2.0, far_us=5.0,
+            launch_us=2.0, copy_us=3.0, signal_us=1.0, token_us=8.0, far_us=5.0,
         ),
     )
 }  # fmt: skip

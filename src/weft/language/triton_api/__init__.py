@@ -26,6 +26,7 @@ from weft.language.triton_api.launching import (
     COMPILE_THREADS,
     compile_held,
     held_launches,
+    launches_are_held,
     load_kernel,
     relaunch,
     relauncher,
@@ -69,7 +70,7 @@ __all__ = [
     "compile_error", "compile_held", "compile_kernel", "constexpr", "cuda_arch",
     "driver_config", "enclosing_function", "enclosing_line", "enclosing_name",
     "enclosing_scope", "extern", "gpu_target", "held_launches", "install_emulator_backend",
-    "is_gluon", "is_pointer", "is_tensor", "is_tuple", "link_library", "load_kernel",
-    "make_tuple", "num_warps", "ordered_store", "relaunch", "relauncher", "reshape",
+    "is_gluon", "is_pointer", "is_tensor", "is_tuple", "launches_are_held", "link_library",
+    "load_kernel", "make_tuple", "num_warps", "ordered_store", "relaunch", "relauncher", "reshape",
     "stamped_builtin", "take_launches", "to_tensor", "tuple_fields", "unwrap", "when_loaded",
 ]  # fmt: skip

@@ -59,11 +59,17 @@ def held_launches() -> Iterator[dict[Any, Callable[[], None]]]:
         held.setdefault(key, lambda: launch(fn, *args, grid=grid, warmup=True, **options))
         return _Nothing()
 
+    hold.is_holding = True
     JITFunction.run = hold
     try:
         yield held
     finally:
         JITFunction.run = launch
+
+
+def launches_are_held() -> bool:
+    """Is it now that launches are left out? Nothing must then wait for what one would do."""
+    return hasattr(JITFunction.run, "is_holding")
 
 
 def compile_held(held: Sequence[Callable[[], None]]) -> None:
