@@ -2,7 +2,8 @@
 # make demo    what weft does, in a minute, without a GPU
 # make test    every test that a laptop can run in minutes; make lint: style and types
 # make test-slow   every mutant, exhaustive exploration, every operator on many worlds: some minutes more
-# make test-gpu   the tests that need GPUs, 2 or 4 on one host; what needs more is left out, and said
+# make test-gpu   the tests that need GPUs, 2 or 4 on one host; what needs more is left out, and said;
+#   benchmarks/gpu_suite.py runs several at a time, and saves a row for each
 # make test-versions   the emulator and the language on other Tritons; VERSIONS=3.8.0 chooses
 #
 # TORCH and TRITON choose other versions, e.g. `make setup TRITON=triton==3.9.0`.
