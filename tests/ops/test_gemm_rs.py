@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -190,6 +191,35 @@ def test_what_engines_carry_is_not_recorded(ranks):
                 op.run(world, problem, inputs, Config(transport="put", tile_m=32, tile_n=16))
 
     ranks(main, 2)
+
+
+def test_a_recorded_call_takes_another_way_for_which_all_is_there(ranks, monkeypatch):
+    module = sys.modules["weft.ops.gemm_rs"]
+    problem = problem_for(op, 3, 96, 64, 32)
+    ways = {False: "put", True: "push"}
+
+    def chosen(problem, target, is_recorded=False):
+        return Config(transport=ways[is_recorded], tile_m=32, tile_n=16)
+
+    monkeypatch.setattr(module, "choose", chosen)
+
+    def main():
+        world = weft.init()
+        everyone = [op.make_inputs(problem, rank) for rank in range(3)]
+        mine, right = everyone[world.rank], op.reference(problem, everyone)[world.rank]
+        taken, take = [], world.backend.take_token
+        world.backend.take_token = lambda word: taken.append(word) or take(word)
+        torch.testing.assert_close(gemm_rs(mine["a"], mine["b"], world=world), right)
+        assert len(taken) == 2
+        with world.record() as recording:
+            out = gemm_rs(mine["a"], mine["b"], world=world)
+        assert len(taken) == 2
+        for _ in range(3):
+            recording.replay()
+            torch.testing.assert_close(gemm_rs(mine["a"], mine["b"], world=world), right)
+            torch.testing.assert_close(out, right)
+
+    ranks(main, 3)
 
 
 def test_all_of_a_call_is_queued_before_any_of_it_is_recorded(ranks):

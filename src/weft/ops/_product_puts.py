@@ -23,10 +23,13 @@ class PutCall(_products.Call):
 
     A stream that waits must come behind the launch that it waits for. Of two streams the host's
     order says so; of two branches of one graph nothing does. So the product and what the engine
-    does are recorded each by itself, and the call is not to be recorded whole.
+    does are recorded each by itself, and the call is not to be recorded whole: then `instead` is
+    made, of which all that it needs is there from the first call on.
     """
 
-    def __init__(self, world: Any, problem: Any, config: Any, program: Any) -> None:
+    def __init__(
+        self, world: Any, problem: Any, config: Any, program: Any, instead: _products.Call | None
+    ) -> None:
         ranks, chunks = problem.num_ranks, config.chunks
         width = problem.n // chunks
         parts = config.parts(problem, world.target)
@@ -39,14 +42,22 @@ class PutCall(_products.Call):
         words = (ranks * chunks, torch.int64)
         signals = dict.fromkeys(("rows_ready", "stored", "told", "tokens"), words)
         super().__init__(world, problem, config, program, buffers, signals)
+        self.instead, self._is_ready = instead, instead is None
 
     def run(self, world: Any, a: Any, b: Any, out: Any) -> None:
         if world.is_recording():
-            raise UsageError(
-                f"{self.problem.op}: transport={self.config.transport!r} cannot be recorded: an "
-                "engine's stream waits for tiles, and a graph might begin with that wait, not with "
-                "the product; name no configuration, or one with another transport"
-            )
+            if self.instead is None:
+                raise UsageError(
+                    f"{self.problem.op}: transport={self.config.transport!r} cannot be recorded: "
+                    "an engine's stream waits for tiles, and a graph might begin with that wait, "
+                    "not with the product; name no configuration, or one with another transport"
+                )
+            self.instead.run(world, a, b, out)
+            return
+        if self.instead and not self._is_ready:
+            # While a call is recorded, neither memory is had nor are binaries loaded.
+            self.instead.prepare(world, a, b, out)
+            self._is_ready = True
         slot = world.workspace(self.problem.op, self.buffers, self.signals)
         self.replays.run(
             (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot),

@@ -409,15 +409,20 @@ class Call:
         )
 
     def launch(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> None:
-        # TMA asks this of addresses, and Triton specialises kernels by it.
-        aligned = not any(x.data_ptr() % blocking.TMA_BYTES for x in (a, b, out))
-        is_sm90 = self.config.template == "sm90" and aligned
-        self.start(self.multiplying(world, slot, a, b, out, is_sm90, self.tma and aligned), aligned)
+        self.start(*self.multiplying(world, slot, a, b, out))
 
-    def multiplying(
-        self, world: Any, slot: Any, a: Any, b: Any, out: Any, is_sm90: bool, tma: bool
-    ) -> Start:
-        """The launch of the product."""
+    def prepare(self, world: Any, a: Any, b: Any, out: Any) -> None:
+        """Have the slot's memory, and the kernel that these tensors ask for, before it is launched.
+        Collective."""
+        slot = world.workspace(self.problem.op, self.buffers, self.signals)
+        one, _ = self.multiplying(world, slot, a, b, out)
+        world.load(one.function, *one.arguments, **one.options)
+
+    def multiplying(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> tuple[Start, bool]:
+        """The launch of the product, and whether addresses are aligned: TMA asks this of them, and
+        Triton specialises kernels by it."""
+        aligned = not any(x.data_ptr() % blocking.TMA_BYTES for x in (a, b, out))
+        is_sm90, tma = self.config.template == "sm90" and aligned, self.tma and aligned
         arrays = [getattr(slot, name) for name in self.program.arrays]
         own = out[self.own_rows] if self.program.takes_out else out
         operands = self._operands(slot, a, b, own, is_sm90, tma)
@@ -427,7 +432,7 @@ class Call:
             arrays = [out, *arrays]
         fn = self.twins.sm90 if is_sm90 else self.twins.plain
         arguments = (*operands, *arrays, *self._rest(world, slot, is_sm90, tma))
-        return Start(fn, self.grid, arguments, options_of(self.config, is_sm90))
+        return Start(fn, self.grid, arguments, options_of(self.config, is_sm90)), aligned
 
     def start(self, one: Start, aligned: bool) -> None:
         """Launch it; by a kernel that is kept, where addresses are `aligned`."""

@@ -192,15 +192,14 @@ def gemm_rs(
     Shapes  a: [m, k], contiguous; b: [k, n], contiguous or a transposed [n, k]; out: [rows of this
             rank, n], rows split as torch.chunk splits m
     Dtypes  all alike, float16, bfloat16 or float32; sums in fp32, other ranks' shares rounded once
-    Sync    stream-ordered on the current stream; can be recorded, but not with transport="put",
-            which no recorded call chooses
+    Sync    stream-ordered on the current stream; can be recorded, but not where the configuration
+            says transport="put": a recorded call that names none takes another
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
             UsageError: a configuration that cannot be recorded
     """
     if _autograd.is_asked(a, b):
         return _custom_ops.as_operation("gemm_rs", world, (a, b), config=config, out=out)
-    rest = (config is None and world.is_recording(), config)
-    call = _lanes.find_call(world, "gemm_rs", (a, b, out), rest, _make_call)
+    call = _lanes.find_call(world, "gemm_rs", (a, b, out), (config,), _make_call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=a.dtype, device=a.device)
     else:
@@ -217,14 +216,19 @@ def gemm_rs(
     return out
 
 
-def _make_call(
-    world: Any, a: Any, b: Any, out: Any, is_recorded: bool, config: Any
-) -> _products.Call:
+def _make_call(world: Any, a: Any, b: Any, out: Any, config: Any) -> _products.Call:
     problem = _products.problem_of(Problem, world, a, b, out)
-    config = config or choose(problem, world.target, is_recorded)
-    config.check(problem, world.target)
-    if config.transport == _products.PUT:
-        return PutCall(world, problem, config, PUT_PROGRAM)
+    chosen = config or choose(problem, world.target)
+    chosen.check(problem, world.target)
+    if chosen.transport != _products.PUT:
+        return _push_call(world, problem, chosen)
+    instead = None
+    if config is None:
+        instead = _push_call(world, problem, choose(problem, world.target, is_recorded=True))
+    return PutCall(world, problem, chosen, PUT_PROGRAM, instead)
+
+
+def _push_call(world: Any, problem: Problem, config: Config) -> _products.Call:
     buffers = {"partials": ((problem.num_ranks, problem.rows, problem.n), problem.torch_dtype)}
     signals = {"partials_ready": (config.num_words(problem, world.target), torch.int64)}
     return _products.Call(world, problem, config, PROGRAM, buffers, signals)
