@@ -221,14 +221,14 @@ def _make_call(world: Any, a: Any, b: Any, out: Any, config: Any) -> _products.C
     chosen = config or choose(problem, world.target)
     chosen.check(problem, world.target)
     if chosen.transport != _products.PUT:
-        return _push_call(world, problem, chosen)
+        return _usual_call(world, problem, chosen)
     instead = None
     if config is None:
-        instead = _push_call(world, problem, choose(problem, world.target, is_recorded=True))
+        instead = _usual_call(world, problem, choose(problem, world.target, is_recorded=True))
     return PutCall(world, problem, chosen, PUT_PROGRAM, instead)
 
 
-def _push_call(world: Any, problem: Problem, config: Config) -> _products.Call:
+def _usual_call(world: Any, problem: Problem, config: Config) -> _products.Call:
     buffers = {"partials": ((problem.num_ranks, problem.rows, problem.n), problem.torch_dtype)}
     signals = {"partials_ready": (config.num_words(problem, world.target), torch.int64)}
     return _products.Call(world, problem, config, PROGRAM, buffers, signals)

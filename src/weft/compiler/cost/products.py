@@ -185,6 +185,13 @@ def leave_us(rows: int, columns: int, machine: Machine, by_tma: bool = False) ->
     return whole * rows / 128 * columns / 128
 
 
+def _combine_us(product: Product, machine: Machine, gbps: float) -> float:
+    """Other ranks' sums for own tiles, of which each program reads so much."""
+    own_bytes = product.rows * product.n * product.itemsize * (product.num_ranks - 1)
+    num_m, num_n = product.tiles
+    return own_bytes / (gbps * min(machine.num_sms, num_m * num_n)) / 1e3
+
+
 def scattered_us(
     product: Product, machine: Machine, engine: str = "push", *, by_tma: bool = False
 ) -> float:
@@ -203,8 +210,7 @@ def scattered_us(
     # The last tiles for others leave when own ones begin, and are needed when those end.
     sent_us = sent_bytes / gbps / 1e3 + machine.signal_us
     own_us = num_m / product.num_ranks * num_n * each / programs
-    own_bytes = product.rows * product.n * product.itemsize * (product.num_ranks - 1)
-    combine_us = own_bytes / (machine.combine_gbps * min(programs, num_m * num_n)) / 1e3
+    combine_us = _combine_us(product, machine, machine.combine_gbps)
     exposed = max(0.0, sent_us - (alone - own_us), machine.signal_us)
     return max(alone, alone - own_us + exposed) + combine_us + machine.end_us
 
@@ -212,9 +218,8 @@ def scattered_us(
 def carried_us(product: Product, machine: Machine, chunks: int) -> float:
     """The product, whose other rows copy engines carry: part by part, each in chunks of columns;
     own ones last, which wait for the same chunk of the others."""
-    num_m, num_n = product.tiles
     ranks = product.num_ranks
-    alone = _run(product, machine, [0.0] * num_m, [0.0] * machine.num_sms)
+    alone = _run(product, machine, [0.0] * product.tiles[0], [0.0] * machine.num_sms)
     chunk_us = alone / ranks / chunks
     chunk_bytes = product.rows * product.n * product.itemsize / chunks
     copy_us = machine.token_us + machine.copy_us + machine.word_us
@@ -223,13 +228,12 @@ def carried_us(product: Product, machine: Machine, chunks: int) -> float:
     for chunk in range((ranks - 1) * chunks):
         at = max(at, (chunk + 1) * chunk_us + machine.gate_us) + copy_us
         arrived.append(at)
-    own_bytes = product.rows * product.n * product.itemsize * (ranks - 1)
-    gbps = machine.wide_sums_gbps if product.tile[1] > 128 else machine.sums_gbps
-    combine_us = own_bytes / (gbps * min(machine.num_sms, num_m * num_n)) / 1e3
+    is_wide = product.tile[1] > 128
+    gbps = machine.wide_sums_gbps if is_wide else machine.sums_gbps
+    combine_us = _combine_us(product, machine, gbps)
     end = alone * (ranks - 1) / ranks
     # A tile waits when it is multiplied, so a round of all programs is then behind them.
-    rows, columns, _ = product.tile
-    ahead_us = tile_us(product, machine) * (1 if columns > 128 else 2)
+    ahead_us = tile_us(product, machine) * (1 if is_wide else 2)
     for last in arrived[-chunks:]:
         end = max(end + chunk_us, last + max(0.0, chunk_us - ahead_us)) + combine_us / chunks
     return end + machine.end_us

@@ -172,12 +172,11 @@ def body_of(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, ...]:
         elif piece.guard == last:
             depth = "        " if last in (woven.FEEDING, woven.LAST) else "    "
             lines += indent("\n".join(piece.lines), depth).splitlines()
-        elif piece.guard == woven.FEEDING:
-            lines += [one.replace("TOKENS", _mapping(kernel)) for one in _FEEDING]
-            lines += indent("\n".join(piece.lines), "        ").splitlines()
-        elif piece.guard == woven.LAST:
-            lines.append(f"if {_guard(kernel, woven.OTHER)}:")
-            lines += indent(_last_of_chunk(kernel, twin), "    ").splitlines()
+        elif piece.guard in (woven.FEEDING, woven.LAST):
+            if piece.guard == woven.FEEDING:
+                lines += [one.replace("TOKENS", _mapping(kernel)) for one in _FEEDING]
+            else:
+                lines += _last_of_chunk(kernel, twin)
             lines += indent("\n".join(piece.lines), "        ").splitlines()
         else:
             lines.append("else:" if last else f"if {_guard(kernel, piece.guard)}:")
@@ -193,13 +192,16 @@ _FEEDING = (
 )
 
 
-def _last_of_chunk(kernel: core.Kernel, twin: str) -> str:
+def _last_of_chunk(kernel: core.Kernel, twin: str) -> tuple[str, str]:
     """Is a chunk complete with this tile? It is stored in one in the plain twin, but counted as the
     other one has it."""
     (count,) = [one for one in kernel.of(core.Hook) if one.function == "count"]
     counters, parts = (f"args.{name}" for name in count.args)
     stored = f"{parts}.words" if twin == "plain" else "1"
-    return f"if weave.is_last_of_chunk({counters}, {stored}, at, {parts}):"
+    return (
+        f"if {_guard(kernel, woven.OTHER)}:",
+        f"    if weave.is_last_of_chunk({counters}, {stored}, at, {parts}):",
+    )
 
 
 def _mapping(kernel: core.Kernel) -> str:

@@ -55,9 +55,8 @@ def spell(one: core.Woven, kernel: core.Kernel, twin: str) -> Piece:
         return _wait(one, kernel, twin)
     if isinstance(one, core.Notify):
         return _notify(one, kernel, twin)
-    called, guard = "slot_wait_free(args.world, args.{slot}, args.e)", ""
-    if one.slot == "announce":
-        guard = LAST
+    called = "slot_wait_free(args.world, args.{slot}, args.e)"
+    guard = LAST if one.slot == "announce" else ""
     if isinstance(one, core.Finish):
         called = "slot_finish(args.world, args.{slot}, args.e, args.num_programs)"
     if isinstance(one, core.Advance):
