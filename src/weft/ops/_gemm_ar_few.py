@@ -193,20 +193,18 @@ def cut_of(problem: Any, target: Target) -> blocking.Blocking:
     if target.backend != "cuda" or problem.itemsize != 2 or not problem.can_use_tma(target):
         cut = (min(usual.tile_m, tile_m), usual.tile_n, usual.tile_k, 4, usual.num_stages)
         return blocking.Blocking(*cut)
-    return blocking.Blocking(tile_m, 64, 128, 4, 4 if tile_m < 64 else 3)
+    return next(gemm_small.cuts(tile_m, problem.n, target))
 
 
 def grid_of(problem: Any, config: Any, target: Target) -> int:
-    """Programs: as many as are resident at once, two to an SM where they fit; where one for each
-    tile is nearly as many, no tile is shared."""
-    units = tiles_of(problem, config) * ceil(problem.k / config.tile_k)
+    """Programs: up to as many as are resident at once, two to an SM where they fit."""
+    tiles, num_k = tiles_of(problem, config), ceil(problem.k / config.tile_k)
     if target.backend == "emu":
-        return min(units, target.num_sms, 3)
+        return min(tiles * num_k, target.num_sms, 3)
     needed = config.blocking.shared_bytes(problem.dtype, problem.dtype, False, target)
     needed += config.tile_m * config.tile_n * 4 + 2048
     most = target.num_sms * max(1, min(2, target.shared_bytes // needed))
-    tiles = tiles_of(problem, config)
-    return tiles if 0.85 * most <= tiles <= most else max(1, min(units, most))
+    return gemm_small.programs_for(tiles, num_k, most)
 
 
 def tiles_of(problem: Any, config: Any) -> int:

@@ -5,16 +5,19 @@ which program p of P has units p * U / P .. (p + 1) * U / P - 1. Where rows are 
 those of one column come one after the other, which finds B in L2.
 
     rows = ready(at)                       of all tiles, before the first unit, once
-    for unit in this program's share:
-        value += A[rows, step of k] @ B[step of k, tile]
-        where the tile ends, or the share:
-            emit(at, value) if the tile is this program's alone, else value -> `partials`
-    for its first tile and its last, where they are shared:
-        the last of the tile's programs to come here adds up what they have, and emits it
+    for each tile of which this program's share has steps:
+        value = sum over these of A[rows, step] @ B[step, tile]
+        if it is not this program's alone: value -> `partials`, and the last of the tile's programs
+            to come here adds up what they have
+        emit(at, value), by that one
 
 Sums are added in the order of k, whoever does it: they are the same each time, for one number of
-programs. The loop over units is one loop, with the loads of later tiles under way where a tile
-ends; one that contained another loop would not be pipelined.
+programs.
+
+Weights are the left operand: a tile's sums are its transpose, [tile.n, tile.m], until they are
+emitted. Tensor cores of Hopper take 64 columns of B as rows there and as few rows of A as there
+are, straight from shared memory, where few rows as the left operand went through registers (a
+tenth of the time, docs/performance/ag_gemm.md). How many programs there should be: `programs_for`.
 
 Hooks are those of tiles/gemm.py, `ready` (asked for i_m = 0 alone) and `emit`. B lies as [k, n] or,
 with `tile.b_is_nk`, as [n, k].
@@ -25,20 +28,25 @@ Source  Stream-K (Osama et al. 2023) for the shares; CUTLASS's split over k with
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
 import weft.language as wl
+from weft.base.target import Target
 from weft.tiles import gemm
+from weft.tiles.blocking import Blocking
 from weft.tiles.swizzle import At
 
 
 class Partials(NamedTuple):
     """Where programs that share a tile meet.
 
-    sums: fp32 [2 * programs, tile.m, tile.n]: what a program has of the first and of the last tile
+    sums: fp32 [2 * programs, tile.n, tile.m]: what a program has of the first and of the last tile
     of its share. come: int32[tiles], how many of a tile's programs have been there: 0 before and
     after each call.
     """
@@ -89,56 +97,74 @@ def gemm_small(
     # Each of those that share a tile must have something of it.
     num_programs = min(num_programs, units)
     first, end = share_of(units, program, num_programs)
-    rows = ready(At(0, tile_at(first // num_k, num_m).i_n), 0, tile, ready_args)
-    value = tl.zeros((tile.m, tile.n), tl.float32)
-    for unit in range(first, end):
-        t = unit // num_k
+    t_first = first // num_k
+    rows = ready(At(0, tile_at(t_first, num_m).i_n), 0, tile, ready_args)
+    for t in range(t_first, tl.cdiv(end, num_k)):
         at = tile_at(t, num_m)
-        at_k = (unit - t * num_k) * tile.k
         mine = gemm.Rows(rows.source, rows.first + at.i_m * tile.m, rows.end)
-        left = gemm.load_a(mine, at_k, shape, tile)
-        right = gemm.load_b(b, at.i_n * tile.n, at_k, shape, tile)
-        value = tl.dot(left, right, value, input_precision="ieee")
-        if (unit == end - 1) | (unit == (t + 1) * num_k - 1):
-            begins = holder_of(t * num_k, units, num_programs)
-            if begins == holder_of((t + 1) * num_k - 1, units, num_programs):
-                emit(at, value, tile, emit_args)
-            else:
-                part = 2 * program + min(t - first // num_k, 1)
-                tl.store(_places(partials.sums, part, tile), value)
-            value = tl.zeros((tile.m, tile.n), tl.float32)
-    if end > first:
-        t_first, t_last = first // num_k, (end - 1) // num_k
-        _add_up(t_first, num_m, num_k, units, tile, partials, num_programs, emit, emit_args)
-        if t_last > t_first:
-            _add_up(t_last, num_m, num_k, units, tile, partials, num_programs, emit, emit_args)
-
-
-@triton.jit
-def _add_up(t, num_m, num_k, units, tile, partials, num_programs, emit: tl.constexpr, emit_args):
-    """This program's sums of tile t are stored, if others share it; the last one here emits it."""
-    begins = holder_of(t * num_k, units, num_programs)
-    ends = holder_of((t + 1) * num_k - 1, units, num_programs)
-    if begins < ends:
-        # weft: equivalent-mutant drop of complete_stores: sums are not stored asynchronously
-        come = wl.atomic_add(partials.come + t, 1, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE)
-        if come == ends - begins:
-            # Nobody counts any more in this call.
-            tl.store(partials.come + t, 0)
-            begun, _ = share_of(units, begins, num_programs)
-            part = 2 * begins + min(t - begun // num_k, 1)
-            total = tl.load(_places(partials.sums, part, tile))
-            for other in range(begins + 1, ends + 1):
-                # Of every later one this is the first tile.
-                total += tl.load(_places(partials.sums, 2 * other, tile))
-            emit(tile_at(t, num_m), total, tile, emit_args)
+        begin = max(first, t * num_k) - t * num_k
+        value = tl.zeros((tile.n, tile.m), tl.float32)
+        for j in range(begin, min(end - t * num_k, num_k)):
+            left = gemm.load_a(mine, j * tile.k, shape, tile)
+            right = gemm.load_b(b, at.i_n * tile.n, j * tile.k, shape, tile)
+            value = tl.dot(right.T, left.T, value, input_precision="ieee")
+        begins = holder_of(t * num_k, units, num_programs)
+        others = holder_of((t + 1) * num_k - 1, units, num_programs) - begins
+        come = others
+        if others > 0:
+            part = 2 * program + min(t - t_first, 1)
+            tl.store(_places(partials.sums, part, tile), value)
+            # weft: equivalent-mutant drop of complete_stores: sums are not stored asynchronously
+            come = wl.atomic_add(
+                partials.come + t, 1, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE
+            )
+            if come == others:
+                # Nobody counts any more in this call.
+                tl.store(partials.come + t, 0)
+                begun, _ = share_of(units, begins, num_programs)
+                part = 2 * begins + min(t - begun // num_k, 1)
+                value = tl.load(_places(partials.sums, part, tile))
+                for other in range(begins + 1, begins + others + 1):
+                    # Of every later one this is the first tile.
+                    value += tl.load(_places(partials.sums, 2 * other, tile))
+        if come == others:
+            emit(at, value.T, tile, emit_args)
 
 
 @triton.jit
 def _places(sums, part, tile):
     """Pointers to a tile's sums."""
-    rows, columns = tl.arange(0, tile.m), tl.arange(0, tile.n)
-    return sums + (part * tile.m + rows[:, None]) * tile.n + columns[None, :]
+    columns, rows = tl.arange(0, tile.n), tl.arange(0, tile.m)
+    return sums + (part * tile.n + columns[:, None]) * tile.m + rows[None, :]
+
+
+def cuts(tile_m: int, n: int, target: Target) -> Iterator[Blocking]:
+    """How to cut a product by TMA with an n of so many columns: as much of B under way as fits.
+
+    One program on an SM, with many stages; of more tiles than SMs two, with fewer (2 x H200, m 16:
+    405b mlp, 872 MB, 217 us and 224 with one; 8b mlp, 59 MB, 30.0 and 28.9).
+    """
+    one = Blocking(tile_m, 64, 128, 4, 8 if tile_m < 64 else 6)
+    two = replace(one, num_stages=4)
+    if target.arch == 80:
+        yield two
+    elif tile_m == 64:
+        yield one
+    elif n > one.tile_n * target.num_sms:
+        yield from (two, one)
+    else:
+        yield from (one, two)
+
+
+def programs_for(tiles: int, num_k: int, most: int) -> int:
+    """How many programs, at most `most`, should share so many tiles of `num_k` steps each.
+
+    Several to a tile, or several tiles to one: where shares begin and end with tiles, or are equal
+    parts of one, fewest programs meet. As few as half of them read memory at its full rate.
+    """
+    if tiles <= most:
+        return tiles * max(1, min(most // tiles, num_k))
+    return ceil(tiles / ceil(tiles / most))
 
 
 def partial_elements(tile_m: int, tile_n: int, num_programs: int) -> int:
