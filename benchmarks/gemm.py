@@ -29,7 +29,7 @@ from triton.experimental.gluon import language as gl
 
 import weft.language as wl
 from weft.base.dtypes import tolerance
-from weft.tiles import gemm, gemm_sm90, swizzle
+from weft.tiles import dealing, gemm, gemm_sm90, swizzle
 from weft.tiles.blocking import Blocking
 from weft.tune.figures import percentile
 from weft.tune.provenance import clocks, provenance, save
@@ -71,6 +71,10 @@ TALL = Blocking(256, 128, 64, gemm_sm90.NUM_WARPS, 4)
 VARIANTS = {
     "wide8": Variant(gemm_sm90.WIDE, 8),
     "wide16": Variant(gemm_sm90.WIDE, 16),
+    "wider8": Variant(gemm_sm90.WIDER, 8),
+    "wider16": Variant(gemm_sm90.WIDER, 16),
+    "192": Variant(Blocking(128, 192, 64, gemm_sm90.NUM_WARPS, 4), 8),
+    "384": Variant(Blocking(128, 384, 64, gemm_sm90.NUM_WARPS, 3), 8),
     "turns8": Variant(gemm_sm90.TURNS, 8),
     "turns16": Variant(gemm_sm90.TURNS, 16),
     "turns32": Variant(gemm_sm90.TURNS, 32),
@@ -149,10 +153,10 @@ class Bench:
         self.programs = torch.cuda.get_device_properties(0).multi_processor_count
         one = (m * k + n * k + m * n) * dtype.itemsize
         self.sets = [self._inputs() for _ in range(max(2, min(8, int(ROTATED_BYTES / one) + 1)))]
-        shares = (self.programs, gemm_sm90.MAX_PARTS.value)
-        elements = gemm_sm90.partial_elements(256, 128, *shares)
+        shares = (self.programs, dealing.MAX_PARTS.value)
+        elements = dealing.partial_elements(128, 384, *shares)
         self.partials = torch.empty(elements, device="cuda")
-        words = gemm_sm90.partial_words(*shares)
+        words = dealing.partial_words(*shares)
         self.summed = torch.zeros(words + 1, device="cuda", dtype=torch.int64)
         self.summed[-1] = 1 << 40
         self.e = 0
@@ -187,7 +191,7 @@ class Bench:
         descriptors = [
             (
                 gemm_sm90.descriptor(a, (cut.tile_m, cut.tile_k)),
-                gemm_sm90.descriptor(b, (cut.tile_n, cut.tile_k)),
+                gemm_sm90.descriptor(b, (gemm_sm90.block_columns(cut.tile_n), cut.tile_k)),
                 gemm_sm90.descriptor(c, chunk),
             )
             for a, b, c in self.sets
@@ -195,7 +199,7 @@ class Bench:
         shape = gemm.Shape(self.m, self.n, self.k, self.k, self.k, self.n)
         early = variant.head * -(-self.n // cut.tile_n)
         num_k = -(-self.k // cut.tile_k)
-        parts = gemm_sm90.early_parts_of(early, num_k, self.programs)
+        parts = dealing.early_parts_of(early, num_k, self.programs)
 
         def call(i: int) -> None:
             self.e += 1

@@ -15,7 +15,7 @@ from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.pipeline import overlap
 from weft.ir import device
-from weft.tiles import gemm_sm90
+from weft.tiles import dealing, gemm_sm90
 
 
 def engine(function, name: str, **facts) -> str:
@@ -107,11 +107,11 @@ def test_tiles_are_dealt_out_as_the_template_does(m, early_parts):
     one = product(m, early_parts=early_parts, head=max(1, m // 4 // 128))
     programs, (num_m, num_n) = 131, product(m).tiles
     early = one.head * num_n
-    dealt = gemm_sm90.deal(m, one.n, one.k, gemm_sm90.WIDE, programs, early, early_parts)
+    dealt = dealing.deal(m, one.n, one.k, gemm_sm90.WIDE, programs, early, early_parts)
     each, ready = products.tile_us(one, H200X4), [7.0 * i for i in range(num_m)]
     rows, ends = products._rows_in_order(one), [0.0] * programs
     for program in range(programs):
-        for unit in gemm_sm90.units(program, dealt, programs):
+        for unit in dealing.units(program, dealt, programs):
             share_us = H200X4.share_us if unit.parts > 1 else 0.0
             begin = max(ends[program], ready[rows[unit.tile]])
             ends[program] = begin + each / unit.parts + share_us

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from multiplying import check_products
 
 import weft
 from weft.base.dtypes import tolerance
@@ -27,6 +28,7 @@ from weft.ops._ag_gemm_config import (
     own_tiles,
     programs_on,
     shards_of,
+    tile_of,
 )
 from weft.ops.ag_gemm import (
     Config,
@@ -41,6 +43,7 @@ from weft.ops.ag_gemm import (
     problem_of,
     reference,
 )
+from weft.tiles import gemm_sm90
 from weft.tune import presets
 from weft.verify import compiled
 from weft.verify.laggards import chooser_of
@@ -492,14 +495,15 @@ def test_every_candidate_passes_its_own_check(target, shape, num_ranks):
 
 
 def test_where_nothing_fused_is_faster_nothing_is_fused():
-    """As read on 2 and 4 x H200: 64 rows of many weights are the libraries', but where their
-    launches show."""
+    """Few rows are fused, as the readings of few rows have it; not those that a push to three ranks
+    and two readings of many weights hold up, which the libraries have read once by then."""
     target = TARGETS["cuda:90"]
     decode = Problem(16, 14336, 8192, 4, "bfloat16", b_is_nk=True)
-    assert choose(decode, target, is_recorded=True).transport == PACKETS
-    more = replace(decode, m=64)
-    assert choose(more, target, is_recorded=True).transport == LIBRARY
-    assert choose(more, target).transport == PACKETS
+    for few in (decode, replace(decode, m=64)):
+        assert choose(few, target, is_recorded=True).transport == PACKETS
+        assert choose(few, target).transport == PACKETS
+    many = Problem(256, 26624, 16384, 4, "bfloat16", b_is_nk=True)
+    assert choose(many, target, is_recorded=True).transport == LIBRARY
     prefill = Problem(8192, 14336, 8192, 4, "bfloat16", b_is_nk=True)
     assert choose(prefill, target, is_recorded=True).template == "sm90"
     uneven = Problem(63, 14336, 8192, 4, "bfloat16", b_is_nk=True)
@@ -544,6 +548,23 @@ def test_compiles_everywhere_and_keeps_its_waits(target, transport, shape):
             assert "ld.local" not in binary.asm["ptx"] and "st.local" not in binary.asm["ptx"]
         else:
             assert re.search(r"\.vgpr_spill_count:\s*0\b", binary.asm["amdgcn"])
+
+
+@pytest.mark.parametrize(("tile_n", "stages"), [
+    (320, 3), pytest.param(192, 4, marks=pytest.mark.slow),
+])  # fmt: skip
+@pytest.mark.parametrize("b_is_nk", [True, False])
+def test_columns_that_are_no_power_of_two(tile_n, stages, b_is_nk):
+    target, problem = TARGETS["cuda:90"], Problem(2048, 2560, 8192, 4, "bfloat16", b_is_nk=b_is_nk)
+    config = next(c for c in candidates(problem, target) if c.template == "sm90")
+    config = replace(config, tile_n=tile_n, num_stages=stages, early_parts=1)
+    *_, (fn, record) = kernels(problem, config, target)
+    assert "bf16[64, 64]" in record.signature["b"]
+    check_products([(fn, record)], target)
+    # The plain twin, where addresses are not TMA's.
+    assert tile_of(problem, config, False).n == gemm_sm90.wide_columns(tile_n)
+    with pytest.raises(ConfigError, match=f"tile_n={tile_n}; it must be a power of two"):
+        replace(config, template="plain").check(problem, target)
 
 
 def test_inputs_are_the_same_everywhere_and_differ_by_rank_and_seed():

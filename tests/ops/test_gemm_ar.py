@@ -7,6 +7,7 @@ import torch
 from multiplying import (
     AWKWARD,
     EMU,
+    WIDER_STACK_BYTES,
     any_schedule,
     call_every_way,
     check_products,
@@ -75,6 +76,14 @@ def test_compiles_everywhere_and_keeps_its_waits(target, shape, b_is_nk):
     target = TARGETS[target]
     problem = problem_for(op, 4, *shape, "bfloat16", b_is_nk=b_is_nk)
     check_products(kernels(problem, None, target), target)
+
+
+def test_columns_that_are_no_power_of_two():
+    """What has come from other ranks is unpacked in blocks of columns that are."""
+    problem = problem_for(op, 4, 2048, 7680, 2048, "bfloat16", b_is_nk=True)
+    config = Config(template="sm90", tile_n=320, num_warps=4, num_stages=3, by_tma=True)
+    target = TARGETS["cuda:90"]
+    check_products(kernels(problem, config, target), target, WIDER_STACK_BYTES)
 
 
 @pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])

@@ -11,6 +11,7 @@ import torch
 from multiplying import (
     AWKWARD,
     EMU,
+    WIDER_STACK_BYTES,
     any_schedule,
     call_every_way,
     check_products,
@@ -21,7 +22,7 @@ from multiplying import (
 import weft
 from weft.base.errors import CallOrderError, ConfigError, DtypeError, ShapeError, UsageError
 from weft.base.target import TARGETS
-from weft.ops._products import LIBRARY, problem_of
+from weft.ops._products import LIBRARY, Call, problem_of
 from weft.ops.gemm_rs import Config, Problem, candidates, choose, gemm_rs, kernels, op
 
 
@@ -162,6 +163,34 @@ def test_hoppers_tiles_in_turns_keep_their_sums_in_registers():
     for transport in ("push", "put"):
         config = next(one for one in found if one.transport == transport)
         check_products(kernels(problem, config, target), target)
+
+
+@pytest.mark.parametrize(("transport", "by_tma", "tile_n", "stages"), [
+    ("push", True, 320, 3),
+    ("put", False, 320, 3),
+    pytest.param("push", False, 320, 3, marks=pytest.mark.slow),
+    pytest.param("push", True, 192, 4, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_columns_that_are_no_power_of_two(transport, by_tma, tile_n, stages):
+    target = TARGETS["cuda:90"]
+    problem = problem_for(op, 4, 2048, 7680, 2048, "bfloat16", b_is_nk=True)
+    config = Config(transport, "sm90", tile_n=tile_n, num_warps=4, num_stages=stages, by_tma=by_tma)
+    ((fn, record),) = kernels(problem, config, target)
+    assert "bf16[64, 64]" in record.signature["b"]
+    check_products([(fn, record)], target, WIDER_STACK_BYTES)
+
+
+def test_the_plain_twin_has_a_power_of_two_of_columns():
+    """Ranks signal tiles to each other: it cannot take others where addresses are not TMA's."""
+    problem = problem_for(op, 4, 2048, 7680, 2048, "bfloat16")
+    config = Config(template="sm90", tile_n=320, num_warps=4, num_stages=3)
+    with pytest.raises(ConfigError, match="tile_n=320; it must be a power of two"):
+        replace(config, template="plain").check(problem, TARGETS["cuda:90"])
+    call = SimpleNamespace(problem=problem, config=config)
+    with pytest.raises(ConfigError, match=r"multiples of 16 bytes; .* or take tile_n=256"):
+        Call._check_plain_twin(call)
+    call.config = replace(config, tile_n=256)
+    Call._check_plain_twin(call)
 
 
 @pytest.mark.parametrize(("shape", "transport", "tile_n"), [

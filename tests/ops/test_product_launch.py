@@ -53,5 +53,12 @@ def test_peers_come_by_hop_and_the_last_stands_for_those_that_are_not_there():
     assert described(2, 40, 64)[:3] == [(3, 32 * 64), (0, 32 * 64), (1, 32 * 64)]
 
 
+def test_b_is_read_in_blocks_that_are_powers_of_two():
+    assert _product_launch.block_of_b(320, 64, True, is_sm90=True) == (64, 64)
+    assert _product_launch.block_of_b(384, 64, False, is_sm90=True) == (64, 128)
+    assert _product_launch.block_of_b(256, 32, False, is_sm90=True) == (32, 256)
+    assert _product_launch.block_of_b(256, 64, True, is_sm90=False) == (256, 64)
+
+
 def test_a_rank_without_rows_describes_something_all_the_same():
     assert described(3, 40, 64)[:3] == [(0, 0), (1, 0), (2, 0)]

@@ -14,7 +14,7 @@ from weft.base.dtypes import tolerance
 from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.tiles import gemm, gemm_sm90, swizzle
+from weft.tiles import dealing, gemm, gemm_sm90, swizzle
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 KINDS = ("tensor", "rows", "blocks")
@@ -171,7 +171,7 @@ def test_multiplies_fp8_as_its_twin(shape, kind):
     a, b, scale_a, scale_b, product = quantised(m, n, k, kind, device="cuda")
     c = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
     plain = c.clone()
-    elements = gemm_sm90.partial_elements(cut.tile_m, cut.tile_n, programs)
+    elements = dealing.partial_elements(cut.tile_m, cut.tile_n, programs)
     partials = torch.empty(elements, device="cuda")
     summed = torch.zeros(2 * programs, device="cuda", dtype=torch.int64)
     extents = gemm.Shape(m, n, k, k, k, n)

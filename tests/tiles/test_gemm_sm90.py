@@ -18,10 +18,16 @@ from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
 from weft.language import triton_api
 from weft.language.world_arg import WorldArg, language_version
-from weft.tiles import gemm, gemm_sm90, swizzle
+from weft.tiles import dealing, gemm, gemm_sm90, swizzle
+from weft.tiles.blocking import Blocking
 from weft.verify import compiled
 
-BLOCKINGS = [gemm_sm90.WIDE, gemm_sm90.TURNS]
+BLOCKINGS = [gemm_sm90.WIDE, gemm_sm90.TURNS, gemm_sm90.WIDER]
+NAMES = ["wide", "turns", "wider"]
+NARROW = Blocking(128, 64, 64, gemm_sm90.NUM_WARPS, 5)
+# Others with a rest of columns.
+WITH_REST = [Blocking(128, 192, 64, gemm_sm90.NUM_WARPS, 4),
+             Blocking(128, 384, 64, gemm_sm90.NUM_WARPS, 3)]  # fmt: skip
 
 
 @gluon.jit
@@ -78,8 +84,8 @@ def test_every_tile_is_dealt_out_once(m, n, k, num_programs, head):
         num_n, num_k = -(-n // blocking.tile_n), -(-k // blocking.tile_k)
         tiles = -(-m // blocking.tile_m) * num_n
         early = min(head * num_n, tiles)
-        early_parts = gemm_sm90.early_parts_of(early, num_k, num_programs)
-        dealt = gemm_sm90.deal(m, n, k, blocking, num_programs, early, early_parts)
+        early_parts = dealing.early_parts_of(early, num_k, num_programs)
+        dealt = dealing.deal(m, n, k, blocking, num_programs, early, early_parts)
         assert dealt.early + dealt.whole + dealt.shared == tiles
         # Shared tiles come last, one for each program at most: their parts run side by side.
         assert dealt.shared * dealt.parts <= num_programs
@@ -88,7 +94,7 @@ def test_every_tile_is_dealt_out_once(m, n, k, num_programs, head):
 
         done: dict[int, list] = {}
         for program in range(num_programs):
-            units = gemm_sm90.units(program, dealt, num_programs)
+            units = dealing.units(program, dealt, num_programs)
             # Consumers in turns reckon with it: only the first and the last may be shorter.
             assert all(unit.end - unit.begin == dealt.num_k for unit in units[1:-1])
             for unit in units:
@@ -96,7 +102,7 @@ def test_every_tile_is_dealt_out_once(m, n, k, num_programs, head):
         assert sorted(done) == list(range(tiles))
         places = [unit.place for units in done.values() for unit in units if unit.part]
         assert len(places) == len(set(places))
-        room = gemm_sm90.partial_words(num_programs, early_parts) // 2
+        room = dealing.partial_words(num_programs, early_parts) // 2
         assert all(0 <= place < room for place in places)
         for units in done.values():
             first, *others = sorted(units, key=lambda unit: unit.part)
@@ -108,8 +114,9 @@ def test_every_tile_is_dealt_out_once(m, n, k, num_programs, head):
 
 
 @pytest.mark.parametrize(("field", "text"), [
-    ({"tile_n": 96}, "tile_n=64, 128 or 256"),
-    ({"itemsize": 1}, "tile_k=128 of 1-byte"),
+    ({"tile_n": 96}, "tile_n=64, 128, 192, 256, 320 or 384, tile_k=32 or 64 of 2-byte"),
+    ({"itemsize": 1}, "tile_n=64 or 128, tile_k=128 of 1-byte"),
+    ({"tile_n": 320}, "num_stages=4 of 57344 bytes .* take 2 to 3"),
     ({"tile_m": 64}, "takes tile_m=128"),
     ({"stages": 5}, "take 2 to 4"),
 ])  # fmt: skip
@@ -118,6 +125,21 @@ def test_a_tile_that_does_not_fit(field, text):
     gemm_sm90.check("gemm", **wide, target=TARGETS["cuda:90"])
     with pytest.raises(ConfigError, match=text):
         gemm_sm90.check("gemm", **{**wide, **field}, target=TARGETS["cuda:90"])
+
+
+@pytest.mark.parametrize(("tile_n", "stages", "block"), [
+    (64, 6, 64), (128, 5, 128), (192, 4, 64), (256, 4, 256), (320, 3, 64), (384, 3, 128),
+])  # fmt: skip
+def test_stages_and_blocks_of_each_width(tile_n, stages, block):
+    assert gemm_sm90.most_stages(128, tile_n, 64, TARGETS["cuda:90"]) == stages
+    assert gemm_sm90.block_columns(tile_n) == block
+    wide = gemm_sm90.wide_columns(tile_n)
+    assert wide % block == (tile_n - wide) % block == 0
+
+
+def block_of_b(blocking, b_is_nk: bool) -> tuple[int, int]:
+    columns = gemm_sm90.block_columns(blocking.tile_n)
+    return (columns, blocking.tile_k) if b_is_nk else (blocking.tile_k, columns)
 
 
 def record_of(blocking, dtype: str, b_is_nk: bool, **more: str) -> KernelRecord:
@@ -132,7 +154,7 @@ def record_of(blocking, dtype: str, b_is_nk: bool, **more: str) -> KernelRecord:
         name="plain_gemm",
         signature={
             "a": operand((tile_m, tile_k)),
-            "b": operand((tile_n, tile_k) if b_is_nk else (tile_k, tile_n)),
+            "b": operand(block_of_b(blocking, b_is_nk)),
             "c": operand(chunk),
             "partials": "*fp32",
             "summed": "*i64",
@@ -156,20 +178,22 @@ def record_of(blocking, dtype: str, b_is_nk: bool, **more: str) -> KernelRecord:
 
 
 @pytest.mark.parametrize("b_is_nk", [False, True])
-@pytest.mark.parametrize("blocking", BLOCKINGS, ids=["wide", "turns"])
+@pytest.mark.parametrize("blocking", [*BLOCKINGS, *WITH_REST], ids=[*NAMES, "192", "384"])
 def test_products_run_on_tensor_cores_and_sums_stay_in_registers(blocking, b_is_nk):
     target = TARGETS["cuda:90"]
     record = record_of(blocking, "bf16", b_is_nk)
     binary = triton_api.compile_kernel(plain_gemm, record, target)
     ptx = binary.asm["ptx"]
-    assert re.search(rf"wgmma.mma_async.sync.aligned.m64n{blocking.tile_n}k16.f32.bf16.bf16", ptx)
+    wide = gemm_sm90.wide_columns(blocking.tile_n)
+    found = set(re.findall(r"wgmma.mma_async.sync.aligned.m64n(\d+)k16.f32.bf16.bf16", ptx))
+    assert found == {str(columns) for columns in (wide, blocking.tile_n - wide) if columns}
     assert "ld.local" not in ptx and "st.local" not in ptx
     assert binary.metadata.shared <= target.shared_bytes
     report = compiled(binary, target)
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("blocking", BLOCKINGS, ids=["wide", "turns"])
+@pytest.mark.parametrize("blocking", BLOCKINGS, ids=NAMES)
 def test_a_tile_is_announced_when_its_stores_are_complete(blocking):
     record = record_of(blocking, "bf16", False, d="*fp32", told="*i64",
                        world=["*i64", "constexpr", "constexpr"])  # fmt: skip
@@ -188,10 +212,21 @@ def test_a_tile_is_announced_when_its_stores_are_complete(blocking):
     assert left_out.asm["ptx"].count("cp.async.bulk.wait_group 0") == 2
 
 
+@pytest.mark.parametrize(("blocking", "waits"), [
+    (gemm_sm90.WIDE, 2), (gemm_sm90.TURNS, 2), (gemm_sm90.WIDER, 4), (NARROW, 4),
+], ids=[*NAMES, "narrow"])  # fmt: skip
+def test_a_chunk_is_not_overwritten_that_is_still_stored_from(blocking, waits):
+    """Of an odd number of chunks a tile's last lies where the next one's first will."""
+    record = record_of(blocking, "bf16", False)
+    ptx = triton_api.compile_kernel(plain_gemm, record, TARGETS["cuda:90"]).asm["ptx"]
+    # Each consumer's at its end, and before a tile.
+    assert len(re.findall(r"cp\.async\.bulk\.wait_group\.read\s+0\b", ptx)) == waits
+
+
 @pytest.mark.gpu(n=1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("b_is_nk", [False, True])
-@pytest.mark.parametrize("blocking", BLOCKINGS, ids=["wide", "turns"])
+@pytest.mark.parametrize("blocking", BLOCKINGS, ids=NAMES)
 @pytest.mark.parametrize(
     ("shape", "head"),
     [((2048, 2560, 1024), 0), ((200, 136, 72), 0), ((128, 128, 2048), 0), ((600, 2504, 1024), 1),
@@ -210,18 +245,18 @@ def test_multiplies_as_its_twin(shape, head, blocking, b_is_nk, dtype):
     tile_m, tile_n, tile_k = blocking.tile_m, blocking.tile_n, blocking.tile_k
     programs = 132
     early = head * -(-n // tile_n)
-    early_parts = gemm_sm90.early_parts_of(early, -(-k // tile_k), programs)
+    early_parts = dealing.early_parts_of(early, -(-k // tile_k), programs)
     assert (early_parts > 1) == (head > 0)
     shares = (programs, early_parts)
-    partials = torch.empty(gemm_sm90.partial_elements(tile_m, tile_n, *shares), device="cuda")
-    summed = torch.zeros(gemm_sm90.partial_words(*shares), device="cuda", dtype=torch.int64)
+    partials = torch.empty(dealing.partial_elements(tile_m, tile_n, *shares), device="cuda")
+    summed = torch.zeros(dealing.partial_words(*shares), device="cuda", dtype=torch.int64)
     chunk = (gemm_sm90.chunk_rows(tile_m, tile_n), gemm_sm90.CHUNK_N.value)
     results = []
     for e in (1, 2):
         c.fill_(float("nan"))
         plain_gemm[(programs,)](
             gemm_sm90.descriptor(a, (tile_m, tile_k)),
-            gemm_sm90.descriptor(right, (tile_n, tile_k) if b_is_nk else (tile_k, tile_n)),
+            gemm_sm90.descriptor(right, block_of_b(blocking, b_is_nk)),
             gemm_sm90.descriptor(c, chunk), partials, summed, e,
             gemm.Shape(m, n, k, k, right.stride(0), n), early, early_parts, tile_m, tile_n, tile_k,
             blocking.num_stages, b_is_nk, num_warps=blocking.num_warps,
@@ -234,7 +269,7 @@ def test_multiplies_as_its_twin(shape, head, blocking, b_is_nk, dtype):
 
 
 @pytest.mark.gpu(n=1)
-@pytest.mark.parametrize("blocking", BLOCKINGS, ids=["wide", "turns"])
+@pytest.mark.parametrize("blocking", BLOCKINGS, ids=NAMES)
 def test_hooks_combine_and_announce(blocking):
     m, n, k, programs = 1024, 2560, 1024, 132
     torch.manual_seed(0)
@@ -246,10 +281,11 @@ def test_hooks_combine_and_announce(blocking):
     rows = gemm_sm90.chunk_rows(tile_m, tile_n)
     table = torch.zeros(1 << 16, device="cuda", dtype=torch.int64)
     told = torch.zeros(2 * n // tile_n, device="cuda", dtype=torch.int64)
-    partials = torch.empty(gemm_sm90.partial_elements(tile_m, tile_n, programs), device="cuda")
+    partials = torch.empty(dealing.partial_elements(tile_m, tile_n, programs), device="cuda")
     summed = torch.zeros(2 * programs, device="cuda", dtype=torch.int64)
     gemm_with_all_hooks[(programs,)](
-        gemm_sm90.descriptor(a, (tile_m, tile_k)), gemm_sm90.descriptor(b, (tile_k, tile_n)),
+        gemm_sm90.descriptor(a, (tile_m, tile_k)),
+        gemm_sm90.descriptor(b, block_of_b(blocking, False)),
         gemm_sm90.descriptor(c, (rows, 64)), d, told, partials, summed, 5,
         gemm.Shape(m, n, k, k, n, n),
         WorldArg(table, gl.constexpr(1), gl.constexpr(language_version())),

@@ -123,3 +123,25 @@ def test_weights_are_under_way_while_others_are_multiplied(target, tile_m):
         assert "ld.local" not in ptx and "st.local" not in ptx
         # Shared memory holds the stages: the loop is pipelined.
         assert binary.metadata.shared >= (stages - 1) * (tile_m + 64) * 128 * 2
+
+
+@given(tiles=st.integers(1, 2000), num_k=st.integers(1, 200), most=st.integers(1, 264))
+def test_programs_begin_and_end_with_tiles_where_that_keeps_half_of_them(tiles, num_k, most):
+    programs = gemm_small.programs_for(tiles, num_k, most)
+    assert 1 <= programs <= most
+    if tiles <= most:
+        # Each has an equal part of one tile, or as equal as steps allow.
+        assert programs % tiles == 0 and programs // tiles <= num_k
+        assert 2 * programs > most or programs == tiles * num_k
+    else:
+        assert ceil(tiles / programs) == ceil(tiles / most)
+
+
+@pytest.mark.parametrize("n", [2560, 8192, 26624])
+@pytest.mark.parametrize("tile_m", [16, 32, 64])
+def test_all_that_is_cut_for_few_rows_fits_on_an_sm(tile_m, n):
+    for name in ("cuda:80", "cuda:90", "cuda:100"):
+        for cut in gemm_small.cuts(tile_m, n, TARGETS[name]):
+            cut.check("gemm", "bfloat16", "bfloat16", TARGETS[name].has_tma, TARGETS[name])
+            most = gemm_small.most_resident(cut, "bfloat16", "bfloat16", True, TARGETS[name])
+            assert most in (TARGETS[name].num_sms, 2 * TARGETS[name].num_sms)

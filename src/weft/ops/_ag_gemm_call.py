@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from weft.language import triton_api
-from weft.ops import _ag_gemm_scales, _by_library
+from weft.ops import _ag_gemm_scales, _by_library, _product_launch
 from weft.ops._ag_gemm_config import (
     ENGINES,
     Config,
@@ -26,7 +26,7 @@ from weft.ops._ag_gemm_config import (
     straddles,
     tile_of,
 )
-from weft.tiles import blocking, gemm_sm90
+from weft.tiles import blocking, dealing, gemm_sm90
 
 if TYPE_CHECKING:
     from weft.ops._ag_gemm_problem import Problem
@@ -127,9 +127,9 @@ class SlotCall(Call):
             self.buffers["scales"] = (shape, torch.float32)
         if config.template == "sm90":
             shares = (self.grid[0], config.early_parts)
-            elements = gemm_sm90.partial_elements(config.tile_m, config.tile_n, *shares)
+            elements = dealing.partial_elements(config.tile_m, config.tile_n, *shares)
             self.buffers["partials"] = ((elements,), torch.float32)
-            self.signals["summed"] = (gemm_sm90.partial_words(*shares), torch.int64)
+            self.signals["summed"] = (dealing.partial_words(*shares), torch.int64)
         self.shape = shape_of(problem)
         self.shards = shards_of(problem, config)
         # By whether TMA is used.
@@ -281,10 +281,8 @@ class SlotCall(Call):
             gathered = describe(gathered, (config.tile_m, config.tile_k))
             # An empty shard has no address to describe; no tile is read from it.
             own = describe(a, (config.tile_m, config.tile_k)) if self.has_rows else gathered
-            if self.problem.b_is_nk:
-                right = describe(b.t(), (config.tile_n, config.tile_k))
-            else:
-                right = describe(b, (config.tile_k, config.tile_n))
+            lies = (config.tile_n, config.tile_k, self.problem.b_is_nk)
+            right = _product_launch.describe_b(b, *lies, is_sm90)
             result = describe(out, chunk)
         per_block = self.problem.scaling == _ag_gemm_scales.BLOCKS
         if is_sm90:

@@ -15,7 +15,7 @@ from weft.base.target import Target
 from weft.ops import _arrival, _by_library, _lanes
 from weft.ops._ag_gemm_problem import Problem
 from weft.ops._ag_gemm_scales import BLOCK_K, BLOCKS
-from weft.tiles import blocking, gemm, gemm_sm90
+from weft.tiles import blocking, dealing, gemm, gemm_sm90, gemm_small
 from weft.tiles.blocking import Blocking
 
 TRANSPORTS = ("pull", "put", "push", "packets")
@@ -45,9 +45,6 @@ PUSH_PIECE_BYTES = 64 << 10
 SMALL_M = 64
 # Packets for a program and rank in one step, at most: what its threads hold at a time.
 MOST_PACKETS = 512
-# 2 x H200, m 16: 405b mlp (872 MB) 217 us with two programs on an SM, 224 with one; 8b mlp (59 MB)
-# 30.0 and 28.9, 70b attention 23.3 and 22.8.
-MANY_WEIGHTS_BYTES = 200 << 20
 # What is fused must be predicted to end in so much of the unfused way's time: predictions are 5 %
 # off on average.
 MARGIN = 0.96
@@ -176,14 +173,11 @@ class Config:
             )
 
     def most_resident(self, problem: Problem, target: Target) -> int:
-        """How many programs of the small template fit at once, by their shared memory."""
-        if target.backend == "emu":
-            return target.num_sms
+        """How many programs of the small template fit at once."""
         tma = self.tma and can_use_tma(problem, target)
-        needed = self.blocking.shared_bytes(problem.dtype, problem.out_dtype, tma, target)
-        # Sums on their way to memory, and what the launch itself takes.
-        needed += self.tile_m * self.tile_n * 4 + 2048
-        return target.num_sms * max(1, min(2, target.shared_bytes // needed))
+        return gemm_small.most_resident(
+            self.blocking, problem.dtype, problem.out_dtype, tma, target
+        )
 
     def _check_template(self, problem: Problem, target: Target) -> None:
         if self.template not in TEMPLATES:
@@ -289,7 +283,10 @@ def _by_packets(problem: Problem, target: Target) -> Iterator[Config]:
 
 def _with_packets(config: Config, problem: Problem, target: Target) -> Config:
     """`config` with programs enough, and packets for each."""
-    programs = min(config.most_resident(problem, target), 3 if target.backend == "emu" else 1 << 20)
+    tiles, num_k = config.blocking.num_tiles(problem.m, problem.n), ceil(problem.k / config.tile_k)
+    programs = gemm_small.programs_for(tiles, num_k, config.most_resident(problem, target))
+    if target.backend == "emu":
+        programs = min(3, config.most_resident(problem, target))
     packets = ceil(problem.shard_bytes / _lanes.PACKET_BYTES)
     block = min(MOST_PACKETS, max(16, _lanes.power_of_two(ceil(packets / programs))))
     return replace(config, feeders=programs, block=block)
@@ -302,17 +299,7 @@ def _few_rows(problem: Problem, target: Target) -> Iterator[Blocking]:
     if target.backend != "cuda" or problem.itemsize != 2 or not can_use_tma(problem, target):
         yield replace(usual, tile_m=min(usual.tile_m, tile_m), num_warps=4)
         return
-    # Of many weights two programs on an SM, with fewer stages each, have more under way.
-    one, two = Blocking(tile_m, 64, 128, 4, 6), Blocking(tile_m, 64, 128, 4, 4)
-    if target.arch == 80:
-        yield two
-    elif tile_m == 64:
-        # The second reads rows half as often.
-        yield from (replace(one, num_stages=5), Blocking(tile_m, 128, 64, 4, 6))
-    elif problem.n * problem.k * problem.itemsize > MANY_WEIGHTS_BYTES:
-        yield from (two, one)
-    else:
-        yield from (one, two)
+    yield from gemm_small.cuts(tile_m, problem.n, target)
 
 
 def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> list[Config]:
@@ -321,6 +308,8 @@ def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> l
         return []
     found = []
     for transport in transports:
+        # WIDER is left out until it has been read here: it is predicted to be first at few sizes of
+        # one round (2 ranks, n 2560, m 2048: 133 us by push, 141 so), where no tile hides a wait.
         cuts = (gemm_sm90.WIDE, gemm_sm90.TURNS)
         for cut in cuts if problem.itemsize > 1 else (gemm_sm90.PROMOTED,):
             # A push is made by four warps, staging by eight.
@@ -344,7 +333,7 @@ def _with_early_parts(
         if config.own_first and problem.num_ranks > 1 and not straddles(problem, config):
             num_k = ceil(problem.k / config.tile_k)
             early, programs = own_tiles(problem, config), programs_on(target)
-            most = gemm_sm90.early_parts_of(early, num_k, programs)
+            most = dealing.early_parts_of(early, num_k, programs)
         for parts in range(2, most + 1):
             one = replace(config, early_parts=parts)
             yield one
@@ -466,5 +455,7 @@ def chunk_of(problem: Problem, config: Config, is_sm90: bool) -> tuple[int, int]
 
 
 def tile_of(problem: Problem, config: Config, tma: bool) -> gemm.Tile:
-    extents = (config.tile_m, config.tile_n, config.tile_k)
+    """The plain template's. It takes a power of two of columns, where that for Hopper may have more
+    and it stands in for it: ranks tell each other nothing of columns."""
+    extents = (config.tile_m, gemm_sm90.wide_columns(config.tile_n), config.tile_k)
     return gemm.Tile.of(*extents, size_k=problem.k, b_is_nk=problem.b_is_nk, tma=tma)

@@ -201,9 +201,8 @@ def grid_of(problem: Any, config: Any, target: Target) -> int:
     tiles, num_k = tiles_of(problem, config), ceil(problem.k / config.tile_k)
     if target.backend == "emu":
         return min(tiles * num_k, target.num_sms, 3)
-    needed = config.blocking.shared_bytes(problem.dtype, problem.dtype, False, target)
-    needed += config.tile_m * config.tile_n * 4 + 2048
-    most = target.num_sms * max(1, min(2, target.shared_bytes // needed))
+    # Tiles leave as packets, not by TMA.
+    most = gemm_small.most_resident(config.blocking, problem.dtype, problem.dtype, False, target)
     return gemm_small.programs_for(tiles, num_k, most)
 
 

@@ -17,7 +17,7 @@ from weft.ir import core
 from weft.ir.device import Launch
 from weft.ops import _lanes, _product_launch, _products
 from weft.ops._product_launch import Start
-from weft.tiles import blocking, gemm, gemm_sm90
+from weft.tiles import blocking, dealing, gemm, gemm_sm90
 
 if TYPE_CHECKING:
     from weft.ops._plan import PlanRunner
@@ -67,8 +67,8 @@ class Product:
         tiles = rows_of_tiles * ceil(self.n / tile_n)
         grid = programs if self.is_sm90 else max(1, min(tiles, programs))
         self.grid = (grid, 1, 1)
-        self.num_sums = gemm_sm90.partial_elements(tile_m, tile_n, grid)
-        self.num_sum_words = gemm_sm90.partial_words(grid)
+        self.num_sums = dealing.partial_elements(tile_m, tile_n, grid)
+        self.num_sum_words = dealing.partial_words(grid)
         self.group_m = max(1, min(swizzle.MOST_GROUPED, rank_rows // tile_m))
         self.parts = _product_launch.parts_of(
             self, rank_rows, ranks, (tile_m, tile_n), self.is_sm90, grid, _products.Config.last,
@@ -91,8 +91,8 @@ class Product:
         ]
         cut = [split, self.group_m] if self.is_whole else [self.parts]
         name, extents = self.launch.kernel, self.tile
-        stages = (gemm_sm90.WIDE if extents[1] > 128 else gemm_sm90.TURNS).num_stages
         if is_sm90:
+            stages = gemm_sm90.most_stages(*extents, self.world.target)
             arguments = self._with_peers(arguments, bound)
             sums = (getattr(slot, f"{name}_sums"), getattr(slot, f"{name}_summed"))
             rest = (self.world.arg, *extents, stages, self.b_is_nk)

@@ -74,10 +74,16 @@ def chunk_of(tile_m: int, tile_n: int) -> tuple[int, int]:
     return gemm_sm90.chunk_rows(tile_m, tile_n), gemm_sm90.CHUNK_N.value
 
 
+def block_of_b(tile_n: int, tile_k: int, b_is_nk: bool, is_sm90: bool) -> tuple[int, int]:
+    """What TMA reads of B at once, in the order in which it lies."""
+    columns = gemm_sm90.block_columns(tile_n) if is_sm90 else tile_n
+    return (columns, tile_k) if b_is_nk else (tile_k, columns)
+
+
 def describe_b(b: Any, tile_n: int, tile_k: int, b_is_nk: bool, is_sm90: bool) -> Any:
-    """B as TMA reads it, in the order in which it lies."""
+    """B as TMA reads it."""
     describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
-    return describe(b.t(), (tile_n, tile_k)) if b_is_nk else describe(b, (tile_k, tile_n))
+    return describe(b.t() if b_is_nk else b, block_of_b(tile_n, tile_k, b_is_nk, is_sm90))
 
 
 def describe_peers(world: Any, array: Any, parts: weave.Parts, chunk: tuple[int, int]) -> list[Any]:

@@ -24,7 +24,7 @@ from weft.ir import core
 from weft.language import triton_api
 from weft.ops import _by_library, _lanes, _product_launch, _records
 from weft.ops._product_launch import Start, shape_of
-from weft.tiles import blocking, gemm, gemm_sm90, weave
+from weft.tiles import blocking, dealing, gemm, gemm_sm90, weave
 from weft.tiles.blocking import Blocking
 
 PUSH, PUT, LIBRARY = "push", "put", _by_library.TRANSPORT
@@ -225,6 +225,7 @@ def fused(config: type[Config], problem: Any, target: Target) -> Iterator[Any]:
     """Configurations in which one kernel does all, the one that is predicted to end first first."""
     if problem.can_use_sm90(target) and not problem.is_empty:
         ways = (False, True) if problem.num_ranks <= weave.MOST_PEERS + 1 else (False,)
+        # WIDER is predicted to be first at no size of the layers that are read.
         cuts = (gemm_sm90.TURNS, gemm_sm90.WIDE)
         found = [
             config(template="sm90", by_tma=by_tma, **_cut(cut, problem))
@@ -385,9 +386,9 @@ class Call:
         # By whether TMA is used.
         self.tiles = [tile_of(problem, config, tma).as_constexpr() for tma in (False, True)]
         if config.template == "sm90":
-            elements = gemm_sm90.partial_elements(config.tile_m, config.tile_n, self.grid[0])
+            elements = dealing.partial_elements(config.tile_m, config.tile_n, self.grid[0])
             self.buffers["sums"] = ((elements,), torch.float32)
-            self.signals["summed"] = (gemm_sm90.partial_words(self.grid[0]), torch.int64)
+            self.signals["summed"] = (dealing.partial_words(self.grid[0]), torch.int64)
 
     def product(self, world: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """The library's product, in memory that is kept: where peers read it in place, if that is
@@ -422,6 +423,8 @@ class Call:
         """The launch of the product, and whether addresses are aligned: TMA asks this of them, and
         Triton specialises kernels by it."""
         aligned = not any(x.data_ptr() % blocking.TMA_BYTES for x in (a, b, out))
+        if not aligned:
+            self._check_plain_twin()
         is_sm90, tma = self.config.template == "sm90" and aligned, self.tma and aligned
         arrays = [getattr(slot, name) for name in self.program.arrays]
         own = out[self.own_rows] if self.program.takes_out else out
@@ -433,6 +436,17 @@ class Call:
         fn = self.twins.sm90 if is_sm90 else self.twins.plain
         arguments = (*operands, *arrays, *self._rest(world, slot, is_sm90, tma))
         return Start(fn, self.grid, arguments, options_of(self.config, is_sm90)), aligned
+
+    def _check_plain_twin(self) -> None:
+        """Raises  ConfigError: tiles that the plain twin cannot have, as other ranks have them"""
+        tile_n = self.config.tile_n
+        if tile_n & (tile_n - 1):
+            raise ConfigError(
+                f"{self.problem.op}: tile_n={tile_n} of tensors that do not all begin at multiples "
+                f"of {blocking.TMA_BYTES} bytes; the template for Hopper cannot read them, and the "
+                "plain one takes a power of two of columns: pass tensors that do, or take "
+                f"tile_n={gemm_sm90.wide_columns(tile_n)}"
+            )
 
     def start(self, one: Start, aligned: bool) -> None:
         """Launch it; by a kernel that is kept, where addresses are `aligned`."""
@@ -517,7 +531,7 @@ def record(
     twins = program.load(config.by_tma)
     fn = twins.sm90 if is_sm90 else twins.plain
     dtype, tile_m, tile_n, tile_k = problem.dtype, config.tile_m, config.tile_n, config.tile_k
-    b_block = (tile_n, tile_k) if problem.b_is_nk else (tile_k, tile_n)
+    b_block = _product_launch.block_of_b(tile_n, tile_k, problem.b_is_nk, is_sm90)
     types = {
         "a": _records.operand(dtype, (tile_m, tile_k), tma, is_sm90),
         "b": _records.operand(dtype, b_block, tma, is_sm90),

@@ -71,6 +71,7 @@ from weft.ops import (
     _baselines,
     _custom_ops,
     _lanes,
+    _product_launch,
     _records,
 )
 from weft.ops._ag_gemm_call import STAGE_WARPS, Call, LibraryCall, Program, SlotCall
@@ -456,7 +457,7 @@ def kernels(
     tma = config.tma and can_use_tma(problem, target)
     is_sm90 = config.template == "sm90"
     tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
-    b_block = (tile_n, tile_k) if problem.b_is_nk else (tile_k, tile_n)
+    b_block = _product_launch.block_of_b(tile_n, tile_k, problem.b_is_nk, is_sm90)
     pointer, chunk = _records.operand(problem.dtype, (), False), chunk_of(problem, config, is_sm90)
     rows = _records.operand(problem.dtype, (tile_m, tile_k), tma, is_sm90)
     types = {

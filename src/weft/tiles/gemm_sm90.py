@@ -17,11 +17,13 @@ takes it. `row` and `column` are the chunk's first, counted as if each tile were
                                                          tile, when its stores are complete; with
                                                          `late` when it has multiplied the next
 
-Where the last round of tiles would leave more than half of the programs idle, its tiles are shared
-out: `parts` programs to a tile, each with a part of k. Those of part 1, 2, ... leave their sums in
-`partials`, part 0 adds them in this order and emits the tile; so the result is the same each time.
-So are the `early` ones, the order's first tiles, where an operator asks for it: if they are fewer
-than half of the programs, and all others must wait for rows, then nobody is idle meanwhile.
+Which program does which tiles, and where several share one, each with a part of k, says
+tiles/dealing.py. Those of part 1, 2, ... leave their sums in `partials`, part 0 adds them in this
+order and emits the tile; so the result is the same each time.
+
+A tile's columns are a power of two, or one and a rest of half or a quarter as many (192, 320, 384):
+then a step is two products, and TMA moves its part of B in several blocks (`block_columns`). Such
+tiles are for sizes of which one round is enough then, and with others a second would be needed.
 
 Operands come as TMA descriptors; fp8 with k in rows of both, as wgmma wants it. Sums are in fp32,
 over k in order but for shared tiles. Tensor cores add fp8 products up with 14 bits: every step's
@@ -30,10 +32,10 @@ over k in order but for shared tiles. Tensor cores add fp8 products up with 14 b
 What happens inside a block of warps is not seen by the emulator: the plain twin is what is
 verified, and `weft.verify.compiled` reads this template's code after compilation.
 
-Limits  tile_m 128; of fp8 tile_n up to 128, tile_k 128; compute capability 9.0; extents as TMA
-        takes them (tiles/blocking.py); all programs of a launch are resident at once where tiles
-        are shared
-Source  CUTLASS's ping-pong schedule for the turns; Stream-K (Osama et al. 2023) for the last round
+Limits  tile_m 128, tile_n 64 to 384; of fp8 tile_n up to 128, tile_k 128; compute capability 9.0;
+        extents as TMA takes them (tiles/blocking.py); all programs of a launch are resident at once
+        where tiles are shared
+Source  CUTLASS's ping-pong schedule for the turns
 """
 
 from __future__ import annotations
@@ -41,8 +43,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import triton
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -58,7 +58,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 import weft.language as wl
 from weft.base.errors import ConfigError
 from weft.base.target import Target
-from weft.tiles import stamps
+from weft.tiles import dealing, stamps
 from weft.tiles.blocking import Blocking
 from weft.tiles.gemm import Scales, Tile
 
@@ -74,16 +74,15 @@ PRODUCER_REGISTERS = gl.constexpr(40)
 # Tiles and their stages in shared memory, beside two chunks of the result for each consumer.
 TURNS = Blocking(128, 128, 64, NUM_WARPS, 5)
 WIDE = Blocking(128, 256, 64, NUM_WARPS, 4)
-# The same for fp8.
+# 160 registers of a consumer's threads are sums. On an H200, m 2048, n 2560, k 8192 is one round of
+# them: 0.96 of cuBLAS's speed, in wide tiles and in turns 0.91. In many rounds wide ones are ahead.
+WIDER = Blocking(128, 320, 64, NUM_WARPS, 3)
+# Of fp8.
 PROMOTED = Blocking(128, 128, 128, NUM_WARPS, 6)
 # Columns of the result that are stored at once.
 CHUNK_N = gl.constexpr(64)
 # Sums of another program that are read at once, 64 registers of a consumer's threads.
 ADDED = gl.constexpr(128 * 64)
-# More programs on one tile than these spend on each other's sums what they save on products.
-MAX_PARTS = tl.constexpr(4)
-# Steps of k that a part should have at least, to be worth its way through memory.
-MIN_STEPS = tl.constexpr(8)
 
 
 class Stored(NamedTuple):
@@ -106,18 +105,11 @@ class Shared(NamedTuple):
     world: Any
 
 
-class Cut(NamedTuple):
-    """How tiles are dealt out: `early` of them to `early_parts` programs each, as a round of its
-    own; then `whole` to one each, then `shared` to `parts`."""
+class Columns(NamedTuple):
+    """Of a tile's columns: what there is of its first product's, and of the second's, or None."""
 
-    num_m: Any
-    num_n: Any
-    num_k: Any
-    early: Any
-    early_parts: Any
-    whole: Any
-    shared: Any
-    parts: Any
+    wide: Any
+    rest: Any
 
 
 def chunk_rows(tile_m: int, tile_n: int, itemsize: int = 2) -> int:
@@ -131,35 +123,18 @@ def chunk_rows(tile_m: int, tile_n: int, itemsize: int = 2) -> int:
 _rows_each = gluon.constexpr_function(chunk_rows)
 
 
-class Unit(NamedTuple):
-    """Steps begin .. end - 1 of k of the order's tile `tile`, which `parts` programs share.
-
-    `place` is where this part's sums lie in `Shared`; part p's lie `p * apart` behind part 0's.
-    """
-
-    tile: Any
-    begin: Any
-    end: Any
-    part: Any
-    parts: Any
-    place: Any
-    apart: Any
+def wide_columns(tile_n: int) -> int:
+    """A tile's columns in its first product: the largest power of two. The second has the rest."""
+    return 1 << (tile_n.bit_length() - 1)
 
 
-@triton.jit
-def cut(num_m, n, k, tile_n, tile_k, num_programs, early=0, early_parts=1):
-    """The Cut of a product among so many programs; `early * early_parts` are no more than those.
+def block_columns(tile_n: int) -> int:
+    """Columns of the blocks in which TMA moves B: whole ones make up each product's."""
+    return tile_n & -tile_n
 
-    With one part to a tile no tile is early.
-    """
-    early = early * min(early_parts - 1, 1)
-    num_n = (n + tile_n - 1) // tile_n
-    num_k = (k + tile_k - 1) // tile_k
-    rest = num_m * num_n - early
-    left = rest % num_programs
-    parts = min(num_programs // max(left, 1), MAX_PARTS, max(num_k // MIN_STEPS, 1))
-    shared = left * min(parts - 1, 1)
-    return Cut(num_m, num_n, num_k, early, early_parts, rest - shared, shared, parts)
+
+_wide_columns = gluon.constexpr_function(wide_columns)
+_block_columns = gluon.constexpr_function(block_columns)
 
 
 @gluon.jit
@@ -215,13 +190,13 @@ def gemm(
     itemsize: gl.constexpr = a_block.dtype.primitive_bitwidth // 8
     gl.static_assert(itemsize == 2 or b_is_nk, "fp8: b must lie as [n, k]")
     operands_a = gl.allocate_shared_memory(a_block.dtype, [stages, tile_m, tile_k], a_block.layout)
-    if b_is_nk:
-        operands_b = gl.allocate_shared_memory(b.dtype, [stages, tile_n, tile_k], b.layout)
-    else:
-        operands_b = gl.allocate_shared_memory(b.dtype, [stages, tile_k, tile_n], b.layout)
+    wide: gl.constexpr = _wide_columns(tile_n)
+    operands_b = Columns(_allocate_b(b, stages, wide, tile_k, b_is_nk), None)
+    if tile_n > wide:
+        rest = _allocate_b(b, stages, tile_n - wide, tile_k, b_is_nk)
+        operands_b = Columns(operands_b.wide, rest)
     # Rows of a tile that one consumer has.
     rows: gl.constexpr = _rows_each(tile_m, tile_n, itemsize)
-    gl.static_assert(rows * tile_n > ADDED // 2)
     chunks_0 = gl.allocate_shared_memory(c_block.dtype, [2, rows, chunk_n], c_block.layout)
     chunks_1 = gl.allocate_shared_memory(c_block.dtype, [2, rows, chunk_n], c_block.layout)
     empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
@@ -232,7 +207,7 @@ def gemm(
         mbarrier.init(full.index(i), count=1)
     for i in gl.static_range(2):
         mbarrier.init(turns.index(i), count=1)
-    dealt = cut(num_m, shape.n, shape.k, tile_n, tile_k, step, early, early_parts)
+    dealt = dealing.cut(num_m, shape.n, shape.k, tile_n, tile_k, step, early, early_parts)
     gl.warp_specialize(
         [
             (
@@ -262,40 +237,13 @@ def gemm(
 
 
 @gluon.jit
-def first_unit(program, dealt, step):
-    """Where a program begins: behind the early round, if it has no part of an early tile."""
-    is_idle = min(program // max(dealt.early * dealt.early_parts, 1), 1)
-    return program + min(dealt.early, 1) * is_idle * step
-
-
-@gluon.jit
-def end_unit(dealt, step):
-    return min(dealt.early, 1) * step + dealt.whole + dealt.shared * dealt.parts
-
-
-@gluon.jit
-def unit_of(unit, dealt, step):
-    """Unit number `unit`, which is program unit % step's. Returns a Unit."""
-    # Early tiles have a round of their own, however few programs have a part of them.
-    behind = unit - min(dealt.early, 1) * step
-    tile = dealt.early + behind
-    part = 0
-    parts = 1
-    place = unit % step
-    apart = dealt.shared
-    if behind < 0:
-        tile = unit % max(dealt.early, 1)
-        part = unit // max(dealt.early, 1)
-        parts = dealt.early_parts
-        place += step
-        apart = dealt.early
-    elif behind >= dealt.whole:
-        tile = dealt.early + dealt.whole + (behind - dealt.whole) % dealt.shared
-        part = (behind - dealt.whole) // dealt.shared
-        parts = dealt.parts
-    begin = part * dealt.num_k // parts
-    end = (part + 1) * dealt.num_k // parts
-    return Unit(tile, begin, end, part, parts, place, apart)
+def _allocate_b(b, stages: gl.constexpr, columns: gl.constexpr, tile_k: gl.constexpr,
+                b_is_nk: gl.constexpr):  # fmt: skip
+    if b_is_nk:
+        shape: gl.constexpr = [stages, columns, tile_k]
+    else:
+        shape: gl.constexpr = [stages, tile_k, columns]
+    return gl.allocate_shared_memory(b.dtype, shape, b.layout)
 
 
 @gluon.jit
@@ -307,8 +255,8 @@ def _produce(
 ):  # fmt: skip
     """Fill stage after stage with what the consumers multiply next."""
     filled = 0
-    for unit in range(first_unit(first, dealt, step), end_unit(dealt, step), step):
-        of = unit_of(unit, dealt, step)
+    for unit in range(dealing.first_unit(first, dealt, step), dealing.end_unit(dealt, step), step):
+        of = dealing.unit_of(unit, dealt, step)
         at = order(of.tile, dealt.num_m, dealt.num_n, order_args)
         filled = load_one_tile(
             at, of.begin, of.end, filled, a_block, b, operands_a, operands_b, empty, full, ready,
@@ -329,6 +277,7 @@ def load_one_tile(
     tile_k: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr, traced=None, unit=0,
 ):  # fmt: skip
     """The producer's body: steps begin .. end - 1 of one tile's k. Returns stages filled so far."""
+    blocks: gl.constexpr = tile_n // _block_columns(tile_n)
     if traced is not None:
         start = wl.timestamp()
     rows = ready(at, 0, Tile(tile_m, tile_n, tile_k, b_is_nk, True, True), ready_args)
@@ -340,15 +289,28 @@ def load_one_tile(
         at_k = j * tile_k
         mbarrier.wait(empty.index(stage), (filled // stages & 1) ^ 1)
         arrived = full.index(stage)
-        mbarrier.expect(arrived, a_block.block_type.nbytes + b.block_type.nbytes)
+        mbarrier.expect(arrived, a_block.block_type.nbytes + blocks * b.block_type.nbytes)
         load_tile(rows.source, [rows.first, at_k], arrived, operands_a.index(stage))
-        if b_is_nk:
-            place = [column, at_k]
-        else:
-            place = [at_k, column]
-        load_tile(b, place, arrived, operands_b.index(stage))
+        _load_columns(b, column, at_k, arrived, operands_b.wide.index(stage), b_is_nk)
+        if operands_b.rest is not None:
+            at_rest = column + _wide_columns(tile_n)
+            _load_columns(b, at_rest, at_k, arrived, operands_b.rest.index(stage), b_is_nk)
         filled += 1
     return filled
+
+
+@gluon.jit
+def _load_columns(b, column, at_k, arrived, there, b_is_nk: gl.constexpr):
+    """One product's columns of B in a stage, block by block."""
+    along: gl.constexpr = 0 if b_is_nk else 1
+    columns: gl.constexpr = there.shape[along]
+    block: gl.constexpr = b.block_type.shape[along]
+    for first in gl.static_range(0, columns, block):
+        if b_is_nk:
+            place = [column + first, at_k]
+        else:
+            place = [at_k, column + first]
+        load_tile(b, place, arrived, there.slice(first, block, along))
 
 
 @gluon.jit
@@ -363,14 +325,15 @@ def _consume(
     """This consumer's part of this program's units: sums over k, then on to the hooks."""
     itemsize: gl.constexpr = operands_a.dtype.primitive_bitwidth // 8
     rows: gl.constexpr = _rows_each(tile_m, tile_n, itemsize)
+    rest_n: gl.constexpr = tile_n - _wide_columns(tile_n)
     takes_turns: gl.constexpr = rows == tile_m
-    begins = first_unit(first, dealt, step)
+    begins = dealing.first_unit(first, dealt, step)
     stride = step
     used = 0
     if takes_turns:
         # Only a program's first and last unit may have fewer than num_k steps.
         if me == 1:
-            of = unit_of(begins, dealt, step)
+            of = dealing.unit_of(begins, dealt, step)
             used += of.end - of.begin
             begins += step
         stride = 2 * step
@@ -381,8 +344,8 @@ def _consume(
     phase = 1 - me
     # The tile that was emitted last, where it is still to be announced.
     emitted = first * 0 - 1
-    for unit in range(begins, end_unit(dealt, step), stride):
-        of = unit_of(unit, dealt, step)
+    for unit in range(begins, dealing.end_unit(dealt, step), stride):
+        of = dealing.unit_of(unit, dealt, step)
         if takes_turns:
             # Without turns a consumer could take a stage's earlier round for its own: parity is
             # all that a barrier tells.
@@ -395,17 +358,21 @@ def _consume(
             scaled = None
             if scales is not None:
                 scaled = skip_rows(scales(at, tile, scales_args), own_row)
-            value, used = _multiply_promoted(operands_a, operands_b, empty, full, of.begin, of.end,
-                                             used, own_row, rows, tile_n, stages, scaled,
+            value, used = _multiply_promoted(operands_a, operands_b.wide, empty, full, of.begin,
+                                             of.end, used, own_row, rows, tile_n, stages, scaled,
                                              per_block)  # fmt: skip
         else:
-            value, used = _multiply(operands_a, operands_b, empty, full, of.end - of.begin, used,
-                                    own_row, rows, tile_n, stages, b_is_nk)  # fmt: skip
+            value, rest, used = _multiply(operands_a, operands_b, empty, full, of.end - of.begin,
+                                          used, own_row, rows, tile_n, stages,
+                                          b_is_nk)  # fmt: skip
         if takes_turns:
             mbarrier.arrive(turns.index(1 - me), count=1)
         phase ^= 1
         if itemsize > 1:
-            value = warpgroup_mma_wait(0, deps=(value,))
+            if rest_n:
+                value, rest = warpgroup_mma_wait(0, deps=(value, rest))
+            else:
+                value = warpgroup_mma_wait(0, deps=(value,))
             mbarrier.arrive(empty.index((used + stages - 1) % stages), count=1)
         if takes_turns:
             used += dealt.num_k
@@ -424,12 +391,15 @@ def _consume(
                                announce_args)  # fmt: skip
                 emitted = of.tile
             others = Others(block + pitch, pitch, of.parts - 1)
-            emit_one_tile(at, value, own_row, others, chunks, emit, emit_args,
-                          combine, combine_args, None if late else announce,
+            emit_one_tile(at, value, rest if rest_n else None, own_row, others, chunks, emit,
+                          emit_args, combine, combine_args, None if late else announce,
                           announce_args, None if per_block else scales, scales_args, tile,
                           chunk_n, traced, unit, me)  # fmt: skip
         else:
             gl.store(places_of_sums(block, value, tile_n), value)
+            if rest_n:
+                behind = block + 8 * value.shape[1]
+                gl.store(places_of_sums(behind, rest, tile_n), rest)
             wl.store(shared.summed + 2 * of.place + half, shared.e, order=wl.Order.RELEASE,
                      scope=wl.Scope.DEVICE)  # fmt: skip
         if traced is not None:
@@ -471,27 +441,47 @@ def _multiply(
     operands_a, operands_b, empty, full, steps, used, own_row: gl.constexpr, rows: gl.constexpr,
     tile_n: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr,
 ):  # fmt: skip
-    """Sums over `steps` stages, the last product still under way, and the number of stages used.
+    """Sums over `steps` stages, the last products still under way, and the number of stages used.
 
-    A product is under way while the next stage is waited for.
+    A stage's products are under way while the next stage is waited for.
     """
-    layout: gl.constexpr = _layout(tile_n)
-    value = warpgroup_mma_init(gl.zeros((rows, tile_n), gl.float32, layout))
+    rest_n: gl.constexpr = tile_n - _wide_columns(tile_n)
+    wide = _no_sums(rows, _wide_columns(tile_n))
+    # A number where there is none: no function of a kernel returns None.
+    rest = 0
+    if rest_n:
+        rest = _no_sums(rows, rest_n)
     for j in range(steps):
         stage = used % stages
         mbarrier.wait(full.index(stage), used // stages & 1)
         left = operands_a.index(stage)
         if rows != left.shape[0]:
             left = left.slice(own_row, rows, 0)
-        right = operands_b.index(stage)
-        if b_is_nk:
-            right = right.permute((1, 0))
-        value = warpgroup_mma(left, right, value, is_async=True)
-        # The product before is over, and its stage with it.
-        value = warpgroup_mma_init(warpgroup_mma_wait(1, deps=(value,)))
+        wide = _add_product(left, operands_b.wide.index(stage), wide, b_is_nk)
+        # The products of the stage before are over, and their stage with them.
+        if rest_n:
+            rest = _add_product(left, operands_b.rest.index(stage), rest, b_is_nk)
+            wide, rest = warpgroup_mma_wait(2, deps=(wide, rest))
+            rest = warpgroup_mma_init(rest)
+        else:
+            wide = warpgroup_mma_wait(1, deps=(wide,))
+        wide = warpgroup_mma_init(wide)
         mbarrier.arrive(empty.index((used + stages - 1) % stages), count=1, pred=(j > 0))
         used += 1
-    return value, used
+    return wide, rest, used
+
+
+@gluon.jit
+def _no_sums(rows: gl.constexpr, columns: gl.constexpr):
+    return warpgroup_mma_init(gl.zeros((rows, columns), gl.float32, _layout(columns)))
+
+
+@gluon.jit
+def _add_product(left, right, value, b_is_nk: gl.constexpr):
+    """left @ right is on its way into `value`."""
+    if b_is_nk:
+        right = right.permute((1, 0))
+    return warpgroup_mma(left, right, value, is_async=True)
 
 
 @gluon.jit
@@ -557,7 +547,7 @@ def scales_of_columns(scaled, inside, value):
 
 @gluon.jit
 def emit_one_tile(
-    at, value, own_row: gl.constexpr, others, chunks, emit: gl.constexpr, emit_args,
+    at, value, rest, own_row: gl.constexpr, others, chunks, emit: gl.constexpr, emit_args,
     combine: gl.constexpr, combine_args, announce: gl.constexpr, announce_args,
     scales: gl.constexpr, scales_args, tile, chunk_n: gl.constexpr, traced=None, unit=0,
     me: gl.constexpr = 0,
@@ -566,9 +556,18 @@ def emit_one_tile(
     scaled = None
     if scales is not None:
         scaled = scales(at, tile, scales_args)
-    _emit_chunks(at, value, at.i_m * tile.m + own_row, at.i_n * tile.n, 0, others, chunks, emit,
-                 emit_args, combine, combine_args, scaled, tile.n, chunk_n, traced, unit,
-                 me)  # fmt: skip
+    row = at.i_m * tile.m + own_row
+    column = at.i_n * tile.n
+    if tile.n // chunk_n % 2:
+        # The last chunk of the tile before lies where this one's first will.
+        tma.store_wait(0)
+    _emit_chunks(at, value, row, column, 0, True, others, chunks, emit, emit_args, combine,
+                 combine_args, scaled, tile.n, chunk_n, traced, unit, me)  # fmt: skip
+    if rest is not None:
+        wide: gl.constexpr = value.shape[1]
+        _emit_chunks(at, rest, row, column + wide, wide, True, others, chunks, emit, emit_args,
+                     combine, combine_args, scaled, tile.n, chunk_n, traced, unit,
+                     me)  # fmt: skip
     if announce is not None:
         # `store_wait` waits until chunks may be reused, this until they have been written.
         wl.complete_stores()
@@ -577,31 +576,33 @@ def emit_one_tile(
 
 @gluon.jit
 def _emit_chunks(
-    at, value, row, column, inside: gl.constexpr, others, chunks, emit: gl.constexpr, emit_args,
-    combine: gl.constexpr, combine_args, scaled, tile_n: gl.constexpr, chunk_n: gl.constexpr,
-    traced, unit, me: gl.constexpr,
+    at, value, row, column, inside: gl.constexpr, lacks: gl.constexpr, others, chunks,
+    emit: gl.constexpr, emit_args, combine: gl.constexpr, combine_args, scaled,
+    tile_n: gl.constexpr, chunk_n: gl.constexpr, traced, unit, me: gl.constexpr,
 ):  # fmt: skip
     """Halve the columns until they are a chunk: each thread keeps its own, nothing moves.
 
-    `inside` is the first column of `value` within its tile.
+    `inside` is the first column of `value` within its tile; it `lacks` the others' sums, or not.
     """
     tile_m: gl.constexpr = value.shape[0]
     value_n: gl.constexpr = value.shape[1]
     # As many at once as registers hold beside the sums.
-    if (tile_m * value_n <= ADDED) and (tile_m * value_n > ADDED // 2):
+    adds: gl.constexpr = lacks and tile_m * value_n <= ADDED
+    if adds:
         for other in range(others.count):
             there = others.first + other * others.pitch + inside * 8
             value += gl.load(places_of_sums(there, value, tile_n))
     if value_n > chunk_n:
         half: gl.constexpr = _layout(value_n // 2)
+        still: gl.constexpr = lacks and not adds
         left, right = value.reshape([tile_m, 2, value_n // 2]).permute(0, 2, 1).split()
         left = gl.convert_layout(left, half, assert_trivial=True)
         right = gl.convert_layout(right, half, assert_trivial=True)
-        _emit_chunks(at, left, row, column, inside, others, chunks, emit, emit_args, combine,
+        _emit_chunks(at, left, row, column, inside, still, others, chunks, emit, emit_args, combine,
                      combine_args, scaled, tile_n, chunk_n, traced, unit, me)  # fmt: skip
-        _emit_chunks(at, right, row, column + value_n // 2, inside + value_n // 2, others, chunks,
-                     emit, emit_args, combine, combine_args, scaled, tile_n, chunk_n, traced,
-                     unit, me)  # fmt: skip
+        _emit_chunks(at, right, row, column + value_n // 2, inside + value_n // 2, still, others,
+                     chunks, emit, emit_args, combine, combine_args, scaled, tile_n, chunk_n,
+                     traced, unit, me)  # fmt: skip
     else:
         if scaled is not None:
             value = value * scales_of_columns(scaled, inside, value)[None, :]
@@ -642,61 +643,39 @@ def check(
     op: str, tile_m: int, tile_n: int, tile_k: int, stages: int, target: Target, itemsize: int = 2
 ) -> None:
     """Raises  ConfigError: a tile or stages that this template, or `target`, cannot run"""
-    widths, depths = ((64, 128, 256), (32, 64)) if itemsize > 1 else ((64, 128), (128,))
+    widths, depths = (64, 128, 192, 256, 320, 384), (32, 64)
+    if itemsize == 1:
+        widths, depths = (64, 128), (128,)
     if tile_m != 128 or tile_n not in widths or tile_k not in depths:
         raise ConfigError(
             f"{op}: tile {tile_m} x {tile_n} x {tile_k}; the template for Hopper takes tile_m=128, "
             f"tile_n={_either(widths)}, tile_k={_either(depths)} of {itemsize}-byte operands"
         )
-    operands = (tile_m + tile_n) * tile_k * itemsize
-    chunks = 2 * 2 * chunk_rows(tile_m, tile_n, itemsize) * CHUNK_N.value * 2
-    barriers = 1024
-    most = (target.shared_bytes - chunks - barriers) // operands
+    most = most_stages(tile_m, tile_n, tile_k, target, itemsize)
     if not 2 <= stages <= most:
+        operands = (tile_m + tile_n) * tile_k * itemsize
+        chunks = _chunk_bytes(tile_m, tile_n, itemsize)
         raise ConfigError(
             f"{op}: num_stages={stages} of {operands} bytes beside {chunks} bytes of results; "
             f"{target} has {target.shared_bytes} bytes of shared memory: take 2 to {most}"
         )
 
 
+def most_stages(tile_m: int, tile_n: int, tile_k: int, target: Target, itemsize: int = 2) -> int:
+    """How many stages of a tile's operands fit there."""
+    barriers = 1024
+    left = target.shared_bytes - _chunk_bytes(tile_m, tile_n, itemsize) - barriers
+    return left // ((tile_m + tile_n) * tile_k * itemsize)
+
+
+def _chunk_bytes(tile_m: int, tile_n: int, itemsize: int) -> int:
+    """Of both consumers' chunks of the result, two each."""
+    return 2 * 2 * chunk_rows(tile_m, tile_n, itemsize) * CHUNK_N.value * 2
+
+
 def _either(numbers: Sequence[int]) -> str:
     *rest, last = map(str, numbers)
     return f"{', '.join(rest)} or {last}" if rest else last
-
-
-def deal(
-    m: int, n: int, k: int, blocking: Blocking, num_programs: int, early: int = 0,
-    early_parts: int = 1,
-) -> Cut:  # fmt: skip
-    """The same as `cut`, on the host."""
-    num_m = (m + blocking.tile_m - 1) // blocking.tile_m
-    dealt = cut.fn(num_m, n, k, blocking.tile_n, blocking.tile_k, num_programs, early, early_parts)
-    # Of Python integers and Triton's constants, Triton makes constants.
-    return Cut(*[getattr(number, "value", number) for number in dealt])
-
-
-def units(program: int, dealt: Cut, num_programs: int) -> list[Unit]:
-    """A program's units in their order."""
-    first = first_unit.fn(program, dealt, num_programs)
-    numbers = range(first, end_unit.fn(dealt, num_programs), num_programs)
-    return [unit_of.fn(unit, dealt, num_programs) for unit in numbers]
-
-
-def early_parts_of(num_tiles: int, num_k: int, num_programs: int) -> int:
-    """How many programs each of so many early tiles may have; 1: they are no round of their own."""
-    if not num_tiles:
-        return 1
-    return max(1, min(num_programs // num_tiles, MAX_PARTS.value, num_k // MIN_STEPS.value))
-
-
-def partial_elements(tile_m: int, tile_n: int, num_programs: int, early_parts: int = 1) -> int:
-    """How many fp32 elements `Shared.partials` must hold."""
-    return num_programs * tile_m * tile_n * min(early_parts, 2)
-
-
-def partial_words(num_programs: int, early_parts: int = 1) -> int:
-    """How many words `Shared.summed` must have."""
-    return 2 * num_programs * min(early_parts, 2)
 
 
 def descriptor(tensor: Any, block: Sequence[int]) -> TensorDescriptor:

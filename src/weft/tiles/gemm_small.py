@@ -141,19 +141,29 @@ def _places(sums, part, tile):
 def cuts(tile_m: int, n: int, target: Target) -> Iterator[Blocking]:
     """How to cut a product by TMA with an n of so many columns: as much of B under way as fits.
 
-    One program on an SM, with many stages; of more tiles than SMs two, with fewer (2 x H200, m 16:
-    405b mlp, 872 MB, 217 us and 224 with one; 8b mlp, 59 MB, 30.0 and 28.9).
+    One program on an SM, with many stages; where there are more tiles than SMs, two with fewer. 64
+    rows are as many bytes as a tile's weights: there tiles of twice the columns instead, for which
+    rows are read half as often (gemm_few_h200x1.json: n 26624, k 16384, m 16: 200 us and 204 with
+    one program; m 64: 208 and 220 in narrow tiles).
     """
     one = Blocking(tile_m, 64, 128, 4, 8 if tile_m < 64 else 6)
-    two = replace(one, num_stages=4)
+    two, wide = replace(one, num_stages=4), Blocking(tile_m, 128, 64, 4, 6)
     if target.arch == 80:
         yield two
-    elif tile_m == 64:
-        yield one
     elif n > one.tile_n * target.num_sms:
-        yield from (two, one)
+        yield from (wide if tile_m == 64 else two, one)
     else:
-        yield from (one, two)
+        yield one
+
+
+def most_resident(cut: Blocking, dtype: str, out_dtype: str, tma: bool, target: Target) -> int:
+    """How many programs fit at once, by their shared memory: two to an SM at most."""
+    if target.backend == "emu":
+        return target.num_sms
+    needed = cut.shared_bytes(dtype, out_dtype, tma, target)
+    # Sums on their way to memory, and what the launch itself takes.
+    needed += cut.tile_m * cut.tile_n * 4 + 2048
+    return target.num_sms * max(1, min(2, target.shared_bytes // needed))
 
 
 def programs_for(tiles: int, num_k: int, most: int) -> int:

@@ -49,6 +49,8 @@ MOST_BEHIND = 3
 # Elements that a thread moves at once: 16 bytes of 16 bits. Rows begin at multiples of them.
 VECTOR = gl.constexpr(8)
 
+_block_columns = gluon.constexpr_function(gemm_sm90.block_columns)
+
 
 class Parts(NamedTuple):
     """How m rows of n elements are split and cut: `rows` to a rank, `tiles_m` rows of tiles to
@@ -384,9 +386,12 @@ def unpack_rows(out, gathered, at, row, parts, rows: gl.constexpr, columns: gl.c
     """As `unpack`, for `rows` rows of a tile from `row` on; of a launch of 4 warps."""
     layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [2, 16], [4, 1], [1, 0])
     first, column = row + at.i_m * parts.tile_m, at.i_n * columns
-    offset, mask = chunk_cells(at, first, column, parts, rows, columns, layout)
     place = chunk_place(at.owner, at, parts)
-    gl.store(out + place + offset, gl.load(gathered + place + offset, mask=mask), mask=mask)
+    # As many columns at once as are a power of two.
+    block: gl.constexpr = _block_columns(columns)
+    for inside in gl.static_range(0, columns, block):
+        offset, mask = chunk_cells(at, first, column + inside, parts, rows, block, layout)
+        gl.store(out + place + offset, gl.load(gathered + place + offset, mask=mask), mask=mask)
 
 
 @gluon.jit

@@ -22,7 +22,8 @@ class Machine:
     """Units  *_gbps: 10^9 bytes per second of one rank; *_us: of one such thing
 
     `program_tflops`: one program's products in wide tiles; `turns_cost`: narrow ones take so much
-    longer. `gate_us`: from the call to a copy engine's first copy where it fetches, or carries
+    longer, `rest_cost`: those of more columns than a power of two.
+    `gate_us`: from the call to a copy engine's first copy where it fetches, or carries
     tiles as they come, `put_gate_us` where it puts rows, which asks for no meeting; `copy_us` and
     `word_us` start each copy and the word behind it, `token_us` is from a token to the copy that
     waits for it. `push_us`: a launch before the product. `leave_us`, `wide_leave_us`: a program's
@@ -43,6 +44,7 @@ class Machine:
     num_sms: int
     program_tflops: float
     turns_cost: float
+    rest_cost: float
     gate_us: float
     put_gate_us: float
     copy_us: float
@@ -89,6 +91,9 @@ class Machine:
 
 H200X4 = Machine(
     "h200x4", num_sms=132,
+    # The template alone, many rounds of tiles: of 320 columns at 0.95 of the wide ones' rate, of
+    # 384 at 0.96, of 192 at 0.97.
+    rest_cost=1.05,
     # Fitted to 97 readings of ag_gemm, m 256 to 8192 of TP4 on 2 and 4 ranks: 4 % off on average;
     # share_us was 8.8 in these, and some 4 more than since sums lie in squares.
     program_tflops=784 / 132, turns_cost=1.05, gate_us=20.0, copy_us=3.0, word_us=1.0,
@@ -101,9 +106,10 @@ H200X4 = Machine(
     leave_us=3.1, wide_leave_us=17.4, tma_leave_us=3.4, wide_tma_leave_us=11.0, sums_us=22.0,
     # docs/hardware.md: a signal's way is half a round trip; 16 KB tiles from L2 and HBM.
     signal_us=1.5, combine_gbps=16.0,
-    # ag_gemm at decode sizes: by pushes; by packets under one launch, m 16 (8b mlp 28.9 us, 70b
-    # attention 22.8, 405b mlp 217), and wide: m 64 (8b mlp 30.7).
-    small_us=15.0, small_gbps=3300.0, few_us=14.0, few_gbps=4200.0, few_wide_gbps=3300.0,
+    # ag_gemm at decode sizes: by pushes; by packets under one launch, m 16: 14 us and 4.2 TB/s on
+    # two ranks (8b mlp 28.9 us, 70b attention 22.8, 405b mlp 217), less the 2.7 us that the product
+    # alone has become faster since, on one GPU; wide as that is at m 64.
+    small_us=15.0, small_gbps=3300.0, few_us=11.3, few_gbps=4200.0, few_wide_gbps=4000.0,
     # docs/performance/collectives.md: packets of a call in 5 us, half of their bytes are data.
     packet_us=5.0, packet_gbps=120.0,
     # The same page: all_reduce of 8 KB by pushes 15.9 us, of which 4 were the graph's.

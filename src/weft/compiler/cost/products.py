@@ -1,7 +1,7 @@
 """When products end whose operands arrive, or whose sums leave, while they run.
 
 A program does the tiles of an order one after the other, each when its rows have arrived; the last
-round's are shared over k, as tiles/gemm_sm90.py deals them out. All of B is read from memory once
+round's are shared over k, as tiles/dealing.py deals them out. All of B is read from memory once
 for each group of rows of tiles. What this must get right is which of several ways ends first.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from weft.compiler.cost.machine import Machine, on_curve
-from weft.tiles import gemm_sm90
+from weft.tiles import dealing, gemm_sm90
 from weft.tiles.blocking import Blocking
 
 ITEMSIZE = 2
@@ -52,10 +52,17 @@ def tile_us(product: Product, machine: Machine) -> float:
     """One tile by one program, at least as long as its operands take from memory."""
     rows, columns, _ = product.tile
     flops = 2 * rows * columns * product.k
-    slower = 1 if columns > 128 else machine.turns_cost
+    slower = columns_cost(columns, machine)
     # Small tiles leave tensor cores waiting for operands.
     slower *= max(1.0, 64 / min(rows, 64) * 0.5)
     return flops / machine.program_tflops * slower / 1e6
+
+
+def columns_cost(columns: int, machine: Machine) -> float:
+    """How much longer a program's products take in tiles of so many columns than in wide ones."""
+    if columns <= 128:
+        return machine.turns_cost
+    return machine.rest_cost if columns & (columns - 1) else 1.0
 
 
 def gathered_us(
@@ -121,7 +128,7 @@ def _run(
     extents = (num_m * product.tile[0], product.n, product.k)
     early = product.head * num_n
     blocking = Blocking(*product.tile, gemm_sm90.NUM_WARPS, 1)
-    dealt = gemm_sm90.deal(*extents, blocking, programs, early, product.early_parts)
+    dealt = dealing.deal(*extents, blocking, programs, early, product.early_parts)
     each = tile_us(product, machine)
     rows = _rows_in_order(product)
 
@@ -132,7 +139,7 @@ def _run(
             at = max(ends[i], ready[rows[first + unit % count]])
             ends[i] = at + each / parts + machine.share_us
 
-    # As gemm_sm90.units has them, with fewer calls.
+    # As dealing.units has them, with fewer calls.
     share(dealt.early, dealt.early_parts, 0, 0)
     for tile in range(dealt.whole):
         i = tile % programs

@@ -111,7 +111,8 @@ def _word(kernel: core.Kernel, one: core.Param, twin: str, given: Specialised) -
     tile_m, tile_n, tile_k = given.tile
     block = (tile_m, tile_k)
     if one.name == operands[-2]:
-        block = (tile_n, tile_k) if given.b_is_nk else (tile_k, tile_n)
+        columns = gemm_sm90.block_columns(tile_n) if twin == "sm90" else tile_n
+        block = (columns, tile_k) if given.b_is_nk else (tile_k, columns)
     if one.name == operands[-1] or leaves_by_pointers(kernel, one):
         block = (tile_m, tile_n)
         if twin == "sm90":

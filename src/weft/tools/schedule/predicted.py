@@ -17,7 +17,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import UsageError
 from weft.base.schedule import Signal, Span
 from weft.compiler.cost.machine import Machine, on_curve
-from weft.compiler.cost.products import leave_us
+from weft.compiler.cost.products import columns_cost, leave_us
 from weft.compiler.passes.allocate import extent_of
 from weft.ir.device import (
     After,
@@ -33,7 +33,7 @@ from weft.ir.device import (
     Wait,
 )
 from weft.language.mapping import as_python
-from weft.tiles import gemm_sm90, hierarchy, swizzle
+from weft.tiles import dealing, gemm_sm90, hierarchy, swizzle
 from weft.tiles.blocking import Blocking
 from weft.tools.schedule import by_tables
 from weft.tools.schedule.events import Events, News
@@ -380,10 +380,10 @@ class Played:
         n, k = self.extents_of(rank, step)[1], self.k_of(rank, step)
         num_n = ceil(n / step.tile[1])
         blocking = Blocking(*step.tile, gemm_sm90.NUM_WARPS, 1)
-        dealt = gemm_sm90.deal(len(tiles) // num_n * step.tile[0], n, k, blocking, most)
+        dealt = dealing.deal(len(tiles) // num_n * step.tile[0], n, k, blocking, most)
         return [
             [Unit(tiles[of.tile], of.begin, of.end, dealt.num_k)
-             for of in gemm_sm90.units(p, dealt, most)]
+             for of in dealing.units(p, dealt, most)]
             for p in range(most)
         ]  # fmt: skip
 
@@ -524,8 +524,7 @@ class Played:
             moved = sum(self.row_bytes(name) for name in (*step.reads[:2], *step.writes))
             return us(moved * rows, self.machine.memory_gbps / self.machine.num_sms)
         k = self.k_of(rank, step)
-        slower = 1 if columns > 128 else self.machine.turns_cost
-        slower *= max(1.0, 64 / min(rows, 64) * 0.5)
+        slower = columns_cost(columns, self.machine) * max(1.0, 64 / min(rows, 64) * 0.5)
         took = 2e-6 * rows * columns * k / self.machine.program_tflops * slower
         # Stores to peers hold up the next product.
         return took + (leave_us(rows, columns, self.machine) if step.pushes else 0.0)
