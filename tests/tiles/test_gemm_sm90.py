@@ -213,10 +213,11 @@ def test_a_tile_is_announced_when_its_stores_are_complete(blocking):
 
 
 @pytest.mark.parametrize(("blocking", "waits"), [
-    (gemm_sm90.WIDE, 2), (gemm_sm90.TURNS, 2), (gemm_sm90.WIDER, 4), (NARROW, 4),
+    (gemm_sm90.WIDE, 4), (gemm_sm90.TURNS, 2), (gemm_sm90.WIDER, 4), (NARROW, 4),
 ], ids=[*NAMES, "narrow"])  # fmt: skip
 def test_a_chunk_is_not_overwritten_that_is_still_stored_from(blocking, waits):
-    """Of an odd number of chunks a tile's last lies where the next one's first will."""
+    """Of an odd number of chunks a tile's last lies where the next one's first will; of halves of a
+    tile, in whichever the tile before had."""
     record = record_of(blocking, "bf16", False)
     ptx = triton_api.compile_kernel(plain_gemm, record, TARGETS["cuda:90"]).asm["ptx"]
     # Each consumer's at its end, and before a tile.

@@ -19,7 +19,8 @@ takes it. `row` and `column` are the chunk's first, counted as if each tile were
 
 Which program does which tiles, and where several share one, each with a part of k, says
 tiles/dealing.py. Those of part 1, 2, ... leave their sums in `partials`, part 0 adds them in this
-order and emits the tile; so the result is the same each time.
+order and emits the tile; so the result is the same each time. Of wide tiles of which nobody is told
+part 1 emits the right half of the columns: two programs add up and store at once.
 
 A tile's columns are a power of two, or one and a rest of half or a quarter as many (192, 320, 384):
 then a step is two products, and TMA moves its part of B in several blocks (`block_columns`). Such
@@ -342,6 +343,8 @@ def _consume(
     # program and the second one's in another.
     half: gl.constexpr = own_row // rows
     phase = 1 - me
+    # In turns the other consumer multiplies meanwhile. Who is told of a tile is told of all of it.
+    is_halved: gl.constexpr = announce is None and not takes_turns
     # The tile that was emitted last, where it is still to be announced.
     emitted = first * 0 - 1
     for unit in range(begins, dealing.end_unit(dealt, step), stride):
@@ -378,30 +381,38 @@ def _consume(
             used += dealt.num_k
         if traced is not None:
             stamps.stamp(traced, unit, stamps.SUMMED + me * stamps.EACH)
-        block = shared.partials + of.place * (tile_m * tile_n) + own_row * tile_n
-        if of.part == 0:
-            for other in range(1, of.parts):
-                # Pairs with the store below, in the program that has that part.
-                wl.wait(shared.summed + 2 * (of.place + other * of.apart) + half, shared.e,
-                        scope=wl.Scope.DEVICE, world=shared.world)  # fmt: skip
-            pitch = of.apart * (tile_m * tile_n)
+        pitch = of.apart * (tile_m * tile_n)
+        first_place = of.place - of.part * of.apart
+        block = shared.partials + first_place * (tile_m * tile_n) + own_row * tile_n
+        # Part 0 emits a shared tile; of a halved one part 1 emits the right half of columns.
+        right_of = min(of.parts - 1, 1) if is_halved else 0
+        if of.part + right_of > 0:
+            _leave_sums(block + of.part * pitch, value, rest if rest_n else None, of.part,
+                        right_of, is_halved, tile_n)  # fmt: skip
+            wl.store(shared.summed + 2 * of.place + half, shared.e, order=wl.Order.RELEASE,
+                     scope=wl.Scope.DEVICE)  # fmt: skip
+        if of.part <= right_of:
+            for other in range(of.parts):
+                if other != of.part:
+                    # Pairs with the store above, in the program that has that part.
+                    wl.wait(shared.summed + 2 * (first_place + other * of.apart) + half, shared.e,
+                            scope=wl.Scope.DEVICE, world=shared.world)  # fmt: skip
             if late:
                 # Before this tile's `combine`, which may wait for what others announce likewise.
                 _announce_late(emitted, own_row // rows, dealt, order, order_args, announce,
                                announce_args)  # fmt: skip
                 emitted = of.tile
-            others = Others(block + pitch, pitch, of.parts - 1)
-            emit_one_tile(at, value, rest if rest_n else None, own_row, others, chunks, emit,
-                          emit_args, combine, combine_args, None if late else announce,
-                          announce_args, None if per_block else scales, scales_args, tile,
-                          chunk_n, traced, unit, me)  # fmt: skip
-        else:
-            gl.store(places_of_sums(block, value, tile_n), value)
-            if rest_n:
-                behind = block + 8 * value.shape[1]
-                gl.store(places_of_sums(behind, rest, tile_n), rest)
-            wl.store(shared.summed + 2 * of.place + half, shared.e, order=wl.Order.RELEASE,
-                     scope=wl.Scope.DEVICE)  # fmt: skip
+            others = Others(block, pitch, of.parts * min(of.parts - 1, 1), of.part)
+            if is_halved:
+                emit_halves(at, value, rest if rest_n else None, own_row, of.part == 0,
+                            of.part == right_of, others, chunks, emit, emit_args, combine,
+                            combine_args, None if per_block else scales, scales_args, tile,
+                            chunk_n, traced, unit, me)  # fmt: skip
+            else:
+                emit_one_tile(at, value, rest if rest_n else None, own_row, others, chunks, emit,
+                              emit_args, combine, combine_args, None if late else announce,
+                              announce_args, None if per_block else scales, scales_args, tile,
+                              chunk_n, traced, unit, me)  # fmt: skip
         if traced is not None:
             stamps.stamp(traced, unit, stamps.END + me * stamps.EACH)
     if late:
@@ -421,11 +432,40 @@ def _announce_late(
 
 
 class Others(NamedTuple):
-    """Sums of a tile's other parts: `count` blocks of fp32, `pitch` elements apart."""
+    """Sums of a tile's parts: `count` blocks of fp32, `pitch` elements apart, of which number `own`
+    is not looked at; none where `count` is 0."""
 
     first: Any
     pitch: Any
     count: Any
+    own: Any
+
+
+@gluon.jit
+def _leave_sums(block, value, rest, part, right_of, is_halved: gl.constexpr, tile_n: gl.constexpr):
+    """Sums of a shared tile for who emits them, where that is not this part itself."""
+    wide: gl.constexpr = value.shape[1]
+    if is_halved:
+        left, right = _halves(value)
+        if part != 0:
+            gl.store(places_of_sums(block, left, tile_n), left)
+        if part != right_of:
+            gl.store(places_of_sums(block + 4 * wide, right, tile_n), right)
+    elif part != 0:
+        gl.store(places_of_sums(block, value, tile_n), value)
+    if rest is not None:
+        if part != right_of:
+            gl.store(places_of_sums(block + 8 * wide, rest, tile_n), rest)
+
+
+@gluon.jit
+def _halves(value):
+    """Left and right columns: each thread keeps its own, nothing moves."""
+    half: gl.constexpr = _layout(value.shape[1] // 2)
+    pairs = value.reshape([value.shape[0], 2, value.shape[1] // 2])
+    left, right = pairs.permute(0, 2, 1).split()
+    left = gl.convert_layout(left, half, assert_trivial=True)
+    return left, gl.convert_layout(right, half, assert_trivial=True)
 
 
 @gluon.constexpr_function
@@ -575,12 +615,41 @@ def emit_one_tile(
 
 
 @gluon.jit
+def emit_halves(
+    at, value, rest, own_row: gl.constexpr, is_left, is_right, others, chunks, emit: gl.constexpr,
+    emit_args, combine: gl.constexpr, combine_args, scales: gl.constexpr, scales_args, tile,
+    chunk_n: gl.constexpr, traced, unit, me: gl.constexpr,
+):  # fmt: skip
+    """The same of the left half of the columns, of the right one, or of both; nobody is told."""
+    scaled = None
+    if scales is not None:
+        scaled = scales(at, tile, scales_args)
+    row = at.i_m * tile.m + own_row
+    column = at.i_n * tile.n
+    half: gl.constexpr = value.shape[1] // 2
+    left, right = _halves(value)
+    # The tile before may have left any chunk last.
+    tma.store_wait(0)
+    if is_left:
+        _emit_chunks(at, left, row, column, 0, True, others, chunks, emit, emit_args, combine,
+                     combine_args, scaled, tile.n, chunk_n, traced, unit, me)  # fmt: skip
+    if is_right:
+        _emit_chunks(at, right, row, column + half, half, True, others, chunks, emit, emit_args,
+                     combine, combine_args, scaled, tile.n, chunk_n, traced, unit,
+                     me)  # fmt: skip
+        if rest is not None:
+            _emit_chunks(at, rest, row, column + 2 * half, 2 * half, True, others, chunks, emit,
+                         emit_args, combine, combine_args, scaled, tile.n, chunk_n, traced, unit,
+                         me)  # fmt: skip
+
+
+@gluon.jit
 def _emit_chunks(
     at, value, row, column, inside: gl.constexpr, lacks: gl.constexpr, others, chunks,
     emit: gl.constexpr, emit_args, combine: gl.constexpr, combine_args, scaled,
     tile_n: gl.constexpr, chunk_n: gl.constexpr, traced, unit, me: gl.constexpr,
 ):  # fmt: skip
-    """Halve the columns until they are a chunk: each thread keeps its own, nothing moves.
+    """Halve the columns until they are a chunk.
 
     `inside` is the first column of `value` within its tile; it `lacks` the others' sums, or not.
     """
@@ -590,19 +659,18 @@ def _emit_chunks(
     adds: gl.constexpr = lacks and tile_m * value_n <= ADDED
     if adds:
         for other in range(others.count):
-            there = others.first + other * others.pitch + inside * 8
-            value += gl.load(places_of_sums(there, value, tile_n))
+            if other != others.own:
+                there = others.first + other * others.pitch + inside * 8
+                value += gl.load(places_of_sums(there, value, tile_n))
     if value_n > chunk_n:
-        half: gl.constexpr = _layout(value_n // 2)
+        half: gl.constexpr = value_n // 2
         still: gl.constexpr = lacks and not adds
-        left, right = value.reshape([tile_m, 2, value_n // 2]).permute(0, 2, 1).split()
-        left = gl.convert_layout(left, half, assert_trivial=True)
-        right = gl.convert_layout(right, half, assert_trivial=True)
+        left, right = _halves(value)
         _emit_chunks(at, left, row, column, inside, still, others, chunks, emit, emit_args, combine,
                      combine_args, scaled, tile_n, chunk_n, traced, unit, me)  # fmt: skip
-        _emit_chunks(at, right, row, column + value_n // 2, inside + value_n // 2, still, others,
-                     chunks, emit, emit_args, combine, combine_args, scaled, tile_n, chunk_n,
-                     traced, unit, me)  # fmt: skip
+        _emit_chunks(at, right, row, column + half, inside + half, still, others, chunks, emit,
+                     emit_args, combine, combine_args, scaled, tile_n, chunk_n, traced, unit,
+                     me)  # fmt: skip
     else:
         if scaled is not None:
             value = value * scales_of_columns(scaled, inside, value)[None, :]
