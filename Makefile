@@ -57,7 +57,7 @@ test-slow: $(STAMP)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow -q --durations=12 $(ARGS)
 
 test-versions: $(STAMP)
-	@TEST_PYTHON=$(BIN)/python JOBS=$(JOBS) .ci/versions $(VERSIONS)
+	@TEST_PYTHON=$(BIN)/python JOBS=$(JOBS) ARGS="$(ARGS)" .ci/versions $(VERSIONS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

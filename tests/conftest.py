@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,9 @@ import pytest
 import weft
 
 PAIR = 2
+# How far another turn's first test is from the one before's: by and by all come first.
+TURN = 97
+END = pytest.StashKey[float]()
 
 # Tests compile much and make many objects, hardly any of which become garbage in cycles.
 gc.set_threshold(50_000, 20, 20)
@@ -40,12 +44,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="pairs: GPU tests that two GPUs are enough for, each worker on two of its own; "
         "larger: those that need more. Left out: all, on all GPUs",
     )
+    parser.addoption(
+        "--seconds", type=float, help="tests that would begin after so many are skipped"
+    )
+    parser.addoption("--turn", type=int, default=0, help="each number begins with another test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give each worker its own two GPUs, before CUDA is asked for any, and no terminal."""
     for name in TERMINAL:
         os.environ.pop(name, None)
+    if (seconds := config.getoption("--seconds")) is not None:
+        config.stash[END] = time.monotonic() + seconds
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if config.getoption("--gpu-tests") == "pairs" and worker:
         first = PAIR * int(worker.removeprefix("gw"))
@@ -55,7 +65,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip `gpu(n)` tests where there are fewer GPUs; CUDA is asked once, and only if needed."""
+    """Begin where it is this turn's. Skip `gpu(n)` tests where there are fewer GPUs; CUDA is asked
+    once, and only if needed."""
+    if items:
+        first = config.getoption("--turn") * TURN % len(items)
+        items[:] = items[first:] + items[:first]
     if which := config.getoption("--gpu-tests"):
         kept = [item for item in items if (_gpus_of(item) > PAIR) == (which == "larger")]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
@@ -69,6 +83,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in wanted:
         if there < _gpus_of(item):
             item.add_marker(pytest.mark.skip(reason=f"needs {_gpus_of(item)} GPUs, {there} here"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.monotonic() > item.config.stash.get(END, float("inf")):
+        pytest.skip("no time was left for it")
 
 
 def _gpus_of(item: pytest.Item) -> int:
