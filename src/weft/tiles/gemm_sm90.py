@@ -531,36 +531,60 @@ def _multiply_promoted(
     per_block: gl.constexpr,
 ):  # fmt: skip
     """As `_multiply`, of fp8, nothing under way at the end: a step's products are added up by this
-    consumer while the other one's are multiplied.
+    consumer while its next one's are multiplied, and the other consumer's.
 
     Scales of A are applied here: they may lie where the rows do, which are given back when the last
     stage is empty. `per_block` those of B too.
     """
     layout: gl.constexpr = _layout(tile_n, 1)
     value = gl.zeros((rows, tile_n), gl.float32, layout)
-    for j in range(begin, end):
-        stage = used % stages
-        mbarrier.wait(full.index(stage), used // stages & 1)
-        left = operands_a.index(stage)
-        if rows != left.shape[0]:
-            left = left.slice(own_row, rows, 0)
-        right = operands_b.index(stage).permute((1, 0))
-        none = warpgroup_mma_init(gl.zeros((rows, tile_n), gl.float32, layout))
-        product = warpgroup_mma(left, right, none, use_acc=False, is_async=True)
-        if per_block:
-            # Where `full` says that rows have arrived, their scales have.
-            scale = scales_of_rows(scaled, j, value) * gl.load(scaled.b + j * scaled.b_k)
-        product = warpgroup_mma_wait(0, deps=(product,))
-        mbarrier.arrive(empty.index(stage), count=1, pred=(j < end - 1))
-        if per_block:
-            product = product * scale[:, None]
-        value += product
+    # In pairs, since sums in flight cannot change names from one round of a loop to the next.
+    for j in range(begin, end - 1, 2):
+        first, first_scale = _begin_promoted(operands_a, operands_b, full, j, used, own_row, value,
+                                             rows, tile_n, stages, scaled, per_block)  # fmt: skip
+        second, second_scale = _begin_promoted(operands_a, operands_b, full, j + 1, used + 1,
+                                               own_row, value, rows, tile_n, stages, scaled,
+                                               per_block)  # fmt: skip
+        first, second = warpgroup_mma_wait(1, deps=(first, second))
+        mbarrier.arrive(empty.index(used % stages), count=1)
+        value += first * first_scale[:, None] if per_block else first
+        second = warpgroup_mma_wait(0, deps=(second,))
+        mbarrier.arrive(empty.index((used + 1) % stages), count=1, pred=(j + 2 < end))
+        value += second * second_scale[:, None] if per_block else second
+        used += 2
+    if (end - begin) % 2:
+        last, last_scale = _begin_promoted(operands_a, operands_b, full, end - 1, used, own_row,
+                                           value, rows, tile_n, stages, scaled,
+                                           per_block)  # fmt: skip
+        last = warpgroup_mma_wait(0, deps=(last,))
+        value += last * last_scale[:, None] if per_block else last
         used += 1
     if scaled is not None:
         if not per_block:
             value = value * scales_of_rows(scaled, 0, value)[:, None]
     mbarrier.arrive(empty.index((used + stages - 1) % stages), count=1)
     return value, used
+
+
+@gluon.jit
+def _begin_promoted(
+    operands_a, operands_b, full, j, used, own_row: gl.constexpr, value, rows: gl.constexpr,
+    tile_n: gl.constexpr, stages: gl.constexpr, scaled, per_block: gl.constexpr,
+):  # fmt: skip
+    """One step's products are on their way; with the scales that are `per_block`, or a number."""
+    stage = used % stages
+    mbarrier.wait(full.index(stage), used // stages & 1)
+    left = operands_a.index(stage)
+    if rows != left.shape[0]:
+        left = left.slice(own_row, rows, 0)
+    right = operands_b.index(stage).permute((1, 0))
+    none = warpgroup_mma_init(gl.zeros((rows, tile_n), gl.float32, _layout(tile_n, 1)))
+    product = warpgroup_mma(left, right, none, use_acc=False, is_async=True)
+    scale = 0
+    if per_block:
+        # Where `full` says that rows have arrived, their scales have.
+        scale = scales_of_rows(scaled, j, value) * gl.load(scaled.b + j * scaled.b_k)
+    return product, scale
 
 
 @gluon.jit
