@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -141,7 +140,7 @@ def main() -> None:
             us = found[-1]["us"]
             print(m, layer, *(f"{name} {time}" for name, time in us.items()), sep="  ", flush=True)
     document = {"what": __doc__.splitlines()[0], **provenance(), "rows": found}
-    print(save("gemm_few", document, 1, Path(RESULTS)))
+    print(save("gemm_few", document, 1, RESULTS))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each worker its own two GPUs, before CUDA is asked for any, and no terminal."""
+    """Give each worker its own two GPUs, before CUDA is asked for any, and no terminal; note when
+    its time is over."""
     for name in TERMINAL:
         os.environ.pop(name, None)
     if (seconds := config.getoption("--seconds")) is not None:

@@ -283,10 +283,12 @@ def _by_packets(problem: Problem, target: Target) -> Iterator[Config]:
 
 def _with_packets(config: Config, problem: Problem, target: Target) -> Config:
     """`config` with programs enough, and packets for each."""
-    tiles, num_k = config.blocking.num_tiles(problem.m, problem.n), ceil(problem.k / config.tile_k)
-    programs = gemm_small.programs_for(tiles, num_k, config.most_resident(problem, target))
+    programs = config.most_resident(problem, target)
     if target.backend == "emu":
-        programs = min(3, config.most_resident(problem, target))
+        programs = min(3, programs)
+    else:
+        tiles = config.blocking.num_tiles(problem.m, problem.n)
+        programs = gemm_small.programs_for(tiles, ceil(problem.k / config.tile_k), programs)
     packets = ceil(problem.shard_bytes / _lanes.PACKET_BYTES)
     block = min(MOST_PACKETS, max(16, _lanes.power_of_two(ceil(packets / programs))))
     return replace(config, feeders=programs, block=block)

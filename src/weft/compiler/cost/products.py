@@ -52,17 +52,16 @@ def tile_us(product: Product, machine: Machine) -> float:
     """One tile by one program, at least as long as its operands take from memory."""
     rows, columns, _ = product.tile
     flops = 2 * rows * columns * product.k
-    slower = columns_cost(columns, machine)
+    return flops / machine.program_tflops * tile_cost(rows, columns, machine) / 1e6
+
+
+def tile_cost(rows: int, columns: int, machine: Machine) -> float:
+    """How much longer a program's products take in such tiles than in wide ones."""
     # Small tiles leave tensor cores waiting for operands.
-    slower *= max(1.0, 64 / min(rows, 64) * 0.5)
-    return flops / machine.program_tflops * slower / 1e6
-
-
-def columns_cost(columns: int, machine: Machine) -> float:
-    """How much longer a program's products take in tiles of so many columns than in wide ones."""
+    slower = max(1.0, 64 / min(rows, 64) * 0.5)
     if columns <= 128:
-        return machine.turns_cost
-    return machine.rest_cost if columns & (columns - 1) else 1.0
+        return machine.turns_cost * slower
+    return (machine.rest_cost if columns & (columns - 1) else 1.0) * slower
 
 
 def gathered_us(

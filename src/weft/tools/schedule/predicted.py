@@ -17,7 +17,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import UsageError
 from weft.base.schedule import Signal, Span
 from weft.compiler.cost.machine import Machine, on_curve
-from weft.compiler.cost.products import columns_cost, leave_us
+from weft.compiler.cost.products import leave_us, tile_cost
 from weft.compiler.passes.allocate import extent_of
 from weft.ir.device import (
     After,
@@ -524,7 +524,7 @@ class Played:
             moved = sum(self.row_bytes(name) for name in (*step.reads[:2], *step.writes))
             return us(moved * rows, self.machine.memory_gbps / self.machine.num_sms)
         k = self.k_of(rank, step)
-        slower = columns_cost(columns, self.machine) * max(1.0, 64 / min(rows, 64) * 0.5)
+        slower = tile_cost(rows, columns, self.machine)
         took = 2e-6 * rows * columns * k / self.machine.program_tflops * slower
         # Stores to peers hold up the next product.
         return took + (leave_us(rows, columns, self.machine) if step.pushes else 0.0)
