@@ -31,8 +31,8 @@ from weft.tune.provenance import provenance, results_name, write_json
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAIR = 2
-# Processes beside each other: on all GPUs, and on each pair of them.
-ON_ALL, ON_PAIR = 3, 2
+# Processes beside each other: on all GPUs, on each pair of them, and on a pair that has no others.
+ON_ALL, ON_PAIR, ON_LONE_PAIR = 3, 2, 4
 # Short tests share a process, up to so many seconds; of one that was never run nothing is known.
 TOGETHER_S, UNKNOWN_S = 45.0, 20.0
 # Less is not worth beginning one for.
@@ -138,8 +138,9 @@ def main() -> None:
     gpus = [str(i) for i in range(count)]
     name = results_name("gpu_suite", torch.cuda.get_device_name(0), count)
     places = [("larger", ",".join(gpus))] * (ON_ALL if count > PAIR else 0)
+    beside = ON_PAIR if count > PAIR else ON_LONE_PAIR
     for first in range(0, count - 1, PAIR):
-        places += [("pairs", ",".join(gpus[first : first + PAIR]))] * ON_PAIR
+        places += [("pairs", ",".join(gpus[first : first + PAIR]))] * beside
     path = Path(os.environ.get("OUT", RESULTS)) / name
     suite = Suite(options.seconds, path, dict.fromkeys(which for which, _ in places))
     workers = [threading.Thread(target=suite.work, args=place) for place in places]
