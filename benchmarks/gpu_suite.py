@@ -1,11 +1,12 @@
-"""Every GPU test of the project, several at a time, in one run at one commit.
+"""Every GPU test of the project, several at a time, at one commit.
 
-    PYTHONPATH=src python benchmarks/gpu_suite.py [--seconds 580]
+    PYTHONPATH=src python benchmarks/gpu_suite.py [--seconds 580] [--rest]
 
 `make test-gpu` runs them one after the other, each on GPUs of its own; most of that time goes into
 compiling. Here tests share GPUs, in processes of their own: contexts take turns on a device, so
 what waits for a peer still comes to its end, and only times mean nothing. What took long the last
-time begins first. Writes results/gpu_suite_<gpus>.json as it goes, a row for each test.
+time begins first. Writes results/gpu_suite_<gpus>.json as it goes, a row for each test; with --rest
+those stay that have passed at this commit, and the others run.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAIR = 2
 # Processes beside each other: on all GPUs, on each pair of them, and on a pair that has no others.
-ON_ALL, ON_PAIR, ON_LONE_PAIR = 3, 2, 4
+ON_ALL, ON_PAIR, ON_LONE_PAIR = 3, 2, 5
 # Short tests share a process, up to so many seconds; of one that was never run nothing is known.
 TOGETHER_S, UNKNOWN_S = 45.0, 20.0
 # Less is not worth beginning one for.
@@ -81,16 +82,24 @@ def rows_of(report: Path, job: list[str]) -> Iterator[dict[str, Any]]:
 class Suite:
     """Jobs that wait, and rows of those that have ended."""
 
-    def __init__(self, seconds: float, path: Path, whiches: Iterable[str]) -> None:
+    def __init__(self, seconds: float, path: Path, whiches: Iterable[str], is_rest: bool) -> None:
         self.until, self.path = time.time() + seconds, path
-        last = RESULTS / path.name
-        before = json.loads(last.read_text())["rows"] if last.exists() else []
-        took = {row["test"]: row.get("seconds", UNKNOWN_S) for row in before}
-        self.jobs = {which: jobs_of(collected(which), took) for which in whiches}
+        where_from = provenance()
+        passed, took = [], {}
+        for file in sorted(RESULTS.glob("gpu_suite_*.json")):
+            last = json.loads(file.read_text())
+            took |= {row["test"]: row["seconds"] for row in last["rows"] if "seconds" in row}
+            if is_rest and file.name == path.name and last.get("commit") == where_from["commit"]:
+                passed = [row for row in last["rows"] if row["outcome"] == "passed"]
+        there = {row["test"] for row in passed}
+        self.jobs = {
+            which: jobs_of((test for test in collected(which) if test not in there), took)
+            for which in whiches
+        }
         self.document: dict[str, Any] = {
-            "what": "every GPU test in one run at one commit, several at a time on the same GPUs, "
-            "so seconds are no measure",
-            **provenance(), "rows": [],
+            "what": "every GPU test at one commit, several at a time on the same GPUs, so seconds "
+            "are no measure",
+            **where_from, "rows": passed,
         }  # fmt: skip
         self._lock = threading.Lock()
 
@@ -131,6 +140,7 @@ class Suite:
 def main() -> None:
     parser = argparse.ArgumentParser(description="every GPU test, several at a time")
     parser.add_argument("--seconds", type=float, default=580.0, help="begin nothing after these")
+    parser.add_argument("--rest", action="store_true", help="what has not passed at this commit")
     options = parser.parse_args()
     count = torch.cuda.device_count()
     if count < PAIR:
@@ -142,7 +152,7 @@ def main() -> None:
     for first in range(0, count - 1, PAIR):
         places += [("pairs", ",".join(gpus[first : first + PAIR]))] * beside
     path = Path(os.environ.get("OUT", RESULTS)) / name
-    suite = Suite(options.seconds, path, dict.fromkeys(which for which, _ in places))
+    suite = Suite(options.seconds, path, dict.fromkeys(which for which, _ in places), options.rest)
     workers = [threading.Thread(target=suite.work, args=place) for place in places]
     for worker in workers:
         worker.start()
