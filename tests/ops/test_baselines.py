@@ -85,6 +85,13 @@ def test_wefts_product_alone_gives_the_operators_answer():
         assert len(errors) == 6 and max(errors) <= tolerance
 
 
+@pytest.mark.parametrize("op", ["ag_gemm", "gemm_rs", "gemm_ar"])
+def test_the_operators_work_as_a_program_gives_its_answer(op: str):
+    for fields in ({}, {"b_is_nk": True}):
+        for *errors, tolerance in answers(op, "weft_program", {"m": 7, "n": 32, "k": 16}, **fields):
+            assert len(errors) == 6 and max(errors) <= tolerance
+
+
 @pytest.mark.parametrize("name", ["cublas", "cublas_nccl", "weft_alone"])
 def test_scaled_products_beside_ours(name):
     """Uneven rows, so that padded scales are in between."""

@@ -1,7 +1,8 @@
 """What operators are measured against, by operator: the tables that cards take as `baselines`.
 
 `cublas`, `nccl` and `cublas_nccl` are the parts of the unfused way, `weft_alone` is weft's product
-without its collective, `weft_in_place` a collective of symmetric inputs. Each entry is a function
+without its collective, `weft_program` the same work as the compiler weaves it, `weft_in_place` a
+collective of symmetric inputs. Each entry is a function
 of a weft.tune.case.Case that returns a Variant; its module is imported when it is first called,
 since only benchmarks on GPUs need it.
 """
@@ -26,6 +27,7 @@ AG_GEMM = {
     "nccl": _lazy("nccl", "ag_gemm_gather"),
     "cublas_nccl": _lazy("nccl", "ag_gemm_serial"),
     "weft_alone": _lazy("alone", "ag_gemm"),
+    "weft_program": _lazy("programs", "ag_gemm"),
     "torch_async_tp": _lazy("symmetric_memory", "async_tp_ag_gemm"),
     "torch_async_tp_native": _lazy("symmetric_memory", "native_async_tp_ag_gemm"),
 }
@@ -39,6 +41,7 @@ GEMM_RS = {
     "nccl": _lazy("nccl", "gemm_rs_scatter"),
     "cublas_nccl": _lazy("nccl", "gemm_rs_serial"),
     "weft_alone": _lazy("alone", "gemm_rs"),
+    "weft_program": _lazy("programs", "gemm_rs"),
     "torch_async_tp": _lazy("symmetric_memory", "async_tp_gemm_rs"),
 }
 GEMM_AR = {
@@ -46,6 +49,7 @@ GEMM_AR = {
     "nccl": _lazy("nccl", "gemm_ar_reduce"),
     "cublas_nccl": _lazy("nccl", "gemm_ar_serial"),
     "weft_alone": _lazy("alone", "gemm_ar"),
+    "weft_program": _lazy("programs", "gemm_ar"),
     "mm_one_shot": _lazy("symmetric_memory", "mm_one_shot"),
     "mm_two_shot": _lazy("symmetric_memory", "mm_two_shot"),
 }
