@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from weft.language import triton_api
-from weft.runtime.backends.cuda import CudaBackend
+from weft.runtime.backends.cuda import CudaBackend, CudaRecording
 
 
 def test_no_stream_waits_for_a_token_of_launches_that_are_left_out(monkeypatch):
@@ -22,3 +22,21 @@ def test_no_stream_waits_for_a_token_of_launches_that_are_left_out(monkeypatch):
     backend.take_token(word)
     ((stream, count, _, flags),) = queued
     assert (stream, count, flags) == (7, 2, 0)
+
+
+def test_a_recording_is_of_the_allocations_that_its_copies_name(monkeypatch):
+    """Not of the heap's, which stay; what has no number is taken for another one each time."""
+    heap, mine, other = (torch.zeros(64) for _ in range(3))
+    numbers = {mine.data_ptr(): 5, other.data_ptr(): 0}
+    backend = CudaBackend.__new__(CudaBackend)
+    backend._heaps = [None, heap]
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    backend._recording = recording = CudaRecording(lambda address: numbers[address])
+    backend.copy(heap[8:16], mine[:8])
+    assert recording.copied == {5: mine.data_ptr()} and recording.is_current
+    numbers[mine.data_ptr()] = 6
+    assert not recording.is_current
+    numbers[mine.data_ptr()] = 5
+    backend.copy(other, heap)
+    assert not recording.is_current

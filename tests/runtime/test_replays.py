@@ -25,7 +25,10 @@ class Machine:
         kept, self.queued = self.queued, []
         launch()
         frozen, self.queued = self.queued, kept
-        return SimpleNamespace(replay=lambda: self.queued.extend(f"replayed {x}" for x in frozen))
+        self.made = SimpleNamespace(
+            replay=lambda: self.queued.extend(f"replayed {x}" for x in frozen), is_current=True
+        )
+        return self.made
 
     def call(self, calls: Replays, key: str) -> None:
         calls.run(key, lambda: self.queued.append(key))
@@ -54,6 +57,20 @@ def test_what_comes_behind_is_queued_each_time_and_before_anything_is_recorded()
     assert told == [
         *["launched", "behind"] * replays.SIGHTINGS, "recorded", "launched", "behind", "behind",
     ]  # fmt: skip
+
+
+def test_a_recording_whose_memory_is_gone_is_not_replayed_but_made_anew():
+    machine = Machine()
+    calls = Replays(machine)
+    for _ in range(replays.SIGHTINGS + 1):
+        machine.call(calls, "x")
+    assert machine.queued[-1] == "replayed x"
+    machine.made.is_current = False
+    for _ in range(replays.SIGHTINGS):
+        machine.call(calls, "x")
+        assert machine.queued[-1] == "x"
+    machine.call(calls, "x")
+    assert machine.queued[-1] == "replayed x"
 
 
 def test_inside_a_recording_of_the_users_launches_are_launches():

@@ -14,7 +14,8 @@ import pytest
 from torchrun import once, torchrun
 
 ROOT = Path(__file__).parent.parent.parent
-TOKENS = Path(__file__).parent / "scripts" / "tokens.py"
+SCRIPTS = Path(__file__).parent / "scripts"
+TOKENS = SCRIPTS / "tokens.py"
 
 
 def run(tmp_path, script, *options):
@@ -61,6 +62,14 @@ def test_operators_are_right_under_stress(tmp_path, ops, num_ways):
 def test_streams_take_tokens_and_carry_what_kernels_have_stored():
     said = once(torchrun(TOKENS, 2), r"rank (\d) of 2: tokens carried 54 calls")
     assert said == ["0", "1"]
+
+
+@pytest.mark.gpu(n=2)
+def test_memory_that_went_back_to_the_device_is_not_copied_to_by_old_recordings():
+    said = once(
+        torchrun(SCRIPTS / "memory_comes_again.py", 2), r"rank (\d) of 2: right (\d+) times"
+    )
+    assert [rank for rank, _ in said] == ["0", "1"]
 
 
 @pytest.mark.gpu(n=4)

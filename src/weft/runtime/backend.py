@@ -70,6 +70,15 @@ class Recording(Protocol):
         """Enqueue all of it again on the current stream."""
 
 
+class KeptRecording(Recording, Protocol):
+    """One that its caller keeps for calls to come."""
+
+    @property
+    def is_current(self) -> bool:
+        """Is the memory that its copies name still the one that it was recorded with?"""
+        ...
+
+
 class Backend(Protocol):
     """One rank's machine.
 
@@ -142,7 +151,7 @@ class Backend(Protocol):
     def record(self) -> AbstractContextManager[Recording]:
         """Freeze what is launched inside the brackets instead of running it."""
 
-    def record_launches(self, launch: Callable[[], None]) -> Recording | None:
+    def record_launches(self, launch: Callable[[], None]) -> KeptRecording | None:
         """Record what `launch` queues, which allocates nothing; None where that spares nothing."""
 
     def is_recording(self) -> bool: ...

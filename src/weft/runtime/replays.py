@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from weft.runtime.backend import Backend, Recording
+    from weft.runtime.backend import Backend, KeptRecording
 
 # Calls before a recording pays: the first loads kernels, and many keys are never seen again.
 SIGHTINGS = 3
@@ -36,7 +36,7 @@ class Replays:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._seen: OrderedDict[Hashable, int] = OrderedDict()
-        self._recorded: OrderedDict[Hashable, Recording] = OrderedDict()
+        self._recorded: OrderedDict[Hashable, KeptRecording] = OrderedDict()
         # Replays, less those that paid for recordings.
         self._spared = FIRST * REPLAYS_THAT_PAY
 
@@ -51,6 +51,10 @@ class Replays:
         it, and the device may have to come to rest before a recording is made.
         """
         recording = self._recorded.get(key)
+        if recording is not None and not recording.is_current:
+            # The caller's memory went back to the device, and came again at the same address.
+            del self._recorded[key]
+            recording = None
         if recording is not None and not self._backend.is_recording():
             self._recorded.move_to_end(key)
             self._spared += 1

@@ -39,7 +39,7 @@ POLL_S = 0.0005
 
 
 class _Driver:
-    """The three driver calls that torch has no word for; nothing to build or install."""
+    """The driver calls that torch has no word for; nothing to build or install."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL("libcuda.so.1")
@@ -49,6 +49,14 @@ class _Driver:
         self.memory_operations = self._call(
             "cuStreamBatchMemOp_v2", pointer, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint
         )
+        self._attribute = self.library.cuPointerGetAttribute
+        self._attribute.argtypes = (ctypes.c_void_p, ctypes.c_int, pointer)
+
+    def allocation_of(self, address: int) -> int:
+        """A number that no other allocation of this process ever has; 0 where it has none."""
+        number = ctypes.c_uint64(0)
+        code = self._attribute(ctypes.byref(number), POINTER_BUFFER_ID, address)
+        return 0 if code else number.value
 
     def _call(self, name: str, *kinds: Any) -> Any:
         function = getattr(self.library, name)
@@ -104,6 +112,7 @@ class _MemoryOperation(ctypes.Structure):
 
 
 WAIT_VALUE_64, WRITE_VALUE_64, WAIT_VALUE_EQUAL = 4, 5, 1
+POINTER_BUFFER_ID = 7
 
 
 class CudaStream:
@@ -132,12 +141,30 @@ class CudaStream:
 
 
 class CudaRecording:
-    """A CUDA graph. CUDA destroys no graph while another is captured: such a one dies later."""
+    """A CUDA graph. CUDA destroys no graph while another is captured: such a one dies later.
+
+    A kernel takes whatever lies at an address when it runs. A copy is bound to the allocation that
+    was there when it was recorded, and to replay it when that is gone ends the process, even where
+    another one has come to the same address.
+    """
 
     _dying: list[torch.cuda.CUDAGraph] = []
 
-    def __init__(self) -> None:
+    def __init__(self, allocation_of: Callable[[int], int] = lambda _: 0) -> None:
         self.graph = torch.cuda.CUDAGraph()
+        # Of what its copies read and write: the allocations, each with an address in it.
+        self.copied: dict[int, int] = {}
+        self._allocation_of = allocation_of
+
+    def add_copied(self, address: int) -> None:
+        self.copied[self._allocation_of(address)] = address
+
+    @property
+    def is_current(self) -> bool:
+        return all(
+            number and self._allocation_of(address) == number
+            for number, address in self.copied.items()
+        )
 
     def replay(self) -> None:
         self.graph.replay()
@@ -174,6 +201,7 @@ class CudaBackend:
         self._driver = _Driver()
         self._streams: dict[str, CudaStream] = {}
         self._capturing: torch.cuda.Stream | None = None
+        self._recording: CudaRecording | None = None
         self._by_handle: dict[int, CudaStream] = {}
         self._abort: Any = None
         self._heaps: list[torch.Tensor | None] = []
@@ -286,6 +314,10 @@ class CudaBackend:
         return self._streams[name]
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        if self._recording is not None:
+            for address in (dst.data_ptr(), src.data_ptr()):
+                if not self._lies_on_heap(address):
+                    self._recording.add_copied(address)
         if dst.is_contiguous() and src.is_contiguous():
             dst.copy_(src, non_blocking=True)
             return
@@ -301,6 +333,11 @@ class CudaBackend:
             height=dst.shape[0],
         )
         self._driver.copy_2d(ctypes.byref(rectangle), torch.cuda.current_stream().cuda_stream)
+
+    def _lies_on_heap(self, address: int) -> bool:
+        """In memory that lives as long as this does, own or a peer's."""
+        heaps = (heap for heap in self._heaps if heap is not None)
+        return any(0 <= address - heap.data_ptr() < heap.nbytes for heap in heaps)
 
     def copy_word(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         dst.copy_(src, non_blocking=True)
@@ -330,7 +367,7 @@ class CudaBackend:
 
     def record_launches(self, launch: Callable[[], None]) -> CudaRecording:
         """Record what `launch` queues; without the pause that torch makes before a capture."""
-        recording = CudaRecording()
+        self._recording = recording = CudaRecording(self._driver.allocation_of)
         if self._capturing is None:
             # Of ordinary priority: kernels keep in the recording what their stream has.
             self._capturing = torch.cuda.Stream(self.device)
@@ -339,6 +376,7 @@ class CudaBackend:
             try:
                 launch()
             finally:
+                self._recording = None
                 recording.graph.capture_end()
         CudaRecording._dying.clear()
         return recording
