@@ -48,13 +48,11 @@ from weft.ops import (
 )
 from weft.ops.all_reduce import all_reduce
 
-# By rows, as read on 2 x H200, n 8192 and k 2048, in recordings: cuBLAS and weft's all-reduce take
-# 22.9 us at 1 (packets in the product's launch 23.9), 26.7 at 16 (26.7), 33.0 at 64 (30.6), 46 at
-# 256 (73), 209 at 2048 (push 170). `two_shot`, `one_shot`: 24.6 and 23.9 at 1, 26.7 and 28.7 at 16.
-UNFUSED_ROWS, FEW_ROWS, ONE_SHOT_ROWS = 16, 64, 4
-# On 4 x H200 `two_shot` took 38, 37, 44 and 58 us at 64, of four layers, where cuBLAS's time and
-# the all-reduce's, each by itself, are 33, 38, 41 and 57 together: packets go to three ranks then.
-FEW_RANKS = 2
+# Rows up to which packets carry tiles in the product's launch. On 2 x H200, recorded, of four layers,
+# that takes 0.88 to 0.93 of what cuBLAS and weft's all-reduce take at 1 row, 0.80 to 0.91 at 16,
+# 0.89 to 1 at 64 and over twice as long at 256. To all ranks, not to an owner and back, while rows
+# times peers are so few: 1 to 1.5 us less at 16 rows of two ranks, 1 to 4 us more at 64.
+FEW_ROWS, ONE_SHOT_ROWS = 64, 16
 # A rank's rows from which tiles are filled.
 FUSED_ROWS = 256
 
@@ -97,8 +95,7 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     if target.backend == "emu":
         order = (few, many, unfused) if problem.m <= FEW_ROWS else (many, few, unfused)
     elif len(problem.nodes) > 1 or problem.m <= FEW_ROWS:
-        is_few = UNFUSED_ROWS < problem.m <= FEW_ROWS and problem.num_ranks <= FEW_RANKS
-        order = (few, unfused, many) if is_few else (unfused, few, many)
+        order = (few, unfused, many)  # between nodes there are no few
     else:
         order = (unfused, many) if problem.rows < FUSED_ROWS else (many, unfused)
     for kind in order:
@@ -112,7 +109,8 @@ def _by_packets(problem: Problem, target: Target) -> Iterator[Config]:
     if problem.is_empty or len(problem.nodes) > 1:
         return
     cut = asdict(_gemm_ar_few.cut_of(problem, target))
-    ways = ("one_shot", "two_shot") if problem.m <= ONE_SHOT_ROWS else ("two_shot", "one_shot")
+    is_one_shot = problem.m * (problem.num_ranks - 1) <= ONE_SHOT_ROWS
+    ways = ("one_shot", "two_shot") if is_one_shot else ("two_shot", "one_shot")
     for transport in ways:
         yield Config(transport=transport, **cut)
 

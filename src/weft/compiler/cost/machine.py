@@ -34,7 +34,7 @@ class Machine:
     `wide_sums_gbps` where engines have carried them, in narrow and in wide tiles.
     `end_us`: the last tile's way out.
     `reread_gbps`: B slows products down by so much where less than `many_rows` share a reading.
-    `small_*`, `few_*`: few rows, where reading B is all that takes time; `few_wide_gbps` above 32.
+    `small_*`, `few_*`: few rows, where reading B takes nearly all time; `few_wide_us` above 32.
     `packet_*`: data that carries its flags; `rows_us`: few rows summed by pushes.
     `library_*`: cuBLAS; `gather`, `scatter`
     by the bytes of a shard and `reduce` by all bytes: the best library.
@@ -65,8 +65,8 @@ class Machine:
     small_us: float
     small_gbps: float
     few_us: float
+    few_wide_us: float
     few_gbps: float
-    few_wide_gbps: float
     packet_us: float
     packet_gbps: float
     rows_us: float
@@ -106,10 +106,9 @@ H200X4 = Machine(
     leave_us=3.1, wide_leave_us=17.4, tma_leave_us=3.4, wide_tma_leave_us=11.0, sums_us=22.0,
     # docs/hardware.md: a signal's way is half a round trip; 16 KB tiles from L2 and HBM.
     signal_us=1.5, combine_gbps=16.0,
-    # ag_gemm at decode sizes: by pushes; by packets under one launch, m 16: 14 us and 4.2 TB/s on
-    # two ranks (8b mlp 28.9 us, 70b attention 22.8, 405b mlp 217), less the 2.7 us that the product
-    # alone has become faster since, on one GPU; wide as that is at m 64.
-    small_us=15.0, small_gbps=3300.0, few_us=11.3, few_gbps=4200.0, few_wide_gbps=4000.0,
+    # ag_gemm at decode sizes: by pushes; by packets under one launch, fitted to 12 readings on two
+    # ranks, m 1, 16 and 64: 3 % off on average.
+    small_us=15.0, small_gbps=3300.0, few_us=10.0, few_wide_us=14.5, few_gbps=4200.0,
     # docs/performance/collectives.md: packets of a call in 5 us, half of their bytes are data.
     packet_us=5.0, packet_gbps=120.0,
     # The same page: all_reduce of 8 KB by pushes 15.9 us, of which 4 were the graph's.

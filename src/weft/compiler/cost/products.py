@@ -221,6 +221,10 @@ def scattered_us(
     return max(alone, alone - own_us + exposed) + combine_us + machine.end_us
 
 
+# Of a part's columns, where engines carry them.
+CARRIED_CHUNKS = (1, 2, 4)
+
+
 def carried_us(product: Product, machine: Machine, chunks: int) -> float:
     """The product, whose other rows copy engines carry: part by part, each in chunks of columns;
     own ones last, which wait for the same chunk of the others."""
@@ -290,12 +294,12 @@ FEWEST_ROWS = 32
 
 def few_rows_us(product: Product, machine: Machine, by_packets: bool) -> float:
     """All-gather of a few rows, then the product: reading B is what takes time."""
-    us, gbps = machine.small_us, machine.small_gbps
-    if by_packets:
-        us, gbps = machine.few_us, machine.few_gbps
-        if product.m > FEWEST_ROWS:
-            gbps = machine.few_wide_gbps
-    return product.n * product.k * product.itemsize / gbps / 1e3 + us
+    weights = product.n * product.k * product.itemsize
+    if not by_packets:
+        return weights / machine.small_gbps / 1e3 + machine.small_us
+    us = machine.few_us if product.m <= FEWEST_ROWS else machine.few_wide_us
+    of_peers = product.rows * (product.num_ranks - 1) * product.k * product.itemsize
+    return weights / machine.few_gbps / 1e3 + of_peers / machine.packet_gbps / 1e3 + us
 
 
 # ---------------------------------------------------------------------------------------------
