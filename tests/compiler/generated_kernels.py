@@ -12,8 +12,9 @@ from weft.ir import core, device
 
 GOLDEN = Path(__file__).parent / "golden"
 PLANS = (
-    "ag_gemm_pull", "ag_gemm_push", "gemm_rs", "gemm_ar_two_shot", "all_reduce_rms_norm",
-    "all_reduce_rms_norm_few", "all_reduce_rms_norm_twice", "mlp", "ag_moe", "moe_rs",
+    "ag_gemm_pull", "ag_gemm_push", "gemm_rs", "gemm_rs_carried", "gemm_ar_two_shot",
+    "all_reduce_rms_norm", "all_reduce_rms_norm_few", "all_reduce_rms_norm_twice", "mlp", "ag_moe",
+    "moe_rs",
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.compiler import (
+    Compiled,
     Partial,
     Replicate,
     Shard,
@@ -13,6 +14,7 @@ from weft.compiler import (
     gather_rows,
     grouped_matmul,
     moe_route,
+    program,
     reduce_scatter,
     rms_norm,
     scatter_rows,
@@ -95,6 +97,10 @@ PARAMETERS = {
 
 def placed(function) -> Program:
     return place(trace(function, "tp", PARAMETERS[function]))
+
+
+def declared(function) -> Compiled:
+    return program(mesh="tp", **PARAMETERS[function])(function)
 
 
 def compiled(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import operators
 import pytest
 from operators import compiled, placed
@@ -9,7 +11,7 @@ from operators import compiled, placed
 from weft.base.errors import ConfigError
 from weft.base.target import parse_target
 from weft.compiler.cost import products
-from weft.compiler.cost.choose import ways
+from weft.compiler.cost.choose import carried_chunks, ways
 from weft.compiler.cost.machine import H200X4, on_curve
 from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts, Settings
@@ -25,6 +27,79 @@ def engine(function, name: str, **facts) -> str:
 def test_many_rows_are_carried_by_copy_engines_and_few_are_pushed():
     assert engine(operators.ag_gemm, "gathered", sizes={"m": 8192}) == "copy_engine_put"
     assert engine(operators.ag_gemm, "gathered", sizes={"m": 64}) == "push"
+
+
+@pytest.mark.parametrize(
+    ("function", "rows"), [(operators.gemm_rs, (1024, 2048)), (operators.mlp, (2048, 4096))]
+)
+def test_sums_of_many_rows_are_carried_by_copy_engines(function, rows):
+    """From the size on at which the operator takes transport=put."""
+    few, many = ({"sizes": {"m": m}} for m in rows)
+    assert engine(function, "scattered", **few) == "push"
+    assert engine(function, "scattered", **many) == "copy_engine"
+    # A graph's branches have no order: there SMs store tiles to peers.
+    assert engine(function, "scattered", **many, is_recorded=True) == "push"
+
+
+def test_what_engines_carry_is_predicted_as_the_operators_is():
+    program = placed(operators.gemm_rs)
+    scattered, facts = program.task("scattered"), Facts({"m": 8192})
+    found = ways(program, [program.task("product")], scattered, facts)
+    carried = [way for way in found if way.engine == "copy_engine"]
+    assert {way.chunks for way in carried} == {1, 2, 4}
+    for way in carried:
+        shape = product(8192, n=4096, k=3584, tile=way.tile)
+        assert way.us == products.carried_us(shape, H200X4, way.chunks)
+    # Several chunks are alike and of whole tiles, at all sizes that a plan is of.
+    odd = replace(scattered, type=replace(scattered.type, sizes=("m", 4096 - 128)))
+    assert [*carried_chunks(odd, 256)] == [1] and [*carried_chunks(odd, 128)] == [1]
+    open_ = replace(scattered, type=replace(scattered.type, sizes=("m", "n")))
+    assert [*carried_chunks(open_, 128)] == [1]
+
+
+@pytest.mark.parametrize("target", ["emu", "cuda:100", "hip:gfx942"])
+def test_engines_carry_sums_unasked_where_it_was_read_alone(target):
+    """As the operator does, which takes the template without Hopper's instructions by pushes."""
+    facts = Facts({"m": 8192}, target=parse_target(target))
+    found = overlap(placed(operators.gemm_rs), facts).program
+    assert found.task("scattered").engine != "copy_engine"
+    settings = Settings(engines={"scattered": "copy_engine"})
+    for num_ranks in (1, 4):
+        asked = overlap(placed(operators.gemm_rs), replace(facts, num_ranks=num_ranks), settings)
+        assert asked.program.task("scattered").engine == "copy_engine"
+
+
+def test_engines_carry_no_sums_to_other_nodes_nor_in_recordings():
+    settings = Settings(engines={"scattered": "copy_engine"})
+    for facts in (Facts({"m": 8192}, nodes=(2, 2)), Facts({"m": 8192}, is_recorded=True)):
+        with pytest.raises(ConfigError, match="scattered has engine=copy_engine; here it can have"):
+            overlap(placed(operators.gemm_rs), facts, settings)
+    with pytest.raises(ConfigError, match="scattered has engine=copy_engine; here it can have"):
+        compiled(operators.moe_rs, engines={"scattered": "copy_engine"})
+
+
+def test_chunks_of_carried_sums_are_alike_and_of_whole_tiles():
+    asked = {"engines": {"scattered": "copy_engine"}, "tiles": {"product": (128, 256, 64)}}
+    stages = compiled(operators.gemm_rs, chunks={"scattered": 16}, **asked)
+    assert stages.program.task("scattered").chunks == 16
+    told = "chunks=3 of scattered, of 4096 columns in tiles of 256; .* take 1, or such that"
+    with pytest.raises(ConfigError, match=told):
+        compiled(operators.gemm_rs, chunks={"scattered": 3}, **asked)
+    with pytest.raises(ConfigError, match="chunks=2 of scattered; it is 1 to 1024, of none"):
+        compiled(operators.gemm_rs, engines={"scattered": "push"}, chunks={"scattered": 2})
+
+
+def test_a_recorded_call_has_a_plan_of_its_own_unless_the_engine_was_asked_for():
+    program = operators.declared(operators.gemm_rs)
+    stages = program.overlapped(Facts({"m": 8192}))
+    assert stages.program.task("scattered").engine == "copy_engine"
+    assert stages.recorded.program.task("scattered").engine == "push"
+    assert program.overlapped(Facts({"m": 8000})) is stages
+    chunks = program.settled(Settings(chunks={"scattered": 2})).overlapped(Facts({"m": 8192}))
+    assert chunks.recorded.program.task("scattered").engine == "push"
+    asked = program.settled(Settings(engines={"scattered": "copy_engine"}))
+    assert asked.overlapped(Facts({"m": 8192})).recorded is None
+    assert program.overlapped(Facts({"m": 64})).recorded is None
 
 
 def test_other_nodes_are_reached_by_puts():

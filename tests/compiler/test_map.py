@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operators
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from operators import compiled
 from test_tile import placed
 
 from weft.base.errors import ConfigError
@@ -35,6 +37,20 @@ def test_static_mappings_fit(m, num_ranks, chunks, push_rows, tile_rows, cuts):
     own = produced + (consumed if cuts == "part" else [])
     each = max(1, -(-m // num_ranks))
     assert all(one.first // each == (one.end - 1) // each for one in own)
+
+
+@pytest.mark.parametrize(("chunks", "columns"), [(1, 0), (4, 1024)])
+def test_what_engines_carry_has_a_word_for_each_chunk_of_columns(chunks: int, columns: int):
+    """Tokens where tiles are stored, words where they are summed; both fit at every size."""
+    asked = {"engines": {"scattered": "copy_engine"}, "chunks": {"scattered": chunks}}
+    plan = compiled(operators.gemm_rs, tiles={"product": (128, 256, 64)}, **asked).plan
+    tokens, arrived = plan.of(Channel)
+    assert (tokens.buffer, tokens.to, tokens.columns) == ("kept", "engine", columns)
+    assert (arrived.buffer, arrived.to, arrived.columns) == ("partials", "owner", columns)
+    assert (tokens.push_rows, arrived.tile_rows, tokens.chunks) == (128, 128, 1)
+    for channel in (tokens, arrived):
+        for m in (0, 1, 3, 127, 128, 129, 997, 8192):
+            mapping.check(channel, {"m": m}, 4)
 
 
 # Two ranks of 4 rows, a word each; the producer has tiles of 2 rows, the consumer one of 8.

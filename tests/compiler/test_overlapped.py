@@ -31,7 +31,9 @@ PLANS = {
     ),
     "ag_gemm_put": (operators.ag_gemm, {"engines": {"gathered": "copy_engine_put"}, **WIDE}),
     "ag_gemm_push": (operators.ag_gemm, {"engines": {"gathered": "push"}, **WIDE}),
-    "gemm_rs": (operators.gemm_rs, WIDE),
+    "gemm_rs": (operators.gemm_rs, {"engines": {"scattered": "push"}, **WIDE}),
+    "gemm_rs_carried": (operators.gemm_rs, {
+        "engines": {"scattered": "copy_engine"}, "chunks": {"scattered": 2}, **WIDE}),
     "gemm_ar_two_shot": (operators.gemm_ar, {"engines": {"reduced": "push"}, **WIDE}),
     "ag_gemm_nodes": (
         operators.ag_gemm, {"engines": {"gathered": "put"}, "nodes": (2, 2), **WIDE},
@@ -46,7 +48,10 @@ PLANS = {
     "ag_moe": (operators.ag_moe, {}),
     "moe_rs": (operators.moe_rs, {}),
     "moe": (operators.moe, {}),
-    "mlp": (operators.mlp, {"engines": {"gathered": "copy_engine"}, "tiles": {
+    "mlp": (operators.mlp, {"engines": {"gathered": "copy_engine", "scattered": "push"}, "tiles": {
+        "product": (128, 256, 64), "product_2": (128, 128, 64)}}),
+    "mlp_carried": (operators.mlp, {"engines": {
+        "gathered": "copy_engine", "scattered": "copy_engine"}, "tiles": {
         "product": (128, 256, 64), "product_2": (128, 128, 64)}}),
 }  # fmt: skip
 

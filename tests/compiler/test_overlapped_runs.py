@@ -23,6 +23,7 @@ from weft.compiler.passes.fuse import fuse
 
 ENGINES = {
     "all_gather": ("copy_engine", "copy_engine_put", "push"),
+    "reduce_scatter": ("push", "copy_engine"),
     "all_reduce": ("push", "packets", "packets_twice"),
 }
 
@@ -51,7 +52,7 @@ def drawn(seed: int, num_ranks: int, made=random_layers) -> Compiled:
 
 
 def several(ranks, seeds, num_ranks: int, made=random_layers) -> set[str]:
-    """Gives the engines that were run."""
+    """Gives the engines that were run, by what they carried."""
     programs = {seed: drawn(seed, num_ranks, made) for seed in seeds}
 
     def main():
@@ -64,7 +65,7 @@ def several(ranks, seeds, num_ranks: int, made=random_layers) -> set[str]:
     ranks(main, num_ranks)
     facts = Facts({"m": 48}, num_ranks, TARGETS["emu"])
     return {
-        one.engine
+        f"{one.kind} {one.engine}"
         for compiled in programs.values()
         for one in compiled.overlapped(facts).program.tasks
         if one.kernel and one.engine
@@ -74,7 +75,13 @@ def several(ranks, seeds, num_ranks: int, made=random_layers) -> set[str]:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_random_layers(ranks, num_ranks: int):
     found = several(ranks, range(10 * num_ranks, 10 * num_ranks + 2), num_ranks)
-    wanted = [{"push"}, {"push", "copy_engine", "packets"}, {"push", "copy_engine"}]
+    sums = {"reduce_scatter push", "reduce_scatter copy_engine"}
+    wanted = [
+        {"all_gather push", "reduce_scatter push"},
+        {*sums, "all_gather push", "all_gather copy_engine", "all_reduce push",
+         "all_reduce packets"},
+        {*sums, "all_gather copy_engine", "all_reduce push"},
+    ]  # fmt: skip
     assert found == wanted[num_ranks - 1]
 
 

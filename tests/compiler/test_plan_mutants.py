@@ -19,7 +19,7 @@ from weft.compiler.frontend import trace
 from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
 from weft.ir import device
-from weft.ir.device import After, Launch, Notify, Plan, Take, Wait
+from weft.ir.device import After, Copy, Launch, Notify, Plan, Take, Wait
 
 K, N, M = 16, 16, 48
 
@@ -40,7 +40,8 @@ PROGRAMS = {
     "push": (ag_gemm, {"gathered": "push"}),
     "fetch": (ag_gemm, {"gathered": "copy_engine"}),
     "put": (ag_gemm, {"gathered": "copy_engine_put"}),
-    "gemm_rs": (gemm_rs, {}),
+    "gemm_rs": (gemm_rs, {"scattered": "push"}),
+    "carried": (gemm_rs, {"scattered": "copy_engine"}),
 }
 
 
@@ -65,6 +66,8 @@ def mutants(plan: Plan) -> Iterator[tuple[str, Plan]]:
                 f"takes of {getattr(one, 'kernel', 'notify')}",
                 instead(i, replace(one, takes=False)),
             )
+        if isinstance(one, Copy) and one.awaits:
+            yield f"awaits of the copy of {one.source}", instead(i, replace(one, awaits=""))
         if isinstance(one, Launch):
             for field in ("awaits", "announces"):
                 if getattr(one, field):
@@ -97,7 +100,12 @@ def run(placed, plan: Plan, num_ranks: int) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["push", "put", *(pytest.param(one, marks=pytest.mark.slow) for one in ("fetch", "gemm_rs"))],
+    [
+        "push",
+        "put",
+        "carried",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("fetch", "gemm_rs")),
+    ],
 )
 def test_every_dropped_signal_is_found(name: str):
     placed, plan = compiled(name, 2)
@@ -132,5 +140,6 @@ EXPECTED = {
         "takes of ag_gemm_edges": "only this rank reads what lies across two ranks' rows",
         "after(main, copy)": RECORDINGS,
     },
+    "carried": {},
     "gemm_rs": {"awaits of gemm_rs_multiply": BY_ANNOUNCEMENT},
 }

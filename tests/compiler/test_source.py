@@ -132,7 +132,7 @@ def test_source_is_golden(name):
     )
 
 
-@pytest.mark.parametrize("name", ["ag_gemm_pull", "gemm_rs", "mlp"])
+@pytest.mark.parametrize("name", ["ag_gemm_pull", "gemm_rs", "gemm_rs_carried", "mlp"])
 @pytest.mark.parametrize(
     ("twin", "target", "given"),
     [

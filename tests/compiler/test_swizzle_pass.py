@@ -55,8 +55,10 @@ def order(function, kernel: str, **choices) -> str:
 
 def test_rows_that_arrive_come_in_their_order_and_sums_that_leave_go_first():
     assert order(operators.ag_gemm, "ag_gemm_multiply") == "gather"
-    assert order(operators.gemm_rs, "gemm_rs_multiply") == "scatter"
-    assert order(operators.mlp, "mlp_multiply_2") == "scatter"
+    for engine, form in (("push", "scatter"), ("copy_engine", "part_by_part")):
+        asked = {"engines": {"scattered": engine}}
+        assert order(operators.gemm_rs, "gemm_rs_multiply", **asked) == form
+        assert order(operators.mlp, "mlp_multiply_2", **asked) == form
     packets = {"engines": {"reduced": "packets"}, "m": 64}
     assert order(operators.gemm_ar, "gemm_ar_multiply", **packets) == "rows"
 
@@ -107,16 +109,19 @@ def test_a_users_order_that_is_no_bijection(given, told: str):
 
 
 @pytest.mark.parametrize(
-    ("function", "task", "told"),
+    ("function", "engines", "task", "told"),
     [
-        (operators.gemm_rs, "product", "ranks wait for each other's tiles, .* leave it to scatter"),
-        (operators.moe_rs, "products", "turns of routing: leave it to in_turn_backwards"),
+        (operators.gemm_rs, {"scattered": "push"}, "product",
+         "ranks wait for each other's tiles, .* leave it to scatter"),
+        (operators.gemm_rs, {"scattered": "copy_engine"}, "product",
+         "ranks wait for each other's tiles, .* leave it to part_by_part"),
+        (operators.moe_rs, {}, "products", "turns of routing: leave it to in_turn_backwards"),
     ],
-    ids=["sums", "tables"],
-)
-def test_tiles_that_ranks_wait_for_have_no_order_of_ones_own(function, task: str, told: str):
+    ids=["sums", "carried", "tables"],
+)  # fmt: skip
+def test_tiles_that_ranks_wait_for_have_no_order_of_ones_own(function, engines, task, told):
     with pytest.raises(ConfigError, match=f"{task} has order=backwards; here .*{told}"):
-        compiled(function, orders={task: backwards})
+        compiled(function, engines=engines, orders={task: backwards})
 
 
 def test_orders_are_of_kernels_tiles():

@@ -81,6 +81,36 @@ gives=True)  # ag.py:7
 after(main, copy)
 """
 
+# The plan of gemm_rs where copy engines carry what tiles leave at home, as soon as they say so.
+CARRIED = """\
+program(gemm_rs, mesh=tp, results=(c,))
+a = buffer(bfloat16, (m, Part(64)), role=input)
+b = buffer(bfloat16, (Part(64), 96), role=input)
+partials = buffer(bfloat16, (num_ranks, Part(m), 96), role=symmetric)
+kept = buffer(bfloat16, (num_ranks, Tiles(m, 32), 96))
+c = buffer(bfloat16, (Part(m), 96))
+kept_ready = channel(kept, m, push_rows=32, tile_rows=32, cuts=part, columns=48, to=engine)
+partials_ready = channel(partials, m, tile_rows=32, cuts=part, columns=48, to=owner)
+launch(multiply, (a, b, partials), writes=(c, kept), awaits=(partials_ready,), \
+announces=(kept_ready,), template=gemm, body=(Do(matmul, (a, b), product), \
+Do(keep, (product,), kept), Do(reduce_scatter, (product,), c)), tile=(32, 48, 64), \
+order=part_by_part, programs=resident, takes=True, gives=True)
+copy(kept, partials, owner, partials_ready, stream=carry, awaits=kept_ready)
+after(main, carry)
+"""
+
+# The same before that.
+CARRIED_TASKS = """\
+program(gemm_rs, mesh=tp, stage=planned, results=(c,))
+a: bfloat16[m, 64] @ Shard(1) = input()
+b: bfloat16[64, 96] @ Shard(0) = input()
+product: bfloat16[m, 96] @ Partial() = matmul(a, b, tile=(32, 48, 64), \
+needs=(Need(a, (Along(0), All())), Need(b, (All(), Along(1)))), kernel=multiply, \
+order=part_by_part, programs=resident)
+c: bfloat16[m, 96] @ Shard(0) = reduce_scatter(product, dim=0, tile=(32, 48), \
+needs=(Need(product, (Along(0), Along(1))),), kernel=multiply, engine=copy_engine, chunks=2)
+"""
+
 KERNEL = """\
 program(ag_gemm_multiply)
 own = param(operand)
@@ -154,7 +184,9 @@ tasks = st.builds(
     several(st.builds(task.Choice, names, names, names, st.text(max_size=20), places)),
 )  # fmt: skip
 
-_parts = _extents | st.builds(device.Part, _extents)
+_parts = st.one_of(
+    _extents, st.builds(device.Part, _extents), st.builds(device.Tiles, _extents, st.just(128))
+)
 _words = {
     device.Buffer: (
         names,
@@ -173,7 +205,7 @@ _words = {
         st.sampled_from(["whole", "part", "each"]),
         st.just("num_ranks"),
         st.integers(0, 256),
-        st.sampled_from(["all", "owner"]),
+        st.sampled_from(["all", "owner", "engine"]),
         st.just("") | names,
         st.sampled_from(["word", "packet"]),
         several(names),
@@ -191,7 +223,14 @@ _words = {
         st.integers(0, 128),
         st.none() | st.booleans(),
     ),
-    device.Copy: (names, names, st.sampled_from(["pull", "push"]), names),
+    device.Copy: (
+        names,
+        names,
+        st.sampled_from(["pull", "push", "owner"]),
+        names,
+        names,
+        st.just("") | names,
+    ),
     device.Launch: (
         names,
         *[several(names)] * 5,

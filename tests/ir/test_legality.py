@@ -32,7 +32,7 @@ BREACHES = [
     (device, "awaits=(rows_ready,)", "awaits=(rows,)", "names", "which is no channel"),
     (device, "chunks=2", "chunks=0", "fields", "chunks=0; it is 1 or more"),
     (device, "role=shared", "role=mine", "fields", "a has role=mine"),
-    (device, "a, gathered, pull", "a, gathered, shove", "fields", "side=shove; it is pull or push"),
+    (device, "a, gathered, pull", "a, gathered, shove", "fields", "side=shove; it is pull or pu"),
     (device, "programs=resident", "programs=some", "fields", "programs=some; it is tiles or res"),
     (device, "tile=(128, 256, 64)", "tile=(128, 0, 64)", "fields", "has tile=(128, 0, 64)"),
     (device, "own=a", "own=d", "names", "channel rows_ready names d, which is no buffer"),
@@ -121,6 +121,8 @@ def test_every_rule_has_a_breach():
             "kernels",
             "packets",
             "planned",
+            "resident",
+            "tokens",
             *(row[3] for row in BREACHES if row[0] is level),
         }
 
@@ -300,3 +302,74 @@ def test_streams_are_ordered_by_after_alone():
     assert {one.rule for one in found} == {"written", "ordered", "joined"}
     ordered = text.replace("call(silu", "after(main, other)\ncall(silu")
     assert device.check(device.parse(ordered)) == []
+
+
+LAUNCH, COPY = programs.CARRIED.splitlines()[-3:-1]
+TOKENS = [
+    # Nothing is written, read or announced before it is known to be there or free.
+    (", awaits=kept_ready)", ")", "paired", "kept_ready is announced and nobody waits for it"),
+    (", awaits=kept_ready)", ")", "tokens", "has side=owner, awaits=nothing"),
+    ("awaits=(partials_ready,), ", "", "paired", "partials_ready is announced and nobody waits"),
+    ("announces=(kept_ready,), ", "", "paired", "kept_ready is waited for and nobody announces it"),
+    (", takes=True", "", "credits", "copy writes the slot before credits are taken"),
+    (", gives=True", "", "credits", "gives its slot back 0 times"),
+    ("after(main, carry)\n", "", "joined", "copy on stream carry may run when the caller goes on"),
+    # Only the host's order says that the launch is there before a stream waits for it.
+    (f"{LAUNCH}\n{COPY}", f"{COPY}\n{LAUNCH}", "tokens", "takes kept_ready, which a later launch "
+     "sets: what waits on a stream is queued behind it"),
+    ("stream=carry", "stream=main", "cycles", "waits for kept_ready, whose announcement waits"),
+    (COPY, f"after(carry, main)\n{COPY}", "cycles", "whose announcement waits for it"),
+    ("programs=resident, ", "", "resident", "multiply waits for partials_ready, which follows from "
+     "what it announces: programs=tiles must be resident"),
+    # A token is one kernel's, and one copy's.
+    (COPY, f"{COPY}\n{COPY}", "tokens", "kept_ready is taken by 2 steps: a token is taken once"),
+    (LAUNCH, f"{LAUNCH}\n{LAUNCH}", "tokens", "kept_ready is set by 2 steps"),
+    ("after(main", "wait(kept_ready)\nafter(main", "tokens", "wait waits for kept_ready: copies "
+     "take tokens"),
+    ("awaits=kept_ready", "awaits=partials_ready", "tokens", "copy waits for partials_ready"),
+    ("copy(kept, partials, owner", "copy(kept, partials, push", "tokens", "has side=push, awaits="),
+    ("channel(kept, m", "channel(c, m", "tokens", "takes kept_ready, a token of c: it must be of"),
+    (LAUNCH, f"{LAUNCH}\nnotify(kept_ready)", "tokens", "kept_ready is set by notify"),
+    ("to=engine", "to=owner", "tokens", "copy waits for kept_ready: copies take tokens, to=engine"),
+    ("to=engine", "to=stream", "fields", "to=stream; it is all or owner or engine"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rule", "told"),
+    [pytest.param(*row, id=f"{i}-{row[2]}") for i, row in enumerate(TOKENS)],
+)
+def test_a_copy_takes_tokens_of_the_kernel_that_it_is_queued_behind(old, new, rule, told):
+    assert device.check(device.parse(programs.CARRIED)) == []
+    assert old in programs.CARRIED
+    found = breaches(programs.CARRIED.replace(old, new), rule)
+    assert any(told in one for one in found), found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("chunks=2", "chunks=tiles", "c has chunks=tiles; engines carry 1 or more"),
+        ("chunks=2", "chunks=0", "c has chunks=0; engines carry 1 or more"),
+        ("chunks=2", "chunks=4", "c has chunks=4 of 96 columns in tiles of 48; several chunks"),
+        ("order=part_by_part", "order=scatter", "behind matmul in order=scatter; they carry"),
+    ],
+)
+def test_chunks_that_engines_carry_lie_in_one_piece(old, new, told):
+    assert task.check(task.parse(programs.CARRIED_TASKS)) == []
+    text = programs.CARRIED_TASKS.replace(old, new)
+    found = [one.message for one in task.check(task.parse(text)) if one.rule == "planned"]
+    assert any(told in one for one in found), found
+
+
+def test_any_number_of_columns_is_one_chunk():
+    text = programs.CARRIED_TASKS.replace("96]", "n]")
+    assert "planned" in {one.rule for one in task.check(task.parse(text))}
+    assert task.check(task.parse(text.replace("chunks=2", "chunks=1"))) == []
+
+
+def test_shares_are_read_behind_the_words_of_who_carried_them():
+    text = programs.CARRIED.replace("awaits=(partials_ready,), ", "")
+    found = device.check(device.parse(text + "wait(partials_ready)\n"))
+    assert {one.rule for one in found} >= {"written", "ordered"}
+    assert any("the writing by copy of partials are not ordered" in one.message for one in found)

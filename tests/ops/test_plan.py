@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import triton
@@ -9,7 +11,7 @@ import triton
 import weft
 import weft.ops
 from weft.base.dtypes import tolerance
-from weft.base.errors import CallOrderError, ConfigError, UnsupportedError
+from weft.base.errors import CallOrderError, ConfigError, UnsupportedError, UsageError
 from weft.base.target import TARGETS
 from weft.base.topology import text_of
 from weft.compiler import (
@@ -30,6 +32,7 @@ from weft.compiler.frontend import trace
 from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
 from weft.ir.device import Copy, Launch
+from weft.ops._plan import PlanRunner
 
 K, N = 32, 48
 
@@ -124,7 +127,8 @@ class Program:
             assert (result - wanted).norm() <= tolerance("float32", 2 * K) * whole.norm()
 
     def main(self, m: int, other_m: int, on_heap: str = "") -> None:
-        """Eager, recorded and replayed, with other rows in between."""
+        """Eager, recorded and replayed, with other rows in between; where a stream waits for tiles,
+        recordings have a plan of their own."""
         world = weft.init()
         heap = {}
 
@@ -179,6 +183,94 @@ class Program:
 def test_every_way_of_calling(ranks, function, engines, num_ranks, m):
     program = Program(function, num_ranks, m, engines)
     ranks(lambda: program.main(m, m // 2 + 1), num_ranks)
+
+
+CARRIED = {"scattered": "copy_engine"}
+
+
+def carried(function, num_ranks: int, m: int, **engines: str) -> Program:
+    """Where engines carry sums, but for recorded calls."""
+    program = Program(function, num_ranks, m, CARRIED | engines)
+    pushed = Program(function, num_ranks, m, {"scattered": "push"} | engines)
+    program.stages = replace(program.stages, recorded=pushed.stages)
+    return program
+
+
+@pytest.mark.parametrize("function", [gemm_rs, mlp])
+@pytest.mark.parametrize(("num_ranks", "m"), [(2, 70), (3, 70), (4, 9)])
+def test_sums_that_engines_carry(ranks, function, num_ranks, m):
+    program = carried(function, num_ranks, m)
+    (copy,) = [one for one in program.stages.plan.of(Copy) if one.awaits]
+    assert copy.side == "owner"
+    ranks(lambda: program.main(m, m // 2 + 1), num_ranks)
+
+
+def test_both_ways_of_calling_lie_in_one_workspace(ranks):
+    """Which is not made anew by the other's first call, and the outgrown one kept for ever."""
+    program = carried(gemm_rs, 2, 40)
+
+    def main():
+        world = weft.init()
+        mine = program.mine(program.tensors(40), world.rank)
+        weft.ops.run_plan(program.stages, mine, {"m": 40}, world=world)
+        free = world.heap_free_bytes
+        with world.record() as recording:
+            weft.ops.run_plan(program.stages, mine, {"m": 40}, world=world)
+        recording.replay()
+        weft.ops.run_plan(program.stages, mine, {"m": 40}, world=world)
+        (workspace,) = world._workspaces.values()
+        assert world.heap_free_bytes == free and not workspace._outgrown
+        world.close()
+
+    ranks(main, 2)
+
+
+def test_a_recorded_call_by_libraries_has_been_called_before(ranks):
+    """All that libraries need for it is there since the first call."""
+    program = carried(gemm_rs, 2, 40)
+    unfused = Program(gemm_rs, 2, 40, {"scattered": "library"})
+    program.stages = replace(program.stages, recorded=unfused.stages)
+    assert not unfused.stages.plan.of(Launch)
+    ranks(lambda: program.main(40, 7), 2)
+
+
+def test_a_recording_of_what_was_asked_for_is_refused(ranks):
+    program = Program(gemm_rs, 2, 40, CARRIED)
+
+    def main():
+        world = weft.init()
+        tensors = program.tensors(40)
+        mine = program.mine(tensors, world.rank)
+        for _ in range(2):
+            results = weft.ops.run_plan(program.stages, mine, {"m": 40}, world=world)
+            program.check(results, tensors, world.rank)
+        told = "gemm_rs: engine='copy_engine' of sums cannot be recorded.*ask for 'push'"
+        with pytest.raises(UsageError, match=told) as error, world.record():
+            weft.ops.run_plan(program.stages, mine, {"m": 40}, world=world)
+        assert error.value.place.outermost.file == __file__
+
+    ranks(main, 2)
+
+
+def test_what_a_stream_does_beside_a_plan_is_recorded_by_itself(ranks):
+    """The product's launches as one, the engine's stream as another; what is behind it waits."""
+    program = carried(mlp, 2, 40, gathered="copy_engine")
+
+    def main():
+        world = weft.init()
+        runner = PlanRunner(world, program.stages.plan, {}, {"m": 40})
+        together, beside = runner.recordings
+        steps = program.stages.plan.steps
+        assert [type(one) for one in beside["carry"]] == [Copy]
+        assert {one.stream for one in together} == {"main", "copy"}
+        assert len(together) + 2 == len(steps), "all but the copy and the join behind it"
+        # A plan in which something is behind that join is queued as it stands.
+        plan = program.stages.plan
+        plan = replace(plan, statements=(*plan.statements, replace(steps[0], takes=False)))
+        assert PlanRunner(world, plan, {}, {"m": 40}).recordings is None
+        world.close()
+
+    ranks(main, 2)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def two_products() -> Compiled:
     return compiled(two, inputs)
 
 
-def two_layers() -> Compiled:
+def two_layers(**engines: str) -> Compiled:
     """The second one's sums lie where the first one's lay."""
 
     def layers(x, v, w):
@@ -69,7 +69,11 @@ def two_layers() -> Compiled:
         return x
 
     inputs = {"x": of("m", K, Shard(0)), "v": of(K, "f", Shard(1)), "w": of("f", K, Shard(0))}
-    return compiled(layers, inputs)
+    return compiled(layers, inputs, **engines)
+
+
+def carried_layers() -> Compiled:
+    return two_layers(scattered="copy_engine", scattered_2="copy_engine")
 
 
 # Sizes of the calls, one after the other. Of two columns, or rows, a third rank has none.
@@ -77,6 +81,7 @@ CASES = {
     "rows": (three_gathers, [{"m": 1}, {"m": 2}, {"m": 20}, {"m": 1}]),
     "columns": (two_products, [{"m": 5, "f": 2}, {"m": 20, "f": 48}, {"m": 5, "f": 1}]),
     "layers": (two_layers, [{"m": 3, "f": 2}, {"m": 20, "f": 16}, {"m": 3, "f": 1}]),
+    "carried": (carried_layers, [{"m": 3, "f": 2}, {"m": 20, "f": 16}, {"m": 1, "f": 1}]),
 }
 
 
@@ -118,7 +123,7 @@ def run(made: Compiled, turns: list[dict[str, int]], seed: int) -> weft.Report:
 NAMES = ["rows", "columns", pytest.param("layers", marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "carried"])
 def test_nobody_is_overtaken(name: str) -> None:
     made, turns = CASES[name]
     for seed in range(2):

@@ -66,7 +66,12 @@ def test_the_mapping_names_rows_ranks_and_words(capsys):
     (tile,) = [one for one in explained(capsys, "ag_gemm", *LARGE)["mapping"] if one["owner"] == 2]
     assert tile["rank"] == 1 and tile["awaits"] == ["gathered_ready[2][0]"]
     assert tile["text"].startswith("rows 4096 … 4223, columns 0 …: of rank 2, after")
-    sums = explained(capsys, "gemm_rs", *LARGE)["mapping"]
+    carried = explained(capsys, "gemm_rs", *LARGE)["mapping"]
+    told = [one for one in carried if "announces" in one]
+    assert {one["announces"] for one in told} == {f"kept_ready[{owner}][0]" for owner in (0, 2, 3)}
+    own = next(one for one in carried if one["owner"] == 1)
+    assert own["awaits"] == [f"partials_ready[{peer}][0]" for peer in (2, 3, 0)]
+    sums = explained(capsys, "gemm_ar", *LARGE)["mapping"]
     told = [one for one in sums if "announces" in one]
     assert {one["owner"] for one in told} == {0, 2, 3}
     assert told[0]["announces"] == "partials_ready[1][0, 0]"

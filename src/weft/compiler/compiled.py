@@ -20,7 +20,7 @@ from weft.compiler.passes.swizzle import name_of
 from weft.compiler.passes.tile import number, tile
 from weft.ir import device, task
 from weft.ir.device import Channel, Launch, Plan
-from weft.ir.task import Program
+from weft.ir.task import Program, is_carried
 
 if TYPE_CHECKING:
     from weft.compiler.libraries import Collectives
@@ -182,7 +182,16 @@ class Compiled:
         key = facts.key()
         if key not in self._overlapped:
             representative = facts.representative()
-            self._overlapped[key] = _that_runs(placed, representative, self.settings)
+            stages = _that_runs(placed, representative, self.settings)
+            carried = [one.name for one in stages.program.tasks if is_carried(one)]
+            # What is asked for is had, or refused where it cannot be.
+            if carried and not {*carried} & {*self.settings.engines}:
+                chunks = {n: count for n, count in self.settings.chunks.items() if n not in carried}
+                stages = replace(stages, recorded=_that_runs(
+                    placed, replace(representative, is_recorded=True),
+                    replace(self.settings, chunks=chunks),
+                ))  # fmt: skip
+            self._overlapped[key] = stages
         return self._overlapped[key]
 
     def check(self, num_ranks: int, routed: Mapping[str, Any] | None = None, **sizes: int) -> None:

@@ -6,7 +6,7 @@ Both are the same on all ranks, so that all choose alike.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.base.target import Target, parse_target
@@ -20,7 +20,8 @@ class Facts:
     """Of a call: the sizes that the program calls by name, the ranks, and where they run.
 
     `nodes` counts the ranks of each scale-up domain; () is one domain. `on_heap`: inputs that lie
-    in symmetric memory on all ranks, where peers may read them in place.
+    in symmetric memory on all ranks, where peers may read them in place. `is_recorded`: the call is
+    one of a graph that the user records.
     """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -28,6 +29,7 @@ class Facts:
     target: Target = field(default_factory=lambda: parse_target("cuda:90"))
     nodes: tuple[int, ...] = ()
     on_heap: frozenset[str] = frozenset()
+    is_recorded: bool = False
 
     @property
     def num_nodes(self) -> int:
@@ -36,12 +38,13 @@ class Facts:
     def key(self) -> tuple:
         """Calls with one key get one plan."""
         classes = tuple((name, class_of(size)) for name, size in sorted(self.sizes.items()))
-        return classes, self.num_ranks, self.target, self.nodes, self.on_heap
+        where = (self.num_ranks, self.target, self.nodes, self.on_heap)
+        return classes, *where, self.is_recorded
 
     def representative(self) -> Facts:
         """The largest call of its class, for which the plan of all of them is made."""
         sizes = {name: class_of(size) for name, size in self.sizes.items()}
-        return Facts(sizes, self.num_ranks, self.target, self.nodes, self.on_heap)
+        return replace(self, sizes=sizes)
 
 
 def class_of(size: int) -> int:

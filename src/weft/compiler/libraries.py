@@ -16,7 +16,7 @@ import torch
 from weft.base.errors import UnsupportedError
 from weft.compiler import attending, decoding, experts
 from weft.compiler.passes.tile import number, part_of
-from weft.ir.device import Buffer, Call, Part, Plan
+from weft.ir.device import Buffer, Call, Part, Plan, Tiles
 from weft.ir.task import ATTRIBUTES, Program, Task
 
 
@@ -88,7 +88,7 @@ class Here:
     def size(self, name: str, dim: int = 0) -> int:
         """The global size of a buffer along a dimension."""
         size = self.buffers[name].sizes[dim]
-        return number(size.size if isinstance(size, Part) else size, self.sizes)
+        return number(size.size if isinstance(size, Part | Tiles) else size, self.sizes)
 
     def own_experts(self, name: str) -> tuple[int, int]:
         """Those of a table's experts that this rank has."""

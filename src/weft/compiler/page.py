@@ -248,7 +248,15 @@ ENGINES = """\
 
 Predicted by a model of the machine (`src/weft/compiler/cost/`), whose constants were read from
 benchmarks, together with the tiles that suit each engine; the libraries one after the other are one
-of the ways. `Settings(engines={"gathered": "push"})` settles it instead."""
+of the ways. `Settings(engines={"gathered": "push"})` settles it instead.
+
+Sums of many rows are carried by copy engines, as `gemm_rs` with `transport="put"` does it: SMs
+store tiles of other ranks' rows at home, and an engine's stream takes them to their owners as soon
+as tokens say that they are there ([024](decisions/024-engines-take-tokens.md)). Of few rows they
+are pushed by SMs. So they are in a call that the user records, since no graph says which of its
+branches begins first: what such a call needs is made ready at the first eager one, and an engine
+that was asked for is refused there. On other targets than `cuda:90`, where it was not measured,
+`copy_engine` of sums has to be asked for."""
 
 CUT = """\
 ## `tile` again
@@ -268,7 +276,10 @@ made. It is checked for the sizes of the call and every rank: each tile must com
 numbers give one tile, both are named."""
 
 CHUNKED = """\
-## `chunk`: how finely rows are announced"""
+## `chunk`: how finely rows are announced
+
+Of sums that engines carry it is columns: all rows of a part share B's columns meanwhile, and a
+chunk lies in one piece. Several chunks are alike and of whole tiles."""
 
 PARTITIONED = """\
 ## `partition`: programs and SMs
@@ -281,24 +292,35 @@ DRAWN = """\
 
 The mapping of the kernels' collectives becomes channels; transfers, kernels and calls become steps.
 `body` is all that a kernel computes: names in it are buffers, or values in its registers.
-`partials` holds other ranks' shares of own rows, with a word for each tile."""
+`partials` holds other ranks' shares of own rows, with a word for each chunk of columns; `kept` what
+the engine fetches, in whole tiles of every rank's part, and `side=owner` says that each part goes
+to its owner. Where SMs push sums there is neither `kept` nor that copy, `partials` is among the
+launch's `pushes`, and has a word for each tile."""
 
 SIGNALLED = """\
 ## `insert_signals`: who waits for whom
 
 Every signal that could be needed is put in; then each is left out again for as long as the rules of
 the level find no breach. All words are events: one writer stores the call's epoch, so nothing is
-counted. `takes` waits until all ranks have given the slot back, `gives` ends the last kernel."""
+counted. `takes` waits until all ranks have given the slot back, `gives` ends the last kernel.
+
+Tokens (`to=engine`) are this rank's alone: the kernel sets one to 1 when a chunk's last tile is
+stored, and the copy that `awaits` it makes it 0 again. The stream itself waits, behind a launch of
+another stream, and only the order in which the host queues them says so: a rule asks for that
+order. A put says that it has written on other ranks and nothing of what it has read here, so only
+`after` lets this rank write there again."""
 
 ALLOCATED = """\
 ## `allocate`: where buffers lie
 
 Buffers share memory where one is over, on every rank that reaches it, before the other begins. Here
-none are: while one rank is in its first product another may be pushing sums of its second."""
+none are: while one rank is in its first product another may be sending sums of its second, and
+sums are taken from `kept` until the call ends."""
 
 TWO = """\
-Of two such layers, one behind the other, the second lies where the first lay: its rows are pushed
-when all ranks have told that they have the first one's sums."""
+Of two such layers, one behind the other, the second lies where the first lay: its rows are sent
+when all ranks have told that they have the first one's sums. `kept` is there twice, since a rank
+hears at the call's end that its own copies are over."""
 
 CALLED = """\
 It is run with the collectives that are passed, since the compiler stands below the operators:
@@ -351,7 +373,9 @@ columns, and rows that are gathered for anything but a product, stay calls of li
 carry rows that are summed and worked on; for products whose rows are gathered or whose sums travel
 by packets operators have kernels and the generator has none. SMs never pull. Where nodes
 differ by more than one rank, tiles go rank by rank, and what `engines` predicts knows no order by
-nodes. A product that is behind a gather and ends in a sum hides the gather alone."""
+nodes. A product that is behind a gather and ends in a sum hides the gather alone. Sums that engines
+carry go by one stream, where `gemm_rs` can have several in turn, and each has memory of its own
+for what is fetched."""
 
 
 if __name__ == "__main__":

@@ -90,11 +90,15 @@ def at_call(facts: Facts, settings: Settings) -> tuple[Pass, ...]:
 
 @dataclass(frozen=True)
 class Stages:
-    """One program after each step, and its plans by the pass that gave them."""
+    """One program after each step, and its plans by the pass that gave them.
+
+    `recorded`: those of calls that the user records, where these cannot be.
+    """
 
     tasks: Mapping[str, Program]
     channels: tuple[Channel, ...]
     plans: Mapping[str, Plan]
+    recorded: Stages | None = None
 
     @property
     def program(self) -> Program:

@@ -7,8 +7,9 @@
 
 All ranks run the same plan. Within a stream statements follow each other; between streams `after`
 orders, between ranks a channel alone: its words are announced by `notify`, `copy` or `launch` and
-waited for by `wait` or `launch`. What reaches another rank's memory is ordered with what that rank
-does only by a path over a channel; the rules look for one.
+waited for by `wait` or `launch`. On one rank a copy of what tiles leave takes their tokens, which
+are a channel too. What reaches another rank's memory is ordered with what that rank does only by a
+path over a channel; the rules look for one.
 
 A call uses one slot: its symmetric buffers and the words of all its channels. What `takes` credits
 waits until all ranks have given back what the slot held before; what `gives` them ends the call.
@@ -51,6 +52,7 @@ from weft.ir.device_statements import (
     Statement,
     Step,
     Take,
+    Tiles,
     Wait,
 )
 from weft.ir.legality import Violation, illegal, run
@@ -60,7 +62,7 @@ __all__ = [  # the statements, their order and the rules are this page's too
     "GIVEN", "NO_MEMORY", "NUM_RANKS", "ON_HEAP", "OWN_ROWS", "PROGRAMS", "RECORDS",
     "ROLES", "RULES", "STAGES", "TEMPLATES", "Access", "After", "Buffer", "Call", "Channel",
     "Choice", "Copy", "Do", "Launch", "Moments", "Notify", "Part", "Plan", "Statement",
-    "Step", "Take", "Times", "Wait", "accesses", "announced", "are_apart", "awaited",
+    "Step", "Take", "Tiles", "Times", "Wait", "accesses", "announced", "are_apart", "awaited",
     "check", "parse", "require", "show",
 ]  # fmt: skip
 
@@ -99,6 +101,7 @@ class Plan:
 RECORDS = {
     **text.words(Buffer, Channel, Call, Copy, Launch, Notify, Wait, Take, After, Choice),
     "Part": Part,
+    "Tiles": Tiles,
     "Times": Times,
     "Do": Do,
 }

@@ -47,6 +47,8 @@ def accesses(step: Step) -> list[Access]:
     """The buffers that a step reads and writes."""
     if isinstance(step, Copy):
         is_pull = step.side == "pull"
+        if step.side == "owner":
+            return [Access(step.source, False), Access(step.target, True, True)]
         return [Access(step.source, False, is_pull, "own"),
                 Access(step.target, True, not is_pull, "others")]  # fmt: skip
     if isinstance(step, Call | Launch):
@@ -71,6 +73,8 @@ def awaited(step: Step) -> tuple[str, ...]:
     """The channels that a step waits for."""
     if isinstance(step, Launch):
         return step.awaits
+    if isinstance(step, Copy):
+        return (step.awaits,) if step.awaits else ()
     return (step.channel,) if isinstance(step, Wait) else ()
 
 
@@ -80,6 +84,7 @@ class Moments:
     def __init__(self, plan: Plan) -> None:
         self.told_by = {one.name: {one.buffer, *one.along} for one in plan.of(Channel)}
         self.by_packet = {one.name for one in plan.of(Channel) if one.by == "packet"}
+        self.tokens = {one.name for one in plan.of(Channel) if one.to == "engine"}
         self.order = Order()
         self.steps = plan.steps
         self.end = Moment(len(self.steps) + 1, "begin")  # what the caller does next
@@ -96,14 +101,19 @@ class Moments:
                 add(last.get(step.other, caller), begin)
             last[step.stream] = end
             for name in announced(step):
-                if isinstance(step, Copy):  # it says of all that it moves when it is over
+                if isinstance(step, Copy) and step.side == "pull":
+                    # It says of all that it moves when it is over.
                     add(end, Moment(i, "told", name))
                     continue
+                # A put says so where it has written alone: of what it reads here nobody hears, but
+                # for who comes behind it on a stream.
                 add(begin, Moment(i, "told", name))
                 add(Moment(i, "told", name), end)
             for name in awaited(step):
                 add(begin, Moment(i, "known", name))
                 add(Moment(i, "known", name), end)
+                for told in announced(step) if isinstance(step, Copy) else ():
+                    add(Moment(i, "known", name), Moment(i, "told", told))
         add(last.get("main", caller), self.end)
         self._add_channels()
         self.order.close()
@@ -116,9 +126,10 @@ class Moments:
                 if name not in self.by_packet:
                     takers.setdefault(name, []).append(j)
         for i, giver in enumerate(self.steps, 1):
-            # What a rank fetches it tells itself.
-            is_far = not (isinstance(giver, Copy) and giver.side == "pull")
+            # What a rank fetches it tells itself, and tokens are for its own engine.
+            is_pull = isinstance(giver, Copy) and giver.side == "pull"
             for name in announced(giver):
+                is_far = not is_pull and name not in self.tokens
                 for j in takers.get(name, ()):
                     told, known = Moment(i, "told", name), Moment(j, "known", name)
                     self.order.add(told, known, far=is_far)
@@ -130,8 +141,22 @@ class Moments:
 
     def begun(self, i: int, access: Access) -> list[Moment]:
         """What is before one of these is before step i's use of a buffer: readers wait for it."""
+        if 1 <= i <= len(self.steps) and isinstance(self.steps[i - 1], Copy):
+            return self.started(i)
         known = [] if access.writes else [*self._of(i, "known", awaited, access.buffer)]
         return [Moment(i, "begin"), *known]
+
+    def started(self, i: int) -> list[Moment]:
+        """What is before one of these is before all that step i does: a copy moves what it has
+        taken a token for."""
+        step = self.steps[i - 1]
+        known = awaited(step) if isinstance(step, Copy) else ()
+        return [Moment(i, "begin"), *(Moment(i, "known", name) for name in known)]
+
+    def credited(self, i: int) -> list[Moment]:
+        """When step i, which takes credits, has them: at its end, or when it sets a token."""
+        told = [name for name in announced(self.steps[i - 1]) if name in self.tokens]
+        return [Moment(i, "end"), *(Moment(i, "told", name) for name in told)]
 
     def _of(self, i: int, what: str, named: Any, buffer: str) -> Iterator[Moment]:
         if 1 <= i <= len(self.steps):

@@ -81,7 +81,7 @@ def _fields(plan: Plan) -> Iterator[tuple[str, Place]]:
                 yield f"channel {channel.name} has {told}", channel.place
         yield from _spelled(channel, f"channel {channel.name}", _CHANNEL_WORDS)
     for copy in plan.of(Copy):
-        yield from _spelled(copy, f"copy of {copy.source}", {"side": ("pull", "push")})
+        yield from _spelled(copy, f"copy of {copy.source}", {"side": ("pull", "push", "owner")})
     for launch in plan.of(Launch):
         yield from _spelled(launch, f"launch of {launch.kernel}", _LAUNCH_WORDS)
         if min((*launch.tile, launch.split_k)) < 1 or launch.spare < 0:
@@ -92,7 +92,7 @@ def _fields(plan: Plan) -> Iterator[tuple[str, Place]]:
             )
 
 
-_CHANNEL_WORDS = {"cuts": ("whole", "part", "each", "experts"), "to": ("all", "owner"),
+_CHANNEL_WORDS = {"cuts": ("whole", "part", "each", "experts"), "to": ("all", "owner", "engine"),
                   "by": ("word", "packet")}  # fmt: skip
 _LAUNCH_WORDS = {"template": ("", *TEMPLATES), "programs": PROGRAMS}
 
@@ -215,6 +215,65 @@ def _inside(plan: Plan) -> Iterator[tuple[str, Place]]:
             yield f"{told}: programs={launch.programs} must be resident", launch.place
 
 
+def _tokens(plan: Plan) -> Iterator[tuple[str, Place]]:
+    """One kernel sets a token, which one copy takes that is queued behind it; no SM waits for it.
+
+    Whoever else sets, takes or lacks one is told first.
+    """
+    tokens = {one.name: one.buffer for one in plan.of(Channel) if one.to == "engine"}
+    set_by: dict[str, list[int]] = {name: [] for name in tokens}
+    taken_by: dict[str, list[int]] = {name: [] for name in tokens}
+    for i, step in enumerate(plan.steps):
+        word = text.word(type(step))
+        for name in {*announced(step)} & {*tokens}:
+            set_by[name].append(i)
+            if not isinstance(step, Launch):
+                told = f"{name} is set by {word}"
+                yield f"{told}: tokens are set by the kernel that makes the tiles", step.place
+        for name in awaited(step):
+            if isinstance(step, Copy) != (name in tokens):
+                told = f"{word} waits for {name}"
+                yield f"{told}: copies take tokens, to=engine, and nothing else does", step.place
+        if not isinstance(step, Copy):
+            continue
+        if step.awaits in tokens:
+            taken_by[step.awaits].append(i)
+        if (step.side == "owner") != bool(step.awaits):
+            told = f"copy of {step.source} has side={step.side}, awaits={step.awaits or 'nothing'}"
+            yield f"{told}: what tiles leave for owners, and that alone, has tokens", step.place
+        if tokens.get(step.awaits, step.source) != step.source:
+            told = f"copy of {step.source} takes {step.awaits}, a token of {tokens[step.awaits]}"
+            yield f"{told}: it must be of what is copied", step.place
+    yield from _turns(plan, set_by, taken_by)
+
+
+def _turns(
+    plan: Plan, set_by: Mapping[str, list[int]], taken_by: Mapping[str, list[int]]
+) -> Iterator[tuple[str, Place]]:
+    """Which steps set and take a token: one each, in this order."""
+    for name in set_by:
+        for what, steps in (("set", set_by[name]), ("taken", taken_by[name])):
+            if len(steps) > 1:
+                told = f"{name} is {what} by {len(steps)} steps"
+                yield f"{told}: a token is {what} once", plan.steps[steps[-1]].place
+        if any(i < j for i in taken_by[name] for j in set_by[name]):
+            told = f"a copy takes {name}, which a later launch sets"
+            place = plan.steps[taken_by[name][0]].place
+            yield f"{told}: what waits on a stream is queued behind it", place
+
+
+def _resident(plan: Plan) -> Iterator[tuple[str, Place]]:
+    """Of one launch, over other steps: programs that wait for what follows from their own tiles."""
+    for i, launch in enumerate(plan.steps, 1):
+        if not isinstance(launch, Launch) or launch.programs == "resident":
+            continue
+        for name in sorted({*launch.awaits} - {*launch.announces}):
+            told = [Moment(i, "told", one) for one in launch.announces]
+            if plan.moments.order.before(told, [Moment(i, "known", name)]):
+                said = f"{launch.kernel} waits for {name}, which follows from what it announces"
+                yield f"{said}: programs={launch.programs} must be resident", launch.place
+
+
 def _joined(plan: Plan) -> Iterator[tuple[str, Place]]:
     """By streams alone: whoever records the plan ends on the stream on which it began."""
     last = {step.stream: i for i, step in enumerate(plan.steps)}
@@ -248,9 +307,9 @@ def _credits(plan: Plan) -> Iterator[tuple[str, Place]]:
     if not users and not boxes:
         return
     takers = [i for i, step in enumerate(steps, 1) if getattr(step, "takes", False)]
-    ends = [Moment(i, "end") for i in takers]
+    taken = [one for i in takers for one in moments.credited(i)]
     for i in users:
-        behind = i in takers or moments.order.before(ends, [Moment(i, "begin")])
+        behind = i in takers or moments.order.before(taken, moments.started(i))
         if not behind:
             told = f"{text.word(type(steps[i - 1]))} writes the slot before credits are taken"
             yield f"{told}: other ranks may still read what it held", steps[i - 1].place
@@ -313,7 +372,10 @@ RULES = (
     Rule("paired", "a lone half of a signal is a hang or a waste", _paired, "signalled"),
     Rule("inside", "programs of one launch know of each other by signals alone", _inside,
          "signalled"),
+    Rule("tokens", "a stream waits where only the host's order says what comes first", _tokens,
+         "signalled"),
     Rule("cycles", "all ranks run this plan: what waits for itself hangs", _cycles, "order"),
+    Rule("resident", "a program that is not there yet announces nothing", _resident, "order"),
     Rule("written", "fresh memory holds nothing", _written, "order"),
     Rule("ordered", "two accesses, one a write, that nothing orders are a race", _ordered, "order"),
     Rule("joined", "a recording ends on the stream on which it began", _joined, "order"),

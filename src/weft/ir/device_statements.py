@@ -38,6 +38,14 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Tiles:
+    """The rows of a rank's full part of a size, up to whole tiles of `height`: on all ranks."""
+
+    size: Size
+    height: int
+
+
+@dataclass(frozen=True)
 class Buffer:
     """A tensor of each rank; its role says whose it is and whether peers reach it.
 
@@ -46,7 +54,7 @@ class Buffer:
 
     name: str
     dtype: str
-    sizes: tuple[Size | Part, ...]
+    sizes: tuple[Size | Part | Tiles, ...]
     role: str = "local"
     shares: str = ""
     place: Place = UNKNOWN
@@ -65,9 +73,11 @@ class Channel:
     each of one expert's rows, whose ranks are known on the device alone.
 
     to=all: every rank has words for all rows, from whom they are. to=owner: a rank has words for
-    its own part, from each rank. `own`: this rank's own rows lie there from the start, and nothing
-    announces them. by=packet: there are no words, the data itself says that it has come, and says
-    nothing of other data. `along`: buffers of which the same words announce the same rows.
+    its own part, from each rank. to=engine: tokens of this rank alone, for each other rank's part;
+    the last of the tiles that a word stands for sets it, and a copy takes it. `own`: this rank's
+    own rows lie there from the start, and nothing announces them. by=packet: there are no words,
+    the data itself says that it has come, and says nothing of other data. `along`: buffers of which
+    the same words announce the same rows.
     """
 
     name: str
@@ -112,7 +122,9 @@ class Call:
 class Copy:
     """A copy engine moves each rank's rows, chunk by chunk, announcing each on `announces`.
 
-    side=pull: from every peer's `source` into own `target`; side=push: from own to every peer's.
+    side=pull: from every peer's `source` into own `target`; side=push: from own to every peer's;
+    side=owner: of own `source` each peer's part into that one's `target`, where it lies by source.
+    Each chunk waits for its token of `awaits`, if there are any: the stream does, and no SM.
     """
 
     source: str
@@ -120,6 +132,7 @@ class Copy:
     side: str
     announces: str
     stream: str = "copy"
+    awaits: str = ""
     place: Place = UNKNOWN
 
 

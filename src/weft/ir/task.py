@@ -30,6 +30,7 @@ from weft.ir.tensor import (
     Placement,
     Replicate,
     Shard,
+    Size,
     Times,
     Type,
 )
@@ -37,12 +38,13 @@ from weft.ir.tensor import (
 STAGES = ("traced", "placed", "fused", "tiled", "planned")
 # What carries a collective that is part of a kernel. copy_engine: pulls by copies on a stream of
 # their own; copy_engine_put: pushes by such copies; push: stores of SMs; put: one-sided puts with
-# signals, which reach other nodes; packets: stores of which each carries its flag, to all ranks;
+# signals, which reach other nodes; of sums, copy_engine carries what tiles leave at home, when they
+# say so; packets: stores of which each carries its flag, to all ranks;
 # packets_twice: to who owns the rows, and back; feed: puts of the product's own first programs,
 # before they multiply. SMs do not pull: pushes were never slower.
 ENGINES = {
     "all_gather": ("copy_engine", "copy_engine_put", "push", "put", "feed"),
-    "reduce_scatter": ("push", "put"),
+    "reduce_scatter": ("push", "put", "copy_engine"),
     "all_reduce": ("push", "put", "packets", "packets_twice"),
 }
 PACKETS = ("packets", "packets_twice")
@@ -440,11 +442,37 @@ def _planned(program: Program) -> Iterator[tuple[str, Place]]:
         if task.chunks != "tiles" if isinstance(task.chunks, str) else task.chunks < 0:
             told = f"{task.name} has chunks={task.chunks}; it is 1 or more, or tiles"
             yield told, task.place
+        if is_carried(task):
+            yield from _carried(program, task)
     for name in program.kernels:
         chief = program.chief(name)
         if chief.kind != "all_gather" and not (chief.order and chief.programs):
             told = f"{name} has order={chief.order}, programs={chief.programs}"
             yield f"{told}: passes swizzle and partition give both", chief.place
+
+
+def is_carried(task: Task) -> bool:
+    """Do copy engines carry tiles of it to their owners?"""
+    return task.kind == "reduce_scatter" and task.engine == "copy_engine"
+
+
+def are_alike(columns: Size, chunks: int, width: int) -> bool:
+    """Are so many chunks of columns alike, and of whole tiles of `width`, at all sizes?"""
+    return chunks == 1 or (isinstance(columns, int) and columns % (chunks * width) == 0)
+
+
+def _carried(program: Program, task: Task) -> Iterator[tuple[str, Place]]:
+    """What lies in one piece for an engine: chunks of columns that are alike, of whole tiles."""
+    chief = program.chief(task.kernel)
+    if chief.kind != "matmul" or chief.order != "part_by_part":
+        told = f"{task.name} is carried by engines behind {chief.kind} in order={chief.order}"
+        yield f"{told}; they carry a matmul's tiles, in order=part_by_part", task.place
+    columns, width = task.type.sizes[1] if task.type else 0, task.tile[1]
+    if not isinstance(task.chunks, int) or task.chunks < 1:
+        yield f"{task.name} has chunks={task.chunks}; engines carry 1 or more", task.place
+    elif not are_alike(columns, task.chunks, width):
+        told = f"{task.name} has chunks={task.chunks} of {text.value(columns)} columns in tiles of"
+        yield f"{told} {width}; several chunks must be alike, of whole tiles", task.place
 
 
 RULES = (

@@ -9,7 +9,7 @@ fresh at each call, what is between stays with the runner.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import Any
@@ -28,6 +28,14 @@ from weft.ops._plan_experts import GroupedProduct
 from weft.ops._plan_launch import Product
 from weft.ops._plan_rows import SummedRows
 from weft.ops._product_launch import Start
+from weft.ops._product_puts import (
+    Beside,
+    Carried,
+    carry,
+    carry_beside,
+    recordings,
+    refuse_recording,
+)
 
 # Elements that a program moves at once, and rows' bytes that a program stages at least.
 BLOCK, STAGE_BYTES = 8192, 1 << 18
@@ -40,17 +48,45 @@ def run_plan(
 ) -> tuple[Any, ...]:  # fmt: skip
     """One rank's results of a plan that overlaps. Collective.
 
-    Sync    stream-ordered on the current stream; can be recorded
+    Where a stream of it waits for tiles, calls that the user records run `stages.recorded`, of
+    which all that it needs is there from the first call on.
+
+    Sync    stream-ordered on the current stream; can be recorded, if there are such stages where
+            they are needed
     Raises  UnsupportedError: a step that no kernel is known for, at the user's line
+            UsageError: a plan that cannot be recorded
     """
+    runner, is_new = _runner(stages, tensors, sizes, world, orders)
+    recorded = getattr(stages, "recorded", None) if runner.carriers else None
+    if recorded and (is_new or world.is_recording()):
+        instead, _ = _runner(recorded, tensors, sizes, world, orders)
+        if world.is_recording():
+            return instead.run(tensors)
+        runner.alongside, instead.alongside = instead, runner
+        instead.prepare(tensors)
+    return runner.run(tensors)
+
+
+def _runner(
+    stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int], world: Any,
+    orders: Mapping[str, Any] | None,
+) -> tuple[PlanRunner, bool]:  # fmt: skip
+    """What runs the stages' plan for tensors like these, and whether nothing has before."""
     layouts = tuple(_layout(one) for one in tensors.values())
     key = ("program", id(stages), tuple(sorted(sizes.items())), layouts)
-    found = world.calls.get(key)
-    if found is None:
+    if is_new := key not in world.calls:
         # The stages are kept: their number is then theirs alone.
         runner = PlanRunner(world, stages.plan, tensors, sizes, orders)
-        found = world.calls[key] = (stages, runner)
-    return found[1].run(tensors)
+        world.calls[key] = (stages, runner)
+    return world.calls[key][1], is_new
+
+
+def _larger(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Of two requests the larger part of each name."""
+    return {
+        name: max((x[name] for x in (one, other) if name in x), key=lambda part: part[0])
+        for name in {**one, **other}
+    }
 
 
 def _layout(tensor: torch.Tensor) -> tuple:
@@ -59,10 +95,12 @@ def _layout(tensor: torch.Tensor) -> tuple:
 
 @dataclass(frozen=True)
 class Words:
-    """Where a channel's words lie in the slot's array of them."""
+    """Where words lie in one of the slot's arrays: where a call's epochs are set, or one that holds
+    zeros between calls, whatever else a slot is used for."""
 
     first: int
     count: int
+    array: str = "words"
 
 
 class PlanRunner:
@@ -88,16 +126,17 @@ class PlanRunner:
             else:
                 self.products[launch.kernel] = Product(self, launch, kernel, tensors, orders)
         self.words: dict[str, Words] = {}
-        for name, channel in self.channels.items():
-            if channel.by == "packet":
-                continue
-            count = self._count_words(channel)
-            # Each begins at 16 bytes: Triton specialises kernels by that.
-            first = sum(one.count + one.count % 2 for one in self.words.values())
-            self.words[name] = Words(first, count)
+        for channel in self.channels.values():
+            if channel.by != "packet":
+                self._place_words(channel)
         self._regions = allocate.layout(plan, sizes, world.num_ranks)
         self._local = self._make_local()
         self._is_loaded = False
+        # The streams that wait for tiles; what is recorded as one, and beside it.
+        self.carriers = tuple(dict.fromkeys(one.stream for one in plan.of(Copy) if one.awaits))
+        self.recordings = recordings(plan.steps, self.carriers)
+        # What runs the same calls where the user records them, or where not.
+        self.alongside: PlanRunner | None = None
         self._is_credited = any(getattr(step, "takes", False) for step in plan.steps)
         self._kept: dict[str, Any] = {}  # what library calls leave for each other
         self._replays = world.replays()
@@ -120,9 +159,26 @@ class PlanRunner:
             rows, self.world.num_ranks, chunks=chunks, push_rows=1, tile_rows=channel.tile_rows
         )
 
+    def _place_words(self, channel: Channel) -> None:
+        """Give the channel its words; beside tokens there are as many others of two kinds."""
+        count, named = self._count_words(channel), {channel.name: "words"}
+        if channel.to == "engine":
+            stored, told = kernels.beside_tokens(channel)
+            named = {channel.name: "tokens", stored: "stored", told: "words"}
+        for name, array in named.items():
+            there = [one for one in self.words.values() if one.array == array]
+            # Each begins at 16 bytes: Triton specialises kernels by that.
+            first = sum(one.count + one.count % 2 for one in there)
+            self.words[name] = Words(first, count, array)
+
+    def chunks_of(self, channel: Channel) -> int:
+        """Of a part's columns."""
+        columns = self.shape(channel.buffer)[-1]
+        return ceil(columns / channel.columns) if channel.columns else 1
+
     def _count_words(self, channel: Channel) -> int:
         if isinstance(channel.chunks, int):
-            return self.world.num_ranks * channel.chunks
+            return self.world.num_ranks * channel.chunks * self.chunks_of(channel)
         makers = [one for one in self.products.values() if channel.name in one.launch.announces]
         if not makers:
             raise UnsupportedError(
@@ -132,23 +188,34 @@ class PlanRunner:
         return makers[0].num_words
 
     def _slot(self) -> Any:
+        """The next one, which holds what either way of calling needs: so it never grows."""
+        buffers, signals = self._request()
+        if self.alongside:
+            others, theirs = self.alongside._request()
+            buffers, signals = _larger(buffers, others), _larger(signals, theirs)
+        if self._is_credited or not self._packets():
+            return self.world.workspace(f"program {self.plan.name}", buffers, signals)
+        # Halves of boxes take turns; and whoever waits for credits waits for those of every call.
+        name = f"program {self.plan.name} without credits"
+        return self.world.workspace(name, buffers, signals, num_slots=1)
+
+    def _request(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Buffers and signals of a slot by name, each in one dimension, with its dtype."""
         ends = [one.offset + one.num_bytes for one in self._of_role("symmetric")]
         buffers: dict[str, Any] = {}
         if ends:
             buffers["memory"] = ((max(ends),), torch.uint8)
-        num_words = max((one.first + one.count for one in self.words.values()), default=1)
-        signals = {"words": (num_words, torch.int64)}
+        signals = {"words": (1, torch.int64)}
+        for one in self.words.values():
+            num_words = max(one.first + one.count, signals.get(one.array, (1,))[0])
+            signals[one.array] = (num_words, torch.int64)
         for name, product in self.products.items():
             if isinstance(product, Product) and product.is_sm90:
                 buffers[f"{name}_sums"] = ((product.num_sums,), torch.float32)
                 signals[f"{name}_summed"] = (product.num_sum_words, torch.int64)
         if packets := self._packets():
             signals |= {name: (count, torch.int64) for name, count in packets.values()}
-        if self._is_credited or not packets:
-            return self.world.workspace(f"program {self.plan.name}", buffers, signals)
-        # Halves of boxes take turns; and whoever waits for credits waits for those of every call.
-        name = f"program {self.plan.name} without credits"
-        return self.world.workspace(name, buffers, signals, num_slots=1)
+        return buffers, signals
 
     def _packets(self) -> dict[str, tuple[str, int]]:
         """By the buffer that packets are of, what a slot calls them, and how many there are."""
@@ -190,7 +257,16 @@ class PlanRunner:
     # ---- steps
 
     def run(self, tensors: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
-        """Queue the call; its results."""
+        """Queue the call; its results.
+
+        Raises  CallOrderError: ranks that differ; UsageError: a plan that cannot be recorded
+        """
+        if self.carriers and self.world.is_recording():
+            raise refuse_recording(
+                f"{self.plan.name}: engine='copy_engine' of sums",
+                "leave the engine to the compiler, or ask for 'push'",
+                next(one.place for one in self.plan.of(Copy) if one.awaits),
+            )
         try:
             self.world.operator_call(self._name(tensors))
         except CallOrderError as error:
@@ -203,13 +279,30 @@ class PlanRunner:
         if not self._is_loaded:
             self._load(bound, slot)
         self._kept.clear()
-        if self.plan.of(Call):  # libraries allocate
-            self._queue_all(bound, slot)
-        else:
-            given = (*tensors, *self.plan.results)
-            key = (slot, *(bound[name].data_ptr() for name in given))
-            self._replays.run(key, lambda: self._queue_all(bound, slot))
+        # Libraries allocate.
+        if self.plan.of(Call) or self.recordings is None:
+            self._queue_all(self.plan.steps, bound, slot)
+            return tuple(bound[name] for name in self.plan.results)
+        given = (*tensors, *self.plan.results)
+        key = (slot, *(bound[name].data_ptr() for name in given))
+        together, apart = self.recordings
+        beside = [
+            Beside(name, (slot, name), lambda steps=steps: self._queue_all(steps, bound, slot))
+            for name, steps in apart.items()
+        ]
+        self._replays.run(
+            key, lambda: self._queue_all(together, bound, slot),
+            lambda: carry_beside(self.world, self._replays, beside, self.world.current_stream()),
+        )  # fmt: skip
         return tuple(bound[name] for name in self.plan.results)
+
+    def prepare(self, tensors: Mapping[str, Any]) -> None:
+        """Have all that a call needs before one is recorded. Collective."""
+        if self.plan.of(Call):  # what libraries need is had by calling them
+            self.run(tensors)
+        elif 0 not in self.sizes.values():
+            slot = self._slot()
+            self._load(self._bind(tensors, slot), slot)
 
     def _name(self, tensors: Mapping[str, Any]) -> str:
         """What all ranks must call alike; what is read in place lies at one offset."""
@@ -219,14 +312,16 @@ class PlanRunner:
                 told.append(f"{name} at {self.world.offset(tensor)}")
         return f"program {self.plan.name} with {', '.join(told)}"
 
-    def _queue_all(self, bound: dict[str, torch.Tensor], slot: Any) -> None:
+    def _queue_all(
+        self, steps: Sequence[device.Step], bound: dict[str, torch.Tensor], slot: Any
+    ) -> None:
         main = self.world.current_stream()
 
         def stream(name: str) -> Any:
             return main if name == "main" else self.world.stream(name)
 
         met: dict[str, str] = {}  # by stream, the channel on which it met the others last
-        for step in self.plan.steps:
+        for step in steps:
             if isinstance(step, After):
                 stream(step.stream).wait(stream(step.other))
             elif step.stream == "main":
@@ -255,6 +350,8 @@ class PlanRunner:
         elif isinstance(step, Copy):
             if step.side == "push":
                 self._put(step, bound, slot)
+            elif step.side == "owner":
+                self._carry(step, bound, slot)
             else:
                 self._copy(step, bound, slot, met[step.stream])
         elif isinstance(step, Call):
@@ -267,7 +364,7 @@ class PlanRunner:
 
     def _words_of(self, slot: Any, name: str) -> torch.Tensor:
         words = self.words[name]
-        return slot.words[words.first : words.first + words.count]
+        return getattr(slot, words.array)[words.first : words.first + words.count]
 
     def _start(
         self, step: Launch | Notify | Take, bound: Mapping[str, torch.Tensor], slot: Any,
@@ -280,8 +377,10 @@ class PlanRunner:
             given = (own, num_own, slot.arg, self.world.arg)
             return Start(_plan_kernels.take, (1, 1, 1), given, {"num_warps": 1})
         if step.kernel in self.products:
-            names = [name for name in (*step.awaits, *step.announces) if name in self.words]
-            words = {name: self._words_of(slot, name) for name in names}
+            named = [name for name in (*step.awaits, *step.announces) if name in self.words]
+            for name in [name for name in named if self.channels[name].to == "engine"]:
+                named += kernels.beside_tokens(self.channels[name])
+            words = {name: self._words_of(slot, name) for name in named}
             split = [
                 self.split(one)
                 for one in self.channels.values()
@@ -301,7 +400,9 @@ class PlanRunner:
             return
         columns = getattr(self.products.get(step.kernel), "n", 1)
         for name in step.awaits:
-            if name in self.words and isinstance(self.channels[name].chunks, int):
+            # Of sums each tile waits for all, be they of no rows.
+            is_for_all = self.channels[name].to == "all"
+            if name in self.words and is_for_all and isinstance(self.channels[name].chunks, int):
                 split, words = self.split(self.channels[name]), self._words_of(slot, name)
                 if not columns or split.rank_rows * (self.world.num_ranks - 1) >= split.rows:
                     given = (words, words.numel(), slot.arg, self.world.arg)
@@ -401,6 +502,28 @@ class PlanRunner:
                     self.world.copy(theirs[first:last], rows[first - begin : last - begin])
                 word = slice(rank * split.chunks + chunk, rank * split.chunks + chunk + 1)
                 self.world.copy_word(their_words[word], words[word])
+
+    def _carry(self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any) -> None:
+        """Of what tiles leave here each rank's part to that rank, chunk by chunk."""
+        if not step.awaits:
+            told = f"{self.plan.name}: a copy of {step.source} to owners takes no tokens"
+            raise UnsupportedError(told, place=step.place)
+        tokens, split = self.channels[step.awaits], self.split(self.channels[step.announces])
+        ranks, chunks = self.world.num_ranks, self.chunks_of(tokens)
+        kept, partials = bound[step.source], bound[step.target]
+        _, rows, columns = partials.shape
+        _, told = kernels.beside_tokens(tokens)
+        words = (self._words_of(slot, name) for name in (step.announces, told, step.awaits))
+        carried = Carried(
+            kept.view(ranks * chunks, kept.shape[1], columns // chunks),
+            partials.view(ranks, chunks, rows, columns // chunks), *words,
+        )  # fmt: skip
+
+        def shard(owner: int) -> tuple[int, int]:
+            first = min(owner * split.rank_rows, split.rows)
+            return first, min(first + split.rank_rows, split.rows)
+
+        carry(self.world, carried, shard)
 
     def _copy(self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any, met: str) -> None:
         """Rows of rank + 1, + 2, ... by a copy engine; behind each chunk its word.

@@ -48,15 +48,19 @@ class Product:
         self.tma = can_use_tma and max(self.tile) <= blocking.TMA_EXTENT
         is_hopper = _product_launch.is_for_hopper(self.itemsize, nodes, target)
         self.is_sm90 = is_hopper and self.tma and self.tile[0] == 128 and self.tile[2] <= 64
-        self._set_grid(target)
+        # Of a part's columns, where engines carry them.
+        tokens = [runner.channels[one] for one in launch.announces
+                  if runner.channels[one].to == "engine"]  # fmt: skip
+        self._set_grid(target, runner.chunks_of(tokens[0]) if tokens else 0)
         if order := (orders or {}).get(launch.order):
             # The plan is of all sizes of a class, and was checked for one of them.
             swizzle.check_gather(
                 order, self.m, self.n, self.tile, self.world.num_ranks, launch.kernel, launch.place
             )
 
-    def _set_grid(self, target: Any) -> None:
-        """Programs, and what the kernel is told of how rows are cut."""
+    def _set_grid(self, target: Any, chunks: int) -> None:
+        """Programs, and what the kernel is told of how rows are cut; `chunks` are what engines
+        carry."""
         (mapping,) = self.kernel.of(core.Mapping)
         tile_m, tile_n, _ = self.tile
         ranks, programs = self.world.num_ranks, max(1, target.num_sms - self.launch.spare)
@@ -72,7 +76,8 @@ class Product:
         self.group_m = max(1, min(swizzle.MOST_GROUPED, rank_rows // tile_m))
         self.parts = _product_launch.parts_of(
             self, rank_rows, ranks, (tile_m, tile_n), self.is_sm90, grid, _products.Config.last,
-            _product_launch.group_m(ranks, tiles_m),
+            # Programs of one turn are in one part's tiles where engines carry them.
+            _product_launch.group_m(1 if chunks else ranks, tiles_m), max(1, chunks),
         )  # fmt: skip
         self.num_words = ranks * self.parts.tiles_m * self.parts.num_n * self.parts.words
 
@@ -133,6 +138,9 @@ class Product:
             return tensor
         describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
         tile_m, tile_n, tile_k = self.tile
+        if one.name in self.launch.writes[1:]:  # a chunk's rows lie in one piece, as an engine asks
+            kept = tensor.view(-1, self.n // self.parts.chunks)
+            return describe(kept, _product_launch.chunk_of(tile_m, tile_n))
         if one.name == self.right:
             return _product_launch.describe_b(tensor, tile_n, tile_k, self.b_is_nk, is_sm90)
         is_result = one.name == self._operands[-1]
@@ -148,4 +156,4 @@ class Product:
 
     def _spares(self, is_result: bool) -> tuple[str, ...]:
         """Buffers as wide as an operand that may have no rows here."""
-        return self.launch.pushes if is_result else (self.left,)
+        return (*self.launch.pushes, *self.launch.writes[1:]) if is_result else (self.left,)

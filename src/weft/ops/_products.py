@@ -21,6 +21,7 @@ from weft.compiler.cost import products
 from weft.compiler.cost.machine import machine_for
 from weft.compiler.lower import hooks, kernels, source
 from weft.ir import core
+from weft.ir.task import are_alike
 from weft.language import triton_api
 from weft.ops import _by_library, _lanes, _product_launch, _records
 from weft.ops._product_launch import Start, shape_of
@@ -29,8 +30,6 @@ from weft.tiles.blocking import Blocking
 
 PUSH, PUT, LIBRARY = "push", "put", _by_library.TRANSPORT
 TEMPLATES = ("plain", "sm90")
-# Of a part's columns, where engines carry them.
-CHUNKS = (1, 2, 4)
 MOST_ENGINES = 4
 # Of the symmetric heap, for a product that another operator sums.
 MOST_SHARED_BYTES = 32 << 20
@@ -246,8 +245,8 @@ def _by_engines(one: Any, problem: Any) -> Iterator[Any]:
     if one.by_engines and len(problem.nodes) <= 1 and problem.num_ranks > 1:
         # Programs of one turn are in one part's tiles.
         group_m = _product_launch.group_m(1, ceil(problem.rows / one.tile_m))
-        for chunks in CHUNKS:
-            if chunks == 1 or problem.n % (chunks * one.tile_n) == 0:
+        for chunks in products.CARRIED_CHUNKS:
+            if are_alike(problem.n, chunks, one.tile_n):
                 yield replace(one, transport=PUT, chunks=chunks, group_m=group_m)
 
 

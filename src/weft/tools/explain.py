@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 PARTS = ("choices", "task", "device", "mapping", "times", "core", "source")
 DEFAULT_SIZE = 4096
-TOKENS_PAGE = "docs/decisions/024-engines-take-tokens.md"
 
 OnHeap = Annotated[
     str,
@@ -106,9 +105,6 @@ def of_operator(
         values["reason"] = reason
     parts = [Part("call", card.name, call)]
     subject = subject_of(work, target, hw, on_heap)
-    if subject and fields.get("transport") in getattr(chosen, "by_engines", ()):
-        told = "the plan below is the compiler's, by pushes: it has no word yet for tiles that"
-        parts[0] = Part("call", card.name, f"{call}\n{told} engines carry ({TOKENS_PAGE})")
     if subject is None:
         parts[0] = Part(
             "call", card.name,

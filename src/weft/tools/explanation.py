@@ -186,7 +186,8 @@ def _mapped(played: Played, launch: Launch, rank: int, tile: Tile) -> dict[str, 
     columns = f"columns {tile.i_n * launch.tile[1]} …"
     first = tile.i_m * tile.rows
     sums = launch.announces[0] if launch.announces else ""
-    is_cut = launch.order.endswith("scatter") and sums
+    tokens = played.tokens_of(launch)
+    is_cut = (launch.order.endswith("scatter") or tokens is not None) and sums
     most = (
         played.rows_of(played.channels[sums], tile.owner)
         if is_cut else played.extents_of(rank, launch)[0]
@@ -206,6 +207,8 @@ def _mapped(played: Played, launch: Launch, rank: int, tile: Tile) -> dict[str, 
         text = f"rows {first} … {end - 1}, {columns}: of rank {tile.owner}"
         text += f", after {', '.join(words)}" if words else ", there from the start"
         return {"tile": [tile.i_m, tile.i_n], "owner": tile.owner, "awaits": words, "text": text}
+    if tokens is not None:
+        return _carried(played, launch, rank, tile, f"rows {first} … {end - 1}, {columns}")
     word = f"{sums}[{rank}][{tile.i_m}, {tile.i_n}]"
     text = f"rows {first} … {end - 1} of rank {tile.owner}'s part, {columns}: "
     if tile.owner != rank:
@@ -214,6 +217,21 @@ def _mapped(played: Played, launch: Launch, rank: int, tile: Tile) -> dict[str, 
     words = [f"{sums}[{peer}][{tile.i_m}, {tile.i_n}]" for peer in played.peers(rank)]
     text += f"added to what {', '.join(words)} tell" if words else "its own"
     return {"tile": [tile.i_m, tile.i_n], "owner": rank, "awaits": words, "text": text}
+
+
+def _carried(played: Played, launch: Launch, rank: int, tile: Tile, region: str) -> dict[str, Any]:
+    """Of a tile that an engine carries, or to which is added what engines have brought."""
+    (tokens,), (sums,) = launch.announces, launch.awaits
+    chunk = tile.i_n // played.tiles_of_chunk(launch, played.channels[tokens])
+    told = {"tile": [tile.i_m, tile.i_n], "owner": tile.owner}
+    text = f"{region} of rank {tile.owner}'s part: "
+    if tile.owner != rank:
+        word = f"{tokens}[{tile.owner}][{chunk}]"
+        text += f"kept here until an engine carries it; the chunk's last one sets {word}"
+        return {**told, "announces": word, "text": text}
+    words = [f"{sums}[{peer}][{chunk}]" for peer in played.peers(rank)]
+    text += f"added to what engines bring, told by {', '.join(words)}" if words else "its own"
+    return {**told, "awaits": words, "text": text}
 
 
 def times(subject: Subject) -> Part:

@@ -15,16 +15,20 @@ from weft.compiler.cost.machine import machine_for
 from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts
 from weft.compiler.passes.tile import held_by, number
-from weft.ir.task import ENGINES, PACKETS, Program, Shard, Task
+from weft.ir.task import ENGINES, PACKETS, Program, Shard, Task, are_alike, is_carried
 from weft.tiles import blocking, gemm_sm90
 
 LIBRARY = "library"
+HOPPER_CUTS = (gemm_sm90.WIDE, gemm_sm90.TURNS)
 # Below so many rows a sum over ranks is worth sending by packets at all.
 PACKET_ROWS = 1024
 # Tiles where weights take the time, not products.
 SMALL_TILE, SMALL_M = (16, 64, 128), 64
 # From so many bytes of a shard on a second flag pays for its copy's start.
 TWO_CHUNKS_BYTES = 24 << 20
+# Of rows that SMs push, what one program stores to a rank, in a chunk of its own: one program
+# stores 20 GB/s, all of them fill the links.
+PUSHED_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -44,15 +48,13 @@ def ways(
 
     Several products of the same rows are reckoned with as one that is as wide as all of them.
     """
-    product = products_of[0]
-    shape = shape_of(program, product, facts)
-    shape = replace(shape, n=sum(shape_of(program, one, facts).n for one in products_of))
+    product, shape = products_of[0], shape_together(program, products_of, facts)
     found = [
         Way(engine, tile, chunks, predicted_us(collective, replace(shape, tile=tile), engine,
                                                chunks, facts))
         for engine in engines_of(collective, shape, facts)
         for tile in tiles_of(program, product, engine, shape, facts)
-        for chunks in chunks_of(collective, shape, engine, facts)
+        for chunks in chunks_of(collective, replace(shape, tile=tile), engine, facts)
     ]  # fmt: skip
     machine = machine_for(facts.target)
     if facts.target.backend == "cuda" and 0 not in (shape.m, shape.n, shape.k):
@@ -121,7 +123,11 @@ def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
             continue  # of rows that tiles read by index; of rows that are no products
         if (engine == "put") != is_far:
             continue  # stores and copies reach one domain; puts are for others
-        if engine in products.ENGINES and (facts.num_ranks == 1 or facts.target.num_sms < 2):
+        by_copies = engine in products.ENGINES
+        if collective.kind != "all_gather":
+            if by_copies and facts.is_recorded:
+                continue  # of a graph's branches none is sure to begin before another
+        elif by_copies and (facts.num_ranks == 1 or facts.target.num_sms < 2):
             continue  # nothing to copy, or no SM for what waits beside the product
         if engine == "packets" and shape.m > PACKET_ROWS:
             continue
@@ -137,10 +143,8 @@ def tiles_of(
         yield SMALL_TILE
         return
     dtype = product.type.dtype
-    row_bytes = [extent * DTYPES[dtype].itemsize for extent in (shape.n, shape.k)]
-    is_hopper = facts.target.name == "cuda:90" and DTYPES[dtype].itemsize == 2
-    if is_hopper and shape.m > SMALL_M and blocking.can_use_tma(facts.target, row_bytes):
-        for cut in (gemm_sm90.WIDE, gemm_sm90.TURNS):
+    if _is_for_hopper(shape, facts):
+        for cut in HOPPER_CUTS:
             yield cut.tile_m, cut.tile_n, cut.tile_k
         return
     sizes = (max(shape.m, 1), max(shape.n, 1), max(shape.k, 1))
@@ -148,16 +152,57 @@ def tiles_of(
     yield cut.tile_m, cut.tile_n, cut.tile_k
 
 
+def _is_for_hopper(shape: Product, facts: Facts) -> bool:
+    """Does the template for Hopper multiply it there?"""
+    row_bytes = [extent * shape.itemsize for extent in (shape.n, shape.k)]
+    is_hopper = facts.target.name == "cuda:90" and shape.itemsize == 2
+    return is_hopper and shape.m > SMALL_M and blocking.can_use_tma(facts.target, row_bytes)
+
+
+def shape_together(program: Program, products_of: Sequence[Task], facts: Facts) -> Product:
+    """That of one product that is as wide as all of these."""
+    shape = shape_of(program, products_of[0], facts)
+    return replace(shape, n=sum(shape_of(program, one, facts).n for one in products_of))
+
+
+def is_read(
+    program: Program, products_of: Sequence[Task], collective: Task, way: Way, facts: Facts
+) -> bool:
+    """Were times like this one read? What engines carry of sums, of the template for Hopper alone:
+    elsewhere it has to be asked for, as among one rank."""
+    if not is_carried(replace(collective, engine=way.engine)):
+        return True
+    shape = shape_together(program, products_of, facts)
+    return facts.num_ranks > 1 and _is_for_hopper(shape, facts)
+
+
 def chunks_of(collective: Task, shape: Product, engine: str, facts: Facts) -> Iterator[int | str]:
-    """Signal words of a rank's rows; sums have one for each tile."""
+    """Signal words of a rank's rows; sums have one for each tile, or for each chunk of columns that
+    an engine carries."""
+    if is_carried(replace(collective, engine=engine)):
+        yield from carried_chunks(collective, shape.tile[1])
+        return
     if collective.kind != "all_gather":
         yield "tiles"
         return
-    yield 1
     shard_bytes = shape.rows * shape.k * shape.itemsize
+    if engine == "push":
+        most = min(facts.target.num_sms // facts.num_ranks, shape.rows, shard_bytes // PUSHED_BYTES)
+        yield max(1, most)
+        return
+    yield 1
     is_fine = shard_bytes >= TWO_CHUNKS_BYTES or facts.target.backend == "emu"
     if engine in products.ENGINES and is_fine:
         yield 2
+
+
+def carried_chunks(collective: Task, tile_n: int) -> Iterator[int]:
+    """Into how many chunks a part's columns may be cut: several are alike, of whole tiles, at all
+    sizes of a class."""
+    assert collective.type is not None
+    for chunks in products.CARRIED_CHUNKS:
+        if are_alike(collective.type.sizes[1], chunks, tile_n):
+            yield chunks
 
 
 def predicted_us(
@@ -171,6 +216,9 @@ def predicted_us(
         is_staged = collective.operands[0] not in facts.on_heap
         assert isinstance(chunks, int)
         return products.gathered_us(shape, machine, engine, chunks=chunks, staged=is_staged)
+    if is_carried(replace(collective, engine=engine)):
+        assert isinstance(chunks, int)
+        return products.carried_us(shape, machine, chunks)
     if collective.kind == "reduce_scatter":
         return products.scattered_us(shape, machine, engine)
     return products.reduced_us(shape, machine, engine)

@@ -28,7 +28,7 @@ from weft.ir import core, device
 from weft.ir.device import Channel, Copy, Do, Launch, Plan
 
 # Orders that have a name here, some also by nodes; another is the user's.
-FORMS = ("gather", "scatter", "rows")
+FORMS = ("gather", "scatter", "rows", "part_by_part")
 # What is done to a product's tile in registers, on its way to memory.
 EPILOGUES = ("silu", "silu_mul", "mul", "add")
 
@@ -64,6 +64,8 @@ def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
         statements = _gather(plan, launch, product)
     elif form == "scatter" and [one.kind for one in rest] == ["reduce_scatter"]:
         statements = _scatter(plan, launch, product)
+    elif form == "part_by_part" and [one.kind for one in rest] == ["keep", "reduce_scatter"]:
+        statements = _carry(plan, launch, product)
     elif form == "scatter" and [one.kind for one in rest] == ["all_reduce"]:
         statements = _sum_everywhere(plan, launch, product)
     elif launch.order == "rows" and is_simple and not (launch.awaits or launch.announces):
@@ -108,7 +110,8 @@ def formula(launch: Launch) -> str:
         told[do.result] = (
             " @ ".join(operands) if do.kind == "matmul" else f"{do.kind}({', '.join(operands)})"
         )
-    return "; ".join(f"{name} = {told[name]}" for name in launch.writes)
+    kept = {do.result for do in launch.body if do.kind == "keep"}
+    return "; ".join(f"{name} = {told[name]}" for name in launch.writes if name not in kept)
 
 
 def _unknown(launch: Launch, told: str) -> UnsupportedError:
@@ -184,6 +187,46 @@ def _scatter(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement
     if launch.gives:
         # Not when operands have been read: partial sums of peers are read behind them.
         yield core.Finish("end", "slot")
+
+
+def _carry(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """Other ranks' tiles first, which are kept until an engine fetches them, chunk by chunk; then
+    own ones, to which what engines have brought is added."""
+    (tokens,) = _announced(plan, launch)
+    (arrived,) = [one for one in plan.of(Channel) if one.name in launch.awaits]
+    (left, right), (result, kept) = product.operands, launch.writes
+    stored, told = beside_tokens(tokens)
+    yield core.Param(left, "operand")
+    yield core.Param(kept, "operand", "tiles for the other ranks, which engines fetch")
+    for name in (right, result):
+        yield core.Param(name, "operand")
+    yield core.Param(arrived.buffer, "pointer", "the engines of the other ranks")
+    yield core.Param(arrived.name, "signals", "the engines of the other ranks")
+    for name in (stored, told, tokens.name):
+        yield core.Param(name, "signals")
+    yield from _around()
+    yield core.Mapping("parts", "static", (left,), cuts="part")
+    yield core.Template("gemm", launch.tile, formula(launch))
+    yield core.Hook("order", launch.order, ("parts",))
+    yield core.Hook("ready", "read_owned", (left, "parts"))
+    yield core.Wait("combine", arrived.name, "chunk", "parts", place=arrived.place)
+    yield core.Hook("combine", "add_carried", (arrived.buffer, "parts"))
+    yield core.Hook("emit", "store_own", (result, "parts"))
+    yield core.Hook("emit", "keep", (kept, "parts"))
+    yield core.Hook("announce", "count", (stored, "parts"))
+    if launch.takes:
+        # For the engine that writes to the chunk's owner behind this.
+        yield core.Credit("announce", "slot")
+    yield core.Notify("announce", told, "here", "parts", order="relaxed", place=tokens.place)
+    yield core.Notify("announce", tokens.name, "engine", "parts", place=tokens.place)
+    if launch.gives:
+        yield core.Finish("end", "slot")
+
+
+def beside_tokens(tokens: Channel) -> tuple[str, str]:
+    """What words beside a channel's tokens are called: how many tiles of a chunk are stored, and
+    what the engine copies behind its rows."""
+    return f"{tokens.buffer}_stored", f"{tokens.buffer}_told"
 
 
 def _summed(

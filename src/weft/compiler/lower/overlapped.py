@@ -27,11 +27,14 @@ from weft.ir.device import (
     Plan,
     Statement,
     Step,
+    Tiles,
 )
 from weft.ir.task import PACKETS, Program, Task, Type
 
 # What a gather's kernel is called by what carries the rows; engines are fed by staging.
 VERBS = {"copy_engine": "stage", "copy_engine_put": "edges", "push": "push", "put": "push"}
+# The stream of what engines carry from tiles: gathers' copies must not stand behind its waits.
+CARRY = "carry"
 
 
 def draw(program: Program, channels: Sequence[Channel], facts: Facts) -> Plan:
@@ -193,6 +196,8 @@ def _kernel(program: Program, unit: tuple[Task, ...]) -> Unit:
     made = made_for_others(program, unit)
     carried = carriers(program, first.kernel)
     on_heap = _carriers_of(program, unit, carried)
+    if carried.kept:
+        return _kept(program, unit, carried, on_heap)
     names = [one.name for one in on_heap]
     launch = Launch(
         first.kernel, (*_reads(program, unit), *names), made, tuple(names),
@@ -203,6 +208,30 @@ def _kernel(program: Program, unit: tuple[Task, ...]) -> Unit:
     )  # fmt: skip
     results = tuple(_buffer(program.task(name)) for name in made)
     return Unit((*on_heap, *results), (launch,))
+
+
+def _kept(
+    program: Program, unit: tuple[Task, ...], carried: Carriers, on_heap: Sequence[Buffer]
+) -> Unit:
+    """A product whose other ranks' tiles stay here until an engine carries them to their owners.
+
+    The copies are queued behind the kernel that they wait for, on a stream of their own.
+    """
+    first, total = unit[0], unit[-1]
+    kind = _type(total)
+    sizes = (NUM_RANKS, Tiles(kind.sizes[0], first.tile[0]), kind.sizes[1])
+    kept = Buffer(carried.kept, kind.dtype, sizes, place=total.place)
+    *inside, last = (Do(one.kind, one.operands, one.name, one.eps) for one in unit)
+    launch = Launch(
+        first.kernel, (*_reads(program, unit), carried.partials), (total.name, kept.name),
+        template="gemm", body=(*inside, Do("keep", last.operands, kept.name), last),
+        tile=first.tile, order=first.order, programs=first.programs, spare=first.spare,
+        split_k=first.split_k, place=first.place,
+    )  # fmt: skip
+    copy = Copy(
+        kept.name, carried.partials, "owner", f"{carried.partials}_ready", CARRY, place=total.place
+    )
+    return Unit((*on_heap, kept, _buffer(total)), (launch, copy))
 
 
 def _reads(program: Program, unit: Sequence[Task]) -> tuple[str, ...]:

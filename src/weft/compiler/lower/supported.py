@@ -9,11 +9,12 @@ from weft.ir.device import Launch, Plan
 # What carries a collective without being asked for, by kind.
 ENGINES = {
     "all_gather": ("copy_engine", "copy_engine_put", "push", "put", "feed"),
-    "reduce_scatter": ("push", "put"),
+    "reduce_scatter": ("push", "put", "copy_engine"),
     "all_reduce": ("push", "put"),
 }
 # Orders that kernels can be told to take, beside the user's.
-ORDERS = ("gather", "scatter", "rows", "hierarchical_gather", "hierarchical_scatter")
+ORDERS = ("gather", "scatter", "rows", "hierarchical_gather", "hierarchical_scatter",
+          "part_by_part")  # fmt: skip
 
 
 def refusal(plan: Plan, launch: Launch) -> UnsupportedError | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from weft.base.dtypes import DTYPES
 from weft.compiler.passes.tile import number, part_of
 from weft.ir import device
-from weft.ir.device import NO_MEMORY, NUM_RANKS, Buffer, Part, Plan
+from weft.ir.device import NO_MEMORY, NUM_RANKS, Buffer, Part, Plan, Tiles
 from weft.ir.tensor import Size
 
 ALIGNMENT = 256
@@ -118,8 +118,13 @@ def bytes_of(buffer: Buffer, sizes: Mapping[str, int], num_ranks: int) -> int:
     return total
 
 
-def extent_of(size: Size | Part, sizes: Mapping[str, int], rank: int, num_ranks: int) -> int:
+def extent_of(
+    size: Size | Part | Tiles, sizes: Mapping[str, int], rank: int, num_ranks: int
+) -> int:
     """A size of a buffer as a number, on a rank."""
+    if isinstance(size, Tiles):
+        full = extent_of(Part(size.size), sizes, 0, num_ranks)
+        return -(-full // size.height) * size.height
     if isinstance(size, Part):
         first, end = part_of(extent_of(size.size, sizes, rank, num_ranks), rank, num_ranks)
         return end - first

@@ -4,7 +4,8 @@
 
 A word for each chunk of a rank's rows: more of them let tiles begin earlier, each costs a copy's
 start. Sums have a word for each tile: they are told of by the kernel that makes the tile, for the
-price of a store.
+price of a store; but where engines carry them, they have one for each chunk of a part's columns, of
+which several are alike and of whole tiles.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from weft.base.errors import ConfigError
 from weft.compiler.cost.choose import chunks_of, predicted_us, shape_of
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.passes.engines import pairs
+from weft.ir import text
 from weft.ir.choice import Choice
-from weft.ir.task import PACKETS, Program
+from weft.ir.task import PACKETS, Program, Task, are_alike, is_carried
 
 MOST = 1024
 # Programs that store own rows before they multiply.
@@ -26,13 +28,13 @@ LANES = 8
 def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
     """Raises  ConfigError: chunks of what has none, or that are no number of chunks"""
     found = {one.name: products for one, products in pairs(program)}
-    gathers = [name for name in found if program.task(name).kind == "all_gather"]
+    cut = [name for name in found if _is_cut(program.task(name))]
     for name, number in settings.chunks.items():
-        if name not in gathers or not 1 <= number <= MOST:
-            told = (
-                f"chunks={number} of {name}; it is 1 to {MOST}, of {', '.join(gathers) or 'none'}"
-            )
+        if name not in cut or not 1 <= number <= MOST:
+            told = f"chunks={number} of {name}; it is 1 to {MOST}, of {', '.join(cut) or 'none'}"
             raise ConfigError(f"{program.name}: {told}", place=program.place)
+        if is_carried(program.task(name)):
+            _check_carried(program, program.task(name), number)
     for name, products in found.items():
         task, chunks, why = program.task(name), "tiles", "a tile's own word costs one store"
         if name in settings.chunks:
@@ -42,7 +44,7 @@ def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
             why = "so many of the product's programs store own rows first"
         elif task.engine in PACKETS:
             why = "packets carry their own flags"
-        elif products and task.kind == "all_gather":
+        elif products and _is_cut(task):
             shape = replace(shape_of(program, products[0], facts), tile=products[0].tile)
             us = {
                 one: predicted_us(task, shape, task.engine, one, facts)
@@ -54,3 +56,21 @@ def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
         choice = Choice(name, "chunks", str(chunks), why, task.place)
         program = replace(program, tasks=changed, choices=(*program.choices, choice))
     return program
+
+
+def _is_cut(task: Task) -> bool:
+    """Are its rows, or its columns, announced in chunks?"""
+    return task.kind == "all_gather" or is_carried(task)
+
+
+def _check_carried(program: Program, task: Task, chunks: int) -> None:
+    """Raises  ConfigError: chunks that are not alike, or not of whole tiles"""
+    assert task.type is not None
+    columns, width = task.type.sizes[1], task.tile[1]
+    if not are_alike(columns, chunks, width):
+        raise ConfigError(
+            f"{program.name}: chunks={chunks} of {task.name}, of {text.value(columns)} columns in "
+            f"tiles of {width}; several chunks must be alike, of whole tiles, at all sizes: take "
+            f"1, or such that chunks * {width} divides a number of columns",
+            place=task.place,
+        )

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from weft.base.errors import ConfigError
-from weft.compiler.cost.choose import LIBRARY, Way, by_tables, of_rows, ways
+from weft.compiler.cost.choose import LIBRARY, Way, by_tables, is_read, of_rows, ways
 from weft.compiler.facts import Facts, Settings
 from weft.ir.choice import Choice
 from weft.ir.task import ENGINES, PRODUCTS, Program, Task
@@ -42,7 +42,10 @@ def engines(
         # For rows that are worked on where they are summed all of them are generated.
         usual = [
             way for way in found
-            if not products or way.engine in (LIBRARY, *known[collective.kind])
+            if not products or way.engine == LIBRARY or (
+                way.engine in known[collective.kind]
+                and is_read(program, products, collective, way, facts)
+            )
         ]  # fmt: skip
         best = _asked(program, collective, asked, found) if asked else usual[0]
         told = f"asked for; the best is {_told(found)}" if asked else _told(usual)

@@ -5,6 +5,9 @@
                                                  wait(a_shards, stream=copy)
                                                  copy(a, gathered, pull, rows_ready)
 
+A copy of what tiles leave takes a token of the kernel that stores them instead, and nothing before:
+only the host's order says that it is behind that kernel.
+
 All that could be needed is put in, by rule; then each wait, join and credit is taken out again for
 as long as the table of legality finds no breach without it: what stream order or another channel
 already gives is gone. All words are events that a call's epoch is stored to, each by one writer:
@@ -45,18 +48,22 @@ def _ordered(plan: Plan) -> Plan:
     """With all signals that could be needed."""
     buffers = {one.name: one for one in plan.of(Buffer)}
     by_buffer = {name: one.name for one in plan.of(Channel) for name in (one.buffer, *one.along)}
+    tokens = {one.buffer for one in plan.of(Channel) if one.to == "engine"}
     channels: list[Channel] = []
     behind: list[Channel] = []
     steps: list[Step] = []
     for step in plan.steps:
-        if isinstance(step, Copy):
+        if isinstance(step, Copy) and step.source in tokens:
+            steps.append(replace(step, awaits=by_buffer[step.source]))
+        elif isinstance(step, Copy):
             told, around = _around(step, buffers[step.source], plan)
             channels += told[:1]
             behind += told[1:]
             steps += around
         elif isinstance(step, Launch):
             awaits = tuple(dict.fromkeys(by_buffer[n] for n in step.reads if n in by_buffer))
-            announces = tuple(dict.fromkeys(by_buffer[n] for n in step.pushes))
+            kept = [name for name in step.writes if name in tokens]
+            announces = tuple(dict.fromkeys(by_buffer[n] for n in (*step.pushes, *kept)))
             steps.append(replace(step, awaits=awaits, announces=announces))
         else:
             reads = step.reads if isinstance(step, Call) else ()
@@ -91,9 +98,13 @@ def _around(copy: Copy, source: Buffer, plan: Plan) -> tuple[list[Channel], list
 
 
 def _credited(plan: Plan, steps: Sequence[Step]) -> list[Step]:
-    """All that writes the slot, but for packets, takes credits; the last to use it gives them."""
+    """All that writes the slot, but for packets, takes credits; the last to use it gives them.
+
+    What a copy takes tokens for, the kernel that sets them takes credits for.
+    """
     slot = {one.name for one in plan.of(Buffer) if one.role == "symmetric"}
     heap = slot | {one.name for one in plan.of(Buffer) if one.role == "packets"}
+    tokens = {one.awaits for one in steps if isinstance(one, Copy) and one.awaits}
     uses = [
         i for i, step in enumerate(steps)
         if isinstance(step, Launch) and heap & {one.buffer for one in device.accesses(step)}
@@ -101,7 +112,8 @@ def _credited(plan: Plan, steps: Sequence[Step]) -> list[Step]:
     found = list(steps)
     for i, step in enumerate(found):
         writes = {one.buffer for one in device.accesses(step) if one.writes} & slot
-        if isinstance(step, Notify) or (isinstance(step, Launch) and writes):
+        is_carried = isinstance(step, Launch) and tokens & {*step.announces}
+        if isinstance(step, Notify) or is_carried or (isinstance(step, Launch) and writes):
             found[i] = replace(step, takes=True)
     if uses:
         last = found[uses[-1]]

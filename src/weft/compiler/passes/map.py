@@ -8,7 +8,8 @@ tiles of its own height, whoever consumes cuts all rows (gather) or its own (sca
 nothing need divide. `check` shows for given sizes that the two views fit.
 
 What a kernel sums over ranks lies in `partials`, whose tiles are those of the product, a word for
-each at the rank that sums it; what comes back lies in `gathered`, where its rows stay.
+each at the rank that sums it; where engines carry them, from `kept`, a word for each chunk of
+columns. What comes back lies in `gathered`, where its rows stay.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from weft.base.counts import counted
 from weft.base.errors import ConfigError
 from weft.compiler.passes.tile import number
 from weft.ir.device import Channel
-from weft.ir.task import PACKETS, Program, Task
+from weft.ir.task import PACKETS, Program, Task, is_carried
 from weft.language import mapping
 
 # Signal words per rank: 2, so that the first half is used while the second is on its way.
@@ -222,6 +223,9 @@ def _of_sums(program: Program, task: Task) -> Iterator[Channel]:
     is_product = tasks[0].kind == "matmul"
     by_all = task.engine == "packets"
     carried = carriers(program, task.kernel)
+    if is_carried(task):
+        yield from _of_chunks(task, carried)
+        return
     told = Channel(
         f"{carried.partials}_ready", carried.partials, task.type.sizes[0], "tiles", height, height,
         "each" if by_all else "part", columns=width if is_product else 0,
@@ -234,12 +238,30 @@ def _of_sums(program: Program, task: Task) -> Iterator[Channel]:
         yield replace(told, name=f"{gathered}_ready", buffer=gathered, to="all")
 
 
+def _of_chunks(task: Task, carried: Carriers) -> Iterator[Channel]:
+    """Of tiles that engines carry, a word for each chunk of a part's columns: when its last tile
+    is stored here, and when its owner has it."""
+    assert task.type is not None and isinstance(task.chunks, int)
+    (rows, columns), height = task.type.sizes, task.tile[0]
+    width = columns // task.chunks if task.chunks > 1 and isinstance(columns, int) else 0
+    yield Channel(
+        f"{carried.kept}_ready", carried.kept, rows, 1, height, height, "part", columns=width,
+        to="engine", place=task.place,
+    )  # fmt: skip
+    yield Channel(
+        f"{carried.partials}_ready", carried.partials, rows, 1, tile_rows=height, cuts="part",
+        columns=width, to="owner", place=task.place,
+    )  # fmt: skip
+
+
 class Carriers(NamedTuple):
-    """Buffers on the heap by which a kernel's sums travel: `gathered` by the value that it has, of
-    which there is one: what follows from it each rank makes itself, from the same bits."""
+    """Buffers by which a kernel's sums travel: on the heap `partials`, and `gathered` by the value
+    that it has, of which there is one: what follows from it each rank makes itself, from the same
+    bits. `kept` has what engines carry."""
 
     partials: str
     gathered: dict[str, str]
+    kept: str = ""
 
 
 def carriers(program: Program, kernel: str) -> Carriers:
@@ -257,8 +279,9 @@ def carriers(program: Program, kernel: str) -> Carriers:
         if sums[0].engine == "packets":
             values = ()  # each rank sums all rows itself
         whole = {value: _unique("gathered", taken) for value in values}
+        kept = _unique("kept", taken) if is_carried(sums[0]) else ""
         if name == kernel:
-            found = Carriers(partials, whole)
+            found = Carriers(partials, whole, kept)
     return found
 
 

@@ -3,7 +3,8 @@
     product = matmul(gathered, b, kernel=p_multiply)    ->    matmul(..., order=gather)
 
 gather: own rows first, then those of the next rank, as they arrive. scatter: the next rank's rows
-first, own ones last, when the others' shares of them have come. rows: from the first to the last.
+first, own ones last, when the others' shares of them have come; part_by_part: the same, where
+engines carry chunks of columns, so that each is whole early. rows: from the first to the last.
 Over several nodes these are hierarchical_gather and hierarchical_scatter (tiles/hierarchy.py): node
 by node, own node's ranks first, or last. An order of the user's is a function like those of
 tiles/swizzle.py; for the sizes of the call it must be a bijection.
@@ -22,13 +23,13 @@ from weft.base.topology import Topology, text_of
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.passes.tile import held_by
 from weft.ir.choice import Choice
-from weft.ir.task import Program, Task
+from weft.ir.task import Program, Task, is_carried
 from weft.language.mapping import as_python
 from weft.tiles.swizzle import first_to_gather
 
 ORDERS = (
     "gather", "scatter", "rows", "hierarchical_gather", "hierarchical_scatter", "in_turn",
-    "in_turn_backwards",
+    "in_turn_backwards", "part_by_part",
 )  # fmt: skip
 # What these are called that go node by node.
 BY_NODE = "hierarchical_"
@@ -41,6 +42,7 @@ WHY = {
     "in_turn_backwards": "tiles of other ranks' tokens leave while own ones are multiplied",
     "gather": "own rows need not wait; others are multiplied in the order in which they arrive",
     "scatter": "other ranks' rows leave while own ones are multiplied, which nobody waits for",
+    "part_by_part": "chunk by chunk, so that engines carry each while others are multiplied",
     "rows": "all ranks need all rows: none comes first",
 }
 
@@ -94,6 +96,8 @@ def form_of(program: Program, kernel: str) -> str:
         source = program.task(tasks[0].operands[0])
         if source.kind == "all_gather":
             return "gather"
+    if any(is_carried(one) for one in tasks):
+        return "part_by_part"
     return "rows" if any(one.engine == "packets" for one in tasks) else "scatter"
 
 

@@ -7,8 +7,10 @@ compiler's model (`Machine`), so what is compared are plans with each other.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import ceil, prod
 from typing import Any, NamedTuple
 
@@ -116,6 +118,8 @@ class Played:
         self.signals: list[Signal] = []
         self.parts: dict[tuple[int, int], dict[tuple[int, int], list[int]]] = {}
         self.cut: dict[tuple[int, str], list[Tile]] = {}
+        # Of chunks that engines carry, how many tiles are still to be stored, by kernel and rank.
+        self.to_store: dict[tuple[str, int], Counter[tuple[int, int]]] = {}
         # When a rank's link to its domain is free, and the one to others.
         self.link_free = [[0.0, 0.0] for _ in range(num_ranks)]
         self.engine_free = [0.0] * num_ranks
@@ -164,6 +168,8 @@ class Played:
                 now = yield from self.wait(rank, lane, now, keys, step.channel)
             elif isinstance(step, Take):
                 now = yield from self.take(rank, lane, now)
+            elif isinstance(step, Copy) and step.awaits:
+                now = yield from self.carry(rank, lane, now, step)
             elif isinstance(step, Copy):
                 now = yield from self.copies(rank, now, step)
             elif isinstance(step, Call):
@@ -259,6 +265,45 @@ class Played:
                 self.events.tell((channel.name, to, source, chunk), end, (rank, lane, end))
                 now, _ = yield end
         return now
+
+    def carry(self, rank: int, lane: str, now: float, step: Copy) -> Steps:
+        """Each owner's part, chunk by chunk of columns, when its token is set."""
+        channel, machine, engine = self.channels[step.announces], self.machine, "copy engine 0"
+        chunks = self.column_chunks(channel)
+        row_bytes = self.row_bytes(step.source) / chunks
+        for peer in self.peers(rank):
+            rows = self.rows_of(channel, peer)
+            for chunk in range(chunks):
+                # A part without rows has no tiles here that could set it.
+                keys = ((step.awaits, rank, peer, chunk),) if rows else ()
+                now = yield from self.wait(rank, lane, now, keys, step.awaits)
+                start = max(now, self.engine_free[rank]) + machine.token_us
+                end = start
+                if rows:
+                    end += machine.copy_us + us(rows * row_bytes, machine.copy_gbps)
+                    part = f", chunk {chunk}" if chunk else ""
+                    name = f"for rank {peer}: {counted(rows, 'row')}{part}"
+                    self.span(rank, engine, name, start, end, "copy", peer)
+                told = end + machine.word_us
+                self.span(rank, engine, f"signal {channel.name}", end, told, "signal")
+                self.engine_free[rank] = told
+                self.events.tell((channel.name, peer, rank, chunk), told, (rank, engine, told))
+                now, _ = yield told
+        return now
+
+    def column_chunks(self, channel: Channel) -> int:
+        """Words of a rank's part whose columns are in chunks."""
+        return ceil(self.extents(channel.buffer, 0)[-1] / channel.columns) if channel.columns else 1
+
+    def tiles_of_chunk(self, step: Launch, channel: Channel) -> int:
+        """Columns of tiles that one word stands for."""
+        columns = self.extents(channel.buffer, 0)[-1]
+        return ceil(ceil(columns / step.tile[1]) / self.column_chunks(channel))
+
+    def tokens_of(self, step: Launch) -> Channel | None:
+        """Those that a kernel sets for an engine."""
+        found = (self.channels[name] for name in step.announces)
+        return next((one for one in found if one.to == "engine"), None)
 
     def number(self, chunks: int | str) -> int:
         return chunks if isinstance(chunks, int) else self.sizes.get(chunks, 1)
@@ -470,10 +515,13 @@ class Played:
         owners = [*self.peers(rank), rank]
         if step.order == "hierarchical_scatter":
             owners = [at.i_m for at in self.by_node(rank, step, self.num_ranks)]
-        for owner in owners:
+        chunks = self.column_chunks(channel) if self.tokens_of(step) else 1
+        for owner, chunk in product(owners, range(chunks)):
             num_m = ceil(self.rows_of(channel, owner) / tile_m)
+            each = ceil(num_n / chunks)
+            columns = range(chunk * each, min((chunk + 1) * each, num_n))
             for group in range(0, num_m, GROUP_M):
-                for j in range(num_n):
+                for j in columns:
                     for i in range(group, min(group + GROUP_M, num_m)):
                         name = f"tile {i}, {j} of rank {owner}’s part"
                         tiles.append(Tile(name, owner, i, j, tile_m, ()))
@@ -531,6 +579,8 @@ class Played:
 
     def emit(self, rank: int, lane: str, now: float, step: Launch, tile: Tile) -> Steps:
         """What becomes of a tile: stored, sent to its owner, or summed with the others' of it."""
+        if tokens := self.tokens_of(step):
+            return (yield from self.keep(rank, lane, now, step, tile, tokens))
         if not step.pushes:
             return now
         sums = self.channels[step.announces[0]]
@@ -552,6 +602,32 @@ class Played:
                 together = 1 + len(self.channels[name].along)
                 left = self.push(rank, peer, nbytes * together, now)
                 self.tell_word((name, peer, rank, *tile[2:4]), left, rank, lane)
+        return now
+
+    def keep(
+        self, rank: int, lane: str, now: float, step: Launch, tile: Tile, tokens: Channel
+    ) -> Steps:
+        """Another rank's tile stays here, the last one of a chunk sets its token; own ones wait for
+        the same chunk of the others."""
+        each = self.tiles_of_chunk(step, tokens)
+        chunk = tile.i_n // each
+        if tile.owner != rank:
+            if (left := self.to_store.get((step.kernel, rank))) is None:
+                left = Counter((one.owner, one.i_n // each) for one in self.tiles(rank, step))
+                self.to_store[step.kernel, rank] = left
+            left[tile.owner, chunk] -= 1
+            if not left[tile.owner, chunk]:
+                key = (tokens.name, rank, tile.owner, chunk)
+                self.events.tell(key, now + self.machine.gate_us, (rank, lane, now))
+            return now
+        (sums,) = step.awaits
+        keys = tuple((sums, rank, peer, chunk) for peer in self.peers(rank))
+        now = yield from self.wait(rank, lane, now, keys, sums)
+        machine = self.machine
+        gbps = machine.wide_sums_gbps if step.tile[1] > 128 else machine.sums_gbps
+        nbytes = tile.rows * step.tile[1] * self.itemsize(step.writes[0]) * (self.num_ranks - 1)
+        self.span(rank, lane, f"sum of {tile.name}", now, now + us(nbytes, gbps), "work", rank)
+        now, _ = yield now + us(nbytes, gbps)
         return now
 
     def collect(self, rank: int, p: int, lane: str, now: float, step: Launch, index: int) -> Steps:
