@@ -286,9 +286,9 @@ def whole_ways_table(ops: Sequence[str], num_gpus: int) -> str:
     return "\n".join([*table(header, lines), "", told, ""])
 
 
-def decode_table() -> str:
+def decode_table(num_gpus: int) -> str:
     """A decode step of two layers, each way of doing it."""
-    document = json.loads((RESULTS / "decode_step_h200x4.json").read_text())
+    document = json.loads((RESULTS / f"decode_step_h200x{num_gpus}.json").read_text())
     ways = list(document["rows"][0]["us"])
     lines = [
         [row["model"], str(row["batch"]), f"{row['weights_us']:.0f}",
@@ -335,7 +335,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "failed": failed_table,
     "pairs": lambda: whole_ways_table(names(), 2),
     "others": lambda: whole_ways_table([op for op in names() if op not in SHOWN], 4),
-    "decode_step": decode_table,
+    "decode_step": lambda: decode_table(4),
+    "decode_pair": lambda: decode_table(2),
 }
 
 

@@ -32,6 +32,7 @@ from weft.compiler.frontend import trace
 from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
 from weft.ir.device import Copy, Launch
+from weft.ops import _plan
 from weft.ops._plan import PlanRunner
 
 K, N = 32, 48
@@ -271,6 +272,27 @@ def test_what_a_stream_does_beside_a_plan_is_recorded_by_itself(ranks):
         world.close()
 
     ranks(main, 2)
+
+
+def test_what_a_stream_does_beside_a_plan_is_queued_where_it_is_recorded(ranks, monkeypatch):
+    """A recording is made on a stream of its own; what is queued elsewhere runs, and once only."""
+    program, real, on = carried(gemm_rs, 2, 40), _plan.carry_beside, []
+
+    def also_recorded(world, replays, streams, join):
+        real(world, replays, streams, join)
+        with monkeypatch.context() as instead, world.stream("recording"):
+            for name in ("take_token", "copy", "copy_word"):
+                instead.setattr(
+                    world.backend, name,
+                    lambda *_, name=name: on.append((name, world.current_stream().name)),
+                )  # fmt: skip
+            for one in streams:
+                one.queue()
+
+    monkeypatch.setattr(_plan, "carry_beside", also_recorded)
+    ranks(lambda: program.main(40, 21), 2)
+    assert {name for name, _ in on} == {"take_token", "copy", "copy_word"}
+    assert {stream for _, stream in on} == {"recording"}
 
 
 @pytest.mark.parametrize(

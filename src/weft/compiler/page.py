@@ -47,6 +47,7 @@ def forgetful(x, w1, w2):
 
 # The call for which the plan is made, on four H200s.
 CALL = Facts({"m": 8192}, 4)
+ASKED = Settings(engines={"scattered": "copy_engine"})
 
 
 def page() -> str:
@@ -55,7 +56,7 @@ def page() -> str:
 
     stages = pipeline.compile_program(trace(mlp, "tp", PARAMETERS))
     shown = {name: task.show(program, places=False) for name, program in stages.tasks.items()}
-    called = pipeline.overlap(stages.tasks["place"], CALL)
+    called = pipeline.overlap(stages.tasks["place"], CALL, ASKED)
     parts = [
         INTRODUCTION, _program(), TRACED, _code(shown["trace"]),
         PLACED, _code(shown["place"]), MISSING, _code(_refusal()),
@@ -85,7 +86,10 @@ def _overlapped(stages: pipeline.Stages) -> Iterator[str]:
     drawn, signalled, allocated = stages.plans.values()
     yield from (DRAWN, _code(_steps(drawn)), SIGNALLED, _code(_steps(signalled)))
     yield from (ALLOCATED, f"```\n{allocate.dump(allocated, CALL.sizes, CALL.num_ranks)}\n```")
-    longer = pipeline.overlap(place(trace(two_layers, "tp", PARAMETERS_OF_TWO)), CALL).plan
+    longer = pipeline.overlap(
+        place(trace(two_layers, "tp", PARAMETERS_OF_TWO)), CALL,
+        Settings(engines=dict.fromkeys(("scattered", "scattered_2"), "copy_engine")),
+    ).plan  # fmt: skip
     yield from (TWO, f"```\n{allocate.dump(longer, CALL.sizes, CALL.num_ranks)}\n```")
 
 
@@ -250,13 +254,12 @@ Predicted by a model of the machine (`src/weft/compiler/cost/`), whose constants
 benchmarks, together with the tiles that suit each engine; the libraries one after the other are one
 of the ways. `Settings(engines={"gathered": "push"})` settles it instead.
 
-Sums of many rows are carried by copy engines, as `gemm_rs` with `transport="put"` does it: SMs
-store tiles of other ranks' rows at home, and an engine's stream takes them to their owners as soon
-as tokens say that they are there ([024](decisions/024-engines-take-tokens.md)). Of few rows they
-are pushed by SMs. So they are in a call that the user records, since no graph says which of its
-branches begins first: what such a call needs is made ready at the first eager one, and an engine
-that was asked for is refused there. On other targets than `cuda:90`, where it was not measured,
-`copy_engine` of sums has to be asked for."""
+Sums may be carried by copy engines, as `gemm_rs` with `transport="put"` does it: SMs store tiles of
+other ranks' rows at home, and an engine's stream takes them to their owners as soon as tokens say
+that they are there ([024](decisions/024-engines-take-tokens.md)). They have to be asked to, as here
+(`Settings(engines={"scattered": "copy_engine"})`): it is predicted to end first from 2048 rows on,
+but plans with it have not been read on GPUs yet. No call that the user records can have it, since
+no graph says which of its branches begins first; there, unasked, SMs push sums."""
 
 CUT = """\
 ## `tile` again

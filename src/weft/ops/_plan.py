@@ -287,8 +287,9 @@ class PlanRunner:
         key = (slot, *(bound[name].data_ptr() for name in given))
         together, apart = self.recordings
         beside = [
-            Beside(name, (slot, name), lambda steps=steps: self._queue_all(steps, bound, slot))
+            Beside(name, (slot, name), lambda steps=steps: self._queue_beside(steps, bound, slot))
             for name, steps in apart.items()
+            if self.world.num_ranks > 1  # an empty recording would be warned of
         ]
         self._replays.run(
             key, lambda: self._queue_all(together, bound, slot),
@@ -329,6 +330,13 @@ class PlanRunner:
             else:
                 with stream(step.stream):
                     self._queue(step, bound, slot, met)
+
+    def _queue_beside(
+        self, steps: Sequence[device.Step], bound: dict[str, torch.Tensor], slot: Any
+    ) -> None:
+        """What one stream does, on the current one: that is it, or what records it."""
+        for step in steps:
+            self._queue(step, bound, slot, {})
 
     def _load(self, bound: dict[str, torch.Tensor], slot: Any) -> None:
         """What waits for each other is loaded before any of it is launched."""

@@ -1,4 +1,5 @@
-"""The operators as tensor programs, which is what `weft explain` and `weft timeline` follow.
+"""The operators as tensor programs, which `weft explain` and `weft timeline` follow, and which
+`weft bench` sets beside them.
 
 A function for each, of the operator's name: from its problem to a traced program, with m open. It
 is read through the compiler's passes; what a call runs is in the operator's own file.

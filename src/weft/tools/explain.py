@@ -14,7 +14,7 @@ import typer
 
 from weft.base.counts import counted
 from weft.base.errors import PlacementError, UsageError
-from weft.base.target import parse_target
+from weft.base.target import Target, parse_target
 from weft.tools import console, options
 from weft.tools.words import parse_shape, parse_topology, shape_text
 
@@ -93,7 +93,7 @@ def of_operator(
     where = parse_target(target)
     problem, card = work.problem(), work.op
     module = importlib.import_module(card.run.__module__)
-    chosen = module.choose(problem, where) if hasattr(module, "choose") else None
+    chosen = choice_of(work, where)
     fields = {} if chosen is None else dict(vars(chosen))
     told = ", ".join(f"{name}={value}" for name, value in fields.items()) or "one way only"
     ranks = counted(work.num_ranks, "rank")
@@ -116,8 +116,11 @@ def of_operator(
 
 
 def subject_of(work: Work, target: str, hw: str, on_heap: str = "") -> Subject | None:
-    """An operator as a program, with this call; None where it is not one."""
-    from weft.compiler.facts import Facts
+    """An operator as a program, with this call; None where it is not one.
+
+    Where the operator lets engines carry its sums, so does the program.
+    """
+    from weft.compiler.facts import Facts, Settings
     from weft.ops import _programs
     from weft.tools.explanation import Subject, machine_named
 
@@ -128,7 +131,18 @@ def subject_of(work: Work, target: str, hw: str, on_heap: str = "") -> Subject |
     nodes = tuple(work.nodes) if len(work.nodes) > 1 else ()
     sizes, heap = {"m": work.shape["m"]}, frozenset(filter(None, on_heap.split(",")))
     facts = Facts(sizes, work.num_ranks, parse_target(target), nodes, heap)
-    return Subject(made(work.problem()), facts, machine)
+    program, settings = made(work.problem()), Settings()
+    chosen = choice_of(work, facts.target)
+    if getattr(chosen, "transport", "") in getattr(chosen, "by_engines", ()):
+        sums = [task.name for task in program.tasks if task.kind == "reduce_scatter"]
+        settings = Settings(engines=dict.fromkeys(sums, "copy_engine"))
+    return Subject(program, facts, machine, settings=settings)
+
+
+def choice_of(work: Work, target: Target) -> Any:
+    """The configuration that a call takes unmeasured; None of an operator with one way."""
+    module = importlib.import_module(work.op.run.__module__)
+    return module.choose(work.problem(), target) if hasattr(module, "choose") else None
 
 
 def reason_of(name: str, problem: Any) -> str:

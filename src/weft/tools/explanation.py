@@ -13,7 +13,7 @@ from weft.compiler import pipeline
 from weft.compiler.compiled import Compiled
 from weft.compiler.cost import choose
 from weft.compiler.cost.machine import MACHINES, Machine
-from weft.compiler.facts import Facts
+from weft.compiler.facts import Facts, Settings
 from weft.compiler.lower import kernels, source
 from weft.compiler.lower.supported import ENGINES
 from weft.compiler.passes.engines import pairs
@@ -48,18 +48,20 @@ class Subject:
     """A traced program, and the call of it that is asked about.
 
     With `compiled` it is what that would run, where kernels that are not generated are libraries'.
+    `settings` are what its user has settled, of one that was not compiled.
     """
 
     program: Program
     facts: Facts
     machine: Machine
     compiled: Compiled | None = None
+    settings: Settings = field(default_factory=Settings)
 
     @cached_property
     def stages(self) -> pipeline.Stages:
         if self.compiled is not None:
             return self.compiled.overlapped(self.facts)
-        return pipeline.overlap(place(self.program), self.facts)
+        return pipeline.overlap(place(self.program), self.facts, self.settings)
 
     @property
     def plan(self) -> Plan:

@@ -8,6 +8,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from weft.base.errors import WeftError
@@ -15,6 +17,8 @@ from weft.base.errors import WeftError
 POLL_S = 0.05
 # When one process fails the others wait for it: so long they may still say something.
 LAST_WORDS_S = 5.0
+# So long rank 0 waits for the others' end.
+TOGETHER_S = 3.0
 
 
 class RanksStopped(WeftError):
@@ -132,8 +136,23 @@ def _child(rank: int, main: Callable, num_ranks: int, port: int, args: tuple) ->
     main(rank, *args)
     sys.stdout.flush()
     sys.stderr.flush()
+    _end_together(rank, num_ranks)
     # Leave without teardown: a benchmark's answer must not hang in a library's destructor.
     os._exit(0)
+
+
+def _end_together(rank: int, num_ranks: int) -> None:
+    """Rank 0 keeps the store over which the others may still agree: it is the last one to go."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"weft/ended/{rank}", "")
+    if rank == 0:
+        with suppress(RuntimeError):  # one that has failed does not come
+            ended = [f"weft/ended/{other}" for other in range(num_ranks)]
+            store.wait(ended, timedelta(seconds=TOGETHER_S))
 
 
 def _has_failed(children: list[Any]) -> bool:

@@ -6,10 +6,12 @@ from weft.base.errors import UnsupportedError
 from weft.compiler.lower import kernels
 from weft.ir.device import Launch, Plan
 
-# What carries a collective without being asked for, by kind.
+# What carries a collective without being asked for, by kind. For sums in chunks that copy engines
+# carry (copy_engine) there are kernels too; they have to be asked for as long as no plan that
+# replays its recordings has been read with them on GPUs.
 ENGINES = {
     "all_gather": ("copy_engine", "copy_engine_put", "push", "put", "feed"),
-    "reduce_scatter": ("push", "put", "copy_engine"),
+    "reduce_scatter": ("push", "put"),
     "all_reduce": ("push", "put"),
 }
 # Orders that kernels can be told to take, beside the user's.

@@ -27,7 +27,7 @@ AG_GEMM = {
     "nccl": _lazy("nccl", "ag_gemm_gather"),
     "cublas_nccl": _lazy("nccl", "ag_gemm_serial"),
     "weft_alone": _lazy("alone", "ag_gemm"),
-    "weft_program": _lazy("programs", "ag_gemm"),
+    "weft_program": _lazy("programs", "product"),
     "torch_async_tp": _lazy("symmetric_memory", "async_tp_ag_gemm"),
     "torch_async_tp_native": _lazy("symmetric_memory", "native_async_tp_ag_gemm"),
 }
@@ -41,7 +41,7 @@ GEMM_RS = {
     "nccl": _lazy("nccl", "gemm_rs_scatter"),
     "cublas_nccl": _lazy("nccl", "gemm_rs_serial"),
     "weft_alone": _lazy("alone", "gemm_rs"),
-    "weft_program": _lazy("programs", "gemm_rs"),
+    "weft_program": _lazy("programs", "product"),
     "torch_async_tp": _lazy("symmetric_memory", "async_tp_gemm_rs"),
 }
 GEMM_AR = {
@@ -49,7 +49,7 @@ GEMM_AR = {
     "nccl": _lazy("nccl", "gemm_ar_reduce"),
     "cublas_nccl": _lazy("nccl", "gemm_ar_serial"),
     "weft_alone": _lazy("alone", "gemm_ar"),
-    "weft_program": _lazy("programs", "gemm_ar"),
+    "weft_program": _lazy("programs", "product"),
     "mm_one_shot": _lazy("symmetric_memory", "mm_one_shot"),
     "mm_two_shot": _lazy("symmetric_memory", "mm_two_shot"),
 }

@@ -1,0 +1,22 @@
+"""Processes of ranks: how they end."""
+
+from __future__ import annotations
+
+import time
+
+from weft.tune.processes import messages_from_gpus
+
+
+def agree_late(rank, send):
+    """All but rank 0 still ask for what is agreed when it has done all that it does."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if rank:
+        time.sleep(1.0)
+        dist.distributed_c10d._get_default_store().check(["agreed"])
+    send(rank)
+
+
+def test_the_store_is_there_until_all_ranks_have_ended():
+    assert list(messages_from_gpus(agree_late, 2, silence_s=60.0)) == [0]
