@@ -9,12 +9,13 @@ import torch
 
 from weft.language import triton_api
 from weft.runtime.backends.cuda import CudaBackend, CudaRecording
+from weft.runtime.backends.cuda_driver import Driver
 
 
 def test_no_stream_waits_for_a_token_of_launches_that_are_left_out(monkeypatch):
     queued: list[tuple] = []
     backend = CudaBackend.__new__(CudaBackend)
-    backend._driver = SimpleNamespace(memory_operations=lambda *given: queued.append(given))
+    backend._driver = SimpleNamespace(take_token=lambda *given: queued.append(given))
     backend._recording = None
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
     word = torch.zeros(1, dtype=torch.int64)
@@ -22,8 +23,7 @@ def test_no_stream_waits_for_a_token_of_launches_that_are_left_out(monkeypatch):
         backend.take_token(word)
     assert not queued
     backend.take_token(word)
-    ((stream, count, _, flags),) = queued
-    assert (stream, count, flags) == (7, 2, 0)
+    assert queued == [(word.data_ptr(), 7)]
 
 
 def test_a_recording_is_of_the_allocations_that_its_copies_name(monkeypatch):
@@ -47,3 +47,39 @@ def test_a_recording_is_of_the_allocations_that_its_copies_name(monkeypatch):
     for queue in (backend.copy, backend.copy_word):
         with pytest.raises(RuntimeError, match="on a stream that is not recorded"):
             queue(other, heap)
+
+
+def test_what_the_driver_is_asked_for():
+    """Rows of a matrix as a rectangle; a wait and a write as one call; what fails in its words."""
+    called: list[tuple] = []
+
+    def copy_2d(rectangle, stream):
+        one = rectangle._obj
+        called.append((one.src_pitch, one.dst_pitch, one.width_bytes, one.height, stream))
+        return 0
+
+    def memory_operations(stream, count, both, flags):
+        told = [(one.operation, one.address, one.value, one.flags) for one in both._obj]
+        called.append((stream, count, told, flags))
+        return 700
+
+    def attribute(number, which, address):
+        number._obj.value = 40 + address
+        return int(address == 3)
+
+    def say(code, text):
+        text._obj.value = b"illegal address"
+
+    driver = Driver(
+        SimpleNamespace(
+            cuMemcpy2DAsync_v2=copy_2d,
+            cuStreamBatchMemOp_v2=memory_operations,
+            cuPointerGetAttribute=attribute,
+            cuGetErrorString=say,
+        )  # fmt: skip
+    )
+    driver.copy_2d(torch.zeros(3, 8)[:, :5], torch.zeros(3, 16)[:, :5], 7)
+    with pytest.raises(RuntimeError, match="cuStreamBatchMemOp_v2 failed with 700: illegal"):
+        driver.take_token(64, 7)
+    assert called == [(64, 32, 20, 3, 7), (7, 2, [(4, 64, 1, 1), (5, 64, 0, 0)], 0)]
+    assert driver.allocation_of(2) == 42 and driver.allocation_of(3) == 0

@@ -8,7 +8,6 @@ nodes have deadlines of their own. How far nodes are reached is in `nvshmem.py`.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import pickle
@@ -31,88 +30,12 @@ from weft.language import world_layout as layout
 from weft.language.wait_report import WaitReport, read_reports
 from weft.runtime.backend import CALL_LOG_BYTES, Far, Recording, Seats, Stream
 from weft.runtime.backends import nvshmem
+from weft.runtime.backends.cuda_driver import Driver
 
 PAGE_BYTES = 4096
 REGISTER_PORTABLE_AND_MAPPED = 0x01 | 0x02
 # The pause between two looks at the store while the others have not come.
 POLL_S = 0.0005
-
-
-class _Driver:
-    """The driver calls that torch has no word for; nothing to build or install."""
-
-    def __init__(self) -> None:
-        self.library = ctypes.CDLL("libcuda.so.1")
-        pointer, size = ctypes.c_uint64, ctypes.c_size_t
-        self.copy = self._call("cuMemcpyAsync", pointer, pointer, size, pointer)
-        self.copy_2d = self._call("cuMemcpy2DAsync_v2", ctypes.c_void_p, pointer)
-        self.memory_operations = self._call(
-            "cuStreamBatchMemOp_v2", pointer, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint
-        )
-        self._attribute = self.library.cuPointerGetAttribute
-        self._attribute.argtypes = (ctypes.c_void_p, ctypes.c_int, pointer)
-
-    def allocation_of(self, address: int) -> int:
-        """A number that no other allocation of this process ever has; 0 where it has none."""
-        number = ctypes.c_uint64(0)
-        code = self._attribute(ctypes.byref(number), POINTER_BUFFER_ID, address)
-        return 0 if code else number.value
-
-    def _call(self, name: str, *kinds: Any) -> Any:
-        function = getattr(self.library, name)
-        function.argtypes = kinds
-        function.restype = ctypes.c_int
-
-        def call(*args: Any) -> None:
-            if code := function(*args):
-                text = ctypes.c_char_p()
-                self.library.cuGetErrorString(code, ctypes.byref(text))
-                raise RuntimeError(f"{name} failed with {code}: {(text.value or b'?').decode()}")
-
-        return call
-
-
-class _Copy2D(ctypes.Structure):
-    """CUDA_MEMCPY2D_v2."""
-
-    _fields_ = (
-        ("src_x", ctypes.c_size_t),
-        ("src_y", ctypes.c_size_t),
-        ("src_kind", ctypes.c_uint),
-        ("src_host", ctypes.c_void_p),
-        ("src_device", ctypes.c_uint64),
-        ("src_array", ctypes.c_void_p),
-        ("src_pitch", ctypes.c_size_t),
-        ("dst_x", ctypes.c_size_t),
-        ("dst_y", ctypes.c_size_t),
-        ("dst_kind", ctypes.c_uint),
-        ("dst_host", ctypes.c_void_p),
-        ("dst_device", ctypes.c_uint64),
-        ("dst_array", ctypes.c_void_p),
-        ("dst_pitch", ctypes.c_size_t),
-        ("width_bytes", ctypes.c_size_t),
-        ("height", ctypes.c_size_t),
-    )
-
-
-MEMORY_UNIFIED = 4
-
-
-class _MemoryOperation(ctypes.Structure):
-    """CUstreamBatchMemOpParams of a wait or a write."""
-
-    _fields_ = (
-        ("operation", ctypes.c_uint),
-        ("address", ctypes.c_uint64),
-        ("value", ctypes.c_uint64),
-        ("flags", ctypes.c_uint),
-        ("alias", ctypes.c_uint64),
-        ("unused", ctypes.c_uint64),
-    )
-
-
-WAIT_VALUE_64, WRITE_VALUE_64, WAIT_VALUE_EQUAL = 4, 5, 1
-POINTER_BUFFER_ID = 7
 
 
 class CudaStream:
@@ -198,7 +121,7 @@ class CudaBackend:
         store = dist.distributed_c10d._get_default_store()
         self._store = dist.PrefixStore(f"weft/{name}/{generation}", store)
         self._meetings = 0
-        self._driver = _Driver()
+        self._driver = Driver()
         self._streams: dict[str, CudaStream] = {}
         self._capturing: torch.cuda.Stream | None = None
         self._recording: CudaRecording | None = None
@@ -322,18 +245,7 @@ class CudaBackend:
         if dst.is_contiguous() and src.is_contiguous():
             dst.copy_(src, non_blocking=True)
             return
-        size = dst.element_size()
-        rectangle = _Copy2D(
-            src_kind=MEMORY_UNIFIED,
-            src_device=src.data_ptr(),
-            src_pitch=src.stride(0) * size,
-            dst_kind=MEMORY_UNIFIED,
-            dst_device=dst.data_ptr(),
-            dst_pitch=dst.stride(0) * size,
-            width_bytes=dst.shape[1] * size,
-            height=dst.shape[0],
-        )
-        self._driver.copy_2d(ctypes.byref(rectangle), torch.cuda.current_stream().cuda_stream)
+        self._driver.copy_2d(dst, src, torch.cuda.current_stream().cuda_stream)
 
     def _lies_on_heap(self, address: int) -> bool:
         """In memory that lives as long as this does, own or a peer's."""
@@ -357,14 +269,7 @@ class CudaBackend:
             return  # who would set it is left out, and the stream would wait for ever
         if self._recording is not None:
             self._check_captured()
-        address = word.data_ptr()
-        # The write has the fence that it has unless it is told to have none.
-        both = (_MemoryOperation * 2)(
-            _MemoryOperation(WAIT_VALUE_64, address, 1, WAIT_VALUE_EQUAL),
-            _MemoryOperation(WRITE_VALUE_64, address, 0, 0),
-        )
-        stream = torch.cuda.current_stream().cuda_stream
-        self._driver.memory_operations(stream, len(both), ctypes.byref(both), 0)
+        self._driver.take_token(word.data_ptr(), torch.cuda.current_stream().cuda_stream)
 
     def record(self) -> AbstractContextManager[Recording]:
         return self._record()
