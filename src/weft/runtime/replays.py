@@ -50,12 +50,12 @@ class Replays:
         queues what comes next each time and is not recorded: what has been launched may wait for
         it, and the device may have to come to rest before a recording is made.
         """
-        recording = self._recorded.get(key)
+        recording = None if self._backend.is_recording() else self._recorded.get(key)
         if recording is not None and not recording.is_current:
             # The caller's memory went back to the device, and came again at the same address.
             del self._recorded[key]
             recording = None
-        if recording is not None and not self._backend.is_recording():
+        if recording is not None:
             self._recorded.move_to_end(key)
             self._spared += 1
             recording.replay()
