@@ -15,7 +15,7 @@ from weft.compiler.cost import choose
 from weft.compiler.cost.machine import MACHINES, Machine
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.lower import kernels, source
-from weft.compiler.lower.supported import ENGINES
+from weft.compiler.lower.supported import ENGINES, UNREAD
 from weft.compiler.passes.engines import pairs
 from weft.compiler.passes.place import place
 from weft.ir import core, device, task
@@ -120,12 +120,21 @@ def choices(subject: Subject) -> Part:
         for way in ways:
             tile = " x ".join(map(str, way.tile)) or "its own tiles"
             mark = "*" if way is _first(ways, taken) else " "
-            chunks = f", {counted(way.chunks, 'word')} a rank" if way.chunks in (1, 2) else ""
-            is_made = way.engine in (choose.LIBRARY, *ENGINES[collective.kind])
-            made_by = "" if is_made else "; its kernels are written by hand, none are generated"
-            lines.append(f"  {mark} {way.us:9.1f} us  {way.engine} in {tile}{chunks}{made_by}")
+            chunks = way.chunks if isinstance(way.chunks, int) and way.chunks else 0
+            words = f", {counted(chunks, 'word')} a rank" if chunks else ""
+            made_by = _made_by(collective.kind, way.engine)
+            lines.append(f"  {mark} {way.us:9.1f} us  {way.engine} in {tile}{words}{made_by}")
             values["alternatives"].append({"subject": collective.name, **asdict(way)})
     return Part("choices", "What was chosen, and why", "\n".join(lines) or "nothing", values)
+
+
+def _made_by(kind: str, engine: str) -> str:
+    """What is to be said of an engine that is not taken by itself."""
+    if engine in (choose.LIBRARY, *ENGINES[kind]):
+        return ""
+    if engine in UNREAD[kind]:
+        return "; where it is asked for, until it has been read on GPUs"
+    return "; its kernels are written by hand, none are generated"
 
 
 def _first(ways: Sequence[choose.Way], engine: str) -> choose.Way | None:

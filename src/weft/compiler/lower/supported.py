@@ -6,14 +6,15 @@ from weft.base.errors import UnsupportedError
 from weft.compiler.lower import kernels
 from weft.ir.device import Launch, Plan
 
-# What carries a collective without being asked for, by kind. For sums in chunks that copy engines
-# carry (copy_engine) there are kernels too; they have to be asked for as long as no plan that
-# replays its recordings has been read with them on GPUs.
+# What carries a collective without being asked for, by kind.
 ENGINES = {
     "all_gather": ("copy_engine", "copy_engine_put", "push", "put", "feed"),
     "reduce_scatter": ("push", "put"),
     "all_reduce": ("push", "put"),
 }
+# There are kernels for these too. They have to be asked for as long as no plan that replays its
+# recordings has been read with them on GPUs.
+UNREAD = {"all_gather": (), "reduce_scatter": ("copy_engine",), "all_reduce": ()}
 # Orders that kernels can be told to take, beside the user's.
 ORDERS = ("gather", "scatter", "rows", "hierarchical_gather", "hierarchical_scatter",
           "part_by_part")  # fmt: skip
