@@ -453,7 +453,11 @@ def _planned(program: Program) -> Iterator[tuple[str, Place]]:
 
 def is_carried(task: Task) -> bool:
     """Do copy engines carry tiles of it to their owners?"""
-    return task.kind == "reduce_scatter" and task.engine == "copy_engine"
+    return is_carried_by(task.kind, task.engine)
+
+
+def is_carried_by(kind: str, engine: str) -> bool:
+    return kind == "reduce_scatter" and engine == "copy_engine"
 
 
 def are_alike(columns: Size, chunks: int, width: int) -> bool:

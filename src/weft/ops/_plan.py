@@ -22,6 +22,7 @@ from weft.compiler.lower import kernels
 from weft.compiler.passes import allocate
 from weft.ir import device
 from weft.ir.device import After, Buffer, Call, Channel, Copy, Launch, Notify, Plan, Take, Wait
+from weft.language import mapping
 from weft.language.mapping import StaticMapping
 from weft.ops import _plan_kernels
 from weft.ops._plan_experts import GroupedProduct
@@ -40,6 +41,8 @@ from weft.ops._product_puts import (
 # Elements that a program moves at once, and rows' bytes that a program stages at least.
 BLOCK, STAGE_BYTES = 8192, 1 << 18
 WARPS = 8
+
+rows_of_rank = mapping.as_python(mapping.rows_of_rank)
 
 
 def run_plan(
@@ -497,8 +500,7 @@ class PlanRunner:
         split = self.split(self.channels[step.announces])
         rows, words = bound[step.source], self._words_of(slot, step.announces)
         rank, num_ranks = self.world.rank, self.world.num_ranks
-        begin = min(rank * split.rank_rows, split.rows)
-        end = min(begin + split.rank_rows, split.rows)
+        begin, end = rows_of_rank(rank, split)
         for hop in range(1, num_ranks):
             peer = (rank - hop) % num_ranks
             theirs = self.world.peer(bound[step.target], peer)
@@ -527,11 +529,7 @@ class PlanRunner:
             partials.view(ranks, chunks, rows, columns // chunks), *words,
         )  # fmt: skip
 
-        def shard(owner: int) -> tuple[int, int]:
-            first = min(owner * split.rank_rows, split.rows)
-            return first, min(first + split.rank_rows, split.rows)
-
-        carry(self.world, carried, shard)
+        carry(self.world, carried, lambda owner: rows_of_rank(owner, split))
 
     def _copy(self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any, met: str) -> None:
         """Rows of rank + 1, + 2, ... by a copy engine; behind each chunk its word.
@@ -546,8 +544,7 @@ class PlanRunner:
             peer = (self.world.rank + hop) % self.world.num_ranks
             theirs = self.world.peer(rows, peer)
             announced = self.world.peer(self._words_of(slot, met), peer)[peer : peer + 1]
-            begin = min(peer * split.rank_rows, split.rows)
-            end = min(begin + split.rank_rows, split.rows)
+            begin, end = rows_of_rank(peer, split)
             for chunk in range(split.chunks):
                 first = min(begin + chunk * split.chunk_rows, end)
                 last = min(first + split.chunk_rows, end)

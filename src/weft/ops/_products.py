@@ -158,7 +158,7 @@ class Config:
             raise ConfigError(
                 f"{self.op}: engines={self.engines}; it must be between 1 and {MOST_ENGINES}"
             )
-        if self.chunks < 1 or (self.chunks > 1 and problem.n % (self.chunks * self.tile_n)):
+        if self.chunks < 1 or not are_alike(problem.n, self.chunks, self.tile_n):
             raise ConfigError(
                 f"{self.op}: chunks={self.chunks} of n={problem.n} columns in tiles of "
                 f"{self.tile_n}; several chunks must be alike, of whole tiles: take 1, or such "

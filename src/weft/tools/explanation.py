@@ -27,7 +27,7 @@ from weft.tools.schedule.chart import chart_of
 from weft.tools.schedule.predicted import Played, Schedule, predict
 
 if TYPE_CHECKING:
-    from weft.tools.schedule.predicted import Tile
+    from weft.tools.schedule.cut import Tile
 
 # Of a kernel so many tiles are shown with their rows and words.
 TILES_SHOWN = 6
@@ -120,8 +120,8 @@ def choices(subject: Subject) -> Part:
         for way in ways:
             tile = " x ".join(map(str, way.tile)) or "its own tiles"
             mark = "*" if way is _first(ways, taken) else " "
-            chunks = way.chunks if isinstance(way.chunks, int) and way.chunks else 0
-            words = f", {counted(chunks, 'word')} a rank" if chunks else ""
+            is_counted = isinstance(way.chunks, int) and way.chunks
+            words = f", {counted(int(way.chunks), 'word')} a rank" if is_counted else ""
             made_by = _made_by(collective.kind, way.engine)
             lines.append(f"  {mark} {way.us:9.1f} us  {way.engine} in {tile}{words}{made_by}")
             values["alternatives"].append({"subject": collective.name, **asdict(way)})
@@ -132,7 +132,7 @@ def _made_by(kind: str, engine: str) -> str:
     """What is to be said of an engine that is not taken by itself."""
     if engine in (choose.LIBRARY, *ENGINES[kind]):
         return ""
-    if engine in UNREAD[kind]:
+    if engine in UNREAD.get(kind, ()):
         return "; where it is asked for, until it has been read on GPUs"
     return "; its kernels are written by hand, none are generated"
 

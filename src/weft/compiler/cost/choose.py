@@ -15,7 +15,7 @@ from weft.compiler.cost.machine import machine_for
 from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts
 from weft.compiler.passes.tile import held_by, number
-from weft.ir.task import ENGINES, PACKETS, Program, Shard, Task, are_alike, is_carried
+from weft.ir.task import ENGINES, PACKETS, Program, Shard, Task, are_alike, is_carried_by
 from weft.tiles import blocking, gemm_sm90
 
 LIBRARY = "library"
@@ -170,7 +170,7 @@ def is_read(
 ) -> bool:
     """Were times like this one read? What engines carry of sums, of the template for Hopper alone:
     elsewhere it has to be asked for, as among one rank."""
-    if not is_carried(replace(collective, engine=way.engine)):
+    if not is_carried_by(collective.kind, way.engine):
         return True
     shape = shape_together(program, products_of, facts)
     return facts.num_ranks > 1 and _is_for_hopper(shape, facts)
@@ -179,7 +179,7 @@ def is_read(
 def chunks_of(collective: Task, shape: Product, engine: str, facts: Facts) -> Iterator[int | str]:
     """Signal words of a rank's rows; sums have one for each tile, or for each chunk of columns that
     an engine carries."""
-    if is_carried(replace(collective, engine=engine)):
+    if is_carried_by(collective.kind, engine):
         yield from carried_chunks(collective, shape.tile[1])
         return
     if collective.kind != "all_gather":
@@ -216,7 +216,7 @@ def predicted_us(
         is_staged = collective.operands[0] not in facts.on_heap
         assert isinstance(chunks, int)
         return products.gathered_us(shape, machine, engine, chunks=chunks, staged=is_staged)
-    if is_carried(replace(collective, engine=engine)):
+    if is_carried_by(collective.kind, engine):
         assert isinstance(chunks, int)
         return products.carried_us(shape, machine, chunks)
     if collective.kind == "reduce_scatter":

@@ -14,7 +14,7 @@ ENGINES = {
 }
 # There are kernels for these too. They have to be asked for as long as no plan that replays its
 # recordings has been read with them on GPUs.
-UNREAD = {"all_gather": (), "reduce_scatter": ("copy_engine",), "all_reduce": ()}
+UNREAD = {"reduce_scatter": ("copy_engine",)}
 # Orders that kernels can be told to take, beside the user's.
 ORDERS = ("gather", "scatter", "rows", "hierarchical_gather", "hierarchical_scatter",
           "part_by_part")  # fmt: skip

@@ -237,8 +237,8 @@ class CudaBackend:
         return self._streams[name]
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        self._check_captured()
         if self._recording is not None:
-            self._check_captured()
             for address in (dst.data_ptr(), src.data_ptr()):
                 if not self._lies_on_heap(address):
                     self._recording.add_copied(address)
@@ -253,22 +253,20 @@ class CudaBackend:
         return any(0 <= address - heap.data_ptr() < heap.nbytes for heap in heaps)
 
     def _check_captured(self) -> None:
-        if not torch.cuda.is_current_stream_capturing():
+        if self._recording is not None and not torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "a copy was queued on a stream that is not recorded, while others are: it would "
                 "run now and never again; let its stream wait for the one that was current first"
             )
 
     def copy_word(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        if self._recording is not None:
-            self._check_captured()
+        self._check_captured()
         dst.copy_(src, non_blocking=True)
 
     def take_token(self, word: torch.Tensor) -> None:
         if triton_api.launches_are_held():
             return  # who would set it is left out, and the stream would wait for ever
-        if self._recording is not None:
-            self._check_captured()
+        self._check_captured()
         self._driver.take_token(word.data_ptr(), torch.cuda.current_stream().cuda_stream)
 
     def record(self) -> AbstractContextManager[Recording]:

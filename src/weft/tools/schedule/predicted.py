@@ -10,20 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import ceil, prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from weft.base.counts import counted
-from weft.base.dtypes import DTYPES
 from weft.base.errors import UsageError
 from weft.base.schedule import Signal, Span
 from weft.compiler.cost.machine import Machine, on_curve
 from weft.compiler.cost.products import leave_us, tile_cost
-from weft.compiler.passes.allocate import extent_of
 from weft.ir.device import (
     After,
-    Buffer,
     Call,
     Channel,
     Copy,
@@ -34,13 +30,10 @@ from weft.ir.device import (
     Take,
     Wait,
 )
-from weft.language.mapping import as_python
-from weft.tiles import dealing, gemm_sm90, hierarchy, swizzle
-from weft.tiles.blocking import Blocking
 from weft.tools.schedule import by_tables
+from weft.tools.schedule.cut import Cut, Tile, Unit
 from weft.tools.schedule.events import Events, News
 
-GROUP_M = 8
 # Rows of the tiles that stage the edges of a rank's part.
 EDGE_ROWS = 128
 COLLECTIVES = (
@@ -50,26 +43,6 @@ ATTENTION = ("attention", "ag_attention")
 LINKS = "transfers of SMs"
 # A part of a process: what it yields and is sent is the process's, it gives the time of its end.
 Steps = Generator[Any, Any, float]
-
-
-class Tile(NamedTuple):
-    """The i_m-th of `rows` rows: of rank `owner`'s part, or of all where tiles may straddle."""
-
-    name: str
-    owner: int
-    i_m: int
-    i_n: int
-    rows: int
-    words: tuple[tuple[int, int], ...]  # (source, chunk) of rows that must arrive first
-
-
-class Unit(NamedTuple):
-    """A tile, or of one that several programs share the steps first .. end - 1 of `whole`."""
-
-    tile: Tile
-    first: int
-    end: int
-    whole: int
 
 
 @dataclass(frozen=True)
@@ -100,51 +73,23 @@ def predict(
     return Schedule(played.spans, played.signals)
 
 
-class Played:
+class Played(Cut):
     """All ranks at once; `predict` runs it."""
 
     def __init__(
         self, plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Machine,
         nodes: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        nodes = tuple(nodes) or (num_ranks,)
-        self.node_of = [node for node, size in enumerate(nodes) for _ in range(size)]
-        self.nodes = hierarchy.Nodes(num_ranks, num_ranks // len(nodes), num_ranks % len(nodes))
-        self.plan, self.sizes, self.num_ranks, self.machine = plan, sizes, num_ranks, machine
-        self.buffers: dict[str, Buffer] = {one.name: one for one in plan.of(Buffer)}
-        self.channels: dict[str, Channel] = {one.name: one for one in plan.of(Channel)}
+        super().__init__(plan, sizes, num_ranks, machine, nodes)
         self.events = Events()
         self.spans: list[Span] = []
         self.signals: list[Signal] = []
         self.parts: dict[tuple[int, int], dict[tuple[int, int], list[int]]] = {}
-        self.cut: dict[tuple[int, str], list[Tile]] = {}
         # Of chunks that engines carry, how many tiles are still to be stored, by kernel and rank.
         self.to_store: dict[tuple[str, int], Counter[tuple[int, int]]] = {}
         # When a rank's link to its domain is free, and the one to others.
         self.link_free = [[0.0, 0.0] for _ in range(num_ranks)]
         self.engine_free = [0.0] * num_ranks
-
-    # ---- sizes
-
-    def size(self, size: int | str | Part, rank: int) -> int:
-        try:
-            return extent_of(size, self.sizes, rank, self.num_ranks)
-        except KeyError as missing:
-            raise UsageError(f"{self.plan.name}: the size {missing.args[0]} is not given") from None
-
-    def extents(self, name: str, rank: int) -> list[int]:
-        return [self.size(one, rank) for one in self.buffers[name].sizes]
-
-    def itemsize(self, name: str) -> int:
-        if self.buffers[name].role == "tables":
-            return DTYPES["int32"].itemsize
-        return DTYPES[self.buffers[name].dtype].itemsize
-
-    def row_bytes(self, name: str) -> int:
-        return self.extents(name, 0)[-1] * self.itemsize(name)
-
-    def rows_of(self, channel: Channel, rank: int) -> int:
-        return self.size(Part(channel.rows), rank)
 
     # ---- streams
 
@@ -179,27 +124,6 @@ class Played:
             else:
                 raise UsageError(f"{self.plan.name}: what {type(step).__name__} costs is not known")
             self.events.tell(("step", rank, index), now, (rank, lane, now))
-
-    def peers(self, rank: int) -> list[int]:
-        """In the order in which their rows are asked for."""
-        return [(rank + hop) % self.num_ranks for hop in range(1, self.num_ranks)]
-
-    def receivers(self, rank: int, step: Launch) -> list[int]:
-        """In the order in which own rows are pushed to them."""
-        if step.order != "hierarchical_gather":
-            return self.peers(rank)[::-1]
-        receiver = as_python(hierarchy.receiver)
-        return [receiver(hop, rank, self.nodes) for hop in range(1, self.num_ranks)]
-
-    def by_node(
-        self, rank: int, step: Launch, num_m: int, num_n: int = 1, group_m: int = 1,
-        rows: int = 1, tile_m: int = 1,
-    ) -> Iterator[Any]:  # fmt: skip
-        """Tiles of `tile_m` rows in the order by nodes; each rank has `rows`."""
-        order = as_python(hierarchy.by_node)
-        is_scatter = int(step.order == "hierarchical_scatter")
-        args = hierarchy.Hierarchy(group_m, rank, rows, tile_m, is_scatter, self.nodes)
-        return (order(i, num_m, num_n, args) for i in range(num_m * num_n))
 
     def span(
         self, rank: int, lane: str, name: str, start: float, end: float, kind: str, about: int = -1
@@ -290,23 +214,6 @@ class Played:
                 self.events.tell((channel.name, peer, rank, chunk), told, (rank, engine, told))
                 now, _ = yield told
         return now
-
-    def column_chunks(self, channel: Channel) -> int:
-        """Words of a rank's part whose columns are in chunks."""
-        return ceil(self.extents(channel.buffer, 0)[-1] / channel.columns) if channel.columns else 1
-
-    def tiles_of_chunk(self, step: Launch, channel: Channel) -> int:
-        """Columns of tiles that one word stands for."""
-        columns = self.extents(channel.buffer, 0)[-1]
-        return ceil(ceil(columns / step.tile[1]) / self.column_chunks(channel))
-
-    def tokens_of(self, step: Launch) -> Channel | None:
-        """Those that a kernel sets for an engine."""
-        found = (self.channels[name] for name in step.announces)
-        return next((one for one in found if one.to == "engine"), None)
-
-    def number(self, chunks: int | str) -> int:
-        return chunks if isinstance(chunks, int) else self.sizes.get(chunks, 1)
 
     def call(self, rank: int, lane: str, now: float, step: Call, index: int) -> Steps:
         """A library's: a collective begins when the last rank comes to it."""
@@ -411,121 +318,6 @@ class Played:
             self.events.start(start, self.program(rank, p, start, step, index, units))
         then, _ = yield tuple(("program", rank, index, p) for p in range(len(dealt)))
         return then + self.machine.end_us
-
-    def dealt(self, rank: int, step: Launch) -> list[list[Unit]]:
-        """Each program's work, in its order; one program at least."""
-        tiles = self.tiles(rank, step)
-        most = {"tiles": max(1, len(tiles)), "one": 1}.get(
-            step.programs, max(1, self.machine.num_sms - step.spare)
-        )
-        split = max(1, step.split_k)
-        if step.template != "gemm" or split > 1 or not tiles or step.programs != "resident":
-            units = [Unit(tile, part, part + 1, split) for part in range(split) for tile in tiles]
-            return [units[p::most] for p in range(min(most, max(1, len(units))))]
-        n, k = self.extents_of(rank, step)[1], self.k_of(rank, step)
-        num_n = ceil(n / step.tile[1])
-        blocking = Blocking(*step.tile, gemm_sm90.NUM_WARPS, 1)
-        dealt = dealing.deal(len(tiles) // num_n * step.tile[0], n, k, blocking, most)
-        return [
-            [Unit(tiles[of.tile], of.begin, of.end, dealt.num_k)
-             for of in dealing.units(p, dealt, most)]
-            for p in range(most)
-        ]  # fmt: skip
-
-    def k_of(self, rank: int, step: Launch) -> int:
-        return self.extents(step.body[0].operands[0], rank)[-1]
-
-    def tiles(self, rank: int, step: Launch) -> list[Tile]:
-        """In the kernel's order."""
-        key = (rank, step.kernel)
-        if key not in self.cut:
-            self.cut[key] = self.cut_tiles(rank, step)
-        return self.cut[key]
-
-    def cut_tiles(self, rank: int, step: Launch) -> list[Tile]:
-        awaited = [self.channels[name] for name in step.awaits]
-        gathers = [one for one in awaited if one.buffer in step.reads and one.own]
-        m, n = self.extents_of(rank, step)
-        own = [one for one in (*awaited, *map(self.channels.get, step.announces)) if one]
-        tile_m, tile_n = step.tile[0], step.tile[1]
-        num_n = ceil(n / tile_n) if n else 0
-        if gathers:
-            return self.gathered(rank, step, gathers[0], m, num_n)
-        if any(one.cuts == "part" for one in own):
-            return self.scattered(rank, step, tile_m, num_n, own[0])
-        rows = range(ceil(m / tile_m))
-        return [Tile(f"tile {i}, {j}", rank, i, j, tile_m, ()) for i in rows for j in range(num_n)]
-
-    def extents_of(self, rank: int, step: Launch) -> tuple[int, int]:
-        """Rows and columns that a kernel's tiles cut: of its product, or of what it writes."""
-        if step.template == "gemm":
-            left, right = step.body[0].operands
-            return self.extents(left, rank)[0], self.extents(right, rank)[1]
-        m, n = self.extents(step.writes[0], rank)
-        return m, n
-
-    def gathered(self, rank: int, step: Launch, channel: Channel, m: int, num_n: int) -> list[Tile]:
-        """Own rows of tiles first, which need not arrive; the next rank's, and so on."""
-        tile_m = step.tile[0]
-        rows, num_m = max(1, self.rows_of(channel, 0)), ceil(m / tile_m)
-        if not num_m:
-            return []
-        chunks = self.number(channel.chunks)
-        chunk_rows = max(1, ceil(rows / chunks))
-        own_first = min(rank * rows, m)
-        own_end = min(own_first + rows, m)
-        first = int(swizzle.first_to_gather.fn(own_first, own_end, tile_m, num_m))
-        head = max(1, min(rows // tile_m, num_m))
-        group_m = max(1, min(GROUP_M, rows // tile_m))
-        words = [
-            () if own_first <= begin and min(begin + tile_m, m) <= own_end
-            else tuple(self.words(rank, begin, min(begin + tile_m, m), rows, chunk_rows, chunks))
-            for begin in range(0, m, tile_m)
-        ]  # fmt: skip
-        order = (group_m, first, head)
-        tiles = [swizzle.rotated.fn(i, num_m, num_n, order)[:2] for i in range(num_m * num_n)]
-        if step.order == "hierarchical_gather":
-            tiles = self.by_node(rank, step, num_m, num_n, group_m, rows, tile_m)
-        return [
-            Tile(f"tile {i}, {j}: rows of rank {owner}", owner, i, j, tile_m, words[i])
-            for i, j in tiles
-            for owner in [i * tile_m // rows]
-        ]  # fmt: skip
-
-    @staticmethod
-    def words(
-        rank: int, row: int, end: int, rows: int, chunk_rows: int, chunks: int
-    ) -> Iterator[tuple[int, int]]:
-        """(source, chunk) of rows row .. end - 1, own ones left out."""
-        while row < end:
-            source, inside = divmod(row, rows)
-            chunk = min(inside // chunk_rows, chunks - 1)
-            if source != rank:
-                yield source, chunk
-            row = source * rows + (rows if chunk == chunks - 1 else (chunk + 1) * chunk_rows)
-
-    def scattered(
-        self, rank: int, step: Launch, tile_m: int, num_n: int, channel: Channel
-    ) -> list[Tile]:
-        """The next rank's part first, the own one last; none straddles two parts."""
-        tiles = []
-        if step.template == "rows":  # a program takes many rows at once
-            most = max(1, self.rows_of(channel, 0))
-            tile_m = max(tile_m, ceil(most * self.num_ranks / self.machine.num_sms))
-        owners = [*self.peers(rank), rank]
-        if step.order == "hierarchical_scatter":
-            owners = [at.i_m for at in self.by_node(rank, step, self.num_ranks)]
-        chunks = self.column_chunks(channel) if self.tokens_of(step) else 1
-        for owner, chunk in product(owners, range(chunks)):
-            num_m = ceil(self.rows_of(channel, owner) / tile_m)
-            each = ceil(num_n / chunks)
-            columns = range(chunk * each, min((chunk + 1) * each, num_n))
-            for group in range(0, num_m, GROUP_M):
-                for j in columns:
-                    for i in range(group, min(group + GROUP_M, num_m)):
-                        name = f"tile {i}, {j} of rank {owner}’s part"
-                        tiles.append(Tile(name, owner, i, j, tile_m, ()))
-        return tiles
 
     def program(
         self, rank: int, p: int, now: float, step: Launch, index: int, units: list[Unit]
