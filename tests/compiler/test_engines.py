@@ -15,7 +15,6 @@ from weft.compiler.cost.choose import carried_chunks, ways
 from weft.compiler.cost.machine import H200X4, on_curve
 from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts, Settings
-from weft.compiler.lower import supported
 from weft.compiler.pipeline import overlap
 from weft.ir import device
 from weft.tiles import dealing, gemm_sm90
@@ -30,21 +29,6 @@ def test_many_rows_are_carried_by_copy_engines_and_few_are_pushed():
     assert engine(operators.ag_gemm, "gathered", sizes={"m": 64}) == "push"
 
 
-@pytest.fixture
-def unasked(monkeypatch):
-    """Engines carry sums where that is predicted to end first."""
-    usual = supported.ENGINES["reduce_scatter"]
-    monkeypatch.setitem(supported.ENGINES, "reduce_scatter", (*usual, "copy_engine"))
-
-
-def test_sums_are_carried_by_copy_engines_where_they_are_asked_to():
-    assert engine(operators.gemm_rs, "scattered", sizes={"m": 8192}) == "push"
-    settings = Settings(engines={"scattered": "copy_engine"})
-    asked = overlap(placed(operators.gemm_rs), Facts({"m": 8192}), settings).program
-    assert asked.task("scattered").engine == "copy_engine"
-
-
-@pytest.mark.usefixtures("unasked")
 @pytest.mark.parametrize(
     ("function", "rows"), [(operators.gemm_rs, (1024, 2048)), (operators.mlp, (2048, 4096))]
 )
@@ -73,9 +57,8 @@ def test_what_engines_carry_is_predicted_as_the_operators_is():
     assert [*carried_chunks(open_, 128)] == [1]
 
 
-@pytest.mark.usefixtures("unasked")
 @pytest.mark.parametrize("target", ["emu", "cuda:100", "hip:gfx942"])
-def test_engines_carry_sums_unasked_where_it_was_read_alone(target):
+def test_engines_carry_sums_unasked_by_the_template_that_was_read_alone(target):
     """As the operator does, which takes the template without Hopper's instructions by pushes."""
     facts = Facts({"m": 8192}, target=parse_target(target))
     found = overlap(placed(operators.gemm_rs), facts).program
@@ -106,7 +89,6 @@ def test_chunks_of_carried_sums_are_alike_and_of_whole_tiles():
         compiled(operators.gemm_rs, engines={"scattered": "push"}, chunks={"scattered": 2})
 
 
-@pytest.mark.usefixtures("unasked")
 def test_a_recorded_call_has_a_plan_of_its_own_unless_the_engine_was_asked_for():
     program = operators.declared(operators.gemm_rs)
     stages = program.overlapped(Facts({"m": 8192}))

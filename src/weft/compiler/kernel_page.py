@@ -24,9 +24,7 @@ KERNEL = "mlp_multiply_2"
 
 def page() -> str:
     """docs/generated_kernels.md."""
-    plan = pipeline.overlap(
-        place(trace(whole.mlp, "tp", whole.PARAMETERS)), whole.CALL, whole.ASKED
-    ).plan
+    plan = pipeline.overlap(place(trace(whole.mlp, "tp", whole.PARAMETERS)), whole.CALL).plan
     kernel = _placed(kernels.lower(plan)[KERNEL])
     parts = [
         INTRODUCTION, _code(_launch(plan)), LOWERED, _code(core.show(kernel, places=False)),

@@ -47,7 +47,6 @@ def forgetful(x, w1, w2):
 
 # The call for which the plan is made, on four H200s.
 CALL = Facts({"m": 8192}, 4)
-ASKED = Settings(engines={"scattered": "copy_engine"})
 
 
 def page() -> str:
@@ -56,7 +55,7 @@ def page() -> str:
 
     stages = pipeline.compile_program(trace(mlp, "tp", PARAMETERS))
     shown = {name: task.show(program, places=False) for name, program in stages.tasks.items()}
-    called = pipeline.overlap(stages.tasks["place"], CALL, ASKED)
+    called = pipeline.overlap(stages.tasks["place"], CALL)
     parts = [
         INTRODUCTION, _program(), TRACED, _code(shown["trace"]),
         PLACED, _code(shown["place"]), MISSING, _code(_refusal()),
@@ -87,8 +86,7 @@ def _overlapped(stages: pipeline.Stages) -> Iterator[str]:
     yield from (DRAWN, _code(_steps(drawn)), SIGNALLED, _code(_steps(signalled)))
     yield from (ALLOCATED, f"```\n{allocate.dump(allocated, CALL.sizes, CALL.num_ranks)}\n```")
     longer = pipeline.overlap(
-        place(trace(two_layers, "tp", PARAMETERS_OF_TWO)), CALL,
-        Settings(engines=dict.fromkeys(("scattered", "scattered_2"), "copy_engine")),
+        place(trace(two_layers, "tp", PARAMETERS_OF_TWO)), CALL
     ).plan  # fmt: skip
     yield from (TWO, f"```\n{allocate.dump(longer, CALL.sizes, CALL.num_ranks)}\n```")
 
@@ -256,10 +254,9 @@ of the ways. `Settings(engines={"gathered": "push"})` settles it instead.
 
 Sums may be carried by copy engines, as `gemm_rs` with `transport="put"` does it: SMs store tiles of
 other ranks' rows at home, and an engine's stream takes them to their owners as soon as tokens say
-that they are there ([024](decisions/024-engines-take-tokens.md)). They have to be asked to, as here
-(`Settings(engines={"scattered": "copy_engine"})`): it is predicted to end first from 2048 rows on,
-but plans with it have not been read on GPUs yet. No call that the user records can have it, since
-no graph says which of its branches begins first; there, unasked, SMs push sums."""
+that they are there ([024](decisions/024-engines-take-tokens.md)). It is predicted to end first from
+2048 rows on. No call that the user records can have it, since no graph says which of its branches
+begins first; there SMs push sums."""
 
 CUT = """\
 ## `tile` again

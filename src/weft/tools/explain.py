@@ -116,11 +116,8 @@ def of_operator(
 
 
 def subject_of(work: Work, target: str, hw: str, on_heap: str = "") -> Subject | None:
-    """An operator as a program, with this call; None where it is not one.
-
-    Where the operator lets engines carry its sums, so does the program.
-    """
-    from weft.compiler.facts import Facts, Settings
+    """An operator as a program, with this call; None where it is not one."""
+    from weft.compiler.facts import Facts
     from weft.ops import _programs
     from weft.tools.explanation import Subject, machine_named
 
@@ -131,12 +128,7 @@ def subject_of(work: Work, target: str, hw: str, on_heap: str = "") -> Subject |
     nodes = tuple(work.nodes) if len(work.nodes) > 1 else ()
     sizes, heap = {"m": work.shape["m"]}, frozenset(filter(None, on_heap.split(",")))
     facts = Facts(sizes, work.num_ranks, parse_target(target), nodes, heap)
-    program, settings = made(work.problem()), Settings()
-    chosen = choice_of(work, facts.target)
-    if getattr(chosen, "transport", "") in getattr(chosen, "by_engines", ()):
-        sums = [task.name for task in program.tasks if task.kind == "reduce_scatter"]
-        settings = Settings(engines=dict.fromkeys(sums, "copy_engine"))
-    return Subject(program, facts, machine, settings=settings)
+    return Subject(made(work.problem()), facts, machine)
 
 
 def choice_of(work: Work, target: Target) -> Any:

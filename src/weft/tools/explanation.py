@@ -15,7 +15,7 @@ from weft.compiler.cost import choose
 from weft.compiler.cost.machine import MACHINES, Machine
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.lower import kernels, source
-from weft.compiler.lower.supported import ENGINES, UNREAD
+from weft.compiler.lower.supported import ENGINES
 from weft.compiler.passes.engines import pairs
 from weft.compiler.passes.place import place
 from weft.ir import core, device, task
@@ -129,11 +129,9 @@ def choices(subject: Subject) -> Part:
 
 
 def _made_by(kind: str, engine: str) -> str:
-    """What is to be said of an engine that is not taken by itself."""
+    """What is to be said of an engine that kernels are not generated for."""
     if engine in (choose.LIBRARY, *ENGINES[kind]):
         return ""
-    if engine in UNREAD.get(kind, ()):
-        return "; where it is asked for, until it has been read on GPUs"
     return "; its kernels are written by hand, none are generated"
 
 

@@ -6,15 +6,12 @@ from weft.base.errors import UnsupportedError
 from weft.compiler.lower import kernels
 from weft.ir.device import Launch, Plan
 
-# What carries a collective without being asked for, by kind.
+# What carries a collective, by kind.
 ENGINES = {
     "all_gather": ("copy_engine", "copy_engine_put", "push", "put", "feed"),
-    "reduce_scatter": ("push", "put"),
+    "reduce_scatter": ("copy_engine", "push", "put"),
     "all_reduce": ("push", "put"),
 }
-# There are kernels for these too. They have to be asked for as long as no plan that replays its
-# recordings has been read with them on GPUs.
-UNREAD = {"reduce_scatter": ("copy_engine",)}
 # Orders that kernels can be told to take, beside the user's.
 ORDERS = ("gather", "scatter", "rows", "hierarchical_gather", "hierarchical_scatter",
           "part_by_part")  # fmt: skip
