@@ -56,15 +56,20 @@ READING_US = 3000.0
 
 
 class Variant(NamedTuple):
-    """How the template multiplies; `waits`: `ready` waits for a word that is there; `head`: so many
-    rows of tiles are a round of their own, which programs share."""
+    """How the template multiplies; `chunk_n`: columns of a chunk, where not the template's own;
+    `waits`: `ready` waits for a word that is there; `head`: so many rows of tiles are a round of
+    their own, which programs share."""
 
     blocking: Blocking
     group_m: int
-    chunk_n: int = 64
+    chunk_n: int | None = None
     waits: bool = False
     per_block: bool = False
     head: int = 0
+
+    @property
+    def chunk(self) -> int:
+        return self.chunk_n or gemm_sm90.chunk_columns(self.blocking.tile_n)
 
 
 TALL = Blocking(256, 128, 64, gemm_sm90.NUM_WARPS, 4)
@@ -73,6 +78,7 @@ VARIANTS = {
     "wide16": Variant(gemm_sm90.WIDE, 16),
     "wider8": Variant(gemm_sm90.WIDER, 8),
     "wider16": Variant(gemm_sm90.WIDER, 16),
+    "160": Variant(gemm_sm90.MIDDLE, 8),
     "192": Variant(Blocking(128, 192, 64, gemm_sm90.NUM_WARPS, 4), 8),
     "384": Variant(Blocking(128, 384, 64, gemm_sm90.NUM_WARPS, 3), 8),
     "turns8": Variant(gemm_sm90.TURNS, 8),
@@ -187,7 +193,7 @@ class Bench:
     def template(self, variant: Variant) -> Callable[[int], None]:
         cut = variant.blocking
         rows = gemm_sm90.chunk_rows(cut.tile_m, cut.tile_n, self.dtype.itemsize)
-        chunk = (rows, variant.chunk_n)
+        chunk = (rows, variant.chunk)
         descriptors = [
             (
                 gemm_sm90.descriptor(a, (cut.tile_m, cut.tile_k)),
@@ -206,7 +212,7 @@ class Bench:
             multiply[(self.programs,)](
                 *descriptors[i % len(self.sets)], self.scale_a, self.scale_b, self.partials,
                 self.summed, self.e, shape, early, parts, cut.tile_m, cut.tile_n, cut.tile_k,
-                cut.num_stages, variant.chunk_n, variant.group_m, variant.waits, self.is_fp8,
+                cut.num_stages, variant.chunk, variant.group_m, variant.waits, self.is_fp8,
                 variant.per_block, num_warps=cut.num_warps,
             )  # fmt: skip
 

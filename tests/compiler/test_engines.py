@@ -159,6 +159,29 @@ def test_engines_that_cannot_be(engines, told: str):
 # The model
 
 
+@pytest.mark.parametrize(("columns", "us"), [
+    (128, 49.73), (256, 49.06), (160, 59.82), (192, 55.26),
+])  # fmt: skip
+def test_a_narrow_product_beside_another_costs_more_than_its_columns(columns, us):
+    """As read of the template alone, 1024 x 8192 x 2048: gemm_variants_h200x1.json."""
+    one = product(1024, n=8192, k=2048, num_ranks=1, tile=(128, columns, 64))
+    assert products.gathered_us(one, H200X4, "push") == pytest.approx(us, rel=0.06)
+
+
+def test_columns_that_only_one_twin_can_have_are_for_those_who_are_told_of_none():
+    """Ranks signal tiles of sums to each other, and the plain twin may stand in on one of them."""
+    for function, name, found in (
+        (operators.ag_gemm, "gathered", {128, 160, 256}),
+        (operators.gemm_rs, "scattered", {128, 256}),
+    ):
+        program = placed(function)
+        shown = ways(program, [program.task("product")], program.task(name), Facts({"m": 1024}))
+        assert {way.tile[1] for way in shown if way.tile} == found
+        shown = ways(program, [program.task("product")], program.task(name),
+                     Facts({"m": 1024}, nodes=(2, 2)))  # fmt: skip
+        assert {way.tile[1] for way in shown if way.tile} == {128, 256}
+
+
 def product(m: int, **changes) -> Product:
     fields = {"n": 7168, "k": 4096, "num_ranks": 4, "tile": (128, 256, 64)}
     return Product(m, **(fields | changes))

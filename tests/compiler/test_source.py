@@ -138,6 +138,7 @@ def test_source_is_golden(name):
     [
         ("plain", "hip:gfx942", Specialised("bfloat16", (128, 128, 64), 4, num_stages=2)),
         ("sm90", "cuda:90", Specialised("bfloat16", WIDE, 4, num_stages=4)),
+        ("sm90", "cuda:90", Specialised("bfloat16", (128, 160, 64), 4, num_stages=5)),
         pytest.param("plain", "cuda:90", Specialised("bfloat16", (128, 128, 64), 4, tma=True,
                      num_warps=8), marks=pytest.mark.slow),
         pytest.param("sm90", "cuda:90", Specialised("bfloat16", (128, 128, 64), 4, num_stages=5),

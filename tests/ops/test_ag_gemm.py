@@ -551,7 +551,7 @@ def test_compiles_everywhere_and_keeps_its_waits(target, transport, shape):
 
 
 @pytest.mark.parametrize(("tile_n", "stages"), [
-    (320, 3), pytest.param(192, 4, marks=pytest.mark.slow),
+    (320, 3), (160, 5), pytest.param(192, 4, marks=pytest.mark.slow),
 ])  # fmt: skip
 @pytest.mark.parametrize("b_is_nk", [True, False])
 def test_columns_that_are_no_power_of_two(tile_n, stages, b_is_nk):
@@ -559,12 +559,27 @@ def test_columns_that_are_no_power_of_two(tile_n, stages, b_is_nk):
     config = next(c for c in candidates(problem, target) if c.template == "sm90")
     config = replace(config, tile_n=tile_n, num_stages=stages, early_parts=1)
     *_, (fn, record) = kernels(problem, config, target)
-    assert "bf16[64, 64]" in record.signature["b"]
+    width = gemm_sm90.block_columns(tile_n)
+    block = (width, 64) if b_is_nk else (64, width)
+    assert f"bf16{list(block)}" in record.signature["b"]
     check_products([(fn, record)], target)
     # The plain twin, where addresses are not TMA's.
     assert tile_of(problem, config, False).n == gemm_sm90.wide_columns(tile_n)
     with pytest.raises(ConfigError, match=f"tile_n={tile_n}; it must be a power of two"):
         replace(config, template="plain").check(problem, target)
+
+
+@pytest.mark.parametrize(("shape", "num_ranks", "tile_n"), [
+    # Own tiles are one round: 128 of 131 programs have one while rows of the other rank come.
+    ((2048, 2560, 8192), 2, 160),
+    ((4096, 2560, 8192), 2, 128),
+    ((2048, 7168, 4096), 2, 256),
+    ((2048, 14336, 8192), 4, 256),
+])  # fmt: skip
+def test_tiles_of_160_columns_are_taken_where_they_spare_a_round(shape, num_ranks, tile_n):
+    problem = Problem(*shape, num_ranks, "bfloat16", b_is_nk=True)
+    config = choose(problem, TARGETS["cuda:90"])
+    assert (config.template, config.tile_n) == ("sm90", tile_n)
 
 
 def test_inputs_are_the_same_everywhere_and_differ_by_rank_and_seed():

@@ -78,10 +78,12 @@ def test_compiles_everywhere_and_keeps_its_waits(target, shape, b_is_nk):
     check_products(kernels(problem, None, target), target)
 
 
-def test_columns_that_are_no_power_of_two():
+@pytest.mark.parametrize(("tile_n", "stages"), [(320, 3), (160, 5)])
+def test_columns_that_are_no_power_of_two(tile_n, stages):
     """What has come from other ranks is unpacked in blocks of columns that are."""
     problem = problem_for(op, 4, 2048, 7680, 2048, "bfloat16", b_is_nk=True)
-    config = Config(template="sm90", tile_n=320, num_warps=4, num_stages=3, by_tma=True)
+    cut = {"tile_n": tile_n, "num_stages": stages, "num_warps": 4}
+    config = Config(template="sm90", by_tma=True, **cut)
     target = TARGETS["cuda:90"]
     check_products(kernels(problem, config, target), target, WIDER_STACK_BYTES)
 

@@ -24,6 +24,7 @@ from weft.base.errors import CallOrderError, ConfigError, DtypeError, ShapeError
 from weft.base.target import TARGETS
 from weft.ops._products import LIBRARY, Call, problem_of
 from weft.ops.gemm_rs import Config, Problem, candidates, choose, gemm_rs, kernels, op
+from weft.tiles import gemm_sm90
 
 
 @pytest.mark.parametrize(("num_ranks", "m", "n", "k"), AWKWARD)
@@ -168,6 +169,9 @@ def test_hoppers_tiles_in_turns_keep_their_sums_in_registers():
 @pytest.mark.parametrize(("transport", "by_tma", "tile_n", "stages"), [
     ("push", True, 320, 3),
     ("put", False, 320, 3),
+    ("push", True, 160, 5),
+    ("put", False, 160, 5),
+    pytest.param("push", False, 160, 5, marks=pytest.mark.slow),
     pytest.param("push", False, 320, 3, marks=pytest.mark.slow),
     pytest.param("push", True, 192, 4, marks=pytest.mark.slow),
 ])  # fmt: skip
@@ -176,21 +180,31 @@ def test_columns_that_are_no_power_of_two(transport, by_tma, tile_n, stages):
     problem = problem_for(op, 4, 2048, 7680, 2048, "bfloat16", b_is_nk=True)
     config = Config(transport, "sm90", tile_n=tile_n, num_warps=4, num_stages=stages, by_tma=by_tma)
     ((fn, record),) = kernels(problem, config, target)
-    assert "bf16[64, 64]" in record.signature["b"]
+    assert f"bf16[{gemm_sm90.block_columns(tile_n)}, 64]" in record.signature["b"]
     check_products([(fn, record)], target, WIDER_STACK_BYTES)
 
 
 def test_the_plain_twin_has_a_power_of_two_of_columns():
-    """Ranks signal tiles to each other: it cannot take others where addresses are not TMA's."""
+    """Ranks signal tiles to each other: it cannot take others where addresses are not TMA's, so
+    tensors are copied to where they are."""
     problem = problem_for(op, 4, 2048, 7680, 2048, "bfloat16")
     config = Config(template="sm90", tile_n=320, num_warps=4, num_stages=3)
     with pytest.raises(ConfigError, match="tile_n=320; it must be a power of two"):
         replace(config, template="plain").check(problem, TARGETS["cuda:90"])
-    call = SimpleNamespace(problem=problem, config=config)
-    with pytest.raises(ConfigError, match=r"multiples of 16 bytes; .* or take tile_n=256"):
-        Call._check_plain_twin(call)
+    taken = []
+
+    def multiply(world, a, b, out):
+        taken.append([one.data_ptr() % 16 == 0 for one in (a, b, out)])
+        out.copy_(a @ b)
+
+    call = SimpleNamespace(config=config, run_on_slot=multiply)
+    a, out = (torch.empty(65)[1:].view(8, 8).normal_() for _ in range(2))
+    b = torch.randn(8, 8).t()
+    Call.run(call, None, a, b, out)
+    torch.testing.assert_close(out, a @ b)
     call.config = replace(config, tile_n=256)
-    Call._check_plain_twin(call)
+    Call.run(call, None, a, b, out)
+    assert taken == [[True, True, True], [False, True, False]]
 
 
 @pytest.mark.parametrize(("shape", "transport", "tile_n"), [

@@ -54,6 +54,7 @@ def test_peers_come_by_hop_and_the_last_stands_for_those_that_are_not_there():
 
 
 def test_b_is_read_in_blocks_that_are_powers_of_two():
+    assert _product_launch.block_of_b(160, 64, True, is_sm90=True) == (32, 64)
     assert _product_launch.block_of_b(320, 64, True, is_sm90=True) == (64, 64)
     assert _product_launch.block_of_b(384, 64, False, is_sm90=True) == (64, 128)
     assert _product_launch.block_of_b(256, 32, False, is_sm90=True) == (32, 256)

@@ -78,7 +78,7 @@ def scaled_gemm_sm90(a, b, c, partials, summed, e, scale_a, scale_b, a_row, a_k,
     gemm_sm90.gemm(
         a, b, c, shape, gl.cdiv(shape.m, tile_m), gl.program_id(0), gl.num_programs(0),
         gemm_sm90.Shared(partials, summed, e, None),
-        tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, True,
+        tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), True,
         order, (8,), ready, gemm.Always(a, shape.m), emit, gemm_sm90.Stored(c),
         scales=scales, per_block=per_block,
         scales_args=gemm.Scaled(scale_a, scale_b, shape, a_row, a_k, b_column, b_k, block_n),
@@ -116,8 +116,8 @@ def scalars(**more: str) -> dict:
 @pytest.mark.parametrize("per_block", [False, True])
 def test_products_of_fp8_run_on_hoppers_tensor_cores(per_block):
     cut, target = gemm_sm90.PROMOTED, TARGETS["cuda:90"]
-    rows = gemm_sm90.chunk_rows(cut.tile_m, cut.tile_n, 1)
-    assert rows == 64
+    chunk = gemm_sm90.chunk_of(cut.tile_m, cut.tile_n, 1)
+    assert chunk == (64, 64)
 
     def operand(block, word, size):
         layout = gemm_sm90.block_layout(block, size)
@@ -128,7 +128,7 @@ def test_products_of_fp8_run_on_hoppers_tensor_cores(per_block):
         signature={
             "a": operand((cut.tile_m, cut.tile_k), "fp8e4nv", 1),
             "b": operand((cut.tile_n, cut.tile_k), "fp8e4nv", 1),
-            "c": operand((rows, gemm_sm90.CHUNK_N.value), "bf16", 2),
+            "c": operand(chunk, "bf16", 2),
             "partials": "*fp32", "summed": "*i64", "e": "i64",
             **scalars(shape=["i32"] * 6),
         },
@@ -176,11 +176,11 @@ def test_multiplies_fp8_as_its_twin(shape, kind):
     summed = torch.zeros(2 * programs, device="cuda", dtype=torch.int64)
     extents = gemm.Shape(m, n, k, k, k, n)
     args = scaled_args(scale_a, scale_b, extents, kind)
-    rows = gemm_sm90.chunk_rows(cut.tile_m, cut.tile_n, 1)
+    chunk = gemm_sm90.chunk_of(cut.tile_m, cut.tile_n, 1)
     scaled_gemm_sm90[(programs,)](
         gemm_sm90.descriptor(a, (cut.tile_m, cut.tile_k)),
         gemm_sm90.descriptor(b, (cut.tile_n, cut.tile_k)),
-        gemm_sm90.descriptor(c, (rows, gemm_sm90.CHUNK_N.value)), partials, summed, 2,
+        gemm_sm90.descriptor(c, chunk), partials, summed, 2,
         args.a, args.b, *args[3:], extents, cut.tile_m, cut.tile_n, cut.tile_k, cut.num_stages,
         kind == "blocks", num_warps=cut.num_warps,
     )  # fmt: skip

@@ -22,8 +22,8 @@ from weft.tiles import dealing, gemm, gemm_sm90, swizzle
 from weft.tiles.blocking import Blocking
 from weft.verify import compiled
 
-BLOCKINGS = [gemm_sm90.WIDE, gemm_sm90.TURNS, gemm_sm90.WIDER]
-NAMES = ["wide", "turns", "wider"]
+BLOCKINGS = [gemm_sm90.WIDE, gemm_sm90.TURNS, gemm_sm90.WIDER, gemm_sm90.MIDDLE]
+NAMES = ["wide", "turns", "wider", "middle"]
 NARROW = Blocking(128, 64, 64, gemm_sm90.NUM_WARPS, 5)
 # Others with a rest of columns.
 WITH_REST = [Blocking(128, 192, 64, gemm_sm90.NUM_WARPS, 4),
@@ -40,7 +40,7 @@ def plain_gemm(a, b, c, partials, summed, e, shape, early, early_parts, tile_m: 
     gemm_sm90.gemm(
         a, b, c, shape, gl.cdiv(shape.m, tile_m), gl.program_id(0), gl.num_programs(0),
         gemm_sm90.Shared(partials, summed, e, None),
-        tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
+        tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
         order, (8,), ready, gemm.Always(a, shape.m), emit, gemm_sm90.Stored(c), early=early,
         early_parts=early_parts,
     )  # fmt: skip
@@ -69,7 +69,7 @@ def gemm_with_all_hooks(a, b, c, d, told, partials, summed, e, shape, world, til
     gemm_sm90.gemm(
         a, b, c, shape, gl.cdiv(shape.m, tile_m), gl.program_id(0), gl.num_programs(0),
         gemm_sm90.Shared(partials, summed, e, None),
-        tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
+        tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
         order, (8,), ready, gemm.Always(a, shape.m), emit, gemm_sm90.Stored(c),
         combine, (d, shape.m, shape.n), announce, (told, world),
     )  # fmt: skip
@@ -115,9 +115,10 @@ def test_every_tile_is_dealt_out_once(m, n, k, num_programs, head):
 
 
 @pytest.mark.parametrize(("field", "text"), [
-    ({"tile_n": 96}, "tile_n=64, 128, 192, 256, 320 or 384, tile_k=32 or 64 of 2-byte"),
+    ({"tile_n": 96}, "tile_n=64, 128, 160, 192, 256, 320 or 384, tile_k=32 or 64 of 2-byte"),
     ({"itemsize": 1}, "tile_n=64 or 128, tile_k=128 of 1-byte"),
     ({"tile_n": 320}, "num_stages=4 of 57344 bytes .* take 2 to 3"),
+    ({"tile_n": 160, "stages": 6}, "36864 bytes beside 16384 bytes of results; .* take 2 to 5"),
     ({"tile_m": 64}, "takes tile_m=128"),
     ({"stages": 5}, "take 2 to 4"),
 ])  # fmt: skip
@@ -128,12 +129,14 @@ def test_a_tile_that_does_not_fit(field, text):
         gemm_sm90.check("gemm", **{**wide, **field}, target=TARGETS["cuda:90"])
 
 
-@pytest.mark.parametrize(("tile_n", "stages", "block"), [
-    (64, 6, 64), (128, 5, 128), (192, 4, 64), (256, 4, 256), (320, 3, 64), (384, 3, 128),
+@pytest.mark.parametrize(("tile_n", "stages", "block", "chunk"), [
+    (64, 6, 64, 64), (128, 5, 128, 64), (160, 5, 32, 32), (192, 4, 64, 64), (256, 4, 256, 64),
+    (320, 3, 64, 64), (384, 3, 128, 64),
 ])  # fmt: skip
-def test_stages_and_blocks_of_each_width(tile_n, stages, block):
+def test_stages_and_blocks_of_each_width(tile_n, stages, block, chunk):
     assert gemm_sm90.most_stages(128, tile_n, 64, TARGETS["cuda:90"]) == stages
     assert gemm_sm90.block_columns(tile_n) == block
+    assert gemm_sm90.chunk_columns(tile_n) == chunk
     wide = gemm_sm90.wide_columns(tile_n)
     assert wide % block == (tile_n - wide) % block == 0
 
@@ -145,7 +148,7 @@ def block_of_b(blocking, b_is_nk: bool) -> tuple[int, int]:
 
 def record_of(blocking, dtype: str, b_is_nk: bool, **more: str) -> KernelRecord:
     tile_m, tile_n, tile_k = blocking.tile_m, blocking.tile_n, blocking.tile_k
-    chunk = (gemm_sm90.chunk_rows(tile_m, tile_n), gemm_sm90.CHUNK_N.value)
+    chunk = gemm_sm90.chunk_of(tile_m, tile_n)
 
     def operand(block) -> str:
         layout = gemm_sm90.block_layout(block, 2)
@@ -214,7 +217,8 @@ def test_a_tile_is_announced_when_its_stores_are_complete(blocking):
 
 
 @pytest.mark.parametrize(("blocking", "waits"), [
-    (gemm_sm90.WIDE, 4), (gemm_sm90.TURNS, 2), (gemm_sm90.WIDER, 4), (NARROW, 4),
+    (gemm_sm90.WIDE, 4), (gemm_sm90.TURNS, 2), (gemm_sm90.WIDER, 4), (gemm_sm90.MIDDLE, 4),
+    (NARROW, 4),
 ], ids=[*NAMES, "narrow"])  # fmt: skip
 def test_a_chunk_is_not_overwritten_that_is_still_stored_from(blocking, waits):
     """Of an odd number of chunks a tile's last lies where the next one's first will; of halves of a
@@ -252,7 +256,7 @@ def test_multiplies_as_its_twin(shape, head, blocking, b_is_nk, dtype):
     shares = (programs, early_parts)
     partials = torch.empty(dealing.partial_elements(tile_m, tile_n, *shares), device="cuda")
     summed = torch.zeros(dealing.partial_words(*shares), device="cuda", dtype=torch.int64)
-    chunk = (gemm_sm90.chunk_rows(tile_m, tile_n), gemm_sm90.CHUNK_N.value)
+    chunk = gemm_sm90.chunk_of(tile_m, tile_n)
     results = []
     for e in (1, 2):
         c.fill_(float("nan"))
@@ -280,7 +284,7 @@ def test_hooks_combine_and_announce(blocking):
     d = torch.randn(m, n, device="cuda")
     c = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
     tile_m, tile_n, tile_k = blocking.tile_m, blocking.tile_n, blocking.tile_k
-    rows = gemm_sm90.chunk_rows(tile_m, tile_n)
+    chunk = gemm_sm90.chunk_of(tile_m, tile_n)
     table = torch.zeros(1 << 16, device="cuda", dtype=torch.int64)
     told = torch.zeros(2 * n // tile_n, device="cuda", dtype=torch.int64)
     partials = torch.empty(dealing.partial_elements(tile_m, tile_n, programs), device="cuda")
@@ -288,12 +292,12 @@ def test_hooks_combine_and_announce(blocking):
     gemm_with_all_hooks[(programs,)](
         gemm_sm90.descriptor(a, (tile_m, tile_k)),
         gemm_sm90.descriptor(b, block_of_b(blocking, False)),
-        gemm_sm90.descriptor(c, (rows, 64)), d, told, partials, summed, 5,
+        gemm_sm90.descriptor(c, chunk), d, told, partials, summed, 5,
         gemm.Shape(m, n, k, k, n, n),
         WorldArg(table, gl.constexpr(1), gl.constexpr(language_version())),
         tile_m, tile_n, tile_k, blocking.num_stages, False, num_warps=blocking.num_warps,
     )  # fmt: skip
     expected = a.float() @ b.float() + d
     assert ((c.float() - expected).norm() / expected.norm()).item() <= tolerance("bfloat16", k)
-    parts = tile_m // rows
+    parts = tile_m // chunk[0]
     assert told.view(-1, 2)[:, :parts].unique().tolist() == [m // tile_m]

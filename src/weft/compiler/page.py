@@ -367,8 +367,8 @@ ordered for what it announces alone (`src/weft/ir/order.py`).
 ## What is not there
 
 The mesh has one axis, tensors two dimensions, experts' matrices three. `all_to_all` is not in the
-frontend. Products by tables have no twin for Hopper, their ways are not predicted, and tables are
-those of `moe_route`; tokens that go to their experts' ranks go by operators' calls. Sums over
+frontend. Products by tables are launched as plain kernels, their ways are not predicted, and tables
+are those of `moe_route`; tokens that go to their experts' ranks go by operators' calls. Sums over
 columns, and rows that are gathered for anything but a product, stay calls of libraries. Packets
 carry rows that are summed and worked on; for products whose rows are gathered or whose sums travel
 by packets operators have kernels and the generator has none. SMs never pull. Where nodes

@@ -312,7 +312,7 @@ def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> l
     for transport in transports:
         # WIDER is left out until it has been read here: it is predicted to be first at few sizes of
         # one round (2 ranks, n 2560, m 2048: 133 us by push, 141 so), where no tile hides a wait.
-        cuts = (gemm_sm90.WIDE, gemm_sm90.TURNS)
+        cuts = (gemm_sm90.WIDE, gemm_sm90.TURNS, gemm_sm90.MIDDLE)
         for cut in cuts if problem.itemsize > 1 else (gemm_sm90.PROMOTED,):
             # A push is made by four warps, staging by eight.
             block = 8192 if transport == "push" else 16384
@@ -452,8 +452,7 @@ def chunk_of(problem: Problem, config: Config, is_sm90: bool) -> tuple[int, int]
     """Rows and columns of the result that are stored at once."""
     if not is_sm90:
         return config.tile_m, config.tile_n
-    rows = gemm_sm90.chunk_rows(config.tile_m, config.tile_n, problem.itemsize)
-    return rows, gemm_sm90.CHUNK_N.value
+    return gemm_sm90.chunk_of(config.tile_m, config.tile_n, problem.itemsize)
 
 
 def tile_of(problem: Problem, config: Config, tma: bool) -> gemm.Tile:

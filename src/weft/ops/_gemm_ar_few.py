@@ -232,7 +232,7 @@ class FewCall(_products.Call):
     def two_shot(self) -> bool:
         return self.config.transport == "two_shot"
 
-    def run(self, world: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    def run_on_slot(self, world: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         slot = world.workspace(self.key, self.buffers, self.signals, num_slots=1)
         self.replays.run(
             (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from weft.base.errors import ConfigError
 from weft.compiler.lower import hooks, signature, source
 from weft.compiler.passes import swizzle
 from weft.ir import core
@@ -48,6 +49,8 @@ class Product:
         self.tma = can_use_tma and max(self.tile) <= blocking.TMA_EXTENT
         is_hopper = _product_launch.is_for_hopper(self.itemsize, nodes, target)
         self.is_sm90 = is_hopper and self.tma and self.tile[0] == 128 and self.tile[2] <= 64
+        # The plain twin has a power of two of columns.
+        self.plain_tile = (self.tile[0], gemm_sm90.wide_columns(self.tile[1]), self.tile[2])
         # Of a part's columns, where engines carry them.
         tokens = [runner.channels[one] for one in launch.announces
                   if runner.channels[one].to == "engine"]  # fmt: skip
@@ -89,6 +92,8 @@ class Product:
         shape = _product_launch.shape_of(self)
         aligned = all(bound[self._home(name)].data_ptr() % 16 == 0 for name in self._operands)
         is_sm90, tma = self.is_sm90 and aligned, self.tma and aligned
+        if not is_sm90:
+            self._check_plain_twin()
         arguments = [
             words[one.name] if one.sort == "signals" else self._tensor(one, bound, is_sm90, tma)
             for one in self.kernel.of(core.Param)
@@ -103,10 +108,23 @@ class Product:
             rest = (self.world.arg, *extents, stages, self.b_is_nk)
             given = (*arguments, *sums, slot.arg, shape, *cut, *rest)
             return Start(self.twins.sm90, self.grid, given, {"num_warps": gemm_sm90.NUM_WARPS})
-        tile = gemm.Tile.of(*extents, size_k=self.k, b_is_nk=self.b_is_nk, tma=tma).as_constexpr()
+        tile = gemm.Tile.of(*self.plain_tile, size_k=self.k, b_is_nk=self.b_is_nk, tma=tma)
+        tile = tile.as_constexpr()
         given = (*arguments, slot.arg, shape, *cut, tile, self.world.arg)
         options = {"num_warps": PLAIN_WARPS, "num_stages": PLAIN_STAGES}
         return Start(self.twins.plain, self.grid, given, options)
+
+    def _check_plain_twin(self) -> None:
+        """Raises  ConfigError: tiles that the plain twin cannot have, as other ranks have them"""
+        tile_n, plain_n = self.tile[1], self.plain_tile[1]
+        if tile_n != plain_n and not self.is_whole:
+            raise ConfigError(
+                f"{self.launch.kernel}: tiles of {tile_n} columns where the template for Hopper "
+                "cannot read tensors, since rows or tensors begin at no multiple of "
+                f"{blocking.TMA_BYTES} bytes; the plain one takes a power of two: pass tensors "
+                f"that do, or ask for tiles of {plain_n}",
+                place=self.launch.place,
+            )
 
     def _with_peers(self, arguments: list, bound: Mapping[str, torch.Tensor]) -> list:
         """The arguments with descriptors of what tiles are sent to, on each peer by hop."""
@@ -137,7 +155,7 @@ class Product:
         if not tma or (is_pointer and not (is_sm90 and one.sort == "operand")):
             return tensor
         describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
-        tile_m, tile_n, tile_k = self.tile
+        tile_m, tile_n, tile_k = self.tile if is_sm90 else self.plain_tile
         if one.name in self.launch.writes[1:]:  # a chunk's rows lie in one piece, as an engine asks
             kept = tensor.view(-1, self.n // self.parts.chunks)
             return describe(kept, _product_launch.chunk_of(tile_m, tile_n))

@@ -71,7 +71,7 @@ def is_for_hopper(itemsize: int, nodes: tuple[int, ...], target: Target) -> bool
 
 def chunk_of(tile_m: int, tile_n: int) -> tuple[int, int]:
     """Rows and columns of the result that the template for Hopper stores at once."""
-    return gemm_sm90.chunk_rows(tile_m, tile_n), gemm_sm90.CHUNK_N.value
+    return gemm_sm90.chunk_of(tile_m, tile_n)
 
 
 def block_of_b(tile_n: int, tile_k: int, b_is_nk: bool, is_sm90: bool) -> tuple[int, int]:

@@ -140,7 +140,7 @@ class PutCall(_products.Call):
         # Streams that have something to carry.
         self.turns = min(config.engines, (ranks - 1) * chunks)
 
-    def run(self, world: Any, a: Any, b: Any, out: Any) -> None:
+    def run_on_slot(self, world: Any, a: Any, b: Any, out: Any) -> None:
         if world.is_recording():
             if self.instead is None:
                 raise refuse_recording(

@@ -225,7 +225,7 @@ def fused(config: type[Config], problem: Any, target: Target) -> Iterator[Any]:
     if problem.can_use_sm90(target) and not problem.is_empty:
         ways = (False, True) if problem.num_ranks <= weave.MOST_PEERS + 1 else (False,)
         # WIDER is predicted to be first at no size of the layers that are read.
-        cuts = (gemm_sm90.TURNS, gemm_sm90.WIDE)
+        cuts = (gemm_sm90.TURNS, gemm_sm90.WIDE, gemm_sm90.MIDDLE)
         found = [
             config(template="sm90", by_tma=by_tma, **_cut(cut, problem))
             for by_tma in ways
@@ -401,7 +401,18 @@ class Call:
         return torch.mm(a, b, out=self._between)
 
     def run(self, world: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        """The fused way, on the next slot."""
+        """The fused way. Ranks signal tiles to each other, so the plain twin has to have the same
+        ones: where it cannot, since it takes a power of two of columns, tensors are copied to where
+        the template for Hopper reads them."""
+        has_plain_twin = self.config.tile_n == gemm_sm90.wide_columns(self.config.tile_n)
+        if has_plain_twin or _are_aligned(a, b, out):
+            self.run_on_slot(world, a, b, out)
+            return
+        copy = torch.empty_like(out)
+        self.run_on_slot(world, a.clone(), b.clone(), copy)
+        out.copy_(copy)
+
+    def run_on_slot(self, world: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         slot = world.workspace(self.problem.op, self.buffers, self.signals)
         self.replays.run(
             (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot),
@@ -421,9 +432,7 @@ class Call:
     def multiplying(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> tuple[Start, bool]:
         """The launch of the product, and whether addresses are aligned: TMA asks this of them, and
         Triton specialises kernels by it."""
-        aligned = not any(x.data_ptr() % blocking.TMA_BYTES for x in (a, b, out))
-        if not aligned:
-            self._check_plain_twin()
+        aligned = _are_aligned(a, b, out)
         is_sm90, tma = self.config.template == "sm90" and aligned, self.tma and aligned
         arrays = [getattr(slot, name) for name in self.program.arrays]
         own = out[self.own_rows] if self.program.takes_out else out
@@ -435,17 +444,6 @@ class Call:
         fn = self.twins.sm90 if is_sm90 else self.twins.plain
         arguments = (*operands, *arrays, *self._rest(world, slot, is_sm90, tma))
         return Start(fn, self.grid, arguments, options_of(self.config, is_sm90)), aligned
-
-    def _check_plain_twin(self) -> None:
-        """Raises  ConfigError: tiles that the plain twin cannot have, as other ranks have them"""
-        tile_n = self.config.tile_n
-        if tile_n & (tile_n - 1):
-            raise ConfigError(
-                f"{self.problem.op}: tile_n={tile_n} of tensors that do not all begin at multiples "
-                f"of {blocking.TMA_BYTES} bytes; the template for Hopper cannot read them, and the "
-                "plain one takes a power of two of columns: pass tensors that do, or take "
-                f"tile_n={gemm_sm90.wide_columns(tile_n)}"
-            )
 
     def start(self, one: Start, aligned: bool) -> None:
         """Launch it; by a kernel that is kept, where addresses are `aligned`."""
@@ -495,6 +493,10 @@ class Call:
         sums = (slot.sums, slot.summed)
         shapes = (self.shape, self.parts)
         return (*sums, slot.arg, *shapes, world.arg, *extents, self.problem.b_is_nk)
+
+
+def _are_aligned(*tensors: torch.Tensor) -> bool:
+    return not any(one.data_ptr() % blocking.TMA_BYTES for one in tensors)
 
 
 def _size(rows: tuple[int, int]) -> int:

@@ -247,7 +247,7 @@ def _multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, f
     gemm_sm90.gemm(
         own, b, c, shape, gl.cdiv(shape.m, tile_m), program, num_programs,
         gemm_sm90.Shared(partials, summed, e, world),
-        tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
+        tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
         order, (shards.group_m, start, shards.head),
         ready, Arrival(own, gathered_rows, rows_ready, e, rank, variable(shape.m), shards, world),
         emit, gemm_sm90.Stored(c),

@@ -73,16 +73,16 @@ def store_tile(c, row, column, value, num_rows, num_columns):
 
 
 @gluon.constexpr_function
-def _layout(columns, vector):
+def layout_of_rows(columns, vector):
     """Rows of `columns` elements for four warps, a thread having `vector` of them side by side."""
-    across = columns // vector
+    across = min(columns // vector, 16)
     return gl.BlockedLayout([1, vector], [32 // across, across], [4, 1], [1, 0])
 
 
 @gluon.jit
 def load_chunk(chunk):
     """A chunk's value in fp32; a thread has pairs of columns."""
-    return chunk.load(_layout(chunk.shape[1], 2 * VECTOR)).to(gl.float32)
+    return chunk.load(layout_of_rows(chunk.shape[1], 2 * VECTOR)).to(gl.float32)
 
 
 @gluon.jit
@@ -91,7 +91,8 @@ def silu_mul_chunk(value, dtype: gl.constexpr):
     rows: gl.constexpr = value.shape[0]
     columns: gl.constexpr = value.shape[1] // 2
     gate, up = value.to(dtype).to(gl.float32).reshape([rows, columns, 2]).split()
-    return gl.convert_layout(gate / (1 + gl.exp(-gate)) * up, _layout(columns, VECTOR))
+    layout: gl.constexpr = layout_of_rows(columns, VECTOR)
+    return gl.convert_layout(gate / (1 + gl.exp(-gate)) * up, layout)
 
 
 @gluon.jit

@@ -5,6 +5,10 @@
                                 they have in turns: while one multiplies, the other stores. Wider
                                 tiles they share, half of the rows each; and those of fp8
 
+Where `ready` gives rows by index (gemm.Indexed), of which TMA fetches none, A is a pointer and the
+producer has four warps: they copy A's rows, 16 bytes a thread at a time, and TMA brings B. Results
+of tiles that end where another's rows begin are stored by threads: then C is a pointer as well.
+
 `order`, `ready`, `announce` and `done` are the very functions that the plain twin takes: integers
 in, integers out. A wait in `ready` is the producer's, before the first load of what it guards; the
 consumers go on. What touches the result differs: it sees a tile chunk by chunk, `combine` in
@@ -22,9 +26,10 @@ tiles/dealing.py. Those of part 1, 2, ... leave their sums in `partials`, part 0
 order and emits the tile; so the result is the same each time. Of wide tiles of which nobody is told
 part 1 emits the right half of the columns: two programs add up and store at once.
 
-A tile's columns are a power of two, or one and a rest of half or a quarter as many (192, 320, 384):
-then a step is two products, and TMA moves its part of B in several blocks (`block_columns`). Such
-tiles are for sizes of which one round is enough then, and with others a second would be needed.
+A tile's columns are a power of two, or one and a rest of half or a quarter as many (160, 192, 320,
+384): then a step is two products, and TMA moves its part of B in several blocks (`block_columns`).
+Such tiles are for sizes of which one round is enough then, and with others a second would be
+needed. Chunks of the result have 64 columns, of a tile of 160 but 32 (`chunk_columns`).
 
 Operands come as TMA descriptors; fp8 with k in rows of both, as wgmma wants it. Sums are in fp32,
 over k in order but for shared tiles. Tensor cores add fp8 products up with 14 bits: every step's
@@ -46,6 +51,7 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -61,27 +67,35 @@ from weft.base.errors import ConfigError
 from weft.base.target import Target
 from weft.tiles import dealing, stamps
 from weft.tiles.blocking import Blocking
-from weft.tiles.gemm import Scales, Tile
+from weft.tiles.gemm import Scales, Tile, is_indexed, is_sliced
 
 # Triton 3.9 has other names for them than 3.7.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
+# Rows of its tiles.
+TILE_M = gl.constexpr(128)
 # Warps of a launch: the first consumer's. The other consumer and the producer are added to them.
 NUM_WARPS = 4
 # Registers of a thread: what a consumer needs for its sums, what a producer can do with.
 CONSUMER_REGISTERS = gl.constexpr(232)
 PRODUCER_REGISTERS = gl.constexpr(40)
+# Where rows lie by index four warps copy them, 16 bytes a thread at a time.
+COPYING_THREADS = gl.constexpr(128)
+CONSUMERS_BESIDE_COPIES = gl.constexpr(216)
+COPYING_REGISTERS = gl.constexpr(72)
+VECTOR = gl.constexpr(8)
 # Tiles and their stages in shared memory, beside two chunks of the result for each consumer.
 TURNS = Blocking(128, 128, 64, NUM_WARPS, 5)
 WIDE = Blocking(128, 256, 64, NUM_WARPS, 4)
 # 160 registers of a consumer's threads are sums. On an H200, m 2048, n 2560, k 8192 is one round of
 # them: 0.96 of cuBLAS's speed, in wide tiles and in turns 0.91. In many rounds wide ones are ahead.
 WIDER = Blocking(128, 320, 64, NUM_WARPS, 3)
+# Of n 2560 few rows are one round of them: m 512 and 1024, k 8192, 0.84 and 0.95 of cuBLAS's speed,
+# in tiles of powers of two 0.79 and 0.89. In many rounds those are ahead, by 5 to 15 %.
+MIDDLE = Blocking(128, 160, 64, NUM_WARPS, 5)
 # Of fp8.
 PROMOTED = Blocking(128, 128, 128, NUM_WARPS, 6)
-# Columns of the result that are stored at once.
-CHUNK_N = gl.constexpr(64)
 # Sums of another program that are read at once, 64 registers of a consumer's threads.
 ADDED = gl.constexpr(128 * 64)
 
@@ -134,6 +148,17 @@ def block_columns(tile_n: int) -> int:
     return tile_n & -tile_n
 
 
+@gluon.constexpr_function
+def chunk_columns(tile_n: int) -> int:
+    """Columns of a tile's result that are stored at once; kernels ask for them too."""
+    return 64 if tile_n % 64 == 0 else 32
+
+
+def chunk_of(tile_m: int, tile_n: int, itemsize: int = 2) -> tuple[int, int]:
+    """Rows and columns of the chunks that `emit` is given."""
+    return chunk_rows(tile_m, tile_n, itemsize), chunk_columns(tile_n)
+
+
 _wide_columns = gluon.constexpr_function(wide_columns)
 _block_columns = gluon.constexpr_function(block_columns)
 
@@ -178,19 +203,23 @@ def gemm(
     late: gl.constexpr = False,
     early=0,
     early_parts=1,
+    by_index: gl.constexpr = False,
 ):
     """Multiply this program's share of the tiles; a kernel of NUM_WARPS warps calls it.
 
     `num_m` counts rows of tiles; `first` of `step` is this program's place. `a_block` and
     `c_block` are descriptors whose blocks have the form in which `ready`'s sources are read and
-    `emit` is given chunks. `shared` is a Shared. The first `early` tiles have `early_parts`
-    programs each.
+    `emit` is given chunks, or pointers to their elements: A's where rows are read `by_index`.
+    `shared` is a Shared. The first `early` tiles have `early_parts` programs each.
 
     Sync    what the hooks do; programs that share a tile wait for each other
     """
-    itemsize: gl.constexpr = a_block.dtype.primitive_bitwidth // 8
+    a_dtype: gl.constexpr = _element_of(a_block)
+    c_dtype: gl.constexpr = _element_of(c_block)
+    itemsize: gl.constexpr = a_dtype.primitive_bitwidth // 8
     gl.static_assert(itemsize == 2 or b_is_nk, "fp8: b must lie as [n, k]")
-    operands_a = gl.allocate_shared_memory(a_block.dtype, [stages, tile_m, tile_k], a_block.layout)
+    a_layout: gl.constexpr = _layout_of(a_block, tile_m, tile_k)
+    operands_a = gl.allocate_shared_memory(a_dtype, [stages, tile_m, tile_k], a_layout)
     wide: gl.constexpr = _wide_columns(tile_n)
     operands_b = Columns(_allocate_b(b, stages, wide, tile_k, b_is_nk), None)
     if tile_n > wide:
@@ -198,14 +227,15 @@ def gemm(
         operands_b = Columns(operands_b.wide, rest)
     # Rows of a tile that one consumer has.
     rows: gl.constexpr = _rows_each(tile_m, tile_n, itemsize)
-    chunks_0 = gl.allocate_shared_memory(c_block.dtype, [2, rows, chunk_n], c_block.layout)
-    chunks_1 = gl.allocate_shared_memory(c_block.dtype, [2, rows, chunk_n], c_block.layout)
+    c_layout: gl.constexpr = _layout_of(c_block, rows, chunk_n)
+    chunks_0 = gl.allocate_shared_memory(c_dtype, [2, rows, chunk_n], c_layout)
+    chunks_1 = gl.allocate_shared_memory(c_dtype, [2, rows, chunk_n], c_layout)
     empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(stages):
         mbarrier.init(empty.index(i), count=tile_m // rows)
-        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(full.index(i), count=1 + by_index * COPYING_THREADS)
     for i in gl.static_range(2):
         mbarrier.init(turns.index(i), count=1)
     dealt = dealing.cut(num_m, shape.n, shape.k, tile_n, tile_k, step, early, early_parts)
@@ -216,25 +246,43 @@ def gemm(
                 (operands_a, operands_b, chunks_0, empty, full, turns, dealt, first, step,
                  shared, order, order_args, emit, emit_args, combine, combine_args, announce,
                  announce_args, late, scales, scales_args, per_block, 0, tile_m, tile_n, tile_k,
-                 stages, chunk_n, b_is_nk, stamps.kept(shared)),
+                 stages, chunk_n, b_is_nk, by_index, stamps.kept(shared)),
             ),
             (
                 _consume,
                 (operands_a, operands_b, chunks_1, empty, full, turns, dealt, first, step,
                  shared, order, order_args, emit, emit_args, combine, combine_args, announce,
                  announce_args, late, scales, scales_args, per_block, 1, tile_m, tile_n, tile_k,
-                 stages, chunk_n, b_is_nk, stamps.kept(shared)),
+                 stages, chunk_n, b_is_nk, by_index, stamps.kept(shared)),
             ),
             (
                 _produce,
-                (a_block, b, operands_a, operands_b, empty, full, dealt, first, step, order,
+                (b, shape, operands_a, operands_b, empty, full, dealt, first, step, order,
                  order_args, ready, ready_args, done, done_args, tile_m, tile_n, tile_k, stages,
                  b_is_nk, stamps.kept(shared)),
             ),
         ],
-        [4, 1],
-        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        [4, 4 if by_index else 1],
+        [
+            CONSUMERS_BESIDE_COPIES if by_index else CONSUMER_REGISTERS,
+            COPYING_REGISTERS if by_index else PRODUCER_REGISTERS,
+        ],
     )  # fmt: skip
+
+
+@gluon.constexpr_function
+def _element_of(operand):
+    """The dtype of what a descriptor or a pointer leads to."""
+    pointed = getattr(operand.dtype, "element_ty", None)
+    return operand.dtype if pointed is None else pointed
+
+
+@gluon.constexpr_function
+def _layout_of(operand, rows, columns):
+    """How its blocks lie in shared memory: a descriptor says it, pointers take the usual one."""
+    if hasattr(operand, "layout"):
+        return operand.layout
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], operand.dtype.element_ty)
 
 
 @gluon.jit
@@ -249,7 +297,7 @@ def _allocate_b(b, stages: gl.constexpr, columns: gl.constexpr, tile_k: gl.const
 
 @gluon.jit
 def _produce(
-    a_block, b, operands_a, operands_b, empty, full, dealt, first, step,
+    b, shape, operands_a, operands_b, empty, full, dealt, first, step,
     order: gl.constexpr, order_args, ready: gl.constexpr, ready_args, done: gl.constexpr, done_args,
     tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
     b_is_nk: gl.constexpr, traced,
@@ -260,7 +308,7 @@ def _produce(
         of = dealing.unit_of(unit, dealt, step)
         at = order(of.tile, dealt.num_m, dealt.num_n, order_args)
         filled = load_one_tile(
-            at, of.begin, of.end, filled, a_block, b, operands_a, operands_b, empty, full, ready,
+            at, of.begin, of.end, filled, b, shape, operands_a, operands_b, empty, full, ready,
             ready_args, tile_m, tile_n, tile_k, stages, b_is_nk, traced, unit,
         )  # fmt: skip
     # Once every stage is empty again, all that was loaded has been read.
@@ -273,7 +321,7 @@ def _produce(
 
 @gluon.jit
 def load_one_tile(
-    at, begin, end, filled, a_block, b, operands_a, operands_b, empty, full,
+    at, begin, end, filled, b, shape, operands_a, operands_b, empty, full,
     ready: gl.constexpr, ready_args, tile_m: gl.constexpr, tile_n: gl.constexpr,
     tile_k: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr, traced=None, unit=0,
 ):  # fmt: skip
@@ -285,19 +333,49 @@ def load_one_tile(
     if traced is not None:
         stamps.open_record(traced, unit, at, start, wl.timestamp() - start)
     column = at.i_n * tile_n
+    # Where B is one of several, in the direction in which they lie behind one another.
+    above, before = 0, 0
+    if is_sliced(rows):
+        if b_is_nk:
+            before = rows.slice * shape.n
+        else:
+            above = rows.slice * shape.k
+    if is_indexed(rows):
+        pointers = _places_of_rows(rows, shape, tile_m, tile_k)
     for j in range(begin, end):
         stage = filled % stages
         at_k = j * tile_k
         mbarrier.wait(empty.index(stage), (filled // stages & 1) ^ 1)
         arrived = full.index(stage)
-        mbarrier.expect(arrived, a_block.block_type.nbytes + blocks * b.block_type.nbytes)
-        load_tile(rows.source, [rows.first, at_k], arrived, operands_a.index(stage))
-        _load_columns(b, column, at_k, arrived, operands_b.wide.index(stage), b_is_nk)
+        if is_indexed(rows):
+            mbarrier.expect(arrived, blocks * b.block_type.nbytes)
+            async_copy.async_copy_global_to_shared(operands_a.index(stage), pointers + at_k)
+            async_copy.mbarrier_arrive(arrived, increment_count=False)
+        else:
+            a_bytes: gl.constexpr = rows.source.block_type.nbytes
+            mbarrier.expect(arrived, a_bytes + blocks * b.block_type.nbytes)
+            load_tile(rows.source, [rows.first, at_k], arrived, operands_a.index(stage))
+        at_b = column + before
+        _load_columns(b, at_b, at_k + above, arrived, operands_b.wide.index(stage), b_is_nk)
         if operands_b.rest is not None:
-            at_rest = column + _wide_columns(tile_n)
-            _load_columns(b, at_rest, at_k, arrived, operands_b.rest.index(stage), b_is_nk)
+            at_b += _wide_columns(tile_n)
+            _load_columns(b, at_b, at_k + above, arrived, operands_b.rest.index(stage), b_is_nk)
         filled += 1
     return filled
+
+
+@gluon.jit
+def _places_of_rows(rows, shape, tile_m: gl.constexpr, tile_k: gl.constexpr):
+    """Pointers to a tile's first columns of A; behind its end those of row 0, which are not kept.
+    rows: gemm.Indexed"""
+    across: gl.constexpr = tile_k // VECTOR
+    layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [32 // across, across], [4, 1], [1, 0])
+    i = rows.first + gl.arange(0, tile_m, gl.SliceLayout(1, layout))
+    index = gl.load(rows.index + i, mask=i < rows.end, other=0).to(gl.int64)
+    # Said by arithmetic, since a hint would not survive.
+    stride = (shape.stride_a // VECTOR * VECTOR).to(gl.int64)
+    columns = gl.arange(0, tile_k, gl.SliceLayout(0, layout))
+    return rows.source + (index * stride)[:, None] + columns[None, :]
 
 
 @gluon.jit
@@ -321,7 +399,7 @@ def _consume(
     combine_args, announce: gl.constexpr, announce_args, late: gl.constexpr,
     scales: gl.constexpr, scales_args, per_block: gl.constexpr, me: gl.constexpr,
     tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
-    chunk_n: gl.constexpr, b_is_nk: gl.constexpr, traced,
+    chunk_n: gl.constexpr, b_is_nk: gl.constexpr, by_index: gl.constexpr, traced,
 ):  # fmt: skip
     """This consumer's part of this program's units: sums over k, then on to the hooks."""
     itemsize: gl.constexpr = operands_a.dtype.primitive_bitwidth // 8
@@ -366,8 +444,8 @@ def _consume(
                                              per_block)  # fmt: skip
         else:
             value, rest, used = _multiply(operands_a, operands_b, empty, full, of.end - of.begin,
-                                          used, own_row, rows, tile_n, stages,
-                                          b_is_nk)  # fmt: skip
+                                          used, own_row, rows, tile_n, stages, b_is_nk,
+                                          by_index)  # fmt: skip
         if takes_turns:
             mbarrier.arrive(turns.index(1 - me), count=1)
         phase ^= 1
@@ -479,7 +557,7 @@ def _layout(value_n, itemsize=2):
 @gluon.jit
 def _multiply(
     operands_a, operands_b, empty, full, steps, used, own_row: gl.constexpr, rows: gl.constexpr,
-    tile_n: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr,
+    tile_n: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr, by_index: gl.constexpr,
 ):  # fmt: skip
     """Sums over `steps` stages, the last products still under way, and the number of stages used.
 
@@ -494,6 +572,9 @@ def _multiply(
     for j in range(steps):
         stage = used % stages
         mbarrier.wait(full.index(stage), used // stages & 1)
+        if by_index:
+            # Threads have copied A, and tensor cores read by another way than they.
+            fence_async_shared()
         left = operands_a.index(stage)
         if rows != left.shape[0]:
             left = left.slice(own_row, rows, 0)
@@ -735,10 +816,10 @@ def check(
     op: str, tile_m: int, tile_n: int, tile_k: int, stages: int, target: Target, itemsize: int = 2
 ) -> None:
     """Raises  ConfigError: a tile or stages that this template, or `target`, cannot run"""
-    widths, depths = (64, 128, 192, 256, 320, 384), (32, 64)
+    widths, depths = (64, 128, 160, 192, 256, 320, 384), (32, 64)
     if itemsize == 1:
         widths, depths = (64, 128), (128,)
-    if tile_m != 128 or tile_n not in widths or tile_k not in depths:
+    if tile_m != TILE_M.value or tile_n not in widths or tile_k not in depths:
         raise ConfigError(
             f"{op}: tile {tile_m} x {tile_n} x {tile_k}; the template for Hopper takes tile_m=128, "
             f"tile_n={_either(widths)}, tile_k={_either(depths)} of {itemsize}-byte operands"
@@ -762,7 +843,7 @@ def most_stages(tile_m: int, tile_n: int, tile_k: int, target: Target, itemsize:
 
 def _chunk_bytes(tile_m: int, tile_n: int, itemsize: int) -> int:
     """Of both consumers' chunks of the result, two each."""
-    return 2 * 2 * chunk_rows(tile_m, tile_n, itemsize) * CHUNK_N.value * 2
+    return 2 * 2 * chunk_rows(tile_m, tile_n, itemsize) * chunk_columns(tile_n) * 2
 
 
 def _either(numbers: Sequence[int]) -> str:

@@ -40,7 +40,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 import weft.language as wl
-from weft.tiles import gemm, gemm_sm90
+from weft.tiles import epilogues, gemm, gemm_sm90
 
 # Descriptors that a kernel takes for them.
 MOST_PEERS = 7
@@ -48,6 +48,8 @@ MOST_PEERS = 7
 MOST_BEHIND = 3
 # Elements that a thread moves at once: 16 bytes of 16 bits. Rows begin at multiples of them.
 VECTOR = gl.constexpr(8)
+# Rows of a tile that four warps unpack at once.
+UNPACKED_ROWS = gl.constexpr(64)
 
 _block_columns = gluon.constexpr_function(gemm_sm90.block_columns)
 
@@ -343,7 +345,7 @@ def chunk_place(index, at, parts):
 @gluon.jit
 def push_chunk(at, row, column, chunk, args):
     """As `push`. args: Move"""
-    layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [4, 8], [4, 1], [1, 0])
+    layout: gl.constexpr = epilogues.layout_of_rows(chunk.shape[1], VECTOR)
     offset, mask = chunk_cells(at, row, column, args.parts, chunk.shape[0], chunk.shape[1], layout)
     there = wl.at(args.world, args.partials, at.owner) + chunk_place(args.rank, at, args.parts)
     gl.store(there + offset, chunk.load(layout), mask=mask)
@@ -372,7 +374,7 @@ def send_chunk_to_all(at, row, column, chunk, peers, args):
 @gluon.jit
 def spread_chunk(gathered, at, row, column, chunk, args):
     """As `spread`. args: Move"""
-    layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [4, 8], [4, 1], [1, 0])
+    layout: gl.constexpr = epilogues.layout_of_rows(chunk.shape[1], VECTOR)
     offset, mask = chunk_cells(at, row, column, args.parts, chunk.shape[0], chunk.shape[1], layout)
     value = chunk.load(layout)
     for hop in range(1, args.world.num_ranks):
@@ -384,11 +386,11 @@ def spread_chunk(gathered, at, row, column, chunk, args):
 @gluon.jit
 def unpack_rows(out, gathered, at, row, parts, rows: gl.constexpr, columns: gl.constexpr):
     """As `unpack`, for `rows` rows of a tile from `row` on; of a launch of 4 warps."""
-    layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [2, 16], [4, 1], [1, 0])
     first, column = row + at.i_m * parts.tile_m, at.i_n * columns
     place = chunk_place(at.owner, at, parts)
     # As many columns at once as are a power of two.
     block: gl.constexpr = _block_columns(columns)
+    layout: gl.constexpr = epilogues.layout_of_rows(block, VECTOR)
     for inside in gl.static_range(0, columns, block):
         offset, mask = chunk_cells(at, first, column + inside, parts, rows, block, layout)
         gl.store(out + place + offset, gl.load(gathered + place + offset, mask=mask), mask=mask)

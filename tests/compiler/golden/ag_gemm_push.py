@@ -179,7 +179,7 @@ def ag_gemm_multiply_sm90(
     gemm_sm90.gemm(
         a, b, product, shape, num_m, program, num_programs,
         gemm_sm90.Shared(sums, summed, e, world),
-        tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
+        tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
         order, order_args,
         ready, Ready(a, e, gathered, gathered_ready, rank, split, world),
         emit, gemm_sm90.Stored(product),

@@ -39,10 +39,12 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
 import weft.language as wl
 from weft.language import slots
-from weft.tiles import gemm, grouped
+from weft.tiles import gemm, gemm_sm90, grouped, grouped_sm90
 
 
 class Ready(NamedTuple):
@@ -86,5 +88,39 @@ def ag_moe_multiply(
         grouped.in_turn, grouped.Turns(routing.tiles, routing.turns, experts.room, experts.group_m),
         _ready, Ready(e, gathered, gathered_ready, experts, routing, world),
         grouped.emit_slots, gemm.Stored(products, shape),
+    )  # fmt: skip
+    slots.slot_finish(world, slot, e, num_programs)
+
+
+@gluon.jit
+def ag_moe_multiply_sm90(
+    x, b, products, gathered, gathered_ready, routing, sums, summed, slot, shape, experts,
+    world, tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr,
+    stages: gl.constexpr, b_is_nk: gl.constexpr,
+):  # fmt: skip
+    """The same on Hopper; operands are descriptors, `sums` and `summed` its own."""
+    rank = wl.rank(world).to(gl.int32)
+    e = slots.slot_epoch(slot)
+    program, num_programs = gl.program_id(0), gl.num_programs(0)
+    slots.slot_wait_free(world, slot, e)
+    if program < experts.lanes:
+        for hop in range(world.num_ranks):
+            to = (rank + hop) % world.num_ranks
+            grouped_sm90.feed(x, gathered, to, program, rank, shape.k, experts, world)
+            wl.notify(
+                world, gathered_ready + rank * experts.lanes + program, e, to=to, op=wl.SignalOp.SET
+            )
+    first = (program + num_programs - experts.lanes) % num_programs  # feeders come last
+    order: gl.constexpr = grouped.in_turn
+    ready: gl.constexpr = _ready
+    emit: gl.constexpr = grouped_sm90.emit_slots
+    gemm_sm90.gemm(
+        gathered, b, products, shape, gl.load(routing.num_tiles), first, num_programs,
+        gemm_sm90.Shared(sums, summed, e, world),
+        tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
+        order, grouped.Turns(routing.tiles, routing.turns, experts.room, experts.group_m),
+        ready, Ready(e, gathered, gathered_ready, experts, routing, world),
+        emit, gemm.Stored(products, shape),
+        by_index=True,
     )  # fmt: skip
     slots.slot_finish(world, slot, e, num_programs)

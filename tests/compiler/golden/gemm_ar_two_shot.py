@@ -204,9 +204,9 @@ def _collect_sm90(at, tile_m: gl.constexpr, tile_n: gl.constexpr, args):
             args.gathered_ready, at, part, at.owner, args.world.num_ranks, args.parts
         )
         wl.wait(word, args.e, world=args.world)
-    for row in range(0, tile_m, gemm_sm90.CHUNK_N):
+    for row in range(0, tile_m, weave.UNPACKED_ROWS):
         weave.unpack_rows(
-            args.reduced, args.gathered, at, row, args.parts, gemm_sm90.CHUNK_N, tile_n
+            args.reduced, args.gathered, at, row, args.parts, weave.UNPACKED_ROWS, tile_n
         )
 
 
@@ -264,7 +264,7 @@ def gemm_ar_multiply_sm90(
     gemm_sm90.gemm(
         a, b, own_reduced, shape, world.num_ranks * parts.tiles_m, program, num_programs,
         gemm_sm90.Shared(sums, summed, e, world),
-        tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
+        tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
         order, weave.Scatter(rank, parts),
         ready, weave.Operand(a, parts),
         emit, Emit(gathered, own_reduced, partials, rank, parts, world),

@@ -205,7 +205,7 @@ def gemm_rs_multiply_sm90(
     gemm_sm90.gemm(
         a, b, scattered, shape, world.num_ranks * parts.tiles_m, program, num_programs,
         gemm_sm90.Shared(sums, summed, e, world),
-        tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
+        tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
         order, weave.Scatter(rank, parts),
         ready, weave.Operand(a, parts),
         emit, Emit(kept, rank, scattered, parts),

@@ -211,7 +211,7 @@ def mlp_multiply_sm90(
     gemm_sm90.gemm(
         x, w1, gated, shape, num_m, program, num_programs,
         gemm_sm90.Shared(sums, summed, e, world),
-        tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,
+        tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
         order, order_args,
         ready, Ready(e, gathered, gathered_ready, rank, x, split, world),
         emit, Emit(gated_ptr, shape),

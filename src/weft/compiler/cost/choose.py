@@ -19,7 +19,9 @@ from weft.ir.task import ENGINES, PACKETS, Program, Shard, Task, are_alike, is_c
 from weft.tiles import blocking, gemm_sm90
 
 LIBRARY = "library"
-HOPPER_CUTS = (gemm_sm90.WIDE, gemm_sm90.TURNS)
+# Of the template for Hopper: those that its plain twin can have too, and all.
+PLAIN_CUTS = (gemm_sm90.WIDE, gemm_sm90.TURNS)
+HOPPER_CUTS = (*PLAIN_CUTS, gemm_sm90.MIDDLE)
 # Below so many rows a sum over ranks is worth sending by packets at all.
 PACKET_ROWS = 1024
 # Tiles where weights take the time, not products.
@@ -53,7 +55,7 @@ def ways(
         Way(engine, tile, chunks, predicted_us(collective, replace(shape, tile=tile), engine,
                                                chunks, facts))
         for engine in engines_of(collective, shape, facts)
-        for tile in tiles_of(program, product, engine, shape, facts)
+        for tile in tiles_of(product, collective, engine, shape, facts)
         for chunks in chunks_of(collective, replace(shape, tile=tile), engine, facts)
     ]  # fmt: skip
     machine = machine_for(facts.target)
@@ -135,7 +137,7 @@ def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
 
 
 def tiles_of(
-    program: Program, product: Task, engine: str, shape: Product, facts: Facts
+    product: Task, collective: Task, engine: str, shape: Product, facts: Facts
 ) -> Iterator[tuple[int, ...]]:
     """Extents worth trying, that the target can run."""
     assert product.type is not None
@@ -144,7 +146,10 @@ def tiles_of(
         return
     dtype = product.type.dtype
     if _is_for_hopper(shape, facts):
-        for cut in HOPPER_CUTS:
+        # The plain twin has a power of two of columns. Who gathers is told of none: there it stands
+        # in with others. Of sums ranks signal tiles to each other, and the cut is for both twins.
+        is_free = collective.kind == "all_gather" and facts.num_nodes == 1
+        for cut in HOPPER_CUTS if is_free else PLAIN_CUTS:
             yield cut.tile_m, cut.tile_n, cut.tile_k
         return
     sizes = (max(shape.m, 1), max(shape.n, 1), max(shape.k, 1))

@@ -22,7 +22,7 @@ class Machine:
     """Units  *_gbps: 10^9 bytes per second of one rank; *_us: of one such thing
 
     `program_tflops`: one program's products in wide tiles; `turns_cost`: narrow ones take so much
-    longer, `rest_cost`: those of more columns than a power of two.
+    longer, `rest_cost`: those of more columns than a power of two, `thin_rest_cost`: of 32 more.
     `gate_us`: from the call to a copy engine's first copy where it fetches, or carries
     tiles as they come, `put_gate_us` where it puts rows, which asks for no meeting; `copy_us` and
     `word_us` start each copy and the word behind it, `token_us` is from a token to the copy that
@@ -45,6 +45,7 @@ class Machine:
     program_tflops: float
     turns_cost: float
     rest_cost: float
+    thin_rest_cost: float
     gate_us: float
     put_gate_us: float
     copy_us: float
@@ -92,8 +93,9 @@ class Machine:
 H200X4 = Machine(
     "h200x4", num_sms=132,
     # The template alone, many rounds of tiles: of 320 columns at 0.95 of the wide ones' rate, of
-    # 384 at 0.96, of 192 at 0.97.
-    rest_cost=1.05,
+    # 384 at 0.96, of 192 at 0.97. Of 160 at 0.90 from m 1024 on: a product of 32 columns takes 16
+    # cycles of tensor cores and 24 of shared memory, which has to read all of A for it once more.
+    rest_cost=1.05, thin_rest_cost=1.11,
     # Fitted to 97 readings of ag_gemm, m 256 to 8192 of TP4 on 2 and 4 ranks: 4 % off on average;
     # share_us was 8.8 in these, and some 4 more than since sums lie in squares.
     program_tflops=784 / 132, turns_cost=1.05, gate_us=20.0, copy_us=3.0, word_us=1.0,

@@ -16,6 +16,8 @@ from weft.tiles import dealing, gemm_sm90
 from weft.tiles.blocking import Blocking
 
 ITEMSIZE = 2
+# Columns of a product that waits for its operands in shared memory.
+THIN_REST = 32
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ def tile_cost(rows: int, columns: int, machine: Machine) -> float:
     slower = max(1.0, 64 / min(rows, 64) * 0.5)
     if columns <= 128:
         return machine.turns_cost * slower
-    return (machine.rest_cost if columns & (columns - 1) else 1.0) * slower
+    rest = columns - gemm_sm90.wide_columns(columns)
+    cost = machine.thin_rest_cost if rest == THIN_REST else machine.rest_cost
+    return (cost if rest else 1.0) * slower
 
 
 def gathered_us(

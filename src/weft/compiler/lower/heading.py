@@ -100,8 +100,8 @@ _IMPORTS = (
     (r"\bslots\.", "from weft.language import slots"),
 )
 _TILES = (
-    "epilogues", "gemm", "gemm_sm90", "grouped", "hierarchy", "row_packets", "rows", "swizzle",
-    "weave",
+    "epilogues", "gemm", "gemm_sm90", "grouped", "grouped_sm90", "hierarchy", "row_packets",
+    "rows", "swizzle", "weave",
 )  # fmt: skip
 
 

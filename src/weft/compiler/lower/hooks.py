@@ -20,10 +20,11 @@ TWINS = ("plain", "sm90")
 
 def twins_of(kernel: core.Kernel) -> tuple[str, ...]:
     """Which forms there are of a kernel."""
-    is_static = all(one.sort == "static" for one in kernel.of(core.Mapping))
     is_gemm = kernel.of(core.Template)[0].function == "gemm"
-    # Rows by index are not fetched by TMA; and kernels in Gluon put nothing to other nodes.
-    return TWINS if is_gemm and is_static and not is_by_node(kernel) else ("plain",)
+    # Rows of results go to their tokens' ranks one by one, and not by the template's chunks.
+    has_chunks = not any(one.function == "push_rows" for one in kernel.of(core.Hook))
+    # Kernels in Gluon put nothing to other nodes.
+    return TWINS if is_gemm and has_chunks and not is_by_node(kernel) else ("plain",)
 
 
 def mapping(kernel: core.Kernel) -> Iterator[str]:
@@ -250,6 +251,16 @@ def peers_of(kernel: core.Kernel) -> list[str]:
     return [one.name for one in kernel.of(core.Param) if one.name in given]
 
 
+def by_index(kernel: core.Kernel) -> list[str]:
+    """The array whose rows are loaded by index, if there is one."""
+    return [one.args[0] for one in kernel.of(core.Hook) if one.function == "rows_by_token"]
+
+
+def stored(kernel: core.Kernel) -> list[str]:
+    """The array in which `emit` stores tiles, itself or on other ranks."""
+    return [one.args[0] for one in kernel.of(core.Hook) if one.slot == "emit"]
+
+
 def library(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, str] | None:
     """(function, arguments) where a place holds one hook that is a function of tiles/."""
     given = kernel.at(slot)
@@ -257,6 +268,7 @@ def library(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, str] | None
         return None
     home = "gemm" if twin == "plain" else "gemm_sm90"
     stored = "gemm.Stored({0}, shape)" if twin == "plain" else "gemm_sm90.Stored({0})"
+    of_slots = "grouped" if twin == "plain" else "grouped_sm90"
     turns = "grouped.Turns({0}.tiles, {0}.turns, {1}.room, {1}.group_m)"
     if slot == "emit" and kernel.at("value"):
         return None
@@ -269,7 +281,7 @@ def library(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, str] | None
         "rows_of": ("gemm.ready_always", "gemm.Always({0}, shape.m)"),
         "read_owned": ("weave.read_owned", "weave.Operand({0}, {1})"),
         "store": (f"{home}.emit_store", stored),
-        "store_slots": ("grouped.emit_slots", "gemm.Stored({0}, shape)"),
+        "store_slots": (f"{of_slots}.emit_slots", "gemm.Stored({0}, shape)"),
         "in_turn": ("grouped.in_turn", turns),
         "in_turn_backwards": ("grouped.in_turn_backwards", turns),
         "rows_by_slot": ("grouped.read_slots", "grouped.Slots({0})"),

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from weft.compiler.lower.hooks import (
     TWO_FORMS,
     body_of,
+    by_index,
     is_by_node,
     is_by_tables,
     library,
     peers_of,
+    stored,
     title_of,
     used,
 )
@@ -100,20 +102,22 @@ def _template(kernel: core.Kernel, twin: str) -> list[str]:
     """The call of the template."""
     operands = [one.name for one in kernel.of(core.Param) if one.sort == "operand"]
     (mapping,) = kernel.of(core.Mapping)
-    if by_tables := is_by_tables(kernel):  # results leave by pointers
-        operands += [""]
+    gathered, by_tables = by_index(kernel), is_by_tables(kernel)
+    if by_tables:  # results leave by pointers
+        operands = [*gathered, *operands, *stored(kernel)]
     is_whole, right, result = mapping.cuts == "whole", operands[-2], operands[-1]
     num_m = "num_m" if is_whole else f"world.num_ranks * {mapping.name}.tiles_m"
-    num_m = f"tl.load({mapping.of[0]}.num_tiles)" if by_tables else num_m
+    if by_tables:
+        num_m = f"{'tl' if twin == 'plain' else 'gl'}.load({mapping.of[0]}.num_tiles)"
     first = "first" if _feeds(kernel) else "program"
     if twin == "plain":
         rows = [f"{right}, shape, tile, {num_m}, {first}, num_programs,"]
     else:
         shared = "gemm_sm90.Shared(sums, summed, e, world)"
         rows = [
-            f"{operands[0]}, {right}, {result}, shape, {num_m}, program, num_programs,",
+            f"{operands[0]}, {right}, {result}, shape, {num_m}, {first}, num_programs,",
             f"{shared},",
-            "tile_m, tile_n, tile_k, stages, gemm_sm90.CHUNK_N, b_is_nk,",
+            "tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,",
         ]
     locals_ = []
     for array in peers_of(kernel) if twin == "sm90" else ():
@@ -131,6 +135,8 @@ def _template(kernel: core.Kernel, twin: str) -> list[str]:
         rows += wrapped(f"{slot}={name}, {slot}_args={given}," if is_named else f"{name}, {given},")
     if twin == "sm90" and any(one.late for one in kernel.of(core.Notify)):
         rows.append("late=True,")
+    if twin == "sm90" and gathered:
+        rows.append("by_index=True,")
     home = "gemm" if twin == "plain" else "gemm_sm90"
     if any(one.function == "push_rows" for one in kernel.of(core.Hook)):
         locals_.append(_RANKS_OF_TABLES)

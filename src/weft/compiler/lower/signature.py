@@ -108,6 +108,8 @@ def _word(kernel: core.Kernel, one: core.Param, twin: str, given: Specialised) -
     if one.sort == "pointer" or not is_described:
         return f"*{element}"
     operands = [param.name for param in kernel.of(core.Param) if param.sort == "operand"]
+    if hooks.is_by_tables(kernel):  # B alone is one
+        operands.append("")
     tile_m, tile_n, tile_k = given.tile
     block = (tile_m, tile_k)
     if one.name == operands[-2]:
@@ -124,7 +126,7 @@ def _word(kernel: core.Kernel, one: core.Param, twin: str, given: Specialised) -
 
 def _chunk(given: Specialised) -> tuple[int, int]:
     """Rows and columns that the template for Hopper stores at once."""
-    return gemm_sm90.chunk_rows(*given.tile[:2]), gemm_sm90.CHUNK_N.value
+    return gemm_sm90.chunk_of(*given.tile[:2])
 
 
 def _descriptor(block: tuple[int, int], given: Specialised) -> str:

@@ -165,14 +165,15 @@ def _wait(one: core.Wait, kernel: core.Kernel, twin: str) -> Piece:
         )
         return Piece(lines)
     cut = _mapping_of(one, kernel)
-    if one.words == "all" and cut.sort == "tables":
+    if one.words == "all" and cut.sort == "tables" and one.slot == "collect":
         lines = (
             f"words = args.world.num_ranks * {by}.columns * tl.load(args.{cut.of[0]}.num_tiles)",
             _said(f"wl.wait({signals}, args.e, words{how}", one),
         )
         return Piece(lines)
     if one.words == "all":
-        lines = (_said(f"wl.wait({signals}, args.e, {by}.chunks * args.world.num_ranks{how}", one),)
+        each = f"{by}.{'lanes' if cut.sort == 'tables' else 'chunks'}"
+        lines = (_said(f"wl.wait({signals}, args.e, {each} * args.world.num_ranks{how}", one),)
         if one.by == "last":
             lines = ("if args.program == args.num_programs - 1:", *_inside(lines))
         return Piece(lines)
@@ -296,8 +297,13 @@ _HOOKS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("feed", "plain"): (
         ("grouped.feed({0}, {1}, to, args.program, args.rank, args.shape.k, {2}, args.world)",),
         FEEDING),
-    ("rows_by_token", "plain"): (("return grouped.rows_by_token(at, {0}, {1}.token_of)",), ""),
+    ("feed", "sm90"): (
+        ("grouped_sm90.feed({0}, {1}, to, args.program, args.rank, args.shape.k, {2}, "
+         "args.world)",), FEEDING),
+    ("rows_by_token", "both"): (("return grouped.rows_by_token(at, {0}, {1}.token_of)",), ""),
     ("store_slots", "plain"): (("grouped.store_value({0}, at, value, {columns})",), ""),
+    ("store_slots", "sm90"): (
+        ("grouped_sm90.store_value({0}, at, row, {column}, value, {columns})",), ""),
     ("push_rows", "plain"): (
         ("grouped.push_rows({0}, at, value, tile, args.rank, args.shape.n, {1}, {2}, args.world)",),
         ""),
@@ -335,8 +341,8 @@ _HOOKS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
          "        weave.spread_chunk({0}, at, row, column, chunk, {move})"), OWN),
     ("unpack", "plain"): (("weave.unpack({1}, {0}, at, tile, {2})",), ""),
     ("unpack", "sm90"): (
-        ("for row in range(0, tile_m, gemm_sm90.CHUNK_N):",
-         "    weave.unpack_rows({1}, {0}, at, row, {2}, gemm_sm90.CHUNK_N, tile_n)"), ""),
+        ("for row in range(0, tile_m, weave.UNPACKED_ROWS):",
+         "    weave.unpack_rows({1}, {0}, at, row, {2}, weave.UNPACKED_ROWS, tile_n)"), ""),
 }  # fmt: skip
 
 # Written out each time: a variable would make numbers of the world's constants.
