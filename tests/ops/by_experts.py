@@ -81,5 +81,5 @@ def check_kernel(op: Op, problem: Any, target_name: str) -> None:
         binary = triton_api.compile_kernel(fn, record, target)
         report = compiled(binary, target)
         assert report.ok, "\n".join(map(str, report.findings))
-        if target.backend == "cuda":
+        if target.backend == "cuda" and record.name.endswith("multiply"):
             assert "cp.async" in binary.asm["ptx"] and "st.local" not in binary.asm["ptx"]

@@ -46,11 +46,13 @@ def test_behind_the_router(ranks, num_ranks, m, how):
             torch.testing.assert_close(weights, share[:, k] / share.sum(1), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("nodes", [(3,), (2, 1)], ids=str)
-def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, monkeypatch):
+@pytest.mark.parametrize(
+    ("transport", "nodes"), [("push", (3,)), ("push", (2, 1)), ("put", (3,))], ids=str
+)
+def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, transport, nodes, monkeypatch):
     monkeypatch.setenv("WEFT_SLOTS", "1")
     problem = problem_for(op, 3, 41, nodes=nodes)
-    main = call_in_turns(op, problem, small(op, problem, lanes=3))
+    main = call_in_turns(op, problem, small(op, problem, transport=transport, lanes=3))
     outs = [ranks(main, 3, nodes=nodes, seed=seed) for seed in range(2)]
     # The order of sums is fixed.
     assert all(map(torch.equal, *outs))
@@ -95,7 +97,9 @@ def test_what_does_not_fit(ranks):
     with pytest.raises(ShapeError, match="tile_m=8; a product's tiles have 16 rows"):
         problem_for(op, 2, 8, tile_m=8)
     for config, words in [
-        (Config(transport="ring"), "transport='ring'"),
+        (Config(transport="ring"), "transport='ring'; it must be 'push' or 'put'"),
+        (Config(template="sm91"), "template='sm91'; it must be one of plain, sm90"),
+        (Config(template="sm90"), "template='sm90' with float32, k=24 and tables of tile_m=16"),
         (Config(lanes=0), "lanes=0; cuda:90 runs 1 to 132"),
         (Config(group_m=0), "group_m=0"),
         (Config(tile_n=100), "tile_n=100"),

@@ -8,7 +8,7 @@ Not an operator: a part of ag_gemm.py, which see.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -214,20 +214,13 @@ class SlotCall(Call):
         return beside
 
     def _put(self, world: Any, slot: Any, a: Any, aligned: bool, start_multiply: Any) -> None:
-        main, copier = world.current_stream(), world.stream("copy")
         if self.straddles:
             self._stage(self.program.stage_edges, world, slot, a, aligned, self.config.tile_m)
-        copier.wait(main)
         ((fn, arguments),) = self._beside(world, slot, None)
-        with copier:
-            self._start(fn, (1, 1, 1), arguments, {"num_warps": 1}, True)
-        start_multiply()
-        with copier:
-            # Not kept: that would keep `a`.
-            for is_word, dst, src in plan_puts(world, slot, a, self.problem, self.shards):
-                (world.copy_word if is_word else world.copy)(dst, src)
-        # weft: equivalent-mutant swap of record: whom a last word goes to waits for it
-        main.wait(copier)
+        put_beside(
+            world, slot, a, self.problem, self.shards, start_multiply,
+            lambda: self._start(fn, (1, 1, 1), arguments, {"num_warps": 1}, True),
+        )  # fmt: skip
 
     def _pull(
         self, world: Any, slot: Any, a: Any, offset: int | None, aligned: bool, start_multiply: Any
@@ -317,6 +310,29 @@ class SlotCall(Call):
         return copies
 
 
+def put_beside(
+    world: Any, slot: Any, a: torch.Tensor, problem: Any, shards: Shards,
+    start_multiply: Callable[[], None], start_open: Callable[[], None] | None = None,
+) -> None:  # fmt: skip
+    """Engines put own rows in peers' slots while they are multiplied.
+
+    `start_open` launches what says that slots are free beside the product, which must leave it
+    registers; where it leaves none, that comes before.
+    """
+    main, copier = world.current_stream(), world.stream("copy")
+    copier.wait(main)
+    if start_open is not None:
+        with copier:
+            start_open()
+    start_multiply()
+    with copier:
+        # Not kept: that would keep `a`.
+        for is_word, dst, src in plan_puts(world, slot, a, problem, shards):
+            (world.copy_word if is_word else world.copy)(dst, src)
+    # weft: equivalent-mutant swap of record: whom a last word goes to waits for it
+    main.wait(copier)
+
+
 def plan_copies(
     world: Any, slot: Any, rows: torch.Tensor, problem: Problem, shards: Shards
 ) -> Iterator[tuple[bool, torch.Tensor, torch.Tensor]]:
@@ -345,7 +361,7 @@ def plan_copies(
 
 
 def plan_puts(
-    world: Any, slot: Any, a: torch.Tensor, problem: Problem, shards: Shards
+    world: Any, slot: Any, a: torch.Tensor, problem: Any, shards: Shards
 ) -> Iterator[tuple[bool, torch.Tensor, torch.Tensor]]:
     """As `plan_copies`, where engines put own rows in peers' slots: first in that of the rank
     behind, which needs them first. The word is this rank's own announcement."""

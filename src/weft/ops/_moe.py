@@ -16,12 +16,26 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.compiler.lower import signature, source
 from weft.ir import core
-from weft.ops import _lanes
+from weft.ops import _lanes, _product_launch
 from weft.ops.moe_route import Problem as RouterProblem
 from weft.ops.moe_route import Routing, Tables
 from weft.ops.moe_route import op as router
-from weft.tiles import blocking, gemm, grouped
+from weft.tiles import blocking, dealing, gemm, gemm_sm90, grouped
 from weft.tiles.blocking import Blocking
+
+# Tiles of the template for Hopper, and how long a column of each takes, as read where n divides by
+# all of them (docs/performance/experts_and_attention.md); rows of tiles that share columns.
+SM90_COSTS = {
+    gemm_sm90.WIDE: 1.0,
+    Blocking(128, 192, 64, gemm_sm90.NUM_WARPS, 4): 1.07,
+    gemm_sm90.TURNS: 1.13,
+}
+SM90_GROUP_M = 8
+
+
+def _padded(n: int, cut: Blocking) -> float:
+    """What n columns cost in such tiles, in columns of wide ones."""
+    return -(-n // cut.tile_n) * cut.tile_n * SM90_COSTS[cut]
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,13 @@ class Problem(_lanes.Rows):
         operands = self.m * self.k + self.experts * self.n * self.k
         return (operands + self.num_slots * self.n) * self.itemsize
 
+    def can_use_sm90(self, target: Target) -> bool:
+        """Does the template for Hopper take this problem there?"""
+        is_asked = _product_launch.is_for_hopper(self.itemsize, self.nodes, target)
+        # Rows are copied without masks.
+        is_cut = self.tile_m == gemm_sm90.TILE_M.value and self.k % gemm_sm90.WIDE.tile_k == 0
+        return is_asked and is_cut and _product_launch.can_use_tma(self, self.itemsize, target)
+
 
 @dataclass(frozen=True)
 class Config:
@@ -84,21 +105,42 @@ class Config:
     """
 
     transport: str = "push"
+    template: str = "plain"
     tile_n: int = 128
     tile_k: int = 64
     group_m: int = 4
     num_warps: int = 8
     num_stages: int = 3
 
+    transports: ClassVar[tuple[str, ...]] = ("push",)
+    # Those that the operator's kernels have twins for.
+    templates: ClassVar[tuple[str, ...]] = ("plain",)
+
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
         op = problem.op
-        if self.transport != "push":
-            raise ConfigError(f"{op}: transport={self.transport!r}; it must be 'push'")
+        if self.transport not in self.transports:
+            known = " or ".join(map(repr, self.transports))
+            raise ConfigError(f"{op}: transport={self.transport!r}; it must be {known}")
         if self.group_m < 1:
             raise ConfigError(f"{op}: group_m={self.group_m}; it must be 1 at least")
-        cut = (problem.tile_m, self.tile_n, self.tile_k, self.num_warps, self.num_stages)
-        Blocking(*cut).check(op, problem.dtype, problem.dtype, False, target)
+        if self.template not in self.templates:
+            told = f"template={self.template!r}; it must be one of {', '.join(self.templates)}"
+            raise ConfigError(f"{op}: {told}")
+        cut = (problem.tile_m, self.tile_n, self.tile_k)
+        if self.template == "plain":
+            one = Blocking(*cut, self.num_warps, self.num_stages)
+            one.check(op, problem.dtype, problem.dtype, False, target)
+            return
+        if not problem.can_use_sm90(target):
+            raise ConfigError(
+                f"{op}: template='sm90' with {problem.dtype}, k={problem.k} and tables of "
+                f"tile_m={problem.tile_m} on {target}, ranks by nodes {problem.nodes}; it takes "
+                f"16-bit operands with rows of a multiple of {blocking.TMA_BYTES} bytes, k of "
+                f"{gemm_sm90.WIDE.tile_k} elements, tables of tile_m={gemm_sm90.TILE_M.value}, "
+                "compute capability 9.0 and ranks of one node"
+            )
+        gemm_sm90.check(op, *cut, self.num_stages, target)
 
     def columns(self, problem: Problem) -> int:
         """Tiles of each row of tiles."""
@@ -106,11 +148,16 @@ class Config:
 
     def grid(self, problem: Problem, target: Target) -> int:
         """Programs: all of them are resident."""
+        if self.template == "sm90":
+            return target.num_sms
         return min(problem.routing.max_tiles * self.columns(problem), target.num_sms)
 
-    def tile(self, problem: Problem) -> gemm.Tile:
+    def tile(self, problem: Problem, is_sm90: bool = False) -> gemm.Tile:
+        """The plain template has a power of two of columns. Nobody is told of tiles but by where
+        they lie: ranks may have unlike ones."""
+        columns = self.tile_n if is_sm90 else gemm_sm90.wide_columns(self.tile_n)
         return gemm.Tile.of(
-            problem.tile_m, self.tile_n, self.tile_k, size_k=problem.k, b_is_nk=problem.b_is_nk
+            problem.tile_m, columns, self.tile_k, size_k=problem.k, b_is_nk=problem.b_is_nk
         )
 
     def experts(self, problem: Problem, lanes: int = 0) -> grouped.Experts:
@@ -120,12 +167,28 @@ class Config:
             self.columns(problem), self.group_m, lanes,
         )  # fmt: skip
 
-    def options(self) -> dict[str, int]:
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+    def options(self, is_sm90: bool = False) -> dict[str, int]:
+        if is_sm90:
+            return {"num_warps": self.num_warps}
+        # The plain twin of a configuration for Hopper, where addresses are not TMA's.
+        stages = self.num_stages if self.template == "plain" else 3
+        return {"num_warps": self.num_warps, "num_stages": stages}
+
+    def num_sums(self, problem: Problem, target: Target) -> tuple[int, int]:
+        """Of the template for Hopper, whose programs share tiles: sums, and words for them."""
+        if self.template == "plain":
+            return 0, 0
+        programs = self.grid(problem, target)
+        elements = dealing.partial_elements(problem.tile_m, self.tile_n, programs)
+        return elements, dealing.partial_words(programs)
 
 
 def candidates(config: type[Config], problem: Problem, target: Target) -> Iterator[Any]:
     """Configurations worth measuring, the one to take unmeasured first."""
+    if "sm90" in config.templates and problem.can_use_sm90(target):
+        for cut in sorted(SM90_COSTS, key=lambda cut: _padded(problem.n, cut)):
+            given = {name: value for name, value in asdict(cut).items() if name != "tile_m"}
+            yield config(template="sm90", group_m=SM90_GROUP_M, **given)
     sizes = (problem.tile_m, problem.n, problem.k)
     for cut in blocking.candidates(*sizes, problem.dtype, target):
         one = config(**{name: value for name, value in asdict(cut).items() if name != "tile_m"})
@@ -253,15 +316,26 @@ def product(problem: Problem, rows: Any, inputs: Mapping[str, Any]) -> torch.Ten
 
 def record(kernel: core.Kernel, problem: Problem, config: Config) -> tuple[Any, KernelRecord]:
     """A kernel as `compile` builds it."""
-    fn, shape, tile = source.load(kernel).plain, shape_of(problem), config.tile(problem)
+    twins, shape = source.load(kernel), shape_of(problem)
+    tile = config.tile(problem, config.template == "sm90")
     given = signature.Specialised(
         problem.dtype, (tile.m, tile.n, tile.k), problem.num_ranks, problem.b_is_nk,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
-    made = signature.record(kernel, "plain", given)
+    made = signature.record(kernel, config.template, given)
+    constants = made.constants
+    if config.template == "plain":
+        constants = {**constants, "tile": tile}
     aligned = [f"shape.{name}" for name, size in shape._asdict().items() if size % 16 == 0]
     divide = [name for name in made.divisible_by_16 if not name.startswith("shape.")]
-    return fn, replace(
-        made, name=f"{problem.op}.multiply", constants={**made.constants, "tile": tile},
+    return getattr(twins, config.template), replace(
+        made, name=f"{problem.op}.multiply", constants=constants,
         divisible_by_16=(*divide, *aligned),
     )  # fmt: skip
+
+
+def describe_b(b: torch.Tensor, config: Config) -> Any:
+    """All experts' B, one behind the other, as TMA reads it."""
+    lies = b.transpose(1, 2) if is_nk(b) else b
+    block = _product_launch.block_of_b(config.tile_n, config.tile_k, is_nk(b), True)
+    return gemm_sm90.descriptor(lies.reshape(-1, lies.shape[2]), block)

@@ -6,22 +6,31 @@ m tokens are split as torch.chunk splits them. Every rank has n columns of every
 with its columns of all m * top_k slots, in the order of moe_route: sorted by expert. Which slots an
 expert has is known on the device alone.
 
+Plan, `put` (many tokens, on GPUs of one node)
+    stage     a kernel first: own tokens -> the own slot
+    open      one program: every rank's slot is free; own words
+    puts      copy engines: own tokens -> rank - 1's slot, - 2's, ..; behind each a word
+    multiply  as below, without feeders
+
 Plan, `push`: one kernel on each rank, the GEMM template with hooks (weft.tiles.grouped)
     feeders   the first `lanes` programs: store own tokens in every rank's slot, the own one first,
               then rank + 1's, + 2's, ..; then they multiply too, what is left of each round
     order     tiles by the table, in the turns of moe_route: those of own tokens first, then those
-              whose last tokens come next
+              whose last tokens come next; or by expert (`own_first`)
     ready     waits for the ranks whose tokens are in the tile, and for no other
     emit      slots -> out
 
 Signals (SET to the call's epoch e, read on the device; waited for in the call that sets it)
-    rows_ready[src * lanes + l]   what lane l of rank src stores of its tokens is in this rank's
-                                  slot. By src
+    rows_ready[src * lanes + l]   push: what lane l of rank src stores of its tokens is in this
+                                  rank's slot. By src
+    rows_ready[src]               put: src's tokens are. By src's engine; own ones by open
+    shard_ready[rank]             put: here alone, what the engine copies as that word
+    summed[2 * program + half]    local: sums for another program's tile are there        (sm90)
     slot_free, epoch, ticket      the slot's; the last program moves them
 Ranks without tokens signal too, so that any range of ranks may be waited for.
 
-Limits  x is contiguous, b is [experts, k, n] or a transposed [experts, n, k]; rows by index are
-        loaded by pointers: no TMA, and no template for Hopper yet
+Limits  x is contiguous, b is [experts, k, n] or a transposed [experts, n, k]; the template for
+        Hopper takes tables of tile_m=128 and k in multiples of 64
 Source  docs/decisions/009-hooks.md; Triton-distributed's AG-MoE for the idea
 """
 
@@ -39,10 +48,13 @@ from weft.base.card import Op, Trial, trials
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.compiler.lower import source
+from weft.compiler.cost.machine import Machine, machine_for
 from weft.ir import core
-from weft.ops import _autograd, _baselines, _custom_ops, _lanes, _moe
+from weft.ops import _ag_moe_call, _autograd, _baselines, _custom_ops, _lanes, _moe
 from weft.ops.moe_route import Routing
+
+# From so many bytes of own tokens on, engines bring them: a few microseconds' worth of links.
+PUT_BYTES = 1 << 20
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -64,9 +76,17 @@ class Problem(_moe.Problem):
 
 @dataclass(frozen=True)
 class Config(_moe.Config):
-    """Units   lanes: programs that store own tokens before they multiply"""
+    """`own_first`: tiles of own tokens come first, so that nobody waits; else tiles come by expert,
+    so that each expert's B is read once.
+
+    Units   lanes: of push, programs that store own tokens before they multiply
+    """
 
     lanes: int = 8
+    own_first: bool = True
+
+    transports = ("push", "put")
+    templates = ("plain", "sm90")
 
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
@@ -75,16 +95,42 @@ class Config(_moe.Config):
             raise ConfigError(
                 f"ag_moe: lanes={self.lanes}; {target} runs 1 to {target.num_sms} programs together"
             )
+        if self.transport == "put" and len(problem.nodes) > 1:
+            raise ConfigError(
+                f"ag_moe: transport='put' on {len(problem.nodes)} nodes; copy engines reach the "
+                "ranks of one node only: take transport='push'"
+            )
+
+    @property
+    def words(self) -> int:
+        """Signals by which a rank says that its tokens are there."""
+        return self.lanes if self.transport == "push" else 1
 
     def grid(self, problem: Problem, target: Target) -> int:
         """Programs: all of them are resident."""
-        return min(self.lanes + super().grid(problem, target), target.num_sms)
+        feeders = self.lanes if self.transport == "push" else 0
+        return min(feeders + super().grid(problem, target), target.num_sms)
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
+    own_first = not reads_b_often(problem, machine_for(target))
     for config in _moe.candidates(Config, problem, target):
-        yield replace(config, lanes=2) if target.backend == "emu" else config
+        pushed = replace(config, own_first=own_first)
+        if target.backend == "emu":
+            pushed = replace(pushed, lanes=2)
+        ways = [pushed]
+        if len(problem.nodes) <= 1 and problem.num_ranks > 1:
+            ways.append(replace(pushed, transport="put"))
+        is_much = problem.rows * problem.k * problem.itemsize >= PUT_BYTES
+        yield from ways[::-1] if is_much and config.template == "sm90" else ways
+
+
+def reads_b_often(problem: Problem, machine: Machine) -> bool:
+    """Would it take long to read all experts' B once more for each other rank's tokens? Long: twice
+    the time in which these come, of which a product by expert hides some."""
+    of_b = problem.experts * problem.n / machine.memory_gbps
+    return of_b > 2 * problem.rows / machine.copy_gbps
 
 
 def choose(problem: Problem, target: Target) -> Config:
@@ -93,10 +139,10 @@ def choose(problem: Problem, target: Target) -> Config:
 
 
 # ---------------------------------------------------------------------------------------------
-# The program
+# The programs
 
 
-# What is woven into the GEMM template, from which the kernel is generated
+# What is woven into the GEMM template, from which the kernels are generated
 # (docs/generated_kernels.md).
 KERNEL = core.require(
     core.parse("""\
@@ -119,6 +165,26 @@ wait(ready, rows_ready, sources, experts)
 hook(ready, rows_by_token, (gathered, routing))
 hook(emit, store_slots, (out,))
 finish(end, slot)
+""")
+)
+PUT_KERNEL = core.require(
+    core.parse("""\
+program(ag_moe_put_multiply)
+b = param(operand)
+out = param(pointer)
+gathered = param(pointer, by='the engines of all ranks')
+rows_ready = param(signals, by='the engines of all ranks')
+routing = param(tables, by='moe_route')
+slot = param(slot)
+world = param(world)
+experts = mapping(tables, (routing,), cuts=experts)
+template(gemm, (128, 128, 64), formula='out = gather_rows(all_gather(x)) @ b by expert')
+hook(order, in_turn, (routing, experts))
+wait(ready, rows_ready, sources, experts)
+hook(ready, rows_by_token, (gathered, routing))
+hook(emit, store_slots, (out,))
+wait(done, rows_ready, all, experts, by=last)
+finish(done, slot)
 """)
 )
 
@@ -160,15 +226,17 @@ def ag_moe(
         increment_version((out,))
     if problem.is_empty:
         return out.zero_()
-    buffers = {"gathered": ((problem.m, problem.k), x.dtype)}
-    signals = {"rows_ready": (problem.num_ranks * config.lanes, torch.int64)}
-    slot = world.workspace("ag_moe", buffers, signals)
-    source.load(KERNEL).plain[(config.grid(problem, world.target),)](
-        x, b, out, slot.gathered, slot.rows_ready, _moe.tables_of(routing), slot.arg,
-        _moe.shape_of(problem), config.experts(problem, config.lanes),
-        config.tile(problem).as_constexpr(), world.arg, **config.options(),
-    )  # fmt: skip
+    _call_of(world, problem, config).run(world, x, b, out, routing)
     return out
+
+
+def _call_of(world: Any, problem: Problem, config: Config) -> _ag_moe_call.Call:
+    key = ("ag_moe", problem, config)
+    found = world.calls.get(key)
+    if found is None:
+        kernel = KERNEL if config.transport == "push" else PUT_KERNEL
+        found = world.calls[key] = _ag_moe_call.Call(world, problem, config, kernel)
+    return found
 
 
 def problem_of(world: Any, x: Any, b: Any, routing: Routing, out: Any = None) -> Problem:
@@ -209,10 +277,14 @@ def run(
 def kernels(
     problem: Problem, config: Config | None, target: Target
 ) -> Iterator[tuple[Any, KernelRecord]]:
-    """The kernel that a call with this configuration launches, as a record."""
+    """The kernels that a call with this configuration launches, as records."""
     config = config or choose(problem, target)
     config.check(problem, target)
-    yield _moe.record(KERNEL, problem, config)
+    if config.transport == "put":
+        yield from _ag_moe_call.beside(problem)
+        yield _moe.record(PUT_KERNEL, problem, config)
+    else:
+        yield _moe.record(KERNEL, problem, config)
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:

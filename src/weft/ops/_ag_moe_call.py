@@ -1,0 +1,144 @@
+"""What calls of ag_moe with one problem and one configuration share on one rank.
+
+Not an operator: a part of ag_moe.py, which see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft.base.records import KernelRecord
+from weft.compiler.lower import source
+from weft.ir import core
+from weft.ops import _moe, _records
+from weft.ops._ag_gemm_call import STAGE_WARPS, put_beside
+from weft.ops._ag_gemm_config import Shards
+from weft.ops._ag_gemm_rows import open_slots, stage
+from weft.ops._product_launch import Start
+from weft.ops.moe_route import Routing
+from weft.tiles import blocking, gemm
+
+if TYPE_CHECKING:
+    from weft.ops.ag_moe import Config, Problem
+
+# Elements that a program of `stage` copies at once.
+BLOCK = 8192
+
+
+class Call:
+    """Launches, copies, and what they are told."""
+
+    def __init__(self, world: Any, problem: Problem, config: Config, kernel: core.Kernel) -> None:
+        self.problem, self.config, self.twins = problem, config, source.load(kernel)
+        dtype = problem.torch_dtype
+        self.buffers = {"gathered": ((problem.m, problem.k), dtype)}
+        self.signals = {
+            "rows_ready": (problem.num_ranks * config.words, torch.int64),
+            "shard_ready": (problem.num_ranks, torch.int64),
+        }
+        self.is_put = config.transport == "put"
+        self.grid = (config.grid(problem, world.target), 1, 1)
+        self.num_sms = world.target.num_sms
+        if config.template == "sm90":
+            sums, summed = config.num_sums(problem, world.target)
+            self.buffers["sums"] = ((sums,), torch.float32)
+            self.signals["summed"] = (summed, torch.int64)
+        self.sizes = (_moe.shape_of(problem), config.experts(problem, config.words))
+        self.replays = world.replays()
+        # Turns in which tiles come as the table has them: by expert.
+        self.turns = None
+        if not config.own_first:
+            room = problem.routing.max_tiles
+            self.turns = torch.arange(room, dtype=torch.int32, device=world.device)
+        self._loaded: set[bool] = set()
+
+    def run(self, world: Any, x: Any, b: Any, out: Any, routing: Routing) -> None:
+        slot = world.workspace("ag_moe", self.buffers, self.signals)
+        tables = _moe.tables_of(routing)
+        if self.turns is not None:
+            tables = tables._replace(turns=self.turns)
+        given = (x, b, out, *tables)
+        self.replays.run(
+            (*(one.data_ptr() for one in given), slot),
+            lambda: self._launch(world, slot, x, b, out, tables),
+        )
+
+    def _launch(self, world: Any, slot: Any, x: Any, b: Any, out: Any, tables: Any) -> None:
+        # Kernels for Hopper read B by TMA, and move 16 bytes at once.
+        aligned = not any(one.data_ptr() % blocking.TMA_BYTES for one in (x, b, out))
+        multiply = self._multiplying(world, slot, x, b, out, tables, aligned)
+        if not self.is_put:
+            _start(multiply)
+            return
+        shards = shards_of(self.problem)
+        staged = Start(
+            stage, (self.num_sms, 1, 1),
+            (x, slot.gathered, slot.arg, tokens_of(self.problem), shards, world.arg, BLOCK),
+            {"num_warps": STAGE_WARPS},
+        )  # fmt: skip
+        opened = Start(
+            open_slots, (1, 1, 1),
+            (slot.rows_ready, slot.shard_ready, slot.arg, 1, world.arg, True), {"num_warps": 1},
+        )  # fmt: skip
+        if aligned not in self._loaded:
+            # They wait for each other, and no binary is loaded while a kernel runs.
+            for one in (staged, opened, multiply):
+                world.load(one.function, *one.arguments, **one.options)
+            self._loaded.add(aligned)
+        _start(staged)
+        # Twelve warps of the product for Hopper have all registers: nothing runs beside it.
+        _start(opened)
+        put_beside(world, slot, x, self.problem, shards, lambda: _start(multiply))
+
+    def _multiplying(
+        self, world: Any, slot: Any, x: Any, b: Any, out: Any, tables: Any, aligned: bool
+    ) -> Start:
+        """The launch of the product."""
+        config = self.config
+        is_sm90 = config.template == "sm90" and aligned
+        tile = config.tile(self.problem, is_sm90)
+        arrays = (out, slot.gathered, slot.rows_ready, tables)
+        if is_sm90:
+            sums = (slot.sums, slot.summed)
+            rest = (*sums, slot.arg, *self.sizes, world.arg, tile.m, tile.n, tile.k,
+                    config.num_stages, tile.b_is_nk)  # fmt: skip
+            arguments = (_moe.describe_b(b, config), *arrays, *rest)
+        else:
+            arguments = (b, *arrays, slot.arg, *self.sizes, tile.as_constexpr(), world.arg)
+        if not self.is_put:
+            arguments = (x, *arguments)
+        fn = self.twins.sm90 if is_sm90 else self.twins.plain
+        return Start(fn, self.grid, arguments, config.options(is_sm90))
+
+
+def _start(one: Start) -> None:
+    one.function[one.grid](*one.arguments, **one.options)
+
+
+def tokens_of(problem: Problem) -> gemm.Shape:
+    """Tokens as what moves them sees them."""
+    return gemm.Shape(problem.m, problem.n, problem.k, problem.k, problem.n, problem.n)
+
+
+def shards_of(problem: Problem) -> Shards:
+    """A rank's tokens in one chunk."""
+    return Shards(problem.rows, 1, problem.rows, 1, 1, 1)
+
+
+def beside(problem: Problem) -> Iterator[tuple[Any, KernelRecord]]:
+    """The kernels that run before the product and beside it, as records."""
+    types = {
+        "a": (pointer := _records.operand(problem.dtype, (), False)), "gathered": pointer,
+        "chunks": "i32", **dict.fromkeys(("rows_ready", "shard_ready"), "*i64"),
+    }  # fmt: skip
+    for fn, name, num_warps in ((stage, "stage", STAGE_WARPS), (open_slots, "open", 1)):
+        yield _records.record(
+            fn, f"ag_moe.{name}", problem.num_ranks, types,
+            tuples={"shape": gemm.Shape, "shards": Shards},
+            constants={"is_staged": True, "block": BLOCK},
+            options={"num_warps": num_warps, "num_stages": 1},
+            aligned=_records.aligned_sizes("shape", tokens_of(problem)),
+        )  # fmt: skip
