@@ -23,12 +23,13 @@ class Machine:
 
     `program_tflops`: one program's products in wide tiles; `turns_cost`: narrow ones take so much
     longer, `rest_cost`: those of more columns than a power of two, `thin_rest_cost`: of 32 more.
-    `gate_us`: from the call to a copy engine's first copy where it fetches, or carries
-    tiles as they come, `put_gate_us` where it puts rows, which asks for no meeting; `copy_us` and
-    `word_us` start each copy and the word behind it, `token_us` is from a token to the copy that
-    waits for it. `push_us`: a launch before the product. `leave_us`, `wide_leave_us`: a program's
-    next product waits so long for a narrow or a wide tile of a product whose tiles go to other
-    ranks; `tma_leave_us`, `wide_tma_leave_us` where they go by TMA.
+    `gate_us`: from the call to a copy engine's first copy where it fetches, or carries tiles as
+    they come, `put_gate_us` where it puts rows, which asks for no meeting; `copy_us` and `word_us`
+    start each copy and the word behind it, `token_us` is from a token to the copy that waits for
+    it. `push_us`: a launch before the product; `pusher_gbps`: what one program stores of those that
+    push. `leave_us`, `wide_leave_us`: a program's next product waits so long for a narrow or a wide
+    tile of a product whose tiles go to other ranks; `tma_leave_us`, `wide_tma_leave_us` where they
+    go by TMA.
     `sums_us`: such a product's first and last tiles.
     `combine_gbps`: what one program reads of other ranks' sums in its epilogue; `sums_gbps` and
     `wide_sums_gbps` where engines have carried them, in narrow and in wide tiles.
@@ -54,6 +55,7 @@ class Machine:
     copy_gbps: float
     push_us: float
     push_gbps: float
+    pusher_gbps: float
     leave_us: float
     wide_leave_us: float
     tma_leave_us: float
@@ -101,7 +103,8 @@ H200X4 = Machine(
     program_tflops=784 / 132, turns_cost=1.05, gate_us=20.0, copy_us=3.0, word_us=1.0,
     # Fitted to 25 readings of gemm_rs by engines on 4 ranks: 4 % off on average.
     token_us=8.0, sums_gbps=20.0, wide_sums_gbps=12.0,
-    put_gate_us=12.9, copy_gbps=390.0, push_us=1.0, push_gbps=287.0, share_us=5.0, end_us=3.2,
+    put_gate_us=12.9, copy_gbps=390.0, push_us=1.0, push_gbps=287.0, pusher_gbps=18.0,
+    share_us=5.0, end_us=3.2,
     memory_gbps=3800.0, cached_bytes=30e6, reread_gbps=17800.0, many_rows=1530,
     # Fitted to 45 readings of gemm_rs, 25 of 2 ranks and 20 of 4, k 2048 to 7168, m 512 to 8192:
     # 3 % off on average; so was combine_gbps, which had been read as 40 where nothing else ran.

@@ -78,8 +78,8 @@ def gathered_us(
     the product; 0: as many as there are SMs, but for one beside engines. `feeders`: its last ones,
     which store rows before they multiply; 0: all, where none of these engines does it.
     """
-    arrived = _arrivals(product, machine, engine, chunks, staged)
     programs = num_programs or machine.num_sms - (engine in ENGINES)
+    arrived = _arrivals(product, machine, engine, chunks, staged, feeders or programs)
     begin = [0.0] * programs
     if engine not in ENGINES:
         first = max(0, programs - (feeders or programs))
@@ -92,7 +92,7 @@ ENGINES = ("copy_engine", "copy_engine_put")
 
 
 def _arrivals(
-    product: Product, machine: Machine, engine: str, chunks: int, staged: bool
+    product: Product, machine: Machine, engine: str, chunks: int, staged: bool, feeders: int
 ) -> list[float]:
     """When each row of tiles can be multiplied, own rows first."""
     row_bytes = product.k * product.itemsize
@@ -102,9 +102,9 @@ def _arrivals(
     if engine == "copy_engine" and staged:
         start = machine.stage_us + product.rows * row_bytes / machine.stage_gbps / 1e3
     copy_us = machine.copy_us + machine.word_us + chunk_rows * row_bytes / machine.copy_gbps / 1e3
-    gbps, first_us = (
-        (machine.far_gbps, machine.far_us) if engine == "put" else (machine.push_gbps, 0.0)
-    )
+    gbps, first_us = min(machine.push_gbps, feeders * machine.pusher_gbps), 0.0
+    if engine == "put":
+        gbps, first_us = machine.far_gbps, machine.far_us
     pushed_us = machine.push_us + first_us + peers_bytes / gbps / 1e3
     found = []
     for i in range(product.tiles[0]):
@@ -234,20 +234,25 @@ def carried_us(product: Product, machine: Machine, chunks: int) -> float:
     own ones last, which wait for the same chunk of the others."""
     ranks = product.num_ranks
     alone = _run(product, machine, [0.0] * product.tiles[0], [0.0] * machine.num_sms)
-    chunk_us = alone / ranks / chunks
+    chunk_us, each = alone / ranks / chunks, tile_us(product, machine)
+    of_others = product.tiles[0] * product.tiles[1] * (ranks - 1) / ranks
     chunk_bytes = product.rows * product.n * product.itemsize / chunks
     copy_us = machine.token_us + machine.copy_us + machine.word_us
     copy_us += chunk_bytes / machine.copy_gbps / 1e3
     arrived, at = [0.0], 0.0
-    for chunk in range((ranks - 1) * chunks):
-        at = max(at, (chunk + 1) * chunk_us + machine.gate_us) + copy_us
+    leaving = (ranks - 1) * chunks
+    for chunk in range(1, leaving + 1):
+        # Where rounds are few, all of a chunk is there only when its last one ends.
+        rounds = ceil(of_others * chunk / leaving / machine.num_sms)
+        made_us = max(chunk * chunk_us, min(rounds * each, alone))
+        at = max(at, made_us + machine.gate_us) + copy_us
         arrived.append(at)
     is_wide = product.tile[1] > 128
     gbps = machine.wide_sums_gbps if is_wide else machine.sums_gbps
     combine_us = _combine_us(product, machine, gbps)
     end = alone * (ranks - 1) / ranks
     # A tile waits when it is multiplied, so a round of all programs is then behind them.
-    ahead_us = tile_us(product, machine) * (1 if is_wide else 2)
+    ahead_us = each * (1 if is_wide else 2)
     for last in arrived[-chunks:]:
         end = max(end + chunk_us, last + max(0.0, chunk_us - ahead_us)) + combine_us / chunks
     return end + machine.end_us
