@@ -470,16 +470,18 @@ def _consume(
             wl.store(shared.summed + 2 * of.place + half, shared.e, order=wl.Order.RELEASE,
                      scope=wl.Scope.DEVICE)  # fmt: skip
         if of.part <= right_of:
+            if late:
+                # Before this tile's sums are waited for, and before its `combine`, which may wait
+                # for what others announce likewise: of those that have the sums some may wait for
+                # a peer's tile, and that peer for this one.
+                _announce_late(emitted, own_row // rows, dealt, order, order_args, announce,
+                               announce_args)  # fmt: skip
+                emitted = of.tile
             for other in range(of.parts):
                 if other != of.part:
                     # Pairs with the store above, in the program that has that part.
                     wl.wait(shared.summed + 2 * (first_place + other * of.apart) + half, shared.e,
                             scope=wl.Scope.DEVICE, world=shared.world)  # fmt: skip
-            if late:
-                # Before this tile's `combine`, which may wait for what others announce likewise.
-                _announce_late(emitted, own_row // rows, dealt, order, order_args, announce,
-                               announce_args)  # fmt: skip
-                emitted = of.tile
             others = Others(block, pitch, of.parts * min(of.parts - 1, 1), of.part)
             if is_halved:
                 emit_halves(at, value, rest if rest_n else None, own_row, of.part == 0,
