@@ -5,18 +5,21 @@ Not an operator: a part of ag_moe.py, which see.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+import triton
+import triton.language as tl
 
+import weft.language as wl
 from weft.base.records import KernelRecord
 from weft.compiler.lower import source
 from weft.ir import core
+from weft.language import slots
 from weft.ops import _moe, _records
 from weft.ops._ag_gemm_call import STAGE_WARPS, put_beside
 from weft.ops._ag_gemm_config import Shards
-from weft.ops._ag_gemm_rows import open_slots, stage
+from weft.ops._ag_gemm_rows import feed, own_rows, places
 from weft.ops._product_launch import Start
 from weft.ops.moe_route import Routing
 from weft.tiles import blocking, gemm
@@ -26,6 +29,26 @@ if TYPE_CHECKING:
 
 # Elements that a program of `stage` copies at once.
 BLOCK = 8192
+
+
+@triton.jit
+def stage(x, gathered, rows_ready, shard_ready, slot, shape, shards, world, block: tl.constexpr):
+    """Copy own tokens to the own slot, where tiles have them with others'; and have the word that
+    engines copy behind them. Product and copies come behind this kernel."""
+    rank = wl.rank(world).to(tl.int32)
+    e = slots.slot_epoch(slot)
+    slots.slot_wait_free(world, slot, e)
+    own_first, own_end = own_rows(rank, shards, shape.m)
+    first = own_first.to(tl.int64) * shape.k
+    size = (own_end - own_first) * shape.k
+    feed(world, gathered, x, first, first, size, tl.program_id(0), tl.num_programs(0), rank,
+         places, block)  # fmt: skip
+    if tl.program_id(0) == 0:
+        # weft: equivalent-mutant value+1 of notify: own tokens are there in stream order
+        wl.notify(world, rows_ready + rank, e, to=rank, op=wl.SignalOp.SET,
+                  order=wl.Order.RELAXED, scope=wl.Scope.DEVICE)  # fmt: skip
+        # weft: equivalent-mutant narrow of notify: it orders nothing itself
+        wl.notify(world, shard_ready + rank, e, to=rank, op=wl.SignalOp.SET, order=wl.Order.RELAXED)
 
 
 class Call:
@@ -40,6 +63,8 @@ class Call:
             "shard_ready": (problem.num_ranks, torch.int64),
         }
         self.is_put = config.transport == "put"
+        first, end = problem.shard(world.rank)
+        self.has_tokens = first < end
         self.grid = (config.grid(problem, world.target), 1, 1)
         self.num_sms = world.target.num_sms
         if config.template == "sm90":
@@ -76,22 +101,22 @@ class Call:
         shards = shards_of(self.problem)
         staged = Start(
             stage, (self.num_sms, 1, 1),
-            (x, slot.gathered, slot.arg, tokens_of(self.problem), shards, world.arg, BLOCK),
+            (x, slot.gathered, slot.rows_ready, slot.shard_ready, slot.arg,
+             tokens_of(self.problem), shards, world.arg, BLOCK),
             {"num_warps": STAGE_WARPS},
         )  # fmt: skip
-        opened = Start(
-            open_slots, (1, 1, 1),
-            (slot.rows_ready, slot.shard_ready, slot.arg, 1, world.arg, True), {"num_warps": 1},
-        )  # fmt: skip
         if aligned not in self._loaded:
-            # They wait for each other, and no binary is loaded while a kernel runs.
-            for one in (staged, opened, multiply):
+            # The product waits for copies, and no binary is loaded while a kernel runs.
+            for one in (staged, multiply):
                 world.load(one.function, *one.arguments, **one.options)
             self._loaded.add(aligned)
         _start(staged)
-        # Twelve warps of the product for Hopper have all registers: nothing runs beside it.
-        _start(opened)
-        put_beside(world, slot, x, self.problem, shards, lambda: _start(multiply))
+        if self.has_tokens:
+            # What says that slots are free comes before: twelve warps of the product for Hopper
+            # have all registers of an SM, and nothing runs beside it.
+            put_beside(world, slot, x, self.problem, shards, lambda: _start(multiply))
+        else:
+            _start(multiply)
 
     def _multiplying(
         self, world: Any, slot: Any, x: Any, b: Any, out: Any, tables: Any, aligned: bool
@@ -128,17 +153,13 @@ def shards_of(problem: Problem) -> Shards:
     return Shards(problem.rows, 1, problem.rows, 1, 1, 1)
 
 
-def beside(problem: Problem) -> Iterator[tuple[Any, KernelRecord]]:
-    """The kernels that run before the product and beside it, as records."""
-    types = {
-        "a": (pointer := _records.operand(problem.dtype, (), False)), "gathered": pointer,
-        "chunks": "i32", **dict.fromkeys(("rows_ready", "shard_ready"), "*i64"),
-    }  # fmt: skip
-    for fn, name, num_warps in ((stage, "stage", STAGE_WARPS), (open_slots, "open", 1)):
-        yield _records.record(
-            fn, f"ag_moe.{name}", problem.num_ranks, types,
-            tuples={"shape": gemm.Shape, "shards": Shards},
-            constants={"is_staged": True, "block": BLOCK},
-            options={"num_warps": num_warps, "num_stages": 1},
-            aligned=_records.aligned_sizes("shape", tokens_of(problem)),
-        )  # fmt: skip
+def staging(problem: Problem) -> tuple[Any, KernelRecord]:
+    """The kernel that runs before the product, as a record."""
+    pointer = _records.operand(problem.dtype, (), False)
+    words = dict.fromkeys(("rows_ready", "shard_ready"), "*i64")
+    return _records.record(
+        stage, "ag_moe.stage", problem.num_ranks, {"x": pointer, "gathered": pointer, **words},
+        tuples={"shape": gemm.Shape, "shards": Shards}, constants={"block": BLOCK},
+        options={"num_warps": STAGE_WARPS, "num_stages": 1},
+        aligned=_records.aligned_sizes("shape", tokens_of(problem)),
+    )  # fmt: skip

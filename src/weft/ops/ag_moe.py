@@ -7,8 +7,7 @@ with its columns of all m * top_k slots, in the order of moe_route: sorted by ex
 expert has is known on the device alone.
 
 Plan, `put` (many tokens, on GPUs of one node)
-    stage     a kernel first: own tokens -> the own slot
-    open      one program: every rank's slot is free; own words
+    stage     a kernel first: every rank's slot is free; own tokens -> the own slot, own words
     puts      copy engines: own tokens -> rank - 1's slot, - 2's, ..; behind each a word
     multiply  as below, without feeders
 
@@ -23,11 +22,12 @@ Plan, `push`: one kernel on each rank, the GEMM template with hooks (weft.tiles.
 Signals (SET to the call's epoch e, read on the device; waited for in the call that sets it)
     rows_ready[src * lanes + l]   push: what lane l of rank src stores of its tokens is in this
                                   rank's slot. By src
-    rows_ready[src]               put: src's tokens are. By src's engine; own ones by open
+    rows_ready[src]               put: src's tokens are. By src's engine; own ones by stage
     shard_ready[rank]             put: here alone, what the engine copies as that word
     summed[2 * program + half]    local: sums for another program's tile are there        (sm90)
     slot_free, epoch, ticket      the slot's; the last program moves them
-Ranks without tokens signal too, so that any range of ranks may be waited for.
+Ranks without tokens are the last ones: no tile waits for them, and they put nothing. All other
+words are waited for by some tile, so none is still on its way when the slot is given back.
 
 Limits  x is contiguous, b is [experts, k, n] or a transposed [experts, n, k]; the template for
         Hopper takes tables of tile_m=128 and k in multiples of 64
@@ -183,8 +183,7 @@ hook(order, in_turn, (routing, experts))
 wait(ready, rows_ready, sources, experts)
 hook(ready, rows_by_token, (gathered, routing))
 hook(emit, store_slots, (out,))
-wait(done, rows_ready, all, experts, by=last)
-finish(done, slot)
+finish(end, slot)
 """)
 )
 
@@ -281,7 +280,7 @@ def kernels(
     config = config or choose(problem, target)
     config.check(problem, target)
     if config.transport == "put":
-        yield from _ag_moe_call.beside(problem)
+        yield _ag_moe_call.staging(problem)
         yield _moe.record(PUT_KERNEL, problem, config)
     else:
         yield _moe.record(KERNEL, problem, config)

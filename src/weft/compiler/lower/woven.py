@@ -165,15 +165,14 @@ def _wait(one: core.Wait, kernel: core.Kernel, twin: str) -> Piece:
         )
         return Piece(lines)
     cut = _mapping_of(one, kernel)
-    if one.words == "all" and cut.sort == "tables" and one.slot == "collect":
+    if one.words == "all" and cut.sort == "tables":
         lines = (
             f"words = args.world.num_ranks * {by}.columns * tl.load(args.{cut.of[0]}.num_tiles)",
             _said(f"wl.wait({signals}, args.e, words{how}", one),
         )
         return Piece(lines)
     if one.words == "all":
-        each = f"{by}.{'lanes' if cut.sort == 'tables' else 'chunks'}"
-        lines = (_said(f"wl.wait({signals}, args.e, {each} * args.world.num_ranks{how}", one),)
+        lines = (_said(f"wl.wait({signals}, args.e, {by}.chunks * args.world.num_ranks{how}", one),)
         if one.by == "last":
             lines = ("if args.program == args.num_programs - 1:", *_inside(lines))
         return Piece(lines)
