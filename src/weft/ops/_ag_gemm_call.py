@@ -217,10 +217,12 @@ class SlotCall(Call):
         if self.straddles:
             self._stage(self.program.stage_edges, world, slot, a, aligned, self.config.tile_m)
         ((fn, arguments),) = self._beside(world, slot, None)
-        put_beside(
+        copier = put_beside(
             world, slot, a, self.problem, self.shards, start_multiply,
             lambda: self._start(fn, (1, 1, 1), arguments, {"num_warps": 1}, True),
         )  # fmt: skip
+        # weft: equivalent-mutant swap of record: whom a last word goes to waits for it
+        world.current_stream().wait(copier)
 
     def _pull(
         self, world: Any, slot: Any, a: Any, offset: int | None, aligned: bool, start_multiply: Any
@@ -313,8 +315,9 @@ class SlotCall(Call):
 def put_beside(
     world: Any, slot: Any, a: torch.Tensor, problem: Any, shards: Shards,
     start_multiply: Callable[[], None], start_open: Callable[[], None] | None = None,
-) -> None:  # fmt: skip
-    """Engines put own rows in peers' slots while they are multiplied.
+) -> Any:  # fmt: skip
+    """Engines put own rows in peers' slots while they are multiplied; on the stream that is given
+    back, for which the call has to wait.
 
     `start_open` launches what says that slots are free beside the product, which must leave it
     registers; where it leaves none, that comes before.
@@ -329,8 +332,7 @@ def put_beside(
         # Not kept: that would keep `a`.
         for is_word, dst, src in plan_puts(world, slot, a, problem, shards):
             (world.copy_word if is_word else world.copy)(dst, src)
-    # weft: equivalent-mutant swap of record: whom a last word goes to waits for it
-    main.wait(copier)
+    return copier
 
 
 def plan_copies(

@@ -44,7 +44,7 @@ def stage(x, gathered, rows_ready, shard_ready, slot, shape, shards, world, bloc
     feed(world, gathered, x, first, first, size, tl.program_id(0), tl.num_programs(0), rank,
          places, block)  # fmt: skip
     if tl.program_id(0) == 0:
-        # weft: equivalent-mutant value+1 of notify: own tokens are there in stream order
+        # weft: equivalent-mutant value+1, narrow of notify: own tokens are there in stream order
         wl.notify(world, rows_ready + rank, e, to=rank, op=wl.SignalOp.SET,
                   order=wl.Order.RELAXED, scope=wl.Scope.DEVICE)  # fmt: skip
         # weft: equivalent-mutant narrow of notify: it orders nothing itself
@@ -114,7 +114,9 @@ class Call:
         if self.has_tokens:
             # What says that slots are free comes before: twelve warps of the product for Hopper
             # have all registers of an SM, and nothing runs beside it.
-            put_beside(world, slot, x, self.problem, shards, lambda: _start(multiply))
+            copier = put_beside(world, slot, x, self.problem, shards, lambda: _start(multiply))
+            # The engines still read x.
+            world.current_stream().wait(copier)
         else:
             _start(multiply)
 
