@@ -73,18 +73,11 @@ class Call:
             self.signals["summed"] = (summed, torch.int64)
         self.sizes = (_moe.shape_of(problem), config.experts(problem, config.words))
         self.replays = world.replays()
-        # Turns in which tiles come as the table has them: by expert.
-        self.turns = None
-        if not config.own_first:
-            room = problem.routing.max_tiles
-            self.turns = torch.arange(room, dtype=torch.int32, device=world.device)
         self._loaded: set[bool] = set()
 
     def run(self, world: Any, x: Any, b: Any, out: Any, routing: Routing) -> None:
         slot = world.workspace("ag_moe", self.buffers, self.signals)
         tables = _moe.tables_of(routing)
-        if self.turns is not None:
-            tables = tables._replace(turns=self.turns)
         given = (x, b, out, *tables)
         self.replays.run(
             (*(one.data_ptr() for one in given), slot),

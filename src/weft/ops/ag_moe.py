@@ -15,7 +15,7 @@ Plan, `push`: one kernel on each rank, the GEMM template with hooks (weft.tiles.
     feeders   the first `lanes` programs: store own tokens in every rank's slot, the own one first,
               then rank + 1's, + 2's, ..; then they multiply too, what is left of each round
     order     tiles by the table, in the turns of moe_route: those of own tokens first, then those
-              whose last tokens come next; or by expert (`own_first`)
+              whose last tokens come next
     ready     waits for the ranks whose tokens are in the tile, and for no other
     emit      slots -> out
 
@@ -48,7 +48,6 @@ from weft.base.card import Op, Trial, trials
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.compiler.cost.machine import Machine, machine_for
 from weft.ir import core
 from weft.ops import _ag_moe_call, _autograd, _baselines, _custom_ops, _lanes, _moe
 from weft.ops.moe_route import Routing
@@ -76,14 +75,9 @@ class Problem(_moe.Problem):
 
 @dataclass(frozen=True)
 class Config(_moe.Config):
-    """`own_first`: tiles of own tokens come first, so that nobody waits; else tiles come by expert,
-    so that each expert's B is read once.
-
-    Units   lanes: of push, programs that store own tokens before they multiply
-    """
+    """Units   lanes: of push, programs that store own tokens before they multiply"""
 
     lanes: int = 8
-    own_first: bool = True
 
     transports = ("push", "put")
     templates = ("plain", "sm90")
@@ -114,23 +108,13 @@ class Config(_moe.Config):
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
-    own_first = not reads_b_often(problem, machine_for(target))
     for config in _moe.candidates(Config, problem, target):
-        pushed = replace(config, own_first=own_first)
-        if target.backend == "emu":
-            pushed = replace(pushed, lanes=2)
+        pushed = replace(config, lanes=2) if target.backend == "emu" else config
         ways = [pushed]
         if len(problem.nodes) <= 1 and problem.num_ranks > 1:
             ways.append(replace(pushed, transport="put"))
         is_much = problem.rows * problem.k * problem.itemsize >= PUT_BYTES
         yield from ways[::-1] if is_much and config.template == "sm90" else ways
-
-
-def reads_b_often(problem: Problem, machine: Machine) -> bool:
-    """Would it take long to read all experts' B once more for each other rank's tokens? Long: twice
-    the time in which these come, of which a product by expert hides some."""
-    of_b = problem.experts * problem.n / machine.memory_gbps
-    return of_b > 2 * problem.rows / machine.copy_gbps
 
 
 def choose(problem: Problem, target: Target) -> Config:

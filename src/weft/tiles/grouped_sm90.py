@@ -1,8 +1,8 @@
 """What grouped.py does, as the template for Hopper takes it: tiles in chunks, by four warps.
 
-    feed               own tokens -> where they belong among all of rank `to`'s
-    store_chunk        a chunk of a tile, in shared memory -> C, whose rows are slots
-    store_value        the same of what something was done to, in registers
+    feed           own tokens -> where they belong among all of rank `to`'s
+    emit_slots     a chunk of a tile, in shared memory -> C, whose rows are slots
+    store_value    the same of what something was done to, in registers
 
 A tile's slots may end before it does, and those behind are another tile's: so results leave by
 stores of threads, which have masks, and not by TMA.
