@@ -18,7 +18,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
 from weft.language import triton_api
 from weft.language.world_arg import WorldArg, language_version
-from weft.tiles import dealing, gemm, gemm_sm90, swizzle
+from weft.tiles import dealing, gemm, gemm_sm90, sums_sm90, swizzle
 from weft.tiles.blocking import Blocking
 from weft.verify import compiled
 
@@ -49,7 +49,7 @@ def plain_gemm(a, b, c, partials, summed, e, shape, early, early_parts, tile_m: 
 @gluon.jit
 def add_tile(at, row, column, value, args):
     """What another rank would have summed. args: (fp32 [m, n], m, n); extents divide"""
-    return value + gl.load(gemm_sm90.places(args[0] + row * args[2] + column, value, args[2]))
+    return value + gl.load(sums_sm90.places(args[0] + row * args[2] + column, value, args[2]))
 
 
 @gluon.jit

@@ -67,7 +67,16 @@ from weft.base.errors import ConfigError
 from weft.base.target import Target
 from weft.tiles import dealing, stamps
 from weft.tiles.blocking import Blocking
-from weft.tiles.gemm import Scales, Tile, is_indexed, is_sliced
+from weft.tiles.gemm import Tile, is_indexed, is_sliced
+from weft.tiles.sums_sm90 import (
+    Others,
+    emit_halves,
+    emit_one_tile,
+    layout_of,
+    leave_sums,
+    scales_of_rows,
+    skip_rows,
+)
 
 # Triton 3.9 has other names for them than 3.7.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -96,8 +105,6 @@ WIDER = Blocking(128, 320, 64, NUM_WARPS, 3)
 MIDDLE = Blocking(128, 160, 64, NUM_WARPS, 5)
 # Of fp8.
 PROMOTED = Blocking(128, 128, 128, NUM_WARPS, 6)
-# Sums of another program that are read at once, 64 registers of a consumer's threads.
-ADDED = gl.constexpr(128 * 64)
 
 
 class Stored(NamedTuple):
@@ -465,7 +472,7 @@ def _consume(
         # Part 0 emits a shared tile; of a halved one part 1 emits the right half of columns.
         right_of = min(of.parts - 1, 1) if is_halved else 0
         if of.part + right_of > 0:
-            _leave_sums(block + of.part * pitch, value, rest if rest_n else None, of.part,
+            leave_sums(block + of.part * pitch, value, rest if rest_n else None, of.part,
                         right_of, is_halved, tile_n)  # fmt: skip
             wl.store(shared.summed + 2 * of.place + half, shared.e, order=wl.Order.RELEASE,
                      scope=wl.Scope.DEVICE)  # fmt: skip
@@ -511,51 +518,6 @@ def _announce_late(
         announce(order(i, dealt.num_m, dealt.num_n, order_args), part, announce_args)
 
 
-class Others(NamedTuple):
-    """Sums of a tile's parts: `count` blocks of fp32, `pitch` elements apart, of which number `own`
-    is not looked at; none where `count` is 0."""
-
-    first: Any
-    pitch: Any
-    count: Any
-    own: Any
-
-
-@gluon.jit
-def _leave_sums(block, value, rest, part, right_of, is_halved: gl.constexpr, tile_n: gl.constexpr):
-    """Sums of a shared tile for who emits them, where that is not this part itself."""
-    wide: gl.constexpr = value.shape[1]
-    if is_halved:
-        left, right = _halves(value)
-        if part != 0:
-            gl.store(places_of_sums(block, left, tile_n), left)
-        if part != right_of:
-            gl.store(places_of_sums(block + 4 * wide, right, tile_n), right)
-    elif part != 0:
-        gl.store(places_of_sums(block, value, tile_n), value)
-    if rest is not None:
-        if part != right_of:
-            gl.store(places_of_sums(block + 8 * wide, rest, tile_n), rest)
-
-
-@gluon.jit
-def _halves(value):
-    """Left and right columns: each thread keeps its own, nothing moves."""
-    half: gl.constexpr = _layout(value.shape[1] // 2)
-    pairs = value.reshape([value.shape[0], 2, value.shape[1] // 2])
-    left, right = pairs.permute(0, 2, 1).split()
-    left = gl.convert_layout(left, half, assert_trivial=True)
-    return left, gl.convert_layout(right, half, assert_trivial=True)
-
-
-@gluon.constexpr_function
-def _layout(value_n, itemsize=2):
-    """Where wgmma leaves the sums of a consumer's warps."""
-    return gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, value_n, 32 // itemsize]
-    )
-
-
 @gluon.jit
 def _multiply(
     operands_a, operands_b, empty, full, steps, used, own_row: gl.constexpr, rows: gl.constexpr,
@@ -596,7 +558,7 @@ def _multiply(
 
 @gluon.jit
 def _no_sums(rows: gl.constexpr, columns: gl.constexpr):
-    return warpgroup_mma_init(gl.zeros((rows, columns), gl.float32, _layout(columns)))
+    return warpgroup_mma_init(gl.zeros((rows, columns), gl.float32, layout_of(columns)))
 
 
 @gluon.jit
@@ -619,7 +581,7 @@ def _multiply_promoted(
     Scales of A are applied here: they may lie where the rows do, which are given back when the last
     stage is empty. `per_block` those of B too.
     """
-    layout: gl.constexpr = _layout(tile_n, 1)
+    layout: gl.constexpr = layout_of(tile_n, 1)
     value = gl.zeros((rows, tile_n), gl.float32, layout)
     # In pairs, since sums in flight cannot change names from one round of a loop to the next.
     for j in range(begin, end - 1, 2):
@@ -661,157 +623,13 @@ def _begin_promoted(
     if rows != left.shape[0]:
         left = left.slice(own_row, rows, 0)
     right = operands_b.index(stage).permute((1, 0))
-    none = warpgroup_mma_init(gl.zeros((rows, tile_n), gl.float32, _layout(tile_n, 1)))
+    none = warpgroup_mma_init(gl.zeros((rows, tile_n), gl.float32, layout_of(tile_n, 1)))
     product = warpgroup_mma(left, right, none, use_acc=False, is_async=True)
     scale = 0
     if per_block:
         # Where `full` says that rows have arrived, their scales have.
         scale = scales_of_rows(scaled, j, value) * gl.load(scaled.b + j * scaled.b_k)
     return product, scale
-
-
-@gluon.jit
-def skip_rows(scaled, rows):
-    """Scales of a tile's rows from `rows` on."""
-    return Scales(scaled.a + rows * scaled.a_row, scaled.b, scaled.rows - rows, scaled.columns,
-                  scaled.a_row, scaled.a_k, scaled.b_column, scaled.b_k)  # fmt: skip
-
-
-@gluon.jit
-def scales_of_rows(scaled, block_k, value):
-    """Scales of A for the rows of `value`."""
-    row = gl.arange(0, value.shape[0], gl.SliceLayout(1, value.type.layout))
-    there = scaled.a + row * scaled.a_row + block_k * scaled.a_k
-    return gl.load(there, mask=row < scaled.rows, other=0.0)
-
-
-@gluon.jit
-def scales_of_columns(scaled, inside, value):
-    """Scales of B for the columns of `value`, which begins at column `inside` of its tile."""
-    column = inside + gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
-    return gl.load(scaled.b + column * scaled.b_column, mask=column < scaled.columns, other=0.0)
-
-
-@gluon.jit
-def emit_one_tile(
-    at, value, rest, own_row: gl.constexpr, others, chunks, emit: gl.constexpr, emit_args,
-    combine: gl.constexpr, combine_args, announce: gl.constexpr, announce_args,
-    scales: gl.constexpr, scales_args, tile, chunk_n: gl.constexpr, traced=None, unit=0,
-    me: gl.constexpr = 0,
-):  # fmt: skip
-    """The consumers' body behind the sums: rows own_row, ... of one tile to the hooks."""
-    scaled = None
-    if scales is not None:
-        scaled = scales(at, tile, scales_args)
-    row = at.i_m * tile.m + own_row
-    column = at.i_n * tile.n
-    if tile.n // chunk_n % 2:
-        # The last chunk of the tile before lies where this one's first will.
-        tma.store_wait(0)
-    _emit_chunks(at, value, row, column, 0, True, others, chunks, emit, emit_args, combine,
-                 combine_args, scaled, tile.n, chunk_n, traced, unit, me)  # fmt: skip
-    if rest is not None:
-        wide: gl.constexpr = value.shape[1]
-        _emit_chunks(at, rest, row, column + wide, wide, True, others, chunks, emit, emit_args,
-                     combine, combine_args, scaled, tile.n, chunk_n, traced, unit,
-                     me)  # fmt: skip
-    if announce is not None:
-        # `store_wait` waits until chunks may be reused, this until they have been written.
-        wl.complete_stores()
-        announce(at, own_row // value.shape[0], announce_args)
-
-
-@gluon.jit
-def emit_halves(
-    at, value, rest, own_row: gl.constexpr, is_left, is_right, others, chunks, emit: gl.constexpr,
-    emit_args, combine: gl.constexpr, combine_args, scales: gl.constexpr, scales_args, tile,
-    chunk_n: gl.constexpr, traced, unit, me: gl.constexpr,
-):  # fmt: skip
-    """The same of the left half of the columns, of the right one, or of both; nobody is told."""
-    scaled = None
-    if scales is not None:
-        scaled = scales(at, tile, scales_args)
-    row = at.i_m * tile.m + own_row
-    column = at.i_n * tile.n
-    half: gl.constexpr = value.shape[1] // 2
-    left, right = _halves(value)
-    # The tile before may have left any chunk last.
-    tma.store_wait(0)
-    if is_left:
-        _emit_chunks(at, left, row, column, 0, True, others, chunks, emit, emit_args, combine,
-                     combine_args, scaled, tile.n, chunk_n, traced, unit, me)  # fmt: skip
-    if is_right:
-        _emit_chunks(at, right, row, column + half, half, True, others, chunks, emit, emit_args,
-                     combine, combine_args, scaled, tile.n, chunk_n, traced, unit,
-                     me)  # fmt: skip
-        if rest is not None:
-            _emit_chunks(at, rest, row, column + 2 * half, 2 * half, True, others, chunks, emit,
-                         emit_args, combine, combine_args, scaled, tile.n, chunk_n, traced, unit,
-                         me)  # fmt: skip
-
-
-@gluon.jit
-def _emit_chunks(
-    at, value, row, column, inside: gl.constexpr, lacks: gl.constexpr, others, chunks,
-    emit: gl.constexpr, emit_args, combine: gl.constexpr, combine_args, scaled,
-    tile_n: gl.constexpr, chunk_n: gl.constexpr, traced, unit, me: gl.constexpr,
-):  # fmt: skip
-    """Halve the columns until they are a chunk.
-
-    `inside` is the first column of `value` within its tile; it `lacks` the others' sums, or not.
-    """
-    tile_m: gl.constexpr = value.shape[0]
-    value_n: gl.constexpr = value.shape[1]
-    # As many at once as registers hold beside the sums.
-    adds: gl.constexpr = lacks and tile_m * value_n <= ADDED
-    if adds:
-        for other in range(others.count):
-            if other != others.own:
-                there = others.first + other * others.pitch + inside * 8
-                value += gl.load(places_of_sums(there, value, tile_n))
-    if value_n > chunk_n:
-        half: gl.constexpr = value_n // 2
-        still: gl.constexpr = lacks and not adds
-        left, right = _halves(value)
-        _emit_chunks(at, left, row, column, inside, still, others, chunks, emit, emit_args, combine,
-                     combine_args, scaled, tile_n, chunk_n, traced, unit, me)  # fmt: skip
-        _emit_chunks(at, right, row, column + half, inside + half, still, others, chunks, emit,
-                     emit_args, combine, combine_args, scaled, tile_n, chunk_n, traced, unit,
-                     me)  # fmt: skip
-    else:
-        if scaled is not None:
-            value = value * scales_of_columns(scaled, inside, value)[None, :]
-        if combine is not None:
-            value = combine(at, row, column, value, combine_args)
-            if traced is not None:
-                # It waits at the tile's first chunk.
-                if inside == 0:
-                    stamps.stamp(traced, unit, stamps.COMBINED + me * stamps.EACH)
-        # Of two buffers the one that was stored from before last.
-        tma.store_wait(1)
-        chunk = chunks.index(inside // chunk_n % 2)
-        chunk.store(value.to(chunks.dtype))
-        fence_async_shared()
-        emit(at, row, column, chunk, emit_args)
-
-
-@gluon.jit
-def places_of_sums(block, value, tile_n):
-    """Pointers for the sums of a tile of `tile_n` columns: squares of 8 x 8 lie one behind another,
-    so that what a warp has of one, eight rows, is two lines of memory instead of eight."""
-    row = gl.arange(0, value.shape[0], gl.SliceLayout(1, value.type.layout))
-    column = gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
-    of_row = row // 8 * (8 * tile_n) + row % 8 * 8
-    of_column = column // 8 * 64 + column % 8
-    return block + of_row[:, None] + of_column[None, :]
-
-
-@gluon.jit
-def places(block, value, stride):
-    """Pointers for the elements of `value` from `block` on, in rows `stride` elements apart."""
-    rows = gl.arange(0, value.shape[0], gl.SliceLayout(1, value.type.layout))
-    columns = gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
-    return block + rows[:, None] * stride + columns[None, :]
 
 
 def check(
