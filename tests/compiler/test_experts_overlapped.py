@@ -228,15 +228,21 @@ def test_the_routers_tables_fit_the_mapping_and_broken_ones_are_told(ranks):
 def test_kernels_compile_and_their_waits_hold(target: str):
     plan = device.parse((GOLDEN / "moe.plan").read_text())
     stages = 2 if target.startswith("hip") else 3
-    given = Specialised("bfloat16", (128, 128, 64), 4, num_warps=8, num_stages=stages)
+    given = {
+        "plain": Specialised("bfloat16", (128, 128, 64), 4, num_warps=8, num_stages=stages),
+        "sm90": Specialised("bfloat16", (128, 256, 64), 4, num_warps=4, num_stages=4),
+    }
     for kernel in kernels.lower(plan).values():
         twins = source.load(kernel)
-        assert twins.sm90 is None
-        made = record(kernel, "plain", given)
-        binary = triton_api.compile_kernel(twins.plain, made, TARGETS[target])
-        report = compiled_check(binary, TARGETS[target])
-        assert report.ok, str(report)
-        assert "ld.local" not in binary.asm.get("ptx", "")
+        # Rows that go to their tokens' ranks are no chunks of tiles.
+        scatters = any(one.function == "push_rows" for one in kernel.of(core.Hook))
+        assert (twins.sm90 is None) == scatters
+        for twin in ("plain", "sm90") if target == "cuda:90" and not scatters else ("plain",):
+            made = record(kernel, twin, given[twin])
+            binary = triton_api.compile_kernel(getattr(twins, twin), made, TARGETS[target])
+            report = compiled_check(binary, TARGETS[target])
+            assert report.ok, str(report)
+            assert "ld.local" not in binary.asm.get("ptx", "")
 
 
 def test_tables_that_say_other_ranks_than_their_tokens_have():
