@@ -158,7 +158,7 @@ class PacketCall(Call):
         )
 
     def _launch(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> None:
-        aligned = not any(tensor.data_ptr() % blocking.TMA_BYTES for tensor in (a, b, out))
+        aligned = blocking.are_aligned(a, b, out)
         width = min(_lanes.PACKET_BYTES, _lanes.width_of(self._row_bytes, a, slot.gathered))
         own, gathered = _lanes.as_words(width, a, slot.gathered)
         tma = self.tma and aligned

@@ -86,7 +86,7 @@ class Call:
 
     def _launch(self, world: Any, slot: Any, x: Any, b: Any, out: Any, tables: Any) -> None:
         # Kernels for Hopper read B by TMA, and move 16 bytes at once.
-        aligned = not any(one.data_ptr() % blocking.TMA_BYTES for one in (x, b, out))
+        aligned = blocking.are_aligned(x, b, out)
         multiply = self._multiplying(world, slot, x, b, out, tables, aligned)
         if not self.is_put:
             _start(multiply)

@@ -240,7 +240,7 @@ class FewCall(_products.Call):
         )
 
     def launch(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> None:
-        aligned = not any(x.data_ptr() % blocking.TMA_BYTES for x in (a, b, out))
+        aligned = blocking.are_aligned(a, b, out)
         tma = self.tma and aligned
         left, right, _ = self._operands(slot, a, b, out, False, tma)
         arguments = (

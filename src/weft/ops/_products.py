@@ -405,7 +405,7 @@ class Call:
         ones: where it cannot, since it takes a power of two of columns, tensors are copied to where
         the template for Hopper reads them."""
         has_plain_twin = self.config.tile_n == gemm_sm90.wide_columns(self.config.tile_n)
-        if has_plain_twin or _are_aligned(a, b, out):
+        if has_plain_twin or blocking.are_aligned(a, b, out):
             self.run_on_slot(world, a, b, out)
             return
         copy = torch.empty_like(out)
@@ -432,7 +432,7 @@ class Call:
     def multiplying(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> tuple[Start, bool]:
         """The launch of the product, and whether addresses are aligned: TMA asks this of them, and
         Triton specialises kernels by it."""
-        aligned = _are_aligned(a, b, out)
+        aligned = blocking.are_aligned(a, b, out)
         is_sm90, tma = self.config.template == "sm90" and aligned, self.tma and aligned
         arrays = [getattr(slot, name) for name in self.program.arrays]
         own = out[self.own_rows] if self.program.takes_out else out
@@ -493,10 +493,6 @@ class Call:
         sums = (slot.sums, slot.summed)
         shapes = (self.shape, self.parts)
         return (*sums, slot.arg, *shapes, world.arg, *extents, self.problem.b_is_nk)
-
-
-def _are_aligned(*tensors: torch.Tensor) -> bool:
-    return not any(one.data_ptr() % blocking.TMA_BYTES for one in tensors)
 
 
 def _size(rows: tuple[int, int]) -> int:

@@ -109,6 +109,11 @@ def _power_of_two(extent: int) -> int:
     return max(16, 1 << max(extent - 1, 0).bit_length())
 
 
+def are_aligned(*tensors: Any) -> bool:
+    """Do they all begin where TMA can read them?"""
+    return not any(one.data_ptr() % TMA_BYTES for one in tensors)
+
+
 def can_use_tma(target: Target, row_bytes: Sequence[int]) -> bool:
     """Can rows of these lengths be moved by TMA there?"""
     return target.has_tma and all(size > 0 and size % TMA_BYTES == 0 for size in row_bytes)

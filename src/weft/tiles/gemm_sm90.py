@@ -67,6 +67,7 @@ from weft.base.errors import ConfigError
 from weft.base.target import Target
 from weft.tiles import dealing, stamps
 from weft.tiles.blocking import Blocking
+from weft.tiles.epilogues import VECTOR, layout_of_rows
 from weft.tiles.gemm import Tile, is_indexed, is_sliced
 from weft.tiles.sums_sm90 import (
     Others,
@@ -93,7 +94,6 @@ PRODUCER_REGISTERS = gl.constexpr(40)
 COPYING_THREADS = gl.constexpr(128)
 CONSUMERS_BESIDE_COPIES = gl.constexpr(216)
 COPYING_REGISTERS = gl.constexpr(72)
-VECTOR = gl.constexpr(8)
 # Tiles and their stages in shared memory, beside two chunks of the result for each consumer.
 TURNS = Blocking(128, 128, 64, NUM_WARPS, 5)
 WIDE = Blocking(128, 256, 64, NUM_WARPS, 4)
@@ -375,8 +375,7 @@ def load_one_tile(
 def _places_of_rows(rows, shape, tile_m: gl.constexpr, tile_k: gl.constexpr):
     """Pointers to a tile's first columns of A; behind its end those of row 0, which are not kept.
     rows: gemm.Indexed"""
-    across: gl.constexpr = tile_k // VECTOR
-    layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [32 // across, across], [4, 1], [1, 0])
+    layout: gl.constexpr = layout_of_rows(tile_k, VECTOR)
     i = rows.first + gl.arange(0, tile_m, gl.SliceLayout(1, layout))
     index = gl.load(rows.index + i, mask=i < rows.end, other=0).to(gl.int64)
     # Said by arithmetic, since a hint would not survive.

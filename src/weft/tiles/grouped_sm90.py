@@ -14,7 +14,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 import weft.language as wl
-from weft.tiles.gemm_sm90 import TILE_M, VECTOR
+from weft.tiles.epilogues import VECTOR, layout_of_rows
+from weft.tiles.gemm_sm90 import TILE_M
 
 # Elements that a feeder's four warps have under way at once.
 FED = gl.constexpr(16384)
@@ -37,8 +38,7 @@ def feed(x, gathered, to, lane, rank, k, experts, world):
 @gluon.jit
 def emit_slots(at, row, column, chunk, args):
     """Store the chunk in C. args: gemm.Stored"""
-    across: gl.constexpr = chunk.shape[1] // VECTOR
-    layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [32 // across, across], [4, 1], [1, 0])
+    layout: gl.constexpr = layout_of_rows(chunk.shape[1], VECTOR)
     _store(args.c, at, row, column, chunk.load(layout), args.shape.n)
 
 
