@@ -282,6 +282,39 @@ def check_out(op: str, out: torch.Tensor, shape: Sequence[int], dtype: torch.dty
         raise DtypeError(f"{op}: out is {out.dtype}, the result {dtype}; nothing is converted")
 
 
+def out_dtype_of(op: str, out: torch.Tensor | None) -> str:
+    """What the result is rounded to: "" where `out` does not say.
+
+    Raises  DtypeError: no product is stored in it
+    """
+    if out is None:
+        return ""
+    dtype = str(out.dtype).removeprefix("torch.")
+    if dtype not in FLOATS:
+        raise DtypeError(f"{op}: out is {out.dtype}; it may be {', '.join(FLOATS)}")
+    return dtype
+
+
+def check_shard(
+    op: str, name: str, rows: int, problem: Any, world: Any, out: torch.Tensor | None = None
+) -> None:
+    """Are `rows`, of tensor `name`, what this rank holds of m? `out` is given where m is its.
+
+    Raises  ShapeError
+    """
+    first, end = problem.shard(world.rank)
+    if rows == end - first:
+        return
+    passes = f"rank {world.rank} of {world.num_ranks} passes {name} with {rows} rows"
+    holds = f"of m={problem.m} it holds {end - first} (rows {first} to {end} of torch.chunk)"
+    if out is not None:
+        shape = tuple(out.shape)
+        raise ShapeError(
+            f"{op}: out has shape {shape}, the rows of all ranks, but {passes}; {holds}"
+        )
+    raise ShapeError(f"{op}: {passes}, but {holds}; pass m= where shards differ")
+
+
 def width_of(row_bytes: int, *tensors: torch.Tensor) -> int:
     """The largest power of two, up to VECTOR_BYTES, at which all rows and all tensors begin."""
     begins = [row_bytes, VECTOR_BYTES]

@@ -378,26 +378,18 @@ def problem_of(
             f"ag_gemm: b of shape {tuple(b.shape)} has strides {b.stride()}; it must be "
             "contiguous, or a transposed contiguous [n, k]: pass b.contiguous()"
         )
+    sized_by = out if m is None and out is not None and out.dim() else None
     if m is None:
-        m = out.shape[0] if out is not None and out.dim() == 2 else rows * world.num_ranks
-    out_dtype = "" if out is None else str(out.dtype)
+        m = rows * world.num_ranks if sized_by is None else sized_by.shape[0]
+    out_dtype = _lanes.out_dtype_of("ag_gemm", out)
     problem = Problem(
         m, n, k, world.num_ranks, str(a.dtype), out_dtype, not b.is_contiguous(),
         _lanes.nodes_of(world), _ag_gemm_scales.kind_of(a, b, (scale_a, scale_b)),
     )  # fmt: skip
-    first, end = problem.shard(world.rank)
-    if rows != end - first:
-        raise ShapeError(
-            f"ag_gemm: rank {world.rank} of {world.num_ranks} passes a with {rows} rows, but of "
-            f"m={m} it holds {end - first} (rows {first} to {end} of torch.chunk); pass m= where "
-            "shards differ"
-        )
-    if out is not None and (tuple(out.shape) != (m, n) or not out.is_contiguous()):
-        raise ShapeError(
-            f"ag_gemm: out has shape {tuple(out.shape)} and strides {out.stride()}; it must be "
-            f"contiguous of shape {(m, n)}"
-        )
-    for name, tensor in (("a", a), ("b", b), ("out", a if out is None else out)):
+    _lanes.check_shard("ag_gemm", "a", rows, problem, world, sized_by)
+    if out is not None:
+        _lanes.check_out("ag_gemm", out, problem.result, out.dtype, world)
+    for name, tensor in (("a", a), ("b", b)):
         if tensor.device != world.device:
             raise ShapeError(
                 f"ag_gemm: {name} is on {tensor.device} but the world on {world.device}; "

@@ -444,7 +444,7 @@ def problem_of(world: Any, x: Any, y: Any, gathered: str = "x", out: Any = None)
     if x.dtype != y.dtype:
         raise DtypeError(f"{op}: x is {x.dtype} but y is {y.dtype}; convert one of them")
     rows, whole = (y, x) if gathered == "y" else (x, y)
-    m, out_dtype = whole.shape[0], "" if out is None else str(out.dtype)
+    m, out_dtype = whole.shape[0], _lanes.out_dtype_of(op, out)
     problem = Problem(
         m, whole.shape[1], rows.shape[1], world.num_ranks, str(x.dtype), out_dtype,
         gathered == "y", _lanes.nodes_of(world),

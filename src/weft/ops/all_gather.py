@@ -47,7 +47,6 @@ from torch.autograd.graph import increment_version
 import weft.language as wl
 from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
-from weft.base.errors import ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
@@ -396,20 +395,15 @@ def problem_of(world: Any, x: Any, m: int | None = None, out: Any = None) -> Pro
     """
     _lanes.check_tensor("all_gather", "x", x, world)
     rows, n = x.shape[0], math.prod(x.shape[1:])
+    sized_by = out if m is None and out is not None and out.dim() else None
     if m is None:
-        m = out.shape[0] if out is not None and out.dim() else rows * world.num_ranks
+        m = rows * world.num_ranks if sized_by is None else sized_by.shape[0]
     problem = Problem(
         m, n, world.num_ranks, str(x.dtype), _lanes.nodes_of(world),
         # An empty shard lies nowhere.
         in_place=m == rows * world.num_ranks and _lanes.is_on_heap(world, x),
     )  # fmt: skip
-    first, end = problem.shard(world.rank)
-    if rows != end - first:
-        raise ShapeError(
-            f"all_gather: rank {world.rank} of {world.num_ranks} passes x with {rows} rows, but "
-            f"of m={m} it holds {end - first} (rows {first} to {end} of torch.chunk); pass m= "
-            "where shards differ"
-        )
+    _lanes.check_shard("all_gather", "x", rows, problem, world, sized_by)
     if out is not None:
         _lanes.check_out("all_gather", out, (m, *x.shape[1:]), x.dtype, world)
     return problem
