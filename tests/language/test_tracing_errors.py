@@ -9,8 +9,16 @@ import triton
 import triton.language as tl
 from language_kernels import compare_and_swap, compiled
 
+import weft
 import weft.language as wl
-from weft.base.errors import DtypeError, PeerError, ShapeError, UnsupportedError, UsageError
+from weft.base.errors import (
+    CompileError,
+    DtypeError,
+    PeerError,
+    ShapeError,
+    UnsupportedError,
+    UsageError,
+)
 
 
 @triton.jit
@@ -69,6 +77,21 @@ def world_left_out(flags, x):
 
 
 @triton.jit
+def world_to_a_wait(world, flags):
+    wl.wait(world, flags, 1)  # here
+
+
+@triton.jit
+def world_and_all_to_a_wait(world, flags):
+    wl.wait(world, flags, 1, 1)  # here
+
+
+@triton.jit
+def world_to_a_test(world, flags):
+    wl.test(world, flags)  # here
+
+
+@triton.jit
 def tile_of_signals(flags):
     wl.wait(flags + tl.arange(0, 4), 1)  # here
 
@@ -115,6 +138,17 @@ CASES = [
     (negative_peer, PeerError, ("peer is -1", "0 to 3")),
     (peer_as_tile, UsageError, ("peer is a tile (4,)", "scalar")),
     (world_left_out, UsageError, ("world is a scalar pointer<int32>", "world.arg")),
+    (
+        world_to_a_wait,
+        UsageError,
+        (
+            "wl.wait takes no world: its first argument is signal",
+            "by name, world=",
+            "wait(signal, at_least, count=1",
+        ),
+    ),
+    (world_and_all_to_a_wait, UsageError, ("wl.wait takes no world",)),
+    (world_to_a_test, UsageError, ("wl.test takes no world: its first argument is signal; it is",)),
     (tile_of_signals, ShapeError, ("signal is a tile (4,)", "one word")),
     (signal_of_floats, DtypeError, ("pointer<fp32>", "int32 or int64")),
     (signal_by_value, UsageError, ("signal is a scalar int32", "pointer")),
@@ -138,6 +172,60 @@ def test_wrong_calls(kernel, error, words):
         compiled(kernel, "emu")
     for word in (*words, f"{Path(__file__).name}:{line_of(kernel)}", kernel.__name__):
         assert word in str(caught.value)
+
+
+@triton.jit
+def misspelt(world, flags):
+    wl.notfy(world, flags, to=1)  # here
+
+
+def python_function():
+    """No kernel can call it."""
+
+
+@triton.jit
+def calls_python(flags):
+    tl.store(flags, 1)
+    python_function()  # here
+
+
+@triton.jit
+def _misspelt_inside(world, flags):
+    wl.wayt(flags, 1)
+
+
+@triton.jit
+def misspelt_in_a_helper(world, flags):
+    _misspelt_inside(world, flags)  # here
+
+
+@pytest.mark.parametrize(
+    "kernel, words",
+    [
+        (misspelt, ("has no 'notfy'; did you mean wl.notify?",)),
+        (calls_python, ("Unsupported function referenced",)),
+        (misspelt_in_a_helper, ("has no 'wayt'", "wl.wayt(flags, 1)")),
+    ],
+)
+@pytest.mark.parametrize("how", ["ahead", "launched"])
+def test_what_is_wrong_before_a_kernel_is_traced_has_its_line_too(how, kernel, words):
+    def launch():
+        world = weft.init()
+        flags = world.signals(1)
+        both = [world.arg, flags] if "world" in kernel.arg_names else [flags]
+        kernel[(1,)](*both)
+
+    kernel.hash = None  # what Triton has met once, it does not look for again
+    _misspelt_inside.hash = None
+    with pytest.raises(CompileError) as caught:
+        if how == "ahead":
+            compiled.__wrapped__(kernel, "cuda:90")
+        else:
+            with weft.emulated(1) as ranks:
+                ranks.run(launch)
+    for word in (*words, f"{Path(__file__).name}:{line_of(kernel)}", kernel.__name__):
+        assert word in str(caught.value)
+    assert caught.value.place.outermost.line == line_of(kernel)
 
 
 @triton.jit

@@ -139,6 +139,10 @@ class Session:
                 return main()
             except triton_api.CompilationError as error:
                 raise triton_api.compile_error(error, _kernel_name(error), "emu") from error
+            except Exception as error:
+                if (found := triton_api.scan_error(error, "emu")) is not None:
+                    raise found from error
+                raise
 
     def _common_past(self) -> Clock:
         """All that has happened in earlier runs: whatever follows is ordered after it."""

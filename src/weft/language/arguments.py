@@ -42,6 +42,11 @@ def describe(value: Any) -> str:
     return repr(api.unwrap(value))
 
 
+def is_world(value: Any) -> bool:
+    """Is this traced value a kernel's world argument?"""
+    return api.tuple_fields(value) == WorldArg._fields
+
+
 def check_arguments(call: Call, values: dict[str, Any]) -> dict[str, Any]:
     """`values` by name, checked and converted, in the order of the declaration."""
     return {
@@ -57,7 +62,7 @@ def check_arguments(call: Call, values: dict[str, Any]) -> dict[str, Any]:
 def _world(call: Call, name: str, value: Any, values: dict) -> Any:
     if value is None:  # a local wait with no world in scope
         return None
-    if api.tuple_fields(value) != WorldArg._fields:
+    if not is_world(value):
         raise UsageError(f"{call.show(name, value)}; pass the kernel's world argument (world.arg)")
     return value
 

@@ -15,9 +15,9 @@ from typing import Any
 from weft.base.errors import UnsupportedError, UsageError
 from weft.base.vocabulary import Order
 from weft.language import triton_api as api
-from weft.language.arguments import Call, check_arguments
+from weft.language.arguments import Call, check_arguments, is_world
 from weft.language.wait_report import pack_name
-from weft.language.world_arg import WorldArg, is_far_version, language_version
+from weft.language.world_arg import is_far_version, language_version
 
 BACKENDS = ("cuda", "hip", "emu")
 # Which serve worlds with far peers; on the emulator no version of a world says that it has some.
@@ -215,6 +215,15 @@ def _is_far(world: Any) -> bool:
 
 
 def _bind(primitive: Primitive, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    first = next(iter(primitive.signature.parameters), "world")
+    if first != "world" and args and is_world(args[0]):
+        keyword = (
+            "; it takes one by name, world=" if "world" in primitive.signature.parameters else ""
+        )
+        raise UsageError(
+            f"wl.{primitive.name} takes no world: its first argument is {first}{keyword}; it is "
+            f"{primitive.spelling}"
+        )
     try:
         bound = primitive.signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -228,10 +237,7 @@ def _bind(primitive: Primitive, args: tuple, kwargs: dict[str, Any]) -> dict[str
 
 def world_in_scope(generator: Any) -> Any:
     """The first world among the variables of the device function being traced, or None."""
-    for value in api.enclosing_scope(generator).values():
-        if api.tuple_fields(value) == WorldArg._fields:
-            return value
-    return None
+    return next(filter(is_world, api.enclosing_scope(generator).values()), None)
 
 
 def _site(semantic: Any, generator: Any, world: Any) -> Any:

@@ -13,7 +13,12 @@ from __future__ import annotations
 
 from triton.runtime.driver import driver as driver_config
 
-from weft.language.triton_api.compile_errors import CompilationError, JITFunction, compile_error
+from weft.language.triton_api.compile_errors import (
+    CompilationError,
+    JITFunction,
+    compile_error,
+    scan_error,
+)
 from weft.language.triton_api.compiling import compile_kernel, gpu_target
 from weft.language.triton_api.emulator_backend import EmulatorBackend, EmulatorOptions
 from weft.language.triton_api.emulator_driver import (
@@ -72,5 +77,6 @@ __all__ = [
     "enclosing_scope", "extern", "gpu_target", "held_launches", "install_emulator_backend",
     "is_gluon", "is_pointer", "is_tensor", "is_tuple", "launches_are_held", "link_library",
     "load_kernel", "make_tuple", "num_warps", "ordered_store", "relaunch", "relauncher", "reshape",
-    "stamped_builtin", "take_launches", "to_tensor", "tuple_fields", "unwrap", "when_loaded",
+    "scan_error", "stamped_builtin", "take_launches", "to_tensor", "tuple_fields", "unwrap",
+    "when_loaded",
 ]  # fmt: skip

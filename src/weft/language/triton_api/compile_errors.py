@@ -1,13 +1,17 @@
 """Triton's compilation errors, told with the user's line.
 
 Of Triton: `CompilationError`, with the node it is about and the source of its function; a
-`JITFunction`'s source and Python function.
+`JITFunction`'s source and Python function; of the scan for what a kernel depends on, which runs
+before it is traced, the variables `self` and `node` in a traceback.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import itertools
+import re
+from types import TracebackType
 
 import triton
 from triton.compiler.errors import CompilationError
@@ -16,6 +20,9 @@ from weft.base.errors import CompileError, WeftError
 from weft.base.place import Frame, Place
 
 JITFunction = triton.runtime.jit.JITFunction
+Scan = triton.runtime.jit.DependenciesFinder
+# An exception as Triton writes it: its `repr`.
+WRITTEN = re.compile(r"""(\w+)\((['"])(.*)\2\)""", re.DOTALL)
 
 
 def compile_error(error: CompilationError, kernel: str, target: str) -> WeftError:
@@ -33,6 +40,8 @@ def compile_error(error: CompilationError, kernel: str, target: str) -> WeftErro
     text = str(reason).strip() or type(reason).__name__
     if isinstance(reason, CompilationError):
         text = (reason.error_message or "").strip() or text.splitlines()[-1]
+        if written := WRITTEN.fullmatch(text):
+            text = f"{written[1]}: {written[3]}"
     # A list first: a tuple must not be half built while the collector's objects are walked.
     # A call that raises is met twice, as the caller's node and as the callee's.
     frames = [frame for frame, _ in itertools.groupby(map(_frame_of, chain)) if frame]
@@ -40,6 +49,39 @@ def compile_error(error: CompilationError, kernel: str, target: str) -> WeftErro
     if isinstance(reason, WeftError):
         return type(reason)(f"{reason.message} (in {kernel}, for {target})", place=place)
     return CompileError(f"{kernel} does not compile for {target}: {text}", place=place)
+
+
+def scan_error(error: BaseException, target: str) -> CompileError | None:
+    """What Triton met while it looked for what a kernel depends on, such as a name that a module
+    has not, with the kernel's line; None where the error is of another kind."""
+    functions: list[tuple[JITFunction, int]] = []
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        names = trace.tb_frame.f_locals
+        by, node = names.get("self"), names.get("node")
+        if isinstance(by, JITFunction) and trace.tb_frame.f_code.co_name == "cache_key":
+            functions.append((by, 1))
+        elif isinstance(by, Scan) and isinstance(node, ast.AST) and functions:
+            functions[-1] = functions[-1][0], getattr(node, "lineno", functions[-1][1])
+        trace = trace.tb_next
+    if not functions or isinstance(error, WeftError):
+        return None
+    frames = [Frame(file_of(fn), first_line(fn) + line - 1) for fn, line in functions]
+    text = str(error) if isinstance(error, AttributeError) else f"{type(error).__name__}: {error}"
+    kernel = functions[0][0].__name__
+    return CompileError(
+        f"{kernel} does not compile for {target}: {text}", place=Place(tuple(frames))
+    )
+
+
+def file_of(fn: JITFunction) -> str:
+    return inspect.getsourcefile(fn.fn) or fn.fn.__code__.co_filename
+
+
+def first_line(fn: JITFunction) -> int:
+    """The line of `def`, from which Triton counts: decorators stand above it."""
+    lines, start = inspect.getsourcelines(fn.fn)
+    return start + next(i for i, line in enumerate(lines) if line.lstrip().startswith("def "))
 
 
 def _frame_of(error: CompilationError) -> Frame | None:
@@ -59,7 +101,5 @@ def _files_with(source: str):
     for candidate in gc.get_objects():
         # By type: isinstance would ask every object, deprecated ones too, for its __class__.
         if issubclass(type(candidate), JITFunction) and candidate.src == source:
-            lines, start = inspect.getsourcelines(candidate.fn)
-            offset = next(i for i, line in enumerate(lines) if line.lstrip().startswith("def "))
-            yield inspect.getsourcefile(candidate.fn), start + offset
+            yield file_of(candidate), first_line(candidate)
             return

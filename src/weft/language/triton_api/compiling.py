@@ -15,7 +15,7 @@ from triton.compiler.errors import CompilationError
 
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.language.triton_api.compile_errors import compile_error
+from weft.language.triton_api.compile_errors import compile_error, scan_error
 from weft.language.triton_api.emulator_driver import install_emulator_backend
 from weft.language.triton_api.tracing import unwrap
 
@@ -42,11 +42,15 @@ def compile_kernel(fn: Any, record: KernelRecord, target: Target) -> Any:
         from triton.experimental.gluon._runtime import GluonASTSource
 
         source_class = GluonASTSource
-    source = source_class(fn, signature, constants, attributes)
     try:
+        source = source_class(fn, signature, constants, attributes)
         return triton.compile(source, target=gpu_target(target), options=options)
     except CompilationError as error:
         raise compile_error(error, record.name, target.name) from error
+    except Exception as error:
+        if (found := scan_error(error, target.name)) is not None:
+            raise found from error
+        raise
 
 
 def _specialise(fn: Any, record: KernelRecord) -> tuple[dict, dict, dict]:
