@@ -18,7 +18,45 @@ and the language can be used without the runtime.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    # What type checkers and editors see of the names below; a test compares the two.
+    from weft import emulator, language, megakernel, ops, runtime, verify
+    from weft.base.errors import (
+        AllocationOrderError,
+        CallOrderError,
+        CapacityError,
+        CompileError,
+        ConfigError,
+        DeadlockError,
+        DeterminismError,
+        DtypeError,
+        EndlessLoopError,
+        FarPointerError,
+        FindingError,
+        IllegalError,
+        NotSymmetricError,
+        OutOfBoundsError,
+        OutOfMemoryError,
+        PeerError,
+        PlacementError,
+        PoisonedError,
+        RaceError,
+        ResidencyError,
+        ShapeError,
+        SignalError,
+        TimeoutError,
+        UninitializedError,
+        UnsupportedError,
+        UsageError,
+        WeftError,
+    )
+    from weft.base.report import Report
+    from weft.base.vocabulary import Order, Scope, SignalOp
+    from weft.compiler import program
+    from weft.emulator import emulated
+    from weft.runtime import World, init, world
 
 __version__ = "0.1.0"
 
@@ -42,6 +80,51 @@ _NAMES = {
 }
 _ERRORS = "weft.base.errors"
 
+__all__ = [
+    "AllocationOrderError",
+    "CallOrderError",
+    "CapacityError",
+    "CompileError",
+    "ConfigError",
+    "DeadlockError",
+    "DeterminismError",
+    "DtypeError",
+    "EndlessLoopError",
+    "FarPointerError",
+    "FindingError",
+    "IllegalError",
+    "NotSymmetricError",
+    "Order",
+    "OutOfBoundsError",
+    "OutOfMemoryError",
+    "PeerError",
+    "PlacementError",
+    "PoisonedError",
+    "RaceError",
+    "Report",
+    "ResidencyError",
+    "Scope",
+    "ShapeError",
+    "SignalError",
+    "SignalOp",
+    "TimeoutError",
+    "UninitializedError",
+    "UnsupportedError",
+    "UsageError",
+    "WeftError",
+    "World",
+    "emulated",
+    "emulator",
+    "init",
+    "language",
+    "megakernel",
+    "ops",
+    "program",
+    "runtime",
+    "verify",
+    "world",
+]
+
 
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
@@ -58,4 +141,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_NAMES])
+    return sorted({*globals(), *__all__})

@@ -23,7 +23,7 @@ from weft.ir.device import Channel, Launch, Plan
 from weft.ir.task import Program, is_carried
 
 if TYPE_CHECKING:
-    from weft.compiler.libraries import Collectives
+    from weft.compiler.libraries import Collectives, Persistent
 
 
 LOWERINGS = ("unfused", "overlapped", "persistent")
@@ -61,8 +61,8 @@ class Compiled:
         self._calls: WeakKeyDictionary[Any, dict[tuple, Call]] = WeakKeyDictionary()
 
     def __call__(
-        self, *tensors: Any, world: Any, collectives: Collectives, lowering: str = "unfused",
-        **sizes: int,
+        self, *tensors: Any, world: Any, collectives: Collectives | Persistent,
+        lowering: str = "unfused", **sizes: int,
     ) -> Any:  # fmt: skip
         """Run it on this rank's parts. Collective.
 
@@ -100,8 +100,7 @@ class Compiled:
         return results if len(results) != 1 else results[0]
 
     def _run(
-        self, lowering: str, call: Call, given: Mapping[str, Any], world: Any,
-        collectives: Collectives,
+        self, lowering: str, call: Call, given: Mapping[str, Any], world: Any, collectives: Any
     ) -> tuple[Any, ...]:  # fmt: skip
         if lowering == "persistent":
             return self._run_persistent(given, call.sizes, world, collectives)

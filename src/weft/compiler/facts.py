@@ -35,7 +35,7 @@ class Facts:
     def num_nodes(self) -> int:
         return max(1, len(self.nodes))
 
-    def key(self) -> tuple:
+    def key(self) -> tuple[Any, ...]:
         """Calls with one key get one plan."""
         classes = tuple((name, class_of(size)) for name, size in sorted(self.sizes.items()))
         where = (self.num_ranks, self.target, self.nodes, self.on_heap)

@@ -63,7 +63,8 @@ class Value:
     """A tensor of the program while it is traced: @, *, + and the functions below take it."""
 
     def __init__(self, trace: Trace, name: str) -> None:
-        self._trace, self.name = trace, name
+        self._trace = trace
+        self.name: str = name
 
     def __matmul__(self, other: Any) -> Value:
         return _record("matmul", self, other)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import triton.language as tl
+
+from weft.language.operands import Number
 from weft.language.registry import Effects, declare
+from weft.language.world_arg import WorldArg
 
 
 @declare(Effects(reads=("world",)))
-def rank(world):
+def rank(world: WorldArg) -> tl.tensor:
     """This rank's number within `world`.
 
         rank(world)  =  0 .. num_ranks(world) - 1
@@ -17,7 +21,7 @@ def rank(world):
 
 
 @declare(evaluate=lambda arguments, _: arguments["world"].num_ranks)
-def num_ranks(world):
+def num_ranks(world: WorldArg) -> int:
     """How many ranks `world` has: a compile-time constant.
 
     Cost    nothing
@@ -26,7 +30,7 @@ def num_ranks(world):
 
 
 @declare(Effects(reads=("world",)))
-def local_rank(world):
+def local_rank(world: WorldArg) -> tl.tensor:
     """This rank's number within its node.
 
     Cost    one cached load of the world's table
@@ -35,7 +39,7 @@ def local_rank(world):
 
 
 @declare(Effects(reads=("world",)))
-def node(world):
+def node(world: WorldArg) -> tl.tensor:
     """The number of this rank's node.
 
     Cost    one cached load of the world's table
@@ -43,7 +47,7 @@ def node(world):
 
 
 @declare(Effects(reads=("world",)))
-def is_near(world, peer):
+def is_near(world: WorldArg, peer: Number) -> tl.tensor:
     """Can this rank load and store memory of rank `peer` directly?
 
         is_near(world, rank(world))  =  True
@@ -56,7 +60,7 @@ def is_near(world, peer):
 
 
 @declare(Effects(reads=("world",), peer="peer"))
-def at(world, ptr, peer):
+def at(world: WorldArg, ptr: tl.tensor, peer: Number) -> tl.tensor:
     """The address, on near rank `peer`, of the symmetric object that `ptr` points to here.
 
         at(world, ptr, peer)  =  ptr + (heap base of peer - own heap base)
@@ -73,5 +77,5 @@ def at(world, ptr, peer):
 
 
 @declare(Effects(reads=("world",), peer="peer"), public=False)
-def translate(world, ptr, peer):
+def translate(world: WorldArg, ptr: tl.tensor, peer: Number) -> tl.tensor:
     """As `at`, but the peer may be far: the address only serves put, get and notify."""

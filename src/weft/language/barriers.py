@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import triton.language as tl
+
+from weft.language.operands import Number
 from weft.language.registry import Effects, declare
+from weft.language.world_arg import WorldArg
 
 _BARRIER = Effects(reads=("world",), releases=True, acquires=True, waits=True)
 
 
 @declare(_BARRIER)
-def barrier(world, channel=0):
+def barrier(world: WorldArg, channel: Number = 0) -> None:
     """Wait until one program of every rank has come here on `channel`.
 
         arrivals@p  <-  arrivals@p + 1   for every rank p;   wait: arrivals >= calls * num_ranks
@@ -24,7 +28,7 @@ def barrier(world, channel=0):
 
 
 @declare(Effects(reads=("counter",), writes=("counter",), releases=True, acquires=True, waits=True))
-def barrier_grid(counter, *, world=None):
+def barrier_grid(counter: tl.tensor, *, world: WorldArg | None = None) -> None:
     """Wait until every program of this launch has come here.
 
         counter  <-  counter + (program 0: 2**31 - (n - 1); others: 1);   wait for the top bit

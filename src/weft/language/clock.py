@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import triton.language as tl
+
 from weft.language.registry import declare
 
 
 @declare()
-def timestamp():
+def timestamp() -> tl.tensor:
     """The time now, in nanoseconds, to be written down.
 
         before = timestamp();   ...;   took = timestamp() - before
@@ -28,7 +30,7 @@ def timestamp():
 
 
 @declare(public=False)
-def clock_ns():
+def clock_ns() -> tl.tensor:
     """What one thread's clock shows, in nanoseconds; orders nothing but memory accesses.
 
     Contained in `timestamp` and in waits that have a deadline.

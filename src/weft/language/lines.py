@@ -5,14 +5,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from weft.language.operands import Number, Values
 from weft.language.registry import Effects, declare
+from weft.language.world_arg import WorldArg
 
 
 @declare(
     Effects(reads=("world", "src"), writes=("dst",), remote=("dst",), peer="to"),
     kinds={"dst": "lines", "src": "line_data", "count": "line_count"},
 )
-def put_lines(world, dst, src, flag, *, to, count=None):
+def put_lines(
+    world: WorldArg,
+    dst: tl.tensor,
+    src: Values,
+    flag: Number,
+    *,
+    to: Number,
+    count: Number | None = None,
+) -> None:
     """Write lines of 128 bytes to rank `to`, 120 bytes of data and 8 of flag, each line at once.
 
         dst[16 i : 16 i + 15]@to  <-  the first 120 bytes of src[i]
@@ -48,7 +58,15 @@ def put_lines(world, dst, src, flag, *, to, count=None):
     kinds={"lines": "lines", "count": "line_count", "dtype": "line_dtype"},
     needs_site=True,
 )
-def wait_lines(lines, flag, num_lines, *, world=None, count=None, dtype=None):
+def wait_lines(
+    lines: tl.tensor,
+    flag: Number,
+    num_lines: Number,
+    *,
+    world: WorldArg | None = None,
+    count: Number | None = None,
+    dtype: tl.dtype | None = None,
+) -> tl.tensor:
     """Wait until each of the first `count` lines carries `flag`; the result is their data.
 
         while any(lines[16 i + 15] != flag):  look again

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import triton.language as tl
+
+from weft.language.operands import Values
 from weft.language.registry import Effects, declare
 
 
 @declare(Effects(reads=("ptr",)), kinds={"ptr": "multicast"})
-def multimem_ld_reduce(ptr):
+def multimem_ld_reduce(ptr: tl.tensor) -> tl.tensor:
     """The sum, made in the switch, of what all ranks hold at a multicast address.
 
         result  =  sum over ranks p of  ptr@p
@@ -24,7 +27,7 @@ def multimem_ld_reduce(ptr):
 
 
 @declare(Effects(writes=("ptr",)), kinds={"ptr": "multicast"})
-def multimem_st(ptr, value):
+def multimem_st(ptr: tl.tensor, value: Values) -> None:
     """Store to all ranks at once through a multicast address.
 
         ptr@p  <-  value        for every rank p
@@ -39,7 +42,7 @@ def multimem_st(ptr, value):
 
 
 @declare(Effects(reads=("ptr",), writes=("ptr",)), kinds={"ptr": "multicast"})
-def multimem_red(ptr, value):
+def multimem_red(ptr: tl.tensor, value: Values) -> None:
     """Add to what every rank holds at a multicast address.
 
         ptr@p  <-  ptr@p + value        for every rank p

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import triton.language as tl
+
 from weft.base.vocabulary import Scope, SignalOp
 from weft.language import triton_api as api
+from weft.language.operands import Number, Values
 from weft.language.registry import Effects, declare
+from weft.language.world_arg import WorldArg
 
 
 @declare(Effects(reads=("world", "src"), writes=("dst",), remote=("dst",), peer="to"))
-def put(world, dst, src, *, to, mask=None):
+def put(
+    world: WorldArg, dst: tl.tensor, src: Values, *, to: Number, mask: tl.tensor | None = None
+) -> None:
     """Write `src` to the symmetric object `dst` on rank `to`.
 
         dst@to  <-  src             where mask holds
@@ -28,7 +34,14 @@ def put(world, dst, src, *, to, mask=None):
 
 
 @declare(Effects(reads=("world", "src"), writes=("dst",), remote=("src",), peer="source"))
-def get(world, dst, src, *, source, mask=None):
+def get(
+    world: WorldArg,
+    dst: tl.tensor,
+    src: tl.tensor,
+    *,
+    source: Number,
+    mask: tl.tensor | None = None,
+) -> None:
     """Read the symmetric object `src` of rank `source` into `dst`.
 
         dst  <-  src@source         where mask holds
@@ -55,8 +68,17 @@ def get(world, dst, src, *, source, mask=None):
     )
 )
 def put_signal(
-    world, dst, src, signal, value=1, *, to, op=SignalOp.SET, mask=None, scope=Scope.SYSTEM
-):
+    world: WorldArg,
+    dst: tl.tensor,
+    src: Values,
+    signal: tl.tensor,
+    value: Values = 1,
+    *,
+    to: Number,
+    op: SignalOp | str = SignalOp.SET,
+    mask: tl.tensor | None = None,
+    scope: Scope | str = Scope.SYSTEM,
+) -> None:
     """Write `src` to `dst` on rank `to`, then change `signal` there.
 
         dst@to     <-  src          where mask holds
@@ -74,7 +96,9 @@ def put_signal(
 
 
 @declare(Effects(reads=("world", "src"), writes=("dst",), remote=("dst",), peer="to"))
-def put_nbi(world, dst, src, *, to, mask=None):
+def put_nbi(
+    world: WorldArg, dst: tl.tensor, src: Values, *, to: Number, mask: tl.tensor | None = None
+) -> None:
     """As `put`, but under way until `quiet`: until then `src` may not be overwritten.
 
         dst@to  <-  src             where mask holds, at some time before quiet returns
@@ -90,7 +114,14 @@ def put_nbi(world, dst, src, *, to, mask=None):
 
 
 @declare(Effects(reads=("world", "src"), writes=("dst",), remote=("src",), peer="source"))
-def get_nbi(world, dst, src, *, source, mask=None):
+def get_nbi(
+    world: WorldArg,
+    dst: tl.tensor,
+    src: tl.tensor,
+    *,
+    source: Number,
+    mask: tl.tensor | None = None,
+) -> None:
     """As `get`, but under way until `quiet`: until then `dst` may not be read.
 
         dst  <-  src@source         where mask holds, at some time before quiet returns
@@ -105,7 +136,7 @@ def get_nbi(world, dst, src, *, source, mask=None):
 
 
 @declare(Effects(reads=("world",), releases=True))
-def fence(world):
+def fence(world: WorldArg) -> None:
     """Order this program's puts, blocking or not: those before come before those after.
 
     For each peer: whoever sees a signal sent after the fence, RELAXED ones included, sees what
@@ -118,7 +149,7 @@ def fence(world):
 
 
 @declare(Effects(reads=("world",), releases=True))
-def quiet(world):
+def quiet(world: WorldArg) -> None:
     """Wait until all puts and gets of this program are complete.
 
     Then sources may be overwritten, what was got may be read, and signals sent later, RELAXED
@@ -133,7 +164,14 @@ def quiet(world):
 @declare(
     Effects(reads=("world",), writes=("signal",), remote=("signal",), peer="to", releases=True)
 )
-def notify_warp(world, signal, value=1, *, to, scope=Scope.SYSTEM):
+def notify_warp(
+    world: WorldArg,
+    signal: tl.tensor,
+    value: Values = 1,
+    *,
+    to: Number,
+    scope: Scope | str = Scope.SYSTEM,
+) -> None:
     """Each warp of this program adds to `signal` on rank `to` once its own writes are visible.
 
         for each of the program's num_warps() warps:   signal@to  <-  signal@to + value
@@ -161,7 +199,17 @@ def notify_warp(world, signal, value=1, *, to, scope=Scope.SYSTEM):
         releases=True,
     )
 )
-def put_signal_warp(world, dst, src, signal, value=1, *, to, mask=None, scope=Scope.SYSTEM):
+def put_signal_warp(
+    world: WorldArg,
+    dst: tl.tensor,
+    src: Values,
+    signal: tl.tensor,
+    value: Values = 1,
+    *,
+    to: Number,
+    mask: tl.tensor | None = None,
+    scope: Scope | str = Scope.SYSTEM,
+) -> None:
     """Write `src` to `dst` on rank `to`; each warp signals as soon as its part is written.
 
         dst@to  <-  src                                         where mask holds
@@ -179,7 +227,7 @@ def put_signal_warp(world, dst, src, signal, value=1, *, to, mask=None, scope=Sc
 
 
 @declare(evaluate=lambda _, semantic: api.constexpr(api.num_warps(semantic)))
-def num_warps():
+def num_warps() -> int:
     """How many warps a program of this launch has: a compile-time constant.
 
     Of a launch whose warps are not specialised.

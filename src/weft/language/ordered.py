@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import triton.language as tl
+
 from weft.base.vocabulary import Order, Scope
+from weft.language.operands import Number, Values
 from weft.language.registry import Effects, declare
 
 
 @declare(Effects(reads=("ptr",)), orders=(Order.RELAXED, Order.ACQUIRE), kinds={"ptr": "word"})
-def load(ptr, *, order=Order.RELAXED, scope=Scope.SYSTEM):
+def load(
+    ptr: tl.tensor, *, order: Order | str = Order.RELAXED, scope: Scope | str = Scope.SYSTEM
+) -> tl.tensor:
     """The word at `ptr`, read once, from where programs of `scope` meet.
 
     Shapes  ptr: a scalar pointer, local or from `at`
@@ -20,7 +25,13 @@ def load(ptr, *, order=Order.RELAXED, scope=Scope.SYSTEM):
 
 
 @declare(Effects(writes=("ptr",)), orders=(Order.RELAXED, Order.RELEASE), kinds={"ptr": "word"})
-def store(ptr, value, *, order=Order.RELAXED, scope=Scope.SYSTEM):
+def store(
+    ptr: tl.tensor,
+    value: Values,
+    *,
+    order: Order | str = Order.RELAXED,
+    scope: Scope | str = Scope.SYSTEM,
+) -> None:
     """Write one word, once for the program.
 
         ptr[0]  <-  value
@@ -36,7 +47,13 @@ def store(ptr, value, *, order=Order.RELAXED, scope=Scope.SYSTEM):
 @declare(
     Effects(reads=("ptr",), writes=("ptr",), releases=True, acquires=True), kinds={"ptr": "words"}
 )
-def atomic_add(ptr, value, *, order=Order.ACQ_REL, scope=Scope.SYSTEM):
+def atomic_add(
+    ptr: tl.tensor,
+    value: Values,
+    *,
+    order: Order | str = Order.ACQ_REL,
+    scope: Scope | str = Scope.SYSTEM,
+) -> tl.tensor:
     """Add to a word in one step; the result is what it held before.
 
         old = ptr[0];   ptr[0]  <-  old + value
@@ -53,7 +70,13 @@ def atomic_add(ptr, value, *, order=Order.ACQ_REL, scope=Scope.SYSTEM):
 @declare(
     Effects(reads=("ptr",), writes=("ptr",), releases=True, acquires=True), kinds={"ptr": "words"}
 )
-def atomic_exchange(ptr, value, *, order=Order.ACQ_REL, scope=Scope.SYSTEM):
+def atomic_exchange(
+    ptr: tl.tensor,
+    value: Values,
+    *,
+    order: Order | str = Order.ACQ_REL,
+    scope: Scope | str = Scope.SYSTEM,
+) -> tl.tensor:
     """Replace a word in one step; the result is what it held before.
 
         old = ptr[0];   ptr[0]  <-  value
@@ -69,7 +92,14 @@ def atomic_exchange(ptr, value, *, order=Order.ACQ_REL, scope=Scope.SYSTEM):
 @declare(
     Effects(reads=("ptr",), writes=("ptr",), releases=True, acquires=True), kinds={"ptr": "words"}
 )
-def atomic_cas(ptr, compare, value, *, order=Order.ACQ_REL, scope=Scope.SYSTEM):
+def atomic_cas(
+    ptr: tl.tensor,
+    compare: Number,
+    value: Values,
+    *,
+    order: Order | str = Order.ACQ_REL,
+    scope: Scope | str = Scope.SYSTEM,
+) -> tl.tensor:
     """Replace a word if it holds `compare`, in one step; the result is what it held before.
 
         old = ptr[0];   if old == compare:  ptr[0]  <-  value

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import triton.language as tl
+
+from weft.language.operands import Number, Values
 from weft.language.registry import Effects, declare
+from weft.language.world_arg import WorldArg
 
 
 @declare(
     Effects(reads=("world", "src"), writes=("dst",), remote=("dst",), peer="to"),
     kinds={"dst": "packets", "src": "packet_data"},
 )
-def put_packets(world, dst, src, flag, *, to, mask=None):
+def put_packets(
+    world: WorldArg,
+    dst: tl.tensor,
+    src: Values,
+    flag: Number,
+    *,
+    to: Number,
+    mask: tl.tensor | None = None,
+) -> None:
     """Write 32 bits of `src` at a time to rank `to`, in one 8-byte word together with `flag`.
 
         dst[i]@to  <-  flag << 32 | bits of src[i]             where mask holds
@@ -36,7 +48,14 @@ def put_packets(world, dst, src, flag, *, to, mask=None):
     kinds={"packets": "packets", "dtype": "packet_dtype"},
     needs_site=True,
 )
-def wait_packets(packets, flag, *, world=None, mask=None, dtype=None):
+def wait_packets(
+    packets: tl.tensor,
+    flag: Number,
+    *,
+    world: WorldArg | None = None,
+    mask: tl.tensor | None = None,
+    dtype: tl.dtype | None = None,
+) -> tl.tensor:
     """Wait until every word of `packets` carries `flag`; the result is their data.
 
         while any(packets[i] >> 32 != flag):  look again;      result[i] = packets[i] & 0xffffffff

@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from weft.base.errors import UnsupportedError, UsageError
 from weft.base.vocabulary import Order
@@ -18,6 +18,8 @@ from weft.language import triton_api as api
 from weft.language.arguments import Call, check_arguments, is_world
 from weft.language.wait_report import pack_name
 from weft.language.world_arg import is_far_version, language_version
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 BACKENDS = ("cuda", "hip", "emu")
 # Which serve worlds with far peers; on the emulator no version of a world says that it has some.
@@ -101,7 +103,7 @@ def declare(
     public: bool = True,
     needs_site: bool = False,
     evaluate: Callable[[dict[str, Any], Any], Any] | None = None,
-) -> Callable[[Callable], Callable]:
+) -> Callable[[F], F]:
     """Make the builtin that a documented, empty function describes.
 
     `orders` are those it takes; `kinds` names the check of a parameter where it is not that of
@@ -110,7 +112,7 @@ def declare(
     `evaluate(arguments, semantic)` gives a result that is known while tracing, on every target.
     """
 
-    def decorate(stub: Callable) -> Callable:
+    def decorate(stub: F) -> F:
         primitive = Primitive(
             name=stub.__name__,
             file=stub.__module__.rsplit(".", 1)[-1] + ".py",
@@ -176,7 +178,7 @@ def coverage() -> dict[str, dict[str, str]]:
     return table
 
 
-def _builtin_for(primitive: Primitive, stub: Callable) -> Callable:
+def _builtin_for(primitive: Primitive, stub: F) -> F:
     @functools.wraps(stub)
     def traced(*args: Any, _semantic: Any = None, _generator: Any = None, **kwargs: Any) -> Any:
         values = _bind(primitive, args, kwargs)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import triton.language as tl
+
 from weft.base.vocabulary import Order, Scope, SignalOp
+from weft.language.operands import Number, T, Values
 from weft.language.registry import Effects, declare
+from weft.language.world_arg import WorldArg
 
 
 @declare(
     Effects(reads=("world",), writes=("signal",), remote=("signal",), peer="to", releases=True),
     orders=(Order.RELEASE, Order.RELAXED),
 )
-def notify(world, signal, value=1, *, to, op=SignalOp.ADD, order=Order.RELEASE, scope=Scope.SYSTEM):
+def notify(
+    world: WorldArg,
+    signal: tl.tensor,
+    value: Values = 1,
+    *,
+    to: Number,
+    op: SignalOp | str = SignalOp.ADD,
+    order: Order | str = Order.RELEASE,
+    scope: Scope | str = Scope.SYSTEM,
+) -> None:
     """Change `signal` on rank `to` once this program's earlier writes are visible there.
 
         signal@to  <-  signal@to + value        (op=ADD; SET stores)
@@ -32,7 +45,15 @@ def notify(world, signal, value=1, *, to, op=SignalOp.ADD, order=Order.RELEASE, 
     Effects(reads=("world",), writes=("signal",), remote=("signal",), releases=True),
     orders=(Order.RELEASE, Order.RELAXED),
 )
-def notify_all(world, signal, value=1, *, op=SignalOp.ADD, order=Order.RELEASE, scope=Scope.SYSTEM):
+def notify_all(
+    world: WorldArg,
+    signal: tl.tensor,
+    value: Values = 1,
+    *,
+    op: SignalOp | str = SignalOp.ADD,
+    order: Order | str = Order.RELEASE,
+    scope: Scope | str = Scope.SYSTEM,
+) -> None:
     """Change `signal` on every rank, also this one, as `notify` would.
 
         for p in 0 .. num_ranks - 1:   signal@p  <-  signal@p + value        (op=ADD; SET stores)
@@ -52,7 +73,15 @@ def notify_all(world, signal, value=1, *, op=SignalOp.ADD, order=Order.RELEASE, 
     orders=(Order.ACQUIRE, Order.RELAXED),
     needs_site=True,
 )
-def wait(signal, at_least, count=1, *, world=None, order=Order.ACQUIRE, scope=Scope.SYSTEM):
+def wait(
+    signal: tl.tensor,
+    at_least: Number,
+    count: Number = 1,
+    *,
+    world: WorldArg | None = None,
+    order: Order | str = Order.ACQUIRE,
+    scope: Scope | str = Scope.SYSTEM,
+) -> tl.tensor:
     """Wait until each of `count` local words from `signal` on has reached `at_least`.
 
         for i in 0 .. count - 1:   signed(signal[i] - at_least) >= 0
@@ -79,7 +108,14 @@ def wait(signal, at_least, count=1, *, world=None, order=Order.ACQUIRE, scope=Sc
     Effects(reads=("signal",), acquires=True),
     orders=(Order.ACQUIRE, Order.RELAXED),
 )
-def test(signal, at_least, count=1, *, order=Order.ACQUIRE, scope=Scope.SYSTEM):
+def test(
+    signal: tl.tensor,
+    at_least: Number,
+    count: Number = 1,
+    *,
+    order: Order | str = Order.ACQUIRE,
+    scope: Scope | str = Scope.SYSTEM,
+) -> tl.tensor:
     """Have all `count` local words from `signal` on reached `at_least`? Looks once.
 
         test(...)  =  all(signed(signal[i] - at_least) >= 0  for i in 0 .. count - 1)
@@ -93,7 +129,7 @@ def test(signal, at_least, count=1, *, order=Order.ACQUIRE, scope=Scope.SYSTEM):
 
 
 @declare()
-def consume(value, token):
+def consume(value: T, token: tl.tensor) -> T:
     """`value`, tied to the wait that returned `token`.
 
         consume(value, token)  =  value
@@ -108,7 +144,7 @@ def consume(value, token):
 
 
 @declare(Effects(releases=False))
-def complete_stores():
+def complete_stores() -> None:
     """Wait until the asynchronous (TMA) stores of this program have been written.
 
     Contained in notify, put_signal, barriers and releasing accesses; of use before releases made
@@ -121,7 +157,7 @@ def complete_stores():
 
 
 @declare(public=False)
-def order_async_proxy():
+def order_async_proxy() -> None:
     """What this thread has acquired also holds for the TMA loads that it issues.
 
     Contained in waits and acquiring accesses.

@@ -16,9 +16,28 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.base.card import Op
+
+if TYPE_CHECKING:
+    # For type checkers and editors; a test compares it with `names()`.
+    from weft.ops.ag_attention import ag_attention as ag_attention
+    from weft.ops.ag_gemm import ag_gemm as ag_gemm
+    from weft.ops.ag_moe import ag_moe as ag_moe
+    from weft.ops.ag_wgrad import ag_wgrad as ag_wgrad
+    from weft.ops.all_gather import all_gather as all_gather
+    from weft.ops.all_reduce import all_reduce as all_reduce
+    from weft.ops.all_reduce_rms_norm import all_reduce_rms_norm as all_reduce_rms_norm
+    from weft.ops.all_to_all import all_to_all as all_to_all
+    from weft.ops.ep_combine import ep_combine as ep_combine
+    from weft.ops.ep_dispatch import ep_dispatch as ep_dispatch
+    from weft.ops.flash_decode import flash_decode as flash_decode
+    from weft.ops.gemm_ar import gemm_ar as gemm_ar
+    from weft.ops.gemm_rs import gemm_rs as gemm_rs
+    from weft.ops.moe_route import moe_route as moe_route
+    from weft.ops.moe_rs import moe_rs as moe_rs
+    from weft.ops.reduce_scatter import reduce_scatter as reduce_scatter
 
 
 @functools.lru_cache(maxsize=1)

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, overload
 
 import torch
 import triton
@@ -69,6 +69,7 @@ from weft.ops._ag_attention_config import (
     choose,
     shape_of,
 )
+from weft.runtime.world import World
 from weft.tiles import attention, move
 
 # Scores of 128k keys are 2 GB then.
@@ -170,7 +171,7 @@ class Arrival(NamedTuple):
     e: Any
     rank: Any
     shards: Any
-    world: Any
+    world: World
 
 
 @triton.jit
@@ -295,12 +296,46 @@ def ag_attention_attend(q, k, v, out, lse, cu_seqlens, k_gathered, v_gathered, r
 # The host
 
 
+@overload
 def ag_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    world: Any,
+    world: World,
+    causal: bool = True,
+    cu_seqlens: torch.Tensor | None = None,
+    scale: float | None = None,
+    m: int | None = None,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+    with_lse: Literal[False] = False,
+) -> torch.Tensor: ...
+
+
+@overload
+def ag_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    world: World,
+    causal: bool = True,
+    cu_seqlens: torch.Tensor | None = None,
+    scale: float | None = None,
+    m: int | None = None,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+    with_lse: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def ag_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    world: World,
     causal: bool = True,
     cu_seqlens: torch.Tensor | None = None,
     scale: float | None = None,
@@ -344,7 +379,7 @@ def ag_attention(
 
 
 def _make_call(
-    world: Any, q: Any, k: Any, v: Any, cu_seqlens: Any, out: Any, causal: bool,
+    world: World, q: Any, k: Any, v: Any, cu_seqlens: Any, out: Any, causal: bool,
     scale: float | None, m: int | None, config: Config | None,
 ) -> Call:  # fmt: skip
     problem = problem_of(world, q, k, v, cu_seqlens, causal, m, out)
@@ -354,7 +389,7 @@ def _make_call(
 
 
 def problem_of(
-    world: Any, q: Any, k: Any, v: Any, cu_seqlens: Any, causal: bool, m: int | None = None,
+    world: World, q: Any, k: Any, v: Any, cu_seqlens: Any, causal: bool, m: int | None = None,
     out: Any = None,
 ) -> Problem:  # fmt: skip
     """The problem that this rank's tensors are a part of.
@@ -397,7 +432,7 @@ def problem_of(
     return problem
 
 
-def _check_lengths(cu_seqlens: Any, world: Any) -> int:
+def _check_lengths(cu_seqlens: Any, world: World) -> int:
     """How many sequences there are; 0 without a table."""
     if cu_seqlens is None:
         return 0
@@ -452,7 +487,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, Any]:
 
 
 def run(
-    world: Any, problem: Problem, inputs: Mapping[str, Any], config: Config | None = None
+    world: World, problem: Problem, inputs: Mapping[str, Any], config: Config | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return ag_attention(
         inputs["q"], inputs["k"], inputs["v"], world=world, causal=problem.causal,

@@ -106,6 +106,7 @@ from weft.ops._ag_gemm_rows import (
     variable,
 )
 from weft.ops._ag_gemm_small import PacketCall
+from weft.runtime.world import World
 from weft.tiles import gemm, gemm_sm90, swizzle
 
 
@@ -142,7 +143,7 @@ class Arrival(NamedTuple):
     rank: Any
     m: Any
     shards: Any
-    world: Any
+    world: World
 
 
 @triton.jit
@@ -265,7 +266,7 @@ def ag_gemm(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
-    world: Any,
+    world: World,
     m: int | None = None,
     config: Config | None = None,
     out: torch.Tensor | None = None,
@@ -316,7 +317,7 @@ PROGRAM = Program(
 )  # fmt: skip
 
 
-def _told(world: Any, tensors: Sequence[torch.Tensor | None], rest: tuple) -> tuple:
+def _told(world: World, tensors: Sequence[torch.Tensor | None], rest: tuple) -> tuple:
     """What tells calls apart: `b` may be transposed; where tensors lie is no matter here.
 
     A call that is recorded is another one, where no configuration is given.
@@ -337,7 +338,7 @@ def _told(world: Any, tensors: Sequence[torch.Tensor | None], rest: tuple) -> tu
 
 
 def _make_call(
-    world: Any, a: Any, b: Any, out: Any, scale_a: Any, scale_b: Any, m: int | None,
+    world: World, a: Any, b: Any, out: Any, scale_a: Any, scale_b: Any, m: int | None,
     config: Config | None,
 ) -> Call:  # fmt: skip
     problem = problem_of(world, a, b, m, out, scale_a, scale_b)
@@ -351,7 +352,7 @@ def _make_call(
 
 
 def problem_of(
-    world: Any, a: Any, b: Any, m: int | None = None, out: Any = None, scale_a: Any = None,
+    world: World, a: Any, b: Any, m: int | None = None, out: Any = None, scale_a: Any = None,
     scale_b: Any = None,
 ) -> Problem:  # fmt: skip
     """The problem that this rank's tensors are a part of.
@@ -424,7 +425,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
 
 
 def run(
-    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> torch.Tensor:
     out = torch.empty(
         (problem.m, problem.n), dtype=getattr(torch, problem.out_dtype), device=inputs["a"].device

@@ -51,6 +51,7 @@ from weft.base.target import Target
 from weft.ir import core
 from weft.ops import _ag_moe_call, _autograd, _baselines, _custom_ops, _lanes, _moe
 from weft.ops.moe_route import Routing
+from weft.runtime.world import World
 
 # From so many bytes of own tokens on, engines bring them: a few microseconds' worth of links.
 PUT_BYTES = 1 << 20
@@ -181,7 +182,7 @@ def ag_moe(
     b: torch.Tensor,
     routing: Routing,
     *,
-    world: Any,
+    world: World,
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -213,7 +214,7 @@ def ag_moe(
     return out
 
 
-def _call_of(world: Any, problem: Problem, config: Config) -> _ag_moe_call.Call:
+def _call_of(world: World, problem: Problem, config: Config) -> _ag_moe_call.Call:
     key = ("ag_moe", problem, config)
     found = world.calls.get(key)
     if found is None:
@@ -222,7 +223,7 @@ def _call_of(world: Any, problem: Problem, config: Config) -> _ag_moe_call.Call:
     return found
 
 
-def problem_of(world: Any, x: Any, b: Any, routing: Routing, out: Any = None) -> Problem:
+def problem_of(world: World, x: Any, b: Any, routing: Routing, out: Any = None) -> Problem:
     """The problem that this rank's tensors are a part of.
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
@@ -251,7 +252,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
 
 
 def run(
-    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> torch.Tensor:
     routing = _moe.routing_of(problem, inputs)
     return ag_moe(inputs["x"], inputs["b"], routing, world=world, config=config)

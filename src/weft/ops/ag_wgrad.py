@@ -65,6 +65,7 @@ from weft.ops._ag_wgrad_config import (
 )
 from weft.ops.ag_gemm import PROGRAM
 from weft.ops.ag_gemm import kernels as gathering_kernels
+from weft.runtime.world import World
 from weft.tiles import blocking, gemm, swizzle
 
 
@@ -148,7 +149,7 @@ class Arrival(NamedTuple):
     count: Any
     split: Any
     shards: Any
-    world: Any
+    world: World
 
 
 class Segment(NamedTuple):
@@ -173,7 +174,7 @@ class Sums(NamedTuple):
     columns: Any
     c: Any
     shape: Any
-    world: Any
+    world: World
 
 
 @triton.jit
@@ -331,7 +332,7 @@ def ag_wgrad(
     x: torch.Tensor,
     y: torch.Tensor,
     *,
-    world: Any,
+    world: World,
     gathered: str = "x",
     config: Config | None = None,
     out: torch.Tensor | None = None,
@@ -364,7 +365,7 @@ def ag_wgrad(
     return out
 
 
-def _make_call(world: Any, x: Any, y: Any, out: Any, gathered: str, config: Any) -> Call:
+def _make_call(world: World, x: Any, y: Any, out: Any, gathered: str, config: Any) -> Call:
     problem = problem_of(world, x, y, gathered, out)
     config = config or choose(problem, world.target)
     config.check(problem, world.target)
@@ -375,7 +376,7 @@ def _make_call(world: Any, x: Any, y: Any, out: Any, gathered: str, config: Any)
 class Unfused(LibraryCall):
     """Nothing fused: NCCL, then cuBLAS."""
 
-    def __init__(self, world: Any, problem: Problem, config: Config) -> None:
+    def __init__(self, world: World, problem: Problem, config: Config) -> None:
         super().__init__(world, problem, config)
         self.out_shape = problem.result
 
@@ -387,7 +388,7 @@ class Unfused(LibraryCall):
 class Fused(SlotCall):
     """Rows travel as ag_gemm's; what multiplies them is another kernel."""
 
-    def __init__(self, world: Any, problem: Problem, config: Config) -> None:
+    def __init__(self, world: World, problem: Problem, config: Config) -> None:
         super().__init__(world, problem, config, PROGRAM)
         self.out_shape = problem.result
         # Segments are of one rank each, so own rows are read in place. An empty shard of another
@@ -404,7 +405,7 @@ class Fused(SlotCall):
             self.signals["summed"] = (size, torch.int64)
 
     def _multiply_with(
-        self, world: Any, slot: Any, a: Any, b: Any, out: Any, aligned: bool, scaling: Any
+        self, world: World, slot: Any, a: Any, b: Any, out: Any, aligned: bool, scaling: Any
     ) -> tuple[Any, tuple, dict]:
         """The kernel that multiplies, its arguments and its options."""
         config, tma = self.config, self.tma and aligned
@@ -428,7 +429,7 @@ class Fused(SlotCall):
         return _multiply, arguments, options
 
 
-def problem_of(world: Any, x: Any, y: Any, gathered: str = "x", out: Any = None) -> Problem:
+def problem_of(world: World, x: Any, y: Any, gathered: str = "x", out: Any = None) -> Problem:
     """The problem that this rank's tensors are a part of.
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
@@ -481,7 +482,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
 
 
 def run(
-    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> torch.Tensor:
     dtype, device = getattr(torch, problem.out_dtype), inputs["x"].device
     out = torch.empty(problem.result, dtype=dtype, device=device)

@@ -51,6 +51,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
 from weft.ops import _autograd, _baselines, _custom_ops, _lanes
+from weft.runtime.world import World
 from weft.tiles import exchange, fetch, move, nodes, packets, postbox
 
 
@@ -259,7 +260,7 @@ BY_STEPS = ("push", "packets", "pull")
 def all_gather(
     x: torch.Tensor,
     *,
-    world: Any,
+    world: World,
     m: int | None = None,
     config: Config | None = None,
     out: torch.Tensor | None = None,
@@ -290,7 +291,7 @@ def all_gather(
 class _Call:
     """What calls with tensors like these share on one rank."""
 
-    def __init__(self, world: Any, x: Any, out: Any, m: int | None, config: Any) -> None:
+    def __init__(self, world: World, x: Any, out: Any, m: int | None, config: Any) -> None:
         self.problem = problem = problem_of(world, x, m, out)
         self.config = config = config or choose(problem, world.target)
         config.check(problem, world.target)
@@ -301,13 +302,13 @@ class _Call:
         self.is_empty = problem.is_empty
         self._start: Any = None
 
-    def launch(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
+    def launch(self, world: World, x: torch.Tensor, out: torch.Tensor) -> None:
         world.operator_call(self.name)
         if self._start is None:  # behind operator_call: it takes memory, which is collective
             self._start = self._prepare(world)
         self._start(x, out)
 
-    def _prepare(self, world: Any) -> Any:
+    def _prepare(self, world: World) -> Any:
         if self.config.by_library:
             return _lanes.by_library("all_gather", world)
         if self.config.transport in BY_STEPS:
@@ -328,7 +329,7 @@ class _Call:
             constants=(problem.in_place,) if is_pull else (),
         )
 
-    def _by_slot(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
+    def _by_slot(self, world: World, x: torch.Tensor, out: torch.Tensor) -> None:
         problem, config = self.problem, self.config
         slot = world.workspace("all_gather", self.buffers, self.signals)
         width = _lanes.width_of(problem.row_bytes, x, out)
@@ -342,7 +343,7 @@ class _Call:
 class _CopyEngine:
     """What a call by copy engines queues; recorded once it has come a few times."""
 
-    def __init__(self, world: Any, problem: Problem, config: Config) -> None:
+    def __init__(self, world: World, problem: Problem, config: Config) -> None:
         self.world, self.problem, self.config = world, problem, config
         staged = 0 if problem.in_place else problem.shard_bytes
         self.buffers = {"staged": ((max(staged, _lanes.VECTOR_BYTES),), torch.uint8)}
@@ -388,7 +389,7 @@ def _shards(problem: Problem, width: int) -> move.Shards:
     return move.Shards(problem.m * problem.row_bytes // word, problem.shard_bytes // word)
 
 
-def problem_of(world: Any, x: Any, m: int | None = None, out: Any = None) -> Problem:
+def problem_of(world: World, x: Any, m: int | None = None, out: Any = None) -> Problem:
     """The problem that this rank's tensors are a part of.
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
@@ -420,7 +421,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
 
 
 def run(
-    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> torch.Tensor:
     return all_gather(inputs["x"], world=world, m=problem.m, config=config)
 

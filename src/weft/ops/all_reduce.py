@@ -44,6 +44,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ops import _autograd, _baselines, _custom_ops, _lanes, all_gather, reduce_scatter
+from weft.runtime.world import World
 from weft.tiles import exchange, fetch, move, packets, postbox
 
 # From here on sums are relayed between nodes; not measured, for want of a network.
@@ -209,7 +210,7 @@ _PROGRAMS = {
 
 
 def all_reduce(
-    x: torch.Tensor, *, world: Any, config: Config | None = None, out: torch.Tensor | None = None
+    x: torch.Tensor, *, world: World, config: Config | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The sum of all ranks' tensors, the same bits on every rank. Collective.
 
@@ -235,7 +236,7 @@ def all_reduce(
 class _Call:
     """What calls with tensors like these share on one rank."""
 
-    def __init__(self, world: Any, x: Any, out: Any, config: Any) -> None:
+    def __init__(self, world: World, x: Any, out: Any, config: Any) -> None:
         _lanes.check_tensor("all_reduce", "x", x, world)
         if out is not None:
             _lanes.check_out("all_reduce", out, x.shape, x.dtype, world)
@@ -251,7 +252,7 @@ class _Call:
         self.is_empty = problem.is_empty
         self._start: Any = None
 
-    def launch(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
+    def launch(self, world: World, x: torch.Tensor, out: torch.Tensor) -> None:
         world.operator_call(self.name)
         if self._start is None:  # behind operator_call: it takes memory, which is collective
             if self.config.by_library:
@@ -262,7 +263,7 @@ class _Call:
                 self._start = self._exchange().launches(world, self.config)
         self._start(x, out)
 
-    def _relay(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
+    def _relay(self, world: World, x: torch.Tensor, out: torch.Tensor) -> None:
         scatter, gather = _relayed(self.problem, self.config)
         shape = (scatter.problem.m, scatter.problem.n)
         shard = reduce_scatter(x.view(shape), world=world, config=scatter.config)
@@ -316,7 +317,7 @@ def _relayed(problem: Problem, config: Config) -> tuple[_Half, _Half]:
 
 
 def run(
-    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> torch.Tensor:
     return all_reduce(inputs["x"], world=world, config=config)
 

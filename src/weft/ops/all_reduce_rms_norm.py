@@ -50,6 +50,7 @@ from weft.ir import core
 from weft.ops import _autograd, _baselines, _by_library, _custom_ops, _lanes, _measured, _records
 from weft.ops._all_reduce_rms_norm_few import Rows, all_reduce_rms_norm_packets
 from weft.ops.all_reduce import all_reduce
+from weft.runtime.world import World
 from weft.tiles import rows, weave
 
 PUSH, UNFUSED, LIBRARY = "push", "all_reduce", _by_library.TRANSPORT
@@ -248,7 +249,7 @@ def all_reduce_rms_norm(
     residual: torch.Tensor,
     weight: torch.Tensor,
     *,
-    world: Any,
+    world: World,
     eps: float = EPS,
     config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -285,7 +286,7 @@ def all_reduce_rms_norm(
 class _Call:
     """What calls with tensors like these share on one rank."""
 
-    def __init__(self, world: Any, x: Any, residual: Any, weight: Any, config: Any) -> None:
+    def __init__(self, world: World, x: Any, residual: Any, weight: Any, config: Any) -> None:
         _check_tensors(world, x, residual, weight)
         m, n = x.shape
         nodes = _lanes.nodes_of(world)
@@ -319,7 +320,7 @@ class _Call:
         words = 2 * (problem.num_ranks + 1) * capacity * packets
         self.signals = {"words": (words, torch.int64)}
 
-    def launch(self, world: Any, tensors: Sequence[torch.Tensor], eps: float) -> None:
+    def launch(self, world: World, tensors: Sequence[torch.Tensor], eps: float) -> None:
         slot = world.workspace(self.key, self.buffers, self.signals, **self.num_slots)
         buffers = [getattr(slot, name) for name in self.buffers]
         words = [getattr(slot, name) for name in self.signals]
@@ -327,7 +328,7 @@ class _Call:
         self.function[self.grid](*given, *self.constants, **self.options)
 
 
-def _check_tensors(world: Any, x: Any, residual: Any, weight: Any) -> None:
+def _check_tensors(world: World, x: Any, residual: Any, weight: Any) -> None:
     """Raises  ShapeError: tensors that do not fit together, or the world"""
     op = Problem.op
     for name, tensor in (("x", x), ("residual", residual), ("weight", weight)):
@@ -356,7 +357,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
 
 
 def run(
-    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return all_reduce_rms_norm(
         inputs["x"], inputs["residual"], inputs["weight"], world=world, config=config

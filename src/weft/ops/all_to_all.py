@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 import triton
@@ -48,6 +48,7 @@ from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ops import _autograd, _baselines, _custom_ops, _lanes
+from weft.runtime.world import World
 from weft.tiles import exchange, fetch, move, packets, postbox
 
 # Up to so many bytes a rank, variable splits are pushed, though push's slots are larger.
@@ -306,10 +307,34 @@ _EVEN = {"push": _even, "packets": _even_packets, "pull": _even_pull}
 # The host
 
 
+@overload
 def all_to_all(
     x: torch.Tensor,
     *,
-    world: Any,
+    world: World,
+    splits: None = None,
+    capacity: int | None = None,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor: ...
+
+
+@overload
+def all_to_all(
+    x: torch.Tensor,
+    *,
+    world: World,
+    splits: torch.Tensor,
+    capacity: int | None = None,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def all_to_all(
+    x: torch.Tensor,
+    *,
+    world: World,
     splits: torch.Tensor | None = None,
     capacity: int | None = None,
     config: Config | None = None,
@@ -343,7 +368,7 @@ def all_to_all(
     return out, received
 
 
-def _traced(x: Any, world: Any, splits: Any, capacity: Any, config: Any, out: Any) -> Any:
+def _traced(x: Any, world: World, splits: Any, capacity: Any, config: Any, out: Any) -> Any:
     """The call as an operation of torch's; its name says whether there are splits."""
     if splits is None:
         return _custom_ops.as_operation("all_to_all", world, (x,), config=config, out=out)
@@ -357,7 +382,7 @@ def _traced(x: Any, world: Any, splits: Any, capacity: Any, config: Any, out: An
 class _Call:
     """What calls with tensors like these share on one rank."""
 
-    def __init__(self, world: Any, x: Any, splits: Any, out: Any, capacity: Any, config: Any):
+    def __init__(self, world: World, x: Any, splits: Any, out: Any, capacity: Any, config: Any):
         _lanes.check_tensor("all_to_all", "x", x, world)
         if splits is not None:
             _check_splits(splits, world)
@@ -393,7 +418,7 @@ class _Call:
         }
         self.signals = {"rows_ready": (words, torch.int64)}
 
-    def launch(self, world: Any, x: Any, splits: Any, num_received: Any, out: Any) -> None:
+    def launch(self, world: World, x: Any, splits: Any, num_received: Any, out: Any) -> None:
         world.operator_call(self.name)
         if splits is not None:
             self._by_slot(world, x, splits, num_received, out)
@@ -405,7 +430,7 @@ class _Call:
                 self._start = self._exchange(world).launches(world, self.config)
         self._start(x, out)
 
-    def _exchange(self, world: Any) -> _lanes.Exchange:
+    def _exchange(self, world: World) -> _lanes.Exchange:
         problem, is_pull = self.problem, self.config.transport == "pull"
         out_bytes, x_bytes = self.rows_out * problem.row_bytes, problem.m * problem.row_bytes
         return _lanes.Exchange(
@@ -421,7 +446,7 @@ class _Call:
             constants=(problem.in_place,) if is_pull else (),
         )
 
-    def _by_slot(self, world: Any, x: Any, splits: Any, num_received: Any, out: Any) -> None:
+    def _by_slot(self, world: World, x: Any, splits: Any, num_received: Any, out: Any) -> None:
         problem, config = self.problem, self.config
         # Each transport has a slot of its own shape.
         slot = world.workspace(f"all_to_all.{config.transport}", self.buffers, self.signals)
@@ -436,7 +461,7 @@ class _Call:
         )  # fmt: skip
 
 
-def _check_splits(splits: torch.Tensor, world: Any) -> None:
+def _check_splits(splits: torch.Tensor, world: World) -> None:
     _lanes.check_tensor("all_to_all", "splits", splits, world)
     if tuple(splits.shape) != (world.num_ranks,):
         raise ShapeError(
@@ -471,7 +496,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
 
 
 def run(
-    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> Any:
     return all_to_all(inputs["x"], world=world, splits=inputs.get("splits"), config=config)
 

@@ -43,8 +43,9 @@ from weft.base.errors import ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ops import _autograd, _baselines, _ep, _ep_gradients, _lanes
-from weft.ops._ep import Handle
+from weft.ops._ep import Config, Handle, candidates, choose
 from weft.ops.moe_route import Tables
+from weft.runtime.world import World
 from weft.tiles import experts as ep
 from weft.tiles import move
 
@@ -77,9 +78,6 @@ class Problem(_ep.Problem):
     weighted: bool = True
 
     op = "ep_combine"
-
-
-Config, candidates, choose = _ep.Config, _ep.candidates, _ep.choose
 
 
 # ---------------------------------------------------------------------------------------------
@@ -118,7 +116,7 @@ def ep_combine(
     y: torch.Tensor,
     handle: Handle,
     *,
-    world: Any,
+    world: World,
     weighted: bool = True,
     config: Config | None = None,
     out: torch.Tensor | None = None,
@@ -173,7 +171,7 @@ def _vec(problem: Problem, *tensors: torch.Tensor) -> int:
     return _lanes.elements_in_vector(width, problem.itemsize)
 
 
-def problem_of(world: Any, y: Any, handle: Handle, weighted: bool) -> Problem:
+def problem_of(world: World, y: Any, handle: Handle, weighted: bool) -> Problem:
     """The problem that this rank's tensors are a part of.
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
@@ -205,7 +203,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
 
 
 def run(
-    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> torch.Tensor:
     tables = Tables(**{name: inputs[name] for name in Tables._fields})
     handle = Handle(tables, problem)

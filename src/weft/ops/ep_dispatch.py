@@ -58,8 +58,9 @@ from weft.base.errors import ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ops import _autograd, _baselines, _ep, _ep_gradients, _ep_tables, _lanes
-from weft.ops._ep import Dispatched, Handle
+from weft.ops._ep import Config, Dispatched, Handle, candidates, choose
 from weft.ops.moe_route import Tables
+from weft.runtime.world import World
 from weft.tiles import experts as ep
 from weft.tiles import move
 
@@ -112,9 +113,6 @@ class Problem(_ep.Problem):
     @property
     def packed_bytes(self) -> int:
         return math.gcd(self.row_bytes, self.scale_bytes)
-
-
-Config, candidates, choose = _ep.Config, _ep.candidates, _ep.choose
 
 
 # ---------------------------------------------------------------------------------------------
@@ -174,7 +172,7 @@ def ep_dispatch(
     weights: torch.Tensor | None = None,
     experts: int | None = None,
     *,
-    world: Any,
+    world: World,
     max_tokens: int | None = None,
     capacity: int | None = None,
     tile_m: int = 128,
@@ -227,7 +225,7 @@ def ep_dispatch(
     return Dispatched(got[0] if scales is None else tuple(got), handle._replace(problem=problem))
 
 
-def _scale_bytes(world: Any, rows: Any, scales: Any) -> int:
+def _scale_bytes(world: World, rows: Any, scales: Any) -> int:
     """Of each row's scales. Raises  ShapeError: not as many as rows"""
     if scales is None:
         return 0
@@ -240,7 +238,7 @@ def _scale_bytes(world: Any, rows: Any, scales: Any) -> int:
     return scales.shape[1] * scales.element_size()
 
 
-def _slot_of(world: Any, problem: Problem, config: Config) -> Any:
+def _slot_of(world: World, problem: Problem, config: Config) -> Any:
     """Arrays of both kernels."""
     buffers, words = _ep_tables.memory(problem, config)
     words["rows_ready"] = problem.num_ranks * config.grid(problem)
@@ -254,7 +252,7 @@ def _slot_of(world: Any, problem: Problem, config: Config) -> Any:
 
 
 def _move_rows(
-    world: Any, problem: Problem, config: Config, slot: Any, sent: Sequence[Any],
+    world: World, problem: Problem, config: Config, slot: Any, sent: Sequence[Any],
     got: Sequence[Any], tables: Tables, clear: bool,
 ) -> None:  # fmt: skip
     moved, tiles = [None, None], [None, None]
@@ -286,7 +284,7 @@ def _tile(problem: Problem, config: Config, index: int, width: int) -> ep.Extent
 
 
 def problem_of(
-    world: Any, x: Any, ids: Any, weights: Any, experts: Any, max_tokens: Any, capacity: Any,
+    world: World, x: Any, ids: Any, weights: Any, experts: Any, max_tokens: Any, capacity: Any,
     tile_m: int,
 ) -> Problem:  # fmt: skip
     """The problem that this rank's tensors are a part of.
@@ -348,7 +346,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
 
 
 def run(
-    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> tuple:
     rows = tuple(inputs[name] for name in _moved(inputs))
     x = rows if len(rows) > 1 else rows[0]

@@ -47,6 +47,7 @@ from weft.base.target import Target
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 from weft.ops import _baselines, _lanes, _measured
 from weft.ops._flash_decode_kernel import flash_decode_kernel
+from weft.runtime.world import World
 from weft.tiles import attention_decode
 
 PACKETS, PUSH = "packets", "push"
@@ -228,7 +229,7 @@ def flash_decode(
     v_cache: torch.Tensor,
     lengths: torch.Tensor,
     *,
-    world: Any,
+    world: World,
     scale: float | None = None,
     block_table: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -265,7 +266,14 @@ class _Call:
     """What calls with tensors like these share on one rank."""
 
     def __init__(
-        self, world: Any, q: Any, k_cache: Any, v_cache: Any, lengths: Any, table: Any, config: Any
+        self,
+        world: World,
+        q: Any,
+        k_cache: Any,
+        v_cache: Any,
+        lengths: Any,
+        table: Any,
+        config: Any,
     ) -> None:
         self.problem = problem = problem_of(world, q, k_cache, v_cache, lengths, table)
         self.config = config = config or choose(problem, world.target)
@@ -294,7 +302,7 @@ class _Call:
         self._make_partials(world, tile)
         self.replays = world.replays()
 
-    def _make_partials(self, world: Any, tile: attention_decode.Tile) -> None:
+    def _make_partials(self, world: World, tile: attention_decode.Tile) -> None:
         """Memory of this rank alone: calls come one after the other."""
         tiles = self.config.tiles(self.problem)
         sizes = attention_decode.partial_elements(tiles * self.config.splits, tile.rows, tile.d)
@@ -302,14 +310,14 @@ class _Call:
         come = torch.zeros(tiles, dtype=torch.int32, device=world.device)
         self.partials = attention_decode.Partials(*parts, come)
 
-    def launch(self, world: Any, tensors: Sequence[Any], scale: float) -> None:
+    def launch(self, world: World, tensors: Sequence[Any], scale: float) -> None:
         slot = world.workspace(self.key, self.buffers, self.signals, **self.num_slots)
         addresses = [0 if one is None else one.data_ptr() for one in tensors]
         self.replays.run(
             (*addresses, scale, slot), lambda: self._queue(world, slot, tensors, scale)
         )
 
-    def _queue(self, world: Any, slot: Any, tensors: Sequence[Any], scale: float) -> None:
+    def _queue(self, world: World, slot: Any, tensors: Sequence[Any], scale: float) -> None:
         q, k_cache, v_cache, lengths, table, out = tensors
         by_packets = self.config.transport == PACKETS
         flash_decode_kernel[self.grid](
@@ -330,7 +338,7 @@ def _shape_of(problem: Problem) -> attention_decode.Shape:
 
 
 def problem_of(
-    world: Any, q: Any, k_cache: Any, v_cache: Any, lengths: Any, table: Any = None
+    world: World, q: Any, k_cache: Any, v_cache: Any, lengths: Any, table: Any = None
 ) -> Problem:
     """The problem that these tensors are.
 
@@ -401,7 +409,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
 
 
 def run(
-    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> torch.Tensor:
     return flash_decode(
         inputs["q"], inputs["k_cache"], inputs["v_cache"], inputs["lengths"], world=world,

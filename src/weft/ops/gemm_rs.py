@@ -59,6 +59,7 @@ from weft.ir import core
 from weft.ops import _autograd, _baselines, _by_library, _custom_ops, _lanes, _products
 from weft.ops._product_puts import PutCall
 from weft.ops.reduce_scatter import reduce_scatter
+from weft.runtime.world import World
 
 # Rows of a rank from which the kernel fills its tiles (2 x H200: at 256 rows of n 8192, k 2048 it
 # takes 52 us, cuBLAS and a reduce-scatter 54).
@@ -181,7 +182,7 @@ def gemm_rs(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
-    world: Any,
+    world: World,
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -216,7 +217,7 @@ def gemm_rs(
     return out
 
 
-def _make_call(world: Any, a: Any, b: Any, out: Any, config: Any) -> _products.Call:
+def _make_call(world: World, a: Any, b: Any, out: Any, config: Any) -> _products.Call:
     problem = _products.problem_of(Problem, world, a, b, out)
     chosen = config or choose(problem, world.target)
     chosen.check(problem, world.target)
@@ -228,7 +229,7 @@ def _make_call(world: Any, a: Any, b: Any, out: Any, config: Any) -> _products.C
     return PutCall(world, problem, chosen, PUT_PROGRAM, instead)
 
 
-def _usual_call(world: Any, problem: Problem, config: Config) -> _products.Call:
+def _usual_call(world: World, problem: Problem, config: Config) -> _products.Call:
     buffers = {"partials": ((problem.num_ranks, problem.rows, problem.n), problem.torch_dtype)}
     signals = {"partials_ready": (config.num_words(problem, world.target), torch.int64)}
     return _products.Call(world, problem, config, PROGRAM, buffers, signals)
@@ -239,7 +240,7 @@ def _usual_call(world: Any, problem: Problem, config: Config) -> _products.Call:
 
 
 def run(
-    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> torch.Tensor:
     return gemm_rs(inputs["a"], inputs["b"], world=world, config=config)
 

@@ -48,6 +48,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
 from weft.ops import _autograd, _custom_ops, _lanes, _records
+from weft.runtime.world import World
 from weft.tiles import route
 
 MOST_EXPERTS, MOST_CHOSEN = 1024, 64
@@ -332,7 +333,7 @@ def moe_route(
     logits: torch.Tensor,
     top_k: int,
     *,
-    world: Any,
+    world: World,
     m: int | None = None,
     renormalise: bool = True,
     tile_m: int = 128,
@@ -407,7 +408,7 @@ def _memory(problem: Problem, config: Config) -> tuple[dict, dict]:
 
 
 def problem_of(
-    world: Any, logits: Any, top_k: int, m: int | None, renormalise: bool, tile_m: int
+    world: World, logits: Any, top_k: int, m: int | None, renormalise: bool, tile_m: int
 ) -> Problem:
     """The problem that this rank's logits are a part of.
 
@@ -451,7 +452,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
 
 
 def run(
-    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> Tables:
     return moe_route(
         inputs["logits"], problem.top_k, world=world, m=problem.m, config=config,

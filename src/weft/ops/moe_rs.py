@@ -45,6 +45,7 @@ from weft.compiler.lower import source
 from weft.ir import core
 from weft.ops import _autograd, _baselines, _custom_ops, _lanes, _moe
 from weft.ops.moe_route import Routing
+from weft.runtime.world import World
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -121,7 +122,7 @@ def moe_rs(
     b: torch.Tensor,
     routing: Routing,
     *,
-    world: Any,
+    world: World,
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -165,7 +166,7 @@ def moe_rs(
     return out
 
 
-def problem_of(world: Any, x: Any, b: Any, routing: Routing, out: Any = None) -> Problem:
+def problem_of(world: World, x: Any, b: Any, routing: Routing, out: Any = None) -> Problem:
     """The problem that this rank's tensors are a part of.
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
@@ -192,7 +193,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
 
 
 def run(
-    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> torch.Tensor:
     routing = _moe.routing_of(problem, inputs)
     return moe_rs(inputs["x"], inputs["b"], routing, world=world, config=config)

@@ -51,6 +51,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ops import _autograd, _baselines, _custom_ops, _lanes
+from weft.runtime.world import World
 from weft.tiles import exchange, fetch, move, nodes, packets, postbox, reduce
 
 
@@ -169,7 +170,7 @@ class Sent(NamedTuple):
 
     partial: Any
     to: Any
-    world: Any
+    world: World
 
 
 @triton.jit
@@ -313,7 +314,7 @@ def _relay(x, out, parts, partials, parts_ready, partials_ready, slot, shards, g
 
 
 def reduce_scatter(
-    x: torch.Tensor, *, world: Any, config: Config | None = None, out: torch.Tensor | None = None
+    x: torch.Tensor, *, world: World, config: Config | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """This rank's rows of the sum of all ranks' tensors. Collective.
 
@@ -340,7 +341,7 @@ def reduce_scatter(
 class _Call:
     """What calls with tensors like these share on one rank."""
 
-    def __init__(self, world: Any, x: Any, out: Any, config: Any) -> None:
+    def __init__(self, world: World, x: Any, out: Any, config: Any) -> None:
         _lanes.check_tensor("reduce_scatter", "x", x, world)
         n = math.prod(x.shape[1:])
         self.problem = problem = Problem(
@@ -361,13 +362,13 @@ class _Call:
             self.buffers, self.signals = _workspace(problem, config)
         self.extra = (problem.groups,) if config.transport == "relay" else ()
 
-    def launch(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
+    def launch(self, world: World, x: torch.Tensor, out: torch.Tensor) -> None:
         world.operator_call(self.name)
         if self._start is None:  # behind operator_call: it takes memory, which is collective
             self._start = self._prepare(world)
         self._start(x, out)
 
-    def _prepare(self, world: Any) -> Any:
+    def _prepare(self, world: World) -> Any:
         if self.config.by_library:
             return _lanes.by_library("reduce_scatter", world)
         if self.config.transport in BY_STEPS:
@@ -388,7 +389,7 @@ class _Call:
             constants=(problem.in_place,) if is_pull else (),
         )
 
-    def _by_slot(self, world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
+    def _by_slot(self, world: World, x: torch.Tensor, out: torch.Tensor) -> None:
         problem, config = self.problem, self.config
         # Each transport has a slot of its own shape.
         slot = world.workspace(f"reduce_scatter.{config.transport}", self.buffers, self.signals)
@@ -424,7 +425,7 @@ def _workspace(problem: Problem, config: Config) -> tuple[dict, dict]:
 
 
 def run(
-    world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
+    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> torch.Tensor:
     return reduce_scatter(inputs["x"], world=world, config=config)
 

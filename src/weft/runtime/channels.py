@@ -80,26 +80,31 @@ class Channel:
         for what, value in (("chunks", chunks), ("push_rows", push_rows), ("parts", parts)):
             if value < 1:
                 raise ShapeError(f"channel {name!r}: {what}={value}; it is 1 or more")
-        self.world = world
-        self.name = name
-        self.rows, self.cols = shape
-        self.parts = parts
-        self.chunks = chunks
-        self.push_rows = push_rows
-        self.num_channels = world.num_ranks * chunks
+        self.world: World = world
+        self.name: str = name
+        self.rows: int = shape[0]
+        self.cols: int = shape[1]
+        self.parts: int = parts
+        self.chunks: int = chunks
+        self.push_rows: int = push_rows
+        self.num_channels: int = world.num_ranks * chunks
         self._static = StaticMapping.of(
             self.rows, world.num_ranks, chunks=chunks, push_rows=push_rows
         )
         num_tiles = max(num_tiles, self._static.num_tiles, 1)
-        self.data = world.empty(shape, dtype, name=f"{name}.data")
-        self.ready = world.signals(self.num_channels, torch.int64, name=f"{name}.ready")
-        self.peers = world.signals(num_tiles * world.num_ranks, torch.int64, name=f"{name}.peers")
+        self.data: torch.Tensor = world.empty(shape, dtype, name=f"{name}.data")
+        self.ready: torch.Tensor = world.signals(
+            self.num_channels, torch.int64, name=f"{name}.ready"
+        )
+        self.peers: torch.Tensor = world.signals(
+            num_tiles * world.num_ranks, torch.int64, name=f"{name}.peers"
+        )
         self.free: torch.Tensor | None = None
         if credits:
             self.free = world.signals(world.num_ranks, torch.int64, name=f"{name}.free")
         local = world.backend.local_words
-        self.base = local([0] * self.num_channels, torch.int64, f"{name}.base")
-        self.epoch = local([0], torch.int64, f"{name}.epoch")
+        self.base: torch.Tensor = local([0] * self.num_channels, torch.int64, f"{name}.base")
+        self.epoch: torch.Tensor = local([0], torch.int64, f"{name}.epoch")
 
     def produced(self) -> ChannelArg:
         """For kernels that make tiles: each rank's rows in tiles of `push_rows`."""

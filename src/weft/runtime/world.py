@@ -29,6 +29,7 @@ from weft.base.errors import (
     WeftError,
 )
 from weft.base.settings import Settings
+from weft.base.target import Target
 from weft.language import world_layout as layout
 from weft.language.wait_report import WaitReport
 from weft.language.world_arg import WorldArg, language_version, traced_version
@@ -60,12 +61,12 @@ class World:
         self.name = name
         self.settings = settings
         self.backend = backend
-        self.rank = backend.seats.rank
-        self.num_ranks = backend.seats.num_ranks
-        self.local_rank = backend.seats.local_ranks[self.rank]
-        self.node = backend.seats.nodes[self.rank]
-        self.device = backend.device
-        self.target = backend.target
+        self.rank: int = backend.seats.rank
+        self.num_ranks: int = backend.seats.num_ranks
+        self.local_rank: int = backend.seats.local_ranks[self.rank]
+        self.node: int = backend.seats.nodes[self.rank]
+        self.device: torch.device = backend.device
+        self.target: Target = backend.target
         self._scope = scope
         self._closed = False
         self._told: str | None = None
@@ -86,15 +87,19 @@ class World:
             [0] * layout.NUM_CHANNELS, torch.int32, "barrier_generations"
         )
         # What tiles of the last product leave (world_layout's TRACE_*); None unless asked for.
-        self.trace = self._trace_words()
-        self.table = backend.local_words(self._table_words(), torch.int64, "world_table")
+        self.trace: torch.Tensor | None = self._trace_words()
+        self.table: torch.Tensor = backend.local_words(
+            self._table_words(), torch.int64, "world_table"
+        )
         version = language_version() if backend.far is None else backend.far.version
         if self.trace is not None:
             version = traced_version(version)
-        self.arg = WorldArg(self.table, tl.constexpr(self.num_ranks), tl.constexpr(version))
+        self.arg: WorldArg = WorldArg(
+            self.table, tl.constexpr(self.num_ranks), tl.constexpr(version)
+        )
         self._log = CallLog(name, self.rank, backend.call_logs())
         # What operators found out about calls of a kind, kept as long as their mailboxes are.
-        self.calls: dict[tuple, Any] = {}
+        self.calls: dict[tuple[Any, ...], Any] = {}
         registry.add(scope, self)
         self._watchdog: threading.Thread | None = None
         if backend.abort_address:
