@@ -12,7 +12,8 @@ from weft.base.errors import UsageError
 class Settings:
     """Each field is read from WEFT_<NAME>.
 
-    Units   timeout_s: seconds a wait may take; heap_bytes: symmetric heap of one rank;
+    Units   timeout_s: seconds a wait may take; init_timeout_s: seconds that weft.init waits for the
+            ranks that have not come; heap_bytes: symmetric heap of one rank;
             slots: of each workspace; one is slower than two, and takes half the memory;
             nodes: which ranks are near each other on GPUs, 2 or 3+1; "" is each host a node;
             endless_turns: turns of an emulated loop without an access to memory
@@ -21,6 +22,7 @@ class Settings:
     """
 
     timeout_s: float = 10.0
+    init_timeout_s: float = 60.0
     heap_bytes: int = 1 << 30
     bounded_waits: bool = True
     slots: int = 2

@@ -52,7 +52,8 @@ runs. Inline assembly is one of these; Gluon kernels have no TTIR and are not ta
   table, and a kernel that dereferences one all the same is a finding ("far pointer").
 * **Worlds** stand beside each other, each with its own heap and its own signals: one of all
   ranks, others over `torch.distributed.new_group` of any of them (`weft.init(group=...,
-  name=...)`).
+  name=...)`) or over one axis of a device mesh (`weft.init(group=mesh["tp"])`). The first
+  `weft.init` starts torch's default process group where the script has not, as on GPUs.
 * **Residency**: `--num-sms`, `num_sms=` programs are on a rank at a time. A cooperative launch of
   more is refused; a grid whose programs wait for one that does not fit is a finding
   ("residency").

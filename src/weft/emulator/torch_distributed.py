@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.cuda import nccl
 from torch.distributed import distributed_c10d as c10d
 
 from weft.base.errors import UsageError
@@ -94,8 +95,14 @@ class Distributed:
         quiet = warnings.catch_warnings()
         quiet.__enter__()
         warnings.filterwarnings("ignore", message="Attempted to get default timeout for nccl")
+        # Whoever logs an error of a group called nccl asks for it, and a torch without NCCL would
+        # raise that it has none in the error's place.
+        own_version = nccl.version
+        if not hasattr(torch._C, "_nccl_version"):
+            nccl.version = lambda: ()
 
         def restore() -> None:
+            nccl.version = own_version
             quiet.__exit__(None, None, None)
             for name, value in before.items():
                 setattr(c10d, name, value)

@@ -118,7 +118,8 @@ class Backend(Protocol):
     # ---- meeting the other ranks on the host
 
     def exchange(self, value: Any, timeout_s: float) -> list[Any]:
-        """Every rank's small, picklable `value`, in rank order. Collective, blocks the host.
+        """Every rank's small, plain `value` (numbers, strings, tuples), in rank order. Collective,
+        blocks the host.
 
         Raises  TimeoutError: naming the ranks that did not come
         """

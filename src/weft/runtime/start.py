@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from weft.base.errors import UsageError
 from weft.base.settings import Settings
 from weft.base.topology import parse_nodes
 from weft.runtime import registry
@@ -20,10 +21,12 @@ def init(
     nodes: int | Sequence[int] | None = None,
     trace_tiles: int | None = None,
 ) -> World:
-    """A world over `group`: all ranks, or a process group's. Collective among them.
+    """A world over `group`: all ranks, a process group's, or those of a device mesh of one axis.
 
+    Collective among them. Where torch has no default process group yet, it has one afterwards.
     Under a launcher (torchrun) the processes find each other through its environment; inside
-    `weft.emulated` each emulated rank gets its own world.
+    `weft.emulated` each emulated rank gets its own world. Groups may use one `name`: it is this
+    rank's alone.
 
     `nodes` declares which GPUs are near each other, as `weft.emulated` does: a number of nodes, or
     their sizes. Left out, each host is one, unless WEFT_NODES says otherwise. Where there are
@@ -32,14 +35,19 @@ def init(
     `trace_tiles`, or WEFT_TRACE_TILES: of so many tiles products leave a trace; see `World.trace`.
 
     Units   heap_bytes: this rank's symmetric heap, 1 GiB unless WEFT_HEAP_BYTES says otherwise
+    Raises  TimeoutError: ranks that did not come within WEFT_INIT_TIMEOUT_S, by number
+            UsageError: a mesh of more axes than one, a group without this rank
     """
     machine = _machine()
     scope = machine.scope()
-    chosen = registry.free_name(scope, name or _default_name(group))
+    group = None if group is None else _process_group(group)
+    asked = name or _default_name(group)
+    chosen = registry.free_name(scope, asked)
     settings = Settings.from_environment(heap_bytes=heap_bytes, trace_tiles=trace_tiles)
     if nodes is None and settings.nodes:
         nodes = parse_nodes(settings.nodes)
-    return World(chosen, machine.connect(group, chosen, nodes), settings, scope)
+    backend = machine.connect(group, settings, name=chosen, asked=asked, nodes=nodes)
+    return World(chosen, backend, settings, scope)
 
 
 def world(name: str = "world") -> World:
@@ -58,6 +66,41 @@ def _machine() -> Any:
     from weft.runtime.backends import cuda
 
     return cuda
+
+
+def _process_group(group: Any) -> Any:
+    """The process group that is meant: a device mesh of one axis stands for its own.
+
+    Raises  UsageError: a mesh of more axes, a group without this rank, or neither of both
+    """
+    import torch.distributed as dist
+
+    if hasattr(group, "mesh_dim_names") and hasattr(group, "get_group"):
+        if group.ndim != 1:
+            axes = group.mesh_dim_names
+            one = f"mesh[{axes[-1]!r}]" if axes else 'mesh["tp"], of a mesh with mesh_dim_names,'
+            raise UsageError(
+                f"weft.init(group=mesh): a world is over one axis, but the mesh of shape "
+                f"{tuple(group.shape)} has {group.ndim} ({axes or 'without names'}); pass one "
+                f"axis of it, e.g. {one} or mesh.get_group({len(group.shape) - 1})"
+            )
+        if group.get_coordinate() is None:
+            raise UsageError(
+                f"weft.init(group=mesh): rank {dist.get_rank()} is not in the mesh "
+                f"{group.mesh.tolist()}; only its members call weft.init"
+            )
+        return group.get_group()
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise UsageError(
+            f"weft.init(group=..): rank {dist.get_rank()} is no member of this group; only its "
+            "members call weft.init"
+        )
+    if not isinstance(group, dist.ProcessGroup):
+        raise UsageError(
+            f"weft.init(group={group!r}): pass a process group, e.g. torch.distributed.new_group("
+            "[0, 1]), or a device mesh of one axis"
+        )
+    return group
 
 
 def _default_name(group: Any) -> str:

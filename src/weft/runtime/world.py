@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 # How often the watchdog looks at the abort word; the table is printed within this time.
 WATCHDOG_PERIOD_S = 0.05
+# A rank may still be compiling or loading: on the host ranks wait longer for each other.
+HOST_PATIENCE = 3
 # Once one wait has given up the others follow within moments: one table shows them all.
 REPORT_PATIENCE_S = 0.25
 
@@ -172,6 +174,11 @@ class World:
         """Where a symmetric tensor lies on the heap, in bytes; None where it is not symmetric."""
         offset = tensor.data_ptr() - self._base
         return offset if 0 <= offset < self._heap.capacity_bytes else None
+
+    @property
+    def meeting_timeout_s(self) -> float:
+        """How long ranks wait for each other on the host, in seconds."""
+        return max(self.settings.timeout_s, 1.0) * HOST_PATIENCE
 
     @property
     def heap_free_bytes(self) -> int:
@@ -522,8 +529,7 @@ class World:
         """Compare this rank's collective step with the others'; returns when all have come."""
         mine = (self._sequence, *what)
         self._sequence += 1
-        # Ranks that are late by less than a wait's deadline are not in trouble yet.
-        everyone = self.backend.exchange(mine, self.settings.timeout_s)
+        everyone = self.backend.exchange(mine, self.meeting_timeout_s)
         for rank, theirs in enumerate(everyone):
             if theirs != mine:
                 raise AllocationOrderError(

@@ -58,7 +58,7 @@ def offsets(world: Any) -> list[Offset]:
     launch: Any = ask_and_answer[(1,)]
     launch(asked, answered, times, world.arg, ROUNDS, num_warps=1)
     world.synchronize()
-    everyone = world.backend.exchange(times.tolist(), world.settings.timeout_s)
+    everyone = world.backend.exchange(times.tolist(), world.meeting_timeout_s)
     world.free(answered)
     world.free(asked)
     theirs = [estimate(everyone[rank][rank], everyone[0][rank])

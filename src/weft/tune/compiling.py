@@ -33,4 +33,4 @@ def compile_together(world: Any, walk: Callable[[], None]) -> tuple[int, float]:
 
 
 # A rank may have the slowest kernels to compile.
-COMPILE_TIMEOUT_S = 60.0
+COMPILE_TIMEOUT_S = 180.0

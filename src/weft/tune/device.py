@@ -146,7 +146,7 @@ class GpuDevice:
         ]
 
     def agree(self, value: Any) -> list[Any]:
-        return self.world.backend.exchange(value, timeout_s=60.0)
+        return self.world.backend.exchange(value, timeout_s=180.0)
 
     def sweep(self) -> None:
         self._swept.fill_(1)

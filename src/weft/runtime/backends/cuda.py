@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
-import pickle
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -22,7 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weft.base.errors import TimeoutError, UnsupportedError, UsageError
+from weft.base.errors import CallOrderError, TimeoutError, UnsupportedError, UsageError
+from weft.base.settings import Settings
 from weft.base.target import Target
 from weft.base.topology import Topology
 from weft.language import triton_api
@@ -31,11 +30,15 @@ from weft.language.wait_report import WaitReport, read_reports
 from weft.runtime.backend import CALL_LOG_BYTES, Far, Recording, Seats, Stream
 from weft.runtime.backends import nvshmem
 from weft.runtime.backends.cuda_driver import Driver
+from weft.runtime.store_meetings import StoreMeetings
 
+LATE_AT_INIT = (
+    "every member of the group must call weft.init for it, as often as the others and in the same "
+    "order; see whether those ranks failed or are still starting: WEFT_INIT_TIMEOUT_S sets how "
+    "long weft.init waits for them"
+)
 PAGE_BYTES = 4096
 REGISTER_PORTABLE_AND_MAPPED = 0x01 | 0x02
-# The pause between two looks at the store while the others have not come.
-POLL_S = 0.0005
 
 
 class CudaStream:
@@ -103,11 +106,15 @@ class CudaBackend:
     def __init__(
         self,
         group: dist.ProcessGroup,
-        name: str,
-        generation: int,
+        settings: Settings,
+        *,
+        asked: str,
+        number: int,
         nodes: int | Sequence[int] | None = None,
     ) -> None:
         self.group = group
+        self._asked = asked
+        self._init_timeout_s = settings.init_timeout_s
         self.device = torch.device("cuda", torch.cuda.current_device())
         properties = torch.cuda.get_device_properties(self.device)
         arch = properties.major * 10
@@ -118,9 +125,10 @@ class CudaBackend:
             shared_bytes=properties.shared_memory_per_block_optin,
             has_tma=arch >= 90,
         )
-        store = dist.distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore(f"weft/{name}/{generation}", store)
-        self._meetings = 0
+        self._meetings = StoreMeetings(
+            dist.distributed_c10d._get_default_store(), dist.get_process_group_ranks(group),
+            dist.get_rank(group), number=number, is_aborted=self.aborted,
+        )  # fmt: skip
         self._driver = Driver()
         self._streams: dict[str, CudaStream] = {}
         self._capturing: torch.cuda.Stream | None = None
@@ -162,7 +170,7 @@ class CudaBackend:
         ]
         if has_far:
             self.far = nvshmem.open_stage(self.device)
-        self._bases = self.exchange(heap.data_ptr(), timeout_s=60.0)
+        self._bases = self._start_together(heap.data_ptr())
         return self._heaps
 
     def prepare(self, tensor: torch.Tensor, offset: int, name: str, *, zero: bool) -> None:
@@ -185,29 +193,13 @@ class CudaBackend:
     # ---- meeting the other ranks on the host
 
     def exchange(self, value: Any, timeout_s: float) -> list[Any]:
-        number, rank, store = self._meetings, self.seats.rank, self._store
-        self._meetings += 1
-        store.set(f"{number}/{rank}", pickle.dumps(value))
-        missing = [peer for peer in range(self.seats.num_ranks) if peer != rank]
-        # A rank may still be compiling or loading: meeting on the host is allowed longer.
-        deadline = time.monotonic() + max(timeout_s, 1.0) * 3
-        while missing := [peer for peer in missing if not store.check([f"{number}/{peer}"])]:
-            if self.aborted() or time.monotonic() > deadline:
-                late = ", ".join(map(str, missing))
-                why = "a wait timed out" if self.aborted() else "they did not come in time"
-                raise TimeoutError(
-                    f"rank {rank} meets the other ranks for the {number}th time, without rank "
-                    f"{late}: {why}; every rank must make the same collective calls"
-                )
-            time.sleep(POLL_S)
-        values = [
-            value if peer == rank else pickle.loads(store.get(f"{number}/{peer}"))
-            for peer in range(self.seats.num_ranks)
-        ]
-        # All ranks have come to this meeting, so all have read the last one.
-        if number > 0:
-            store.delete_key(f"{number - 1}/{rank}")
-        return values
+        return self._meetings.exchange(
+            value, timeout_s, "every rank must make the same collective calls in the same order"
+        )
+
+    def _start_together(self, value: Any) -> list[Any]:
+        """Every rank's `value` while the world is made."""
+        return self._meetings.exchange(value, self._init_timeout_s, LATE_AT_INIT)
 
     def call_logs(self) -> Sequence[memoryview | None]:
         own = self.seats.nodes[self.seats.rank]
@@ -331,21 +323,22 @@ class CudaBackend:
         """Who sits where: a node for each host, or as declared."""
         with open("/proc/sys/kernel/random/boot_id") as file:
             host = file.read().strip()
-        mine = (host, self.device.index, dist.get_rank())
-        everyone = self.exchange(mine, timeout_s=60.0)
+        mine = (host, self.device.index, dist.get_rank(), self._asked)
+        everyone = self._start_together(mine)
+        check_names([asked for *_, asked in everyone], self._meetings.members)
         if len({seat[:2] for seat in everyone}) < len(everyone):
-            devices = ", ".join(f"rank {r}: cuda:{d}" for r, (_, d, _) in enumerate(everyone))
+            devices = ", ".join(f"rank {r}: cuda:{d}" for r, (_, d, *_) in enumerate(everyone))
             raise UsageError(
                 f"several ranks use one GPU ({devices}); call torch.cuda.set_device(local rank) "
                 "before weft.init"
             )
-        hosts = [host for host, *_ in everyone]
+        hosts = [seat[0] for seat in everyone]
         numbers = _nodes_of(hosts, nodes)
         return Seats(
             dist.get_rank(self.group),
             numbers,
             tuple(numbers[:rank].count(node) for rank, node in enumerate(numbers)),
-            tuple(rank for *_, rank in everyone),
+            tuple(seat[2] for seat in everyone),
         )
 
     def _open_shared(self) -> None:
@@ -359,10 +352,10 @@ class CudaBackend:
         if rank == first:
             with open(path, "xb") as file:
                 file.truncate(nbytes)
-        path = self.exchange(path, timeout_s=60.0)[first]
+        path = self._start_together(path)[first]
         with open(path, "r+b") as file:
             self._shared = mmap.mmap(file.fileno(), nbytes)
-        self.exchange("mapped", timeout_s=60.0)
+        self._start_together("mapped")
         if rank == first:
             os.unlink(path)
         self._shared_address = torch.frombuffer(self._shared, dtype=torch.uint8).data_ptr()
@@ -393,15 +386,22 @@ def scope() -> None:
     return None
 
 
-_generations: dict[str, int] = {}
+# By a group's members: worlds of theirs that were made here so far.
+_numbers: dict[tuple[int, ...], int] = {}
 
 
 def connect(
-    group: dist.ProcessGroup | None, name: str, nodes: int | Sequence[int] | None = None
+    group: dist.ProcessGroup | None,
+    settings: Settings,
+    *,
+    name: str,
+    asked: str,
+    nodes: int | Sequence[int] | None = None,
 ) -> CudaBackend:
     """The backend of this process in `group`; starts the default group where there is none.
 
-    `nodes` declares which ranks share one, as weft.emulated does; else hosts are nodes.
+    `asked` is how the world was asked to be called; `nodes` declares which ranks share one, as
+    weft.emulated does; else hosts are nodes.
     """
     if not torch.cuda.is_available():
         raise UnsupportedError(
@@ -409,10 +409,25 @@ def connect(
             "inside `with weft.emulated(ranks=N) as ranks: ranks.run(main)`"
         )
     if not dist.is_initialized():
-        _start_processes()
+        _start_processes(settings.init_timeout_s)
     group = group if group is not None else dist.group.WORLD
-    generation = _generations[name] = _generations.get(name, -1) + 1
-    return CudaBackend(group, name, generation, nodes)
+    members = tuple(dist.get_process_group_ranks(group))
+    number = _numbers.get(members, 0)
+    backend = CudaBackend(group, settings, asked=asked, number=number, nodes=nodes)
+    # One that was not made is not counted: who calls again meets those that come later.
+    _numbers[members] = number + 1
+    return backend
+
+
+def check_names(asked: Sequence[str], members: Sequence[int]) -> None:
+    """Raises  CallOrderError: ranks of one group that meet in different worlds"""
+    for rank, name in zip(members, asked, strict=True):
+        if name != asked[0]:
+            raise CallOrderError(
+                f"weft.init on the group {list(members)}: rank {members[0]} makes the world "
+                f"{asked[0]!r}, but rank {rank} makes {name!r}; every member of a group must make "
+                "its worlds in the same order, with the same names"
+            )
 
 
 def _nodes_of(hosts: Sequence[str], declared: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -434,14 +449,38 @@ def _nodes_of(hosts: Sequence[str], declared: int | Sequence[int] | None) -> tup
     return nodes
 
 
-def _start_processes() -> None:
+def _start_processes(timeout_s: float) -> None:
     """The default process group, as a launcher's environment says; alone without a launcher."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     torch.cuda.set_device(local_rank)
     device = torch.device("cuda", local_rank)
     if "RANK" in os.environ:
-        dist.init_process_group("nccl", device_id=device, timeout=timedelta(minutes=10))
+        store, rank, num_ranks = meet_processes(timeout_s)
     else:
-        dist.init_process_group(
-            "nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device
+        store, rank, num_ranks = dist.HashStore(), 0, 1
+    dist.init_process_group(
+        "nccl", store=store, rank=rank, world_size=num_ranks, device_id=device,
+        timeout=timedelta(minutes=10),
+    )  # fmt: skip
+
+
+def meet_processes(timeout_s: float) -> tuple[Any, int, int]:
+    """The store of all processes that a launcher has started, once all are there; this one's rank,
+    and how many there are.
+
+    Raises  TimeoutError: naming those that did not come; NCCL alone would wait ten minutes
+    """
+    try:
+        store, rank, num_ranks = next(
+            iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
         )
+    except dist.DistStoreError as error:
+        raise TimeoutError(
+            f"rank {os.environ['RANK']} of {os.environ.get('WORLD_SIZE')} has not met the others "
+            f"in {timeout_s:g} s: {error}; {LATE_AT_INIT}"
+        ) from error
+    StoreMeetings(dist.PrefixStore("weft start", store), range(num_ranks), rank).exchange(
+        "started", timeout_s, LATE_AT_INIT
+    )
+    store.set_timeout(timedelta(minutes=10))
+    return dist.PrefixStore("default_pg", store), rank, num_ranks

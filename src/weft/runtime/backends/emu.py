@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from weft.base.errors import UsageError
+from weft.base.settings import Settings
 from weft.base.target import TARGETS, Target
 from weft.emulator.context import RankContext, current
 from weft.emulator.machine import HeapView
@@ -40,12 +42,18 @@ def scope() -> Hashable:
     return (id(context.session), context.rank)
 
 
-def connect(group: Any, name: str, nodes: int | Sequence[int] | None = None) -> EmulatedBackend:
+def connect(
+    group: Any, settings: Settings, *, name: str, asked: str,
+    nodes: int | Sequence[int] | None = None,
+) -> EmulatedBackend:  # fmt: skip
     """The calling rank's backend for a world over `group`; None is all ranks.
 
-    The session has settled who sits where: `nodes` is for GPUs.
+    As on GPUs, torch has a default process group afterwards. The session has settled who sits
+    where, and finds by itself that a rank does not come: `nodes` and `settings` are for GPUs.
     """
     context = _context()
+    if not dist.is_initialized():
+        dist.init_process_group("nccl")
     if group is None:
         members: Sequence[int] = range(context.session.num_ranks)
     elif isinstance(group, EmulatedGroup):
@@ -56,7 +64,7 @@ def connect(group: Any, name: str, nodes: int | Sequence[int] | None = None) -> 
             "made in this session and that this rank is a member of",
             place=user_place(),
         )
-    return EmulatedBackend(context, tuple(members), name)
+    return EmulatedBackend(context, tuple(members), name, asked)
 
 
 def _context() -> RankContext:
@@ -112,12 +120,19 @@ class EmulatedBackend:
     far = None
     device = torch.device("cpu")
 
-    def __init__(self, context: RankContext, members: tuple[int, ...], name: str) -> None:
+    def __init__(
+        self, context: RankContext, members: tuple[int, ...], name: str, asked: str
+    ) -> None:
         self.context = context
         self.session = context.session
         self.machine = context.machine
         self.name = name
+        self.asked = asked
         self.members = members
+        # Worlds of these ranks are numbered, alike on all: their names may differ, where one of
+        # them has another world of that name with others.
+        numbers = context.belongings.setdefault("worlds of members", {})
+        numbers[members] = self._number = numbers.get(members, 0) + 1
         self.target: Target = replace(TARGETS["emu"], num_sms=self.machine.num_sms)
         places = [self.session.topology.seat(rank) for rank in members]
         self.seats = Seats(
@@ -196,13 +211,13 @@ class EmulatedBackend:
 
     def exchange(self, value: Any, timeout_s: float) -> list[Any]:
         return self.session.meetings.exchange(
-            ("world", self.name, self.members), self.members, self.seats.rank,
-            f"a collective step of world {self.name!r}", value, in_stream=False,
+            ("world", self.members, self._number), self.members, self.seats.rank,
+            f"a collective step of world {self.asked!r}", value, in_stream=False,
         )  # fmt: skip
 
     def call_logs(self) -> Sequence[memoryview | None]:
         logs = self.session.shared.setdefault(
-            ("call logs", self.name, self.members),
+            ("call logs", self.members, self._number),
             [bytearray(CALL_LOG_BYTES) for _ in self.members],
         )
         return [memoryview(log) for log in logs]

@@ -116,7 +116,7 @@ def call_traced(
     world.synchronize()
     records = world.trace.tolist()
     kept = [words for words in records if words[layout.TRACE_START]]
-    everyone = world.backend.exchange(kept, world.settings.timeout_s)
+    everyone = world.backend.exchange(kept, world.meeting_timeout_s)
     world.close()
     return everyone, clocks
 
