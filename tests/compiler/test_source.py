@@ -143,6 +143,8 @@ def test_source_is_golden(name):
                      num_warps=8), marks=pytest.mark.slow),
         pytest.param("sm90", "cuda:90", Specialised("bfloat16", (128, 128, 64), 4, num_stages=5),
                      marks=pytest.mark.slow),
+        pytest.param("sm90", "cuda:90", Specialised("bfloat16", (128, 192, 64), 4, num_stages=4),
+                     marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_both_twins_compile_and_their_waits_hold(name, twin, target, given):

@@ -362,6 +362,7 @@ ordered for what it announces alone (`src/weft/ir/order.py`).
 | a mapping that leaves rows out, or has them twice | `Compiled.check`, with the tiles |
 | an order of tiles that is no bijection | `swizzle`, with both numbers of a tile |
 | an engine that cannot be there | `engines`, with those that can |
+| a tile of the user's that no template has | `tile`, with what the template takes |
 | a tile that does not fit registers or shared memory | `partition`, with what is missing |
 
 ## What is not there

@@ -22,7 +22,7 @@ which say themselves that they have come, nothing else orders ranks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from weft.base.place import UNKNOWN, Place
@@ -130,6 +130,34 @@ TEMPLATES = {
 }
 # Those of whole rows.
 OF_ROWS = ("rows", "every_row")
+
+
+def wrong_tile(function: str, tile: Sequence[int], *, is_whole: bool) -> str:
+    """Which extents a template takes, if it does not take these; "" if it does.
+
+    `is_whole`: tiles are cut from all rows, so no rank signals a tile to another one. Then the sm90
+    variant of gemm may take columns in two products, a power of two and a half or a quarter as many
+    (160 = 128 + 32), while the generic variant takes the first of them.
+    """
+    extents, _ = TEMPLATES[function]
+    if function in OF_ROWS:
+        is_right = len(tile) == extents and min(tile) >= 1 and _is_power(tile[0])
+        return "" if is_right else "it takes a power of two of rows, and their columns"
+    is_right = len(tile) == extents and min(tile) >= 16
+    if is_right:
+        rows, columns, depth = tile
+        rest = columns - (wide := 1 << (columns.bit_length() - 1))
+        is_right = rest in ((0, wide // 2, wide // 4) if is_whole else (0,))
+        is_right = is_right and _is_power(rows) and _is_power(depth)
+    told = f"it takes {extents} extents, each a power of two from 16 on"
+    if is_whole:
+        told += "; columns may also be one and a half or a quarter more, as 160 = 128 + 32"
+    return "" if is_right else told
+
+
+def _is_power(extent: int) -> bool:
+    return not extent & extent - 1
+
 
 # Which words of a channel: those of the tile's rows; all; the tile's, of every other rank, or its
 # chunk's. By tables: those of the ranks whose rows the tile has.
@@ -382,13 +410,9 @@ def _template(kernel: Kernel) -> Iterator[tuple[str, Place]]:
         told = f"there are {', '.join(TEMPLATES)}"
         yield f"{kernel.name} is of template {template.function}; {told}", template.place
         return
-    extents, needed = TEMPLATES[template.function]
-    least, cut = (16, template.tile) if template.function == "gemm" else (1, template.tile[:1])
-    is_wrong = min(template.tile, default=0) < least or any(extent & extent - 1 for extent in cut)
-    if len(template.tile) != extents or is_wrong:
-        told = f"it takes {extents} extents, each a power of two from 16 on"
-        if template.function in OF_ROWS:
-            told = "it takes a power of two of rows, and their columns"
+    _, needed = TEMPLATES[template.function]
+    cuts = {one.cuts for one in kernel.of(Mapping)}
+    if told := wrong_tile(template.function, template.tile, is_whole=cuts == {"whole"}):
         yield f"template {template.function} has tile={template.tile}; {told}", template.place
     given = Counter(hook.slot for hook in kernel.of(Hook))
     if missing := [slot for slot in needed if not given[slot]]:

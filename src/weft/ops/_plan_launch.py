@@ -46,11 +46,11 @@ class Product:
         self.itemsize = dtype.itemsize
         target, nodes = runner.world.target, _lanes.nodes_of(runner.world)
         can_use_tma = _product_launch.can_use_tma(self, self.itemsize, target)
-        self.tma = can_use_tma and max(self.tile) <= blocking.TMA_EXTENT
-        is_hopper = _product_launch.is_for_hopper(self.itemsize, nodes, target)
-        self.is_sm90 = is_hopper and self.tma and self.tile[0] == 128 and self.tile[2] <= 64
         # The plain twin has a power of two of columns.
         self.plain_tile = (self.tile[0], gemm_sm90.wide_columns(self.tile[1]), self.tile[2])
+        self.tma = can_use_tma and max(self.plain_tile) <= blocking.TMA_EXTENT
+        is_hopper = _product_launch.is_for_hopper(self.itemsize, nodes, target)
+        self.is_sm90 = is_hopper and self.tma and gemm_sm90.has_tile(self.tile)
         # Of a part's columns, where engines carry them.
         tokens = [runner.channels[one] for one in launch.announces
                   if runner.channels[one].to == "engine"]  # fmt: skip

@@ -85,6 +85,8 @@ store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_globa
 
 # Rows of its tiles.
 TILE_M = gl.constexpr(128)
+# Columns of its tiles, and extents of k, of 16-bit operands.
+WIDTHS, DEPTHS = (64, 128, 160, 192, 256, 320, 384), (32, 64)
 # Warps of a launch: the first consumer's. The other consumer and the producer are added to them.
 NUM_WARPS = 4
 # Registers of a thread: what a consumer needs for its sums, what a producer can do with.
@@ -631,11 +633,17 @@ def _begin_promoted(
     return product, scale
 
 
+def has_tile(tile: Sequence[int]) -> bool:
+    """Does this template take such tiles of 16-bit operands?"""
+    tile_m, tile_n, tile_k = tile
+    return tile_m == TILE_M.value and tile_n in WIDTHS and tile_k in DEPTHS
+
+
 def check(
     op: str, tile_m: int, tile_n: int, tile_k: int, stages: int, target: Target, itemsize: int = 2
 ) -> None:
     """Raises  ConfigError: a tile or stages that this template, or `target`, cannot run"""
-    widths, depths = (64, 128, 160, 192, 256, 320, 384), (32, 64)
+    widths, depths = WIDTHS, DEPTHS
     if itemsize == 1:
         widths, depths = (64, 128), (128,)
     if tile_m != TILE_M.value or tile_n not in widths or tile_k not in depths:

@@ -65,16 +65,18 @@ def few(x, residual, weight):
 class Case:
     """One program at one number of rows, by one engine."""
 
-    def __init__(self, world: Any, function: Any, engines: dict[str, str], sizes: tuple) -> None:
+    def __init__(
+        self, world: Any, function: Any, engines: dict[str, str], sizes: tuple, columns: int = 256
+    ) -> None:  # fmt: skip
         m, k, n = sizes
         self.world, self.m = world, m
-        self.name = f"{function.__name__} {engines} m={m}"
+        self.name = f"{function.__name__} {engines} m={m} in tiles of {columns} columns"
         parameters = self._parameters(function, k, n)
         self.placed = place(trace(function, "tp", parameters))
         nodes = _lanes.nodes_of(world)
         nodes = nodes if len(nodes) > 1 else ()
         facts = Facts({"m": m}, world.num_ranks, world.target, nodes)
-        tiles = {"product": (128, 256, 64), "product_2": (128, 128, 64)}
+        tiles = {"product": (128, columns, 64), "product_2": (128, 128, 64)}
         tiles = {task.name: tiles[task.name] for task in self.placed.tasks if task.name in tiles}
         self.stages = overlap(self.placed, facts, Settings(tiles=tiles, engines=engines))
         if engines.get("scattered") == "copy_engine":  # which is not for recordings
@@ -166,6 +168,8 @@ def main() -> None:
     ] if len(_lanes.nodes_of(world)) > 1 else [
         Case(world, mlp, {"gathered": "copy_engine"}, sizes),
         Case(world, mlp, {"gathered": "push"}, sizes),
+        Case(world, mlp, {"gathered": "push"}, sizes, columns=160),
+        Case(world, mlp, {"gathered": "copy_engine_put"}, sizes, columns=320),
         Case(world, mlp, {"gathered": "copy_engine", "scattered": "copy_engine"}, sizes),
         Case(world, gemm_ar, {"reduced": "push"}, sizes),
         # The second call has more rows, which lie in the same boxes.

@@ -14,12 +14,13 @@ from weft.compiler.cost import products
 from weft.compiler.cost.machine import machine_for
 from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts
-from weft.compiler.passes.tile import held_by, number
+from weft.compiler.passes.tile import held_by, is_cut_whole, number
+from weft.ir.core import wrong_tile
 from weft.ir.task import ENGINES, PACKETS, Program, Shard, Task, are_alike, is_carried_by
 from weft.tiles import blocking, gemm_sm90
 
 LIBRARY = "library"
-# Of the template for Hopper: those that its plain twin can have too, and all.
+# Of the sm90 template: those that the generic one can have too, and all.
 PLAIN_CUTS = (gemm_sm90.WIDE, gemm_sm90.TURNS)
 HOPPER_CUTS = (*PLAIN_CUTS, gemm_sm90.MIDDLE)
 # Below so many rows a sum over ranks is worth sending by packets at all.
@@ -139,17 +140,24 @@ def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
 def tiles_of(
     product: Task, collective: Task, engine: str, shape: Product, facts: Facts
 ) -> Iterator[tuple[int, ...]]:
-    """Extents worth trying, that the target can run."""
+    """Extents worth trying, that the target can run and the kernel's template takes."""
+    is_whole = is_cut_whole([product.kind, collective.kind])
+    for tile in _worth_trying(product, collective, engine, shape, facts):
+        if not wrong_tile("gemm", tile, is_whole=is_whole):
+            yield tile
+
+
+def _worth_trying(
+    product: Task, collective: Task, engine: str, shape: Product, facts: Facts
+) -> Iterator[tuple[int, ...]]:
     assert product.type is not None
     if engine == "packets" and facts.target.backend != "emu":
         yield SMALL_TILE
         return
     dtype = product.type.dtype
     if _is_for_hopper(shape, facts):
-        # The plain twin has a power of two of columns. Who gathers is told of none: there it stands
-        # in with others. Of sums ranks signal tiles to each other, and the cut is for both twins.
-        is_free = collective.kind == "all_gather" and facts.num_nodes == 1
-        for cut in HOPPER_CUTS if is_free else PLAIN_CUTS:
+        # Over several nodes the generic variant runs, which has a power of two of columns.
+        for cut in HOPPER_CUTS if facts.num_nodes == 1 else PLAIN_CUTS:
             yield cut.tile_m, cut.tile_n, cut.tile_k
         return
     sizes = (max(shape.m, 1), max(shape.n, 1), max(shape.k, 1))

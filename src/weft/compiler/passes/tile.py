@@ -9,13 +9,14 @@ case: a rank's tiles are cut within what it holds, an operand's region may meet 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import ceil
 from typing import NamedTuple
 
 from weft.base.errors import ConfigError
+from weft.ir.core import wrong_tile
 from weft.ir.shapes import per_sequence
 from weft.ir.task import KINDS, PRODUCTS, All, Along, ByTable, Need, Program, Task
 from weft.ir.tensor import TABLE, Shard, Size, Times, Type
@@ -57,7 +58,8 @@ def tile(program: Program, extents: Mapping[str, tuple[int, ...]] | None = None)
     """`extents` are those of tasks by name; the others have what an earlier pass has given, or
     DEFAULT. Within a kernel the tiles are those of its first task.
 
-    Raises  ConfigError: extents of no task, or that are no extents
+    Raises  ConfigError: extents of no task, or that are no extents; of a kernel's product, such as
+            its template does not take
     """
     extents = extents or {}
     names = [task.name for task in program.tasks if task.kind != "input"]
@@ -71,10 +73,30 @@ def tile(program: Program, extents: Mapping[str, tuple[int, ...]] | None = None)
             if len(cut) not in ((2, 3) if task.kind in PRODUCTS else (2,)) or min(cut) < 1:
                 told = f"{program.name}: {task.name} has tile={cut}; it is (rows, columns)"
                 raise ConfigError(told, place=task.place)
+            if task.kernel and task.kind in PRODUCTS:
+                cut = _for_template(program, task, cut)
             needs = tuple(map(Need, task.operands, KINDS[task.kind].region))
             task = replace(task, tile=cut, needs=needs)
         tasks.append(task)
     return replace(program, tasks=tuple(tasks), stage="tiled")
+
+
+def is_cut_whole(kinds: Iterable[str]) -> bool:
+    """Are the tiles of a product cut from all rows, in a kernel of tasks of these kinds? Of sums
+    over ranks they are cut from each rank's part, since ranks signal them to each other."""
+    return not {"reduce_scatter", "all_reduce", "grouped_matmul"} & {*kinds}
+
+
+def _for_template(program: Program, task: Task, cut: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a kernel's product: rows, columns and k, of which the last may be left as it is.
+
+    Raises  ConfigError: a tile that no template has
+    """
+    cut = (*cut, *task.tile[2:]) if len(cut) == 2 else cut
+    kinds = [one.kind for one in program.of_kernel(task.kernel)]
+    if told := wrong_tile("gemm", cut, is_whole=is_cut_whole(kinds)):
+        raise ConfigError(f"{program.name}: {task.name} has tile={cut}; {told}", place=task.place)
+    return cut
 
 
 def _cut(task: Task, before: Sequence[Task]) -> tuple[int, ...]:
