@@ -10,7 +10,9 @@ import triton
 import triton.language as tl
 
 import weft
+from weft.base.errors import OutOfBoundsError
 from weft.emulator.observation import Recorder
+from weft.runtime.replays import SIGHTINGS
 
 
 @triton.jit
@@ -243,3 +245,42 @@ def test_what_cannot_be_recorded():
     ):
         with pytest.raises(error, match=words):
             on_one_rank(main)
+
+
+def test_launches_of_a_call_that_comes_again_are_replayed_with_frozen_arguments():
+    def main(world):
+        calls, launched = world.replays(), []
+        x, out = torch.zeros(8), torch.zeros(8)
+
+        def call(number):
+            calls.run("x", lambda: launched.append(number) or add_one[(1,)](x, out, BLOCK=8))
+
+        for number in range(SIGHTINGS + 2):
+            x.fill_(float(number))
+            call(number)
+            assert out.tolist() == [number + 1.0] * 8
+        # The last one that launches is launched once more, to be recorded.
+        assert launched == [*range(SIGHTINGS), SIGHTINGS - 1]
+        x, kept = torch.full((8,), 100.0), x
+        call(-1)  # a key without x
+        return out[0].item(), kept[0].item()
+
+    assert on_one_rank(main) == (SIGHTINGS + 2.0, SIGHTINGS + 1.0)
+
+
+def test_a_replay_of_launches_takes_what_lies_at_its_addresses_and_keeps_nothing_alive():
+    def main(world):
+        calls, out = world.replays(), torch.zeros(8)
+        x = torch.ones(8)
+
+        def call():
+            calls.run("x", lambda: add_one[(1,)](x, out, BLOCK=8))
+
+        for _ in range(SIGHTINGS):
+            call()
+        world.synchronize()
+        x = torch.ones(8)  # and what was there is gone
+        call()
+
+    with pytest.raises(OutOfBoundsError, match="belongs to no tensor|which has"):
+        on_one_rank(main)

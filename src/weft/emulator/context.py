@@ -14,7 +14,7 @@ from weft.base.place import Place
 from weft.emulator.actors import Actor
 from weft.emulator.clocks import Clock
 from weft.emulator.memory import Allocation
-from weft.emulator.recording import Recording
+from weft.emulator.recording import Kept, LaunchRecording, Recording
 from weft.emulator.spans import address_of, span_of
 from weft.emulator.streams import Event, EventRecord, EventWait, Stream, Work
 from weft.emulator.user_place import user_place
@@ -207,6 +207,18 @@ class RankContext:
     def record(self) -> Recording:
         return Recording(self)
 
+    def record_launches(self, launch: Callable[[], None]) -> LaunchRecording | None:
+        """Record what `launch` queues; None where a timeline is drawn, by the program's streams."""
+        if self.machine.time is not None:
+            return None
+        with LaunchRecording(self) as recording:
+            launch()
+        return recording
+
+    def keeping(self, *tensors: torch.Tensor) -> Kept:
+        """What a piece of work keeps alive until it has run."""
+        return (lambda: tensors) if self.recording is None else self.recording.keeping(tensors)
+
     # ---- memory
 
     def track(self, tensor: torch.Tensor, name: str, *, initialised: bool = True) -> Allocation:
@@ -242,6 +254,15 @@ class RankContext:
                 self.track(tensor, name)
         elif known.name in (UNNAMED, FRESH):
             known.name = name
+
+    def found(self, address: int, name: str) -> Any:
+        """What lies at `address` now, for a kernel or a copy to which it is `name`."""
+        known = self.machine.memory.find(address)
+        if known is None:
+            return None  # its access is a finding
+        if known.name in (UNNAMED, FRESH):
+            known.name = name
+        return known.owner and known.owner()
 
     def on_heap(self, address: int) -> bool:
         """Is `address` on some rank's symmetric heap, allocated or not?"""

@@ -81,12 +81,11 @@ def _own_text(launch: Launch) -> str:
 
 
 def _maker(kernel: EmulatedKernel, launch: Launch, arguments: Arguments, place: Any) -> Callable:
-    grid, values, keep, cooperative = (
-        launch.grid, arguments.values, arguments.keep, launch.cooperative,
-    )  # fmt: skip
+    grid, values, cooperative = launch.grid, arguments.values, launch.cooperative
+    kept = arguments.context.keeping(*arguments.keep)
 
     def make() -> KernelWork:
-        return KernelWork(kernel, grid, values, cooperative=cooperative, place=place, keep=keep)
+        return KernelWork(kernel, grid, values, cooperative=cooperative, place=place, keep=kept())
 
     return make
 

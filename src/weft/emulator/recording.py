@@ -2,11 +2,15 @@
 
 Nothing runs while a recording is made. It keeps how to make each piece of work again, with its
 arguments frozen, and each replay queues all of it behind the stream that replays.
+
+What an operator's call launches is recorded as well, once the call has come again
+(runtime/replays.py). Such a recording is one of addresses, as a CUDA graph is: it keeps no tensor
+alive, and takes whatever lies at its addresses when it is replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +18,7 @@ import torch
 
 from weft.base.errors import UsageError
 from weft.base.place import Place
-from weft.emulator.spans import span_of
+from weft.emulator.spans import address_of, span_of
 from weft.emulator.streams import Event, EventRecord, EventWait, Stream, Work
 from weft.emulator.torch_costs import charge
 from weft.emulator.user_place import user_place
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
     from weft.emulator.context import RankContext
 
 MakeWork = Callable[[], Work]
+# The tensors that a piece of work keeps alive, asked for when the work is made.
+Kept = Callable[[], Any]
 
 
 @dataclass
@@ -104,6 +110,14 @@ class Recording:
                     place=self.place,
                 )
 
+    def keeping(self, tensors: Sequence[torch.Tensor]) -> Kept:
+        """What a piece of recorded work keeps alive, each time that it is made."""
+        return lambda: tensors
+
+    def placed(self, work: Work) -> Work:
+        """`work` of a replay, with the host's lines that it is queued by."""
+        return work
+
     def replay(self) -> None:
         """Queue all of it behind the current stream's work; the host does not wait."""
         context = self.context
@@ -127,7 +141,37 @@ class Recording:
                 work = EventWait(events[step.point], place=step.point.place)
             else:
                 work = step()
-            streams[name].enqueue(work)
+            streams[name].enqueue(self.placed(work))
+
+
+class LaunchRecording(Recording):
+    """What one call queues, for calls to come. Made by `RankContext.record_launches`.
+
+    A replay is a call of its own: its findings name that call's lines, not those of the call that
+    was recorded.
+    """
+
+    # Copies, too, take whatever lies at their addresses.
+    is_current = True
+
+    def keeping(self, tensors: Sequence[torch.Tensor]) -> Kept:
+        memory = self.context.machine.memory
+        names: dict[int, str] = {}
+        for tensor in tensors:
+            known = memory.find(address := address_of(tensor))
+            if known is not None:
+                names[address] = known.name
+        return lambda: [self.context.found(address, name) for address, name in names.items()]
+
+    def placed(self, work: Work) -> Work:
+        before, frames = self.place.frames, work.place.frames
+        if frames[: len(before)] == before:
+            work.place = Place(self._now.frames + frames[len(before) :])
+        return work
+
+    def replay(self) -> None:
+        self._now = user_place()
+        super().replay()
 
 
 def frozen_operation(

@@ -66,7 +66,11 @@ def is_users(file: str) -> bool | None:
     return None if file.startswith(_PACKAGE) else True
 
 
-_MACHINERY = os.path.join(_PACKAGE, "emulator", "")
+_MACHINERY = (
+    os.path.join(_PACKAGE, "emulator", ""),
+    # What is launched by one line, again and again or from a recording, has one place.
+    os.path.join(_PACKAGE, "runtime", "replays.py"),
+)
 
 # By file: "user", "weft", or of no interest.
 _whose: dict[str, str] = {}

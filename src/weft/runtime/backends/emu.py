@@ -21,7 +21,7 @@ from weft.base.target import TARGETS, Target
 from weft.emulator.context import RankContext, current
 from weft.emulator.machine import HeapView
 from weft.emulator.process_group import EmulatedGroup
-from weft.emulator.recording import Recording
+from weft.emulator.recording import LaunchRecording, Recording
 from weft.emulator.spans import address_of, span_of
 from weft.emulator.streams import CopyWork, TokenWork, WordCopyWork
 from weft.emulator.streams import Stream as MachineStream
@@ -240,23 +240,26 @@ class EmulatedBackend:
         self.context.reach(src, address_of(src), "copied tensor")
         self.context.reach(dst, address_of(dst), "copied tensor")
         to, source, place = span_of(dst), span_of(src), user_place()
-        self.context.enqueue(lambda: CopyWork(to, source, place=place, keep=(dst, src)))
+        kept = self.context.keeping(dst, src)
+        self.context.enqueue(lambda: CopyWork(to, source, place=place, keep=kept()))
 
     def copy_word(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         self.context.reach(src, address_of(src), "copied word")
         self.context.reach(dst, address_of(dst), "copied word")
         to, source, place = address_of(dst), address_of(src), user_place()
-        self.context.enqueue(lambda: WordCopyWork(to, source, place=place, keep=(dst, src)))
+        kept = self.context.keeping(dst, src)
+        self.context.enqueue(lambda: WordCopyWork(to, source, place=place, keep=kept()))
 
     def take_token(self, word: torch.Tensor) -> None:
         address, place = address_of(word), user_place()
-        self.context.enqueue(lambda: TokenWork(address, place=place, keep=word))
+        kept = self.context.keeping(word)
+        self.context.enqueue(lambda: TokenWork(address, place=place, keep=kept()))
 
     def record(self) -> Recording:
         return self.context.record()
 
-    def record_launches(self, launch: Callable[[], None]) -> None:
-        """Nothing: launches made anew are checked with the lines that made them."""
+    def record_launches(self, launch: Callable[[], None]) -> LaunchRecording | None:
+        return self.context.record_launches(launch)
 
     def is_recording(self) -> bool:
         return self.context.recording is not None
