@@ -32,6 +32,7 @@ from weft.emulator.meetings import Meetings
 from weft.emulator.observation import Observer
 from weft.emulator.rewriting import Rewrite
 from weft.emulator.timeline import Timeline
+from weft.emulator.torch_compile import intercept_compilers
 from weft.emulator.torch_distributed import Distributed, RankGroups
 from weft.emulator.torch_ops import TorchOperations, intercept_host_reads
 from weft.emulator.user_place import user_place
@@ -248,6 +249,7 @@ def emulated(
         stack.callback(triton_api.take_launches(take_launch, num_sms))
         stack.callback(session.distributed.install())
         stack.callback(intercept_host_reads())
+        stack.callback(intercept_compilers())
         session.isolation.start()
         stack.callback(session.isolation.stop)
         grad = torch.autograd.set_multithreading_enabled(False)

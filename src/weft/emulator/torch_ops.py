@@ -194,6 +194,8 @@ class TorchOperations(TorchDispatchMode):
         """Fresh memory: a pattern that stands out, tracked until all of it is written."""
         if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
             return
+        if _is_traced(tensor):  # it has no memory
+            return
         if tensor.numel() and self.context.checks:
             fill_with_garbage(tensor)
             self.context.track(tensor, FRESH, initialised=False)

@@ -24,6 +24,7 @@ from weft.language.triton_api.emulator_backend import EmulatorBackend, EmulatorO
 from weft.language.triton_api.emulator_driver import (
     EmulatorDriver,
     Launch,
+    end_graphs_at_launches,
     install_emulator_backend,
     take_launches,
 )
@@ -73,10 +74,10 @@ __all__ = [
     "TRITON_VERSION", "CompilationError", "EmulatorBackend", "EmulatorDriver",
     "EmulatorOptions", "JITFunction", "Launch", "backend_name", "builtin", "call_jit", "cast",
     "compile_error", "compile_held", "compile_kernel", "constexpr", "cuda_arch",
-    "driver_config", "enclosing_function", "enclosing_line", "enclosing_name",
-    "enclosing_scope", "extern", "gpu_target", "held_launches", "install_emulator_backend",
+    "driver_config", "enclosing_function", "enclosing_line", "enclosing_name", "enclosing_scope",
+    "end_graphs_at_launches", "extern", "gpu_target", "held_launches", "install_emulator_backend",
     "is_gluon", "is_pointer", "is_tensor", "is_tuple", "launches_are_held", "link_library",
-    "load_kernel", "make_tuple", "num_warps", "ordered_store", "relaunch", "relauncher", "reshape",
-    "scan_error", "stamped_builtin", "take_launches", "to_tensor", "tuple_fields", "unwrap",
-    "when_loaded",
+    "load_kernel", "make_tuple", "num_warps", "ordered_store", "relaunch", "relauncher",
+    "reshape", "scan_error", "stamped_builtin", "take_launches", "to_tensor", "tuple_fields",
+    "unwrap", "when_loaded",
 ]  # fmt: skip

@@ -1,7 +1,8 @@
 """The emulator as Triton's driver: every ordinary launch goes to a callback.
 
-Of Triton: `DriverBase` and what launches, autotuning and `triton.testing` ask of a driver; the
-launcher that is made for each compiled kernel; the tables of backends and of the active driver.
+Of Triton: `DriverBase` and what launches, autotuning and `triton.testing` ask of a driver; `run` of
+what can be launched; the launcher that is made for each compiled kernel; the tables of backends and
+of the active driver.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from triton.backends import Backend, backends
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
+from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.driver import driver as driver_config
+from triton.runtime.jit import JITFunction
 
 from weft.language.triton_api.emulator_backend import EmulatorBackend
 
@@ -163,5 +167,21 @@ def take_launches(on_launch: Callable[[Launch], None], num_sms: int) -> Callable
     def restore() -> None:
         driver_config._active = before
         _Launcher.on_launch = before_hook
+
+    return restore
+
+
+def end_graphs_at_launches() -> Callable[[], None]:
+    """Let torch.compile run launches between its graphs; returns the undo.
+
+    Without a GPU it takes a launch for ordinary Python, and would compile Triton and the emulator.
+    """
+    launches = {kind: kind.run for kind in (JITFunction, Autotuner, Heuristics)}
+    for kind, run in launches.items():
+        kind.run = torch.compiler.disable(run, reason="on emulated ranks a launch ends the graph")
+
+    def restore() -> None:
+        for kind, run in launches.items():
+            kind.run = run
 
     return restore
