@@ -8,8 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+import triton
+import triton.language as tl
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import weft
 
@@ -196,6 +199,51 @@ def test_functional_collectives():
     run(main)
 
 
+@triton.jit
+def write(x_ptr, value, n: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, n), value)
+
+
+@pytest.mark.parametrize("maker", ["kernel", "operator"])
+def test_functional_collectives_of_what_a_kernel_made(maker):
+    """The host of each rank waited for its own stream, in which the collective was the last."""
+
+    def main(rank):
+        group, mesh = dist.group.WORLD, init_device_mesh("cpu", (RANKS,))
+        with weft.init(heap_bytes=1 << 20) as world:
+
+            def made():
+                x = torch.zeros(RANKS)
+                write[(1,)](x, rank + 1.0, n=RANKS)
+                return x if maker == "kernel" else weft.ops.all_to_all(x, world=world)
+
+            mine, sums = ([rank + 1.0] * RANKS, [10.0] * RANKS)
+            every = [float(i + 1) for i in range(RANKS)]
+            if maker == "operator":
+                mine, every = every, every * RANKS
+                sums = [4.0 * value for value in mine]
+            else:
+                every = [value for value in every for _ in range(RANKS)]
+            assert functional.all_reduce(made(), "sum", group).tolist() == sums
+            assert functional.all_gather_tensor(made(), 0, group).tolist() == every
+            part = functional.reduce_scatter_tensor(made(), "sum", 0, group)
+            assert part.tolist() == sums[rank : rank + 1]
+            pair = functional.all_reduce_coalesced([made(), made()], "sum", group)
+            assert [one.tolist() for one in pair] == [sums, sums]
+            exchanged = functional.all_to_all_single(made(), None, None, group)
+            assert exchanged.tolist() == every[rank::RANKS]
+            rows = DTensor.from_local(made(), mesh, [Shard(0)])
+            assert rows.redistribute(mesh, [Replicate()]).to_local().tolist() == every
+            assert rows.full_tensor().tolist() == every
+            shares = DTensor.from_local(made(), mesh, [Partial()])
+            assert shares.redistribute(mesh, [Shard(0)]).to_local().tolist() == part.tolist()
+            compiled = torch.compile(lambda x: functional.all_reduce(x, "sum", group) + 1)
+            assert compiled(made()).tolist() == [value + 1 for value in sums]
+
+    run(main)
+    torch._dynamo.reset()
+
+
 def test_asynchronous_collectives_overlap():
     def main(rank):
         first, second = filled(rank, 2), filled(rank, 2)
@@ -299,5 +347,38 @@ def test_dtensor_and_data_parallel_training():
         gradients = [torch.empty_like(layer.weight) for _ in range(RANKS)]
         dist.all_gather(gradients, layer.weight.grad)
         assert all(torch.equal(gradients[0], other) for other in gradients)
+
+    run(main)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_fully_sharded_training(dtype):
+    """FSDP2 packs its parameters into fresh memory by one operation on many tensors."""
+
+    def layers():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(
+            torch.nn.Linear(8, 15), torch.nn.ReLU(), torch.nn.Linear(15, 5)
+        )  # fmt: skip
+
+    def rows(rank, step):
+        return torch.randn(4, 8, generator=torch.Generator().manual_seed(rank * 10 + step))
+
+    def main(rank):
+        policy = {"mp_policy": MixedPrecisionPolicy(dtype, torch.float32)} if dtype else {}
+        model, alone = layers(), layers()
+        for part in (model[0], model):
+            fully_shard(part, mesh=init_device_mesh("cpu", (RANKS,)), **policy)
+        steps = [torch.optim.SGD(one.parameters(), lr=0.01) for one in (model, alone)]
+        for step in range(2):
+            model(rows(rank, step)).square().sum().backward()
+            for other in range(RANKS):
+                (alone(rows(other, step)).square().sum() / RANKS).backward()
+            for one in steps:
+                one.step()
+                one.zero_grad()
+        near = {"rtol": 0.1, "atol": 0.05} if dtype else {}
+        for one, whole in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(one.full_tensor(), whole, **near)
 
     run(main)

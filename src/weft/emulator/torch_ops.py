@@ -48,12 +48,16 @@ _OVERWRITING = (
 # What reads a tensor's values on the host, where a GPU would have to wait as well.
 _HOST_READS = {aten._local_scalar_dense.default, aten.equal.default}
 
-# torch's own operations, each done at once. All others are made of these, and of kernels.
-_OWN = {"aten", "prim", "prims", "c10d", "_c10d_functional", "profiler", "quantized"}
+# torch's own operations, each done at once. All others are made of these, of kernels, and of calls
+# of a process group, whose ranks meet.
+_OWN = {"aten", "prim", "prims", "profiler", "quantized"}
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 # Copies move unwritten memory without looking at it.
-_COPIES = {aten.clone.default, aten._to_copy.default, aten.copy_.default, aten.cat.default}
+_COPIES = {
+    aten.clone.default, aten._to_copy.default, aten.copy_.default, aten.cat.default,
+    aten._foreach_copy_.default,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def _manner(func: Any) -> _Manner:
             is_view=bool(getattr(func, "is_view", False)) or base in _METADATA,
             is_fresh=func in _FRESH,
             writes=written,
-            reads_written=not (outs or base in _OVERWRITING),
+            reads_written=not (outs or base.removeprefix("_foreach_") in _OVERWRITING),
             names=tuple(a.name for a in schema.arguments),
         )
     return manner
