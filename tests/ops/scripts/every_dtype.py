@@ -82,8 +82,6 @@ def cases(world: Any) -> Iterator[Case]:
 
 
 def main() -> None:
-    if not dist.is_initialized() and not torch.cuda.is_available():
-        dist.init_process_group()
     whole = weft.init(heap_bytes=64 << 20)
     n = whole.num_ranks
     groups = [dist.new_group(list(range(first, n, 2))) for first in (0, 1)]

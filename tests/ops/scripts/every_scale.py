@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 import weft
@@ -42,8 +41,6 @@ def problems(op: Any, num_ranks: int) -> Iterator[Any]:
 
 
 def main() -> None:
-    if not dist.is_initialized() and not torch.cuda.is_available():
-        dist.init_process_group()
     world = weft.init()
     op = weft.ops.cards()["ag_gemm"]
     cases = 0
