@@ -92,6 +92,12 @@ class FakeBackend:
     def current_stream(self) -> Any:
         return None
 
+    def stream_number(self) -> int:
+        return 0
+
+    def wait_for(self, other: Any) -> None:
+        pass
+
     def stream(self, name: str) -> Any:
         return None
 

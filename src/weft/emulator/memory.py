@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,7 +145,8 @@ class Memory:
     def __init__(self) -> None:
         self._gone: list[_Owner] = []
         self.packet_segments: set[int] = set()  # those that wrote packets
-        self.packet_reads: dict[int, Any] = {}  # by stream: which packets its works have read
+        # By rank and stream: which packets the stream's works have read.
+        self.packet_reads: dict[int, dict[int, Any]] = defaultdict(dict)
         self._numbers: Counter[int] = Counter()
         self._starts: list[int] = []
         self._allocations: list[Allocation] = []

@@ -12,6 +12,8 @@ clock speaks.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import numpy as np
 
 from weft.emulator.clocks import Clock
@@ -47,21 +49,22 @@ class PacketWrite(Write):
 
 
 class PastReads:
-    """Which packets the works of one stream have read: those before `position`, and all."""
+    """Which packets the works of one stream have read, up to each of them."""
 
     def __init__(self) -> None:
-        self.position = -1
-        self.before = Clock()
-        self.all = Clock()
+        self._positions: list[int] = []
+        self._known: list[Clock] = []
 
-    def known_at(self, position: int) -> Clock:
-        return (self.all if self.position < position else self.before).copy()
+    def up_to(self, position: int) -> Clock:
+        """The reads of all works up to that position."""
+        count = bisect_right(self._positions, position)
+        return self._known[count - 1] if count else Clock()
 
     def add(self, position: int, clock: Clock) -> None:
-        if self.position < position:
-            self.position = position
-            self.before = self.all.copy()
-        self.all.join(clock)
+        if self._positions[-1:] != [position]:
+            self._known.append(self.up_to(position).copy())
+            self._positions.append(position)
+        self._known[-1].join(clock)
 
 
 class PacketAccess(Synchronising):
@@ -81,16 +84,14 @@ class PacketAccess(Synchronising):
             self._reader_clk += 1
         return clock
 
-    def _past_reads(self) -> PastReads:
-        stream = self.work.stream
-        past = self.memory.packet_reads.get(stream.number)
-        if past is None:
-            past = self.memory.packet_reads[stream.number] = PastReads()
-        return past
-
     def _known_reads(self) -> Clock:
+        """What works before this one have read: of its stream, and of the rank's other streams as
+        far as events and the host have put them before it."""
         if self._reads_known is None:
-            self._reads_known = self._past_reads().known_at(self.work.position)
+            self._reads_known = known = Clock()
+            ended = self.work.clock.streams
+            for number, past in self.memory.packet_reads[self.work.rank].items():
+                known.join(past.up_to(ended.get(number, -1)))
         return self._reads_known
 
     def leave_packets(self) -> None:
@@ -98,7 +99,8 @@ class PacketAccess(Synchronising):
         if self._reads_known is not None:
             if self._reader >= 0:
                 self._reads_known.learn(self._reader, self._reader_clk)
-            self._past_reads().add(self.work.position, self._reads_known)
+            of_rank, number = self.memory.packet_reads[self.work.rank], self.work.stream.number
+            of_rank.setdefault(number, PastReads()).add(self.work.position, self._reads_known)
 
     # ------------------------------------------------------------------------------------------
 

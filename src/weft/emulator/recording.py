@@ -74,6 +74,10 @@ class Recording:
         branch.knows[stream.name] = branch.length
         self.steps.append((stream.name, make))
 
+    def holds(self, stream: Stream) -> bool:
+        """Is the stream a part of this recording so far?"""
+        return stream.name in self.branches
+
     def order(self, later: Stream, earlier: Stream) -> None:
         """Work recorded on `later` from here on starts after what `earlier` holds now."""
         source = self.branches.get(earlier.name)

@@ -134,6 +134,13 @@ class Backend(Protocol):
 
     def current_stream(self) -> Stream: ...
 
+    def stream_number(self) -> int:
+        """Tells the current stream from all others; asked at each call, so it costs next to
+        nothing."""
+
+    def wait_for(self, other: Stream) -> None:
+        """The current stream waits for `other`, where one recording holds both or none does."""
+
     def stream(self, name: str) -> Stream:
         """The stream of that name; the same one each time."""
 

@@ -29,6 +29,12 @@ def find(scope: Hashable, name: str) -> World:
     return world
 
 
+def all_of(scope: Hashable) -> list[World]:
+    """The open worlds of a scope."""
+    with _lock:
+        return [world for (owner, _), world in _worlds.items() if owner == scope]
+
+
 def add(scope: Hashable, world: World) -> None:
     with _lock:
         _worlds[scope, world.name] = world

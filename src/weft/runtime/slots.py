@@ -95,6 +95,7 @@ class Workspace:
         self._storages: list[_Storage] = []
         self._outgrown: list[_Storage] = []
         self._turn = 0
+        self._order = world.stream_order()
         self._cuts: dict[tuple, tuple[Slot, ...]] = {}
 
     def take(self, buffers: BufferRequest, signals: SignalRequest) -> Slot:
@@ -103,6 +104,7 @@ class Workspace:
         slots = self._cuts.get(request)
         if slots is None:
             slots = self._cuts[request] = self._cut(buffers, signals)
+        self._order.take()
         self._turn = (self._turn + 1) % self._num_slots
         return slots[self._turn]
 

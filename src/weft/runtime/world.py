@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +39,7 @@ from weft.runtime.call_log import CallLog
 from weft.runtime.heap import Block, HeapAllocator
 from weft.runtime.replays import Replays
 from weft.runtime.slots import BufferRequest, SignalRequest, Slot, Workspace
+from weft.runtime.stream_order import OrderedRecording, StreamOrder
 
 if TYPE_CHECKING:
     from weft.runtime.channels import Channel
@@ -100,6 +101,9 @@ class World:
             self.table, tl.constexpr(self.num_ranks), tl.constexpr(version)
         )
         self._log = CallLog(name, self.rank, backend.call_logs())
+        self.orders: list[StreamOrder] = []
+        self._call_order = self.stream_order()
+        self._barrier_orders: dict[int, StreamOrder] = {}
         # What operators found out about calls of a kind, kept as long as their mailboxes are.
         self.calls: dict[tuple[Any, ...], Any] = {}
         registry.add(scope, self)
@@ -203,6 +207,8 @@ class World:
         num_slots: int | None = None,
     ) -> Slot:
         """The next slot of the workspace `key`; see `slots`. Collective.
+
+        The current stream waits for what another one holds that took the workspace's last slot.
 
         `buffers` maps names to (shape, dtype), `signals` names to (count, dtype). `num_slots` is
         how many there are in turn, settled by a key's first call: 1 for what takes turns by itself.
@@ -324,10 +330,29 @@ class World:
         """Recordings for an operator that queues the same work again and again; see there."""
         return Replays(self.backend)
 
-    def record(self) -> AbstractContextManager[Recording]:
-        """Freeze what is launched in the brackets; `recording.replay()` runs it, often."""
+    @contextmanager
+    def record(self) -> Iterator[Recording]:
+        """Freeze what is launched in the brackets; `recording.replay()` runs it, often.
+
+        A replay comes after the calls before it, on whichever streams of this rank those are; see
+        `stream_order`.
+        """
         self._check_usable("record")
-        return self.backend.record()
+        for order in self._all_orders():
+            order.begin_recording()
+        with self.backend.record() as recording:
+            ordered = OrderedRecording(recording)
+            yield ordered
+        ordered.end(self._all_orders())
+
+    def _all_orders(self) -> list[StreamOrder]:
+        """A recording may hold calls of all worlds of this rank."""
+        return [order for one in registry.all_of(self._scope) for order in one.orders]
+
+    def stream_order(self) -> StreamOrder:
+        """For calls that share memory, whichever streams of this rank they are made on."""
+        self.orders.append(StreamOrder(self.backend))
+        return self.orders[-1]
 
     def is_recording(self) -> bool:
         return self.backend.is_recording()
@@ -335,12 +360,18 @@ class World:
     # ---- together
 
     def barrier(self, channel: int = 0) -> None:
-        """All ranks meet on their current streams; the host does not wait. Can be recorded."""
+        """All ranks meet on their current streams; the host does not wait. Can be recorded.
+
+        Barriers of one channel follow each other, on whichever streams of this rank.
+        """
         if not 0 <= channel < layout.NUM_CHANNELS:
             raise UsageError(
                 f"barrier: channel {channel} is outside 0 .. {layout.NUM_CHANNELS - 1}"
             )
         self._check_usable("barrier")
+        if channel not in self._barrier_orders:
+            self._barrier_orders[channel] = self.stream_order()
+        self._barrier_orders[channel].take()
         from weft.runtime import kernels
 
         kernels.barrier[(1,)](self.arg, CHANNEL=channel, num_warps=1)
@@ -389,7 +420,8 @@ class World:
         """Say that this rank now calls the collective operation `name`; returns the call's number.
 
         Compares with what the ranks of this node called as their call of the same number, as far
-        as they have come: of two ranks that disagree, the later one raises.
+        as they have come: of two ranks that disagree, the later one raises. What the current
+        stream gets from here on comes after this rank's earlier calls on other streams.
 
         Raises  CallOrderError; and as `check`
         """
@@ -397,7 +429,9 @@ class World:
             self._check_usable(name)
         if self._errors:
             self._raise_errors()
-        return self._log.call(name)
+        number = self._log.call(name)
+        self._call_order.take()
+        return number
 
     def close(self) -> None:
         """Give everything back; again does nothing. Collective, unless the world is poisoned."""

@@ -221,6 +221,16 @@ class CudaBackend:
             known = self._by_handle[stream.cuda_stream] = CudaStream("current", stream)
         return known
 
+    def stream_number(self) -> int:
+        return torch._C._cuda_getCurrentRawStream(self.device.index)
+
+    def wait_for(self, other: Stream) -> None:
+        is_captured = torch.cuda.is_current_stream_capturing()
+        with other:
+            other_is_captured = torch.cuda.is_current_stream_capturing()
+        if is_captured == other_is_captured:
+            self.current_stream().wait(other)
+
     def stream(self, name: str) -> Stream:
         if name not in self._streams:
             # High priority: such streams feed the compute stream and must not queue behind it.

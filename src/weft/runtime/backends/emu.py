@@ -230,6 +230,14 @@ class EmulatedBackend:
     def current_stream(self) -> RankStream:
         return self.stream(self.context.stream.name)
 
+    def stream_number(self) -> int:
+        return self.context.stream.number
+
+    def wait_for(self, other: RankStream) -> None:
+        recording = self.context.recording
+        if recording is None or recording.holds(other.stream):
+            self.current_stream().wait(other)
+
     def stream(self, name: str) -> RankStream:
         streams = self.context.belongings.setdefault("streams", {})
         if name not in streams:
