@@ -20,6 +20,11 @@ from weft.base.topology import Topology
 
 _MODULE_LOCKS: dict = getattr(importlib._bootstrap, "_module_locks", {})  # type: ignore
 
+# In a CUDA build of torch 2.11, where there is no device, whatever traces first makes a guard that
+# ends with its thread, and the next one falls over it: the first is made here, not by a rank.
+if torch.backends.cuda.is_built() and not torch.cuda.is_available():
+    getattr(torch._C, "_ensureCUDADeviceGuardSet", lambda: None)()
+
 TORCH_DEFAULT_SEED = 67280421310721
 MASTER_ADDRESS, MASTER_PORT = "127.0.0.1", "29500"
 
