@@ -289,6 +289,9 @@ def push(a, c, world, n, HOW: tl.constexpr):
     elif HOW == "no hint":
         delta = tl.load(world.table + 17) - tl.load(world.table + 7)
         tl.store(c + delta // 2 + i, v)  # mark: no hint
+    elif HOW == "no hint, mask":
+        delta = tl.load(world.table + 17) - tl.load(world.table + 7)
+        tl.store(c + delta // 2 + i, v, mask=i < n)  # mark: no hint, mask
     elif HOW == "bytes":
         delta = tl.load(world.table + 17) - tl.load(world.table + 7)
         there = (c.to(tl.int64) + delta).to(tl.pointer_type(tl.bfloat16))
@@ -297,6 +300,10 @@ def push(a, c, world, n, HOW: tl.constexpr):
         tl.store(c + 1 + i, v)
     elif HOW == "strided":
         tl.store(c + i * 2, v)
+    elif HOW == "one element of each row":
+        tl.store(c + i, tl.full((4096,), 1, tl.bfloat16), mask=i % n == 0)
+    elif HOW == "behind the first element":
+        tl.store(c + i, v, mask=i > 0)
 
 
 @triton.jit

@@ -286,13 +286,15 @@ def test_stores_through_at_are_16_bytes_wide(target, how):
 
 
 @pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
-@pytest.mark.parametrize("how", ["no hint", "bytes"])
+@pytest.mark.parametrize("how", ["no hint", "no hint, mask", "bytes"])
 def test_a_translation_without_hint_falls_to_two_bytes(target, how):
     finding = only(check(kernels.push, target, HOW=how), NARROW_STORE)
     assert finding.first.line == line_of(how) and "2 bytes" in finding.message
 
 
-@pytest.mark.parametrize("how", ["unaligned", "strided"])
+@pytest.mark.parametrize(
+    "how", ["unaligned", "strided", "one element of each row", "behind the first element"]
+)
 def test_stores_that_cannot_be_wide_are_no_finding(how):
     assert check(kernels.push, "cuda:90", HOW=how).ok
 

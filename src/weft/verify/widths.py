@@ -230,7 +230,7 @@ class _Analysis:
         if name in ("arith.remsi", "arith.remui"):
             return self._remainder(*map(self.of, inputs))
         if name == "arith.cmpi":
-            return self._compare(*map(self.of, inputs))
+            return self._compare(operation, *map(self.of, inputs))
         if name in ("arith.andi", "arith.ori", "arith.select", "arith.maxsi", "arith.minsi"):
             axes = self.of(inputs[-1])
             for value in inputs[:-1]:
@@ -339,11 +339,18 @@ class _Analysis:
             _gcds(left.constancy, right.constancy),
         )
 
-    def _compare(self, left: Axes, right: Axes) -> Axes:
+    def _compare(self, operation: Operation, left: Axes, right: Axes) -> Axes:
         if len(left.contiguity) != len(right.contiguity):
             return Axes(*((1,) * len(left.contiguity),) * 3)
-        divisibility = _gcds(left.divisibility, right.divisibility)
-        runs = _gcds(_gcds(left.contiguity, right.constancy), divisibility)
+        # A run of neighbours lies on one side of a bound where both begin at its multiples; for
+        # `x <= bound` its first element may lie apart, for `x == bound` any one.
+        predicate = operation.text.removeprefix("arith.cmpi").split(",")[0].strip()
+        runs = (1,) * len(left.contiguity)
+        if predicate[1:] in ("gt", "le"):
+            left, right = right, left
+        if predicate not in ("eq", "ne"):
+            divisibility = _gcds(left.divisibility, right.divisibility)
+            runs = _gcds(_gcds(left.contiguity, right.constancy), divisibility)
         constancy = tuple(map(max, _gcds(left.constancy, right.constancy), runs))
         return Axes((1,) * len(runs), (1,) * len(runs), constancy)
 
