@@ -314,6 +314,9 @@ TOKENS = [
     (", takes=True", "", "credits", "copy writes the slot before credits are taken"),
     (", gives=True", "", "credits", "gives its slot back 0 times"),
     ("after(main, carry)\n", "", "joined", "copy on stream carry may run when the caller goes on"),
+    # What was queued on a stream later is not joined.
+    (f"{COPY}\nafter(main, carry)", f"after(main, carry)\n{COPY}", "joined", "copy on stream carry "
+     "may run when the caller goes on"),
     # Only the host's order says that the launch is there before a stream waits for it.
     (f"{LAUNCH}\n{COPY}", f"{COPY}\n{LAUNCH}", "tokens", "takes kept_ready, which a later launch "
      "sets: what waits on a stream is queued behind it"),

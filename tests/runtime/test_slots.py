@@ -50,6 +50,17 @@ def test_a_smaller_call_uses_the_same_slot_and_its_epoch():
     assert run_ranks(main, 2) == ["fine"] * 2
 
 
+def test_words_of_another_size_are_other_words():
+    def main(world):
+        for _ in range(2):
+            for dtype in (torch.int32, torch.int64):
+                slot = world.workspace("w", {}, {"ready": (4, dtype)})
+                assert slot.ready.dtype == dtype and slot.ready.tolist() == [0] * 4
+        return "fine"
+
+    assert run_ranks(main, 2) == ["fine"] * 2
+
+
 def test_growing_keeps_what_a_recording_may_still_use():
     def main(world):
         before, _ = ask(world, 4), ask(world, 4)

@@ -67,6 +67,16 @@ def test_random_chains(seed):
     agrees(random_chain(seed))
 
 
+def test_a_store_to_a_word_ends_what_its_releases_hand_on():
+    """The value lets the wait pass before the third's store as behind it, and only before it is the
+    data ordered: both orders are tried."""
+    agrees([
+        [("wait", 1, 1), ("load", 0, 0)],
+        [("store", 0, 5), ("set", 1, 1)],
+        [("wait.relaxed", 1, 1), ("set", 1, 1)],
+    ])  # fmt: skip
+
+
 TOKENS = {
     "set once and taken": ([[("store", 0, 5), ("set", 0, 1)]], [0], 1),
     "set before its data": ([[("set", 0, 1), ("store", 0, 5)]], [0], None),
