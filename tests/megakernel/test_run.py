@@ -11,7 +11,7 @@ import weft
 import weft.megakernel
 import weft.ops
 from weft.base.dtypes import tolerance
-from weft.base.errors import ConfigError, UsageError
+from weft.base.errors import ConfigError, ShapeError, UsageError
 from weft.compiler import (
     Partial,
     Replicate,
@@ -235,7 +235,8 @@ def test_without_rows_there_is_nothing_to_do(ranks):
 
 def strided(calls):
     _, mine = calls.given(16, 0)
-    mine["x"] = mine["x"].t().contiguous().t()
+    wide = torch.cat([mine["w1"], mine["w1"]], 1)
+    mine["w1"] = wide[:, : mine["w1"].shape[1]]
     return calls(mine, 16)
 
 
@@ -248,7 +249,7 @@ def recorded_first(calls):
 @pytest.mark.parametrize(
     ("wrong", "error", "told"),
     [
-        (strided, UsageError, r"x of shape \(8, 16\) has strides .* pass .contiguous"),
+        (strided, ShapeError, r"w1 of shape \(16, 24\) has strides .* pass w1.contiguous"),
         (recorded_first, UsageError, "call the program once with these sizes before recording"),
     ],
     ids=["strided", "recorded"],

@@ -73,7 +73,8 @@ class Compiled:
         collectives=weft.megakernel.
 
         Shapes  each tensor is what its placement leaves to this rank; a size that the declaration
-                names may be given by that name, and must be where shards differ
+                names may be given by that name, and must be where shards differ. Strides: see
+                `layouts`
         Sync    stream-ordered on the current stream
         Raises  ShapeError, DtypeError, UsageError: with the values and the declaration's line
 
@@ -129,8 +130,10 @@ class Compiled:
     def _call_of(self, tensors: tuple, sizes: dict[str, int], world: Any, lowering: str) -> Call:
         """What calls with tensors like these share on this rank: found once, kept."""
         # Where a tensor lies on the heap is the same on all ranks, or their calls differ by name.
+        # Peers read rows there that lie one behind the other.
         on_heap = tuple(
-            i for i in self._gathered if i < len(tensors) and world.offset(tensors[i]) is not None
+            i for i in self._gathered if i < len(tensors) and tensors[i].is_contiguous()
+            and world.offset(tensors[i]) is not None
         ) if lowering == "overlapped" else ()  # fmt: skip
         shapes = tuple((one.shape, one.dtype) for one in tensors)
         key = (lowering, shapes, tuple(sizes.items()), on_heap)

@@ -331,7 +331,14 @@ y = mlp(x, w1, w2, world=world, collectives=weft.ops, m=997)
 
 `m` may be left out where all ranks have equally many rows. `tests/compiler/test_unfused.py` holds
 this program at small sizes, and random ones, against `libraries.reference`: the same tasks on
-global tensors in fp32, where collectives do nothing."""
+global tensors in fp32, where collectives do nothing.
+
+Inputs may lie as torch lays them out: transposed, sliced, padded, expanded. Every lowering gives
+what it gives for the same numbers in rows. A weight, the right operand of a product, is read in
+place as `[k, n]` or as the transposed of `[n, k]`, with padding between its rows; the persistent
+kernel and products by tables take none. What else does not lie in rows one behind the other is
+copied at each call, before kernels read it. A weight is not: a `ShapeError` names its strides, and
+asks for a copy that is made once."""
 
 ORDER = """\
 ## The order of passes

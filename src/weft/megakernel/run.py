@@ -17,6 +17,7 @@ import torch
 from triton import next_power_of_2
 
 from weft.base.errors import UsageError
+from weft.compiler import layouts
 from weft.ir.task import Program
 from weft.megakernel import codegen
 from weft.megakernel.bodies import Body, bodies
@@ -90,7 +91,13 @@ class Runner:
                 "way; call the program once with these sizes before recording"
             )
         self.world, self.program, self.options = world, program, options
-        transposed = frozenset(_transposed(program, tensors))
+        places = {one.name: one.place for one in program.tasks}
+        reads = _reads(program)
+        self._copied = layouts.to_copy(program.name, tensors, reads, places)
+        transposed = frozenset(
+            name for name in reads.weights
+            if name in tensors and not tensors[name].is_contiguous()
+        )  # fmt: skip
         self.graph = _graph(program, sizes, world, options)
         self.bodies = bodies(self.graph, transposed)
         self.mine = self.graph.ranks[world.rank]
@@ -118,7 +125,8 @@ class Runner:
         }
         memory = {"memory": ((max(1, self.graph.symmetric_bytes),), torch.uint8)}
         slot = self.world.workspace(f"persistent {self.program.name}", memory, signals)
-        bound = self._bind(tensors, slot)
+        copies = {name: tensors[name].contiguous() for name in self._copied}
+        bound = self._bind({**tensors, **copies}, slot)
         self._launch(bound, slot)
         return tuple(bound[name] for name in self.graph.results)
 
@@ -156,27 +164,13 @@ def _graph(program: Program, sizes: Mapping[str, int], world: Any, options: Pers
     return require(schedule(graph, options.schedule, max(1, min(most, longest))))
 
 
-def _transposed(program: Program, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """Inputs that lie as [columns, rows], which products may read so.
-
-    Raises  UsageError: an input that lies otherwise
-    """
+def _reads(program: Program) -> layouts.Reads:
+    """How the kernel reads the inputs of a program."""
     right = {one.operands[1] for one in program.tasks if one.kind == "matmul"}
-    right -= {name for one in program.tasks for name in one.operands[: 1 if one.kind == "matmul"
-              else None]}  # fmt: skip
-    found = []
-    for name, tensor in tensors.items():
-        if tensor.is_contiguous():
-            continue
-        if name not in right or not tensor.t().is_contiguous():
-            raise UsageError(
-                f"{program.name}: {name} of shape {tuple(tensor.shape)} has strides "
-                f"{tensor.stride()}; the persistent kernel reads rows that lie one behind the "
-                "other: pass .contiguous()",
-                place=program.task(name).place,
-            )
-        found.append(name)
-    return found
+    rows = {name for one in program.tasks for i, name in enumerate(one.operands)
+            if i != 1 or one.kind != "matmul"}  # fmt: skip
+    written = {one.operands[0] for one in program.tasks if one.kind == "kv_append"}
+    return layouts.Reads(rows, right - rows, written)
 
 
 def tile_of(body: Body) -> gemm.Tile | rows.Tile | attention_decode.Tile:

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from weft.base.errors import CallOrderError, UnsupportedError
-from weft.compiler import libraries
+from weft.compiler import layouts, libraries
 from weft.compiler.lower import kernels
 from weft.compiler.passes import allocate
 from weft.ir import device
 from weft.ir.device import After, Buffer, Call, Channel, Copy, Launch, Notify, Plan, Take, Wait
+from weft.ir.task import PRODUCTS
 from weft.language import mapping
 from weft.language.mapping import StaticMapping
 from weft.ops import _plan_kernels
@@ -75,8 +76,8 @@ def _runner(
     orders: Mapping[str, Any] | None,
 ) -> tuple[PlanRunner, bool]:  # fmt: skip
     """What runs the stages' plan for tensors like these, and whether nothing has before."""
-    layouts = tuple(_layout(one) for one in tensors.values())
-    key = ("program", id(stages), tuple(sorted(sizes.items())), layouts)
+    lying = tuple(_layout(one) for one in tensors.values())
+    key = ("program", id(stages), tuple(sorted(sizes.items())), lying)
     if is_new := key not in world.calls:
         # The stages are kept: their number is then theirs alone.
         runner = PlanRunner(world, stages.plan, tensors, sizes, orders)
@@ -94,6 +95,17 @@ def _larger(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 def _layout(tensor: torch.Tensor) -> tuple:
     return tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _reads(plan: Plan) -> layouts.Reads:
+    """How a plan's launches and copies read its inputs."""
+    tasks = [do for launch in plan.of(Launch) for do in launch.body]
+    right = {do.operands[1] for do in tasks if do.kind in PRODUCTS}
+    rows = {name for do in tasks for i, name in enumerate(do.operands)
+            if i != 1 or do.kind not in PRODUCTS}  # fmt: skip
+    rows |= {one.source for one in plan.of(Copy)}
+    shared = {one.name for one in plan.of(Buffer) if one.role == "shared"}
+    return layouts.Reads(rows, right - rows, shared, padded=True)
 
 
 @dataclass(frozen=True)
@@ -115,6 +127,9 @@ class PlanRunner:
     ) -> None:  # fmt: skip
         self.world, self.plan, self.sizes = world, plan, dict(sizes)
         self.buffers = {one.name: one for one in plan.of(Buffer)}
+        places = {one.name: one.place for one in self.buffers.values()}
+        self._copied = layouts.to_copy(plan.name, tensors, _reads(plan), places)
+        tensors = self._laid_out(tensors)
         self.channels = {one.name: one for one in plan.of(Channel)}
         # The launches of its products, and on rows that it sums, by name.
         lowered = kernels.lower(plan)
@@ -134,7 +149,8 @@ class PlanRunner:
                 self._place_words(channel)
         self._regions = allocate.layout(plan, sizes, world.num_ranks)
         self._local = self._make_local()
-        self._is_loaded = False
+        # For which inputs that begin at 16 bytes, and which that do not: kernels differ by that.
+        self._loaded: set[tuple[bool, ...]] = set()
         # The streams that wait for tiles; what is recorded as one, and beside it.
         self.carriers = tuple(dict.fromkeys(one.stream for one in plan.of(Copy) if one.awaits))
         self.recordings = recordings(plan.steps, self.carriers)
@@ -270,6 +286,7 @@ class PlanRunner:
                 "leave the engine to the compiler, or ask for 'push'",
                 next(one.place for one in self.plan.of(Copy) if one.awaits),
             )
+        tensors = self._laid_out(tensors)
         try:
             self.world.operator_call(self._name(tensors))
         except CallOrderError as error:
@@ -279,8 +296,7 @@ class PlanRunner:
         bound = self._bind(tensors, slot)
         if 0 in self.sizes.values():
             return tuple(bound[name].zero_() for name in self.plan.results)
-        if not self._is_loaded:
-            self._load(bound, slot)
+        self._load(tensors, bound, slot)
         self._kept.clear()
         # Libraries allocate.
         if self.plan.of(Call) or self.recordings is None:
@@ -305,8 +321,12 @@ class PlanRunner:
         if self.plan.of(Call):  # what libraries need is had by calling them
             self.run(tensors)
         elif 0 not in self.sizes.values():
-            slot = self._slot()
-            self._load(self._bind(tensors, slot), slot)
+            slot, tensors = self._slot(), self._laid_out(tensors)
+            self._load(tensors, self._bind(tensors, slot), slot)
+
+    def _laid_out(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The inputs as kernels read them."""
+        return {**tensors, **{name: tensors[name].contiguous() for name in self._copied}}
 
     def _name(self, tensors: Mapping[str, Any]) -> str:
         """What all ranks must call alike; what is read in place lies at one offset."""
@@ -341,9 +361,14 @@ class PlanRunner:
         for step in steps:
             self._queue(step, bound, slot, {})
 
-    def _load(self, bound: dict[str, torch.Tensor], slot: Any) -> None:
+    def _load(
+        self, tensors: Mapping[str, Any], bound: dict[str, torch.Tensor], slot: Any
+    ) -> None:  # fmt: skip
         """What waits for each other is loaded before any of it is launched."""
-        self._is_loaded = True
+        aligned = tuple(one.data_ptr() % 16 == 0 for one in tensors.values())
+        if aligned in self._loaded:
+            return
+        self._loaded.add(aligned)
         met: dict[str, str] = {}
         for step in self.plan.steps:
             if isinstance(step, Launch | Notify | Take) and not self._is_empty(step):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from weft.base.errors import ConfigError
+from weft.compiler import layouts
 from weft.compiler.lower import hooks, signature, source
 from weft.compiler.passes import swizzle
 from weft.ir import core
@@ -40,8 +40,9 @@ class Product:
         left, right = launch.body[0].operands
         self.left, self.right = left, right
         (self.m, self.k), self.n = runner.shape(left), runner.shape(right)[1]
-        given = tensors.get(right)
-        self.b_is_nk = given is not None and not given.is_contiguous()
+        # An input may lie otherwise than what kernels store, and padded.
+        lies = layouts.rows_of(tensors[right]) if right in tensors else None
+        self.b_is_nk, self.stride_b = lies or layouts.Rows(False, self.n)
         dtype = getattr(torch, runner.buffers[launch.writes[0]].dtype)
         self.itemsize = dtype.itemsize
         target, nodes = runner.world.target, _lanes.nodes_of(runner.world)
@@ -89,11 +90,11 @@ class Product:
         split: Any,
     ) -> Start:  # fmt: skip
         """The launch with these tensors; `words` are its channels'."""
-        shape = _product_launch.shape_of(self)
+        shape = _product_launch.shape_of(self)._replace(stride_b=self.stride_b)
         aligned = all(bound[self._home(name)].data_ptr() % 16 == 0 for name in self._operands)
+        # Of one rank's weight alone: the protocol between ranks must not depend on it.
+        aligned = aligned and self.stride_b * self.itemsize % blocking.TMA_BYTES == 0
         is_sm90, tma = self.is_sm90 and aligned, self.tma and aligned
-        if not is_sm90:
-            self._check_plain_twin()
         arguments = [
             words[one.name] if one.sort == "signals" else self._tensor(one, bound, is_sm90, tma)
             for one in self.kernel.of(core.Param)
@@ -113,18 +114,6 @@ class Product:
         given = (*arguments, slot.arg, shape, *cut, tile, self.world.arg)
         options = {"num_warps": PLAIN_WARPS, "num_stages": PLAIN_STAGES}
         return Start(self.twins.plain, self.grid, given, options)
-
-    def _check_plain_twin(self) -> None:
-        """Raises  ConfigError: tiles that the plain twin cannot have, as other ranks have them"""
-        tile_n, plain_n = self.tile[1], self.plain_tile[1]
-        if tile_n != plain_n and not self.is_whole:
-            raise ConfigError(
-                f"{self.launch.kernel}: tiles of {tile_n} columns where the template for Hopper "
-                "cannot read tensors, since rows or tensors begin at no multiple of "
-                f"{blocking.TMA_BYTES} bytes; the plain one takes a power of two: pass tensors "
-                f"that do, or ask for tiles of {plain_n}",
-                place=self.launch.place,
-            )
 
     def _with_peers(self, arguments: list, bound: Mapping[str, torch.Tensor]) -> list:
         """The arguments with descriptors of what tiles are sent to, on each peer by hop."""

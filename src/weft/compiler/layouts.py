@@ -1,0 +1,83 @@
+"""How a program's inputs lie in memory, and what is done about those that kernels cannot read so.
+
+Kernels read rows whose elements are neighbours and that lie one behind the other. A weight, the
+right operand of a product, they also read as the transposed of such rows ([n, k], as a Linear keeps
+it). An input that lies otherwise is copied at each call, but not a weight: that would cost as much
+as the product. Library calls take all layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from weft.base.errors import ShapeError
+from weft.base.place import UNKNOWN, Place
+
+
+class Reads(NamedTuple):
+    """Which inputs kernels read: `rows` as they are declared, `weights` as right operands alone.
+
+    `in_place`: those that kernels write, or peers read, where they lie. `padded`: rows of a weight
+    may lie further apart than they are long.
+    """
+
+    rows: Collection[str]
+    weights: Collection[str]
+    in_place: Collection[str] = ()
+    padded: bool = False
+
+
+class Rows(NamedTuple):
+    """How a matrix [k, n] lies: its rows `stride` elements apart, or, `is_nk`, its columns."""
+
+    is_nk: bool
+    stride: int
+
+
+def rows_of(matrix: Any) -> Rows | None:
+    """None where neither rows nor columns have their elements side by side."""
+    for is_nk, one in ((False, matrix), (True, matrix.t())):
+        lines, length = one.shape
+        if one.is_contiguous():
+            return Rows(is_nk, length)
+        stride = one.stride(0) if lines > 1 else length
+        if (length == 1 or one.stride(1) == 1) and stride >= length:
+            return Rows(is_nk, stride)
+    return None
+
+
+def to_copy(
+    title: str, tensors: Mapping[str, Any], reads: Reads, places: Mapping[str, Place]
+) -> tuple[str, ...]:
+    """The inputs of a call that are copied before kernels read them.
+
+    Raises  ShapeError: a weight that would be copied at each call, or what must stay where it lies
+    """
+    found = []
+    for name, tensor in tensors.items():
+        if tensor.is_contiguous():
+            continue
+        told = f"{title}: {name} of shape {tuple(tensor.shape)} has strides {tensor.stride()}"
+        if name in reads.in_place:
+            raise ShapeError(
+                f"{told}; it is used where it lies, by rows that lie one behind the other: "
+                "allocate it so",
+                place=places.get(name, UNKNOWN),
+            )
+        if name in reads.rows:
+            found.append(name)
+        elif name in reads.weights and not _is_read_in_place(tensor, reads.padded):
+            raise ShapeError(
+                f"{told}; a weight is read in place, by rows or by columns whose elements are "
+                f"neighbours{'' if reads.padded else ' and that lie one behind the other'}, and "
+                f"would be copied at each call: pass {name}.contiguous(), made once",
+                place=places.get(name, UNKNOWN),
+            )
+    return tuple(found)
+
+
+def _is_read_in_place(weight: Any, padded: bool) -> bool:
+    if weight.mT.is_contiguous():
+        return True
+    return padded and weight.dim() == 2 and rows_of(weight) is not None
