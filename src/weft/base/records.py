@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 # Of the plan that `weft compile -o` writes: it changes when what a loader must know does.
 PLAN_FORMAT = 2
@@ -24,7 +25,40 @@ class KernelRecord:
     divisible_by_16: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        return asdict(self)
+        """Functions and dtypes among the constants by their names."""
+        return _plain(vars(self))
+
+    def __str__(self) -> str:
+        """What is compiled: `row *fp32:16, n i32, size=64`."""
+        words = []
+        for name, kind in self.signature.items():
+            word = _word(kind, self.constants.get(name))
+            aligned = ":16" if name in self.divisible_by_16 else ""
+            words.append(f"{name}={word}" if kind == "constexpr" else f"{name} {word}{aligned}")
+        return ", ".join(words + [f"{name}={value}" for name, value in self.options.items()])
+
+
+def _word(kind: object, value: object) -> str:
+    """A type, or the constant in its place; of a tuple all of them."""
+    if not isinstance(kind, (tuple, list)):
+        return _written(value) if kind == "constexpr" else str(kind)
+    values = value if isinstance(value, (tuple, list)) else [None] * len(kind)
+    words = ", ".join(map(_word, kind, values))
+    name = {"WorldArg": "world", "SlotArg": "slot"}.get(type(value).__name__)
+    return name or f"({words})"
+
+
+def _written(value: object) -> str:
+    return str(getattr(value, "__name__", value))
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold of it."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(one) for one in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else _written(value)
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,28 @@
-"""`weft compile OP`: an operator's kernels for GPUs that need not be here."""
+"""`weft compile`: kernels of operators, programs and users for GPUs that need not be here."""
 
 from __future__ import annotations
 
 import json as json_text
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from weft.base.card import Op
 from weft.base.errors import UsageError
 from weft.base.records import PLAN_FORMAT
 from weft.base.target import Target
-from weft.tools import console, options
+from weft.tools import console, kernel_options, options
 from weft.tools.binaries import Binary, build
-from weft.tools.words import find_op, op_dtype, parse_ranks, parse_shape, parse_targets
+from weft.tools.kernels import Kernels, Specialised
+from weft.tools.words import parse_targets
 
 
-def compile_op(
-    op: options.OpWord,
+def compile_kernels(
+    context: typer.Context,
+    subject: kernel_options.SubjectWord,
     target: Annotated[
         str,
         typer.Option(
@@ -26,9 +30,14 @@ def compile_op(
             help="some of cuda:80,cuda:90,cuda:100,hip:gfx942,hip:gfx950",
         ),
     ],
-    ranks: Annotated[int, typer.Option(metavar="N", help="number of ranks")] = 4,
+    ranks: options.Ranks = None,
+    nodes: options.Nodes = "1",
     shape: options.Shape = "",
-    dtype: options.Dtype = "bf16",
+    dtype: options.Dtype = kernel_options.DEFAULT_DTYPE,
+    signature: kernel_options.Signature = "",
+    constexpr: kernel_options.Constants = None,
+    num_warps: kernel_options.NumWarps = None,
+    num_stages: kernel_options.NumStages = None,
     output: Annotated[
         str,
         typer.Option(
@@ -38,52 +47,59 @@ def compile_op(
     ] = "",
     json: options.AsJson = False,
 ) -> int:  # fmt: skip
-    """Compile an operator ahead of time and check the compiled code; no GPU is needed.
+    """Compile kernels ahead of time and check the compiled code; no GPU is needed.
 
-    The check reads TTGIR and assembly: no wait is lost, no load that a wait guards is above it.
+    An operator's; those that a script launches when it is run on emulated ranks; those of a tensor
+    program. The check reads TTGIR and assembly: no wait is lost, no load that a wait guards is
+    above it.
     """
-    parse_ranks(ranks)
-    card = find_op(op)
     targets = parse_targets(target)
-    problem = card.make_problem(
-        ranks, parse_shape(shape, card.default_shape), op_dtype(card, dtype).name
-    )
     if output:
         make_folder(output)
+    found = kernel_options.find_kernels(
+        context, subject, ranks, nodes, shape, dtype, signature, constexpr,
+        {"num_warps": num_warps, "num_stages": num_stages},
+    )  # fmt: skip
     binaries, complaints = [], []
     with console.bar("compiling", len(targets)) as bar:
         for one in targets:
-            built, found = compile_for(card, problem, one)
+            built, told = compile_for(found, one)
             binaries += built
-            complaints += found
+            complaints += told
             bar.advance()
     if output:
-        write(binaries, output, op)
+        write(binaries, output, subject)
     values = {
-        "op": op,
+        "op": subject,
         "kernels": [binary.to_json() for binary in binaries],
         "ok": not complaints,
     }
     if complaints:
         values["findings"] = complaints
+    for note in found.notes:
+        console.notes().print(f"note: {note}", markup=False)
     console.print_json(values) if json else show(values, output)
     return console.FINE if values["ok"] else console.PROBLEM
 
 
-def compile_for(card: Op, problem: object, target: Target) -> tuple[list[Binary], list[str]]:
-    """Every kernel of the operator for one target, and what the post-compile check found."""
+def compile_for(found: Kernels, target: Target) -> tuple[list[Binary], list[str]]:
+    """Every kernel of the subject for one target, and what the post-compile check found."""
     from weft.verify.compiled import compiled
 
-    # The best that has kernels: where libraries alone are faster, there is nothing to compile.
-    built = (list(card.kernels(problem, one, target)) for one in card.candidates(problem, target))
-    kernels = next(filter(None, built), None)
-    if kernels is None:
-        raise UsageError(f"{card.name} has no configuration for {target} at {problem}")
     binaries, complaints = [], []
-    for fn, record in kernels:
+    for fn, record in in_names_of_their_own(found.of(target)):
         binaries.append(build(fn, record, target))
         complaints += [str(finding) for finding in compiled(fn, target, record).findings]
     return binaries, complaints
+
+
+def in_names_of_their_own(kernels: Sequence[Specialised]) -> Iterator[Specialised]:
+    """The same kernels; the second of a name is NAME.2: a plan finds each by its name."""
+    seen: Counter[str] = Counter()
+    for fn, record in kernels:
+        seen[record.name] += 1
+        count = seen[record.name]
+        yield fn, record if count == 1 else replace(record, name=f"{record.name}.{count}")
 
 
 def make_folder(output: str) -> None:

@@ -24,6 +24,7 @@ from weft.base.target import parse_target
 from weft.tools import console
 from weft.tools.check import Work, check_emulated, one_schedule
 from weft.tools.compile import compile_for
+from weft.tools.kernels import of_operator
 from weft.tools.words import find_op, shape_text
 
 RANKS = 4
@@ -231,7 +232,7 @@ def binaries(card: Op) -> bool:
         problem = card.make_problem(RANKS, {"m": 4096, "n": 2560, "k": 8192}, "bfloat16")
         rows, complaints = [], []
         for target in map(parse_target, TARGETS):
-            built, found = compile_for(card, problem, target)
+            built, found = compile_for(of_operator(card, problem), target)
             complaints += found
             rows += [
                 (b.name, _arch(b.target), b.format, f"{b.bytes:,}", str(b.registers or "-"),

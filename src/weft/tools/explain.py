@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Collection
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -212,6 +213,21 @@ def find_program(words: str) -> Compiled:
     from weft.compiler import Compiled
 
     file, _, name = words.partition(":")
+    module = load_file(file)
+    there = {key: value for key, value in vars(module).items() if isinstance(value, Compiled)}
+    if not name and len(there) == 1:
+        name = next(iter(there))
+    if name not in there:
+        known = ", ".join(there) or "none"
+        raise UsageError(f"{words}: name a program of {file}, as FILE.py:NAME; it has {known}")
+    return there[name]
+
+
+def load_file(file: str, wanted: str = "") -> ModuleType:
+    """A user's file, imported for what it defines; as far as it comes, where that is `wanted`.
+
+    Raises  UsageError: no such file, or one that cannot be imported
+    """
     if not Path(file).is_file():
         raise UsageError(f"there is no file {file}")
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
@@ -223,20 +239,16 @@ def find_program(words: str) -> Compiled:
     except PlacementError:
         raise  # it names the line of the program, and what is missing there
     except Exception as error:
+        if wanted in vars(module):
+            return module
         lines = [one.lineno for one in traceback.extract_tb(error.__traceback__)
                  if Path(one.filename) == Path(file)]  # fmt: skip
         line = lines[-1] if lines else getattr(error, "lineno", None) or 1
         raise UsageError(
             f"{file}:{line}: importing the file ends with {type(error).__name__}: {error}. It is"
-            " imported to find its programs; put what is to run on ranks under"
+            " imported to find what it defines; put what is to run on ranks under"
             ' `if __name__ == "__main__":`'
         ) from error
     finally:
         sys.path.pop(0)
-    there = {key: value for key, value in vars(module).items() if isinstance(value, Compiled)}
-    if not name and len(there) == 1:
-        name = next(iter(there))
-    if name not in there:
-        known = ", ".join(there) or "none"
-        raise UsageError(f"{words}: name a program of {file}, as FILE.py:NAME; it has {known}")
-    return there[name]
+    return module

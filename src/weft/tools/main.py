@@ -20,7 +20,8 @@ from weft.base.errors import ConfigError, DtypeError, ShapeError, UsageError, We
 from weft.ops import names
 from weft.tools import console
 from weft.tools.bench import bench
-from weft.tools.compile import compile_op
+from weft.tools.check_verb import check
+from weft.tools.compile import compile_kernels
 from weft.tools.doctor import doctor
 from weft.tools.emulate import emulate
 from weft.tools.explain import explain
@@ -72,9 +73,18 @@ EXAMPLES = {
         "weft bench all_gather all_reduce --preset full -o results/",
     ),
     "lint": ("weft lint kernels.py", "weft lint src/ --source-only"),
-    "compile": ("weft compile ag_gemm --target cuda:90,hip:gfx942 -o build",),
+    "check": (
+        "weft check neighbour.py --ranks 4",
+        "weft check neighbour.py:read_neighbour --target cuda:90 -- --steps 3",
+        "weft check kernels.py:copy --signature '*fp32:16, *fp32:16, i32' --constexpr size=64",
+    ),
+    "compile": (
+        "weft compile ag_gemm --target cuda:90,hip:gfx942 -o build",
+        "weft compile neighbour.py --ranks 4 --target cuda:90 -o build",
+        "weft compile examples/13_program.py:mlp --target cuda:90",
+    ),
 }
-OF_OPERATORS = ("run", "verify", "explain", "timeline", "trace", "bench", "compile")
+OF_OPERATORS = ("run", "verify", "explain", "timeline", "trace", "bench", "check", "compile")
 
 app = typer.Typer(
     name="weft",
@@ -157,7 +167,8 @@ VERBS: dict[str, tuple[Callable[..., int], type[Verb], bool]] = {
     "explain": (explain, Verb, False),
     "timeline": (timeline, Verb, False),
     "trace": (trace, Verb, False),
-    "compile": (compile_op, Verb, False),
+    "check": (check, ScriptCommand, True),
+    "compile": (compile_kernels, ScriptCommand, True),
     "bench": (bench, Verb, False),
 }
 for _verb, (_function, _reads, _emulates) in VERBS.items():

@@ -16,6 +16,8 @@ What it reads is what was emitted, so it holds for any Triton kernel, with weft'
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +27,8 @@ from weft.base.target import Target, parse_target
 from weft.verify import check_assembly, check_lines, check_triton
 from weft.verify.findings import CompiledReport
 from weft.verify.stages import Stages
+
+_KERNEL_FILE = re.compile(r'^#loc = loc\("([^"]*)":', re.MULTILINE)
 
 
 def compiled(
@@ -43,16 +47,18 @@ def compiled(
     if isinstance(target, str):
         target = parse_target(target)
     texts: Mapping[str, Any]
+    function = None
     if isinstance(kernel, Mapping):
         texts = kernel
     elif asm := getattr(kernel, "asm", None):
         texts = asm
         target = target or _target_of(kernel)
     else:
-        texts = _compile(kernel, target, record)
+        texts, function = _compile(kernel, target, record), kernel
     stages = Stages({stage: text for stage, text in texts.items() if isinstance(text, str)})
     name = target.name if target is not None else stages.assembly
-    report = CompiledReport(stages.source.kernel.name, name, files=stages.files)
+    files = stages.files if function is None else _files_of(function, stages)
+    report = CompiledReport(stages.source.kernel.name, name, files=files)
     check_triton.check(stages, report)
     check_assembly.check(stages, report)
     check_lines.check(stages, report)
@@ -76,6 +82,26 @@ def _compile(kernel: Any, target: Target | None, record: KernelRecord | None) ->
     from weft.language import triton_api
 
     return triton_api.compile_kernel(kernel, record, target).asm
+
+
+def _files_of(function: Any, stages: Stages) -> dict[str, str]:
+    """Files by their names and paths in the stages: the function's own where Triton's cache has the
+    same text from another file; what lay beside that one is looked for beside this."""
+    from weft.language import triton_api
+
+    found = _KERNEL_FILE.search(stages.texts[stages.written])
+    now = triton_api.file_of(function)
+    if found is None or found[1] == now:
+        return stages.files
+    before, files = found[1], dict(stages.files)
+    for path in {*stages.files.values(), before}:
+        name, beside = os.path.basename(path), os.path.dirname(path) == os.path.dirname(before)
+        copied = os.path.join(os.path.dirname(now), name)
+        if path == before:
+            files |= {path: now, name: now}
+        elif beside and os.path.exists(copied):
+            files |= {path: copied, name: copied}
+    return files
 
 
 def _target_of(kernel: Any) -> Target:

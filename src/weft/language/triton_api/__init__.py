@@ -5,6 +5,7 @@ Each file says at its head what of Triton it depends on:
 * `tracing.py`: builtins that know their target while a kernel is traced;
 * `compiling.py`: compiling ahead of time, `compile_errors.py`: its errors with the user's line;
 * `launching.py`: launches on GPUs, prepared and repeated;
+* `specialising.py`: what a launch would compile, as a record;
 * `emulator_backend.py`, `emulator_driver.py`: the emulator as a target and as a driver;
 * `versions.py`: what differs between versions.
 """
@@ -17,6 +18,8 @@ from weft.language.triton_api.compile_errors import (
     CompilationError,
     JITFunction,
     compile_error,
+    file_of,
+    first_line,
     scan_error,
 )
 from weft.language.triton_api.compiling import compile_kernel, gpu_target
@@ -37,6 +40,12 @@ from weft.language.triton_api.launching import (
     relaunch,
     relauncher,
     when_loaded,
+)
+from weft.language.triton_api.specialising import (
+    defaults,
+    jit_function,
+    parameters,
+    recorded_launches,
 )
 from weft.language.triton_api.tracing import (
     FLOAT32,
@@ -70,14 +79,14 @@ from weft.language.triton_api.tracing import (
 from weft.language.triton_api.versions import HAS_ORDERED_STORES, TRITON_VERSION, ordered_store
 
 __all__ = [
-    "COMPILE_THREADS", "FLOAT32", "HAS_ORDERED_STORES", "INT1", "INT32", "INT64",
-    "TRITON_VERSION", "CompilationError", "EmulatorBackend", "EmulatorDriver",
-    "EmulatorOptions", "JITFunction", "Launch", "backend_name", "builtin", "call_jit", "cast",
-    "compile_error", "compile_held", "compile_kernel", "constexpr", "cuda_arch",
-    "driver_config", "enclosing_function", "enclosing_line", "enclosing_name", "enclosing_scope",
-    "end_graphs_at_launches", "extern", "gpu_target", "held_launches", "install_emulator_backend",
-    "is_gluon", "is_pointer", "is_tensor", "is_tuple", "launches_are_held", "link_library",
-    "load_kernel", "make_tuple", "num_warps", "ordered_store", "relaunch", "relauncher",
-    "reshape", "scan_error", "stamped_builtin", "take_launches", "to_tensor", "tuple_fields",
-    "unwrap", "when_loaded",
+    "COMPILE_THREADS", "FLOAT32", "HAS_ORDERED_STORES", "INT1", "INT32", "INT64", "TRITON_VERSION",
+    "CompilationError", "EmulatorBackend", "EmulatorDriver", "EmulatorOptions", "JITFunction",
+    "Launch", "backend_name", "builtin", "call_jit", "cast", "compile_error", "compile_held",
+    "compile_kernel", "constexpr", "cuda_arch", "defaults", "driver_config", "enclosing_function",
+    "enclosing_line", "enclosing_name", "enclosing_scope", "end_graphs_at_launches", "extern",
+    "file_of", "first_line", "gpu_target", "held_launches", "install_emulator_backend", "is_gluon",
+    "is_pointer", "is_tensor", "is_tuple", "jit_function", "launches_are_held", "link_library",
+    "load_kernel", "make_tuple", "num_warps", "ordered_store", "parameters", "recorded_launches",
+    "relaunch", "relauncher", "reshape", "scan_error", "stamped_builtin", "take_launches",
+    "to_tensor", "tuple_fields", "unwrap", "when_loaded",
 ]  # fmt: skip
