@@ -54,6 +54,30 @@ def test_reading_a_tensor_waits_for_its_kernel(read):
     assert on_one_rank(main)[0] == 24.0
 
 
+@triton.jit
+def sum_of(pair, by, out_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out_ptr + i, tl.load(pair[0] + i) + tl.load(pair[1] + i) + by)
+
+
+@triton.jit
+def fill_by_name(x_ptr, value, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), value)
+
+
+def test_a_launch_by_keyword_reads_nothing():
+    """Triton's record of a compiled launch held what its tensors print: reads by the host."""
+
+    def main():
+        x, y, out = torch.empty(8), torch.empty(8), torch.empty(8)
+        fill_by_name[(1,)](x_ptr=x, value=3.0, BLOCK=8)
+        fill_by_name[(1,)](x_ptr=y, value=1.0, BLOCK=8)
+        sum_of[(1,)](pair=(x, y), by=2, out_ptr=out, BLOCK=8)
+        return out.tolist()
+
+    assert on_one_rank(main)[0] == [6.0] * 8
+
+
 def test_a_kernel_follows_the_operations_before_it():
     def main():
         x, out = torch.zeros(8), torch.zeros(8)

@@ -72,10 +72,8 @@ class EmulatorBackend(BaseBackend):
         options = EmulatorOptions(**taken)
         for name in opts.keys() - known:
             # Triton refuses launch options that the record lacks; each version adds some. Arguments
-            # by keyword are among them, an enum's member too, and all is written down as JSON.
-            value = opts[name]
-            is_plain = isinstance(value, str | int | float | tuple | None)
-            object.__setattr__(options, name, value if is_plain else repr(value))
+            # by keyword are among them, and all is written down as JSON.
+            object.__setattr__(options, name, _as_plain(opts[name]))
         return options
 
     @staticmethod
@@ -104,6 +102,14 @@ class EmulatorBackend(BaseBackend):
     def add_stages(self, stages: dict, options: Any, language: Any = None) -> None:
         stages["ttir"] = lambda module, metadata: _optimise_ttir(module)
         stages["emu"] = _to_text
+
+
+def _as_plain(value: Any) -> Any:
+    """A launch option as JSON has it; of a tensor its type alone, since its values are not read."""
+    if isinstance(value, tuple):
+        return tuple(map(_as_plain, value))
+    is_plain = isinstance(value, str | int | float | None)
+    return value if is_plain else type(value).__name__
 
 
 def _min_dot_size(lhs: Any, rhs: Any) -> tuple[int, int, int]:
