@@ -102,6 +102,10 @@ class Copy:
 
 SHADOW = "emulator/test_shadow.py::test_the_one_access_that_is_not_ordered_is_found_whichever_it_is"
 WRONG = "verify/test_wrong.py::test_found"
+REPLAYED = (
+    "ops/test_replayed_calls.py::test_a_replay_has_the_operands_and_the_result_of_its_own_call"
+)
+PROGRAMS = "ops/test_plan.py::test_calls_that_come_again_have_their_own_operands_and_layouts"
 
 FAULTS = [
     # ---- accesses and their order
@@ -139,6 +143,21 @@ FAULTS = [
     Fault("language/portable/give_up.py", "tl.atomic_xchg(abort, 1,", "tl.atomic_xchg(abort, 0,",
           "a wait that gives up does not tell others to",
           "language/test_give_up.py::test_who_gives_up_says_so_and_ends_every_other_wait"),
+    # ---- keys by which calls are replayed
+    Fault("ops/_products.py", "self.replays.run(\n            (a.data_ptr(), b.data_ptr(),",
+          "self.replays.run(\n            (a.data_ptr(),",
+          "a product's replays without b's address", f"{REPLAYED}[gemm_rs-push]"),
+    Fault("ops/_ag_gemm_call.py", "(a.data_ptr(), b.data_ptr(), out.data_ptr(), *addresses, slot)",
+          "(b.data_ptr(), out.data_ptr(), *addresses, slot)",
+          "AG+GEMM's replays without a's address", f"{REPLAYED}[ag_gemm-push]"),
+    Fault("ops/_plan.py", "given = (*tensors, *self.plan.results)", "given = self.plan.results",
+          "a program's replays without the addresses of what it is given", f"{PROGRAMS}[ag_gemm]"),
+    Fault("ops/_plan.py", "return tensor.shape, tensor.stride(), tensor.dtype",
+          "return tensor.shape, tensor.dtype", "a program is one for all strides",
+          f"{PROGRAMS}[gemm_rs]"),
+    Fault("ops/flash_decode.py", "(*addresses, scale, slot), lambda", "(*addresses, slot), lambda",
+          "a decoding call's replays without the scale",
+          "ops/test_replayed_calls.py::test_a_replay_has_the_scale_of_its_own_call"),
 ]  # fmt: skip
 
 

@@ -31,9 +31,11 @@ from weft.compiler.facts import Facts, Settings
 from weft.compiler.frontend import trace
 from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
+from weft.emulator.recording import LaunchRecording
 from weft.ir.device import Copy, Launch
 from weft.ops import _plan
 from weft.ops._plan import PlanRunner
+from weft.runtime import replays
 
 K, N = 32, 48
 
@@ -184,6 +186,49 @@ class Program:
 def test_every_way_of_calling(ranks, function, engines, num_ranks, m):
     program = Program(function, num_ranks, m, engines)
     ranks(lambda: program.main(m, m // 2 + 1), num_ranks)
+
+
+@pytest.mark.parametrize(
+    ("function", "engines"),
+    [(ag_gemm, {"gathered": "push"}), (gemm_rs, {"scattered": "push"})],
+    ids=["ag_gemm", "gemm_rs"],
+)
+def test_calls_that_come_again_have_their_own_operands_and_layouts(
+    ranks, monkeypatch, function, engines
+):
+    """On one slot and, as a GPU's allocator does it, with results where the last call's lay: each
+    call is recorded when it comes again, and replayed then, by its key."""
+    monkeypatch.setattr(replays, "SIGHTINGS", 1)
+    monkeypatch.setenv("WEFT_SLOTS", "1")
+    bind, results, seen = PlanRunner._bind, {}, []
+
+    def bind_results_where_they_lay(self, tensors, slot):
+        found = bind(self, tensors, slot)
+        same = {
+            name: results.setdefault((id(self), name), found[name]) for name in self.plan.results
+        }
+        return found | same
+
+    replay = LaunchRecording.replay
+    monkeypatch.setattr(PlanRunner, "_bind", bind_results_where_they_lay)
+    monkeypatch.setattr(LaunchRecording, "replay", lambda self: seen.append(self) or replay(self))
+    m, num_ranks = 40, 2
+    program = Program(function, num_ranks, m, engines)
+
+    def main():
+        world = weft.init()
+        first, other = program.tensors(m, seed=0), program.tensors(m, seed=1)
+        wholes = [first, {**first, "a": other["a"]}, {**first, "b": other["b"]}]
+        calls = [(whole, program.mine(whole, world.rank)) for whole in wholes]
+        calls.append((first, {**calls[0][1], "b": calls[0][1]["b"].t().contiguous().t()}))
+        for _ in range(3):
+            for whole, mine in calls:
+                got = weft.ops.run_plan(program.stages, mine, {"m": m}, world=world)
+                program.check(got, whole, world.rank)
+        world.close()
+
+    ranks(main, num_ranks)
+    assert len(seen) == 2 * num_ranks * 4
 
 
 CARRIED = {"scattered": "copy_engine"}

@@ -186,6 +186,32 @@ def test_a_replay_has_the_operands_and_the_result_of_its_own_call(subject, repla
     assert len(replayed) >= 2 * RANKS * calls
 
 
+def test_a_replay_has_the_scale_of_its_own_call(replayed):
+    """A number, which launches hold as it is."""
+    op = cards()["flash_decode"]
+    problem = op.make_problem(RANKS, op.trials[0].shape, "float32")
+    config = next(c for c in op.candidates(problem, EMU) if c.transport == "push")
+    everyone = [op.make_inputs(problem, rank, 0) for rank in range(RANKS)]
+
+    def main() -> None:
+        world = weft.init()
+        given = everyone[world.rank]
+        out, by_scale = torch.empty_like(given["q"]), {}
+        for scale in (0.05, 2.0) * 3:
+            got = flash_decode(
+                given["q"], given["k_cache"], given["v_cache"], given["lengths"], world=world,
+                scale=scale, block_table=given.get("block_table"), config=config, out=out,
+            ).clone()  # fmt: skip
+            world.synchronize()
+            assert torch.equal(by_scale.setdefault(scale, got), got)
+        assert not torch.allclose(*by_scale.values())
+        world.close()
+
+    with weft.emulated(ranks=RANKS, seed=1) as ranks:
+        ranks.run(main)
+    assert len(replayed) == 4 * RANKS
+
+
 @pytest.mark.parametrize("subject", [SUBJECTS[0], SUBJECTS[5]], ids=str)
 def test_a_key_without_one_of_its_addresses_is_found(subject, monkeypatch):
     """So what tests on emulated ranks say of keys is true."""
