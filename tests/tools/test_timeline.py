@@ -98,13 +98,44 @@ def test_the_trace_of_a_run(tmp_path, capsys):
 @pytest.mark.parametrize("words, said", [
     (["--transport", "pigeon"], "pigeon"),
     (["--hw", "abacus"], "abacus"),
-    (["-o", "no/such/folder/x"], "no folder no/such/folder"),
+    (["-o", "no/such/folder/x.json"], "no folder no/such/folder"),
+    (["-o", "x.png"], ".png names no format; write"),
+    (["-o", "x"], "no ending names no format; write"),
     (["--ranks", "0"], "at least one"),
 ])  # fmt: skip
 def test_misuse_is_refused_before_anything_runs(verb, words, said, capsys, monkeypatch):
     monkeypatch.setattr("weft.tools.schedule.runs.timed_call", None)
-    assert main([verb, "ag_gemm", "-o", "x", *words]) == 2
+    assert main([verb, "ag_gemm", "-o", "x.json", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_page_is_no_trace(capsys):
+    assert main(["trace", "ag_gemm", "-o", "x.html"]) == 2
+    assert "write a trace for Perfetto (.json)" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    "words, kind",
+    [
+        (["--traced", "--target", "emu", "--transport", "pull"], "wait"),
+        (["--run"], "program"),
+        ([], "transfer"),
+        (["--persistent", "balanced"], "work"),
+    ],
+    ids=["traced", "run", "plan", "tasks"],
+)
+def test_a_json_file_is_a_trace_for_perfetto_whatever_is_drawn(words, kind, tmp_path, capsys):
+    path = tmp_path / "schedule.json"
+    assert main(["timeline", "ag_gemm", "-o", str(path), *SMALL, *words]) == 0
+    assert "https://ui.perfetto.dev" in capsys.readouterr().err
+    trace = json.loads(path.read_text())
+    assert trace["otherData"]["title"].startswith("ag_gemm on 2 ranks")
+    events = trace["traceEvents"]
+    bars = [event for event in events if event["ph"] == "X"]
+    assert {event["pid"] for event in bars} == {0, 1} and kind in {event["cat"] for event in bars}
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert {(event["pid"], event["tid"]) for event in events} <= named
+    assert min(event["ts"] for event in bars) == 0 < max(event["dur"] for event in bars)
 
 
 def test_an_operator_without_transports(tmp_path, capsys):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.base.schedule import Signal, Span
+from weft.base.schedule import Signal, Span, chrome_trace
 from weft.base.spans import intersection, total, union
 
 
@@ -89,38 +88,7 @@ class Timeline(Sequence[Span]):
 
     def to_chrome(self) -> dict:
         """The trace as Chrome and Perfetto read it: a process per rank, a thread per lane."""
-        lanes: dict[int, dict[str, int]] = defaultdict(dict)
-        events: list[dict] = []
-        for span in sorted(self, key=lambda s: (s.rank, s.lane)):
-            of_rank = lanes[span.rank]
-            if span.lane not in of_rank:
-                of_rank[span.lane] = len(of_rank)
-        for rank, of_rank in lanes.items():
-            events.append(_named("process_name", rank, 0, f"rank {rank}"))
-            for lane, number in of_rank.items():
-                events.append(_named("thread_name", rank, number, lane))
-                events.append(
-                    {"name": "thread_sort_index", "ph": "M", "pid": rank, "tid": number,
-                     "args": {"sort_index": _order(lane)}}
-                )  # fmt: skip
-        for span in self:
-            events.append(
-                {"name": span.name, "cat": span.kind, "ph": "X", "pid": span.rank,
-                 "tid": lanes[span.rank][span.lane], "ts": round(span.start_us, 4),
-                 "dur": round(span.end_us - span.start_us, 4)}
-            )  # fmt: skip
-        for number, signal in enumerate(self.held_up()):
-            ends = (
-                ("s", signal.source_rank, signal.source_lane, signal.sent_us),
-                ("f", signal.rank, signal.lane, signal.arrived_us),
-            )
-            for phase, rank, lane, time in ends:
-                if lane in lanes[rank]:
-                    events.append(
-                        {"name": signal.name, "cat": "signal", "ph": phase, "id": number,
-                         "pid": rank, "tid": lanes[rank][lane], "ts": round(time, 4), "bp": "e"}
-                    )  # fmt: skip
-        return {"traceEvents": events, "displayTimeUnit": "ns"}
+        return chrome_trace(self, self.held_up())
 
     def held_up(self) -> list[Signal]:
         """The signals at which a wait ended, rather than found them there."""
@@ -130,14 +98,3 @@ class Timeline(Sequence[Span]):
     def write(self, path: str | Path) -> None:
         """The trace as a file for https://ui.perfetto.dev or chrome://tracing."""
         Path(path).write_text(json.dumps(self.to_chrome()) + "\n")
-
-
-def _named(what: str, rank: int, number: int, name: str) -> dict:
-    return {"name": what, "ph": "M", "pid": rank, "tid": number, "args": {"name": name}}
-
-
-def _order(lane: str) -> int:
-    """Streams first, then copies, transfers, torch, and the SMs by number."""
-    kind, _, number = lane.rpartition(" ")
-    first = {"copy engine": 100, "transfers of": 200, "": 300, "sm": 1000}.get(kind, 0)
-    return first + (int(number) if number.isdigit() else 0)

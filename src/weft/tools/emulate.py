@@ -48,13 +48,14 @@ def emulate(
     arguments follow `--`.
     """
     from weft.emulator.observation import Recorder
+    from weft.tools.schedule import writing
 
     topology = parse_topology(ranks, nodes)
     path = find_script(script)
     args = context.meta.get("script_args", [])
     said_to = sys.stderr if json else None
     timelines: list[Timeline] = []
-    pictures.check_path(timeline, "--timeline")
+    writing.check_path(timeline, "--timeline")
     pictures.check_path(html)
     recorder = Recorder()
     report = run_script_once(
@@ -94,27 +95,22 @@ def run_script_once(
 
 def write_timeline(timeline: Timeline, path: str, title: str, seed: int, hw: str) -> None:
     """As a page, or as a trace for Perfetto; the file's name says which."""
-    from weft.tools.schedule import chart_of, page
+    from weft.tools.schedule import chart_of, writing
     from weft.tools.timeline import RAN
-    from weft.verify.picture.document import save
 
-    if not is_page(path):
+    if not writing.is_page(path):
         timeline.write(path)
         return
-    notes = [RAN.format(seed=seed, hw=hw)]
-    save(path, page(chart_of(timeline, timeline.signals), title, notes))
-
-
-def is_page(path: str) -> bool:
-    return path.endswith((".html", ".htm"))
+    writing.write(path, chart_of(timeline, timeline.signals), title, [RAN.format(seed=seed, hw=hw)])
 
 
 def show_timeline(timeline: Timeline, path: str) -> None:
+    from weft.tools.schedule import writing
+
     out = console.results()
     for line in timeline.summary():
         out.print(str(line), markup=False, highlight=False)
-    where = "in a browser" if is_page(path) else "at https://ui.perfetto.dev"
-    console.notes().print(f"[dim]simulated time in {path}: open it {where}[/]")
+    console.notes().print(f"[dim]simulated time in {path}: {writing.how_to_open(path)}[/]")
 
 
 def show(report: Report, seed: int) -> None:

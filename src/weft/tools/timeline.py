@@ -1,4 +1,4 @@
-"""`weft timeline OP -o FILE.html`: the schedule of all ranks and engines, as a picture."""
+"""`weft timeline OP -o FILE.html`: the schedule of all ranks and engines, as a picture or trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from weft.base.counts import counted
 from weft.base.errors import UsageError
 from weft.ir.choice import Choice
-from weft.tools import console, options, pictures
+from weft.tools import console, options
 from weft.tools.explain import is_program, subject_in_file, subject_of
 from weft.tools.words import shape_text
 
@@ -42,7 +42,13 @@ TRACED = (
 )
 
 Output = Annotated[
-    str, typer.Option("-o", "--output", metavar="FILE.html", help="the page to write")
+    str,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="what to write: a page (.html), or a trace for Perfetto (.json)",
+    ),
 ]
 AsTasks = Annotated[
     str,
@@ -83,16 +89,15 @@ def timeline(
     num_sms: options.NumSms = 132,
     json: options.AsJson = False,
 ) -> int:
-    """Draw the schedule of all ranks and engines as an HTML page.
+    """Draw the schedule of all ranks and engines as an HTML page, or write it as a trace.
 
     It is predicted from the plan, before anything runs; with --run it is what happened on the
     emulator, in simulated time. With --traced the kernels themselves write down when each of their
     tiles waited and worked, on GPUs as on the emulator.
     """
-    from weft.tools.schedule import page
-    from weft.verify.picture.document import save
+    from weft.tools.schedule import writing
 
-    pictures.check_path(output, "-o")
+    writing.check_path(output, "-o")
     if traced:
         if is_program(subject) or run or as_tasks:
             told = "it is a way to run an operator; leave out --run and --persistent"
@@ -123,7 +128,7 @@ def timeline(
         assert work is not None
         chart, notes = ran(work, transport, hw, seed, num_sms)
         name, num_ranks = work.op.name, work.num_ranks
-    save(output, page(chart, f"{name} on {counted(num_ranks, 'rank')}", notes))
+    writing.write(output, chart, f"{name} on {counted(num_ranks, 'rank')}", notes)
     if json:
         totals = [asdict(one) for one in chart.totals]
         words = {"op": name, "ranks": num_ranks} if work is None else options.words_of(work)
@@ -131,7 +136,7 @@ def timeline(
         console.print_json({**words, "end_us": chart.end_us, "totals": totals})
     else:
         console.print_table(*totals_table(chart))
-    console.notes().print(f"[dim]schedule in {output}: open it in a browser[/]")
+    console.notes().print(f"[dim]schedule in {output}: {writing.how_to_open(output)}[/]")
     return console.FINE
 
 
@@ -141,9 +146,8 @@ def _traced(
 ) -> int:  # fmt: skip
     """Run the operator where its tiles say what they do, and show that."""
     from weft.tools.run import choose_target
-    from weft.tools.schedule import page
+    from weft.tools.schedule import writing
     from weft.tools.schedule.traced import HEAD, as_words, drawn
-    from weft.verify.picture.document import save
 
     asked = target if target in ("cuda", "emu") else "auto"
     ranks, where, why = choose_target(asked, ranks, nodes)
@@ -152,13 +156,13 @@ def _traced(
     found, notes = measured(work, where, transport, hw, seed, num_sms)
     chart = drawn(found)
     title = f"{work.op.name} on {counted(work.num_ranks, 'rank')}, tile by tile"
-    save(output, page(chart, title, notes))
+    writing.write(output, chart, title, notes)
     if json:
         words = {**options.words_of(work), "from": "trace", "file": output}
         console.print_json({**words, "end_us": chart.end_us, **found.to_json()})
     else:
         console.print_table([as_words(one) for one in found.figures], *HEAD)
-    console.notes().print(f"[dim]schedule in {output}: open it in a browser[/]")
+    console.notes().print(f"[dim]schedule in {output}: {writing.how_to_open(output)}[/]")
     return console.FINE
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from weft.tools import console, options, pictures
+from weft.tools import console, options
 
 Output = Annotated[
     str, typer.Option("-o", "--output", metavar="FILE.json", help="the trace to write")
@@ -29,9 +29,10 @@ def trace(
 ) -> int:
     """Run an operator on the emulator and write a trace of it, in simulated time, for Perfetto."""
     from weft.base.hardware import find_hardware
+    from weft.tools.schedule import writing
     from weft.tools.schedule.runs import config_for, timed_call
 
-    pictures.check_path(output, "-o")
+    writing.check_path(output, "-o", writing.TRACES)
     find_hardware(hw)
     work = options.work_of(op, ranks, nodes, shape, dtype)
     found = timed_call(work, config_for(work, transport), hw, seed=seed, num_sms=num_sms)
