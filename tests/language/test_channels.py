@@ -178,7 +178,7 @@ def test_copy_engines_move_whole_parts(ranks, how):
 def test_bad_channels_are_told():
     def main():
         world = weft.init()
-        with pytest.raises(weft.ShapeError, match="push_rows=0"):
+        with pytest.raises(weft.ShapeError, match="push_rows is 0; it must be 1"):
             world.channel("bad", (4, 4), torch.float32, push_rows=0)
         with pytest.raises(weft.UsageError, match="make it with credits=True"):
             world.channel("none", (4, 4), torch.float32).rank_wait_free(to=0)

@@ -15,6 +15,7 @@ import torch
 from weft.base.settings import Settings
 from weft.base.target import parse_target
 from weft.language.wait_report import WaitReport
+from weft.runtime import registry
 from weft.runtime.backend import CALL_LOG_BYTES, Seats
 from weft.runtime.world import World
 
@@ -166,4 +167,6 @@ def run_ranks(
     for thread in threads:
         thread.join(2 * PATIENCE_S)
         assert not thread.is_alive(), "a rank hangs"
+    for rank in range(num_ranks):
+        registry.forget(("fake", id(meeting), rank))
     return results

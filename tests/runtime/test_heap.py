@@ -1,5 +1,7 @@
 """The symmetric heap's bookkeeping, and that ranks which disagree are told so."""
 
+import re
+
 import pytest
 import torch
 from fake_machine import run_ranks
@@ -61,6 +63,36 @@ def test_freeing_inside_a_block_names_it():
     heap.free(0)
     with pytest.raises(UsageError, match="nothing was allocated at offset 0"):
         heap.free(0)
+
+
+def test_what_is_freed_is_looked_at_before_ranks_agree():
+    """A rank that frees a view learns it at once, and nothing has changed."""
+
+    def main(world):
+        x, empty = world.empty((4, 8), torch.float32, name="x"), world.empty((0, 8), torch.int32)
+        steps, free = world._sequence, world.heap_free_bytes
+        for view, said in [
+            (x[1:], "shape (3, 8) is a view of bytes 32 to 128 of 'x', which has 128"),
+            (x[:2], "shape (2, 8) is a view of bytes 0 to 64 of 'x', which has 128"),
+            ("x", "world.free('x'): pass the tensor that is to be freed"),
+        ]:
+            with pytest.raises(UsageError, match=re.escape(said)):
+                world.free(view)
+        with pytest.raises(NotSymmetricError):
+            world.free(torch.zeros(4))
+        with world.record(), pytest.raises(UsageError, match="'x' cannot be freed while a record"):
+            world.free(x)
+        assert (world._sequence, world.heap_free_bytes) == (steps, free)
+        assert world.peer(empty, 0).shape == (0, 8)
+        world.free(x.view(8, 4).t())
+        world.free(empty)
+        assert world._sequence == steps + 2
+        assert world.heap_free_bytes == free + 512
+        with pytest.raises(NotSymmetricError):
+            world.free(x)
+        return "fine"
+
+    assert run_ranks(main, 2) == ["fine"] * 2
 
 
 def test_an_object_has_one_offset_on_every_rank():

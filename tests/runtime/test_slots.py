@@ -4,7 +4,7 @@ import pytest
 import torch
 from fake_machine import run_ranks
 
-from weft.base.errors import UsageError
+from weft.base.errors import DtypeError, ShapeError, UsageError
 
 
 def ask(world, m, n=4):
@@ -34,7 +34,7 @@ def test_how_many_there_are_is_a_setting(monkeypatch):
     assert run_ranks(main, 2) == [True, True]
     monkeypatch.setenv("WEFT_SLOTS", "0")
     (error,) = run_ranks(main, 1)
-    assert "WEFT_SLOTS=0: a workspace has at least one slot" in str(error)
+    assert "WEFT_SLOTS is 0; it must be 1 or more" in str(error)
 
 
 def test_a_smaller_call_uses_the_same_slot_and_its_epoch():
@@ -109,6 +109,44 @@ def test_a_recording_cannot_grow_a_workspace():
             ask(world, 4)
             with pytest.raises(UsageError, match="run the call once with these sizes before"):
                 ask(world, 4000)
+        return "fine"
+
+    assert run_ranks(main, 1) == ["fine"]
+
+
+@pytest.mark.parametrize(
+    ("buffers", "signals", "said"),
+    [
+        (
+            {"x": ((2.5, 4), torch.int32)},
+            {},
+            r"'x': dimension 0 of the shape \(2.5, 4\) is 2.5",
+        ),
+        ({"x": ((4, -1), torch.int32)}, {}, r"'x': dimension 1 of the shape \(4, -1\) is -1; it"),
+        ({"x": ([4, 4], torch.int32)}, {}, r"'x' has the shape \[4, 4\]; pass a tuple"),
+        ({"x": (4, torch.int32)}, {}, r"'x' has the shape 4; pass a tuple"),
+        ({"x": ((4,), "int32")}, {}, r"'x' has the dtype 'int32'; pass one as torch.int64 is"),
+        ({"x": torch.int32}, {}, r"'x' is torch.int32; it takes a pair, e.g. \(\(4, 8\), torch"),
+        ({}, {"n": (2.5, torch.int64)}, "'n', its number of words, is 2.5, not a whole number"),
+        ({}, {"n": (-1, torch.int64)}, "'n', its number of words, is -1; it must be 0 or more"),
+        ({}, {"n": 4}, r"'n' is 4; it takes a pair, e.g. \(4, torch.int64\)"),
+        ({}, {"n": (4, torch.float32)}, "signals are int32 or int64 words"),
+    ],
+)
+def test_requests_that_name_no_memory_are_refused_whatever_is_there(buffers, signals, said):
+    def main(world):
+        free = world.heap_free_bytes
+        for key in ("fresh", "there"):
+            if key == "there":
+                world.workspace(key, {"x": ((64,), torch.int64)}, {"n": (64, torch.int64)})
+                free = world.heap_free_bytes
+            with pytest.raises((ShapeError, DtypeError, UsageError), match=said):
+                world.workspace(key, buffers, signals)
+            if "float32" not in str(signals):
+                assert world.heap_free_bytes == free
+        for count, why in ((0, "is 0; it must be 1"), (1.5, "is 1.5, not a whole")):
+            with pytest.raises(UsageError, match=f"'w': num_slots {why}"):
+                world.workspace("w", num_slots=count)
         return "fine"
 
     assert run_ranks(main, 1) == ["fine"]

@@ -1,5 +1,6 @@
 """What every machine's world does alike: its table, call order, trouble, names, bad input."""
 
+import re
 import threading
 
 import pytest
@@ -194,6 +195,37 @@ def test_without_a_gpu_the_error_names_the_emulator():
         weft.init()
 
 
+def test_sizes_that_are_none_are_refused_with_the_value():
+    def main(world):
+        free = world.heap_free_bytes
+        for what, said in [
+            (lambda: world.empty((2.5, 4), torch.int32), r"dimension 0 of .* \(2.5, 4\) is 2.5"),
+            (lambda: world.zeros((2, -4), torch.int32), "dimension 1 .* is -4; it must be 0"),
+            (lambda: world.empty(4.0, torch.int32, "x"), "tensor 'x' is 4.0, not a whole number"),
+            (lambda: world.empty("4", torch.int32), "'tensor.*' is '4', not a whole number"),
+            (lambda: world.empty(-1, torch.int32), "is -1; it must be 0 or more"),
+            (lambda: world.signals(-1), "the number of words of 'signals.*' is -1; it must be 0"),
+            (lambda: world.signals(2.5), "is 2.5, not a whole number"),
+            (lambda: world.signals((2, 3)), r"is \(2, 3\), not a whole number"),
+            (lambda: world.channel("c", (4, 2.5), torch.int32), "dimension 1 .* is 2.5"),
+            (lambda: world.channel("c", (4, 4), torch.int32, chunks=1.5), "'c': chunks is 1.5"),
+            (lambda: world.channel("c", 4, torch.int32), r"shape \(4,\); it is \(rows, columns\)"),
+        ]:  # fmt: skip
+            with pytest.raises(ShapeError, match=said):
+                what()
+        assert world.heap_free_bytes == free
+        assert world.empty(torch.Size((2, 3)), torch.int32).shape == (2, 3)
+        assert world.empty([2, torch.tensor(3)], torch.int32).shape == (2, 3)
+        with pytest.raises(UsageError, match="channel 2.5 is outside"):
+            world.barrier(2.5)
+        return "fine"
+
+    assert run_ranks(main, 1) == ["fine"]
+    for heap_bytes, said in ((-1, "is -1; it must be 1 or more"), (1e6, r"is 1000000\.0, not a")):
+        (error,) = run_ranks(main, 1, heap_bytes=heap_bytes)
+        assert isinstance(error, UsageError) and re.search(f"heap_bytes {said}", str(error))
+
+
 def test_the_root_is_lazy_and_names_what_it_has():
     assert weft.TimeoutError is TimeoutError
     with pytest.raises(AttributeError, match="weft has no 'nonsense'; it has .*init"):
@@ -214,5 +246,5 @@ def test_a_trace_is_kept_where_it_is_asked_for(ranks):
         return traced.trace.tolist()
 
     assert ranks(main, 1) == [[[0] * layout.TRACE_WORDS] * 3]
-    with pytest.raises(UsageError, match=r"trace_tiles=-1: how many"):
+    with pytest.raises(UsageError, match=r"trace_tiles is -1; it must be 0 or more"):
         ranks(lambda: weft.init(trace_tiles=-1), 1)

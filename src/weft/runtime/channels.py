@@ -20,6 +20,7 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.base.errors import PeerError, ShapeError, UsageError
+from weft.base.whole_numbers import extents_of, whole_number
 from weft.language.channels import ChannelArg, channel_advance, channel_wait_free
 from weft.language.mapping import (
     DynamicMapping,
@@ -75,11 +76,12 @@ class Channel:
         num_tiles: int = 0,
         credits: bool = False,
     ) -> None:
-        if len(shape) != 2 or min(shape) < 0:
+        shape = extents_of(f"channel {name!r}", shape)
+        if len(shape) != 2:
             raise ShapeError(f"channel {name!r}: shape {tuple(shape)}; it is (rows, columns)")
         for what, value in (("chunks", chunks), ("push_rows", push_rows), ("parts", parts)):
-            if value < 1:
-                raise ShapeError(f"channel {name!r}: {what}={value}; it is 1 or more")
+            whole_number(f"channel {name!r}: {what}", value, at_least=1)
+        whole_number(f"channel {name!r}: num_tiles", num_tiles)
         self.world: World = world
         self.name: str = name
         self.rows: int = shape[0]

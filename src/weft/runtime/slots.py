@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from weft.base.errors import UsageError
+from weft.base.errors import DtypeError, ShapeError, UsageError
+from weft.base.whole_numbers import extents_of, whole_number
 from weft.language.world_arg import SlotArg
 from weft.runtime.heap import round_up
 
@@ -88,9 +89,9 @@ class Workspace:
     def __init__(self, world: World, key: str, num_slots: int | None = None) -> None:
         self.world = world
         self.key = key
-        self._num_slots = num_slots or world.settings.slots
-        if self._num_slots < 1:
-            raise UsageError(f"WEFT_SLOTS={self._num_slots}: a workspace has at least one slot")
+        asked = (f"the workspace {key!r}: num_slots", num_slots)
+        what, count = ("WEFT_SLOTS", world.settings.slots) if num_slots is None else asked
+        self._num_slots = whole_number(what, count, 1, UsageError)
         self._generation = 0
         self._storages: list[_Storage] = []
         self._outgrown: list[_Storage] = []
@@ -101,7 +102,11 @@ class Workspace:
     def take(self, buffers: BufferRequest, signals: SignalRequest) -> Slot:
         """The next slot, cut to this request. Collective: the same request on every rank."""
         request = (tuple(buffers.items()), tuple(signals.items()))
-        slots = self._cuts.get(request)
+        try:
+            slots = self._cuts.get(request)
+        except TypeError:  # a shape that is a list
+            _check_request(self.key, buffers, signals)
+            raise
         if slots is None:
             slots = self._cuts[request] = self._cut(buffers, signals)
         self._order.take()
@@ -109,7 +114,7 @@ class Workspace:
         return slots[self._turn]
 
     def _cut(self, buffers: BufferRequest, signals: SignalRequest) -> tuple[Slot, ...]:
-        _check_names(self.key, buffers, signals)
+        _check_request(self.key, buffers, signals)
         needed = {name: _nbytes(shape, dtype) for name, (shape, dtype) in buffers.items()}
         if not self._storages or not self._fits(needed, signals):
             self._grow(needed, signals)
@@ -170,6 +175,26 @@ def _total_bytes(buffers: dict[str, int], signals: SignalRequest) -> int:
     """Of one slot on the heap."""
     words = (count * dtype.itemsize for count, dtype in signals.values())
     return sum(map(round_up, (*buffers.values(), *words)))
+
+
+def _check_request(key: str, buffers: BufferRequest, signals: SignalRequest) -> None:
+    """Here and not at the allocation: a request that is smaller than what is there allocates
+    nothing."""
+    for parts, form in ((buffers, "((4, 8), torch.float32)"), (signals, "(4, torch.int64)")):
+        for name, part in parts.items():
+            what = f"the workspace {key!r}: {name!r}"
+            if not isinstance(part, tuple) or len(part) != 2:
+                raise UsageError(f"{what} is {part!r}; it takes a pair, e.g. {form}")
+            size, dtype = part
+            if not isinstance(dtype, torch.dtype):
+                raise DtypeError(f"{what} has the dtype {dtype!r}; pass one as torch.int64 is")
+            if parts is signals:
+                whole_number(f"{what}, its number of words,", size)
+            elif isinstance(size, tuple):
+                extents_of(what, size)
+            else:
+                raise ShapeError(f"{what} has the shape {size!r}; pass a tuple, e.g. {form}")
+    _check_names(key, buffers, signals)
 
 
 def _check_names(key: str, buffers: BufferRequest, signals: SignalRequest) -> None:

@@ -30,6 +30,7 @@ from weft.base.errors import (
 )
 from weft.base.settings import Settings
 from weft.base.target import Target
+from weft.base.whole_numbers import extents_of, whole_number
 from weft.language import world_layout as layout
 from weft.language.wait_report import WaitReport
 from weft.language.world_arg import WorldArg, language_version, traced_version
@@ -82,7 +83,8 @@ class World:
         self._words: set[tuple[int, int]] = set()
         self._tokens: set[int] = set()
         self._errors: list[tuple[memoryview, Callable[[int], WeftError]]] = []
-        self._heap = HeapAllocator(settings.heap_bytes, owner=f"world {name!r}")
+        heap_bytes = whole_number("weft.init: heap_bytes", settings.heap_bytes, 1, UsageError)
+        self._heap = HeapAllocator(heap_bytes, owner=f"world {name!r}")
         self._heaps = list(backend.open_heap(self._heap.capacity_bytes))
         self._base = self._heaps[self.rank].data_ptr()
         self._arrivals = self.signals(layout.NUM_CHANNELS, torch.int32, name="barrier_arrivals")
@@ -149,19 +151,42 @@ class World:
         Dropping the last reference frees nothing: a peer may still be using this rank's part.
         """
         self._check_usable("free")
-        block = self._heap.locate(tensor.data_ptr(), self._base, 1, "the tensor to free")
+        block = self._whole_block(tensor)
+        if self.backend.is_recording():
+            raise UsageError(
+                f"{block.name!r} cannot be freed while a recording is under way: work that uses it "
+                "may be recorded; free it when the recording is not replayed any more"
+            )
         self.backend.drain()
         self._agree("free", block.offset, block.nbytes)
-        self._heap.free(tensor.data_ptr() - self._base)
-        self._pointers.pop(tensor.data_ptr(), None)
+        self._heap.free(block.offset)
+        self._pointers.pop(self._base + block.offset, None)
         self.backend.release(self._view(self.rank, block), block.offset)
+
+    def _whole_block(self, tensor: torch.Tensor) -> Block:
+        """The allocation that `tensor` is all of: checked here, before ranks agree on anything.
+
+        Raises  UsageError: a view of a part
+        """
+        if not isinstance(tensor, torch.Tensor):
+            raise UsageError(f"world.free({tensor!r}): pass the tensor that is to be freed")
+        address, nbytes = _address_of(tensor), tensor.numel() * tensor.element_size()
+        block = self._heap.locate(address, self._base, 1, "the tensor to free")
+        first = address - self._base - block.offset
+        if first or nbytes != block.nbytes:
+            raise UsageError(
+                f"world.free: the tensor of shape {tuple(tensor.shape)} is a view of bytes {first} "
+                f"to {first + nbytes} of {block.name!r}, which has {block.nbytes}; pass the whole "
+                "tensor, as it was allocated"
+            )
+        return block
 
     def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """Rank `rank`'s part of a symmetric tensor, as a tensor of the same shape and strides.
 
         Raises  FarPointerError: the rank is in another scale-up domain
         """
-        if not 0 <= rank < self.num_ranks:
+        if rank not in range(self.num_ranks):
             raise PeerError(f"rank {rank} is outside 0 .. {self.num_ranks - 1} of {self!r}")
         heap = self._heaps[rank]
         if heap is None:
@@ -364,7 +389,7 @@ class World:
 
         Barriers of one channel follow each other, on whichever streams of this rank.
         """
-        if not 0 <= channel < layout.NUM_CHANNELS:
+        if channel not in range(layout.NUM_CHANNELS):
             raise UsageError(
                 f"barrier: channel {channel} is outside 0 .. {layout.NUM_CHANNELS - 1}"
             )
@@ -536,10 +561,11 @@ class World:
     ) -> torch.Tensor:
         if not isinstance(dtype, torch.dtype):
             raise DtypeError(f"a symmetric tensor of {dtype!r}: pass a dtype as torch.float32 is")
-        shape = (shape,) if isinstance(shape, int) else tuple(int(extent) for extent in shape)
-        if any(extent < 0 for extent in shape):
-            raise ShapeError(f"a symmetric tensor cannot have the shape {shape}")
         label = name or f"{'signals' if is_signal else 'tensor'}{self._sequence}"
+        if is_signal:
+            shape = (whole_number(f"world.signals: the number of words of {label!r}", shape),)
+        else:
+            shape = extents_of(f"the symmetric tensor {label!r}", shape)
         self._check_usable("allocate")
         if self.backend.is_recording():
             raise UsageError(
@@ -579,13 +605,11 @@ class World:
         nbytes = max(extent, 0) * tensor.element_size() if tensor.numel() else 0
         if not self._heaps:
             raise NotSymmetricError(f"{self!r} is closed")
-        self._heap.locate(tensor.data_ptr(), self._base, nbytes, "the tensor")
-        return tensor.data_ptr() - self._base
+        self._heap.locate(_address_of(tensor), self._base, nbytes, "the tensor")
+        return _address_of(tensor) - self._base
 
     def _trace_words(self) -> torch.Tensor | None:
-        tiles = self.settings.trace_tiles
-        if tiles < 0:
-            raise UsageError(f"trace_tiles={tiles}: how many tiles are kept; 0 keeps none")
+        tiles = whole_number("weft.init: trace_tiles", self.settings.trace_tiles, 0, UsageError)
         words = [0] * tiles * layout.TRACE_WORDS
         named = (torch.int64, "trace")
         return self.backend.local_words(words, *named).view(tiles, -1) if tiles else None
@@ -618,6 +642,13 @@ class World:
             words[layout.peer_local_rank(peer, n)] = seats.local_ranks[peer]
             words[layout.peer_global_rank(peer, n)] = seats.global_ranks[peer]
         return words
+
+
+def _address_of(tensor: torch.Tensor) -> int:
+    """Where its first element is; torch knows no address of a tensor without elements."""
+    if tensor.numel():
+        return tensor.data_ptr()
+    return tensor.untyped_storage().data_ptr() + tensor.storage_offset() * tensor.element_size()
 
 
 def _check_one_word(what: str, tensor: torch.Tensor) -> None:
