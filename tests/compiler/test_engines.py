@@ -102,6 +102,50 @@ def test_a_recorded_call_has_a_plan_of_its_own_unless_the_engine_was_asked_for()
     assert program.overlapped(Facts({"m": 64})).recorded is None
 
 
+COLLECTIVES = ((operators.ag_gemm, "gathered"), (operators.gemm_rs, "scattered"),
+               (operators.gemm_ar, "reduced"))  # fmt: skip
+
+
+def over_nodes(function, name: str, m: int, nodes: tuple[int, ...]) -> dict[str, float]:
+    """When each way would end, by its engine."""
+    program, found = placed(function), {}
+    facts = Facts({"m": m}, sum(nodes), nodes=nodes if len(nodes) > 1 else ())
+    for way in ways(program, [program.task("product")], program.task(name), facts):
+        found.setdefault(way.engine, way.us)
+    return found
+
+
+@pytest.mark.parametrize(("function", "name"), COLLECTIVES)
+@pytest.mark.parametrize("m", [64, 2048, 16384])
+def test_libraries_take_longer_the_more_nodes_there_are(function, name, m):
+    """A ring passes from node to node by the ports of a node's ranks, of which there are fewer."""
+    for num_ranks in (4, 8):
+        counts = [n for n in (1, 2, 4, 8) if n <= num_ranks]
+        times = [over_nodes(function, name, m, (num_ranks // n,) * n)["library"] for n in counts]
+        assert times == sorted(set(times))
+
+
+@pytest.mark.parametrize(("function", "name"), COLLECTIVES)
+def test_what_is_put_takes_longer_the_more_of_it_leaves_the_node(function, name):
+    times = [over_nodes(function, name, 8192, (8 // n,) * n)["put"] for n in (2, 4, 8)]
+    assert times == sorted(set(times))
+
+
+def test_over_several_nodes_libraries_are_not_always_first():
+    found = {
+        (function, nodes, m): min(times := over_nodes(function, name, m, nodes), key=times.get)
+        for function, name in COLLECTIVES for nodes in ((1, 1), (2, 2), (4, 4))
+        for m in (1024, 8192, 32768)
+    }  # fmt: skip
+    for function in (operators.ag_gemm, operators.gemm_rs, operators.gemm_ar):
+        assert found[function, (1, 1), 8192] == found[function, (1, 1), 32768] == "put"
+        # With more ranks on a node each rank's rows cross to many by one port: a ring's cross once.
+        assert found[function, (4, 4), 8192] == "library"
+    assert found[operators.gemm_rs, (2, 2), 8192] == "put"
+    stages = overlap(placed(operators.ag_gemm), Facts({"m": 8192}, 2, nodes=(1, 1)))
+    assert stages.program.task("gathered").engine == "put"
+
+
 def test_other_nodes_are_reached_by_puts():
     facts = {"sizes": {"m": 8192}, "num_ranks": 4, "nodes": (2, 2)}
     for function, name in ((operators.ag_gemm, "gathered"), (operators.gemm_rs, "scattered")):

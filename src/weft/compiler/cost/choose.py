@@ -233,7 +233,7 @@ def predicted_us(
         assert isinstance(chunks, int)
         return products.carried_us(shape, machine, chunks)
     if collective.kind == "reduce_scatter":
-        return products.scattered_us(shape, machine, engine)
+        return products.scattered_us(shape, machine)
     return products.reduced_us(shape, machine, engine)
 
 

@@ -49,6 +49,11 @@ class Product:
     def tiles(self) -> tuple[int, int]:
         return ceil(self.m / self.tile[0]), ceil(self.n / self.tile[1])
 
+    @property
+    def ranks_of_node(self) -> int:
+        """Of the smaller ones, where nodes differ: each rank has a port to the other nodes."""
+        return max(1, self.num_ranks // self.num_nodes)
+
 
 def tile_us(product: Product, machine: Machine) -> float:
     """One tile by one program, at least as long as its operands take from memory."""
@@ -96,16 +101,13 @@ def _arrivals(
 ) -> list[float]:
     """When each row of tiles can be multiplied, own rows first."""
     row_bytes = product.k * product.itemsize
-    peers_bytes = product.rows * row_bytes * (product.num_ranks - 1)
     chunk_rows = max(1, ceil(product.rows / chunks))
     start = 0.0
     if engine == "copy_engine" and staged:
         start = machine.stage_us + product.rows * row_bytes / machine.stage_gbps / 1e3
     copy_us = machine.copy_us + machine.word_us + chunk_rows * row_bytes / machine.copy_gbps / 1e3
-    gbps, first_us = min(machine.push_gbps, feeders * machine.pusher_gbps), 0.0
-    if engine == "put":
-        gbps, first_us = machine.far_gbps, machine.far_us
-    pushed_us = machine.push_us + first_us + peers_bytes / gbps / 1e3
+    gbps = min(machine.push_gbps, feeders * machine.pusher_gbps)
+    pushed_us = machine.push_us + _sent_us(product, machine, product.rows * row_bytes, gbps)
     found = []
     for i in range(product.tiles[0]):
         hop, row = divmod(min((i + 1) * product.tile[0], product.m) - 1, product.rows)
@@ -118,6 +120,17 @@ def _arrivals(
             gate_us = machine.gate_us if engine == "copy_engine" else machine.put_gate_us
             found.append(start + gate_us + copies * copy_us)
     return found
+
+
+def _sent_us(product: Product, machine: Machine, part_bytes: float, near_gbps: float) -> float:
+    """Until SMs have sent a part to each peer: near ones by NVLink, at the same time those of other
+    nodes, each by itself, by the rank's own port."""
+    near = product.ranks_of_node - 1
+    far = product.num_ranks - 1 - near
+    near_us = near * part_bytes / near_gbps / 1e3
+    if not far:
+        return near_us
+    return max(near_us, machine.far_us + far * part_bytes / machine.far_gbps / 1e3)
 
 
 def _run(
@@ -202,9 +215,7 @@ def _combine_us(product: Product, machine: Machine, gbps: float) -> float:
     return own_bytes / (gbps * min(machine.num_sms, num_m * num_n)) / 1e3
 
 
-def scattered_us(
-    product: Product, machine: Machine, engine: str = "push", *, by_tma: bool = False
-) -> float:
+def scattered_us(product: Product, machine: Machine, *, by_tma: bool = False) -> float:
     """The product, then reduce-scatter of its rows: other ranks' tiles first, own ones last."""
     num_m, num_n = product.tiles
     programs = machine.num_sms
@@ -214,11 +225,9 @@ def scattered_us(
         held_us = leave_us(*product.tile[:2], machine, by_tma)
         leaving = (product.num_ranks - 1) / product.num_ranks * num_m * num_n
         alone += leaving / programs * held_us + machine.sums_us
-    sent_bytes = product.m * product.n * product.itemsize * (product.num_ranks - 1)
-    sent_bytes /= product.num_ranks
-    gbps = machine.push_gbps if engine == "push" else machine.far_gbps
+    part_bytes = product.m * product.n * product.itemsize / product.num_ranks
     # The last tiles for others leave when own ones begin, and are needed when those end.
-    sent_us = sent_bytes / gbps / 1e3 + machine.signal_us
+    sent_us = _sent_us(product, machine, part_bytes, machine.push_gbps) + machine.signal_us
     own_us = num_m / product.num_ranks * num_n * each / programs
     combine_us = _combine_us(product, machine, machine.combine_gbps)
     exposed = max(0.0, sent_us - (alone - own_us), machine.signal_us)
@@ -274,12 +283,11 @@ def reduced_us(
         whole = product.m * product.n * product.itemsize
         moved = whole * (product.num_ranks - 1) / machine.packet_gbps / 1e3
         return max(compute, _memory_us(product, machine)) + machine.packet_us + moved + 4.0
-    whole_bytes = product.rows * product.n * product.itemsize * (product.num_ranks - 1)
-    gbps = machine.push_gbps if engine == "push" else machine.far_gbps
-    back_us = whole_bytes / gbps / 1e3 + machine.signal_us
+    part_bytes = product.rows * product.n * product.itemsize
+    back_us = _sent_us(product, machine, part_bytes, machine.push_gbps) + machine.signal_us
     own_us = product.tiles[0] / product.num_ranks * product.tiles[1]
     own_us *= tile_us(product, machine) / machine.num_sms
-    summed_us = scattered_us(product, machine, engine, by_tma=by_tma)
+    summed_us = scattered_us(product, machine, by_tma=by_tma)
     return summed_us + max(0.0, back_us - own_us) + machine.signal_us
 
 
@@ -323,13 +331,25 @@ def library_product_us(product: Product, machine: Machine) -> float:
 
 
 def library_collective_us(product: Product, machine: Machine, kind: str) -> float:
-    """The best library's collective of the product's rows: those of A, or of what it gives."""
+    """The best library's collective of the product's rows: those of A, or of what it gives.
+
+    Over several nodes it is a ring through all ranks: what each of them is sent passes from node to
+    node too, by the ports of all of a node's ranks together.
+    """
     if product.num_ranks == 1:
         return 0.0
+    columns = product.k if kind == "all_gather" else product.n
+    part_bytes = product.rows * columns * product.itemsize
     if kind == "all_gather":
         # Read on four ranks, where three shards come.
-        peers = (product.num_ranks - 1) / 3
-        return on_curve(machine.gather, peers * product.rows * product.k * product.itemsize)
-    if kind == "reduce_scatter":
-        return on_curve(machine.scatter, product.rows * product.n * product.itemsize)
-    return on_curve(machine.reduce, product.m * product.n * product.itemsize)
+        near_us = on_curve(machine.gather, (product.num_ranks - 1) / 3 * part_bytes)
+    elif kind == "reduce_scatter":
+        near_us = on_curve(machine.scatter, part_bytes)
+    else:
+        near_us = on_curve(machine.reduce, product.m * columns * product.itemsize)
+    if product.num_nodes == 1:
+        return near_us
+    times = 2 if kind == "all_reduce" else 1
+    ring_bytes = times * part_bytes * (product.num_ranks - 1)
+    far_us = ring_bytes / (product.ranks_of_node * machine.far_gbps) / 1e3
+    return max(near_us, far_us) + times * (product.num_nodes - 1) * machine.far_us
