@@ -16,6 +16,7 @@ from typer.main import get_command
 from typer.models import OptionInfo
 
 import weft
+from weft.tools import console
 from weft.tools.main import EXAMPLES, app, main
 
 RUN_KEYS = {"op", "target", "ranks", "shape", "dtype", "ok", "rel_err", "tolerance", "seconds"}
@@ -267,3 +268,57 @@ def test_compile_lists_binaries_for_all_targets(tmp_path: Path, capsys):
     plan = json.loads((tmp_path / "plan.json").read_text())
     for kernel in plan["kernels"]:
         assert (tmp_path / kernel["binary"]).stat().st_size == kernel["bytes"]
+
+
+@pytest.mark.parametrize("verb", [one.name for one in app.registered_commands])
+def test_every_verb_has_a_short_word_for_help(verb: str, capsys):
+    assert main([verb, "-h"]) == 0
+    assert f"weft {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words, wanted",
+    [
+        (["weft", "ver"], {"verify"}),
+        (["weft", "verify", "ag_g"], {"ag_gemm"}),
+        (["weft", "check", "examples/01"], {"examples/01_load.py"}),
+        (["weft", "compile", "ag_gemm", "--target", "cuda:90,hip:gfx94"], {"cuda:90,hip:gfx942"}),
+        (["weft", "emulate", "exa"], {"examples/"}),
+    ],
+    ids=lambda case: " ".join(sorted(case)) if isinstance(case, set) else "",
+)
+def test_completion_in_a_shell(words: list[str], wanted: set[str], capsys, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.setenv("_WEFT_COMPLETE", "complete_zsh")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", " ".join(words))
+    main([])
+    told = capsys.readouterr().out.replace("\\", "")
+    assert all(f'"{word}"' in told for word in wanted)
+
+
+SLOW = """
+import time, weft
+world = weft.init()
+time.sleep(0.7)
+world.close()
+"""
+
+
+def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(tmp_path, capsys, monkeypatch):
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW)
+    monkeypatch.setattr(console, "LIFE_S", 0.2)
+    assert main(["verify", str(script), "--ranks", "1", "--schedules", "2", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["ok"]
+    lines = [line for line in said.err.splitlines() if line.startswith("weft: verify: ")]
+    assert 3 <= len(lines) <= 20
+    done = [f"{script}: schedules {count} of 2" for count in (0, 1)]
+    assert any(done[0] in line for line in lines) and any(done[1] in line for line in lines)
+    assert any("rank 0's host is at" in line and "slow.py:4" in line for line in lines)
+
+
+def test_what_is_quick_says_nothing(capsys):
+    assert main(["lint", "--rules"]) == 0
+    assert capsys.readouterr().err == ""
+    assert not console._bars

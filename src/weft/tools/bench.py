@@ -18,7 +18,12 @@ AUTO = "auto"
 
 
 def bench(
-    ops: Annotated[list[str], typer.Argument(metavar="OP..", help="operators, e.g. ag_gemm")],
+    ops: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="OP..", help="operators, e.g. ag_gemm", autocompletion=options.complete_op
+        ),
+    ],
     preset: Annotated[
         str,
         typer.Option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -47,12 +47,7 @@ class Checked:
 def check(
     context: typer.Context,
     subject: kernel_options.SubjectWord,
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="TARGETS", help="some of cuda:80,cuda:90,cuda:100,hip:gfx942,hip:gfx950"
-        ),
-    ] = DEFAULT_TARGETS,
+    target: options.Targets = DEFAULT_TARGETS,
     ranks: options.Ranks = None,
     nodes: options.Nodes = "1",
     signature: kernel_options.Signature = "",

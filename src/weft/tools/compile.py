@@ -23,13 +23,7 @@ from weft.tools.words import parse_targets
 def compile_kernels(
     context: typer.Context,
     subject: kernel_options.SubjectWord,
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="TARGETS",
-            help="some of cuda:80,cuda:90,cuda:100,hip:gfx942,hip:gfx950",
-        ),
-    ],
+    target: options.Targets,
     ranks: options.Ranks = None,
     nodes: options.Nodes = "1",
     shape: options.Shape = "",

@@ -22,6 +22,8 @@ PIPE_WIDTH = 120
 
 # What is quicker than this needs no bar.
 BAR_AFTER_S = 2.0
+# Where there is no terminal for a bar, so often a line says that there is progress.
+LIFE_S = 10.0
 
 
 def results() -> Console:
@@ -52,14 +54,20 @@ def print_table(rows: list[tuple[str, ...]], *header: str) -> None:
 
 
 @contextmanager
-def patience() -> Iterator[None]:
-    """While this is open, a run that takes long says once, on stderr, who runs where.
+def patience(what: str) -> Iterator[None]:
+    """While this is open, a run that takes long says on stderr that it lives.
 
-    The emulator is asked once it is there: nothing is loaded for this.
+    On a terminal once, with who runs where if the emulator runs: bars show the rest. Elsewhere
+    every `LIFE_S` seconds, with what is being done and how far it is. Nothing is loaded for this.
     """
     over = threading.Event()
 
     def watch() -> None:
+        if not sys.stderr.isatty():
+            began = time.monotonic()
+            while not over.wait(LIFE_S):
+                _say(_sign_of_life(what, time.monotonic() - began))
+            return
         while not over.wait(1.0):
             if emulator := sys.modules.get("weft.emulator.whereabouts"):
                 emulator.Watchman(_say).look(over)
@@ -72,17 +80,28 @@ def patience() -> Iterator[None]:
         over.set()
 
 
+def _sign_of_life(what: str, seconds: float) -> str:
+    """What is being done, since when, how far it is, and where the emulator is."""
+    words = [f"{what}: {seconds:.0f} s"]
+    words += [f"{one.what} {one.done} of {one.total}" for one in _bars[-1:]]
+    emulator = sys.modules.get("weft.emulator.whereabouts")
+    for run in emulator.RUNS[-1:] if emulator else ():
+        words.append(emulator.whereabouts(run.machine))
+    return "; ".join(words)
+
+
 def _say(told: str) -> None:
     notes().print(f"[yellow]weft:[/] {escape(told)}")
 
 
 class Bar:
-    """A progress bar that appears once the work has taken `BAR_AFTER_S`."""
+    """A progress bar that appears once the work has taken `BAR_AFTER_S`; `end` takes it away."""
 
     def __init__(self, what: str, total: int) -> None:
         self.what, self.total, self.done = what, total, 0
         self.start = time.monotonic()
         self.display: Progress | None = None
+        _bars.append(self)
 
     def advance(self) -> None:
         self.done += 1
@@ -98,6 +117,15 @@ class Bar:
             self.display.update(self.task, completed=self.done)
             self.display.refresh()
 
+    def end(self) -> None:
+        _bars.remove(self)
+        if self.display is not None:
+            self.display.stop()
+
+
+# Those under way, the innermost last.
+_bars: list[Bar] = []
+
 
 @contextmanager
 def bar(what: str, total: int) -> Iterator[Bar]:
@@ -105,5 +133,4 @@ def bar(what: str, total: int) -> Iterator[Bar]:
     try:
         yield shown
     finally:
-        if shown.display is not None:
-            shown.display.stop()
+        shown.end()

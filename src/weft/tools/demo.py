@@ -1,8 +1,9 @@
-"""`make demo`: one operator from its first run to its binaries, on ranks that are not there."""
+"""`weft demo`: one operator from its first run to its binaries, on ranks that are not there."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import sys
 import tempfile
@@ -14,14 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.rule import Rule
-from rich.syntax import Syntax
 
 from weft.base.card import Op
 from weft.base.dtypes import FLOATS
 from weft.base.errors import UsageError
 from weft.base.report import DEADLOCK_KINDS, Finding, Report
 from weft.base.target import parse_target
-from weft.tools import console
+from weft.tools import console, options
 from weft.tools.check import Work, check_emulated, one_schedule
 from weft.tools.compile import compile_for
 from weft.tools.kernels import of_operator
@@ -50,7 +50,22 @@ SIGNAL = Taken("_ag_gemm_rows", "push", "wl.notify")
 WAIT = Taken(OPERATOR, "_ready", "wl.wait")
 
 
-def main() -> int:
+def demo(json: options.AsJson = False) -> int:
+    """Show what weft does with one operator, in about a minute, without a GPU.
+
+    Its answers, 25 schedules, a wait and a signal taken out and found missing, its binaries.
+    """
+    start = time.perf_counter()
+    with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
+        ok = shown()
+    if json:
+        seconds = round(time.perf_counter() - start, 3)
+        console.print_json({"op": OPERATOR, "ranks": RANKS, "ok": ok, "seconds": seconds})
+    return console.FINE if ok else console.PROBLEM
+
+
+def shown() -> bool:
+    """Every chapter; did all go as it should?"""
     out = console.results()
     start = time.perf_counter()
     out.print()
@@ -67,7 +82,7 @@ def main() -> int:
     what_next(time.perf_counter() - start)
     if not good:
         console.notes().print("[bold red]weft: the demo did not go as it should; see above[/]")
-    return console.FINE if good else console.PROBLEM
+    return good
 
 
 @contextmanager
@@ -127,6 +142,8 @@ def verdict(card: Op) -> bool:
 
 def broken(number: int, what: str, taken: Taken, story: str) -> bool:
     """The operator without the call `taken`; is it missed?"""
+    from rich.syntax import Syntax
+
     out = console.results()
     with chapter(f"{number}. The same kernel with {what} taken out"):
         with tempfile.TemporaryDirectory() as folder:
@@ -262,13 +279,9 @@ def what_next(seconds: float) -> None:
     out.print()
     out.print(Rule(f"[bold]What to try next[/]  [dim]({seconds:.0f} s so far)", align="left"))
     rows = [
-        ("find a bug yourself", ".venv/bin/weft emulate examples/05_find_the_bug.py --ranks 4"),
+        ("find a bug yourself", "weft emulate examples/05_find_the_bug.py --ranks 4"),
         ("read how to write one", "docs/tutorial.md, examples/01_load.py"),
-        ("run it your way", ".venv/bin/weft run ag_gemm --ranks 3 --shape m=291,n=70,k=50"),
-        ("look at this machine", ".venv/bin/weft doctor"),
+        ("run it your way", "weft run ag_gemm --ranks 3 --shape m=291,n=70,k=50"),
+        ("look at this machine", "weft doctor"),
     ]
     console.print_table(rows)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

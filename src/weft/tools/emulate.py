@@ -23,7 +23,10 @@ def emulate(
     context: typer.Context,
     script: Annotated[
         str,
-        typer.Argument(metavar="SCRIPT.py", help="a script that torchrun could start on each rank"),
+        typer.Argument(
+            metavar="SCRIPT.py", help="a script that torchrun could start on each rank",
+            autocompletion=options.complete_file,
+        ),
     ],
     ranks: options.Ranks = None,
     nodes: options.Nodes = "1",

@@ -11,7 +11,7 @@ from weft.base.errors import UsageError
 from weft.tools import kernels
 from weft.tools.explain import is_program as is_file
 from weft.tools.kernels import Kernels
-from weft.tools.options import work_of
+from weft.tools.options import complete_subject, work_of
 from weft.tools.words import parse_topology
 
 DEFAULT_DTYPE = "bf16"
@@ -20,6 +20,7 @@ SubjectWord = Annotated[
     str,
     typer.Argument(
         metavar="OP|FILE.py[:NAME]",
+        autocompletion=complete_subject,
         help="an operator, a script that launches kernels, a kernel or a weft.program of a file",
     ),
 ]

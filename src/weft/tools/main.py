@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
@@ -22,6 +21,7 @@ from weft.tools import console
 from weft.tools.bench import bench
 from weft.tools.check_verb import check
 from weft.tools.compile import compile_kernels
+from weft.tools.demo import demo
 from weft.tools.doctor import doctor
 from weft.tools.emulate import emulate
 from weft.tools.explain import explain
@@ -38,7 +38,7 @@ BadWords = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == 
 
 ABOUT = (
     "Triton kernels that communicate between GPUs: run them on emulated ranks, find races and"
-    " deadlocks, compile them, time them. Start with docs/tutorial.md."
+    " deadlocks, compile them, time them. Start with `weft demo` and docs/tutorial.md."
 )
 
 # Below each verb's help.
@@ -91,7 +91,7 @@ app = typer.Typer(
     cls=Verbs,
     help=ABOUT,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
@@ -130,14 +130,13 @@ def versions() -> str:
     return f"weft {package.__version__} ({under})"
 
 
-def _exiting(verb: Callable[..., int], *, emulates: bool = False) -> Callable[..., None]:
-    """`verb` with the exit code it returns as the program's; of one that `emulates`, where a run
-    is that takes long."""
+def _exiting(name: str, verb: Callable[..., int]) -> Callable[..., None]:
+    """`verb` with the exit code it returns as the program's, and signs of life if it takes long."""
 
     @functools.wraps(verb)
     def command(*args, **options):
         try:
-            with console.patience() if emulates else nullcontext():
+            with console.patience(name):
                 code = verb(*args, **options)
         except KeyboardInterrupt as error:  # Ctrl-C
             what = f"interrupted: {error}" if error.args else "interrupted"
@@ -157,22 +156,23 @@ def _epilog(verb: str) -> str:
     return escape("\n\n".join(parts))
 
 
-VERBS: dict[str, tuple[Callable[..., int], type[Verb], bool]] = {
-    # A verb's function, how its words are read, and whether it runs the emulator.
-    "doctor": (doctor, Verb, False),
-    "run": (run, Verb, True),
-    "emulate": (emulate, ScriptCommand, True),
-    "verify": (verify, ScriptCommand, True),
-    "lint": (lint, Verb, False),
-    "explain": (explain, Verb, False),
-    "timeline": (timeline, Verb, False),
-    "trace": (trace, Verb, False),
-    "check": (check, ScriptCommand, True),
-    "compile": (compile_kernels, ScriptCommand, True),
-    "bench": (bench, Verb, False),
+VERBS: dict[str, tuple[Callable[..., int], type[Verb]]] = {
+    # A verb's function, and how its words are read.
+    "doctor": (doctor, Verb),
+    "run": (run, Verb),
+    "emulate": (emulate, ScriptCommand),
+    "verify": (verify, ScriptCommand),
+    "lint": (lint, Verb),
+    "explain": (explain, Verb),
+    "timeline": (timeline, Verb),
+    "trace": (trace, Verb),
+    "check": (check, ScriptCommand),
+    "compile": (compile_kernels, ScriptCommand),
+    "bench": (bench, Verb),
+    "demo": (demo, Verb),
 }
-for _verb, (_function, _reads, _emulates) in VERBS.items():
-    app.command(_verb, cls=_reads, epilog=_epilog(_verb))(_exiting(_function, emulates=_emulates))
+for _verb, (_function, _reads) in VERBS.items():
+    app.command(_verb, cls=_reads, epilog=_epilog(_verb))(_exiting(_verb, _function))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

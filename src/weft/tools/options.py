@@ -2,17 +2,60 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from typing import Annotated, Any
 
 import typer
 
+from weft.base.target import TARGETS
+from weft.ops import names
 from weft.tools.check import Work
 from weft.tools.words import find_op, op_dtype, parse_shape, parse_topology
 
 SUBJECT_HELP = "an operator, e.g. ag_gemm, or a weft.program in a file"
 
-OpWord = Annotated[str, typer.Argument(metavar="OP", help="an operator, e.g. ag_gemm")]
-ProgramWord = Annotated[str, typer.Argument(metavar="OP|FILE.py:PROGRAM", help=SUBJECT_HELP)]
+
+def complete_op(incomplete: str) -> list[str]:
+    """Operators that begin so, for the shell."""
+    return [name for name in names() if name.startswith(incomplete)]
+
+
+def complete_file(incomplete: str) -> list[str]:
+    """Python files and folders that begin so."""
+    paths = sorted(glob.glob(glob.escape(incomplete) + "*"))
+    folders = [f"{path}/" for path in paths if os.path.isdir(path)]
+    return [path for path in paths if path.endswith(".py")] + folders
+
+
+def complete_subject(incomplete: str) -> list[str]:
+    """What is an operator or a file."""
+    return complete_op(incomplete) + complete_file(incomplete)
+
+
+def complete_target(incomplete: str) -> list[str]:
+    """Targets, the last of those that commas join."""
+    before, comma, last = incomplete.rpartition(",")
+    return [before + comma + name for name in TARGETS if name.startswith(last)]
+
+
+OpWord = Annotated[
+    str,
+    typer.Argument(metavar="OP", help="an operator, e.g. ag_gemm", autocompletion=complete_op),
+]
+ProgramWord = Annotated[
+    str,
+    typer.Argument(
+        metavar="OP|FILE.py:PROGRAM", help=SUBJECT_HELP, autocompletion=complete_subject
+    ),
+]
+Targets = Annotated[
+    str,
+    typer.Option(
+        "--target", metavar="TARGETS", autocompletion=complete_target,
+        help="some of cuda:80,cuda:90,cuda:100,hip:gfx942,hip:gfx950",
+    ),
+]  # fmt: skip
 Ranks = Annotated[
     int | None,
     typer.Option(

@@ -48,7 +48,10 @@ def verify(
     context: typer.Context,
     subject: Annotated[
         str,
-        typer.Argument(metavar="OP|SCRIPT.py", help="an operator, e.g. ag_gemm, or your script"),
+        typer.Argument(
+            metavar="OP|SCRIPT.py", help="an operator, e.g. ag_gemm, or your script",
+            autocompletion=options.complete_subject,
+        ),
     ] = "",
     ranks: Annotated[
         int | None,
@@ -351,8 +354,7 @@ def run_mutants(subject: AnySubject, work: Work | None, max_seconds: float, json
             )
     finally:
         for bar in bars:
-            if bar.display is not None:
-                bar.display.stop()
+            bar.end()
     if json:
         console.print_json(found.to_json())
     else:
