@@ -14,9 +14,7 @@ SAYS = "scope"
 
 @triton.jit
 def count(counter):
-    tl.atomic_add(
-        counter, 1, sem="relaxed", scope="cta"
-    )  # BUG: scope="gpu" includes other programs
+    tl.atomic_add(counter, 1, sem="relaxed", scope="cta")  # BUG: of the grid it is "gpu"
 
 
 def main(world):

@@ -16,9 +16,7 @@ FOUND = "race"
 @triton.jit
 def look(world, progress, seen, out):
     if wl.rank(world) == 0:
-        tl.store(
-            out, tl.load(progress)
-        )  # BUG: wl.load(progress) is what an addition is compared with
+        tl.store(out, tl.load(progress))  # BUG: wl.load(progress) is right
         wl.notify(world, seen, to=1, order=wl.Order.RELAXED)
     else:
         wl.wait(seen, at_least=1, world=world)
