@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from weft.base.errors import TimeoutError
 from weft.base.settings import Settings
 from weft.base.target import parse_target
 from weft.language.wait_report import WaitReport
@@ -79,9 +80,12 @@ class FakeBackend:
 
     def exchange(self, value: Any, timeout_s: float) -> list[Any]:
         self.meeting.values[self.seats.rank] = value
-        self.meeting.barrier.wait(PATIENCE_S)
-        values = list(self.meeting.values)
-        self.meeting.barrier.wait(PATIENCE_S)
+        try:
+            self.meeting.barrier.wait(PATIENCE_S)
+            values = list(self.meeting.values)
+            self.meeting.barrier.wait(PATIENCE_S)
+        except threading.BrokenBarrierError as error:
+            raise TimeoutError("the others did not come") from error
         return values
 
     def call_logs(self) -> list[memoryview | None]:
@@ -128,6 +132,7 @@ class FakeBackend:
 
     def abort(self) -> None:
         self.meeting.abort_word = 1
+        self.meeting.barrier.abort()
 
     def reports(self) -> list[WaitReport]:
         return self.meeting.reports

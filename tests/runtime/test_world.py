@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 
 import pytest
 import torch
@@ -38,36 +39,77 @@ def test_the_table_says_who_and_where():
     assert first == second, "a symmetric object has one offset"
 
 
-def test_calls_in_another_order_are_an_error_on_the_later_rank():
-    called = threading.Event()
+@pytest.mark.parametrize(
+    "meet",
+    [
+        lambda world: world.operator_call("gemm_rs"),
+        lambda world: world.synchronize(),
+        lambda world: world.empty(4, torch.float32),
+    ],
+    ids=["call", "synchronize", "empty"],
+)
+def test_calls_in_another_order_are_the_same_error_on_all_ranks(meet):
+    """The later one's at once, the others' at their next look: nobody waits for a deadline."""
+    called, ended = threading.Event(), threading.Event()
 
     def main(world):
         names = ["ag_gemm", "gemm_rs"] if world.rank == 0 else ["gemm_rs", "ag_gemm"]
         world._agree("start")
         if world.rank == 1:
-            called.wait()
-        for name in names:
-            world.operator_call(name)
-        called.set()
-        return "fine"
+            assert called.wait(30)
+        try:
+            world.operator_call(names[0], f"out of rank {world.rank}")
+            called.set()
+            assert ended.wait(30)
+            with pytest.raises(CallOrderError) as caught:
+                meet(world)
+            error = caught.value
+        except CallOrderError as late:
+            assert world.rank == 1
+            error = late
+            ended.set()
+        with pytest.raises(PoisonedError, match="calls that differ by rank"):
+            world.operator_call(names[1])
+        world.close()
+        return str(error)
 
     early, late = run_ranks(main, 2)
-    assert early == "fine"
-    assert isinstance(late, CallOrderError)
-    assert "call 0" in str(late) and "rank 1 calls gemm_rs, but rank 0 called ag_gemm" in str(late)
+    assert early == late, (early, late)
+    told = "rank 0 calls ag_gemm (out of rank 0), but rank 1 calls gemm_rs (out of rank 1); "
+    assert "call 0" in late and told in late
 
 
-def test_a_call_that_the_log_had_no_room_for_is_shown_without_its_checksum():
+def test_a_rank_that_waits_for_the_others_on_the_host_learns_of_calls_that_differ():
+    """It allocates, which its operator's first call does; the exchange ends without the others."""
+
+    def main(world):
+        if world.rank == 0:
+            world.operator_call("ag_gemm")
+            with pytest.raises(CallOrderError) as caught:
+                world.empty(4, torch.float32)
+        else:
+            while not world._log._all[0][1][0]:  # until rank 0 has called
+                time.sleep(0.001)
+            with pytest.raises(CallOrderError) as caught:
+                world.operator_call("gemm_rs")
+        return str(caught.value)
+
+    early, late = run_ranks(main, 2)
+    assert early == late and "rank 0 calls ag_gemm, but rank 1 calls gemm_rs" in late
+
+
+def test_a_call_that_the_log_has_no_room_for_is_cut_short():
     def main(world):
         if world.rank == 1:
             world._agree("start")
-        world.operator_call("ag_gemm " + "a" * 100 if world.rank == 0 else "gemm_rs")
+        # They differ where there is no room for it.
+        world.operator_call("ag_gemm " + "a" * 1000 + str(world.rank))
         if world.rank == 0:
             world._agree("start")
 
     late = run_ranks(main, 2)[1]
     assert isinstance(late, CallOrderError)
-    assert f"but rank 0 called ag_gemm {'a' * 40} ..; every rank" in str(late)
+    assert f"ranks 0, 1 call ag_gemm {'a' * 485} ..; every rank" in str(late)
 
 
 def test_calls_in_one_order_are_fine_whoever_runs_ahead():

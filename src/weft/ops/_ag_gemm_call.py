@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from weft.language import triton_api
-from weft.ops import _ag_gemm_scales, _by_library, _product_launch
+from weft.ops import _ag_gemm_scales, _by_library, _lanes, _product_launch
 from weft.ops._ag_gemm_config import (
     ENGINES,
     Config,
@@ -57,6 +57,7 @@ class Call:
         self.out_shape = (problem.m, problem.n)
         self.out_dtype = getattr(torch, problem.out_dtype)
         self.is_empty = 0 in (problem.m, problem.n, problem.k)
+        self.may_read_in_place = False
         self._names: dict[int | None, str] = {}
 
     def run(self, world: Any, a: Any, b: Any, out: Any, offset: int | None) -> None:
@@ -74,7 +75,7 @@ class Call:
             if len(self._names) >= MOST_PLANS:
                 self._names.clear()
             sizes = f"m={self.problem.m},n={self.problem.n},k={self.problem.k}"
-            place = "" if offset is None else f"a at {offset} "
+            place = f"a {_lanes.place_at(offset)} " if self.may_read_in_place else ""
             name = f"{self.config.op} {sizes} {self.problem.dtype} {place}{self.config}"
             self._names[offset] = name
         return name
@@ -159,15 +160,16 @@ class SlotCall(Call):
         self, world: Any, slot: Any, a: Any, b: Any, out: Any, offset: int | None = None,
         scales: tuple[Any, Any] = (None, None),
     ) -> None:  # fmt: skip
-        # TMA asks this of addresses, and Triton specialises kernels by it.
-        alignment = tuple(tensor.data_ptr() % blocking.TMA_BYTES for tensor in (a, b, out))
-        aligned = not any(alignment)
+        # TMA asks this of addresses, and Triton specialises kernels by it: scales' too.
+        given = (a, b, out) if scales[1] is None else (a, b, out, scales[1])
+        alignment = tuple(tensor.data_ptr() % blocking.TMA_BYTES for tensor in given)
+        aligned = not any(alignment[:3])
         multiply, arguments, options = self._multiply_with(
             world, slot, a, b, out, aligned, self._scaling(slot, scales[1])
         )
 
         def start_multiply() -> None:
-            self._start(multiply, self.grid, arguments, options, aligned)
+            self._start(multiply, self.grid, arguments, options, not any(alignment))
 
         if not self.by_engine:
             self._push_scales(world, slot, *scales)

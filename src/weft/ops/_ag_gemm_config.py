@@ -220,9 +220,9 @@ def programs_on(target: Target) -> int:
 
 
 def can_use_tma(problem: Problem, target: Target) -> bool:
-    """Do the rows of A, B and C begin where TMA can read them?"""
-    b_row = problem.k if problem.b_is_nk else problem.n
-    rows = [problem.k * problem.itemsize, b_row * problem.itemsize]
+    """Do the rows of A, B and C begin where TMA can read them, whichever way B lies? That may
+    differ by rank, and a choice may not."""
+    rows = [problem.k * problem.itemsize, problem.n * problem.itemsize]
     return blocking.can_use_tma(target, [*rows, problem.n * problem.out_itemsize])
 
 

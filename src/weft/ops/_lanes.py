@@ -6,8 +6,9 @@ is found once for its arguments and then launched often.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -257,6 +258,26 @@ def name_of(world: Any, problem: Any, config: Lanes, *tensors: torch.Tensor | No
     return f"{problem.op} m={problem.m},n={problem.n} {problem.dtype} at {at} {config}"
 
 
+def described(names: Iterable[str], tensors: Iterable[torch.Tensor | None], world: Any) -> str:
+    """What ranks may have unlike of a call's tensors: shown where their calls differ. `world` tells
+    where they lie; None where that is no matter of the call's."""
+    return ", ".join(f"{name} {_described(one, world)}" for name, one in zip(names, tensors))
+
+
+def _described(tensor: torch.Tensor | None, world: Any) -> str:
+    if tensor is None:
+        return "not given"
+    lies = "" if tensor.is_contiguous() else f" of strides {tensor.stride()}"
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    place = "" if world is None else f" {place_at(world.offset(tensor))}"
+    return f"{dtype}{tuple(tensor.shape)}{lies}{place}"
+
+
+def place_at(offset: int | None) -> str:
+    """Where on the heap something lies, in words."""
+    return "on no heap" if offset is None else f"at {offset} of the heap"
+
+
 def check_tensor(op: str, name: str, tensor: torch.Tensor, world: Any) -> None:
     """Raises  ShapeError: not contiguous rows on the world's device"""
     if tensor.dim() < 1:
@@ -439,30 +460,30 @@ class Exchange:
         lanes = min(config.lanes, max(1, math.ceil(self.part_bytes / (config.block * word))))
         make = self._with_packets if config.by_packets else self._with_boxes
         options = replace(config, lanes=lanes).options(world.target)
-        return Launches(self.fn, lanes, options, make(world, config, lanes))
+        return Launches(self.fn, lanes, options, *make(world, config, lanes))
 
-    def _with_packets(self, world: Any, config: Lanes, lanes: int) -> Callable:
-        mail = packet_boxes_of(world, lanes, config.block)
+    def _with_packets(self, world: Any, config: Lanes, lanes: int) -> tuple[Callable, Callable]:
         sources = power_of_two(world.num_ranks)
         shards = [Shards(*cut) for cut in self.shards]
 
-        def arguments(x: torch.Tensor, out: torch.Tensor) -> tuple:
+        def arguments(mail: Any, x: torch.Tensor, out: torch.Tensor) -> tuple:
             width = min(PACKET_BYTES, width_of(self.align_bytes, x, out))
             if self.dtype is None:
                 x, out = as_words(width, x, out)
             shared = (mail.words, mail.steps, *shards, world.arg)
             return x, out, *shared, config.block, width, sources
 
-        return arguments
+        return lambda: packet_boxes_of(world, lanes, config.block), arguments
 
-    def _with_boxes(self, world: Any, config: Lanes, lanes: int) -> Callable:
+    def _with_boxes(self, world: Any, config: Lanes, lanes: int) -> tuple[Callable, Callable]:
         block_bytes = config.block * self.word_bytes
-        if self.memory is None:
-            mail = mailbox_of(world, lanes, block_bytes, self.boxes * world.num_ranks)
-        else:
-            mail = meeting_of(world, lanes, self.memory)
 
-        def arguments(x: torch.Tensor, out: torch.Tensor) -> tuple:
+        def take() -> Any:
+            if self.memory is None:
+                return mailbox_of(world, lanes, block_bytes, self.boxes * world.num_ranks)
+            return meeting_of(world, lanes, self.memory)
+
+        def arguments(mail: Any, x: torch.Tensor, out: torch.Tensor) -> tuple:
             width = width_of(self.align_bytes, x, out)
             if self.dtype is None:
                 word, vec = min(width, 8), words_in_vector(width)
@@ -474,23 +495,34 @@ class Exchange:
             shared = (boxes, mail.arrived, mail.steps, *shards, world.arg)
             return x, out, *shared, block_bytes // word, vec, *self.constants
 
-        return arguments
+        return take, arguments
 
 
 class Launches:
     """Launches of one kernel whose arguments are the same but for the two tensors that come first.
 
-    After the first with addresses of a kind, a launch costs what the driver's call costs.
+    After the first with addresses of a kind, a launch costs what the driver's call costs. `take`
+    gives the mailbox. Ranks may keep calls of their own, so each launch goes by the mailbox that is
+    there now: one that was outgrown is looked at by no other rank.
     """
 
     def __init__(
-        self, fn: Any, lanes: int, options: dict, arguments: Callable[[Any, Any], tuple]
+        self,
+        fn: Any,
+        lanes: int,
+        options: dict,
+        take: Callable[[], Any],
+        arguments: Callable[[Any, Any, Any], tuple],
     ) -> None:
         self.fn, self.grid, self.arguments = fn, (lanes, 1, 1), arguments
-        self.options = options
+        self.options, self.take = options, take
+        self._mail: Any = None
         self._again: dict[int, Any] = {}
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        if self._mail is None or self._mail.is_outgrown:
+            self._mail = self.take()
+            self._again.clear()
         x_ptr, out_ptr = x.data_ptr(), out.data_ptr()
         # All that Triton specialises, and all that the width of accesses depends on.
         kind = x_ptr % VECTOR_BYTES * VECTOR_BYTES + out_ptr % VECTOR_BYTES
@@ -498,7 +530,7 @@ class Launches:
         if again is not None:
             again(x_ptr, out_ptr)
             return
-        arguments = self.arguments(x, out)
+        arguments = self.arguments(self._mail, x, out)
         kernel = self.fn[self.grid](*arguments, **self.options)
         again = triton_api.relauncher(kernel, self.grid, arguments[2:])
         if again is not None:
@@ -516,13 +548,13 @@ def by_library(op: str, world: Any) -> Callable[[torch.Tensor, torch.Tensor], No
 
 
 def by_place(world: Any, tensors: Sequence[torch.Tensor | None], rest: tuple) -> tuple:
-    """What tells calls apart whose tensors are contiguous, and read by peers where they lie."""
+    """What tells calls apart whose tensors are read by peers where they lie."""
     offset = world.offset
     for one in tensors:
         if one is None:
             rest += (None,)
         else:
-            rest += (one.shape, one.dtype, one.is_contiguous(), one.get_device(), offset(one))
+            rest += (one.shape, one.dtype, one.stride(), one.get_device(), offset(one))
     return rest
 
 
@@ -534,7 +566,8 @@ def find_call(
     make: Callable,
     tell: Callable[[Any, Sequence[torch.Tensor | None], tuple], tuple] = by_place,
 ) -> Any:
-    """What `make(world, *tensors, *rest)` returned when it was last asked for tensors like these.
+    """What `make(world, *tensors, *rest)` returned when it was last asked for tensors like these;
+    its `tensors` describe them by the names of make's parameters, for `world.operator_call`.
 
     Shapes  rest: what else tells calls apart, the configuration last. tell(world, tensors, rest):
             what does, of both, as one tuple
@@ -549,7 +582,10 @@ def find_call(
         raise
     if call is None:
         _misuse.refuse(op, world, rest[-1])
-        call = world.calls[key] = make(world, *tensors, *rest)
+        call = make(world, *tensors, *rest)
+        _, *names = inspect.signature(make).parameters
+        call.tensors = described(names, tensors, world if tell is by_place else None)
+        world.calls[key] = call
     return call
 
 

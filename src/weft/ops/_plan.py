@@ -9,7 +9,7 @@ fresh at each call, what is between stays with the runner.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import Any
@@ -67,7 +67,10 @@ def run_plan(
         if world.is_recording():
             return instead.run(tensors)
         runner.alongside, instead.alongside = instead, runner
-        instead.prepare(tensors)
+        # Tensors may lie otherwise on other ranks, for which these sizes are then not new.
+        key = ("prepared", id(stages), *sorted(sizes.items()))
+        instead.prepare(tensors, is_first=key not in world.calls)
+        world.calls[key] = stages
     return runner.run(tensors)
 
 
@@ -206,17 +209,19 @@ class PlanRunner:
             )
         return makers[0].num_words
 
-    def _slot(self) -> Any:
-        """The next one, which holds what either way of calling needs: so it never grows."""
+    def _slot(self, take: Callable[..., Any] | None = None) -> Any:
+        """The next one, which holds what either way of calling needs: so it never grows. `take`
+        without a turn: the world's `reserve`."""
+        take = take or self.world.workspace
         buffers, signals = self._request()
         if self.alongside:
             others, theirs = self.alongside._request()
             buffers, signals = _larger(buffers, others), _larger(signals, theirs)
         if self._is_credited or not self._packets():
-            return self.world.workspace(f"program {self.plan.name}", buffers, signals)
+            return take(f"program {self.plan.name}", buffers, signals)
         # Halves of boxes take turns; and whoever waits for credits waits for those of every call.
         name = f"program {self.plan.name} without credits"
-        return self.world.workspace(name, buffers, signals, num_slots=1)
+        return take(name, buffers, signals, num_slots=1)
 
     def _request(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Buffers and signals of a slot by name, each in one dimension, with its dtype."""
@@ -290,8 +295,7 @@ class PlanRunner:
         try:
             self.world.operator_call(self._name(tensors))
         except CallOrderError as error:
-            told = f"{error.message}, with the same sizes"
-            raise CallOrderError(told, place=self.plan.place) from error
+            raise CallOrderError(error.message, place=self.plan.place) from error
         slot = self._slot()
         bound = self._bind(tensors, slot)
         if 0 in self.sizes.values():
@@ -316,12 +320,13 @@ class PlanRunner:
         )  # fmt: skip
         return tuple(bound[name] for name in self.plan.results)
 
-    def prepare(self, tensors: Mapping[str, Any]) -> None:
-        """Have all that a call needs before one is recorded. Collective."""
-        if self.plan.of(Call):  # what libraries need is had by calling them
-            self.run(tensors)
+    def prepare(self, tensors: Mapping[str, Any], is_first: bool) -> None:
+        """Have all that a call needs before one is recorded. Collective where it `is_first`."""
+        if self.plan.of(Call):
+            if is_first:  # what libraries need is had by calling them
+                self.run(tensors)
         elif 0 not in self.sizes.values():
-            slot, tensors = self._slot(), self._laid_out(tensors)
+            slot, tensors = self._slot(self.world.reserve), self._laid_out(tensors)
             self._load(tensors, self._bind(tensors, slot), slot)
 
     def _laid_out(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:

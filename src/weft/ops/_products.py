@@ -390,14 +390,15 @@ class Call:
             self.signals["summed"] = (dealing.partial_words(self.grid[0]), torch.int64)
 
     def product(self, world: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """The library's product, in memory that is kept: where peers read it in place, if that is
-        not much. Collective."""
+        """The library's product: where peers read it in place, if that is not much, in memory that
+        products of all sizes share. Collective."""
+        shape = (self.problem.m, self.problem.n)
+        if self.problem.m * self.problem.row_bytes <= MOST_SHARED_BYTES:
+            request = {"product": (shape, a.dtype)}
+            slot = world.workspace(f"{self.problem.op}.product", request, num_slots=1)
+            return torch.mm(a, b, out=slot.product)
         if self._between is None:
-            shape = (self.problem.m, self.problem.n)
-            if self.problem.m * self.problem.row_bytes <= MOST_SHARED_BYTES:
-                self._between = world.empty(shape, a.dtype, f"{self.problem.op}.product")
-            else:
-                self._between = torch.empty(shape, dtype=a.dtype, device=a.device)
+            self._between = torch.empty(shape, dtype=a.dtype, device=a.device)
         return torch.mm(a, b, out=self._between)
 
     def run(self, world: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
@@ -424,8 +425,8 @@ class Call:
 
     def prepare(self, world: Any, a: Any, b: Any, out: Any) -> None:
         """Have the slot's memory, and the kernel that these tensors ask for, before it is launched.
-        Collective."""
-        slot = world.workspace(self.problem.op, self.buffers, self.signals)
+        Collective for the first tensors of a problem."""
+        slot = world.reserve(self.problem.op, self.buffers, self.signals)
         one, _ = self.multiplying(world, slot, a, b, out)
         world.load(one.function, *one.arguments, **one.options)
 

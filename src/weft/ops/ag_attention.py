@@ -369,7 +369,7 @@ def ag_attention(
     call = _lanes.find_call(
         world, "ag_attention", (q, k, v, cu_seqlens, out), (causal, scale, m, config), _make_call
     )
-    world.operator_call(call.name)
+    world.operator_call(call.name, call.tensors)
     if out is None:
         out = torch.empty_like(q)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)

@@ -301,7 +301,7 @@ def ag_gemm(
     # Ranks must agree on where peers read from. Also said where there is nothing to do: a rank
     # without rows that passes no m takes m for 0.
     offset = call.offset_of(world, a)
-    world.operator_call(call.name_with(offset))
+    world.operator_call(call.name_with(offset), call.tensors)
     if call.is_empty:
         return out.zero_() if out.numel() else out
     if scale_a is None:

@@ -358,7 +358,7 @@ def ag_wgrad(
         increment_version((out,))
     rows, whole = (y, x) if gathered == "y" else (x, y)
     offset = call.offset_of(world, rows)
-    world.operator_call(call.name_with(offset))
+    world.operator_call(call.name_with(offset), call.tensors)
     if call.is_empty:
         return out.zero_()
     call.run(world, rows, whole, out, offset)

@@ -303,7 +303,7 @@ class _Call:
         self._start: Any = None
 
     def launch(self, world: World, x: torch.Tensor, out: torch.Tensor) -> None:
-        world.operator_call(self.name)
+        world.operator_call(self.name, self.tensors)
         if self._start is None:  # behind operator_call: it takes memory, which is collective
             self._start = self._prepare(world)
         self._start(x, out)

@@ -267,9 +267,10 @@ def all_reduce_rms_norm(
     if _autograd.is_asked(x, residual, weight):
         tensors = (x, residual, weight)
         return _custom_ops.as_operation(Problem.op, world, tensors, eps, config=config)
-    call = _lanes.find_call(world, "all_reduce_rms_norm", (x, residual, weight), (config,), _Call)
+    given = (x, residual, weight)
+    call = _lanes.find_call(world, "all_reduce_rms_norm", given, (float(eps), config), _Call)
     normed, total = torch.empty_like(x), torch.empty_like(x)
-    world.operator_call(call.name)
+    world.operator_call(call.name, call.tensors)
     if call.problem.is_empty:
         return normed, total
     if call.config.is_fused:
@@ -286,14 +287,16 @@ def all_reduce_rms_norm(
 class _Call:
     """What calls with tensors like these share on one rank."""
 
-    def __init__(self, world: World, x: Any, residual: Any, weight: Any, config: Any) -> None:
+    def __init__(
+        self, world: World, x: Any, residual: Any, weight: Any, eps: float, config: Any
+    ) -> None:
         _check_tensors(world, x, residual, weight)
         m, n = x.shape
         nodes = _lanes.nodes_of(world)
         self.problem = problem = Problem(m, n, world.num_ranks, str(x.dtype), nodes)
         self.config = config = config or choose(problem, world.target)
         config.check(problem, world.target)
-        self.name = f"{problem.op} m={m},n={n} {problem.dtype} {config}"
+        self.name = f"{problem.op} m={m},n={n} {problem.dtype} eps={eps} {config}"
         self.grid = (config.grid(problem, world.target), 1, 1)
         self.options = config.options(problem, world.target)
         self.tile, self.constants = config.tile(problem).as_constexpr(), ()

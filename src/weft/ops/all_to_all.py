@@ -419,7 +419,7 @@ class _Call:
         self.signals = {"rows_ready": (words, torch.int64)}
 
     def launch(self, world: World, x: Any, splits: Any, num_received: Any, out: Any) -> None:
-        world.operator_call(self.name)
+        world.operator_call(self.name, self.tensors)
         if splits is not None:
             self._by_slot(world, x, splits, num_received, out)
             return

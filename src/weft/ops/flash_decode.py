@@ -248,17 +248,16 @@ def flash_decode(
     Sync    stream-ordered on the current stream; can be recorded; lengths are read on the device
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    call = _lanes.find_call(
-        world, "flash_decode", (q, k_cache, v_cache, lengths, block_table), (config,), _Call
-    )
+    scale = None if scale is None else float(scale)
+    tensors = (q, k_cache, v_cache, lengths, block_table)
+    call = _lanes.find_call(world, "flash_decode", tensors, (scale, config), _Call)
     if out is None:
         out = torch.empty_like(q)
     else:
         _lanes.check_out("flash_decode", out, q.shape, q.dtype, world)
-    world.operator_call(call.name)
+    world.operator_call(call.name, call.tensors)
     if not call.is_empty:
-        scale = call.problem.scale if scale is None else float(scale)
-        call.launch(world, (q, k_cache, v_cache, lengths, block_table, out), scale)
+        call.launch(world, (*tensors, out))
     return out
 
 
@@ -266,21 +265,16 @@ class _Call:
     """What calls with tensors like these share on one rank."""
 
     def __init__(
-        self,
-        world: World,
-        q: Any,
-        k_cache: Any,
-        v_cache: Any,
-        lengths: Any,
-        table: Any,
-        config: Any,
-    ) -> None:
-        self.problem = problem = problem_of(world, q, k_cache, v_cache, lengths, table)
+        self, world: World, q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table: Any,
+        scale: float | None, config: Any,
+    ) -> None:  # fmt: skip
+        self.problem = problem = problem_of(world, q, k_cache, v_cache, lengths, block_table)
+        self.scale = problem.scale if scale is None else scale
         self.config = config = config or choose(problem, world.target)
         config.check(problem, world.target)
         # Caches may be of any size on each rank; who cuts them how, is one's own.
         sizes = f"m={problem.m},heads={problem.heads}/{problem.kv_heads},k={problem.k}"
-        self.name = f"{problem.op} {sizes} {problem.dtype} {config.transport}"
+        self.name = f"{problem.op} {sizes} {problem.dtype} scale={self.scale} {config.transport}"
         tile = config.tile(problem)
         self.is_empty = problem.m == 0
         self.tile, self.shape = tile.as_constexpr(), _shape_of(problem)
@@ -310,19 +304,17 @@ class _Call:
         come = torch.zeros(tiles, dtype=torch.int32, device=world.device)
         self.partials = attention_decode.Partials(*parts, come)
 
-    def launch(self, world: World, tensors: Sequence[Any], scale: float) -> None:
+    def launch(self, world: World, tensors: Sequence[Any]) -> None:
         slot = world.workspace(self.key, self.buffers, self.signals, **self.num_slots)
         addresses = [0 if one is None else one.data_ptr() for one in tensors]
-        self.replays.run(
-            (*addresses, scale, slot), lambda: self._queue(world, slot, tensors, scale)
-        )
+        self.replays.run((*addresses, slot), lambda: self._queue(world, slot, tensors))
 
-    def _queue(self, world: World, slot: Any, tensors: Sequence[Any], scale: float) -> None:
+    def _queue(self, world: World, slot: Any, tensors: Sequence[Any]) -> None:
         q, k_cache, v_cache, lengths, table, out = tensors
         by_packets = self.config.transport == PACKETS
         flash_decode_kernel[self.grid](
             q, _cache_of(k_cache, v_cache, table), lengths, out, slot.boxes,
-            None if by_packets else slot.ready, self.partials, slot.arg, self.shape, scale,
+            None if by_packets else slot.ready, self.partials, slot.arg, self.shape, self.scale,
             self.config.splits, self.capacity, self.tile, world.arg, by_packets, **self.options,
         )  # fmt: skip
 

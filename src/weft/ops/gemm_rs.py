@@ -205,7 +205,7 @@ def gemm_rs(
         out = torch.empty(call.out_shape, dtype=a.dtype, device=a.device)
     else:
         increment_version((out,))
-    world.operator_call(call.name)
+    world.operator_call(call.name, call.tensors)
     if call.is_empty:
         return out.zero_()
     if call.is_fused:

@@ -19,7 +19,7 @@ from weft.language.wait_report import WaitReport
 
 # A rank's call log: a ring of its last collective calls, read by the ranks beside it.
 CALL_LOG_ENTRIES = 256
-CALL_LOG_ENTRY_BYTES = 64
+CALL_LOG_ENTRY_BYTES = 512
 CALL_LOG_BYTES = CALL_LOG_ENTRIES * CALL_LOG_ENTRY_BYTES
 
 

@@ -29,19 +29,25 @@ SignalRequest = Mapping[str, tuple[int, torch.dtype]]
 # What is outgrown grows by half at least, so that sizes which rise call by call (a prompt of one
 # more token) leave no more behind than twice what is used at last.
 GROWTH = 1.5
+# Attributes of a slot that are no parts of it.
+RESERVED = ("key", "index", "arg", "is_outgrown")
 
 
 class Slot:
-    """One workspace: every buffer and signal array of the request is an attribute."""
+    """One workspace: every buffer and signal array of the request is an attribute.
+
+    `is_outgrown`: the workspace has larger slots since, and calls to come use those.
+    """
 
     def __init__(self, key: str, index: int, tensors: dict[str, torch.Tensor], arg: SlotArg):
         self.key = key
         self.index = index
         self.arg = arg
+        self.is_outgrown = False
         self.__dict__.update(tensors)
 
     def __getattr__(self, name: str) -> Any:
-        known = sorted(set(self.__dict__) - {"key", "index", "arg"})
+        known = sorted(set(self.__dict__) - {*RESERVED})
         raise AttributeError(
             f"the workspace {self.key!r} has no {name!r}; it was asked for {', '.join(known)}"
         )
@@ -101,6 +107,17 @@ class Workspace:
 
     def take(self, buffers: BufferRequest, signals: SignalRequest) -> Slot:
         """The next slot, cut to this request. Collective: the same request on every rank."""
+        slots = self._slots(buffers, signals)
+        self._order.take()
+        self._turn = (self._turn + 1) % self._num_slots
+        return slots[self._turn]
+
+    def reserve(self, buffers: BufferRequest, signals: SignalRequest) -> Slot:
+        """The slot whose turn it is, cut to this request: to prepare what calls will do, which then
+        take their turns as if nobody had prepared. Collective where the workspace has to grow."""
+        return self._slots(buffers, signals)[self._turn]
+
+    def _slots(self, buffers: BufferRequest, signals: SignalRequest) -> tuple[Slot, ...]:
         request = (tuple(buffers.items()), tuple(signals.items()))
         try:
             slots = self._cuts.get(request)
@@ -109,9 +126,7 @@ class Workspace:
             raise
         if slots is None:
             slots = self._cuts[request] = self._cut(buffers, signals)
-        self._order.take()
-        self._turn = (self._turn + 1) % self._num_slots
-        return slots[self._turn]
+        return slots
 
     def _cut(self, buffers: BufferRequest, signals: SignalRequest) -> tuple[Slot, ...]:
         _check_request(self.key, buffers, signals)
@@ -142,6 +157,9 @@ class Workspace:
             there = self.world.heap_free_bytes // self._num_slots
             needed, signals = roomy if _total_bytes(*roomy) <= there else exact
         self._outgrown.extend(self._storages)
+        for slots in self._cuts.values():
+            for slot in slots:
+                slot.is_outgrown = True
         self._cuts.clear()
         self._generation += 1
         self._storages = [
@@ -199,10 +217,10 @@ def _check_request(key: str, buffers: BufferRequest, signals: SignalRequest) -> 
 
 def _check_names(key: str, buffers: BufferRequest, signals: SignalRequest) -> None:
     for name in (*buffers, *signals):
-        if not name.isidentifier() or name in ("key", "index", "arg"):
+        if not name.isidentifier() or name in RESERVED:
             raise UsageError(
                 f"the workspace {key!r} cannot have a part named {name!r}: parts become "
-                "attributes; key, index and arg are taken"
+                f"attributes; {', '.join(RESERVED)} are taken"
             )
     if both := sorted(set(buffers) & set(signals)):
         raise UsageError(f"the workspace {key!r} names {both[0]!r} as a buffer and as a signal")

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from weft.base.errors import (
     AllocationOrderError,
+    CallOrderError,
     DtypeError,
     FarPointerError,
     NotSymmetricError,
@@ -238,10 +239,27 @@ class World:
         `buffers` maps names to (shape, dtype), `signals` names to (count, dtype). `num_slots` is
         how many there are in turn, settled by a key's first call: 1 for what takes turns by itself.
         """
+        return self._workspace(key, num_slots).take(buffers or {}, signals or {})
+
+    def reserve(
+        self,
+        key: str,
+        buffers: BufferRequest | None = None,
+        signals: SignalRequest | None = None,
+        *,
+        num_slots: int | None = None,
+    ) -> Slot:
+        """As `workspace`, without taking a turn: ranks may prepare calls at times of their own.
+
+        Collective where there is no memory yet for such a request.
+        """
+        return self._workspace(key, num_slots).reserve(buffers or {}, signals or {})
+
+    def _workspace(self, key: str, num_slots: int | None) -> Workspace:
         self._check_usable("workspace")
         if key not in self._workspaces:
             self._workspaces[key] = Workspace(self, key, num_slots)
-        return self._workspaces[key].take(buffers or {}, signals or {})
+        return self._workspaces[key]
 
     def channel(
         self, name: str, shape: tuple[int, int], dtype: torch.dtype, **options: int
@@ -410,7 +428,8 @@ class World:
         """Raise what went wrong on the device so far.
 
         Raises  TimeoutError: a wait reached its deadline; the message is the table of waits
-                PoisonedError: that was raised before; only close() works now
+                CallOrderError: ranks made calls that differ; all ranks of the node raise it
+                PoisonedError: one of these was raised before; only close() works now
                 others: what a kernel has said in an `error_word`; the world goes on
         """
         if self._closed:
@@ -420,10 +439,12 @@ class World:
             return
         if self._raised:
             raise PoisonedError(
-                f"{self!r} met a timeout; its memory holds undefined data and only close() works"
+                f"{self!r} met a timeout, or calls that differ by rank; its memory holds undefined "
+                "data and only close() works"
             )
         self._raised = True
-        raise TimeoutError(self.table_of_waits())
+        told = self._log.disagreement()
+        raise TimeoutError(self.table_of_waits()) if told is None else CallOrderError(told)
 
     def error_word(self, explain: Callable[[int], WeftError]) -> torch.Tensor:
         """An int64 word in which a kernel says that it was given what it cannot take.
@@ -441,12 +462,14 @@ class World:
                 seen[0] = 0
                 raise explain(word)
 
-    def operator_call(self, name: str) -> int:
+    def operator_call(self, name: str, tensors: str = "") -> int:
         """Say that this rank now calls the collective operation `name`; returns the call's number.
 
         Compares with what the ranks of this node called as their call of the same number, as far
-        as they have come: of two ranks that disagree, the later one raises. What the current
-        stream gets from here on comes after this rank's earlier calls on other streams.
+        as they have come: of two ranks that disagree, the later one raises, and ends the waits of
+        the others, which raise the same at their next call or `check`. `tensors` says what an error
+        tells of them, which may differ by rank where the name does not. What the current stream
+        gets from here on comes after this rank's earlier calls on other streams.
 
         Raises  CallOrderError; and as `check`
         """
@@ -454,7 +477,12 @@ class World:
             self._check_usable(name)
         if self._errors:
             self._raise_errors()
-        number = self._log.call(name)
+        try:
+            number = self._log.call(name, tensors)
+        except CallOrderError as error:
+            self._raised, self._told = True, str(error)
+            self.backend.abort()
+            raise
         self._call_order.take()
         return number
 
@@ -537,7 +565,7 @@ class World:
         while not self._stop.wait(WATCHDOG_PERIOD_S):
             if self.backend.aborted():
                 if not self._raised and self._told is None:
-                    self._told = self.table_of_waits()
+                    self._told = self._log.disagreement() or self.table_of_waits()
                     sys.stderr.write(f"weft: {self._told}\n")
                     sys.stderr.flush()
                 return
@@ -589,7 +617,13 @@ class World:
         """Compare this rank's collective step with the others'; returns when all have come."""
         mine = (self._sequence, *what)
         self._sequence += 1
-        everyone = self.backend.exchange(mine, self.meeting_timeout_s)
+        try:
+            everyone = self.backend.exchange(mine, self.meeting_timeout_s)
+        except TimeoutError as error:
+            if (told := self._log.disagreement()) is None:
+                raise
+            self._raised = True
+            raise CallOrderError(told) from error
         for rank, theirs in enumerate(everyone):
             if theirs != mine:
                 raise AllocationOrderError(
