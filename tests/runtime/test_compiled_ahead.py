@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+import shutil
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from weft.base.errors import DtypeError, UnsupportedError, UsageError
+from weft.base.errors import DtypeError, ShapeError, UnsupportedError, UsageError
 from weft.base.records import KernelRecord
 from weft.base.target import parse_target
 from weft.runtime.compiled_ahead import CompiledKernel, load
@@ -84,12 +86,94 @@ def test_arguments_go_by_name_through_tuples_and_leave_constants_out():
         ({"x": 16, "block": 32}, UsageError, "block is 32, but 64 was compiled"),
         ({"x": 24}, UsageError, "x is 24, but was compiled as divisible by 16"),
         ({"x": torch.zeros(4, dtype=torch.int32)}, DtypeError, r"int32, but .* for \*fp32"),
+        ({"x": torch.zeros(4, 4).t()}, ShapeError, r"x of .* strides \(1, 4\), .* pass a contig"),
+        ({"x": torch.zeros(8)[::2]}, ShapeError, r"strides \(2,\).* data_ptr\(\) where strides"),
+        ({"x": torch.zeros(4, device="meta")}, UsageError, "x is on meta, but .* launched on cpu"),
+        ({"x": 1.5}, UsageError, r"x is 1\.5; it takes a tensor or an address, \*fp32"),
+        ({"x": None}, UsageError, "x is None; it takes a tensor or an address"),
+        ({"x": -16}, UsageError, r"x is -16, but \*fp32 holds 0 to 18446744073709551615"),
     ],
 )
 def test_what_does_not_fit_is_refused(given, error, said):
     one = kernel({"x": "*fp32", "block": "constexpr"}, {"block": 64}, ["x"])
     with pytest.raises(error, match=said):
-        one.pack(given)
+        one.pack(given, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "too_small", "too_large"),
+    [
+        ("i32", (-(2**31), 2**31 - 1), -(2**31) - 1, 2**32 + 7),
+        ("u32", (0, 2**32 - 1), -1, 2**32),
+        ("i64", (-(2**63), 2**63 - 1), -(2**63) - 1, 2**63),
+        ("u64", (0, 2**64 - 1), -1, 2**64),
+        ("i8", (-128, 127), -129, 128),
+        ("i16", (-(2**15), 2**15 - 1), -(2**15) - 1, 2**15),
+        ("i1", (0, 1), -1, 2),
+        ("fp32", (-3.4e38, 3.4e38), -3.5e38, 1e300),
+    ],
+)
+def test_numbers_have_the_size_of_their_type(kind, fits, too_small, too_large):
+    """A number that is too large would reach the kernel cut to its lowest bits."""
+    one = kernel({"n": kind})
+    for number in fits:
+        assert one.pack({"n": number})[0].value == pytest.approx(number, rel=1e-6)
+    for number in (too_small, too_large):
+        with pytest.raises(UsageError, match=f"it: n is .*, but {kind} holds"):
+            one.pack({"n": number})
+    for number in ("4", None, *(() if kind == "fp32" else (2.5, 2.0))):
+        with pytest.raises(UsageError, match=f"n is {number!r}; it takes a .*number, {kind}"):
+            one.pack({"n": number})
+
+
+def test_numbers_that_are_none_reach_a_kernel_as_they_are():
+    one = kernel({"eps": "fp32", "scale": "fp64"})
+    infinite, largest, *_ = one.pack({"eps": float("inf"), "scale": 1e300})
+    assert (infinite.value, largest.value) == (float("inf"), 1e300)
+
+
+class Cache(NamedTuple):
+    k: Any
+    v: Any
+    pages: Any
+
+
+def test_fields_of_a_named_tuple_are_known_by_their_places():
+    """The loader has the plan alone: it names fields by numbers, and checks their addresses too."""
+    record = KernelRecord(
+        "it", {"cache": ["*fp32", "*fp32", "constexpr"]}, {"cache": Cache(None, None, (2, 3))}, {},
+        ("cache.v",),
+    )  # fmt: skip
+    read = json.loads(json.dumps(record.to_plan()))
+    assert read["divisible_by_16"] == ["cache.1"]
+    one = kernel(read["signature"], read["constants"], read["divisible_by_16"])
+    assert [each.value for each in one.pack({"cache": Cache(8, 32, (2, 3))})[:2]] == [8, 32]
+    with pytest.raises(UsageError, match=r"cache\.1 is 8, but was compiled as divisible by 16"):
+        one.pack({"cache": Cache(32, 8, (2, 3))})
+    with pytest.raises(UsageError, match=r"cache\.2 is \(2, 4\), but \[2, 3\] was compiled"):
+        one.pack({"cache": Cache(32, 32, (2, 4))})
+    for wrong in ((32, 32), 7):
+        with pytest.raises(UsageError, match=r"cache is .*, but takes a tuple of 3: \['\*fp32'"):
+            one.pack({"cache": wrong})
+
+
+def test_constants_are_compared_as_a_plan_has_them():
+    one = kernel({"dtype": "constexpr", "n": "i32"}, {"dtype": "fp16"})
+    assert one.pack({"dtype": tl.float16, "n": 3})[0].value == 3
+    with pytest.raises(UsageError, match="dtype is fp32, but fp16 was compiled"):
+        one.pack({"dtype": tl.float32, "n": 3})
+
+
+def test_a_grid_has_one_to_three_axes():
+    one = kernel({})
+    assert one.programs((4,)) == (4, 1, 1) and one.programs([4, 5, 6]) == (4, 5, 6)
+    for grid, said in [
+        ((), "has no one to three axes"), ((1, 1, 1, 1), "has no one to three axes"),
+        (4, "grid 4 has no one to three"), ((4, 0), "along axis 1 of the grid .* is 0; it must"),
+        ((2.5,), "axis 0 .* is 2.5, not a whole number"), ((1, 1 << 16), "is more than"),
+    ]:  # fmt: skip
+        with pytest.raises(ShapeError, match=said):
+            one.programs(grid)
 
 
 def test_a_descriptor_is_left_to_triton():
@@ -104,12 +188,83 @@ def test_a_folder_without_the_plan_that_is_asked_for(folder, tmp_path):
         load(folder, "cuda:80")
     plan = json.loads((folder / "plan.json").read_text())
     (tmp_path / "plan.json").write_text(json.dumps({**plan, "format": 1}))
-    with pytest.raises(UsageError, match="has format 1, this weft reads 2: compile it again"):
+    with pytest.raises(UsageError, match="has format 1, this weft reads 3: compile it again"):
         load(tmp_path, HOPPER)
     plan["kernels"][0]["num_ctas"] = 2
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     with pytest.raises(UnsupportedError, match="num_ctas=2: Triton's launcher"):
         load(tmp_path, HOPPER)
+
+
+def change_record(entry, **fields):
+    entry["record"] = {**entry["record"], **fields}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda one: one.update(binary="../outside.cubin"), "not a file beside it: '../outside"),
+        (lambda one: one.update(binary="/etc/passwd"), "not a file beside it: '/etc/passwd'"),
+        (
+            lambda one: one.update(binary="gone.cubin"),
+            "binary of .* cannot be read: .*gone",
+        ),
+        (
+            lambda one: one.update(sha256="0" * 64),
+            "another binary .* sha256 is .*, not 000",
+        ),
+        (lambda one: one.pop("function"), "has no 'function'"),
+        (lambda one: one.pop("record"), "has no 'record'"),
+        (lambda one: one.update(record=None), "record=None, not of type dict"),
+        (lambda one: one.update(num_warps="4"), "has num_warps='4', not of type int"),
+        (lambda one: one.update(num_warps=True), "has num_warps=True, not of type int"),
+        (lambda one: one["record"].pop("signature"), "the record of .* has no 'signature'"),
+        (lambda one: change_record(one, signature={"x": 3}), "takes x as 3, but compiled is None"),
+        (
+            lambda one: change_record(
+                one, signature={"x": ["i32", "constexpr"]}, constants={"x": [None]}
+            ),
+            r"takes x as \['i32', 'constexpr'\], but compiled is \[None\]",
+        ),
+    ],
+)
+def test_a_plan_that_was_changed_is_refused(folder, tmp_path, change, said):
+    copy = tmp_path / "plan"
+    shutil.copytree(folder, copy)
+    (tmp_path / "outside.cubin").write_bytes(next(folder.glob("*.cubin")).read_bytes())
+    plan = json.loads((copy / "plan.json").read_text())
+    change(plan["kernels"][0])
+    (copy / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(UsageError, match=f"(?s){said}.*the folder is damaged or was changed"):
+        load(copy, HOPPER)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "it is \\[\\], not an object"),
+        ("{}", "it has no 'format'"),
+        ('{"format": 3}', "it has no 'kernels'"),
+        ('{"format": 3, "kernels": [7]}', "kernel 0 is 7, not an object"),
+        ('{"format": 3, "kernels": [{"name": "x"}]}', "kernel 0 has no 'target'"),
+        ('{"format": 3, "kernels": []}', "has no kernel for cuda:90, only for none"),
+    ],
+)
+def test_what_is_no_plan_is_refused(tmp_path, text, said):
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(UsageError, match=said):
+        load(tmp_path, HOPPER)
+
+
+def test_two_kernels_of_one_name_and_other_machines_are_refused(folder, tmp_path):
+    plan = json.loads((folder / "plan.json").read_text())
+    (entry,) = plan["kernels"]
+    plan["kernels"] = [entry, entry, {**entry, "target": "hip:gfx942"}]
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(UsageError, match="2 kernels for cuda:90 are called all_gather"):
+        load(tmp_path, HOPPER)
+    with pytest.raises(UnsupportedError, match="kernels for hip:gfx942 are launched by Triton"):
+        load(tmp_path, "hip:gfx942")
 
 
 @triton.jit
@@ -129,3 +284,9 @@ def test_a_binary_is_launched(tmp_path):
     out = torch.zeros_like(x)
     one.launch((2,), x=x, out=out, factor=0.5, n=100)
     assert torch.equal(out, x / 2)
+    one.launch((2,), x=x.cpu().pin_memory(), out=out, factor=4.0, n=100)
+    assert torch.equal(out, 4 * x)
+    with pytest.raises(UsageError, match="x is on cpu, but the kernel is launched on cuda:0"):
+        one.launch((2,), x=x.cpu(), out=out, factor=0.5, n=100)
+    with pytest.raises(UsageError, match="n is 4294967396, but i32 holds"):
+        one.launch((2,), x=x, out=out, factor=0.5, n=(1 << 32) + 100)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 # Of the plan that `weft compile -o` writes: it changes when what a loader must know does.
-PLAN_FORMAT = 2
+PLAN_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,25 @@ class KernelRecord:
 
     def to_json(self) -> dict[str, object]:
         """Functions and dtypes among the constants by their names."""
-        return _plain(vars(self))
+        return plain(vars(self))
+
+    def to_plan(self) -> dict[str, object]:
+        """As `to_json`, but for a loader that has no named tuples: fields by their places."""
+        by_places = [
+            ".".join([path.partition(".")[0], *map(str, self.places_of(path))])
+            for path in self.divisible_by_16
+        ]
+        return {**self.to_json(), "divisible_by_16": by_places}
+
+    def places_of(self, path: str) -> list[int]:
+        """Of the fields behind an argument's name: `world.table` -> 0."""
+        name, *fields = path.split(".")
+        value, places = self.constants.get(name), []
+        for one in fields:
+            names = getattr(value, "_fields", None)
+            places.append(names.index(one) if names else int(one))
+            value = value[places[-1]] if isinstance(value, tuple) else None
+        return places
 
     def __str__(self) -> str:
         """What is compiled: `row *fp32:16, n i32, size=64`."""
@@ -52,12 +70,12 @@ def _written(value: object) -> str:
     return str(getattr(value, "__name__", value))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """What JSON can hold of it."""
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: plain(one) for name, one in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_plain(one) for one in value]
+        return [plain(one) for one in value]
     return value if value is None or isinstance(value, (bool, int, float, str)) else _written(value)
 
 

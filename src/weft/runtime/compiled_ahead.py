@@ -7,21 +7,32 @@ The plan says of each kernel what Triton decided: its function's name, threads, 
 which arguments it takes in which order. Arguments are given by name, those that were constants are
 compared with what was compiled. How many programs a launch has is the caller's to say.
 
+A launch has no compiler that would look at its arguments, so each is checked here: that numbers
+have the size of their type, that tensors are contiguous, of the compiled dtype and on the device. A
+binary is launched only if it is the one that the plan was written with.
+
 Limits  CUDA; no descriptors among the arguments (a TMA descriptor is made by Triton's launcher), no
-        clusters, no scratch memory of Triton's own
+        clusters, no scratch memory of Triton's own. A kernel takes strides as numbers of its own,
+        or none: for a tensor that is not contiguous pass its data_ptr()
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
+import math
+import operator
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from weft.base.errors import DtypeError, UnsupportedError, UsageError
-from weft.base.records import PLAN_FORMAT, KernelRecord
+from weft.base.errors import DtypeError, ShapeError, UnsupportedError, UsageError
+from weft.base.records import PLAN_FORMAT, KernelRecord, plain
+from weft.base.whole_numbers import whole_number
 
 # Triton's words for what a kernel takes by value, and how wide they are.
 NUMBERS = {
@@ -34,6 +45,19 @@ ELEMENTS = {
     "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "i1": "bool",
     "i8": "int8", "u8": "uint8", "i16": "int16", "i32": "int32", "i64": "int64",
     "fp8e4nv": "float8_e4m3fn", "fp8e5": "float8_e5m2",
+}  # fmt: skip
+ADDRESS = "u64"
+LARGEST_FP32 = (2 - 2**-23) * 2.0**127
+# How many programs a launch may have along each axis.
+MOST_PROGRAMS = (2**31 - 1, 2**16 - 1, 2**16 - 1)
+# What a plan says of each kernel, and of what was compiled.
+ENTRY = {
+    "name": str, "target": str, "function": str, "num_warps": int, "num_ctas": int,
+    "shared_bytes": int, "scratch_bytes": int, "cooperative": bool, "binary": str, "sha256": str,
+    "record": dict,
+}  # fmt: skip
+RECORD = {
+    "name": str, "signature": dict, "constants": dict, "options": dict, "divisible_by_16": list,
 }  # fmt: skip
 # Behind all others a kernel takes two addresses of Triton's own scratch memory.
 SCRATCH = (ctypes.c_uint64, ctypes.c_uint64)
@@ -83,12 +107,15 @@ class CompiledKernel:
                 )
         return found
 
-    def pack(self, arguments: Mapping[str, Any]) -> list[Any]:
+    def pack(self, arguments: Mapping[str, Any], device: Any = None) -> list[Any]:
         """Each argument as the ctypes number that the kernel takes, in order, scratch included.
 
-        Raises  UsageError: one is missing or unknown, is another constant than was compiled, or is
-                not divisible by 16 where the code relies on it
+        `device` is where it will be launched; None is not known yet.
+
+        Raises  UsageError: one is missing or unknown, is another constant than was compiled, does
+                not fit its type, is elsewhere, or not divisible by 16 where the code relies on it
                 DtypeError: a tensor of other elements
+                ShapeError: a tensor that is not contiguous
         """
         record = self.record
         if unknown := arguments.keys() - record.signature.keys():
@@ -101,38 +128,39 @@ class CompiledKernel:
                 self._compare(name, kind, record.constants.get(name), arguments[name])
         packed = []
         for one in self.parameters():
-            value = self._value(one, arguments)
-            if one.path[0] in record.divisible_by_16 or one.name in record.divisible_by_16:
-                if value % 16:
-                    raise UsageError(
-                        f"{self.name}: {one.name} is {value}, but was compiled as divisible by 16"
-                    )
+            value = self._value(one, arguments, device)
+            if one.name in record.divisible_by_16 and value % 16:
+                raise UsageError(
+                    f"{self.name}: {one.name} is {value}, but was compiled as divisible by 16"
+                )
             packed.append(NUMBERS.get(one.kind, ctypes.c_uint64)(value))
         return packed + [kind(0) for kind in SCRATCH]
 
-    def _value(self, parameter: Parameter, arguments: Mapping[str, Any]) -> Any:
+    def _value(self, parameter: Parameter, arguments: Mapping[str, Any], device: Any) -> Any:
         first, *rest = parameter.path
         if first not in arguments:
             raise UsageError(f"{self.name}: {first} is missing, {self.record.signature[first]}")
         value = arguments[first]
         for index in rest:
             value = value[index]
-        if not hasattr(value, "data_ptr"):
-            return value
-        element = ELEMENTS.get(parameter.kind[1:])
-        if not parameter.kind.startswith("*") or str(value.dtype) != f"torch.{element}":
-            raise DtypeError(
-                f"{self.name}: {parameter.name} is a tensor of {value.dtype}, but the kernel was "
-                f"compiled for {parameter.kind}"
-            )
-        return value.data_ptr()
+        what = f"{self.name}: {parameter.name}"
+        if hasattr(value, "data_ptr"):
+            _check_tensor(what, parameter.kind, value, device)
+            return value.data_ptr()
+        if parameter.kind.startswith("fp"):
+            return _fraction(what, parameter.kind, value)
+        return _integer(what, parameter.kind, value)
 
     def _compare(self, name: str, kind: Any, compiled: Any, given: Any) -> None:
         if isinstance(kind, (list, tuple)):
+            if not isinstance(given, (list, tuple)) or len(given) != len(kind):
+                raise UsageError(
+                    f"{self.name}: {name} is {given!r}, but takes a tuple of {len(kind)}: {kind}"
+                )
             constants = compiled or [None] * len(kind)
             for index, (inner, constant) in enumerate(zip(kind, constants, strict=True)):
                 self._compare(f"{name}.{index}", inner, constant, given[index])
-        elif kind == "constexpr" and getattr(given, "value", given) != compiled:
+        elif kind == "constexpr" and plain(getattr(given, "value", given)) != plain(compiled):
             raise UsageError(
                 f"{self.name}: {name} is {given}, but {compiled} was compiled into the kernel"
             )
@@ -141,11 +169,76 @@ class CompiledKernel:
         """Launch it on a stream's handle, torch's current one if none is named.
 
         Shapes  grid: programs along one to three axes
-        Raises  as `pack`; RuntimeError: what the driver says
+        Raises  as `pack`; ShapeError: a grid of other axes; RuntimeError: what the driver says
         """
+        import torch
+
         from weft.runtime.backends.cuda_modules import launch
 
-        launch(self, (*grid, 1, 1)[:3], self.pack(arguments), stream)
+        shape = self.programs(grid)
+        device = torch.device("cuda", torch.cuda.current_device())
+        launch(self, shape, self.pack(arguments, device), stream)
+
+    def programs(self, grid: Sequence[int]) -> tuple[int, int, int]:
+        """A grid along three axes.
+
+        Raises  ShapeError: of no axis or more than three, of no program or too many along one
+        """
+        if not isinstance(grid, Sequence) or not 1 <= len(grid) <= 3:
+            raise ShapeError(f"{self.name}: the grid {grid!r} has no one to three axes, as (132,)")
+        what = f"{self.name}: the number of programs along axis"
+        x, y, z = (
+            whole_number(f"{what} {axis} of the grid {grid!r}", extent, 1)
+            for axis, extent in enumerate((*grid, 1, 1)[:3])
+        )
+        if any(extent > most for extent, most in zip((x, y, z), MOST_PROGRAMS, strict=True)):
+            raise ShapeError(f"{self.name}: the grid {grid!r} is more than {MOST_PROGRAMS}")
+        return x, y, z
+
+
+def _check_tensor(what: str, kind: str, tensor: Any, device: Any) -> None:
+    if not kind.startswith("*") or str(tensor.dtype) != f"torch.{ELEMENTS.get(kind[1:])}":
+        raise DtypeError(
+            f"{what} is a tensor of {tensor.dtype}, but the kernel was compiled for {kind}"
+        )
+    if not tensor.is_contiguous():
+        raise ShapeError(
+            f"{what} of shape {tuple(tensor.shape)} has strides {tensor.stride()}, at which nobody "
+            "looks; pass a contiguous tensor, or its data_ptr() where strides are arguments"
+        )
+    # What the host has pinned is read by the device, too.
+    if device not in (None, tensor.device) and not (tensor.is_cpu and tensor.is_pinned()):
+        raise UsageError(
+            f"{what} is on {tensor.device}, but the kernel is launched on {device}; move it there, "
+            f"or make {tensor.device} the current device"
+        )
+
+
+def _integer(what: str, kind: str, value: Any) -> int:
+    """Of a type's range: what does not fit would be cut to its lowest bits."""
+    word = ADDRESS if kind.startswith("*") else kind
+    bits, is_signed = int(word[1:]), word[0] == "i" and word != "i1"
+    least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if is_signed else (0, 2**bits - 1)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        takes = "a tensor or an address" if kind.startswith("*") else "a whole number"
+        raise UsageError(f"{what} is {value!r}; it takes {takes}, {kind}") from None
+    if not least <= number <= most:
+        raise UsageError(
+            f"{what} is {number}, but {kind} holds {least} to {most}; compile the kernel for such "
+            "sizes"
+        )
+    return number
+
+
+def _fraction(what: str, kind: str, value: Any) -> float:
+    if not isinstance(value, Real):
+        raise UsageError(f"{what} is {value!r}; it takes a number, {kind}")
+    number = float(value)
+    if kind == "fp32" and math.isfinite(number) and abs(number) > LARGEST_FP32:
+        raise UsageError(f"{what} is {number}, but fp32 holds up to {LARGEST_FP32:.4g}")
+    return number
 
 
 def _flat(path: tuple[str | int, ...], kind: Any) -> Iterator[Parameter]:
@@ -159,38 +252,98 @@ def _flat(path: tuple[str | int, ...], kind: Any) -> Iterator[Parameter]:
 def load(folder: str | Path, target: str) -> dict[str, CompiledKernel]:
     """The kernels of a folder that are for `target`, by name.
 
-    Raises  UsageError: no plan there, one of another version, or none for this target
+    Raises  UsageError: no plan there, one of another version, none for this target, or one that
+            does not fit its binaries
             UnsupportedError: kernels that only Triton's launcher can launch
     """
     path = Path(folder) / "plan.json"
     try:
         plan = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(
             f"{path} is no plan: {error}; `weft compile OP -o {folder}` writes one"
         ) from error
-    if plan.get("format") != PLAN_FORMAT:
+    _check_fields(path, "it", plan, {"format": int})
+    if plan["format"] != PLAN_FORMAT:
         raise UsageError(
-            f"{path} has format {plan.get('format')}, this weft reads {PLAN_FORMAT}: compile it "
-            "again"
+            f"{path} has format {plan['format']}, this weft reads {PLAN_FORMAT}: compile it again"
         )
+    _check_fields(path, "it", plan, {"kernels": list})
+    for number, entry in enumerate(plan["kernels"]):
+        _check_fields(path, f"kernel {number}", entry, {"name": str, "target": str})
     entries = [entry for entry in plan["kernels"] if entry["target"] == target]
     if not entries:
-        there = ", ".join(sorted({entry["target"] for entry in plan["kernels"]}))
+        there = ", ".join(sorted({entry["target"] for entry in plan["kernels"]})) or "none"
         raise UsageError(f"{path} has no kernel for {target}, only for {there}")
-    return {entry["name"]: _kernel(entry, path.parent) for entry in entries}
+    if not target.startswith("cuda:"):
+        raise UnsupportedError(f"{path}: kernels for {target} are launched by Triton alone")
+    name, count = Counter(entry["name"] for entry in entries).most_common(1)[0]
+    if count > 1:
+        raise _damaged(path, f"{count} kernels for {target} are called {name}")
+    return {entry["name"]: _kernel(entry, path) for entry in entries}
 
 
-def _kernel(entry: Mapping[str, Any], folder: Path) -> CompiledKernel:
+def _kernel(entry: Mapping[str, Any], path: Path) -> CompiledKernel:
     name = entry["name"]
+    _check_fields(path, name, entry, ENTRY)
+    _check_fields(path, f"the record of {name}", entry["record"], RECORD)
     for what, usual in (("num_ctas", 1), ("scratch_bytes", 0)):
         if entry[what] != usual:
             raise UnsupportedError(
                 f"{name} has {what}={entry[what]}: Triton's launcher is needed for that"
             )
-    record = dict(entry["record"])
-    record["divisible_by_16"] = tuple(record["divisible_by_16"])
+    fields = {key: entry["record"][key] for key in RECORD}
+    fields["divisible_by_16"] = tuple(fields["divisible_by_16"])
+    for argument, kind in fields["signature"].items():
+        constant = fields["constants"].get(argument)
+        if not _is_alike(kind, constant):
+            raise _damaged(path, f"{name} takes {argument} as {kind}, but compiled is {constant!r}")
     return CompiledKernel(
         name, entry["target"], entry["function"], entry["num_warps"], entry["shared_bytes"],
-        entry["cooperative"], KernelRecord(**record), (folder / entry["binary"]).read_bytes(),
+        entry["cooperative"], KernelRecord(**fields), _code(entry, path),
     )  # fmt: skip
+
+
+def _code(entry: Mapping[str, Any], path: Path) -> bytes:
+    """The binary that the plan was written with, which lies beside it."""
+    file = entry["binary"]
+    if Path(file).name != file:
+        raise _damaged(path, f"the binary of {entry['name']} is not a file beside it: {file!r}")
+    try:
+        code = (path.parent / file).read_bytes()
+    except OSError as error:
+        raise _damaged(path, f"the binary of {entry['name']} cannot be read: {error}") from error
+    if (found := hashlib.sha256(code).hexdigest()) != entry["sha256"]:
+        raise _damaged(
+            path, f"{file} of {len(code)} bytes is another binary than it was written with: its "
+            f"sha256 is {found}, not {entry['sha256']}"
+        )  # fmt: skip
+    return code
+
+
+def _check_fields(path: Path, what: str, value: Any, fields: Mapping[str, type]) -> None:
+    if not isinstance(value, dict):
+        raise _damaged(path, f"{what} is {value!r}, not an object")
+    for key, kind in fields.items():
+        if key not in value:
+            raise _damaged(path, f"{what} has no {key!r}")
+        if type(value[key]) is not kind:
+            raise _damaged(path, f"{what} has {key}={value[key]!r}, not of type {kind.__name__}")
+
+
+def _is_alike(kind: Any, constant: Any) -> bool:
+    """Has a tuple's constant as many fields as its type?"""
+    if not isinstance(kind, list):
+        return isinstance(kind, str)
+    if constant is None:
+        return all(_is_alike(one, None) for one in kind)
+    return isinstance(constant, list) and len(constant) == len(kind) and all(
+        map(_is_alike, kind, constant)
+    )  # fmt: skip
+
+
+def _damaged(path: Path, why: str) -> UsageError:
+    return UsageError(
+        f"{path}: {why}; the folder is damaged or was changed: write it anew by "
+        f"`weft compile .. -o {path.parent}`"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import tempfile
@@ -49,10 +50,11 @@ class Binary:
         binary, assembly = FORMATS[self.target.split(":")[0]]
         (folder / f"{stem}.{binary}").write_bytes(self.code)
         (folder / f"{stem}.{assembly}").write_text(self.assembly)
-        record = self.record.to_json() if self.record else None
+        record = self.record.to_plan() if self.record else None
         return {
             **self.to_json(),
             "binary": f"{stem}.{binary}",
+            "sha256": hashlib.sha256(self.code).hexdigest(),
             "assembly": f"{stem}.{assembly}",
             "function": self.metadata.get("name", self.name),
             "num_warps": self.metadata.get("num_warps"),

@@ -67,19 +67,9 @@ def _specialise(fn: Any, record: KernelRecord) -> tuple[dict, dict, dict]:
         if name in record.divisible_by_16:
             attributes[(index,)] = [["tt.divisibility", 16]]
     for path in filter(lambda name: "." in name, record.divisible_by_16):
-        attributes[_place(fn, record, path)] = [["tt.divisibility", 16]]
+        place = (fn.arg_names.index(path.partition(".")[0]), *record.places_of(path))
+        attributes[place] = [["tt.divisibility", 16]]
     return signature, constants, attributes
-
-
-def _place(fn: Any, record: KernelRecord, path: str) -> tuple[int, ...]:
-    """The path of an argument's field as Triton has it, by numbers."""
-    name, *fields = path.split(".")
-    place, value = [fn.arg_names.index(name)], record.constants.get(name)
-    for field in fields:
-        names = getattr(value, "_fields", None)
-        place.append(names.index(field) if names else int(field))
-        value = value[place[-1]] if isinstance(value, tuple) else None
-    return tuple(place)
 
 
 def _type_words(kind: Any, value: Any, path: tuple[int, ...], constants: dict) -> Any:
