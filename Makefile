@@ -1,7 +1,8 @@
 # make setup   the environment in .venv, made once and again when pyproject.toml changes
 # make demo    what weft does, in a minute, without a GPU
 # make test    every test that a laptop can run in minutes; make lint: style and types
-# make test-slow   every mutant, exhaustive exploration, every operator on many worlds: some minutes more
+# make test-slow   every mutant and planted fault, exhaustive exploration, every operator on many worlds:
+#   some twenty minutes on two cores
 # make test-gpu   the tests that need GPUs, 2 or 4 on one host; what needs more is left out, and said;
 #   benchmarks/gpu_suite.py runs several at a time, and saves a row for each
 # make test-versions   the emulator and the language on other Tritons; VERSIONS=3.8.0 chooses

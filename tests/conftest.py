@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +17,12 @@ import pytest
 import weft
 
 PAIR = 2
-# How far another turn's first test is from the one before's: by and by all come first.
-TURN = 97
+# A test is due in one of so many turns, always the same: then it runs, be the time over or not. A
+# prime: whoever counts in other steps than one, such as several commits at a time, meets all turns
+# too, unless they are 23.
+TURNS = 23
 END = pytest.StashKey[float]()
+NO_TIME = "no time was left for it"
 
 # Tests compile much and make many objects, hardly any of which become garbage in cycles.
 gc.set_threshold(50_000, 20, 20)
@@ -45,9 +49,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "larger: those that need more. Left out: all, on all GPUs",
     )
     parser.addoption(
-        "--seconds", type=float, help="tests that would begin after so many are skipped"
+        "--seconds", type=float,
+        help="tests that would begin after so many are skipped, but for those that are due",
+    )  # fmt: skip
+    parser.addoption(
+        "--turn",
+        type=int,
+        help=f"a number: tests that are due in that turn come first. In any {TURNS} turns in a row "
+        "each test is due once",
     )
-    parser.addoption("--turn", type=int, default=0, help="each number begins with another test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,12 +75,18 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[first : first + PAIR])
 
 
+def turns_until_due(item: pytest.Item) -> int:
+    """0 for a test that is due in this turn. By its name, so that other tests change nothing."""
+    turn = item.config.getoption("--turn") or 0
+    return (zlib.crc32(item.nodeid.encode()) - turn) % TURNS
+
+
+@pytest.hookimpl(trylast=True)  # when tests with other marks have gone
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin where it is this turn's. Skip `gpu(n)` tests where there are fewer GPUs; CUDA is asked
-    once, and only if needed."""
-    if items:
-        first = config.getoption("--turn") * TURN % len(items)
-        items[:] = items[first:] + items[:first]
+    """What is due first, then what is next. Skip `gpu(n)` tests where there are fewer GPUs; CUDA is
+    asked once, and only if needed."""
+    if config.getoption("--turn") is not None:
+        items.sort(key=turns_until_due)
     if which := config.getoption("--gpu-tests"):
         kept = [item for item in items if (_gpus_of(item) > PAIR) == (which == "larger")]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
@@ -87,8 +103,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if time.monotonic() > item.config.stash.get(END, float("inf")):
-        pytest.skip("no time was left for it")
+    if time.monotonic() <= item.config.stash.get(END, float("inf")):
+        return
+    if item.config.getoption("--turn") is None or turns_until_due(item):
+        pytest.skip(NO_TIME)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say how many tests the time was too short for."""
+    if config.getoption("--seconds") is None:
+        return
+    skipped = terminalreporter.stats.get("skipped", [])
+    left_out = sum(NO_TIME in str(report.longrepr) for report in skipped)
+    ran = sum(len(terminalreporter.stats.get(kind, [])) for kind in ("passed", "failed"))
+    terminalreporter.write_line(
+        f"left out for want of time: {left_out} of {left_out + ran} tests"
+        + (f"; each is due in one of {TURNS} turns in a row" if left_out else "")
+    )
 
 
 def _gpus_of(item: pytest.Item) -> int:
