@@ -72,7 +72,7 @@ class Copy:
         start = time.monotonic()
         done = subprocess.run(
             [*command, *(str(ROOT / "tests" / test) for test in tests)],
-            cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S * 2,
+            cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S * 5,
         )  # fmt: skip
         output = done.stdout + done.stderr
         ran = re.search(r"\b(\d+) (passed|failed)\b", output)
