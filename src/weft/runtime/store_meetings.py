@@ -32,7 +32,8 @@ class StoreMeetings:
         self.store = store
         self.members = tuple(members)
         self.rank = rank
-        self._prefix = f"weft/{'-'.join(map(str, members))}/{number}"
+        # Equal on all members, and no other world's of these members.
+        self.name = f"{'-'.join(map(str, members))}/{number}"
         self._is_aborted = is_aborted
         self._count = 0
 
@@ -64,7 +65,7 @@ class StoreMeetings:
         return [_as_tuples(json.loads(one)) for one in texts]
 
     def _key(self, number: int, rank: int) -> str:
-        return f"{self._prefix}/{number}/{rank}"
+        return f"weft/{self.name}/{number}/{rank}"
 
     def _is_there(self, number: int, rank: int) -> bool:
         return self.store.check([self._key(number, rank)])

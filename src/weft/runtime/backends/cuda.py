@@ -28,7 +28,7 @@ from weft.language import triton_api
 from weft.language import world_layout as layout
 from weft.language.wait_report import WaitReport, read_reports
 from weft.runtime.backend import CALL_LOG_BYTES, Far, Recording, Seats, Stream
-from weft.runtime.backends import nvshmem
+from weft.runtime.backends import nvshmem, rendezvous
 from weft.runtime.backends.cuda_driver import Driver
 from weft.runtime.store_meetings import StoreMeetings
 
@@ -158,7 +158,13 @@ class CudaBackend:
         elif nvshmem.is_chosen():
             nvshmem.check_group(self.group)
         heap = symmetric.empty(nbytes, dtype=torch.uint8, device=self.device)
-        self._handle = symmetric.rendezvous(heap, self.group.group_name)
+        if nvshmem.is_chosen():  # its ranks are all ranks, so they have met equally often
+            self._handle = symmetric.rendezvous(heap, self.group.group_name)
+        else:
+            self._handle = rendezvous.meet(
+                heap, store=self._meetings.store, name=self._meetings.name,
+                rank=self.seats.rank, num_ranks=self.seats.num_ranks,
+            )  # fmt: skip
         own = self.seats.nodes[self.seats.rank]
         self._heaps = [
             heap
