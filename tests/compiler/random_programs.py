@@ -10,6 +10,7 @@ import torch
 
 from weft.compiler import (
     Compiled,
+    Halves,
     Partial,
     Replicate,
     Shard,
@@ -114,6 +115,11 @@ def of_rank(
         mine = torch.zeros_like(tensor)
         mine[first:end] = tensor[first:end]
         return mine
+    if isinstance(kind.placement, Halves):
+        dim = kind.placement.dim
+        halves = tensor.tensor_split(2, dim=dim)
+        first, end = part_of(halves[0].shape[dim], rank, num_ranks)
+        return torch.cat([one.narrow(dim, first, end - first) for one in halves], dim=dim)
     return tensor[
         tuple(slice(*pair) for pair in bounds_of(kind, rank, sizes, num_ranks))
     ].contiguous()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import linecache
+import re
+from dataclasses import replace
 
 import pytest
 import torch
 
 import weft
-from weft.base.errors import PlacementError, ShapeError, UsageError
+from weft.base.errors import DtypeError, PlacementError, ShapeError, UsageError
 from weft.compiler import (
     Partial,
     Replicate,
@@ -162,3 +164,80 @@ def test_a_value_of_another_program_is_refused():
 
 def _with(remedy):
     return lambda h, w: silu(remedy(h @ w))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, "bf16", "torch.bfloat16", "bfloat16"])
+def test_dtypes_as_torch_or_the_command_line_has_them(dtype):
+    kind = Tensor(dtype, ("m", 8), Shard(0))
+    assert kind == Tensor("bfloat16", ("m", 8), Shard(0)) and kind.dtype == "bfloat16"
+    assert kind.as_text() == "bfloat16[m, 8] @ Shard(0)"
+    assert hash(kind) == hash(Tensor("bfloat16", ["m", 8], Shard(0)))
+    assert replace(kind, placement=None) == Tensor(dtype, ("m", 8))
+
+
+def test_a_dtype_that_weft_does_not_know():
+    for dtype in ("bfloat17", torch.complex64):
+        with pytest.raises(DtypeError, match=f"unknown dtype '{dtype}'; weft knows fp16, bf16"):
+            Tensor(dtype, ("m", 8))
+
+
+@pytest.mark.parametrize("mesh", [("dp", "tp"), ["tp"], "", "dp, tp", None])
+def test_a_mesh_of_other_than_one_axis_is_refused(mesh):
+    def project(x, w):
+        return all_gather(x) @ w
+
+    told = re.escape(f"project has mesh={mesh!r}; a program is over one axis")
+    with pytest.raises(UsageError, match=told) as caught:
+        program(mesh=mesh, x=X, w=W)(project)
+    assert line_of(caught).startswith("def project")
+
+
+def test_parameters_that_a_call_has_for_itself():
+    with pytest.raises(UsageError, match="has a parameter world, which a call has for itself"):
+
+        @program(mesh="tp", x=X, world=W)
+        def project(x, world):
+            return all_gather(x) @ world
+
+
+def test_a_call_by_keywords(ranks):
+    @program(mesh="tp", x=X, w=W)
+    def project(x, w):
+        return all_gather(x) @ w
+
+    def main():
+        world = weft.init()
+        given = {"world": world, "collectives": weft.ops}
+        x, w = torch.randn(3, 8), torch.randn(8, 6)
+        for lowering in ("unfused", "overlapped"):
+            wanted = project(x, w, lowering=lowering, **given)
+            assert torch.equal(project(w=w, x=x, lowering=lowering, **given), wanted)
+            assert torch.equal(project(x, w=w, m=6, lowering=lowering, **given), wanted)
+        for call, told in (
+            (lambda: project(x, x=x, w=w, **given), "takes x, w; given is x both by place and by"),
+            (lambda: project(x=x, **given), "project takes x, w; w is missing"),
+            (lambda: project(x, **given), "project takes x, w; given are x\n"),
+            (lambda: project(x, w, v=w, **given), "has no parameter or size v; its parameters are"),
+            (lambda: project(x, w, n=3, **given), "parameter or size n; .* are x, w, its sizes m"),
+        ):
+            with pytest.raises(UsageError, match=told):
+                call()
+        world.close()
+
+    ranks(main, 2)
+
+
+def test_a_parameter_that_is_called_like_a_size(ranks):
+    @program(mesh="tp", m=Tensor("float32", ("m", 4), Replicate()))
+    def same(m):
+        return m + m
+
+    def main():
+        world = weft.init()
+        m = torch.ones(3, 4)
+        given = {"world": world, "collectives": weft.ops}
+        assert torch.equal(same(m=m, **given), 2 * m)
+        assert torch.equal(same(m, m=3, **given), 2 * m)
+        world.close()
+
+    ranks(main, 1)

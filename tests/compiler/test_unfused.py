@@ -153,7 +153,7 @@ class World:
         ([(3, 12), (12, 16, 1), (8, 10)], {"m": 7}, ShapeError, "w1 has shape .*; it must have"),
         ([(3, 12), (12, 16)], {}, UsageError, "takes x, w1, w2; given are x, w1"),
         ([(3, 12), (12, 16), (8, 10), (8, 10)], {}, UsageError, "argument 3"),
-        ([(3, 12), (12, 16), (8, 10)], {"n": 7}, UsageError, "mlp has no size n; it has m"),
+        ([(3, 12), (12, 16), (8, 10)], {"n": 7}, UsageError, "mlp has no parameter or size n; its"),
     ],
 )  # fmt: skip
 def test_tensors_that_do_not_fit(shapes, sizes, error: type, told: str):

@@ -8,6 +8,7 @@ from typing import Any
 from weft.base.errors import DtypeError, ShapeError, UsageError
 from weft.compiler.passes.tile import bounds_of, part_of
 from weft.ir.task import Program, Shard, Task
+from weft.ir.tensor import Halves, is_split
 
 
 def bind(
@@ -24,14 +25,15 @@ def bind(
         raise UsageError(f"{program.name} {told}", place=program.place)
     named = {size for task in inputs for size in _type(task).sizes if isinstance(size, str)}
     if unknown := set(sizes) - named:
-        told = f"has no size {', '.join(sorted(unknown))}; it has {', '.join(sorted(named))}"
+        told = f"has no parameter or size {', '.join(sorted(unknown))}; its parameters are "
+        told += f"{', '.join(tensors)}, its sizes {', '.join(sorted(named)) or 'none'}"
         raise UsageError(f"{program.name} {told}", place=program.place)
     found = dict(sizes)
     for is_shard in (False, True):
         for task in inputs:
             shape = _shape(program, task, tensors[task.name])
             for dim, size in enumerate(_type(task).sizes):
-                if isinstance(size, str) and (_type(task).placement == Shard(dim)) == is_shard:
+                if isinstance(size, str) and is_split(_type(task).placement, dim) == is_shard:
                     found.setdefault(size, shape[dim] * (num_ranks if is_shard else 1))
     for task in inputs:
         _check(program, task, tensors[task.name], found, rank, num_ranks)
@@ -51,7 +53,7 @@ def _check(
         bound = ", ".join(f"{name}={size}" for name, size in sizes.items())
         where = f"rank {rank} of {num_ranks} passes {task.name} of shape {tuple(tensor.shape)}"
         remedy = "; pass the size by name where shards differ" if isinstance(
-            kind.placement, Shard) else ""  # fmt: skip
+            kind.placement, Shard | Halves) else ""  # fmt: skip
         raise ShapeError(
             f"{program.name}: {where}, but of {kind.as_text()} with {bound or 'these sizes'} it "
             f"holds {wanted}{remedy}",
@@ -64,13 +66,13 @@ def check_pairs(program: Program, sizes: Mapping[str, int], num_ranks: int) -> N
     for task in program.tasks:
         if task.head is not None:
             _check_heads(program, task, num_ranks)
-        if task.kind != "silu_mul":
+        if task.kind not in ("silu_mul", "silu_mul_halves"):
             continue
         source = _type(program.task(task.operands[0]))
         columns = source.sizes[1]
         assert isinstance(columns, int)
         each = part_of(columns, 0, num_ranks)[1]
-        if source.placement == Shard(1) and num_ranks > 1 and each % 2:
+        if is_split(source.placement, 1) and num_ranks > 1 and each % 2:
             raise ShapeError(
                 f"{program.name}: silu_mul takes pairs of columns, but of {columns} on "
                 f"{num_ranks} ranks each has {each}; take a width of which each has an even number",

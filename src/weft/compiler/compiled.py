@@ -62,15 +62,18 @@ class Compiled:
 
     def __call__(
         self, *tensors: Any, world: Any, collectives: Collectives | Persistent,
-        lowering: str = "unfused", **sizes: int,
+        lowering: str = "unfused", **named: Any,
     ) -> Any:  # fmt: skip
         """Run it on this rank's parts. Collective.
 
             y = mlp(x, w1, w2, world=world, collectives=weft.ops, lowering="overlapped", m=997)
+            y = mlp(x, w2=w2, w1=w1, world=world, collectives=weft.ops)
 
         lowering="unfused" calls libraries, one after the other; "overlapped" runs the kernels that
         are generated for sizes of this class; "persistent" all tasks in one kernel, of
         collectives=weft.megakernel.
+
+        `named` are parameters of the function, and sizes.
 
         Shapes  each tensor is what its placement leaves to this rank; a size that the declaration
                 names may be given by that name, and must be where shards differ. Strides: see
@@ -83,6 +86,7 @@ class Compiled:
         if lowering not in LOWERINGS:
             told = f"lowering={lowering!r}; it is {' or '.join(LOWERINGS)}"
             raise UsageError(f"{self.stages.program.name}: {told}")
+        tensors, sizes = self._in_order(tensors, named) if named else (tensors, named)
         call = self._call_of(tensors, sizes, world, lowering)
         given = dict(zip(self._inputs, tensors))
 
@@ -148,6 +152,26 @@ class Compiled:
                 calls.clear()
             calls[key] = Call(bound, stages)
         return calls[key]
+
+    def _in_order(self, tensors: tuple, named: dict[str, Any]) -> tuple[tuple, dict[str, int]]:
+        """The tensors of a call in the order of its parameters, and its sizes.
+
+        Raises  UsageError: a parameter that is given twice, or not at all
+        """
+        by_name = {name: one for name, one in named.items()
+                   if name in self._inputs and not isinstance(one, int)}  # fmt: skip
+        if not by_name:
+            return tensors, named
+        title, place = self.stages.program.name, self.stages.program.place
+        takes = f"{title} takes {', '.join(self._inputs)}"
+        if twice := [name for name in self._inputs[: len(tensors)] if name in by_name]:
+            told = f"{', '.join(twice)} both by place and by name"
+            raise UsageError(f"{takes}; given is {told}", place=place)
+        rest = self._inputs[len(tensors) :]
+        if missing := [name for name in rest if name not in by_name]:
+            raise UsageError(f"{takes}; {', '.join(missing)} is missing", place=place)
+        sizes = {name: size for name, size in named.items() if name not in by_name}
+        return (*tensors, *(by_name[name] for name in rest)), sizes
 
     def _bound(self, tensors: tuple, sizes: dict[str, int], world: Any) -> dict[str, int]:
         """Every size that the program calls by name."""

@@ -29,7 +29,8 @@ from weft.ir.task import Program, Replicate, Task, Type
 
 # What the result of an operation is called; a second one gets a number.
 RESULTS = {
-    "matmul": "product", "silu": "activated", "silu_mul": "gated", "mul": "scaled", "add": "total",
+    "matmul": "product", "silu": "activated", "silu_mul": "gated",
+    "silu_mul_halves": "gated", "mul": "scaled", "add": "total",
     "rms_norm": "normed",
     "moe_route": "routing", "gather_rows": "rows", "scatter_rows": "sums",
     "grouped_matmul": "products", "ep_dispatch": "dispatched", "ep_combine": "combined",
@@ -117,14 +118,18 @@ def silu(x: Value) -> Value:
     return _record("silu", x)
 
 
-def silu_mul(h: Value) -> Value:
+def silu_mul(h: Value, *, side_by_side: bool = False) -> Value:
     """Gate and value from neighbouring columns: half as many columns come out.
 
         out = silu(h[:, 0::2]) * h[:, 1::2]
+        out = silu(h[:, :n]) * h[:, n:]            (side_by_side, n columns come out)
 
-    In pairs, so that both lie in one tile and on one rank however columns are split.
+    In pairs both lie in one tile and on one rank however columns are split, and a product's kernel
+    does it in registers. `side_by_side` is for weights as checkpoints have them, gate then up:
+    declare such a weight @ Halves(1), of which each rank has its part of gate, then its part of up.
+    No weight is permuted; it is a step of its own behind the product, which reads h once more.
     """
-    return _record("silu_mul", h)
+    return _record("silu_mul_halves" if side_by_side else "silu_mul", h)
 
 
 def rms_norm(x: Value, weight: Value, *, eps: float = 1e-6) -> Value:
@@ -245,7 +250,8 @@ def program(
     """Trace the decorated function and compile it for `mesh`, any number of ranks.
 
     `parameters` says of each parameter of the function its dtype, sizes and placement; `settings`
-    what the compiler shall not choose.
+    what the compiler shall not choose. A mesh has one axis, given by its name; the world of a call
+    has its ranks.
 
     Raises  UsageError, ShapeError, PlacementError: a program that cannot be; at the user's line
     """
@@ -263,7 +269,17 @@ def trace(function: Callable[..., Any], mesh: str, parameters: dict[str, Type]) 
     code = inspect.unwrap(function).__code__
     name = function.__name__ if function.__name__.isidentifier() else "program"
     here = Place((Frame(code.co_filename, code.co_firstlineno, function.__name__),))
+    if not isinstance(mesh, str) or not mesh.isidentifier():
+        raise UsageError(
+            f"{name} has mesh={mesh!r}; a program is over one axis, given by a name: mesh='tp'. Of "
+            "a mesh of more axes name the one over which its tensors are split, and call it with "
+            "the world of that axis: weft.init(group=device_mesh['tp'])",
+            place=here,
+        )
     wanted = list(inspect.signature(function).parameters)
+    if taken := {"world", "collectives", "lowering"} & {*wanted}:
+        told = f"{name} has a parameter {', '.join(sorted(taken))}, which a call has for itself"
+        raise UsageError(f"{told}; call it otherwise", place=here)
     if set(wanted) != set(parameters):
         raise UsageError(
             f"{name} has the parameters {', '.join(wanted) or 'none'}, but declared are "

@@ -60,6 +60,12 @@ def silu_mul(h: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(h[:, 0::2]) * h[:, 1::2]
 
 
+def silu_mul_halves(h: torch.Tensor) -> torch.Tensor:
+    """Gate and value side by side."""
+    gate, value = h.tensor_split(2, dim=1)
+    return torch.nn.functional.silu(gate) * value
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Each row by its root mean square, times a weight per column."""
     return torch.nn.functional.rms_norm(x, x.shape[1:], weight[0], eps)
@@ -69,6 +75,7 @@ LOCAL = {
     "matmul": torch.matmul,
     "silu": torch.nn.functional.silu,
     "silu_mul": silu_mul,
+    "silu_mul_halves": silu_mul_halves,
     "mul": torch.mul,
     "add": torch.add,
     "rms_norm": rms_norm,

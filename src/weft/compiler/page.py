@@ -195,7 +195,13 @@ PLACED = """\
 Sizes are global and never change by a collective: what changes is where a tensor lies. The
 product of columns of `gated` with rows of `w2` is a summand on each rank, which `reduce_scatter`
 sums. Gate and value of `silu_mul` are neighbouring columns, so that both are on one rank and in
-one tile."""
+one tile.
+
+A checkpoint has them side by side, all of gate and then all of up. Such a weight is declared
+`w1=Tensor("bf16", (4096, 24576), Halves(1))`: each rank passes its part of gate, and behind it its
+part of up. `silu_mul(all_gather(x) @ w1, side_by_side=True)` takes it in every lowering, with
+gradients, and no weight is permuted. It is then a step behind the product, which reads `product`
+once more; in neighbouring columns the product's kernel does it in registers."""
 
 MISSING = """\
 No collective is put in behind the user's back. Where operands do not lie as an operation needs
@@ -329,7 +335,9 @@ It is run with the collectives that are passed, since the compiler stands below 
 y = mlp(x, w1, w2, world=world, collectives=weft.ops, m=997)
 ```
 
-`m` may be left out where all ranks have equally many rows. `tests/compiler/test_unfused.py` holds
+Tensors may be passed by name, `mlp(x, w2=w2, w1=w1, ..)`, and dtypes declared as torch has them
+(`torch.bfloat16`) or as the command line does (`"bf16"`). `m` may be left out where all ranks have
+equally many rows. `tests/compiler/test_unfused.py` holds
 this program at small sizes, and random ones, against `libraries.reference`: the same tasks on
 global tensors in fp32, where collectives do nothing.
 
@@ -374,16 +382,16 @@ ordered for what it announces alone (`src/weft/ir/order.py`).
 
 ## What is not there
 
-The mesh has one axis, tensors two dimensions, experts' matrices three. `all_to_all` is not in the
-frontend. Products by tables are launched as plain kernels, their ways are not predicted, and tables
-are those of `moe_route`; tokens that go to their experts' ranks go by operators' calls. Sums over
-columns, and rows that are gathered for anything but a product, stay calls of libraries. Packets
-carry rows that are summed and worked on; for products whose rows are gathered or whose sums travel
-by packets operators have kernels and the generator has none. SMs never pull. Where nodes
-differ by more than one rank, tiles go rank by rank, and what `engines` predicts knows no order by
-nodes. A product that is behind a gather and ends in a sum hides the gather alone. Sums that engines
-carry go by one stream, where `gemm_rs` can have several in turn, and each has memory of its own
-for what is fetched."""
+The mesh has one axis, and others are refused; tensors have two dimensions, experts' matrices three.
+`all_to_all` is not in the frontend. Products by tables are launched as plain kernels, their ways
+are not predicted, and tables are those of `moe_route`; tokens that go to their experts' ranks go by
+operators' calls. Sums over columns, and rows that are gathered for anything but a product, stay
+calls of libraries. Packets carry rows that are summed and worked on; for products whose rows are
+gathered or whose sums travel by packets operators have kernels and the generator has none. SMs
+never pull. Where nodes differ by more than one rank, tiles go rank by rank, and what `engines`
+predicts knows no order by nodes. A product that is behind a gather and ends in a sum hides the
+gather alone. Sums that engines carry go by one stream, where `gemm_rs` can have several in turn,
+and each has memory of its own for what is fetched."""
 
 
 if __name__ == "__main__":

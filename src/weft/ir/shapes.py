@@ -73,7 +73,7 @@ def _silu_mul(task: Any, sizes: Sizes) -> tuple[Size, ...]:
     columns = sizes[0][1]
     if not isinstance(columns, int) or columns % 2:
         raise ValueError(
-            f"silu_mul: {task.operands[0]} has {text.value(columns)} columns; it takes pairs of "
+            f"{task.kind}: {task.operands[0]} has {text.value(columns)} columns; it takes pairs of "
             "gate and value, so an even number that the declaration says"
         )
     return sizes[0][0], columns // 2
@@ -224,6 +224,7 @@ def _check_cache(task: Any, i: int, cache: tuple[Size, ...], x: tuple[Size, ...]
 _RULES: Mapping[str, Callable[[Any, Sizes], tuple[Size, ...]]] = {
     "matmul": _matmul,
     "silu_mul": _silu_mul,
+    "silu_mul_halves": _silu_mul,
     "rms_norm": _rms_norm,
     "moe_route": _moe_route,
     "gather_rows": _by_slot,

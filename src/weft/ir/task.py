@@ -26,6 +26,7 @@ from weft.ir.shapes import dtype_of, sizes_of
 from weft.ir.tensor import (
     TABLE,
     ByExpert,
+    Halves,
     Partial,
     Placement,
     Replicate,
@@ -171,8 +172,15 @@ ATTRIBUTES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 ROW, COLUMN, WHOLE = Along(0), Along(1), Replicate()
 _SAME = (ROW, COLUMN)
-_ALIKE = tuple(((p,), p) for p in (WHOLE, Shard(0), Shard(1), ByExpert()))
-_BOTH = tuple(((p, p), p) for p in (WHOLE, Shard(0), Shard(1), ByExpert()))
+
+
+def _kept_alone(*placements: Placement) -> tuple[tuple[tuple[Placement, ...], Placement], ...]:
+    """Placements of one operand, which its result has too."""
+    return tuple(((one,), one) for one in placements)
+
+
+_ALIKE = _kept_alone(WHOLE, Shard(0), Shard(1), ByExpert())
+_BOTH = tuple(((p, p), p) for p in (WHOLE, Shard(0), Shard(1), Halves(1), ByExpert()))
 _TABLE = (All(), All(), All())
 
 
@@ -192,12 +200,17 @@ KINDS = {
         ((WHOLE, WHOLE), WHOLE),
         ((Shard(0), WHOLE), Shard(0)),
         ((WHOLE, Shard(1)), Shard(1)),
+        ((WHOLE, Halves(1)), Halves(1)),
         ((Shard(1), Shard(0)), Partial()),
         *_LINEAR,
     )),
-    "silu": Kind(1, (_SAME,), _ALIKE),
+    "silu": Kind(1, (_SAME,), (*_ALIKE, ((Halves(1),), Halves(1)))),
     # Columns in pairs, gate and value: silu(h[:, 0::2]) * h[:, 1::2].
     "silu_mul": Kind(1, ((ROW, Along(1, times=2)),), _ALIKE),
+    # All columns of gate, then those of value: silu(h[:, :n]) * h[:, n:].
+    "silu_mul_halves": Kind(1, ((ROW, All()),), (
+        *_kept_alone(WHOLE, Shard(0), ByExpert()), ((Halves(1),), Shard(1)),
+    )),
     "mul": Kind(2, (_SAME, _SAME), (*_BOTH, *_LINEAR)),
     "add": Kind(2, (_SAME, _SAME), (*_BOTH, ((Partial(), Partial()), Partial()))),
     # Over whole rows, times one weight per column, which lies as [1, columns].
@@ -216,6 +229,7 @@ KINDS = {
     "grouped_matmul": Kind(3, ((ROW, All()), (ByTable(), All(), COLUMN), _TABLE), (
         ((WHOLE, WHOLE, WHOLE), WHOLE),
         ((WHOLE, Shard(2), WHOLE), Shard(1)),
+        ((WHOLE, Halves(2), WHOLE), Halves(1)),
         ((Shard(1), Shard(1), WHOLE), Partial()),
         ((ByExpert(), Shard(0), WHOLE), ByExpert()),
         ((Partial(), WHOLE, WHOLE), Partial()),
@@ -283,7 +297,7 @@ def parse(source: str) -> Program:
     )
 
 
-_VALUES = (Shard, Replicate, Partial, ByExpert, Times, Type, Along, All, ByTable, Need)
+_VALUES = (Shard, Halves, Replicate, Partial, ByExpert, Times, Type, Along, All, ByTable, Need)
 RECORDS = {
     **text.words(Choice),
     **dict.fromkeys(KINDS, Task),

@@ -9,9 +9,15 @@ on the device alone: a table says it, and what is sorted by it has room for all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from weft.base.dtypes import parse_dtype
 from weft.ir import text
+
+if TYPE_CHECKING:
+    import torch
 
 # The dtype of tables that are made on the device: sizes are tokens, choices of each, experts.
 TABLE = "table"
@@ -43,6 +49,14 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class Halves:
+    """Rank r has the r-th part of each half along `dim`, one behind the other: gate and up, which a
+    checkpoint has side by side. As many elements as of Shard(dim)."""
+
+    dim: int
+
+
+@dataclass(frozen=True)
 class Replicate:
     """Every rank has all of it."""
 
@@ -58,16 +72,34 @@ class ByExpert:
     on, in room for all; how many they are the device knows."""
 
 
-Placement = Shard | Replicate | Partial | ByExpert
+Placement = Shard | Halves | Replicate | Partial | ByExpert
 
 
-@dataclass(frozen=True)
+def is_split(placement: Placement | None, dim: int) -> bool:
+    """Does a rank have but a part along `dim`? Of equal sizes, whichever elements they are."""
+    return isinstance(placement, Shard | Halves) and placement.dim == dim
+
+
+@dataclass(frozen=True, init=False)
 class Type:
-    """A global tensor: its dtype by torch's name, its sizes, and how it lies on the mesh."""
+    """A global tensor: its dtype by torch's name, its sizes, and how it lies on the mesh.
+
+    The dtype may be given as torch has it (torch.bfloat16), or as the command line has it ("bf16").
+
+    Raises  DtypeError: a dtype that weft does not know
+    """
 
     dtype: str
     sizes: tuple[Size, ...]
-    placement: Placement | None = None
+    placement: Placement | None
+
+    def __init__(
+        self, dtype: str | torch.dtype, sizes: Sequence[Size], placement: Placement | None = None
+    ) -> None:  # fmt: skip
+        name = dtype if dtype == TABLE else parse_dtype(str(dtype)).name
+        object.__setattr__(self, "dtype", name)
+        object.__setattr__(self, "sizes", tuple(sizes))
+        object.__setattr__(self, "placement", placement)
 
     def as_text(self) -> str:
         sizes = ", ".join(map(text.value, self.sizes))

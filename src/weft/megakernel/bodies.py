@@ -22,8 +22,8 @@ WITHOUT = ("kv_append", "decode_attention")
 # Steps over k where a product's tile does not say; kinds of tasks that have a body.
 TILE_K = 64
 COMPUTES = (
-    "matmul", "silu", "silu_mul", "mul", "add", "rms_norm", "rope", "kv_append",
-    "decode_attention",
+    "matmul", "silu", "silu_mul", "silu_mul_halves", "mul", "add", "rms_norm", "rope",
+    "kv_append", "decode_attention",
 )  # fmt: skip
 
 

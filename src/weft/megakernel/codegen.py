@@ -54,6 +54,7 @@ _CALLS = {
     "matmul": ("matmul.matmul", ("{x}", "{w}", _SHAPE)),
     "silu": ("elementwise.silu", _ONE),
     "silu_mul": ("elementwise.silu_mul", _ONE),
+    "silu_mul_halves": ("elementwise.silu_mul_halves", _ONE),
     "mul": ("elementwise.mul", _TWO),
     "add": ("elementwise.add", _TWO),
     "rms_norm": ("norm.rms_norm", ("{x}", "{weight}", "{m}", "{n}", "{stride_x}", "{eps}")),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence, Set
 from math import ceil
 
 from weft.compiler.passes.tile import held_by, number
-from weft.ir.tensor import Shard
+from weft.ir.tensor import is_split
 from weft.megakernel.bodies import Body, Operation
 from weft.megakernel.records import COPY, GATHER, REDUCE, SEND, TaskGraph
 from weft.megakernel.tiles import partials_of, result_of
@@ -96,7 +96,7 @@ class Operands:
         kind = self._graph.program.task(value).type
         assert kind is not None
         dim = 0 if which == "m" or (which == "stride" and of in self._transposed) else 1
-        if kind.placement != Shard(dim) and which != "part":
+        if not is_split(kind.placement, dim) and which != "part":
             return kind.sizes[dim], "whole"
         role = self._graph.ranks[0].buffer(of).role if which == "stride" else "input"
         is_exact = role in ("input", "result") and which != "part"
@@ -180,7 +180,8 @@ def _attended(one: Operation) -> dict[str, str]:
 
 
 KINDS: dict[str, Callable[[Operation], dict[str, str]]] = {
-    "matmul": _product, "silu": _elements, "silu_mul": _elements, "mul": _pairs, "add": _pairs,
+    "matmul": _product, "silu": _elements, "silu_mul": _elements,
+    "silu_mul_halves": _elements, "mul": _pairs, "add": _pairs,
     "rms_norm": _normed, "rope": _turned, "kv_append": _appended, "decode_attention": _attended,
     GATHER: _moved, SEND: _moved, COPY: _moved, REDUCE: _summed,
 }  # fmt: skip

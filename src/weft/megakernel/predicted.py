@@ -74,6 +74,8 @@ def task_us(task: TileTask, graph: TaskGraph, machine: Machine, tiles: tuple[int
         k = a.end_column - a.first_column
         return product_us(height, width, k, itemsize, tiles[0], machine)
     cells = [_cells(one.region) for one in task.reads]
+    if task.kind == "silu_mul_halves":
+        cells = [2 * _cells(made)]  # of the rows that it waits for, the columns that it reads
     if task.kind in IN_PLACE:
         return move_us(2 * cells[1] * itemsize, machine)  # new rows alone are written
     return move_us((sum(cells) + _cells(made) * len(task.writes)) * itemsize, machine)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from weft.ir.device import Buffer, Call, Part, Plan, Statement
 from weft.ir.task import ATTRIBUTES, Program, Task
-from weft.ir.tensor import TABLE, Shard, Size, Type
+from weft.ir.tensor import TABLE, Size, Type, is_split
 
 
 def lower(program: Program) -> Plan:
@@ -45,5 +45,5 @@ def call(task: Task) -> Call:
 def local_sizes(kind: Type) -> tuple[Size | Part, ...]:
     """The sizes of what one rank has of a tensor."""
     return tuple(
-        Part(size) if kind.placement == Shard(dim) else size for dim, size in enumerate(kind.sizes)
+        Part(size) if is_split(kind.placement, dim) else size for dim, size in enumerate(kind.sizes)
     )

@@ -15,7 +15,7 @@ from weft.base.errors import PlacementError, ShapeError
 from weft.ir import text
 from weft.ir.shapes import dtype_of, sizes_of
 from weft.ir.task import Program, Task, placements_of
-from weft.ir.tensor import TABLE, ByExpert, Partial, Placement, Replicate, Shard, Type
+from weft.ir.tensor import TABLE, ByExpert, Halves, Partial, Placement, Replicate, Shard, Type
 
 
 def place(program: Program) -> Program:
@@ -91,6 +91,10 @@ def _remedies(program: Program, name: str, given: Placement, wanted: Placement) 
         yield f"ep_dispatch({name}, ..) of a row for each token"
     if isinstance(given, ByExpert) and isinstance(wanted, Shard):
         yield f"ep_combine({name}, ..)"
+    if isinstance(given, Halves):
+        yield f"silu_mul({name}, side_by_side=True)"
+    if isinstance(given, Shard) and isinstance(wanted, Halves):
+        yield f"declare the weight that it is made of @ {text.value(wanted)}"
     if program.task(name).kind == "input":
         yield "declare it so"
 

@@ -19,7 +19,7 @@ from weft.base.errors import ConfigError
 from weft.ir.core import wrong_tile
 from weft.ir.shapes import per_sequence
 from weft.ir.task import KINDS, PRODUCTS, All, Along, ByTable, Need, Program, Task
-from weft.ir.tensor import TABLE, Shard, Size, Times, Type
+from weft.ir.tensor import TABLE, Size, Times, Type, is_split
 
 DEFAULT = (128, 128)
 
@@ -197,7 +197,7 @@ def bounds_of(
     """The indices first .. end - 1 that a rank has of each dimension."""
     extents = [number(size, sizes) for size in kind.sizes]
     return [
-        part_of(size, rank, num_ranks) if kind.placement == Shard(dim) else (0, size)
+        part_of(size, rank, num_ranks) if is_split(kind.placement, dim) else (0, size)
         for dim, size in enumerate(extents)
     ]
 

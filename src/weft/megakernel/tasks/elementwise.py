@@ -2,10 +2,11 @@
 
     silu        x * sigmoid(x)
     silu_mul    columns in pairs, gate and value: x is [m, 2 n]
+    silu_mul_halves    all columns of gate, then those of value
     mul, add    x with the same elements of y
 
-Shapes  x, y: [m, n] but for silu_mul, rows stride_x and stride_y elements apart; at: a tile of the
-        result
+Shapes  x, y: [m, n] but for silu_mul and silu_mul_halves, whose x is [m, 2 n]; rows stride_x and
+        stride_y elements apart; at: a tile of the result
 Source  weft.tiles.epilogues has the formulas, so that fused and unfused round alike
 """
 
@@ -37,6 +38,13 @@ def silu(at, x, m, n, stride_x, tile, emit: tl.constexpr, emit_args):
 def silu_mul(at, x, m, n, stride_x, tile, emit: tl.constexpr, emit_args):
     value = load_tile(x, at, tile.m, 2 * tile.n, m, 2 * n, stride_x)
     emit(at, epilogues.silu_mul(value, x.dtype.element_ty), tile, emit_args)
+
+
+@triton.jit
+def silu_mul_halves(at, x, m, n, stride_x, tile, emit: tl.constexpr, emit_args):
+    gate = load_tile(x, at, tile.m, tile.n, m, n, stride_x)
+    value = load_tile(x + n, at, tile.m, tile.n, m, n, stride_x)
+    emit(at, gate * tl.sigmoid(gate) * value, tile, emit_args)
 
 
 @triton.jit
