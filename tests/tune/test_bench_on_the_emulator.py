@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import weft
-from weft.ops import card
+from weft.tools.words import find_op
 from weft.tune.bench import Plan, bench_point
 from weft.tune.presets import Point
 from weft.tune.variants import MODES, Variant
@@ -66,7 +67,7 @@ def run(op: str, shape: dict[str, int], wanted: tuple[str, ...], **more: Any) ->
         torch.distributed.init_process_group()
         world = weft.init()
         heard: list[Any] = []
-        chosen = card(op)
+        chosen = find_op(op)
         if more:
             chosen = chosen.__class__(**{**vars(chosen), **more})
         plan = Plan((point,), 2, wanted, rounds=7)
@@ -122,3 +123,15 @@ def test_a_baseline_that_waits_for_its_stream_is_timed_eagerly_alone():
     modes = [v["mode"] for word, v in heard if word == "row" and v["variant"] == "nccl_by_counts"]
     assert modes == ["eager"]
     assert not [v for word, v in heard if word == "failed" and v["variant"] == "nccl_by_counts"]
+
+
+def test_a_program_beside_its_library_calls():
+    words = f"{Path(__file__).parents[2]}/examples/13_program.py:mlp"
+    heard = run(words, {"m": 24}, ("weft/each", "unfused"))
+    assert not [values for word, values in heard if word == "failed"]
+    rows = [values for word, values in heard if word == "row"]
+    names = {"weft overlapped", "weft persistent", "unfused"}
+    assert {(row["variant"], row["mode"]) for row in rows} == {
+        (name, mode) for name in names for mode in MODES
+    }
+    assert all(row["checked"] for row in rows)

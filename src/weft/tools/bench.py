@@ -21,7 +21,8 @@ def bench(
     ops: Annotated[
         list[str],
         typer.Argument(
-            metavar="OP..", help="operators, e.g. ag_gemm", autocompletion=options.complete_op
+            metavar="OP|FILE.py:PROGRAM..", autocompletion=options.complete_subject,
+            help="operators, e.g. ag_gemm, or programs, which are timed beside library calls",
         ),
     ],
     preset: Annotated[
@@ -37,7 +38,7 @@ def bench(
             " per rank", show_default=False,
         ),
     ] = "",
-    dtype: options.Dtype = "bf16",
+    dtype: options.Dtype = "",
     ranks: Annotated[
         int | None,
         typer.Option(metavar="N", help="number of GPUs (default: all)", show_default=False),
@@ -82,7 +83,7 @@ def bench(
     ] = False,
     json: options.AsJson = False,
 ) -> int:  # fmt: skip
-    """Time operators on this machine's GPUs, beside cuBLAS, NCCL and torch."""
+    """Time operators and programs on this machine's GPUs, beside cuBLAS, NCCL and torch."""
     from weft.tune.bench import Plan
     from weft.tune.peers import peers_of
     from weft.tune.protocol import MIN_ROUNDS
@@ -110,9 +111,8 @@ def bench(
     )
     results = Results(num_ranks, output, many=len(cards) > 1, keeps=keep)
     notes = console.notes()
-    from weft.ops import card as card_of
 
-    for word, values in supervised(plan, start_on_gpus(card_of)):
+    for word, values in supervised(plan, start_on_gpus(find_op)):
         results.take(word, values)
         if word in ("row", "failed"):
             notes.print(line_of(word, values), markup=False)

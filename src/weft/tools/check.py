@@ -39,6 +39,8 @@ class Work:
 
     def another(self) -> Work:
         """The same work a quarter larger in its first size, so that no buffer fits by accident."""
+        if not self.shape:  # a program that names no size
+            return replace(self)
         name, size = next(iter(self.shape.items()))
         larger = size + max(1, size // 4)
         return replace(self, shape={**self.shape, name: larger})
@@ -251,7 +253,7 @@ def _gpu_rank(rank: int, words: tuple, seed: int, port: int, folder: str) -> Non
     """One rank's process: the launcher's environment, then the same calls as on the emulator."""
     import torch
 
-    from weft.ops import cards
+    from weft.tools.words import find_op
 
     name, num_ranks, shape, dtype, nodes = words
     if len(nodes) > 1:
@@ -260,7 +262,7 @@ def _gpu_rank(rank: int, words: tuple, seed: int, port: int, folder: str) -> Non
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks),
         LOCAL_WORLD_SIZE=str(num_ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
     )  # fmt: skip
-    work = Work(cards()[name], num_ranks, shape, dtype, nodes)
+    work = Work(find_op(name), num_ranks, shape, dtype, nodes)
     outputs = call_every_way(work, seed)
     kept = [(step, _map(lambda tensor: tensor.detach().cpu(), out)) for step, out in outputs]
     torch.save(kept, Path(folder) / f"{rank}.pt")

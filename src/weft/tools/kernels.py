@@ -75,7 +75,7 @@ def of_program(words: str, ranks: int | None, nodes: str, shape: str, hw: str) -
 
     def kernels(target: Target) -> list[Specialised]:
         subject = subject_in_file(words, ranks, nodes, shape, target.name, hw)
-        made = list(_generated(subject, target, found.notes))
+        made = list(generated(subject, target, found.notes))
         if not made:
             raise UsageError(
                 f"{words}: no kernel is generated for {target}; see weft explain {words}"
@@ -86,7 +86,8 @@ def of_program(words: str, ranks: int | None, nodes: str, shape: str, hw: str) -
     return found
 
 
-def _generated(subject: Any, target: Target, notes: list[str]) -> Iterator[Specialised]:
+def generated(subject: Any, target: Target, notes: list[str]) -> Iterator[Specialised]:
+    """The kernels of a program's plan; `notes` get those that have no record."""
     from weft.compiler.lower import kernels, signature, source
     from weft.ir.device import Buffer, Launch
     from weft.ops import _product_launch

@@ -1,4 +1,4 @@
-"""`weft run OP`: one operator on many ranks against its reference."""
+"""`weft run OP`: one operator or tensor program on many ranks against its reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLACES = {"cuda": "GPUs", "emu": "emulator"}
 
 
 def run(
-    op: options.OpWord,
+    op: options.ProgramWord,
     ranks: Annotated[
         int | None,
         typer.Option(
@@ -36,11 +36,11 @@ def run(
         ),
     ] = "auto",
     shape: options.Shape = "",
-    dtype: options.Dtype = "bf16",
+    dtype: options.Dtype = "",
     seed: options.Seed = 0,
     json: options.AsJson = False,
 ) -> int:  # fmt: skip
-    """Run an operator and compare its results with its reference.
+    """Run an operator or a tensor program and compare its results with its reference.
 
     It is called eagerly, recorded and replayed three times, called with another shape, and called
     eagerly again.

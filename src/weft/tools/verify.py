@@ -49,7 +49,8 @@ def verify(
     subject: Annotated[
         str,
         typer.Argument(
-            metavar="OP|SCRIPT.py", help="an operator, e.g. ag_gemm, or your script",
+            metavar="OP|SCRIPT.py", help="an operator, e.g. ag_gemm, your script, or a program in a"
+            " file, FILE.py:PROGRAM",
             autocompletion=options.complete_subject,
         ),
     ] = "",
@@ -145,7 +146,8 @@ def verify(
         small = exhaustive and not mutants
         default = smallest(card, topology.num_ranks) if small else card.default_shape
         sizes = parse_shape(shape, default)
-        name = op_dtype(card, dtype).name
+        is_default = dtype == DEFAULT_DTYPE  # a program's dtypes are its own
+        name = op_dtype(card, "" if is_default else dtype, DEFAULT_DTYPE).name
         work = Work(card, topology.num_ranks, sizes, name, topology.sizes)
         ways = _ways(calls, ["once"] if exhaustive else list(CALLS))
         subjects = [*subjects_of_op(work, ways, num_sms)]

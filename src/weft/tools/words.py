@@ -76,29 +76,45 @@ def parse_targets(text: str) -> list[Target]:
 
 
 def find_op(name: str) -> Op:
-    """The operator's card.
+    """The operator's card, or that of the tensor program FILE.py:NAME.
 
     Raises  UsageError: no such operator; the message names those there are, nearest first
     """
     from weft.ops import cards
 
+    if is_in_file(name):
+        from weft.tools.programs import card_of
+
+        return card_of(name)
     known = cards()
     if name in known:
         return known[name]
+    if name.endswith(".py"):
+        raise UsageError(
+            f"{name} is a file: name a program of it, {name}:PROGRAM; weft emulate runs a script"
+        )
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else "."
     raise UsageError(f"no operator is called {name!r}{hint} The operators are {', '.join(known)}")
 
 
-def op_dtype(op: Op, text: str) -> Dtype:
+def op_dtype(op: Op, text: str, default: str = "bf16") -> Dtype:
+    """The dtype named `text`; "" is `default`, or of a program, whose dtypes are its own, these."""
+    if not text:
+        text = default if parse_dtype(default).name in op.dtypes else op.dtypes[0]
     dtype = parse_dtype(text)
     if dtype.name not in op.dtypes:
         raise UsageError(f"{op.name} takes {', '.join(op.dtypes)}, not {dtype.name}")
     return dtype
 
 
+def is_in_file(word: str) -> bool:
+    """Is it a file's program or kernel, FILE.py:NAME?"""
+    return ".py:" in word
+
+
 def is_script(word: str) -> bool:
-    return word.endswith(".py") or "/" in word
+    return not is_in_file(word) and (word.endswith(".py") or "/" in word)
 
 
 def find_script(path: str) -> Path:

@@ -50,6 +50,7 @@ def _output(*command: str) -> str:
 
 def results_name(name: str, device: str, num_ranks: int) -> str:
     """`ag_gemm_h200x4.json`: one current file for each subject and hardware."""
+    name = re.sub(r"\W+", "_", name)  # of a program, whose name is a path
     return f"{name}_{device.split()[-1].lower()}x{num_ranks}.json"
 
 
