@@ -437,3 +437,51 @@ def test_init_without_a_launcher():
         pytest.skip("with GPUs a world of one rank is fine")
     with pytest.raises(weft.WeftError, match="weft emulate"):
         weft.init()
+
+
+STRIDED = {
+    "ag_gemm": ("a", "b", "out"), "gemm_rs": ("a", "b", "out"), "gemm_ar": ("a", "b", "out"),
+    "ag_wgrad": ("a", "b", "out"), "all_gather": ("a", "out"), "reduce_scatter": ("a", "out"),
+    "all_reduce": ("a", "out"), "all_to_all": ("a", "out"),
+    "all_reduce_rms_norm": ("a", "residual", "weight"),
+}  # fmt: skip
+
+
+def padded(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, each row with room behind it."""
+    return torch.cat([tensor, tensor], -1)[..., : tensor.shape[-1]]
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_what_is_kept_of_a_call_does_not_take_other_strides(ranks, name):
+    """A transposed weight, then a padded one, which is contiguous as little: the error that a first
+    call raises, naming the tensor."""
+    operator = getattr(weft.ops, name)
+
+    def main():
+        world = weft.init()
+        rows = torch.randn(8, 16)
+        square = torch.randn(16, 16)
+        given = {
+            "ag_gemm": (rows, square.t()), "gemm_rs": (rows, square.t()),
+            "gemm_ar": (rows, square.t()), "ag_wgrad": (rows, torch.randn(16, 16)),
+            "all_reduce_rms_norm": (rows, torch.randn(8, 16), torch.randn(16)),
+        }.get(name, (rows,))  # fmt: skip
+        result = operator(*given, world=world)
+        names = STRIDED[name]
+        for index, wrong in enumerate(names):
+            tensors, rest = list(given), {}
+            if wrong == "out":
+                operator(*given, world=world, out=torch.empty_like(result))
+                rest["out"] = padded(torch.empty_like(result))
+            else:
+                tensors[index] = (
+                    padded(tensors[index])
+                    if wrong != "weight"
+                    else tensors[index].repeat_interleave(2)[::2]
+                )
+            with pytest.raises(ShapeError, match="contiguous"):
+                operator(*tensors, world=world, **rest)
+        world.close()
+
+    ranks(main, 2)

@@ -82,6 +82,37 @@ def test_a_rank_may_have_one_scale_for_all_its_rows(ranks):
     ranks(main, 2)
 
 
+def test_a_kernel_for_scales_at_16_bytes_is_not_launched_on_others(ranks, monkeypatch):
+    """Triton specialises it by each address, and what is launched again is not looked at."""
+    again, relaunch = [], triton_api.relaunch
+
+    def launched(kernel, grid, *arguments):
+        again.append(kernel)
+        return relaunch(kernel, grid, *arguments)
+
+    monkeypatch.setattr(triton_api, "relaunch", launched)
+    problem = Problem(32, 32, 32, 1, "float8_e4m3fn", b_is_nk=True)
+
+    def main():
+        world = weft.init()
+        mine = op.make_inputs(problem, 0)
+        config = next(c for c in candidates(problem, world.target) if c.transport == "push")
+        out = torch.empty(32, 32, dtype=torch.bfloat16)
+        memory = torch.empty(1, 36)
+        counts = []
+        for first in (0, 0, 1, 0):
+            scale_b = memory[:, first : first + 32].copy_(mine["scale_b"])
+            before = len(again)
+            ag_gemm(
+                mine["a"], mine["b"], world=world, config=config, out=out,
+                scale_a=mine["scale_a"], scale_b=scale_b,
+            )  # fmt: skip
+            counts.append(len(again) - before)
+        assert counts == [0, 1, 0, 1]
+
+    ranks(main, 1)
+
+
 A, B = torch.zeros(8, 256).to(torch.float8_e4m3fn), torch.zeros(256, 300).to(torch.float8_e4m3fn)
 
 

@@ -81,17 +81,56 @@ def test_splits_change_between_replays(ranks, transport):
 
 @pytest.mark.parametrize("transport", BY_SPLITS)
 def test_what_is_too_much_is_left_out(ranks, transport):
-    """More rows than x has, fewer than none, more than out holds: nothing out of bounds."""
+    """More than out holds: nothing out of bounds."""
 
     def main():
         world = weft.init()
         x = torch.arange(1.0, 5.0).view(4, 1) + 10 * world.rank
-        splits = torch.tensor([3, 9] if world.rank else [-1, 3])
+        splits = torch.tensor([3, 1] if world.rank else [0, 3])
         out, received = all_to_all(
             x, world=world, splits=splits, capacity=2, config=Config(transport, lanes=2)
         )
         expected = ([0, 3], [11.0, 12.0]) if world.rank == 0 else ([3, 1], [1.0, 2.0])
         assert (received.tolist(), out.flatten().tolist()) == expected
+        world.close()
+
+    ranks(main, 2)
+
+
+WRONG_SPLITS = [
+    ([2, 3], r"splits of rank 1 ask for 5 rows, more than x has"),
+    ([-1, 3], r"splits\[0\] of rank 1 is -1"),
+    ([0, -(2**62)], r"splits\[1\] of rank 1 is -4294967295 or less"),
+    ([2**40, 0], r"splits of rank 1 ask for 4294967295 or more rows"),
+    ([2**62, 2**62], r"splits of rank 1 ask for 4294967295 or more rows"),
+]
+
+
+@pytest.mark.parametrize("transport", BY_SPLITS)
+@pytest.mark.parametrize(("wrong", "told"), WRONG_SPLITS)
+def test_splits_that_x_has_not_are_an_error_on_all_ranks(ranks, transport, wrong, told):
+    """Nothing comes of them, and the world goes on."""
+
+    def main():
+        world = weft.init()
+        x = torch.arange(1.0, 5.0).view(4, 1) + 10 * world.rank
+        config = Config(transport, lanes=2)
+        right = torch.tensor([1, 2])
+        splits = torch.tensor(wrong) if world.rank else right
+        out, received = all_to_all(x, world=world, splits=splits, config=config)
+        assert received.tolist() == [1 + world.rank, 0]
+        assert out.flatten().tolist() == ([1.0] if world.rank == 0 else [2.0, 3.0]) + [0.0] * (
+            7 - world.rank
+        )
+        with pytest.raises(ShapeError, match=told):
+            world.synchronize()
+        world.synchronize()
+        out, received = all_to_all(x, world=world, splits=right, config=config)
+        assert received.tolist() == [1 + world.rank] * 2
+        all_to_all(x, world=world, splits=splits, config=config)
+        with pytest.raises(ShapeError, match=told):
+            world.close()
+        world.close()
 
     ranks(main, 2)
 

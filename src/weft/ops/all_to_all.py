@@ -23,9 +23,10 @@ Signals (SET to the call's epoch e; each is waited for in the call that sets it)
 Pieces without rows are signalled too. Without splits, push and packets have the mailbox's signals
 (weft.tiles.postbox).
 
-Limits  x is contiguous and has as many rows on every rank; of splits that ask for more rows than x
-        has, or bring more than out holds, what is too much is left out; pull needs all ranks on
-        one node; a slot of push holds all rows of all ranks if splits are variable
+Limits  x is contiguous and has as many rows on every rank; a rank whose splits are negative, or ask
+        for more rows than x has, sends nothing, and all ranks raise; of splits that bring more than
+        out holds, what is too much is left out; pull needs all ranks on one node; a slot of push
+        holds all rows of all ranks if splits are variable
 Source  the design's section 4; torch.distributed.all_to_all_single
 """
 
@@ -167,19 +168,42 @@ class Range(NamedTuple):
     count: Any
 
 
+# What is wrong with splits, as a word: a number, whose splits, which of them, and the kind.
+NEGATIVE, TOO_MANY = tl.constexpr(1), tl.constexpr(2)
+WHICH_BITS, SOURCE_BITS, NUMBER_BITS = tl.constexpr(2), tl.constexpr(16), tl.constexpr(30)
+MOST = tl.constexpr(1 << 32)
+
+
 @triton.jit
-def _range_to(splits, sizes, to):
-    """Which rows of x go to rank `to`."""
-    rows, first = tl.cast(sizes.rows, tl.int64), tl.cast(0, tl.int64)
-    for before in range(to):
-        first += tl.maximum(tl.load(splits + before), 0)
-    first = tl.minimum(first, rows)
-    return Range(first, tl.minimum(tl.maximum(tl.load(splits + to), 0), rows - first))
+def _wrong(world, splits, sizes):
+    """What is wrong with own splits; 0 where nothing is."""
+    word, total = tl.cast(0, tl.int64), tl.cast(0, tl.int64)
+    source = wl.rank(world).to(tl.int64) << SOURCE_BITS
+    for to in range(world.num_ranks):
+        count = tl.load(splits + to)
+        number = tl.minimum(-tl.maximum(count, 1 - MOST), MOST - 1)
+        said = (number << NUMBER_BITS) | source | (to << WHICH_BITS) | NEGATIVE
+        word = tl.where((count < 0) & (word == 0), said, word)
+        total = tl.minimum(total + tl.minimum(tl.maximum(count, 0), MOST - 1), MOST - 1)
+    too_many = (total << NUMBER_BITS) | source | TOO_MANY
+    return tl.where((word == 0) & (total > sizes.rows), too_many, word)
+
+
+@triton.jit
+def _range_to(splits, wrong, to):
+    """Which rows of x go to rank `to`; none, and what is `wrong` in place of their number, where
+    something is."""
+    first = tl.cast(0, tl.int64)
+    if wrong == 0:
+        for before in range(to):
+            first += tl.load(splits + before)
+    return Range(first, tl.where(wrong == 0, tl.load(splits + to), -wrong))
 
 
 @triton.jit
 def _tell(world, ranges, rows_ready, e, rows, to, is_pull: tl.constexpr):
-    """Rank `to` learns which rows are meant for it, and that this lane's piece may be read."""
+    """Rank `to` learns which rows are meant for it, or what is wrong with splits, and that this
+    lane's piece may be read."""
     entry = move.word_of(ranges, 2 * wl.rank(world))
     if is_pull:
         wl.put(world, entry, rows.first, to=to)
@@ -229,25 +253,25 @@ def _fill(out, come, sizes, block: tl.constexpr, vec: tl.constexpr):
 
 
 @triton.jit
-def _exchange(x, out, received, splits, num_received, ranges, rows_ready, slot, sizes, world,
-              block: tl.constexpr, vec: tl.constexpr, is_pull: tl.constexpr):  # fmt: skip
+def _exchange(x, out, received, splits, num_received, errors, ranges, rows_ready, slot, sizes,
+              world, block: tl.constexpr, vec: tl.constexpr, is_pull: tl.constexpr):  # fmt: skip
     rank, e = wl.rank(world), move.begin(world, slot)
-    row = tl.cast(sizes.row, tl.int64)
+    row, wrong = tl.cast(sizes.row, tl.int64), _wrong(world, splits, sizes)
     stride = (row * sizes.stride) // vec * vec
     for hop in range(1, world.num_ranks):
         to = (rank + hop) % world.num_ranks
-        rows = _range_to(splits, sizes, to)
-        offset, size = move.cut(x, rows.count * row, vec)
+        rows = _range_to(splits, wrong, to)
+        offset, size = move.cut(x, tl.maximum(rows.count, 0) * row, vec)
         first = (rows.first * row) // vec * vec + offset
         if is_pull:
             move.send(world, received + first, x + first, size, rank, block)
         else:
             move.send(world, received + stride * rank + offset, x + first, size, to, block)
         _tell(world, ranges, rows_ready, e, rows, to, is_pull)
-    come = tl.cast(0, tl.int64)
+    come, said = tl.cast(0, tl.int64), tl.cast(0, tl.int64)
     for source in range(world.num_ranks):
         if source == rank:
-            rows = _range_to(splits, sizes, rank)
+            rows = _range_to(splits, wrong, rank)
             begin = x + (rows.first * row) // vec * vec
         else:
             rows = _range_from(world, ranges, rows_ready, e, source, is_pull)
@@ -255,8 +279,14 @@ def _exchange(x, out, received, splits, num_received, ranges, rows_ready, slot, 
                 begin = wl.at(world, received, source) + (rows.first * row) // vec * vec
             else:
                 begin = received + stride * source
-        _take(out, num_received, source, begin, come, rows.count, sizes, block, vec)
-        come += rows.count
+        count = tl.maximum(rows.count, 0)
+        _take(out, num_received, source, begin, come, count, sizes, block, vec)
+        come += count
+        # The first rank's: on every rank the same.
+        said = tl.where((said == 0) & (rows.count < 0), -rows.count, said)
+    if said != 0:
+        if tl.program_id(0) == 0:
+            tl.store(errors, said)
     move.end(world, slot, e)
     _fill(out, come, sizes, block, vec)  # nobody else's business
 
@@ -351,6 +381,8 @@ def all_to_all(
     Dtypes  x: any, moved bit by bit; splits and received: int64
     Sync    stream-ordered on the current stream; can be recorded. splits are read on the device
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
+            by a later call, world.check() or world.close(): ShapeError: splits of a rank that are
+            negative, or ask for more rows than x has. All ranks raise it
     """
     if _autograd.is_asked(x):
         return _traced(x, world, splits, capacity, config, out)
@@ -455,10 +487,35 @@ class _Call:
         row = problem.row_bytes // min(width, 8)
         sizes = Sizes(problem.m, self.rows_out, self.stride, row)
         _exchange[(config.lanes,)](
-            x, out, received, splits, num_received, slot.ranges, slot.rows_ready, slot.arg,
-            sizes, world.arg, block=config.block, vec=_lanes.words_in_vector(width),
-            is_pull=config.transport == "pull", **config.options(world.target),
+            x, out, received, splits, num_received, _error_word(world), slot.ranges,
+            slot.rows_ready, slot.arg, sizes, world.arg, block=config.block,
+            vec=_lanes.words_in_vector(width), is_pull=config.transport == "pull", **config.options(world.target),
         )  # fmt: skip
+
+
+def _error_word(world: World) -> torch.Tensor:
+    """Where the kernel says what is wrong with splits; one for all calls."""
+    key = ("all_to_all.errors",)
+    if key not in world.calls:
+        world.calls[key] = world.error_word(explain)
+    return world.calls[key]
+
+
+def explain(word: int) -> ShapeError:
+    """The error that the kernel has said in a word."""
+    kind = word & ((1 << WHICH_BITS.value) - 1)
+    to = (word & ((1 << SOURCE_BITS.value) - 1)) >> WHICH_BITS.value
+    source = (word & ((1 << NUMBER_BITS.value) - 1)) >> SOURCE_BITS.value
+    number = word >> NUMBER_BITS.value
+    most = " or more" if number == MOST.value - 1 else ""
+    if kind == NEGATIVE.value:
+        what = f"splits[{to}] of rank {source} is -{number}{most and ' or less'}"
+    else:
+        what = f"splits of rank {source} ask for {number}{most} rows, more than x has"
+    return ShapeError(
+        f"all_to_all: {what}; nothing was sent by that rank, so results are wrong. splits[d] says "
+        "how many rows go to rank d: 0 or more, together at most x's"
+    )
 
 
 def _check_splits(splits: torch.Tensor, world: World) -> None:
@@ -515,7 +572,7 @@ def kernels(
     if config.by_packets:
         word = f"*i{8 * min(width, _lanes.PACKET_BYTES)}"
     words = {"x": word, "out": word, "received": word, "boxes": word, "staged": word,
-             "splits": "*i64", "num_received": "*i64", "ranges": "*i64",
+             "splits": "*i64", "num_received": "*i64", "errors": "*i64", "ranges": "*i64",
              "rows_ready": "*i64"}  # fmt: skip
     yield _lanes.record(
         "all_to_all", fn, words, problem, config, target,

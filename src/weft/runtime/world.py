@@ -457,10 +457,15 @@ class World:
         return words
 
     def _raise_errors(self) -> None:
+        for error in self._said():
+            raise error
+
+    def _said(self) -> Iterator[WeftError]:
+        """What kernels have said in error words, each once."""
         for seen, explain in self._errors:
             if word := seen[0]:
                 seen[0] = 0
-                raise explain(word)
+                yield explain(word)
 
     def operator_call(self, name: str, tensors: str = "") -> int:
         """Say that this rank now calls the collective operation `name`; returns the call's number.
@@ -487,7 +492,10 @@ class World:
         return number
 
     def close(self) -> None:
-        """Give everything back; again does nothing. Collective, unless the world is poisoned."""
+        """Give everything back; again does nothing. Collective, unless the world is poisoned.
+
+        Raises  what a kernel has said in an `error_word`, and nobody has seen; all is given back
+        """
         if self._closed:
             return
         self._stop.set()
@@ -495,6 +503,7 @@ class World:
             self._watchdog.join()  # what it looks at is given back below
         poisoned = self.backend.aborted()
         self.backend.drain()
+        said = [] if poisoned else list(self._said())
         if not poisoned:
             self._agree("close")
         self._closed = True
@@ -505,6 +514,8 @@ class World:
         self._log.close()
         self._heaps = []
         self.backend.close()
+        for error in said:
+            raise error
 
     def __enter__(self) -> World:
         return self
