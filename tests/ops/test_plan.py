@@ -293,6 +293,36 @@ def test_what_is_prepared_for_one_ranks_tensors_takes_no_turn(ranks, by_librarie
     ranks(main, 3)
 
 
+def test_where_determinism_is_asked_for_calls_are_done_as_recorded(ranks):
+    program = carried(gemm_rs, 2, 40)
+
+    def main():
+        world = weft.init()
+        taken, take = [], world.backend.take_token
+        world.backend.take_token = lambda word: taken.append(word) or take(word)
+        tensors = program.tensors(40)
+        mine = program.mine(tensors, world.rank)
+
+        def call():
+            (result,) = weft.ops.run_plan(program.stages, mine, {"m": 40}, world=world)
+            return result
+
+        first = call().clone()
+        with world.record() as recording:
+            out = call()
+        out.fill_(float("nan"))
+        recording.replay()
+        assert torch.equal(out, first) and torch.equal(call(), first) and not taken
+        program.check((first,), tensors, world.rank)
+        world.close()
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        ranks(main, 2)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_a_recorded_call_by_libraries_has_been_called_before(ranks):
     """All that libraries need for it is there since the first call."""
     program = carried(gemm_rs, 2, 40)

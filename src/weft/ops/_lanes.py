@@ -589,6 +589,12 @@ def find_call(
     return call
 
 
+def is_as_recorded(world: Any) -> bool:
+    """Is a call that names no configuration done as a recorded one is? Where torch is asked for
+    deterministic algorithms all are, so that recorded and eager calls have the same bits."""
+    return world.is_recording() or torch.are_deterministic_algorithms_enabled()
+
+
 def record(
     op: str, fn: Any, words: Mapping[str, str], problem: Any, config: Lanes, target: Target,
     **constants,

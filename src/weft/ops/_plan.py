@@ -25,7 +25,7 @@ from weft.ir.device import After, Buffer, Call, Channel, Copy, Launch, Notify, P
 from weft.ir.task import PRODUCTS
 from weft.language import mapping
 from weft.language.mapping import StaticMapping
-from weft.ops import _plan_kernels
+from weft.ops import _lanes, _plan_kernels
 from weft.ops._plan_experts import GroupedProduct
 from weft.ops._plan_launch import Product
 from weft.ops._plan_rows import SummedRows
@@ -53,7 +53,8 @@ def run_plan(
     """One rank's results of a plan that overlaps. Collective.
 
     Where a stream of it waits for tiles, calls that the user records run `stages.recorded`, of
-    which all that it needs is there from the first call on.
+    which all that it needs is there from the first call on. Where torch is asked for deterministic
+    algorithms, all calls run it.
 
     Sync    stream-ordered on the current stream; can be recorded, if there are such stages where
             they are needed
@@ -62,10 +63,11 @@ def run_plan(
     """
     runner, is_new = _runner(stages, tensors, sizes, world, orders)
     recorded = getattr(stages, "recorded", None) if runner.carriers else None
-    if recorded and (is_new or world.is_recording()):
+    if recorded and _lanes.is_as_recorded(world):
         instead, _ = _runner(recorded, tensors, sizes, world, orders)
-        if world.is_recording():
-            return instead.run(tensors)
+        return instead.run(tensors)
+    if recorded and is_new:
+        instead, _ = _runner(recorded, tensors, sizes, world, orders)
         runner.alongside, instead.alongside = instead, runner
         # Tensors may lie otherwise on other ranks, for which these sizes are then not new.
         key = ("prepared", id(stages), *sorted(sizes.items()))

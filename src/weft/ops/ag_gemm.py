@@ -324,7 +324,7 @@ def _told(world: World, tensors: Sequence[torch.Tensor | None], rest: tuple) -> 
     """
     a, b, out, scale_a, scale_b = tensors
     key = (
-        rest, rest[-1] is None and world.is_recording(), a.shape, a.stride(), a.dtype,
+        rest, rest[-1] is None and _lanes.is_as_recorded(world), a.shape, a.stride(), a.dtype,
         a.get_device(), b.shape, b.stride(), b.dtype, b.get_device(),
     )  # fmt: skip
     if out is scale_a is scale_b is None:
@@ -342,7 +342,7 @@ def _make_call(
     config: Config | None,
 ) -> Call:  # fmt: skip
     problem = problem_of(world, a, b, m, out, scale_a, scale_b)
-    config = config or choose(problem, world.target, world.is_recording())
+    config = config or choose(problem, world.target, _lanes.is_as_recorded(world))
     config.check(problem, world.target)
     if config.transport == LIBRARY:
         return LibraryCall(world, problem, config)

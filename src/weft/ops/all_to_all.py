@@ -489,7 +489,8 @@ class _Call:
         _exchange[(config.lanes,)](
             x, out, received, splits, num_received, _error_word(world), slot.ranges,
             slot.rows_ready, slot.arg, sizes, world.arg, block=config.block,
-            vec=_lanes.words_in_vector(width), is_pull=config.transport == "pull", **config.options(world.target),
+            vec=_lanes.words_in_vector(width), is_pull=config.transport == "pull",
+            **config.options(world.target),
         )  # fmt: skip
 
 

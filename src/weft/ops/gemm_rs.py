@@ -194,13 +194,15 @@ def gemm_rs(
             rank, n], rows split as torch.chunk splits m
     Dtypes  all alike, float16, bfloat16 or float32; sums in fp32, other ranks' shares rounded once
     Sync    stream-ordered on the current stream; can be recorded, but not where the configuration
-            says transport="put": a recorded call that names none takes another
+            says transport="put": a recorded call that names none takes another, and so do all
+            where torch.use_deterministic_algorithms says so
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
             UsageError: a configuration that cannot be recorded
     """
     if _autograd.is_asked(a, b):
         return _custom_ops.as_operation("gemm_rs", world, (a, b), config=config, out=out)
-    call = _lanes.find_call(world, "gemm_rs", (a, b, out), (config,), _make_call)
+    rest = (torch.are_deterministic_algorithms_enabled(), config)
+    call = _lanes.find_call(world, "gemm_rs", (a, b, out), rest, _make_call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=a.dtype, device=a.device)
     else:
@@ -217,9 +219,11 @@ def gemm_rs(
     return out
 
 
-def _make_call(world: World, a: Any, b: Any, out: Any, config: Any) -> _products.Call:
+def _make_call(
+    world: World, a: Any, b: Any, out: Any, is_deterministic: bool, config: Any
+) -> _products.Call:
     problem = _products.problem_of(Problem, world, a, b, out)
-    chosen = config or choose(problem, world.target)
+    chosen = config or choose(problem, world.target, is_recorded=is_deterministic)
     chosen.check(problem, world.target)
     if chosen.transport != _products.PUT:
         return _usual_call(world, problem, chosen)
