@@ -31,7 +31,7 @@ class UsageError(WeftError, ValueError):
 
 
 class PlacementError(WeftError, ValueError):
-    """Tensors of a program that do not lie where an operation needs them."""
+    """Tensors of a program, or DTensors, that do not lie where an operation needs them."""
 
 
 class IllegalError(WeftError, ValueError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from weft.base.errors import UsageError
-from weft.compiler import pipeline
+from weft.compiler import dtensors, pipeline
 from weft.compiler.binding import bind
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.lower.supported import refusal
@@ -87,22 +87,39 @@ class Compiled:
             told = f"lowering={lowering!r}; it is {' or '.join(LOWERINGS)}"
             raise UsageError(f"{self.stages.program.name}: {told}")
         tensors, sizes = self._in_order(tensors, named) if named else (tensors, named)
+        if any(map(dtensors.is_dtensor, tensors)):
+            tensors, sizes = self._local_parts(tensors, sizes, world)
         call = self._call_of(tensors, sizes, world, lowering)
         given = dict(zip(self._inputs, tensors))
 
         def run() -> tuple[Any, ...]:
             return self._run(lowering, call, given, world, collectives)
 
-        if any(one.requires_grad for one in tensors) and _may_differentiate():
-            from weft.compiler import gradients
+        with _without_autocast():
+            if any(one.requires_grad for one in tensors) and _may_differentiate():
+                from weft.compiler import gradients
 
-            results = gradients.run(
-                self.stages.tasks["place"], self.plan, given, call.sizes, world=world,
-                collectives=collectives, otherwise=None if lowering == "unfused" else run,
-            )  # fmt: skip
-        else:
-            results = run()
+                results = gradients.run(
+                    self.stages.tasks["place"], self.plan, given, call.sizes, world=world,
+                    collectives=collectives, otherwise=None if lowering == "unfused" else run,
+                )  # fmt: skip
+            else:
+                results = run()
         return results if len(results) != 1 else results[0]
+
+    def _local_parts(
+        self, tensors: tuple, sizes: dict[str, int], world: Any
+    ) -> tuple[tuple, dict[str, int]]:
+        """Tensors with this rank's parts in the place of DTensors, and the sizes that these say."""
+        types = {one.name: one.type for one in self.stages.program.tasks if one.type is not None}
+        parts = list(tensors)
+        for i, (name, one) in enumerate(zip(self._inputs, tensors)):
+            if dtensors.is_dtensor(one):
+                program, declared = self.stages.program.name, types[name]
+                named = zip(declared.sizes, one.shape)
+                sizes = {size: n for size, n in named if isinstance(size, str)} | sizes
+                parts[i] = dtensors.local_part(program, world, name, one, declared.placement)
+        return tuple(parts), sizes
 
     def _run(
         self, lowering: str, call: Call, given: Mapping[str, Any], world: Any, collectives: Any
@@ -254,6 +271,13 @@ def _may_differentiate() -> bool:
     import torch
 
     return torch.is_grad_enabled()
+
+
+def _without_autocast() -> Any:
+    """What is declared says the dtypes: nothing is cast, of the ways in which a program runs."""
+    import torch
+
+    return torch._C._DisableAutocast()
 
 
 def _facts(bound: Mapping[str, int], on_heap: frozenset[str], world: Any) -> Facts:

@@ -18,6 +18,7 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.base.errors import DtypeError, ShapeError
+from weft.compiler import dtensors
 from weft.language import slots
 from weft.tiles import gemm
 
@@ -118,6 +119,8 @@ def kind_of(a: torch.Tensor, b: torch.Tensor, scales: tuple[Any, Any]) -> str:
     is_fp8 = str(a.dtype).removeprefix("torch.") in FP8
     names = ("scale_a", "scale_b")
     missing = [name for name, scale in zip(names, scales, strict=True) if scale is None]
+    for name, scale in zip(names, scales, strict=True):
+        dtensors.refuse("ag_gemm", name, scale)
     if is_fp8 and missing:
         told = " and ".join(missing)
         raise DtypeError(f"ag_gemm: a is {a.dtype} and {told} is missing; pass both")

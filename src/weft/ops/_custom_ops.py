@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from weft.ops import _autograd, _lanes, _misuse
+from weft.compiler import dtensors
+from weft.ops import _autograd, _given, _lanes, _misuse
 from weft.runtime.start import world as world_called
 
 _configs: dict[str, Any] = {}
@@ -41,11 +42,12 @@ def as_operation(
     """The call as an operation of torch's: `tensors`, or lists of them, the world's name, `rest`.
 
     Raises  UsageError, ConfigError: no world, no configuration, out= with a gradient, a config=
-            while compiling
+            while compiling; PlacementError: a DTensor that lies otherwise than `op` needs it
     """
     if not torch.compiler.is_dynamo_compiling():
         _misuse.refuse(op, world, config)
-
+    dtensors.refuse(op, "out", out)
+    tensors, rest = _given.plain(op, world, tensors, rest, has_out=out is not None)
     given = [out, *tensors] if out is not None and torch.is_grad_enabled() else []
     if any(isinstance(one, torch.Tensor) and one.requires_grad for one in given):
         raise _autograd.no_gradient_of_out(op)
@@ -79,13 +81,18 @@ def _define(
 
     def run(*arguments: Any) -> Any:
         # Below the gradient: the call is the operator's own.
-        with torch.no_grad():
-            return call(*arguments)
+        with torch.no_grad(), _given.without_autocast():
+            return call(*map(_given.without_class, arguments))
+
+    def back(*arguments: Any) -> Any:
+        # Saved tensors have the dtype that the call was made with.
+        with _given.without_autocast():
+            return gradient(*arguments)
 
     made = torch.library.custom_op(f"weft::{name}", run, mutates_args=(), schema=schema)
     made.register_fake(gives)
     if gradient is not None:
-        made.register_autograd(gradient, setup_context=save)
+        made.register_autograd(back, setup_context=save)
     _operations[name] = getattr(torch.ops.weft, name).default
 
 

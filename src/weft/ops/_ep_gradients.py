@@ -19,16 +19,17 @@ from typing import Any
 import torch
 
 from weft.base.errors import DtypeError
-from weft.ops import _autograd
+from weft.ops import _autograd, _given
 
 
 @torch.compiler.disable
-def dispatch(call: Callable[[], Any], x: Any, weights: Any, world: Any) -> Any:
-    """What `call()` gives, an ep_dispatch of x with zeros behind the last slot, with gradients."""
-    rows, *scales = x if isinstance(x, tuple) else (x,)
+def dispatch(call: Callable[[], Any], rows: Any, scales: Any, weights: Any, world: Any) -> Any:
+    """What `call()` gives, an ep_dispatch of rows with zeros behind the last slot, with
+    gradients."""
     if not _are_asked(rows, weights):
-        return call()
-    if scales or rows.dtype.itemsize == 1:
+        with _given.without_autocast():
+            return call()
+    if scales is not None or rows.dtype.itemsize == 1:
         raise DtypeError(
             f"ep_dispatch: {rows.dtype} rows with scales have no gradient; call under "
             "torch.no_grad(), or send rows in bfloat16 where they are trained"
@@ -42,14 +43,15 @@ def dispatch(call: Callable[[], Any], x: Any, weights: Any, world: Any) -> Any:
 
 @torch.compiler.disable
 def combine(
-    call: Callable[[], Any], y: Any, handle: Any, weighted: bool, world: Any, out: Any = None
+    call: Callable[..., Any], y: Any, handle: Any, weighted: bool, world: Any, out: Any = None
 ) -> Any:
     """What `call()` gives, an ep_combine of `y`, with gradients.
 
     Raises  UsageError: out= with a gradient
     """
     if not _are_asked(y, handle.tables.weight_of):
-        return call() if out is None else out.copy_(call())
+        with _given.without_autocast():
+            return call(out=out)
     if out is not None:
         raise _autograd.no_gradient_of_out("ep_combine")
     return _Combine.apply(y, handle.tables.weight_of, call, handle, weighted, world)
@@ -63,7 +65,8 @@ def _are_asked(*tensors: Any) -> bool:
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Any, weights: Any, call: Any, world: Any, kept: list) -> tuple:
-        made = call()
+        with _given.without_autocast():
+            made = call()
         kept.append(made)
         ctx.handle, ctx.world, ctx.is_weighted = made.handle, world, weights is not None
         # Other tensors than the handle's, which has no gradient.
@@ -91,7 +94,8 @@ class _Combine(torch.autograd.Function):
         tables = handle.tables._replace(weight_of=weight_of.detach())
         ctx.handle, ctx.weighted, ctx.world = handle._replace(tables=tables), weighted, world
         ctx.save_for_backward(y, weight_of)
-        return call()
+        with _given.without_autocast():
+            return call()
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple:  # type: ignore[override]

@@ -18,6 +18,7 @@ from torch._subclasses import FakeTensor
 from weft.base.dtypes import DTYPES, FLOATS, parse_dtype
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.target import Target
+from weft.compiler import dtensors
 from weft.language import triton_api
 from weft.ops import _by_library, _measured, _misuse, _records
 from weft.ops._measured import Row
@@ -279,7 +280,8 @@ def place_at(offset: int | None) -> str:
 
 
 def check_tensor(op: str, name: str, tensor: torch.Tensor, world: Any) -> None:
-    """Raises  ShapeError: not contiguous rows on the world's device"""
+    """Raises  ShapeError: not contiguous rows on the world's device; PlacementError: a DTensor"""
+    dtensors.refuse(op, name, tensor)
     if tensor.dim() < 1:
         raise ShapeError(f"{op}: {name} is a scalar; it must have rows: pass {name}.reshape(1)")
     if not tensor.is_contiguous():
@@ -548,13 +550,16 @@ def by_library(op: str, world: Any) -> Callable[[torch.Tensor, torch.Tensor], No
 
 
 def by_place(world: Any, tensors: Sequence[torch.Tensor | None], rest: tuple) -> tuple:
-    """What tells calls apart whose tensors are read by peers where they lie."""
+    """What tells calls apart whose tensors are read by peers where they lie.
+
+    Their type does, since a DTensor has no memory of its own.
+    """
     offset = world.offset
     for one in tensors:
         if one is None:
             rest += (None,)
         else:
-            rest += (one.shape, one.dtype, one.stride(), one.get_device(), offset(one))
+            rest += (type(one), one.shape, one.dtype, one.stride(), one.get_device(), offset(one))
     return rest
 
 

@@ -333,7 +333,7 @@ def _told(world: World, tensors: Sequence[torch.Tensor | None], rest: tuple) -> 
         if one is None:
             key += (None,)
         else:
-            key += (one.shape, one.stride(), one.dtype, one.get_device())
+            key += (type(one), one.shape, one.stride(), one.dtype, one.get_device())
     return key
 
 

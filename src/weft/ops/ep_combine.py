@@ -134,8 +134,16 @@ def ep_combine(
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
     if _autograd.is_asked(y, handle.tables.weight_of):
-        call = partial(ep_combine, y, handle, world=world, weighted=weighted, config=config)
+        call = partial(_combine, y, handle, world, weighted, config)
         return _ep_gradients.combine(call, y, handle, weighted, world, out)
+    return _combine(y, handle, world, weighted, config, out)
+
+
+def _combine(
+    y: torch.Tensor, handle: Handle, world: World, weighted: bool, config: Config | None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The call itself, of which torch sees nothing."""
     problem = problem_of(world, y, handle, weighted)
     config = config or choose(problem, world.target)
     config.check(problem, world.target)

@@ -57,7 +57,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _autograd, _baselines, _ep, _ep_gradients, _ep_tables, _lanes
+from weft.ops import _autograd, _baselines, _ep, _ep_gradients, _ep_tables, _given, _lanes
 from weft.ops._ep import Config, Dispatched, Handle, candidates, choose
 from weft.ops.moe_route import Tables
 from weft.runtime.world import World
@@ -199,12 +199,21 @@ def ep_dispatch(
             expert or come twice. All ranks raise them
     """
     rows, scales = x if isinstance(x, tuple) else (x, None)
+    rest = (experts, world, max_tokens, capacity, tile_m, handle)
     if _autograd.is_asked(rows, *(() if weights is None else (weights,))):
-        call = partial(
-            ep_dispatch, x, ids, weights, experts, world=world, max_tokens=max_tokens,
-            capacity=capacity, tile_m=tile_m, handle=handle, clear=True, config=config,
-        )  # fmt: skip
-        return _ep_gradients.dispatch(call, x, weights, world)
+        (rows, ids, weights), _ = _given.plain("ep_dispatch", world, (rows, ids, weights))
+        call = partial(_dispatch, rows, scales, ids, weights, *rest, clear=True, config=config)
+        return _ep_gradients.dispatch(call, rows, scales, weights, world)
+    return _dispatch(rows, scales, ids, weights, *rest, clear=clear, config=config)
+
+
+def _dispatch(
+    rows: torch.Tensor, scales: torch.Tensor | None, ids: torch.Tensor | None,
+    weights: torch.Tensor | None, experts: int | None, world: World, max_tokens: int | None,
+    capacity: int | None, tile_m: int, handle: Handle | None, *, clear: bool,
+    config: Config | None,
+) -> Dispatched:  # fmt: skip
+    """The call itself, of which torch sees nothing."""
     _ep.check_rows(world, "ep_dispatch", "x", rows)
     if handle is None:
         problem = problem_of(world, rows, ids, weights, experts, max_tokens, capacity, tile_m)

@@ -45,7 +45,7 @@ from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.ops import _baselines, _lanes, _measured
+from weft.ops import _baselines, _given, _lanes, _measured
 from weft.ops._flash_decode_kernel import flash_decode_kernel
 from weft.runtime.world import World
 from weft.tiles import attention_decode
@@ -248,6 +248,8 @@ def flash_decode(
     Sync    stream-ordered on the current stream; can be recorded; lengths are read on the device
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
+    if _given.is_autocast():
+        q, k_cache, v_cache = _given.cast((q, k_cache, v_cache))
     scale = None if scale is None else float(scale)
     tensors = (q, k_cache, v_cache, lengths, block_table)
     call = _lanes.find_call(world, "flash_decode", tensors, (scale, config), _Call)
