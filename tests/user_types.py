@@ -28,9 +28,9 @@ def read_neighbour(world, row, out, ready, size: tl.constexpr):
 
 @program(
     mesh="tp",
-    x=Tensor("bfloat16", ("m", 32), Shard(0)),
+    x=Tensor(torch.bfloat16, ("m", 32), Shard(0)),
     w=Tensor("bfloat16", (32, 64), Shard(1)),
-    gain=Tensor("bfloat16", (1, 32), Replicate()),
+    gain=Tensor("bf16", (1, 32), Replicate()),
 )
 def project(x, w, gain):
     return silu(all_gather(x) @ w)
@@ -69,9 +69,8 @@ def call_operators(world: weft.World) -> None:
     assert_type(received, torch.Tensor)
     assert rows.shape[1] == a.shape[1] and int(received.sum()) == 2 * world.num_ranks
     assert_type(project, Compiled)
-    project(
-        a, w, torch.ones(1, 32, device=world.device).bfloat16(), world=world, collectives=weft.ops
-    )
+    gain = torch.ones(1, 32, device=world.device).bfloat16()
+    project(a, w, gain=gain, world=world, collectives=weft.ops)
 
 
 def main() -> int:

@@ -66,11 +66,13 @@ class Case:
     """One program at one number of rows, by one engine."""
 
     def __init__(
-        self, world: Any, function: Any, engines: dict[str, str], sizes: tuple, columns: int = 256
+        self, world: Any, function: Any, engines: dict[str, str], sizes: tuple, columns: int = 256,
+        padding: int = 0,
     ) -> None:  # fmt: skip
         m, k, n = sizes
-        self.world, self.m = world, m
+        self.world, self.m, self.padding = world, m, padding
         self.name = f"{function.__name__} {engines} m={m} in tiles of {columns} columns"
+        self.name += f", rows {padding} elements apart" if padding else ""
         parameters = self._parameters(function, k, n)
         self.placed = place(trace(function, "tp", parameters))
         nodes = _lanes.nodes_of(world)
@@ -116,7 +118,11 @@ class Case:
         mine = {name: self._part(one, self.kinds[name].placement) for name, one in tensors.items()}
         # Weights usually lie as [columns, rows].
         last = list(mine)[-1]
-        return {**mine, last: mine[last].mT.contiguous().mT}
+        mine[last] = mine[last].mT.contiguous().mT
+        if self.padding:  # rows that are copied, weights that are read so in place
+            mine = {name: torch.nn.functional.pad(one, (0, self.padding))[:, : one.shape[1]]
+                    for name, one in mine.items()}  # fmt: skip
+        return mine
 
     def call(self, m: int, mine: dict[str, torch.Tensor]) -> torch.Tensor:
         return weft.ops.run_plan(self.stages, mine, {"m": m}, world=self.world)[0]
@@ -170,6 +176,9 @@ def main() -> None:
         Case(world, mlp, {"gathered": "push"}, sizes),
         Case(world, mlp, {"gathered": "push"}, sizes, columns=160),
         Case(world, mlp, {"gathered": "copy_engine_put"}, sizes, columns=320),
+        # Strides that TMA can have, and that it cannot.
+        Case(world, mlp, {"gathered": "copy_engine_put"}, sizes, padding=8),
+        Case(world, mlp, {"gathered": "push"}, sizes, padding=3),
         Case(world, mlp, {"gathered": "copy_engine", "scattered": "copy_engine"}, sizes),
         Case(world, gemm_ar, {"reduced": "push"}, sizes),
         # The second call has more rows, which lie in the same boxes.
