@@ -11,7 +11,7 @@ from pathlib import Path
 
 from weft.base.dtypes import DTYPES
 from weft.base.errors import UnsupportedError
-from weft.compiler import Shard, Tensor, all_gather, reduce_scatter, silu_mul
+from weft.compiler import Halves, Shard, Tensor, all_gather, reduce_scatter, silu_mul
 from weft.compiler.frontend import trace
 from weft.compiler.passes.place import place
 from weft.compiler.passes.tile import tile
@@ -28,6 +28,10 @@ def mlp(x, w1, w2):
     return reduce_scatter(silu_mul(all_gather(x) @ w1) @ w2)
 
 
+def mlp_of_halves(x, w1, w2):
+    return reduce_scatter(silu_mul(all_gather(x) @ w1, side_by_side=True) @ w2)
+
+
 def tiled(function, parameters, extents=None, default=(16, 16)) -> Program:
     """A function as a tiled program; `extents` of tasks by name, the others' are `default`."""
     placed = place(trace(function, "tp", parameters))
@@ -35,13 +39,15 @@ def tiled(function, parameters, extents=None, default=(16, 16)) -> Program:
     return tile(placed, {**dict.fromkeys(names, default), **(extents or {})})
 
 
-def tiled_mlp(k: int = 32, f: int = 64, n: int = 32, extents=None, dtype: str = "float32"):
+def tiled_mlp(
+    k: int = 32, f: int = 64, n: int = 32, extents=None, dtype: str = "float32", function=mlp
+):  # fmt: skip
     parameters = {
         "x": Tensor(dtype, ("m", k), Shard(0)),
-        "w1": Tensor(dtype, (k, 2 * f), Shard(1)),
+        "w1": Tensor(dtype, (k, 2 * f), Shard(1) if function is mlp else Halves(1)),
         "w2": Tensor(dtype, (f, n), Shard(0)),
     }
-    return tiled(mlp, parameters, extents)
+    return tiled(function, parameters, extents)
 
 
 def random_graph(seed: int, num_ranks: int, *, rest: int = 0) -> TaskGraph | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import decoder
 import pytest
-from persistent_programs import tiled, tiled_mlp
+from persistent_programs import mlp, mlp_of_halves, tiled, tiled_mlp
 
 from weft.base.errors import UnsupportedError
 from weft.base.target import TARGETS
@@ -69,14 +69,18 @@ def test_sizes_are_those_of_the_rank():
     assert {one["gated_stride"] for one in found} == {22}
 
 
-def large_mlp():
+def large_mlp(function=mlp):
     """Of a model's size; bfloat16."""
     extents = {
         "gathered": (128, 128), "product": (128, 128, 64), "gated": (128, 64),
         "product_2": (128, 128, 64), "scattered": (128, 64),
     }  # fmt: skip
-    program = tiled_mlp(1024, 3584, 1024, extents, "bfloat16")
+    program = tiled_mlp(1024, 3584, 1024, extents, "bfloat16", function)
     return build(program, {"m": 256}, RANKS, sums="two_shot")
+
+
+def large_mlp_of_halves():
+    return large_mlp(mlp_of_halves)
 
 
 def large_decoder():
@@ -97,6 +101,7 @@ def large_decoder():
     ("graph", "target", "most"),
     [
         (large_mlp, "cuda:90", 232),
+        pytest.param(large_mlp_of_halves, "cuda:90", 232, marks=pytest.mark.slow),
         pytest.param(large_decoder, "cuda:100", 232, marks=pytest.mark.slow),
         pytest.param(large_decoder, "hip:gfx942", 256, marks=pytest.mark.slow),
     ],
