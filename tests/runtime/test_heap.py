@@ -17,7 +17,7 @@ from weft.base.errors import (
     PeerError,
     UsageError,
 )
-from weft.runtime.heap import ALIGNMENT_BYTES, HeapAllocator
+from weft.runtime.heap import ALIGNMENT_BYTES, SIGNALS_PART, HeapAllocator, Wanted
 
 
 @settings(max_examples=200)
@@ -53,6 +53,31 @@ def test_freed_data_is_merged_and_used_again():
     assert heap.allocate(2048, "ab").offset == 0
     with pytest.raises(OutOfMemoryError, match=r"big needs 4096 bytes.*1024 are free.*heap_bytes"):
         heap.allocate(4096, "big")
+
+
+def test_data_leaves_room_for_signals():
+    """Its bytes are no signals' later, so what it fills would be lost to them for good."""
+    heap = HeapAllocator(64 << 10)
+    sizes = iter(range(64 << 10, 0, -ALIGNMENT_BYTES))
+    data = next(size for size in sizes if heap.has_room([Wanted(size, "x")]))
+    heap.free(heap.allocate(data, "x").offset)
+    words = (64 << 10) // SIGNALS_PART
+    heap.allocate(words, "words", is_signal=True)
+    assert data == (64 << 10) - words
+    with pytest.raises(OutOfMemoryError, match=f"word needs 256 .*only {data} are free"):
+        heap.allocate(8, "word", is_signal=True)
+    assert heap.allocate(data, "again").offset == 0
+
+
+def test_what_has_room_can_be_allocated_and_asking_changes_nothing():
+    heap = HeapAllocator(8 << 10)
+    heap.allocate(3000, "x")
+    wanted = [Wanted(1000, "a"), Wanted(8, "b", is_signal=True), Wanted(3000, "c")]
+    before = (heap.blocks, heap.free_bytes)
+    assert heap.has_room(wanted) and not heap.has_room([*wanted, Wanted(3000, "d")])
+    assert (heap.blocks, heap.free_bytes) == before
+    for nbytes, name, is_signal in wanted:
+        heap.allocate(nbytes, name, is_signal=is_signal)
 
 
 def test_freeing_inside_a_block_names_it():

@@ -3,18 +3,25 @@
     | data: first fit, reused after free  ->   ...   <-  signals: never reused |
 
 Signals grow down from the top and a freed signal word is never given out again, nor does the
-signal area ever grow into bytes that once held data: a stale word must not satisfy a wait.
+signal area ever grow into bytes that once held data: a stale word must not satisfy a wait. So a
+part of the heap is left to signals: else the first data that fills it would leave them no room,
+even once it is freed.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from weft.base.errors import NotSymmetricError, OutOfMemoryError, UsageError
 
 # TMA wants 128 bytes, and neighbours on one 256-byte line would share its traffic.
 ALIGNMENT_BYTES = 256
+# Of how many parts of the heap one is for signals alone. They may take more.
+SIGNALS_PART = 32
 
 
 @dataclass(frozen=True, order=True)
@@ -31,6 +38,14 @@ class Block:
         return self.offset + round_up(self.nbytes)
 
 
+class Wanted(NamedTuple):
+    """An allocation that is asked for."""
+
+    nbytes: int
+    name: str
+    is_signal: bool = False
+
+
 def round_up(nbytes: int) -> int:
     return -(-max(nbytes, 1) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
@@ -45,6 +60,8 @@ class HeapAllocator:
         self._holes: list[tuple[int, int]] = []
         self._data_top = 0
         self._signal_bottom = self.capacity_bytes
+        left = self.capacity_bytes // SIGNALS_PART // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        self._data_limit = self.capacity_bytes - left
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -63,13 +80,33 @@ class HeapAllocator:
         offset = self._take_signals(size) if is_signal else self._take_data(size)
         if offset is None:
             raise OutOfMemoryError(
-                f"{self.owner}: {name} needs {size} bytes, but of {self.capacity_bytes} bytes only "
-                f"{self.free_bytes} are free, {self._largest_bytes()} in one piece; pass a larger "
-                "heap_bytes to weft.init, or set WEFT_HEAP_BYTES"
+                f"{self.describe_lack(nbytes, name)}; pass a larger heap_bytes to weft.init, or "
+                "set WEFT_HEAP_BYTES"
             )
         block = Block(offset, nbytes, name, is_signal)
         insort(self._blocks, block)
         return block
+
+    def has_room(self, wanted: Iterable[Wanted], without: Iterable[int] = ()) -> bool:
+        """Can all of these be allocated, one after the other, once the allocations that start at
+        `without` are freed?"""
+        trial = copy(self)
+        trial._blocks, trial._holes = [*self._blocks], [*self._holes]
+        for offset in without:
+            trial.free(offset)
+        try:
+            for nbytes, name, is_signal in wanted:
+                trial.allocate(nbytes, name, is_signal=is_signal)
+        except OutOfMemoryError:
+            return False
+        return True
+
+    def describe_lack(self, nbytes: int, name: str) -> str:
+        """The first sentence of an OutOfMemoryError."""
+        return (
+            f"{self.owner}: {name} needs {round_up(nbytes)} bytes, but of {self.capacity_bytes} "
+            f"bytes only {self.free_bytes} are free, {self._largest_bytes()} in one piece"
+        )
 
     def free(self, offset: int) -> Block:
         """Give back the allocation that starts at `offset`.
@@ -122,7 +159,7 @@ class HeapAllocator:
                     [(offset + size, hole - size)] if hole > size else []
                 )
                 return offset
-        if self._data_top + size > self._signal_bottom:
+        if size > self._gap_bytes:
             return None
         self._data_top += size
         return self._data_top - size
@@ -138,4 +175,9 @@ class HeapAllocator:
         self._holes = merged
 
     def _largest_bytes(self) -> int:
-        return max([self._signal_bottom - self._data_top, *(size for _, size in self._holes)])
+        return max([self._gap_bytes, *(size for _, size in self._holes)])
+
+    @property
+    def _gap_bytes(self) -> int:
+        """Between data and signals, what data may take."""
+        return max(0, min(self._signal_bottom, self._data_limit) - self._data_top)
