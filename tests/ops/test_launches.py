@@ -56,10 +56,21 @@ class Function:
         return launch
 
 
+class Mail:
+    """A mailbox."""
+
+    def __init__(self) -> None:
+        self.is_outgrown = False
+
+
+def launches(fn, lanes, arguments, take=Mail, is_recording=lambda: False) -> Launches:
+    return Launches(fn, lanes, {"num_warps": 4}, take, arguments, is_recording)
+
+
 def test_a_launch_like_one_before_hands_over_addresses(monkeypatch):
     monkeypatch.setattr(triton_api.driver_config, "_active", Driver())
     fn, table, store = Function(), torch.zeros(4), torch.zeros(65)
-    start = Launches(fn, 5, {"num_warps": 4}, lambda x, out: (x, out, table, Pair(table, 7), 512))
+    start = launches(fn, 5, lambda mail, x, out: (x, out, table, Pair(table, 7), 512))
     x, out, later = store[:16], store[16:32], store[32:48]
     start(x, out)
     start(later, out)
@@ -73,7 +84,7 @@ def test_a_launch_like_one_before_hands_over_addresses(monkeypatch):
 def test_other_alignment_is_another_kernel(monkeypatch):
     monkeypatch.setattr(triton_api.driver_config, "_active", Driver())
     fn, store = Function(), torch.zeros(64)
-    start = Launches(fn, 1, {"num_warps": 4}, lambda x, out: (x, out))
+    start = launches(fn, 1, lambda mail, x, out: (x, out))
     for x, out in ((store[:8], store[8:16]), (store[1:9], store[16:24]), (store[:8], store[1:9])):
         start(x, out)
     assert len(fn.kernels) == 3
@@ -86,7 +97,36 @@ def test_hooks_that_somebody_set_are_called(monkeypatch):
     hooks = triton.knobs.runtime
     monkeypatch.setattr(hooks, "launch_enter_hook", lambda about: None)
     fn, store = Function(), torch.zeros(16)
-    start = Launches(fn, 1, {"num_warps": 4}, lambda x, out: (x, out))
+    start = launches(fn, 1, lambda mail, x, out: (x, out))
     start(store[:8], store[8:])
     start(store[:8], store[8:])
     assert fn.kernels[0].launched[0][6:9] == ("about", hooks.launch_enter_hook, None)
+
+
+def test_a_mailbox_that_was_outgrown_is_taken_again_and_with_it_the_arguments(monkeypatch):
+    monkeypatch.setattr(triton_api.driver_config, "_active", Driver())
+    fn, store, mails = Function(), torch.zeros(16), [Mail(), Mail()]
+    taken = iter(mails)
+    start = launches(fn, 1, lambda mail, x, out: (x, out, mails.index(mail)), lambda: next(taken))
+    for _ in range(2):
+        start(store[:8], store[8:])
+    assert fn.kernels[0].launched[0][-1] == 0
+    mails[0].is_outgrown = True
+    for _ in range(2):
+        start(store[:8], store[8:])
+    assert fn.kernels[1].launched[0][-1] == 1 and next(taken, None) is None
+
+
+def test_what_is_recorded_takes_the_mailbox_which_then_knows_of_it(monkeypatch):
+    monkeypatch.setattr(triton_api.driver_config, "_active", Driver())
+    fn, store, mail, taken, recording = Function(), torch.zeros(16), Mail(), [], [False]
+
+    def take() -> Mail:
+        taken.append(recording[0])
+        return mail
+
+    start = launches(fn, 1, lambda mail, x, out: (x, out), take, lambda: recording[0])
+    for recording[0] in (False, False, True, False):
+        start(store[:8], store[8:])
+    assert taken == [False, True]
+    assert len(fn.kernels) == 1, "the same mailbox: the launch is as before"

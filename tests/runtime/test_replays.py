@@ -132,7 +132,7 @@ def test_keys_that_never_come_again_are_forgotten():
     calls = Replays(machine)
     for i in range(replays.MOST_SEEN + 10):
         machine.call(calls, f"k{i}")
-    assert len(calls._seen) == replays.MOST_SEEN
+    assert len(calls._of_all.seen) == replays.MOST_SEEN
 
 
 def test_where_recording_spares_nothing_every_call_is_launched():

@@ -4,7 +4,8 @@ import pytest
 import torch
 from fake_machine import run_ranks
 
-from weft.base.errors import DtypeError, ShapeError, UsageError
+from weft.base.errors import DtypeError, OutOfMemoryError, ShapeError, UsageError
+from weft.runtime.heap import HeapAllocator, Wanted
 
 
 def ask(world, m, n=4):
@@ -163,3 +164,175 @@ def test_names_that_cannot_be_attributes_are_refused():
         return "fine"
 
     assert run_ranks(main, 1) == ["fine"]
+
+
+# ---- what is outgrown
+
+ROW_BYTES = 8 * 2
+
+
+def fill(world, part, *, till=8):
+    """Sizes that double call by call; the last takes this part of the heap."""
+    last = int(part * world._heap.capacity_bytes) // ROW_BYTES // world.settings.slots
+    for halvings in reversed(range(till)):
+        assert ask(world, last >> halvings).gathered.shape[0] == last >> halvings
+    return last
+
+
+def test_outgrown_slots_make_room_where_the_heap_has_none():
+    """All sizes together are more than the heap."""
+
+    def main(world):
+        last = fill(world, 0.6)
+        assert not world._workspaces["ag"]._outgrown
+        small, _ = ask(world, 4), ask(world, 4)
+        assert ask(world, last).gathered.data_ptr() == small.gathered.data_ptr()
+        del small, _
+        # Also where a user's tensor needs it.
+        kept = world.heap_free_bytes
+        fill(world, 0.7, till=2)
+        assert world.heap_free_bytes < kept
+        return [(block.name, block.offset) for block in world._heap.blocks]
+
+    blocks = run_ranks(main, 3)
+    assert isinstance(blocks[0], list), blocks[0]
+    assert blocks[0] == blocks[1] == blocks[2]
+
+
+def test_outgrown_slots_make_room_for_tensors():
+    def main(world):
+        fill(world, 0.45)
+        assert world._workspaces["ag"]._outgrown
+        size = int(0.35 * world._heap.capacity_bytes)
+        assert not world._heap.has_room([Wanted(size, "x")])
+        assert world.empty((size,), torch.uint8).numel() == size
+        return "fine"
+
+    assert run_ranks(main, 2) == ["fine"] * 2
+
+
+def test_a_slot_that_a_recording_was_made_with_stays():
+    def main(world):
+        ask(world, 8)
+        with world.record():
+            recorded = ask(world, 8)
+        recorded.gathered.fill_(7)
+        address = recorded.gathered.data_ptr()
+        there = world._heaps[world.rank][address - world._base :][: 8 * ROW_BYTES]
+        before = there.tolist()
+        del recorded
+        fill(world, 0.6)
+        (outgrown,) = world._workspaces["ag"]._outgrown.values()
+        assert address in [one.buffers["gathered"].data_ptr() for one in outgrown]
+        for block in world._heap.blocks:
+            if block.nbytes > 8 * ROW_BYTES:
+                world._view(world.rank, block).fill_(1)
+        assert there.tolist() == before, "nothing else was given its memory"
+        return "fine"
+
+    assert run_ranks(main, 2) == ["fine"] * 2
+
+
+@pytest.mark.parametrize("holds", ["slot", "tensor"])
+def test_a_slot_that_one_rank_holds_stays_on_all(holds):
+    def main(world):
+        kept = ask(world, 8) if world.rank == 1 else ask(world, 8) and None
+        kept = kept.gathered if kept and holds == "tensor" else kept
+        fill(world, 0.6)
+        offsets = [
+            storage.buffers["gathered"].data_ptr() - world._base
+            for storages in world._workspaces["ag"]._outgrown.values()
+            for storage in storages
+        ]
+        assert len(offsets) == world.settings.slots
+        # It is freed when nobody holds it any more, and its room is needed.
+        del kept
+        fill(world, 0.8, till=1)
+        assert not world._workspaces["ag"]._outgrown
+        return offsets
+
+    offsets = run_ranks(main, 2)
+    assert isinstance(offsets[0], list), offsets
+    assert offsets[0] == offsets[1]
+
+
+def test_words_of_freed_slots_are_never_signals_again(monkeypatch):
+    """Nor does what is allocated for data reach into words of slots that are still used."""
+    words, allocate = {}, HeapAllocator.allocate
+
+    def allocate_and_look(self, nbytes, name, *, is_signal=False):
+        block = allocate(self, nbytes, name, is_signal=is_signal)
+        if is_signal and (known := words.get(id(self))) is not None:
+            assert not any(block.offset < end and first < block.end for first, end in known)
+            known.append((block.offset, block.end))
+        return block
+
+    monkeypatch.setattr(HeapAllocator, "allocate", allocate_and_look)
+
+    def main(world):
+        words[id(world._heap)] = known = []
+        last = fill(world, 0.5)
+        for n in (8, 64, 512):  # more words, of as many rows
+            assert ask(world, last, n).rows_ready.tolist() == [0] * n
+        live = [block for block in world._heap.blocks if block.is_signal]
+        assert len(live) < len(known), "some were freed"
+        lowest = min(first for first, _ in known)
+        assert all(block.end <= lowest for block in world._heap.blocks if not block.is_signal)
+        return "fine"
+
+    assert run_ranks(main, 2) == ["fine"] * 2
+
+
+def test_after_a_call_that_is_too_large_smaller_ones_go_on():
+    def main(world):
+        fill(world, 0.5)
+        for _ in range(3):
+            with pytest.raises(OutOfMemoryError, match="ag.0..gathered needs"):
+                ask(world, world._heap.capacity_bytes)
+            assert ask(world, 16).gathered.shape[0] == 16
+        fill(world, 0.5)
+        return "fine"
+
+    assert run_ranks(main, 2) == ["fine"] * 2
+
+
+def test_a_full_heap_says_what_holds_it_and_what_can_be_done():
+    def main(world):
+        world.zeros((1000, 100), torch.uint8, name="kv_cache")
+        world.workspace("gemm_rs", {"partials": ((50_000,), torch.uint8)})
+        with world.record():
+            world.workspace("gemm_rs", {"partials": ((50_000,), torch.uint8)})
+        world.workspace("gemm_rs", {"partials": ((60_000,), torch.uint8)})
+        world.free(world.signals(100))
+        held = ask(world, 2000)
+        ask(world, 2001)
+        for i in range(12):
+            world.empty((100,), torch.uint8, name=f"small {i}")
+        with pytest.raises(OutOfMemoryError) as found:
+            ask(world, 40_000)
+        assert held.index in (0, 1)
+        return str(found.value)
+
+    text, other = run_ranks(main, 2)
+    assert text == other
+    lines = text.splitlines()
+    assert "ag[0].gathered needs 640000 bytes, but of 1048576 bytes only" in lines[0]
+    assert "it is one of 10 parts of " in lines[0]
+    holders = [line.split(None, 1)[1] for line in lines if line.startswith("  ")]
+    sizes = [int(line.split()[0].replace(",", "")) for line in lines if line.startswith("  ")]
+    assert sizes[:-1] == sorted(sizes[:-1], reverse=True) and len(holders) == 9
+    assert "workspace 'gemm_rs', 2 in use" in holders
+    (recorded,) = [one for one in holders if "recorded" in one]
+    assert recorded.startswith("workspace 'gemm_rs', 2 outgrown, kept for what was recorded at ")
+    assert "test_slots.py:" in recorded
+    assert "workspace 'ag', 2 outgrown, kept because a Slot, or a tensor of one, is still held" in (
+        holders
+    )
+    assert "tensor 'kv_cache'" in holders
+    assert "words of freed signals, which are never used again" in holders
+    assert holders[-1].endswith(" others")
+    total = 1 << 20
+    free = int(lines[0].split("bytes only ")[1].split()[0])
+    assert sum(sizes) == total - free
+    assert lines[1].startswith(f"What holds {total - free:,} bytes")
+    assert "heap_bytes" in lines[-1] and "world.free()" in lines[-1]

@@ -110,8 +110,6 @@ class Runner:
         self._tiles = tuple(tile_of(body).as_constexpr() for body in self.bodies)
         self._tables = _on_device(tables(self.graph, world.rank, self.bodies), world.device)
         self._num_counters = max(1, *(len(one.counters) for one in self.graph.ranks))
-        size = max(1, self.graph.local_bytes)
-        self._local = torch.empty(size, dtype=torch.uint8, device=world.device)
         told = [f"{name}={size}" for name, size in sorted(sizes.items())]
         self._name = f"program {program.name} as one kernel with {', '.join(told)}"
 
@@ -133,12 +131,14 @@ class Runner:
     def _bind(self, tensors: Mapping[str, torch.Tensor], slot: Any) -> dict[str, torch.Tensor]:
         """Every buffer as a tensor."""
         found = dict(tensors)
+        size = max(1, self.graph.local_bytes)
+        local = self.world.scratch(f"persistent {self.program.name}", size)
         for one in self.mine.buffers:
             dtype, shape = getattr(torch, one.dtype), (one.rows, one.columns)
             if one.role == "result":
                 found[one.name] = torch.empty(shape, dtype=dtype, device=self.world.device)
             elif one.role != "input":
-                arena = slot.memory if one.role == "symmetric" else self._local
+                arena = slot.memory if one.role == "symmetric" else local
                 end = one.offset + one.rows * one.columns * dtype.itemsize
                 found[one.name] = arena[one.offset : end].view(dtype).view(shape)
         return found

@@ -45,7 +45,7 @@ class Call:
             self._attend(world, slot, tensors)
             return
         addresses = (None if x is None else x.data_ptr() for x in tensors)
-        self.replays.run((slot, *addresses), lambda: self._put(world, slot, tensors))
+        self.replays.run((slot.number, *addresses), lambda: self._put(world, slot, tensors))
 
     def _arguments(self, world: Any, slot: Any, tensors: tuple) -> tuple:
         return (

@@ -84,17 +84,10 @@ class Call:
 class LibraryCall(Call):
     """Nothing fused: NCCL, then cuBLAS."""
 
-    def __init__(self, world: Any, problem: Problem, config: Config) -> None:
-        super().__init__(world, problem, config)
-        # All rows.
-        self._whole: torch.Tensor | None = None
-
     def run(self, world: Any, a: Any, b: Any, out: Any, offset: int | None) -> None:
-        if self._whole is None:
-            shape = (self.problem.m, self.problem.k)
-            self._whole = torch.empty(shape, dtype=a.dtype, device=a.device)
-        _by_library.all_gather(world, a, self._whole)
-        self.multiply(self._whole, b, out)
+        whole = torch.empty((self.problem.m, self.problem.k), dtype=a.dtype, device=a.device)
+        _by_library.all_gather(world, a, whole)
+        self.multiply(whole, b, out)
 
     def multiply(self, gathered: Any, b: Any, out: Any) -> None:
         torch.mm(gathered, b, out=out)
@@ -149,7 +142,7 @@ class SlotCall(Call):
         slot = world.workspace(self.config.op, self.buffers, self.signals)
         addresses = (None if x is None else x.data_ptr() for x in scales)
         self.replays.run(
-            (a.data_ptr(), b.data_ptr(), out.data_ptr(), *addresses, slot),
+            (a.data_ptr(), b.data_ptr(), out.data_ptr(), *addresses, slot.number),
             lambda: self.launch(world, slot, a, b, out, offset, scales),
         )
 
@@ -304,13 +297,13 @@ class SlotCall(Call):
 
     def _copies_for(self, world: Any, slot: Any, a: Any, offset: int | None) -> tuple:
         """What the copy engine does for a call on `slot` whose rows lie at `offset`."""
-        copies = self._copies.get((slot, offset))
+        copies = self._copies.get((slot.number, offset))
         if copies is None:
             if len(self._copies) >= MOST_PLANS:
                 self._copies.clear()
             rows = slot.gathered if offset is None else a
             copies = tuple(plan_copies(world, slot, rows, self.problem, self.shards))
-            self._copies[slot, offset] = copies
+            self._copies[slot.number, offset] = copies
         return copies
 
 

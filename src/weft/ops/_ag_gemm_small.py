@@ -153,7 +153,7 @@ class PacketCall(Call):
     def run(self, world: Any, a: Any, b: Any, out: Any, offset: int | None) -> None:
         slot = world.workspace(self._workspace, self._buffers, self._signals, num_slots=1)
         self.replays.run(
-            (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot),
+            (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot.number),
             lambda: self._launch(world, slot, a, b, out),
         )
 

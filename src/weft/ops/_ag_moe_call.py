@@ -80,7 +80,7 @@ class Call:
         tables = _moe.tables_of(routing)
         given = (x, b, out, *tables)
         self.replays.run(
-            (*(one.data_ptr() for one in given), slot),
+            (*(one.data_ptr() for one in given), slot.number),
             lambda: self._launch(world, slot, x, b, out, tables),
         )
 

@@ -221,9 +221,10 @@ def _error_word(world: Any, problem: Problem) -> torch.Tensor:
     # All that a message says.
     sizes = (problem.capacity, problem.most_slots, problem.experts, problem.top_k)
     key = ("ep_dispatch.errors", *sizes)
-    if key not in world.calls:
-        world.calls[key] = world.error_word(partial(explain, problem))
-    return world.calls[key]
+    word = world.calls.get(key)
+    if word is None:
+        word = world.calls[key] = world.error_word(partial(explain, problem))
+    return word
 
 
 def explain(problem: Problem, word: int) -> WeftError:

@@ -235,7 +235,7 @@ class FewCall(_products.Call):
     def run_on_slot(self, world: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         slot = world.workspace(self.key, self.buffers, self.signals, num_slots=1)
         self.replays.run(
-            (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot),
+            (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot.number),
             lambda: self.launch(world, slot, a, b, out),
         )
 

@@ -462,7 +462,8 @@ class Exchange:
         lanes = min(config.lanes, max(1, math.ceil(self.part_bytes / (config.block * word))))
         make = self._with_packets if config.by_packets else self._with_boxes
         options = replace(config, lanes=lanes).options(world.target)
-        return Launches(self.fn, lanes, options, *make(world, config, lanes))
+        mail = make(world, config, lanes)
+        return Launches(self.fn, lanes, options, *mail, world.backend.is_recording)
 
     def _with_packets(self, world: Any, config: Lanes, lanes: int) -> tuple[Callable, Callable]:
         sources = power_of_two(world.num_ranks)
@@ -505,7 +506,8 @@ class Launches:
 
     After the first with addresses of a kind, a launch costs what the driver's call costs. `take`
     gives the mailbox. Ranks may keep calls of their own, so each launch goes by the mailbox that is
-    there now: one that was outgrown is looked at by no other rank.
+    there now: one that was outgrown is looked at by no other rank. What the user records takes it
+    too, which then stays as it is.
     """
 
     def __init__(
@@ -515,16 +517,18 @@ class Launches:
         options: dict,
         take: Callable[[], Any],
         arguments: Callable[[Any, Any, Any], tuple],
+        is_recording: Callable[[], bool],
     ) -> None:
         self.fn, self.grid, self.arguments = fn, (lanes, 1, 1), arguments
-        self.options, self.take = options, take
+        self.options, self.take, self.is_recording = options, take, is_recording
         self._mail: Any = None
         self._again: dict[int, Any] = {}
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        if self._mail is None or self._mail.is_outgrown:
-            self._mail = self.take()
-            self._again.clear()
+        if self._mail is None or self._mail.is_outgrown or self.is_recording():
+            self._mail, before = self.take(), self._mail
+            if before is not self._mail:
+                self._again.clear()
         x_ptr, out_ptr = x.data_ptr(), out.data_ptr()
         # All that Triton specialises, and all that the width of accesses depends on.
         kind = x_ptr % VECTOR_BYTES * VECTOR_BYTES + out_ptr % VECTOR_BYTES

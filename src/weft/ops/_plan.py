@@ -63,16 +63,15 @@ def run_plan(
     """
     runner, is_new = _runner(stages, tensors, sizes, world, orders)
     recorded = getattr(stages, "recorded", None) if runner.carriers else None
-    if recorded and _lanes.is_as_recorded(world):
-        instead, _ = _runner(recorded, tensors, sizes, world, orders)
-        return instead.run(tensors)
-    if recorded and is_new:
-        instead, _ = _runner(recorded, tensors, sizes, world, orders)
+    if recorded and (is_new or _lanes.is_as_recorded(world)):
+        # Kept as long as the other one is, though it may not be called for long.
+        instead = runner.alongside or _runner(recorded, tensors, sizes, world, orders)[0]
+        if _lanes.is_as_recorded(world):
+            return instead.run(tensors)
         runner.alongside, instead.alongside = instead, runner
         # Tensors may lie otherwise on other ranks, for which these sizes are then not new.
         key = ("prepared", id(stages), *sorted(sizes.items()))
-        instead.prepare(tensors, is_first=key not in world.calls)
-        world.calls[key] = stages
+        instead.prepare(tensors, is_first=world.calls.is_first(key, stages))
     return runner.run(tensors)
 
 
@@ -83,11 +82,12 @@ def _runner(
     """What runs the stages' plan for tensors like these, and whether nothing has before."""
     lying = tuple(_layout(one) for one in tensors.values())
     key = ("program", id(stages), tuple(sorted(sizes.items())), lying)
-    if is_new := key not in world.calls:
+    found = world.calls.get(key)
+    if is_new := found is None:
         # The stages are kept: their number is then theirs alone.
-        runner = PlanRunner(world, stages.plan, tensors, sizes, orders)
-        world.calls[key] = (stages, runner)
-    return world.calls[key][1], is_new
+        found = stages, PlanRunner(world, stages.plan, tensors, sizes, orders)
+        world.calls[key] = found
+    return found[1], is_new
 
 
 def _larger(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +153,9 @@ class PlanRunner:
             if channel.by != "packet":
                 self._place_words(channel)
         self._regions = allocate.layout(plan, sizes, world.num_ranks)
-        self._local = self._make_local()
+        kept = [one for one in self._of_role("local") if one.buffer not in plan.results]
+        ends = (max(1, one.offset + one.num_bytes) for one in kept)
+        self._local_bytes = max(ends, default=0)
         # For which inputs that begin at 16 bytes, and which that do not: kernels differ by that.
         self._loaded: set[tuple[bool, ...]] = set()
         # The streams that wait for tiles; what is recorded as one, and beside it.
@@ -251,15 +253,15 @@ class PlanRunner:
     def _of_role(self, role: str) -> list[allocate.Region]:
         return [one for one in self._regions.values() if one.role == role]
 
-    def _make_local(self) -> torch.Tensor | None:
-        kept = [one for one in self._of_role("local") if one.buffer not in self.plan.results]
-        if not kept:
+    def _local(self) -> torch.Tensor | None:
+        """What lies between the steps of a call, in memory that calls of all sizes share."""
+        if not self._local_bytes:
             return None
-        size = max(one.offset + one.num_bytes for one in kept)
-        return torch.empty(size, dtype=torch.uint8, device=self.world.device)
+        return self.world.scratch(f"program {self.plan.name}", self._local_bytes)
 
     def _bind(self, tensors: Mapping[str, Any], slot: Any) -> dict[str, torch.Tensor]:
         """Every buffer as a tensor."""
+        local = self._local()
         found = dict(tensors)
         found |= {name: getattr(slot, one) for name, (one, _) in self._packets().items()}
         for name, buffer in self.buffers.items():
@@ -270,7 +272,7 @@ class PlanRunner:
                 found[name] = torch.empty(shape, dtype=dtype, device=self.world.device)
                 continue
             region = self._regions[name]
-            memory = slot.memory if buffer.role == "symmetric" else self._local
+            memory = slot.memory if buffer.role == "symmetric" else local
             assert memory is not None
             part = memory[region.offset : region.offset + region.num_bytes].view(dtype)
             if buffer.role == "symmetric":
@@ -309,10 +311,16 @@ class PlanRunner:
             self._queue_all(self.plan.steps, bound, slot)
             return tuple(bound[name] for name in self.plan.results)
         given = (*tensors, *self.plan.results)
-        key = (slot, *(bound[name].data_ptr() for name in given))
+        local = self._local()
+        places = (0 if local is None else local.data_ptr(), *(bound[x].data_ptr() for x in given))
+        key = (slot.number, *places)
         together, apart = self.recordings
         beside = [
-            Beside(name, (slot, name), lambda steps=steps: self._queue_beside(steps, bound, slot))
+            Beside(
+                name,
+                (slot.number, name),
+                lambda steps=steps: self._queue_beside(steps, bound, slot),
+            )  # fmt: skip
             for name, steps in apart.items()
             if self.world.num_ranks > 1  # an empty recording would be warned of
         ]

@@ -156,14 +156,14 @@ class PutCall(_products.Call):
         slot = world.workspace(self.problem.op, self.buffers, self.signals)
         beside = [self._beside(world, slot, turn) for turn in range(self.turns)]
         self.replays.run(
-            (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot),
+            (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot.number),
             lambda: self.launch(world, slot, a, b, out),
             lambda: carry_beside(world, self.replays, beside, world.current_stream()),
         )
 
     def _beside(self, world: Any, slot: Any, turn: int) -> Beside:
         """What one of the streams does, which take turns."""
-        return Beside(STREAMS[turn], (slot, turn), lambda: self._carry(world, slot, turn))
+        return Beside(STREAMS[turn], (slot.number, turn), lambda: self._carry(world, slot, turn))
 
     def _carry(self, world: Any, slot: Any, turn: int) -> None:
         chunks = world.num_ranks * self.config.chunks

@@ -374,7 +374,6 @@ class Call:
         self.is_empty = problem.is_empty
         self.is_fused = config.is_fused
         self.replays = world.replays()
-        self._between: torch.Tensor | None = None
         self._kernels: dict[Any, Any] = {}
         self._described: dict[Any, list[Any]] = {}
         if not self.is_fused or self.is_empty:
@@ -392,14 +391,11 @@ class Call:
     def product(self, world: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """The library's product: where peers read it in place, if that is not much, in memory that
         products of all sizes share. Collective."""
-        shape = (self.problem.m, self.problem.n)
-        if self.problem.m * self.problem.row_bytes <= MOST_SHARED_BYTES:
-            request = {"product": (shape, a.dtype)}
-            slot = world.workspace(f"{self.problem.op}.product", request, num_slots=1)
-            return torch.mm(a, b, out=slot.product)
-        if self._between is None:
-            self._between = torch.empty(shape, dtype=a.dtype, device=a.device)
-        return torch.mm(a, b, out=self._between)
+        if self.problem.m * self.problem.row_bytes > MOST_SHARED_BYTES:
+            return torch.mm(a, b)
+        request = {"product": ((self.problem.m, self.problem.n), a.dtype)}
+        slot = world.workspace(f"{self.problem.op}.product", request, num_slots=1)
+        return torch.mm(a, b, out=slot.product)
 
     def run(self, world: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         """The fused way. Ranks signal tiles to each other, so the plain twin has to have the same
@@ -416,7 +412,7 @@ class Call:
     def run_on_slot(self, world: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         slot = world.workspace(self.problem.op, self.buffers, self.signals)
         self.replays.run(
-            (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot),
+            (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot.number),
             lambda: self.launch(world, slot, a, b, out),
         )
 
@@ -476,14 +472,14 @@ class Call:
 
     def _peers(self, world: Any, slot: Any) -> list[Any]:
         """What tiles leave by; kept for each slot."""
-        found = self._described.get(slot)
+        found = self._described.get(slot.number)
         if found is None:
             chunk = chunk_of(self.config)
             arrays = [getattr(slot, name) for name in self.program.peers]
             described = [
                 _product_launch.describe_peers(world, x, self.parts, chunk) for x in arrays
             ]
-            found = self._described[slot] = [one for rows in described for one in rows]
+            found = self._described[slot.number] = [one for rows in described for one in rows]
         return found
 
     def _rest(self, world: Any, slot: Any, is_sm90: bool, tma: bool) -> tuple:

@@ -352,7 +352,9 @@ class _CopyEngine:
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         slot = self.world.workspace("all_gather.copy_engine", self.buffers, self.signals)
-        self.replays.run((slot, x.data_ptr(), out.data_ptr()), lambda: self._queue(slot, x, out))
+        self.replays.run(
+            (slot.number, x.data_ptr(), out.data_ptr()), lambda: self._queue(slot, x, out)
+        )
 
     def _queue(self, slot: Any, x: torch.Tensor, out: torch.Tensor) -> None:
         problem, world, config = self.problem, self.world, self.config

@@ -497,9 +497,10 @@ class _Call:
 def _error_word(world: World) -> torch.Tensor:
     """Where the kernel says what is wrong with splits; one for all calls."""
     key = ("all_to_all.errors",)
-    if key not in world.calls:
-        world.calls[key] = world.error_word(explain)
-    return world.calls[key]
+    word = world.calls.get(key)
+    if word is None:
+        word = world.calls[key] = world.error_word(explain)
+    return word
 
 
 def explain(word: int) -> ShapeError:

@@ -309,7 +309,7 @@ class _Call:
     def launch(self, world: World, tensors: Sequence[Any]) -> None:
         slot = world.workspace(self.key, self.buffers, self.signals, **self.num_slots)
         addresses = [0 if one is None else one.data_ptr() for one in tensors]
-        self.replays.run((*addresses, slot), lambda: self._queue(world, slot, tensors))
+        self.replays.run((*addresses, slot.number), lambda: self._queue(world, slot, tensors))
 
     def _queue(self, world: World, slot: Any, tensors: Sequence[Any]) -> None:
         q, k_cache, v_cache, lengths, table, out = tensors

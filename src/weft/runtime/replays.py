@@ -7,6 +7,8 @@ they cost one each, and events and copies besides: on 4 x H200, ag_gemm by pull 
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
@@ -16,11 +18,11 @@ if TYPE_CHECKING:
 
 # Calls before a recording pays: the first loads kernels, and many keys are never seen again.
 SIGHTINGS = 3
-# Recordings that are kept, the latest used: each holds some hundred KB of the device. A model of 80
-# layers has as many weights, twice by slots that take turns.
-MOST = 256
-# Keys that are remembered before they are recorded.
-MOST_SEEN = 1024
+# Recordings that a world keeps, the latest used: each holds some hundred KB of the device. A model
+# of 80 layers has as many weights of each kind, twice by slots that take turns.
+MOST = 1024
+# Keys that a world remembers before they are recorded.
+MOST_SEEN = 4096
 # A recording takes a millisecond or two, a replay spares the host 0.2: where addresses are new all
 # the time, or keys more than are kept, recordings behind the first ones would be made for nothing.
 FIRST, REPLAYS_THAT_PAY = 32, 8
@@ -30,15 +32,37 @@ def _nothing() -> None:
     pass
 
 
+# A caller's number, and its own key.
+Key = tuple[int, Hashable]
+
+_numbers = itertools.count()
+
+
+class Recordings:
+    """Those of all callers in a world, by the caller's number and its key."""
+
+    def __init__(self) -> None:
+        self.seen: OrderedDict[Key, int] = OrderedDict()
+        self.recorded: OrderedDict[Key, KeptRecording] = OrderedDict()
+
+    def forget(self, caller: int) -> None:
+        """Drop those of a caller that is gone."""
+        # Of a copy: others may be gone while this goes on.
+        for key in [key for key in (*self.seen, *self.recorded) if key[0] == caller]:
+            self.seen.pop(key, None)
+            self.recorded.pop(key, None)
+
+
 class Replays:
     """Recordings of one caller's device work, by all that it depends on."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, recordings: Recordings | None = None) -> None:
         self._backend = backend
-        self._seen: OrderedDict[Hashable, int] = OrderedDict()
-        self._recorded: OrderedDict[Hashable, KeptRecording] = OrderedDict()
+        self._of_all = recordings or Recordings()
+        self._number = next(_numbers)
         # Replays, less those that paid for recordings.
         self._spared = FIRST * REPLAYS_THAT_PAY
+        weakref.finalize(self, self._of_all.forget, self._number).atexit = False
 
     def run(
         self, key: Hashable, launch: Callable[[], None], behind: Callable[[], None] = _nothing
@@ -50,13 +74,15 @@ class Replays:
         queues what comes next each time and is not recorded: what has been launched may wait for
         it, and the device may have to come to rest before a recording is made.
         """
-        recording = None if self._backend.is_recording() else self._recorded.get(key)
+        of_all = (self._number, key)
+        seen, recorded = self._of_all.seen, self._of_all.recorded
+        recording = None if self._backend.is_recording() else recorded.get(of_all)
         if recording is not None and not recording.is_current:
             # The caller's memory went back to the device, and came again at the same address.
-            del self._recorded[key]
+            del recorded[of_all]
             recording = None
         if recording is not None:
-            self._recorded.move_to_end(key)
+            recorded.move_to_end(of_all)
             self._spared += 1
             recording.replay()
             behind()
@@ -65,14 +91,14 @@ class Replays:
         behind()
         if self._backend.is_recording():
             return
-        seen = self._seen[key] = self._seen.pop(key, 0) + 1
-        if len(self._seen) > MOST_SEEN:
-            self._seen.popitem(last=False)
-        if seen >= SIGHTINGS and self._spared >= REPLAYS_THAT_PAY:
-            del self._seen[key]
+        sightings = seen[of_all] = seen.pop(of_all, 0) + 1
+        if len(seen) > MOST_SEEN:
+            seen.popitem(last=False)
+        if sightings >= SIGHTINGS and self._spared >= REPLAYS_THAT_PAY:
+            del seen[of_all]
             self._spared -= REPLAYS_THAT_PAY
             recording = self._backend.record_launches(launch)
             if recording is not None:
-                self._recorded[key] = recording
-            if len(self._recorded) > MOST:
-                self._recorded.popitem(last=False)
+                recorded[of_all] = recording
+            if len(recorded) > MOST:
+                recorded.popitem(last=False)

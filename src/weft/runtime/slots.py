@@ -9,16 +9,20 @@ there are is a setting, WEFT_SLOTS.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from weft.base.errors import DtypeError, ShapeError, UsageError
+from weft.base.errors import DtypeError, OutOfMemoryError, ShapeError, UsageError
+from weft.base.place import Frame
 from weft.base.whole_numbers import extents_of, whole_number
 from weft.language.world_arg import SlotArg
-from weft.runtime.heap import round_up
+from weft.runtime.heap import Wanted
 
 if TYPE_CHECKING:
     from weft.runtime.world import World
@@ -29,20 +33,28 @@ SignalRequest = Mapping[str, tuple[int, torch.dtype]]
 # What is outgrown grows by half at least, so that sizes which rise call by call (a prompt of one
 # more token) leave no more behind than twice what is used at last.
 GROWTH = 1.5
+# Requests, the latest used, whose slots are kept as they were cut.
+MOST_REQUESTS = 1024
 # Attributes of a slot that are no parts of it.
-RESERVED = ("key", "index", "arg", "is_outgrown")
+RESERVED = ("key", "index", "arg", "number", "is_outgrown")
+
+_numbers = itertools.count()
 
 
 class Slot:
     """One workspace: every buffer and signal array of the request is an attribute.
 
-    `is_outgrown`: the workspace has larger slots since, and calls to come use those.
+    It is for one call: take it anew at each. `is_outgrown`: the workspace has larger slots since,
+    and calls to come use those. The memory is then freed when that is needed, unless the Slot or
+    one of its tensors is still held, or a recording of the user's was made with it. `number` is the
+    slot's own: what is kept by it does not hold the slot.
     """
 
     def __init__(self, key: str, index: int, tensors: dict[str, torch.Tensor], arg: SlotArg):
         self.key = key
         self.index = index
         self.arg = arg
+        self.number = next(_numbers)
         self.is_outgrown = False
         self.__dict__.update(tensors)
 
@@ -63,18 +75,25 @@ class _Storage:
         self.capacity = buffers
         self.counts = dict(signals)
         self.buffers = {
-            name: world.empty((nbytes,), torch.uint8, name=f"{label}.{name}")
+            # What is empty has no address, by which its allocation is known.
+            name: world.empty((max(nbytes, 1),), torch.uint8, name=f"{label}.{name}")
             for name, nbytes in buffers.items()
         }
         self.signals = {
-            name: world.signals(count, dtype, name=f"{label}.{name}")
+            name: world.signals(max(count, 1), dtype, name=f"{label}.{name}")
             for name, (count, dtype) in signals.items()
         }
+        own = _own_words(world.num_ranks)
         self.arg = SlotArg(
-            epoch=world.signals(1, torch.int64, name=f"{label}.epoch"),
-            ticket=world.signals(1, torch.int32, name=f"{label}.ticket"),
-            slot_free=world.signals(world.num_ranks, torch.int64, name=f"{label}.slot_free"),
+            *(
+                world.signals(count, dtype, name=f"{label}.{name}")
+                for name, (count, dtype) in zip(SlotArg._fields, own, strict=True)
+            )
         )
+        # The user's line that made the last recording of a call on it.
+        self.recorded_at: Frame | None = None
+        # Slots that were cut from it, and their tensors.
+        self._held: list[weakref.ref[Any]] = []
 
     def cut(self, key: str, index: int, buffers: BufferRequest, signals: SignalRequest) -> Slot:
         tensors = {
@@ -82,14 +101,36 @@ class _Storage:
             for name, (shape, dtype) in buffers.items()
         }
         tensors.update((name, self.signals[name][:count]) for name, (count, _) in signals.items())
-        return Slot(key, index, tensors, self.arg)
+        slot = Slot(key, index, tensors, self.arg)
+        self._held = [one for one in self._held if one() is not None]
+        self._held += [weakref.ref(one) for one in (slot, *tensors.values())]
+        return slot
+
+    @property
+    def is_held(self) -> bool:
+        """Does somebody have a slot that was cut from it, or a tensor of one?"""
+        return any(one() is not None for one in self._held)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Each an allocation of the heap."""
+        return [*self.buffers.values(), *self.signals.values(), *self.arg]
+
+
+# Of one size, the storages of all slots.
+_Storages = list[_Storage]
+
+
+def _tensors(storages: _Storages) -> list[torch.Tensor]:
+    return [tensor for one in storages for tensor in one.tensors]
 
 
 class Workspace:
     """All slots of one key. It grows by making new slots and never shrinks.
 
-    Slots that were outgrown keep their memory until the world closes: a recorded graph may still
-    replay launches that use them. New ones have room to spare, if the heap has it (GROWTH).
+    Slots that were outgrown keep their memory until the heap has no room for something else. Those
+    that a recording of the user's may replay, or that somebody holds, keep it until the world
+    closes, or longer than that. New ones have room to spare, if the heap has it (GROWTH).
     """
 
     def __init__(self, world: World, key: str, num_slots: int | None = None) -> None:
@@ -98,18 +139,21 @@ class Workspace:
         asked = (f"the workspace {key!r}: num_slots", num_slots)
         what, count = ("WEFT_SLOTS", world.settings.slots) if num_slots is None else asked
         self._num_slots = whole_number(what, count, 1, UsageError)
+        self._storages: _Storages = []
+        # By how often the workspace had grown before.
+        self._outgrown: dict[int, _Storages] = {}
         self._generation = 0
-        self._storages: list[_Storage] = []
-        self._outgrown: list[_Storage] = []
         self._turn = 0
         self._order = world.stream_order()
-        self._cuts: dict[tuple, tuple[Slot, ...]] = {}
+        self._cuts: OrderedDict[tuple, tuple[Slot, ...]] = OrderedDict()
 
     def take(self, buffers: BufferRequest, signals: SignalRequest) -> Slot:
         """The next slot, cut to this request. Collective: the same request on every rank."""
         slots = self._slots(buffers, signals)
         self._order.take()
         self._turn = (self._turn + 1) % self._num_slots
+        if self.world.is_recording():
+            self._storages[self._turn].recorded_at = _users_line()
         return slots[self._turn]
 
     def reserve(self, buffers: BufferRequest, signals: SignalRequest) -> Slot:
@@ -126,6 +170,10 @@ class Workspace:
             raise
         if slots is None:
             slots = self._cuts[request] = self._cut(buffers, signals)
+            if len(self._cuts) > MOST_REQUESTS:
+                self._cuts.popitem(last=False)
+        else:
+            self._cuts.move_to_end(request)
         return slots
 
     def _cut(self, buffers: BufferRequest, signals: SignalRequest) -> tuple[Slot, ...]:
@@ -151,21 +199,106 @@ class Workspace:
                 f"the workspace {self.key!r} must grow, but a recording is under way and memory "
                 "cannot be allocated in it; run the call once with these sizes before recording"
             )
-        if self._storages:
-            old = self._storages[0]
-            exact, roomy = (_grown(old, needed, signals, by) for by in (1.0, GROWTH))
-            there = self.world.heap_free_bytes // self._num_slots
-            needed, signals = roomy if _total_bytes(*roomy) <= there else exact
-        self._outgrown.extend(self._storages)
+        old, self._storages = self._storages, []
+        sizes = [(needed, signals)]
+        if old:
+            sizes = [_grown(old[0], needed, signals, by) for by in (GROWTH, 1.0)]
+            self._outgrown[self._generation] = old
+            self._let_go()
+        try:
+            size = self._find_room(sizes)
+        except OutOfMemoryError:
+            # Smaller calls go on with what they had.
+            if old:
+                self._storages = self._outgrown.pop(self._generation)
+            raise
+        self._generation += 1
+        self._storages = [
+            _Storage(self.world, label, dict(size[0]), size[1]) for label in self._labels()
+        ]
+
+    def _let_go(self) -> None:
+        """Of all slots: what is held from here on is held by others."""
         for slots in self._cuts.values():
             for slot in slots:
                 slot.is_outgrown = True
         self._cuts.clear()
-        self._generation += 1
-        self._storages = [
-            _Storage(self.world, f"{self.key}[{index}]", dict(needed), signals)
-            for index in range(self._num_slots)
-        ]
+
+    def _find_room(
+        self, sizes: Sequence[tuple[dict[str, int], SignalRequest]]
+    ) -> tuple[dict[str, int], SignalRequest]:
+        """The first of these sizes of a slot that the heap has room for.
+
+        Raises  OutOfMemoryError: it has none for the last
+        """
+        *larger, least = [list(self._wanted(*size)) for size in sizes]
+        for size, wanted in zip(sizes, larger, strict=False):
+            if self.world.has_room(wanted):
+                return size
+        self.world.make_room(least)
+        return sizes[-1]
+
+    def _labels(self) -> list[str]:
+        return [f"{self.key}[{index}]" for index in range(self._num_slots)]
+
+    def _wanted(self, buffers: dict[str, int], signals: SignalRequest) -> Iterator[Wanted]:
+        """What a _Storage of each slot allocates, in its order."""
+        own = _own_words(self.world.num_ranks)
+        words = [*signals.items(), *zip(SlotArg._fields, own, strict=True)]
+        for label in self._labels():
+            for name, nbytes in buffers.items():
+                yield Wanted(nbytes, f"{label}.{name}")
+            for name, (count, dtype) in words:
+                yield Wanted(count * dtype.itemsize, f"{label}.{name}", is_signal=True)
+
+    # ---- what is outgrown
+
+    @property
+    def unused(self) -> tuple[int, ...]:
+        """Of what is outgrown, what nobody here may use again."""
+        return tuple(
+            generation
+            for generation, storages in self._outgrown.items()
+            if not any(one.recorded_at or one.is_held for one in storages)
+        )
+
+    @property
+    def has_outgrown(self) -> bool:
+        """Alike on all ranks, which `unused` is not."""
+        return bool(self._outgrown)
+
+    def outgrown(self, generation: int) -> list[torch.Tensor]:
+        """The allocations of what is outgrown."""
+        return _tensors(self._outgrown[generation])
+
+    def forget(self, generation: int) -> None:
+        """It is freed."""
+        del self._outgrown[generation]
+
+    def holdings(self) -> Iterator[tuple[str, list[torch.Tensor]]]:
+        """What holds memory of the heap, in words, with the allocations."""
+        if self._storages:
+            yield f"workspace {self.key!r}, {len(self._storages)} in use", _tensors(self._storages)
+        for storages in self._outgrown.values():
+            recorded = {str(one.recorded_at) for one in storages if one.recorded_at}
+            if recorded:
+                why = f"kept for what was recorded at {', '.join(sorted(recorded))}"
+            elif any(one.is_held for one in storages):
+                why = "kept because a Slot, or a tensor of one, is still held"
+            else:
+                why = "kept until that makes room enough, and no rank uses them"
+            yield f"workspace {self.key!r}, {len(storages)} outgrown, {why}", _tensors(storages)
+
+
+def _users_line() -> Frame:
+    from weft.emulator.user_place import user_place
+
+    return user_place().outermost or Frame("an unknown place", 0)
+
+
+def _own_words(num_ranks: int) -> tuple[tuple[int, torch.dtype], ...]:
+    """The words that every slot has, in the order of SlotArg."""
+    return (1, torch.int64), (1, torch.int32), (num_ranks, torch.int64)
 
 
 def _grown(
@@ -187,12 +320,6 @@ def _grown(
         need, wanted = signals.get(name, (0, dtype))
         words[name] = (size(name, have, need), wanted)
     return buffers, words
-
-
-def _total_bytes(buffers: dict[str, int], signals: SignalRequest) -> int:
-    """Of one slot on the heap."""
-    words = (count * dtype.itemsize for count, dtype in signals.values())
-    return sum(map(round_up, (*buffers.values(), *words)))
 
 
 def _check_request(key: str, buffers: BufferRequest, signals: SignalRequest) -> None:

@@ -22,6 +22,7 @@ from weft.base.errors import (
     DtypeError,
     FarPointerError,
     NotSymmetricError,
+    OutOfMemoryError,
     PeerError,
     PoisonedError,
     ShapeError,
@@ -38,8 +39,11 @@ from weft.language.world_arg import WorldArg, language_version, traced_version
 from weft.runtime import registry
 from weft.runtime.backend import Backend, Recording, Stream
 from weft.runtime.call_log import CallLog
-from weft.runtime.heap import Block, HeapAllocator
-from weft.runtime.replays import Replays
+from weft.runtime.calls import Calls
+from weft.runtime.heap import Block, HeapAllocator, Wanted
+from weft.runtime.holders import describe_full
+from weft.runtime.replays import Recordings, Replays
+from weft.runtime.scratch import Scratch
 from weft.runtime.slots import BufferRequest, SignalRequest, Slot, Workspace
 from weft.runtime.stream_order import OrderedRecording, StreamOrder
 
@@ -83,7 +87,7 @@ class World:
         self._dtypes: dict[int, torch.dtype] = {}
         self._words: set[tuple[int, int]] = set()
         self._tokens: set[int] = set()
-        self._errors: list[tuple[memoryview, Callable[[int], WeftError]]] = []
+        self._errors: list[tuple[torch.Tensor, memoryview, Callable[[int], WeftError]]] = []
         heap_bytes = whole_number("weft.init: heap_bytes", settings.heap_bytes, 1, UsageError)
         self._heap = HeapAllocator(heap_bytes, owner=f"world {name!r}")
         self._heaps = list(backend.open_heap(self._heap.capacity_bytes))
@@ -107,8 +111,9 @@ class World:
         self.orders: list[StreamOrder] = []
         self._call_order = self.stream_order()
         self._barrier_orders: dict[int, StreamOrder] = {}
-        # What operators found out about calls of a kind, kept as long as their mailboxes are.
-        self.calls: dict[tuple[Any, ...], Any] = {}
+        self.calls = Calls(backend, self._forget_errors_of)
+        self._recordings = Recordings()
+        self._scratch = Scratch(backend)
         registry.add(scope, self)
         self._watchdog: threading.Thread | None = None
         if backend.abort_address:
@@ -160,8 +165,12 @@ class World:
             )
         self.backend.drain()
         self._agree("free", block.offset, block.nbytes)
-        self._heap.free(block.offset)
-        self._pointers.pop(self._base + block.offset, None)
+        self._release(block.offset)
+
+    def _release(self, offset: int) -> None:
+        """Give an allocation back that no rank uses any more."""
+        block = self._heap.free(offset)
+        self._pointers.pop(self._base + offset, None)
         self.backend.release(self._view(self.rank, block), block.offset)
 
     def _whole_block(self, tensor: torch.Tensor) -> Block:
@@ -260,6 +269,45 @@ class World:
         if key not in self._workspaces:
             self._workspaces[key] = Workspace(self, key, num_slots)
         return self._workspaces[key]
+
+    def has_room(self, wanted: Sequence[Wanted]) -> bool:
+        """Has the heap room for all of these allocations? Where it needs that of outgrown slots,
+        those that no rank uses are freed, once this rank's work has ended. Collective."""
+        return (
+            self._heap.has_room(wanted)
+            or self._has_room_without_outgrown(wanted)
+            # What is kept of calls may hold outgrown mailboxes until they are made again.
+            or (self.calls.forget_all() and self._has_room_without_outgrown(wanted))
+        )
+
+    def make_room(self, wanted: Sequence[Wanted]) -> None:
+        """As `has_room`. Collective.
+
+        Raises  OutOfMemoryError: with what holds the heap
+        """
+        if not self.has_room(wanted):
+            raise OutOfMemoryError(
+                describe_full(self._heap, wanted, self._workspaces.values(), self._offset_of)
+            )
+
+    def _has_room_without_outgrown(self, wanted: Sequence[Wanted]) -> bool:
+        """Free what workspaces have outgrown and no rank uses, if that makes room. Collective."""
+        if not any(one.has_outgrown for one in self._workspaces.values()):
+            return False
+        mine = tuple((key, i) for key, one in self._workspaces.items() for i in one.unused)
+        self.backend.drain()
+        # A slot may be held on one rank and not on another: all ranks free the same.
+        everyone = self._meet(mine, "looks for outgrown slots")
+        unused = [one for one in mine if all(one in theirs for theirs in everyone)]
+        tensors = [one for key, i in unused for one in self._workspaces[key].outgrown(i)]
+        offsets = [self._offset_of(one) for one in tensors]
+        if not offsets or not self._heap.has_room(wanted, without=offsets):
+            return False
+        for key, i in unused:
+            self._workspaces[key].forget(i)
+        for offset in offsets:
+            self._release(offset)
+        return True
 
     def channel(
         self, name: str, shape: tuple[int, int], dtype: torch.dtype, **options: int
@@ -369,9 +417,14 @@ class World:
                 return rank
         return self.rank
 
+    def scratch(self, key: str, nbytes: int) -> torch.Tensor:
+        """uint8, `nbytes` or more of this rank's own memory, for calls that come one after the
+        other; see `scratch`. It is taken anew at each call, and may lie elsewhere then."""
+        return self._scratch.take(key, nbytes)
+
     def replays(self) -> Replays:
         """Recordings for an operator that queues the same work again and again; see there."""
-        return Replays(self.backend)
+        return Replays(self.backend, self._recordings)
 
     @contextmanager
     def record(self) -> Iterator[Recording]:
@@ -453,7 +506,7 @@ class World:
         still runs is not waited for, which `synchronize` does. Kernels of all ranks say the same.
         """
         words, seen = self.backend.host_words(1, "error_word")
-        self._errors.append((seen, explain))
+        self._errors.append((words, seen, explain))
         return words
 
     def _raise_errors(self) -> None:
@@ -462,10 +515,15 @@ class World:
 
     def _said(self) -> Iterator[WeftError]:
         """What kernels have said in error words, each once."""
-        for seen, explain in self._errors:
+        for _, seen, explain in self._errors:
             if word := seen[0]:
                 seen[0] = 0
                 yield explain(word)
+
+    def _forget_errors_of(self, calls: Sequence[Any]) -> None:
+        """Of calls whose kernels have ended: words in which nothing was said, or can be."""
+        gone = {id(one) for one in calls}
+        self._errors = [one for one in self._errors if id(one[0]) not in gone or one[1][0]]
 
     def operator_call(self, name: str, tensors: str = "") -> int:
         """Say that this rank now calls the collective operation `name`; returns the call's number.
@@ -510,6 +568,7 @@ class World:
         registry.remove(self._scope, self)
         self._workspaces.clear()
         self.calls.clear()
+        self._scratch.clear()
         self._pointers.clear()
         self._log.close()
         self._heaps = []
@@ -613,6 +672,7 @@ class World:
         nbytes = dtype.itemsize
         for extent in shape:
             nbytes *= extent
+        self.make_room([Wanted(nbytes, label, is_signal)])
         block = self._heap.allocate(nbytes, label, is_signal=is_signal)
         tensor = self._view(self.rank, block).view(dtype).view(shape)
         self.backend.prepare(tensor, block.offset, label, zero=zero)
@@ -626,22 +686,27 @@ class World:
 
     def _agree(self, *what: Any) -> None:
         """Compare this rank's collective step with the others'; returns when all have come."""
+        self._meet(None, *what)
+
+    def _meet(self, brought: Any, *what: Any) -> list[Any]:
+        """The same; what each rank has brought, in rank order."""
         mine = (self._sequence, *what)
         self._sequence += 1
         try:
-            everyone = self.backend.exchange(mine, self.meeting_timeout_s)
+            everyone = self.backend.exchange((mine, brought), self.meeting_timeout_s)
         except TimeoutError as error:
             if (told := self._log.disagreement()) is None:
                 raise
             self._raised = True
             raise CallOrderError(told) from error
-        for rank, theirs in enumerate(everyone):
+        for rank, (theirs, _) in enumerate(everyone):
             if theirs != mine:
                 raise AllocationOrderError(
                     f"collective step {mine[0]} on world {self.name!r}: rank {self.rank} has "
                     f"{_describe(mine)}, but rank {rank} has {_describe(theirs)}; every rank must "
                     "allocate and free the same things in the same order"
                 )
+        return [theirs for _, theirs in everyone]
 
     def _offset_of(self, tensor: torch.Tensor) -> int:
         extent = 1 + sum(

@@ -1,0 +1,77 @@
+"""What operators found out about calls of a kind: kept for the kinds that were used last.
+
+Sizes that change call by call (a prompt of one more token) make kinds without end. What is kept of
+one is a choice of how to do it, its launches, and some memory of this rank's own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from weft.runtime.backend import Backend
+
+# Kinds that are kept, and how many of them go at once: before that the host waits for the device.
+# A model has a few dozen for each number of tokens.
+MOST, AT_ONCE = 1024, 128
+
+
+class Calls:
+    """By what tells kinds apart, what `make` of an operator has returned.
+
+    Ranks that make the same calls forget the same ones. What a recording of the user's was made
+    with stays: its replays use that memory. `forget` is given what was forgotten, of which nothing
+    is in flight any more.
+    """
+
+    def __init__(self, backend: Backend, forget: Callable[[Sequence[Any]], None]) -> None:
+        self._backend, self._forget = backend, forget
+        self._latest: OrderedDict[Hashable, Any] = OrderedDict()
+        self._recorded: dict[Hashable, Any] = {}
+        self._once: dict[Hashable, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._latest.keys() | self._recorded.keys())
+
+    def get(self, key: Hashable) -> Any:
+        """What is known of calls of this kind; None where nothing is."""
+        found = self._latest.get(key)
+        if found is None:
+            return self._recorded.get(key)
+        self._latest.move_to_end(key)
+        if self._backend.is_recording():
+            self._recorded[key] = found
+        return found
+
+    def __setitem__(self, key: Hashable, found: Any) -> None:
+        self._latest[key] = found
+        if self._backend.is_recording():
+            self._recorded[key] = found
+        elif len(self._latest) > MOST:
+            self._forget_oldest(AT_ONCE)
+
+    def is_first(self, key: Hashable, kept: Any) -> bool:
+        """Is this asked for the first time? For steps that all ranks take together, which what
+        they have forgotten must not decide: `key` is the same on all, and never forgotten, nor is
+        what it is a number of (`kept`)."""
+        count = len(self._once)
+        self._once.setdefault(key, kept)
+        return len(self._once) > count
+
+    def forget_all(self) -> bool:
+        """All but what recordings of the user's were made with; was there anything?"""
+        count = len(self._latest)
+        if count:
+            self._forget_oldest(count)
+        return count > 0
+
+    def _forget_oldest(self, count: int) -> None:
+        self._backend.drain()
+        old = [self._latest.popitem(last=False) for _ in range(count)]
+        self._forget([one for key, one in old if key not in self._recorded])
+
+    def clear(self) -> None:
+        self._once.clear()
+        self._latest.clear()
+        self._recorded.clear()

@@ -1,0 +1,209 @@
+"""Sizes that change call by call leave bounded memory and bounded caches behind."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from fake_machine import run_ranks
+
+import weft
+import weft.ops
+from weft.base.errors import OutOfMemoryError
+from weft.compiler import Settings, Shard, Tensor, all_gather, reduce_scatter, silu_mul
+from weft.language import triton_api
+from weft.ops import ag_gemm, card, gemm_ar, gemm_rs
+from weft.ops._plan import PlanRunner
+from weft.runtime import call_log, calls, replays, slots
+
+K, N = 64, 32
+
+
+class Nothing:
+    """A kernel that nobody compiled."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args, **options: None
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **options: None
+
+
+@pytest.fixture
+def no_launches(monkeypatch):
+    """The host's part of calls alone: nothing is compiled or run."""
+    monkeypatch.setattr(triton_api.launching.JITFunction, "run", lambda *args, **kwargs: Nothing())
+    monkeypatch.setattr(triton_api, "relauncher", lambda *args: None)
+
+
+@weft.program(
+    mesh="tp",
+    settings=Settings(
+        tiles={"product": (16, 32, 16), "product_2": (16, 16, 16)}, engines={"gathered": "push"}
+    ),
+    x=Tensor("float32", ("m", K), Shard(0)),
+    w1=Tensor("float32", (K, 2 * N), Shard(1)),
+    w2=Tensor("float32", (N, K), Shard(0)),
+)
+def mlp(x, w1, w2):
+    return reduce_scatter(silu_mul(all_gather(x) @ w1) @ w2)
+
+
+def run_mlp(world, m: int) -> torch.Tensor:
+    ranks = world.num_ranks
+    return mlp(
+        torch.ones(m // ranks, K), torch.ones(K, 2 * N // ranks), torch.ones(N // ranks, K),
+        world=world, collectives=weft.ops, lowering="overlapped", m=m,
+    )  # fmt: skip
+
+
+def check_bounds(world) -> None:
+    assert len(world.calls) <= calls.MOST
+    assert len(world._log._texts) <= call_log.MOST_TEXTS
+    assert all(len(one._cuts) <= slots.MOST_REQUESTS for one in world._workspaces.values())
+    assert len(world._recordings.recorded) <= replays.MOST
+    assert len(world._recordings.seen) <= replays.MOST_SEEN
+
+
+def test_two_thousand_sizes_leave_bounded_memory(no_launches):
+    """An unfused product kept memory for each size: 8 MiB were full after 78."""
+    unfused = card("gemm_ar").config(transport="all_reduce")
+
+    def main(world):
+        b = torch.ones(K, 8)
+        before = world.heap_free_bytes
+        for m in range(1, 2001):
+            gemm_ar(torch.ones(m, K), b, world=world, config=unfused)
+            if m == 1000:
+                half = before - world.heap_free_bytes
+        check_bounds(world)
+        used = before - world.heap_free_bytes
+        # Products of twice the size take twice the memory, and what was outgrown as much again.
+        assert used < 4 * half and used < 2 << 20, (half, used)
+        return used
+
+    used, other = run_ranks(main, 2, heap_bytes=8 << 20)
+    assert used == other, (used, other)
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(calls, "MOST", 16)
+    monkeypatch.setattr(calls, "AT_ONCE", 4)
+    monkeypatch.setattr(slots, "MOST_REQUESTS", 16)
+
+
+def test_programs_of_many_sizes_leave_few_runners_and_share_their_memory(no_launches, few):
+    def main(world):
+        for m in range(2, 202, 2):
+            run_mlp(world, m)
+        check_bounds(world)
+        runners = [one for one in gc.get_objects() if type(one) is PlanRunner]
+        assert 0 < len([one for one in runners if one.world is world]) <= calls.MOST
+        (scratch,) = world._scratch._latest.values()
+        # The activations of the largest size, on a rank.
+        return scratch.numel()
+
+    gc.collect()
+    size, other = run_ranks(main, 2)
+    assert size == other and size <= 2 * 200 * N * 4, (size, other)
+
+
+def test_eviction_changes_no_result(few):
+    """With real kernels, where every kind of call has been forgotten when it comes again."""
+    to_sum = card("gemm_ar").config(transport="all_reduce")
+    to_scatter = card("gemm_rs").config(transport="reduce_scatter")
+
+    def main():
+        world = weft.init(heap_bytes=1 << 20)
+        b = torch.ones(K, 8)
+        expected = run_mlp(world, 4)
+        for _ in range(2):
+            for m in (4, 6, 10, 18, 34):
+                a = torch.full((m, K), float(m))
+                total = gemm_ar(a, b, world=world, config=to_sum)
+                rows = gemm_rs(a, b, world=world, config=to_scatter)
+                assert (total == 2 * m * K).all() and (rows == 2 * m * K).all()
+                assert torch.equal(run_mlp(world, m)[:1], expected[:1])
+        check_bounds(world)
+        world.close()
+
+    with weft.emulated(ranks=2) as ranks:
+        ranks.run(main)
+
+
+# ---- the heap
+
+
+@pytest.mark.parametrize("transport", ["push", "pull"])
+@pytest.mark.parametrize("recorded", [False, True], ids=["called", "recorded"])
+def test_sizes_that_grow_fit_in_a_heap_of_the_largest(transport, recorded, monkeypatch):
+    """All sizes together do not; what the user has recorded of a small one is right in the end, and
+    so are the calls that weft has recorded itself."""
+    monkeypatch.setattr(replays, "SIGHTINGS", 1)
+    op, n = card("ag_gemm"), 16
+
+    def main():
+        world = weft.init(heap_bytes=640 << 10)
+        problem = op.make_problem(2, {"m": 8, "n": n, "k": K}, "float32")
+        config = next(c for c in op.candidates(problem, world.target) if c.transport == transport)
+        b, x, kept = torch.ones(K, n), torch.ones(4, K), torch.empty(8, n)
+
+        def call(a: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+            return ag_gemm(a, b, world=world, config=config, out=out)
+
+        call(x, kept)
+        recording = None
+        if recorded:
+            with world.record() as recording:
+                call(x, kept)
+        for m in (16, 64, 128, 256, 384, 512, 600):
+            for value in (1.0, 2.0, 3.0):
+                assert (call(torch.full((m // 2, K), value)) == value * K).all()
+            if recording:
+                x.fill_(m)
+                recording.replay()
+                assert (kept == m * K).all()
+        with pytest.raises(OutOfMemoryError) as found:
+            call(torch.ones(1 << 13, K))
+        assert "workspace 'ag_gemm'" in str(found.value)
+        assert ("kept for what was recorded at" in str(found.value)) == recorded
+        assert (call(torch.ones(8, K)) == K).all(), "smaller calls go on"
+        world.close()
+
+    with weft.emulated(ranks=2) as ranks:
+        ranks.run(main)
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["called", "recorded"])
+def test_mailboxes_that_grow_fit_too(recorded):
+    """What is kept of calls holds them: it is forgotten where the heap is full."""
+    config = card("all_gather").config(transport="pull", lanes=2, block=1024, num_warps=4)
+
+    def main():
+        world = weft.init(heap_bytes=256 << 10)
+        x, kept = torch.ones(8, K), torch.empty(16, K)
+
+        def call(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+            return weft.ops.all_gather(x, world=world, config=config, out=out)
+
+        call(x, kept)
+        recording = None
+        if recorded:
+            with world.record() as recording:
+                call(x, kept)
+        for m in (32, 64, 100, 160, 256, 400, 480):
+            assert (call(torch.full((m, K), float(m))) == m).all()
+            assert len(world.calls) <= 9
+            if recording:
+                x.fill_(m)
+                recording.replay()
+                assert (kept == m).all()
+        told = [text for one in world._workspaces.values() for text, _ in one.holdings()]
+        assert any("recorded at" in text for text in told) == recorded, told
+        world.close()
+
+    with weft.emulated(ranks=2) as ranks:
+        ranks.run(main)
