@@ -54,6 +54,62 @@ def test_reading_a_tensor_waits_for_its_kernel(read):
     assert on_one_rank(main)[0] == 24.0
 
 
+ROWS = torch.tensor([0, 3])
+CHOICES = {
+    "index_put": lambda x: x.index_put_((ROWS,), torch.ones(2, 4)),
+    "setitem": lambda x: x.__setitem__((ROWS, slice(1, 3)), 5.0) or x,
+    "index_copy": lambda x: x.index_copy_(0, ROWS, torch.ones(2, 4)),
+    "index_fill": lambda x: x.index_fill_(1, ROWS, 2.0),
+    "scatter": lambda x: x.scatter_(0, torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 4)),
+    "scatter of a number": lambda x: x.scatter_(0, torch.zeros(1, 4, dtype=torch.int64), 3.0),
+    "masked_fill": lambda x: x.masked_fill_(torch.arange(4) > 2, 1.0),
+    "masked_scatter": lambda x: x.masked_scatter_(torch.arange(4) > 2, torch.ones(4)),
+    "put": lambda x: x.put_(ROWS, torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_what_is_written_at_chosen_places_alone_is_written(choice, is_transposed):
+    """Nothing else is read by it, and nothing else is written afterwards."""
+
+    def fresh():
+        return torch.empty(4, 4).t() if is_transposed else torch.empty(4, 4)
+
+    def main():
+        written = CHOICES[choice](torch.full((4, 4), -1.0)) != -1.0
+        x = CHOICES[choice](fresh())
+        for row, column in written.nonzero().tolist():
+            assert x[row, column].item() > 0
+        assert written.any() and not written.all()
+        row, column = (~written).nonzero()[0].tolist()
+        return x[row, column].item()
+
+    with weft.emulated(ranks=1, collect=True) as ranks:
+        ranks.run(main)
+        assert [one.kind for one in ranks.report.findings] == ["uninitialised"]
+        assert "x[row, column].item()" in str(ranks.report.findings[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bool, torch.int64, torch.complex64])
+def test_places_of_any_dtype(dtype):
+    def main():
+        x = torch.empty(4, 4, dtype=dtype)
+        x[ROWS] = torch.ones(2, 4).to(dtype)
+        x[1:3] = torch.ones(2, 4).to(dtype)
+        return x.to(torch.complex64).sum().item()
+
+    assert on_one_rank(main)[0] == 16
+
+
+def test_what_is_added_at_chosen_places_reads_them():
+    def main():
+        return torch.empty(4).index_put_((ROWS,), torch.ones(2), accumulate=True)
+
+    with pytest.raises(weft.base.errors.UninitializedError):
+        on_one_rank(main)
+
+
 @triton.jit
 def sum_of(pair, by, out_ptr, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)

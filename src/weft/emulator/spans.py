@@ -22,3 +22,16 @@ def span_of(tensor: torch.Tensor) -> Span:
     if 0 in strides:
         shape = tuple(min(n, 1) if s == 0 else n for n, s in zip(shape, strides, strict=True))
     return address_of(tensor), shape, tuple(s * size for s in strides), CELLS[size]
+
+
+def spans_of(tensor: torch.Tensor, chosen: torch.Tensor) -> list[Span]:
+    """The elements of `tensor` where `chosen` holds, those that lie side by side as one span."""
+    size, address = tensor.element_size(), address_of(tensor)
+    places = (chosen.nonzero() * torch.tensor(tensor.stride(), dtype=torch.int64)).sum(1)
+    offsets = np.unique(places.numpy())
+    runs = np.split(offsets, np.flatnonzero(np.diff(offsets) != 1) + 1)
+    return [
+        (address + int(run[0]) * size, (len(run),), (size,), CELLS[size])
+        for run in runs
+        if len(run)
+    ]

@@ -22,7 +22,7 @@ from weft.base.errors import UnsupportedError
 from weft.emulator.actors import Actor
 from weft.emulator.context import FRESH, RankContext, current
 from weft.emulator.recording import frozen_operation
-from weft.emulator.spans import address_of, span_of
+from weft.emulator.spans import address_of, span_of, spans_of
 from weft.emulator.torch_costs import charge
 from weft.emulator.user_place import user_place
 
@@ -44,6 +44,14 @@ _OVERWRITING = (
     "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_",
     "log_normal_", "cauchy_", "geometric_", "trunc_normal_",
 )  # fmt: skip
+
+# In-place operations that overwrite the elements that other arguments choose, and by which names
+# they are given what they write. What `reduce=` makes of them is not followed.
+_CHOOSING = (
+    "index_put_", "index_copy_", "index_fill_", "scatter_", "masked_fill_", "masked_scatter_",
+    "put_",
+)  # fmt: skip
+_WRITTEN_VALUES = ("values", "value", "source", "src")
 
 # What reads a tensor's values on the host, where a GPU would have to wait as well.
 _HOST_READS = {aten._local_scalar_dense.default, aten.equal.default}
@@ -70,6 +78,7 @@ class _Manner:
     is_fresh: bool
     writes: frozenset[str]
     reads_written: bool
+    chooses: bool
     names: tuple[str, ...]
 
 
@@ -93,6 +102,7 @@ def _manner(func: Any) -> _Manner:
             is_fresh=func in _FRESH,
             writes=written,
             reads_written=not (outs or base.removeprefix("_foreach_") in _OVERWRITING),
+            chooses=base in _CHOOSING and "reduce" not in schema.overload_name,
             names=tuple(a.name for a in schema.arguments),
         )
     return manner
@@ -188,11 +198,29 @@ class TorchOperations(TorchDispatchMode):
             for tensor in _tensors((value,)):
                 if not tensor.numel() or find(address_of(tensor)) is None:
                     continue
+                if written and manner.chooses:
+                    self._report_chosen(func, tensor, dict(named), actor)
+                    continue
                 span = [span_of(tensor)]
                 if not written or manner.reads_written:
                     actor.access(span, False, looks=looks)
                 if written:
                     actor.access(span, True)
+
+    def _report_chosen(self, func, tensor: torch.Tensor, named: dict, actor: Actor) -> None:
+        """The elements that `func` writes: those that become 1 where it writes ones into zeros."""
+        zeros = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        ones = {
+            name: torch.ones_like(value) if isinstance(value, torch.Tensor) else 1
+            for name, value in named.items()
+            if name in _WRITTEN_VALUES
+        }
+        func(**{**named, **ones, "self": zeros})
+        looked_at = zeros.view(torch.uint8) if zeros.element_size() == 1 else zeros  # fp8, too
+        spans = spans_of(tensor, looked_at != 0)
+        if named.get("accumulate"):
+            actor.access(spans, False)
+        actor.access(spans, True)
 
     def _unwritten(self, tensor: torch.Tensor) -> None:
         """Fresh memory: a pattern that stands out, tracked until all of it is written."""
@@ -206,6 +234,8 @@ class TorchOperations(TorchDispatchMode):
 
     def _forget_overwritten(self, manner: _Manner, args, kwargs) -> None:
         """What torch has filled and no kernel has seen is of no more interest."""
+        if manner.chooses:
+            return
         for name, value in [*zip(manner.names, args, strict=False), *kwargs.items()]:
             if name in manner.writes and isinstance(value, torch.Tensor):
                 self.context.forget_if_filled(value)
