@@ -167,14 +167,50 @@ def test_no_two_test_files_have_one_name():
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def all_files() -> Iterator[tuple[Path, str]]:
+    for folder in (SOURCE, ROOT / "tests", ROOT / "examples", ROOT / "benchmarks"):
+        for path in sorted(folder.rglob("*.py")):
+            yield path, path.read_text()
+
+
 def test_every_file_says_what_it_is():
     silent = [
         str(path.relative_to(ROOT))
-        for folder in (SOURCE, ROOT / "tests", ROOT / "examples", ROOT / "benchmarks")
-        for path in sorted(folder.rglob("*.py"))
-        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+        for path, text in all_files()
+        if text.strip() and not ast.get_docstring(ast.parse(text))
     ]
     assert not silent, "\n".join(silent)
+
+
+# Of the standard library, what the oldest Python that weft asks for, 3.10, has not.
+NEWER = {
+    "tomllib", "asyncio.TaskGroup", "asyncio.timeout", "contextlib.chdir", "copy.replace",
+    "datetime.UTC", "enum.StrEnum", "enum.verify", "enum.member", "enum.nonmember",
+    "functools.Placeholder", "hashlib.file_digest", "itertools.batched", "math.cbrt", "math.exp2",
+    "math.sumprod", "operator.call", "typing.LiteralString", "typing.Never", "typing.NotRequired",
+    "typing.Required", "typing.Self", "typing.TypeAliasType", "typing.TypeVarTuple",
+    "typing.Unpack", "typing.assert_never", "typing.assert_type", "typing.override",
+    "typing.reveal_type", "warnings.deprecated",
+}  # fmt: skip
+NEWER_BUILTINS = {"BaseExceptionGroup", "ExceptionGroup", "PythonFinalizationError"}
+
+
+def test_every_file_is_of_the_oldest_python():
+    """By its grammar, and by the names that it takes from the standard library."""
+    newer = []
+    for path, text in all_files():
+        for node in ast.walk(ast.parse(text, str(path), feature_version=(3, 10))):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [name.name for name in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(f"{node.module}.{name.name}" for name in node.names)]
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                names = [f"{node.value.id}.{node.attr}"]
+            elif isinstance(node, ast.Name) and node.id in NEWER_BUILTINS:
+                newer.append(f"{where(path, node.lineno)}: {node.id}")
+            newer += [f"{where(path, node.lineno)}: {name}" for name in names if name in NEWER]
+    assert not newer, "\n".join(newer)
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/system.md"])
