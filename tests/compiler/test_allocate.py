@@ -36,6 +36,32 @@ def test_what_is_over_makes_room():
     assert lifetimes(plan)["g"] == (2, 4)
 
 
+def test_of_three_that_share_all_are_asked():
+    """z lies where h lay; what comes while z is in use may lie beside it only."""
+    text = (
+        CHAIN.replace("call(matmul, (z, g), (y,))\n", "").replace(
+            "z = buffer(float32, (m, 32))\n",
+            "z = buffer(float32, (m, 32))\nw = buffer(float32, (m, 32))\n",
+        )
+        + "call(silu, (z,), (w,))\ncall(matmul, (w, z), (y,))\n"
+    )
+    plan = allocate(device.parse(text))
+    shares = {one.name: one.shares for one in plan.of(device.Buffer) if one.shares}
+    assert shares == {"z": "h", "w": "g"}
+    assert device.check(plan) == []
+
+
+def test_shared_memory_is_as_large_as_the_largest_needs():
+    """Of which the first need not be one."""
+    text = CHAIN.replace("h = buffer(float32, (m, 64))", "h = buffer(float32, (m, 8))")
+    found = layout(allocate(device.parse(text)), {"m": 100}, 2)
+    assert found["z"].offset == found["h"].offset and found["z"].num_bytes > found["h"].num_bytes
+    assert not range(
+        max(found["z"].offset, found["g"].offset),
+        min(one.offset + one.num_bytes for one in (found["z"], found["g"])),
+    )
+
+
 def test_results_share_nothing():
     plan = allocate(device.parse(CHAIN.replace("results=(y,)", "results=(h, y)")))
     assert not any(one.shares for one in plan.of(device.Buffer))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import operators
 import pytest
@@ -12,7 +12,7 @@ from weft.base.errors import ConfigError
 from weft.base.target import parse_target
 from weft.compiler.cost import products
 from weft.compiler.cost.choose import carried_chunks, ways
-from weft.compiler.cost.machine import H200X4, on_curve
+from weft.compiler.cost.machine import H200X4, Machine, on_curve
 from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.pipeline import overlap
@@ -268,6 +268,75 @@ def test_nothing_ends_before_its_data_has_arrived_or_left():
     assert products.scattered_us(one, H200X4) > 6144 * one.n * 2 / 300e3
 
 
+SHAPES = (
+    product(8192), product(8192, n=3584, k=8192, head=16, early_parts=2),
+    product(512, tile=(64, 128, 64)), product(4096, tile=(128, 160, 64), num_ranks=2),
+    product(1100, tile=(128, 192, 64)), product(8192, num_ranks=4, num_nodes=2),
+    product(300, n=70000, k=8192), product(4096, n=2560),
+)  # fmt: skip
+FEW = (product(16), product(64))
+WAYS = {
+    **{f"gathered {engine} {chunks}": lambda one, machine, engine=engine, chunks=chunks:
+       products.gathered_us(one, machine, engine, chunks=chunks)
+       for engine in ("copy_engine", "copy_engine_put", "push", "put") for chunks in (1, 2)},
+    "fed": lambda one, machine: products.gathered_us(one, machine, "push", feeders=8),
+    "scattered": lambda one, machine: products.scattered_us(one, machine),
+    "by TMA": lambda one, machine: products.scattered_us(one, machine, by_tma=True),
+    "carried": lambda one, machine: products.carried_us(one, machine, 2),
+    "reduced": lambda one, machine: products.reduced_us(one, machine),
+    "by packets": lambda one, machine: products.reduced_us(one, machine, "packets"),
+    **{f"rows by {engine}": lambda one, machine, engine=engine:
+       products.summed_rows_us(one.m * one.n * 2, one.num_ranks, machine, engine)
+       for engine in ("push", "packets", "packets_twice")},
+    "few": lambda one, machine: products.few_rows_us(one, machine, True),
+    "few by pushes": lambda one, machine: products.few_rows_us(one, machine, False),
+    "library": products.library_product_us,
+    **{f"library's {kind}": lambda one, machine, kind=kind:
+       products.library_collective_us(one, machine, kind)
+       for kind in ("all_gather", "reduce_scatter", "all_reduce")},
+}  # fmt: skip
+
+
+def worse(machine: Machine, name: str) -> Machine:
+    """The same, of which one number is half as good."""
+    value = getattr(machine, name)
+    if isinstance(value, tuple):
+        return replace(machine, **{name: tuple((at, 2 * us) for at, us in value)})
+    is_better_large = name.endswith(("_gbps", "_tflops", "_bytes")) or name == "num_sms"
+    return replace(machine, **{name: value // 2 if is_better_large else 2 * value})
+
+
+@pytest.mark.parametrize(
+    "name", [one.name for one in fields(Machine) if one.name not in ("name", "library_host_us")]
+)
+def test_each_number_of_the_machine_counts_and_a_worse_one_never_helps(name):
+    """`library_host_us` is the host's, whose time is told beside the device's."""
+    longer = set()
+    for way, us in WAYS.items():
+        for one in FEW if way.startswith(("few", "rows")) else SHAPES:
+            before, after = us(one, H200X4), us(one, worse(H200X4, name))
+            assert after >= before * (1 - 1e-9), (way, one)
+            if after > before * (1 + 1e-9):
+                longer.add(way)
+    assert longer
+
+
+# Of these the model says nothing of the rows that other ranks have.
+NEAR = ("few by pushes", "library", "library's reduce_scatter")
+
+
+@pytest.mark.parametrize("way", sorted(WAYS))
+def test_more_ranks_or_wider_products_never_end_sooner(way):
+    """A rank's rows stay, more come from others and go to them."""
+    shapes = ((2048, 4096, 4096, 128), (8192, 3584, 2048, 128), (64, 4096, 4096, 64))
+    for m, n, k, tile_m in shapes:
+        one = product(m, n=n, k=k, num_ranks=2, tile=(tile_m, 256, 64))
+        us = WAYS[way](one, H200X4)
+        more = WAYS[way](replace(one, m=2 * m, num_ranks=4), H200X4)
+        assert more >= us if way in NEAR else more > us
+        assert WAYS[way](replace(one, n=2 * n, k=2 * k), H200X4) > us
+
+
 def test_rows_read_in_place_are_not_staged():
     staged, in_place = (
         products.gathered_us(product(8192), H200X4, "copy_engine", staged=one)
@@ -279,6 +348,14 @@ def test_rows_read_in_place_are_not_staged():
 def test_a_curve_is_linear_between_what_was_read():
     curve = ((0, 10.0), (100, 20.0))
     assert [on_curve(curve, size) for size in (0, 50, 200)] == [10.0, 15.0, 40.0]
+
+
+@pytest.mark.parametrize(("m", "can"), [(1024, True), (1025, False)])
+def test_packets_are_for_few_rows(m, can):
+    """Of many each rank would send all of its sums to all others."""
+    program = placed(operators.gemm_ar)
+    found = ways(program, [program.task("product")], program.task("reduced"), Facts({"m": m}))
+    assert any(way.engine == "packets" for way in found) is can
 
 
 def test_settings_are_of_names_that_there_are():

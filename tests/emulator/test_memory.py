@@ -84,6 +84,13 @@ def test_an_owner_may_go_at_any_line(call: str, gone: int) -> None:
     assert number > 2
 
 
+def test_the_bytes_around_a_range_are_not_its_own() -> None:
+    memory, owners = filled(3)
+    for one, _ in zip(list(memory), owners):
+        assert memory.find(one.address) is memory.find(one.end - 1) is one
+        assert memory.find(one.end) is None and memory.find(one.address - 1) is None
+
+
 def test_what_has_gone_is_not_taken_for_what_comes_to_the_same_place() -> None:
     memory, owners = filled(3)
     before = memory.find(2 * NBYTES)

@@ -105,6 +105,26 @@ def test_copies_in_one_direction_share_the_link_and_in_two_do_not():
         assert overlap == pytest.approx(moving if opposite else 0.0)
 
 
+@pytest.mark.parametrize("targets", [(0, 0), (0, 3)], ids=["one receiver", "two receivers"])
+def test_who_receives_from_two_ranks_has_one_link(targets):
+    def main(rank):
+        world = weft.init(heap_bytes=HEAP)
+        x = world.zeros((2, 256 * KIB), torch.float32)
+        world.barrier()
+        world.synchronize()
+        if rank in (1, 2):
+            world.copy(world.peer(x, targets[rank - 1])[rank - 1], torch.zeros(256 * KIB))
+        world.barrier()
+
+    with weft.emulated(ranks=4, hardware="h200x4") as session:
+        session.run(main)
+        spans = [copies(session, rank)[0] for rank in (1, 2)]
+    first, second = sorted(spans, key=lambda span: span.start_us)
+    moving = 2**20 / (H200.link_gbps * 1e3)
+    overlap = first.end_us - second.start_us - H200.copy_us
+    assert (overlap > 0.9 * moving) is (targets[0] != targets[1])
+
+
 def test_a_stream_waits_for_another_one_and_time_does_too():
     def main():
         world = weft.init(heap_bytes=HEAP)

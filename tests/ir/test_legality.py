@@ -157,6 +157,7 @@ DECODE_BREACHES = [
      "must be int32"),
     ("int32[1, b]", "int32[b, 1]", "sizes", "lengths is (b, 1); of b sequences it must be (1, b)"),
     ("cache: float32[Times(b, 32)", "cache: float32[b2", "sizes", "cache has b2 rows for b seq"),
+    ("cache: float32[Times(b, 32)", "cache: float32[Times(m, 32)", "sizes", "rows for b seq"),
     ("k: float32[b, 16]", "k: float32[b, 32]", "sizes", "k has 32 columns, cache 16"),
     ("lengths, head=8)", "lengths, head=6)", "sizes", "turned has 32 columns; heads have head=6"),
     ("values: float32[Times(b, 32)", "values: float32[Times(b, 16)", "sizes", "caches are alike"),
@@ -192,6 +193,13 @@ def test_tables_caches_and_attention(text: str, old: str, new: str, rule: str, t
     assert old in text
     found = task.check(task.parse(text.replace(old, new)))
     assert any(one.rule == rule and told in one.message for one in found), found
+
+
+def test_all_experts_may_be_chosen():
+    text = programs.MOE
+    few = text.replace("8] @ Shard(0)", "2] @ Shard(0)").replace("[8, 64", "[2, 64")
+    few = few.replace("table[m, 2, 8]", "table[m, 2, 2]")
+    assert few != text and task.check(task.parse(few)) == []
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ import pytest
 from persistent_programs import random_graph, tiled_mlp
 
 from weft.base.errors import ConfigError, IllegalError
-from weft.megakernel.check import RULES, check, require
+from weft.compiler.cost.machine import H200X4
+from weft.compiler.passes.tile import Region
+from weft.megakernel.check import RULES, Touch, check, require
 from weft.megakernel.graph import build
 from weft.megakernel.predicted import play, predict
-from weft.megakernel.records import SCHEDULES, Bump, RankTasks, TaskGraph, TileTask, Wait
+from weft.megakernel.records import SCHEDULES, Access, Bump, RankTasks, TaskGraph, TileTask, Wait
 from weft.megakernel.schedule import schedule
 
 
@@ -69,6 +71,12 @@ def ask_for_more(graph: TaskGraph) -> TaskGraph:
     task = named(graph, "product[0, 0]@0")
     (wait,) = task.waits
     return with_task(graph, task, waits=(Wait(wait.counter, wait.at_least + 1),))
+
+
+def ask_for_less(graph: TaskGraph) -> TaskGraph:
+    task = named(graph, "product[0, 0]@0")
+    (wait,) = task.waits
+    return with_task(graph, task, waits=(Wait(wait.counter, wait.at_least - 1),))
 
 
 def swap(graph: TaskGraph) -> TaskGraph:
@@ -144,6 +152,7 @@ def make_less(graph: TaskGraph) -> TaskGraph:
 BREACHES: tuple[tuple[str, Callable[[TaskGraph], TaskGraph], str], ...] = (
     ("counted", drop_bump, r"counter \d+ of rank 1 is said to come to 2, but is bumped by 1:"),
     ("counted", ask_for_more, r"product\[0, 0\]@0 waits until counter \d+ has come to 3, but all"),
+    ("counted", ask_for_less, r"product\[0, 0\]@0 waits until counter \d+ has come to 1, but all"),
     ("awaited", bump_nobody, r"gated\[0, 0\]@1 bumps counter \d+ of rank 1, for which nobody"),
     ("queued", forget, r"is queued 0 times; it must be once"),
     ("queued", twice, r"is queued 2 times; it must be once"),
@@ -200,6 +209,24 @@ def test_signals_are_checked_before_there_are_queues():
     graph = build(tiled_mlp(), {"m": 37}, 2, rest=0)
     assert require(graph) is graph
     assert {one.rule for one in check(drop_bump(graph))} == {"counted"}
+
+
+def test_tiles_that_share_one_column_meet():
+    """At their edge, and not where one begins behind the other's last."""
+
+    def touch(first: int, end: int) -> Touch:
+        return Touch(0, 8, True, Access("x", 0, Region(0, 4, first, end)), (0,))
+
+    assert touch(0, 33).meets(touch(32, 64)) and touch(32, 64).meets(touch(0, 33))
+    assert not touch(0, 32).meets(touch(32, 64)) and not touch(32, 64).meets(touch(0, 32))
+
+
+def test_signals_between_ranks_take_time():
+    """What waits for another rank begins later than what waits for its own, by a signal's way."""
+    graph = schedule(build(tiled_mlp(f=128), {"m": 64}, 2), "balanced", 3)
+    slow = replace(H200X4, signal_us=1000.0)
+    ends = [max(turn.end_us for turn in play(graph, machine)) for machine in (H200X4, slow)]
+    assert ends[1] > ends[0] + 1000.0 - H200X4.signal_us - 1e-6
 
 
 def test_balanced_is_not_later_than_by_turns():

@@ -382,6 +382,16 @@ def test_configurations_that_cannot_run(change, words):
         replace(Config(), **change).check(problem, TARGETS["cuda:90"])
 
 
+@pytest.mark.parametrize("transport", ["pull", "put", "packets"])
+def test_configurations_for_several_nodes(transport):
+    """Whose ranks copy engines and packets do not reach."""
+    problem = Problem(4096, 2560, 8192, 4, nodes=(2, 2))
+    with pytest.raises(ConfigError, match=rf"transport='{transport}' on 2 nodes.*take .*'push'"):
+        replace(
+            Config(), transport=transport, template="few" if transport == "packets" else "plain"
+        ).check(problem, TARGETS["cuda:90"])
+
+
 @pytest.mark.parametrize(("m", "most"), [(512, 4), (2048, 3), (8192, 1)])
 def test_parts_of_early_tiles_run_at_once(m, most):
     """Programs that share a tile wait for each other."""

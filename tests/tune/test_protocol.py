@@ -93,6 +93,15 @@ def test_a_wrong_answer_is_found_before_anything_is_timed():
     assert check(device, FakeCase(), variant("a"))[1] is None
 
 
+def test_a_wrong_answer_of_any_rank_is_found():
+    class Others(FakeDevice):
+        def agree(self, value: Any) -> list[Any]:
+            return [value, 0.25] if isinstance(value, float) else super().agree(value)
+
+    error, why = check(Others(), FakeCase(), variant("a"))
+    assert error == 0.25 and why is not None and "wrong answer" in why
+
+
 def test_a_nan_is_no_answer():
     _, why = check(FakeDevice(), FakeCase(), variant("a", answer=float("nan")))
     assert why is not None and "wrong answer" in why

@@ -7,6 +7,7 @@ from tiny_programs import explore, random_chain, random_programs, subject_of
 
 from weft.verify.exploration import search as searching
 from weft.verify.exploration.search import Bounds, Explorer, search
+from weft.verify.exploration.words import passes
 
 ADD, SET = [("add", 0, 1)], [("set", 0, 1)]
 
@@ -75,6 +76,15 @@ def test_a_store_to_a_word_ends_what_its_releases_hand_on():
         [("store", 0, 5), ("set", 1, 1)],
         [("wait.relaxed", 1, 1), ("set", 1, 1)],
     ])  # fmt: skip
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_a_wait_passes_modulo_its_word(bits):
+    largest, smallest = 2 ** (bits - 1) - 1, -(2 ** (bits - 1))
+    for seen, expected in ((3, 3), (4, 3), (smallest, largest), (smallest + 5, largest - 5)):
+        assert passes(seen, expected)
+    for seen, expected in ((2, 3), (largest, smallest), (None, 3), (3, None)):
+        assert not passes(seen, expected)
 
 
 TOKENS = {
