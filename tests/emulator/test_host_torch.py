@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 
 import pytest
@@ -428,6 +429,25 @@ def test_what_an_own_operation_does_behind_its_kernel_waits_for_it(operation, wa
     for seed in range(3):
         out, _ = on_one_rank(main, seed=seed)
         assert out == [11.0 if way == "recorded" else 7.0] * 8
+
+
+def test_an_operation_in_machine_code_waits_for_what_it_reads():
+    """One of C++ reads memory without a word to torch or to the checker."""
+
+    def summed(x: torch.Tensor) -> torch.Tensor:
+        address = torch._C.TensorBase.data_ptr(x)
+        return torch.tensor(sum((ctypes.c_float * x.numel()).from_address(address)))
+
+    with torch.library._scoped_library("weft_tests", "DEF") as library:
+        library.define("summed(Tensor x) -> Tensor")
+        library.impl("summed", summed, "CPU")
+
+        def main():
+            x = torch.zeros(8)
+            fill[(1,)](x, 3.0, BLOCK=8)
+            return torch.ops.weft_tests.summed(x).item()
+
+        assert on_one_rank(main)[0] == 24.0
 
 
 def test_an_own_operation_that_reads_unwritten_memory_is_found():

@@ -59,6 +59,10 @@ runs. Inline assembly is one of these; Gluon kernels have no TTIR and are not ta
   third call with the same tensors on the same slot, and from then on queued with the arguments
   frozen. So an operator whose recordings go by too little gives a wrong answer or a finding here
   too. Findings of a replay name the lines of its own call. Not in simulated time.
+* **torch's operations** belong to the rank's current stream and are checked as kernels are, also
+  those of compiled functions ([torch.compile](training.md#torchcompile)), of functional
+  collectives, DTensor and FSDP2. Machine code of a C++ extension runs after what was queued before
+  it, but what it reads and writes is not seen, and a recording does not repeat it.
 * **Residency**: `--num-sms`, `num_sms=` programs are on a rank at a time. A cooperative launch of
   more is refused; a grid whose programs wait for one that does not fit is a finding
   ("residency").

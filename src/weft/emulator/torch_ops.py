@@ -59,6 +59,8 @@ _HOST_READS = {aten._local_scalar_dense.default, aten.equal.default}
 # torch's own operations, each done at once. All others are made of these, of kernels, and of calls
 # of a process group, whose ranks meet.
 _OWN = {"aten", "prim", "prims", "profiler", "quantized"}
+# Those of which all is seen: they are made of operations of torch's, kernels and meetings.
+_SEEN = {"weft", "c10d", "_c10d_functional", "_dtensor", "fsdp"}
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 # Copies move unwritten memory without looking at it.
@@ -138,6 +140,8 @@ class TorchOperations(TorchDispatchMode):
         manner = _manners.get(id(func)) or _manner(func)
         if manner.is_made_of_others:
             # What it does is seen as if its caller did it: nothing is while this mode handles.
+            if func.namespace not in _SEEN:
+                self._wait_for_tracked(args, kwargs)
             with self:
                 return func.redispatch(_CPU, *args, **kwargs)
         if manner.is_view:
@@ -157,6 +161,15 @@ class TorchOperations(TorchDispatchMode):
                 if find(address_of(tensor)) is not None:
                     return self._tracked(func, manner, args, kwargs)
         return func(*args, **kwargs)
+
+    def _wait_for_tracked(self, args: tuple, kwargs: dict) -> None:
+        """Code that is compiled (a C++ extension's) reads its tensors by itself, unseen: now."""
+        if self.context.recording is not None:
+            return
+        for tensor in _tensors((*args, *kwargs.values())):
+            if self.memory.find(address_of(tensor)) is not None:
+                self.context.settle(may_go_on=True)
+                return
 
     def _tracked(self, func, manner: _Manner, args, kwargs):
         if func in _HOST_READS:
