@@ -5,6 +5,7 @@
 #   some twenty minutes on two cores
 # make test-gpu   the tests that need GPUs, 2 or 4 on one host; what needs more is left out, and said;
 #   benchmarks/gpu_suite.py runs several at a time, and saves a row for each
+# make docs   the documents as a site, in site/
 # make test-versions   the emulator and the language on other Tritons; VERSIONS=3.8.0 chooses
 #
 # TORCH and TRITON choose other versions, e.g. `make setup TRITON=triton==3.9.0`.
@@ -19,7 +20,7 @@ STAMP  := $(VENV)/.weft-ready
 ARGS   ?=
 VERSIONS ?=
 
-.PHONY: setup demo test test-slow test-gpu test-versions lint format clean
+.PHONY: setup demo test test-slow test-gpu test-versions docs lint format clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -59,6 +60,9 @@ test-slow: $(STAMP)
 
 test-versions: $(STAMP)
 	@TEST_PYTHON=$(BIN)/python JOBS=$(JOBS) ARGS="$(ARGS)" .ci/versions $(VERSIONS)
+
+docs: $(STAMP)
+	@$(BIN)/python -m mkdocs build --strict --site-dir site
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from weft.ops import names
@@ -18,6 +19,7 @@ from weft.tune import variants
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+PICTURES = ROOT / "docs" / "pictures"
 PAGES = ("README.md", "docs/results.md")
 MARKERS = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.S)
 
@@ -29,6 +31,16 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 GRAPH_M, GRAPH_BYTES = 512, 4 << 20
 # Operators with tables of their own.
 SHOWN = (*PRODUCTS, *COLLECTIVES)
+FAMILIES = {
+    "AG+GEMM": ("ag_gemm",),
+    "GEMM+RS": ("gemm_rs",),
+    "GEMM+AR": ("gemm_ar",),
+    "all-gather, reduce-scatter, all-reduce, all-to-all": COLLECTIVES,
+    "experts: routing, AG + grouped GEMM, grouped GEMM + RS, dispatch, combine": (
+        "moe_route", "ag_moe", "moe_rs", "ep_dispatch", "ep_combine",
+    ),
+    "attention over sharded tokens, decode over sharded keys": ("ag_attention", "flash_decode"),
+}  # fmt: skip
 SHOWN_SIZES = ("8 KB", "64 KB", "512 KB", "4 MB", "16 MB", "128 MB")
 
 BF16 = "bfloat16"
@@ -260,22 +272,47 @@ def failed_table() -> str:
 # All operators alike
 
 
+def whole_points(op: str, num_gpus: int) -> Iterator[tuple[str, Row, Row | None]]:
+    """Of each point of an operator: label, weft's row, and the fastest whole way of others."""
+    for label, ours, rows in points(load(op, num_gpus), device_time=True):
+        # NCCL alone is a piece where something is computed besides.
+        has_product = any(variants.PARTS.get(row["variant"]) == "serial" for row in rows)
+        pieces = {*variants.PIECES} - (set() if has_product else {"nccl"})
+        others = [row for row in rows if not row["variant"].startswith("weft")]
+        yield label, ours, fastest([row for row in others if row["variant"] not in pieces])
+
+
+def summary_table() -> str:
+    """A line for each family of operators: at how many points weft is ahead, and by how much."""
+
+    def cell(ops: Sequence[str], num_gpus: int) -> str:
+        found = [
+            rival["median_us"] / ours["median_us"]
+            for op in ops
+            for _, ours, rival in whole_points(op, num_gpus)
+            if rival and not mark(ours)
+        ]
+        if not found:
+            return "-"
+        ahead = sum(times > 1 for times in found)
+        spread = f"{min(found):.2f} .. {max(found):.2f}"
+        return f"{ahead} of {len(found)}; {geometric_mean(found):.2f} ({spread})"
+
+    lines = [[title, cell(ops, 4), cell(ops, 2)] for title, ops in FAMILIES.items()]
+    return "\n".join([*table(["", "4 x H200", "2 x H200"], lines), ""])
+
+
 def whole_ways_table(ops: Sequence[str], num_gpus: int) -> str:
     """What was timed on so many GPUs beside the fastest whole way of others."""
     lines, commits, document = [], set(), {}
     for op in ops:
         document = load(op, num_gpus) or document
-        for label, ours, rows in points(load(op, num_gpus), device_time=True):
+        for label, ours, rival in whole_points(op, num_gpus):
             commits.add(ours.get("commit", document["commit"]))
-            # NCCL alone is a piece where something is computed besides.
-            has_product = any(variants.PARTS.get(row["variant"]) == "serial" for row in rows)
-            pieces = {*variants.PIECES} - (set() if has_product else {"nccl"})
-            others = [row for row in rows if not row["variant"].startswith("weft")]
-            whole = [row for row in others if row["variant"] not in pieces]
             us, sizes = ours["median_us"], [f"{name}={n}" for name, n in ours["shape"].items()]
             what = ", ".join([label] * bool(label) + [ours["dtype"]] * (ours["dtype"] != BF16))
             other = times = "-"
-            if rival := fastest(whole):
+            if rival:
                 other = f"{rival['median_us']:.0f} ({rival['variant'].removeprefix('torch_')})"
                 times = f"{rival['median_us'] / us:.2f}"
                 times = f"**{times}**" if rival["median_us"] > us else times
@@ -320,6 +357,7 @@ def emulator_table() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "summary": summary_table,
     "ag_gemm": lambda: product_table("ag_gemm"),
     "gemm_rs": lambda: product_table("gemm_rs"),
     "gemm_ar": lambda: product_table("gemm_ar"),
@@ -402,9 +440,9 @@ def main() -> None:
     for page in map(ROOT.joinpath, PAGES):
         page.write_text(rendered(page.read_text()))
     if "--no-plots" not in sys.argv:
-        plot_ag_gemm(RESULTS / "ag_gemm_h200x4.png")
+        plot_ag_gemm(PICTURES / "ag_gemm_h200x4.png")
         if any(load(op) for op in COLLECTIVES):
-            plot_collectives(RESULTS / "collectives_h200x4.png")
+            plot_collectives(PICTURES / "collectives_h200x4.png")
 
 
 if __name__ == "__main__":
