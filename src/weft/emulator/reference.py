@@ -54,7 +54,6 @@ runs. Inline assembly is one of these; Gluon kernels have no TTIR and are not ta
   ranks, others over `torch.distributed.new_group` of any of them (`weft.init(group=...,
   name=...)`) or over one axis of a device mesh (`weft.init(group=mesh["tp"])`). The first
   `weft.init` starts torch's default process group where the script has not, as on GPUs.
-  name=...)`).
 * **Calls that come again** are replayed, as on CUDA: what an operator launches is recorded at the
   third call with the same tensors on the same slot, and from then on queued with the arguments
   frozen. So an operator whose recordings go by too little gives a wrong answer or a finding here
