@@ -78,3 +78,33 @@ def test_what_a_signal_may_be_for():
     work = type("Work", (), {"kernel": kernel, "args": args})
     asked = {a.name: lines(signals_of(work, a, memory)) for a in (ready, done, other, arrivals)}
     assert asked == {"r": [2], "d": [4], "o": [], "barrier_arrivals": [7]}
+
+
+def test_names_that_come_again_in_another_block_and_what_memory_leads_to():
+    kernel = Kernel(
+        source="""\
+def k(rt, world, ready, done, counter):
+    for i in range(4):
+        _1 = ready + i * c8
+        rt.extern('weft.wait:acquire.sys', (_1, c1, c1), i32, (), 1)
+    t = rt.atomic_rmw('add', 'relaxed', 'gpu', counter, c1, None, i32, (), 2)
+    word = done
+    for i in range(4):
+        _1 = rt.extern('weft.translate', (word, world, i), i64, (), 3)
+        rt.extern('weft.notify:add.release.sys', (_1, c1), i32, (), 4)
+        word = word + t * c8
+""",
+        parameters=tuple(map(Name, ("world", "ready", "done", "counter"))),
+    )
+    memory, heap = Memory(), np.zeros(64, np.int64)
+
+    def words(place: int, name: str, offset: int | None):
+        address = int(heap.ctypes.data) + place
+        return memory.register(address, 64, 8, 0, name, heap_offset=offset, heap="w")
+
+    table, ready, done = words(0, "world_table", None), words(64, "r", 64), words(128, "d", 128)
+    counter = words(192, "counter", None)
+    args = tuple(one.address for one in (table, ready, done, counter))
+    work = type("Work", (), {"kernel": kernel, "args": args})
+    asked = {a.name: lines(signals_of(work, a, memory)) for a in (ready, done, counter)}
+    assert asked == {"r": [], "d": [4], "counter": [2]}

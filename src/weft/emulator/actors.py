@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -212,7 +212,8 @@ class Actor:
 
         def after(number: int) -> int:
             what = "write" if is_write else "read"
-            conflict = self._conflict(allocation, lambda: cell_of(number), what)
+            found = machine.shadow.histories[number].writer
+            conflict = self._conflict(allocation, lambda: cell_of(number), what, found)
             if is_write:
                 return machine.shadow.after_write(number, segment, self.clock, self.owns, conflict)
             if machine.shadow.histories[number].is_unwritten:
@@ -224,9 +225,13 @@ class Actor:
 
         carry(shadow, after)
 
-    def _conflict(self, allocation: Allocation, cell: Any, what: str):
+    def _conflict(
+        self, allocation: Allocation, cell: Any, what: str, found: int | None = None
+    ) -> Callable[[str, int], None]:
         def report(kind: str, earlier: int) -> None:
             at = cell() if callable(cell) else cell
-            self.machine.findings.race(self, allocation, at, what, kind, earlier, self.place)
+            self.machine.findings.race(
+                self, allocation, at, what, kind, earlier, self.place, found=found
+            )
 
         return report

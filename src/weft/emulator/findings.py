@@ -10,9 +10,11 @@ from weft.base.errors import FindingError
 from weft.base.place import Place
 from weft.base.report import Finding, Report, Side
 from weft.base.vocabulary import Scope
+from weft.emulator import remedies
 from weft.emulator.clocks import Agents, Identity
 from weft.emulator.kinds import error_of
 from weft.emulator.memory import Allocation
+from weft.emulator.remedies import Age, Before
 
 if TYPE_CHECKING:
     from weft.emulator.observation import Watch
@@ -27,21 +29,6 @@ class Weak(NamedTuple):
 
     text: str
     cause: str
-
-
-RESET_IT = (
-    "world.signals are zero from the start: leave the reset out, or put world.barrier() behind it,"
-    " before anybody signals"
-)
-# What to do about a signal that does not order what it seems to.
-STRENGTHEN_IT = (
-    'there, order RELEASE for a signal, ACQUIRE for a wait, and scope SYSTEM ("sys" in'
-    " tl.atomic_*): the defaults of wl.notify and wl.wait"
-)
-COMPLETE_IT = (
-    "complete it before that signal: a transfer by wl.fence or wl.quiet, a store through a"
-    " descriptor by wl.complete_stores() or wl.notify"
-)
 
 
 class Findings:
@@ -62,6 +49,8 @@ class Findings:
         self._arrivals: set[tuple[str, int]] = set()
         # Why a signal from an agent to another did not order them; the ledger knows.
         self.weak_link: Callable[[Any, int, str], Weak | None] = lambda by, earlier, kind: None
+        # Who wrote what a write, a segment, came over; shadow memory knows.
+        self.overwritten: Callable[[int], int | None] = lambda segment: None
 
     def find(self, finding: Finding, error: type[Exception] | None = None) -> None:
         """File a finding; the first one decides which error the session raises."""
@@ -94,11 +83,13 @@ class Findings:
 
     def race(
         self, by: Any, allocation: Allocation, cell: int, what: str, kind: str, earlier: int,
-        place: Place, segment: int = -1,
+        place: Place, segment: int = -1, found: int | None = None,
     ) -> None:  # fmt: skip
         """Two accesses that nothing orders; `kind` says what the earlier one, a segment, was.
 
-        `segment` is the later one's, where it is of a program.
+        `segment` is the later one's, where it is of a program. `found` is the segment that had
+        written the element before both, where that is known: what an earlier read found there
+        says which of the two came too early.
         """
         index = index_of(allocation, cell)
         agents = self.agents
@@ -116,23 +107,29 @@ class Findings:
             first_note = "waits for" if what == "wait" else "updates atomically"
             second_note = "used atomically"
         else:
-            message = (
-                f"nothing orders this {what} of {tensor}[{index_text(index)}] after the {kind}"
-            )
-            remedy = _order_them(what, kind, agents.identity[by.agent], identity)
+            now, name = agents.identity[by.agent], f"{tensor}[{index_text(index)}]"
+            message = f"nothing orders this {what} of {name} after the {kind}"
+            remedy = remedies.put_in_order(what, kind, now, identity)
             first_note = {"read": "reads", "write": "writes"}.get(what, "accesses atomically")
             second_note = {"read": "read", "write": "wrote"}.get(kind, "accessed atomically")
             late = self._overrun(by, what, kind, identity)
             if late and allocation.heap_offset is not None:
                 message = f"{message}: {late}"
-                remedy = "before a buffer is used again, wait for a credit of each of its readers"
+                remedy = remedies.GIVE_CREDIT
             elif weak := self.weak_link(by, agents.segment_agent[earlier], kind):
                 message, cause = f"{message}: {weak.text}", weak.cause
-                remedy = COMPLETE_IT if "asynchronous" in weak.text else STRENGTHEN_IT
+                asynchronous = "asynchronous" in weak.text
+                remedy = remedies.COMPLETE_IT if asynchronous else remedies.STRENGTHEN_IT
             elif {what, kind} & {"atomic", "atomic access", "wait"} and cell in allocation.sync:
-                if self._is_reset(what, kind, agents.identity[by.agent], identity):
+                if self._is_reset(what, kind, now, identity):
                     message = f"{message}: a signal word is reset while others may signal it"
-                    remedy = RESET_IT
+                    remedy = remedies.RESET_IT
+            elif kind == "read" and found is not None:
+                before = self._before(found, allocation, now, identity)
+                message, remedy = remedies.write_behind_read(name, what, now, identity, before)
+            elif (what, kind) == ("read", "write"):
+                before = self._before(self.overwritten(earlier), allocation, identity, now)
+                message, remedy = remedies.read_behind_write(name, now, identity, before)
         finding = Finding(
             "race", message,
             self.side(by, place, tensor=tensor, index=index, note=first_note),
@@ -172,6 +169,31 @@ class Findings:
             f"rank {writer.rank}, in its call {writer.call} of {writer.kernel}, overwrites what"
             f" rank {reader.rank} still reads in its call {reader.call} of {reader.kernel}"
         )
+
+    def _before(
+        self, found: int | None, allocation: Allocation, writer: Identity, reader: Identity
+    ) -> Before:
+        """What lay where one reads and another writes, before the write: what `found`, a segment,
+        had left."""
+        if found is None:
+            return Before()
+        if found == Agents.NOTHING:
+            return Before("memory that nothing had written", Age.NOTHING)
+        if found == Agents.BEFORE:
+            if allocation.heap_offset is not None and writer.rank != reader.rank:
+                return Before("the zeros with which it was allocated", Age.NOTHING)
+            return Before("what was there before anything ran", Age.OLD)
+        before = self.agents.identity[self.agents.segment_agent[found]]
+        if before.kernel == "host" or before.kernel.startswith("torch ("):
+            return Before("what torch had written", Age.OLD)
+        if before.kernel != writer.kernel or writer.call == 0:
+            return Before()
+        if before.call == writer.call:
+            return Before("what the same call had written", Age.SAME_CALL)
+        left = f"what call {before.call} of {before.kernel} had left"
+        if reader.call != writer.call:
+            return Before(left, Age.SOME_CALL)
+        return Before(f"{left}, in call {writer.call}", Age.EARLIER_CALL)
 
     def arrival(
         self, by: Program, allocation: Allocation, cell: int, earlier: Iterable[int], loc: int
@@ -316,16 +338,3 @@ def index_of(allocation: Allocation, cell: int) -> int | tuple[int, ...]:
 
 def index_text(index: Any) -> str:
     return ", ".join(map(str, index)) if isinstance(index, tuple) else str(index)
-
-
-def _order_them(what: str, kind: str, now: Identity, then: Identity) -> str:
-    """The remedy for an access, `what`, that nothing orders after an earlier one, `kind`."""
-    first, second = (f"the {kind}", f"the {what}") if what != kind else (f"one {kind}", "the other")
-    remedy = f"signal (release) after {first} and wait for it (acquire) before {second}"
-    if any(one.kernel.startswith("torch (") for one in (now, then)):
-        if now.rank == then.rank:
-            return f"{remedy}, or let one stream wait for the other"
-        return f"{remedy}, or put world.barrier() between the two"
-    if (what, kind) == ("read", "write") and now.rank != then.rank:
-        remedy += "; if the write came too early, the other way round: a credit of the reader"
-    return remedy

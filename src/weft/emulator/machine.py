@@ -165,6 +165,7 @@ class Machine:
         if self.ledger is not None:  # behind the observers: they hear of a signal before its fault
             self.watch(self.ledger)
             self.findings.weak_link = self.ledger.weak_link
+            self.findings.overwritten = self.shadow.overwritten.get
         if hardware is not None:
             from weft.emulator.timed_program import TimedProgram
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _LOOKS, _SIGNALS = with_trait("looks"), with_trait("signals")
 _ATOMICS = ("atomic_rmw", "atomic_cas")
+# What gives an address back as it was, or a peer's address of the same word.
+_ADDRESSES = ("weft.at", "weft.consume", "weft.translate")
+READ = "*"
 
 # The words of a world that its table leads to, and no argument of a kernel.
 _BY_TABLE = "barrier_arrivals"
@@ -34,7 +37,8 @@ _BY_TABLE = "barrier_arrivals"
 
 @dataclass(frozen=True)
 class Site:
-    """One call in a kernel's code; `roots` are the parameters behind its address."""
+    """One call in a kernel's code; `roots` are the parameters behind its address, those that only
+    lead to memory from which it is computed with READ before the name."""
 
     place: Place
     line: int
@@ -82,17 +86,13 @@ def _signals(
 
 def _may_be(site: Site, awaited: Allocation, values: dict[str, Any], memory: Memory) -> bool:
     """Can the address that is computed from these parameters be a word of `awaited`?"""
-    behind = [_allocation(values.get(root), memory) for root in site.roots]
-    symmetric = [a for a in behind if a is not None and a.heap_offset is not None]
-    if any(a.heap_offset == awaited.heap_offset and a.heap == awaited.heap for a in symmetric):
-        return True
-    local = [a for a in behind if a is not None and a.heap_offset is None]
-    if awaited in local:
-        return True
-    if symmetric:
-        return False
+    pointers = [a for root in site.roots if (a := _allocation(values.get(root), memory))]
+    if pointers:
+        places = [(a.heap, a.heap_offset) for a in pointers if a.heap_offset is not None]
+        return awaited in pointers or (awaited.heap, awaited.heap_offset) in places
     # An address from a table: the world's own leads to its barrier, another one anywhere.
-    tables_only = bool(local) and all(a.name == "world_table" for a in local)
+    tables = [_allocation(values.get(root.removeprefix(READ)), memory) for root in site.roots]
+    tables_only = any(tables) and all(a.name == "world_table" for a in tables if a is not None)
     return awaited.name == _BY_TABLE if tables_only else awaited.heap_offset is not None
 
 
@@ -121,10 +121,11 @@ def _parameters(kernel: EmulatedKernel) -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def _sites(kernel: EmulatedKernel) -> tuple[Site, ...]:
     tree = _tree(kernel)
-    roots = _Roots(tree, frozenset(_parameters(kernel)))
+    calls = list(_calls(tree))
+    roots = _Roots(tree, frozenset(_parameters(kernel)), [address for *_, address in calls])
     return tuple(
         Site(kernel.locations[_number(call)], call.lineno, looks, signals, roots.of(address))
-        for call, looks, signals, address in _calls(tree)
+        for call, looks, signals, address in calls
     )
 
 
@@ -134,11 +135,9 @@ def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, bool, bool, ast.expr]]:
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         if node.func.attr == "extern":
-            name = base_symbol(str(getattr(node.args[0], "value", "")))
-            arguments = node.args[1]
+            name = _symbol(node)
             if name in _LOOKS or name in _SIGNALS:
-                assert isinstance(arguments, ast.Tuple)
-                yield node, name in _LOOKS, name in _SIGNALS, arguments.elts[0]
+                yield node, name in _LOOKS, name in _SIGNALS, _first(node)
         elif node.func.attr in _ATOMICS:
             yield node, True, True, node.args[3 if node.func.attr == "atomic_rmw" else 2]
         elif node.func.attr == "load" and _is_volatile(node):
@@ -155,30 +154,90 @@ def _number(call: ast.Call) -> int:
     return numbers[-1]
 
 
-class _Roots:
-    """From which parameters a value is computed: every assignment counts, whatever its place."""
+Known = dict[str, frozenset[str]]
 
-    def __init__(self, tree: ast.Module, parameters: frozenset[str]) -> None:
-        self.parameters = parameters
-        self._sources: dict[str, set[str]] = {}
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.Assign, ast.AugAssign, ast.For)):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                value = node.iter if isinstance(node, ast.For) else node.value
-                names = _names(value)
-                for target in targets:
-                    for name in _names(target):
-                        self._sources.setdefault(name, set()).update(names)
+
+class _Roots:
+    """From which parameters each of `asked` is computed, by the assignments that reach it: names
+    of generated code come again in other blocks."""
+
+    def __init__(self, tree: ast.Module, parameters: frozenset[str], asked: list[ast.expr]) -> None:
+        self._lines: dict[int, list[ast.expr]] = {}
+        for address in asked:
+            self._lines.setdefault(address.lineno, []).append(address)
+        self._found: dict[ast.expr, frozenset[str]] = dict.fromkeys(asked, frozenset())
+        self._block(tree.body, {name: frozenset({name}) for name in parameters})
 
     def of(self, address: ast.expr) -> frozenset[str]:
-        found: set[str] = set()
-        left = list(_names(address))
-        while left:
-            name = left.pop()
-            if name not in found:
-                found.add(name)
-                left += self._sources.get(name, ())
-        return self.parameters & found
+        return self._found[address]
+
+    def _block(self, body: list[ast.stmt], known: Known) -> Known:
+        """What is known behind these statements; `known` is changed."""
+        for statement in body:
+            self._statement(statement, known)
+        return known
+
+    def _statement(self, statement: ast.stmt, known: Known) -> None:
+        for line in range(statement.lineno, _own_end(statement) + 1):
+            for address in self._lines.get(line, ()):
+                self._found[address] |= _roots_of(address, known)
+        if isinstance(statement, ast.FunctionDef):
+            self._block(statement.body, dict(known))
+        elif isinstance(statement, (ast.Assign, ast.AugAssign)):
+            roots = _roots_of(statement.value, known)
+            for target in getattr(statement, "targets", None) or [statement.target]:
+                for name in _names(target):
+                    known[name] = roots
+        elif isinstance(statement, (ast.For, ast.While)):
+            self._loop(statement, known)
+        else:
+            branches = [self._block(block, dict(known)) for block in _blocks(statement) if block]
+            for branch in branches:
+                _join(known, branch)
+
+    def _loop(self, statement: ast.For | ast.While, known: Known) -> None:
+        before: Known | None = None
+        while known != before:
+            before = dict(known)
+            if isinstance(statement, ast.For):
+                for name in _names(statement.target):
+                    known[name] = known.get(name, frozenset()) | _roots_of(statement.iter, known)
+            _join(known, self._block(statement.body, dict(known)))
+
+
+def _join(known: Known, other: Known) -> None:
+    for name, roots in other.items():
+        known[name] = known.get(name, frozenset()) | roots
+
+
+def _roots_of(value: ast.AST, known: Known) -> frozenset[str]:
+    if isinstance(value, ast.Name):
+        return known.get(value.id, frozenset())
+    name = ""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        name = value.func.attr
+        if name == "extern" and _symbol(value) in _ADDRESSES:
+            return _roots_of(_first(value), known)
+    inner = (_roots_of(node, known) for node in ast.iter_child_nodes(value))
+    roots = frozenset[str]().union(*inner)
+    if name in ("extern", "load", *_ATOMICS):  # what memory holds
+        return frozenset(READ + root.removeprefix(READ) for root in roots)
+    return roots
+
+
+def _symbol(extern: ast.Call) -> str:
+    return base_symbol(str(getattr(extern.args[0], "value", "")))
+
+
+def _first(extern: ast.Call) -> ast.expr:
+    assert isinstance(extern.args[1], ast.Tuple)
+    return extern.args[1].elts[0]
+
+
+def _own_end(statement: ast.stmt) -> int:
+    """The last line of what a statement says before its blocks, if it has any."""
+    blocks = [block[0].lineno for block in _blocks(statement) if block]
+    return min(blocks) - 1 if blocks else statement.end_lineno or statement.lineno
 
 
 def _names(node: ast.AST) -> set[str]:

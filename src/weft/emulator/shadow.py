@@ -103,6 +103,8 @@ class Shadow:
         self._after_reads: dict[tuple[int, int], int] = {}
         self._after_atomics: dict[tuple[int, int, bool], int] = {}
         self._written: dict[int, int] = {}
+        # By the segment of a write: the writer of what it came over, None where several had been.
+        self.overwritten: dict[int, int | None] = {}
         self._fresh: dict[tuple[int, int, bool], int] = {}
 
     def known_after_read(self, number: int, segment: int) -> int | None:
@@ -146,6 +148,9 @@ class Shadow:
             if accesses is not None:
                 for earlier in self._unordered(accesses, clock, own):
                     on_conflict(kind, earlier)
+        writer = history.writer
+        if writer != segment and self.overwritten.setdefault(segment, writer) != writer:
+            self.overwritten[segment] = None
         return self.written(segment)
 
     def written(self, segment: int) -> int:

@@ -44,7 +44,10 @@ def standstill(machine: Machine, stuck: list[Waiter], unstarted: list[KernelWork
         found = [(verdict._replace(kind="residency"), group) for verdict, group in found]
     # What cannot be satisfied is the cause of what waits for it: it comes first, with the table.
     found.sort(key=lambda one: ORDER.index(one[0].kind))
-    message, remedy = "every program that is left waits:", "see who could have signalled, above"
+    message, remedy = (
+        "every program that is left waits:",
+        "signal before that wait: above is who could have",
+    )
     if any(verdict.kind == "residency" for verdict, _ in found):
         message, remedy = _residency(unstarted, machine.num_sms)
         remedy += _beside(machine, unstarted)

@@ -26,6 +26,7 @@ class Access:
             self.program.machine.findings.race(
                 self.program, self.allocation, self._where(number), self.what, kind, earlier,
                 self.program.locations[self.loc], self.segment,
+                self.program.shadow.histories[number].writer,
             )  # fmt: skip
 
         return report
