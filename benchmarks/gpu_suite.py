@@ -33,9 +33,9 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAIR = 2
 # Processes beside each other: on all GPUs, on each pair of them, and on a pair that has no others.
-ON_ALL, ON_PAIR, ON_LONE_PAIR = 3, 2, 5
+ON_ALL, ON_PAIR, ON_LONE_PAIR = 3, 2, 7
 # Short tests share a process, up to so many seconds; of one that was never run nothing is known.
-TOGETHER_S, UNKNOWN_S = 45.0, 20.0
+TOGETHER_S, UNKNOWN_S = 60.0, 20.0
 # Less is not worth beginning one for.
 LEAST_S = 15.0
 
