@@ -46,8 +46,8 @@ _KINDS = [
         " streams. Where the two are of different launches of one kernel, the report says of which:"
         " a faster rank has overwritten what a slower one still uses.",
         "Signal (release) after the access that must come first and wait for it (acquire) before"
-        " the other, both with a scope that covers the two; before a buffer is used again wait for its"
-        " readers. Either of the two may come first in a run: the report says which one must, by"
+        " the other, both with a scope that covers the two; before a buffer is used again wait for"
+        " its readers. Either of the two may come first in a run: the report says which must, by"
         " what lay in memory before the write. A read that found nothing there needs the write; one"
         " of what an earlier call had left may want either, and both remedies are named.",
         "missing_wait",
