@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import gc
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fake_machine import run_ranks
+from torchrun import on_two_and_four_gpus, once, torchrun
 
 import weft
 import weft.ops
@@ -18,6 +24,9 @@ from weft.ops import ag_gemm, card, gemm_ar, gemm_rs
 from weft.ops._plan import PlanRunner
 from weft.runtime import call_log, calls, replays, slots
 
+ROOT = Path(__file__).parent.parent.parent
+SCRIPT = Path(__file__).parent / "scripts" / "sizes_that_grow.py"
+SAID = r"rank (\d) of \d: 6 sizes in \d+ bytes, all together take \d+"
 K, N = 64, 32
 
 
@@ -207,3 +216,19 @@ def test_mailboxes_that_grow_fit_too(recorded):
 
     with weft.emulated(ranks=2) as ranks:
         ranks.run(main)
+
+
+@pytest.mark.slow
+def test_all_operators_emulated():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "weft", "emulate", str(SCRIPT), "--ranks", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert sorted(re.findall(f"^{SAID}$", done.stdout, re.MULTILINE)) == ["0", "1"]
+
+
+@on_two_and_four_gpus
+def test_all_operators_on_gpus(ranks):
+    """What was recorded is a torch.cuda.graph; where nothing has to be freed the script fails."""
+    said = once(torchrun(SCRIPT, ranks), SAID)
+    assert said == [str(rank) for rank in range(ranks)]
