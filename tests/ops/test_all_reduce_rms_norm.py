@@ -9,7 +9,7 @@ import torch
 
 import weft
 from weft.base.dtypes import tolerance
-from weft.base.errors import ConfigError, ShapeError
+from weft.base.errors import CallOrderError, ConfigError, ShapeError
 from weft.base.target import TARGETS
 from weft.language import triton_api
 from weft.ops.all_reduce_rms_norm import Config, all_reduce_rms_norm, candidates, kernels, op
@@ -128,3 +128,20 @@ def test_few_rows_go_by_packets():
 
     assert [first(m) for m in (1, 8, 9, 64, 65)] == ["one_shot"] * 2 + ["two_shot"] * 2 + ["push"]
     assert first(1, (2, 2)) == "push"
+
+
+def test_eps_is_a_part_of_the_call(ranks):
+    """Ranks of another eps would have other results; and what is kept of a call has its own."""
+    problem = op.make_problem(2, {"m": 4, "n": 16}, "float32")
+
+    def main():
+        world = weft.init()
+        x, residual, weight = op.make_inputs(problem, world.rank).values()
+        many, _ = all_reduce_rms_norm(x, residual, weight, world=world, eps=1e6)
+        few, _ = all_reduce_rms_norm(x, residual, weight, world=world, eps=0.0)
+        assert many.abs().max() < 0.1 < few.abs().max()
+        world.synchronize()
+        all_reduce_rms_norm(x, residual, weight, world=world, eps=1e-5 * (1 + world.rank))
+
+    with pytest.raises(CallOrderError, match=r"eps=1e-05 .* but rank 1 calls .* eps=2e-05 "):
+        ranks(main, 2)

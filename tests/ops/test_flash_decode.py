@@ -10,7 +10,7 @@ from compiling import check_code
 
 import weft
 from weft.base.dtypes import tolerance
-from weft.base.errors import CallOrderError, ConfigError, DtypeError, ShapeError
+from weft.base.errors import CallOrderError, ConfigError, DtypeError, OutOfBoundsError, ShapeError
 from weft.base.target import TARGETS
 from weft.ops._baselines import decode
 from weft.ops.flash_decode import Config, candidates, flash_decode, kernels, op
@@ -209,6 +209,43 @@ def test_ranks_that_differ_are_told(ranks):
         op.run(world, problem, op.make_inputs(problem, world.rank))
 
     with pytest.raises(CallOrderError, match="flash_decode m=2.*flash_decode m=3"):
+        ranks(main, 2)
+
+
+def test_ranks_that_scale_otherwise_are_told(ranks):
+    problem = problem_for(2)
+
+    def main():
+        world = weft.init()
+        mine = op.make_inputs(problem, world.rank)
+        flash_decode(**mine, world=world, scale=0.5)  # of the right ones more than one is kept
+        flash_decode(**mine, world=world)
+        flash_decode(**mine, world=world, scale=0.25 + world.rank)
+
+    told = r"call 2 .* rank 0 calls flash_decode .* scale=0.25 .* rank 1 calls .* scale=1.25 "
+    with pytest.raises(CallOrderError, match=told):
+        ranks(main, 2)
+
+
+@pytest.mark.parametrize("page", [-1, 6, 2**30])
+def test_a_page_that_the_cache_has_not_is_found_on_the_emulator(ranks, page):
+    problem = problem_for(2, n=8)
+    inputs = all_inputs(problem)
+
+    def main():
+        world = weft.init()
+        mine = dict(inputs[world.rank])
+        for name in ("k_cache", "v_cache"):
+            mine[name] = torch.zeros(6, 4, problem.kv_heads, problem.k)
+        mine["lengths"] = torch.full_like(mine["lengths"], 8)
+        table = torch.zeros(problem.m, 2, dtype=torch.int32)
+        flash_decode(**mine, block_table=table, world=world)
+        world.synchronize()
+        table[0, 1] = page
+        flash_decode(**mine, block_table=table, world=world)
+        world.synchronize()
+
+    with pytest.raises(OutOfBoundsError, match="attention_decode.py"):
         ranks(main, 2)
 
 

@@ -100,7 +100,7 @@ def experts_wgrad(
     if not slots or not out.numel():
         return out.zero_()
     first = torch.zeros(experts + 1, dtype=torch.int32, device=x.device)
-    first[1:] = counts.sum(0).cumsum(0)
+    first[1:] = counts.sum(0).cumsum(0).clamp(0, slots)  # whatever the counts say
     cut = cut_of(p, q, slots, str(x.dtype), target)
     shape = gemm.Shape(p, q, slots, p, q, q)
     experts_wgrad_multiply[(min(experts * cut.num_tiles(p, q), target.num_sms),)](

@@ -230,6 +230,10 @@ def check_tensors(op: str, world: Any, x: Any, b: Any, routing: Routing) -> None
     _lanes.check_tensor(op, "b", b.transpose(1, 2) if is_nk(b) else b, world)
     for name, table in routing.tables._asdict().items():
         _lanes.check_tensor(op, name, table, world)
+    for name in ("slot_of", "counts"):
+        if getattr(routing.tables, name).dim() != 2:
+            shape = tuple(getattr(routing.tables, name).shape)
+            raise ShapeError(f"{op}: the table {name} has shape {shape}; pass what moe_route gave")
     (_, k), (experts, k_b, _) = x.shape, b.shape
     if k != k_b:
         raise ShapeError(f"{op}: x has k={k} but b has k={k_b}; pass b as [experts, k, n]")
@@ -255,7 +259,33 @@ def problem_of(kind: Any, world: Any, x: Any, b: Any, routing: Routing) -> Any:
     m, top_k = routing.tables.slot_of.shape
     nodes = _lanes.nodes_of(world)
     rest = (str(x.dtype), nodes, k, experts, top_k, routing.tile_m, is_nk(b))
-    return kind(m, n, world.num_ranks, *rest)
+    problem = kind(m, n, world.num_ranks, *rest)
+    check_tables(problem, routing)
+    return problem
+
+
+def check_tables(problem: Problem, routing: Routing) -> None:
+    """Raises  ShapeError, DtypeError: tables that no router made for this problem, as far as the
+    host can see: what they hold is on the device"""
+    slots, room = problem.num_slots, problem.routing.max_tiles
+    # ids and weights are own tokens', for the router's gradient alone.
+    shapes = {
+        "token_of": (slots,), "weight_of": (slots,), "slot_of": (problem.m, problem.top_k),
+        "counts": (problem.num_ranks, problem.experts), "tiles": (5, room), "turns": (room,),
+        "num_tiles": (1,),
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        table = getattr(routing.tables, name)
+        dtype = torch.float32 if name == "weight_of" else torch.int32
+        if table.shape != shape:
+            raise ShapeError(
+                f"{problem.op}: the table {name} has shape {tuple(table.shape)}; of m={problem.m} "
+                f"tokens with top_k={problem.top_k}, {problem.experts} experts, "
+                f"{problem.num_ranks} ranks and tile_m={problem.tile_m} it is {shape}: pass what "
+                "moe_route gave"
+            )
+        if table.dtype != dtype:
+            raise DtypeError(f"{problem.op}: the table {name} is {table.dtype}, not {dtype}")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ Which rows belong to which expert is known on the device alone. A table says wha
 (weft.tiles.route makes it), and the GEMM template runs it with these hooks, for as many rows of
 tiles as a word on the device says:
 
-    gemm.gemm(b, shape, tile, tl.load(num_tiles), first, step,
+    gemm.gemm(b, shape, tile, grouped.num_tiles(tables, experts), first, step,
               grouped.in_turn, grouped.Turns(..),         the tile's record, by the tables
               ready, ..,                                  waits for ranks at.lo .. at.hi, then
                                                           gives grouped.rows_by_token(..)
@@ -85,6 +85,19 @@ class Turns(NamedTuple):
     turns: Any
     room: Any
     group_m: Any
+
+
+@triton.jit
+def num_tiles(routing, experts):
+    """How many tiles the tables say that there are; of a number that is wrong, as many as they have
+    room for. routing: Tables; experts: Experts"""
+    return tl.minimum(tl.load(routing.num_tiles), experts.room)
+
+
+@triton.jit
+def num_sources(at, num_ranks):
+    """How many ranks have tokens of a tile, or may have: no table makes it more than there are."""
+    return tl.minimum(at.hi + 1, num_ranks) - at.lo
 
 
 @triton.jit
@@ -179,7 +192,7 @@ def push_rows(partials, at, value, tile, rank, n, routing, experts, world):
     place = (rank * experts.rows * experts.top_k + row).to(tl.int64) * n
     there = partials + place[:, None] + j[None, :]
     share = (value * weight[:, None]).to(partials.dtype.element_ty)
-    for to in range(at.lo, at.hi + 1):
+    for to in range(at.lo, at.lo + num_sources(at, world.num_ranks)):
         mask = (here & (owner == to))[:, None] & (j < n)[None, :]
         wl.put(world, there, share, to=to, mask=mask)
 

@@ -62,7 +62,8 @@ class Ready(NamedTuple):
 def _ready(at, segment, tile, args):
     """Before a tile's operands are read. args: Ready"""
     word = args.gathered_ready + at.lo * args.experts.lanes
-    wl.wait(word, args.e, (at.hi - at.lo + 1) * args.experts.lanes, world=args.world)
+    count = grouped.num_sources(at, args.world.num_ranks)
+    wl.wait(word, args.e, count * args.experts.lanes, world=args.world)
     return grouped.rows_by_token(at, args.gathered, args.routing.token_of)
 
 
@@ -84,7 +85,7 @@ def ag_moe_multiply(
             )
     first = (program + num_programs - experts.lanes) % num_programs  # feeders come last
     gemm.gemm(
-        b, shape, tile, tl.load(routing.num_tiles), first, num_programs,
+        b, shape, tile, grouped.num_tiles(routing, experts), first, num_programs,
         grouped.in_turn, grouped.Turns(routing.tiles, routing.turns, experts.room, experts.group_m),
         _ready, Ready(e, gathered, gathered_ready, experts, routing, world),
         grouped.emit_slots, gemm.Stored(products, shape),
@@ -115,7 +116,7 @@ def ag_moe_multiply_sm90(
     ready: gl.constexpr = _ready
     emit: gl.constexpr = grouped_sm90.emit_slots
     gemm_sm90.gemm(
-        gathered, b, products, shape, gl.load(routing.num_tiles), first, num_programs,
+        gathered, b, products, shape, grouped.num_tiles(routing, experts), first, num_programs,
         gemm_sm90.Shared(sums, summed, e, world),
         tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
         order, grouped.Turns(routing.tiles, routing.turns, experts.room, experts.group_m),

@@ -100,14 +100,15 @@ def moe_rs_multiply(
     slots.slot_wait_free(world, slot, e)
     # weft: allow peer-from-data: moe_route writes lo and hi, and they are ranks
     gemm.gemm(
-        b, shape, tile, tl.load(routing.num_tiles), program, num_programs,
+        b, shape, tile, grouped.num_tiles(routing, experts), program, num_programs,
         grouped.in_turn_backwards, grouped.Turns(routing.tiles, routing.turns, experts.room,
             experts.group_m),
         grouped.read_slots, grouped.Slots(x),
         _emit, Emit(partials, rank, experts, routing, shape, world),
         announce=_announce, announce_args=Announce(e, partials_ready, rank, experts, world),
     )  # fmt: skip
-    words = world.num_ranks * experts.columns * tl.load(routing.num_tiles)
+    tiles = grouped.num_tiles(routing, experts)
+    words = world.num_ranks * experts.columns * tiles
     wl.wait(partials_ready, e, words, world=world)
     grouped.sum_rows(
         scattered, partials, rank, shape.n, experts, program, num_programs, world.num_ranks

@@ -108,7 +108,7 @@ def _template(kernel: core.Kernel, twin: str) -> list[str]:
     is_whole, right, result = mapping.cuts == "whole", operands[-2], operands[-1]
     num_m = "num_m" if is_whole else f"world.num_ranks * {mapping.name}.tiles_m"
     if by_tables:
-        num_m = f"{'tl' if twin == 'plain' else 'gl'}.load({mapping.of[0]}.num_tiles)"
+        num_m = f"grouped.num_tiles({mapping.of[0]}, {mapping.name})"
     first = "first" if _feeds(kernel) else "program"
     if twin == "plain":
         rows = [f"{right}, shape, tile, {num_m}, {first}, num_programs,"]

@@ -161,13 +161,15 @@ def _wait(one: core.Wait, kernel: core.Kernel, twin: str) -> Piece:
     if one.words == "sources":
         lines = (
             f"word = {signals} + at.lo * {by}.lanes",
-            _said(f"wl.wait(word, args.e, (at.hi - at.lo + 1) * {by}.lanes{how}", one),
+            "count = grouped.num_sources(at, args.world.num_ranks)",
+            _said(f"wl.wait(word, args.e, count * {by}.lanes{how}", one),
         )
         return Piece(lines)
     cut = _mapping_of(one, kernel)
     if one.words == "all" and cut.sort == "tables":
         lines = (
-            f"words = args.world.num_ranks * {by}.columns * tl.load(args.{cut.of[0]}.num_tiles)",
+            f"tiles = grouped.num_tiles(args.{cut.of[0]}, {by})",
+            f"words = args.world.num_ranks * {by}.columns * tiles",
             _said(f"wl.wait({signals}, args.e, words{how}", one),
         )
         return Piece(lines)
