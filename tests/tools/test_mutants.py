@@ -91,6 +91,30 @@ def test_a_note_that_says_nothing_is_misuse(tmp_path, capsys):
     assert "no kind of mutant is called 'forget'" in capsys.readouterr().err
 
 
+def test_a_program_that_fails_itself_is_reported_as_any_finding(tmp_path, capsys):
+    script, page = tmp_path / "tell.py", tmp_path / "tell.html"
+    text = SCRIPT.replace("{more}", "")
+    waits = next(line for line in text.splitlines() if "wl.wait(" in line)
+    script.write_text(text.replace(waits, "    pass"))
+    words = ["verify", str(script), "--ranks", "2", "--mutants"]
+    assert main([*words, "--html", str(page)]) == 1
+    said = capsys.readouterr()
+    line = 1 + text[: text.index("    tl.store(out")].count("\n")
+    assert f"tell.py:{line} in tell" in said.out and "remedy: signal" in said.out
+    assert "missing (dashed)" in said.out and "<html" in page.read_text()
+    assert "no mutant was tried" in said.err
+    assert main([*words, "--json"]) == 1
+    values = json.loads(capsys.readouterr().out)
+    assert values["races"] and values["mutants"] == 0
+    assert values["bound"] == "the program as it is, 2, seed 0"
+
+
+def test_an_operators_wrong_answer_is_reported_before_its_mutants(capsys, monkeypatch):
+    monkeypatch.setattr(mutants, "rel_err", lambda got, want: 1.0)
+    assert main("verify all_gather --ranks 2 --shape m=4,n=8 --mutants".split()) == 1
+    assert "WrongAnswer: rank 0: an error of 1" in capsys.readouterr().out
+
+
 def test_configurations_that_differ_in_their_tiles_run_once():
     op = card("moe_rs")
     problem = Work(op, 2, op.trials[0].shape, "float32").problem()

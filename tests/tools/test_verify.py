@@ -36,6 +36,36 @@ world.close()
 """
 
 
+# Right in a slot's first call: with two slots, two calls show nothing.
+COUNTS = """
+import torch, triton
+import triton.language as tl
+import weft
+import weft.language as wl
+
+@triton.jit
+def tell(world, slot, box, ready, out):
+    right = (wl.rank(world) + 1) % wl.num_ranks(world)
+    e = wl.slot_epoch(slot)
+    wl.slot_wait_free(world, slot, e)
+    wl.put(world, box, wl.rank(world), to=right)
+    wl.notify(world, ready, to=right)
+    wl.wait(ready, at_least=2 * e - 1, world=world)  # each call signals once
+    tl.store(out, tl.load(box))
+    wl.slot_close(world, slot, e)
+
+world = weft.init()
+for turn in range(2):
+    slot = world.workspace(
+        "tell", buffers={"box": ((1,), torch.int32)}, signals={"ready": (1, torch.int64)}
+    )
+    out = torch.zeros(1, dtype=torch.int32)
+    tell[(1,)](world.arg, slot.arg, slot.box, slot.ready, out)
+    assert out.item() == (world.rank - 1) % world.num_ranks
+world.close()
+"""
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -159,3 +189,38 @@ def test_every_example_in_full(here: Path, capsys, path: Path, args: str):
     assert main([*words.split(), "--max-seconds", "3600", "--json", "--", *args.split()]) == 0
     values = json.loads(capsys.readouterr().out)
     assert values["complete"] is True and values["ok"] is True
+
+
+def test_calls_as_few_as_slots_are_tried_on_one_slot_as_well(here: Path, capsys, monkeypatch):
+    script = here / "counts.py"
+    script.write_text(COUNTS)
+    values = values_of(f"verify {script} --ranks 2 --schedules 2", capsys, code=1)
+    assert values["bound"] == "drawn from seeds, every other one on one slot (WEFT_SLOTS=1)"
+    (stuck,) = values["deadlocks"]
+    assert stuck["kind"] == "unsatisfiable wait"
+    assert stuck["first"]["line"] == 1 + COUNTS[: COUNTS.index("    wl.wait(")].count("\n")
+    assert main(["verify", str(script), "--ranks", "2", "--schedules", "1"]) == 0
+    assert main(["verify", str(script), "--ranks", "2", "--seed", "1", "--schedules", "1"]) == 1
+    assert "see it again with --seed 1 --schedules 1" in capsys.readouterr().err
+    monkeypatch.setenv("WEFT_SLOTS", "3")
+    assert values_of(f"verify {script} --schedules 2", capsys, code=1)["deadlocks"]
+    monkeypatch.setenv("WEFT_SLOTS", "1")
+    assert (
+        values_of(f"verify {script} --schedules 1", capsys, code=1)["bound"] == "drawn from seeds"
+    )
+
+
+def test_on_one_slot_to_the_end_and_again_from_its_file(here: Path, capsys):
+    (here / "counts.py").write_text(COUNTS)
+    values = values_of("verify counts.py --ranks 2 --exhaustive --max-executions 8", capsys, code=1)
+    (path,) = values["replays"]
+    assert "one_slot" in path and values["deadlocks"]
+    assert values_of(f"verify --replay {path}", capsys, code=1)["deadlocks"]
+
+
+def test_what_has_no_slots_is_not_explored_twice(here: Path, capsys):
+    script = here / "patient.py"
+    script.write_text(IMPATIENT.replace("{seen}", "1"))
+    words = ["verify", str(script), "--ranks", "2", "--exhaustive"]
+    assert main(words) == 0
+    assert "one slot" not in capsys.readouterr().err

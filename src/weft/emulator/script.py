@@ -57,7 +57,7 @@ def run_script(
         session.run_each(mains, raising=False)
         for rank, error in sorted(session.errors.items()):
             if not _is_clean_exit(error):
-                session.report.add(_finding_of(error, rank))
+                session.report.add(finding_of(error, rank))
         if at_end is not None:
             at_end(session)
         return session.report
@@ -143,8 +143,8 @@ def _is_clean_exit(error: BaseException) -> bool:
 PASS_ARG = "pass world.arg: it is what kernels take, as the argument they call `world`"
 
 
-def _finding_of(error: BaseException, rank: int) -> Finding:
-    """An exception that ended a rank's script, with the script's own line."""
+def finding_of(error: BaseException, rank: int | None) -> Finding:
+    """An exception that ended a rank's code, with the script's own line."""
     place = getattr(error, "place", None) or Place()
     if not place.frames:
         place = _place_of(error.__traceback__)

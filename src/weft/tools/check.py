@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,23 @@ from weft.base.report import Report
 from weft.base.target import TARGETS
 
 REPLAYS = 3
+
+
+# How many slots a workspace has, and the least there can be.
+SLOTS, ONE_SLOT = "WEFT_SLOTS", "1"
+
+
+@contextmanager
+def one_slot() -> Iterator[None]:
+    """Every call uses the slot of the call before: only credits keep them apart."""
+    before = os.environ.get(SLOTS)
+    os.environ[SLOTS] = ONE_SLOT
+    try:
+        yield
+    finally:
+        os.environ.pop(SLOTS)
+        if before is not None:
+            os.environ[SLOTS] = before
 
 
 @dataclass(frozen=True)
@@ -120,7 +138,7 @@ def call_back_to_back(work: Work, config: Any = None, *, barriers: bool = False)
     """
     import weft
 
-    os.environ["WEFT_SLOTS"] = "1"  # of this emulated rank
+    os.environ[SLOTS] = ONE_SLOT  # of this emulated rank
     world = weft.init()
     inputs = [
         {name: _to(value, world.device) for name, value in work.inputs(world.rank, seed).items()}
@@ -141,7 +159,7 @@ def call_recorded(work: Work, config: Any = None) -> list[Any]:
     """On one rank: a call, then one that is recorded and replayed three times without a pause."""
     import weft
 
-    os.environ["WEFT_SLOTS"] = "1"  # of this emulated rank
+    os.environ[SLOTS] = ONE_SLOT  # of this emulated rank
     world = weft.init()
     plain = work.inputs(world.rank, 0)
     mine = {name: _to(value, world.device) for name, value in plain.items()}

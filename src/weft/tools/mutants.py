@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,9 +12,11 @@ from weft.base.report import Report
 from weft.base.target import TARGETS
 from weft.base.topology import Topology
 from weft.compiler.lower import source
-from weft.tools.check import Work, rel_err
+from weft.emulator.observation import Observer, Recorder
+from weft.emulator.rewriting import Rewrite
+from weft.tools.check import Work, one_slot, rel_err
 from weft.verify.laggards import chooser_of
-from weft.verify.mutants import Bounds, MutantReport, Run, WrongAnswer, search
+from weft.verify.mutants import Bounds, MutantReport, ProgramFails, Run, WrongAnswer, search
 from weft.verify.mutants.woven import search_woven
 
 Progress = Callable[[int, int], None]
@@ -32,7 +32,7 @@ def mutants_of_op(
 ) -> MutantReport:  # fmt: skip
     """Every mutant of the operator of `work`, under each of its configurations.
 
-    Raises  UsageError: the operator itself shows something
+    Raises  ProgramFails: the operator itself shows something
     """
     if configs is None:
         configs = work.op.candidates(work.problem(), TARGETS["emu"])
@@ -45,7 +45,7 @@ def mutants_in_trials(
 ) -> MutantReport:
     """Every mutant of an operator in its card's trials; of one transport, or of all.
 
-    Raises  UsageError: the operator itself shows something
+    Raises  ProgramFails: the operator itself shows something
     """
     subject = f"{op.name} {transport}".strip()
     runs = list(trial_runs(op, transport))
@@ -81,6 +81,21 @@ def _with(run: Run, kernel: Any, mutant: Any) -> Callable[[int, Any], Report]:
     return with_mutant
 
 
+def shown_again(error: ProgramFails, subject: str, ranks: int) -> tuple[Recorder, Report]:
+    """The run of the program itself that shows something, with somebody looking on."""
+    from weft.emulator.script import finding_of
+
+    recorder = Recorder()
+    run: Any = error.run.run
+    try:
+        report = run(error.seed, Rewrite(), observers=[recorder])
+    except Exception as raised:
+        report = Report(subject, ranks)
+        report.add(getattr(raised, "finding", None) or finding_of(raised, None))
+    report.bound = f"the program as it is, {error.run.name}, seed {error.seed}"
+    return recorder, report
+
+
 def trial_runs(op: Op, transport: str = "") -> Iterator[Run]:
     """What `op.trials` ask for, with blocks and tiles so small that there are several."""
     for trial in op.trials:
@@ -108,7 +123,7 @@ def mutants_of_script(
 ) -> MutantReport:  # fmt: skip
     """Every mutant of a script.
 
-    Raises  UsageError: the script itself shows something
+    Raises  ProgramFails: the script itself shows something
     """
     runs = [script_run(path, args, topology)]
     return searched(runs, bounds, path, topology.num_ranks, on_mutant)
@@ -148,11 +163,11 @@ def op_run(
                 raise WrongAnswer(f"rank {world.rank}: an error of {error:.2g}")
         world.close()
 
-    def run(seed: int, rewrite: Any) -> Report:
-        with _one_slot():
+    def run(seed: int, rewrite: Any, observers: Sequence[Observer] = ()) -> Report:
+        with one_slot():
             with weft.emulated(
                 work.num_ranks, work.nodes or 1, seed, collect=True, rewrite=rewrite,
-                chooser=chooser_of(seed),
+                chooser=chooser_of(seed), observers=observers, name=work.op.name,
             ) as session:  # fmt: skip
                 session.run(main)
         return session.report
@@ -160,19 +175,6 @@ def op_run(
     nodes = "+".join(map(str, work.nodes or (work.num_ranks,)))
     place = ", inputs on the heap" if on_heap else ""
     return Run(f"{getattr(configs[0], 'transport', 'default')} on {nodes}{place}", run)
-
-
-@contextmanager
-def _one_slot() -> Iterator[None]:
-    """Every call uses the slot of the call before: only credits keep them apart."""
-    before = os.environ.get("WEFT_SLOTS")
-    os.environ["WEFT_SLOTS"] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop("WEFT_SLOTS")
-        if before is not None:
-            os.environ["WEFT_SLOTS"] = before
 
 
 def alike(work: Work) -> list[str]:
@@ -197,11 +199,11 @@ def script_run(path: str, args: Sequence[str], topology: Topology) -> Run:
     """The script as it is; what it says is not shown."""
     from weft.tools.emulate import run_script_once
 
-    def run(seed: int, rewrite: Any) -> Report:
-        with _one_slot():
+    def run(seed: int, rewrite: Any, observers: Sequence[Observer] = ()) -> Report:
+        with one_slot():
             return run_script_once(
                 path, list(args), topology, seed, said_to=io.StringIO(), rewrite=rewrite,
-                chooser=chooser_of(seed),
+                chooser=chooser_of(seed), observers=observers,
             )  # fmt: skip
 
     return Run("+".join(map(str, topology.sizes)), run)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from weft.base.errors import UsageError
 from weft.base.report import Finding, Report, Side
 from weft.base.target import TARGETS
 from weft.base.topology import Topology
-from weft.tools.check import CALLS, Work, rel_err
+from weft.tools.check import CALLS, Work, one_slot, rel_err
 from weft.tools.emulate import run_script_once
 from weft.tools.words import find_op, find_script, shape_text
 
@@ -46,6 +47,10 @@ class OpSubject:
     def variant(self) -> str:
         transport = getattr(self.config, "transport", "default")
         return transport if self.calls == "once" else f"{transport}, {self.calls}"
+
+    @property
+    def num_ranks(self) -> int:
+        return self.work.num_ranks
 
     @property
     def file(self) -> None:
@@ -98,18 +103,29 @@ class OpSubject:
 
 @dataclass
 class ScriptSubject:
-    """A script on all ranks of `topology`; what it says is the same every time, and not shown."""
+    """A script on all ranks of `topology`; what it says is the same every time, and not shown.
+
+    `slots` is how many each of its workspaces has, 1 or None: as many as usual.
+    """
 
     path: str
     args: Sequence[str]
     topology: Topology
     num_sms: int = NUM_SMS
+    slots: int | None = None
     deterministic = False
-    variant = "script"
+
+    @property
+    def variant(self) -> str:
+        return "script" if self.slots is None else "script, one slot"
 
     @property
     def name(self) -> str:
         return self.path
+
+    @property
+    def num_ranks(self) -> int:
+        return self.topology.num_ranks
 
     @property
     def file(self) -> str:
@@ -118,17 +134,18 @@ class ScriptSubject:
     def run(self, chooser: Chooser | None = None, *, seed: int = 0, observers: Any = ()) -> Ran:
         from weft.verify.exploration.search import Ran
 
-        return Ran(
-            run_script_once(
-                self.path, list(self.args), self.topology, seed, io.StringIO(), self.num_sms,
-                chooser=chooser, observers=observers,
-            )
-        )  # fmt: skip
+        with nullcontext() if self.slots is None else one_slot():
+            return Ran(
+                run_script_once(
+                    self.path, list(self.args), self.topology, seed, io.StringIO(), self.num_sms,
+                    chooser=chooser, observers=observers,
+                )
+            )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         return {
             "script": self.path, "args": list(self.args), "nodes": list(self.topology.sizes),
-            "num_sms": self.num_sms,
+            "num_sms": self.num_sms, "slots": self.slots,
         }  # fmt: skip
 
 
@@ -157,7 +174,7 @@ def subject_of(values: Mapping[str, Any]) -> AnySubject:
     if "script" in values:
         path = str(find_script(values["script"]))
         topology = Topology.of(None, values["nodes"])
-        return ScriptSubject(path, values["args"], topology, values["num_sms"])
+        return ScriptSubject(path, values["args"], topology, values["num_sms"], values["slots"])
     op = find_op(values["op"])
     work = Work(op, values["ranks"], values["shape"], values["dtype"], tuple(values["nodes"]))
     config = values["config"]

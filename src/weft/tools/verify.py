@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,7 @@ from weft.base.counts import counted
 from weft.base.errors import UsageError
 from weft.base.report import Finding, Report
 from weft.tools import console, options, pictures
-from weft.tools.check import CALLS, Work
+from weft.tools.check import CALLS, ONE_SLOT, SLOTS, Work
 from weft.tools.subjects import (
     NUM_SMS,
     AnySubject,
@@ -140,7 +140,8 @@ def verify(
     if is_script(subject):
         _check_script(subject, shape, dtype, calls)
         args = context.meta.get("script_args", [])
-        subjects = [ScriptSubject(str(find_script(subject)), args, topology, num_sms)]
+        script = ScriptSubject(str(find_script(subject)), args, topology, num_sms)
+        subjects = [script] if mutants else [*by_slots(script, exhaustive)]
     else:
         card = find_op(subject)
         small = exhaustive and not mutants
@@ -155,7 +156,7 @@ def verify(
             subjects = [replace(s, config=_smaller(s)) for s in subjects]
     if mutants:
         chosen = ranks is not None or nodes != "1" or bool(shape)
-        return run_mutants(subjects[0], work if chosen else None, max_seconds, json)
+        return run_mutants(subjects[0], work if chosen else None, max_seconds, html, json)
     if exhaustive:
         from weft.verify.exploration.search import Bounds
 
@@ -163,6 +164,24 @@ def verify(
         return run_exhaustive(subjects, bounds, save, html, json)
     count = DEFAULT_SCHEDULES if schedules is None else schedules
     return run_schedules(subjects, range(seed, seed + count), html, json)
+
+
+def by_slots(script: ScriptSubject, exhaustive: bool) -> Iterator[ScriptSubject]:
+    """The script as it is, and on one slot: calls as few as slots show no mistake in an epoch.
+
+    What is explored to its end is not explored twice where the number of slots changes nothing.
+    """
+    yield script
+    if os.environ.get(SLOTS) == ONE_SLOT:
+        return
+    other = replace(script, slots=1)
+    if not exhaustive or _events(script) != _events(other):
+        yield other
+
+
+def _events(script: ScriptSubject) -> list[tuple]:
+    recorder, _ = observed(lambda o: script.run(observers=o))
+    return [(one.kind, one.party, str(one.place), one.text) for one in recorder.events]
 
 
 def _check(
@@ -227,6 +246,8 @@ def run_schedules(subjects: list[AnySubject], seeds: range, html: str, json: boo
             on_schedule=lambda _: bar.advance(),
         )  # fmt: skip
     report.bound = "drawn from seeds"
+    if any(isinstance(one, ScriptSubject) and one.slots for one in subjects):
+        report.bound += f", every other one on one slot ({SLOTS}={ONE_SLOT})"
     if json:
         console.print_json({**report.to_json(), "executions": len(seeds), "bound": report.bound})
     else:
@@ -331,10 +352,15 @@ def draw(
         pictures.write(html, seen or [pictures.Seen(again(None)[0], [])], report)
 
 
-def run_mutants(subject: AnySubject, work: Work | None, max_seconds: float, json: bool) -> int:
-    """Every mutant of the subject; of an operator for which no `work` is chosen, in its trials."""
+def run_mutants(
+    subject: AnySubject, work: Work | None, max_seconds: float, html: str, json: bool
+) -> int:
+    """Every mutant of the subject; of an operator for which no `work` is chosen, in its trials.
+
+    Where the subject itself shows something, that is reported, and no mutant is tried.
+    """
     from weft.tools import mutants
-    from weft.verify.mutants import Bounds
+    from weft.verify.mutants import Bounds, ProgramFails
 
     bounds = Bounds(limit_s=max_seconds)
     what = subject.name
@@ -354,6 +380,15 @@ def run_mutants(subject: AnySubject, work: Work | None, max_seconds: float, json
             found = mutants.mutants_of_script(
                 subject.path, subject.args, subject.topology, bounds, on_mutant=advance
             )
+    except ProgramFails as error:
+        recorder, report = mutants.shown_again(error, what, subject.num_ranks)
+        if json:
+            console.print_json({**report.to_json(), "mutants": 0, "bound": report.bound})
+        else:
+            show(report, what)
+            console.notes().print("[dim]no mutant was tried: put the program itself right first[/]")
+        draw(report, lambda _: (recorder, report), html, quiet=json)
+        return console.PROBLEM
     finally:
         for bar in bars:
             bar.end()

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from weft.verify.mutants.records import Mutant, Site
 from weft.verify.mutants.results import MutantReport, Verdict
-from weft.verify.mutants.search import Bounds, Run, WrongAnswer, search
+from weft.verify.mutants.search import Bounds, ProgramFails, Run, WrongAnswer, search
 
-__all__ = ["Bounds", "Mutant", "MutantReport", "Run", "Site", "Verdict", "WrongAnswer", "search"]
+__all__ = [
+    "Bounds",
+    "Mutant",
+    "MutantReport",
+    "ProgramFails",
+    "Run",
+    "Site",
+    "Verdict",
+    "WrongAnswer",
+    "search",
+]

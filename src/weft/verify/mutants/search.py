@@ -82,6 +82,17 @@ class Bounds:
             yield runs[i % len(runs)], (i + 1) % seeds
 
 
+class ProgramFails(UsageError):
+    """The program itself shows something: `run` under `seed` shows it again."""
+
+    def __init__(self, run: Run, seed: int, shown: str) -> None:
+        super().__init__(
+            f"{run.name}, seed {seed}: the program itself shows {shown}; put that right before its "
+            "mutants are asked for"
+        )
+        self.run, self.seed = run, seed
+
+
 class WrongAnswer(AssertionError):
     """What a rank computed is not what the reference says."""
 
@@ -95,7 +106,7 @@ def search(
 
     `choose` may take some of the mutants; `on_mutant(done, all)` hears of the progress.
 
-    Raises  UsageError: the program itself shows something; a note that cannot be read
+    Raises  ProgramFails: the program itself shows something; UsageError: a note cannot be read
     """
     begin = time.monotonic()
     survey = Survey(runs, bounds)
@@ -133,10 +144,7 @@ class Survey:
             census = Census()
             for seed in range(bounds.census):
                 if shown := shows(run, seed, census):
-                    raise UsageError(
-                        f"{run.name}, seed {seed}: the program itself shows {shown}; put that "
-                        "right before its mutants are asked for"
-                    )
+                    raise ProgramFails(run, seed, shown)
             self.steps.append(bounds.of_one_census(census.steps))
             self.sites |= census.sites
             for mutant in census.mutants:

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from weft.base.errors import UsageError
 from weft.emulator.rewriting import Rewrite
 from weft.ir import core, text
 from weft.verify.mutants.records import Mutant, Site, lines_of
@@ -32,7 +31,7 @@ from weft.verify.mutants.results import (
     Verdict,
 )
 from weft.verify.mutants.rewrites import ToFirstFinding
-from weft.verify.mutants.search import Bounds, Run, most_steps, shows
+from weft.verify.mutants.search import Bounds, ProgramFails, Run, most_steps, shows
 
 # The program with one of its kernels generated from this: the ways it is run.
 Runs = Callable[[core.Kernel], Sequence[Run]]
@@ -46,7 +45,7 @@ def search_woven(
 
     `steps` is what the program takes, by whoever has run it already.
 
-    Raises  UsageError: the program itself shows something
+    Raises  ProgramFails: the program itself shows something
     """
     begin = time.monotonic()
     if steps is None:
@@ -95,7 +94,7 @@ def _steps_of(runs: Sequence[Run], bounds: Bounds) -> float:
     for run in runs:
         for seed in range(bounds.census):
             if shown := shows(run, seed, census):
-                raise UsageError(f"{run.name}, seed {seed}: the program itself shows {shown}")
+                raise ProgramFails(run, seed, shown)
     return bounds.of_one_census(census.steps)
 
 
