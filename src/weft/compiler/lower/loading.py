@@ -1,13 +1,15 @@
 """Generated source as a module: a file in the cache, named by what it holds, then imported.
 
 Triton reads a kernel's text from its file, and reports name its lines; so there is one. It is
-written beside its place and moved there: several ranks may do so at once.
+written beside its place and moved there: several ranks may do so at once. What runs is the text
+that was asked for, and never what lies on disk: neither an edited file nor bytecode beside it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import linecache
 import os
 import sys
 import tempfile
@@ -33,12 +35,15 @@ def import_text(name: str, text: str, given: Mapping[str, Any] | None = None) ->
     title += "".join(f"_{id(one):x}" for one in given.values())
     with _lock:
         if (module := sys.modules.get(title)) is None:
-            spec = importlib.util.spec_from_file_location(title, write(name, text))
-            assert spec is not None and spec.loader is not None
+            path = str(write(name, text))
+            spec = importlib.util.spec_from_file_location(title, path)
+            assert spec is not None
             module = importlib.util.module_from_spec(spec)
             # Kept with the module, so that their ids stay theirs.
             vars(module).update(given)
-            spec.loader.exec_module(module)
+            # Triton asks for the lines; without a time of change they are not read again.
+            linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+            exec(compile(text, path, "exec", dont_inherit=True), vars(module))
             sys.modules[title] = module
     return module
 
