@@ -337,6 +337,22 @@ def test_more_ranks_or_wider_products_never_end_sooner(way):
         assert WAYS[way](replace(one, n=2 * n, k=2 * k), H200X4) > us
 
 
+@pytest.mark.parametrize("engine", ["push", "copy_engine", "copy_engine_put"])
+def test_a_thin_product_takes_as_long_as_its_rows_to_arrive(engine):
+    """Those of three peers, by the link."""
+    one = product(8192, n=256, tile=(128, 128, 64))
+    assert products.gathered_us(one, H200X4, engine) > 6144 * one.k * 2 / 400e3
+
+
+def test_b_is_read_for_each_group_of_rows_unless_it_stays_in_l2():
+    """A row of tiles multiplies faster than B comes from memory."""
+    one = product(4096, n=7168, k=4096, group_m=1, num_ranks=1, head=32)
+    times = [products.gathered_us(one, machine, "push") for machine in
+             (H200X4, replace(H200X4, cached_bytes=1e9, reread_gbps=1e9))]  # fmt: skip
+    b_us = one.n * one.k * 2 / H200X4.memory_gbps / 1e3
+    assert times[0] > 32 * b_us > times[1]
+
+
 def test_rows_read_in_place_are_not_staged():
     staged, in_place = (
         products.gathered_us(product(8192), H200X4, "copy_engine", staged=one)

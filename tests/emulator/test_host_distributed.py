@@ -256,6 +256,23 @@ def test_asynchronous_collectives_overlap():
     run(main)
 
 
+@pytest.mark.parametrize("late", range(RANKS))
+def test_who_comes_last_is_waited_for(late):
+    """It comes when another one, who is there already, has sent it something."""
+
+    def main(rank):
+        value, other = filled(rank, 2), (late + 1) % RANKS
+        if rank == late:
+            dist.recv(torch.empty(1), other)
+        work = dist.all_reduce(value, async_op=True)
+        if rank == other:
+            dist.send(torch.ones(1), late)
+        work.wait()
+        assert value.tolist() == [6.0, 6.0]
+
+    run(main)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_random_sequences_of_collectives(seed):
     """Ranks that do the same calls in the same order always meet, whatever the schedule."""

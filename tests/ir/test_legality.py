@@ -157,7 +157,6 @@ DECODE_BREACHES = [
      "must be int32"),
     ("int32[1, b]", "int32[b, 1]", "sizes", "lengths is (b, 1); of b sequences it must be (1, b)"),
     ("cache: float32[Times(b, 32)", "cache: float32[b2", "sizes", "cache has b2 rows for b seq"),
-    ("cache: float32[Times(b, 32)", "cache: float32[Times(m, 32)", "sizes", "rows for b seq"),
     ("k: float32[b, 16]", "k: float32[b, 32]", "sizes", "k has 32 columns, cache 16"),
     ("lengths, head=8)", "lengths, head=6)", "sizes", "turned has 32 columns; heads have head=6"),
     ("values: float32[Times(b, 32)", "values: float32[Times(b, 16)", "sizes", "caches are alike"),
@@ -193,6 +192,13 @@ def test_tables_caches_and_attention(text: str, old: str, new: str, rule: str, t
     assert old in text
     found = task.check(task.parse(text.replace(old, new)))
     assert any(one.rule == rule and told in one.message for one in found), found
+
+
+def test_a_cache_has_as_many_rows_for_each_sequence():
+    text = programs.DECODE.replace("[b, ", "[3, ").replace("[1, b]", "[1, 3]")
+    even, odd = (text.replace("Times(b, 32)", str(rows)) for rows in (96, 97))
+    assert task.check(task.parse(even)) == []
+    assert any("rows for 3 seq" in one.message for one in task.check(task.parse(odd)))
 
 
 def test_all_experts_may_be_chosen():

@@ -71,7 +71,8 @@ def test_nodes_are_a_number_or_sizes(ranks, nodes, sizes):
     "ranks, nodes, said",
     [(0, "1", "at least one rank"), (4, "0", "1 to 4 nodes"), (2, "3", "1 to 2 nodes"),
      (1, "2", "1 rank can be on 1 node$"),
-     (None, "5", "1 to 4 nodes"), (4, "2+1", "hold 3 ranks"), (None, "2+0", "at least 1"),
+     (None, "5", "1 to 4 nodes"), (4, "2+1", "hold 3 ranks"), (2, "2+1", "hold 3 ranks"),
+     (None, "2+0", "at least 1"),
      (4, "two", "or their sizes"), (4, "3+", "or their sizes"), (4, "-1", "or their sizes")],
 )  # fmt: skip
 def test_ranks_and_nodes_that_cannot_be(ranks, nodes, said):

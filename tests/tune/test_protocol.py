@@ -63,6 +63,18 @@ def test_eager_calls_come_in_bursts_as_long_as_they_may_be():
         assert not device.bursts
 
 
+@pytest.mark.parametrize(("theirs", "count"), [(3, 3), (50, 10)])
+def test_all_ranks_time_bursts_of_the_shortest_length(theirs, count):
+    class Other(FakeDevice):
+        def agree(self, value: Any) -> list[Any]:
+            is_burst = isinstance(value, tuple) and value[1] == 10
+            return [value, (0.0, theirs) if is_burst else value]
+
+    device = Other()
+    measure(device, FakeCase(), [variant("a", 10.0)], "eager", rounds=7)
+    assert set(device.bursts[1:]) == {count}
+
+
 def test_rounds_in_which_the_host_showed_are_lost_and_made_up_for():
     lost, extra = [10.0, 10.0, *[10.0] * 6, None, None, None], [20.0, 20.0, 20.0]
     device = FakeDevice()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from weft.verify.lint import lint_file, lint_text
 
 SPIN = """
@@ -112,5 +114,9 @@ def test_an_expression_too_deep_to_follow_is_told():
     text = "@triton.jit\ndef f(x):\n    tl.store(x, {})\n"
     result = lint_text(text.format("+".join(["x"] * 600)))
     assert result.ok and (not result.notes or "nested too deeply" in result.notes[0])
-    (problem,) = lint_text(text.format("+".join(["x"] * 9000))).problems
-    assert problem.rule == "syntax-error" and "recursion" in problem.message
+    result = lint_text(text.format("+".join(["x"] * 9000)))
+    if sys.version_info >= (3, 11):  # whose parser counts how deep it is
+        (problem,) = result.problems
+        assert problem.rule == "syntax-error" and "recursion" in problem.message
+    else:
+        assert "nested too deeply" in result.notes[0]

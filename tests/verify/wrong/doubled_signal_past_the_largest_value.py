@@ -1,4 +1,4 @@
-"""A doubled signal where the counter has passed its largest value, and is far below it.
+"""A doubled signal by which a counter passes its largest value, and is far below what is needed.
 
 Met in  counters that are never reset, in programs that run for days
 Found   as anywhere else: what is ahead of what is compared modulo the word
@@ -20,12 +20,12 @@ def exchange(world, x, ready, out, largest):
         wl.notify(world, ready, to=1)
         wl.notify(world, ready, to=1)  # BUG: announces nothing new
     else:
-        wl.wait(ready, at_least=-largest - 1, world=world)
+        wl.wait(ready, at_least=largest, world=world)
         take(x, out)
 
 
 def main(world):
     ready = world.signals(1)
-    ready.fill_(LARGEST)
+    ready.fill_(LARGEST - 1)
     world.barrier()
     exchange[(1,)](world.arg, row(world), ready, row(world), LARGEST)
