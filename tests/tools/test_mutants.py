@@ -13,7 +13,9 @@ from weft.ops import card
 from weft.tools import mutants
 from weft.tools.check import Work
 from weft.tools.main import main
-from weft.verify.mutants import Bounds, MutantReport, Run
+from weft.verify.mutants import Bounds, Mutant, MutantReport, Run, Site, Verdict
+from weft.verify.mutants.records import KINDS, Line
+from weft.verify.mutants.results import MISSED
 
 SCRIPT = '''"""Everybody tells the next rank a number."""
 import torch
@@ -71,7 +73,28 @@ def test_a_signal_too_many_is_named_with_its_line(tmp_path, capsys):
     assert code == 1 and not values["ok"]
     lines = SCRIPT.replace("{more}", AGAIN).splitlines()
     line = next(i + 1 for i, text in enumerate(lines) if "wl.wait(also_ready" in text)
-    assert any(f"drop of wait in tell at tell.py:{line}" in one for one in values["missed"])
+    missed = next(
+        one for one in values["missed"] if f"drop of wait in tell at tell.py:{line}" in one
+    )
+    look = values["next"][missed]
+    assert look.startswith("does anybody need it? If not, leave it out.")
+    assert f"above tell.py:{line} why it changes nothing: # weft: equivalent-mutant drop of" in look
+    assert set(values["next"]) == set(values["missed"])
+
+
+def test_what_to_look_at_is_said_below_each_mutant_that_was_missed():
+    kinds = list(KINDS)
+    lines = (Line(str(Path(mutants.__file__)), 7), Line("/home/me/mine.py", 12))
+    missed = [Mutant(Site("k", "wait", lines), kind) for kind in kinds]
+    of_ir = Mutant(Site("k", "credit begin", lines), "drop")
+    verdicts = [Verdict(one, MISSED) for one in (*missed, of_ir)]
+    said = str(MutantReport("it", 2, verdicts)).splitlines()
+    for at, mutant in enumerate(missed):
+        first, second = said[1 + 2 * at : 3 + 2 * at]
+        assert first == f"  missed: {mutant}" and second.startswith("    next: ")
+        note = f"# weft: equivalent-mutant {mutant.kind} of wait: the reason"
+        assert second.endswith(f"; or say above mine.py:12 why it changes nothing: {note}")
+    assert said[-2] == f"  missed: {of_ir}" and "equivalent-mutant" not in said[-1]
 
 
 def test_an_argument_is_shown_and_a_wrong_one_is_refused(tmp_path, capsys):

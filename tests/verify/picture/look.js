@@ -36,6 +36,8 @@ answer.sections = sections.map((section) => {
     marks_on_marks: clashes(marks), marks_on_arrows: crossed,
     texts_on_drawing: rows.filter((row) => box(row).left < box(svg).right - 1).length,
     beside: Math.max(...rows.map((row, i) => Math.abs(middle(row) - middle(marks[i])))),
+    // Long lines are wrapped: nothing has to be moved sideways to be read.
+    source_fits: all(".source").every((part) => part.scrollWidth <= part.clientWidth + 1),
     svg_fits: box(svg).height <= box(section.querySelector(".diagram")).height,
   };
   const last = rows.length - 1;

@@ -5,6 +5,7 @@ Where no Chromium is installed the markup is checked by a parser alone.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,20 @@ def test_the_markup_nests_and_refers_to_nothing_outside():
     assert {attrs["data-row"] for attrs in rows} == {attrs["data-row"] for attrs in marks}
 
 
+def test_long_lines_are_wrapped():
+    """Of the source, of messages, of tables in words; labels in a row of their own are cut."""
+    style = pages().partition("<style>")[2].partition("</style>")[0]
+    rules = dict(re.findall(r"^([^\n{}@]+) \{([^}]*)\}", style, re.M))
+    wrapped = ("pre-wrap", "anywhere")
+    assert "pre-wrap" in rules[".line"] and "anywhere" in rules[".line code"]
+    assert all(word in rules[part] for part in ("details pre", ".detail") for word in wrapped)
+    assert "overflow-wrap: break-word" in rules["body"] and "anywhere" in rules["h1"]
+    unwrapped = {
+        name for name, rule in rules.items() if re.search(r"white-space: (pre;|nowrap)", rule)
+    }
+    assert unwrapped == {".row", "button"}
+
+
 def test_what_a_user_wrote_is_text_and_not_markup():
     text = pages()
     assert "<b>@rank4" not in text and "&lt;b&gt;@rank4" in text
@@ -97,7 +112,7 @@ def test_everything_is_drawn_and_nothing_lies_on_anything(looked):
         assert seen["lanes"] >= 2
         for clash in ("texts_on_texts", "marks_on_marks", "marks_on_arrows", "texts_on_drawing"):
             assert seen[clash] == 0, clash
-        assert seen["beside"] < 1 and seen["svg_fits"]
+        assert seen["beside"] < 1 and seen["svg_fits"] and seen["source_fits"]
     assert looked[0]["sections"][1]["arrows"] > 15
 
 

@@ -18,7 +18,7 @@ from weft.emulator.streams import (
     WordCopyWork,
     Work,
 )
-from weft.verify.mutants.records import HOST, Mutant, Site, lines_of
+from weft.verify.mutants.records import HOST, LAUNCH, Mutant, Site, lines_of
 
 NAMES = {
     CopyWork: "copy",
@@ -32,7 +32,7 @@ NAMES = {
 def site_of(work: Work) -> Site | None:
     """Where the host queues `work`; None of work that orders nothing for others."""
     if isinstance(work, KernelWork):
-        return Site(HOST, f"launch of {work.kernel.name}", lines_of(work.place))
+        return Site(HOST, f"{LAUNCH}{work.kernel.name}", lines_of(work.place))
     name = NAMES.get(type(work))
     return None if name is None else Site(HOST, name, lines_of(work.place))
 

@@ -25,6 +25,7 @@ KINDS = {
 }
 
 HOST = "host"
+LAUNCH = "launch of "
 
 
 class Line(NamedTuple):

@@ -4,12 +4,45 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import weft
 from weft.base.counts import counted
 from weft.verify.mutants.notes import Note
-from weft.verify.mutants.records import Mutant, Site
+from weft.verify.mutants.records import LAUNCH, Mutant, Site
 
 CAUGHT, MISSED, EQUIVALENT, NOT_RUN = "caught", "missed", "equivalent", "not run"
+
+# Operators are called by weft's own tools, whose lines say nothing of a mutant.
+TOOLS = Path(weft.__file__).parent / "tools"
+# What to look at where a change was missed, by its kind or the first word of it.
+NEXT = {
+    "drop": "does anybody need it? If not, leave it out. If so, run what needs it: more ranks,"
+    " sizes that divide nothing, several calls behind each other",
+    "relax": "what was written before it must be read behind it by another program: find who reads"
+    " that. If nobody does, order RELAXED says so",
+    "narrow": "one of those that meet at this word must be on another rank: run on more ranks. If"
+    " none ever is, the narrower scope says so",
+    "value": "compare the number with what is signalled: run several calls behind each other, and"
+    " ranks with different counts",
+    "count": "let the words beside it come late, or not at all: sizes for which some ranks have"
+    " nothing to send",
+    "peer": "give each rank numbers of its own, and run on more than two ranks",
+    "swap": "what it comes behind must be read as soon as it has come: let somebody read it there",
+    "double": "call again behind it: what counts twice is too early for the next call",
+    "incomplete": "read what the stores wrote as soon as the signal has come",
+}
+
+
+def next_look(mutant: Mutant) -> str:
+    """What to look at where nothing has shown a mutant: what would show it, or where to argue."""
+    look = next(text for word, text in NEXT.items() if mutant.kind.startswith(word))
+    lines = [line for line in mutant.site.lines if TOOLS not in Path(line.file).parents]
+    # A statement of a compiler's IR has no line above which a note could stand.
+    if not lines or " " in mutant.site.primitive.removeprefix(LAUNCH):
+        return look
+    note = f"# weft: equivalent-mutant {mutant.kind} of {mutant.site.primitive}: the reason"
+    return f"{look}; or say above {lines[0]} why it changes nothing: {note}"
 
 
 @dataclass(frozen=True)
@@ -82,6 +115,8 @@ class MutantReport:
             "mistakes": self.mistakes,
             "seconds": round(self.seconds, 1),
         }
+        if self.missed:
+            values["next"] = {str(one.mutant): next_look(one.mutant) for one in self.missed}
         if self.bound:
             values["bound"] = self.bound
         values["ok"] = self.ok
@@ -96,7 +131,8 @@ class MutantReport:
             f"{self.subject} on {counted(self.ranks, 'rank')}: "
             f"{counted(len(self.verdicts), 'mutant')}, {', '.join(counts)}; {self.seconds:.1f} s"
         ]
-        lines += [f"  missed: {one.mutant}" for one in self.missed]
+        for one in self.missed:
+            lines += [f"  missed: {one.mutant}", f"    next: {next_look(one.mutant)}"]
         lines += [f"  mistake: {mistake}" for mistake in self.mistakes]
         lines += [f"  equivalent: {one.mutant}\n    {one.by}" for one in self.equivalent]
         lines += [f"  never reached: {site}" for site in self.unreached]
