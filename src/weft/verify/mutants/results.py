@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import weft
 from weft.base.counts import counted
 from weft.verify.mutants.notes import Note
 from weft.verify.mutants.records import LAUNCH, Mutant, Site
@@ -14,7 +13,7 @@ from weft.verify.mutants.records import LAUNCH, Mutant, Site
 CAUGHT, MISSED, EQUIVALENT, NOT_RUN = "caught", "missed", "equivalent", "not run"
 
 # Operators are called by weft's own tools, whose lines say nothing of a mutant.
-TOOLS = Path(weft.__file__).parent / "tools"
+TOOLS = Path(__file__).parents[2] / "tools"
 # What to look at where a change was missed, by its kind or the first word of it.
 NEXT = {
     "drop": "does anybody need it? If not, leave it out. If so, run what needs it: more ranks,"
