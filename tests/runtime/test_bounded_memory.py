@@ -109,6 +109,7 @@ def test_programs_of_many_sizes_leave_few_runners_and_share_their_memory(no_laun
         for m in range(2, 202, 2):
             run_mlp(world, m)
         check_bounds(world)
+        gc.collect()  # runners that were dropped hold each other
         runners = [one for one in gc.get_objects() if type(one) is PlanRunner]
         assert 0 < len([one for one in runners if one.world is world]) <= calls.MOST
         (scratch,) = world._scratch._latest.values()
@@ -141,6 +142,40 @@ def test_eviction_changes_no_result(few):
 
     with weft.emulated(ranks=2) as ranks:
         ranks.run(main)
+
+
+def test_what_was_recorded_with_scratch_memory_that_is_gone_is_not_replayed(monkeypatch):
+    """Another program of the name has needed more of it since; results lie where they lay."""
+    monkeypatch.setattr(replays, "SIGHTINGS", 1)
+    bind, results, keys = PlanRunner._bind, {}, []
+
+    def bind_results_where_they_lay(self, tensors, slot):
+        found = bind(self, tensors, slot)
+        return found | {x: results.setdefault((id(self), x), found[x]) for x in self.plan.results}
+
+    run = replays.Replays.run
+    monkeypatch.setattr(PlanRunner, "_bind", bind_results_where_they_lay)
+    monkeypatch.setattr(
+        replays.Replays, "run", lambda self, key, *work: keys.append(key) or run(self, key, *work)
+    )
+    given = (torch.ones(2, K), torch.ones(K, N), torch.ones(N // 2, K))
+
+    def main():
+        with weft.init(heap_bytes=1 << 20) as world:
+            expected = None
+            for i in range(6):
+                if i == 3:
+                    world.scratch("program mlp", 1 << 16)
+                result = mlp(*given, world=world, collectives=weft.ops,
+                             lowering="overlapped", m=4)  # fmt: skip
+                expected = result.clone() if expected is None else expected
+                assert torch.equal(result, expected)
+                result.zero_()
+
+    monkeypatch.setenv("WEFT_SLOTS", "1")
+    with weft.emulated(ranks=2) as ranks:
+        ranks.run(main)
+    assert len(set(keys)) == 2 * 2, "on each rank one before and one after"
 
 
 # ---- the heap

@@ -135,6 +135,28 @@ def test_keys_that_never_come_again_are_forgotten():
     assert len(calls._of_all.seen) == replays.MOST_SEEN
 
 
+def test_callers_share_what_a_world_keeps_and_take_theirs_along(monkeypatch):
+    """Their keys may be alike; what a caller that is gone has recorded gives its memory back."""
+    monkeypatch.setattr(replays, "MOST", 3)
+    machine, of_world = Machine(), replays.Recordings()
+    one, other = Replays(machine, of_world), Replays(machine, of_world)
+    for calls, keys in ((one, "ab"), (other, "ac")):
+        for key in keys:
+            for _ in range(replays.SIGHTINGS):
+                machine.call(calls, key)
+    machine.call(one, "seen")
+    machine.call(other, "seen")
+    assert len(of_world.recorded) == 3 and len(of_world.seen) == 2
+    machine.queued.clear()
+    machine.call(one, "a")
+    machine.call(one, "b")
+    assert machine.queued == ["a", "replayed b"], "its oldest was another caller's as well"
+    del one
+    assert len(of_world.recorded) == 2 and len(of_world.seen) == 1
+    machine.call(other, "a")
+    assert machine.queued[-1] == "replayed a"
+
+
 def test_where_recording_spares_nothing_every_call_is_launched():
     machine = Machine(records=False)
     calls = Replays(machine)

@@ -68,6 +68,7 @@ def test_growing_keeps_what_a_recording_may_still_use():
         before.gathered.fill_(7)
         after, _ = ask(world, 4000), ask(world, 4000)
         assert after.gathered.shape == (4000, 8)
+        assert before.is_outgrown and not after.is_outgrown
         assert (before.gathered == 7).all()
         blocks = {block.offset for block in world._heap.blocks}
         assert before.gathered.data_ptr() - world._base in blocks, "outgrown slots stay allocated"
@@ -286,11 +287,14 @@ def test_words_of_freed_slots_are_never_signals_again(monkeypatch):
 def test_after_a_call_that_is_too_large_smaller_ones_go_on():
     def main(world):
         fill(world, 0.5)
+        before, _ = ask(world, 16).gathered.data_ptr(), ask(world, 16)
+        free_bytes = world.heap_free_bytes
         for _ in range(3):
             with pytest.raises(OutOfMemoryError, match="ag.0..gathered needs"):
                 ask(world, world._heap.capacity_bytes)
-            assert ask(world, 16).gathered.shape[0] == 16
-        fill(world, 0.5)
+            assert ask(world, 16).gathered.data_ptr() == before, "what they had"
+            ask(world, 16)
+        assert world.heap_free_bytes == free_bytes
         return "fine"
 
     assert run_ranks(main, 2) == ["fine"] * 2
