@@ -165,8 +165,9 @@ def test_what_a_kernel_says_is_raised_once_by_the_next_call_and_by_check():
         world.check()
         assert world.operator_call("goes on") == 1
         assert not word.any() and not other.any()
+        return "fine"
 
-    run_ranks(main, 2)
+    assert run_ranks(main, 2) == ["fine"] * 2
 
 
 def test_copies_convert_and_broadcast_nothing():
