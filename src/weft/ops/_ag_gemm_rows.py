@@ -39,10 +39,13 @@ def feed(world, gathered, a, first, own_first, size, piece, pieces, to, indices:
           block: tl.constexpr):  # fmt: skip
     """Store one of the pieces of `size` elements from `first` on, own rows, in rank `to`'s slot."""
     length = tl.cdiv(tl.cdiv(size, pieces), 16) * 16
-    end = min((piece + 1) * length, size)
-    for start in range(piece * length, end, block):
+    there = first + piece * length
+    here = a + (there - own_first)
+    # All pieces may have more than int32 counts; one has not.
+    end = min(size - piece * length, length).to(tl.int32)
+    for start in range(0, end, block):
         i = start + indices(block)
-        wl.put(world, gathered + first + i, a + (first - own_first) + i, to=to, mask=i < end)
+        wl.put(world, gathered + there + i, here + i, to=to, mask=i < end)
 
 
 @triton.jit
@@ -56,10 +59,10 @@ def push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile_m, world, pr
         to = (rank + world.num_ranks - 1 - unit // pieces_of_rank) % world.num_ranks
         chunk = unit % pieces_of_rank // shards.pieces
         first = min(own_first + chunk * shards.chunk_rows, own_end)
-        size = (min(first + shards.chunk_rows, own_end) - first) * shape.k
+        size = (min(first + shards.chunk_rows, own_end) - first).to(tl.int64) * shape.k
         if to == rank:
             if world.num_ranks == 1 or shards.rows % tile_m == 0:
-                size = 0
+                size *= 0  # none, of the same type
         feed(world, gathered, a, first.to(tl.int64) * shape.k, own_first.to(tl.int64) * shape.k,
               size, unit % shards.pieces, shards.pieces, to, indices, block)  # fmt: skip
         counter = fed + to * shards.chunks + chunk
@@ -81,7 +84,7 @@ def stage(a, gathered, slot, shape, shards, world, block: tl.constexpr):
     slots.slot_wait_free(world, slot, slots.slot_epoch(slot))
     own_first, own_end = own_rows(rank, shards, shape.m)
     first = own_first.to(tl.int64) * shape.k
-    size = (own_end - own_first) * shape.k
+    size = (own_end - own_first).to(tl.int64) * shape.k
     feed(world, gathered, a, first, first, size, tl.program_id(0), tl.num_programs(0), rank,
           places, block)  # fmt: skip
 
@@ -97,9 +100,10 @@ def stage_edges(a, gathered, slot, shape, shards, world, tile_m: tl.constexpr,
     tail = max(own_end // tile_m * tile_m, head)
     own = own_first.to(tl.int64) * shape.k
     piece, pieces = tl.program_id(0), tl.num_programs(0)
-    feed(world, gathered, a, own, own, (head - own_first) * shape.k, piece, pieces, rank, places,
+    above, below = (head - own_first).to(tl.int64), (own_end - tail).to(tl.int64)
+    feed(world, gathered, a, own, own, above * shape.k, piece, pieces, rank, places,
           block)  # fmt: skip
-    feed(world, gathered, a, tail.to(tl.int64) * shape.k, own, (own_end - tail) * shape.k, piece,
+    feed(world, gathered, a, tail.to(tl.int64) * shape.k, own, below * shape.k, piece,
           pieces, rank, places, block)  # fmt: skip
 
 

@@ -71,7 +71,8 @@ def push_scales(scale_a, a_row, a_k, scaling, slot, m, shards, world, block: tl.
     for start in range(piece * length, end, block):
         i = start + tl.arange(0, block)
         there = scaling.gathered + first * scaling.blocks + i
-        here = scale_a + i // scaling.blocks * a_row + i % scaling.blocks * a_k
+        row = (i // scaling.blocks).to(tl.int64)
+        here = scale_a + row * a_row + (i % scaling.blocks).to(tl.int64) * a_k
         wl.put(world, there, here, to=to, mask=i < end)
 
 

@@ -40,7 +40,7 @@ def stage(x, gathered, rows_ready, shard_ready, slot, shape, shards, world, bloc
     slots.slot_wait_free(world, slot, e)
     own_first, own_end = own_rows(rank, shards, shape.m)
     first = own_first.to(tl.int64) * shape.k
-    size = (own_end - own_first) * shape.k
+    size = (own_end - own_first).to(tl.int64) * shape.k
     feed(world, gathered, x, first, first, size, tl.program_id(0), tl.num_programs(0), rank,
          places, block)  # fmt: skip
     if tl.program_id(0) == 0:

@@ -18,7 +18,7 @@ from weft.tiles import hierarchy
 def _copied(world, target, source, first, begin, end, columns, to, program, num_programs,
             block: tl.constexpr):  # fmt: skip
     """Rows begin .. end - 1, which `source` has from row `first` on -> `target` on `to`."""
-    size = (end - begin) * columns
+    size = (end - begin).to(tl.int64) * columns
     there = target + begin.to(tl.int64) * columns
     here = source + (begin - first).to(tl.int64) * columns
     for start in range(program * block, size, num_programs * block):

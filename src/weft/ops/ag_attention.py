@@ -238,7 +238,8 @@ def _push(world, k, v, k_gathered, v_gathered, rows_ready, e, rank, own, lane, s
         to = (rank + 1 + unit // shards.chunks) % world.num_ranks
         chunk = unit % shards.chunks
         begin = tl.minimum(chunk * shards.chunk_rows, own)
-        size = (tl.minimum(begin + shards.chunk_rows, own) - begin) * shards.columns
+        rows = tl.minimum(begin + shards.chunk_rows, own) - begin
+        size = rows.to(tl.int64) * shards.columns
         offset = begin.to(tl.int64) * shards.columns
         move.send(world, k_gathered + first + offset, k + offset, size, to, block)
         move.send(world, v_gathered + first + offset, v + offset, size, to, block)
