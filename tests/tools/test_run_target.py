@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from weft.base.errors import UsageError
+from weft.base.errors import ShapeError, UsageError
+from weft.ops import cards
 from weft.tools import run
+from weft.tools.check import Work
+from weft.tools.main import main
 
 
 @pytest.mark.parametrize(
@@ -44,3 +48,28 @@ def test_where_it_cannot_run(monkeypatch, gpus, target, ranks, nodes, words):
     monkeypatch.setattr(run, "count_gpus", lambda: gpus)
     with pytest.raises(UsageError, match=words):
         run.choose_target(target, ranks, nodes)
+
+
+@pytest.mark.parametrize("name", sorted(cards()))
+def test_sizes_that_no_memory_holds_are_an_error_with_the_bytes(name):
+    """Before any of it is had; what is counted is what inputs take."""
+    op = cards()[name]
+    work = Work(op, 2, op.default_shape, op.dtypes[0])
+    inputs = work.inputs(0, 0).values()
+    held = sum(one.nbytes for one in inputs if isinstance(one, torch.Tensor))
+    assert held <= work.rank_bytes() or name in ("ag_moe", "moe_rs", "ep_combine")  # their tables
+    work.check_memory()
+    sizes = {**op.default_shape, "m": 10**10}
+    wide = max((one for one in ("d", "k", "n") if one in sizes), default="n")
+    large = Work(op, 2, {**sizes, wide: 128 if wide == "d" else 2**20}, op.dtypes[0])
+    with pytest.raises(ShapeError, match=r"take \d{13,} bytes \(|slots are int32|experts"):
+        large.check_memory()
+
+
+@pytest.mark.parametrize("verb", ["run", "verify"])
+def test_a_huge_shape_is_one_line(capsys, verb):
+    words = [verb, "ag_gemm", "--ranks", "2", "--shape", "m=1000000,n=4096,k=1000000"]
+    assert main([*words, *(["--target", "emu"] if verb == "run" else [])]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "m=1000000,n=4096,k=1000000: inputs and results of 2 ranks take" in said
+    assert "Traceback" not in said

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from weft.base.card import Op
+from weft.base.counts import counted
 from weft.base.dtypes import tolerance
-from weft.base.errors import WeftError
+from weft.base.errors import ShapeError, WeftError
 from weft.base.report import Report
 from weft.base.target import TARGETS
+from weft.tools.words import shape_text
 
 REPLAYS = 3
 
@@ -70,11 +72,46 @@ class Work:
         inputs = [self.inputs(rank, seed) for rank in range(self.num_ranks)]
         return self.op.reference(self.problem(), inputs)
 
+    def rank_bytes(self) -> int:
+        """How much memory one rank's inputs and result take, without having it."""
+        import torch
+        from torch._subclasses import fake_tensor
+        from torch.utils._pytree import tree_leaves
+
+        problem = self.problem()
+        try:
+            with fake_tensor.FakeTensorMode():
+                inputs = self.inputs(0, seed=0)
+        except (
+            fake_tensor.DynamicOutputShapeException,
+            fake_tensor.DataDependentOutputException,
+        ):  # a router's tables depend on values
+            return getattr(problem, "memory_bytes", 0)
+        outputs = None if self.op.fake is None else self.op.fake(problem, inputs)
+        held = tree_leaves([list(inputs.values()), outputs])
+        return sum(one.nbytes for one in held if isinstance(one, torch.Tensor))
+
+    def check_memory(self) -> None:
+        """Raises  ShapeError: sizes that this machine's memory does not hold, with the bytes"""
+        needed, there = self.num_ranks * self.rank_bytes(), memory_bytes()
+        if needed > there:
+            ranks = counted(self.num_ranks, "rank")
+            raise ShapeError(
+                f"{self.op.name} of {shape_text(self.shape)}: inputs and results of {ranks} take "
+                f"{needed} bytes ({needed / 2**30:.1f} GiB) at least, to be compared on this "
+                f"machine, which has {there} ({there / 2**30:.1f} GiB); pass a smaller --shape"
+            )
+
     def tolerance(self) -> float:
         # fp8 operands have results of another dtype.
         problem = self.problem()
         rounded = getattr(problem, "out_dtype", self.dtype)
         return tolerance(rounded, getattr(problem, "k", 1))
+
+
+def memory_bytes() -> int:
+    """Of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,7 @@ def verify(
         is_default = dtype == DEFAULT_DTYPE  # a program's dtypes are its own
         name = op_dtype(card, "" if is_default else dtype, DEFAULT_DTYPE).name
         work = Work(card, topology.num_ranks, sizes, name, topology.sizes)
+        work.check_memory()
         ways = _ways(calls, ["once"] if exhaustive else list(CALLS))
         subjects = [*subjects_of_op(work, ways, num_sms)]
         if small and not shape:
