@@ -34,6 +34,7 @@ def test_what_is_over_makes_room():
     shares = {one.name: one.shares for one in plan.of(device.Buffer) if one.shares}
     assert shares == {"z": "h"}  # g is read with z; y is the caller's
     assert lifetimes(plan)["g"] == (2, 4)
+    assert lifetimes(plan)["y"] == (4, 5)  # the caller reads it when the last step is over
 
 
 def test_of_three_that_share_all_are_asked():
