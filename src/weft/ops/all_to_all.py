@@ -284,11 +284,12 @@ def _exchange(x, out, received, splits, num_received, errors, ranges, rows_ready
         come += count
         # The first rank's: on every rank the same.
         said = tl.where((said == 0) & (rows.count < 0), -rows.count, said)
+    move.end(world, slot, e)
+    # What is left is nobody else's business.
     if said != 0:
         if tl.program_id(0) == 0:
             tl.store(errors, said)
-    move.end(world, slot, e)
-    _fill(out, come, sizes, block, vec)  # nobody else's business
+    _fill(out, come, sizes, block, vec)
 
 
 @triton.jit
