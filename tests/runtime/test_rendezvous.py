@@ -7,8 +7,9 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
 
-from weft.runtime.backends.rendezvous import CountingStore
+from weft.runtime.backends.rendezvous import CountingStore, register
 
 NAME = "CUDASymmetricMemory"
 
@@ -66,10 +67,12 @@ def test_two_worlds_of_one_store_do_not_mix():
     assert first.get(f"{NAME}/4/0") == b"first" and second.get(f"{NAME}/5/0") == b"second"
 
 
-def test_torch_calls_the_store_from_its_own_code():
-    """As the rendezvous does: set, wait and get of this class are reached through torch's C++."""
-    store = CountingStore(dist.HashStore(), "world")  # its Python half lives as long as this
-    outer = dist.PrefixStore("outer", store)
+def test_torch_finds_the_group_and_calls_its_store_from_its_own_code():
+    """As the rendezvous does: by name, then set, wait and get of the group's store."""
+    name = register(dist.HashStore(), "4-6/0", 1, 2)
+    group = _resolve_process_group(name)
+    assert (group.rank(), group.size()) == (1, 2)
+    outer = dist.PrefixStore("outer", group.get_group_store())
     outer.set("x/9/0", b"\x00\x01\xff")
     outer.wait(["x/9/0"])
     outer.wait(["x/9/0"], timedelta(seconds=1))

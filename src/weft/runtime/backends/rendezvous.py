@@ -45,6 +45,21 @@ class CountingStore(dist.Store):
             self._store.wait(wanted, timeout)
 
 
+def register(store: dist.Store, name: str, rank: int, num_ranks: int) -> str:
+    """The name under which torch finds a group of these ranks, whose store counts anew.
+
+    The group has no backend: it is for a rendezvous alone.
+    """
+    from torch._C._distributed_c10d import _register_process_group
+
+    group_name = f"weft/{name}"
+    counting = CountingStore(store, f"weft-symmetric/{name}")
+    group = dist.ProcessGroup(counting, rank, num_ranks)
+    _register_process_group(group_name, group)
+    _kept.append((group, counting))
+    return group_name
+
+
 def meet(heap: torch.Tensor, *, store: dist.Store, name: str, rank: int, num_ranks: int) -> Any:
     """torch's handle of `heap`, which has the parts of all ranks. Collective among them.
 
@@ -52,11 +67,8 @@ def meet(heap: torch.Tensor, *, store: dist.Store, name: str, rank: int, num_ran
     """
     from torch._C._distributed_c10d import _SymmetricMemory
 
-    group = f"weft/{name}"
-    _stores[group] = CountingStore(store, f"weft-symmetric/{name}")
-    _SymmetricMemory.set_group_info(group, rank, num_ranks, _stores[group])
-    return _SymmetricMemory.rendezvous(heap, group)
+    return _SymmetricMemory.rendezvous(heap, register(store, name, rank, num_ranks))
 
 
-# torch keeps a store for as long as the process lives, but not the Python half of this one.
-_stores: dict[str, CountingStore] = {}
+# torch keeps neither a group that is registered, nor the Python half of its store.
+_kept: list[tuple[Any, CountingStore]] = []
