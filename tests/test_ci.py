@@ -7,8 +7,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
-from conftest import TURNS
+from conftest import TURNS, turns_until_due
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -36,32 +37,27 @@ def test_no_test_begins_when_time_is_over_and_it_is_said_how_many():
     assert count and f"left out for want of time: {count[1]} of {count[1]} tests" in "\n".join(
         lines
     )
-    in_time = pytest_of("--seconds", "100")
+    in_time = pytest_of("--seconds", "100", folder="base/test_spans.py")
     assert "skipped" not in in_time[-1]
     assert any(line.startswith("left out for want of time: 0 of ") for line in in_time)
 
 
-ALL_TURNS = """
-import contextlib, io, pytest, sys
-class Passed:
-    def pytest_runtest_logreport(self, report):
-        if report.when == "call":
-            print(report.nodeid, file=sys.__stdout__)
-for turn in range({first}, {first} + {turns}):
-    with contextlib.redirect_stdout(io.StringIO()):
-        pytest.main([{folder!r}, "--seconds", "0", "--turn", str(turn), "-p", "no:xdist",
-                     "-p", "no:cacheprovider"], plugins=[Passed()])
-"""
+def due_in(name: str) -> list[int]:
+    """Of 23 turns in a row, those in which a test is due."""
+    return [
+        turn for turn in range(1007, 1007 + TURNS)
+        if not turns_until_due(SimpleNamespace(nodeid=name, config=SimpleNamespace(
+            getoption=lambda _, turn=turn: turn)))
+    ]  # fmt: skip
 
 
 def test_in_any_turns_in_a_row_each_test_runs_once_be_there_time_or_not():
-    """Whatever the first turn is, and in whichever order the turns come."""
-    code = ALL_TURNS.format(first=1007, turns=TURNS, folder=str(TESTS / "base"))
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240
-    )
     every = names(pytest_of("--collect-only"))
-    assert sorted(names(done.stdout.splitlines())) == sorted(every), done.stderr
+    assert {len(due_in(name)) for name in every} == {1}
+    turn = due_in(every[0])[0]
+    lines = pytest_of("--seconds", "0", "--turn", str(turn), "-rpP")
+    ran = [line.removeprefix("PASSED ") for line in lines if line.startswith("PASSED ")]
+    assert sorted(ran) == sorted(name for name in every if due_in(name) == [turn])
 
 
 def test_turns_that_skip_some_come_round_too():
