@@ -116,6 +116,20 @@ def test_the_root_imports_nothing_until_asked():
     assert found.stdout.strip() == "[]", found.stdout + found.stderr
 
 
+def test_what_runs_on_gpus_leaves_the_emulator_alone():
+    """A process with a GPU needs none of the emulator's packages, nor the time to import them."""
+    emulating = SOURCE / "runtime" / "backends" / "emu.py"
+    rooms = ("language", "ir", "tiles", "compiler", "runtime", "tune", "ops", "megakernel")
+    sinners = [
+        f"{where(path, line)}: {module}"
+        for path in files(*rooms)
+        if path != emulating
+        for module, line in imports(path)
+        if module == "weft.emulator" or module.startswith("weft.emulator.")
+    ]
+    assert not sinners, "\n".join(sinners)
+
+
 def test_base_needs_only_the_standard_library():
     foreign = [
         f"{where(path, line)}: {module}"

@@ -11,13 +11,13 @@ import torch
 
 from weft.base.errors import UnsupportedError
 from weft.base.place import Place
+from weft.base.user_place import user_place
 from weft.emulator.actors import Actor
 from weft.emulator.clocks import Clock
 from weft.emulator.memory import Allocation
 from weft.emulator.recording import Kept, LaunchRecording, Recording
 from weft.emulator.spans import address_of, span_of
 from weft.emulator.streams import Event, EventRecord, EventWait, Stream, Work
-from weft.emulator.user_place import user_place
 
 if TYPE_CHECKING:
     from weft.emulator.session import Session

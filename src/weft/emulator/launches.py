@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from weft.base.errors import UnsupportedError, UsageError
+from weft.base.user_place import user_place
 from weft.emulator.codegen import EmulatedKernel
 from weft.emulator.context import RankContext, current
 from weft.emulator.descriptors import Descriptor
 from weft.emulator.spans import address_of
 from weft.emulator.streams import KernelWork
 from weft.emulator.timed_program import compile_timed
-from weft.emulator.user_place import user_place
 from weft.language.triton_api import Launch
 
 _INTEGERS = {

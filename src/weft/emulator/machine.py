@@ -25,6 +25,7 @@ from weft.base.hardware import Hardware
 from weft.base.place import Place
 from weft.base.report import Finding, Report
 from weft.base.topology import Topology
+from weft.base.user_place import user_place
 from weft.emulator.actors import Actor
 from weft.emulator.choices import Chooser, Seeded, Sight
 from weft.emulator.clocks import Agents, Clock
@@ -40,7 +41,6 @@ from weft.emulator.simulated_time import SimulatedTime
 from weft.emulator.standstill import standstill, with_room
 from weft.emulator.streams import KernelWork, Stream, TokenWork, Work
 from weft.emulator.synchronising import SIGNALS_IN_A_TILE
-from weft.emulator.user_place import user_place
 from weft.emulator.whereabouts import running
 
 # So many objects may be made before the garbage collector looks at them.

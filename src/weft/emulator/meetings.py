@@ -14,8 +14,8 @@ from typing import Any
 
 from weft.base.errors import CallOrderError, UsageError
 from weft.base.place import Place
+from weft.base.user_place import user_place
 from weft.emulator.context import RankContext, current
-from weft.emulator.user_place import user_place
 
 
 class Meeting:

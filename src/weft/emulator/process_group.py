@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from weft.base.errors import DtypeError, PeerError, ShapeError, UnsupportedError
+from weft.base.user_place import user_place
 from weft.emulator.meetings import Meeting, Meetings
-from weft.emulator.user_place import user_place
 
 ReduceOp = dist.ReduceOp
 

@@ -18,10 +18,10 @@ import torch
 
 from weft.base.errors import UsageError
 from weft.base.place import Place
+from weft.base.user_place import user_place
 from weft.emulator.spans import address_of, span_of
 from weft.emulator.streams import Event, EventRecord, EventWait, Stream, Work
 from weft.emulator.torch_costs import charge
-from weft.emulator.user_place import user_place
 
 if TYPE_CHECKING:
     from weft.emulator.context import RankContext

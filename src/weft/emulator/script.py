@@ -19,12 +19,12 @@ from weft.base.errors import UsageError
 from weft.base.hardware import Hardware
 from weft.base.place import Frame, Place
 from weft.base.report import Finding, Report, Side
+from weft.base.user_place import is_users, user_place
 from weft.emulator.choices import Chooser
 from weft.emulator.context import current
 from weft.emulator.observation import Observer
 from weft.emulator.rewriting import Rewrite
 from weft.emulator.session import Session, emulated
-from weft.emulator.user_place import is_users, user_place
 
 
 def run_script(

@@ -22,6 +22,7 @@ from weft.base.errors import UsageError
 from weft.base.hardware import Hardware, find_hardware
 from weft.base.report import Report
 from weft.base.topology import Topology
+from weft.base.user_place import user_place
 from weft.emulator.choices import Chooser
 from weft.emulator.clocks import Clock
 from weft.emulator.context import RankContext, current
@@ -35,7 +36,6 @@ from weft.emulator.timeline import Timeline
 from weft.emulator.torch_compile import intercept_compilers
 from weft.emulator.torch_distributed import Distributed, RankGroups
 from weft.emulator.torch_ops import TorchOperations, intercept_host_reads
-from weft.emulator.user_place import user_place
 from weft.language import triton_api
 
 _open: list[Session] = []

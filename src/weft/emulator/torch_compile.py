@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from weft.base.errors import UnsupportedError
+from weft.base.user_place import user_place
 from weft.emulator.context import current
-from weft.emulator.user_place import user_place
 from weft.language import triton_api
 
 

@@ -19,9 +19,9 @@ from torch.cuda import nccl
 from torch.distributed import distributed_c10d as c10d
 
 from weft.base.errors import UsageError
+from weft.base.user_place import user_place
 from weft.emulator.meetings import Meetings
 from weft.emulator.process_group import EmulatedGroup
-from weft.emulator.user_place import user_place
 
 
 class RankGroups(c10d._World):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
-from weft.emulator.user_place import place_of
+from weft.base.user_place import place_of
 
 if TYPE_CHECKING:
     from weft.emulator.machine import Machine

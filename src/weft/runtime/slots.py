@@ -20,6 +20,7 @@ import torch
 
 from weft.base.errors import DtypeError, OutOfMemoryError, ShapeError, UsageError
 from weft.base.place import Frame
+from weft.base.user_place import user_place
 from weft.base.whole_numbers import extents_of, whole_number
 from weft.language.world_arg import SlotArg
 from weft.runtime.heap import Wanted
@@ -291,8 +292,6 @@ class Workspace:
 
 
 def _users_line() -> Frame:
-    from weft.emulator.user_place import user_place
-
     return user_place().outermost or Frame("an unknown place", 0)
 
 

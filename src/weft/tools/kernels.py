@@ -167,7 +167,7 @@ def _nothing(words: str, report: Report, launched: Sequence[str]) -> str:
 
 def is_own(fn: Any) -> bool:
     """Is a kernel the user's, neither weft's, nor generated, nor an installed package's?"""
-    from weft.emulator.user_place import is_users
+    from weft.base.user_place import is_users
     from weft.language.triton_api import file_of
 
     return not fn.__module__.startswith("weft_generated") and is_users(file_of(fn)) is True

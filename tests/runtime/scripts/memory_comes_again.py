@@ -11,7 +11,7 @@ from weft.runtime import replays
 
 ROWS, COLUMNS = 1 << 11, 1 << 10
 # Each recording takes memory of the device too, perhaps what a result has just left: one a round
-# leaves most addresses to come again.
+# leaves most addresses to come again. Whether one does is the driver's choice.
 ROUNDS = 8
 
 
@@ -36,11 +36,12 @@ def main() -> None:
     made = count_recordings(world)
     # Slots take turns. An odd number of calls, so that each slot is the recorded one by turns.
     num_calls = world.settings.slots * (replays.SIGHTINGS - 1) + 1
-    right, where, num_again = 0, set(), 0
+    right, numbers, where, num_again = 0, set(), set(), 0
     for number in range(ROUNDS):
         out = torch.empty(ROWS * world.num_ranks, COLUMNS, device=world.device)
         num_again += out.data_ptr() in where
         where.add(out.data_ptr())
+        numbers.add(world.backend._driver.allocation_of(out.data_ptr()))
         for _ in range(num_calls):
             out.zero_()
             all_gather(x, world=world, config=config, out=out)
@@ -48,6 +49,8 @@ def main() -> None:
             right += int(torch.equal(sums, expected.double()))
         # Also where an earlier round's recording has the same addresses: it must be dropped.
         assert len(made) == number + 1, (number, len(made))
+        # What recordings are told apart by: no allocation has the number of an earlier one.
+        assert len(numbers) == number + 1, (number, numbers)
         del out
         world.synchronize()
         torch.cuda.empty_cache()

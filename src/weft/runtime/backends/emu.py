@@ -18,6 +18,7 @@ import torch.distributed as dist
 from weft.base.errors import UsageError
 from weft.base.settings import Settings
 from weft.base.target import TARGETS, Target
+from weft.base.user_place import user_place
 from weft.emulator.context import RankContext, current
 from weft.emulator.machine import HeapView
 from weft.emulator.process_group import EmulatedGroup
@@ -26,7 +27,6 @@ from weft.emulator.spans import address_of, span_of
 from weft.emulator.streams import CopyWork, TokenWork, WordCopyWork
 from weft.emulator.streams import Stream as MachineStream
 from weft.emulator.torch_ops import GARBAGE_BYTE, NAN_BYTE
-from weft.emulator.user_place import user_place
 from weft.emulator.variables import variable_at
 from weft.language.wait_report import WaitReport
 from weft.runtime import registry

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from importlib.util import find_spec
 from types import FrameType
-
-import torch
-import triton
 
 from weft.base.place import Frame, Place
 
@@ -20,8 +18,11 @@ _LIBRARIES = tuple(
         sysconfig.get_paths()["purelib"],
         sysconfig.get_paths()["platlib"],
         # Wherever they are: a checkout, a folder on PYTHONPATH.
-        os.path.dirname(triton.__file__),
-        os.path.dirname(torch.__file__),
+        *(
+            os.path.dirname(spec.origin)
+            for spec in map(find_spec, ("triton", "torch"))
+            if spec is not None and spec.origin is not None
+        ),
     }
 )
 _is_foreign: dict[str, bool] = {}
