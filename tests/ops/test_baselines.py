@@ -92,9 +92,21 @@ def test_the_operators_work_as_a_program_gives_its_answer(op: str):
             assert len(errors) == 6 and max(errors) <= tolerance
 
 
+def scales_rows_on_a_cpu() -> bool:
+    """torch 2.11 multiplies there by one scale for all."""
+    a, ones = torch.ones(16, 16).to(torch.float8_e4m3fn), torch.ones(16, 1)
+    try:
+        torch._scaled_mm(a, a.t(), ones, ones.t(), out_dtype=torch.bfloat16)
+    except RuntimeError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("name", ["cublas", "cublas_nccl", "weft_alone"])
 def test_scaled_products_beside_ours(name):
     """Uneven rows, so that padded scales are in between."""
+    if name != "weft_alone" and not scales_rows_on_a_cpu():
+        pytest.skip("this torch's CPU build has one scale for all rows")
     shape = {"m": 27, "n": 16, "k": 32}
     for *errors, tolerance in answers("ag_gemm", name, shape, "float8_e4m3fn", b_is_nk=True):
         assert max(errors) <= tolerance < 0.01, "the result's dtype decides, not fp8"
