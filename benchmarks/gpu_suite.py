@@ -75,7 +75,8 @@ def rows_of(report: Path, job: list[str]) -> Iterator[dict[str, Any]]:
             row["seconds"] = round(float(case.get("time", 0)), 1)
             if bad is not None:
                 row["outcome"] = "skipped" if bad.tag == "skipped" else "failed"
-                row["why"] = (bad.text or bad.get("message") or "")[-3000:]
+                why = bad.text or bad.get("message") or ""
+                row["why"] = why.replace(str(ROOT), "")[-3000:]
         yield row
 
 
