@@ -148,8 +148,9 @@ def all_to_all_splits(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple:
     from weft.ops import all_to_all
 
     splits, received = ctx.saved_tensors
+    room = (gradient.shape[0] - (received.cumsum(0) - received)).clamp(min=0)
     back, kept = all_to_all(
-        gradient.contiguous(), world=_world(ctx), splits=received, capacity=ctx.rows
+        gradient.contiguous(), world=_world(ctx), splits=received.minimum(room), capacity=ctx.rows
     )
     row = torch.arange(ctx.rows, device=gradient.device)
     ends = splits.cumsum(0)

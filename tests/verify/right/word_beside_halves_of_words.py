@@ -20,6 +20,7 @@ def exchange(world, x, words, announced, halves):
         wl.notify(world, words + 1, to=1)
         wl.notify(world, announced, to=1, order=wl.Order.RELAXED)
     else:
+        # weft: allow spin-without-acquire: the second wait acquires; this one is only for the order
         wl.wait(announced, at_least=1, world=world, order=wl.Order.RELAXED)
         half = words.to(tl.pointer_type(tl.int32))
         tl.store(halves, tl.load(half + tl.arange(0, 2)).sum())
