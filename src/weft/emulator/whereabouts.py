@@ -103,7 +103,8 @@ class Watchman:
         """Until it has told, or `over` is set; for a thread of its own."""
         while not over.wait(min(1.0, self.after_s / 4)):
             late = time.monotonic() - self.after_s
-            for run in [run for run in RUNS[-1:] if run.began_s < late]:
+            # One in which nobody has begun is looked at again.
+            for run in [run for run in RUNS[-1:] if run.began_s < late and run.machine.running]:
                 where = whereabouts(run.machine)
                 self.tell(f"running for {self.after_s:.0f} s: {where}; Ctrl-C ends it")
                 return
