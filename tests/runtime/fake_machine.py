@@ -6,6 +6,7 @@ For what is common to all backends: allocation, tables, slots, call order.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from weft.base.target import parse_target
 from weft.language.wait_report import WaitReport
 from weft.runtime import registry
 from weft.runtime.backend import CALL_LOG_BYTES, Seats
+from weft.runtime.backends.emu import RecordingLife
 from weft.runtime.world import World
 
 # A rank that is gone is noticed, a machine that is busy is not taken for one.
@@ -38,6 +40,11 @@ class Meeting:
         self.reports: list[WaitReport] = []
 
 
+class FakeRecording:
+    def replay(self) -> None:
+        pass
+
+
 class FakeBackend:
     device = torch.device("cpu")
     target = parse_target("emu")
@@ -50,7 +57,7 @@ class FakeBackend:
         nodes = meeting.nodes
         local_ranks = tuple(nodes[:r].count(nodes[r]) for r in range(len(nodes)))
         self.seats = Seats(rank, nodes, local_ranks, tuple(10 + r for r in range(len(nodes))))
-        self.recording = False
+        self.recording: FakeRecording | None = None
         self.copies: list[tuple[Any, Any]] = []
         self.closed = False
 
@@ -117,12 +124,15 @@ class FakeBackend:
 
     @contextmanager
     def record(self):
-        self.recording = True
-        yield None
-        self.recording = False
+        self.recording = FakeRecording()
+        yield self.recording
+        self.recording = None
 
     def is_recording(self) -> bool:
-        return self.recording
+        return self.recording is not None
+
+    def recorded_life(self) -> RecordingLife:
+        return RecordingLife(weakref.ref(self.recording))
 
     def drain(self) -> None:
         pass

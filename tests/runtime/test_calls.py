@@ -7,19 +7,23 @@ import weakref
 
 import pytest
 import torch
-from fake_machine import run_ranks
+from fake_machine import FakeRecording, run_ranks
 
 from weft.runtime import call_log, calls
+from weft.runtime.backends.emu import RecordingLife
 from weft.runtime.calls import Calls
 
 
 class Machine:
     def __init__(self) -> None:
-        self.recording = False
+        self.recording: FakeRecording | None = None
         self.drained = 0
 
     def is_recording(self) -> bool:
-        return self.recording
+        return self.recording is not None
+
+    def recorded_life(self) -> RecordingLife:
+        return RecordingLife(weakref.ref(self.recording))
 
     def drain(self) -> None:
         self.drained += 1
@@ -47,24 +51,26 @@ def test_the_kinds_used_last_are_kept_and_the_device_is_waited_for_before_others
     assert [known.get(i) for i in (0, 1, 4, 8)] == ["call 0", None, "call 4", "call 8"]
 
 
-def test_what_a_recording_was_made_with_stays(few):
+def test_what_a_recording_was_made_with_stays_as_long_as_it(few):
     """Both what it found and what it made. While it is made nothing is waited for."""
     machine, forgotten = Machine(), []
     known = Calls(machine, forgotten.extend)
     for i in range(8):
         known[i] = Known()
-    machine.recording = True
+    machine.recording = recording = FakeRecording()
     recorded = [known.get(2)]
     for i in ("first", "second"):
         known[i] = Known()
         recorded.append(known.get(i))
     assert not machine.drained
-    machine.recording = False
+    machine.recording = None
     for i in range(100, 200):
         known[i] = Known()
     assert [known.get(i) for i in (2, "first", "second")] == recorded
     assert not any(one in forgotten for one in recorded)
     assert len(known) <= calls.MOST + len(recorded)
+    del recording
+    assert len(known) <= calls.MOST
 
 
 def test_ranks_that_make_the_same_calls_forget_the_same(few):

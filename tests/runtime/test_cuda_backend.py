@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from types import SimpleNamespace
 
 import pytest
@@ -49,6 +50,62 @@ def test_a_recording_is_of_the_allocations_that_its_copies_name(monkeypatch):
             queue(other, heap)
 
 
+class Graphs:
+    """CUDA graphs as the driver's calls make them, of one stream."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.objects: dict[int, tuple[int, int]] = {}
+        self.held: dict[int, list[int]] = {}
+
+    def destroy(self, number: int) -> None:
+        for held in self.held.pop(number):
+            pointer, destructor = self.objects.pop(held)
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(destructor)(pointer)
+
+    def library(self) -> SimpleNamespace:
+        def info(stream, status, number, graph, dependencies, count):
+            status._obj.value = int(self.number > 0)
+            number._obj.value, graph._obj.value = self.number, 100 + self.number
+            return 0
+
+        def create(out, pointer, destructor, count, flags):
+            assert (count, flags) == (1, 1)
+            out._obj.value = 1000 + len(self.objects)
+            self.objects[out._obj.value] = (pointer, destructor)
+            return 0
+
+        def retain(graph, held, count, flags):
+            assert (count, flags) == (1, 1)
+            self.held.setdefault(graph.value - 100, []).append(held.value)
+            return 0
+
+        return SimpleNamespace(
+            cuStreamGetCaptureInfo_v2=info, cuUserObjectCreate=create,
+            cuGraphRetainUserObject=retain,
+        )  # fmt: skip
+
+
+def test_a_graph_that_is_destroyed_says_so():
+    graphs = Graphs()
+    others = dict.fromkeys(("cuMemcpy2DAsync_v2", "cuStreamBatchMemOp_v2", "cuPointerGetAttribute"))
+    others = {name: SimpleNamespace() for name in others}
+    driver = Driver(SimpleNamespace(**vars(graphs.library()), **others))
+    with pytest.raises(RuntimeError, match="stream 0x7 is not captured"):
+        driver.life_of_capture(7)
+    graphs.number = 1
+    first = driver.life_of_capture(7)
+    assert driver.life_of_capture(7) is first and len(graphs.objects) == 1
+    graphs.number = 2
+    second = driver.life_of_capture(7)
+    assert not first.is_over and not second.is_over
+    graphs.destroy(1)
+    assert first.is_over and first.is_over and not second.is_over
+    graphs.number = 3
+    driver.life_of_capture(7)
+    assert sorted(driver._lives) == [2, 3]
+
+
 def test_what_the_driver_is_asked_for():
     """Rows of a matrix as a rectangle; a wait and a write as one call; what fails in its words."""
     called: list[tuple] = []
@@ -76,6 +133,7 @@ def test_what_the_driver_is_asked_for():
             cuStreamBatchMemOp_v2=memory_operations,
             cuPointerGetAttribute=attribute,
             cuGetErrorString=say,
+            **vars(Graphs().library()),
         )  # fmt: skip
     )
     driver.copy_2d(torch.zeros(3, 8)[:, :5], torch.zeros(3, 16)[:, :5], 7)

@@ -7,7 +7,7 @@ backend it has. A method that says *collective* is called by every rank in the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -76,6 +76,15 @@ class KeptRecording(Recording, Protocol):
     @property
     def is_current(self) -> bool:
         """Is the memory that its copies name still the one that it was recorded with?"""
+        ...
+
+
+class Life(Hashable, Protocol):
+    """How long a recording of the user's lasts, without holding it."""
+
+    @property
+    def is_over(self) -> bool:
+        """Can nothing replay it any more?"""
         ...
 
 
@@ -163,6 +172,9 @@ class Backend(Protocol):
         """Record what `launch` queues, which allocates nothing; None where that spares nothing."""
 
     def is_recording(self) -> bool: ...
+
+    def recorded_life(self) -> Life:
+        """Of the recording under way; the same one each time."""
 
     def drain(self) -> None:
         """Block the host until all work of this rank has finished; returns at a timeout too."""

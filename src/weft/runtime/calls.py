@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from weft.runtime.backend import Backend
+from weft.runtime.recorded import Recorded
 
 # Kinds that are kept, and how many of them go at once: before that the host waits for the device.
 # A model has a few dozen for each number of tokens.
@@ -21,18 +22,18 @@ class Calls:
     """By what tells kinds apart, what `make` of an operator has returned.
 
     Ranks that make the same calls forget the same ones. What a recording of the user's was made
-    with stays: its replays use that memory. `forget` is given what was forgotten, of which nothing
+    with stays as long as that recording: its replays use that memory. `forget` is given what was forgotten, of which nothing
     is in flight any more.
     """
 
     def __init__(self, backend: Backend, forget: Callable[[Sequence[Any]], None]) -> None:
         self._backend, self._forget = backend, forget
         self._latest: OrderedDict[Hashable, Any] = OrderedDict()
-        self._recorded: dict[Hashable, Any] = {}
+        self._recorded = Recorded(backend)
         self._once: dict[Hashable, Any] = {}
 
     def __len__(self) -> int:
-        return len(self._latest.keys() | self._recorded.keys())
+        return len(self._latest.keys() | dict(self._recorded.items()).keys())
 
     def get(self, key: Hashable) -> Any:
         """What is known of calls of this kind; None where nothing is."""
@@ -41,13 +42,13 @@ class Calls:
             return self._recorded.get(key)
         self._latest.move_to_end(key)
         if self._backend.is_recording():
-            self._recorded[key] = found
+            self._recorded.keep(key, found)
         return found
 
     def __setitem__(self, key: Hashable, found: Any) -> None:
         self._latest[key] = found
         if self._backend.is_recording():
-            self._recorded[key] = found
+            self._recorded.keep(key, found)
         elif len(self._latest) > MOST:
             self._forget_oldest(AT_ONCE)
 
@@ -69,7 +70,8 @@ class Calls:
     def _forget_oldest(self, count: int) -> None:
         self._backend.drain()
         old = [self._latest.popitem(last=False) for _ in range(count)]
-        self._forget([one for key, one in old if key not in self._recorded])
+        recorded = dict(self._recorded.items())
+        self._forget([one for key, one in old if key not in recorded])
 
     def clear(self) -> None:
         self._once.clear()

@@ -5,18 +5,19 @@ from __future__ import annotations
 import torch
 
 from weft.runtime.backend import Backend
+from weft.runtime.recorded import Recorded
 
 
 class Scratch:
     """By key, one piece of memory: as much as was asked for at most.
 
-    What a recording of the user's was made with stays: its replays write there.
+    What a recording of the user's was made with stays as long as it does: its replays write there.
     """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._latest: dict[str, torch.Tensor] = {}
-        self._recorded: list[torch.Tensor] = []
+        self._recorded = Recorded(backend)
 
     def take(self, key: str, nbytes: int) -> torch.Tensor:
         """uint8, `nbytes` or more. What earlier calls left there means nothing; they are queued on
@@ -29,8 +30,8 @@ class Scratch:
             if is_recording:
                 return memory  # of the recording's own memory
             self._latest[key] = memory
-        if is_recording and not any(one is memory for one in self._recorded):
-            self._recorded.append(memory)
+        if is_recording:
+            self._recorded.keep(memory.data_ptr(), memory)
         return memory
 
     def clear(self) -> None:

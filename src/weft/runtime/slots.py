@@ -24,6 +24,7 @@ from weft.base.user_place import user_place
 from weft.base.whole_numbers import extents_of, whole_number
 from weft.language.world_arg import SlotArg
 from weft.runtime.heap import Wanted
+from weft.runtime.recorded import Recorded
 
 if TYPE_CHECKING:
     from weft.runtime.world import World
@@ -91,8 +92,8 @@ class _Storage:
                 for name, (count, dtype) in zip(SlotArg._fields, own, strict=True)
             )
         )
-        # The user's line that made the last recording of a call on it.
-        self.recorded_at: Frame | None = None
+        # The user's lines that recorded calls on it.
+        self.recorded = Recorded(world.backend)
         # Slots that were cut from it, and their tensors.
         self._held: list[weakref.ref[Any]] = []
 
@@ -106,6 +107,11 @@ class _Storage:
         self._held = [one for one in self._held if one() is not None]
         self._held += [weakref.ref(one) for one in (slot, *tensors.values())]
         return slot
+
+    @property
+    def recorded_at(self) -> set[str]:
+        """The user's lines that made recordings of calls on it, which may still be replayed."""
+        return {str(line) for line, _ in self.recorded.items()}
 
     @property
     def is_held(self) -> bool:
@@ -130,8 +136,8 @@ class Workspace:
     """All slots of one key. It grows by making new slots and never shrinks.
 
     Slots that were outgrown keep their memory until the heap has no room for something else. Those
-    that a recording of the user's may replay, or that somebody holds, keep it until the world
-    closes, or longer than that. New ones have room to spare, if the heap has it (GROWTH).
+    that a recording of the user's may replay, or that somebody holds, keep it as long as that lasts,
+    even beyond the world's end. New ones have room to spare, if the heap has it (GROWTH).
     """
 
     def __init__(self, world: World, key: str, num_slots: int | None = None) -> None:
@@ -154,7 +160,7 @@ class Workspace:
         self._order.take()
         self._turn = (self._turn + 1) % self._num_slots
         if self.world.is_recording():
-            self._storages[self._turn].recorded_at = _users_line()
+            self._storages[self._turn].recorded.keep(_users_line(), None)
         return slots[self._turn]
 
     def reserve(self, buffers: BufferRequest, signals: SignalRequest) -> Slot:
@@ -281,7 +287,7 @@ class Workspace:
         if self._storages:
             yield f"workspace {self.key!r}, {len(self._storages)} in use", _tensors(self._storages)
         for storages in self._outgrown.values():
-            recorded = {str(one.recorded_at) for one in storages if one.recorded_at}
+            recorded = {line for one in storages for line in one.recorded_at}
             if recorded:
                 why = f"kept for what was recorded at {', '.join(sorted(recorded))}"
             elif any(one.is_held for one in storages):

@@ -1,5 +1,7 @@
 """Operators whose sizes grow, in a heap that holds the largest of them but not all; what was
-recorded of the smallest is replayed in between. torchrun or emulated.
+recorded of the smallest is replayed in between, what is recorded of each size is dropped.
+
+Under torchrun or emulated:
 
 torchrun --nproc-per-node 2 tests/runtime/scripts/sizes_that_grow.py
 """
@@ -88,6 +90,11 @@ def main() -> None:
                 small.a.fill_(8 * i + value)
                 recording.replay()
                 small.check(8 * i + value)
+            passing = record(world, calls)
+            calls.a.fill_(7.0)
+            passing.replay()
+            calls.check(7.0)
+            del passing
         world.synchronize()
         print(f"rank {world.rank} of {world.num_ranks}: {len(sizes)} sizes in {heap_bytes} bytes, "
               f"all together take {everything}")  # fmt: skip

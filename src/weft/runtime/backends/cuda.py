@@ -29,7 +29,7 @@ from weft.language import world_layout as layout
 from weft.language.wait_report import WaitReport, read_reports
 from weft.runtime.backend import CALL_LOG_BYTES, Far, Recording, Seats, Stream
 from weft.runtime.backends import nvshmem, rendezvous
-from weft.runtime.backends.cuda_driver import Driver
+from weft.runtime.backends.cuda_driver import Driver, GraphLife
 from weft.runtime.store_meetings import StoreMeetings
 
 LATE_AT_INIT = (
@@ -306,6 +306,9 @@ class CudaBackend:
 
     def is_recording(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
+
+    def recorded_life(self) -> GraphLife:
+        return self._driver.life_of_capture(torch.cuda.current_stream().cuda_stream)
 
     def drain(self) -> None:
         torch.cuda.synchronize(self.device)

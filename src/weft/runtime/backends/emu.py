@@ -7,8 +7,9 @@ put into its words. There is no deadline: where nobody can go on, the emulator s
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,15 @@ class RankStream:
 
     def __exit__(self, *failure: Any) -> None:
         self.context.stream = self._outer.pop()
+
+
+@dataclass(frozen=True)
+class RecordingLife:
+    recording: weakref.ref[Recording]
+
+    @property
+    def is_over(self) -> bool:
+        return self.recording() is None
 
 
 class EmulatedBackend:
@@ -271,6 +281,10 @@ class EmulatedBackend:
 
     def is_recording(self) -> bool:
         return self.context.recording is not None
+
+    def recorded_life(self) -> RecordingLife:
+        assert self.context.recording is not None, "no recording is under way"
+        return RecordingLife(weakref.ref(self.context.recording))
 
     def drain(self) -> None:
         if self._failed:
