@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -56,6 +57,9 @@ class Function:
         return launch
 
 
+NONE_RECORDED = SimpleNamespace(num_recorded=0)
+
+
 class Mail:
     """A mailbox."""
 
@@ -63,8 +67,8 @@ class Mail:
         self.is_outgrown = False
 
 
-def launches(fn, lanes, arguments, take=Mail, is_recording=lambda: False) -> Launches:
-    return Launches(fn, lanes, {"num_warps": 4}, take, arguments, is_recording)
+def launches(fn, lanes, arguments, take=Mail, calls=NONE_RECORDED) -> Launches:
+    return Launches(fn, lanes, {"num_warps": 4}, take, arguments, calls)
 
 
 def test_a_launch_like_one_before_hands_over_addresses(monkeypatch):
@@ -119,14 +123,15 @@ def test_a_mailbox_that_was_outgrown_is_taken_again_and_with_it_the_arguments(mo
 
 def test_what_is_recorded_takes_the_mailbox_which_then_knows_of_it(monkeypatch):
     monkeypatch.setattr(triton_api.driver_config, "_active", Driver())
-    fn, store, mail, taken, recording = Function(), torch.zeros(16), Mail(), [], [False]
+    fn, store, mail, taken = Function(), torch.zeros(16), Mail(), []
+    calls = SimpleNamespace(num_recorded=0)
 
     def take() -> Mail:
-        taken.append(recording[0])
+        taken.append(calls.num_recorded)
         return mail
 
-    start = launches(fn, 1, lambda mail, x, out: (x, out), take, lambda: recording[0])
-    for recording[0] in (False, False, True, False):
+    start = launches(fn, 1, lambda mail, x, out: (x, out), take, calls)
+    for calls.num_recorded in (0, 0, 1, 1):
         start(store[:8], store[8:])
-    assert taken == [False, True]
+    assert taken == [0, 1]
     assert len(fn.kernels) == 1, "the same mailbox: the launch is as before"

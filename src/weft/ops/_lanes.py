@@ -22,6 +22,7 @@ from weft.compiler import dtensors
 from weft.language import triton_api
 from weft.ops import _by_library, _measured, _misuse, _records
 from weft.ops._measured import Row
+from weft.runtime.calls import Calls
 from weft.tiles import postbox
 from weft.tiles.move import Shards
 
@@ -463,7 +464,7 @@ class Exchange:
         make = self._with_packets if config.by_packets else self._with_boxes
         options = replace(config, lanes=lanes).options(world.target)
         mail = make(world, config, lanes)
-        return Launches(self.fn, lanes, options, *mail, world.backend.is_recording)
+        return Launches(self.fn, lanes, options, *mail, world.calls)
 
     def _with_packets(self, world: Any, config: Lanes, lanes: int) -> tuple[Callable, Callable]:
         sources = power_of_two(world.num_ranks)
@@ -517,15 +518,18 @@ class Launches:
         options: dict,
         take: Callable[[], Any],
         arguments: Callable[[Any, Any, Any], tuple],
-        is_recording: Callable[[], bool],
+        calls: Calls,
     ) -> None:
         self.fn, self.grid, self.arguments = fn, (lanes, 1, 1), arguments
-        self.options, self.take, self.is_recording = options, take, is_recording
+        self.options, self.take, self.calls = options, take, calls
         self._mail: Any = None
+        self._num_recorded = 0
         self._again: dict[int, Any] = {}
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        if self._mail is None or self._mail.is_outgrown or self.is_recording():
+        num_recorded = self.calls.num_recorded
+        if self._mail is None or self._mail.is_outgrown or num_recorded != self._num_recorded:
+            self._num_recorded = num_recorded
             self._mail, before = self.take(), self._mail
             if before is not self._mail:
                 self._again.clear()

@@ -22,8 +22,8 @@ class Calls:
     """By what tells kinds apart, what `make` of an operator has returned.
 
     Ranks that make the same calls forget the same ones. What a recording of the user's was made
-    with stays as long as that recording: its replays use that memory. `forget` is given what was forgotten, of which nothing
-    is in flight any more.
+    with stays as long as that recording: its replays use that memory. `forget` is given what was
+    forgotten, of which nothing is in flight any more.
     """
 
     def __init__(self, backend: Backend, forget: Callable[[Sequence[Any]], None]) -> None:
@@ -31,6 +31,9 @@ class Calls:
         self._latest: OrderedDict[Hashable, Any] = OrderedDict()
         self._recorded = Recorded(backend)
         self._once: dict[Hashable, Any] = {}
+        self._is_recording = backend.is_recording
+        # How often something was asked for while a recording was under way.
+        self.num_recorded = 0
 
     def __len__(self) -> int:
         return len(self._latest.keys() | dict(self._recorded.items()).keys())
@@ -39,18 +42,23 @@ class Calls:
         """What is known of calls of this kind; None where nothing is."""
         found = self._latest.get(key)
         if found is None:
-            return self._recorded.get(key)
-        self._latest.move_to_end(key)
-        if self._backend.is_recording():
-            self._recorded.keep(key, found)
+            found = self._recorded.get(key)
+        else:
+            self._latest.move_to_end(key)
+        if found is not None and self._is_recording():
+            self._keep(key, found)
         return found
 
     def __setitem__(self, key: Hashable, found: Any) -> None:
         self._latest[key] = found
-        if self._backend.is_recording():
-            self._recorded.keep(key, found)
+        if self._is_recording():
+            self._keep(key, found)
         elif len(self._latest) > MOST:
             self._forget_oldest(AT_ONCE)
+
+    def _keep(self, key: Hashable, found: Any) -> None:
+        self.num_recorded += 1
+        self._recorded.keep(key, found)
 
     def is_first(self, key: Hashable, kept: Any) -> bool:
         """Is this asked for the first time? For steps that all ranks take together, which what

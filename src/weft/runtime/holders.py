@@ -19,7 +19,8 @@ REMEDY = (
     "Pass a larger heap_bytes to weft.init, or set WEFT_HEAP_BYTES. Or use less: world.free() what "
     "world.empty(), zeros() and signals() gave and is done with; call with the largest sizes "
     "before anything is recorded, since a recording keeps the slots it was made with; let go of "
-    "recordings and CUDA graphs that are not replayed any more, and of Slots that are held; WEFT_SLOTS=1 gives each workspace one slot instead of two"
+    "recordings and CUDA graphs that are not replayed any more, and of Slots that are held; "
+    "WEFT_SLOTS=1 gives each workspace one slot instead of two"
 )
 
 

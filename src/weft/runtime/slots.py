@@ -136,8 +136,8 @@ class Workspace:
     """All slots of one key. It grows by making new slots and never shrinks.
 
     Slots that were outgrown keep their memory until the heap has no room for something else. Those
-    that a recording of the user's may replay, or that somebody holds, keep it as long as that lasts,
-    even beyond the world's end. New ones have room to spare, if the heap has it (GROWTH).
+    that a recording of the user's may replay, or that somebody holds, keep it as long as that
+    lasts, even beyond the world's end. New ones have room to spare, if the heap has it (GROWTH).
     """
 
     def __init__(self, world: World, key: str, num_slots: int | None = None) -> None:

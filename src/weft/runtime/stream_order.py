@@ -30,6 +30,7 @@ class StreamOrder:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._current_number = backend.stream_number
         # The stream of the last call; None where it must be looked at more closely.
         self._number: int | None = None
         self._last: Stream | None = None
@@ -45,7 +46,7 @@ class StreamOrder:
 
     def take(self) -> None:
         """The current stream's later work comes after the calls so far."""
-        number = self._backend.stream_number()
+        number = self._current_number()
         if number != self._number:
             self._change(number)
 

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,6 +117,11 @@ class CudaBackend:
         self._asked = asked
         self._init_timeout_s = settings.init_timeout_s
         self.device = torch.device("cuda", torch.cuda.current_device())
+        # Asked at each call, so without a function of torch's around them.
+        self.is_recording: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing
+        self.stream_number: Callable[[], int] = partial(
+            torch._C._cuda_getCurrentRawStream, self.device.index
+        )
         properties = torch.cuda.get_device_properties(self.device)
         arch = properties.major * 10
         self.target = Target(
@@ -227,9 +233,6 @@ class CudaBackend:
             known = self._by_handle[stream.cuda_stream] = CudaStream("current", stream)
         return known
 
-    def stream_number(self) -> int:
-        return torch._C._cuda_getCurrentRawStream(self.device.index)
-
     def wait_for(self, other: Stream) -> None:
         is_captured = torch.cuda.is_current_stream_capturing()
         with other:
@@ -303,9 +306,6 @@ class CudaBackend:
                 recording.graph.capture_end()
         CudaRecording._dying.clear()
         return recording
-
-    def is_recording(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
 
     def recorded_life(self) -> GraphLife:
         return self._driver.life_of_capture(torch.cuda.current_stream().cuda_stream)
