@@ -1,33 +1,22 @@
 """TTIR as a Python function on numpy: a line per operation, the user's names kept.
 
 Each function of a kernel is written by `function_writer.py`; here they become one module of Python,
-with the names, constants and places that they share.
+with the names that they share (`namespace.py`).
 """
 
 from __future__ import annotations
 
-import builtins
-import keyword
 import linecache
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from typing import Any
 
 import numpy as np
 
 from weft.base.place import Place
-from weft.emulator import numerics
-from weft.emulator.affine import (
-    AffinePointers,
-    affine_tile,
-    box_tile,
-    fits_i32,
-    index_overflow,
-)
 from weft.emulator.function_writer import FunctionWriter
+from weft.emulator.namespace import Namespace
 from weft.emulator.ttir import Module
 from weft.emulator.ttir_parser import parse
 
@@ -67,102 +56,27 @@ def compile_ttir(text: str, affine: bool = False) -> EmulatedKernel:
     Raises  UnsupportedError: an operation the emulator does not know, with the user's line
             CompileError: text that is not TTIR
     """
-    return KernelWriter(parse(text), affine).kernel()
+    return write_kernel(parse(text), affine)
 
 
-# ---------------------------------------------------------------------------------------------
-# One kernel
-
-
-# What generated code may call; everything else it names is its own.
-LIBRARY: dict[str, Any] = {
-    name: value
-    for name, value in vars(numerics).items()
-    if not name.startswith("__")
-    and (isinstance(value, np.dtype) or getattr(value, "__module__", "") == numerics.__name__)
-}
-LIBRARY |= {name: dtype for name, dtype in numerics.DTYPES.items() if name != "ptr"}
-LIBRARY |= {"np": np, "LOCATIONS": (), "AffinePointers": AffinePointers}
-LIBRARY |= {f.__name__: f for f in (affine_tile, box_tile, fits_i32, index_overflow)}
-
-
-class KernelWriter:
-    """Writes a module's functions; holds what they share: names, constants, places."""
-
-    function_writer: type[FunctionWriter] = FunctionWriter
-
-    def __init__(self, module: Module, affine: bool) -> None:
-        self.module = module
-        self.affine = affine
-        self.namespace: dict[str, Any] = dict(LIBRARY)
-        self.taken: dict[str, dict[str, Any]] = {}
-        self.constants: dict[Any, str] = {}
-        self.places: dict[Place, int] = {}
-        self.functions = {
-            name: self.identifier("", ("function", name), _short(name)) for name in module.functions
-        }
-
-    def kernel(self) -> EmulatedKernel:
-        texts = []
-        for function in self.module.functions.values():
-            texts.append(self.function_writer(self, function).text())
-        source = "\n\n".join(texts)
-        kernel = self.module.kernel
-        # A number that no other kernel gets: reports look up a line by this name.
-        filename = f"<weft emulator: {kernel.name} {next(_numbers)}>"
-        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-        locations = list(self.places)
-        self.namespace["LOCATIONS"] = locations
-        exec(compile(source, filename, "exec"), self.namespace)
-        run = self.namespace[self.functions[kernel.name]]
-        # Wrapping integers and infinite floats are what the kernel means, not mistakes.
-        return EmulatedKernel(
-            kernel.name,
-            np.errstate(all="ignore")(run),
-            tuple(Parameter(value.name, value.type.text) for value in kernel.parameters),
-            locations,
-            source,
-        )
-
-    def identifier(self, owner: str, key: Any, name: str) -> str:
-        """A Python name for `key`, as like `name` as may be.
-
-        `owner` is the function it is local to, "" for a global: locals of one function may be
-        called as those of another, but not as a global.
-        """
-        name = re.sub(r"\W", "_", name)
-        if not name or name[0].isdigit() or keyword.iskeyword(name) or name == "rt":
-            name = f"_{name}"
-        while name in LIBRARY or hasattr(builtins, name) or self.is_taken(owner, key, name):
-            name += "_"
-        self.taken.setdefault(name, {})[owner] = key
-        return name
-
-    def is_taken(self, owner: str, key: Any, name: str) -> bool:
-        owners = self.taken.get(name, {})
-        if owner in owners:
-            return owners[owner] != key
-        return bool(owners) if owner == "" else "" in owners
-
-    def constant(self, value: Any, name: str) -> str:
-        """A global that holds `value`."""
-        array = np.asarray(value)
-        key = (array.dtype, array.shape, array.tobytes())
-        if key not in self.constants:
-            if array.ndim:
-                array = np.ascontiguousarray(array)
-                array.flags.writeable = False
-                value = array
-            identifier = self.identifier("", ("constant", key), name)
-            self.namespace[identifier] = value
-            self.constants[key] = identifier
-        return self.constants[key]
-
-    def location(self, place: Place) -> int:
-        return self.places.setdefault(place, len(self.places))
-
-
-def _short(symbol: str) -> str:
-    """A function's own name from Triton's mangled one, `module.name__fp32_i32__...`."""
-    match = re.match(r"(?:\w+\.)*(\w+?)__", symbol.removeprefix("__main__."))
-    return match.group(1) if match else symbol
+def write_kernel(
+    module: Module, affine: bool, writer: type[FunctionWriter] = FunctionWriter
+) -> EmulatedKernel:
+    """The kernel of a module, as one module of Python."""
+    names = Namespace(module.functions, affine)
+    source = "\n\n".join(writer(names, function).text() for function in module.functions.values())
+    kernel = module.kernel
+    # A number that no other kernel gets: reports look up a line by this name.
+    filename = f"<weft emulator: {kernel.name} {next(_numbers)}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    locations = names.values["LOCATIONS"] = list(names.places)
+    exec(compile(source, filename, "exec"), names.values)
+    run = names.values[names.functions[kernel.name]]
+    # Wrapping integers and infinite floats are what the kernel means, not mistakes.
+    return EmulatedKernel(
+        kernel.name,
+        np.errstate(all="ignore")(run),
+        tuple(Parameter(value.name, value.type.text) for value in kernel.parameters),
+        locations,
+        source,
+    )

@@ -11,20 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from weft.base.errors import UnsupportedError
 from weft.base.place import Place
 from weft.emulator import numerics
+from weft.emulator.namespace import Namespace
 from weft.emulator.operations import OPERATIONS
 from weft.emulator.operations.control import TERMINATORS
 from weft.emulator.operations.indexing import Affine, Boxed, Text
 from weft.emulator.ttir import Function, Op, Type, Value, parse_type
-
-if TYPE_CHECKING:
-    from weft.emulator.codegen import KernelWriter
 
 Phys = tuple[int, ...]
 
@@ -104,8 +102,8 @@ class Held:
 class FunctionWriter:
     """Writes one function. The emitters in `operations/` speak to this."""
 
-    def __init__(self, kernel: KernelWriter, function: Function) -> None:
-        self.kernel = kernel
+    def __init__(self, names: Namespace, function: Function) -> None:
+        self.names = names
         self.function = function
         self.lines: list[str | Pending] = []
         self.depth = 0
@@ -121,7 +119,7 @@ class FunctionWriter:
         for parameter in function.parameters:
             self.bind(parameter, parameter.type.shape if parameter.type.is_tensor else ())
         names = ", ".join(["rt", *(self.expr(value) for value in function.parameters)])
-        self.line(f"def {self.kernel.functions[function.name]}({names}):")
+        self.line(f"def {self.names.functions[function.name]}({names}):")
         with self.indented():
             for parameter in function.parameters:
                 self.also_as_integer(parameter)
@@ -156,7 +154,7 @@ class FunctionWriter:
 
     def turn_counter(self, op: Op) -> str:
         """A variable that counts how often a loop goes round, from here on."""
-        turns = self.kernel.identifier(self.function.name, ("turns", id(op)), "turns")
+        turns = self.names.identifier(self.function.name, ("turns", id(op)), "turns")
         self.line(f"{turns} = 0")
         return turns
 
@@ -231,16 +229,16 @@ class FunctionWriter:
         row.emit(self, op)
 
     def loc(self, op: Op) -> int:
-        return self.kernel.location(op.place if op.place.frames else self.place)
+        return self.names.location(op.place if op.place.frames else self.place)
 
     # -- values
 
     def identifier(self, value: Value) -> str:
-        return self.kernel.identifier(self.function.name, value.name, value.name)
+        return self.names.identifier(self.function.name, value.name, value.name)
 
     def variable(self, value: Value, suffix: str) -> str:
         """A variable beside that of `value`."""
-        return self.kernel.identifier(
+        return self.names.identifier(
             self.function.name, (value.name, suffix), f"{value.name}_{suffix}"
         )
 
@@ -297,7 +295,7 @@ class FunctionWriter:
 
     def constant(self, number: Any) -> str:
         """A global that holds `number`."""
-        return self.kernel.constant(number, _constant_name(number))
+        return self.names.constant(number, _constant_name(number))
 
     def expr(self, value: Value) -> str:
         name = self.held[value].name
@@ -400,7 +398,7 @@ class FunctionWriter:
     def region_function(self, op: Op, vector: bool) -> str:
         """Write the region of `op` as a nested function; returns its name."""
         region = op.regions[0]
-        name = self.kernel.identifier(
+        name = self.names.identifier(
             self.function.name, id(op), f"{op.name.split('.')[-1]}_function"
         )
         for arg in region.args:
@@ -419,7 +417,7 @@ class FunctionWriter:
         return name
 
     def function_name(self, symbol: str) -> str:
-        return self.kernel.functions[symbol]
+        return self.names.functions[symbol]
 
 
 def _with_bodies(lines: Iterator[str]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from weft.base.report import Finding
-from weft.emulator.codegen import EmulatedKernel, KernelWriter, compile_ttir
+from weft.emulator.codegen import EmulatedKernel, compile_ttir, write_kernel
 from weft.emulator.ttir import Module
 from weft.emulator.ttir_parser import parse
 
@@ -62,4 +62,4 @@ def compile_module(module: Module) -> EmulatedKernel:
 
     Raises  UnsupportedError: as compile_ttir
     """
-    return KernelWriter(module, affine=True).kernel()
+    return write_kernel(module, affine=True)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from weft.emulator.affine import AffinePointers
-from weft.emulator.codegen import EmulatedKernel, KernelWriter
+from weft.emulator.codegen import EmulatedKernel, write_kernel
 from weft.emulator.function_writer import FunctionWriter
 from weft.emulator.occupancy import earliest_for_all, take_all
 from weft.emulator.programs import Program
@@ -230,11 +230,7 @@ class _TimedFunctionWriter(FunctionWriter):
             self.line(f"rt.multiplied({flops}, {width})")
 
 
-class _TimedKernelWriter(KernelWriter):
-    function_writer = _TimedFunctionWriter
-
-
 @lru_cache(maxsize=1024)
 def compile_timed(text: str) -> EmulatedKernel:
     """As compile_ttir; each product tells the program how much it was."""
-    return _TimedKernelWriter(parse(text), True).kernel()
+    return write_kernel(parse(text), True, _TimedFunctionWriter)

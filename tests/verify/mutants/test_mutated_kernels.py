@@ -9,7 +9,7 @@ from mutated_programs import SIZE, copying, exchanging, module_of, run_of, spinn
 
 import weft
 import weft.language as wl
-from weft.emulator.codegen import KernelWriter
+from weft.emulator.codegen import write_kernel
 from weft.emulator.synchronising import RELEASE_COMPLETES_STORES
 from weft.verify.mutants import kernels
 from weft.verify.mutants.edits import operations
@@ -23,7 +23,7 @@ def kinds(module) -> set[str]:
 
 
 def source(module) -> str:
-    return KernelWriter(module, affine=True).kernel().source
+    return write_kernel(module, affine=True).source
 
 
 def mutants_of(module, kind: str, primitive: str):

@@ -37,7 +37,7 @@ def make_range(code: Any, op: Any) -> None:
     start, end = op.integer("start"), op.integer("end")
     # A range of one does not move: its axis may be stretched by a broadcast.
     steps = (1,) if end - start > 1 else (0,)
-    affine = indexing.Affine(steps, lambda: (start, steps)) if code.kernel.affine else None
+    affine = indexing.Affine(steps, lambda: (start, steps)) if code.names.affine else None
     code.set_constant(op.result, np.arange(start, end, dtype=np.int32), affine)
 
 
