@@ -16,19 +16,15 @@ waits until all ranks have given back what the slot held before; what `gives` th
 A plan passes three stages: drawn (what moves and what runs), signalled (in which order), allocated
 (which memory); a plan that says none has passed them all.
 
-This is the page that others import. The statements are in `device_statements.py`, their order in
-`device_moments.py`, and what is legal in `device_rules.py`.
+This is the page that others import. The statements are in `device_statements.py`, the plan and
+the order of what it does in `device_moments.py`, and what is legal in `device_rules.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
-
-from weft.base.place import UNKNOWN, Place
 from weft.ir import text
 from weft.ir.choice import Choice
-from weft.ir.device_moments import Access, Moments, accesses, announced, are_apart, awaited
+from weft.ir.device_moments import Access, Moments, Plan, accesses, announced, are_apart, awaited
 from weft.ir.device_rules import RULES
 from weft.ir.device_statements import (
     GIVEN,
@@ -65,37 +61,6 @@ __all__ = [  # the statements, their order and the rules are this page's too
     "Step", "Take", "Tiles", "Times", "Wait", "accesses", "announced", "are_apart", "awaited",
     "check", "parse", "require", "show",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A rank's program; the same on all ranks."""
-
-    name: str
-    mesh: str
-    statements: tuple[Statement, ...]
-    results: tuple[str, ...] = ()
-    stage: str = ""
-    place: Place = UNKNOWN
-
-    def of(self, kind: type) -> list:
-        """The statements of one kind, in order."""
-        return [one for one in self.statements if isinstance(one, kind)]
-
-    @property
-    def bare(self) -> Plan:
-        """Without choices: what runs, and not why."""
-        kept = tuple(one for one in self.statements if not isinstance(one, Choice))
-        return replace(self, statements=kept)
-
-    @cached_property
-    def moments(self) -> Moments:
-        """The order of what happens; found once, since rules and passes ask for it again."""
-        return Moments(self)
-
-    @property
-    def steps(self) -> list[Step]:
-        return [one for one in self.statements if isinstance(one, Step)]
 
 
 RECORDS = {

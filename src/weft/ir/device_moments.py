@@ -1,4 +1,4 @@
-"""The order of what a plan does: what a step accesses and announces, and what is before what.
+"""A plan and the order of what it does: what a step accesses and announces, what is before what.
 
 A step begins and ends; between the two it knows of what it awaits, and tells what it announces. By
 these moments (`order.py`) rules and passes ask whether one access is over before another begins.
@@ -6,9 +6,13 @@ these moments (`order.py`) rules and passes ask whether one access is over befor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
+from weft.base.place import UNKNOWN, Place
+from weft.ir.choice import Choice
 from weft.ir.device_statements import (
     OWN_ROWS,
     After,
@@ -17,13 +21,11 @@ from weft.ir.device_statements import (
     Copy,
     Launch,
     Notify,
+    Statement,
     Step,
     Wait,
 )
 from weft.ir.order import Moment, Order
-
-if TYPE_CHECKING:
-    from weft.ir.device import Plan
 
 
 class Access(NamedTuple):
@@ -81,12 +83,12 @@ def awaited(step: Step) -> tuple[str, ...]:
 class Moments:
     """The order of a plan's moments, and which of them an access lies between."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.told_by = {one.name: {one.buffer, *one.along} for one in plan.of(Channel)}
-        self.by_packet = {one.name for one in plan.of(Channel) if one.by == "packet"}
-        self.tokens = {one.name for one in plan.of(Channel) if one.to == "engine"}
+    def __init__(self, channels: Sequence[Channel], steps: Sequence[Step]) -> None:
+        self.told_by = {one.name: {one.buffer, *one.along} for one in channels}
+        self.by_packet = {one.name for one in channels if one.by == "packet"}
+        self.tokens = {one.name for one in channels if one.to == "engine"}
         self.order = Order()
-        self.steps = plan.steps
+        self.steps = steps
         self.end = Moment(len(self.steps) + 1, "begin")  # what the caller does next
         add, last = self.order.add, {}
         caller = Moment(0, "end")
@@ -170,6 +172,37 @@ class Moments:
         On every rank, where one of the two is to another rank's memory.
         """
         return self.order.before(self.done(i, a), self.begun(j, b), a.far or b.far)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A rank's program; the same on all ranks."""
+
+    name: str
+    mesh: str
+    statements: tuple[Statement, ...]
+    results: tuple[str, ...] = ()
+    stage: str = ""
+    place: Place = UNKNOWN
+
+    def of(self, kind: type) -> list:
+        """The statements of one kind, in order."""
+        return [one for one in self.statements if isinstance(one, kind)]
+
+    @property
+    def bare(self) -> Plan:
+        """Without choices: what runs, and not why."""
+        kept = tuple(one for one in self.statements if not isinstance(one, Choice))
+        return replace(self, statements=kept)
+
+    @cached_property
+    def moments(self) -> Moments:
+        """The order of what happens; found once, since rules and passes ask for it again."""
+        return Moments(self.of(Channel), self.steps)
+
+    @property
+    def steps(self) -> list[Step]:
+        return [one for one in self.statements if isinstance(one, Step)]
 
 
 def are_apart(plan: Plan, first: str, second: str) -> bool:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 from weft.base.dtypes import DTYPES
 from weft.base.place import Place
 from weft.ir import text
-from weft.ir.device_moments import Access, accesses, announced, are_apart, awaited
+from weft.ir.device_moments import Access, Plan, accesses, announced, are_apart, awaited
 from weft.ir.device_statements import (
     GIVEN,
     NUM_RANKS,
@@ -31,9 +30,6 @@ from weft.ir.device_statements import (
 from weft.ir.legality import Rule
 from weft.ir.order import Moment
 from weft.ir.tensor import TABLE
-
-if TYPE_CHECKING:
-    from weft.ir.device import Plan
 
 
 def _names(plan: Plan) -> Iterator[tuple[str, Place]]:
