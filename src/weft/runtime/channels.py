@@ -12,8 +12,6 @@ wl.channel_wait_free, streams by `rank_wait_free`; else a `world.barrier()` lies
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
@@ -29,9 +27,7 @@ from weft.language.mapping import (
     f_count,
     rows_of_rank,
 )
-
-if TYPE_CHECKING:
-    from weft.runtime.world import World
+from weft.runtime.symmetric_memory import SymmetricMemory
 
 
 @triton.jit
@@ -65,7 +61,7 @@ class Channel:
 
     def __init__(
         self,
-        world: World,
+        world: SymmetricMemory,
         name: str,
         shape: tuple[int, int],
         dtype: torch.dtype,
@@ -82,7 +78,7 @@ class Channel:
         for what, value in (("chunks", chunks), ("push_rows", push_rows), ("parts", parts)):
             whole_number(f"channel {name!r}: {what}", value, at_least=1)
         whole_number(f"channel {name!r}: num_tiles", num_tiles)
-        self.world: World = world
+        self.world: SymmetricMemory = world
         self.name: str = name
         self.rows: int = shape[0]
         self.cols: int = shape[1]

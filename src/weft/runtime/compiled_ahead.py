@@ -173,11 +173,14 @@ class CompiledKernel:
         """
         import torch
 
-        from weft.runtime.backends.cuda_modules import launch
+        from weft.runtime.backends.cuda_modules import Binary, launch
 
         shape = self.programs(grid)
         device = torch.device("cuda", torch.cuda.current_device())
-        launch(self, shape, self.pack(arguments, device), stream)
+        binary = Binary(
+            self.code, self.function, self.num_warps, self.shared_bytes, self.cooperative
+        )
+        launch(binary, shape, self.pack(arguments, device), stream)
 
     def programs(self, grid: Sequence[int]) -> tuple[int, int, int]:
         """A grid along three axes.

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from weft.runtime.heap import HeapAllocator, Wanted
-
-if TYPE_CHECKING:
-    from weft.runtime.slots import Workspace
 
 # Holders that a message lists.
 MOST_LISTED = 8
@@ -27,17 +23,16 @@ REMEDY = (
 def describe_full(
     heap: HeapAllocator,
     wanted: Sequence[Wanted],
-    workspaces: Iterable[Workspace],
+    holdings: Iterable[tuple[str, Sequence[torch.Tensor]]],
     offset_of: Callable[[torch.Tensor], int],
 ) -> str:
     """The message of an OutOfMemoryError: what of `wanted` has no room, what holds the heap, the
-    largest first, and the remedy."""
+    largest first, and the remedy. `holdings` are allocations of workspaces, in words."""
     sizes = {block.offset: block.end - block.offset for block in heap.blocks}
     names = {block.offset: block.name for block in heap.blocks}
     found: list[tuple[int, str]] = []
-    for workspace in workspaces:
-        for text, tensors in workspace.holdings():
-            found.append((sum(sizes.pop(offset_of(one)) for one in tensors), text))
+    for text, tensors in holdings:
+        found.append((sum(sizes.pop(offset_of(one)) for one in tensors), text))
     found += [(size, f"tensor {names[offset]!r}") for offset, size in sizes.items()]
     held_bytes = heap.capacity_bytes - heap.free_bytes
     if gone_bytes := held_bytes - sum(size for size, _ in found):

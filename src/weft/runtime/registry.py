@@ -1,21 +1,21 @@
-"""Worlds by name: custom operators take strings, so a world can be found by its name."""
+"""Worlds by name: custom operators take strings, so a world can be found by its name.
+
+A world enters itself; of what is entered this page asks the name alone.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from weft.base.errors import UsageError
 
-if TYPE_CHECKING:
-    from weft.runtime.world import World
-
-_worlds: dict[tuple[Hashable, str], World] = {}
+_worlds: dict[tuple[Hashable, str], Any] = {}
 _lock = threading.Lock()
 
 
-def find(scope: Hashable, name: str) -> World:
+def find(scope: Hashable, name: str) -> Any:
     """The open world called `name`.
 
     Raises  UsageError: none is; the message lists those that are
@@ -29,18 +29,18 @@ def find(scope: Hashable, name: str) -> World:
     return world
 
 
-def all_of(scope: Hashable) -> list[World]:
+def all_of(scope: Hashable) -> list[Any]:
     """The open worlds of a scope."""
     with _lock:
         return [world for (owner, _), world in _worlds.items() if owner == scope]
 
 
-def add(scope: Hashable, world: World) -> None:
+def add(scope: Hashable, world: Any) -> None:
     with _lock:
         _worlds[scope, world.name] = world
 
 
-def remove(scope: Hashable, world: World) -> None:
+def remove(scope: Hashable, world: Any) -> None:
     with _lock:
         if _worlds.get((scope, world.name)) is world:
             del _worlds[scope, world.name]

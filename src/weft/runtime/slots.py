@@ -14,7 +14,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -25,9 +25,7 @@ from weft.base.whole_numbers import extents_of, whole_number
 from weft.language.world_arg import SlotArg
 from weft.runtime.heap import Wanted
 from weft.runtime.recorded import Recorded
-
-if TYPE_CHECKING:
-    from weft.runtime.world import World
+from weft.runtime.symmetric_memory import SymmetricMemory
 
 BufferRequest = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 SignalRequest = Mapping[str, tuple[int, torch.dtype]]
@@ -73,7 +71,9 @@ class Slot:
 class _Storage:
     """The memory behind one slot: flat arrays that requests are cut from."""
 
-    def __init__(self, world: World, label: str, buffers: dict[str, int], signals: SignalRequest):
+    def __init__(
+        self, world: SymmetricMemory, label: str, buffers: dict[str, int], signals: SignalRequest
+    ):
         self.capacity = buffers
         self.counts = dict(signals)
         self.buffers = {
@@ -140,7 +140,7 @@ class Workspace:
     lasts, even beyond the world's end. New ones have room to spare, if the heap has it (GROWTH).
     """
 
-    def __init__(self, world: World, key: str, num_slots: int | None = None) -> None:
+    def __init__(self, world: SymmetricMemory, key: str, num_slots: int | None = None) -> None:
         self.world = world
         self.key = key
         asked = (f"the workspace {key!r}: num_slots", num_slots)

@@ -5,20 +5,30 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
-
-if TYPE_CHECKING:
-    from weft.runtime.compiled_ahead import CompiledKernel
 
 WARP = 32
 # More shared memory than this a kernel must ask for (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE..).
 USUAL_SHARED_BYTES, MOST_DYNAMIC_SHARED = 48 << 10, 8
 
 
+class Binary(NamedTuple):
+    """One function of a binary, and what each of its programs takes.
+
+    Units   shared_bytes: of one program; num_warps: of threads
+    """
+
+    code: bytes
+    function: str
+    num_warps: int
+    shared_bytes: int
+    cooperative: bool
+
+
 def launch(
-    kernel: CompiledKernel, grid: tuple[int, int, int], packed: Sequence[Any], stream: int | None
+    kernel: Binary, grid: tuple[int, int, int], packed: Sequence[Any], stream: int | None
 ) -> None:
     """One launch of a kernel whose arguments are packed.
 
