@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from weft.verify.lint.device import Walker
 from weft.verify.lint.signatures import signatures
 from weft.verify.lint.source import Device
 from weft.verify.lint.values import (
@@ -20,16 +20,12 @@ from weft.verify.lint.values import (
     TILE,
     TILE_DATA,
     UNCHECKED,
-    Op,
     Value,
     plain,
 )
 
-if TYPE_CHECKING:
-    from weft.verify.lint.device import Walker
-
 Arguments = dict[str, Value]
-Handler = Callable[["Walker", ast.Call, Arguments], Value]
+Handler = Callable[[Walker, ast.Call, Arguments], Value]
 HANDLERS: dict[str, Handler] = {}
 
 # Parameters of Triton's functions, as far as lint looks at them.
@@ -150,20 +146,6 @@ def written(walker: Walker, node: ast.Call, name: str, values: Arguments, defaul
     expression = word(node, name)
     last = walker.source.spelling(expression).rsplit(".", 1)[-1] if expression else ""
     return {**ORDERS, **SCOPES}.get(last, "")
-
-
-def is_poll(op: Op) -> bool:
-    """Does the operation look at a word and leave it as it is, or try to change it again?"""
-    if op.is_tile_access:
-        return False
-    if op.kind in ("load", "test"):
-        return True
-    if op.kind != "atomic":
-        return False
-    how = op.name.split(".atomic_")[-1]
-    if how in ("cas", "xchg", "exchange", "load") or op.name == "wl.load":
-        return True
-    return how in ("add", "or", "xor", "max") and op.value.number == 0
 
 
 def _method(walker: Walker, node: ast.Call) -> Value:

@@ -1,17 +1,16 @@
 """Walks a kernel's text once, from the top, and writes down what it does: a list of `Op`.
 
 Calls of the file's own device functions are followed; both sides of a branch are; a loop's body is
-walked once. What a call means is in `calls.py`.
+walked once. What a call means is in `calls.py`, which is handed over.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from weft.verify.lint import calls, triton_calls, weft_calls
 from weft.verify.lint.source import Device, Source
 from weft.verify.lint.values import (
     LOOP,
@@ -29,23 +28,10 @@ from weft.verify.lint.values import (
     plain,
 )
 
-# Imported for what they register: what calls of their functions mean.
-MEANINGS = (triton_calls, weft_calls)
 MAX_DEPTH = 8
 MAX_OPS = 4000
 RANK_NAMES = {"rank", "my_rank", "cur_rank", "this_rank", "rank_id", "my_pe", "me", "RANK"}
 COUNT_NAMES = {"num_ranks", "world_size", "ranks", "n_ranks", "nranks", "npes", "WORLD_SIZE"}
-
-
-def trace(device: Device, given: Mapping[str, Value], visited: set[str]) -> list[Op]:
-    """What the kernel does; `given` says more of its parameters than their names do.
-
-    The names of all device functions that were walked are added to `visited`.
-    """
-    walker = Walker(device.source)
-    ops = walker.enter(device, given)
-    visited.update(walker.visited)
-    return ops
 
 
 def parameter(name: str) -> Value:
@@ -57,10 +43,14 @@ def parameter(name: str) -> Value:
 
 
 class Walker:
-    """Walks one kernel; `env` holds the variables of the function that it is in."""
+    """Walks one kernel; `env` holds the variables of the function that it is in.
 
-    def __init__(self, source: Source) -> None:
+    `call` evaluates a call, as `calls.call` does.
+    """
+
+    def __init__(self, source: Source, call: Callable[[Walker, ast.Call], Value]) -> None:
         self.source = source
+        self.call = call
         self.ops: list[Op] = []
         self.path: list[Frame] = []
         self.env: dict[str, Value] = {}
@@ -204,7 +194,7 @@ class Walker:
         candidates = in_test + [op for op in in_body if id(op.node) in again]
         for op in candidates:
             names = {n.id for n in ast.walk(op.node) if isinstance(n, ast.Name)}
-            if calls.is_poll(op) and not names & changed and not _stores_to(op.pointer, in_body):
+            if op.can_poll and not names & changed and not _stores_to(op.pointer, in_body):
                 op.poll = loop
                 sides = [self.compared.get(id(node), ()) for node in ast.walk(loop.test)]
                 expected = [one for side in sides for one in side if one.entry is None]
@@ -332,7 +322,7 @@ class Walker:
         return total
 
     def eval_Call(self, node: ast.Call) -> Value:
-        return calls.call(self, node)
+        return self.call(self, node)
 
     def follow(self, device: Device, node: ast.Call, arguments: Mapping[str, Value]) -> Value:
         """Walk a device function that is called, in its own variables."""

@@ -7,15 +7,30 @@ run every rule on its own twins, and `docs/lint.md` shows them.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from weft.verify.lint.device import trace
+from weft.verify.lint import calls, triton_calls, weft_calls
+from weft.verify.lint.device import Walker
 from weft.verify.lint.host import Host
 from weft.verify.lint.problem import Span
 from weft.verify.lint.source import Device, Source
 from weft.verify.lint.values import Frame, Op, Value, exactly
+
+# Imported for what they register: what calls of their functions mean.
+MEANINGS = (triton_calls, weft_calls)
+
+
+def trace(device: Device, given: Mapping[str, Value], visited: set[str]) -> list[Op]:
+    """What the kernel does; `given` says more of its parameters than their names do.
+
+    The names of all device functions that were walked are added to `visited`.
+    """
+    walker = Walker(device.source, calls.call)
+    ops = walker.enter(device, given)
+    visited.update(walker.visited)
+    return ops
 
 
 @dataclass(eq=False)

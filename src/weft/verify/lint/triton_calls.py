@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 from weft.verify.lint.calls import ATOMICS, Arguments, as_address, handles, loaded, word, written
+from weft.verify.lint.device import Walker
 from weft.verify.lint.values import (
     DATA,
     NOTHING,
@@ -17,9 +17,6 @@ from weft.verify.lint.values import (
     Value,
     exactly,
 )
-
-if TYPE_CHECKING:
-    from weft.verify.lint.device import Walker
 
 
 @handles("tl.cast")

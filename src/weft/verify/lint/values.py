@@ -171,6 +171,20 @@ class Op:
         return self.kind == "wait" or self.poll is not None
 
     @property
+    def can_poll(self) -> bool:
+        """Does it look at a word and leave it as it is, or try to change it again?"""
+        if self.is_tile_access:
+            return False
+        if self.kind in ("load", "test"):
+            return True
+        if self.kind != "atomic":
+            return False
+        how = self.name.split(".atomic_")[-1]
+        if how in ("cas", "xchg", "exchange", "load") or self.name == "wl.load":
+            return True
+        return how in ("add", "or", "xor", "max") and self.value.number == 0
+
+    @property
     def expected(self) -> Value:
         """What a wait waits for."""
         return self.bound if self.poll is not None else self.value

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from weft.verify.lint.calls import Arguments, handles, loaded, written
+from weft.verify.lint.device import Walker
 from weft.verify.lint.values import (
     DATA,
     NOTHING,
@@ -18,9 +18,6 @@ from weft.verify.lint.values import (
     Value,
     exactly,
 )
-
-if TYPE_CHECKING:
-    from weft.verify.lint.device import Walker
 
 
 @handles("wl.rank")
