@@ -8,7 +8,7 @@ import pytest
 
 from weft.ops import names
 from weft.tools.main import main
-from weft.tools.words import find_op
+from weft.tools.programs import find_op
 
 NODES = ["1", "1+1", "2", "2+1", "3", "2+2", "4", "4+4", "8"]
 AWKWARD = {"m": 37, "n": 24, "k": 40, "variable": 1}

@@ -12,8 +12,7 @@ from weft.base.target import TARGETS
 from weft.compiler import libraries
 from weft.tools.check import Work, check_on_gpus
 from weft.tools.main import main
-from weft.tools.programs import Config, card_of
-from weft.tools.words import find_op
+from weft.tools.programs import Config, card_of, find_op
 
 PROGRAM = '''"""An MLP, and programs that no verb can make up values for."""
 import weft

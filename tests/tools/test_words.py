@@ -5,14 +5,8 @@ from __future__ import annotations
 import pytest
 
 import weft
-from weft.tools.words import (
-    find_op,
-    op_dtype,
-    parse_shape,
-    parse_targets,
-    parse_topology,
-    shape_text,
-)
+from weft.tools.programs import find_op
+from weft.tools.words import op_dtype, parse_shape, parse_targets, parse_topology, shape_text
 
 DEFAULT = {"m": 8, "n": 4, "k": 2}
 

@@ -12,7 +12,8 @@ import typer
 from weft.base.card import Op
 from weft.base.errors import UsageError
 from weft.tools import console, options
-from weft.tools.words import find_op, op_dtype, parse_shape, shape_text
+from weft.tools.programs import find_op
+from weft.tools.words import op_dtype, parse_shape, shape_text
 
 AUTO = "auto"
 

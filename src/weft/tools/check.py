@@ -308,7 +308,7 @@ def _gpu_rank(rank: int, words: tuple, seed: int, port: int, folder: str) -> Non
     """One rank's process: the launcher's environment, then the same calls as on the emulator."""
     import torch
 
-    from weft.tools.words import find_op
+    from weft.tools.programs import find_op
 
     name, num_ranks, shape, dtype, nodes = words
     if len(nodes) > 1:

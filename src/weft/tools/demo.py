@@ -25,7 +25,8 @@ from weft.tools import console, options
 from weft.tools.check import Work, check_emulated, one_schedule
 from weft.tools.compile import compile_for
 from weft.tools.kernels import of_operator
-from weft.tools.words import find_op, shape_text
+from weft.tools.programs import find_op
+from weft.tools.words import shape_text
 
 RANKS = 4
 SCHEDULES = 25

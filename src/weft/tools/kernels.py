@@ -18,11 +18,12 @@ from typing import Any
 from weft.base.card import Op
 from weft.base.counts import counted
 from weft.base.dtypes import DTYPES
-from weft.base.errors import UnsupportedError, UsageError
+from weft.base.errors import UsageError
 from weft.base.records import KernelRecord
 from weft.base.report import Report
 from weft.base.target import Target
 from weft.base.topology import Topology
+from weft.tools.files import load_file
 from weft.tools.words import find_script
 
 # A kernel with one specialisation of it.
@@ -70,6 +71,7 @@ def of_operator(card: Op, problem: object) -> Kernels:
 def of_program(words: str, ranks: int | None, nodes: str, shape: str, hw: str) -> Kernels:
     """The generated kernels of a user's program; what others carry is compiled with operators."""
     from weft.tools.explain import subject_in_file
+    from weft.tools.programs import generated
 
     found = Kernels(words, lambda target: [])
 
@@ -84,39 +86,6 @@ def of_program(words: str, ranks: int | None, nodes: str, shape: str, hw: str) -
 
     found.of = kernels
     return found
-
-
-def generated(subject: Any, target: Target, notes: list[str]) -> Iterator[Specialised]:
-    """The kernels of a program's plan; `notes` get those that have no record."""
-    from weft.compiler.lower import kernels, signature, source
-    from weft.ir.device import Buffer, Launch
-    from weft.ops import _product_launch
-    from weft.tiles import gemm_sm90
-
-    plan, facts = subject.plan, subject.facts
-    buffers = {one.name: one for one in plan.of(Buffer)}
-    for launch in plan.of(Launch):
-        try:
-            if launch.template not in ("gemm", "grouped"):
-                raise UnsupportedError(f"it is of the template {launch.template}, with no record")
-            twins = source.load(kernel := kernels.lower_launch(plan, launch))
-        except UnsupportedError as error:
-            note = f"{launch.kernel} is not compiled ahead: {error.message}"
-            notes += [note] if note not in notes else []
-            continue
-        dtype = DTYPES[buffers[launch.writes[0]].dtype]
-        tile_m, tile_n, tile_k = launch.tile
-        plain = (tile_m, gemm_sm90.wide_columns(tile_n), tile_k)
-        given = signature.Specialised(dtype.name, plain, facts.num_ranks, num_stages=2)
-        yield twins.plain, signature.record(kernel, "plain", given)
-        is_hopper = _product_launch.is_for_hopper(dtype.itemsize, facts.nodes or (1,), target)
-        if twins.sm90 is not None and is_hopper and gemm_sm90.has_tile(launch.tile):
-            stages = gemm_sm90.most_stages(*launch.tile, target)
-            given = signature.Specialised(
-                dtype.name, launch.tile, facts.num_ranks, num_stages=stages,
-                num_warps=gemm_sm90.NUM_WARPS,
-            )  # fmt: skip
-            yield twins.sm90, signature.record(kernel, "sm90", given)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -211,7 +180,6 @@ def declared(
     Raises  UsageError: no such kernel, or arguments that are not its own
     """
     from weft.language.triton_api import jit_function
-    from weft.tools.explain import load_file
 
     file, name = parts_of(words)
     there = {

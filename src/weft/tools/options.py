@@ -11,7 +11,8 @@ import typer
 from weft.base.target import TARGETS
 from weft.ops import names
 from weft.tools.check import Work
-from weft.tools.words import find_op, op_dtype, parse_shape, parse_topology
+from weft.tools.programs import find_op
+from weft.tools.words import op_dtype, parse_shape, parse_topology
 
 SUBJECT_HELP = "an operator, e.g. ag_gemm, or a weft.program in a file"
 

@@ -1,4 +1,4 @@
-"""A user's tensor program as an operator: by its card run, verify and bench take it.
+"""Operators by name, and a user's tensor program as one: by its card run, verify and bench take it.
 
     weft run model.py:mlp --ranks 4 --shape m=200
     weft bench model.py:mlp --shape m=2048
@@ -10,14 +10,18 @@ beside them is the same program by library calls.
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weft.base.card import Op, trials
-from weft.base.errors import ConfigError, UsageError, WeftError
+from weft.base.dtypes import DTYPES
+from weft.base.errors import ConfigError, UnsupportedError, UsageError, WeftError
 from weft.base.target import TARGETS, Target
+from weft.tools.files import find_program
+from weft.tools.words import is_in_file
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +65,27 @@ class Config:
             raise ConfigError(f"{problem.program}: {told}")
         if self.transport == PERSISTENT and (error := _no_tasks(problem)):
             raise ConfigError(f"{problem.program}: {error}")
+
+
+def find_op(name: str) -> Op:
+    """The operator's card, or that of the tensor program FILE.py:NAME.
+
+    Raises  UsageError: no such operator; the message names those there are, nearest first
+    """
+    from weft.ops import cards
+
+    if is_in_file(name):
+        return card_of(name)
+    known = cards()
+    if name in known:
+        return known[name]
+    if name.endswith(".py"):
+        raise UsageError(
+            f"{name} is a file: name a program of it, {name}:PROGRAM; weft emulate runs a script"
+        )
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    raise UsageError(f"no operator is called {name!r}{hint} The operators are {', '.join(known)}")
 
 
 @functools.cache
@@ -114,8 +139,6 @@ def _named_sizes(program: Any) -> list[str]:
 @functools.cache
 def compiled_of(words: str) -> Compiled:
     """A file's program, the same one at every call: it keeps its plans."""
-    from weft.tools.explain import find_program
-
     return find_program(words)
 
 
@@ -265,7 +288,6 @@ def kernels(problem: Problem, config: Config | None, target: Target) -> Iterator
     """The generated kernels of the call, as records."""
     from weft.compiler.facts import Facts
     from weft.tools.explanation import Subject, machine_named
-    from weft.tools.kernels import generated
 
     if (config or Config()).transport == OVERLAPPED:
         nodes = tuple(problem.nodes) if len(problem.nodes) > 1 else ()
@@ -273,3 +295,36 @@ def kernels(problem: Problem, config: Config | None, target: Target) -> Iterator
         compiled = compiled_of(problem.program)
         subject = Subject(compiled.stages.tasks["trace"], facts, machine_named("h200x4"), compiled)
         yield from generated(subject, target, [])
+
+
+def generated(subject: Any, target: Target, notes: list[str]) -> Iterator[tuple[Any, Any]]:
+    """The kernels of a program's plan; `notes` get those that have no record."""
+    from weft.compiler.lower import kernels, signature, source
+    from weft.ir.device import Buffer, Launch
+    from weft.ops import _product_launch
+    from weft.tiles import gemm_sm90
+
+    plan, facts = subject.plan, subject.facts
+    buffers = {one.name: one for one in plan.of(Buffer)}
+    for launch in plan.of(Launch):
+        try:
+            if launch.template not in ("gemm", "grouped"):
+                raise UnsupportedError(f"it is of the template {launch.template}, with no record")
+            twins = source.load(kernel := kernels.lower_launch(plan, launch))
+        except UnsupportedError as error:
+            note = f"{launch.kernel} is not compiled ahead: {error.message}"
+            notes += [note] if note not in notes else []
+            continue
+        dtype = DTYPES[buffers[launch.writes[0]].dtype]
+        tile_m, tile_n, tile_k = launch.tile
+        plain = (tile_m, gemm_sm90.wide_columns(tile_n), tile_k)
+        given = signature.Specialised(dtype.name, plain, facts.num_ranks, num_stages=2)
+        yield twins.plain, signature.record(kernel, "plain", given)
+        is_hopper = _product_launch.is_for_hopper(dtype.itemsize, facts.nodes or (1,), target)
+        if twins.sm90 is not None and is_hopper and gemm_sm90.has_tile(launch.tile):
+            stages = gemm_sm90.most_stages(*launch.tile, target)
+            given = signature.Specialised(
+                dtype.name, launch.tile, facts.num_ranks, num_stages=stages,
+                num_warps=gemm_sm90.NUM_WARPS,
+            )  # fmt: skip
+            yield twins.sm90, signature.record(kernel, "sm90", given)

@@ -12,7 +12,8 @@ from weft.base.errors import FindingError, UsageError
 from weft.base.topology import parse_nodes
 from weft.tools import console, options
 from weft.tools.check import Step, Work, check_emulated, check_on_gpus
-from weft.tools.words import find_op, op_dtype, parse_shape, parse_topology, shape_text
+from weft.tools.programs import find_op
+from weft.tools.words import op_dtype, parse_shape, parse_topology, shape_text
 
 TARGETS = ("auto", "cuda", "emu")
 PLACES = {"cuda": "GPUs", "emu": "emulator"}

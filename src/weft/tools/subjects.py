@@ -19,7 +19,8 @@ from weft.base.target import TARGETS
 from weft.base.topology import Topology
 from weft.tools.check import CALLS, Work, one_slot, rel_err
 from weft.tools.emulate import run_script_once
-from weft.tools.words import find_op, find_script, shape_text
+from weft.tools.programs import find_op
+from weft.tools.words import find_script, shape_text
 
 if TYPE_CHECKING:
     from weft.emulator.choices import Chooser

@@ -14,6 +14,7 @@ from weft.base.errors import UsageError
 from weft.base.report import Finding, Report
 from weft.tools import console, options, pictures
 from weft.tools.check import CALLS, ONE_SLOT, SLOTS, Work
+from weft.tools.programs import find_op
 from weft.tools.subjects import (
     NUM_SMS,
     AnySubject,
@@ -23,14 +24,7 @@ from weft.tools.subjects import (
     subject_of,
     subjects_of_op,
 )
-from weft.tools.words import (
-    find_op,
-    find_script,
-    is_script,
-    op_dtype,
-    parse_shape,
-    parse_topology,
-)
+from weft.tools.words import find_script, is_script, op_dtype, parse_shape, parse_topology
 
 if TYPE_CHECKING:
     from weft.emulator.observation import Recorder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -73,29 +72,6 @@ def parse_targets(text: str) -> list[Target]:
     if not targets:
         raise UsageError("--target is empty; write for example cuda:90,hip:gfx942")
     return targets
-
-
-def find_op(name: str) -> Op:
-    """The operator's card, or that of the tensor program FILE.py:NAME.
-
-    Raises  UsageError: no such operator; the message names those there are, nearest first
-    """
-    from weft.ops import cards
-
-    if is_in_file(name):
-        from weft.tools.programs import card_of
-
-        return card_of(name)
-    known = cards()
-    if name in known:
-        return known[name]
-    if name.endswith(".py"):
-        raise UsageError(
-            f"{name} is a file: name a program of it, {name}:PROGRAM; weft emulate runs a script"
-        )
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else "."
-    raise UsageError(f"no operator is called {name!r}{hint} The operators are {', '.join(known)}")
 
 
 def op_dtype(op: Op, text: str, default: str = "bf16") -> Dtype:

@@ -9,8 +9,8 @@ import weft
 from weft.base.errors import UsageError
 from weft.base.target import TARGETS
 from weft.tools.check import Work, call_once
+from weft.tools.programs import find_op
 from weft.tools.schedule import traced
-from weft.tools.words import find_op
 
 
 def work_of(op, **shape):

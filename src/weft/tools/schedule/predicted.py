@@ -40,7 +40,7 @@ COLLECTIVES = (
     "all_gather", "reduce_scatter", "all_reduce", "moe_route", "ep_dispatch", "ep_combine",
 )  # fmt: skip
 ATTENTION = ("attention", "ag_attention")
-LINKS = "transfers of SMs"
+LINKS, PROGRAMS = "transfers of SMs", "programs"
 # A part of a process: what it yields and is sent is the process's, it gives the time of its end.
 Steps = Generator[Any, Any, float]
 
@@ -269,7 +269,7 @@ class Played(Cut):
         elif step.template in ("gemm", "rows"):
             then = yield from self.programs(rank, start, step, index)
         elif step.template == "grouped":
-            then = yield from by_tables.play(self, rank, start, step)
+            then = yield from self.grouped(rank, start, step)
         else:
             raise UsageError(
                 f"{self.plan.name}: what {step.kernel} costs is not known: its launch says no "
@@ -277,6 +277,35 @@ class Played(Cut):
             )
         self.span(rank, lane, step.kernel, start, then, "kernel")
         return then
+
+    def grouped(self, rank: int, now: float, step: Launch) -> Steps:
+        """A product by tables: a rank's tokens after the other's."""
+        (channel,) = step.announces
+        is_fed = any(do.kind == "all_gather" for do in step.body)
+        each = by_tables.product_us(self, rank, step) / self.num_ranks
+        if is_fed:
+            nbytes = prod(self.extents(step.reads[0], rank)) * self.itemsize(step.reads[0])
+            for peer in reversed(self.peers(rank)):
+                end = self.push(rank, peer, nbytes, now)
+                self.tell_word((channel, peer, rank), end, rank, LINKS)
+        order = [rank, *self.peers(rank)] if is_fed else [*self.peers(rank), rank]
+        for other in order:
+            if is_fed and other != rank:
+                now = yield from self.wait(rank, PROGRAMS, now, ((channel, rank, other),), channel)
+            name = f"products of rank {other}'s tokens"
+            self.span(rank, PROGRAMS, name, now, now + each, "work", other)
+            now, _ = yield now + each
+            if not is_fed and other != rank:
+                left = self.push(rank, other, by_tables.share_bytes(self, step), now)
+                self.tell_word((channel, other, rank), left, rank, PROGRAMS)
+        if not is_fed:
+            keys = tuple((channel, rank, peer) for peer in self.peers(rank))
+            now = yield from self.wait(rank, PROGRAMS, now, keys, channel)
+            nbytes = by_tables.share_bytes(self, step) * self.num_ranks
+            end = now + nbytes / (self.machine.memory_gbps * 1e3)
+            self.span(rank, PROGRAMS, "sums of own tokens", now, end, "work", rank)
+            now, _ = yield end
+        return now + self.machine.end_us
 
     def move(self, rank: int, start: float, step: Launch) -> float:
         """Own rows to the own slot, or to every peer's, those first whose turn comes first."""

@@ -1,0 +1,65 @@
+"""A user's file, imported for what it defines."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from weft.base.errors import PlacementError, UsageError
+
+if TYPE_CHECKING:
+    from weft.compiler import Compiled
+
+
+def find_program(words: str) -> Compiled:
+    """The program of `FILE.py:NAME`; the name may be left out where there is one.
+
+    Raises  UsageError: no such file, or one that cannot be imported; no such program, with those
+            that are there
+    """
+    from weft.compiler import Compiled
+
+    file, _, name = words.partition(":")
+    module = load_file(file)
+    there = {key: value for key, value in vars(module).items() if isinstance(value, Compiled)}
+    if not name and len(there) == 1:
+        name = next(iter(there))
+    if name not in there:
+        known = ", ".join(there) or "none"
+        raise UsageError(f"{words}: name a program of {file}, as FILE.py:NAME; it has {known}")
+    return there[name]
+
+
+def load_file(file: str, wanted: str = "") -> ModuleType:
+    """A user's file, imported for what it defines; as far as it comes, where that is `wanted`.
+
+    Raises  UsageError: no such file, or one that cannot be imported
+    """
+    if not Path(file).is_file():
+        raise UsageError(f"there is no file {file}")
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(Path(file).parent))
+    try:
+        spec.loader.exec_module(module)
+    except PlacementError:
+        raise  # it names the line of the program, and what is missing there
+    except Exception as error:
+        if wanted in vars(module):
+            return module
+        lines = [one.lineno for one in traceback.extract_tb(error.__traceback__)
+                 if Path(one.filename) == Path(file)]  # fmt: skip
+        line = lines[-1] if lines else getattr(error, "lineno", None) or 1
+        raise UsageError(
+            f"{file}:{line}: importing the file ends with {type(error).__name__}: {error}. It is"
+            " imported to find what it defines; put what is to run on ranks under"
+            ' `if __name__ == "__main__":`'
+        ) from error
+    finally:
+        sys.path.pop(0)
+    return module
