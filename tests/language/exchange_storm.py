@@ -1,8 +1,8 @@
-"""Many rounds of lines, narrow packets and signals by warps between all ranks, every value checked.
+"""Many rounds of narrow packets and signals by warps between all ranks, every value checked.
 
     torchrun --nproc-per-node 2 tests/language/exchange_storm.py [ROUNDS]
 
-A line that arrived in pieces, or data that a signal has overtaken, is counted. Runs on emulated
+A value that is not the one sent, or that a signal has overtaken, is counted. Runs on emulated
 ranks too. Prints the counts and, on GPUs, the time of a round.
 """
 
@@ -18,32 +18,11 @@ import triton.language as tl
 import weft
 import weft.language as wl
 
-PROGRAMS, LINES, SIZE = 8, 16, 1024
+PROGRAMS, SIZE = 8, 1024
 
 
 @triton.jit
-def lines(world, inbox, signal, wrong, first, rounds, LINES: tl.constexpr, SIZE: tl.constexpr):
-    """inbox: int64[2, programs, num_ranks, LINES, 16]. Each word says who sent it, and when."""
-    n = world.num_ranks
-    at, is_data = wl.line_elements(LINES, tl.int64)
-    bad = tl.zeros((LINES, 16), tl.int32)
-    for e in range(first, first + rounds):
-        half = (e % 2) * tl.num_programs(0) + tl.program_id(0)
-        slot = inbox + half.to(tl.int64) * n * LINES * 16
-        for peer in range(n):
-            stamp = (e.to(tl.int64) * n + wl.rank(world)) << 20
-            wl.put_lines(world, slot + wl.rank(world) * LINES * 16, stamp + at, e, to=peer)
-        for source in range(n):
-            words = wl.wait_lines(slot + source * LINES * 16, e, LINES)
-            stamp = (e.to(tl.int64) * n + source) << 20
-            bad += ((words != stamp + at) & is_data).to(tl.int32)
-    tl.store(wrong + tl.program_id(0), tl.sum(bad))
-
-
-@triton.jit
-def half_packets(
-    world, inbox, signal, wrong, first, rounds, LINES: tl.constexpr, SIZE: tl.constexpr
-):
+def half_packets(world, inbox, signal, wrong, first, rounds, SIZE: tl.constexpr):
     """inbox: int64[2, programs, num_ranks, SIZE / 2]. Two fp16 values share a packet."""
     n = world.num_ranks
     at = tl.arange(0, SIZE)
@@ -63,7 +42,7 @@ def half_packets(
 
 
 @triton.jit
-def by_warps(world, inbox, signal, wrong, first, rounds, LINES: tl.constexpr, SIZE: tl.constexpr):
+def by_warps(world, inbox, signal, wrong, first, rounds, SIZE: tl.constexpr):
     """inbox: int64[programs, SIZE], from the left; signal: int32[2, programs], data and credit."""
     pid = tl.program_id(0)
     at = tl.arange(0, SIZE)
@@ -83,7 +62,7 @@ def by_warps(world, inbox, signal, wrong, first, rounds, LINES: tl.constexpr, SI
     tl.store(wrong + pid, tl.sum(bad))
 
 
-KERNELS = (lines, half_packets, by_warps)
+KERNELS = (half_packets, by_warps)
 
 
 def main(rounds: int = 20_000) -> dict[str, dict[str, float]]:
@@ -91,7 +70,7 @@ def main(rounds: int = 20_000) -> dict[str, dict[str, float]]:
     world = weft.init()
     found: dict[str, dict[str, float]] = {}
     for kernel in KERNELS:
-        words = 2 * PROGRAMS * world.num_ranks * max(LINES * 16, SIZE)
+        words = 2 * PROGRAMS * world.num_ranks * SIZE
         inbox = world.zeros((words,), torch.int64, name="inbox")
         signal = world.signals(2 * PROGRAMS)
         wrong = torch.zeros(PROGRAMS, dtype=torch.int32, device=world.device)
@@ -104,7 +83,7 @@ def main(rounds: int = 20_000) -> dict[str, dict[str, float]]:
             if events:
                 events[0].record()
             kernel[(PROGRAMS,)](
-                world.arg, inbox, signal, wrong, first, count, LINES=LINES, SIZE=SIZE, num_warps=4
+                world.arg, inbox, signal, wrong, first, count, SIZE=SIZE, num_warps=4
             )
             if events:
                 events[1].record()

@@ -1,4 +1,4 @@
-"""Lines, narrow packets and signals by warps between real GPUs; the same script on the emulator."""
+"""Narrow packets and signals by warps between real GPUs; the same script on the emulator."""
 
 from __future__ import annotations
 
@@ -8,25 +8,20 @@ import exchange_storm
 import language_kernels as kernels
 import pytest
 import triton
-from language_kernels import CUDA, GPUS
+from language_kernels import GPUS
 from torchrun import once, torchrun
 
 from weft.verify import compiled
 
 
 @triton.jit
-def lines(world, x, flags, flags64, n):
-    exchange_storm.lines(world, flags64, flags, flags, 1, n, 16, 1024)
-
-
-@triton.jit
 def half_packets(world, x, flags, flags64, n):
-    exchange_storm.half_packets(world, flags64, flags, flags, 1, n, 16, 1024)
+    exchange_storm.half_packets(world, flags64, flags, flags, 1, n, 1024)
 
 
 @triton.jit
 def by_warps(world, x, flags, flags64, n):
-    exchange_storm.by_warps(world, flags64, flags, flags, 1, n, 16, 1024)
+    exchange_storm.by_warps(world, flags64, flags, flags, 1, n, 1024)
 
 
 def test_on_the_emulator(ranks):
@@ -34,13 +29,8 @@ def test_on_the_emulator(ranks):
         assert {row["wrong"] for row in found.values()} == {0}
 
 
-@pytest.mark.parametrize(
-    "kernel, target",
-    [
-        *((kernel, target) for kernel in (half_packets, by_warps) for target in GPUS),
-        *((lines, target) for target in CUDA),
-    ],
-)
+@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize("kernel", [half_packets, by_warps])
 def test_what_will_run_is_compiled_as_written(kernel, target):
     report = compiled(kernels.compiled(kernel, target, num_warps=4))
     assert report.ok, str(report)

@@ -1,4 +1,4 @@
-"""Transfers that do not block: what fence and quiet are for. Multicast: compiled, not run."""
+"""Transfers that do not block: what fence and quiet are for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import transfer_kernels
 from language_kernels import CUDA, GPUS, HIP, machine_text
 
 import weft
-from weft.base.errors import UnsupportedError
 from weft.verify import compiled
 
 SIZE = 64
@@ -197,29 +196,3 @@ def test_each_wave_signals_behind_its_stores_on_amd(target):
     ]
     assert len(releases) == 2 and "s_barrier" not in code
     assert stores[0] < releases[0] < stores[-1] < releases[1]
-
-
-# ---------------------------------------------------------------------------------------------
-# Multicast
-
-
-@pytest.mark.parametrize("target", ["cuda:90", "cuda:100"])
-def test_multicast_is_compiled(target):
-    code = machine_text(transfer_kernels.multicast, target)
-    for instruction in (
-        "multimem.ld_reduce.relaxed.sys.global.add.f32",
-        "multimem.ld_reduce.relaxed.sys.global.add.s32",
-        "multimem.red.relaxed.sys.global.add.f32",
-        "multimem.red.relaxed.sys.global.add.s32",
-        "multimem.st.relaxed.sys.global.b32",
-    ):
-        assert instruction in code
-    assert kernels.compiled(transfer_kernels.multicast, target).asm["cubin"]
-
-
-@pytest.mark.parametrize(
-    "target, reason", [("cuda:80", "sm_80"), ("hip:gfx942", "no multicast"), ("emu", "no operator")]
-)
-def test_multicast_elsewhere_is_a_gap(target, reason):
-    with pytest.raises(UnsupportedError, match=reason):
-        kernels.compiled(transfer_kernels.multicast, target)

@@ -1,4 +1,4 @@
-"""Kernels with transfers that do not block, and multicast ones that are only compiled."""
+"""Kernels with transfers that do not block."""
 
 from __future__ import annotations
 
@@ -55,15 +55,6 @@ def transfers(world, x, out, flags, n):
     wl.get_nbi(world, x + i, out + i, source=2)
     wl.quiet(world)
     wl.notify(world, flags, to=2, order=wl.Order.RELAXED)
-
-
-@triton.jit
-def multicast(x, flags):
-    i = tl.arange(0, 1024)
-    wl.multimem_red(x + i, wl.multimem_ld_reduce(x + i))
-    wl.multimem_st(x + i, 1.0)
-    wl.multimem_red(flags + i, wl.multimem_ld_reduce(flags + i))
-    wl.multimem_st(flags, 1)
 
 
 @triton.jit

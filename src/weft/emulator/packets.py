@@ -126,8 +126,7 @@ class PacketAccess(Synchronising):
         self.pause()
         reads = self._reads_to_send()
         for allocation, index, lanes in self._packet_lanes(ptr, rest[0] if rest else None, loc):
-            values = packets[lanes]
-            self._send(allocation, index, index, values, values >> 32, FLAG_SHIFT, reads, loc)
+            self._send(allocation, index, packets[lanes], reads, loc)
         return np.zeros(shape, WORD)
 
     def _reads_to_send(self) -> Clock:
@@ -137,17 +136,17 @@ class PacketAccess(Synchronising):
             self._reader_clk += 1
         return reads
 
-    def _send(self, allocation, index, words, values, flags, shift, reads, loc) -> None:
-        """Write `values` to `words` at once; their flags lie in the words `index`, shifted."""
+    def _send(self, allocation, index, values, reads, loc) -> None:
+        """Write packets to the words `index`."""
         view, place = allocation.view(WORD), self.locations[loc]
         if self.machine.checks:
-            self._check_flags(allocation, index, view[index] >> shift, flags, loc)
+            self._check_flags(allocation, index, view[index], values, loc)
             segment = self.agents.segment(self.agent, self.clk, place)
             self.memory.packet_segments.add(segment)
-            cells = self._cells(allocation, words, 8)
+            cells = self._cells(allocation, index, 8)
             access = PacketWrite(self, allocation, loc, cells, segment)
             self._touch_gathered(allocation, cells, access)
-        view[words] = values
+        view[index] = values
         factor = 8 // allocation.cell_bytes
         cells = (index * factor).tolist()
         for cell in cells:
@@ -169,12 +168,13 @@ class PacketAccess(Synchronising):
         """A flag that the word holds already does not tell the new packet from the old."""
         factor = 8 // allocation.cell_bytes
         histories = self.shadow.histories
-        for i in np.flatnonzero(old == new).tolist():
+        flags = new >> FLAG_SHIFT
+        for i in np.flatnonzero(old >> FLAG_SHIFT == flags).tolist():
             number = int(index[i])
             history = histories[allocation.shadow.item(number * factor)]
             if history.is_unwritten:
                 continue  # nothing was ever written there
-            self.machine.findings.stale_flag(self, allocation, number, int(new[i]), loc)
+            self.machine.findings.stale_flag(self, allocation, number, int(flags[i]), loc)
             return
 
     def wait_packets(self, args, static, dtype, shape, loc):
@@ -183,33 +183,33 @@ class PacketAccess(Synchronising):
         result = np.zeros(ptr.shape, WORD)
         self.pause()
         for allocation, index, lanes in self._packet_lanes(ptr, rest[0] if rest else None, loc):
-            self._receive(allocation, index, index, int(flag), FLAG_SHIFT, loc)
+            self._receive(allocation, index, int(flag), loc)
             result[lanes] = allocation.view(WORD)[index]
         return result if shape else result[()]
 
-    def _receive(self, allocation, index, words, flag, shift, loc) -> None:
-        """Wait until the words `index` hold `flag`, shifted; then `words` may be read."""
+    def _receive(self, allocation, index, flag, loc) -> None:
+        """Wait until the words `index` hold `flag`; then they may be read."""
         view = allocation.view(WORD)
         factor = 8 // allocation.cell_bytes
         self._check_written(allocation, index * factor, loc)
         if self.machine.explores:
-            self.pause("wait", lambda: bool(np.any((view[index] >> shift) != flag)))
-        while (late := np.flatnonzero((view[index] >> shift) != flag)).size:
+            self.pause("wait", lambda: bool(np.any((view[index] >> FLAG_SHIFT) != flag)))
+        while (late := np.flatnonzero((view[index] >> FLAG_SHIFT) != flag)).size:
             number = int(index[late[0]])
             self.waiting = Waiting(
                 allocation, number * factor,
                 allocation.index(allocation.address + number * 8, 8),
-                self.locations[loc], flag, int(view[number]) >> shift, is_packet=True,
+                self.locations[loc], flag, int(view[number]) >> FLAG_SHIFT, is_packet=True,
             )  # fmt: skip
             self.machine.set_aside(self)
         self.blocked = None
         for watch in self._told(index.size):
             for number in index.tolist():
                 watch.passed(
-                    self, allocation, number * factor, flag, int(view[number]) >> shift,
+                    self, allocation, number * factor, flag, int(view[number]) >> FLAG_SHIFT,
                     self.locations[loc], None,
                 )  # fmt: skip
-        self._read_packets(allocation, index, words, factor, loc)
+        self._read_packets(allocation, index, factor, loc)
 
     def _check_written(self, allocation, cells, loc) -> None:
         """What memory held before anybody wrote it may look like a packet."""
@@ -222,14 +222,14 @@ class PacketAccess(Synchronising):
                 self.machine.findings.uninitialised(self, allocation, cell, place)
                 return
 
-    def _read_packets(self, allocation, index, words, factor, loc) -> None:
+    def _read_packets(self, allocation, index, factor, loc) -> None:
         if self._reader < 0:
             identity = self.agents.identity[self.agent]
             self._reader = self.agents.add(identity, self.work.stream.number, self.work.position)
         if self.machine.checks:
             place = self.locations[loc]
             segment = self.agents.segment(self._reader, self._reader_clk, place)
-            cells = self._cells(allocation, words, 8)
+            cells = self._cells(allocation, index, 8)
             access = PacketRead(self, allocation, loc, cells, segment)
             self._touch_gathered(allocation, cells, access)
         flags = (allocation.sync.get(cell) for cell in (index * factor).tolist())

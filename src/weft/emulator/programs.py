@@ -309,6 +309,4 @@ _EXTERNS = {
     "weft.quiet": Program.quiet,
     "weft.put_packets": Program.put_packets,
     "weft.wait_packets": Program.wait_packets,
-    "weft.put_lines": Program.put_lines,
-    "weft.wait_lines": Program.wait_lines,
 }

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from weft.emulator.clocks import Clock
-from weft.emulator.lines import LineAccess
+from weft.emulator.packets import PacketAccess
 
 
-class Transfers(LineAccess):
+class Transfers(PacketAccess):
     """put_nbi and get_nbi, fence and quiet."""
 
     _transferring = False

@@ -37,7 +37,6 @@ from weft.language.channels import (
     tile_wait,
 )
 from weft.language.clock import timestamp
-from weft.language.lines import line_elements, put_lines, wait_lines
 from weft.language.mapping import (
     DynamicMapping,
     StaticMapping,
@@ -46,7 +45,6 @@ from weft.language.mapping import (
     f_rank,
     f_shape,
 )
-from weft.language.multicast import multimem_ld_reduce, multimem_red, multimem_st
 from weft.language.one_sided import (
     fence,
     get,
@@ -82,10 +80,9 @@ from weft.language.world_arg import SlotArg, WorldArg, language_version
 # Implementations join themselves to their declarations: importing them is all it takes.
 for _file in (
     *("cuda.clock", "hip.clock", "emu.clock", "portable.clock"),
-    *("cuda.signals", "cuda.packets", "cuda.lines", "cuda.one_sided", "cuda.multicast"),
-    *("hip.signals", "hip.ordered", "hip.packets", "hip.lines", "hip.one_sided"),
-    *("emu.addressing", "emu.signals", "emu.ordered", "emu.packets", "emu.lines"),
-    "emu.one_sided",
+    *("cuda.signals", "cuda.packets", "cuda.one_sided"),
+    *("hip.signals", "hip.ordered", "hip.packets", "hip.one_sided"),
+    *("emu.addressing", "emu.signals", "emu.ordered", "emu.packets", "emu.one_sided"),
     *("portable.addressing", "portable.ordered", "portable.one_sided", "portable.barriers"),
 ):
     importlib.import_module(f"{__name__}.{_file}")
@@ -124,12 +121,8 @@ __all__ = [
     "get_nbi",
     "is_near",
     "language_version",
-    "line_elements",
     "load",
     "local_rank",
-    "multimem_ld_reduce",
-    "multimem_red",
-    "multimem_st",
     "next_task",
     "node",
     "notify",
@@ -140,7 +133,6 @@ __all__ = [
     "peer_tile_notify",
     "peer_tile_wait",
     "put",
-    "put_lines",
     "put_nbi",
     "put_packets",
     "put_signal",
@@ -164,7 +156,6 @@ __all__ = [
     "timestamp",
     "wait",
     "wait_deps",
-    "wait_lines",
     "wait_packets",
     "worker_role",
 ]

@@ -17,8 +17,6 @@ from weft.language import triton_api as api
 from weft.language.world_arg import WorldArg
 from weft.language.world_layout import NUM_CHANNELS
 
-LINE_BITS = (8, 16, 32, 64)
-
 
 @dataclass(frozen=True)
 class Call:
@@ -149,14 +147,6 @@ def _packets(call: Call, name: str, value: Any, values: dict) -> Any:
     return value
 
 
-def _multicast(call: Call, name: str, value: Any, values: dict) -> Any:
-    if not api.is_pointer(value):
-        raise UsageError(f"{call.show(name, value)}; pass a pointer, or a tile of pointers")
-    if value.dtype.element_ty not in (api.INT32, api.FLOAT32):
-        raise DtypeError(f"{call.show(name, value)}; multicast here is to float32 or int32")
-    return value
-
-
 def _packet_data(call: Call, name: str, value: Any, values: dict) -> Any:
     """What packets carry: 32-bit values, or pointers to them."""
     value = api.to_tensor(call.semantic, value)
@@ -178,60 +168,6 @@ def _packet_dtype(call: Call, name: str, value: Any, values: dict) -> Any:
 
 def _element(value: Any) -> Any:
     return value.dtype.element_ty if api.is_pointer(value) else value.dtype
-
-
-def _lines(call: Call, name: str, value: Any, values: dict) -> Any:
-    _scalar_pointer(call, name, value)
-    if value.dtype.element_ty != api.INT64:
-        raise DtypeError(f"{call.show(name, value)}; lines are 16 words of int64 each")
-    return value
-
-
-def _line_data(call: Call, name: str, value: Any, values: dict) -> Any:
-    """What lines carry: a tile of [lines, 128 bytes], or pointers to it."""
-    value = api.to_tensor(call.semantic, value)
-    bits = _element(value).primitive_bitwidth
-    if bits not in LINE_BITS:
-        raise DtypeError(f"{call.show(name, value)}; a line carries values of 8 to 64 bits")
-    shape = tuple(api.unwrap(extent) for extent in value.shape)
-    if len(shape) != 2 or shape[1] != 1024 // bits:
-        raise ShapeError(
-            f"{call.show(name, value)}; pass [lines, {1024 // bits}]: 128 bytes a line, of which"
-            " the last 8 are the flag's place (wl.line_elements says which element is where)"
-        )
-    _enough_lines(call, shape[0])
-    return value
-
-
-def _num_lines(call: Call, name: str, value: Any, values: dict) -> Any:
-    lines = api.unwrap(value)
-    if api.is_tensor(value) or not isinstance(lines, int) or lines < 1 or lines & (lines - 1):
-        raise UsageError(f"{call.show(name, value)}; pass a constant power of two")
-    _enough_lines(call, lines)
-    return value
-
-
-def _enough_lines(call: Call, lines: int) -> None:
-    """Eight threads to a line, 16 bytes each: with fewer lines Triton gives a thread 8 bytes."""
-    num_warps = api.num_warps(call.semantic)
-    if lines < 4 * num_warps:
-        raise ShapeError(
-            f"wl.{call.primitive}: a tile of {lines} lines, and {num_warps} warps hold"
-            f" {4 * num_warps}; use {4 * num_warps} lines, of which count={lines}, or fewer warps"
-        )
-
-
-def _line_count(call: Call, name: str, value: Any, values: dict) -> Any:
-    if value is None:
-        return None
-    return api.cast(call.semantic, _count(call, name, value, values), api.INT32)
-
-
-def _line_dtype(call: Call, name: str, value: Any, values: dict) -> Any:
-    dtype = api.unwrap(value) or api.INT64
-    if getattr(dtype, "primitive_bitwidth", 0) not in LINE_BITS:
-        raise DtypeError(f"{call.show(name, value)}; a line carries values of 8 to 64 bits")
-    return dtype
 
 
 def _flag(call: Call, name: str, value: Any, values: dict) -> Any:
@@ -352,15 +288,9 @@ CHECKS: dict[str, Callable[[Call, str, Any, dict], Any]] = {
     "src": _source,
     "mask": _mask,
     "token": _anything_traced,
-    "multicast": _multicast,
     "packets": _packets,
     "packet_data": _packet_data,
     "packet_dtype": _packet_dtype,
-    "lines": _lines,
-    "line_data": _line_data,
-    "num_lines": _num_lines,
-    "line_count": _line_count,
-    "line_dtype": _line_dtype,
     "flag": _flag,
     "op": _op,
     "order": _order,

@@ -16,9 +16,7 @@ from weft.language import (
     barriers,
     channels,
     clock,
-    lines,
     mapping,
-    multicast,
     one_sided,
     ordered,
     packets,
@@ -47,10 +45,9 @@ Arguments are checked while the kernel is traced; the error carries the line of 
 Where a line says "(emulator)", only `weft emulate` and `weft verify` can check it.
 """
 
-FILES = (addressing, signals, one_sided, ordered, packets, lines, barriers, multicast, clock)
+FILES = (addressing, signals, one_sided, ordered, packets, barriers, clock)
 # Plain @triton.jit, for every target.
 DEVICE_FUNCTIONS = {
-    lines: (lines.line_elements,),
     slots: (slots.slot_epoch, slots.slot_wait_free, slots.slot_finish, slots.slot_close),
     channels: (
         *(channels.tile_wait, channels.tile_notify, channels.peer_tile_wait),
@@ -72,10 +69,7 @@ def reference() -> str:
         parts.append(f"## {_title(module)}\n")
         file = module.__name__.rsplit(".", 1)[-1] + ".py"
         parts += [_primitive(p) for p in PRIMITIVES.values() if p.file == file and p.public]
-        parts += map(_device_function, DEVICE_FUNCTIONS.get(module, ()))
     for module, functions in DEVICE_FUNCTIONS.items():
-        if module in FILES:
-            continue
         parts.append(f"## {_title(module)}\n")
         parts += [_device_function(function) for function in functions]
     return "\n".join(parts)

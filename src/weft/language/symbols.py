@@ -50,8 +50,6 @@ SYMBOLS = {
     "weft.wait_packets": Symbol(
         "wait_packets", looks=True, waits=True, carries_flag=True, values=(1,)
     ),
-    "weft.put_lines": Symbol("put_lines", signals=True, carries_flag=True, packets=1),
-    "weft.wait_lines": Symbol("wait_lines", looks=True, waits=True, carries_flag=True, values=(1,)),
     "weft.fence": Symbol("fence"),
     "weft.quiet": Symbol("quiet"),
     "weft.complete_stores": Symbol("complete_stores"),

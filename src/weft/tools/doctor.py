@@ -113,8 +113,6 @@ def _try(name: str, action: Any, detail: str) -> Ability:
 def gpus() -> list[dict[str, Any]]:
     import torch
 
-    from weft.runtime.multicast import is_multicast_supported
-
     if not torch.cuda.is_available():
         return []
     found = []
@@ -131,7 +129,6 @@ def gpus() -> list[dict[str, Any]]:
                     if torch.version.hip
                     else f"sm_{info.major}{info.minor}"
                 ),
-                "multicast": not torch.version.hip and is_multicast_supported(index),
             }
         )
     return found

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from weft.verify import check_lines, events, flow, kernel_flow, ttgir
+from weft.verify import events, flow, kernel_flow, ttgir
 from weft.verify.findings import (
     DELETED_ATOMIC,
     EARLY_WAIT,
@@ -149,8 +149,6 @@ def _check_unordered_waits(stages: Stages, report: CompiledReport) -> None:
         is_plain = all(events.base_name(poll) == "load" for poll in wait.polls)
         if wait.ordered or not is_plain or _acquires_after(stages.source.kernel, wait):
             continue
-        if all(map(check_lines.is_line, (poll.loc for poll in wait.polls))):
-            continue  # the flag that is waited for orders what was read with it
         report.add(
             UNORDERED_WAIT,
             stages.written,

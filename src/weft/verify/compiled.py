@@ -7,8 +7,7 @@ follows each wait, guarded load, store and release by its source place:
 2. no load that comes after a wait is issued before it;
 3. before each release stands a block barrier, and bulk (TMA) stores are complete;
 4. orders and scopes arrive as written;
-5. stores that could be 16 bytes wide are;
-6. lines of 128 bytes (wl.put_lines) are moved whole.
+5. stores that could be 16 bytes wide are.
 
 What it reads is what was emitted, so it holds for any Triton kernel, with weft's primitives, raw
 `tl.atomic_*` or inline assembly. `docs/post_compile_check.md` has the rules and their limits.
@@ -24,7 +23,7 @@ from typing import Any
 from weft.base.errors import UsageError
 from weft.base.records import KernelRecord
 from weft.base.target import Target, parse_target
-from weft.verify import check_assembly, check_lines, check_triton
+from weft.verify import check_assembly, check_triton
 from weft.verify.findings import CompiledReport
 from weft.verify.stages import Stages
 
@@ -61,7 +60,6 @@ def compiled(
     report = CompiledReport(stages.source.kernel.name, name, files=files)
     check_triton.check(stages, report)
     check_assembly.check(stages, report)
-    check_lines.check(stages, report)
     return report
 
 

@@ -19,7 +19,6 @@ UNFINISHED_STORE = "release before store is written"
 DELETED_ATOMIC = "deleted atomic"
 WEAK_ORDER = "weakened order"
 NARROW_STORE = "narrow store"
-TORN_LINE = "torn line"
 
 SAFE_WAIT = (
     "wait with wl.wait, or `while tl.atomic_add(p, 0, sem='acquire', scope='sys') < v: pass` and "

@@ -54,7 +54,7 @@ def test_lint_knows_every_primitive_that_orders_or_moves():
     acting = {
         name
         for name, primitive in PRIMITIVES.items()
-        if primitive.public and not name.startswith("multimem")
+        if primitive.public
         for effects in [primitive.effects]
         if effects.writes or effects.waits or effects.releases or effects.acquires
     }

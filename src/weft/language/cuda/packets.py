@@ -125,33 +125,20 @@ def is_aborted(abort, tile):
 
 
 @triton.jit
-def wait_tile(
-    words,
-    flag,
-    world,
-    mask,
-    site,
-    READ: tl.constexpr,
-    IS_LATE: tl.constexpr,
-    FLAG_OF: tl.constexpr,
-):
-    """Look at a tile until no part of it is late; the result is what the last look saw.
-
-    READ(words, mask) looks, IS_LATE(seen, flag, mask) says at which elements a flag is missing,
-    FLAG_OF(seen) which flag is there instead.
-    """
-    seen = READ(words, mask)
+def wait_tile(packets, flag, world, mask, site):
+    """Look at a tile of packets until each has its flag; the result is what the last look saw."""
+    seen = read(packets, mask)
     if world is None:
-        while tl.max(IS_LATE(seen, flag, mask).to(tl.int32)) != 0:
-            seen = READ(words, mask)
+        while tl.max(is_late(seen, flag, mask).to(tl.int32)) != 0:
+            seen = read(packets, mask)
     else:
         failed = tl.cast(0, tl.int32)
         deadline = tl.cast(0, tl.int64)
-        going = tl.max(IS_LATE(seen, flag, mask).to(tl.int32))
+        going = tl.max(is_late(seen, flag, mask).to(tl.int32))
         while going != 0:
             failed += 1
-            seen = READ(words, mask)
-            late = IS_LATE(seen, flag, mask)
+            seen = read(packets, mask)
+            late = is_late(seen, flag, mask)
             going = tl.max(late.to(tl.int32))
             if (failed & LOOK_MASK) == 0:
                 now = latest_clock_ns(seen)
@@ -160,16 +147,10 @@ def wait_tile(
                 abort = tl.load(world.table + ABORT_PTR).to(tl.pointer_type(tl.int32))
                 aborted = is_aborted(abort, seen)
                 if (going != 0) & (aborted | (now >= deadline)):
-                    word = tl.max(tl.where(late, words.to(tl.int64), 0))
-                    flags = tl.max(tl.where(late, FLAG_OF(seen), -(1 << 31)))
+                    word = tl.max(tl.where(late, packets.to(tl.int64), 0))
+                    flags = tl.max(tl.where(late, flag_of(seen), -(1 << 31)))
                     leave_report(word, flag, flags, world, abort, aborted, site)
                     going = tl.cast(0, tl.int32)
-    return seen
-
-
-@triton.jit
-def wait_packet_tile(packets, flag, world, mask, site):
-    seen = wait_tile(packets, flag, world, mask, site, read, is_late, flag_of)
     tl.debug_barrier()
     seen = read_late(packets, seen, flag, mask)
     # All threads have read before any goes on: what it sends next says so.
@@ -181,9 +162,9 @@ def wait_packet_tile(packets, flag, world, mask, site):
 @triton.jit
 def wait_packets(packets, flag, world, mask, dtype, site):
     if packets.type.is_block():
-        return unpack(wait_packet_tile(packets, flag, world, mask, site), mask, dtype)
+        return unpack(wait_tile(packets, flag, world, mask, site), mask, dtype)
     else:
         tile = packets + tl.zeros((1,), tl.int32)
         lanes = mask if mask is None else (mask & tl.full((1,), 1, tl.int1))
-        seen = tl.max(wait_packet_tile(tile, flag, world, lanes, site))
+        seen = tl.max(wait_tile(tile, flag, world, lanes, site))
         return unpack(seen, mask, dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from weft.base.errors import UnsupportedError
 from weft.language import triton_api as api
 
 
@@ -19,12 +18,3 @@ def sharers(count, _semantic=None):
     if not api.is_tensor(count) or api.is_gluon(_semantic):
         return api.constexpr(1)
     return api.constexpr(32 * api.num_warps(_semantic))
-
-
-@api.builtin
-def require_multicast(_semantic=None):
-    """Raises  UnsupportedError: compiled for an architecture without multicast instructions"""
-    arch = api.cuda_arch(_semantic)
-    if arch < 90:
-        raise UnsupportedError(f"wl.multimem_*: sm_{arch} has no multicast; it came with sm_90")
-    return api.constexpr(True)

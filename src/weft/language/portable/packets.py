@@ -19,7 +19,7 @@ def pack(dst, src, flag, mask):
             src = tl.load(src, mask=widened(mask, bits))
         else:
             src = tl.load(src, mask=mask)
-    data = to_words(src, 32)
+    data = to_words(src)
     if dst.type.is_block() and not src.type.is_block():
         data = repeated(data, src.dtype.primitive_bitwidth)
     return (flag.to(tl.int64) << 32) | data.to(tl.int64)

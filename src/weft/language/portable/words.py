@@ -1,4 +1,4 @@
-"""Values of any width as words of 32 or 64 bits, and back: neighbours share a word."""
+"""Values of 8, 16 or 32 bits as words of 32, and back: neighbours share a word."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton.language as tl
 
 from weft.language import triton_api as api
 
-_UNSIGNED = {8: tl.uint8, 16: tl.uint16, 32: tl.uint32, 64: tl.uint64}
+_UNSIGNED = {8: tl.uint8, 16: tl.uint16, 32: tl.uint32}
 
 
 @api.builtin
@@ -48,8 +48,8 @@ def parted(words):
 
 
 @triton.jit
-def to_words(values, BITS: tl.constexpr):
-    """[..., n] values as [..., n * their bits / BITS] unsigned words of BITS; a scalar as one."""
+def to_words(values):
+    """[..., n] values as [..., n * their bits / 32] words; a scalar as one."""
     bits: tl.constexpr = values.dtype.primitive_bitwidth
     words = values.to(unsigned(bits), bitcast=True)
     if values.type.is_block():
@@ -57,21 +57,16 @@ def to_words(values, BITS: tl.constexpr):
             words = joined(words)
         if bits <= 16:
             words = joined(words)
-        if (bits <= 32) & (BITS == 64):
-            words = joined(words)
         return words
     else:
-        return words.to(unsigned(BITS))
+        return words.to(tl.uint32)
 
 
 @triton.jit
 def from_words(words, dtype: tl.constexpr):
-    """Unsigned words as values of dtype: the inverse of to_words."""
+    """Words as values of dtype: the inverse of to_words."""
     bits: tl.constexpr = dtype.primitive_bitwidth
     if words.type.is_block():
-        if words.dtype.primitive_bitwidth > 32:
-            if bits <= 32:
-                words = parted(words)
         if bits <= 16:
             words = parted(words)
         if bits == 8:

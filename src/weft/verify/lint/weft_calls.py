@@ -66,9 +66,7 @@ def _notify(walker: Walker, node: ast.Call, values: Arguments) -> Value:
     return NOTHING
 
 
-@handles(
-    "wl.put", "wl.put_nbi", "wl.put_packets", "wl.put_lines", "wl.put_signal", "wl.put_signal_warp"
-)
+@handles("wl.put", "wl.put_nbi", "wl.put_packets", "wl.put_signal", "wl.put_signal_warp")
 def _put(walker: Walker, node: ast.Call, values: Arguments) -> Value:
     name, to = walker.source.spelling(node.func), values.get("to", NOTHING)
     walker.emit("put", name, node, pointer=_there(walker, values.get("dst", NOTHING), to),
@@ -109,10 +107,9 @@ def _wait(walker: Walker, node: ast.Call, values: Arguments) -> Value:
     return NOTHING
 
 
-@handles("wl.wait_packets", "wl.wait_lines")
+@handles("wl.wait_packets")
 def _wait_packets(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    name = walker.source.spelling(node.func)
-    walker.emit("wait", name, node, pointer=values.get(name.removeprefix("wl.wait_"), NOTHING),
+    walker.emit("wait", "wl.wait_packets", node, pointer=values.get("packets", NOTHING),
                 value=values.get("flag", NOTHING), order="acquire", scope="sys")  # fmt: skip
     return Value(traits=frozenset({DATA, TILE, TILE_DATA}))
 

@@ -148,7 +148,7 @@ def _drop(op: Op, primitive: Symbol, around: _Surroundings) -> Iterator[tuple[st
         condition = next(one for one in within(loop.regions[0]) if one.name == "scf.condition")
         (false,) = parse_statements("%no = arith.constant false", {}, op.place)
         yield "drop", {condition: with_operand(condition, 0, [false], false.result)}
-    elif name in ("weft.wait_packets", "weft.wait_lines"):
+    elif name == "weft.wait_packets":
         yield "drop", {op: [_plain_load(op)]}
     elif name == "weft.complete_stores" and not around.has_asynchronous:
         return
@@ -160,8 +160,6 @@ def _drop(op: Op, primitive: Symbol, around: _Surroundings) -> Iterator[tuple[st
 def _plain_load(op: Op) -> Op:
     """A packet's words as they are, whether they have come or not."""
     words, _, *mask = op.operands
-    if symbol_of(op) == "weft.wait_lines":
-        mask = []  # it has a number of lines
     values, text = {"words": words}, "%x = tt.load %words"
     if mask:
         values["mask"], text = mask[0], text + ", %mask"

@@ -69,4 +69,4 @@ def releases(op: Op) -> bool:
 
 
 def writes_data(op: Op) -> bool:
-    return op.name in STORES or symbol_of(op) in ("weft.put_packets", "weft.put_lines")
+    return op.name in STORES or symbol_of(op) == "weft.put_packets"

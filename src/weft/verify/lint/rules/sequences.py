@@ -40,7 +40,7 @@ def store_after_notify(program: Program) -> Iterator[Hit]:
         for index, op in enumerate(kernel.ops):
             if op.kind not in ("put", "store") or not op.pointer.remote:
                 continue
-            if op.name in ("wl.put_packets", "wl.put_lines"):
+            if op.name == "wl.put_packets":
                 continue  # each word carries its own flag
             told = [one for one in kernel.ops[index:] if not exclusive(one, op) and _tells(one)]
             early = [
