@@ -22,8 +22,7 @@ MISSING = {
     "credit": "before a buffer is used again, wait for a credit of each of its readers",
 }
 KINDS = {
-    "barrier": "wait", "tile_wait": "wait", "wait": "wait", "wait_deps": "wait",
-    "notify": "signal", "put_signal": "signal", "release_tile": "signal", "tile_notify": "signal",
+    "barrier": "wait", "wait": "wait", "notify": "signal", "put_signal": "signal",
     "slot_finish": "credit", "slot_wait_free": "credit",
 }  # fmt: skip
 # By file and line: what is missing there instead, or a remedy of its own.

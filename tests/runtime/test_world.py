@@ -250,9 +250,6 @@ def test_sizes_that_are_none_are_refused_with_the_value():
             (lambda: world.signals(-1), "the number of words of 'signals.*' is -1; it must be 0"),
             (lambda: world.signals(2.5), "is 2.5, not a whole number"),
             (lambda: world.signals((2, 3)), r"is \(2, 3\), not a whole number"),
-            (lambda: world.channel("c", (4, 2.5), torch.int32), "dimension 1 .* is 2.5"),
-            (lambda: world.channel("c", (4, 4), torch.int32, chunks=1.5), "'c': chunks is 1.5"),
-            (lambda: world.channel("c", 4, torch.int32), r"shape \(4,\); it is \(rows, columns\)"),
         ]:  # fmt: skip
             with pytest.raises(ShapeError, match=said):
                 what()

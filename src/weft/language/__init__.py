@@ -24,27 +24,7 @@ from typing import Any
 from weft.base.vocabulary import Order, Scope, SignalOp
 from weft.language.addressing import at, is_near, local_rank, node, num_ranks, rank
 from weft.language.barriers import barrier, barrier_grid
-from weft.language.channels import (
-    ChannelArg,
-    channel_advance,
-    channel_wait_free,
-    peer_tile_notify,
-    peer_tile_wait,
-    tile_notify,
-    tile_pointers,
-    tile_pull,
-    tile_push,
-    tile_wait,
-)
 from weft.language.clock import timestamp
-from weft.language.mapping import (
-    DynamicMapping,
-    StaticMapping,
-    f_channel,
-    f_count,
-    f_rank,
-    f_shape,
-)
 from weft.language.one_sided import (
     fence,
     get,
@@ -61,20 +41,7 @@ from weft.language.ordered import atomic_add, atomic_cas, atomic_exchange, load,
 from weft.language.packets import put_packets, wait_packets
 from weft.language.signals import complete_stores, consume, notify, notify_all, test, wait
 from weft.language.slots import slot_close, slot_epoch, slot_finish, slot_wait_free
-from weft.language.workers import (
-    COMMUNICATE,
-    COMPUTE,
-    REDUCE,
-    RELAY,
-    Split,
-    TaskTable,
-    next_task,
-    release_tile,
-    release_tile_everywhere,
-    static_task,
-    wait_deps,
-    worker_role,
-)
+from weft.language.tickets import next_task
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 
 # Implementations join themselves to their declarations: importing them is all it takes.
@@ -88,19 +55,10 @@ for _file in (
     importlib.import_module(f"{__name__}.{_file}")
 
 __all__ = [
-    "COMMUNICATE",
-    "COMPUTE",
-    "REDUCE",
-    "RELAY",
-    "ChannelArg",
-    "DynamicMapping",
     "Order",
     "Scope",
     "SignalOp",
     "SlotArg",
-    "Split",
-    "StaticMapping",
-    "TaskTable",
     "WorldArg",
     "at",
     "atomic_add",
@@ -108,14 +66,8 @@ __all__ = [
     "atomic_exchange",
     "barrier",
     "barrier_grid",
-    "channel_advance",
-    "channel_wait_free",
     "complete_stores",
     "consume",
-    "f_channel",
-    "f_count",
-    "f_rank",
-    "f_shape",
     "fence",
     "get",
     "get_nbi",
@@ -130,8 +82,6 @@ __all__ = [
     "notify_warp",
     "num_ranks",
     "num_warps",
-    "peer_tile_notify",
-    "peer_tile_wait",
     "put",
     "put_nbi",
     "put_packets",
@@ -139,25 +89,15 @@ __all__ = [
     "put_signal_warp",
     "quiet",
     "rank",
-    "release_tile",
-    "release_tile_everywhere",
     "slot_close",
     "slot_epoch",
     "slot_finish",
     "slot_wait_free",
-    "static_task",
     "store",
     "test",
-    "tile_notify",
-    "tile_pointers",
-    "tile_pull",
-    "tile_push",
-    "tile_wait",
     "timestamp",
     "wait",
-    "wait_deps",
     "wait_packets",
-    "worker_role",
 ]
 
 

@@ -1,15 +1,13 @@
-"""Mappings: which rows a tile covers, on which rank they are, which channel announces them.
+"""Mappings: which rows a tile covers, which rows a rank has, which channel announces them.
 
     f_shape(i, mapping)    -> (first row, end row)          of the logical tensor; may be empty
-    f_rank(i, mapping)     -> the rank that holds the first of them
     f_channel(i, mapping)  -> (first channel, how many)     that announce them
     f_count(c, mapping)    -> how many tiles announce themselves on channel c: then it is full
 
-A *static* mapping is affine: rows split over ranks as torch.chunk splits them, each rank's part
+A mapping is affine: rows split over ranks as torch.chunk splits them, each rank's part
 into chunks, one channel per chunk. Whoever produces cuts each rank's part into tiles (PART);
 whoever consumes cuts all rows (WHOLE), so one of its tiles may lie across chunks, and ranks.
-Nothing need divide. A *dynamic* mapping looks everything up in tables that the device has
-filled.
+Nothing need divide.
 
 Each function is `@triton.jit`; `as_python(function)` is the same function on Python integers.
 """
@@ -78,25 +76,6 @@ class StaticMapping(NamedTuple):
         return -(-self.rank_rows // self.tile_rows)
 
 
-class DynamicMapping(NamedTuple):
-    """Tables of int32 on the device: `first`, `end`, `rank`, `channel` by tile, `count` by channel.
-
-    Whoever fills them must be ordered before whoever asks: an earlier launch, or a signal.
-    """
-
-    first: Any
-    end: Any
-    rank: Any
-    channel: Any
-    count: Any
-
-
-# By type, not by a constexpr among the tables: Triton 3.6 forgets those of tuples within tuples.
-@api.builtin
-def is_table(mapping, _semantic=None):
-    return api.constexpr(api.tuple_fields(mapping) == DynamicMapping._fields)
-
-
 @triton.jit
 def rows_of_rank(r, mapping):
     """(first row, end row) of rank r's part; empty for the last ranks where rows are few."""
@@ -122,9 +101,7 @@ def rows_of_channel(c, mapping):
 @triton.jit
 def f_shape(i, mapping):
     """(first row, end row) of tile i."""
-    if is_table(mapping):
-        return tl.load(mapping.first + i), tl.load(mapping.end + i)
-    elif mapping.kind == WHOLE:
+    if mapping.kind == WHOLE:
         first = i * mapping.tile_rows
         return first, min(first + mapping.tile_rows, mapping.rows)
     else:
@@ -136,46 +113,27 @@ def f_shape(i, mapping):
 
 
 @triton.jit
-def f_rank(i, mapping):
-    """The rank that holds tile i's first row."""
-    if is_table(mapping):
-        return tl.load(mapping.rank + i)
-    elif mapping.kind == WHOLE:
-        return i * mapping.tile_rows // mapping.rank_rows
-    else:
-        return i // ((mapping.rank_rows + mapping.tile_rows - 1) // mapping.tile_rows)
-
-
-@triton.jit
 def f_channel(i, mapping):
     """(first channel, how many) of tile i's rows; none where it has no rows."""
     first, end = f_shape(i, mapping)
     some = min(max(end - first, 0), 1)
-    if is_table(mapping):
-        return tl.load(mapping.channel + i), some
-    else:
-        begin = channel_of_row(first, mapping)
-        return begin, (channel_of_row(first + max(end - first, 1) - 1, mapping) - begin + 1) * some
+    begin = channel_of_row(first, mapping)
+    return begin, (channel_of_row(first + max(end - first, 1) - 1, mapping) - begin + 1) * some
 
 
 @triton.jit
 def f_count(c, mapping):
     """How many producer's tiles lie in channel c, wholly or in part."""
-    if is_table(mapping):
-        return tl.load(mapping.count + c)
-    else:
-        first, end = rows_of_channel(c, mapping)
-        begin = c // mapping.chunks * mapping.rank_rows
-        some = min(max(end - first, 0), 1)
-        last = begin + max(end - begin, 1) - 1
-        tiles = (last - begin) // mapping.push_rows - (first - begin) // mapping.push_rows + 1
-        return tiles * some
+    first, end = rows_of_channel(c, mapping)
+    begin = c // mapping.chunks * mapping.rank_rows
+    some = min(max(end - first, 0), 1)
+    last = begin + max(end - begin, 1) - 1
+    tiles = (last - begin) // mapping.push_rows - (first - begin) // mapping.push_rows + 1
+    return tiles * some
 
 
 def as_python(function: Any) -> Any:
     """A `@triton.jit` function of integers for Python's, the functions that it calls too."""
-    if function is is_table:
-        return lambda mapping: isinstance(mapping, DynamicMapping)
     plain = function.fn
     names = {
         name: _plain(value)
@@ -188,7 +146,7 @@ def as_python(function: Any) -> Any:
 def _plain(value: Any) -> Any:
     if isinstance(value, types.ModuleType):
         return _Module(value)
-    return as_python(value) if isinstance(value, api.JITFunction) or value is is_table else value
+    return as_python(value) if isinstance(value, api.JITFunction) else value
 
 
 class _Module:

@@ -14,15 +14,13 @@ from weft.base.vocabulary import Order, Scope, SignalOp
 from weft.language import (
     addressing,
     barriers,
-    channels,
     clock,
-    mapping,
     one_sided,
     ordered,
     packets,
     signals,
     slots,
-    workers,
+    tickets,
 )
 from weft.language.registry import BACKENDS, PRIMITIVES, Primitive, coverage
 
@@ -49,16 +47,7 @@ FILES = (addressing, signals, one_sided, ordered, packets, barriers, clock)
 # Plain @triton.jit, for every target.
 DEVICE_FUNCTIONS = {
     slots: (slots.slot_epoch, slots.slot_wait_free, slots.slot_finish, slots.slot_close),
-    channels: (
-        *(channels.tile_wait, channels.tile_notify, channels.peer_tile_wait),
-        *(channels.peer_tile_notify, channels.tile_push, channels.tile_pull),
-        *(channels.tile_pointers, channels.channel_wait_free, channels.channel_advance),
-    ),
-    mapping: (mapping.f_shape, mapping.f_rank, mapping.f_channel, mapping.f_count),
-    workers: (
-        *(workers.worker_role, workers.next_task, workers.static_task),
-        *(workers.wait_deps, workers.release_tile, workers.release_tile_everywhere),
-    ),
+    tickets: (tickets.next_task,),
 }
 
 

@@ -20,7 +20,6 @@ from weft.language import world_layout as layout
 from weft.runtime import kernels, registry
 from weft.runtime.backend import Backend, Recording
 from weft.runtime.calls import Calls
-from weft.runtime.channels import Channel
 from weft.runtime.heap import Wanted
 from weft.runtime.replays import Recordings, Replays
 from weft.runtime.scratch import Scratch
@@ -60,7 +59,7 @@ class World(SymmetricMemory):
     def __repr__(self) -> str:
         return f"World({self.name!r}, rank {self.rank} of {self.num_ranks} on {self.target})"
 
-    # ---- workspaces and channels
+    # ---- workspaces
 
     def workspace(
         self,
@@ -131,13 +130,6 @@ class World(SymmetricMemory):
         for offset in offsets:
             self._release(offset)
         return True
-
-    def channel(
-        self, name: str, shape: tuple[int, int], dtype: torch.dtype, **options: int
-    ) -> Channel:
-        """A buffer whose tiles are announced one by one; see `channels`. Collective."""
-        self._check_usable("channel")
-        return Channel(self, name, shape, dtype, **options)
 
     # ---- recordings
 

@@ -77,17 +77,12 @@ def _is(name: str, what: str, kernel: Kernel) -> bool:
 
 
 def _is_record(name: str, kernel: Kernel) -> bool:
-    """Is it a channel, a table of tasks, or a named tuple of the user's?"""
+    """Is it a named tuple of the user's?"""
     for node in ast.walk(kernel.device.node):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if node.value.id == name and node.attr not in OF_TENSORS:
                 return True
-    takes_records = ("wl.tile_", "wl.peer_tile_", "wl.wait_deps", "wl.release_tile")
-    return any(
-        f"{name}." in root or (root == name and op.name.startswith(takes_records))
-        for op in kernel.ops
-        for root in op.pointer.roots
-    )
+    return any(f"{name}." in root for op in kernel.ops for root in op.pointer.roots)
 
 
 def type_of(program: Program, kernel: Kernel, name: str) -> str:

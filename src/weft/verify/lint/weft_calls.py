@@ -148,34 +148,20 @@ def _consume(walker: Walker, node: ast.Call, values: Arguments) -> Value:
     return values.get("value", NOTHING)
 
 
-@handles(
-    "wl.slot_wait_free", "wl.channel_wait_free", "wl.tile_wait", "wl.peer_tile_wait", "wl.wait_deps"
-)
-def _library_wait(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    for record in ("slot", "channel", "tasks"):
-        if record in values:
-            walker.emit("wait", walker.source.spelling(node.func), node, pointer=values[record],
-                        order="acquire", scope="sys")  # fmt: skip
+@handles("wl.slot_wait_free")
+def _slot_wait_free(walker: Walker, node: ast.Call, values: Arguments) -> Value:
+    if "slot" in values:
+        walker.emit("wait", "wl.slot_wait_free", node, pointer=values["slot"],
+                    order="acquire", scope="sys")  # fmt: skip
     return NOTHING
 
 
-@handles("wl.slot_finish", "wl.tile_notify", "wl.peer_tile_notify", "wl.release_tile",
-         "wl.release_tile_everywhere")  # fmt: skip
-def _library_notify(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    for record in ("slot", "channel", "tasks"):
-        if record in values:
-            walker.emit("notify", walker.source.spelling(node.func), node, to=values.get("to"),
-                        pointer=values[record], order="release", scope="sys")  # fmt: skip
+@handles("wl.slot_finish")
+def _slot_finish(walker: Walker, node: ast.Call, values: Arguments) -> Value:
+    if "slot" in values:
+        walker.emit("notify", "wl.slot_finish", node, pointer=values["slot"],
+                    order="release", scope="sys")  # fmt: skip
     return NOTHING
-
-
-@handles("wl.tile_push", "wl.tile_pull")
-def _tile_move(walker: Walker, node: ast.Call, values: Arguments) -> Value:
-    is_push = walker.source.spelling(node.func) == "wl.tile_push"
-    walker.emit("put" if is_push else "get", walker.source.spelling(node.func), node,
-                pointer=values.get("channel", NOTHING),
-                to=values.get("to" if is_push else "source", NOTHING))  # fmt: skip
-    return Value(traits=frozenset({DATA, TILE, TILE_DATA}))
 
 
 @handles("wl.next_task")
