@@ -56,7 +56,7 @@ test-gpu: $(STAMP)
 	if [ $$gpus -gt 2 ]; then $$run --gpu-tests larger; fi
 
 test-slow: $(STAMP)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow -q --durations=12 $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "slow or hypothesis" -q --durations=12 $(ARGS)
 
 test-versions: $(STAMP)
 	@TEST_PYTHON=$(BIN)/python JOBS=$(JOBS) ARGS="$(ARGS)" .ci/versions $(VERSIONS)

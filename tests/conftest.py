@@ -27,12 +27,15 @@ NO_TIME = "no time was left for it"
 # Tests compile much and make many objects, hardly any of which become garbage in cycles.
 gc.set_threshold(50_000, 20, 20)
 
-# The same examples each time, and no deadline: how long one takes depends on who else is at work.
-hypothesis.settings.register_profile(
-    "weft", deadline=None, derandomize=True, database=None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)  # fmt: skip
-hypothesis.settings.load_profile("weft")
+# The same examples each time, or with --hypothesis-seed those of the seed. No deadline: how long one
+# takes depends on who else is at work.
+FIXED, SEEDED = "weft", "weft, by seed"
+for profile in (FIXED, SEEDED):
+    hypothesis.settings.register_profile(
+        profile, deadline=None, derandomize=profile == FIXED, database=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )  # fmt: skip
+hypothesis.settings.load_profile(FIXED)
 
 # What a terminal or a service says of itself would change what is printed.
 TERMINAL = (
@@ -65,6 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
     its time is over."""
     for name in TERMINAL:
         os.environ.pop(name, None)
+    if config.getoption("--hypothesis-seed") is not None:
+        hypothesis.settings.load_profile(SEEDED)
     if (seconds := config.getoption("--seconds")) is not None:
         config.stash[END] = time.monotonic() + seconds
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import weft
-from weft.tools.words import find_op
+from weft.tools.programs import find_op
 from weft.tune.bench import Plan, bench_point
 from weft.tune.presets import Point
 from weft.tune.variants import MODES, Variant
