@@ -27,8 +27,8 @@ NO_TIME = "no time was left for it"
 # Tests compile much and make many objects, hardly any of which become garbage in cycles.
 gc.set_threshold(50_000, 20, 20)
 
-# The same examples each time, or with --hypothesis-seed those of the seed. No deadline: how long one
-# takes depends on who else is at work.
+# The same examples each time, or with --hypothesis-seed those of the seed. No deadline: how long
+# one takes depends on who else is at work.
 FIXED, SEEDED = "weft", "weft, by seed"
 for profile in (FIXED, SEEDED):
     hypothesis.settings.register_profile(
