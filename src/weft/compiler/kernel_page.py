@@ -115,8 +115,8 @@ the token that lets it (`engine`). Where it pushes, `push` stands for `keep`, `a
 PLACES = """\
 `hook` computes or moves a tile; `wait`, `notify`, `credit`, `finish` and `advance` are all that
 orders ranks, beside packets, which order themselves. Where what may stand is a table
-(`src/weft/ir/core.py`), since a template relies on what its hooks do not do: a signal in `emit`,
-say, would be given while the tile's stores are under way."""
+(`src/weft/ir/core_statements.py`), since a template relies on what its hooks do not do: a signal in
+`emit`, say, would be given while the tile's stores are under way."""
 
 LEGAL = """\
 And what is legal:"""

@@ -17,288 +17,56 @@ The places where something is woven in are the hooks of docs/decisions/009-hooks
 in at one of them happens in the order of the text: `hook` computes and moves data, `wait`,
 `notify`, `credit`, `finish` and `advance` are all that has to do with signals; but for packets,
 which say themselves that they have come, nothing else orders ranks.
+
+This is the page that others import. The statements are in `core_statements.py`, and what is legal
+in `core_rules.py`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-
-from weft.base.place import UNKNOWN, Place
 from weft.ir import text
-from weft.ir.legality import Rule, Violation, illegal, run
+from weft.ir.core_rules import RULES
+from weft.ir.core_statements import (
+    FAR,
+    FUNCTIONS,
+    HOOKS,
+    MAPPINGS,
+    OF_CHUNKS,
+    OF_ROWS,
+    ORDERS,
+    SCOPES,
+    SIGNALS,
+    SORTS,
+    TEMPLATES,
+    TO,
+    WORDS,
+    WOVEN,
+    Advance,
+    Credit,
+    Finish,
+    Hook,
+    Kernel,
+    Mapping,
+    Notify,
+    Param,
+    Statement,
+    Template,
+    Wait,
+    Woven,
+    homes,
+    implies_credits,
+    wrong_tile,
+)
+from weft.ir.legality import Violation, illegal, run
 
-# operand: a TMA descriptor or a pointer, as the tile says; order: a function of the user's.
-# number: a float, which `by` gives. tables: several pointers, to what a router has made.
-# packets: words on the heap of which each holds data and the flag that says that it has come.
-SORTS = (
-    "operand", "pointer", "signals", "slot", "world", "order", "number", "tables", "packets",
-)  # fmt: skip
-# Static: affine, of rows of these params. Tables: filled on the device.
-MAPPINGS = ("static", "tables")
-# What a tile is cut from: all rows; each rank's part of them; all rows, which each rank has; by
-# tables each expert's slots.
-CUTS = {"whole": "static", "part": "static", "each": "static", "experts": "tables"}
+__all__ = [  # the statements and the rules are this page's too
+    "FAR", "FUNCTIONS", "HOOKS", "MAPPINGS", "OF_CHUNKS", "OF_ROWS", "ORDERS", "RECORDS",
+    "RULES", "SCOPES", "SIGNALS", "SORTS", "TEMPLATES", "TO", "WORDS", "WOVEN", "Advance",
+    "Credit", "Finish", "Hook", "Kernel", "Mapping", "Notify", "Param", "Statement", "Template",
+    "Wait", "Woven", "check", "homes", "implies_credits", "parse", "require", "show",
+    "wrong_tile",
+]  # fmt: skip
 
-# What each hook may hold beside computing, and why no more.
-HOOKS = {
-    "begin": ("credit", "notify"),  # of own rows that its first programs give to all
-    "order": (),  # every role of a template asks it: it must be the same each time
-    "segments": (),
-    "ready": ("wait",),
-    "combine": ("wait",),  # of other ranks' sums, when this tile's own are there
-    "value": (),
-    "emit": (),  # data alone: its stores may still be under way when it returns
-    "announce": ("credit", "notify"),  # a credit where what is told writes to other ranks
-    "collect": ("wait",),  # another rank's tile, behind the last one that is multiplied
-    "result": (),  # of rows, own ones and collected ones: what every rank makes of them
-    "done": ("wait", "notify", "finish"),  # this program has read all operands
-    "end": ("wait", "notify", "finish", "advance"),  # all that it has woven in is over too
-}
-
-# What `hook` can name: the place where it goes, and the sorts of what it takes.
-FUNCTIONS = {
-    "grouped": ("order", ()),
-    "gather": ("order", ("mapping",)),
-    "given": ("order", ("order", "mapping")),  # the user's, in the place of gather
-    "scatter": ("order", ("mapping",)),
-    "part_by_part": ("order", ("mapping",)),
-    # The same node by node, where ranks lie on several.
-    "hierarchical_gather": ("order", ("mapping",)),
-    "hierarchical_scatter": ("order", ("mapping",)),
-    "in_rows": ("order", ("mapping",)),
-    "in_turn": ("order", ("tables", "mapping")),
-    "in_turn_backwards": ("order", ("tables", "mapping")),
-    "feed": ("begin", ("pointer", "pointer", "mapping")),
-    "rows_by_token": ("ready", ("pointer", "tables")),
-    "rows_by_slot": ("ready", ("pointer",)),
-    "rows_of": ("ready", ("operand",)),
-    "rows_or_own": ("ready", ("operand", "operand", "mapping")),
-    "read_owned": ("ready", ("operand", "mapping")),
-    "add_partials": ("combine", ("pointer", "mapping")),
-    "add_carried": ("combine", ("pointer", "mapping")),  # as they lie that engines have carried
-    "silu": ("value", ()),
-    "silu_mul": ("value", ()),  # half as wide
-    "mul": ("value", ("pointer",)),
-    "add": ("value", ("pointer",)),
-    "store": ("emit", ("operand",)),
-    "store_value": ("emit", ("operand", "pointer")),  # the same place; what `value` has made
-    "store_own": ("emit", ("operand", "mapping")),
-    "store_slots": ("emit", ("pointer",)),
-    "keep": ("emit", ("operand", "mapping")),  # another rank's tile, where an engine fetches it
-    "push_rows": ("emit", ("pointer", "tables", "mapping")),
-    "sum_rows": ("collect", ("pointer", "pointer", "mapping")),
-    "push": ("emit", ("pointer", "mapping")),
-    "spread": ("emit", ("pointer", "mapping")),
-    "send": ("emit", ("pointer", "mapping")),  # as push, by TMA where there is one
-    "send_to_all": ("emit", ("pointer", "mapping")),  # as spread
-    "count": ("announce", ("signals", "mapping")),  # the tiles of a chunk that are stored
-    "unpack": ("collect", ("pointer", "pointer", "mapping")),
-    # Of whole rows: before they are sent, by who sums them; behind that by every rank.
-    "add_rows": (("combine", "result"), ("pointer", "mapping")),
-    "mul_rows": (("combine", "result"), ("pointer", "mapping")),
-    "silu_rows": (("combine", "result"), ()),
-    "rms_norm": (("combine", "result"), ("pointer", "number", "mapping")),
-    "rounded": ("combine", ("pointer",)),  # as they are sent: so all ranks have the same bits
-    # The same, of what is loaded `ahead` of the packets that are waited for.
-    "ahead": ("combine", ("pointer", "mapping")),
-    "add_ahead": ("combine", ("pointer",)),
-    "mul_ahead": ("combine", ("pointer",)),
-    # Of this rank's share, as the operand holds it; and all ranks', which are waited for.
-    "send_packets": ("emit", ("packets", "operand", "mapping")),
-    "add_packets": ("combine", ("packets", "operand", "mapping")),
-    # To who owns the rows; what it has summed to all, which take it.
-    "push_packets": ("emit", ("packets", "operand", "mapping")),
-    "spread_packets": ("emit", ("packets", "operand", "mapping")),
-    "take_packets": ("collect", ("packets", "operand", "mapping")),
-    "load_rows": ("collect", ("pointer", "mapping")),
-    "store_rows": ("result", ("pointer", "mapping")),
-}
-
-# What reaches other ranks.
-FAR = ("push", "spread", "send", "send_to_all", "feed", "push_rows", "send_packets", "push_packets",
-       "spread_packets")  # fmt: skip
-
-# Template -> how many extents a tile has, and the hooks that it cannot do without.
-TEMPLATES = {
-    "gemm": (3, ("order", "ready", "emit")),
-    # A tile's rows, and how many columns there are.
-    "rows": (2, ("order", "ready", "combine", "emit", "collect", "result")),
-    # The same where each rank sums all rows, whose shares come as packets.
-    "every_row": (2, ("order", "ready", "emit", "combine", "result")),
-}
-# Those of whole rows.
-OF_ROWS = ("rows", "every_row")
-
-
-def wrong_tile(function: str, tile: Sequence[int], *, is_whole: bool) -> str:
-    """Which extents a template takes, if it does not take these; "" if it does.
-
-    `is_whole`: tiles are cut from all rows, so no rank signals a tile to another one. Then the sm90
-    variant of gemm may take columns in two products, a power of two and a half or a quarter as many
-    (160 = 128 + 32), while the generic variant takes the first of them.
-    """
-    extents, _ = TEMPLATES[function]
-    if function in OF_ROWS:
-        is_right = len(tile) == extents and min(tile) >= 1 and _is_power(tile[0])
-        return "" if is_right else "it takes a power of two of rows, and their columns"
-    is_right = len(tile) == extents and min(tile) >= 16
-    if is_right:
-        rows, columns, depth = tile
-        rest = columns - (wide := 1 << (columns.bit_length() - 1))
-        is_right = rest in ((0, wide // 2, wide // 4) if is_whole else (0,))
-        is_right = is_right and _is_power(rows) and _is_power(depth)
-    told = f"it takes {extents} extents, each a power of two from 16 on"
-    if is_whole:
-        told += "; columns may also be one and a half or a quarter more, as 160 = 128 + 32"
-    return "" if is_right else told
-
-
-def _is_power(extent: int) -> bool:
-    return not extent & extent - 1
-
-
-# Which words of a channel: those of the tile's rows; all; the tile's, of every other rank, or its
-# chunk's. By tables: those of the ranks whose rows the tile has.
-WORDS = ("tile", "all", "others", "chunk", "sources")
-# Whom a signal reaches: whose rows the tile has; every rank; each rank, when it has been fed. When
-# the last tile of a chunk is stored, which is counted: this rank alone; its copy engine's stream,
-# by a token that this takes.
-TO = ("owner", "all", "each", "here", "engine")
-OF_CHUNKS = ("here", "engine")
-ORDERS = {"wait": ("acquire", "relaxed"), "notify": ("release", "relaxed")}
-SCOPES = ("system", "device")
-
-
-@dataclass(frozen=True)
-class Param:
-    """An argument of the kernel, of one of SORTS; `by` says who writes it."""
-
-    name: str
-    sort: str
-    by: str = ""
-    place: Place = UNKNOWN
-
-
-@dataclass(frozen=True)
-class Mapping:
-    """Which rows, on which rank, announced by which word: of these params, cut as `cuts` says."""
-
-    name: str
-    sort: str
-    of: tuple[str, ...]
-    cuts: str = "whole"
-    place: Place = UNKNOWN
-
-
-@dataclass(frozen=True)
-class Template:
-    """What is computed, and the extents of a tile; `formula` is for the reader."""
-
-    function: str
-    tile: tuple[int, ...]
-    formula: str = ""
-    place: Place = UNKNOWN
-
-
-@dataclass(frozen=True)
-class Hook:
-    """What is computed or moved at one place of the template; `function` is of FUNCTIONS."""
-
-    slot: str
-    function: str
-    args: tuple[str, ...]
-    place: Place = UNKNOWN
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Wait until `words` of `signals` have reached the call's epoch.
-
-    `unless` leaves it out for own rows; `by=last` is for the last program alone.
-    """
-
-    slot: str
-    signals: str
-    words: str
-    mapping: str
-    unless: str = ""
-    by: str = ""
-    order: str = "acquire"
-    scope: str = "system"
-    place: Place = UNKNOWN
-
-
-@dataclass(frozen=True)
-class Notify:
-    """Set the tile's word of `signals` to the call's epoch, on the rank or ranks `to`.
-
-    `late`: where a template has several tiles under way, behind the next one's product; its stores
-    are then on their way beneath that.
-    """
-
-    slot: str
-    signals: str
-    to: str
-    mapping: str
-    order: str = "release"
-    scope: str = "system"
-    late: bool = False
-    place: Place = UNKNOWN
-
-
-@dataclass(frozen=True)
-class Credit:
-    """Wait until every rank is done with the call before on `workspace`."""
-
-    slot: str
-    workspace: str
-    place: Place = UNKNOWN
-
-
-@dataclass(frozen=True)
-class Finish:
-    """Count this program as done; the last one gives `workspace` back to every rank."""
-
-    slot: str
-    workspace: str
-    place: Place = UNKNOWN
-
-
-@dataclass(frozen=True)
-class Advance:
-    """Count this program as done; the last one moves `workspace` on to the next call, which other
-    ranks need not hear of: packets of the next call say that their sender has ended this one."""
-
-    slot: str
-    workspace: str
-    place: Place = UNKNOWN
-
-
-Woven = Hook | Wait | Notify | Credit | Finish | Advance
-Statement = Param | Mapping | Template | Woven
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel of one template."""
-
-    name: str
-    statements: tuple[Statement, ...]
-    place: Place = UNKNOWN
-
-    def of(self, kind: type | tuple[type, ...]) -> list:
-        """The statements of one kind, in order."""
-        return [one for one in self.statements if isinstance(one, kind)]
-
-    def at(self, slot: str) -> list[Woven]:
-        """What is woven in at one place, in order."""
-        return [one for one in self.of(WOVEN) if one.slot == slot]
-
-
-SIGNALS = (Wait, Notify, Credit, Finish, Advance)
-WOVEN = (Hook, *SIGNALS)
 RECORDS = text.words(Param, Mapping, Template, *WOVEN)
 
 
@@ -312,186 +80,6 @@ def parse(source: str) -> Kernel:
     """Raises  UsageError: with the line"""
     header, statements = text.read(source, RECORDS)
     return Kernel(header.title, statements, header.place)
-
-
-def implies_credits(kernel: Kernel) -> bool:
-    """Do its other signals say what credits say?
-
-    A call ends when all others' sums have come, which they make of all shares: whoever is in the
-    next call knows that everybody has read what was pushed in this one.
-    """
-    waits = {one.slot for one in kernel.of(Wait) if one.words != "all"}
-    return {"combine", "collect"} <= waits
-
-
-# ---------------------------------------------------------------------------------------------
-# What is legal
-
-
-def uses(one: Mapping | Woven) -> list[tuple[str, str]]:
-    """(name, the sort that it must have) of what a statement uses; "" is any operand."""
-    if isinstance(one, Mapping):
-        return [(name, "") for name in one.of]
-    if isinstance(one, Hook):
-        _, sorts = FUNCTIONS.get(one.function, ("", ()))
-        return list(zip(one.args, sorts))
-    if isinstance(one, Wait | Notify):
-        return [(one.signals, "signals"), (one.mapping, "mapping")]
-    return [(one.workspace, "slot")]
-
-
-def homes(function: str) -> tuple[str, ...]:
-    """The places where one of FUNCTIONS may stand."""
-    slots = FUNCTIONS[function][0]
-    return (slots,) if isinstance(slots, str) else slots
-
-
-def _names(kernel: Kernel) -> Iterator[tuple[str, Place]]:
-    known: dict[str, str] = {}
-    for one in kernel.statements:
-        if isinstance(one, Template):
-            continue
-        if not isinstance(one, Param):
-            for name, sort in uses(one):
-                if name not in known:
-                    yield f"{name} is used and is no parameter before it", one.place
-                elif sort and sort != known[name]:
-                    told = f"{name} is of sort {known[name]}; here it must be of sort {sort}"
-                    yield f"{text.word(type(one))}: {told}", one.place
-        if isinstance(one, Param | Mapping):
-            if one.name in known:
-                yield f"{one.name} is declared twice", one.place
-            known[one.name] = one.sort if isinstance(one, Param) else "mapping"
-
-
-def _known(what: str, word: str, words: Iterable[str], place: Place) -> Iterator[tuple[str, Place]]:
-    words = list(words)
-    if word not in words:
-        yield f"{what} {word or repr(word)}: there are {', '.join(filter(None, words))}", place
-
-
-def _words(kernel: Kernel) -> Iterator[tuple[str, Place]]:
-    for one in kernel.statements:
-        if isinstance(one, Param):
-            yield from _known(f"{one.name} is of sort", one.sort, SORTS, one.place)
-        elif isinstance(one, Mapping):
-            yield from _known(f"{one.name} is of sort", one.sort, MAPPINGS, one.place)
-            yield from _known(f"{one.name} cuts", one.cuts, CUTS, one.place)
-            if one.sort in MAPPINGS and CUTS.get(one.cuts, one.sort) != one.sort:
-                told = f"{one.name} is of sort {one.sort} and cuts {one.cuts}"
-                yield f"{told}, which is of sort {CUTS[one.cuts]}", one.place
-        elif not isinstance(one, Template):
-            yield from _known("hook", one.slot, HOOKS, one.place)
-        if isinstance(one, Hook):
-            yield from _known(f"hook {one.slot} has", one.function, FUNCTIONS, one.place)
-            count = len(FUNCTIONS.get(one.function, ("", one.args))[1])
-            if len(one.args) != count:
-                told = f"{one.function} takes {count} arguments; it has {len(one.args)}"
-                yield f"hook {one.slot}: {told}", one.place
-        if isinstance(one, Wait | Notify):
-            word = text.word(type(one))
-            yield from _known(f"{word} has order", one.order, ORDERS[word], one.place)
-            yield from _known(f"{word} has scope", one.scope, SCOPES, one.place)
-        if isinstance(one, Wait):
-            yield from _known("wait for words", one.words, WORDS, one.place)
-            yield from _known("wait unless", one.unless, ("", "own"), one.place)
-            yield from _known("wait by", one.by, ("", "last"), one.place)
-        if isinstance(one, Notify):
-            yield from _known("notify to", one.to, TO, one.place)
-
-
-def _template(kernel: Kernel) -> Iterator[tuple[str, Place]]:
-    templates = kernel.of(Template)
-    if len(templates) != 1:
-        yield f"{kernel.name} has {len(templates)} templates; it must have one", kernel.place
-        return
-    (template,) = templates
-    if template.function not in TEMPLATES:
-        told = f"there are {', '.join(TEMPLATES)}"
-        yield f"{kernel.name} is of template {template.function}; {told}", template.place
-        return
-    _, needed = TEMPLATES[template.function]
-    cuts = {one.cuts for one in kernel.of(Mapping)}
-    if told := wrong_tile(template.function, template.tile, is_whole=cuts == {"whole"}):
-        yield f"template {template.function} has tile={template.tile}; {told}", template.place
-    given = Counter(hook.slot for hook in kernel.of(Hook))
-    if missing := [slot for slot in needed if not given[slot]]:
-        yield f"{template.function} needs the hooks {', '.join(missing)}", template.place
-    for hook in kernel.of(Hook):
-        if hook.slot in ("order", "ready") and given[hook.slot] > 1:
-            yield f"hook {hook.slot} is given {given[hook.slot]} times; once is right", hook.place
-
-
-def _places(kernel: Kernel) -> Iterator[tuple[str, Place]]:
-    for one in kernel.of(Hook):
-        if one.slot not in (right := homes(one.function)):
-            told = " or ".join(right)
-            yield f"{one.function} is given as {one.slot}; it is for hook {told}", one.place
-    for one in kernel.of(SIGNALS):
-        word = text.word(type(one))
-        if word not in HOOKS[one.slot]:
-            may = ", ".join(HOOKS[one.slot]) or "none"
-            yield f"{word} at hook {one.slot}; what orders ranks there: {may}", one.place
-
-
-def _chunks(kernel: Kernel) -> Iterator[tuple[str, Place]]:
-    counted = False
-    for one in kernel.at("announce"):
-        counted |= isinstance(one, Hook) and one.function == "count"
-        of_chunk = isinstance(one, Credit) or getattr(one, "to", "") in OF_CHUNKS
-        if of_chunk and not counted:
-            told = text.word(type(one))
-            yield f"{told} is for a whole chunk, but no count of its tiles is before it", one.place
-
-
-def _guards(kernel: Kernel) -> Iterator[tuple[str, Place]]:
-    for slot in ("ready", "combine", "collect"):
-        seen: Hook | None = None
-        for one in kernel.at(slot):
-            if isinstance(one, Wait) and seen:
-                told = f"wait for {one.signals} comes behind {seen.function}"
-                yield f"{told}, which it guards: put it before", one.place
-            seen = one if isinstance(one, Hook) else seen
-
-
-_PAIRS = (
-    ("add_packets", "send_packets"), ("add_packets", "push_packets"),
-    ("spread_packets", "take_packets"),
-)  # fmt: skip
-
-
-def _packets(kernel: Kernel) -> Iterator[tuple[str, Place]]:
-    hooks = kernel.of(Hook)
-    for one in kernel.of(Param):
-        if one.sort == "packets":
-            used = [hook.function for hook in hooks if one.name in hook.args]
-            if tuple(sorted(used)) not in _PAIRS:
-                told = f"packets {one.name} are for {', '.join(used) or 'nothing'}"
-                yield f"{told}; who sends them once takes them once", one.place
-    loaded: set[str] = set()
-    for hook in kernel.at("combine"):
-        if not isinstance(hook, Hook):
-            continue
-        if hook.function == "ahead":
-            loaded.add(hook.args[0])
-        if hook.function.endswith("_ahead") and hook.args[0] not in loaded:
-            yield f"{hook.function} of {hook.args[0]}, which nothing loads ahead of it", hook.place
-    for template in kernel.of(Template):
-        cuts = {one.cuts for one in kernel.of(Mapping)}
-        if (template.function == "every_row") != ("each" in cuts):
-            told = f"{template.function} has a mapping that cuts {', '.join(sorted(cuts))}"
-            yield f"{told}; each is for every_row", template.place
-
-
-RULES = (
-    Rule("names", "a name means one thing of one sort, before it is used", _names),
-    Rule("words", "what the generator of source can spell", _words),
-    Rule("template", "a template runs with its hooks", _template, "template"),
-    Rule("places", "a template relies on what its hooks do not do", _places, "template"),
-    Rule("chunks", "a chunk is complete when its last tile is stored", _chunks, "template"),
-    Rule("guards", "what is read before its wait is last call's", _guards, "template"),
-    Rule("packets", "what is sent as packets is taken as packets", _packets, "template"),
-)
 
 
 def check(kernel: Kernel) -> list[Violation]:

@@ -1,0 +1,310 @@
+"""What a kernel of Core IR is made of: a frozen record for each statement, and the words in them.
+
+What they mean together is said in `core.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.base.place import UNKNOWN, Place
+
+# operand: a TMA descriptor or a pointer, as the tile says; order: a function of the user's.
+# number: a float, which `by` gives. tables: several pointers, to what a router has made.
+# packets: words on the heap of which each holds data and the flag that says that it has come.
+SORTS = (
+    "operand", "pointer", "signals", "slot", "world", "order", "number", "tables", "packets",
+)  # fmt: skip
+# Static: affine, of rows of these params. Tables: filled on the device.
+MAPPINGS = ("static", "tables")
+# What a tile is cut from: all rows; each rank's part of them; all rows, which each rank has; by
+# tables each expert's slots.
+CUTS = {"whole": "static", "part": "static", "each": "static", "experts": "tables"}
+
+# What each hook may hold beside computing, and why no more.
+HOOKS = {
+    "begin": ("credit", "notify"),  # of own rows that its first programs give to all
+    "order": (),  # every role of a template asks it: it must be the same each time
+    "segments": (),
+    "ready": ("wait",),
+    "combine": ("wait",),  # of other ranks' sums, when this tile's own are there
+    "value": (),
+    "emit": (),  # data alone: its stores may still be under way when it returns
+    "announce": ("credit", "notify"),  # a credit where what is told writes to other ranks
+    "collect": ("wait",),  # another rank's tile, behind the last one that is multiplied
+    "result": (),  # of rows, own ones and collected ones: what every rank makes of them
+    "done": ("wait", "notify", "finish"),  # this program has read all operands
+    "end": ("wait", "notify", "finish", "advance"),  # all that it has woven in is over too
+}
+
+# What `hook` can name: the place where it goes, and the sorts of what it takes.
+FUNCTIONS = {
+    "grouped": ("order", ()),
+    "gather": ("order", ("mapping",)),
+    "given": ("order", ("order", "mapping")),  # the user's, in the place of gather
+    "scatter": ("order", ("mapping",)),
+    "part_by_part": ("order", ("mapping",)),
+    # The same node by node, where ranks lie on several.
+    "hierarchical_gather": ("order", ("mapping",)),
+    "hierarchical_scatter": ("order", ("mapping",)),
+    "in_rows": ("order", ("mapping",)),
+    "in_turn": ("order", ("tables", "mapping")),
+    "in_turn_backwards": ("order", ("tables", "mapping")),
+    "feed": ("begin", ("pointer", "pointer", "mapping")),
+    "rows_by_token": ("ready", ("pointer", "tables")),
+    "rows_by_slot": ("ready", ("pointer",)),
+    "rows_of": ("ready", ("operand",)),
+    "rows_or_own": ("ready", ("operand", "operand", "mapping")),
+    "read_owned": ("ready", ("operand", "mapping")),
+    "add_partials": ("combine", ("pointer", "mapping")),
+    "add_carried": ("combine", ("pointer", "mapping")),  # as they lie that engines have carried
+    "silu": ("value", ()),
+    "silu_mul": ("value", ()),  # half as wide
+    "mul": ("value", ("pointer",)),
+    "add": ("value", ("pointer",)),
+    "store": ("emit", ("operand",)),
+    "store_value": ("emit", ("operand", "pointer")),  # the same place; what `value` has made
+    "store_own": ("emit", ("operand", "mapping")),
+    "store_slots": ("emit", ("pointer",)),
+    "keep": ("emit", ("operand", "mapping")),  # another rank's tile, where an engine fetches it
+    "push_rows": ("emit", ("pointer", "tables", "mapping")),
+    "sum_rows": ("collect", ("pointer", "pointer", "mapping")),
+    "push": ("emit", ("pointer", "mapping")),
+    "spread": ("emit", ("pointer", "mapping")),
+    "send": ("emit", ("pointer", "mapping")),  # as push, by TMA where there is one
+    "send_to_all": ("emit", ("pointer", "mapping")),  # as spread
+    "count": ("announce", ("signals", "mapping")),  # the tiles of a chunk that are stored
+    "unpack": ("collect", ("pointer", "pointer", "mapping")),
+    # Of whole rows: before they are sent, by who sums them; behind that by every rank.
+    "add_rows": (("combine", "result"), ("pointer", "mapping")),
+    "mul_rows": (("combine", "result"), ("pointer", "mapping")),
+    "silu_rows": (("combine", "result"), ()),
+    "rms_norm": (("combine", "result"), ("pointer", "number", "mapping")),
+    "rounded": ("combine", ("pointer",)),  # as they are sent: so all ranks have the same bits
+    # The same, of what is loaded `ahead` of the packets that are waited for.
+    "ahead": ("combine", ("pointer", "mapping")),
+    "add_ahead": ("combine", ("pointer",)),
+    "mul_ahead": ("combine", ("pointer",)),
+    # Of this rank's share, as the operand holds it; and all ranks', which are waited for.
+    "send_packets": ("emit", ("packets", "operand", "mapping")),
+    "add_packets": ("combine", ("packets", "operand", "mapping")),
+    # To who owns the rows; what it has summed to all, which take it.
+    "push_packets": ("emit", ("packets", "operand", "mapping")),
+    "spread_packets": ("emit", ("packets", "operand", "mapping")),
+    "take_packets": ("collect", ("packets", "operand", "mapping")),
+    "load_rows": ("collect", ("pointer", "mapping")),
+    "store_rows": ("result", ("pointer", "mapping")),
+}
+
+# What reaches other ranks.
+FAR = ("push", "spread", "send", "send_to_all", "feed", "push_rows", "send_packets", "push_packets",
+       "spread_packets")  # fmt: skip
+
+# Template -> how many extents a tile has, and the hooks that it cannot do without.
+TEMPLATES = {
+    "gemm": (3, ("order", "ready", "emit")),
+    # A tile's rows, and how many columns there are.
+    "rows": (2, ("order", "ready", "combine", "emit", "collect", "result")),
+    # The same where each rank sums all rows, whose shares come as packets.
+    "every_row": (2, ("order", "ready", "emit", "combine", "result")),
+}
+# Those of whole rows.
+OF_ROWS = ("rows", "every_row")
+
+
+def wrong_tile(function: str, tile: Sequence[int], *, is_whole: bool) -> str:
+    """Which extents a template takes, if it does not take these; "" if it does.
+
+    `is_whole`: tiles are cut from all rows, so no rank signals a tile to another one. Then the sm90
+    variant of gemm may take columns in two products, a power of two and a half or a quarter as many
+    (160 = 128 + 32), while the generic variant takes the first of them.
+    """
+    extents, _ = TEMPLATES[function]
+    if function in OF_ROWS:
+        is_right = len(tile) == extents and min(tile) >= 1 and _is_power(tile[0])
+        return "" if is_right else "it takes a power of two of rows, and their columns"
+    is_right = len(tile) == extents and min(tile) >= 16
+    if is_right:
+        rows, columns, depth = tile
+        rest = columns - (wide := 1 << (columns.bit_length() - 1))
+        is_right = rest in ((0, wide // 2, wide // 4) if is_whole else (0,))
+        is_right = is_right and _is_power(rows) and _is_power(depth)
+    told = f"it takes {extents} extents, each a power of two from 16 on"
+    if is_whole:
+        told += "; columns may also be one and a half or a quarter more, as 160 = 128 + 32"
+    return "" if is_right else told
+
+
+def _is_power(extent: int) -> bool:
+    return not extent & extent - 1
+
+
+# Which words of a channel: those of the tile's rows; all; the tile's, of every other rank, or its
+# chunk's. By tables: those of the ranks whose rows the tile has.
+WORDS = ("tile", "all", "others", "chunk", "sources")
+# Whom a signal reaches: whose rows the tile has; every rank; each rank, when it has been fed. When
+# the last tile of a chunk is stored, which is counted: this rank alone; its copy engine's stream,
+# by a token that this takes.
+TO = ("owner", "all", "each", "here", "engine")
+OF_CHUNKS = ("here", "engine")
+ORDERS = {"wait": ("acquire", "relaxed"), "notify": ("release", "relaxed")}
+SCOPES = ("system", "device")
+
+
+@dataclass(frozen=True)
+class Param:
+    """An argument of the kernel, of one of SORTS; `by` says who writes it."""
+
+    name: str
+    sort: str
+    by: str = ""
+    place: Place = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """Which rows, on which rank, announced by which word: of these params, cut as `cuts` says."""
+
+    name: str
+    sort: str
+    of: tuple[str, ...]
+    cuts: str = "whole"
+    place: Place = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Template:
+    """What is computed, and the extents of a tile; `formula` is for the reader."""
+
+    function: str
+    tile: tuple[int, ...]
+    formula: str = ""
+    place: Place = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Hook:
+    """What is computed or moved at one place of the template; `function` is of FUNCTIONS."""
+
+    slot: str
+    function: str
+    args: tuple[str, ...]
+    place: Place = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Wait until `words` of `signals` have reached the call's epoch.
+
+    `unless` leaves it out for own rows; `by=last` is for the last program alone.
+    """
+
+    slot: str
+    signals: str
+    words: str
+    mapping: str
+    unless: str = ""
+    by: str = ""
+    order: str = "acquire"
+    scope: str = "system"
+    place: Place = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Notify:
+    """Set the tile's word of `signals` to the call's epoch, on the rank or ranks `to`.
+
+    `late`: where a template has several tiles under way, behind the next one's product; its stores
+    are then on their way beneath that.
+    """
+
+    slot: str
+    signals: str
+    to: str
+    mapping: str
+    order: str = "release"
+    scope: str = "system"
+    late: bool = False
+    place: Place = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Credit:
+    """Wait until every rank is done with the call before on `workspace`."""
+
+    slot: str
+    workspace: str
+    place: Place = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Count this program as done; the last one gives `workspace` back to every rank."""
+
+    slot: str
+    workspace: str
+    place: Place = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Count this program as done; the last one moves `workspace` on to the next call, which other
+    ranks need not hear of: packets of the next call say that their sender has ended this one."""
+
+    slot: str
+    workspace: str
+    place: Place = UNKNOWN
+
+
+Woven = Hook | Wait | Notify | Credit | Finish | Advance
+Statement = Param | Mapping | Template | Woven
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of one template."""
+
+    name: str
+    statements: tuple[Statement, ...]
+    place: Place = UNKNOWN
+
+    def of(self, kind: type | tuple[type, ...]) -> list:
+        """The statements of one kind, in order."""
+        return [one for one in self.statements if isinstance(one, kind)]
+
+    def at(self, slot: str) -> list[Woven]:
+        """What is woven in at one place, in order."""
+        return [one for one in self.of(WOVEN) if one.slot == slot]
+
+
+SIGNALS = (Wait, Notify, Credit, Finish, Advance)
+WOVEN = (Hook, *SIGNALS)
+
+
+def implies_credits(kernel: Kernel) -> bool:
+    """Do its other signals say what credits say?
+
+    A call ends when all others' sums have come, which they make of all shares: whoever is in the
+    next call knows that everybody has read what was pushed in this one.
+    """
+    waits = {one.slot for one in kernel.of(Wait) if one.words != "all"}
+    return {"combine", "collect"} <= waits
+
+
+def uses(one: Mapping | Woven) -> list[tuple[str, str]]:
+    """(name, the sort that it must have) of what a statement uses; "" is any operand."""
+    if isinstance(one, Mapping):
+        return [(name, "") for name in one.of]
+    if isinstance(one, Hook):
+        _, sorts = FUNCTIONS.get(one.function, ("", ()))
+        return list(zip(one.args, sorts))
+    if isinstance(one, Wait | Notify):
+        return [(one.signals, "signals"), (one.mapping, "mapping")]
+    return [(one.workspace, "slot")]
+
+
+def homes(function: str) -> tuple[str, ...]:
+    """The places where one of FUNCTIONS may stand."""
+    slots = FUNCTIONS[function][0]
+    return (slots,) if isinstance(slots, str) else slots
