@@ -161,29 +161,22 @@ def test_tiles_and_boxes_in_full():
     assert not fits_i32(-(2**31), ((-1, 2),))
 
 
-class Finder:
-    """Of a program, what find_window needs."""
-
-    def __init__(self, memory):
-        self.memory = memory
-
-    def _find(self, low, high, loc):
-        found = self.memory.find(low)
+@pytest.fixture
+def tensor_and_find():
+    def find(low, high, loc):
+        found = memory.find(low)
         return found if found is not None and high <= found.end else None
 
-
-@pytest.fixture
-def tensor_and_finder():
     x = torch.arange(8 * 16, dtype=torch.float32).reshape(8, 16)
     memory = Memory()
     memory.register(x.data_ptr(), x.numel() * 4, 4, 0, "x", owner=x)
-    return x, Finder(memory)
+    return x, find
 
 
-def test_a_window_is_a_view(tensor_and_finder):
-    x, finder = tensor_and_finder
+def test_a_window_is_a_view(tensor_and_find):
+    x, find = tensor_and_find
     pointers = AffinePointers(x[2:, 3:].data_ptr(), (64, 8), (4, 6))
-    window = find_window(finder, pointers, None, np.dtype(np.float32), 0)
+    window = find_window(find, pointers, None, np.dtype(np.float32), 0)
     np.testing.assert_array_equal(window.data, x[2:6, 3:15:2].numpy())
     assert window.inside is None and window.shadow.shape == (4, 6)
     window.shadow[...] = 9
@@ -192,26 +185,26 @@ def test_a_window_is_a_view(tensor_and_finder):
     assert window.span() == ((2 * 16 + 3) * 4, (3 * 16 + 10 + 1) * 4)
 
 
-def test_a_masked_window_need_not_lie_inside(tensor_and_finder):
-    x, finder = tensor_and_finder
+def test_a_masked_window_need_not_lie_inside(tensor_and_find):
+    x, find = tensor_and_find
     pointers = AffinePointers(x[6:].data_ptr(), (64, 4), (4, 16))
     kind = np.dtype(np.float32)
-    assert find_window(finder, pointers, None, kind, 0) is None
-    window = find_window(finder, pointers, ((0, 2), (0, 16)), kind, 0)
+    assert find_window(find, pointers, None, kind, 0) is None
+    window = find_window(find, pointers, ((0, 2), (0, 16)), kind, 0)
     np.testing.assert_array_equal(window.data, x[6:].numpy())
     assert window.inside == (slice(0, 2), slice(0, 16))
-    assert find_window(finder, pointers, ((0, 0), (0, 16)), kind, 0) is None
+    assert find_window(find, pointers, ((0, 0), (0, 16)), kind, 0) is None
 
 
-def test_narrow_and_wide_elements(tensor_and_finder):
-    x, finder = tensor_and_finder
+def test_narrow_and_wide_elements(tensor_and_find):
+    x, find = tensor_and_find
     pairs = AffinePointers(x.data_ptr(), (64, 8), (8, 8))
-    window = find_window(finder, pairs, None, np.dtype(np.int64), 0)
+    window = find_window(find, pairs, None, np.dtype(np.int64), 0)
     assert window.shadow.shape == (8, 8, 2)
     halves = AffinePointers(x.data_ptr(), (64, 2), (8, 32))
-    window = find_window(finder, halves, None, np.dtype(np.float16), 0)
+    window = find_window(find, halves, None, np.dtype(np.float16), 0)
     assert window.shadow.shape == (8, 32) and window.allocation.cell_bytes == 2
     odd = AffinePointers(x.data_ptr() + 2, (64, 4), (4, 4))
-    assert find_window(finder, odd, None, np.dtype(np.float32), 0) is None
+    assert find_window(find, odd, None, np.dtype(np.float32), 0) is None
     same = AffinePointers(x.data_ptr(), (0, 4), (4, 4))
-    assert find_window(finder, same, None, np.dtype(np.float32), 0) is None
+    assert find_window(find, same, None, np.dtype(np.float32), 0) is None

@@ -75,8 +75,9 @@ def test_what_a_signal_may_be_for():
     table, ready, done = words(0, "world_table", None), words(64, "r", 64), words(128, "d", 128)
     other, arrivals = words(192, "o", 192), words(256, "barrier_arrivals", 256)
     args = (table.address, ready.address, done.address, 3)
-    work = type("Work", (), {"kernel": kernel, "args": args})
-    asked = {a.name: lines(signals_of(work, a, memory)) for a in (ready, done, other, arrivals)}
+    asked = {
+        a.name: lines(signals_of(kernel, args, a, memory)) for a in (ready, done, other, arrivals)
+    }
     assert asked == {"r": [2], "d": [4], "o": [], "barrier_arrivals": [7]}
 
 
@@ -105,6 +106,5 @@ def k(rt, world, ready, done, counter):
     table, ready, done = words(0, "world_table", None), words(64, "r", 64), words(128, "d", 128)
     counter = words(192, "counter", None)
     args = tuple(one.address for one in (table, ready, done, counter))
-    work = type("Work", (), {"kernel": kernel, "args": args})
-    asked = {a.name: lines(signals_of(work, a, memory)) for a in (ready, done, counter)}
+    asked = {a.name: lines(signals_of(kernel, args, a, memory)) for a in (ready, done, counter)}
     assert asked == {"r": [], "d": [4], "counter": [2]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -9,21 +10,14 @@ import numpy as np
 
 from weft.base.place import Place
 from weft.base.vocabulary import Scope
-from weft.emulator.clocks import Clock
-from weft.emulator.memory import Allocation
+from weft.emulator.clocks import NOWHERE, Clock
+from weft.emulator.memory import Allocation, Span
 from weft.emulator.shadow import carry
+from weft.emulator.words import WORD
 
 if TYPE_CHECKING:
     from weft.emulator.machine import HostTask, Machine
     from weft.emulator.streams import Work
-
-WORD = np.dtype(np.int64)
-
-# The rank of a publisher that no device scope includes.
-NOWHERE = -1
-
-# A strided span: (address, shape, strides in bytes, numpy dtype).
-Span = tuple[int, tuple[int, ...], tuple[int, ...], np.dtype]
 
 
 class Actor:
@@ -161,8 +155,6 @@ class Actor:
             self.machine.findings.out_of_bounds(self, near, bad, dtype.itemsize, what, self.place)
 
     def _view(self, span: Span) -> np.ndarray:
-        import ctypes
-
         address, shape, strides, dtype = span
         if 0 in shape:
             return np.empty(shape, dtype)

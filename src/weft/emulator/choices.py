@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from weft.emulator.memory import Allocation, SyncWord
+from weft.emulator.memory import Allocation, SyncWord
 
 # How often a program lets another one go first at a synchronising operation.
 PREEMPTION = 0.3

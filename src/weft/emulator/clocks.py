@@ -18,6 +18,9 @@ from immutables import Map
 from weft.base.place import UNKNOWN, Place
 from weft.base.vocabulary import Scope
 
+# The device of an agent that no device scope includes.
+NOWHERE = -1
+
 
 class _Update:
     """One thing learnt, behind all that was learnt before it; `jump` leads far back.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from weft.base.errors import FindingError
 from weft.base.place import Place
@@ -14,11 +14,8 @@ from weft.emulator import remedies
 from weft.emulator.clocks import Agents, Identity
 from weft.emulator.kinds import error_of
 from weft.emulator.memory import Allocation
+from weft.emulator.observation import Watch
 from weft.emulator.remedies import Age, Before
-
-if TYPE_CHECKING:
-    from weft.emulator.observation import Watch
-    from weft.emulator.programs import Program
 
 # Findings of one kind and pair of lines are told once; this many different ones are kept.
 MAX_FINDINGS = 64
@@ -196,7 +193,7 @@ class Findings:
         return Before(f"{left}, in call {writer.call}", Age.EARLIER_CALL)
 
     def arrival(
-        self, by: Program, allocation: Allocation, cell: int, earlier: Iterable[int], loc: int
+        self, by: Any, allocation: Allocation, cell: int, earlier: Iterable[int], loc: int
     ) -> None:
         """A float is added where others have added: note two of which nothing says who is first."""
         line = (by.work.kernel.name, loc)
@@ -265,7 +262,7 @@ class Findings:
             )
         )  # fmt: skip
 
-    def plain_spin(self, by: Program, allocation: Allocation, index: int, loc: int) -> None:
+    def plain_spin(self, by: Any, allocation: Allocation, index: int, loc: int) -> None:
         tensor = tensor_name(allocation)
         self.find(
             Finding(
@@ -277,7 +274,7 @@ class Findings:
             )
         )
 
-    def stale_flag(self, by: Program, allocation: Allocation, index: int, flag: int, loc: int):
+    def stale_flag(self, by: Any, allocation: Allocation, index: int, flag: int, loc: int):
         """A packet over one of the same flag: whoever waits may take the old one for the new."""
         tensor = tensor_name(allocation)
         self.find(
@@ -290,7 +287,7 @@ class Findings:
             )
         )
 
-    def unfinished(self, by: Program, loc: int) -> None:
+    def unfinished(self, by: Any, loc: int) -> None:
         self.find(
             Finding(
                 "unfinished transfer",
@@ -301,7 +298,7 @@ class Findings:
             )
         )
 
-    def check_set(self, by: Program, allocation: Allocation, index, kind, value, loc: int) -> None:
+    def check_set(self, by: Any, allocation: Allocation, index, kind, value, loc: int) -> None:
         """A SET that takes a signal word backwards loses a signal for whoever counts on it."""
         seen = allocation.view(kind)[index]
         if seen > value and int(seen) - int(value) < 1 << (kind.itemsize * 8 - 1):

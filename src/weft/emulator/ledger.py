@@ -11,21 +11,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from weft.base.place import Place
 from weft.base.report import Finding, Side
 from weft.base.vocabulary import Scope
-from weft.emulator.actors import NOWHERE
-from weft.emulator.findings import Weak, index_of, index_text, tensor_name
+from weft.emulator.clocks import NOWHERE, Agents, Clock
+from weft.emulator.findings import Findings, Weak, index_of, index_text, tensor_name
+from weft.emulator.memory import Allocation
 from weft.emulator.observation import Watch
+from weft.emulator.protocols import Waiting
 from weft.emulator.reachable import wait_places
-
-if TYPE_CHECKING:
-    from weft.emulator.clocks import Clock
-    from weft.emulator.machine import Machine
-    from weft.emulator.memory import Allocation
-    from weft.emulator.synchronising import Waiting
+from weft.emulator.shadow import Shadow
 
 # So many looks of a program are remembered, to say which of them did not order what it did next.
 LOOKS_KEPT = 8
@@ -100,9 +97,10 @@ class Books:
 class Ledger(Watch):
     """See the module's words. `close` is for the end of a run in which everybody has ended."""
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-        self.agents = machine.agents
+    def __init__(self, agents: Agents, shadow: Shadow, findings: Findings) -> None:
+        self.agents = agents
+        self.shadow = shadow
+        self.findings = findings
         self._books: dict[Any, Books] = {}
         self._words: dict[int, Word] = {}
         # By id, and kept: what a host did has a place that would else go, and give away its id.
@@ -291,7 +289,7 @@ class Ledger(Watch):
 
     def _reset(self, word: Word, by: Any) -> None:
         if word.last is not None and not word.seen:
-            side = self.machine.findings.side(
+            side = self.findings.side(
                 by, by.place, tensor=tensor_name(word.allocation), note="writes"
             )
             word.fallen = word.last.after, side
@@ -378,7 +376,7 @@ class Ledger(Watch):
     def _is_read(self, word: Word) -> bool:
         """Has somebody read the word by plain loads, ordered behind the signal?"""
         number = word.allocation.shadow.item(word.cell)
-        return self.machine.shadow.histories[number].reads is not None
+        return self.shadow.histories[number].reads is not None
 
     def _unvisited_waits(self) -> Iterator[Place]:
         """Lines of kernels that ran at which nobody has looked at a word yet."""
@@ -438,10 +436,10 @@ class Ledger(Watch):
     def _file(
         self, kind: str, message: str, first: Side, second: Side | None = None, *, remedy: str
     ) -> None:
-        self.machine.findings.find(Finding(kind, message, first, second, remedy))
+        self.findings.find(Finding(kind, message, first, second, remedy))
 
     def _side(self, word: Word, signal: Signal, note: str) -> Side:
-        return self.machine.findings.side_of(
+        return self.findings.side_of(
             signal.agent, signal.place, tensor=tensor_name(word.allocation),
             index=index_of(word.allocation, word.cell), note=note,
         )  # fmt: skip

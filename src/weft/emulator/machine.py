@@ -29,6 +29,7 @@ from weft.base.user_place import user_place
 from weft.emulator.actors import Actor
 from weft.emulator.choices import Chooser, Seeded, Sight
 from weft.emulator.clocks import Agents, Clock
+from weft.emulator.deadlock import deadlock, with_room
 from weft.emulator.findings import Findings
 from weft.emulator.hosts import THREAD, HostTask, closed
 from weft.emulator.ledger import Ledger
@@ -38,7 +39,6 @@ from weft.emulator.programs import Program
 from weft.emulator.rewriting import NoEnd, Rewrite
 from weft.emulator.shadow import Shadow
 from weft.emulator.simulated_time import SimulatedTime
-from weft.emulator.standstill import standstill, with_room
 from weft.emulator.streams import KernelWork, Stream, TokenWork, Work
 from weft.emulator.synchronising import SIGNALS_IN_A_TILE
 from weft.emulator.whereabouts import running
@@ -160,8 +160,8 @@ class Machine:
         if isinstance(chooser, Watch):
             self.watch(chooser)
         if observers:
-            self.watch(Observation(self, list(observers)))
-        self.ledger = Ledger(self) if checks else None
+            self.watch(Observation(self.agents, list(observers)))
+        self.ledger = Ledger(self.agents, self.shadow, self.findings) if checks else None
         if self.ledger is not None:  # behind the observers: they hear of a signal before its fault
             self.watch(self.ledger)
             self.findings.weak_link = self.ledger.weak_link
@@ -328,7 +328,7 @@ class Machine:
             if idle_rounds > IDLE_ROUNDS or not self._wake_spins():
                 if self._let_hosts_go_on():
                     continue
-                if self._stand_still():
+                if self._deadlocked():
                     continue
                 break
 
@@ -346,7 +346,7 @@ class Machine:
         if self.ledger is not None and not any(host.error for host in self.hosts.values()):
             self.ledger.close()
 
-    def _stand_still(self) -> bool:
+    def _deadlocked(self) -> bool:
         """Nobody can go on. Where programs found no room, find out with how much they would."""
         stuck, unstarted = self._stuck(), self._unstarted()
         if not self._crowding:
@@ -354,12 +354,12 @@ class Machine:
                 for one in [*stuck, *(host for host in self.hosts.values() if not host.ended)]:
                     watch.stuck(one)
         if unstarted and not self.explores and not self.findings.failed:
-            self._crowding = self._crowding or standstill(self, stuck, unstarted)
+            self._crowding = self._crowding or deadlock(self, stuck, unstarted)
             self._room += 1
             for rank in range(self.num_ranks):
                 self._fill(rank)
             return True
-        self._file(standstill(self, stuck, unstarted))
+        self._file(deadlock(self, stuck, unstarted))
         return False
 
     def _file(self, findings: list[Finding]) -> None:

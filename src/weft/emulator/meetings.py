@@ -93,6 +93,8 @@ class Meeting:
 class Missing:
     """Why a rank waits, in words made only when a report asks for them."""
 
+    remedy = "make the same collective calls on every rank, in the same order"
+
     def __init__(self, meeting: Meeting) -> None:
         self.meeting = meeting
 

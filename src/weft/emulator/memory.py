@@ -21,6 +21,9 @@ from weft.base.vocabulary import Scope
 from weft.emulator.clocks import Clock
 from weft.emulator.shadow import Shadow
 
+# A strided span: (address, shape, strides in bytes, numpy dtype).
+Span = tuple[int, tuple[int, ...], tuple[int, ...], np.dtype]
+
 
 @dataclass
 class SyncWord:

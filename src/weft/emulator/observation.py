@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from weft.base.place import UNKNOWN, Place
 from weft.base.report import Finding
 from weft.base.vocabulary import Scope
-
-if TYPE_CHECKING:
-    from weft.emulator.machine import Machine
-    from weft.emulator.memory import Allocation
-    from weft.emulator.programs import Program
-    from weft.emulator.streams import TokenWork
-    from weft.emulator.synchronising import Waiting
+from weft.emulator.clocks import Agents
+from weft.emulator.memory import Allocation
+from weft.emulator.protocols import Accessor, Waiter, Waiting
 
 # So many events a recorder keeps unless it is told otherwise.
 EVENTS_KEPT = 100_000
@@ -58,7 +54,7 @@ class Event:
            wait    a wait begins: `expected` (None: any other value), `before` is what it sees
            pass    it is satisfied; `causes` are the steps of the signals that it acquired
            load, test   an atomic look at a word that changes nothing
-           stuck   at a standstill: what the party waits for
+           stuck   in a deadlock: what the party waits for
            finding   text is its kind
     """
 
@@ -101,7 +97,7 @@ class Recorder:
 class Watch:
     """Told of what happens, as it happens; here every method does nothing.
 
-    `by` is who does it: a Program or an Actor. `how` a word changes: "add" where nobody gets the
+    `by` is who does it. `how` a word changes: "add" where nobody gets the
     old value, "set" where it does not matter, else "update".
     """
 
@@ -113,23 +109,23 @@ class Watch:
     def ended(self, who: Any) -> None: ...
 
     def signalled(
-        self, by: Any, allocation: Allocation, cell: int, before: int | None, after: int,
+        self, by: Accessor, allocation: Allocation, cell: int, before: int | None, after: int,
         place: Place, how: str, release: Scope | None,
     ) -> None: ...  # fmt: skip
 
-    def waits(self, by: Program | TokenWork, waiting: Waiting) -> None: ...
+    def waits(self, by: Waiter, waiting: Waiting) -> None: ...
 
     def passed(
-        self, by: Program, allocation: Allocation, cell: int, expected: int, seen: int,
+        self, by: Accessor, allocation: Allocation, cell: int, expected: int, seen: int,
         place: Place, acquire: Scope | None,
     ) -> None: ...  # fmt: skip
 
     def looked(
-        self, by: Any, what: str, allocation: Allocation, cell: int, seen: int, place: Place,
+        self, by: Accessor, what: str, allocation: Allocation, cell: int, seen: int, place: Place,
         acquire: Scope | None, release: Scope | None = None,
     ) -> None: ...  # fmt: skip
 
-    def taken(self, by: Any, allocation: Allocation, cell: int, place: Place) -> None:
+    def taken(self, by: Accessor, allocation: Allocation, cell: int, place: Place) -> None:
         """A stream has seen 1 in the word, acquired, and stored 0, both at system scope."""
 
     def gave(self, key: object) -> None:
@@ -145,8 +141,8 @@ class Watch:
 class Observation(Watch):
     """Makes events of what happens and tells the observers."""
 
-    def __init__(self, machine: Machine, observers: list[Observer]) -> None:
-        self.machine = machine
+    def __init__(self, agents: Agents, observers: list[Observer]) -> None:
+        self.agents = agents
         self.observers = observers
         self._step = 0
         self._words: dict[tuple[int, int], Word] = {}
@@ -171,7 +167,7 @@ class Observation(Watch):
         if how == "set":
             self._signals.pop(key, None)
         if release is not None:
-            device = self.machine.agents.device[by.agent]
+            device = self.agents.device[by.agent]
             self._signals.setdefault(key, []).append((step, device, release))
 
     def waits(self, by, waiting) -> None:
@@ -220,7 +216,7 @@ class Observation(Watch):
     def _tell(self, kind: str, party: Party, place: Place, **fields: Any) -> int:
         step = self._step
         self._step += 1
-        self.machine.agents.step = step
+        self.agents.step = step
         event = Event(step, kind, party, place, **fields)
         for observer in self.observers:
             observer.happened(event)
@@ -229,7 +225,7 @@ class Observation(Watch):
     def _causes(self, by, allocation, cell, acquire: Scope | None) -> tuple[int, ...]:
         if acquire is None:
             return ()
-        own = self.machine.agents.device[by.agent]
+        own = self.agents.device[by.agent]
         return tuple(
             step
             for step, device, scope in self._signals.get((allocation.address, cell), ())

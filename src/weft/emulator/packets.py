@@ -18,10 +18,11 @@ import numpy as np
 
 from weft.emulator.clocks import Clock
 from weft.emulator.observation import Watch
-from weft.emulator.synchronising import SIGNALS_IN_A_TILE, Synchronising, Waiting
+from weft.emulator.protocols import Waiting
+from weft.emulator.synchronising import SIGNALS_IN_A_TILE, Synchronising
 from weft.emulator.transitions import Read, Write
+from weft.emulator.words import WORD
 
-WORD = np.dtype(np.int64)
 FLAG_SHIFT = 32  # a packet is flag and data in one word
 
 

@@ -89,7 +89,7 @@ class PlainAccess(Knowledge):
 
     def load(self, ptr, mask, other, dtype, shape, loc, volatile=False):
         if type(ptr) is AffinePointers:
-            window = find_window(self, ptr, mask, dtype, loc)
+            window = find_window(self._find, ptr, mask, dtype, loc)
             if window is not None:
                 return self._load_window(window, other, dtype, shape, loc)
             ptr, mask = np.asarray(ptr), None if mask is None else box_tile(mask, shape)
@@ -239,7 +239,7 @@ class PlainAccess(Knowledge):
         self._last_spin = None
         itemsize = dtype.itemsize
         if type(ptr) is AffinePointers:
-            window = find_window(self, ptr, mask, dtype, loc)
+            window = find_window(self._find, ptr, mask, dtype, loc)
             if window is not None:
                 self._store_window(window, value, shape, loc, segment)
                 return

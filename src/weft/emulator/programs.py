@@ -28,7 +28,7 @@ from weft.base.errors import (
 from weft.base.settings import Settings
 from weft.base.vocabulary import Order, SignalOp
 from weft.emulator.plain_access import Killed
-from weft.emulator.synchronising import Waiting
+from weft.emulator.protocols import Waiting
 from weft.emulator.transfers import Transfers
 from weft.emulator.transitions import Awaited
 from weft.emulator.words import ORDERS, SCOPES, behind, wrap_add

@@ -1,6 +1,6 @@
 """What a kernel may still do, read from its generated code: which lines wait, which ones signal.
 
-For a standstill: could anybody who is left have signalled? A program is at a line of its kernel's
+For a deadlock: could anybody who is left have signalled? A program is at a line of its kernel's
 Python; what can still be reached from there are the statements that follow, in its block and in
 those around it, and a loop around it once more from its top. Which arrays a signal may be for is
 told by the kernel's parameters that its address is computed from.
@@ -11,19 +11,16 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from weft.base.place import Place
+from weft.emulator.codegen import EmulatedKernel
+from weft.emulator.memory import Allocation, Memory
 from weft.language.symbols import base_symbol, with_trait
-
-if TYPE_CHECKING:
-    from weft.emulator.codegen import EmulatedKernel
-    from weft.emulator.memory import Allocation, Memory
-    from weft.emulator.programs import Program
-    from weft.emulator.streams import KernelWork
 
 _LOOKS, _SIGNALS = with_trait("looks"), with_trait("signals")
 _ATOMICS = ("atomic_rmw", "atomic_cas")
@@ -52,29 +49,32 @@ def wait_places(kernel: EmulatedKernel) -> list[Place]:
     return [site.place for site in _sites(kernel) if site.looks]
 
 
-def signals_ahead(program: Program, awaited: Allocation) -> list[Place]:
-    """Where a program that is set aside may still signal words of `awaited`, once it goes on."""
-    kernel = program.work.kernel
+def signals_ahead(
+    kernel: EmulatedKernel, args: Sequence[Any], awaited: Allocation, memory: Memory,
+    frame: FrameType | None,
+) -> list[Place]:  # fmt: skip
+    """Where a program that is set aside, at `frame`, may still signal words of `awaited`."""
     ahead: set[int] = set()
-    frame = program.coroutine.gr_frame
     filename = inspect.unwrap(kernel.function).__code__.co_filename
     while frame is not None:
         if frame.f_code.co_filename == filename:
             ahead |= _lines_ahead(kernel, frame.f_lineno)
         frame = frame.f_back
-    return _signals(program.work, awaited, program.memory, ahead)
+    return _signals(kernel, args, awaited, memory, ahead)
 
 
-def signals_of(work: KernelWork, awaited: Allocation, memory: Memory) -> list[Place]:
+def signals_of(
+    kernel: EmulatedKernel, args: Sequence[Any], awaited: Allocation, memory: Memory
+) -> list[Place]:
     """Where a launch that has not begun may signal words of `awaited`."""
-    return _signals(work, awaited, memory, None)
+    return _signals(kernel, args, awaited, memory, None)
 
 
 def _signals(
-    work: KernelWork, awaited: Allocation, memory: Memory, lines: set[int] | None
-) -> list[Place]:
-    kernel = work.kernel
-    values = dict(zip(_parameters(kernel), work.args, strict=False))
+    kernel: EmulatedKernel, args: Sequence[Any], awaited: Allocation, memory: Memory,
+    lines: set[int] | None,
+) -> list[Place]:  # fmt: skip
+    values = dict(zip(_parameters(kernel), args, strict=False))
     return [
         site.place
         for site in _sites(kernel)

@@ -20,7 +20,6 @@ from weakref import WeakKeyDictionary
 
 from weft.base.hardware import Hardware
 from weft.base.schedule import Signal, Span
-from weft.emulator.actors import WORD
 from weft.emulator.memory import Allocation
 from weft.emulator.occupancy import Calendar, Need, earliest_for_all, take_all
 from weft.emulator.streams import (
@@ -34,7 +33,7 @@ from weft.emulator.streams import (
     Work,
 )
 from weft.emulator.timeline import Timeline
-from weft.emulator.words import behind
+from weft.emulator.words import WORD, behind
 
 if TYPE_CHECKING:
     from weft.emulator.machine import Machine

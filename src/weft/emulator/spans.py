@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from weft.emulator.actors import Span
+from weft.emulator.memory import Span
 
 # The checker looks at bytes: for it an element is an unsigned integer of the same size.
 CELLS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}

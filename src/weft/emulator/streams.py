@@ -14,9 +14,9 @@ import numpy as np
 
 from weft.base.place import UNKNOWN, Place
 from weft.base.user_place import user_place
-from weft.emulator.actors import WORD
 from weft.emulator.clocks import Clock, Identity
-from weft.emulator.synchronising import Waiting
+from weft.emulator.protocols import Waiting
+from weft.emulator.words import WORD
 
 if TYPE_CHECKING:
     from weft.emulator.machine import Machine

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from weft.base.place import Place
 from weft.base.vocabulary import Order, Scope
 from weft.emulator.affine import box_tile
 from weft.emulator.clocks import Clock
 from weft.emulator.descriptors import DescriptorAccess
-from weft.emulator.memory import Allocation
+from weft.emulator.protocols import Waiting
 from weft.emulator.transitions import Atomic
 from weft.emulator.words import ORDERS, RMW, RMW_TILES, SCOPES
 from weft.language.triton_api import TRITON_VERSION
@@ -23,22 +21,6 @@ SIGNALS_IN_A_TILE = 64
 
 # From this version on a release by tl.atomic_* completes the program's asynchronous stores.
 RELEASE_COMPLETES_STORES = TRITON_VERSION >= (3, 8)
-
-
-@dataclass
-class Waiting:
-    """What a program that was set aside waits for; `expected` is None for a raw spin.
-
-    Of a packet `expected` and `seen` are flags.
-    """
-
-    allocation: Allocation
-    cell: int
-    index: Any
-    place: Place
-    expected: int | None
-    seen: int
-    is_packet: bool = False
 
 
 class Synchronising(DescriptorAccess):

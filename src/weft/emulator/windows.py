@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from weft.emulator.affine import AffinePointers, Box
-
-if TYPE_CHECKING:
-    from weft.emulator.memory import Allocation
-    from weft.emulator.plain_access import PlainAccess
+from weft.emulator.memory import Allocation
 
 
 class Window(NamedTuple):
@@ -36,10 +34,14 @@ class Window(NamedTuple):
 
 
 def find_window(
-    program: PlainAccess, pointers: AffinePointers, box: Box | None, dtype: np.dtype, loc: int
-) -> Window | None:
+    find: Callable[[int, int, int], Allocation | None], pointers: AffinePointers, box: Box | None,
+    dtype: np.dtype, loc: int,
+) -> Window | None:  # fmt: skip
     """The window of `pointers` under `box`; None where it is not one (several allocations, out of
-    bounds, misaligned, empty, or elements that repeat)."""
+    bounds, misaligned, empty, or elements that repeat).
+
+    `find(low, end, loc)` is the one allocation that holds these addresses, if there is one.
+    """
     address, steps, shape = pointers.start, pointers.steps, pointers.shape
     inside = None
     if box is not None:
@@ -56,7 +58,7 @@ def find_window(
             shape = tuple(valid)
     low, high = _bounds(address, steps, shape)
     itemsize = dtype.itemsize
-    allocation = program._find(low, high + itemsize, loc)
+    allocation = find(low, high + itemsize, loc)
     if allocation is None or 0 in steps and _repeats(steps, shape):
         return None
     offset = address - allocation.address

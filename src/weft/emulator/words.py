@@ -6,6 +6,9 @@ import numpy as np
 
 from weft.base.vocabulary import Order, Scope
 
+# A signal word of copy engines, streams and packets.
+WORD = np.dtype(np.int64)
+
 ORDERS = {order.value: order for order in Order}
 SCOPES = {scope.value: scope for scope in Scope}
 

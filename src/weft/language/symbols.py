@@ -1,8 +1,8 @@
 """What primitives become for the emulator: a row for each symbol, and what its readers ask of it.
 
-A kernel for the emulator says `weft.notify:add.release.sys`; the emulator gives it its meaning, a
-standstill asks who may still signal, simulated time what carries its own flag, mutants what of it
-can be changed, lint what waits. All of them read this table.
+A kernel for the emulator says `weft.notify:add.release.sys`; the emulator gives it its meaning, its
+report of a deadlock asks who may still signal, simulated time what carries its own flag, mutants
+what of it can be changed, lint what waits. All of them read this table.
 """
 
 from __future__ import annotations

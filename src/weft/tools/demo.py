@@ -174,7 +174,7 @@ def broken(number: int, what: str, taken: Taken, story: str) -> bool:
 
 
 def told(finding: Finding, path: Path, taken: Taken) -> str:
-    """The finding as a user would read it; of a standstill, the table of who waits for what."""
+    """The finding as a user would read it; of a deadlock, the table of who waits for what."""
     text = str(finding)
     if finding.kind in DEADLOCK_KINDS:
         text = f"{finding.kind}: {finding.message}".split("\n    the host of")[0]

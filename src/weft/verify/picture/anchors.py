@@ -22,7 +22,7 @@ def scene_of(events: Sequence[Event], finding: Finding | None) -> Scene:
     events = list(events)
     if finding is None or finding.first.line is None:
         return _ending(events)
-    stuck, end = _standstill(events, finding)
+    stuck, end = _deadlock(events, finding)
     if stuck:
         return Scene(events[:end], tuple(stuck))
     at = _position(events, finding)
@@ -52,7 +52,7 @@ def _ending(events: Sequence[Event]) -> Scene:
     return Scene(events, tuple(sorted(last.values())))
 
 
-def _standstill(events: Sequence[Event], finding: Finding) -> tuple[list[int], int]:
+def _deadlock(events: Sequence[Event], finding: Finding) -> tuple[list[int], int]:
     """Who is stuck, where the finding is one of them; and the end, before all is taken down."""
     stuck = [i for i, event in enumerate(events) if event.kind == "stuck"]
     side = finding.first

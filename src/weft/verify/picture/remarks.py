@@ -35,7 +35,7 @@ def absent(scene: Scene, column: dict[object, int], lanes: Sequence[Lane]) -> st
 
 
 def elsewhere(scene: Scene, groups: list[list[int]], column: dict[object, int]) -> tuple[str, ...]:
-    """Where the parties without a column were at the end; of a standstill also who had ended."""
+    """Where the parties without a column were at the end; of a deadlock also who had ended."""
     drawn = {like(scene.events[at]) for group in groups for at in group}
     last: dict[object, Event] = {}
     for event in scene.events:

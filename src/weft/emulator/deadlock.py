@@ -1,4 +1,4 @@
-"""The report of a standstill: everybody who waits, for what, and who has signalled so far."""
+"""The report of a deadlock: everybody who waits, for what, and who has signalled so far."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from weft.base.counts import counted
 from weft.base.place import Place
 from weft.base.report import Finding, Side
 from weft.emulator.findings import index_text, tensor_name
-from weft.emulator.meetings import Missing
+from weft.emulator.protocols import Waiting
 from weft.emulator.reachable import signals_ahead, signals_of
 from weft.emulator.streams import KernelWork, TokenWork, WordCopyWork
 
 if TYPE_CHECKING:
     from weft.emulator.machine import Machine
     from weft.emulator.programs import Program
-    from weft.emulator.synchronising import Waiting
 
     Waiter = Program | TokenWork
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 MAX_SIGNALLERS = 4
 
 
-def standstill(machine: Machine, stuck: list[Waiter], unstarted: list[KernelWork]) -> list[Finding]:
+def deadlock(machine: Machine, stuck: list[Waiter], unstarted: list[KernelWork]) -> list[Finding]:
     """Nobody can go on: who waits for what, and whether anybody could still have signalled.
 
     `stuck` are the programs, and streams' tokens, that wait, `unstarted` the kernels with programs
@@ -55,20 +54,20 @@ def standstill(machine: Machine, stuck: list[Waiter], unstarted: list[KernelWork
     lines += [*_host_lines(machine), *_stream_lines(machine)]
     text = message + "".join(f"\n    {line}" for line in lines)
     if not found:
-        if any(isinstance(host.why, Missing) for host in machine.hosts.values()):
-            remedy = "make the same collective calls on every rank, in the same order"
+        for host in machine.hosts.values():
+            remedy = getattr(host.why, "remedy", remedy)
         return [Finding("deadlock", text, _host_side(machine), remedy=remedy)]
     findings = []
     for verdict, group in found:
         side = _waiting_side(machine, group[0])
         findings.append(Finding(verdict.kind, text, side, verdict.second, verdict.remedy or remedy))
         # One table is enough: the others are told by their places.
-        text, remedy = "the same standstill, at another line", ""
+        text, remedy = "the same deadlock, at another line", ""
     return findings
 
 
 def with_room(findings: list[Finding], needed: int) -> list[Finding]:
-    """The findings of a standstill that ended once a rank could hold `needed` programs."""
+    """The findings of a deadlock that ended once a rank could hold `needed` programs."""
     enough = f"as it is, a rank would have to hold {needed} programs at once"
     return [
         replace(finding, remedy=f"{finding.remedy}; {enough}") if finding.remedy else finding
@@ -76,7 +75,7 @@ def with_room(findings: list[Finding], needed: int) -> list[Finding]:
     ]
 
 
-# The kinds of a standstill, causes before what follows from them.
+# The kinds of a deadlock, causes before what follows from them.
 ORDER = ("lost signal", "unsatisfiable wait", "residency", "deadlock")
 
 
@@ -101,7 +100,9 @@ def _judge(
         line = f"\n      it was {value} until it was set back at {_short(side.place)}"
         remedy = "do not set a word back that somebody still waits for; count on, or use an epoch"
         return Verdict("lost signal", line, side, remedy)
-    if any(signals_of(work, waiting.allocation, machine.memory) for work in unstarted):
+    if any(
+        signals_of(work.kernel, work.args, waiting.allocation, machine.memory) for work in unstarted
+    ):
         return Verdict("residency")
     able = _who_could(machine, waiters, stuck)
     if able:
@@ -119,7 +120,9 @@ def _who_could(machine: Machine, waiters: list[Waiter], stuck: list[Waiter]) -> 
     for other in stuck:
         if isinstance(other, TokenWork):
             continue  # what stands behind it is seen below
-        for place in signals_ahead(other, awaited):
+        for place in signals_ahead(
+            other.work.kernel, other.work.args, awaited, machine.memory, other.coroutine.gr_frame
+        ):
             who = f"rank {other.rank} {other.work.kernel.name}{other.program}, which waits itself"
             if other is waiters[0]:
                 who = "itself, behind this wait"
@@ -127,7 +130,7 @@ def _who_could(machine: Machine, waiters: list[Waiter], stuck: list[Waiter]) -> 
     for stream in machine.all_streams.values():
         for work in (stream.active, *stream.queue):
             if isinstance(work, KernelWork) and work.next < work.total:
-                for place in signals_of(work, awaited, machine.memory):
+                for place in signals_of(work.kernel, work.args, awaited, machine.memory):
                     what = f"rank {stream.rank} {work.kernel.name}, which has not started"
                     found[f"{what}: {_short(place)}"] = None
             elif isinstance(work, WordCopyWork):
