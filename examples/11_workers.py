@@ -70,7 +70,16 @@ def main():
     counter = torch.zeros(1, dtype=torch.int32, **on_device)
 
     smooth[(WORKERS + 1,)](
-        *(world.arg, computed, arrived, counter, own, theirs, num_tasks, TILES, WORKERS, TILE),
+        world.arg,
+        computed,
+        arrived,
+        counter,
+        own,
+        theirs,
+        num_tasks,
+        TILES,
+        WORKERS,
+        TILE,
         launch_cooperative_grid=True,
     )
 

@@ -180,6 +180,13 @@ def test_programs_that_are_right_stay_clean():
         assert result.ok and result.lowered, (name, result.notes)
 
 
+def test_a_counter_of_tickets_is_a_pointer():
+    body = "    t = wl.next_task(counter, 3, 2)\n    wl.wait(x + t, 1)\n"
+    text = "@triton.jit\ndef draw(counter, x):\n" + body
+    result = lower(text)
+    assert result.lowered == ["draw"] and not result.notes
+
+
 def test_names_from_files_beside_it(tmp_path: Path):
     """A package that hands on a function, a module taken whole, a decorator with arguments."""
     package = tmp_path / "parts"

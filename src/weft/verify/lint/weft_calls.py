@@ -166,4 +166,6 @@ def _slot_finish(walker: Walker, node: ast.Call, values: Arguments) -> Value:
 
 @handles("wl.next_task")
 def _next_task(walker: Walker, node: ast.Call, values: Arguments) -> Value:
+    walker.emit("atomic", "wl.next_task", node, pointer=values.get("counter", NOTHING),
+                order="relaxed", scope="gpu")  # fmt: skip
     return Value(traits=frozenset({TICKET}))
