@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft
 from weft import ops
-from weft.ops import _custom_ops, card
+from weft.ops import _operations, card
 from weft.ops.ag_gemm import Config
 from weft.tools.main import main as command
 
@@ -174,7 +174,7 @@ def test_a_configuration_is_eager_alone(ranks):
 
 def test_every_gradient_is_an_operators():
     """A card that names a backward has an operation, and what carries gradients back is there."""
-    named_so = {name.removesuffix("_splits") for name in _custom_ops.names()}
+    named_so = {name.removesuffix("_splits") for name in _operations.names()}
     for named in named_so & set(ops.names()):
         back = card(named).backward
         assert back is not None, f"{named} has an operation, but its card no backward"
@@ -193,6 +193,6 @@ def test_opcheck(ranks, name):
     """torch's own list of what an operation must be: schema, fake, gradient, tracing."""
 
     def main(world):
-        torch.library.opcheck(_custom_ops.operation(name), CHECKED[name](world.name))
+        torch.library.opcheck(_operations.operation(name), CHECKED[name](world.name))
 
     on_ranks(ranks, 1, main)

@@ -61,7 +61,9 @@ def run_plan(stages: Any, tensors: Any, sizes: Any, *, world: Any, orders: Any =
     """One rank's results of a compiled program's plan that overlaps; see _plan.py. Collective."""
     from weft.ops import _plan
 
-    return _plan.run_plan(stages, tensors, sizes, world=world, orders=orders)
+    return _plan.run_plan(
+        stages, tensors, sizes, world=world, collectives=sys.modules[__name__], orders=orders
+    )
 
 
 class _Operators(ModuleType):
@@ -70,6 +72,9 @@ class _Operators(ModuleType):
     def __setattr__(self, name: str, value: Any) -> None:
         is_part = isinstance(value, ModuleType) and value.__name__ == f"{__name__}.{name}"
         if is_part and not name.startswith("_"):
+            # What calls become that torch differentiates or traces.
+            from weft.ops import _attention_operations, _custom_ops, _ep_gradients  # noqa: F401
+
             value = getattr(value, name)
         super().__setattr__(name, value)
 

@@ -5,15 +5,12 @@ Not an operator: a part of ag_attention.py, which see.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from weft.ops import _plan_kernels
-from weft.ops._ag_attention_config import ENGINE, Config, shape_of, shards_of
-
-if TYPE_CHECKING:
-    from weft.ops.ag_attention import Problem
+from weft.ops._ag_attention_config import ENGINE, Config, Problem, shape_of, shards_of
 
 
 class Call:

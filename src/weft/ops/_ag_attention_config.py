@@ -1,4 +1,5 @@
-"""How a call of ag_attention is done: configurations, which to take, and what kernels are told.
+"""What a call of ag_attention is asked for, and how it is done: configurations, which to take, and
+what kernels are told.
 
 Not an operator: a part of ag_attention.py, which see.
 """
@@ -8,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from weft.base.errors import ConfigError
+from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import Target
+from weft.ops import _lanes
 from weft.tiles import attention
-
-if TYPE_CHECKING:
-    from weft.ops.ag_attention import Problem
 
 ENGINE = "put"
 TRANSPORTS = (ENGINE, "push")
@@ -23,6 +22,59 @@ TRANSPORTS = (ENGINE, "push")
 SPARE_SMS = 1
 # The longest head.
 MOST_D = 256
+
+
+@dataclass(frozen=True)
+class Problem(_lanes.Rows):
+    """m tokens over all ranks, n = kv_heads * d elements in each one's keys and in its values.
+
+    `sequences`: how many cu_seqlens tells of; 0: one of all tokens, and no cu_seqlens.
+    """
+
+    q_heads: int = 1
+    kv_heads: int = 1
+    d: int = 1
+    causal: bool = True
+    sequences: int = 0
+
+    op: ClassVar[str] = "ag_attention"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.d <= MOST_D:
+            raise ShapeError(f"{self.op}: heads of d={self.d}; they have 1 to {MOST_D} elements")
+        if self.kv_heads < 1 or self.q_heads < 1 or self.q_heads % self.kv_heads:
+            raise ShapeError(
+                f"{self.op}: q has {self.q_heads} heads, k and v have {self.kv_heads}; each head "
+                "of k serves as many of q, one at least"
+            )
+        if self.sequences < 0:
+            raise ShapeError(f"{self.op}: sequences={self.sequences} is negative")
+
+    @property
+    def group(self) -> int:
+        """Heads of q that share one of k."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def k(self) -> int:
+        """Products that are added up for an element of the result, at most."""
+        return self.d + self.m
+
+    @property
+    def flops(self) -> int:
+        """Of all ranks' mean, for one sequence; the last causal rank has nearly twice that."""
+        pairs = self.m * self.m // (2 if self.causal else 1)
+        return 4 * pairs * self.q_heads * self.d // self.num_ranks
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one rank must read and write at least."""
+        return (2 * self.rows * self.q_heads * self.d + 2 * self.m * self.n) * self.itemsize
+
+    def peers(self, rank: int) -> int:
+        """How many ranks need this rank's keys: rank + 1, + 2, ..."""
+        return self.num_ranks - 1 - (rank if self.causal else 0)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 from weft.base.errors import ConfigError
 from weft.base.target import Target
 from weft.ops import _arrival, _by_library, _lanes
-from weft.ops._ag_gemm_problem import Problem
-from weft.ops._ag_gemm_scales import BLOCK_K, BLOCKS
+from weft.ops._ag_gemm_problem import BLOCKS, Problem
+from weft.ops._ag_gemm_scales import BLOCK_K
 from weft.tiles import blocking, dealing, gemm, gemm_sm90, gemm_small
 from weft.tiles.blocking import Blocking
 

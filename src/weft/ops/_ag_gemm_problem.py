@@ -11,8 +11,11 @@ from typing import ClassVar
 
 from weft.base.dtypes import DTYPES, FLOATS, parse_dtype
 from weft.base.errors import DtypeError, ShapeError
-from weft.ops._ag_gemm_scales import BLOCKS, FP8, ROWS
 
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+# Scales: one for each row of A and column of B, perhaps the same; or for 1 x 128 of A and
+# 128 x 128 of B.
+ROWS, BLOCKS = "rows", "blocks"
 SUPPORTED = (*FLOATS, *FP8)
 
 

@@ -10,7 +10,7 @@ Not an operator: a part of ag_gemm.py, which see.
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -20,14 +20,9 @@ import weft.language as wl
 from weft.base.errors import DtypeError, ShapeError
 from weft.compiler import dtensors
 from weft.language import slots
+from weft.ops._ag_gemm_problem import BLOCKS, FP8, ROWS, Problem
 from weft.tiles import gemm
 
-if TYPE_CHECKING:
-    from weft.ops._ag_gemm_problem import Problem
-
-FP8 = ("float8_e4m3fn", "float8_e5m2")
-# One for each row of A and column of B, perhaps the same; or for 1 x 128 of A and 128 x 128 of B.
-ROWS, BLOCKS = "rows", "blocks"
 BLOCK_K = gemm.BLOCK_K.value
 # What one program stores in one slot; programs for a slot.
 PIECE_BYTES, MOST_PIECES = 32 << 10, 16

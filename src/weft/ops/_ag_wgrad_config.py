@@ -1,4 +1,5 @@
-"""How a call of ag_wgrad is done: configurations, which to take, and what kernels are told of them.
+"""What a call of ag_wgrad is asked for, and how it is done: configurations, which to take, and what
+kernels are told of them.
 
 Not an operator: a part of ag_wgrad.py, which see.
 """
@@ -8,22 +9,50 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from weft.base.errors import ConfigError
+from weft.base.dtypes import FLOATS
+from weft.base.errors import ConfigError, DtypeError
 from weft.base.target import Target
 from weft.ops import _ag_gemm_config
 from weft.ops._ag_gemm_config import ENGINES, LIBRARY, Shards
+from weft.ops._ag_gemm_problem import Problem as Gathered
 from weft.tiles import blocking, gemm
-
-if TYPE_CHECKING:
-    from weft.ops.ag_wgrad import Problem
 
 TRANSPORTS = (*ENGINES, "push", LIBRARY)
 # Turns over all tiles: each but the last costs a tile's way through memory, in fp32.
 MOST_TURNS = 8
 # Rows of tiles that programs of one time share.
 GROUP_M = 8
+
+
+@dataclass(frozen=True)
+class Problem(Gathered):
+    """m rows over all ranks; k columns of what is gathered, n of the other, on each rank.
+
+    The result is [k, n], with x gathered; or [n, k] where `b_is_nk`, with y gathered: as weights
+    lie whose gradient it is. Sums are in fp32.
+    """
+
+    op: ClassVar[str] = "ag_wgrad"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dtype not in FLOATS:
+            raise DtypeError(f"{self.op}: dtype {self.dtype}; it takes {', '.join(FLOATS)}")
+
+    @property
+    def gathers_y(self) -> bool:
+        return self.b_is_nk
+
+    @property
+    def result(self) -> tuple[int, int]:
+        return (self.n, self.k) if self.gathers_y else (self.k, self.n)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one rank must read and write at least."""
+        return self.m * (self.n + self.k) * self.itemsize + self.n * self.k * self.out_itemsize
 
 
 @dataclass(frozen=True)

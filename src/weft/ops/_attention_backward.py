@@ -24,7 +24,7 @@ import triton.language as tl
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _autograd, _custom_ops
+from weft.ops import _operations
 from weft.ops.all_gather import all_gather
 from weft.ops.reduce_scatter import reduce_scatter
 from weft.tiles import attention, attention_backward
@@ -99,11 +99,9 @@ def ag_attention_backward(
     Sync    stream-ordered on the current stream
     """
     tensors = (q, k, v, out, lse, dout, dlse)
-    if _autograd.is_asked(*(one for one in tensors if one is not None)):
-        from weft.ops import _attention_operations  # noqa: F401 - which defines it
-
+    if _operations.is_asked(*(one for one in tensors if one is not None)):
         rest = (cu_seqlens, causal, scale, m)
-        return _custom_ops.as_operation("ag_attention_backward", world, tensors, *rest)
+        return _operations.as_operation("ag_attention_backward", world, tensors, *rest)
     m = k.shape[0] * world.num_ranks if m is None else m
     keys, values = (all_gather(one, world=world, m=m) for one in (k, v))
     first = min(world.rank * ceil(m / world.num_ranks), m)

@@ -5,12 +5,13 @@ Not an operator: see _custom_ops.py, which has those of all others, and _autogra
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
 
 from weft.base.errors import UsageError
-from weft.ops import _custom_ops
+from weft.ops import _operations
 from weft.runtime.start import world as world_called
 
 
@@ -18,7 +19,7 @@ def _gives(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, world: str, cu_seqlens: Any, causal: bool,
     scale: float | None, m: int | None, config: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    module, there = _custom_ops._module("ag_attention"), world_called(world)
+    module, there = import_module("weft.ops.ag_attention"), world_called(world)
     problem = module.problem_of(there, q, k, v, cu_seqlens, causal, m)
     out, lse = module.fake(problem, {"q": q}, there.rank)
     return q.new_empty(out.shape), q.new_empty(lse.shape, dtype=lse.dtype)
@@ -41,7 +42,7 @@ def _gradient(ctx: Any, d_out: torch.Tensor, d_lse: torch.Tensor) -> tuple:
     return *found, None, None, None, None, None, None
 
 
-@_custom_ops._defined(
+@_operations.defined(
     "(Tensor q, Tensor k, Tensor v, str world, Tensor? cu_seqlens, bool causal, float? scale, "
     "SymInt? m, str config) -> (Tensor, Tensor)",
     _gives, _save, _gradient,
@@ -54,7 +55,7 @@ def ag_attention(
 
     return call(
         q, k, v, world=world_called(world), causal=causal, cu_seqlens=cu_seqlens, scale=scale,
-        m=m, config=_custom_ops._configs.get(config), with_lse=True,
+        m=m, config=_operations.config_called(config), with_lse=True,
     )  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def _refuse(ctx: Any, *_: Any) -> None:
     raise UsageError("ag_attention: its gradients have none; call without create_graph=True")
 
 
-@_custom_ops._defined(
+@_operations.defined(
     "(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor d_out, Tensor? d_lse, "
     "str world, Tensor? cu_seqlens, bool causal, float? scale, SymInt? m, str config) -> "
     "(Tensor, Tensor, Tensor)",
@@ -83,14 +84,3 @@ def ag_attention_backward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, 
     return call(
         *tensors, world=world_called(world), causal=causal, cu_seqlens=cu_seqlens, scale=scale, m=m
     )
-
-
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, world: Any, causal: bool,
-    cu_seqlens: Any, scale: float | None, m: int | None, config: Any, out: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(out, lse) of ag_attention where torch differentiates or traces it."""
-    rest = (cu_seqlens, causal, scale, m)
-    return _custom_ops.as_operation(
-        "ag_attention", world, (q, k, v), *rest, config=config, out=out
-    )  # fmt: skip

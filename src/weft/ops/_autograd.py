@@ -1,8 +1,6 @@
-"""Calls that torch differentiates or compiles: who they are, and how gradients travel back.
+"""How gradients travel back: the formulas of the operations in `_custom_ops.py`.
 
-Not an operator. A call whose tensors require no gradient, and that nobody traces, runs the
-operator's launches; every other one becomes an operation of torch's own (`_custom_ops.py`), with
-the formulas below. They are made of operators again, so most can be differentiated too.
+Not an operator. Formulas are made of operators again, so most can be differentiated too.
 
 What a gradient is (docs/training.md): that of a tensor of which each rank has its own part is each
 rank's part of the gradient; that of what all ranks have alike is the same on all ranks. A gathered
@@ -24,39 +22,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import is_grad_enabled
-from torch.compiler import is_dynamo_compiling
 
-from weft.base.errors import DtypeError, UsageError
-from weft.ops._given import PLAIN, is_autocast
-
-
-def is_asked(*tensors: torch.Tensor) -> bool:
-    """Does torch differentiate, trace or cast a call with these tensors?
-
-    Cost    0.3 us: a look at autocast and at each tensor
-    Raises  UsageError: one of them is no tensor
-    """
-    if is_dynamo_compiling() or is_autocast():
-        return True
-    one = None
-    try:
-        for one in tensors:
-            # Other types are traced values, torch's fake tensors say, or DTensors.
-            if (one.requires_grad and is_grad_enabled()) or type(one) not in PLAIN:
-                return True
-    except AttributeError:
-        told = f"operators take torch tensors, not {type(one).__name__}"
-        raise UsageError(f"{told}; world= and options are passed by name") from None
-    return False
-
-
-def no_gradient_of_out(op: str) -> UsageError:
-    return UsageError(
-        f"{op}: out= has no gradient, and an input or out requires one; leave out= away, or call "
-        "under torch.no_grad()"
-    )
-
+from weft.base.errors import DtypeError
+from weft.ops import _operations
 
 # ---------------------------------------------------------------------------------------------
 # What formulas have in common
@@ -289,11 +257,11 @@ def save_experts(ctx: Any, inputs: tuple, output: Any) -> None:
 
 def _products_of(ctx: Any, x: Any, y: Any, b: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """x^T y of each expert's slots, as b lies."""
-    from weft.ops import _custom_ops, _experts_wgrad, _moe
+    from weft.ops import _experts_wgrad, _moe
 
     x, y, is_nk = x.contiguous(), y.contiguous(), _moe.is_nk(b)
-    if is_asked(x, y):
-        return _custom_ops.operation("experts_wgrad")(x, y, counts, ctx.world, is_nk)
+    if _operations.is_asked(x, y):
+        return _operations.operation("experts_wgrad")(x, y, counts, ctx.world, is_nk)
     target = _world(ctx).target
     return _experts_wgrad.experts_wgrad(x, y, counts, target=target, is_nk=is_nk)
 

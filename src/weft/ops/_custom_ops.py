@@ -9,103 +9,17 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from weft.compiler import dtensors
-from weft.ops import _autograd, _given, _lanes, _misuse
+from weft.ops import _autograd, _lanes, _operations
 from weft.runtime.start import world as world_called
-
-_configs: dict[str, Any] = {}
-_operations: dict[str, Any] = {}
-
-
-def name_of(op: str, config: Any) -> str:
-    """What an operation calls a configuration; "" is None."""
-    if config is None:
-        return ""
-    if torch.compiler.is_dynamo_compiling():
-        # An error of weft's cannot be made there: it looks for the user's line.
-        torch._dynamo.graph_break(
-            f"{op}: config= cannot be traced; leave it away in what is compiled: it is chosen"
-        )
-    name = f"{op} {config}"
-    _configs[name] = config
-    return name
-
-
-def as_operation(
-    op: str, world: Any, tensors: tuple, *rest: Any, config: Any = None, out: Any = None
-) -> Any:
-    """The call as an operation of torch's: `tensors`, or lists of them, the world's name, `rest`.
-
-    Raises  UsageError, ConfigError: no world, no configuration, out= with a gradient, a config=
-            while compiling; PlacementError: a DTensor that lies otherwise than `op` needs it
-    """
-    if not torch.compiler.is_dynamo_compiling():
-        _misuse.refuse(op, world, config)
-    dtensors.refuse(op, "out", out)
-    tensors, rest = _given.plain(op, world, tensors, rest, has_out=out is not None)
-    given = [out, *tensors] if out is not None and torch.is_grad_enabled() else []
-    if any(isinstance(one, torch.Tensor) and one.requires_grad for one in given):
-        raise _autograd.no_gradient_of_out(op)
-    result = operation(op)(*tensors, world.name, *rest, name_of(op, config))
-    if out is None:
-        return result
-    if isinstance(result, torch.Tensor):
-        return out.copy_(result)
-    first, *others = result
-    return out.copy_(first), *others
-
-
-def operation(name: str) -> Any:
-    """torch.ops.weft.NAME."""
-    return _operations[name]
 
 
 def _module(name: str) -> Any:
     return importlib.import_module(f"weft.ops.{name}")
-
-
-def _define(
-    name: str, schema: str, call: Callable[..., Any], gives: Callable[..., Any],
-    save: Any = None, gradient: Any = None,
-) -> None:  # fmt: skip
-    """Make `call`, a function of tensors, the world's name and the rest, torch.ops.weft.NAME.
-
-    `gives(...)`, with the same arguments, are its results' shapes and dtypes; `save` and `gradient`
-    as torch.library.register_autograd takes them.
-    """
-
-    def run(*arguments: Any) -> Any:
-        # Below the gradient: the call is the operator's own.
-        with torch.no_grad(), _given.without_autocast():
-            return call(*map(_given.without_class, arguments))
-
-    def back(*arguments: Any) -> Any:
-        # Saved tensors have the dtype that the call was made with.
-        with _given.without_autocast():
-            return gradient(*arguments)
-
-    made = torch.library.custom_op(f"weft::{name}", run, mutates_args=(), schema=schema)
-    made.register_fake(gives)
-    if gradient is not None:
-        made.register_autograd(back, setup_context=save)
-    _operations[name] = getattr(torch.ops.weft, name).default
-
-
-def _defined(
-    schema: str, gives: Callable[..., Any], save: Any = None, gradient: Any = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """As `_define`, of the function's own name."""
-
-    def define(call: Callable[..., Any]) -> Callable[..., Any]:
-        _define(call.__name__, schema, call, gives, save, gradient)
-        return call
-
-    return define
 
 
 def _operator(name: str) -> Callable[..., Any]:
@@ -113,7 +27,7 @@ def _operator(name: str) -> Callable[..., Any]:
 
     def call(*given: Any) -> Any:
         *tensors, world, config = given
-        there, chosen = world_called(world), _configs.get(config)
+        there, chosen = world_called(world), _operations.config_called(config)
         return getattr(_module(name), name)(*tensors, world=there, config=chosen)
 
     return call
@@ -145,12 +59,12 @@ def _gathered(x: torch.Tensor, world: str, m: int | None, config: str) -> torch.
     return _empty(x, fake, fake.shape[0], *x.shape[1:])
 
 
-@_defined(
+@_operations.defined(
     "(Tensor x, str world, SymInt? m, str config) -> Tensor",
     _gathered, _autograd.save_rows, _autograd.all_gather,
 )  # fmt: skip
 def all_gather(x: torch.Tensor, world: str, m: int | None, config: str) -> torch.Tensor:
-    there, chosen = world_called(world), _configs.get(config)
+    there, chosen = world_called(world), _operations.config_called(config)
     return _module("all_gather").all_gather(x, world=there, m=m, config=chosen)
 
 
@@ -167,7 +81,7 @@ for _name, _gradient in (
     ("all_reduce", _autograd.all_reduce),
     ("all_to_all", _autograd.all_to_all),
 ):
-    _define(
+    _operations.define(
         _name, "(Tensor x, str world, str config) -> Tensor", _operator(_name), _of_rows(_name),
         _autograd.save_rows, _gradient,
     )  # fmt: skip
@@ -181,14 +95,14 @@ def _exchanged_by_splits(
     return _empty(x, out, out.shape[0], *x.shape[1:]), _empty(x, received)
 
 
-@_defined(
+@_operations.defined(
     "(Tensor x, Tensor splits, str world, SymInt? capacity, str config) -> (Tensor, Tensor)",
     _exchanged_by_splits, _autograd.save_splits, _autograd.all_to_all_splits,
 )  # fmt: skip
 def all_to_all_splits(
     x: torch.Tensor, splits: torch.Tensor, world: str, capacity: int | None, config: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    there, chosen = world_called(world), _configs.get(config)
+    there, chosen = world_called(world), _operations.config_called(config)
     return _module("all_to_all").all_to_all(
         x, world=there, splits=splits, capacity=capacity, config=chosen
     )
@@ -208,7 +122,7 @@ def _gathered_product(
     return a.new_empty(fake.shape, dtype=out_dtype or fake.dtype)
 
 
-@_defined(
+@_operations.defined(
     "(Tensor a, Tensor b, str world, SymInt? m, ScalarType? out_dtype, Tensor? scale_a, "
     "Tensor? scale_b, str config) -> Tensor",
     _gathered_product, _autograd.save_ag_gemm, _autograd.ag_gemm,
@@ -217,7 +131,7 @@ def ag_gemm(
     a: torch.Tensor, b: torch.Tensor, world: str, m: int | None, out_dtype: Any, scale_a: Any,
     scale_b: Any, config: str,
 ) -> torch.Tensor:  # fmt: skip
-    there, chosen, out = world_called(world), _configs.get(config), None
+    there, chosen, out = world_called(world), _operations.config_called(config), None
     if out_dtype is not None:
         rows = a.shape[0] * there.num_ranks if m is None else m
         out = torch.empty((rows, b.shape[1]), dtype=out_dtype, device=a.device)
@@ -236,7 +150,7 @@ def _summed_product(name: str) -> Callable[..., torch.Tensor]:
 
 
 for _name, _gradient in (("gemm_rs", _autograd.gemm_rs), ("gemm_ar", _autograd.gemm_ar)):
-    _define(
+    _operations.define(
         _name, "(Tensor a, Tensor b, str world, str config) -> Tensor", _operator(_name),
         _summed_product(_name), _autograd.save_product, _gradient,
     )  # fmt: skip
@@ -250,14 +164,14 @@ def _weights_gradient(
     return x.new_empty(fake.shape, dtype=out_dtype or fake.dtype)
 
 
-@_defined(
+@_operations.defined(
     "(Tensor x, Tensor y, str world, str gathered, ScalarType? out_dtype, str config) -> Tensor",
     _weights_gradient, _autograd.save_wgrad, _autograd.ag_wgrad,
 )  # fmt: skip
 def ag_wgrad(
     x: torch.Tensor, y: torch.Tensor, world: str, gathered: str, out_dtype: Any, config: str
 ) -> torch.Tensor:
-    there, chosen, out = world_called(world), _configs.get(config), None
+    there, chosen, out = world_called(world), _operations.config_called(config), None
     if out_dtype is not None:
         out = torch.empty((x.shape[1], y.shape[1]), dtype=out_dtype, device=x.device)
     return _module("ag_wgrad").ag_wgrad(
@@ -273,7 +187,7 @@ def _normed(
     return _empty(x, normed), _empty(x, total)
 
 
-@_defined(
+@_operations.defined(
     "(Tensor x, Tensor residual, Tensor weight, str world, float eps, str config) -> "
     "(Tensor, Tensor)",
     _normed, _autograd.save_norm, _autograd.all_reduce_rms_norm,
@@ -283,7 +197,12 @@ def all_reduce_rms_norm(
     config: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     return _module("all_reduce_rms_norm").all_reduce_rms_norm(
-        x, residual, weight, world=world_called(world), eps=eps, config=_configs.get(config)
+        x,
+        residual,
+        weight,
+        world=world_called(world),
+        eps=eps,
+        config=_operations.config_called(config),
     )
 
 
@@ -300,7 +219,7 @@ def _routed(
     return tuple(_empty(logits, one) for one in module.fake(problem, {}, there.rank))
 
 
-@_defined(
+@_operations.defined(
     "(Tensor logits, str world, int top_k, SymInt? m, bool renormalise, int tile_m, str config) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _routed, _autograd.save_route, _autograd.moe_route,
@@ -309,7 +228,7 @@ def moe_route(
     logits: torch.Tensor, world: str, top_k: int, m: int | None, renormalise: bool, tile_m: int,
     config: str,
 ) -> tuple:  # fmt: skip
-    there, chosen = world_called(world), _configs.get(config)
+    there, chosen = world_called(world), _operations.config_called(config)
     made = _module("moe_route").moe_route(
         logits, top_k, world=there, m=m, renormalise=renormalise, tile_m=tile_m, config=chosen
     )
@@ -345,7 +264,7 @@ def _by_tables(name: str) -> Callable[..., torch.Tensor]:
 
 
 for _name, _gradient in (("ag_moe", _autograd.ag_moe), ("moe_rs", _autograd.moe_rs)):
-    _define(
+    _operations.define(
         _name, EXPERTS, _by_tables(_name), _by_experts(_name), _autograd.save_experts, _gradient
     )
 
@@ -357,7 +276,7 @@ def _summed_by_expert(
     return x.new_empty(experts, q, p).transpose(1, 2) if is_nk else x.new_empty(experts, p, q)
 
 
-@_defined(
+@_operations.defined(
     "(Tensor x, Tensor y, Tensor counts, str world, bool is_nk) -> Tensor",
     _summed_by_expert,
 )  # fmt: skip
@@ -367,8 +286,3 @@ def experts_wgrad(
     """What ag_moe's and moe_rs's gradients end with: no operator, and without a gradient."""
     target = world_called(world).target
     return _module("_experts_wgrad").experts_wgrad(x, y, counts, target=target, is_nk=is_nk)
-
-
-def names() -> Sequence[str]:
-    """The operations there are."""
-    return tuple(_operations)

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from weft.base.errors import DtypeError
-from weft.ops import _autograd, _given
+from weft.ops import _given, _operations
 
 
-@torch.compiler.disable
+@_operations.runs_between_graphs("ep_dispatch")
 def dispatch(call: Callable[[], Any], rows: Any, scales: Any, weights: Any, world: Any) -> Any:
     """What `call()` gives, an ep_dispatch of rows with zeros behind the last slot, with
     gradients."""
@@ -41,7 +41,7 @@ def dispatch(call: Callable[[], Any], rows: Any, scales: Any, weights: Any, worl
     return type(made)(x, made.handle._replace(tables=tables))
 
 
-@torch.compiler.disable
+@_operations.runs_between_graphs("ep_combine")
 def combine(
     call: Callable[..., Any], y: Any, handle: Any, weighted: bool, world: Any, out: Any = None
 ) -> Any:
@@ -53,7 +53,7 @@ def combine(
         with _given.without_autocast():
             return call(out=out)
     if out is not None:
-        raise _autograd.no_gradient_of_out("ep_combine")
+        raise _operations.no_gradient_of_out("ep_combine")
     return _Combine.apply(y, handle.tables.weight_of, call, handle, weighted, world)
 
 

@@ -29,6 +29,7 @@ from weft.ops import _lanes, _plan_kernels
 from weft.ops._plan_experts import GroupedProduct
 from weft.ops._plan_launch import Product
 from weft.ops._plan_rows import SummedRows
+from weft.ops._plan_sizes import SizedPlan
 from weft.ops._product_launch import Start
 from weft.ops._product_puts import (
     Beside,
@@ -48,9 +49,9 @@ rows_of_rank = mapping.as_python(mapping.rows_of_rank)
 
 def run_plan(
     stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any,
-    orders: Mapping[str, Any] | None = None,
+    collectives: Any, orders: Mapping[str, Any] | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """One rank's results of a plan that overlaps. Collective.
+    """One rank's results of a plan that overlaps; its calls are `collectives`'. Collective.
 
     Where a stream of it waits for tiles, calls that the user records run `stages.recorded`, of
     which all that it needs is there from the first call on. Where torch is asked for deterministic
@@ -61,11 +62,13 @@ def run_plan(
     Raises  UnsupportedError: a step that no kernel is known for, at the user's line
             UsageError: a plan that cannot be recorded
     """
-    runner, is_new = _runner(stages, tensors, sizes, world, orders)
+    runner, is_new = _runner(stages, tensors, sizes, world, orders, collectives)
     recorded = getattr(stages, "recorded", None) if runner.carriers else None
     if recorded and (is_new or _lanes.is_as_recorded(world)):
         # Kept as long as the other one is, though it may not be called for long.
-        instead = runner.alongside or _runner(recorded, tensors, sizes, world, orders)[0]
+        instead = (
+            runner.alongside or _runner(recorded, tensors, sizes, world, orders, collectives)[0]
+        )
         if _lanes.is_as_recorded(world):
             return instead.run(tensors)
         runner.alongside, instead.alongside = instead, runner
@@ -77,7 +80,7 @@ def run_plan(
 
 def _runner(
     stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int], world: Any,
-    orders: Mapping[str, Any] | None,
+    orders: Mapping[str, Any] | None, collectives: Any,
 ) -> tuple[PlanRunner, bool]:  # fmt: skip
     """What runs the stages' plan for tensors like these, and whether nothing has before."""
     lying = tuple(_layout(one) for one in tensors.values())
@@ -85,7 +88,7 @@ def _runner(
     found = world.calls.get(key)
     if is_new := found is None:
         # The stages are kept: their number is then theirs alone.
-        found = stages, PlanRunner(world, stages.plan, tensors, sizes, orders)
+        found = stages, PlanRunner(world, stages.plan, tensors, sizes, orders, collectives)
         world.calls[key] = found
     return found[1], is_new
 
@@ -123,19 +126,18 @@ class Words:
     array: str = "words"
 
 
-class PlanRunner:
+class PlanRunner(SizedPlan):
     """A plan at given sizes on one rank: found once, run at each call."""
 
     def __init__(
         self, world: Any, plan: Plan, tensors: Mapping[str, Any], sizes: Mapping[str, int],
-        orders: Mapping[str, Any] | None = None,
+        orders: Mapping[str, Any] | None = None, collectives: Any = None,
     ) -> None:  # fmt: skip
-        self.world, self.plan, self.sizes = world, plan, dict(sizes)
-        self.buffers = {one.name: one for one in plan.of(Buffer)}
+        super().__init__(world, plan, sizes)
+        self.collectives = collectives
         places = {one.name: one.place for one in self.buffers.values()}
         self._copied = layouts.to_copy(plan.name, tensors, _reads(plan), places)
         tensors = self._laid_out(tensors)
-        self.channels = {one.name: one for one in plan.of(Channel)}
         # The launches of its products, and on rows that it sums, by name.
         lowered = kernels.lower(plan)
         self.products: dict[str, Product | SummedRows | GroupedProduct] = {}
@@ -169,22 +171,6 @@ class PlanRunner:
 
     # ---- memory
 
-    def shape(self, name: str, rank: int | None = None) -> tuple[int, ...]:
-        """A buffer's extents on a rank; rank 0 has the fullest part of all."""
-        rank = self.world.rank if rank is None else rank
-        ranks = self.world.num_ranks
-        return tuple(
-            allocate.extent_of(size, self.sizes, rank, ranks) for size in self.buffers[name].sizes
-        )
-
-    def split(self, channel: Channel) -> StaticMapping:
-        """How a channel's rows lie over ranks and chunks."""
-        rows = allocate.extent_of(channel.rows, self.sizes, 0, self.world.num_ranks)
-        chunks = channel.chunks if isinstance(channel.chunks, int) else 1
-        return StaticMapping.of(
-            rows, self.world.num_ranks, chunks=chunks, push_rows=1, tile_rows=channel.tile_rows
-        )
-
     def _place_words(self, channel: Channel) -> None:
         """Give the channel its words; beside tokens there are as many others of two kinds."""
         count, named = self._count_words(channel), {channel.name: "words"}
@@ -196,11 +182,6 @@ class PlanRunner:
             # Each begins at 16 bytes: Triton specialises kernels by that.
             first = sum(one.count + one.count % 2 for one in there)
             self.words[name] = Words(first, count, array)
-
-    def chunks_of(self, channel: Channel) -> int:
-        """Of a part's columns."""
-        columns = self.shape(channel.buffer)[-1]
-        return ceil(columns / channel.columns) if channel.columns else 1
 
     def _count_words(self, channel: Channel) -> int:
         if isinstance(channel.chunks, int):
@@ -596,11 +577,10 @@ class PlanRunner:
 
     def _call(self, step: Call, bound: dict[str, torch.Tensor]) -> None:
         """One library's call."""
-        import weft.ops
-
         alone = replace(self.plan, statements=(*self.buffers.values(), step), results=step.writes)
         given = {name: bound[name] for name in step.reads}
         results = libraries.run(
-            alone, given, self.sizes, world=self.world, collectives=weft.ops, kept=self._kept
-        )
+            alone, given, self.sizes, world=self.world, collectives=self.collectives,
+            kept=self._kept,
+        )  # fmt: skip
         bound.update(zip(step.writes, results))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,12 +17,10 @@ from weft.ir import core
 from weft.ir.device import Do, Launch
 from weft.ops import _lanes, _moe
 from weft.ops._plan_launch import PLAIN_STAGES, PLAIN_WARPS
+from weft.ops._plan_sizes import SizedPlan
 from weft.ops._product_launch import Start
 from weft.ops.moe_route import Problem as RouterProblem
 from weft.tiles import blocking, gemm, grouped
-
-if TYPE_CHECKING:
-    from weft.ops._plan import PlanRunner
 
 # Rows of tiles that share columns in L2.
 GROUP_M = 4
@@ -32,14 +30,14 @@ class GroupedProduct:
     """A launch of the GEMM template by tables at given sizes."""
 
     def __init__(
-        self, runner: PlanRunner, launch: Launch, kernel: core.Kernel, tensors: Mapping[str, Any]
+        self, plan: SizedPlan, launch: Launch, kernel: core.Kernel, tensors: Mapping[str, Any]
     ) -> None:
-        self.launch, self.kernel, self.world = launch, kernel, runner.world
+        self.launch, self.kernel, self.world = launch, kernel, plan.world
         self.function = source.load(kernel).plain
         product: Do = next(do for do in launch.body if do.kind == "grouped_matmul")
         _, weights, self.table = product.operands
-        m, top_k, experts = runner.shape(self.table)
-        _, self.k, self.n = runner.shape(weights)
+        m, top_k, experts = plan.shape(self.table)
+        _, self.k, self.n = plan.shape(weights)
         self.slots, self.b_is_nk = m * top_k, _moe.is_nk(tensors[weights])
         for name in (name for name in launch.reads if name in tensors):
             given = tensors[name].mT if name == weights and self.b_is_nk else tensors[name]
@@ -49,7 +47,7 @@ class GroupedProduct:
         routing = RouterProblem(
             m, experts, self.world.num_ranks, "float32", nodes, top_k=top_k, tile_m=tile_m
         )
-        columns, lanes = ceil(self.n / tile_n), self._lanes(runner)
+        columns, lanes = ceil(self.n / tile_n), self._lanes(plan)
         self.experts = grouped.Experts(
             m, routing.rows, top_k, routing.max_tiles, columns, GROUP_M, lanes
         )
@@ -57,13 +55,13 @@ class GroupedProduct:
         self.grid = (max(1, min(lanes + routing.max_tiles * columns, programs)), 1, 1)
         self.num_words = routing.max_tiles * self.world.num_ranks * columns
         blocking.Blocking(*launch.tile, PLAIN_WARPS, PLAIN_STAGES).check(
-            launch.kernel, runner.buffers[weights].dtype, runner.buffers[weights].dtype, False,
+            launch.kernel, plan.buffers[weights].dtype, plan.buffers[weights].dtype, False,
             self.world.target,
         )  # fmt: skip
 
-    def _lanes(self, runner: PlanRunner) -> int:
+    def _lanes(self, plan: SizedPlan) -> int:
         """Programs that feed: each has a word."""
-        found = [runner.channels[name].chunks for name in self.launch.awaits]
+        found = [plan.channels[name].chunks for name in self.launch.awaits]
         return next((one for one in found if isinstance(one, int)), 0)
 
     def start(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,11 +17,9 @@ from weft.compiler.passes import swizzle
 from weft.ir import core
 from weft.ir.device import Launch
 from weft.ops import _lanes, _product_launch, _products
+from weft.ops._plan_sizes import SizedPlan
 from weft.ops._product_launch import Start
 from weft.tiles import blocking, dealing, gemm, gemm_sm90
-
-if TYPE_CHECKING:
-    from weft.ops._plan import PlanRunner
 
 PLAIN_WARPS, PLAIN_STAGES = 8, 3
 
@@ -30,22 +28,22 @@ class Product:
     """A launch of the GEMM template at given sizes."""
 
     def __init__(
-        self, runner: PlanRunner, launch: Launch, kernel: core.Kernel, tensors: Mapping[str, Any],
+        self, plan: SizedPlan, launch: Launch, kernel: core.Kernel, tensors: Mapping[str, Any],
         orders: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        self.launch, self.kernel, self.world = launch, kernel, runner.world
+        self.launch, self.kernel, self.world = launch, kernel, plan.world
         self.twins = source.load(kernel, orders)
         self.tile = launch.tile
         self._operands = [one.name for one in kernel.of(core.Param) if one.sort == "operand"]
         left, right = launch.body[0].operands
         self.left, self.right = left, right
-        (self.m, self.k), self.n = runner.shape(left), runner.shape(right)[1]
+        (self.m, self.k), self.n = plan.shape(left), plan.shape(right)[1]
         # An input may lie otherwise than what kernels store, and padded.
         lies = layouts.rows_of(tensors[right]) if right in tensors else None
         self.b_is_nk, self.stride_b = lies or layouts.Rows(False, self.n)
-        dtype = getattr(torch, runner.buffers[launch.writes[0]].dtype)
+        dtype = getattr(torch, plan.buffers[launch.writes[0]].dtype)
         self.itemsize = dtype.itemsize
-        target, nodes = runner.world.target, _lanes.nodes_of(runner.world)
+        target, nodes = plan.world.target, _lanes.nodes_of(plan.world)
         can_use_tma = _product_launch.can_use_tma(self, self.itemsize, target)
         # The plain twin has a power of two of columns.
         self.plain_tile = (self.tile[0], gemm_sm90.wide_columns(self.tile[1]), self.tile[2])
@@ -53,9 +51,9 @@ class Product:
         is_hopper = _product_launch.is_for_hopper(self.itemsize, nodes, target)
         self.is_sm90 = is_hopper and self.tma and gemm_sm90.has_tile(self.tile)
         # Of a part's columns, where engines carry them.
-        tokens = [runner.channels[one] for one in launch.announces
-                  if runner.channels[one].to == "engine"]  # fmt: skip
-        self._set_grid(target, runner.chunks_of(tokens[0]) if tokens else 0)
+        tokens = [plan.channels[one] for one in launch.announces
+                  if plan.channels[one].to == "engine"]  # fmt: skip
+        self._set_grid(target, plan.chunks_of(tokens[0]) if tokens else 0)
         if order := (orders or {}).get(launch.order):
             # The plan is of all sizes of a class, and was checked for one of them.
             swizzle.check_gather(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,11 +16,9 @@ from weft.compiler.lower import source
 from weft.ir import core
 from weft.ir.device import Launch
 from weft.ops import _lanes
+from weft.ops._plan_sizes import SizedPlan
 from weft.ops._product_launch import Start
 from weft.ops.all_reduce_rms_norm import PUSH, Config, Problem, cut_of
-
-if TYPE_CHECKING:
-    from weft.ops._plan import PlanRunner
 
 # What all_reduce_rms_norm calls them, by the buffers that are pushed.
 BY_PACKETS = {1: "one_shot", 2: "two_shot"}
@@ -29,11 +27,11 @@ BY_PACKETS = {1: "one_shot", 2: "two_shot"}
 class SummedRows:
     """A launch of the rows template at given sizes."""
 
-    def __init__(self, runner: PlanRunner, launch: Launch, kernel: core.Kernel) -> None:
-        self.launch, self.kernel, self.world = launch, kernel, runner.world
+    def __init__(self, plan: SizedPlan, launch: Launch, kernel: core.Kernel) -> None:
+        self.launch, self.kernel, self.world = launch, kernel, plan.world
         self.function = source.load(kernel).plain
-        m, n = runner.shape(launch.writes[0])
-        dtype = runner.buffers[launch.writes[0]].dtype
+        m, n = plan.shape(launch.writes[0])
+        dtype = plan.buffers[launch.writes[0]].dtype
         target, nodes = self.world.target, _lanes.nodes_of(self.world)
         problem = Problem(m, n, self.world.num_ranks, dtype, nodes)
         by_packets = any(one.sort == "packets" for one in kernel.of(core.Param))

@@ -36,8 +36,7 @@ Source  docs/decisions/009-hooks.md; ring attention (Liu et al. 2023) for keys t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 import triton
@@ -50,20 +49,13 @@ from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.ops import (
-    _attention_operations,
-    _autograd,
-    _baselines,
-    _lanes,
-    _plan_kernels,
-    _records,
-)
+from weft.ops import _baselines, _lanes, _operations, _plan_kernels, _records
 from weft.ops._ag_attention_call import Call
 from weft.ops._ag_attention_config import (
     ENGINE,
-    MOST_D,
     TRANSPORTS,
     Config,
+    Problem,
     Shards,
     candidates,
     choose,
@@ -97,63 +89,6 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tup
                 lse[one, head] = scores.logsumexp(1)
     shards = [slice(*problem.shard(rank)) for rank in range(problem.num_ranks)]
     return [(out[own], lse[own]) for own in shards]
-
-
-# ---------------------------------------------------------------------------------------------
-# The problem; how it is done is in _ag_attention_config.py
-
-
-@dataclass(frozen=True)
-class Problem(_lanes.Rows):
-    """m tokens over all ranks, n = kv_heads * d elements in each one's keys and in its values.
-
-    `sequences`: how many cu_seqlens tells of; 0: one of all tokens, and no cu_seqlens.
-    """
-
-    q_heads: int = 1
-    kv_heads: int = 1
-    d: int = 1
-    causal: bool = True
-    sequences: int = 0
-
-    op: ClassVar[str] = "ag_attention"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.d <= MOST_D:
-            raise ShapeError(f"{self.op}: heads of d={self.d}; they have 1 to {MOST_D} elements")
-        if self.kv_heads < 1 or self.q_heads < 1 or self.q_heads % self.kv_heads:
-            raise ShapeError(
-                f"{self.op}: q has {self.q_heads} heads, k and v have {self.kv_heads}; each head "
-                "of k serves as many of q, one at least"
-            )
-        if self.sequences < 0:
-            raise ShapeError(f"{self.op}: sequences={self.sequences} is negative")
-
-    @property
-    def group(self) -> int:
-        """Heads of q that share one of k."""
-        return self.q_heads // self.kv_heads
-
-    @property
-    def k(self) -> int:
-        """Products that are added up for an element of the result, at most."""
-        return self.d + self.m
-
-    @property
-    def flops(self) -> int:
-        """Of all ranks' mean, for one sequence; the last causal rank has nearly twice that."""
-        pairs = self.m * self.m // (2 if self.causal else 1)
-        return 4 * pairs * self.q_heads * self.d // self.num_ranks
-
-    @property
-    def memory_bytes(self) -> int:
-        """What one rank must read and write at least."""
-        return (2 * self.rows * self.q_heads * self.d + 2 * self.m * self.n) * self.itemsize
-
-    def peers(self, rank: int) -> int:
-        """How many ranks need this rank's keys: rank + 1, + 2, ..."""
-        return self.num_ranks - 1 - (rank if self.causal else 0)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -361,10 +296,10 @@ def ag_attention(
             replay goes by the cu_seqlens that are there then
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _autograd.is_asked(q, k, v):
-        found = _attention_operations.attend(
-            q, k, v, world=world, causal=causal, cu_seqlens=cu_seqlens, scale=scale, m=m,
-            config=config, out=out,
+    if _operations.is_asked(q, k, v):
+        rest = (cu_seqlens, causal, scale, m)
+        found = _operations.as_operation(
+            "ag_attention", world, (q, k, v), *rest, config=config, out=out
         )  # fmt: skip
         return found if with_lse else found[0]
     call = _lanes.find_call(

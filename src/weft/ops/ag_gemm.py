@@ -67,10 +67,9 @@ from weft.language import slots
 from weft.ops import (
     _ag_gemm_scales,
     _ag_gemm_small,
-    _autograd,
     _baselines,
-    _custom_ops,
     _lanes,
+    _operations,
     _product_launch,
     _records,
 )
@@ -287,10 +286,10 @@ def ag_gemm(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _autograd.is_asked(a, b):
+    if _operations.is_asked(a, b):
         rows, dtype = (m, None) if out is None else (m or out.shape[0], out.dtype)
         rest = (rows, dtype, scale_a, scale_b)
-        return _custom_ops.as_operation("ag_gemm", world, (a, b), *rest, config=config, out=out)
+        return _operations.as_operation("ag_gemm", world, (a, b), *rest, config=config, out=out)
     call = _lanes.find_call(
         world, "ag_gemm", (a, b, out, scale_a, scale_b), (m, config), _make_call, _told
     )

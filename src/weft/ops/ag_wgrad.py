@@ -28,8 +28,8 @@ Source  docs/decisions/009-hooks.md; ag_gemm
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -38,15 +38,13 @@ from torch.autograd.graph import increment_version
 
 import weft.language as wl
 from weft.base.card import Op, Trial, trials
-from weft.base.dtypes import FLOATS
 from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.ops import _autograd, _baselines, _custom_ops, _lanes, _records
+from weft.ops import _baselines, _lanes, _operations, _records
 from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
 from weft.ops._ag_gemm_config import LIBRARY, Shards
-from weft.ops._ag_gemm_problem import Problem as Gathered
 from weft.ops._ag_gemm_rows import (
     GivingBack,
     give_back,
@@ -56,6 +54,7 @@ from weft.ops._ag_gemm_rows import (
 )
 from weft.ops._ag_wgrad_config import (
     Config,
+    Problem,
     can_use_tma,
     candidates,
     choose,
@@ -75,39 +74,6 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tor
     gathered = torch.cat([one[parts] for one in inputs]).float()
     rest = [one[whole].float() for one in inputs]
     return [x.t() @ gathered if problem.gathers_y else gathered.t() @ x for x in rest]
-
-
-# ---------------------------------------------------------------------------------------------
-# The problem; how it is done is in _ag_wgrad_config.py
-
-
-@dataclass(frozen=True)
-class Problem(Gathered):
-    """m rows over all ranks; k columns of what is gathered, n of the other, on each rank.
-
-    The result is [k, n], with x gathered; or [n, k] where `b_is_nk`, with y gathered: as weights
-    lie whose gradient it is. Sums are in fp32.
-    """
-
-    op: ClassVar[str] = "ag_wgrad"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.dtype not in FLOATS:
-            raise DtypeError(f"{self.op}: dtype {self.dtype}; it takes {', '.join(FLOATS)}")
-
-    @property
-    def gathers_y(self) -> bool:
-        return self.b_is_nk
-
-    @property
-    def result(self) -> tuple[int, int]:
-        return (self.n, self.k) if self.gathers_y else (self.k, self.n)
-
-    @property
-    def memory_bytes(self) -> int:
-        """What one rank must read and write at least."""
-        return self.m * (self.n + self.k) * self.itemsize + self.n * self.k * self.out_itemsize
 
 
 # ---------------------------------------------------------------------------------------------
@@ -348,9 +314,9 @@ def ag_wgrad(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _autograd.is_asked(x, y):
+    if _operations.is_asked(x, y):
         rest = (gathered, None if out is None else out.dtype)
-        return _custom_ops.as_operation("ag_wgrad", world, (x, y), *rest, config=config, out=out)
+        return _operations.as_operation("ag_wgrad", world, (x, y), *rest, config=config, out=out)
     call = _lanes.find_call(world, "ag_wgrad", (x, y, out), (gathered, config), _make_call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=call.out_dtype, device=x.device)

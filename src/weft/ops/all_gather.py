@@ -50,7 +50,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.ops import _autograd, _baselines, _custom_ops, _lanes
+from weft.ops import _baselines, _lanes, _operations
 from weft.runtime.world import World
 from weft.tiles import exchange, fetch, move, nodes, packets, postbox
 
@@ -275,9 +275,9 @@ def all_gather(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _autograd.is_asked(x):
+    if _operations.is_asked(x):
         rows = out.shape[0] if m is None and out is not None and out.dim() else m
-        return _custom_ops.as_operation("all_gather", world, (x,), rows, config=config, out=out)
+        return _operations.as_operation("all_gather", world, (x,), rows, config=config, out=out)
     call = _lanes.find_call(world, "all_gather", (x, out), (m, config), _Call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device)

@@ -43,7 +43,7 @@ from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _autograd, _baselines, _custom_ops, _lanes, all_gather, reduce_scatter
+from weft.ops import _baselines, _lanes, _operations, all_gather, reduce_scatter
 from weft.runtime.world import World
 from weft.tiles import exchange, fetch, move, packets, postbox
 
@@ -221,8 +221,8 @@ def all_reduce(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _autograd.is_asked(x):
-        return _custom_ops.as_operation("all_reduce", world, (x,), config=config, out=out)
+    if _operations.is_asked(x):
+        return _operations.as_operation("all_reduce", world, (x,), config=config, out=out)
     call = _lanes.find_call(world, "all_reduce", (x, out), (config,), _Call)
     if out is None:
         out = torch.empty_like(x)

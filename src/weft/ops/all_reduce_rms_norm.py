@@ -47,7 +47,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.compiler.lower import source
 from weft.ir import core
-from weft.ops import _autograd, _baselines, _by_library, _custom_ops, _lanes, _measured, _records
+from weft.ops import _baselines, _by_library, _lanes, _measured, _operations, _records
 from weft.ops._all_reduce_rms_norm_few import Rows, all_reduce_rms_norm_packets
 from weft.ops.all_reduce import all_reduce
 from weft.runtime.world import World
@@ -264,9 +264,9 @@ def all_reduce_rms_norm(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _autograd.is_asked(x, residual, weight):
+    if _operations.is_asked(x, residual, weight):
         tensors = (x, residual, weight)
-        return _custom_ops.as_operation(Problem.op, world, tensors, eps, config=config)
+        return _operations.as_operation(Problem.op, world, tensors, eps, config=config)
     given = (x, residual, weight)
     call = _lanes.find_call(world, "all_reduce_rms_norm", given, (float(eps), config), _Call)
     normed, total = torch.empty_like(x), torch.empty_like(x)

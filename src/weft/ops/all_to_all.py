@@ -48,7 +48,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _autograd, _baselines, _custom_ops, _lanes
+from weft.ops import _baselines, _lanes, _operations
 from weft.runtime.world import World
 from weft.tiles import exchange, fetch, move, packets, postbox
 
@@ -385,7 +385,7 @@ def all_to_all(
             by a later call, world.check() or world.close(): ShapeError: splits of a rank that are
             negative, or ask for more rows than x has. All ranks raise it
     """
-    if _autograd.is_asked(x):
+    if _operations.is_asked(x):
         return _traced(x, world, splits, capacity, config, out)
     call = _lanes.find_call(world, "all_to_all", (x, splits, out), (capacity, config), _Call)
     if out is None:
@@ -404,10 +404,10 @@ def all_to_all(
 def _traced(x: Any, world: World, splits: Any, capacity: Any, config: Any, out: Any) -> Any:
     """The call as an operation of torch's; its name says whether there are splits."""
     if splits is None:
-        return _custom_ops.as_operation("all_to_all", world, (x,), config=config, out=out)
+        return _operations.as_operation("all_to_all", world, (x,), config=config, out=out)
     if capacity is None and out is not None and out.dim():
         capacity = out.shape[0]
-    return _custom_ops.as_operation(
+    return _operations.as_operation(
         "all_to_all_splits", world, (x, splits), capacity, config=config, out=out
     )
 

@@ -42,7 +42,7 @@ from weft.base.card import Op, Trial
 from weft.base.errors import ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _autograd, _baselines, _ep, _ep_gradients, _lanes
+from weft.ops import _baselines, _ep, _lanes, _operations
 from weft.ops._ep import Config, Handle, candidates, choose
 from weft.ops.moe_route import Tables
 from weft.runtime.world import World
@@ -133,9 +133,9 @@ def ep_combine(
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _autograd.is_asked(y, handle.tables.weight_of):
+    if _operations.is_asked(y, handle.tables.weight_of):
         call = partial(_combine, y, handle, world, weighted, config)
-        return _ep_gradients.combine(call, y, handle, weighted, world, out)
+        return _operations.between_graphs("ep_combine")(call, y, handle, weighted, world, out)
     return _combine(y, handle, world, weighted, config, out)
 
 

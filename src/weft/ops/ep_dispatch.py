@@ -57,7 +57,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _autograd, _baselines, _ep, _ep_gradients, _ep_tables, _given, _lanes
+from weft.ops import _baselines, _ep, _ep_tables, _given, _lanes, _operations
 from weft.ops._ep import Config, Dispatched, Handle, candidates, choose
 from weft.ops.moe_route import Tables
 from weft.runtime.world import World
@@ -200,10 +200,10 @@ def ep_dispatch(
     """
     rows, scales = x if isinstance(x, tuple) else (x, None)
     rest = (experts, world, max_tokens, capacity, tile_m, handle)
-    if _autograd.is_asked(rows, *(() if weights is None else (weights,))):
+    if _operations.is_asked(rows, *(() if weights is None else (weights,))):
         (rows, ids, weights), _ = _given.plain("ep_dispatch", world, (rows, ids, weights))
         call = partial(_dispatch, rows, scales, ids, weights, *rest, clear=True, config=config)
-        return _ep_gradients.dispatch(call, rows, scales, weights, world)
+        return _operations.between_graphs("ep_dispatch")(call, rows, scales, weights, world)
     return _dispatch(rows, scales, ids, weights, *rest, clear=clear, config=config)
 
 

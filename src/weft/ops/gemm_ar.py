@@ -37,15 +37,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ir import core
-from weft.ops import (
-    _autograd,
-    _baselines,
-    _by_library,
-    _custom_ops,
-    _gemm_ar_few,
-    _lanes,
-    _products,
-)
+from weft.ops import _baselines, _by_library, _gemm_ar_few, _lanes, _operations, _products
 from weft.ops.all_reduce import all_reduce
 from weft.runtime.world import World
 
@@ -179,8 +171,8 @@ def gemm_ar(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _autograd.is_asked(a, b):
-        return _custom_ops.as_operation("gemm_ar", world, (a, b), config=config, out=out)
+    if _operations.is_asked(a, b):
+        return _operations.as_operation("gemm_ar", world, (a, b), config=config, out=out)
     call = _lanes.find_call(world, "gemm_ar", (a, b, out), (config,), _make_call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=a.dtype, device=a.device)

@@ -56,7 +56,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ir import core
-from weft.ops import _autograd, _baselines, _by_library, _custom_ops, _lanes, _products
+from weft.ops import _baselines, _by_library, _lanes, _operations, _products
 from weft.ops._product_puts import PutCall
 from weft.ops.reduce_scatter import reduce_scatter
 from weft.runtime.world import World
@@ -199,8 +199,8 @@ def gemm_rs(
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
             UsageError: a configuration that cannot be recorded
     """
-    if _autograd.is_asked(a, b):
-        return _custom_ops.as_operation("gemm_rs", world, (a, b), config=config, out=out)
+    if _operations.is_asked(a, b):
+        return _operations.as_operation("gemm_rs", world, (a, b), config=config, out=out)
     rest = (torch.are_deterministic_algorithms_enabled(), config)
     call = _lanes.find_call(world, "gemm_rs", (a, b, out), rest, _make_call)
     if out is None:

@@ -47,7 +47,7 @@ from weft.base.errors import ConfigError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
-from weft.ops import _autograd, _custom_ops, _lanes, _records
+from weft.ops import _lanes, _operations, _records
 from weft.runtime.world import World
 from weft.tiles import route
 
@@ -350,9 +350,9 @@ def moe_route(
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _autograd.is_asked(logits):
+    if _operations.is_asked(logits):
         rest = (top_k, m, renormalise, tile_m)
-        made = _custom_ops.as_operation("moe_route", world, (logits,), *rest, config=config)
+        made = _operations.as_operation("moe_route", world, (logits,), *rest, config=config)
         return Routing(Tables(*made), tile_m)
     problem = problem_of(world, logits, top_k, m, renormalise, tile_m)
     config = config or choose(problem, world.target)

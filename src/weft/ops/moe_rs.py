@@ -43,7 +43,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.compiler.lower import source
 from weft.ir import core
-from weft.ops import _autograd, _baselines, _custom_ops, _lanes, _moe
+from weft.ops import _baselines, _lanes, _moe, _operations
 from weft.ops.moe_route import Routing
 from weft.runtime.world import World
 
@@ -136,10 +136,10 @@ def moe_rs(
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _autograd.is_asked(x, b, routing.tables.weight_of):
+    if _operations.is_asked(x, b, routing.tables.weight_of):
         tensors = (x, b, routing.tables.weight_of, list(routing.tables))
         rest = (routing.tile_m,)
-        return _custom_ops.as_operation("moe_rs", world, tensors, *rest, config=config, out=out)
+        return _operations.as_operation("moe_rs", world, tensors, *rest, config=config, out=out)
     problem = problem_of(world, x, b, routing, out)
     config = config or choose(problem, world.target)
     config.check(problem, world.target)

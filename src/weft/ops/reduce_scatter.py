@@ -50,7 +50,7 @@ from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _autograd, _baselines, _custom_ops, _lanes
+from weft.ops import _baselines, _lanes, _operations
 from weft.runtime.world import World
 from weft.tiles import exchange, fetch, move, nodes, packets, postbox, reduce
 
@@ -326,8 +326,8 @@ def reduce_scatter(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _autograd.is_asked(x):
-        return _custom_ops.as_operation("reduce_scatter", world, (x,), config=config, out=out)
+    if _operations.is_asked(x):
+        return _operations.as_operation("reduce_scatter", world, (x,), config=config, out=out)
     call = _lanes.find_call(world, "reduce_scatter", (x, out), (config,), _Call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device)

@@ -1,0 +1,44 @@
+"""A plan at the sizes of a call on one rank: how large buffers are, and how rows are split.
+
+Not an operator: a part of _plan.py, which see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Any
+
+from weft.compiler.passes import allocate
+from weft.ir.device import Buffer, Channel, Plan
+from weft.language.mapping import StaticMapping
+
+
+class SizedPlan:
+    """Its buffers and channels by name, and what they come to here."""
+
+    def __init__(self, world: Any, plan: Plan, sizes: Mapping[str, int]) -> None:
+        self.world, self.plan, self.sizes = world, plan, dict(sizes)
+        self.buffers: dict[str, Buffer] = {one.name: one for one in plan.of(Buffer)}
+        self.channels: dict[str, Channel] = {one.name: one for one in plan.of(Channel)}
+
+    def shape(self, name: str, rank: int | None = None) -> tuple[int, ...]:
+        """A buffer's extents on a rank; rank 0 has the fullest part of all."""
+        rank = self.world.rank if rank is None else rank
+        ranks = self.world.num_ranks
+        return tuple(
+            allocate.extent_of(size, self.sizes, rank, ranks) for size in self.buffers[name].sizes
+        )
+
+    def split(self, channel: Channel) -> StaticMapping:
+        """How a channel's rows lie over ranks and chunks."""
+        rows = allocate.extent_of(channel.rows, self.sizes, 0, self.world.num_ranks)
+        chunks = channel.chunks if isinstance(channel.chunks, int) else 1
+        return StaticMapping.of(
+            rows, self.world.num_ranks, chunks=chunks, push_rows=1, tile_rows=channel.tile_rows
+        )
+
+    def chunks_of(self, channel: Channel) -> int:
+        """Of a part's columns."""
+        columns = self.shape(channel.buffer)[-1]
+        return ceil(columns / channel.columns) if channel.columns else 1
