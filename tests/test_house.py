@@ -108,6 +108,59 @@ def test_imports_go_down_only():
     assert not upward, "\n".join(sorted(set(upward)))
 
 
+# Rooms whose files still import each other, with how many of them do at most.
+CIRCLES = {"compiler": 2, "emulator": 33}
+
+
+def file_of(module: str) -> Path | None:
+    """The source of a module of weft's; None of a name that is no module."""
+    path = SOURCE.parent.joinpath(*module.split("."))
+    found = [path / "__init__.py", path.with_suffix(".py")]
+    return next((one for one in found if one.is_file()), None)
+
+
+def imported_files(path: Path) -> set[Path]:
+    """Files of the same room that `path` imports, wherever in it, and be it for types alone."""
+    found = {(module, line): file_of(module) for module, line in imports(path)}
+    there = set()
+    for (module, line), file in found.items():
+        # `from a import b` is yielded as a and as a.b: where b is a module, that one is meant.
+        inner = [one for one in found if one[1] == line and one[0].startswith(f"{module}.")]
+        if file is not None and not any(found[one] for one in inner):
+            there.add(file)
+    return {one for one in there if one != path and room_of(one) == room_of(path)}
+
+
+def in_circles() -> dict[str, list[Path]]:
+    """By room the files that import themselves through others."""
+    imported = {path: imported_files(path) for path in files()}
+    found: dict[str, list[Path]] = {}
+    for path in imported:
+        reached: set[Path] = set()
+        ahead = [path]
+        while ahead:
+            new = imported[ahead.pop()] - reached
+            reached |= new
+            ahead += new
+        if path in reached:
+            found.setdefault(room_of(path) or "", []).append(path)
+    return found
+
+
+def test_no_files_of_a_room_import_each_other():
+    """What two files need of each other belongs below both, or is handed over as a value."""
+    found = in_circles()
+    told = [
+        f"{room}: {', '.join(str(path.relative_to(SOURCE / room)) for path in circle)}"
+        for room, circle in found.items()
+        if len(circle) > CIRCLES.get(room, 0)
+    ]
+    told += [
+        f"no files of {room} do: take it out of CIRCLES" for room in CIRCLES if room not in found
+    ]
+    assert not told, "\n".join(["files that import each other", *told])
+
+
 def test_the_root_imports_nothing_until_asked():
     """`import weft` costs no torch and no Triton: `weft doctor` runs where neither does."""
     heavy = "('torch', 'triton', 'numpy', 'immutables')"
