@@ -17,7 +17,6 @@ from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.pipeline import overlap
 from weft.ir import device
-from weft.tiles import dealing, gemm_sm90
 
 
 def engine(function, name: str, **facts) -> str:
@@ -241,24 +240,6 @@ def product(m: int, **changes) -> Product:
 def test_more_rows_take_longer(way):
     times = [way(product(m)) for m in (512, 1024, 2048, 4096, 8192)]
     assert times == sorted(times) and times[-1] > 2 * times[0]
-
-
-@pytest.mark.parametrize(("m", "early_parts"), [(512, 1), (512, 4), (1024, 2), (3988, 1)])
-def test_tiles_are_dealt_out_as_the_template_does(m, early_parts):
-    """Which the model says in other words, since it is asked for many configurations."""
-    one = product(m, early_parts=early_parts, head=max(1, m // 4 // 128))
-    programs, (num_m, num_n) = 131, product(m).tiles
-    early = one.head * num_n
-    dealt = dealing.deal(m, one.n, one.k, gemm_sm90.WIDE, programs, early, early_parts)
-    each, ready = products.tile_us(one, H200X4), [7.0 * i for i in range(num_m)]
-    rows, ends = products._rows_in_order(one), [0.0] * programs
-    for program in range(programs):
-        for unit in dealing.units(program, dealt, programs):
-            share_us = H200X4.share_us if unit.parts > 1 else 0.0
-            begin = max(ends[program], ready[rows[unit.tile]])
-            ends[program] = begin + each / unit.parts + share_us
-    found = products._run(one, H200X4, ready, [0.0] * programs)
-    assert found == pytest.approx(max(*ends, products._memory_us(one, H200X4)))
 
 
 def test_nothing_ends_before_its_data_has_arrived_or_left():

@@ -6,13 +6,17 @@ Not an operator: a part of ag_gemm.py, which see.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from typing import Any, ClassVar, NamedTuple
 
 from weft.base.errors import ConfigError
 from weft.base.target import Target
-from weft.ops import _arrival, _by_library, _lanes
+from weft.compiler.cost import products
+from weft.compiler.cost.machine import H200X4
+from weft.compiler.cost.products import Product
+from weft.ops import _by_library, _lanes
 from weft.ops._ag_gemm_problem import BLOCKS, Problem
 from weft.ops._ag_gemm_scales import BLOCK_K
 from weft.tiles import blocking, dealing, gemm, gemm_sm90, gemm_small
@@ -25,10 +29,17 @@ ENGINES = ("pull", "put")
 LIBRARY = _by_library.TRANSPORT
 TEMPLATES = ("plain", "small", "sm90")
 FEW = "small"
+# What carries the rows, in the cost model's words.
+CARRIED_BY = {"pull": "copy_engine", "put": "copy_engine_put", "push": "push"}
+TILE = (128, 256, 64)
 
 # Up to so many bytes of A per rank the SMs push; more where the product is too narrow to hide a
 # copy engine's start behind it (4 x H200, m 512 to 4096: push ahead up to 4 MiB, at n 2560 to 8).
 PUSH_BYTES, NARROW_PUSH_BYTES, NARROW_N = 4 << 20, 8 << 20, 4096
+# Copy engines are behind SMs up to so many bytes of a shard, and ahead of them from so many on.
+FEWEST_PUT_BYTES, MOST_PUSHED_BYTES = 1 << 20, 16 << 20
+# Of the template for Hopper, candidates of a call.
+MOST_ON_HOPPER = 4
 # From so many bytes on, a second flag per shard pays for its copy's start (there, at 32 MiB).
 TWO_CHUNKS_BYTES = 24 << 20
 # What GPUs multiply this dtype from, by compute capability.
@@ -256,7 +267,7 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     for transport in order:
         for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
             block = block_of(problem, cut, target)
-            config = Config(transport=transport, block=block, **asdict(cut))
+            config = Config(transport=transport, block=block, **vars(cut))
             if problem.scaling == BLOCKS:
                 config = replace(
                     config, tile_n=min(BLOCK_K, cut.tile_n), tile_k=min(BLOCK_K, cut.tile_k)
@@ -277,7 +288,7 @@ def _by_packets(problem: Problem, target: Target) -> Iterator[Config]:
     if target.backend != "emu" and problem.m > 4 * SMALL_M:
         return
     for cut in _few_rows(problem, target):
-        config = Config(transport=PACKETS, template=FEW, **asdict(cut))
+        config = Config(transport=PACKETS, template=FEW, **vars(cut))
         yield _with_packets(config, problem, target)
 
 
@@ -305,60 +316,95 @@ def _few_rows(problem: Problem, target: Target) -> Iterator[Blocking]:
 
 
 def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> list[Config]:
-    """What the template for Hopper can do, the one first that is predicted to end first."""
+    """What the template for Hopper can do, the one first that is predicted to end first: for each
+    transport and each of its tiles, with what else is best of it."""
     if 0 in (problem.m, problem.n, problem.k):
         return []
-    found = []
-    for transport in transports:
-        # WIDER is left out until it has been read here: it is predicted to be first at few sizes of
-        # one round (2 ranks, n 2560, m 2048: 133 us by push, 141 so), where no tile hides a wait.
-        cuts = (gemm_sm90.WIDE, gemm_sm90.TURNS, gemm_sm90.MIDDLE)
+    # WIDER is left out until it has been read here: it is predicted to be first at few sizes of
+    # one round (2 ranks, n 2560, m 2048: 133 us by push, 141 so), where no tile hides a wait.
+    cuts = (gemm_sm90.WIDE, gemm_sm90.TURNS, gemm_sm90.MIDDLE)
+    rated = []
+    for transport in filter(partial(_is_worth_rating, problem), transports):
         for cut in cuts if problem.itemsize > 1 else (gemm_sm90.PROMOTED,):
             # A push is made by four warps, staging by eight.
             block = 8192 if transport == "push" else 16384
-            plain = Config(transport=transport, template="sm90", block=block, **asdict(cut))
-            base = with_transport(plain, problem, target)
-            # Larger groups read B less often, but wait for more rows; so do all rows alike.
-            some = [base, replace(base, group_m=8), replace(base, group_m=8, own_first=False)]
-            if transport in ENGINES:
-                some.append(replace(base, chunks=min(2, problem.rows)))
-            found += [*some, *_with_early_parts(some, problem, target)]
-    return sorted(dict.fromkeys(found), key=lambda config: _end_us(config, problem, target))
+            plain = Config(transport=transport, template="sm90", block=block, **vars(cut))
+            ways = list(_ways_of(with_transport(plain, problem, target), problem, target))
+            us = [_end_us(plain, problem, target, way) for way in ways]
+            best = min(range(len(ways)), key=us.__getitem__)
+            rated.append((us[best], replace(plain, **ways[best]._asdict())))
+    return [config for _, config in sorted(rated, key=lambda one: one[0])[:MOST_ON_HOPPER]]
 
 
-def _with_early_parts(
-    configs: Sequence[Config], problem: Problem, target: Target
-) -> Iterator[Config]:
-    """Programs without an own tile would wait for rows; with a part of one they need not."""
-    for config in configs:
-        most = 1
-        if config.own_first and problem.num_ranks > 1 and not straddles(problem, config):
-            num_k = ceil(problem.k / config.tile_k)
-            early, programs = own_tiles(problem, config), programs_on(target)
-            most = dealing.early_parts_of(early, num_k, programs)
+def _is_worth_rating(problem: Problem, transport: str) -> bool:
+    """Could it end first? Engines that fetch begin later than those that put."""
+    if transport == "push":
+        return problem.num_ranks == 1 or problem.shard_bytes <= MOST_PUSHED_BYTES
+    return transport == "put" and problem.shard_bytes >= FEWEST_PUT_BYTES
+
+
+class Way(NamedTuple):
+    """What is left to choose where transport and tile are given; fields of Config."""
+
+    group_m: int
+    own_first: bool
+    chunks: int
+    early_parts: int
+    feeders: int
+    pieces: int
+
+
+def _ways_of(base: Config, problem: Problem, target: Target) -> Iterator[Way]:
+    """Larger groups read B less often, but wait for more rows; so do all rows alike."""
+    first = Way(*[getattr(base, name) for name in Way._fields])
+    some = dict.fromkeys((first, first._replace(group_m=8)))
+    yield from some
+    yield first._replace(group_m=8, own_first=False)
+    if base.transport in ENGINES and first.chunks == 1 and problem.rows > 1:
+        some[first._replace(chunks=2)] = None
+        yield first._replace(chunks=2)
+    if problem.num_ranks == 1 or straddles(problem, base):
+        return
+    # Programs without an own tile would wait for rows; with a part of one they need not.
+    early, programs = own_tiles(problem, base), programs_on(target)
+    most = dealing.early_parts_of(early, ceil(problem.k / base.tile_k), programs)
+    for way in some if most > 1 else ():
         for parts in range(2, most + 1):
-            one = replace(config, early_parts=parts)
-            yield one
+            one = way._replace(early_parts=parts)
             # Those who push, the last ones, need have none.
-            peers = (problem.num_ranks - 1) * config.chunks
+            peers = (problem.num_ranks - 1) * way.chunks
             pieces = (programs - parts * early) // peers
-            if config.transport == "push" and 0 < pieces < config.pieces:
-                yield replace(one, feeders=pieces * peers, pieces=pieces)
+            if base.transport == "push" and 0 < pieces < way.pieces:
+                one = one._replace(feeders=pieces * peers, pieces=pieces)
+            yield one
 
 
-def _end_us(config: Config, problem: Problem, target: Target) -> float:
-    """When a call on Hopper would end, as predicted."""
-    if config.transport == PACKETS:
-        return _arrival.few_us(problem.m, problem.n, problem.k)
-    if config.template == "plain":
-        return _arrival.small_us(problem.n, problem.k)
+def _end_us(config: Config, problem: Problem, target: Target, way: Way | None = None) -> float:
+    """When a call on Hopper would end, as predicted: rows are read in place."""
+    tile = (config.tile_m, config.tile_n, config.tile_k)
+    if config.template != "sm90":
+        few = Product(problem.m, problem.n, problem.k, 1, tile)
+        return products.few_rows_us(few, H200X4, config.transport == PACKETS)
+    way = way or Way(*[getattr(config, name) for name in Way._fields])
     # The model is of 16-bit operands: fp8 are half of the bytes at twice the rate, as half of k is.
     k, tile_k = (extent * problem.itemsize // 2 for extent in (problem.k, config.tile_k))
-    return _arrival.Plan(
-        problem.m, problem.n, k, problem.num_ranks, config.transport,
-        shards_of(problem, config), replace(config.blocking, tile_k=tile_k), programs_on(target),
-        config.early_parts,
-    ).end_us()  # fmt: skip
+    product = Product(
+        problem.m, problem.n, k, problem.num_ranks, (*tile[:2], tile_k), group_m=way.group_m,
+        head=_head(problem, config.tile_m, way.own_first), early_parts=way.early_parts,
+    )  # fmt: skip
+    return products.gathered_us(
+        product, H200X4, CARRIED_BY[config.transport], chunks=way.chunks, staged=False,
+        num_programs=programs_on(target),
+        feeders=way.pieces * way.chunks * max(1, problem.num_ranks - 1),
+    )  # fmt: skip
+
+
+def unfused_us(problem: Problem, is_recorded: bool) -> float:
+    """NCCL, then cuBLAS: what their launches cost the host shows unless they are recorded."""
+    product = Product(problem.m, problem.n, problem.k, problem.num_ranks, TILE)
+    end_us = products.library_product_us(product, H200X4)
+    end_us += products.library_collective_us(product, H200X4, "all_gather")
+    return end_us if is_recorded else max(end_us, H200X4.library_host_us)
 
 
 def can_use_library(problem: Problem, target: Target) -> bool:
@@ -407,9 +453,9 @@ def choose(problem: Problem, target: Target, is_recorded: bool = False) -> Confi
     fused = next(candidates(problem, target))
     if not (can_use_sm90(problem, target) and can_use_library(problem, target)):
         return fused
-    sizes = (problem.m, problem.n, problem.k, problem.num_ranks)
-    unfused_us = _arrival.unfused_us(*sizes, is_recorded)
-    is_slower = 0 not in sizes and _end_us(fused, problem, target) > MARGIN * unfused_us
+    if 0 in (problem.m, problem.n, problem.k):
+        return fused
+    is_slower = _end_us(fused, problem, target) > MARGIN * unfused_us(problem, is_recorded)
     return Config(transport=LIBRARY) if is_slower else fused
 
 
@@ -436,11 +482,15 @@ def shape_of(problem: Problem) -> gemm.Shape:
 
 def shards_of(problem: Problem, config: Config) -> Shards:
     chunk_rows = max(1, ceil(problem.rows / config.chunks))
-    num_m = ceil(problem.m / config.tile_m)
-    # Where no tile is one rank's alone, none can go first, and B is read once.
-    own = problem.rows // config.tile_m if config.own_first else 0
-    head = min(own, num_m) or max(1, num_m)
+    head = _head(problem, config.tile_m, config.own_first)
     return Shards(problem.rows, config.chunks, chunk_rows, config.pieces, config.group_m, head)
+
+
+def _head(problem: Problem, tile_m: int, own_first: bool) -> int:
+    """Rows of tiles that are a group by themselves."""
+    num_m = ceil(problem.m / tile_m)
+    # Where no tile is one rank's alone, none can go first, and B is read once.
+    return min(problem.rows // tile_m if own_first else 0, num_m) or max(1, num_m)
 
 
 def own_tiles(problem: Problem, config: Config) -> int:

@@ -7,11 +7,13 @@ for each group of rows of tiles. What this must get right is which of several wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from math import ceil
 
 from weft.compiler.cost.machine import Machine, on_curve
+from weft.compiler.cost.rounds import Arrival, Rounds
 from weft.tiles import dealing, gemm_sm90
 from weft.tiles.blocking import Blocking
 
@@ -40,19 +42,41 @@ class Product:
     head: int = 0
     early_parts: int = 1
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Of a full shard."""
         return max(1, ceil(self.m / self.num_ranks))
 
-    @property
+    @cached_property
     def tiles(self) -> tuple[int, int]:
         return ceil(self.m / self.tile[0]), ceil(self.n / self.tile[1])
+
+    @cached_property
+    def own_rows(self) -> int:
+        """Rows of tiles over which no group reaches."""
+        # Where no tile is one rank's alone, none can go first, and B is read once.
+        num_m = self.tiles[0]
+        return self.head or min(self.rows // self.tile[0], num_m) or max(1, num_m)
+
+    @cached_property
+    def groups(self) -> list[tuple[int, int]]:
+        """(how many, rows of tiles of each) of the groups that share columns of B."""
+        found, head = [], self.own_rows
+        for rows in (head, self.tiles[0] - head):
+            many, rest = divmod(rows, self.group_m)
+            found += [(many, self.group_m), (int(rest > 0), rest)]
+        return found
 
     @property
     def ranks_of_node(self) -> int:
         """Of the smaller ones, where nodes differ: each rank has a port to the other nodes."""
         return max(1, self.num_ranks // self.num_nodes)
+
+    def first_tile(self, row: int) -> int:
+        """Where a row of tiles first comes in the order: rows of a group share columns of B."""
+        begin = 0 if row < self.own_rows else self.own_rows
+        begin += (row - begin) // self.group_m * self.group_m
+        return begin * self.tiles[1] + row - begin
 
 
 def tile_us(product: Product, machine: Machine) -> float:
@@ -84,12 +108,10 @@ def gathered_us(
     which store rows before they multiply; 0: all, where none of these engines does it.
     """
     programs = num_programs or machine.num_sms - (engine in ENGINES)
-    arrived = _arrivals(product, machine, engine, chunks, staged, feeders or programs)
-    begin = [0.0] * programs
-    if engine not in ENGINES:
-        first = max(0, programs - (feeders or programs))
-        begin[first:] = [max(arrived)] * (programs - first)
-    end = _run(product, machine, arrived, begin)
+    feeders = min(feeders or programs, programs)
+    arrived = _arrivals(product, machine, engine, chunks, staged, feeders)
+    late = (0, 0.0) if engine in ENGINES else (feeders, arrived[-1][0])
+    end = _run(product, machine, programs, arrived, *late)
     return end + _reread_us(product, machine) + machine.end_us
 
 
@@ -98,27 +120,27 @@ ENGINES = ("copy_engine", "copy_engine_put")
 
 def _arrivals(
     product: Product, machine: Machine, engine: str, chunks: int, staged: bool, feeders: int
-) -> list[float]:
-    """When each row of tiles can be multiplied, own rows first."""
-    row_bytes = product.k * product.itemsize
-    chunk_rows = max(1, ceil(product.rows / chunks))
+) -> list[tuple[float, int]]:
+    """(us, row of tiles) from which on tiles wait for the rows that come then, own rows first."""
+    rows, row_bytes = product.rows, product.k * product.itemsize
     start = 0.0
     if engine == "copy_engine" and staged:
-        start = machine.stage_us + product.rows * row_bytes / machine.stage_gbps / 1e3
+        start = machine.stage_us + rows * row_bytes / machine.stage_gbps / 1e3
+    found, tile_m = [(start, 0)], product.tile[0]
+    if engine not in ENGINES:
+        if rows < product.m:
+            gbps = min(machine.push_gbps, feeders * machine.pusher_gbps)
+            sent_us = _sent_us(product, machine, rows * row_bytes, gbps)
+            found.append((machine.push_us + sent_us, rows // tile_m))
+        return found
+    chunk_rows = max(1, ceil(rows / chunks))
     copy_us = machine.copy_us + machine.word_us + chunk_rows * row_bytes / machine.copy_gbps / 1e3
-    gbps = min(machine.push_gbps, feeders * machine.pusher_gbps)
-    pushed_us = machine.push_us + _sent_us(product, machine, product.rows * row_bytes, gbps)
-    found = []
-    for i in range(product.tiles[0]):
-        hop, row = divmod(min((i + 1) * product.tile[0], product.m) - 1, product.rows)
-        if not hop:
-            found.append(start)
-        elif engine not in ENGINES:
-            found.append(pushed_us)
-        else:
-            copies = (hop - 1) * chunks + row // chunk_rows + 1
-            gate_us = machine.gate_us if engine == "copy_engine" else machine.put_gate_us
-            found.append(start + gate_us + copies * copy_us)
+    gate_us = machine.gate_us if engine == "copy_engine" else machine.put_gate_us
+    for hop in range(1, product.num_ranks):
+        for chunk, row in enumerate(range(hop * rows, (hop + 1) * rows, chunk_rows)):
+            if row < product.m:
+                copies = (hop - 1) * chunks + chunk + 1
+                found.append((start + gate_us + copies * copy_us, row // tile_m))
     return found
 
 
@@ -134,65 +156,44 @@ def _sent_us(product: Product, machine: Machine, part_bytes: float, near_gbps: f
 
 
 def _run(
-    product: Product, machine: Machine, ready: Sequence[float], begin: Sequence[float]
-) -> float:
-    """When the last tile is done, where a row of tiles may be multiplied when it is `ready`, and
-    programs `begin` at these times."""
-    num_m, num_n = product.tiles
-    programs, ends = len(begin), [*begin]
-    # By index: Triton's own functions take Python integers, and may give constants.
-    extents = (num_m * product.tile[0], product.n, product.k)
-    early = product.head * num_n
-    blocking = Blocking(*product.tile, gemm_sm90.NUM_WARPS, 1)
-    dealt = dealing.deal(*extents, blocking, programs, early, product.early_parts)
-    each = tile_us(product, machine)
-    rows = _rows_in_order(product)
-
-    def share(count: int, parts: int, first: int, program: int) -> None:
-        """`count` tiles from `first` on, in parts, to the programs from `program` on."""
-        for unit in range(count * parts):
-            i = (program + unit) % programs
-            at = max(ends[i], ready[rows[first + unit % count]])
-            ends[i] = at + each / parts + machine.share_us
-
-    # As dealing.units has them, with fewer calls.
-    share(dealt.early, dealt.early_parts, 0, 0)
-    for tile in range(dealt.whole):
-        i = tile % programs
-        ends[i] = max(ends[i], ready[rows[dealt.early + tile]]) + each
-    share(dealt.shared, dealt.parts, dealt.early + dealt.whole, dealt.whole)
-    return max(*ends, ready[0] + _memory_us(product, machine))
+    product: Product, machine: Machine, programs: int, arrivals: Sequence[tuple[float, int]] = (),
+    late: int = 0, late_us: float = 0.0,
+) -> float:  # fmt: skip
+    """When the last tile is done, where a row of tiles may be multiplied from its arrival on, and
+    the last `late` of the programs begin at `late_us`."""
+    num_n, each_us = product.tiles[1], tile_us(product, machine)
+    dealt = _dealt(*product.tiles, product.k, product.tile, programs, product.head * num_n,
+                   product.early_parts)  # fmt: skip
+    rounds = Rounds(dealt, programs, each_us, machine.share_us, late, late_us)
+    end = rounds.end_us([Arrival(us, product.first_tile(row)) for us, row in arrivals])
+    start = max((us for us, row in arrivals if not row), default=0.0)
+    return max(end, start + _memory_us(product, machine))
 
 
-def _groups(product: Product) -> Iterator[range]:
-    """Rows of tiles that share columns of B: no group reaches over those of a rank's own rows."""
-    num_m = product.tiles[0]
-    # Where no tile is one rank's alone, none can go first, and B is read once.
-    head = product.head or min(product.rows // product.tile[0], num_m) or max(1, num_m)
-    for begin, end in ((0, head), (head, num_m)):
-        for first in range(begin, end, product.group_m):
-            yield range(first, min(first + product.group_m, end))
-
-
-def _rows_in_order(product: Product) -> list[int]:
-    """Of each tile of the order its row of tiles, own rows' first."""
-    return [i for group in _groups(product) for i in (*group,) * product.tiles[1]]
+@lru_cache
+def _dealt(
+    num_m: int, num_n: int, k: int, tile: tuple[int, int, int], programs: int, early: int,
+    early_parts: int,
+) -> dealing.Cut:  # fmt: skip
+    extents = (num_m * tile[0], num_n * tile[1], k)
+    blocking = Blocking(*tile, gemm_sm90.NUM_WARPS, 1)
+    return dealing.deal(*extents, blocking, programs, early, early_parts)
 
 
 def _memory_us(product: Product, machine: Machine) -> float:
     """Reading B, again for each group of rows of tiles if it does not stay in L2."""
     b_bytes = product.n * product.k * product.itemsize
-    times = len([*_groups(product)]) if b_bytes > machine.cached_bytes else 1
+    times = sum(many for many, _ in product.groups) if b_bytes > machine.cached_bytes else 1
     return b_bytes * times / machine.memory_gbps / 1e3
 
 
 def _reread_us(product: Product, machine: Machine) -> float:
     """What products lose to readings of B for few rows each, if it does not stay in L2."""
-    b_bytes = product.n * product.k * product.itemsize
+    b_bytes, times = product.n * product.k * product.itemsize, 0.0
     if b_bytes <= machine.cached_bytes:
         return 0.0
-    rows = [len(group) * product.tile[0] for group in _groups(product)]
-    times = sum(max(0.0, 1 - each / machine.many_rows) for each in rows)
+    for many, rows in product.groups:
+        times += many * max(0.0, 1 - rows * product.tile[0] / machine.many_rows)
     return b_bytes * times / machine.reread_gbps / 1e3
 
 
@@ -220,7 +221,7 @@ def scattered_us(product: Product, machine: Machine, *, by_tma: bool = False) ->
     num_m, num_n = product.tiles
     programs = machine.num_sms
     each = tile_us(product, machine)
-    alone = _run(product, machine, [0.0] * num_m, [0.0] * programs)
+    alone = _run(product, machine, programs)
     if product.num_ranks > 1:
         held_us = leave_us(*product.tile[:2], machine, by_tma)
         leaving = (product.num_ranks - 1) / product.num_ranks * num_m * num_n
@@ -242,7 +243,7 @@ def carried_us(product: Product, machine: Machine, chunks: int) -> float:
     """The product, whose other rows copy engines carry: part by part, each in chunks of columns;
     own ones last, which wait for the same chunk of the others."""
     ranks = product.num_ranks
-    alone = _run(product, machine, [0.0] * product.tiles[0], [0.0] * machine.num_sms)
+    alone = _run(product, machine, machine.num_sms)
     chunk_us, each = alone / ranks / chunks, tile_us(product, machine)
     of_others = product.tiles[0] * product.tiles[1] * (ranks - 1) / ranks
     chunk_bytes = product.rows * product.n * product.itemsize / chunks

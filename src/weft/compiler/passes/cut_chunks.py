@@ -47,7 +47,7 @@ def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
         elif products and _is_cut(task):
             shape = replace(shape_of(program, products[0], facts), tile=products[0].tile)
             us = {
-                one: predicted_us(task, shape, task.engine, one, facts)
+                one: round(predicted_us(task, shape, task.engine, one, facts), 3)
                 for one in chunks_of(task, shape, task.engine, facts)
             }
             chunks = min(us, key=lambda one: us[one])

@@ -1,0 +1,141 @@
+"""What products choose: near what was read, no worse than any other way, in no time at any size."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from weft.base.target import TARGETS
+from weft.compiler.cost import products
+from weft.ops import _ag_gemm_config
+from weft.ops._ag_gemm_config import Config, _end_us, unfused_us, with_transport
+from weft.ops.ag_gemm import Problem
+from weft.tiles import gemm_sm90
+from weft.tune.presets import LAYERS as ALL_LAYERS
+
+TARGET = TARGETS["cuda:90"]
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+NAME = re.compile(
+    r"(?P<transport>put|push|pull)(?P<tile_n>\d+)g(?P<group_m>\d+)c(?P<chunks>\d+)"
+    r"(e(?P<early_parts>\d+)f(?P<feeders>\d+))?( all rows alike)?"
+)
+LAYERS = {
+    "llama3-8b mlp": (7168, 4096),
+    "llama3-70b attention": (2560, 8192),
+    "llama3-70b mlp": (14336, 8192),
+    "qwen3-32b mlp": (12800, 5120),
+}
+
+
+def end_us(m: int, n: int, k: int, blocking=gemm_sm90.WIDE, num_ranks=4, **changes) -> float:
+    config = Config(template="sm90", **(asdict(blocking) | {"chunks": 1, "group_m": 8} | changes))
+    return _end_us(config, Problem(m, n, k, num_ranks, "bfloat16"), TARGET)
+
+
+def readings():
+    """(predicted, read) of the variants that were timed one by one."""
+    document = json.loads((RESULTS / "ag_gemm_variants_h200x4.json").read_text())
+    for run in document["runs"][-3:]:
+        timed = ((row, *one) for row in run["rows"] for one in row["us"].items())
+        for row, name, us in timed:
+            fields = NAME.fullmatch(name)
+            if not fields or (fields["transport"] == "push" and not fields["early_parts"]):
+                continue  # a push was a launch before the product once
+            said = fields.groupdict("1").items()
+            found = {key: int(text) for key, text in said if text.isdigit()}
+            blocking = gemm_sm90.WIDE if found.pop("tile_n") == 256 else gemm_sm90.TURNS
+            found |= {"pieces": max(1, found["feeders"] // 3), "own_first": "alike" not in name}
+            shape = (row["m"], *LAYERS[row["shape"]])
+            yield end_us(*shape, blocking, transport=fields["transport"], **found), us
+
+
+def test_it_is_near_what_was_read():
+    off = [predicted / us - 1 for predicted, us in readings()]
+    assert len(off) >= 80
+    assert sum(map(abs, off)) / len(off) < 0.06 and max(map(abs, off)) < 0.2
+
+
+def test_more_rows_take_longer_and_nothing_ends_before_its_rows_arrive():
+    ends = [end_us(m, 2560, 8192) for m in (512, 1024, 2048, 4096, 8192)]
+    assert ends == sorted(ends)
+    for m, end in zip((512, 8192), (ends[0], ends[-1]), strict=True):
+        assert end > m * 3 // 4 * 8192 * 2 / 390e3
+
+
+@pytest.mark.parametrize("m", [1, 100, 997, 3988, 5000])
+@pytest.mark.parametrize("transport", ["push", "pull"])
+def test_sizes_that_nothing_divides(m, transport):
+    assert end_us(m, 2504, 4104, transport=transport, chunks=2) > 0
+
+
+def test_launches_of_two_libraries_show_unless_they_are_recorded():
+    few, many = (Problem(m, 7168, 4096, 4, "bfloat16") for m in (1, 8192))
+    assert unfused_us(few, False) > 2 * unfused_us(few, True)
+    assert unfused_us(many, False) == unfused_us(many, True)
+
+
+def every_way(problem: Problem):
+    """All that the template for Hopper can do, however little it promises."""
+    for transport in ("push", "put", "pull"):
+        for cut in (gemm_sm90.WIDE, gemm_sm90.TURNS, gemm_sm90.MIDDLE):
+            plain = Config(transport=transport, template="sm90", block=8192, **asdict(cut))
+            base = with_transport(plain, problem, TARGET)
+            some = {base, replace(base, group_m=8), replace(base, group_m=8, own_first=False)}
+            if transport != "push":
+                some |= {replace(base, chunks=chunks) for chunks in (1, min(2, problem.rows))}
+            for one in some:
+                yield one
+                if one.own_first and problem.num_ranks > 1:
+                    parts = (replace(one, early_parts=parts) for parts in (2, 3, 4))
+                    yield from (one for one in parts if can_be(one, problem))
+
+
+def can_be(config: Config, problem: Problem) -> bool:
+    early = _ag_gemm_config.own_tiles(problem, config) * config.early_parts
+    return early <= TARGET.num_sms - 1 and not _ag_gemm_config.straddles(problem, config)
+
+
+@pytest.mark.parametrize("layer", ALL_LAYERS["ag_gemm"].values(), ids=str)
+def test_no_way_that_is_left_out_would_end_much_sooner(layer):
+    """Candidates are few: rules leave out what is predicted to be first nowhere."""
+    for m in (128, 512, 997, 1024, 2048, 3988, 8192, 32768):
+        for num_ranks in (2, 4, 8):
+            problem = Problem(m, *layer, num_ranks, "bfloat16")
+            order = ("push", "put", "pull")
+            found = _ag_gemm_config._on_hopper(problem, TARGET, order)
+            assert 0 < len(found) <= _ag_gemm_config.MOST_ON_HOPPER
+            best = min(_end_us(one, problem, TARGET) for one in every_way(problem))
+            assert _end_us(found[0], problem, TARGET) <= 1.03 * best, (m, num_ranks)
+
+
+OPS = ("ag_gemm", "gemm_rs", "gemm_ar")
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_choice_takes_no_time_and_as_long_at_any_size(op, monkeypatch):
+    """A prediction is arithmetic over rounds, and few are made."""
+    module, layer = importlib.import_module(f"weft.ops.{op}"), ALL_LAYERS[op]["llama3-70b mlp"]
+    made = []
+    for name in ("gathered_us", "scattered_us", "carried_us"):
+        real = getattr(products, name)
+        monkeypatch.setattr(
+            products, name, lambda *a, real=real, **k: made.append(1) or real(*a, **k)
+        )
+    for m in (512, 2048, 32768, 1 << 20):
+        for num_ranks in (2, 8):
+            problem = module.op.make_problem(
+                num_ranks, dict(zip("mnk", (m, *layer))), "bfloat16", (num_ranks,)
+            )
+            made.clear()
+            took = []
+            for _ in range(5):
+                begin = time.perf_counter()
+                module.choose(problem, TARGET)
+                took.append(time.perf_counter() - begin)
+            assert len(made) <= 5 * 60 and min(took) < 5e-3, (m, num_ranks)
