@@ -5,7 +5,7 @@
 #   some twenty minutes on two cores
 # make test-gpu   the tests that need GPUs, 2 or 4 on one host; what needs more is left out, and said;
 #   benchmarks/gpu_suite.py runs several at a time, and saves a row for each
-# make docs   the documents as a site, in site/
+# make docs   the blocks of pages that say what the code says, and the documents as a site, in site/
 # make test-versions   the emulator and the language on other Tritons; VERSIONS=3.8.0 chooses
 #
 # TORCH and TRITON choose other versions, e.g. `make setup TRITON=triton==3.9.0`.
@@ -62,6 +62,7 @@ test-versions: $(STAMP)
 	@TEST_PYTHON=$(BIN)/python JOBS=$(JOBS) ARGS="$(ARGS)" .ci/versions $(VERSIONS)
 
 docs: $(STAMP)
+	@$(BIN)/python docs/generate
 	@$(BIN)/python -m mkdocs build --strict --site-dir site
 
 lint: $(STAMP)

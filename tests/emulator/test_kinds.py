@@ -1,4 +1,4 @@
-"""One table of the kinds of findings: the page is made of it, code and suites speak its words."""
+"""One table of the kinds of findings: code and suites speak its words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import weft.emulator
-from weft.emulator.findings_page import page
 from weft.emulator.kinds import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -15,11 +14,6 @@ SUITE = ROOT / "tests" / "verify" / "wrong"
 
 # `finding("kind", ...)`, `failure(None, SomeError, "kind", ...)`, `fail(SomeError, "kind", ...)`
 FILED = re.compile(r'(?:Finding\(|\bfail(?:ure)?\(\s*(?:\w+,\s*)?\w+,)\s*"([\w ]+)"')
-
-
-def test_the_page_is_current():
-    kept = (ROOT / "docs" / "findings.md").read_text()
-    assert kept == page(), "run python -m weft.emulator.findings_page > docs/findings.md"
 
 
 def test_what_the_emulator_files_is_in_the_table():

@@ -15,7 +15,6 @@ import triton.language as tl
 import weft.language as wl
 from weft.base.errors import UnsupportedError, UsageError
 from weft.language import registry, triton_api, wait_report, world_layout
-from weft.language.reference import reference
 from weft.language.registry import PRIMITIVES, coverage, gap, implement
 
 HEADINGS = ("Shapes", "Dtypes", "Units", "Sync", "Raises", "Cost", "Source")
@@ -106,13 +105,6 @@ def test_effects_name_parameters():
         effects = primitive.effects
         named = {*effects.reads, *effects.writes, *effects.remote, effects.peer} - {""}
         assert named <= set(primitive.signature.parameters), primitive.name
-
-
-def test_the_reference_is_up_to_date():
-    page = Path(__file__).parents[2] / "docs" / "language.md"
-    assert page.read_text() == reference(), (
-        "run python -m weft.language.reference > docs/language.md"
-    )
 
 
 def test_primitives_are_for_kernels():

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from weft.verify.lint import lint_file, lint_text
-from weft.verify.lint.page import page
 from weft.verify.lint.registry import RULES, rule
 from weft.verify.lint.rules import load_rules
 
@@ -60,10 +59,6 @@ def test_lint_knows_every_primitive_that_orders_or_moves():
     }
     assert {name for name in acting if f"wl.{name}" not in HANDLERS} == set()
     assert acting <= set(signatures())
-
-
-def test_the_page_is_that_of_the_rules():
-    assert PAGE.read_text() == page(), "run python -m weft.verify.lint.page > docs/lint.md"
 
 
 # ---------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The rules by name. A rule is a function from a `Program` to `Hit`s.
 
 `bad` and `good` are twins: kernels or host code that differ in what the rule is about. The tests
-run every rule on its own twins, and `docs/lint.md` shows them.
+run every rule on its own twins.
 """
 
 from __future__ import annotations

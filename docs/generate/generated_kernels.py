@@ -1,0 +1,59 @@
+"""Blocks of docs/generated_kernels.md: one launch of docs/compiler.md's program, to its source."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import replace
+
+import compiler
+from blocks import code, table
+
+from weft.base.place import Frame, Place
+from weft.compiler.lower import kernels, source
+from weft.ir import core, device
+from weft.ir.device import Launch
+
+# It waits, keeps tiles, announces and gives the slot back.
+KERNEL = "mlp_multiply_2"
+
+
+def launch() -> str:
+    shown = [one for one in compiler.called().plan.of(Launch) if one.kernel == KERNEL]
+    return code(device.text.show(shown, places=False))
+
+
+@functools.cache
+def _kernel() -> core.Kernel:
+    """As if the program were a user's, in mlp.py."""
+    kernel = kernels.lower(compiler.called().plan)[KERNEL]
+    here = Place((Frame("mlp.py", 8, "mlp"),))
+    statements = tuple(replace(one, place=here) for one in kernel.statements)
+    return replace(kernel, statements=statements)
+
+
+def core_ir() -> str:
+    return code(core.show(_kernel(), places=False))
+
+
+def places() -> str:
+    rows = []
+    for slot, may in core.HOOKS.items():
+        functions = [name for name in core.FUNCTIONS if slot in core.homes(name)]
+        rows.append((f"`{slot}`", _words(may), _words(functions)))
+    return table(("place", "what may order ranks there", "what `hook` can name"), rows)
+
+
+def _words(words: Iterable[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words) or "-"
+
+
+def rules() -> str:
+    return table(("Core rule", "why"), [(rule.name, rule.why) for rule in core.RULES])
+
+
+def source_text() -> str:
+    """The file without the IR that its docstring ends with."""
+    text = source.text(_kernel()).replace("the Core IR below", "the Core IR above")
+    docstring, _, body = text.partition('"""\n\nfrom __future__')
+    return code(f'{docstring.partition("    program(")[0].rstrip()}\n"""\n\nfrom __future__{body}')

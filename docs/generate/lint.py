@@ -1,0 +1,14 @@
+"""The block of docs/lint.md: every rule, with what it finds and what to do."""
+
+from __future__ import annotations
+
+from blocks import table
+
+from weft.verify.lint.registry import RULES
+from weft.verify.lint.rules import load_rules
+
+
+def rules() -> str:
+    load_rules()
+    rows = [(f"`{one.name}`", one.severity, one.summary, one.remedy) for one in RULES.values()]
+    return table(("rule", "severity", "finds", "remedy"), rows)
