@@ -62,7 +62,8 @@ def test_the_commands_of_a_page_are_understood(page: str):
     from weft.tools.main import app
 
     text = (ROOT / page).read_text()
-    fenced = "\n".join(re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    fenced = "\n".join(block for language, block in blocks if language in ("", "sh"))
     commands = re.findall(r"^(?:\.venv/bin/)?weft (\w.*?)(?:  |;| #|$)", fenced, re.MULTILINE)
     if page == "README.md":
         commands += re.findall(r"`weft (\w+ [^`]+)`", text)
