@@ -11,7 +11,7 @@ from blocks import code, table
 
 from weft.base.place import Frame, Place
 from weft.compiler.lower import kernels, source
-from weft.ir import core, device
+from weft.ir import core, core_in_plan, device
 from weft.ir.device import Launch
 
 # It waits, keeps tiles, announces and gives the slot back.
@@ -50,6 +50,11 @@ def _words(words: Iterable[str]) -> str:
 
 def rules() -> str:
     return table(("Core rule", "why"), [(rule.name, rule.why) for rule in core.RULES])
+
+
+def rules_in_plan() -> str:
+    rows = [(rule.name, rule.why) for rule in core_in_plan.RULES]
+    return table(("rule of a kernel in its plan", "why"), rows)
 
 
 def source_text() -> str:

@@ -108,7 +108,9 @@ def test_among_others_credits_are_given_and_packets_take_none():
     few, product = (one for one in plan.of(Launch) if one.pushes)
     assert (few.template, few.takes, few.gives) == ("rows", False, False)
     assert (product.template, product.takes, product.gives) == ("gemm", True, True)
-    taking = kernels.lower_launch(plan, replace(few, takes=True, gives=True))
+    first = replace(few, takes=True, gives=True)
+    statements = tuple(first if one is few else one for one in plan.statements)
+    taking = kernels.lower_launch(replace(plan, statements=statements), first)
     assert [type(one) for one in taking.of(core.SIGNALS)] == [core.Credit, core.Finish]
 
 

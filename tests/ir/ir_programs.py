@@ -117,8 +117,8 @@ own = param(operand)
 gathered = param(operand)
 b = param(operand)
 c = param(operand)
-rows_ready = param(signals)
-slot = param(slot)
+rows_ready = param(signals, by=engine, to=kernel, announces=(gathered,))
+slot = param(slot, by=notify, to=kernel)
 world = param(world)
 rows = mapping(static, (gathered,))
 template(gemm, (128, 256, 64))
@@ -128,6 +128,29 @@ hook(ready, rows_or_own, (gathered, own, rows))
 hook(emit, store, (c,))
 wait(done, rows_ready, all, rows, by=last)
 finish(done, slot)
+"""
+
+# Tiles of other ranks' rows are sent to them; theirs are added to own ones.
+PUSHING = """\
+program(multiply)
+a = param(operand)
+b = param(operand)
+c = param(operand)
+partials = param(pointer)
+ready = param(signals, by=kernel, to=kernel, announces=(partials,))
+slot = param(slot, by=kernel, to=kernel)
+world = param(world)
+parts = mapping(static, (a,), cuts=part)
+template(gemm, (128, 128, 64))
+credit(begin, slot)
+hook(order, scatter, (parts,))
+hook(ready, read_owned, (a, parts))
+wait(combine, ready, others, parts)
+hook(combine, add_partials, (partials, parts))
+hook(emit, store_own, (c, parts))
+hook(emit, push, (partials, parts))  # rs.py:7
+notify(announce, ready, owner, parts)
+finish(end, slot)
 """
 
 # A layer of experts: rows by tables that are made on the device.
@@ -260,7 +283,8 @@ plans = st.builds(
 _places = st.sampled_from(list(core.HOOKS))
 kernels = st.builds(
     core.Kernel, names, several(st.one_of(
-        st.builds(core.Param, names, st.sampled_from(core.SORTS), st.just("") | names, places),
+        st.builds(core.Param, names, st.sampled_from(core.SORTS), *[st.just("") | names] * 2,
+                  several(names), places),
         st.builds(core.Mapping, names, st.sampled_from(core.MAPPINGS), several(names),
                   place=places),
         st.builds(core.Template, names, several(st.integers(1, 256)), place=places),

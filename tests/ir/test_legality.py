@@ -8,6 +8,9 @@ import pytest
 from weft.base.errors import IllegalError
 from weft.ir import core, device, task
 
+WAIT = "wait(ready, rows_ready, tile, rows, unless=own)  # ag.py:9 in mlp via b.py:3\n"
+READ = "hook(ready, rows_or_own, (gathered, own, rows))\n"
+
 # (level, what is replaced in its text, by what, the rule that finds it, part of what it says)
 BREACHES = [
     (task, "matmul(g, w,", "matmul(g, v,", "names", "h uses v, which no task before it makes"),
@@ -84,13 +87,45 @@ BREACHES = [
     (core, "hook(emit, store", "notify(emit, rows_ready, all, rows)\nhook(emit, store", "places",
      "notify at hook emit"),
     (core, "finish(done, slot)", "finish(emit, slot)", "places", "finish at hook emit"),
-    (core, "wait(ready, rows_ready, tile, rows, unless=own)  # ag.py:9 in mlp via b.py:3\n"
-     "hook(ready, rows_or_own, (gathered, own, rows))",
-     "hook(ready, rows_or_own, (gathered, own, rows))\nwait(ready, rows_ready, tile, rows)",
-     "guards", "wait for rows_ready comes behind rows_or_own"),
     (core, "hook(emit, store, (c,))",
      "hook(emit, store, (c,))\nnotify(announce, rows_ready, engine, rows)", "chunks",
      "notify is for a whole chunk, but no count of its tiles is before it"),
+    (core, "slot = param(slot, by=notify, to=kernel)", "slot = param(world)", "names",
+     "finish: slot is of sort world; here it must be of sort slot"),
+    (core, "world = param(world)", "world = param(world)\nspare = param(slot)", "parties",
+     "ag_gemm_multiply has 2 slots; it must have one"),
+    (core, "by=engine, to=kernel, ann", "to=kernel, ann", "parties",
+     "rows_ready is notified by nobody and waited for by ag_gemm_multiply on the other ranks"),
+    (core, "announces=(gathered,)", "announces=(slot,)", "parties",
+     "rows_ready announces slot, which is no array of the kernel"),
+    (core, WAIT + READ, READ + WAIT, "reads",
+     "rows_or_own at hook ready reads gathered, which a copy engine writes, and does not wait for "
+     "rows_ready: put wait(ready, rows_ready, tile, rows) before it"),
+    (core, "(ready, rows_ready, tile", "(ready, rows_ready, others", "reads", "reads gathered"),
+    (core, ", announces=(gathered,)", "", "reads",
+     "reads gathered, which others write, and no signals with to=kernel announce it"),
+    (core, "unless=own)", "unless=own, order=relaxed)", "orders",
+     "wait of rows_ready at hook ready is relaxed, so gathered may be read as the last call left"),
+    (core, "unless=own)", "unless=own, scope=device)", "orders",
+     "wait of rows_ready at hook ready has scope=device, which does not reach a copy engine"),
+    (core, "wait(done, rows_ready, all, rows, by=last)\n", "", "engines",
+     "an engine may write words of rows_ready when the call is over"),
+    (core, "wait(done, rows_ready, all, rows, by=last)\nfinish(done, slot)",
+     "finish(done, slot)\nwait(done, rows_ready, all, rows, by=last)", "engines",
+     "an engine may write words of rows_ready when the call is over"),
+    (core, "by=engine, to=kernel", "by=kernel, to=kernel", "paired",
+     "ag_gemm_multiply on the other ranks waits for rows_ready for ever, which nothing in "
+     "ag_gemm_multiply notifies"),
+    (core, "finish(done, slot)", "", "finished",
+     "nothing in ag_gemm_multiply ends the call on slot, to=kernel: every rank waits for ever"),
+    (core, "finish(done, slot)", "finish(done, slot)\n" * 2, "finished",
+     "ends the call on slot 2 times"),
+    (core, "by=notify, to=kernel", "by=notify, to=reduce", "finished",
+     "ag_gemm_multiply ends the call on slot, which reduce ends: say to=kernel"),
+    (core, "by=notify, to=kernel", "by=kernel, to=kernel", "credits",
+     "nothing in ag_gemm_multiply waits for credits of slot, by=kernel"),
+    (core, "hook(order", "credit(begin, slot)\nhook(order", "credits",
+     "ag_gemm_multiply waits for credits of slot, for which notify waits: say by=kernel"),
 ]  # fmt: skip
 
 TEXTS = {task: programs.TASKS, device: programs.PULL, core: programs.KERNEL}
@@ -122,9 +157,39 @@ def test_every_rule_has_a_breach():
             "packets",
             "planned",
             "resident",
+            "sends",
             "tokens",
             *(row[3] for row in BREACHES if row[0] is level),
         }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rule", "told"),
+    [
+        ("notify(announce, ready, owner, parts)\n", "", "sends",
+         "push at hook emit writes partials for other ranks, and no notify behind it sets ready "
+         "there: multiply on the other ranks waits for ever; put notify(announce, ready, owner, "
+         "parts)"),
+        ("announce, ready, owner", "announce, ready, all", "sends", "no notify behind it sets"),
+        ("ready = param(signals, by=kernel, to=kernel, announces=(partials,))",
+         "ready = param(signals, by=kernel, to=kernel)", "sends",
+         "push at hook emit writes partials for other ranks, and no signals by=kernel announce it"),
+        ("credit(begin, slot)\n", "", "credits",
+         "push writes partials on other ranks before a credit of slot has come: they may still "
+         "read there what the call before left; put credit(begin, slot) before it"),
+        ("credit(begin, slot)\n", "credit(announce, slot)\n", "chunks", "is for a whole chunk"),
+        ("finish(end, slot)", "advance(end, slot)", "finished", "advance tells no rank that"),
+        ("finish(end, slot)", "finish(done, slot)", "finished", "add_partials comes behind that"),
+    ],
+)  # fmt: skip
+def test_what_leaves_for_other_ranks(old: str, new: str, rule: str, told: str):
+    """Each message names the line of the program."""
+    assert core.check(core.parse(programs.PUSHING)) == []
+    assert old in programs.PUSHING
+    found = core.check(core.parse(programs.PUSHING.replace(old, new)))
+    assert any(one.rule == rule and told in one.message for one in found), found
+    if rule in ("sends", "credits"):
+        assert "at rs.py:7" in "\n".join(map(str, found))
 
 
 def test_all_breaches_are_told_with_their_lines():

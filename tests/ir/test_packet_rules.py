@@ -22,8 +22,8 @@ program(few_reduce)
 x = param(operand)
 r = param(pointer)
 total = param(pointer)
-boxes = param(packets)
-slot = param(slot)
+boxes = param(packets, by=kernel)
+slot = param(slot, to=kernel)
 world = param(world)
 parts = mapping(static, (x,), cuts=each)
 template(every_row, (1, 64))
@@ -55,6 +55,9 @@ BREACHES = [
     (core, "hook(combine, ahead, (r, parts))\n", "", "packets", "r, which nothing loads ahead of"),
     (core, "cuts=each", "cuts=part", "packets", "every_row has a mapping that cuts part"),
     (core, "advance(end", "advance(emit", "places", "advance at hook emit"),
+    (core, "slot, to=kernel", "slot, by=take, to=kernel", "finished",
+     "advance tells no rank that the call on slot is over, and take waits for their credits"),
+    (core, "advance(end, slot)\n", "", "finished", "every rank waits for ever in its next call"),
 ]  # fmt: skip
 TEXTS = {device: PLAN, core: KERNEL}
 

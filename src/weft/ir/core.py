@@ -4,7 +4,7 @@
     own = param(operand)
     gathered = param(operand)
     ...
-    rows_ready = param(signals)
+    rows_ready = param(signals, by=engine, to=kernel, announces=(gathered,))
     rows = mapping(static, (gathered,))
     template(gemm, (128, 256, 64))
     hook(order, gather, (rows,))
@@ -27,9 +27,13 @@ from __future__ import annotations
 from weft.ir import text
 from weft.ir.core_rules import RULES
 from weft.ir.core_statements import (
+    ARRIVALS,
+    DEPARTURES,
+    ENGINE,
     FAR,
     FUNCTIONS,
     HOOKS,
+    KERNEL,
     MAPPINGS,
     OF_CHUNKS,
     OF_ROWS,
@@ -60,11 +64,11 @@ from weft.ir.core_statements import (
 from weft.ir.legality import Violation, illegal, run
 
 __all__ = [  # the statements and the rules are this page's too
-    "FAR", "FUNCTIONS", "HOOKS", "MAPPINGS", "OF_CHUNKS", "OF_ROWS", "ORDERS", "RECORDS",
-    "RULES", "SCOPES", "SIGNALS", "SORTS", "TEMPLATES", "TO", "WORDS", "WOVEN", "Advance",
-    "Credit", "Finish", "Hook", "Kernel", "Mapping", "Notify", "Param", "Statement", "Template",
-    "Wait", "Woven", "check", "homes", "implies_credits", "parse", "require", "show",
-    "wrong_tile",
+    "ARRIVALS", "DEPARTURES", "ENGINE", "FAR", "FUNCTIONS", "HOOKS", "KERNEL", "MAPPINGS",
+    "OF_CHUNKS", "OF_ROWS", "ORDERS", "RECORDS", "RULES", "SCOPES", "SIGNALS", "SORTS",
+    "TEMPLATES", "TO", "WORDS", "WOVEN", "Advance", "Credit", "Finish", "Hook", "Kernel",
+    "Mapping", "Notify", "Param", "Statement", "Template", "Wait", "Woven", "check", "homes",
+    "implies_credits", "parse", "require", "show", "wrong_tile",
 ]  # fmt: skip
 
 RECORDS = text.words(Param, Mapping, Template, *WOVEN)
@@ -84,7 +88,7 @@ def parse(source: str) -> Kernel:
 
 def check(kernel: Kernel) -> list[Violation]:
     """Every breach of the rules."""
-    return run(RULES, kernel, ("", "template"))
+    return run(RULES, kernel, ("", "template", "signals", "ends"))
 
 
 def require(kernel: Kernel) -> Kernel:

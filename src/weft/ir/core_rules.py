@@ -11,9 +11,13 @@ from collections.abc import Iterable, Iterator
 from weft.base.place import Place
 from weft.ir import text
 from weft.ir.core_statements import (
+    ARRIVALS,
     CUTS,
+    DEPARTURES,
+    ENGINE,
     FUNCTIONS,
     HOOKS,
+    KERNEL,
     MAPPINGS,
     OF_CHUNKS,
     ORDERS,
@@ -23,7 +27,9 @@ from weft.ir.core_statements import (
     TEMPLATES,
     TO,
     WORDS,
+    Advance,
     Credit,
+    Finish,
     Hook,
     Kernel,
     Mapping,
@@ -31,6 +37,7 @@ from weft.ir.core_statements import (
     Param,
     Template,
     Wait,
+    Woven,
     homes,
     uses,
     wrong_tile,
@@ -136,16 +143,6 @@ def _chunks(kernel: Kernel) -> Iterator[tuple[str, Place]]:
             yield f"{told} is for a whole chunk, but no count of its tiles is before it", one.place
 
 
-def _guards(kernel: Kernel) -> Iterator[tuple[str, Place]]:
-    for slot in ("ready", "combine", "collect"):
-        seen: Hook | None = None
-        for one in kernel.at(slot):
-            if isinstance(one, Wait) and seen:
-                told = f"wait for {one.signals} comes behind {seen.function}"
-                yield f"{told}, which it guards: put it before", one.place
-            seen = one if isinstance(one, Hook) else seen
-
-
 _PAIRS = (
     ("add_packets", "send_packets"), ("add_packets", "push_packets"),
     ("spread_packets", "take_packets"),
@@ -175,12 +172,271 @@ def _packets(kernel: Kernel) -> Iterator[tuple[str, Place]]:
             yield f"{told}; each is for every_row", template.place
 
 
+# ---------------------------------------------------------------------------------------------
+# What orders ranks: each wait, notify, credit and finish is asked for by something else
+
+
+def _arriving(kernel: Kernel) -> dict[str, Param]:
+    """By array that others write while the kernel runs: the signals for which it waits."""
+    told = [one for one in kernel.of(Param) if one.sort == "signals" and one.to == KERNEL]
+    return {name: one for one in told for name in one.announces}
+
+
+def _named(party: str, kernel: Kernel) -> str:
+    """Who is at the other end, for a message."""
+    if party == KERNEL:
+        return f"{kernel.name} on the other ranks"
+    return {ENGINE: "a copy engine", "": "nobody"}.get(party, party)
+
+
+def _contents(signals: Param) -> str:
+    """What signals announce, for a message."""
+    return ", ".join(signals.announces) or "what it announces"
+
+
+def _counters(kernel: Kernel) -> set[str]:
+    return {one.args[0] for one in kernel.of(Hook) if one.function == "count"}
+
+
+def _parties(kernel: Kernel) -> Iterator[tuple[str, Place]]:
+    arrays = {one.name for one in kernel.of(Param) if one.sort in ("operand", "pointer")}
+    for one in kernel.of(Param):
+        if one.sort not in ("signals", "slot") and (one.to or one.announces):
+            told = f"{one.name} is of sort {one.sort} and has to or announces"
+            yield f"{told}: signals have these, and the slot has to", one.place
+        for name in one.announces:
+            if name not in arrays:
+                yield f"{one.name} announces {name}, which is no array of the kernel", one.place
+        if one.sort == "signals" and one.name not in _counters(kernel):
+            if not (one.by and one.to):
+                told = f"{one.name} is notified by {_named(one.by, kernel)} and waited for by "
+                told += f"{_named(one.to, kernel)}: a lone half is a hang or a waste"
+                yield f"{told}; name both ends, by and to", one.place
+    if (count := len(_slots(kernel))) != 1:
+        yield f"{kernel.name} has {count} slots; it must have one", kernel.place
+
+
+def _slots(kernel: Kernel) -> list[Param]:
+    return [one for one in kernel.of(Param) if one.sort == "slot"]
+
+
+def _paired(kernel: Kernel) -> Iterator[tuple[str, Place]]:
+    for one in kernel.of(Param):
+        if one.sort != "signals":
+            continue
+        notifies = [each for each in kernel.of(Notify) if each.signals == one.name]
+        waits = [each for each in kernel.of(Wait) if each.signals == one.name]
+        if notifies and one.by != KERNEL:
+            told = f"{kernel.name} notifies {one.name}, which {_named(one.by, kernel)} notifies"
+            yield f"{told}: say by=kernel, or leave the notify out", notifies[0].place
+        if one.by == KERNEL and not notifies:
+            told = f"{_named(one.to, kernel)} waits for {one.name} for ever, which nothing in "
+            yield f"{told}{kernel.name} notifies: put a notify behind what is announced", one.place
+        if waits and one.to != KERNEL:
+            told = f"{kernel.name} waits for {one.name}, for which {_named(one.to, kernel)} waits"
+            yield f"{told}: say to=kernel, or leave the wait out", waits[0].place
+        if one.to == KERNEL and not waits:
+            told = f"{_named(one.by, kernel)} notifies {one.name}, and nothing in {kernel.name}"
+            told += f" waits for it: {_contents(one)} may be read before it has come"
+            yield f"{told}; put a wait before the reading", one.place
+        for each in notifies:
+            if (each.to in OF_CHUNKS) != (one.to == ENGINE):
+                told = f"{one.name} is notified to={each.to} and waited for by "
+                yield f"{told}{_named(one.to, kernel)}: only engines take tokens", each.place
+
+
+def _orders(kernel: Kernel) -> Iterator[tuple[str, Place]]:
+    signals = {one.name: one for one in kernel.of(Param)}
+    for one in kernel.of((Wait, Notify)):
+        other = signals[one.signals]
+        told = f"{text.word(type(one))} of {one.signals} at hook {one.slot}"
+        if one.scope != "system":
+            end = _named(other.by if isinstance(one, Wait) else other.to, kernel)
+            said = f"{told} has scope={one.scope}, which does not reach {end}"
+            yield f"{said}: take scope=system", one.place
+        # The word that an engine copies: it takes a token behind it, which orders both.
+        if one.order == "relaxed" and getattr(one, "to", "") != "here":
+            said = f"{told} is relaxed, so {_contents(other)} may be read as the last call left it"
+            yield f"{said}: take order={ORDERS[text.word(type(one))][0]}", one.place
+
+
+def _reads(kernel: Kernel) -> Iterator[tuple[str, Place]]:
+    arriving = _arriving(kernel)
+    params = {one.name: one for one in kernel.of(Param)}
+    for hook in kernel.of(Hook):
+        at, words = ARRIVALS.get(hook.function, (None, ""))
+        written, _ = DEPARTURES.get(hook.function, (None, ""))
+        for i, name in enumerate(hook.args):
+            told = f"{hook.function} at hook {hook.slot} reads {name}"
+            if i == at and name not in arriving:
+                by = params[name].by
+                if not by.isidentifier() or by in (KERNEL, ENGINE):
+                    told += ", which others write, and no signals with to=kernel announce it"
+                    yield f"{told}: wait for it, or say by= which step before has", hook.place
+            elif i == at:
+                if not _is_awaited(kernel, hook, arriving[name], words):
+                    yield f"{told}{_unguarded(kernel, hook, arriving[name], words)}", hook.place
+            elif name in arriving and i != written and hook.function != "rounded":
+                told += f", which {_named(arriving[name].by, kernel)} writes meanwhile"
+                yield f"{told}: only {', '.join(ARRIVALS)} stand behind a wait", hook.place
+
+
+def _is_awaited(kernel: Kernel, hook: Hook, signals: Param, words: str) -> bool:
+    """Does a wait for these words, or for all, stand before the hook at its place?"""
+    stand = kernel.at(hook.slot)
+    before = stand[: next(i for i, one in enumerate(stand) if one is hook)]
+    # What reads own rows elsewhere need not wait for them.
+    may = ("", "own") if hook.function == "rows_or_own" else ("",)
+    return any(
+        isinstance(one, Wait) and one.signals == signals.name and one.words in (words, "all")
+        and one.unless in may and not one.by
+        for one in before
+    )  # fmt: skip
+
+
+def _unguarded(kernel: Kernel, hook: Hook, signals: Param, words: str) -> str:
+    remedy = f"wait({hook.slot}, {signals.name}, {words}, {_mapping(kernel)})"
+    told = f", which {_named(signals.by, kernel)} writes, and does not wait for {signals.name}"
+    return f"{told}: put {remedy} before it"
+
+
+def _mapping(kernel: Kernel) -> str:
+    """The mapping's name, for a remedy."""
+    return next((one.name for one in kernel.of(Mapping)), "its mapping")
+
+
+# Words of a wait that leave none out which an engine writes: those of a tile leave out chunks that
+# have no rows.
+_COMPLETE = ("all", "others", "chunk", "sources")
+
+
+def _engines(kernel: Kernel) -> Iterator[tuple[str, Place]]:
+    for signals in kernel.of(Param):
+        if signals.sort != "signals" or signals.by != ENGINE:
+            continue
+        ends = [_moment(kernel, one) for one in kernel.of((Finish, Advance))]
+        waits = [one for one in kernel.of(Wait) if one.signals == signals.name]
+        waits = [one for one in waits if one.words in _COMPLETE]
+        if not any(_moment(kernel, one) < min(ends, default=(len(HOOKS), 0)) for one in waits):
+            told = f"an engine may write words of {signals.name} when the call is over: no wait "
+            told += "before its end is for all of them, and tiles leave out chunks without rows"
+            remedy = f"wait(done, {signals.name}, all, {_mapping(kernel)}, by=last)"
+            yield f"{told}; put {remedy}", signals.place
+
+
+def _moment(kernel: Kernel, one: Woven) -> tuple[int, int]:
+    """When it is done, to compare: the hook, then the order of the text."""
+    return list(HOOKS).index(one.slot), next(
+        i for i, each in enumerate(kernel.statements) if each is one
+    )
+
+
+def _sends(kernel: Kernel) -> Iterator[tuple[str, Place]]:
+    for hook in kernel.of(Hook):
+        if hook.function not in DEPARTURES:
+            continue
+        at, to = DEPARTURES[hook.function]
+        name, slot = hook.args[at], "begin" if hook.slot == "begin" else "announce"
+        told = f"{hook.function} at hook {hook.slot} writes {name} for other ranks"
+        by_name = [one for one in kernel.of(Param) if one.by == KERNEL and name in one.announces]
+        if not by_name:
+            yield f"{told}, and no signals by=kernel announce it", hook.place
+        for signals in by_name:
+            if not any(
+                one.signals == signals.name and one.to == to and one.slot == slot
+                and _moment(kernel, one) > _moment(kernel, hook)
+                for one in kernel.of(Notify)
+            ):  # fmt: skip
+                told += f", and no notify behind it sets {signals.name} there: "
+                told += f"{_named(signals.to, kernel)} waits for ever"
+                yield (
+                    f"{told}; put notify({slot}, {signals.name}, {to}, {_mapping(kernel)})",
+                    hook.place,
+                )
+    for token in kernel.of(Notify):
+        if token.to == "engine" and not any(
+            one.to == "here" and _moment(kernel, one) < _moment(kernel, token)
+            for one in kernel.of(Notify)
+        ):
+            told = f"an engine that takes {token.signals} copies rows, and nothing sets the word "
+            told += "that it copies behind them: their owner waits for ever"
+            yield f"{told}; put notify(announce, .., here, ..) before the token", token.place
+
+
+def _writes(kernel: Kernel) -> Iterator[tuple[str, Hook | Notify]]:
+    """What makes somebody write arrays of the slot on other ranks, and how it is told."""
+    for one in kernel.of((Hook, Notify)):
+        if isinstance(one, Hook) and one.function in DEPARTURES and one.function != "keep":
+            name = one.args[DEPARTURES[one.function][0]]
+            yield f"{one.function} writes {name} on other ranks", one
+        if isinstance(one, Notify) and one.to == "engine":
+            yield f"an engine that takes {one.signals} writes on other ranks", one
+
+
+def _credits(kernel: Kernel) -> Iterator[tuple[str, Place]]:
+    (slot,) = _slots(kernel)
+    credits = kernel.of(Credit)
+    unsafe = "may still read there what the call before left"
+    if credits and slot.by != KERNEL:
+        told = f"{kernel.name} waits for credits of {slot.name}, for which "
+        yield f"{told}{_named(slot.by, kernel)} waits: say by=kernel", credits[0].place
+    writes = list(_writes(kernel))
+    if slot.by == KERNEL and not credits and not writes:
+        told = f"nothing in {kernel.name} waits for credits of {slot.name}, by=kernel: other ranks"
+        yield f"{told} {unsafe}; put credit(begin, {slot.name}) first", slot.place
+    for told, one in writes:
+        if slot.by == KERNEL and not any(
+            _moment(kernel, each) < _moment(kernel, one) for each in credits
+        ):
+            told += f" before a credit of {slot.name} has come: they {unsafe}"
+            yield f"{told}; put credit(begin, {slot.name}) before it", one.place
+        if not slot.by:
+            told += f", and nobody waits for credits of {slot.name}: they {unsafe}"
+            yield f"{told}; put credit(begin, {slot.name}), or name in by the step", one.place
+
+
+def _finished(kernel: Kernel) -> Iterator[tuple[str, Place]]:
+    (slot,) = _slots(kernel)
+    ends = kernel.of((Finish, Advance))
+    if ends and slot.to != KERNEL:
+        told = f"{kernel.name} ends the call on {slot.name}, which {_named(slot.to, kernel)} ends"
+        yield f"{told}: say to=kernel, or leave it out", ends[0].place
+    if slot.to == KERNEL and not ends:
+        told = f"nothing in {kernel.name} ends the call on {slot.name}, to=kernel: every rank waits"
+        yield f"{told} for ever in its next call; put finish(end, {slot.name}) last", slot.place
+    if len(ends) > 1:
+        told = f"{kernel.name} ends the call on {slot.name} {len(ends)} times, so its programs are "
+        yield f"{told}counted twice; once is right", ends[1].place
+    if not slot.to and any(one.sort in ("signals", "packets") for one in kernel.of(Param)):
+        told = f"{kernel.name} uses {slot.name}, and nobody ends the call on it"
+        yield f"{told}: put finish(end, {slot.name}), or name in to the step", slot.place
+    for end in ends:
+        if isinstance(end, Advance) and slot.by:
+            told = f"advance tells no rank that the call on {slot.name} is over, and "
+            yield f"{told}{_named(slot.by, kernel)} waits for their credits: finish", end.place
+        for hook in kernel.of(Hook) if end.slot == "done" else ():
+            late = hook.function in ARRIVALS and hook.slot != "ready"
+            if late or hook.function in DEPARTURES:
+                told = f"the call on {slot.name} ends at hook done, when operands have been read; "
+                yield f"{told}{hook.function} comes behind that: end it at hook end", end.place
+
+
 RULES = (
     Rule("names", "a name means one thing of one sort, before it is used", _names),
     Rule("words", "what the generator of source can spell", _words),
     Rule("template", "a template runs with its hooks", _template, "template"),
     Rule("places", "a template relies on what its hooks do not do", _places, "template"),
     Rule("chunks", "a chunk is complete when its last tile is stored", _chunks, "template"),
-    Rule("guards", "what is read before its wait is last call's", _guards, "template"),
     Rule("packets", "what is sent as packets is taken as packets", _packets, "template"),
-)
+    Rule("parties", "signals have two ends, a kernel has one slot", _parties, "template"),
+    Rule("orders", "what is relaxed, or reaches one device, orders no ranks", _orders, "signals"),
+    Rule("reads", "what is read before its wait is last call's", _reads, "signals"),
+    Rule("sends", "whoever waits for what is written hears of it behind that", _sends, "signals"),
+    Rule("credits", "other ranks may still read there what the call before left", _credits,
+         "signals"),
+    Rule("finished", "the next call waits until this one is over, on every rank", _finished,
+         "signals"),
+    Rule("paired", "a lone half of a signal is a hang or a waste", _paired, "ends"),
+    Rule("engines", "what an engine writes when a call is over, the next call reads", _engines,
+         "ends"),
+)  # fmt: skip

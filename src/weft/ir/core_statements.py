@@ -97,8 +97,29 @@ FUNCTIONS = {
     "store_rows": ("result", ("pointer", "mapping")),
 }
 
+# Function -> which of its arguments other ranks or copy engines write while the kernel runs, and
+# the words of the wait before it reads them.
+ARRIVALS = {
+    "rows_or_own": (0, "tile"),
+    "rows_by_token": (0, "sources"),
+    "add_partials": (0, "others"),
+    "add_carried": (0, "chunk"),
+    "unpack": (0, "tile"),
+    "load_rows": (0, "tile"),
+    "sum_rows": (0, "all"),
+}
+# Function -> which of its arguments it writes for others, and whom the notify behind it reaches.
+DEPARTURES = {
+    "feed": (1, "each"),
+    "push": (0, "owner"),
+    "send": (0, "owner"),
+    "spread": (0, "all"),
+    "send_to_all": (0, "all"),
+    "push_rows": (0, "all"),
+    "keep": (0, "engine"),
+}
 # What reaches other ranks.
-FAR = ("push", "spread", "send", "send_to_all", "feed", "push_rows", "send_packets", "push_packets",
+FAR = (*(name for name in DEPARTURES if name != "keep"), "send_packets", "push_packets",
        "spread_packets")  # fmt: skip
 
 # Template -> how many extents a tile has, and the hooks that it cannot do without.
@@ -150,15 +171,25 @@ TO = ("owner", "all", "each", "here", "engine")
 OF_CHUNKS = ("here", "engine")
 ORDERS = {"wait": ("acquire", "relaxed"), "notify": ("release", "relaxed")}
 SCOPES = ("system", "device")
+# Who is at the other end of signals and of the slot, beside the other steps of the plan, which are
+# named: this kernel, on every rank; copy engines.
+KERNEL, ENGINE = "kernel", "engine"
 
 
 @dataclass(frozen=True)
 class Param:
-    """An argument of the kernel, of one of SORTS; `by` says who writes it."""
+    """An argument of the kernel, of one of SORTS; `by` says who writes it.
+
+    Signals are notified by `by` and waited for by `to`; `announces` are the arrays whose data they
+    announce. The slot's credits are waited for by `by`, and the call on it is finished by `to`.
+    Each is KERNEL, ENGINE or another step of the plan, by its name; "" is nobody.
+    """
 
     name: str
     sort: str
     by: str = ""
+    to: str = ""
+    announces: tuple[str, ...] = ()
     place: Place = UNKNOWN
 
 

@@ -54,7 +54,7 @@ def _signals(kernel: core.Kernel) -> str:
     told: dict[str, list[str]] = {}
     for one in kernel.of(core.Param):
         if one.sort in ("signals", "packets"):
-            told[one.name] = [f"by {one.by}"] if one.by else []
+            told[one.name] = [_writer(one.by, kernel)] if one.by else []
     for one in kernel.of(core.SIGNALS):
         name = one.signals if isinstance(one, core.Wait | core.Notify) else "slot_free"
         name = "epoch" if isinstance(one, core.Advance) else name
@@ -63,6 +63,12 @@ def _signals(kernel: core.Kernel) -> str:
         if said := woven.SAID.get(hook.function):
             told[hook.args[0]].append(said)
     return "\n".join(f"{name}: {'; '.join(said)}" for name, said in told.items())
+
+
+def _writer(by: str, kernel: core.Kernel) -> str:
+    """Who notifies signals or sends packets."""
+    names = {core.KERNEL: f"{kernel.name} on each rank", core.ENGINE: "copy engines"}
+    return f"by {names.get(by, by)}"
 
 
 _ORDERS = {

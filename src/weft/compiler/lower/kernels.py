@@ -22,9 +22,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from weft.base.errors import UnsupportedError
-from weft.compiler.lower import row_kernels, table_kernels
+from weft.compiler.lower import params, row_kernels, table_kernels
 from weft.compiler.passes.swizzle import BY_NODE
-from weft.ir import core, device
+from weft.ir import core, core_in_plan
 from weft.ir.device import Channel, Copy, Do, Launch, Plan
 
 # Orders that have a name here, some also by nodes; another is the user's.
@@ -45,15 +45,9 @@ def lower(plan: Plan) -> dict[str, core.Kernel]:
 def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
     """One kernel. Raises  UnsupportedError: no hooks are known for what it does"""
     if launch.template == "rows":
-        is_credited = any(getattr(one, "takes", False) for one in plan.steps)
-        return _legal(
-            launch, row_kernels.statements(launch, _announced(plan, launch), formula(launch),
-                                           is_credited=is_credited)
-        )  # fmt: skip
+        return _legal(plan, launch, row_kernels.statements(plan, launch, formula(launch)))
     if launch.template == "grouped":
-        return _legal(
-            launch, table_kernels.statements(launch, _announced(plan, launch), formula(launch))
-        )
+        return _legal(plan, launch, table_kernels.statements(plan, launch, formula(launch)))
     product, *rest = launch.body
     if product.kind != "matmul":
         raise _unknown(launch, f"it begins with {product.kind}")
@@ -69,16 +63,16 @@ def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
     elif form == "scatter" and [one.kind for one in rest] == ["all_reduce"]:
         statements = _sum_everywhere(plan, launch, product)
     elif launch.order == "rows" and is_simple and not (launch.awaits or launch.announces):
-        statements = _alone(launch, product)
+        statements = _alone(plan, launch, product)
     else:
         told = " then ".join(one.kind for one in launch.body)
         raise _unknown(launch, f"{told}, in order={launch.order}, awaits {launch.awaits}")
-    return _legal(launch, statements)
+    return _legal(plan, launch, statements)
 
 
-def _legal(launch: Launch, statements: Iterable[core.Statement]) -> core.Kernel:
+def _legal(plan: Plan, launch: Launch, statements: Iterable[core.Statement]) -> core.Kernel:
     kernel = core.Kernel(launch.kernel, tuple(_placed(statements, launch)), launch.place)
-    return core.require(kernel)
+    return core_in_plan.require(plan, launch, core.require(kernel))
 
 
 def _is_in_registers(launch: Launch, index: int) -> bool:
@@ -134,14 +128,17 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
     rows, right = product.operands
     own = channel.own or rows
     for name in dict.fromkeys((own, rows, right, launch.writes[0])):
-        yield core.Param(name, "operand")
+        # Where this kernel does not wait for its rows, another one before it has.
+        is_told = name == rows and not launch.awaits
+        by = core_in_plan.awaited_by(plan, launch, channel) if is_told else ""
+        yield core.Param(name, "operand", by)
     yield from _addressed(launch)
     if launch.awaits:
-        yield core.Param(channel.name, "signals", _writers(plan, channel))
+        yield params.signals(plan, launch, channel)
     is_given = launch.order.removeprefix(BY_NODE) not in FORMS
     if is_given:
         yield core.Param(launch.order, "order", "the user")
-    yield from _around()
+    yield from params.around(plan, launch)
     yield core.Mapping("split", "static", (rows,))
     yield core.Template("gemm", launch.tile, formula(launch))
     if launch.takes:
@@ -174,14 +171,14 @@ def _gathered(plan: Plan, launch: Launch) -> Channel | None:
 
 def _scatter(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
     """Other ranks' tiles first, which are sent; then own ones, to which theirs are added."""
-    (channel,) = _announced(plan, launch)
+    (channel,) = params.announced(plan, launch)
     left, right = product.operands
     (partials,), (result,) = launch.pushes, launch.writes
     for name in (left, right, result):
         yield core.Param(name, "operand")
     yield core.Param(partials, "pointer")
-    yield core.Param(channel.name, "signals", f"{launch.kernel} on the other ranks")
-    yield from _around()
+    yield params.signals(plan, launch, channel)
+    yield from params.around(plan, launch)
     yield from _summed(launch, left, result, partials, channel)
     yield _told(channel, "owner")
     if launch.gives:
@@ -192,7 +189,7 @@ def _scatter(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement
 def _carry(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
     """Other ranks' tiles first, which are kept until an engine fetches them, chunk by chunk; then
     own ones, to which what engines have brought is added."""
-    (tokens,) = _announced(plan, launch)
+    (tokens,) = params.announced(plan, launch)
     (arrived,) = [one for one in plan.of(Channel) if one.name in launch.awaits]
     (left, right), (result, kept) = product.operands, launch.writes
     stored, told = beside_tokens(tokens)
@@ -200,11 +197,12 @@ def _carry(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
     yield core.Param(kept, "operand", "tiles for the other ranks, which engines fetch")
     for name in (right, result):
         yield core.Param(name, "operand")
-    yield core.Param(arrived.buffer, "pointer", "the engines of the other ranks")
-    yield core.Param(arrived.name, "signals", "the engines of the other ranks")
-    for name in (stored, told, tokens.name):
-        yield core.Param(name, "signals")
-    yield from _around()
+    yield core.Param(arrived.buffer, "pointer")
+    yield params.signals(plan, launch, arrived)
+    yield core.Param(stored, "signals")
+    yield core.Param(told, "signals", core.KERNEL, core.ENGINE)
+    yield params.signals(plan, launch, tokens)
+    yield from params.around(plan, launch)
     yield core.Mapping("parts", "static", (left,), cuts="part")
     yield core.Template("gemm", launch.tile, formula(launch))
     yield core.Hook("order", launch.order, ("parts",))
@@ -247,7 +245,7 @@ def _summed(
 
 def _sum_everywhere(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
     """As `_scatter`; what an owner has summed it hands to all, and takes theirs at the end."""
-    told = {one.buffer: one for one in _announced(plan, launch)}
+    told = {one.buffer: one for one in params.announced(plan, launch)}
     left, right = product.operands
     (partials, gathered), (result,) = launch.pushes, launch.writes
     by_owner, by_all = told[partials], told[gathered]
@@ -257,8 +255,8 @@ def _sum_everywhere(plan: Plan, launch: Launch, product: Do) -> Iterator[core.St
     for name in (result, partials, gathered):
         yield core.Param(name, "pointer")
     for channel in (by_owner, by_all):
-        yield core.Param(channel.name, "signals", f"{launch.kernel} on the other ranks")
-    yield from _around()
+        yield params.signals(plan, launch, channel)
+    yield from params.around(plan, launch)
     *summed, push = _summed(launch, left, own, partials, by_owner)
     yield from summed
     yield core.Hook("emit", "spread", (gathered, "parts"))
@@ -275,17 +273,13 @@ def _told(channel: Channel, to: str) -> core.Notify:
     return core.Notify("announce", channel.name, to, "parts", place=channel.place)
 
 
-def _announced(plan: Plan, launch: Launch) -> list[Channel]:
-    return [one for one in plan.of(Channel) if one.name in launch.announces]
-
-
-def _alone(launch: Launch, product: Do) -> Iterator[core.Statement]:
+def _alone(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
     """A product that nobody waits for and that waits for nobody."""
     left, right = product.operands
     for name in (left, right, launch.writes[0]):
         yield core.Param(name, "operand")
     yield from _addressed(launch)
-    yield from _around()
+    yield from params.around(plan, launch)
     yield core.Mapping("split", "static", (left,))
     yield core.Template("gemm", launch.tile, formula(launch))
     if launch.takes:
@@ -316,18 +310,3 @@ def _stored(launch: Launch) -> Iterator[core.Statement]:
         yield core.Hook("emit", "store_value", (result, f"{result}_ptr"))
     else:
         yield core.Hook("emit", "store", (result,))
-
-
-def _around() -> Iterator[core.Statement]:
-    yield core.Param("slot", "slot")
-    yield core.Param("world", "world")
-
-
-def _writers(plan: Plan, channel: Channel) -> str:
-    """Which steps of the plan announce a channel, as text."""
-    steps = [step for step in plan.steps if channel.name in device.announced(step)]
-    told = [
-        f"{one.side} of {one.source}" if isinstance(one, Copy) else getattr(one, "kernel", "notify")
-        for one in steps
-    ]
-    return " and ".join(told)

@@ -17,30 +17,30 @@ Up to the value that travels rows are worked on by who sums them, behind it by e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import takewhile
 
 from weft.base.errors import UnsupportedError
+from weft.compiler.lower import params
 from weft.compiler.passes.map import travelling
 from weft.compiler.passes.swizzle import BY_NODE
 from weft.ir import core
-from weft.ir.device import Channel, Do, Launch
+from weft.ir.device import Do, Launch, Plan
 from weft.tiles.rows import MOST_COLUMNS
 
 # What is done to rows, by kind.
 WORK = {"add": "add_rows", "mul": "mul_rows", "silu": "silu_rows", "rms_norm": "rms_norm"}
 
 
-def statements(
-    launch: Launch, announced: Sequence[Channel], formula: str, *, is_credited: bool = True
-) -> Iterator[core.Statement]:
-    """Of one kernel. `is_credited`: some step of the plan waits until its slot is free.
+def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statement]:
+    """Of one kernel.
 
     Raises  UnsupportedError: what no hook is known for, at the user's line
     """
     _require(launch)
+    announced = params.announced(plan, launch)
     if any(one.by == "packet" for one in announced):
-        yield from _by_packets(launch, formula, is_credited)
+        yield from _by_packets(plan, launch, formula)
         return
     told = {one.buffer: one for one in announced}
     (x,), (partials, gathered) = launch.body[0].operands, launch.pushes
@@ -48,9 +48,8 @@ def statements(
     epsilons = _epsilons(launch)
     yield from _params(launch, (partials, gathered))
     for channel in (by_owner, by_all):
-        yield core.Param(channel.name, "signals", f"{launch.kernel} on the other ranks")
-    yield core.Param("slot", "slot")
-    yield core.Param("world", "world")
+        yield params.signals(plan, launch, channel)
+    yield from params.around(plan, launch)
     yield core.Mapping("parts", "static", (x,), cuts="part")
     yield core.Template("rows", launch.tile, formula)
     if launch.takes:
@@ -73,16 +72,16 @@ def statements(
         yield core.Finish("end", "slot")
 
 
-def _by_packets(launch: Launch, formula: str, is_credited: bool) -> Iterator[core.Statement]:
+def _by_packets(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statement]:
     """Each rank sums all rows; or who owns them does, and sends sums to all. What is added or
     multiplied right behind the sum is loaded before packets are waited for."""
     (x,), (partials, *gathered) = launch.body[0].operands, launch.pushes
     epsilons = _epsilons(launch)
     yield from _params(launch, ())
     for name in launch.pushes:
-        yield core.Param(name, "packets", f"{launch.kernel} on the other ranks")
-    yield core.Param("slot", "slot")
-    yield core.Param("world", "world")
+        yield core.Param(name, "packets", core.KERNEL)
+    slot, world = params.around(plan, launch)
+    yield from (slot, world)
     yield core.Mapping("parts", "static", (x,), cuts="part" if gathered else "each")
     yield core.Template("rows" if gathered else "every_row", launch.tile, formula)
     if launch.takes:
@@ -98,7 +97,8 @@ def _by_packets(launch: Launch, formula: str, is_credited: bool) -> Iterator[cor
         yield core.Hook("collect", "take_packets", (name, x, "parts"))
     yield from _results(launch, epsilons)
     if launch.gives:
-        yield (core.Finish if is_credited else core.Advance)("end", "slot")
+        # Where no step waits for credits nobody need be told.
+        yield (core.Finish if slot.by else core.Advance)("end", "slot")
 
 
 def _added_up(

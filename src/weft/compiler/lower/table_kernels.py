@@ -23,27 +23,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from weft.compiler.lower import params
 from weft.ir import core
-from weft.ir.device import Channel, Do, Launch
+from weft.ir.device import Channel, Do, Launch, Plan
 
 
-def statements(
-    launch: Launch, announced: Sequence[Channel], formula: str
-) -> Iterator[core.Statement]:
+def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statement]:
     """Of one kernel; what the compiler fuses by tables is one of the two."""
     product = next(do for do in launch.body if do.kind == "grouped_matmul")
     rows, weights, routing = product.operands
-    (channel,), (result,), (carried,) = announced, launch.writes, launch.pushes
+    (channel,) = params.announced(plan, launch)
+    (result,), (carried,) = launch.writes, launch.pushes
     fed = next((do.operands[0] for do in launch.body if do.kind == "all_gather"), "")
     source = fed or rows
     yield core.Param(source, "pointer", "own tokens" if fed else "rows by slot")
     yield core.Param(weights, "operand")
     yield core.Param(result, "pointer")
     yield core.Param(carried, "pointer")
-    yield core.Param(channel.name, "signals", f"{launch.kernel} on all ranks")
+    yield params.signals(plan, launch, channel)
     yield core.Param(routing, "tables", "moe_route")
-    yield core.Param("slot", "slot")
-    yield core.Param("world", "world")
+    yield from params.around(plan, launch)
     by = "experts"
     while by in (source, weights, result, carried, routing):
         by += "_"

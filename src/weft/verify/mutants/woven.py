@@ -140,7 +140,9 @@ def _changes(kernel: core.Kernel, index: int) -> Iterator[tuple[str, tuple[core.
 def _swapped(before: tuple, one: core.Statement, after: tuple) -> tuple[core.Statement, ...]:
     """The statement on the other side of what it orders."""
     if isinstance(one, core.Notify | core.Finish | core.Advance):
-        return (replace(one, slot=EARLIER[one.slot]), *_rest(before, after))
+        rest = _rest(before, after)
+        first = next((i for i, each in enumerate(rest) if isinstance(each, core.WOVEN)), len(rest))
+        return (*rest[:first], replace(one, slot=EARLIER[one.slot]), *rest[first:])
     if isinstance(one, core.Wait | core.Credit):
         return (*_rest(before, after), replace(one, slot=LATER[one.slot]))
     raise AssertionError(one)
