@@ -161,6 +161,19 @@ def test_no_files_of_a_room_import_each_other():
     assert not told, "\n".join(["files that import each other", *told])
 
 
+def test_the_host_cuts_ranks_parts_in_one_place():
+    """Ceil(size / num_ranks) to a rank is `base/parts.py`; whoever spells it again may differ."""
+    again = []
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = ast.unparse(node) if isinstance(node, ast.Call | ast.UnaryOp) else ""
+            if re.fullmatch(
+                r"(?:math\.)?ceil\(.* / [\w.]*num_ranks\)|-\(-.* // [\w.]*num_ranks\)", text
+            ):
+                again.append(f"{where(path, node.lineno)}: {text}")
+    assert [one for one in again if "base/parts.py" not in one] == []
+
+
 def test_the_root_imports_nothing_until_asked():
     """`import weft` costs no torch and no Triton: `weft doctor` runs where neither does."""
     heavy = "('torch', 'triton', 'numpy', 'immutables')"

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from weft.base.parts import part_of
 from weft.compiler import (
     Compiled,
     Halves,
@@ -30,7 +31,7 @@ from weft.compiler import (
     silu_mul,
 )
 from weft.compiler.binding import check_pairs
-from weft.compiler.passes.tile import bounds_of, part_of
+from weft.compiler.passes.tile import bounds_of
 from weft.ir.task import Program
 
 PLACEMENTS = (Shard(0), Shard(1), Replicate(), Partial())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.base import parts
 from weft.language import mapping as maps
 from weft.language.mapping import StaticMapping, as_python
 
@@ -79,3 +81,15 @@ def test_a_tile_across_two_ranks_waits_for_both():
 def test_a_python_function_is_no_kernel():
     with pytest.raises(AttributeError):
         as_python(lambda i: i)
+
+
+@settings(max_examples=300)
+@given(size=st.integers(0, 200), num_ranks=st.integers(1, 12))
+def test_host_and_device_give_a_rank_the_part_that_torch_chunk_does(size, num_ranks):
+    part_of, each = as_python(maps.part_of), parts.full_part(size, num_ranks)
+    chunks = [one.tolist() for one in torch.arange(size).chunk(num_ranks)]
+    for rank in range(num_ranks):
+        first, end = parts.part_of(size, rank, num_ranks)
+        assert part_of(size, rank, each) == (first, end)
+        assert [*range(first, end)] == (chunks[rank] if rank < len(chunks) else [])
+        assert end - first <= each

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.base.errors import DtypeError, ShapeError, UsageError
-from weft.compiler.passes.tile import bounds_of, part_of
+from weft.base.parts import full_part
+from weft.compiler.passes.tile import bounds_of
 from weft.ir.task import Program, Shard, Task
 from weft.ir.tensor import Halves, is_split
 
@@ -71,7 +72,7 @@ def check_pairs(program: Program, sizes: Mapping[str, int], num_ranks: int) -> N
         source = _type(program.task(task.operands[0]))
         columns = source.sizes[1]
         assert isinstance(columns, int)
-        each = part_of(columns, 0, num_ranks)[1]
+        each = full_part(columns, num_ranks)
         if is_split(source.placement, 1) and num_ranks > 1 and each % 2:
             raise ShapeError(
                 f"{program.name}: silu_mul takes pairs of columns, but of {columns} on "
@@ -86,7 +87,7 @@ def _check_heads(program: Program, task: Task, num_ranks: int) -> None:
         kind = _type(program.task(name))
         columns = kind.sizes[1]
         if kind.placement == Shard(1) and isinstance(columns, int):
-            if (each := part_of(columns, 0, num_ranks)[1]) % task.head:
+            if (each := full_part(columns, num_ranks)) % task.head:
                 raise ShapeError(
                     f"{program.name}: {task.kind} takes heads of {task.head} columns, but of "
                     f"{columns} columns of {name} on {num_ranks} ranks each has {each}",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from weft.base.errors import UsageError
+from weft.base.parts import full_part
 from weft.compiler import dtensors, pipeline
 from weft.compiler.binding import bind
 from weft.compiler.facts import Facts, Settings
@@ -253,7 +254,7 @@ class Compiled:
             if channel.table in routed:
                 tables = routed[channel.table].tables
                 tiles = tables.tiles.t()[: int(tables.num_tiles)].tolist()
-                each = -(-tables.slot_of.shape[0] // num_ranks)
+                each = full_part(tables.slot_of.shape[0], num_ranks)
                 ranks_of = (tables.token_of // max(each, 1)).tolist()
                 mapping.check_tables(channel, tiles, ranks_of, num_ranks)
 

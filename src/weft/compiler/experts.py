@@ -104,9 +104,3 @@ def _product_of_groups(rows: torch.Tensor, b: torch.Tensor) -> Any:
     is_taken = not rows.is_cuda or rows.dtype == torch.bfloat16
     is_taken = is_taken and not any(stride % ALIGNMENT for stride in strides)
     return getattr(torch.nn.functional, "grouped_mm", None) if is_taken else None
-
-
-def own_experts(experts: int, rank: int, num_ranks: int) -> tuple[int, int]:
-    """The experts first .. end - 1 of a rank, as torch.chunk gives them."""
-    each = -(-experts // num_ranks)
-    return min(rank * each, experts), min((rank + 1) * each, experts)

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import torch
 
 from weft.base.errors import UnsupportedError
+from weft.base.parts import full_part, part_of
 from weft.compiler import attending, decoding, experts
-from weft.compiler.passes.tile import number, part_of
+from weft.compiler.passes.tile import number
 from weft.ir.device import Buffer, Call, Part, Plan, Tiles
 from weft.ir.task import ATTRIBUTES, Program, Task
 
@@ -107,8 +108,7 @@ class Here:
 
     def own_experts(self, name: str) -> tuple[int, int]:
         """Those of a table's experts that this rank has."""
-        experts_of = self.size(name, 2)
-        return experts.own_experts(experts_of, self.world.rank, self.world.num_ranks)
+        return part_of(self.size(name, 2), self.world.rank, self.world.num_ranks)
 
 
 def run(
@@ -190,7 +190,7 @@ def _ep_dispatch(step: Call, operands: Sequence[Any], here: Here) -> Any:
     table, tables, m = step.reads[1], routing.tables, here.size(step.reads[1])
     given: dict[str, Any] = {"handle": here.kept.get(table)}
     if given["handle"] is None:
-        most = -(-m // here.world.num_ranks)
+        most = full_part(m, here.world.num_ranks)
         given = {
             "ids": tables.ids, "weights": tables.weights, "experts": here.size(table, 2),
             "max_tokens": most, "capacity": tables.token_of.shape[0] or None,

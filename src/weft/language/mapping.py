@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from weft.base.parts import full_part
 from weft.language import triton_api as api
 
 WHOLE = tl.constexpr(0)
@@ -46,7 +47,7 @@ class StaticMapping(NamedTuple):
         cls, rows: int, num_ranks: int, *, chunks: int, push_rows: int, tile_rows: int | None = None
     ) -> StaticMapping:
         """With tile_rows the consumer's view, without it the producer's."""
-        rank_rows = max(1, -(-rows // num_ranks))
+        rank_rows = max(1, full_part(rows, num_ranks))
         kind = PART if tile_rows is None else WHOLE
         return cls(
             kind.value,
@@ -77,10 +78,20 @@ class StaticMapping(NamedTuple):
 
 
 @triton.jit
+def part_of(size, r, each):
+    """The indices (first, end) of `size` that rank r has; empty for the last ranks of a small size.
+
+    As `weft.base.parts.part_of` on the host, where `each` is the full part; any other that is 1 or
+    more cuts the size in parts of so many.
+    """
+    first = min(r * each, size)
+    return first, min(first + each, size)
+
+
+@triton.jit
 def rows_of_rank(r, mapping):
-    """(first row, end row) of rank r's part; empty for the last ranks where rows are few."""
-    first = min(r * mapping.rank_rows, mapping.rows)
-    return first, min(first + mapping.rank_rows, mapping.rows)
+    """(first row, end row) of rank r's part."""
+    return part_of(mapping.rows, r, mapping.rank_rows)
 
 
 @triton.jit

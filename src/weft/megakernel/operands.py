@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence, Set
-from math import ceil
 
+from weft.base.parts import full_part
 from weft.compiler.passes.tile import held_by, number
 from weft.ir.tensor import is_split
 from weft.megakernel.bodies import Body, Operation
@@ -60,7 +60,7 @@ class Operands:
         kind = graph.program.task(of).type
         assert kind is not None
         if which == "part":
-            return ceil(number(kind.sizes[1], graph.sizes) / graph.num_ranks)
+            return full_part(number(kind.sizes[1], graph.sizes), graph.num_ranks)
         held = held_by(kind, rank, graph.sizes, graph.num_ranks)
         rows, columns = held.end_row - held.first_row, held.end_column - held.first_column
         return rows if which == "m" else columns

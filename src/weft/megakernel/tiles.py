@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft.base.errors import UnsupportedError, UsageError
+from weft.base.parts import part_of
 from weft.compiler.passes.tile import (
     Region,
     held_by,
     meeting,
     needed_of,
-    part_of,
     region_within,
     tiles_within,
 )

@@ -6,11 +6,11 @@ Not an operator: a part of ag_gemm.py, which see.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 from typing import ClassVar
 
 from weft.base.dtypes import DTYPES, FLOATS, parse_dtype
 from weft.base.errors import DtypeError, ShapeError
+from weft.base.parts import full_part, part_of
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 # Scales: one for each row of A and column of B, perhaps the same; or for 1 x 128 of A and
@@ -67,11 +67,11 @@ class Problem:
     @property
     def rows(self) -> int:
         """Rows of a full shard."""
-        return ceil(self.m / self.num_ranks)
+        return full_part(self.m, self.num_ranks)
 
     def shard(self, rank: int) -> tuple[int, int]:
         """The rows first .. end - 1 that `rank` holds."""
-        return min(rank * self.rows, self.m), min((rank + 1) * self.rows, self.m)
+        return part_of(self.m, rank, self.num_ranks)
 
     @property
     def itemsize(self) -> int:

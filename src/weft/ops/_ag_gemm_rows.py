@@ -15,13 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 import weft.language as wl
-from weft.language import slots
-
-
-@triton.jit
-def own_rows(rank, shards, m):
-    first = min(rank * shards.rows, m)
-    return first, min(first + shards.rows, m)
+from weft.language import mapping, slots
 
 
 @triton.jit
@@ -53,7 +47,7 @@ def push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile_m, world, pr
           num_programs, indices: tl.constexpr, block: tl.constexpr):  # fmt: skip
     """Store own rows in every slot, chunk by chunk; first for the rank behind, which needs them
     first, last in the own slot, where only tiles that straddle ranks read them."""
-    own_first, own_end = own_rows(rank, shards, shape.m)
+    own_first, own_end = mapping.part_of(shape.m, rank, shards.rows)
     pieces_of_rank = shards.chunks * shards.pieces
     for unit in range(program, world.num_ranks * pieces_of_rank, num_programs):
         to = (rank + world.num_ranks - 1 - unit // pieces_of_rank) % world.num_ranks
@@ -82,7 +76,7 @@ def stage(a, gathered, slot, shape, shards, world, block: tl.constexpr):
     """Copy own rows to the own slot, where peers fetch them and tiles that straddle ranks look."""
     rank = wl.rank(world).to(tl.int32)
     slots.slot_wait_free(world, slot, slots.slot_epoch(slot))
-    own_first, own_end = own_rows(rank, shards, shape.m)
+    own_first, own_end = mapping.part_of(shape.m, rank, shards.rows)
     first = own_first.to(tl.int64) * shape.k
     size = (own_end - own_first).to(tl.int64) * shape.k
     feed(world, gathered, a, first, first, size, tl.program_id(0), tl.num_programs(0), rank,
@@ -95,7 +89,7 @@ def stage_edges(a, gathered, slot, shape, shards, world, tile_m: tl.constexpr,
     """Copy to the own slot those own rows alone that share a tile with other ranks' rows."""
     rank = wl.rank(world).to(tl.int32)
     slots.slot_wait_free(world, slot, slots.slot_epoch(slot))
-    own_first, own_end = own_rows(rank, shards, shape.m)
+    own_first, own_end = mapping.part_of(shape.m, rank, shards.rows)
     head = min(tl.cdiv(own_first, tile_m) * tile_m, own_end)
     tail = max(own_end // tile_m * tile_m, head)
     own = own_first.to(tl.int64) * shape.k

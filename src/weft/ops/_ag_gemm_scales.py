@@ -19,7 +19,7 @@ import triton.language as tl
 import weft.language as wl
 from weft.base.errors import DtypeError, ShapeError
 from weft.compiler import dtensors
-from weft.language import slots
+from weft.language import mapping, slots
 from weft.ops._ag_gemm_problem import BLOCKS, FP8, ROWS, Problem
 from weft.tiles import gemm
 
@@ -59,8 +59,8 @@ def push_scales(scale_a, a_row, a_k, scaling, slot, m, shards, world, block: tl.
     # weft: equivalent-mutant peer+1 of at: all ranks are stored to, in another order
     to = (rank + 1 + tl.program_id(0) // pieces) % world.num_ranks
     piece = tl.program_id(0) % pieces
-    first = min(rank * shards.rows, m)
-    size = (min(first + shards.rows, m) - first) * scaling.blocks
+    first, own_end = mapping.part_of(m, rank, shards.rows)
+    size = (own_end - first) * scaling.blocks
     length = tl.cdiv(size, pieces)
     end = min((piece + 1) * length, size)
     for start in range(piece * length, end, block):

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 from weft.base.dtypes import DTYPES
+from weft.base.parts import part_of
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ops import _operations
@@ -104,7 +105,7 @@ def ag_attention_backward(
         return _operations.as_operation("ag_attention_backward", world, tensors, *rest)
     m = k.shape[0] * world.num_ranks if m is None else m
     keys, values = (all_gather(one, world=world, m=m) for one in (k, v))
-    first = min(world.rank * ceil(m / world.num_ranks), m)
+    first, _ = part_of(m, world.rank, world.num_ranks)
     dq, *shares = gradients(
         q, keys, values, out, lse, dout, dlse, first=first, causal=causal, cu_seqlens=cu_seqlens,
         scale=scale, target=world.target,

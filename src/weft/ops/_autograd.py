@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from weft.base.errors import DtypeError
+from weft.base.parts import full_part
 from weft.ops import _operations
 
 # ---------------------------------------------------------------------------------------------
@@ -97,7 +98,7 @@ def all_to_all(ctx: Any, gradient: torch.Tensor) -> tuple:
     if m % world.num_ranks == 0:
         return all_to_all(gradient, world=world), None, None
     own = gradient.shape[0] // world.num_ranks
-    most = -(-m // world.num_ranks) * world.num_ranks
+    most = full_part(m, world.num_ranks) * world.num_ranks
     padded = gradient.new_zeros((most, *gradient.shape[1:]))
     padded[: gradient.shape[0]] = gradient
     splits = torch.full((world.num_ranks,), own, dtype=torch.int64, device=gradient.device)

@@ -14,6 +14,7 @@ import torch
 
 from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, DtypeError, ShapeError
+from weft.base.parts import full_part
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ops import _lanes, _records
@@ -67,7 +68,7 @@ class Problem(_lanes.Rows):
     @property
     def own_experts(self) -> int:
         """How many a rank has; the last ones may have fewer, or none."""
-        return ceil(self.experts / self.num_ranks)
+        return full_part(self.experts, self.num_ranks)
 
     @property
     def element_bytes(self) -> int:

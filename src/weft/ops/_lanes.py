@@ -17,6 +17,7 @@ from torch._subclasses import FakeTensor
 
 from weft.base.dtypes import DTYPES, FLOATS, parse_dtype
 from weft.base.errors import ConfigError, DtypeError, ShapeError
+from weft.base.parts import full_part, part_of
 from weft.base.target import Target
 from weft.compiler import dtensors
 from weft.language import triton_api
@@ -69,11 +70,11 @@ class Rows:
     @property
     def rows(self) -> int:
         """Rows of a full shard."""
-        return math.ceil(self.m / self.num_ranks)
+        return full_part(self.m, self.num_ranks)
 
     def shard(self, rank: int) -> tuple[int, int]:
         """The rows first .. end - 1 that `rank` holds."""
-        return min(rank * self.rows, self.m), min((rank + 1) * self.rows, self.m)
+        return part_of(self.m, rank, self.num_ranks)
 
     @property
     def torch_dtype(self) -> torch.dtype:

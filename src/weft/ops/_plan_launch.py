@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from weft.base.parts import full_part, part_of
 from weft.compiler import layouts
 from weft.compiler.lower import hooks, signature, source
 from weft.compiler.passes import swizzle
@@ -66,7 +67,7 @@ class Product:
         (mapping,) = self.kernel.of(core.Mapping)
         tile_m, tile_n, _ = self.tile
         ranks, programs = self.world.num_ranks, max(1, target.num_sms - self.launch.spare)
-        rank_rows = max(1, ceil(self.m / ranks))
+        rank_rows = max(1, full_part(self.m, ranks))
         tiles_m = ceil(rank_rows / tile_m)
         self.is_whole = mapping.cuts == "whole"
         rows_of_tiles = ceil(self.m / tile_m) if self.is_whole else ranks * tiles_m
@@ -136,8 +137,7 @@ class Product:
         tensor = bound[self._home(one.name)]
         result = self.launch.writes[0]
         if one.name == f"own_{result}":
-            first = min(self.world.rank * self.parts.rows, self.m)
-            tensor = tensor[first : first + self.parts.rows]
+            tensor = tensor[slice(*part_of(self.m, self.world.rank, self.world.num_ranks))]
         is_pointer = one.sort == "pointer" or signature.leaves_by_pointers(self.kernel, one)
         if not tma or (is_pointer and not (is_sm90 and one.sort == "operand")):
             return tensor

@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Any, NamedTuple
 
+from weft.base.parts import part_of
 from weft.base.target import Target
 from weft.tiles import blocking, gemm, gemm_sm90, weave
 
@@ -97,8 +98,7 @@ def describe_peers(world: Any, array: Any, parts: weave.Parts, chunk: tuple[int,
     if array.dim() == 3:  # a part of its own for each source
         mine = [one[rank] for one in there]
     else:
-        first = min(rank * parts.rows, parts.m)
-        mine = [one[first : first + parts.rows] for one in there]
+        mine = [one[slice(*part_of(parts.m, rank, num_ranks))] for one in there]
     # Without rows there is no address to describe, and nothing is sent.
     rows = [gemm_sm90.descriptor(one if one.numel() else other, chunk)
             for one, other in zip(mine, there)]  # fmt: skip

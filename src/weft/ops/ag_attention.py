@@ -48,7 +48,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.language import slots
+from weft.language import mapping, slots
 from weft.ops import _baselines, _lanes, _operations, _plan_kernels, _records
 from weft.ops._ag_attention_call import Call
 from weft.ops._ag_attention_config import (
@@ -190,13 +190,13 @@ def ag_attention_attend(q, k, v, out, lse, cu_seqlens, k_gathered, v_gathered, r
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
     program, num_programs = tl.program_id(0), tl.num_programs(0)
-    own = tl.minimum(tl.maximum(shards.m - rank * shards.rows, 0), shards.rows)
+    first, own_end = mapping.part_of(shards.m, rank, shards.rows)
+    own = own_end - first
     if not by_engine:
         if program < shards.lanes:
             slots.slot_wait_free(world, slot, e)
             _push(world, k, v, k_gathered, v_gathered, rows_ready, e, rank, own, program, shards,
                   causal, block)  # fmt: skip
-    first = rank * shards.rows
     end = tl.cast(shards.m, tl.int32)
     if cu_seqlens is None:
         visible: tl.constexpr = attention.visible_before if causal else attention.visible_all

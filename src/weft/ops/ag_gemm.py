@@ -63,7 +63,7 @@ from weft.base.card import Op, Trial, trials
 from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.language import slots
+from weft.language import mapping, slots
 from weft.ops import (
     _ag_gemm_scales,
     _ag_gemm_small,
@@ -96,7 +96,6 @@ from weft.ops._ag_gemm_rows import (
     close,
     give_back,
     open_slots,
-    own_rows,
     places,
     places_sm90,
     push,
@@ -157,8 +156,7 @@ def _ready(at, segment, tile, args):
     """Own rows are read in place; others once all their chunks have arrived. args: Arrival"""
     first = at.i_m * tile.m
     end = min(first + tile.m, args.m)
-    own_first = args.rank * args.shards.rows
-    own_end = min(own_first + args.shards.rows, args.m)
+    own_first, own_end = mapping.part_of(args.m, args.rank, args.shards.rows)
     is_own = (first >= own_first) & (end <= own_end)
     if not is_own:
         word = _word_of(first, args.shards)
@@ -212,7 +210,7 @@ def _multiply(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, s
 @triton.jit
 def _first_row(rank, shards, m, tile_m):
     """The row of tiles to begin with."""
-    own_first, own_end = own_rows(rank, shards, m)
+    own_first, own_end = mapping.part_of(m, rank, shards.rows)
     return swizzle.first_to_gather(own_first, own_end, tile_m, tl.cdiv(m, tile_m))
 
 

@@ -53,11 +53,11 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.compiler.lower import source
 from weft.ir import core
-from weft.language import slots
+from weft.language import mapping, slots
 from weft.ops import _baselines, _lanes, _moe, _operations, _records
 from weft.ops._ag_gemm_call import STAGE_WARPS, put_beside
 from weft.ops._ag_gemm_config import Shards
-from weft.ops._ag_gemm_rows import feed, own_rows, places
+from weft.ops._ag_gemm_rows import feed, places
 from weft.ops._product_launch import Start
 from weft.ops.moe_route import Routing
 from weft.runtime.world import World
@@ -192,7 +192,7 @@ def stage(x, gathered, rows_ready, shard_ready, slot, shape, shards, world, bloc
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
     slots.slot_wait_free(world, slot, e)
-    own_first, own_end = own_rows(rank, shards, shape.m)
+    own_first, own_end = mapping.part_of(shape.m, rank, shards.rows)
     first = own_first.to(tl.int64) * shape.k
     size = (own_end - own_first).to(tl.int64) * shape.k
     feed(world, gathered, x, first, first, size, tl.program_id(0), tl.num_programs(0), rank,

@@ -41,7 +41,7 @@ from weft.base.card import Op, Trial, trials
 from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.language import slots
+from weft.language import mapping, slots
 from weft.ops import _baselines, _lanes, _operations, _records
 from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
 from weft.ops._ag_gemm_config import LIBRARY, Shards
@@ -164,8 +164,7 @@ def _segment(at, segment, args):
     index = at.turn * args.count // args.split + segment
     chunks = args.shards.chunks
     source_rank = (args.rank + index // chunks) % args.world.num_ranks
-    shard_first = min(source_rank * args.shards.rows, args.m)
-    shard_end = min(shard_first + args.shards.rows, args.m)
+    shard_first, shard_end = mapping.part_of(args.m, source_rank, args.shards.rows)
     first = min(shard_first + index % chunks * args.shards.chunk_rows, shard_end)
     rows = min(args.shards.chunk_rows, shard_end - first)
     is_own = source_rank == args.rank

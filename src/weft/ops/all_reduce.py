@@ -41,6 +41,7 @@ from torch.autograd.graph import increment_version
 import weft.language as wl
 from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
+from weft.base.parts import full_part
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ops import _baselines, _lanes, _operations, all_gather, reduce_scatter
@@ -81,7 +82,7 @@ class Problem(_lanes.Rows):
     def share(self) -> int:
         """Elements that one rank sums in two_shot; shares begin where pieces may."""
         line = move.LINE_BYTES.value // self.itemsize
-        return math.ceil(math.ceil(self.total / self.num_ranks) / line) * line
+        return math.ceil(full_part(self.total, self.num_ranks) / line) * line
 
     @property
     def shard_bytes(self) -> int:

@@ -46,7 +46,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.language import slots
+from weft.language import mapping, slots
 from weft.ops import _lanes, _operations, _records
 from weft.runtime.world import World
 from weft.tiles import route
@@ -262,7 +262,8 @@ class Heard(NamedTuple):
 @triton.jit
 def _choose_block(world, logits, ids, weights, heard, block, rank, e, tokens, cut):
     """Own block -> experts and weights, here and on every rank; and how many each expert has."""
-    own = tl.minimum(tl.maximum(tokens.m - rank * tokens.rows, 0), tokens.rows)
+    own_first, own_end = mapping.part_of(tokens.m, rank, tokens.rows)
+    own = own_end - own_first
     k = tl.arange(0, cut.width)
     expert = tl.arange(0, cut.experts)
     counts = tl.zeros((cut.experts,), tl.int32)

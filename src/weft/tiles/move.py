@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.language import slots
+from weft.language import mapping, slots
 
 LINE_BYTES = tl.constexpr(128)
 
@@ -55,8 +55,8 @@ def own_piece(x, shards, index, vec: tl.constexpr):
     """The `Piece` of shard `index` that is this program's lane's."""
     total = tl.cast(shards.total, tl.int64)
     shard = tl.cast(shards.shard, tl.int64)
-    begin = tl.minimum(shard * index, total)
-    offset, size = cut(x, tl.minimum(shard, total - begin), vec)
+    begin, end = mapping.part_of(total, index, shard)
+    offset, size = cut(x, end - begin, vec)
     return Piece(begin // vec * vec + offset, offset, size)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from weft.base import parts
 from weft.base.card import Op, trials
 from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, UnsupportedError, UsageError, WeftError
@@ -183,12 +184,11 @@ def part_of(problem: Problem, task: Task, whole: torch.Tensor, rank: int) -> tor
     import torch
 
     from weft.compiler.passes.tile import bounds_of
-    from weft.compiler.passes.tile import part_of as rows_of
     from weft.ir.task import Partial
 
     kind = _type(task)
     if kind.placement == Partial():
-        rows = slice(*rows_of(whole.shape[0], rank, problem.num_ranks))
+        rows = slice(*parts.part_of(whole.shape[0], rank, problem.num_ranks))
         mine = torch.zeros_like(whole)
         mine[rows] = whole[rows]
         return mine

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import ceil
 
+from weft.base.parts import full_part
 from weft.compiler.cost.machine import Machine, on_curve
 from weft.compiler.cost.rounds import Arrival, Rounds
 from weft.tiles import dealing, gemm_sm90
@@ -45,7 +46,7 @@ class Product:
     @cached_property
     def rows(self) -> int:
         """Of a full shard."""
-        return max(1, ceil(self.m / self.num_ranks))
+        return max(1, full_part(self.m, self.num_ranks))
 
     @cached_property
     def tiles(self) -> tuple[int, int]:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from weft.base.dtypes import DTYPES
-from weft.compiler.passes.tile import number, part_of
+from weft.base.parts import part_of
+from weft.compiler.passes.tile import number
 from weft.ir import device
 from weft.ir.device import NO_MEMORY, NUM_RANKS, Buffer, Part, Plan, Tiles
 from weft.ir.tensor import Size

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from weft.base.counts import counted
 from weft.base.errors import ConfigError
+from weft.base.parts import full_part
 from weft.compiler.passes.tile import number
 from weft.ir.device import Channel
 from weft.ir.task import PACKETS, Program, Task, is_carried
@@ -345,7 +346,7 @@ def num_chunks(channel: Channel, rows: int, num_ranks: int) -> int:
     """Words of one rank's part, for one of its columns of tiles."""
     if isinstance(channel.chunks, int):
         return channel.chunks
-    return max(1, -(-max(1, -(-rows // num_ranks)) // channel.push_rows))
+    return max(1, -(-max(1, full_part(rows, num_ranks)) // channel.push_rows))
 
 
 def _spans(view: Any) -> Iterator[Span]:

@@ -18,6 +18,7 @@ from math import ceil
 from typing import Any
 
 from weft.base.errors import ConfigError
+from weft.base.parts import full_part, part_of
 from weft.base.place import UNKNOWN, Place
 from weft.base.topology import Topology, text_of
 from weft.compiler.facts import Facts, Settings
@@ -182,12 +183,11 @@ def check_gather(
 
     Raises  ConfigError: as `check`, on all ranks alike
     """
-    num_m, num_n, rank_rows = ceil(m / tile[0]), ceil(n / tile[1]), max(1, ceil(m / num_ranks))
+    num_m, num_n, rank_rows = ceil(m / tile[0]), ceil(n / tile[1]), max(1, full_part(m, num_ranks))
     group_m = max(1, min(MOST_GROUPED, rank_rows // tile[0]))
     head = max(1, min(rank_rows // tile[0], num_m))
     for rank in range(num_ranks if num_m else 0):
-        first = min(rank * rank_rows, m)
-        end = min(first + rank_rows, m)
+        first, end = part_of(m, rank, num_ranks)
         start = first_to_gather.fn(first, end, tile[0], num_m)
         told = f"{subject} with m={m} on rank {rank}"
         check(order, num_m, num_n, (group_m, start, head), told, place)

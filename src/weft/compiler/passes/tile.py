@@ -16,6 +16,7 @@ from math import ceil
 from typing import NamedTuple
 
 from weft.base.errors import ConfigError
+from weft.base.parts import part_of
 from weft.ir.core import wrong_tile
 from weft.ir.shapes import per_sequence
 from weft.ir.task import KINDS, PRODUCTS, All, Along, ByTable, Need, Program, Task
@@ -200,12 +201,6 @@ def bounds_of(
         part_of(size, rank, num_ranks) if is_split(kind.placement, dim) else (0, size)
         for dim, size in enumerate(extents)
     ]
-
-
-def part_of(size: int, rank: int, num_ranks: int) -> tuple[int, int]:
-    """The indices first .. end - 1 that torch.chunk gives to `rank`."""
-    each = ceil(size / num_ranks)
-    return min(rank * each, size), min((rank + 1) * each, size)
 
 
 def number(size: Size, sizes: Mapping[str, int]) -> int:

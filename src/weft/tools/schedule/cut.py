@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from weft.base.dtypes import DTYPES
 from weft.base.errors import UsageError
+from weft.base.parts import part_of
 from weft.compiler.cost.machine import Machine
 from weft.compiler.passes.allocate import extent_of
 from weft.ir.device import Buffer, Channel, Launch, Part, Plan
@@ -167,8 +168,7 @@ class Cut:
             return []
         chunks = self.number(channel.chunks)
         chunk_rows = max(1, ceil(rows / chunks))
-        own_first = min(rank * rows, m)
-        own_end = min(own_first + rows, m)
+        own_first, own_end = part_of(m, rank, self.num_ranks)
         first = int(swizzle.first_to_gather.fn(own_first, own_end, tile_m, num_m))
         head = max(1, min(rows // tile_m, num_m))
         group_m = max(1, min(GROUP_M, rows // tile_m))
