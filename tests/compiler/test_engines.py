@@ -9,11 +9,11 @@ import pytest
 from operators import compiled, placed
 
 from weft.base.errors import ConfigError
+from weft.base.hardware import H200X4, Hardware
 from weft.base.target import parse_target
-from weft.compiler.cost import products
+from weft.compiler.cost import products, tasks
 from weft.compiler.cost.choose import carried_chunks, ways
-from weft.compiler.cost.machine import H200X4, Machine, on_curve
-from weft.compiler.cost.products import Product
+from weft.compiler.cost.products import Product, on_curve
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.pipeline import overlap
 from weft.ir import device
@@ -48,7 +48,7 @@ def test_what_engines_carry_is_predicted_as_the_operators_is():
     assert {way.chunks for way in carried} == {1, 2, 4}
     for way in carried:
         shape = product(8192, n=4096, k=3584, tile=way.tile)
-        assert way.us == products.carried_us(shape, H200X4, way.chunks)
+        assert way.us == round(products.carried_us(shape, H200X4, way.chunks), 3)
     # Several chunks are alike and of whole tiles, at all sizes that a plan is of.
     odd = replace(scattered, type=replace(scattered.type, sizes=("m", 4096 - 128)))
     assert [*carried_chunks(odd, 256)] == [1] and [*carried_chunks(odd, 128)] == [1]
@@ -157,6 +157,24 @@ def test_one_rank_copies_nothing():
     for target in ("emu", "cuda:90"):
         facts = {"sizes": {"m": 8192}, "num_ranks": 1, "target": parse_target(target)}
         assert engine(operators.ag_gemm, "gathered", **facts) in ("push", "")
+
+
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:100", "hip:gfx942"])
+def test_where_no_machine_was_measured_nothing_is_predicted_and_the_choice_says_so(target):
+    """It takes what SMs store, and no constant of another machine."""
+    facts = Facts({"m": 8192}, target=parse_target(target))
+    for function, name in COLLECTIVES:
+        stages = overlap(placed(function), facts)
+        assert stages.program.task(name).engine == "push"
+        found = ways(stages.tasks["fuse"], [stages.tasks["fuse"].task("product")],
+                     stages.tasks["fuse"].task(name), facts)  # fmt: skip
+        assert {way.us for way in found} == {None}
+        told = {one.what: one.why for one in stages.program.choices if one.subject == name}
+        assert told["engine"] == (
+            f"nothing is predicted for {target}, of which no machine was measured"
+        )
+    far = overlap(placed(operators.ag_gemm), replace(facts, nodes=(2, 2)))
+    assert far.program.task("gathered").engine == "put"
 
 
 def test_libraries_one_after_the_other_are_one_of_the_ways():
@@ -271,6 +289,12 @@ WAYS = {
        for engine in ("push", "packets", "packets_twice")},
     "few": lambda one, machine: products.few_rows_us(one, machine, True),
     "few by pushes": lambda one, machine: products.few_rows_us(one, machine, False),
+    "tasks of products": lambda one, machine: tasks.rounds_us(
+        tasks.product_us(128, 128, one.k, 2, 64, machine), one.n // 64 * one.num_ranks,
+        machine.num_sms, machine,
+    ),
+    "tasks that move": lambda one, machine: tasks.move_us(one.m * one.n * one.k, machine)
+    + tasks.signal_us(0, 0, machine) + tasks.signal_us(0, 1, machine),
     "library": products.library_product_us,
     **{f"library's {kind}": lambda one, machine, kind=kind:
        products.library_collective_us(one, machine, kind)
@@ -278,7 +302,7 @@ WAYS = {
 }  # fmt: skip
 
 
-def worse(machine: Machine, name: str) -> Machine:
+def worse(machine: Hardware, name: str) -> Hardware:
     """The same, of which one number is half as good."""
     value = getattr(machine, name)
     if isinstance(value, tuple):
@@ -287,11 +311,15 @@ def worse(machine: Machine, name: str) -> Machine:
     return replace(machine, **{name: value // 2 if is_better_large else 2 * value})
 
 
+# The host's, whose time is told beside the device's; and those of simulated time alone.
+ELSEWHERE = ("name", "library_host_us", "launch_us", "copies", "sm_gbps", "fp8_rate", "tf32_rate",
+             "fp64_rate")  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "name", [one.name for one in fields(Machine) if one.name not in ("name", "library_host_us")]
+    "name", [one.name for one in fields(Hardware) if one.name not in ELSEWHERE]
 )
 def test_each_number_of_the_machine_counts_and_a_worse_one_never_helps(name):
-    """`library_host_us` is the host's, whose time is told beside the device's."""
     longer = set()
     for way, us in WAYS.items():
         for one in FEW if way.startswith(("few", "rows")) else SHAPES:

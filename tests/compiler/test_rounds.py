@@ -8,8 +8,8 @@ from math import ceil
 
 import pytest
 
+from weft.base.hardware import H200X4
 from weft.compiler.cost import products
-from weft.compiler.cost.machine import H200X4
 from weft.compiler.cost.products import Product
 from weft.compiler.cost.rounds import Arrival, Rounds
 from weft.tiles import dealing, gemm_sm90

@@ -70,7 +70,7 @@ def test_copies_on_one_engine_serialise_and_on_two_overlap(engines, overlap):
                 world.copy(torch.empty(64 * KIB), source)
         world.synchronize()
 
-    with weft.emulated(ranks=1, hardware=replace(H200, copy_engines=engines)) as session:
+    with weft.emulated(ranks=1, hardware=replace(H200, copies=engines)) as session:
         session.run(main)
         first, second = copies(session)
     assert (second.start_us < first.end_us) is overlap
@@ -100,7 +100,7 @@ def test_copies_in_one_direction_share_the_link_and_in_two_do_not():
             session.run(main)
             first, second = copies(session)
         moving = first.end_us - H200.copy_us - first.start_us
-        assert moving == pytest.approx(2**20 / (H200.link_gbps * 1e3))
+        assert moving == pytest.approx(2**20 / (H200.copy_gbps * 1e3))
         overlap = first.end_us - second.start_us - H200.copy_us
         assert overlap == pytest.approx(moving if opposite else 0.0)
 
@@ -120,7 +120,7 @@ def test_who_receives_from_two_ranks_has_one_link(targets):
         session.run(main)
         spans = [copies(session, rank)[0] for rank in (1, 2)]
     first, second = sorted(spans, key=lambda span: span.start_us)
-    moving = 2**20 / (H200.link_gbps * 1e3)
+    moving = 2**20 / (H200.copy_gbps * 1e3)
     overlap = first.end_us - second.start_us - H200.copy_us
     assert (overlap > 0.9 * moving) is (targets[0] != targets[1])
 
@@ -178,7 +178,7 @@ def test_a_stream_goes_on_when_its_token_was_set(seed):
             world.current_stream().wait(copies)
             world.barrier()
 
-    slow = replace(H200, fp16_tflops=1.0)
+    slow = replace(H200, program_tflops=1 / 132)
     with weft.emulated(ranks=2, seed=seed, hardware=slow) as session:
         session.run(main)
         timeline = session.timeline
@@ -263,7 +263,7 @@ def test_programs_wait_for_a_place(num_sms, rounds):
         spend[(4,)](x, out, 16)
         assert (out == 16.0).all()
 
-    slow = replace(H200, fp16_tflops=1.0)
+    slow = replace(H200, program_tflops=1 / 132)
     with weft.emulated(ranks=1, num_sms=num_sms, hardware=slow) as session:
         session.run(main)
         programs = session.timeline.on(0, "sm")
@@ -284,7 +284,7 @@ def send(world, inbox, arrived, n: tl.constexpr):
 
 
 @pytest.mark.parametrize("nodes, latency_us, gbps", [
-    (1, H200.signal_us, H200.sm_link_gbps), (2, H200.far_us, H200.sm_link_gbps),
+    (1, H200.signal_us, H200.pusher_gbps), (2, H200.far_us, H200.pusher_gbps),
 ])  # fmt: skip
 def test_another_node_is_farther(nodes, latency_us, gbps):
     def main():
@@ -339,7 +339,7 @@ def test_a_torch_product_costs_its_flops():
         torch.mm(a, a)
         world.synchronize()
 
-    with weft.emulated(ranks=1, hardware=replace(H200, fp16_tflops=1.0)) as session:
+    with weft.emulated(ranks=1, hardware=replace(H200, program_tflops=1 / 132)) as session:
         session.run(main)
         (product,) = [s for s in session.timeline.on(0, "torch") if s.name == "mm"]
     assert product.end_us - product.start_us == pytest.approx(2 * 256**3 / 1e6)
@@ -351,7 +351,7 @@ def test_a_torch_product_costs_its_flops():
 
 # Products and transfers of these sizes take about as long as each other.
 EVEN = replace(
-    H200, num_sms=9, fp16_tflops=0.8, link_gbps=4.0, launch_us=0.5, copy_us=0.5, copy_engines=1
+    H200, num_sms=9, program_tflops=0.8 / 9, copy_gbps=4.0, launch_us=0.5, copy_us=0.5, copies=1
 )
 M, N, K = 512, 128, 128
 
@@ -484,8 +484,8 @@ def test_off_unless_asked_for():
 def test_hardware_that_cannot_be():
     with pytest.raises(weft.UsageError, match="abacus"):
         find_hardware("abacus")
-    with pytest.raises(weft.UsageError, match="link_gbps"):
-        replace(H200, link_gbps=0.0)
+    with pytest.raises(weft.UsageError, match="copy_gbps"):
+        replace(H200, copy_gbps=0.0)
     with pytest.raises(weft.UsageError, match="signal_us"):
         replace(H200, signal_us=-1.0)
     assert replace(H200, signal_us=0.0).signal_us == 0.0

@@ -75,7 +75,7 @@ def test_without_simulated_time_each_program_counts_its_looks(ranks, seed):
 
 
 def test_in_simulated_time_all_ranks_have_one_clock(ranks):
-    slow = replace(HARDWARE["h200x4"], fp16_tflops=1.0)
+    slow = replace(HARDWARE["h200x4"], program_tflops=1 / 132)
     (start, told), *waiters = timed_ranks(ranks, hardware=slow)
     product_ns = 2 * 64**3 / slow.sm_flops_per_us(2) * 1e3
     assert told - start == pytest.approx(product_ns, abs=1)

@@ -10,7 +10,7 @@ import pytest
 from persistent_programs import random_graph, tiled_mlp
 
 from weft.base.errors import ConfigError, IllegalError
-from weft.compiler.cost.machine import H200X4
+from weft.base.hardware import H200X4
 from weft.compiler.passes.tile import Region
 from weft.megakernel.check import RULES, Touch, check, require
 from weft.megakernel.graph import build

@@ -1,69 +1,168 @@
-"""What a machine can do, in numbers: the emulator's simulated clock reckons with them."""
+"""What a machine can do, in numbers: one record for each that was measured.
+
+The cost model (compiler/cost/) and the emulator's simulated time reckon with them. Read from
+benchmarks, not from data sheets: docs/hardware.md, docs/performance/. What a number was fitted to
+stands beside it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from weft.base.errors import UsageError
+from weft.base.target import Target
+
+# (bytes, us), ascending: what a collective took; between two of them it is linear.
+Curve = tuple[tuple[int, float], ...]
+
+KB, MB = 1 << 10, 1 << 20
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """One rank of a machine, and its links.
+    """Units  *_gbps: 10^9 bytes per second of one rank; *_us: of one such thing
 
-    Units   tflops: of the whole device, dense, by the operands' width; *_gbps: 10^9 bytes per
-            second and direction; sm_*: what one program gets; *_us: from the start of a thing
-            until its first byte, or its signal, is there
+    `program_tflops`: one program's products in wide tiles; `turns_cost`: narrow ones take so much
+    longer, `rest_cost`: those of more columns than a power of two, `thin_rest_cost`: of 32 more.
+    `gate_us`: from the call to a copy engine's first copy where it fetches, or carries tiles as
+    they come, `put_gate_us` where it puts rows, which asks for no meeting; `copy_us` and `word_us`
+    start each copy and the word behind it, `token_us` is from a token to the copy that waits for
+    it. `push_us`: a launch before the product; `pusher_gbps`: what one program stores of those that
+    push. `leave_us`, `wide_leave_us`: a program's next product waits so long for a narrow or a wide
+    tile of a product whose tiles go to other ranks; `tma_leave_us`, `wide_tma_leave_us` where they
+    go by TMA.
+    `sums_us`: such a product's first and last tiles.
+    `combine_gbps`: what one program reads of other ranks' sums in its epilogue; `sums_gbps` and
+    `wide_sums_gbps` where engines have carried them, in narrow and in wide tiles.
+    `end_us`: the last tile's way out.
+    `reread_gbps`: B slows products down by so much where less than `many_rows` share a reading.
+    `small_*`, `few_*`: few rows, where reading B takes nearly all time; `few_wide_us` above 32.
+    `packet_*`: data that carries its flags; `rows_us`: few rows summed by pushes.
+    `library_*`: cuBLAS; `gather`, `scatter` by the bytes of a shard and `reduce` by all bytes: the
+    best library. `local_us` is a signal's way on its own rank, `task_us` what a task of the
+    persistent kernel costs beside its tile, `tasks_us` what each more of them adds to all.
+    `launch_us`: a kernel's start on a stream; `copies`: engines of a rank; `sm_gbps`: what one
+    program reads of L2; `tf32_rate`, `fp64_rate`, `fp8_rate`: products beside 16-bit operands.
     """
 
     name: str
     num_sms: int
-    fp8_tflops: float
-    fp16_tflops: float
-    tf32_tflops: float
-    fp64_tflops: float
-    memory_gbps: float
-    sm_memory_gbps: float
-    link_gbps: float
-    sm_link_gbps: float
-    far_gbps: float
-    copy_engines: int
-    launch_us: float
+    program_tflops: float
+    turns_cost: float
+    rest_cost: float
+    thin_rest_cost: float
+    gate_us: float
+    put_gate_us: float
     copy_us: float
-    signal_us: float
+    word_us: float
     token_us: float
+    copy_gbps: float
+    push_us: float
+    push_gbps: float
+    pusher_gbps: float
+    leave_us: float
+    wide_leave_us: float
+    tma_leave_us: float
+    wide_tma_leave_us: float
+    sums_us: float
+    combine_gbps: float
+    sums_gbps: float
+    wide_sums_gbps: float
+    signal_us: float
+    small_us: float
+    small_gbps: float
+    few_us: float
+    few_wide_us: float
+    few_gbps: float
+    packet_us: float
+    packet_gbps: float
+    rows_us: float
+    share_us: float
+    end_us: float
+    memory_gbps: float
+    cached_bytes: float
+    reread_gbps: float
+    many_rows: int
+    stage_us: float
+    stage_gbps: float
     far_us: float
+    far_gbps: float
+    library_tflops: float
+    library_gbps: float
+    library_us: float
+    library_host_us: float
+    gather: Curve
+    scatter: Curve
+    reduce: Curve
+    local_us: float
+    task_us: float
+    tasks_us: float
+    launch_us: float
+    copies: int
+    sm_gbps: float
+    fp8_rate: float
+    tf32_rate: float
+    fp64_rate: float
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if name != "name" and not (value > 0 or (name.endswith("_us") and value == 0)):
+            if isinstance(value, (int, float)) and not (
+                value > 0 or (name.endswith("_us") and value == 0)
+            ):
                 raise UsageError(f"hardware {self.name!r}: {name}={value!r} must be positive")
 
     def sm_flops_per_us(self, operand_bytes: int) -> float:
         """What one SM does in a microsecond to operands of this width."""
-        tflops = {1: self.fp8_tflops, 2: self.fp16_tflops, 4: self.tf32_tflops}.get(
-            operand_bytes, self.fp64_tflops
-        )
-        return tflops * 1e6 / self.num_sms
+        rates = {1: self.fp8_rate, 2: 1.0, 4: self.tf32_rate}
+        return self.program_tflops * 1e6 * rates.get(operand_bytes, self.fp64_rate)
 
 
-HARDWARE = {
-    hardware.name: hardware
-    for hardware in (
-        Hardware(
-            # Measured on 4 x H200: cuBLAS at its best, the copy rate of its memory, one copy to a
-            # peer, and 20 SMs pushing. Not measured, and typical: the rates of fp8, tf32 and fp64
-            # by their ratio to fp16, one SM's rate from L2 (64 bytes a clock), one port of
-            # 400 Gb/s to other nodes, and all latencies but that of tokens, which is fitted to
-            # gemm_rs (docs/performance/gemm_rs.md).
-            "h200x4", num_sms=132,
-            fp8_tflops=1588.0, fp16_tflops=794.0, tf32_tflops=397.0, fp64_tflops=54.0,
-            memory_gbps=4300.0, sm_memory_gbps=100.0,
-            link_gbps=388.0, sm_link_gbps=14.6, far_gbps=50.0, copy_engines=3,
-            launch_us=2.0, copy_us=3.0, signal_us=1.0, token_us=8.0, far_us=5.0,
-        ),
-    )
-}  # fmt: skip
+H200X4 = Hardware(
+    "h200x4", num_sms=132,
+    # The template alone, many rounds of tiles: of 320 columns at 0.95 of the wide ones' rate, of
+    # 384 at 0.96, of 192 at 0.97. Of 160 at 0.90 from m 1024 on: a product of 32 columns takes 16
+    # cycles of tensor cores and 24 of shared memory, which has to read all of A for it once more.
+    rest_cost=1.05, thin_rest_cost=1.11,
+    # Fitted to 97 readings of ag_gemm, m 256 to 8192 of TP4 on 2 and 4 ranks: 4 % off on average;
+    # share_us was 8.8 in these, and some 4 more than since sums lie in squares.
+    program_tflops=784 / 132, turns_cost=1.05, gate_us=20.0, copy_us=3.0, word_us=1.0,
+    # Fitted to 25 readings of gemm_rs by engines on 4 ranks: 4 % off on average.
+    token_us=8.0, sums_gbps=20.0, wide_sums_gbps=12.0,
+    put_gate_us=12.9, copy_gbps=390.0, push_us=1.0, push_gbps=287.0, pusher_gbps=18.0,
+    share_us=5.0, end_us=3.2,
+    memory_gbps=3800.0, cached_bytes=30e6, reread_gbps=17800.0, many_rows=1530,
+    # Fitted to 45 readings of gemm_rs, 25 of 2 ranks and 20 of 4, k 2048 to 7168, m 512 to 8192:
+    # 3 % off on average; so was combine_gbps, which had been read as 40 where nothing else ran.
+    leave_us=3.1, wide_leave_us=17.4, tma_leave_us=3.4, wide_tma_leave_us=11.0, sums_us=22.0,
+    # docs/hardware.md: a signal's way is half a round trip; 16 KB tiles from L2 and HBM.
+    signal_us=1.5, combine_gbps=16.0,
+    # ag_gemm at decode sizes: by pushes; by packets under one launch, fitted to 12 readings on two
+    # ranks, m 1, 16 and 64: 3 % off on average.
+    small_us=15.0, small_gbps=3300.0, few_us=10.0, few_wide_us=14.5, few_gbps=4200.0,
+    # docs/performance/collectives.md: packets of a call in 5 us, half of their bytes are data.
+    packet_us=5.0, packet_gbps=120.0,
+    # The same page: all_reduce of 8 KB by pushes 15.9 us, of which 4 were the graph's.
+    rows_us=12.0,
+    # docs/performance/ag_gemm.md: staging 8 to 32 MB took 6 to 15 us.
+    stage_us=3.0, stage_gbps=2700.0,
+    # Not measured: one port of 400 Gb/s to other nodes.
+    far_us=5.0, far_gbps=50.0,
+    library_tflops=740.0, library_gbps=4000.0, library_us=7.0, library_host_us=100.0,
+    gather=((0, 10.0), (64 * KB, 10.5), (256 * KB, 13.9), (MB, 36.8), (4 * MB, 66.0),
+            (16 * MB, 188.0), (64 * MB, 660.0), (128 * MB, 1270.0)),
+    scatter=((0, 9.8), (64 * KB, 9.8), (256 * KB, 11.2), (MB, 19.7), (4 * MB, 50.8),
+             (16 * MB, 178.0), (64 * MB, 671.0), (128 * MB, 1296.0)),
+    reduce=((0, 8.3), (8 * KB, 8.3), (128 * KB, 9.9), (512 * KB, 10.6), (MB, 13.9), (4 * MB, 29.5),
+            (16 * MB, 93.0), (64 * MB, 322.0), (128 * MB, 651.0)),
+    # Not measured, and typical: the rates of fp8, tf32 and fp64, what one SM reads of L2 (64 bytes
+    # a clock), a launch behind another; guesses: what tasks of the persistent kernel cost.
+    fp8_rate=2.0, tf32_rate=0.5, fp64_rate=0.068, sm_gbps=100.0, launch_us=2.0, copies=3,
+    local_us=0.5, task_us=1.0, tasks_us=0.02,
+)  # fmt: skip
+
+HARDWARE = {one.name: one for one in (H200X4,)}
+# What was measured, by the name of a target; emulated ranks stand in for them.
+MEASURED = {"cuda:90": H200X4, "emu": H200X4}
 
 
 def find_hardware(name: str) -> Hardware:
@@ -74,3 +173,8 @@ def find_hardware(name: str) -> Hardware:
     if name not in HARDWARE:
         raise UsageError(f"no hardware is called {name!r}; there are {', '.join(HARDWARE)}")
     return HARDWARE[name]
+
+
+def hardware_of(target: Target) -> Hardware | None:
+    """The machine to reckon with there; None where none was measured."""
+    return MEASURED.get(target.name)

@@ -93,7 +93,7 @@ class SimulatedTime:
         ranks = range(machine.num_ranks)
         self.hosts = [0.0 for _ in ranks]
         self.streams: dict[int, float] = defaultdict(float)
-        self.engines = [[Calendar() for _ in range(hardware.copy_engines)] for _ in ranks]
+        self.engines = [[Calendar() for _ in range(hardware.copies)] for _ in ranks]
         self.links = {
             (rank, is_far, is_out): Calendar()
             for rank in ranks for is_far in (False, True) for is_out in (False, True)
@@ -142,7 +142,7 @@ class SimulatedTime:
     def link(self, source: int, to: int, nbytes: int, offset: float = 0.0) -> list[Need]:
         """What moving bytes from one rank to another takes."""
         far = self.is_far(source, to)
-        rate = self.hardware.far_gbps if far else self.hardware.link_gbps
+        rate = self.hardware.far_gbps if far else self.hardware.copy_gbps
         duration = us(nbytes, rate)
         return [
             (self.links[source, far, True], offset, duration),
@@ -258,7 +258,7 @@ class SimulatedTime:
         far = source != to and self.is_far(source, to)
         if far:
             latency += hardware.far_us
-        rate = hardware.far_gbps if far else hardware.link_gbps
+        rate = hardware.far_gbps if far else hardware.copy_gbps
         duration = us(nbytes, rate if source != to else hardware.memory_gbps / 2)
         links = self.link(source, to, nbytes, latency) if source != to else []
         starts = [

@@ -97,7 +97,7 @@ class TimedProgram(Program):
         if not (self._product_us or self._local_bytes or self._moved):
             return
         time, hardware, start = self.time, self.time.hardware, self.now
-        local = us(self._local_bytes, hardware.sm_memory_gbps)
+        local = us(self._local_bytes, hardware.sm_gbps)
         worked = max(self._product_us, local)
         end = start + worked
         if self._product_us or not self._moved:
@@ -110,7 +110,7 @@ class TimedProgram(Program):
             take_all(begin, links)
             # A store leaves and is not waited for; a load has to come back.
             delay = 0.0 if is_write else time.latency(peer, self.rank)
-            done = max(begin + links[0][2], start + us(nbytes, hardware.sm_link_gbps)) + delay
+            done = max(begin + links[0][2], start + us(nbytes, hardware.pusher_gbps)) + delay
             time.transfers[self.rank].append((begin, done))
             to = f"to {peer}" if is_write else f"from {peer}"
             name = f"{nbytes} bytes {to}"

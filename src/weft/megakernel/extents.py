@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator, Mapping
 from math import ceil
 
 from weft.base.dtypes import DTYPES
-from weft.compiler.cost.machine import H200X4, Machine
+from weft.base.hardware import H200X4, Hardware
+from weft.compiler.cost.tasks import move_us, product_us, rounds_us
 from weft.compiler.passes.tile import Region, held_by, tile
 from weft.ir.task import Program, Task, Type
-from weft.megakernel.predicted import move_us, product_us
 from weft.megakernel.tiles import IN_PLACE, refuse
 
 # Extents of products: below 32 columns rows of B would be read in less than a sector of 64 bytes.
@@ -25,15 +25,13 @@ STEP_BYTES, LEAST_K, MOST_K = 1 << 15, 32, 256
 # Elements of a tile of all else, which lies in registers.
 MOST_ELEMENTS = 1 << 13
 WIDTHS = (1024, 512, 256, 128)
-# Each tile more is a task more that is told of, one after the other where one counts them.
-TILE_US = 0.02
 # Their tiles are a sequence, or a head of it.
 OF_SEQUENCES = (*IN_PLACE, "decode_attention")
 
 
 def chosen(
     program: Program, sizes: Mapping[str, int], num_ranks: int, num_workers: int,
-    settled: Collection[str] = (), machine: Machine = H200X4,
+    settled: Collection[str] = (), machine: Hardware = H200X4,
 ) -> Program:  # fmt: skip
     """The tiled program with other tiles, but for those of the tasks `settled`.
 
@@ -54,19 +52,23 @@ def chosen(
     return tile(program, found)
 
 
-def _tile(task: Task, program: Program, held, num_workers: int, machine: Machine) -> tuple:
+def _tile(task: Task, program: Program, held, num_workers: int, machine: Hardware) -> tuple:
     # What a rank gathers it has as an operand, what it sums over ranks it makes.
     made = held(task.operands[0] if task.kind == "all_gather" else task.name)
     rows, columns = (max(1, extent) for extent in _extents(made))
     kind = task.type
     assert isinstance(kind, Type)
     itemsize = DTYPES[kind.dtype].itemsize
+
+    def tiles_of(cut: tuple[int, int]) -> int:
+        return ceil(rows / cut[0]) * ceil(columns / cut[1])
+
     if task.kind == "matmul":
         k = _extents(held(task.operands[0]))[1]
 
         def multiply(cut: tuple[int, int]) -> float:
             each = product_us(*cut, k, itemsize, ceil(rows / cut[0]), machine)
-            return _end_us(each, cut, rows, columns, num_workers)
+            return rounds_us(each, tiles_of(cut), num_workers, machine)
 
         cut = min(_pairs(rows, columns, ROWS, COLUMNS), key=multiply)
         return (*cut, _step(cut, k, itemsize))
@@ -75,7 +77,7 @@ def _tile(task: Task, program: Program, held, num_workers: int, machine: Machine
         # A norm reads whole rows for each of its tiles.
         wide = columns if task.kind == "rms_norm" else cut[1]
         cells = cut[0] * (wide * len(task.operands) + cut[1])
-        return _end_us(move_us(cells * itemsize, machine), cut, rows, columns, num_workers)
+        return rounds_us(move_us(cells * itemsize, machine), tiles_of(cut), num_workers, machine)
 
     heights = (*ROWS, 8, 4, 2, 1) if task.kind == "rms_norm" else ROWS
     pairs = [*_pairs(rows, columns, heights, WIDTHS)]
@@ -84,14 +86,6 @@ def _tile(task: Task, program: Program, held, num_workers: int, machine: Machine
 
 def _extents(region: Region) -> tuple[int, int]:
     return region.end_row - region.first_row, region.end_column - region.first_column
-
-
-def _end_us(
-    each_us: float, cut: tuple[int, int], rows: int, columns: int, num_workers: int
-) -> float:
-    """When all tiles are done, if each takes so long."""
-    tiles = ceil(rows / cut[0]) * ceil(columns / cut[1])
-    return ceil(tiles / num_workers) * each_us + tiles * TILE_US
 
 
 def _pairs(

@@ -4,8 +4,8 @@
                                with the longest way to the end behind it
     play(graph)                workers keep to the queues that the graph has
 
-What a tile and a signal cost are constants of the compiler's model and two guesses; what is
-compared are schedules with each other.
+What a tile and a signal cost says the cost model (compiler/cost/tasks.py); what is compared are
+schedules with each other.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from weft.base.dtypes import DTYPES
-from weft.compiler.cost.machine import H200X4, Machine
+from weft.base.hardware import H200X4, Hardware
+from weft.compiler.cost.tasks import move_us, product_us, signal_us
 from weft.compiler.passes.tile import Region
 from weft.megakernel.records import TaskGraph, TileTask
 from weft.megakernel.tiles import IN_PLACE
-
-# From a bump to who waits for it on the same rank, and what a task costs beside its tile.
-LOCAL_US, TASK_US = 0.5, 1.0
 
 
 class Turn(NamedTuple):
@@ -34,37 +32,18 @@ class Turn(NamedTuple):
     taken_us: float
 
 
-def predict(graph: TaskGraph, num_workers: int, machine: Machine = H200X4) -> list[Turn]:
+def predict(graph: TaskGraph, num_workers: int, machine: Hardware = H200X4) -> list[Turn]:
     """Every task's turn, in the order in which they begin."""
     return sorted(_Listed(graph, machine, num_workers).turns)
 
 
-def play(graph: TaskGraph, machine: Machine = H200X4) -> list[Turn]:
+def play(graph: TaskGraph, machine: Hardware = H200X4) -> list[Turn]:
     """The same of a graph that has queues. They stand still where `check` finds a breach: then
     tasks are missing."""
     return sorted(_Queued(graph, machine, graph.num_workers).turns)
 
 
-def signal_us(sender: int, receiver: int, machine: Machine) -> float:
-    """From a bump to when it is seen."""
-    return LOCAL_US if sender == receiver else machine.signal_us
-
-
-def product_us(
-    rows: int, columns: int, k: int, itemsize: int, rows_of_tiles: int, machine: Machine
-) -> float:
-    """A tile of a product. Rows of tiles share what they read of its right operand."""
-    flops = 2 * rows * columns * k
-    read_us = k * columns * itemsize / rows_of_tiles / (machine.few_gbps / machine.num_sms)
-    return TASK_US + max(flops / machine.program_tflops / 1e6, read_us / 1e3)
-
-
-def move_us(num_bytes: float, machine: Machine) -> float:
-    """A tile that is read, worked on a little, and stored."""
-    return TASK_US + num_bytes / machine.combine_gbps / 1e3
-
-
-def task_us(task: TileTask, graph: TaskGraph, machine: Machine, tiles: tuple[int, int]) -> float:
+def task_us(task: TileTask, graph: TaskGraph, machine: Hardware, tiles: tuple[int, int]) -> float:
     """One task by one worker; `tiles` are the rows of tiles of its operation, and all of them."""
     itemsize = DTYPES[graph.ranks[task.rank].buffer(task.writes[0].buffer).dtype].itemsize
     made = task.writes[0].region
@@ -85,7 +64,7 @@ def _cells(region: Region) -> int:
     return (region.end_row - region.first_row) * (region.end_column - region.first_column)
 
 
-def _durations(graph: TaskGraph, machine: Machine) -> list[float]:
+def _durations(graph: TaskGraph, machine: Hardware) -> list[float]:
     tiles: dict[tuple[int, str], tuple[int, int]] = {}
     for task in graph.tasks:
         rows, count = tiles.get((task.rank, task.op), (0, 0))
@@ -96,7 +75,7 @@ def _durations(graph: TaskGraph, machine: Machine) -> list[float]:
 class _Run:
     """All ranks' workers, task by task. Who takes what is said by what stands on it."""
 
-    def __init__(self, graph: TaskGraph, machine: Machine, num_workers: int) -> None:
+    def __init__(self, graph: TaskGraph, machine: Hardware, num_workers: int) -> None:
         self.tasks = graph.tasks
         self.machine = machine
         self.turns: list[Turn] = []

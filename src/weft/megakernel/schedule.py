@@ -17,13 +17,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from weft.base.errors import ConfigError
-from weft.compiler.cost.machine import H200X4, Machine
+from weft.base.hardware import H200X4, Hardware
 from weft.megakernel.predicted import Turn, predict
 from weft.megakernel.records import SCHEDULES, TaskGraph
 
 
 def schedule(
-    graph: TaskGraph, how: str = "balanced", num_workers: int = 132, machine: Machine = H200X4
+    graph: TaskGraph, how: str = "balanced", num_workers: int = 132, machine: Hardware = H200X4
 ) -> TaskGraph:
     """The graph with queues.
 

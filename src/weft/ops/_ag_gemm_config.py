@@ -12,9 +12,9 @@ from math import ceil
 from typing import Any, ClassVar, NamedTuple
 
 from weft.base.errors import ConfigError
+from weft.base.hardware import H200X4
 from weft.base.target import Target
 from weft.compiler.cost import products
-from weft.compiler.cost.machine import H200X4
 from weft.compiler.cost.products import Product
 from weft.ops import _by_library, _lanes
 from weft.ops._ag_gemm_problem import BLOCKS, Problem

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from weft.base.errors import ConfigError, DtypeError, ShapeError
+from weft.base.hardware import hardware_of
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.compiler.cost import products
-from weft.compiler.cost.machine import machine_for
 from weft.compiler.lower import hooks, kernels, source
 from weft.ir import core
 from weft.ir.task import are_alike
@@ -257,9 +257,11 @@ def _predicted_us(config: Config, problem: Any, target: Target) -> float:
     one = products.Product(
         problem.m, problem.n, problem.k, problem.num_ranks, tile, problem.itemsize
     )
+    machine = hardware_of(target)
+    assert machine is not None, f"{target} has the template for Hopper, but no record"
     if config.transport in config.by_engines:
-        return products.carried_us(one, machine_for(target), config.chunks)
-    return products.scattered_us(one, machine_for(target), by_tma=config.by_tma)
+        return products.carried_us(one, machine, config.chunks)
+    return products.scattered_us(one, machine, by_tma=config.by_tma)
 
 
 def _cut(cut: Blocking, problem: Any) -> dict[str, int]:

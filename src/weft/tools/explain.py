@@ -114,11 +114,12 @@ def of_operator(
 
 def subject_of(work: Work, target: str, hw: str, on_heap: str = "") -> Subject | None:
     """An operator as a program, with this call; None where it is not one."""
+    from weft.base.hardware import find_hardware
     from weft.compiler.facts import Facts
     from weft.ops import _programs
-    from weft.tools.explanation import Subject, machine_named
+    from weft.tools.explanation import Subject
 
-    machine = machine_named(hw)
+    machine = find_hardware(hw)
     made = getattr(_programs, work.op.name, None)
     if made is None:
         return None
@@ -183,10 +184,11 @@ def subject_in_file(
     words: str, ranks: int | None, nodes: str, shape: str, target: str, hw: str, on_heap: str = ""
 ) -> Subject:
     """A user's program with this call; sizes that it leaves open are DEFAULT_SIZE unless given."""
+    from weft.base.hardware import find_hardware
     from weft.compiler.facts import Facts
-    from weft.tools.explanation import Subject, machine_named
+    from weft.tools.explanation import Subject
 
-    machine, compiled = machine_named(hw), find_program(words)
+    machine, compiled = find_hardware(hw), find_program(words)
     program = compiled.stages.tasks["trace"]
     topology = parse_topology(ranks, nodes)
     named = {

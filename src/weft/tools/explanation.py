@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from weft.base.counts import counted
-from weft.base.errors import UnsupportedError, UsageError
+from weft.base.errors import UnsupportedError
+from weft.base.hardware import Hardware
 from weft.compiler import pipeline
 from weft.compiler.compiled import Compiled
 from weft.compiler.cost import choose
-from weft.compiler.cost.machine import MACHINES, Machine
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.lower import kernels, source
 from weft.compiler.lower.supported import ENGINES
@@ -53,7 +53,7 @@ class Subject:
 
     program: Program
     facts: Facts
-    machine: Machine
+    machine: Hardware
     compiled: Compiled | None = None
     settings: Settings = field(default_factory=Settings)
 
@@ -71,14 +71,6 @@ class Subject:
     def schedule(self) -> Schedule:
         facts = self.facts
         return predict(self.plan, facts.sizes, facts.num_ranks, self.machine, facts.nodes)
-
-
-def machine_named(name: str) -> Machine:
-    """Raises  UsageError: no machine of that name was measured"""
-    known = {machine.name: machine for machine in MACHINES.values()}
-    if name not in known:
-        raise UsageError(f"--hw {name}: no machine of that name; there are {', '.join(known)}")
-    return known[name]
 
 
 def parts_of(subject: Subject, wanted: Collection[str]) -> Iterator[Part]:
@@ -123,7 +115,8 @@ def choices(subject: Subject) -> Part:
             is_counted = isinstance(way.chunks, int) and way.chunks
             words = f", {counted(int(way.chunks), 'word')} a rank" if is_counted else ""
             made_by = _made_by(collective.kind, way.engine)
-            lines.append(f"  {mark} {way.us:9.1f} us  {way.engine} in {tile}{words}{made_by}")
+            us = f"{way.us:9.1f} us" if way.us is not None else "not measured"
+            lines.append(f"  {mark} {us}  {way.engine} in {tile}{words}{made_by}")
             values["alternatives"].append({"subject": collective.name, **asdict(way)})
     return Part("choices", "What was chosen, and why", "\n".join(lines) or "nothing", values)
 

@@ -286,14 +286,15 @@ def unfused(case: Case) -> Variant:
 
 def kernels(problem: Problem, config: Config | None, target: Target) -> Iterator[tuple[Any, Any]]:
     """The generated kernels of the call, as records."""
+    from weft.base.hardware import find_hardware
     from weft.compiler.facts import Facts
-    from weft.tools.explanation import Subject, machine_named
+    from weft.tools.explanation import Subject
 
     if (config or Config()).transport == OVERLAPPED:
         nodes = tuple(problem.nodes) if len(problem.nodes) > 1 else ()
         facts = Facts(dict(problem.sizes), problem.num_ranks, target, nodes)
         compiled = compiled_of(problem.program)
-        subject = Subject(compiled.stages.tasks["trace"], facts, machine_named("h200x4"), compiled)
+        subject = Subject(compiled.stages.tasks["trace"], facts, find_hardware("h200x4"), compiled)
         yield from generated(subject, target, [])
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from weft.base.errors import UsageError
+from weft.base.hardware import H200X4
 from weft.compiler import (
     Facts,
     Shard,
@@ -19,7 +20,6 @@ from weft.compiler import (
     reduce_scatter,
     silu_mul,
 )
-from weft.compiler.cost.machine import H200X4
 from weft.compiler.cost.products import Product, gathered_us, scattered_us
 from weft.ir import device
 from weft.tools.schedule import chart_of

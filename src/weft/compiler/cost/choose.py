@@ -1,7 +1,8 @@
 """Which engine and which tiles a kernel gets: the pair that is predicted to end first.
 
 Every pair that a target can run is predicted, the libraries beside them; what is taken is told with
-the time of what is not.
+the time of what is not. Where no machine was measured (base/hardware.py) nothing is predicted: the
+first way is taken that needs no copy engine, and the choice says so.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from weft.base.dtypes import DTYPES
+from weft.base.hardware import hardware_of
+from weft.base.target import Target
 from weft.compiler.cost import products
-from weft.compiler.cost.machine import machine_for
 from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts
 from weft.compiler.passes.tile import held_by, is_cut_whole, number
@@ -23,6 +25,8 @@ LIBRARY = "library"
 # Of the sm90 template: those that the generic one can have too, and all.
 PLAIN_CUTS = (gemm_sm90.WIDE, gemm_sm90.TURNS)
 HOPPER_CUTS = (*PLAIN_CUTS, gemm_sm90.MIDDLE)
+# What SMs carry by themselves, to ranks of the node and to others: that runs everywhere.
+BY_STORES = ("push", "put")
 # Below so many rows a sum over ranks is worth sending by packets at all.
 PACKET_ROWS = 1024
 # Tiles where weights take the time, not products.
@@ -36,12 +40,12 @@ PUSHED_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run a kernel, and when it would end."""
+    """One way to run a kernel, and when it would end: None where nothing was measured."""
 
     engine: str
     tile: tuple[int, ...]
     chunks: int | str
-    us: float
+    us: float | None
 
 
 def ways(
@@ -59,13 +63,29 @@ def ways(
         for tile in tiles_of(product, collective, engine, shape, facts)
         for chunks in chunks_of(collective, replace(shape, tile=tile), engine, facts)
     ]  # fmt: skip
-    machine = machine_for(facts.target)
+    machine = hardware_of(facts.target)
     if facts.target.backend == "cuda" and 0 not in (shape.m, shape.n, shape.k):
-        us = products.library_product_us(shape, machine)
-        us += products.library_collective_us(shape, machine, collective.kind)
+        us = None
+        if machine is not None:
+            us = products.library_product_us(shape, machine)
+            us += products.library_collective_us(shape, machine, collective.kind)
         found.append(Way(LIBRARY, (), 0, us))
-    # To the nanosecond: of ways that end together the one in fewer chunks comes first.
-    return sorted(found, key=lambda way: round(way.us, 3))
+    return in_order(found)
+
+
+def unmeasured(target: Target) -> str:
+    """Why nothing is predicted there."""
+    return f"nothing is predicted for {target.name}, of which no machine was measured"
+
+
+def in_order(found: list[Way]) -> list[Way]:
+    """The one first that ends first; of those that end together the one in fewer chunks. Where
+    nothing was measured, what SMs store."""
+
+    def key(way: Way) -> float:
+        return float(way.engine not in BY_STORES) if way.us is None else way.us
+
+    return sorted(found, key=key)
 
 
 def by_tables(program: Program, product: Task, collective: Task, facts: Facts) -> Way:
@@ -98,9 +118,9 @@ def of_rows(collective: Task, facts: Facts) -> list[Way]:
     assert collective.type is not None
     if facts.num_nodes > 1:
         return [Way("put", (), "tiles", 0.0)]
-    if facts.num_ranks == 1:
-        return [Way("push", (), "tiles", 0.0)]
-    machine = machine_for(facts.target)
+    machine = hardware_of(facts.target)
+    if facts.num_ranks == 1 or machine is None:
+        return [Way("push", (), "tiles", None if facts.num_ranks > 1 else 0.0)]
     rows, columns = (number(size, facts.sizes) for size in collective.type.sizes)
     num_bytes = rows * columns * DTYPES[collective.type.dtype].itemsize
     engines = ("push", *PACKETS) if rows <= PACKET_ROWS else ("push",)
@@ -108,7 +128,7 @@ def of_rows(collective: Task, facts: Facts) -> list[Way]:
         Way(one, (), "tiles", products.summed_rows_us(num_bytes, facts.num_ranks, machine, one))
         for one in engines
     ]
-    return sorted(found, key=lambda way: way.us)
+    return in_order(found)
 
 
 def _is_missing(program: Program, product: Task, facts: Facts) -> bool:
@@ -221,21 +241,28 @@ def carried_chunks(collective: Task, tile_n: int) -> Iterator[int]:
 
 def predicted_us(
     collective: Task, shape: Product, engine: str, chunks: int | str, facts: Facts
-) -> float:
-    """When the kernel would end, by the machine of the target."""
+) -> float | None:
+    """When the kernel would end, by the machine of the target; None where none was measured.
+
+    To the nanosecond, so that ways that end together are found alike.
+    """
     if 0 in (shape.m, shape.n, shape.k):
         return 0.0
-    machine = machine_for(facts.target)
+    machine = hardware_of(facts.target)
+    if machine is None:
+        return None
     if collective.kind == "all_gather":
         is_staged = collective.operands[0] not in facts.on_heap
         assert isinstance(chunks, int)
-        return products.gathered_us(shape, machine, engine, chunks=chunks, staged=is_staged)
-    if is_carried_by(collective.kind, engine):
+        us = products.gathered_us(shape, machine, engine, chunks=chunks, staged=is_staged)
+    elif is_carried_by(collective.kind, engine):
         assert isinstance(chunks, int)
-        return products.carried_us(shape, machine, chunks)
-    if collective.kind == "reduce_scatter":
-        return products.scattered_us(shape, machine)
-    return products.reduced_us(shape, machine, engine)
+        us = products.carried_us(shape, machine, chunks)
+    elif collective.kind == "reduce_scatter":
+        us = products.scattered_us(shape, machine)
+    else:
+        us = products.reduced_us(shape, machine, engine)
+    return round(us, 3)
 
 
 def shape_of(program: Program, product: Task, facts: Facts) -> Product:

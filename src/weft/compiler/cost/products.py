@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from math import ceil
 
+from weft.base.hardware import Curve, Hardware
 from weft.base.parts import full_part
-from weft.compiler.cost.machine import Machine, on_curve
 from weft.compiler.cost.rounds import Arrival, Rounds
 from weft.tiles import dealing, gemm_sm90
 from weft.tiles.blocking import Blocking
@@ -80,14 +81,14 @@ class Product:
         return begin * self.tiles[1] + row - begin
 
 
-def tile_us(product: Product, machine: Machine) -> float:
+def tile_us(product: Product, machine: Hardware) -> float:
     """One tile by one program, at least as long as its operands take from memory."""
     rows, columns, _ = product.tile
     flops = 2 * rows * columns * product.k
     return flops / machine.program_tflops * tile_cost(rows, columns, machine) / 1e6
 
 
-def tile_cost(rows: int, columns: int, machine: Machine) -> float:
+def tile_cost(rows: int, columns: int, machine: Hardware) -> float:
     """How much longer a program's products take in such tiles than in wide ones."""
     # Small tiles leave tensor cores waiting for operands.
     slower = max(1.0, 64 / min(rows, 64) * 0.5)
@@ -99,7 +100,7 @@ def tile_cost(rows: int, columns: int, machine: Machine) -> float:
 
 
 def gathered_us(
-    product: Product, machine: Machine, engine: str, *, chunks: int = 1, staged: bool = True,
+    product: Product, machine: Hardware, engine: str, *, chunks: int = 1, staged: bool = True,
     num_programs: int = 0, feeders: int = 0,
 ) -> float:  # fmt: skip
     """All-gather of A's rows, then the product; from the call to its end.
@@ -120,7 +121,7 @@ ENGINES = ("copy_engine", "copy_engine_put")
 
 
 def _arrivals(
-    product: Product, machine: Machine, engine: str, chunks: int, staged: bool, feeders: int
+    product: Product, machine: Hardware, engine: str, chunks: int, staged: bool, feeders: int
 ) -> list[tuple[float, int]]:
     """(us, row of tiles) from which on tiles wait for the rows that come then, own rows first."""
     rows, row_bytes = product.rows, product.k * product.itemsize
@@ -145,7 +146,7 @@ def _arrivals(
     return found
 
 
-def _sent_us(product: Product, machine: Machine, part_bytes: float, near_gbps: float) -> float:
+def _sent_us(product: Product, machine: Hardware, part_bytes: float, near_gbps: float) -> float:
     """Until SMs have sent a part to each peer: near ones by NVLink, at the same time those of other
     nodes, each by itself, by the rank's own port."""
     near = product.ranks_of_node - 1
@@ -157,7 +158,7 @@ def _sent_us(product: Product, machine: Machine, part_bytes: float, near_gbps: f
 
 
 def _run(
-    product: Product, machine: Machine, programs: int, arrivals: Sequence[tuple[float, int]] = (),
+    product: Product, machine: Hardware, programs: int, arrivals: Sequence[tuple[float, int]] = (),
     late: int = 0, late_us: float = 0.0,
 ) -> float:  # fmt: skip
     """When the last tile is done, where a row of tiles may be multiplied from its arrival on, and
@@ -181,14 +182,14 @@ def _dealt(
     return dealing.deal(*extents, blocking, programs, early, early_parts)
 
 
-def _memory_us(product: Product, machine: Machine) -> float:
+def _memory_us(product: Product, machine: Hardware) -> float:
     """Reading B, again for each group of rows of tiles if it does not stay in L2."""
     b_bytes = product.n * product.k * product.itemsize
     times = sum(many for many, _ in product.groups) if b_bytes > machine.cached_bytes else 1
     return b_bytes * times / machine.memory_gbps / 1e3
 
 
-def _reread_us(product: Product, machine: Machine) -> float:
+def _reread_us(product: Product, machine: Hardware) -> float:
     """What products lose to readings of B for few rows each, if it does not stay in L2."""
     b_bytes, times = product.n * product.k * product.itemsize, 0.0
     if b_bytes <= machine.cached_bytes:
@@ -198,7 +199,7 @@ def _reread_us(product: Product, machine: Machine) -> float:
     return b_bytes * times / machine.reread_gbps / 1e3
 
 
-def leave_us(rows: int, columns: int, machine: Machine, by_tma: bool = False) -> float:
+def leave_us(rows: int, columns: int, machine: Hardware, by_tma: bool = False) -> float:
     """How long a tile on its way to other ranks holds up its program's next product.
 
     Both consumers of a wide tile wait for it; of narrow ones, one multiplies meanwhile.
@@ -210,14 +211,14 @@ def leave_us(rows: int, columns: int, machine: Machine, by_tma: bool = False) ->
     return whole * rows / 128 * columns / 128
 
 
-def _combine_us(product: Product, machine: Machine, gbps: float) -> float:
+def _combine_us(product: Product, machine: Hardware, gbps: float) -> float:
     """Other ranks' sums for own tiles, of which each program reads so much."""
     own_bytes = product.rows * product.n * product.itemsize * (product.num_ranks - 1)
     num_m, num_n = product.tiles
     return own_bytes / (gbps * min(machine.num_sms, num_m * num_n)) / 1e3
 
 
-def scattered_us(product: Product, machine: Machine, *, by_tma: bool = False) -> float:
+def scattered_us(product: Product, machine: Hardware, *, by_tma: bool = False) -> float:
     """The product, then reduce-scatter of its rows: other ranks' tiles first, own ones last."""
     num_m, num_n = product.tiles
     programs = machine.num_sms
@@ -240,7 +241,7 @@ def scattered_us(product: Product, machine: Machine, *, by_tma: bool = False) ->
 CARRIED_CHUNKS = (1, 2, 4)
 
 
-def carried_us(product: Product, machine: Machine, chunks: int) -> float:
+def carried_us(product: Product, machine: Hardware, chunks: int) -> float:
     """The product, whose other rows copy engines carry: part by part, each in chunks of columns;
     own ones last, which wait for the same chunk of the others."""
     ranks = product.num_ranks
@@ -270,7 +271,7 @@ def carried_us(product: Product, machine: Machine, chunks: int) -> float:
 
 
 def reduced_us(
-    product: Product, machine: Machine, engine: str = "push", *, by_tma: bool = False
+    product: Product, machine: Hardware, engine: str = "push", *, by_tma: bool = False
 ) -> float:
     """The product, then the sum of it over ranks.
 
@@ -293,7 +294,7 @@ def reduced_us(
     return summed_us + max(0.0, back_us - own_us) + machine.signal_us
 
 
-def summed_rows_us(num_bytes: int, num_ranks: int, machine: Machine, engine: str) -> float:
+def summed_rows_us(num_bytes: int, num_ranks: int, machine: Hardware, engine: str) -> float:
     """Rows summed over ranks and worked on; `num_bytes` are those of all rows.
 
     push: to their owners, and back; packets_twice: likewise. packets: to every other rank.
@@ -311,7 +312,7 @@ def summed_rows_us(num_bytes: int, num_ranks: int, machine: Machine, engine: str
 FEWEST_ROWS = 32
 
 
-def few_rows_us(product: Product, machine: Machine, by_packets: bool) -> float:
+def few_rows_us(product: Product, machine: Hardware, by_packets: bool) -> float:
     """All-gather of a few rows, then the product: reading B is what takes time."""
     weights = product.n * product.k * product.itemsize
     if not by_packets:
@@ -325,14 +326,14 @@ def few_rows_us(product: Product, machine: Machine, by_packets: bool) -> float:
 # Libraries, one after the other
 
 
-def library_product_us(product: Product, machine: Machine) -> float:
+def library_product_us(product: Product, machine: Hardware) -> float:
     """cuBLAS."""
     flops = 2 * product.m * product.n * product.k / machine.library_tflops
     memory = product.n * product.k * product.itemsize * 1e3 / machine.library_gbps
     return max(flops, memory) / 1e6 + machine.library_us
 
 
-def library_collective_us(product: Product, machine: Machine, kind: str) -> float:
+def library_collective_us(product: Product, machine: Hardware, kind: str) -> float:
     """The best library's collective of the product's rows: those of A, or of what it gives.
 
     Over several nodes it is a ring through all ranks: what each of them is sent passes from node to
@@ -355,3 +356,12 @@ def library_collective_us(product: Product, machine: Machine, kind: str) -> floa
     ring_bytes = times * part_bytes * (product.num_ranks - 1)
     far_us = ring_bytes / (product.ranks_of_node * machine.far_gbps) / 1e3
     return max(near_us, far_us) + times * (product.num_nodes - 1) * machine.far_us
+
+
+def on_curve(curve: Curve, num_bytes: float) -> float:
+    """Microseconds of `num_bytes`; beyond the last point at its rate."""
+    for (low, low_us), (high, high_us) in pairwise(curve):
+        if low <= num_bytes < high:
+            return low_us + (high_us - low_us) * (num_bytes - low) / (high - low)
+    last, last_us = curve[-1]
+    return last_us * num_bytes / last

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.base.errors import ConfigError
-from weft.compiler.cost.choose import chunks_of, predicted_us, shape_of
+from weft.compiler.cost.choose import chunks_of, predicted_us, shape_of, unmeasured
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.passes.engines import pairs
 from weft.ir import text
@@ -47,11 +47,12 @@ def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
         elif products and _is_cut(task):
             shape = replace(shape_of(program, products[0], facts), tile=products[0].tile)
             us = {
-                one: round(predicted_us(task, shape, task.engine, one, facts), 3)
+                one: predicted_us(task, shape, task.engine, one, facts)
                 for one in chunks_of(task, shape, task.engine, facts)
             }
-            chunks = min(us, key=lambda one: us[one])
-            why = ", ".join(f"{one}: {time:.0f} us" for one, time in us.items())
+            chunks = min(us, key=lambda one: us[one] or 0.0)
+            why = ", ".join(f"{one}: {time:.0f} us" for one, time in us.items() if time is not None)
+            why = why or f"the first: {unmeasured(facts.target)}"
         changed = tuple(replace(o, chunks=chunks) if o is task else o for o in program.tasks)
         choice = Choice(name, "chunks", str(chunks), why, task.place)
         program = replace(program, tasks=changed, choices=(*program.choices, choice))

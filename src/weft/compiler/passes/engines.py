@@ -15,7 +15,15 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from weft.base.errors import ConfigError
-from weft.compiler.cost.choose import LIBRARY, Way, by_tables, is_read, of_rows, ways
+from weft.compiler.cost.choose import (
+    LIBRARY,
+    Way,
+    by_tables,
+    is_read,
+    of_rows,
+    unmeasured,
+    ways,
+)
 from weft.compiler.facts import Facts, Settings
 from weft.ir.choice import Choice
 from weft.ir.task import ENGINES, PRODUCTS, Program, Task
@@ -49,6 +57,8 @@ def engines(
         ]  # fmt: skip
         best = _asked(program, collective, asked, found) if asked else usual[0]
         told = f"asked for; the best is {_told(found)}" if asked else _told(usual)
+        if any(way.us is None for way in found):
+            told = f"asked for; {unmeasured(facts.target)}" if asked else unmeasured(facts.target)
         program = _with(program, collective, products, best)
         choice = Choice(collective.name, "engine", best.engine, told, collective.place)
         program = replace(program, choices=(*program.choices, choice))

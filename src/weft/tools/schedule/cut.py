@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from weft.base.dtypes import DTYPES
 from weft.base.errors import UsageError
+from weft.base.hardware import Hardware
 from weft.base.parts import part_of
-from weft.compiler.cost.machine import Machine
 from weft.compiler.passes.allocate import extent_of
 from weft.ir.device import Buffer, Channel, Launch, Part, Plan
 from weft.language.mapping import as_python
@@ -47,7 +47,7 @@ class Cut:
     """A plan at these sizes: `sizes` are those that a call knows, `nodes` the domains' ranks."""
 
     def __init__(
-        self, plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Machine,
+        self, plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Hardware,
         nodes: Sequence[int] = (),
     ) -> None:  # fmt: skip
         nodes = tuple(nodes) or (num_ranks,)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft.base.hardware import Hardware
 from weft.base.schedule import Signal, Span
-from weft.compiler.cost.machine import Machine
-from weft.megakernel.predicted import Turn, play, signal_us
+from weft.compiler.cost.tasks import signal_us
+from weft.megakernel.predicted import Turn, play
 from weft.megakernel.records import TaskGraph
 from weft.tools.schedule.predicted import Schedule
 
 
-def played(graph: TaskGraph, machine: Machine) -> Schedule:
+def played(graph: TaskGraph, machine: Hardware) -> Schedule:
     """The queues of a graph, played through. A worker is an SM; a wait ends with the last bump."""
     turns = {turn.task: turn for turn in play(graph, machine)}
     return Schedule([*_spans(graph, turns)], [*_signals(graph, turns, machine)])
@@ -36,7 +37,7 @@ def _spans(graph: TaskGraph, turns: dict[int, Turn]) -> Iterator[Span]:
         yield Span(task.rank, lane, str(task), turn.start_us, turn.end_us, "work", task.owner)
 
 
-def _signals(graph: TaskGraph, turns: dict[int, Turn], machine: Machine) -> Iterator[Signal]:
+def _signals(graph: TaskGraph, turns: dict[int, Turn], machine: Hardware) -> Iterator[Signal]:
     """Of each counter that a task waits for, the bump that fills it."""
     tasks = graph.tasks
     last: dict[tuple[int, int], tuple[float, Turn]] = {}

@@ -2,7 +2,7 @@
 
 Every rank's streams follow the plan; a product's programs take their tiles in the kernel's order,
 each when its rows have arrived. What a copy, a tile or a signal costs are the constants of the
-compiler's model (`Machine`), so what is compared are plans with each other.
+compiler's model (`Hardware`), so what is compared are plans with each other.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 from weft.base.counts import counted
 from weft.base.errors import UsageError
+from weft.base.hardware import Hardware
 from weft.base.schedule import Signal, Span
-from weft.compiler.cost.machine import Machine, on_curve
-from weft.compiler.cost.products import leave_us, tile_cost
+from weft.compiler.cost.products import leave_us, on_curve, tile_cost
 from weft.ir.device import (
     After,
     Call,
@@ -58,7 +58,7 @@ class Schedule:
 
 
 def predict(
-    plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Machine,
+    plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Hardware,
     nodes: Sequence[int] = (),
 ) -> Schedule:  # fmt: skip
     """Play `plan` through. `sizes` are those that a call knows, `nodes` the domains' ranks.
@@ -77,7 +77,7 @@ class Played(Cut):
     """All ranks at once; `predict` runs it."""
 
     def __init__(
-        self, plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Machine,
+        self, plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Hardware,
         nodes: Sequence[int] = (),
     ) -> None:  # fmt: skip
         super().__init__(plan, sizes, num_ranks, machine, nodes)
