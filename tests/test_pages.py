@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "docs" / "generate"))
+# As a package: tests have modules of their own that are called as pages are.
+sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
 
-import blocks
+from generate import blocks
 
 PAGES = blocks.pages()
 

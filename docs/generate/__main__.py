@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from blocks import filled, pages, path_of
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from generate.blocks import filled, pages, path_of
 
 for page in sys.argv[1:] or pages():
     before, after = path_of(page).read_text(), filled(page)

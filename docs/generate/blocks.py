@@ -30,7 +30,7 @@ def path_of(page: str) -> Path:
 
 
 def module_of(page: str) -> ModuleType:
-    return importlib.import_module(page)
+    return importlib.import_module(f"generate.{page}")
 
 
 def filled(page: str) -> str:

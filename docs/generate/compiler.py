@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from blocks import code, table
+from generate.blocks import code, table
 
 from weft.base.errors import PlacementError
 from weft.compiler import (

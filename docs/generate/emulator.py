@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blocks import table
+from generate.blocks import table
 
 from weft.emulator.operations import LIBDEVICE, OPERATIONS
 

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Iterable
 from dataclasses import replace
 
-import compiler
-from blocks import code, table
+from generate import compiler
+from generate.blocks import code, table
 
 from weft.base.place import Frame, Place
 from weft.compiler.lower import kernels, source

@@ -6,7 +6,7 @@ import inspect
 import textwrap
 from typing import Any
 
-from blocks import code, table
+from generate.blocks import code, table
 
 from weft.base.vocabulary import Order, Scope, SignalOp
 from weft.language import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blocks import table
+from generate.blocks import table
 
 from weft.verify.lint.registry import RULES
 from weft.verify.lint.rules import load_rules

@@ -6,8 +6,8 @@ import functools
 import inspect
 from dataclasses import replace
 
-from blocks import code, table
-from compiler import mlp
+from generate.blocks import code, table
+from generate.compiler import mlp
 
 from weft.compiler import Shard, Tensor
 from weft.compiler.frontend import trace

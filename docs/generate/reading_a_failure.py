@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from blocks import DOCS, code
+from generate.blocks import DOCS, code
 
 TESTS = DOCS.parent / "tests" / "verify"
 sys.path.insert(0, str(TESTS))

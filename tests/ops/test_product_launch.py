@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from weft.base.parts import full_part
 from weft.ops import _product_launch
 from weft.tiles import weave
 
 
 class Sized:
-    """A product of 40 rows, of which four ranks have 16, 16, 8 and none."""
+    """A product of 21 rows, of which four ranks have 6, 6, 6 and 3; or of 5: 2, 2, 1 and none."""
 
-    m, n, k, b_is_nk = 40, 64, 32, False
+    n, k, b_is_nk = 64, 32, False
+
+    def __init__(self, m: int) -> None:
+        self.m = m
 
 
 class World:
@@ -26,10 +30,10 @@ class World:
         return self.arrays[peer]
 
 
-def described(rank: int, *shape: int) -> list[tuple[int, int]]:
+def described(rank: int, *shape: int, m: int = 21) -> list[tuple[int, int]]:
     """(whose, from which element on) of what tiles of `rank` leave by."""
     arrays = [torch.empty(shape, dtype=torch.bfloat16) for _ in range(4)]
-    parts = _product_launch.parts_of(Sized, 16, 4, (128, 64), True, 8, 3, 8)
+    parts = _product_launch.parts_of(Sized(m), full_part(m, 4), 4, (128, 64), True, 8, 3, 8)
     found = _product_launch.describe_peers(World(rank, arrays), arrays[rank], parts, (16, 64))
     assert len(found) == weave.MOST_PEERS
     owners = [
@@ -49,8 +53,8 @@ def _holds(array: torch.Tensor, address: int) -> bool:
 def test_peers_come_by_hop_and_the_last_stands_for_those_that_are_not_there():
     # A part of 16 rows for each source: that of rank 1.
     assert described(1, 4, 16, 64)[:4] == [(2, 16 * 64), (3, 16 * 64), (0, 16 * 64), (0, 16 * 64)]
-    # All rows: those of rank 2 begin at row 32.
-    assert described(2, 40, 64)[:3] == [(3, 32 * 64), (0, 32 * 64), (1, 32 * 64)]
+    # All rows: those of rank 2 begin at row 12.
+    assert described(2, 21, 64)[:3] == [(3, 12 * 64), (0, 12 * 64), (1, 12 * 64)]
 
 
 def test_b_is_read_in_blocks_that_are_powers_of_two():
@@ -62,4 +66,4 @@ def test_b_is_read_in_blocks_that_are_powers_of_two():
 
 
 def test_a_rank_without_rows_describes_something_all_the_same():
-    assert described(3, 40, 64)[:3] == [(0, 0), (1, 0), (2, 0)]
+    assert described(3, 5, 64, m=5)[:3] == [(0, 0), (1, 0), (2, 0)]
