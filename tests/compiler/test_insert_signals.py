@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import operators
 import pytest
 from operators import compiled
@@ -87,11 +89,11 @@ def test_nothing_is_left_that_nobody_needs(function):
             for name in ("awaits", "announces", "takes", "gives"):
                 if given := getattr(one, name):
                     empty = () if isinstance(given, tuple) else False
-                    fewer.append((device.replace(one, **{name: empty}),))
+                    fewer.append((replace(one, **{name: empty}),))
         if isinstance(one, device.Notify | device.Wait | device.After):
             fewer.append(())
         for instead in fewer:
             statements = (*plan.statements[:i], *instead, *plan.statements[i + 1 :])
-            assert device.check(device.replace(plan, statements=statements)), (one, instead)
+            assert device.check(replace(plan, statements=statements)), (one, instead)
             dropped += 1
     assert dropped >= 4

@@ -12,7 +12,7 @@ from random_programs import global_inputs, of_rank
 import weft
 import weft.ops
 from weft.base.dtypes import tolerance
-from weft.base.errors import FindingError, UnsupportedError
+from weft.base.errors import FindingError, IllegalError, UnsupportedError
 from weft.base.target import TARGETS
 from weft.compiler import Facts, Settings, Shard, Tensor, all_gather, libraries, reduce_scatter
 from weft.compiler.frontend import trace
@@ -115,7 +115,7 @@ def test_every_dropped_signal_is_found(name: str):
         assert device.check(mutant), told
         try:
             run(placed, mutant, 2)
-        except FindingError:
+        except (FindingError, IllegalError):  # shown by a run, or refused with its kernels
             found += 1
         except (UnsupportedError, ValueError):
             continue  # nothing runs such a plan
