@@ -128,7 +128,6 @@ def test_every_dropped_signal_is_found(name: str):
 SLOTS_TAKE_TURNS = "whoever is two calls ahead has heard of all ranks in the call between"
 ONE_KERNEL = "the kernel that notifies waits, too"
 RECORDINGS = "a call's last product waits for all that is copied: recordings alone need the join"
-BY_ANNOUNCEMENT = "a kernel waits for what its own launch on other ranks announces"
 EXPECTED = {
     "push": {"takes of ag_gemm_push": SLOTS_TAKE_TURNS},
     "fetch": {
@@ -141,5 +140,5 @@ EXPECTED = {
         "after(main, copy)": RECORDINGS,
     },
     "carried": {},
-    "gemm_rs": {"awaits of gemm_rs_multiply": BY_ANNOUNCEMENT},
+    "gemm_rs": {},
 }
