@@ -88,10 +88,10 @@ def code_of(kernel, record, target):
     ]  # fmt: skip
 
 
-def kernel_of(target, template, world_version=None, op="ag_gemm", transport="pull"):
+def kernel_of(target, template, world_version=None, op="ag_gemm", transport="push"):
     """The operator's product, and the record that it is compiled by."""
     card = cards()[op]
-    problem = card.make_problem(2, {"m": 1024, "n": 1024, "k": 256}, "bfloat16")
+    problem = card.make_problem(2, {"m": 4096, "n": 4096, "k": 256}, "bfloat16")
     config = next(one for one in card.candidates(problem, TARGETS[target])
                   if (one.template, one.transport) == (template, transport))  # fmt: skip
     kernels = card.kernels(problem, config, TARGETS[target])

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "docs" / "generate"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "docs"))
 
-import reading_a_failure as reading
+from generate import reading_a_failure as reading
 
 EXAMPLES = [kind.name for kind in reading.KINDS.values() if kind.example]
 
