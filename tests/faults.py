@@ -114,6 +114,7 @@ DISTRIBUTED = "emulator/test_host_distributed.py::"
 TIME = "emulator/test_simulated_time.py::"
 SEARCH = "verify/exploration/test_exploration_search.py::"
 LEGALITY = "ir/test_legality.py::"
+REMOVALS = "compiler/test_core_removals.py::"
 COST = (
     "compiler/test_engines.py::test_each_number_of_the_machine_counts_and_a_worse_one_never_helps"
 )
@@ -240,6 +241,18 @@ FAULTS = [
     Fault("ir/device_rules.py", "if len(steps) > 1:", "if len(steps) > 2:",
           "a token is taken twice",
           f"{LEGALITY}test_a_copy_takes_tokens_of_the_kernel_that_it_is_queued_behind"),
+    Fault("ir/core_rules.py", "one.unless in may and not one.by", "one.unless in may",
+          "one program's wait guards what all read",
+          f"{LEGALITY}test_each_rule_finds_its_breach"),
+    Fault("ir/core_rules.py", '_COMPLETE = ("all",', '_COMPLETE = ("all", "tile",',
+          "an engine writes words of chunks without rows when the call is over",
+          f"{LEGALITY}test_each_rule_finds_its_breach"),
+    Fault("ir/core_rules.py", 'isinstance(one, Notify) and one.to == "engine"', "False",
+          "an engine writes before credits have come", f"{REMOVALS}test_operators_kernels_are_"
+          "refused_without_one_of_their_signals"),
+    Fault("ir/core_in_plan.py", "if (by, to) != (one.by, one.to):", "if by != one.by:",
+          "a kernel forgets who waits for its signals",
+          f"{REMOVALS}test_programs_kernels_are_refused_without_one_of_their_signals"),
     Fault("ir/shapes.py", "return cache // sequences if cache % sequences == 0 else None",
           "return cache // sequences", "a cache that its sequences do not divide",
           f"{LEGALITY}test_a_cache_has_as_many_rows_for_each_sequence"),

@@ -104,6 +104,7 @@ BREACHES = [
     (core, "(ready, rows_ready, tile", "(ready, rows_ready, others", "reads", "reads gathered"),
     (core, ", announces=(gathered,)", "", "reads",
      "reads gathered, which others write, and no signals with to=kernel announce it"),
+    (core, "unless=own)", "unless=own, by=last)", "reads", "reads gathered"),
     (core, "unless=own)", "unless=own, order=relaxed)", "orders",
      "wait of rows_ready at hook ready is relaxed, so gathered may be read as the last call left"),
     (core, "unless=own)", "unless=own, scope=device)", "orders",

@@ -282,15 +282,13 @@ def _reads(kernel: Kernel) -> Iterator[tuple[str, Place]]:
 
 
 def _is_awaited(kernel: Kernel, hook: Hook, signals: Param, words: str) -> bool:
-    """Does a wait for these words, or for all, stand before the hook at its place?"""
-    stand = kernel.at(hook.slot)
-    before = stand[: next(i for i, one in enumerate(stand) if one is hook)]
+    """Does every program wait for these words, or for all, before the hook at its place?"""
     # What reads own rows elsewhere need not wait for them.
     may = ("", "own") if hook.function == "rows_or_own" else ("",)
     return any(
-        isinstance(one, Wait) and one.signals == signals.name and one.words in (words, "all")
-        and one.unless in may and not one.by
-        for one in before
+        one.slot == hook.slot and _is_before(kernel, one, hook) and one.signals == signals.name
+        and one.words in (words, "all") and one.unless in may and not one.by
+        for one in kernel.of(Wait)
     )  # fmt: skip
 
 
@@ -306,7 +304,7 @@ def _mapping(kernel: Kernel) -> str:
 
 
 # Words of a wait that leave none out which an engine writes: those of a tile leave out chunks that
-# have no rows.
+# have no rows. Ranks without rows have no engine write a word of `sources`.
 _COMPLETE = ("all", "others", "chunk", "sources")
 
 
@@ -314,21 +312,21 @@ def _engines(kernel: Kernel) -> Iterator[tuple[str, Place]]:
     for signals in kernel.of(Param):
         if signals.sort != "signals" or signals.by != ENGINE:
             continue
-        ends = [_moment(kernel, one) for one in kernel.of((Finish, Advance))]
-        waits = [one for one in kernel.of(Wait) if one.signals == signals.name]
-        waits = [one for one in waits if one.words in _COMPLETE]
-        if not any(_moment(kernel, one) < min(ends, default=(len(HOOKS), 0)) for one in waits):
+        if not any(
+            one.signals == signals.name and one.words in _COMPLETE
+            and all(_is_before(kernel, one, end) for end in kernel.of((Finish, Advance)))
+            for one in kernel.of(Wait)
+        ):  # fmt: skip
             told = f"an engine may write words of {signals.name} when the call is over: no wait "
             told += "before its end is for all of them, and tiles leave out chunks without rows"
             remedy = f"wait(done, {signals.name}, all, {_mapping(kernel)}, by=last)"
             yield f"{told}; put {remedy}", signals.place
 
 
-def _moment(kernel: Kernel, one: Woven) -> tuple[int, int]:
-    """When it is done, to compare: the hook, then the order of the text."""
-    return list(HOOKS).index(one.slot), next(
-        i for i, each in enumerate(kernel.statements) if each is one
-    )
+def _is_before(kernel: Kernel, one: Woven, other: Woven) -> bool:
+    """By their hooks, and at one hook by the order of the text."""
+    moments = [(list(HOOKS).index(x.slot), kernel.statements.index(x)) for x in (one, other)]
+    return moments[0] < moments[1]
 
 
 def _sends(kernel: Kernel) -> Iterator[tuple[str, Place]]:
@@ -344,19 +342,16 @@ def _sends(kernel: Kernel) -> Iterator[tuple[str, Place]]:
         for signals in by_name:
             if not any(
                 one.signals == signals.name and one.to == to and one.slot == slot
-                and _moment(kernel, one) > _moment(kernel, hook)
+                and _is_before(kernel, hook, one)
                 for one in kernel.of(Notify)
             ):  # fmt: skip
+                remedy = f"notify({slot}, {signals.name}, {to}, {_mapping(kernel)})"
                 told += f", and no notify behind it sets {signals.name} there: "
                 told += f"{_named(signals.to, kernel)} waits for ever"
-                yield (
-                    f"{told}; put notify({slot}, {signals.name}, {to}, {_mapping(kernel)})",
-                    hook.place,
-                )
+                yield f"{told}; put {remedy}", hook.place
     for token in kernel.of(Notify):
         if token.to == "engine" and not any(
-            one.to == "here" and _moment(kernel, one) < _moment(kernel, token)
-            for one in kernel.of(Notify)
+            one.to == "here" and _is_before(kernel, one, token) for one in kernel.of(Notify)
         ):
             told = f"an engine that takes {token.signals} copies rows, and nothing sets the word "
             told += "that it copies behind them: their owner waits for ever"
@@ -385,9 +380,7 @@ def _credits(kernel: Kernel) -> Iterator[tuple[str, Place]]:
         told = f"nothing in {kernel.name} waits for credits of {slot.name}, by=kernel: other ranks"
         yield f"{told} {unsafe}; put credit(begin, {slot.name}) first", slot.place
     for told, one in writes:
-        if slot.by == KERNEL and not any(
-            _moment(kernel, each) < _moment(kernel, one) for each in credits
-        ):
+        if slot.by == KERNEL and not any(_is_before(kernel, each, one) for each in credits):
             told += f" before a credit of {slot.name} has come: they {unsafe}"
             yield f"{told}; put credit(begin, {slot.name}) before it", one.place
         if not slot.by:
