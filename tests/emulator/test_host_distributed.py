@@ -15,7 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import weft
-from weft.emulator.context import current
+from weft.emulator.session import open_session
 
 RANKS = 4
 
@@ -309,7 +309,7 @@ def test_what_ranks_have_exchanged_is_not_kept():
             dist.barrier()
             if rank < 2:
                 dist.send(filled(rank, 2), 1) if rank == 0 else dist.recv(torch.empty(2), 0)
-        return len(current().session.meetings.open)
+        return len(open_session().meetings.open)
 
     # The last one to leave a meeting lets it go: of the last meeting some may see it still.
     left = run(main)

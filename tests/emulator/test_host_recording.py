@@ -117,7 +117,7 @@ def test_a_recording_does_not_run_on_the_streams_of_one_that_is_gone():
                 world.current_stream().wait(copies)
             recording.replay()
             del recording
-        return [one.name for one in world.backend.machine.streams(0) if "copies" in one.name]
+        return [one.name for one in world.backend.machine.device.streams(0) if "copies" in one.name]
 
     own = [f"copies of recording {number}" for number in range(1, 5)]
     assert on_one_rank(main) == ["copies", *own]

@@ -9,8 +9,9 @@ import pytest
 
 from weft.base.errors import DeadlockError, RaceError, ResidencyError, UninitializedError
 from weft.base.place import Frame, Place
-from weft.emulator.machine import HeapView, Machine
-from weft.emulator.streams import CopyWork, Event, EventRecord, EventWait, KernelWork, WordCopyWork
+from weft.emulator.device import HeapView
+from weft.emulator.machine import Machine
+from weft.emulator.works import CopyWork, Event, EventRecord, EventWait, KernelWork, WordCopyWork
 
 F32, I32, I64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
@@ -38,7 +39,7 @@ class Bench:
             register(base, 256, 4, rank, "x", heap_offset=0, initialised=False)
             register(base + 256, 512, 8, rank, "flags", heap_offset=256)
             view = HeapView(rank, bases, (True,) * ranks, 768)
-            self.machine.heaps[rank] = view
+            self.machine.device.heaps[rank] = view
         self.x = bases
         self.flags = tuple(base + 256 for base in bases)
 
@@ -46,11 +47,11 @@ class Bench:
         work = KernelWork(
             FakeKernel(function.__name__, function), (grid, 1, 1), args, cooperative=cooperative
         )
-        self.machine.stream(rank, stream).enqueue(work)
+        self.machine.device.stream(rank, stream).enqueue(work)
 
     def run(self, *mains):
         for rank, main in enumerate(mains):
-            self.machine.add_host(rank, main)
+            self.machine.hosts.add(rank, main)
         return self.machine.run()
 
 
@@ -153,8 +154,8 @@ def test_streams_order_and_events_order_streams():
             bench.kernel(0, produce, bench.x[0], bench.flags[0], False)
             if with_event:
                 event = Event()
-                bench.machine.stream(0).enqueue(EventRecord(event))
-                bench.machine.stream(0, "side").enqueue(EventWait(event))
+                bench.machine.device.stream(0).enqueue(EventRecord(event))
+                bench.machine.device.stream(0, "side").enqueue(EventWait(event))
             bench.kernel(0, consume, bench.x[0], 0, False, out, stream="side")
 
         return bench.run(main)
@@ -170,7 +171,7 @@ def test_copy_engine_signals_behind_its_data():
 
         def main0():
             bench.kernel(0, produce, bench.x[0], bench.flags[0], True)
-            stream = bench.machine.stream(0)
+            stream = bench.machine.device.stream(0)
             works = [
                 CopyWork(span(bench.x[1]), span(bench.x[0])),
                 WordCopyWork(bench.flags[1], bench.flags[0]),
@@ -282,7 +283,7 @@ def test_event_that_is_never_recorded_is_a_deadlock():
     bench, out = Bench(ranks=1), []
 
     def main():
-        bench.machine.stream(0, "side").enqueue(EventWait(Event()))
+        bench.machine.device.stream(0, "side").enqueue(EventWait(Event()))
         bench.kernel(0, consume, bench.x[0], 0, False, out, stream="side")
 
     report = bench.run(main)

@@ -11,7 +11,7 @@ import weft
 import weft.language as wl
 from weft.base.errors import DeadlockError, UsageError
 from weft.emulator.rewriting import Rewrite
-from weft.emulator.streams import WordCopyWork
+from weft.emulator.works import WordCopyWork
 
 
 @triton.jit

@@ -72,7 +72,7 @@ def test_a_kernel_that_loops():
 
     def ask():
         while not any(wanted in one and "tl.store(x, tl.load(x) + 1)" in one for one in said):
-            said.extend(whereabouts(run.machine) for run in RUNS[-1:])
+            said.extend(whereabouts(run.scheduler) for run in RUNS[-1:])
         turns[0][0] = 0
 
     asker = threading.Thread(target=ask, daemon=True)
@@ -88,7 +88,7 @@ def test_whoever_has_the_turn_is_named(monkeypatch):
     pick = Seeded.pick
 
     def pick_and_ask(chooser, ready):
-        said.update(whereabouts(run.machine) for run in RUNS[-1:])
+        said.update(whereabouts(run.scheduler) for run in RUNS[-1:])
         return pick(chooser, ready)
 
     monkeypatch.setattr(Seeded, "pick", pick_and_ask)
@@ -120,7 +120,7 @@ def test_ctrl_c_says_where_a_kernel_was(interruptible):
         grind[(1,)](torch.zeros(1, dtype=torch.int32), torch.tensor([ENDLESS]))
 
     def interrupt():
-        while not any("runs grind" in whereabouts(run.machine) for run in RUNS[-1:]):
+        while not any("runs grind" in whereabouts(run.scheduler) for run in RUNS[-1:]):
             time.sleep(0.02)
         _thread.interrupt_main()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -14,13 +14,11 @@ from weft.base.place import Place
 from weft.base.user_place import user_place
 from weft.emulator.actors import Actor
 from weft.emulator.clocks import Clock
+from weft.emulator.device import Stream, Work
+from weft.emulator.machine import Machine
 from weft.emulator.memory import Allocation
-from weft.emulator.recording import Kept, LaunchRecording, Recording
 from weft.emulator.spans import address_of, span_of
-from weft.emulator.streams import Event, EventRecord, EventWait, Stream, Work
-
-if TYPE_CHECKING:
-    from weft.emulator.session import Session
+from weft.emulator.works import Event, EventRecord, EventWait
 
 _THREAD = threading.local()
 
@@ -34,6 +32,23 @@ UNNAMED = "unnamed tensor"
 FRESH = "empty tensor"
 
 
+MakeWork = Callable[[], Work]
+# The tensors that a piece of work keeps alive, asked for when the work is made.
+Kept = Callable[[], Any]
+
+
+class Recorder(Protocol):
+    """A recording under way: it is given what would else be queued."""
+
+    def add(self, stream: Stream, make: MakeWork) -> None: ...
+
+    def holds(self, stream: Stream) -> bool: ...
+
+    def order(self, later: Stream, earlier: Stream) -> None: ...
+
+    def keeping(self, tensors: Sequence[torch.Tensor]) -> Kept: ...
+
+
 def current() -> RankContext | None:
     """The context of the emulated rank whose host code calls; None elsewhere."""
     return getattr(_THREAD, "context", None)
@@ -42,15 +57,16 @@ def current() -> RankContext | None:
 class RankContext:
     """One rank of a session. `belongings` is a place for others to keep what is per rank."""
 
-    def __init__(self, session: Session, rank: int) -> None:
-        machine = session.machine
-        self.session = session
+    def __init__(self, machine: Machine, rank: int) -> None:
         self.machine = machine
+        self.device = machine.device
+        self.hosts = machine.hosts
+        self.memory = machine.memory
+        self.time = machine.time
         self.rank = rank
-        self.checks = machine.checks
-        self.stream: Stream = machine.stream(rank, "main")
-        self.heap_ranges = session.heap_ranges
-        self.recording: Recording | None = None
+        self.checks = machine.checker.is_on
+        self.stream = self.device.stream(rank)
+        self.recording: Recorder | None = None
         self.num_recordings = 0
         self.belongings: dict[Any, Any] = {}
         self._polled: Any = None
@@ -74,7 +90,7 @@ class RankContext:
         settled = stream.idle
         if not settled:
             target = stream.enqueued
-            settled = self.machine.host_wait(
+            settled = self.hosts.wait(
                 lambda: stream.done >= target,
                 f"the work queued on stream {stream.name} (on a GPU the host would go on here; "
                 "the emulator runs torch operations on the host)",
@@ -85,7 +101,7 @@ class RankContext:
         return settled
 
     def _took(self, key: object) -> None:
-        for watch in self.machine.watches:
+        for watch in self.hosts.watches:
             watch.took(key)
 
     def synchronize(self, stream: Stream | None = None) -> None:
@@ -93,18 +109,18 @@ class RankContext:
         stream = stream or self.stream
         if not stream.idle:
             target = stream.enqueued
-            self.machine.host_wait(
+            self.hosts.wait(
                 lambda: stream.done >= target, f"the work queued on stream {stream.name}"
             )
         self._took(stream)
-        self.machine.current_host().clock.join(stream.clock)
-        if self.machine.time is not None:
-            self.machine.time.host_knows_stream(self.rank, stream.number)
+        self.hosts.current().clock.join(stream.clock)
+        if self.time is not None:
+            self.time.host_knows_stream(self.rank, stream.number)
 
     def past(self, in_stream: bool = True) -> Clock:
         """What this rank's host, and its current stream, know and have done, for other ranks."""
         if not in_stream:
-            return self.machine.host_publish(self.rank)
+            return self.hosts.publish(self.rank)
         if self.recording is not None:
             raise UnsupportedError(
                 "ranks cannot meet on the host while a recording is under way: nothing that was "
@@ -112,27 +128,24 @@ class RankContext:
                 place=user_place(),
             )
         self.settle()
-        clock = self.machine.host_publish(self.rank)
+        clock = self.hosts.publish(self.rank)
         clock.join(self.stream.clock)
         return clock
 
     def simulated_us(self, in_stream: bool) -> float:
         """The simulated time that `past` goes up to."""
-        time = self.machine.time
-        return 0.0 if time is None else time.host_at(
-            self.rank, self.stream.number if in_stream else None
-        )  # fmt: skip
+        number = self.stream.number if in_stream else None
+        return 0.0 if self.time is None else self.time.host_at(self.rank, number)
 
     def learn_us(self, times: Iterable[float], in_stream: bool) -> None:
         """What follows comes after these simulated times."""
-        time = self.machine.time
-        if time is not None:
+        if self.time is not None:
             number = self.stream.number if in_stream else None
-            time.host_learns(self.rank, number, max(times, default=0.0))
+            self.time.host_learns(self.rank, number, max(times, default=0.0))
 
     def learn(self, clocks: Iterable[Clock], in_stream: bool = True) -> None:
         """What follows on the host, and on the current stream, is ordered after `clocks`."""
-        host = self.machine.current_host()
+        host = self.hosts.current()
         for clock in clocks:
             host.clock.join(clock)
             if in_stream:
@@ -142,21 +155,12 @@ class RankContext:
     def operation(self, place: Place | None = None) -> Iterator[Actor]:
         """Do something on this thread as the idle current stream's next work."""
         stream, work = self.stream, _Inline(place or user_place())
-        stream.enqueued += 1
-        work.stream, work.position = stream, stream.enqueued
-        work.number = self.machine.next_number(self.rank)
-        work.clock = self.machine.host_publish(self.rank)
-        stream.active = work
-        stream.clock.join(work.clock)
-        stream.clock.prune(self.machine.agents)
-        work.clock = stream.clock.copy()
-        if self.machine.time is not None:
-            self.machine.time.queued(work)
-            self.machine.time.begins(work)
-        for watch in self.machine.watches:
-            watch.began(work)
+        stream.admit(work)
+        if self.time is not None:
+            self.time.queued(work)
+        stream.begin(work)
         try:
-            yield self.machine.actor(work, "torch")
+            yield Actor.of_work(work, "torch")
         finally:
             stream.finished(work)
 
@@ -173,16 +177,16 @@ class RankContext:
         self._took("whatever happens")
         if self._polls < POLLS_BEFORE_WAITING:
             return
-        machine = self.machine
-        progress = machine.progress
-        known = machine.memory.find(address)
+        scheduler = self.hosts.scheduler
+        progress = scheduler.progress
+        known = self.memory.find(address)
         why = f"a change of {known.name if known else 'memory'}, which it polls"
-        if machine.host_wait(lambda: machine.progress != progress, why, may_go_on=True):
+        if self.hosts.wait(lambda: scheduler.progress != progress, why, may_go_on=True):
             self._in_vain = 0
         else:
             self._in_vain += 1
             if self._in_vain > POLLS_IN_VAIN:
-                machine.host_wait(lambda: False, why)
+                self.hosts.wait(lambda: False, why)
 
     # ---- device work
 
@@ -204,17 +208,6 @@ class RankContext:
             earlier.enqueue(EventRecord(event, place=place))
             later.enqueue(EventWait(event, place=place))
 
-    def record(self) -> Recording:
-        return Recording(self)
-
-    def record_launches(self, launch: Callable[[], None]) -> LaunchRecording | None:
-        """Record what `launch` queues; None where a timeline is drawn, by the program's streams."""
-        if self.machine.time is not None:
-            return None
-        with LaunchRecording(self) as recording:
-            launch()
-        return recording
-
     def keeping(self, *tensors: torch.Tensor) -> Kept:
         """What a piece of work keeps alive until it has run."""
         return (lambda: tensors) if self.recording is None else self.recording.keeping(tensors)
@@ -223,9 +216,8 @@ class RankContext:
 
     def track(self, tensor: torch.Tensor, name: str, *, initialised: bool = True) -> Allocation:
         """Let the checker know the memory behind `tensor`; it forgets it with the storage."""
-        memory = self.machine.memory
         address = address_of(tensor)
-        known = memory.find(address)
+        known = self.memory.find(address)
         if known is not None:
             if known.name in (UNNAMED, FRESH):
                 known.name = name
@@ -235,52 +227,47 @@ class RankContext:
         # A view's kernel may also be handed its whole: what counts is the storage.
         whole = tensor.is_contiguous() and tensor.numel() * tensor.element_size() == nbytes
         shape: Sequence[int] = tensor.shape if whole else ()
-        return memory.register(
+        return self.memory.register(
             base, nbytes, tensor.element_size(), self.rank, name,
             initialised=initialised, shape=tuple(shape), owner=storage,
         )  # fmt: skip
 
     def address_taken(self, tensor: torch.Tensor, address: int) -> None:
         """A tensor whose address is known may be reached by kernels through it."""
-        if address and self.machine.memory.find(address) is None:
-            if tensor.device.type == "cpu" and not self.on_heap(address):
+        if address and self.memory.find(address) is None:
+            if tensor.device.type == "cpu" and not self.device.on_heap(address):
                 self.track(tensor, UNNAMED)
 
     def reach(self, tensor: torch.Tensor, address: int, name: str) -> None:
         """A kernel or a copy gets `tensor` under the name `name`."""
-        known = self.machine.memory.find(address)
+        known = self.memory.find(address)
         if known is None:
-            if not self.on_heap(address):
+            if not self.device.on_heap(address):
                 self.track(tensor, name)
         elif known.name in (UNNAMED, FRESH):
             known.name = name
 
     def found(self, address: int, name: str) -> Any:
         """What lies at `address` now, for a kernel or a copy to which it is `name`."""
-        known = self.machine.memory.find(address)
+        known = self.memory.find(address)
         if known is None:
             return None  # its access is a finding
         if known.name in (UNNAMED, FRESH):
             known.name = name
         return known.owner and known.owner()
 
-    def on_heap(self, address: int) -> bool:
-        """Is `address` on some rank's symmetric heap, allocated or not?"""
-        return any(address in addresses for addresses in self.heap_ranges)
-
     def forget_if_filled(self, tensor: torch.Tensor) -> None:
         """Fresh memory that torch has filled, and that no kernel knows, needs no shadow."""
-        memory = self.machine.memory
-        known = memory.find(address_of(tensor))
+        known = self.memory.find(address_of(tensor))
         if known is not None and known.name == FRESH and known.heap_offset is None:
             if tensor.numel() * tensor.element_size() == known.nbytes:
-                memory.forget(known)
+                self.memory.forget(known)
 
     def host_read(self, tensor: torch.Tensor) -> None:
         """The host looks at values: the current stream's work first, as on a GPU."""
         if not tensor.numel():
             return
-        known = self.machine.memory.find(address_of(tensor))
+        known = self.memory.find(address_of(tensor))
         if known is not None:
             if self.recording is not None:
                 raise UnsupportedError(
@@ -292,7 +279,8 @@ class RankContext:
             place = user_place()
             if known.heap_offset is not None:
                 self.polls(address_of(tensor), place)
-            self.machine.host_access(self.rank, [span_of(tensor)], False, place)
+            if self.checks:
+                Actor.of_host(self.device, self.rank, place).access([span_of(tensor)], False)
 
 
 class _Inline(Work):

@@ -3,80 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft.base.counts import counted
 from weft.base.place import Place
 from weft.base.report import Finding, Side
+from weft.emulator.device import Device
 from weft.emulator.findings import index_text, tensor_name
+from weft.emulator.programs import Program
 from weft.emulator.protocols import Waiting
 from weft.emulator.reachable import signals_ahead, signals_of
-from weft.emulator.streams import KernelWork, TokenWork, WordCopyWork
-
-if TYPE_CHECKING:
-    from weft.emulator.machine import Machine
-    from weft.emulator.programs import Program
-
-    Waiter = Program | TokenWork
+from weft.emulator.works import KernelWork, TokenWork, WordCopyWork
 
 # So many of those who could have signalled are named.
 MAX_SIGNALLERS = 4
 
-
-def deadlock(machine: Machine, stuck: list[Waiter], unstarted: list[KernelWork]) -> list[Finding]:
-    """Nobody can go on: who waits for what, and whether anybody could still have signalled.
-
-    `stuck` are the programs, and streams' tokens, that wait, `unstarted` the kernels with programs
-    that found no room.
-    """
-    if machine.findings.failed or any(host.error for host in machine.hosts.values()):
-        return []  # what ended before its time is the cause, and is reported already
-    groups: dict[Any, list[Waiter]] = {}
-    for waiter in stuck:
-        waiting = waiter.waiting
-        key = (waiting.place, waiting.allocation.name, _name(waiter))
-        groups.setdefault(key, []).append(waiter)
-    found = [(_judge(machine, group, stuck, unstarted), group) for group in groups.values()]
-    if unstarted and all(verdict.kind != "residency" for verdict, _ in found):
-        found = [(verdict._replace(kind="residency"), group) for verdict, group in found]
-    # What cannot be satisfied is the cause of what waits for it: it comes first, with the table.
-    found.sort(key=lambda one: ORDER.index(one[0].kind))
-    message, remedy = (
-        "every program that is left waits:",
-        "signal before that wait: above is who could have",
-    )
-    if any(verdict.kind == "residency" for verdict, _ in found):
-        message, remedy = _residency(unstarted, machine.num_sms)
-        remedy += _beside(machine, unstarted)
-    lines = [_waiting_line(machine, group) + verdict.line for verdict, group in found]
-    lines += [*_host_lines(machine), *_stream_lines(machine)]
-    text = message + "".join(f"\n    {line}" for line in lines)
-    if not found:
-        for host in machine.hosts.values():
-            remedy = getattr(host.why, "remedy", remedy)
-        return [Finding("deadlock", text, _host_side(machine), remedy=remedy)]
-    findings = []
-    for verdict, group in found:
-        side = _waiting_side(machine, group[0])
-        findings.append(Finding(verdict.kind, text, side, verdict.second, verdict.remedy or remedy))
-        # One table is enough: the others are told by their places.
-        text, remedy = "the same deadlock, at another line", ""
-    return findings
-
-
-def with_room(findings: list[Finding], needed: int) -> list[Finding]:
-    """The findings of a deadlock that ended once a rank could hold `needed` programs."""
-    enough = f"as it is, a rank would have to hold {needed} programs at once"
-    return [
-        replace(finding, remedy=f"{finding.remedy}; {enough}") if finding.remedy else finding
-        for finding in findings
-    ]
-
-
 # The kinds of a deadlock, causes before what follows from them.
 ORDER = ("lost signal", "unsatisfiable wait", "residency", "deadlock")
+
+Stuck = Program | TokenWork
 
 
 class Verdict(NamedTuple):
@@ -88,55 +35,217 @@ class Verdict(NamedTuple):
     remedy: str = ""
 
 
-def _judge(
-    machine: Machine, waiters: list[Waiter], stuck: list[Waiter], unstarted: list[KernelWork]
-) -> Verdict:
-    """Why those that wait at one line wait in vain."""
-    waiting = waiters[0].waiting
-    ledger = machine.ledger
-    lost = [found for one in waiters if ledger and (found := ledger.lost(one.waiting))]
-    if lost:
-        value, side = lost[0]
-        line = f"\n      it was {value} until it was set back at {_short(side.place)}"
-        remedy = "do not set a word back that somebody still waits for; count on, or use an epoch"
-        return Verdict("lost signal", line, side, remedy)
-    if any(
-        signals_of(work.kernel, work.args, waiting.allocation, machine.memory) for work in unstarted
-    ):
-        return Verdict("residency")
-    able = _who_could(machine, waiters, stuck)
-    if able:
-        return Verdict("deadlock", "".join(f"\n      could be signalled by {who}" for who in able))
-    return Verdict(
-        "unsatisfiable wait", "\n      nobody who runs, waits or is queued can signal it any more",
-        remedy="signal once more, to this rank and word, or wait for what is signalled",
-    )  # fmt: skip
+class Deadlock:
+    """Nobody can go on: who waits for what, and whether anybody could still have signalled.
 
+    `stuck` are the programs, and streams' tokens, that wait, `unstarted` the kernels with programs
+    that found no room.
+    """
 
-def _who_could(machine: Machine, waiters: list[Waiter], stuck: list[Waiter]) -> list[str]:
-    """Those who are left and may signal what these wait for, were they to go on."""
-    awaited = waiters[0].waiting.allocation
-    found: dict[str, None] = {}
-    for other in stuck:
-        if isinstance(other, TokenWork):
-            continue  # what stands behind it is seen below
-        for place in signals_ahead(
-            other.work.kernel, other.work.args, awaited, machine.memory, other.coroutine.gr_frame
+    def __init__(self, device: Device, unstarted: list[KernelWork]) -> None:
+        self.device = device
+        self.checker = device.checker
+        self.stuck: list[Stuck] = device.waiters.all()
+        self.unstarted = unstarted
+
+    def findings(self) -> list[Finding]:
+        if self.checker.findings.failed or self.device.hosts.have_failed:
+            return []  # what ended before its time is the cause, and is reported already
+        groups: dict[Any, list[Stuck]] = {}
+        for waiter in self.stuck:
+            waiting = waiter.waiting
+            key = (waiting.place, waiting.allocation.name, _name(waiter))
+            groups.setdefault(key, []).append(waiter)
+        found = [(self._judge(group), group) for group in groups.values()]
+        if self.unstarted and all(verdict.kind != "residency" for verdict, _ in found):
+            found = [(verdict._replace(kind="residency"), group) for verdict, group in found]
+        # What cannot be satisfied is the cause of what waits for it: first, and with the table.
+        found.sort(key=lambda one: ORDER.index(one[0].kind))
+        message, remedy = (
+            "every program that is left waits:",
+            "signal before that wait: above is who could have",
+        )
+        if any(verdict.kind == "residency" for verdict, _ in found):
+            message, remedy = _residency(self.unstarted, self.device.num_sms)
+            remedy += self._beside()
+        lines = [self._waiting_line(group) + verdict.line for verdict, group in found]
+        lines += [*self._host_lines(), *self._stream_lines()]
+        text = message + "".join(f"\n    {line}" for line in lines)
+        if not found:
+            for host in self.device.hosts:
+                remedy = getattr(host.why, "remedy", remedy)
+            return [Finding("deadlock", text, self._host_side(), remedy=remedy)]
+        findings = []
+        for verdict, group in found:
+            side, cure = self._waiting_side(group[0]), verdict.remedy or remedy
+            findings.append(Finding(verdict.kind, text, side, verdict.second, cure))
+            # One table is enough: the others are told by their places.
+            text, remedy = "the same deadlock, at another line", ""
+        return findings
+
+    def _judge(self, waiters: list[Stuck]) -> Verdict:
+        """Why those that wait at one line wait in vain."""
+        waiting = waiters[0].waiting
+        ledger = self.checker.ledger
+        lost = [found for one in waiters if ledger and (found := ledger.lost(one.waiting))]
+        if lost:
+            value, side = lost[0]
+            line = f"\n      it was {value} until it was set back at {_short(side.place)}"
+            remedy = (
+                "do not set a word back that somebody still waits for; count on, or use an epoch"
+            )
+            return Verdict("lost signal", line, side, remedy)
+        if any(
+            signals_of(work.kernel, work.args, waiting.allocation, self.checker.memory)
+            for work in self.unstarted
         ):
-            who = f"rank {other.rank} {other.work.kernel.name}{other.program}, which waits itself"
-            if other is waiters[0]:
-                who = "itself, behind this wait"
-            found[f"{who}: {_short(place)}"] = None
-    for stream in machine.all_streams.values():
-        for work in (stream.active, *stream.queue):
-            if isinstance(work, KernelWork) and work.next < work.total:
-                for place in signals_of(work.kernel, work.args, awaited, machine.memory):
-                    what = f"rank {stream.rank} {work.kernel.name}, which has not started"
-                    found[f"{what}: {_short(place)}"] = None
-            elif isinstance(work, WordCopyWork):
-                if awaited.address <= work.dst < awaited.end:
-                    found[f"rank {stream.rank} a copy: {_short(work.place)}"] = None
-    return list(found)[:MAX_SIGNALLERS]
+            return Verdict("residency")
+        able = self._who_could(waiters)
+        if able:
+            return Verdict(
+                "deadlock", "".join(f"\n      could be signalled by {who}" for who in able)
+            )
+        return Verdict(
+            "unsatisfiable wait",
+            "\n      nobody who runs, waits or is queued can signal it any more",
+            remedy="signal once more, to this rank and word, or wait for what is signalled",
+        )  # fmt: skip
+
+    def _who_could(self, waiters: list[Stuck]) -> list[str]:
+        """Those who are left and may signal what these wait for, were they to go on."""
+        awaited, memory = waiters[0].waiting.allocation, self.checker.memory
+        found: dict[str, None] = {}
+        for other in self.stuck:
+            if isinstance(other, TokenWork):
+                continue  # what stands behind it is seen below
+            kernel, frame = other.work.kernel, other.coroutine.gr_frame
+            for place in signals_ahead(kernel, other.work.args, awaited, memory, frame):
+                who = f"rank {other.rank} {kernel.name}{other.program}, which waits itself"
+                if other is waiters[0]:
+                    who = "itself, behind this wait"
+                found[f"{who}: {_short(place)}"] = None
+        for stream in self.device.all_streams.values():
+            for work in (stream.active, *stream.queue):
+                if isinstance(work, KernelWork) and work.next < work.total:
+                    for place in signals_of(work.kernel, work.args, awaited, memory):
+                        what = f"rank {stream.rank} {work.kernel.name}, which has not started"
+                        found[f"{what}: {_short(place)}"] = None
+                elif isinstance(work, WordCopyWork):
+                    if awaited.address <= work.dst < awaited.end:
+                        found[f"rank {stream.rank} a copy: {_short(work.place)}"] = None
+        return list(found)[:MAX_SIGNALLERS]
+
+    def _beside(self) -> str:
+        """What else there is to do where kernels of two streams have to share a rank."""
+        for work in self.unstarted:
+            names = [
+                s.name for s in self.device.streams(work.rank) if isinstance(s.active, KernelWork)
+            ]
+            if len(names) > 1:
+                where = f"of streams {' and '.join(names)} on rank {work.rank}"
+                return (
+                    f"; nothing orders the kernels {where}: let one stream wait for the other, on"
+                    " every rank in the same order, or launch grids that fit beside each other"
+                )
+        return ""
+
+    def _host_lines(self) -> list[str]:
+        waiting: dict[Any, list[int]] = {}
+        for host in self.device.hosts:
+            if not host.ended:
+                waiting.setdefault((host.why, host.place), []).append(host.rank)
+        return [
+            f"the host of {_ranks_text(ranks)} waits for {why}\n      at {_deep(place)}"
+            for (why, place), ranks in waiting.items()
+        ]
+
+    def _stream_lines(self) -> list[str]:
+        lines = []
+        for key, arrived in self.device.barriers.items():
+            ranks = sorted(work.rank for work in arrived)
+            lines.append(f"barrier {key}: only ranks {ranks} of {arrived[0].parties} have arrived")
+        for stream in self.device.all_streams.values():
+            if stream.queue:
+                lines.append(
+                    f"rank {stream.rank} stream {stream.name}: {len(stream.queue)} works behind,"
+                    f" first {stream.queue[0].describe()}"
+                )
+        return lines
+
+    def _host_side(self) -> Side:
+        """Whose line to name where no program waits: a host's, else that of the first work left."""
+        for host in self.device.hosts:
+            if not host.ended:
+                note = f"waits for {host.why}"
+                return Side.at(host.place, rank=host.rank, kernel="host", note=note)
+        stream = next(stream for stream in self.device.all_streams.values() if not stream.idle)
+        work = stream.active or stream.queue[0]
+        return Side.at(work.place, rank=stream.rank, kernel="host", note=f"queued the {work.kind}")
+
+    def _waiting_side(self, waiter: Stuck) -> Side:
+        waiting = waiter.waiting
+        want = "a change of" if waiting.expected is None else f"at least {waiting.expected} in"
+        if waiting.is_packet:
+            want = f"a packet of flag {waiting.expected} in"
+        fields = {
+            "tensor": tensor_name(waiting.allocation), "index": waiting.index,
+            "note": f"sees {waiting.seen}, waits for {want}",
+        }  # fmt: skip
+        if isinstance(waiter, TokenWork):
+            fields["note"] = f"sees {waiting.seen}, waits for the token 1 in"
+            who = waiter.stream.identity(waiter.kind)
+            return Side.at(waiting.place, rank=who.rank, kernel=who.kernel, **fields)
+        return self.checker.findings.side(waiter, waiting.place, **fields)
+
+    def _waiting_line(self, waiters: list[Stuck]) -> str:
+        waiter = waiters[0]
+        waiting = waiter.waiting
+        tensor = tensor_name(waiting.allocation)
+        now = _word_now(waiting)
+        expects = "another value" if waiting.expected is None else f">= {waiting.expected}"
+        if waiting.is_packet:
+            expects, now = f"for a packet of flag {waiting.expected}", f"of flag {waiting.seen}"
+        which, kind = "", "streams"
+        if isinstance(waiter, TokenWork):
+            expects = "= 1, a token"
+        else:
+            which, kind = waiter.program, "programs"
+        line = (
+            f"rank {waiter.rank} {_name(waiter)}{which} waits for"
+            f" {tensor}[{index_text(waiting.index)}] {expects}, which is {now}\n"
+            f"      at {_deep(waiting.place)}"
+        )
+        if len(waiters) > 1:
+            ranks = sorted({other.rank for other in waiters})
+            line += (
+                f"\n      {len(waiters)} {kind} wait at this line, on {_ranks_text(ranks)}, each"
+                " for its own word or the same"
+            )
+        places = self.device.waiters.signallers.get((waiting.allocation.name, waiting.cell))
+        others = {
+            place
+            for (name, _), known in self.device.waiters.signallers.items()
+            if name == waiting.allocation.name
+            for place in known
+        }
+        if places:
+            line += "\n      signalled so far by " + "; ".join(sorted(_short(p) for p in places))
+        elif others:
+            line += "\n      never signalled; other words of it by " + "; ".join(
+                sorted(_short(p) for p in others)
+            )
+        else:
+            line += "\n      nobody has signalled any word of it"
+        return line
+
+
+def with_room(findings: list[Finding], needed: int) -> list[Finding]:
+    """The findings of a deadlock that ended once a rank could hold `needed` programs."""
+    enough = f"as it is, a rank would have to hold {needed} programs at once"
+    return [
+        replace(finding, remedy=f"{finding.remedy}; {enough}") if finding.remedy else finding
+        for finding in findings
+    ]
 
 
 def _residency(unstarted: list[KernelWork], num_sms: int) -> tuple[str, str]:
@@ -154,118 +263,11 @@ def _residency(unstarted: list[KernelWork], num_sms: int) -> tuple[str, str]:
     )
 
 
-def _beside(machine: Machine, unstarted: list[KernelWork]) -> str:
-    """What else there is to do where kernels of two streams have to share a rank."""
-    for work in unstarted:
-        names = [s.name for s in machine.streams(work.rank) if isinstance(s.active, KernelWork)]
-        if len(names) > 1:
-            where = f"of streams {' and '.join(names)} on rank {work.rank}"
-            return (
-                f"; nothing orders the kernels {where}: let one stream wait for the other, on every"
-                " rank in the same order, or launch grids that fit beside each other"
-            )
-    return ""
-
-
-def _host_lines(machine: Machine) -> list[str]:
-    waiting: dict[Any, list[int]] = {}
-    for host in machine.hosts.values():
-        if not host.ended:
-            waiting.setdefault((host.why, host.place), []).append(host.rank)
-    return [
-        f"the host of {_ranks_text(ranks)} waits for {why}\n      at {_deep(place)}"
-        for (why, place), ranks in waiting.items()
-    ]
-
-
-def _stream_lines(machine: Machine) -> list[str]:
-    lines = []
-    for key, arrived in machine.barriers.items():
-        ranks = sorted(work.rank for work in arrived)
-        lines.append(f"barrier {key}: only ranks {ranks} of {arrived[0].parties} have arrived")
-    for stream in machine.all_streams.values():
-        if stream.queue:
-            lines.append(
-                f"rank {stream.rank} stream {stream.name}: {len(stream.queue)} works behind, first"
-                f" {stream.queue[0].describe()}"
-            )
-    return lines
-
-
-def _host_side(machine: Machine) -> Side:
-    """Whose line to name where no program waits: a host's, else that of the first work left."""
-    for host in machine.hosts.values():
-        if not host.ended:
-            note = f"waits for {host.why}"
-            return Side.at(host.place, rank=host.rank, kernel="host", note=note)
-    stream = next(stream for stream in machine.all_streams.values() if not stream.idle)
-    work = stream.active or stream.queue[0]
-    return Side.at(work.place, rank=stream.rank, kernel="host", note=f"queued the {work.kind}")
-
-
-def _name(waiter: Waiter) -> str:
+def _name(waiter: Stuck) -> str:
     """The kernel's name, or that of the stream."""
     if isinstance(waiter, TokenWork):
         return f"stream {waiter.stream.name}"
     return waiter.work.kernel.name
-
-
-def _waiting_side(machine: Machine, waiter: Waiter) -> Side:
-    waiting = waiter.waiting
-    want = "a change of" if waiting.expected is None else f"at least {waiting.expected} in"
-    if waiting.is_packet:
-        want = f"a packet of flag {waiting.expected} in"
-    fields = {
-        "tensor": tensor_name(waiting.allocation), "index": waiting.index,
-        "note": f"sees {waiting.seen}, waits for {want}",
-    }  # fmt: skip
-    if isinstance(waiter, TokenWork):
-        fields["note"] = f"sees {waiting.seen}, waits for the token 1 in"
-        who = waiter.stream.identity(waiter, waiter.kind)
-        return Side.at(waiting.place, rank=who.rank, kernel=who.kernel, **fields)
-    return machine.findings.side(waiter, waiting.place, **fields)
-
-
-def _waiting_line(machine: Machine, waiters: list[Waiter]) -> str:
-    waiter = waiters[0]
-    waiting = waiter.waiting
-    tensor = tensor_name(waiting.allocation)
-    now = _word_now(waiting)
-    expects = "another value" if waiting.expected is None else f">= {waiting.expected}"
-    if waiting.is_packet:
-        expects, now = f"for a packet of flag {waiting.expected}", f"of flag {waiting.seen}"
-    which, kind = "", "streams"
-    if isinstance(waiter, TokenWork):
-        expects = "= 1, a token"
-    else:
-        which, kind = waiter.program, "programs"
-    line = (
-        f"rank {waiter.rank} {_name(waiter)}{which} waits for"
-        f" {tensor}[{index_text(waiting.index)}] {expects}, which is {now}\n"
-        f"      at {_deep(waiting.place)}"
-    )
-    if len(waiters) > 1:
-        ranks = sorted({other.rank for other in waiters})
-        line += (
-            f"\n      {len(waiters)} {kind} wait at this line, on {_ranks_text(ranks)}, each"
-            " for its own word or the same"
-        )
-    places = machine.signallers.get((waiting.allocation.name, waiting.cell))
-    others = {
-        place
-        for (name, _), known in machine.signallers.items()
-        if name == waiting.allocation.name
-        for place in known
-    }
-    if places:
-        line += "\n      signalled so far by " + "; ".join(sorted(_short(p) for p in places))
-    elif others:
-        line += "\n      never signalled; other words of it by " + "; ".join(
-            sorted(_short(p) for p in others)
-        )
-    else:
-        line += "\n      nobody has signalled any word of it"
-    return line
 
 
 def _word_now(waiting: Waiting) -> int:

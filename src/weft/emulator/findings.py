@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -35,14 +35,16 @@ class Findings:
     of them is all that is asked for, as `is_enough` says.
     """
 
-    def __init__(self, name: str, num_ranks: int, agents: Agents) -> None:
+    def __init__(
+        self, name: str, num_ranks: int, agents: Agents, watches: Sequence[Watch] = ()
+    ) -> None:
         self.report = Report(name, num_ranks)
         self.agents = agents
         self.error: Exception | None = None
         self.failed = False
         self.enough = False
         self.is_enough: Callable[[Finding], bool] = lambda finding: False
-        self.watches: list[Watch] = []
+        self.watches = watches
         self._arrivals: set[tuple[str, int]] = set()
         # Why a signal from an agent to another did not order them; the ledger knows.
         self.weak_link: Callable[[Any, int, str], Weak | None] = lambda by, earlier, kind: None

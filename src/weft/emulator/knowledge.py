@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.base.vocabulary import Scope
 from weft.emulator.clocks import Clock, Identity
-
-if TYPE_CHECKING:
-    from weft.emulator.machine import Machine
-    from weft.emulator.streams import KernelWork
+from weft.emulator.device import Device
+from weft.emulator.works import KernelWork
 
 
 class Knowledge:
     """The clocks of a program and of its asynchronous stores, which are an agent of their own."""
 
-    def __init__(self, machine: Machine, work: KernelWork, pid: tuple[int, int, int]) -> None:
-        self.machine = machine
-        self.memory = machine.memory
-        self.shadow = machine.shadow
-        self.agents = machine.agents
+    def __init__(self, device: Device, work: KernelWork, pid: tuple[int, int, int]) -> None:
+        checker = device.checker
+        self.device = device
+        self.scheduler = device.scheduler
+        self.waiters = device.waiters
+        self.checks = checker.is_on
+        self.memory = checker.memory
+        self.shadow = checker.shadow
+        self.agents = checker.agents
+        self.findings = checker.findings
+        self.ledger = checker.ledger
+        self.watches = checker.watches
+        self.sight = checker.sight
         self.work = work
         self.rank = work.rank
         self.locations = work.kernel.locations

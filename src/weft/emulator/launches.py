@@ -16,8 +16,8 @@ from weft.emulator.codegen import EmulatedKernel
 from weft.emulator.context import RankContext, current
 from weft.emulator.descriptors import Descriptor
 from weft.emulator.spans import address_of
-from weft.emulator.streams import KernelWork
 from weft.emulator.timed_program import compile_timed
+from weft.emulator.works import KernelWork
 from weft.language.triton_api import Launch
 
 _INTEGERS = {

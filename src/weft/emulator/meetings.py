@@ -16,6 +16,7 @@ from weft.base.errors import CallOrderError, UsageError
 from weft.base.place import Place
 from weft.base.user_place import user_place
 from weft.emulator.context import RankContext, current
+from weft.emulator.hosts import Hosts
 
 
 class Meeting:
@@ -60,17 +61,17 @@ class Meeting:
         self.places[position] = user_place()
         self.pasts[position] = _context().past(in_stream)
         self.times[position] = _context().simulated_us(in_stream)
-        for watch in self.meetings.machine.watches:
+        for watch in self.meetings.watches:
             watch.gave((self, position))
-        self.meetings.machine.host_changed()
+        self.meetings.hosts.scheduler.host_changed()
 
     def wait(
         self, position: int, sources: Sequence[int] | None = None, *, in_stream: bool = True
     ) -> list[Any]:
         """Everybody's values; blocks until `sources` (places in the group; all) have entered."""
         needed = range(len(self.members)) if sources is None else sources
-        self.meetings.machine.host_wait(lambda: all(i in self.pasts for i in needed), Missing(self))
-        for watch in self.meetings.machine.watches:
+        self.meetings.hosts.wait(lambda: all(i in self.pasts for i in needed), Missing(self))
+        for watch in self.meetings.watches:
             for i in needed:
                 watch.took((self, i))
         _context().learn((self.pasts[i] for i in needed), in_stream)
@@ -111,8 +112,9 @@ class Missing:
 class Meetings:
     """All meetings of one session, and how often each rank has called in each group."""
 
-    def __init__(self, machine: Any) -> None:
-        self.machine = machine
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self.watches = hosts.watches
         self.open: dict[Hashable, Meeting] = {}
         self.calls: dict[Hashable, int] = defaultdict(int)
         self._sent: dict[Hashable, int] = defaultdict(int)
@@ -164,10 +166,10 @@ class Meetings:
         """Leave `value` in a mailbox; waits for nobody else."""
         context = _context()
         self._sent[box] += 1
-        for watch in self.machine.watches:
+        for watch in self.watches:
             watch.gave((box, self._sent[box]))
         self.letters[box].append((value, context.past(), context.simulated_us(True)))
-        self.machine.host_changed()
+        self.hosts.scheduler.host_changed()
 
     def collect(self, boxes: Sequence[Hashable], why: str) -> tuple[int, Any]:
         """(which box, value) of the first letter in any of `boxes`; blocks until there is one."""
@@ -175,10 +177,10 @@ class Meetings:
         def filled() -> int | None:
             return next((i for i, box in enumerate(boxes) if self.letters.get(box)), None)
 
-        self.machine.host_wait(lambda: filled() is not None, why)
+        self.hosts.wait(lambda: filled() is not None, why)
         chosen = filled()
         self._taken[boxes[chosen]] += 1
-        for watch in self.machine.watches:
+        for watch in self.watches:
             letter = (boxes[chosen], self._taken[boxes[chosen]])
             watch.took(letter if len(boxes) == 1 else "whatever happens")
         value, past, time = self.letters[boxes[chosen]].pop(0)

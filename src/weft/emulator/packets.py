@@ -19,8 +19,9 @@ import numpy as np
 from weft.emulator.clocks import Clock
 from weft.emulator.observation import Watch
 from weft.emulator.protocols import Waiting
-from weft.emulator.synchronising import SIGNALS_IN_A_TILE, Synchronising
+from weft.emulator.synchronising import Synchronising
 from weft.emulator.transitions import Read, Write
+from weft.emulator.waiters import SIGNALS_IN_A_TILE
 from weft.emulator.words import WORD
 
 FLAG_SHIFT = 32  # a packet is flag and data in one word
@@ -140,7 +141,7 @@ class PacketAccess(Synchronising):
     def _send(self, allocation, index, values, reads, loc) -> None:
         """Write packets to the words `index`."""
         view, place = allocation.view(WORD), self.locations[loc]
-        if self.machine.checks:
+        if self.checks:
             self._check_flags(allocation, index, view[index], values, loc)
             segment = self.agents.segment(self.agent, self.clk, place)
             self.memory.packet_segments.add(segment)
@@ -158,11 +159,11 @@ class PacketAccess(Synchronising):
             for cell in cells:
                 value = int(view[cell // factor])
                 watch.signalled(self, allocation, cell, None, value, place, "set", None)
-        self.machine.words_changed(allocation, cells, self, loc)
+        self.waiters.words_changed(allocation, cells, place)
 
     def _told(self, words: int) -> list[Watch]:
         """Who hears of each of so many packets; many are data, unless their order matters."""
-        watches, explores = self.machine.watches, self.machine.explores
+        watches, explores = self.watches, self.scheduler.explores
         return watches if explores or words <= SIGNALS_IN_A_TILE else []
 
     def _check_flags(self, allocation, index, old, new, loc) -> None:
@@ -175,7 +176,7 @@ class PacketAccess(Synchronising):
             history = histories[allocation.shadow.item(number * factor)]
             if history.is_unwritten:
                 continue  # nothing was ever written there
-            self.machine.findings.stale_flag(self, allocation, number, int(flags[i]), loc)
+            self.findings.stale_flag(self, allocation, number, int(flags[i]), loc)
             return
 
     def wait_packets(self, args, static, dtype, shape, loc):
@@ -193,7 +194,7 @@ class PacketAccess(Synchronising):
         view = allocation.view(WORD)
         factor = 8 // allocation.cell_bytes
         self._check_written(allocation, index * factor, loc)
-        if self.machine.explores:
+        if self.scheduler.explores:
             self.pause("wait", lambda: bool(np.any((view[index] >> FLAG_SHIFT) != flag)))
         while (late := np.flatnonzero((view[index] >> FLAG_SHIFT) != flag)).size:
             number = int(index[late[0]])
@@ -202,7 +203,7 @@ class PacketAccess(Synchronising):
                 allocation.index(allocation.address + number * 8, 8),
                 self.locations[loc], flag, int(view[number]) >> FLAG_SHIFT, is_packet=True,
             )  # fmt: skip
-            self.machine.set_aside(self)
+            self.set_aside()
         self.blocked = None
         for watch in self._told(index.size):
             for number in index.tolist():
@@ -214,20 +215,20 @@ class PacketAccess(Synchronising):
 
     def _check_written(self, allocation, cells, loc) -> None:
         """What memory held before anybody wrote it may look like a packet."""
-        if not self.machine.checks:
+        if not self.checks:
             return
         for cell in cells.tolist():
             history = self.shadow.histories[allocation.shadow.item(cell)]
             if history.is_unwritten:
                 place = self.locations[loc]
-                self.machine.findings.uninitialised(self, allocation, cell, place)
+                self.findings.uninitialised(self, allocation, cell, place)
                 return
 
     def _read_packets(self, allocation, index, factor, loc) -> None:
         if self._reader < 0:
             identity = self.agents.identity[self.agent]
             self._reader = self.agents.add(identity, self.work.stream.number, self.work.position)
-        if self.machine.checks:
+        if self.checks:
             place = self.locations[loc]
             segment = self.agents.segment(self._reader, self._reader_clk, place)
             cells = self._cells(allocation, index, 8)

@@ -46,10 +46,10 @@ class PlainAccess(Knowledge):
 
     def _check_reach(self, found: Allocation, loc: int) -> None:
         """Memory of another node is reached by the one-sided primitives alone."""
-        machine = self.machine
-        if machine.num_nodes == 1 or found.rank in self._far_ranks:
+        device = self.device
+        if device.num_nodes == 1 or found.rank in self._far_ranks:
             return
-        if machine.node_of(found.rank) != machine.node_of(self.rank):
+        if device.node_of(found.rank) != device.node_of(self.rank):
             self.fail(
                 FarPointerError, "far pointer",
                 f"rank {found.rank} is on another node: rank {self.rank} cannot dereference"
@@ -59,11 +59,11 @@ class PlainAccess(Knowledge):
 
     def _out_of_bounds(self, address: int, itemsize: int, what: str, loc: int) -> None:
         near = self.memory.nearest(address)
-        self.machine.findings.out_of_bounds(self, near, address, itemsize, what, loc)
+        self.findings.out_of_bounds(self, near, address, itemsize, what, loc)
 
     def fail(self, error: type, kind: str, message: str, loc: int, *, remedy: str) -> None:
         """Report something after which this program cannot go on, and end it."""
-        self.machine.findings.failure(self, error, kind, message, self.locations[loc], remedy)
+        self.findings.failure(self, error, kind, message, self.locations[loc], remedy)
         raise Killed
 
     # ------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class PlainAccess(Knowledge):
         return values if values.shape == shape else np.broadcast_to(values, shape)
 
     def _load_window(self, window: Window, other, dtype, shape, loc) -> np.ndarray:
-        if self.machine.checks:
+        if self.checks:
             cells = window.first_cell()
             access = Read(self, window.allocation, loc, cells, shadow=window.shadow)
             carry(window.shadow, access)
@@ -131,7 +131,7 @@ class PlainAccess(Knowledge):
             return self._gather_scattered(ptr, dtype, itemsize, loc)
         index = self._index(ptr, allocation, itemsize, loc)
         values = allocation.view(dtype).take(index)
-        if self.machine.checks:
+        if self.checks:
             cells = self._cells(allocation, index, itemsize)
             self._touch_gathered(allocation, cells, Read(self, allocation, loc, cells))
         return values
@@ -218,7 +218,7 @@ class PlainAccess(Knowledge):
                 allocation, index, dtype, loc, Order.RELAXED, Scope.SYSTEM, lambda old: old,
                 how="load",
             )  # fmt: skip
-        if self.machine.checks:
+        if self.checks:
             cells = np.array([index * (dtype.itemsize // allocation.cell_bytes)])
             self._touch_scalar(
                 allocation, index, dtype.itemsize, Read(self, allocation, loc, cells)
@@ -228,7 +228,7 @@ class PlainAccess(Knowledge):
         self._spins = self._spins + 1 if spin == self._last_spin else 0
         self._last_spin = spin
         if self._spins > SPIN_LIMIT:
-            self.machine.findings.plain_spin(self, allocation, index, loc)
+            self.findings.plain_spin(self, allocation, index, loc)
             self._poll(allocation, index, dtype, loc, value)
         return value
 
@@ -251,7 +251,7 @@ class PlainAccess(Knowledge):
             if located is None:
                 return
             allocation, index = located
-            if self.machine.checks:
+            if self.checks:
                 cells = np.array([index * (itemsize // allocation.cell_bytes)])
                 self._touch_scalar(
                     allocation, index, itemsize, Write(self, allocation, loc, cells, segment)
@@ -270,7 +270,7 @@ class PlainAccess(Knowledge):
 
     def _store_window(self, window: Window, value, shape, loc, segment) -> None:
         allocation = window.allocation
-        if self.machine.checks:
+        if self.checks:
             cells = window.first_cell()
             carry(window.shadow, Write(self, allocation, loc, cells, segment, window.shadow))
         whole = window.inside is None
@@ -286,7 +286,7 @@ class PlainAccess(Knowledge):
                 self._scatter(ptr[lanes], value[lanes], dtype, itemsize, loc, segment)
             return
         index = self._index(ptr, allocation, itemsize, loc)
-        if self.machine.checks:
+        if self.checks:
             cells = self._cells(allocation, index, itemsize)
             self._touch_gathered(allocation, cells, Write(self, allocation, loc, cells, segment))
         allocation.view(dtype)[index] = value
@@ -299,4 +299,4 @@ class PlainAccess(Knowledge):
             offset = cell * allocation.cell_bytes
             if start <= offset < start + nbytes:
                 allocation.sync[cell].published.clear()
-                self.machine.word_changed(allocation, cell)
+                self.waiters.word_changed(allocation, cell)

@@ -12,10 +12,10 @@ and weft's own primitives.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
-from greenlet import greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 
 from weft.base.errors import (
     EndlessLoopError,
@@ -27,30 +27,34 @@ from weft.base.errors import (
 )
 from weft.base.settings import Settings
 from weft.base.vocabulary import Order, SignalOp
+from weft.emulator.device import Device
 from weft.emulator.plain_access import Killed
 from weft.emulator.protocols import Waiting
 from weft.emulator.transfers import Transfers
 from weft.emulator.transitions import Awaited
 from weft.emulator.words import ORDERS, SCOPES, behind, wrap_add
-
-if TYPE_CHECKING:
-    from weft.emulator.machine import Machine
-    from weft.emulator.streams import KernelWork
+from weft.emulator.works import KernelWork
 
 
 class Program(Transfers):
     """The `rt` of generated code; see the module's words."""
 
-    def __init__(self, machine: Machine, work: KernelWork, pid: tuple[int, int, int]) -> None:
-        super().__init__(machine, work, pid)
+    def __init__(
+        self, device: Device, work: KernelWork, pid: tuple[int, int, int], *,
+        reached: Callable[[int], None], ended: Callable[[Program], None],
+    ) -> None:  # fmt: skip
+        """`reached(mark)` is called where it comes by one, `ended(self)` at its end."""
+        super().__init__(device, work, pid)
         self.pid = tuple(np.int32(i) for i in pid)
         self.grid = work.grid_values
         self.program = pid
         self.looked = 0  # how often at the clock
-        self.coroutine = greenlet(self._run, machine.hub)
+        self._mark_reached = reached
+        self._ended = ended
+        self.coroutine = greenlet(self._run, self.scheduler.hub)
 
     def _run(self) -> None:
-        for watch in self.machine.watches:
+        for watch in self.watches:
             watch.began(self)
         try:
             self.work.kernel.function(self, *self.work.args)
@@ -58,17 +62,26 @@ class Program(Transfers):
             pass
         except OutOfBoundsError as error:
             # An index that went wrong before it became an access: generated code raises.
-            self.machine.findings.failure(
+            self.findings.failure(
                 self, OutOfBoundsError, "out of bounds", error.message, error.place,
                 "check the index, and widen it before it is multiplied: i.to(tl.int64) * stride",
             )  # fmt: skip
+        self.leave()
+        self._ended(self)
+
+    def leave(self) -> None:
+        """The program ends: what it has left for others, and what it leaves undone."""
         self.leave_packets()
         self.leave_transfers()
-        self.machine.program_ended(self)
 
     def step(self) -> None:
         self.waiting = None
         self.coroutine.switch()
+
+    def kill(self) -> None:
+        """End it where it is suspended, without another step."""
+        self.coroutine.parent = getcurrent()
+        self.coroutine.throw(GreenletExit)
 
     # ------------------------------------------------------------------------------------------
     # What wl's primitives become
@@ -86,7 +99,7 @@ class Program(Transfers):
 
     def _translate(self, args, static, dtype, shape, loc, far_allowed=False):
         ptr, table, peer = args
-        heap = self.machine.heap_of(int(table))
+        heap = self.device.heap_of(int(table))
         peer = int(peer)
         if not 0 <= peer < heap.num_ranks:
             self.fail(
@@ -131,7 +144,7 @@ class Program(Transfers):
         if operation == SignalOp.SET.value:
 
             def change(old):  # looked at when it is set, not when somebody may yet come first
-                self.machine.findings.check_set(self, allocation, index, kind, value, loc)
+                self.findings.check_set(self, allocation, index, kind, value, loc)
                 return value
 
             self._atomic(
@@ -191,20 +204,20 @@ class Program(Transfers):
                     allocation.address + index * kind.itemsize, kind.itemsize
                 ), self.locations[loc], int(at_least), int(view[index]),
             )  # fmt: skip
-            self.machine.set_aside(self)
+            self.set_aside()
         self.blocked = None
-        if self.machine.checks:
+        if self.checks:
             segment = self.segment(loc, scope)
             access = Awaited(self, allocation, loc, np.array([cell]), segment)
             self._touch_scalar(allocation, index, kind.itemsize, access)
-        for watch in self.machine.watches:  # before it learns: what did it know without the wait?
+        for watch in self.watches:  # before it learns: what did it know without the wait?
             watch.passed(
                 self, allocation, cell, int(at_least), int(view[index]), self.locations[loc],
                 scope if order.acquires else None,
             )  # fmt: skip
         word = allocation.sync_word(cell)
-        if self.machine.sight is not None:
-            _, word = self.machine.sight.seen(
+        if self.sight is not None:
+            _, word = self.sight.seen(
                 self, allocation, cell, view[index], word, lambda v: not behind(v, at_least, kind)
             )
         if order.acquires:
@@ -247,7 +260,7 @@ class Program(Transfers):
         return np.int32(0)
 
     def _reached(self, args, static, dtype, shape, loc):
-        self.machine.rewrite.reached(int(static[0]))
+        self._mark_reached(int(static[0]))
         return np.int32(0)
 
     def _clock_ns(self, args, static, dtype, shape, loc):

@@ -12,23 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from weft.base.errors import UsageError
 from weft.base.place import Place
 from weft.base.user_place import user_place
+from weft.emulator.actors import Actor
+from weft.emulator.context import Kept, MakeWork, RankContext
+from weft.emulator.device import Stream, Work
 from weft.emulator.spans import address_of, span_of
-from weft.emulator.streams import Event, EventRecord, EventWait, Stream, Work
 from weft.emulator.torch_costs import charge
-
-if TYPE_CHECKING:
-    from weft.emulator.context import RankContext
-
-MakeWork = Callable[[], Work]
-# The tensors that a piece of work keeps alive, asked for when the work is made.
-Kept = Callable[[], Any]
+from weft.emulator.works import Event, EventRecord, EventWait
 
 
 @dataclass
@@ -40,7 +36,7 @@ class _Branch:
 
 
 class Recording:
-    """The frozen work of one pair of brackets. Made by `RankContext.record`."""
+    """The frozen work of one pair of brackets."""
 
     def __init__(self, context: RankContext) -> None:
         self.context = context
@@ -129,10 +125,9 @@ class Recording:
             raise UsageError("replay() before the recording has ended", place=user_place())
         if context.recording is not None:
             raise UsageError("replay() within a recording", place=user_place())
-        machine, rank = context.machine, context.rank
         streams = {
             # The other branches of a graph run on streams of its own.
-            name: machine.stream(rank, f"{name} of recording {self.number}")
+            name: context.device.stream(context.rank, f"{name} of recording {self.number}")
             for name in self.branches
         }
         streams[self.root] = context.stream
@@ -149,7 +144,7 @@ class Recording:
 
 
 class LaunchRecording(Recording):
-    """What one call queues, for calls to come. Made by `RankContext.record_launches`.
+    """What one call queues, for calls to come. Made by `record_launches`.
 
     A replay is a call of its own: its findings name that call's lines, not those of the call that
     was recorded.
@@ -159,7 +154,7 @@ class LaunchRecording(Recording):
     is_current = True
 
     def keeping(self, tensors: Sequence[torch.Tensor]) -> Kept:
-        memory = self.context.machine.memory
+        memory = self.context.memory
         names: dict[int, str] = {}
         for tensor in tensors:
             known = memory.find(address := address_of(tensor))
@@ -176,6 +171,15 @@ class LaunchRecording(Recording):
     def replay(self) -> None:
         self._now = user_place()
         super().replay()
+
+
+def record_launches(context: RankContext, launch: Callable[[], None]) -> LaunchRecording | None:
+    """Record what `launch` queues; None where a timeline is drawn, by the program's streams."""
+    if context.time is not None:
+        return None
+    with LaunchRecording(context) as recording:
+        launch()
+    return recording
 
 
 def frozen_operation(
@@ -202,7 +206,7 @@ def frozen_operation(
         if context.checks:
             report_accesses(func, manner, args, kwargs, actor)
         again = func(*args, **kwargs)
-        if context.machine.time is not None:
+        if context.time is not None:
             charge(work, func, args, kwargs, again)
         if not manner.writes:
             for tensor, value in zip(outputs, _tensors_in(again), strict=True):
@@ -222,9 +226,9 @@ class TorchWork(Work):
         self.call = call
         self.keep = keep
 
-    def start(self, machine: Any) -> None:
+    def start(self) -> None:
         with torch.no_grad():
-            self.call(machine.actor(self, "torch"), self)
+            self.call(Actor.of_work(self, "torch"), self)
         self.stream.finished(self)
 
 

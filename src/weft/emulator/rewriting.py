@@ -8,19 +8,12 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from weft.base.report import Finding
 from weft.emulator.codegen import EmulatedKernel, compile_ttir, write_kernel
+from weft.emulator.device import Stream, Work
 from weft.emulator.ttir import Module
 from weft.emulator.ttir_parser import parse
-
-if TYPE_CHECKING:
-    from weft.emulator.streams import Stream, Work
-
-
-class NoEnd(Exception):
-    """A session took more steps than its rewrite allows."""
 
 
 class Rewrite:

@@ -49,7 +49,7 @@ def run_script(
         ranks, nodes, seed, num_sms, checks, collect=True,
         name=os.path.basename(path), local_root=folder, hardware=hardware, rewrite=rewrite,
         chooser=chooser, observers=observers,
-    ) as session, _import_path(folder), _spawning():  # fmt: skip
+    ) as session, _import_path(folder), _spawning(session.num_ranks):  # fmt: skip
         # A code for each rank: torch.compile keeps what it makes of a function with its code.
         mains = [
             _main_of(session, rank, path, _compile(path), args) for rank in range(session.num_ranks)
@@ -101,7 +101,7 @@ def _import_path(folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def _spawning() -> Iterator[None]:
+def _spawning(ranks: int) -> Iterator[None]:
     """`torch.multiprocessing.spawn` in a script: every rank is there already and runs its part."""
     own = torch.multiprocessing.spawn
 
@@ -109,7 +109,6 @@ def _spawning() -> Iterator[None]:
         context = current()
         if context is None:
             return own(fn, args, nprocs, join, *more, **options)
-        ranks = context.session.num_ranks
         if nprocs != ranks:
             raise UsageError(
                 f"the script spawns {nprocs} processes, but --ranks is {ranks}; run it "

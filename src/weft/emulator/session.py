@@ -46,6 +46,11 @@ def active() -> bool:
     return current() is not None
 
 
+def open_session() -> Session:
+    """The session whose ranks run."""
+    return _open[-1]
+
+
 class Session:
     """Emulated ranks. Made by `emulated`; `report` holds what was found so far.
 
@@ -68,13 +73,12 @@ class Session:
             chooser=chooser, observers=observers, rewrite=rewrite,
         )  # fmt: skip
         self.isolation = Isolation(topology, seed=seed, local_root=local_root)
-        self.machine.on_switch = self.isolation.switch
-        self.meetings = Meetings(self.machine)
-        self.distributed = Distributed(self.machine, ranks, self.meetings)
-        self.heap_ranges: list[range] = []
+        self.machine.hosts.on_switch = self.isolation.switch
+        self.meetings = Meetings(self.machine.hosts)
+        self.distributed = Distributed(ranks, self.meetings)
         self.shared: dict[Any, Any] = {}
         self.closing: list[tuple[Any, Callable[[], None]]] = []
-        self.contexts = [RankContext(self, rank) for rank in range(ranks)]
+        self.contexts = [RankContext(self.machine, rank) for rank in range(ranks)]
         self.groups = [RankGroups() for _ in range(ranks)]
         self.results: list[Any] = []
         self.errors: dict[int, BaseException] = {}
@@ -114,9 +118,8 @@ class Session:
         """Run one function per rank; see `run`. Without `raising` errors stay in `errors`."""
         machine = self.machine
         past = self._common_past()
-        machine._rank_in_front = -1
         hosts = [
-            machine.add_host(rank, lambda rank=rank, main=main: self._on_rank(rank, main))
+            machine.hosts.add(rank, lambda rank=rank, main=main: self._on_rank(rank, main))
             for rank, main in enumerate(mains)
         ]
         for host in hosts:
@@ -148,12 +151,11 @@ class Session:
     def _common_past(self) -> Clock:
         """All that has happened in earlier runs: whatever follows is ordered after it."""
         clock = Clock()
-        for rank, host in self.machine.hosts.items():
-            clock.join(self.machine.host_publish(rank))
+        for host in self.machine.hosts:
+            clock.join(self.machine.hosts.publish(host.rank))
             clock.join(host.clock)
-        for rank in range(self.num_ranks):
-            for stream in self.machine.streams(rank):
-                clock.join(stream.clock)
+        for stream in self.machine.device.all_streams.values():
+            clock.join(stream.clock)
         return clock
 
     def _raise_first(self, before: int) -> None:

@@ -15,14 +15,18 @@ only as good as the schedule.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from weft.base.hardware import Hardware
 from weft.base.schedule import Signal, Span
+from weft.emulator.device import Device, Work
 from weft.emulator.memory import Allocation
+from weft.emulator.observation import Watch
 from weft.emulator.occupancy import Calendar, Need, earliest_for_all, take_all
-from weft.emulator.streams import (
+from weft.emulator.timeline import Timeline
+from weft.emulator.words import WORD, behind
+from weft.emulator.works import (
     BarrierWork,
     CopyWork,
     EventRecord,
@@ -30,13 +34,7 @@ from weft.emulator.streams import (
     KernelWork,
     TokenWork,
     WordCopyWork,
-    Work,
 )
-from weft.emulator.timeline import Timeline
-from weft.emulator.words import WORD, behind
-
-if TYPE_CHECKING:
-    from weft.emulator.machine import Machine
 
 
 class Sender(NamedTuple):
@@ -84,13 +82,14 @@ class WordTimes:
         return max((change[0] for change in self.changes), default=0.0)
 
 
-class SimulatedTime:
-    """The times of everything in one machine; the machine calls it only where there is one."""
+class SimulatedTime(Watch):
+    """The times of everything in one machine, which tells it of the works of streams."""
 
-    def __init__(self, hardware: Hardware, machine: Machine) -> None:
+    def __init__(self, hardware: Hardware, device: Device) -> None:
         self.hardware = hardware
-        self.machine = machine
-        ranks = range(machine.num_ranks)
+        self.device = device
+        self.memory = device.checker.memory
+        ranks = range(device.num_ranks)
         self.hosts = [0.0 for _ in ranks]
         self.streams: dict[int, float] = defaultdict(float)
         self.engines = [[Calendar() for _ in range(hardware.copies)] for _ in ranks]
@@ -113,7 +112,7 @@ class SimulatedTime:
 
     def timeline(self) -> Timeline:
         return Timeline(
-            self.machine.num_ranks, self.spans, self.compute, self.transfers, self.signals
+            self.device.num_ranks, self.spans, self.compute, self.transfers, self.signals
         )
 
     def span(
@@ -131,7 +130,7 @@ class SimulatedTime:
     # Links and signals
 
     def is_far(self, first: int, second: int) -> bool:
-        return self.machine.node_of(first) != self.machine.node_of(second)
+        return self.device.node_of(first) != self.device.node_of(second)
 
     def latency(self, source: int, to: int) -> float:
         """From a rank's signal until another one can see it."""
@@ -161,7 +160,11 @@ class SimulatedTime:
     def queued(self, work: Work) -> None:
         work.queued_us = self.hosts[work.rank]
 
-    def begins(self, work: Work) -> None:
+    def began(self, who: Any) -> None:
+        """A work begins; programs keep their time themselves."""
+        if not isinstance(who, Work):
+            return
+        work = who
         work.begin_us = max(self.streams[work.stream.number], work.queued_us)
         if isinstance(work, KernelWork):
             work.begin_us += self.hardware.launch_us
@@ -169,8 +172,12 @@ class SimulatedTime:
         elif isinstance(work, BarrierWork):
             self.barriers[work.key].append(work.begin_us)
 
-    def finished(self, work: Work) -> None:
-        """The end of `work`, which is where its stream goes on."""
+    def ended(self, who: Any) -> None:
+        """The end of a work is where its stream goes on."""
+        if isinstance(who, Work):
+            self._finished(who)
+
+    def _finished(self, work: Work) -> None:
         end, lane = work.begin_us, f"stream {work.stream.name}"
         if isinstance(work, KernelWork):
             end = max(work.end_us, work.begin_us + self._through_memory(work))
@@ -225,17 +232,17 @@ class SimulatedTime:
 
     def _word_copied(self, work: WordCopyWork) -> float:
         to = self._rank_at(work.dst, work.rank)
-        allocation = self.machine.memory.find(work.dst)
+        allocation = self.memory.find(work.dst)
         name = "signal" if allocation is None else f"signal {allocation.word_name(work.dst, 8)}"
         _, end, lane = self._engine(work, 8, self._rank_at(work.src, work.rank), to, name)
         if allocation is not None:
             word = self.word(allocation, work.dst - allocation.address)
             by = Sender(work.rank, lane, end)
-            word.changed(work.before, self.word_at(work.dst), end, True, by)
+            word.changed(work.before, work.value, end, True, by)
         return end
 
     def _taken(self, work: TokenWork) -> float:
-        allocation, lane = self.machine.memory.find(work.word), f"stream {work.stream.name}"
+        allocation, lane = self.memory.find(work.word), f"stream {work.stream.name}"
         if allocation is None:
             return work.begin_us
         word = self.word(allocation, work.word - allocation.address)
@@ -244,8 +251,7 @@ class SimulatedTime:
         name = allocation.word_name(work.word, WORD.itemsize)
         self.span(work.rank, lane, f"wait {name}", work.begin_us, end, "wait")
         self.signal(name, by, work.rank, lane, end)
-        one, zero = WORD.type(1), WORD.type(0)
-        word.changed(one, zero, end, True, Sender(work.rank, lane, end))
+        word.changed(1, 0, end, True, Sender(work.rank, lane, end))
         return end
 
     def _engine(
@@ -273,15 +279,8 @@ class SimulatedTime:
         self.span(rank, lane, name, start, end, kind, source if kind == "copy" else -1)
         return start, end, lane
 
-    def word_at(self, address: int) -> Any:
-        """The word that is there now; 0 in memory that nobody tracks."""
-        allocation = self.machine.memory.find(address)
-        if allocation is None:
-            return WORD.type(0)
-        return allocation.view(WORD)[(address - allocation.address) // 8].copy()
-
     def _rank_at(self, address: int, otherwise: int) -> int:
-        allocation = self.machine.memory.find(address)
+        allocation = self.memory.find(address)
         return otherwise if allocation is None else allocation.rank
 
     def host_knows_stream(self, rank: int, number: int) -> None:
@@ -309,7 +308,7 @@ class SimulatedTime:
         idle = [(time, -i) for i, time in enumerate(places) if time is not None and time <= ready]
         if idle:
             number = -max(idle)[1]
-        elif len(places) < self.machine.num_sms:
+        elif len(places) < self.device.num_sms:
             places.append(0.0)
             number = len(places) - 1
         else:
@@ -318,14 +317,9 @@ class SimulatedTime:
         places[number] = None
         return number, start
 
-    def program_ended(self, program: Any) -> None:
-        program.settle_time()
-        self.places[program.rank][program.place_number] = program.now
-        work = program.work
-        work.end_us = max(work.end_us, program.now)
-        which = ", ".join(str(i) for i in program.program)
-        name = f"{work.kernel.name}[{which}]"
-        self.span(program.rank, program.lane, name, program.start_us, program.now, "program")
+    def leave(self, rank: int, number: int, end: float) -> None:
+        """A program leaves its place."""
+        self.places[rank][number] = end
 
 
 def us(nbytes: float, gbps: float) -> float:

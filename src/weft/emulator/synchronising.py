@@ -13,11 +13,9 @@ from weft.emulator.clocks import Clock
 from weft.emulator.descriptors import DescriptorAccess
 from weft.emulator.protocols import Waiting
 from weft.emulator.transitions import Atomic
+from weft.emulator.waiters import SIGNALS_IN_A_TILE
 from weft.emulator.words import ORDERS, RMW, RMW_TILES, SCOPES
 from weft.language.triton_api import TRITON_VERSION
-
-# A tile of atomics on more words than these adds up data: nobody is told of each.
-SIGNALS_IN_A_TILE = 64
 
 # From this version on a release by tl.atomic_* completes the program's asynchronous stores.
 RELEASE_COMPLETES_STORES = TRITON_VERSION >= (3, 8)
@@ -38,12 +36,22 @@ class Synchronising(DescriptorAccess):
         What is `blocked` may be tried in vain all the same, unless the machine explores.
         """
         self._did_something |= coming != "add"  # to add again is to announce nothing new
-        machine = self.machine
-        if machine.explores:
+        scheduler = self.scheduler
+        if scheduler.explores:
             self.coming, self.blocked = coming, blocked
-        if machine.preempts():
-            machine.make_ready(self)
-            machine.hub.switch()
+        if scheduler.preempts():
+            scheduler.make_ready(self)
+            scheduler.hub.switch()
+
+    def set_aside(self) -> None:
+        """Let others run until the word that this program waits for changes."""
+        for watch in self.watches:
+            watch.waits(self, self.waiting)
+        self.waiters.add(self)
+        self.scheduler.hub.switch()
+
+    def wake(self) -> None:
+        self.scheduler.make_ready(self)
 
     def _atomic(self, allocation, index, dtype, loc, order, scope, change, *, how="update"):
         """One atomic access: `change(old)` is the new value. Returns the old one.
@@ -58,11 +66,11 @@ class Synchronising(DescriptorAccess):
         old = view[index]
         cell = index * (dtype.itemsize // allocation.cell_bytes)
         word = allocation.sync_word(cell)
-        if self.machine.sight is not None and how in ("load", "test"):
-            old, word = self.machine.sight.seen(self, allocation, cell, old, word)
+        if self.sight is not None and how in ("load", "test"):
+            old, word = self.sight.seen(self, allocation, cell, old, word)
         new = change(old)
         modifies = new != old or replaces
-        if self.machine.checks:
+        if self.checks:
             segment = self.segment(loc, scope)
             access = Atomic(self, allocation, loc, np.array([cell]), segment, bool(modifies))
             self._touch_scalar(allocation, index, dtype.itemsize, access)
@@ -76,14 +84,14 @@ class Synchronising(DescriptorAccess):
             word.release(self.rank, scope, self.publish())
         if modifies:
             view[index] = new
-            for watch in self.machine.watches:
+            for watch in self.watches:
                 watch.signalled(
                     self, allocation, cell, old.item(), new.item(), self.locations[loc], how,
                     scope if order.releases else None,
                 )  # fmt: skip
-            self.machine.word_changed(allocation, cell, self, loc)
+            self.waiters.word_changed(allocation, cell, self.locations[loc])
         else:
-            for watch in self.machine.watches:
+            for watch in self.watches:
                 watch.looked(
                     self, how, allocation, cell, old.item(), self.locations[loc],
                     scope if order.acquires else None, scope if order.releases else None,
@@ -103,7 +111,7 @@ class Synchronising(DescriptorAccess):
             None, value.item(),
         )  # fmt: skip
         self._last_poll = None
-        self.machine.set_aside(self)
+        self.set_aside()
 
     def atomic_rmw(self, op, sem, scope, ptr, value, mask, dtype, shape, loc):
         self.adds_floats = op == "fadd"
@@ -150,15 +158,15 @@ class Synchronising(DescriptorAccess):
         values = np.broadcast_to(value, shape)
         values = values if mask is None else values[np.broadcast_to(mask, shape)]
         cells = self._cells(allocation, index, dtype.itemsize)
-        if self.machine.checks:
+        if self.checks:
             segment = self.segment(loc, scope)
             access = Atomic(self, allocation, loc, cells, segment, True)
             self._touch_gathered(allocation, cells, access)
         self._meet(allocation, np.ravel(cells[..., 0] if cells.ndim > index.ndim else cells),
                    order, scope)  # fmt: skip
         view[index] = RMW_TILES[op](old, values)
-        self.machine.words_changed(allocation, np.ravel(cells).tolist(), self, loc)
-        if self.machine.watches and old.size <= SIGNALS_IN_A_TILE:
+        self.waiters.words_changed(allocation, np.ravel(cells).tolist(), self.locations[loc])
+        if self.watches and old.size <= SIGNALS_IN_A_TILE:
             first = cells[..., 0] if cells.ndim > index.ndim else cells
             words = zip(np.ravel(first).tolist(), np.ravel(old), np.ravel(view[index]))
             for cell, before, after in words:
@@ -170,7 +178,7 @@ class Synchronising(DescriptorAccess):
         return result
 
     def _tell(self, allocation, cell, before, after, order, scope, loc) -> None:
-        for watch in self.machine.watches:
+        for watch in self.watches:
             watch.signalled(
                 self, allocation, cell, before.item(), after.item(), self.locations[loc],
                 "update", scope if order.releases else None,
@@ -252,7 +260,7 @@ class Synchronising(DescriptorAccess):
             new = change(old, values[lane])
             result[lane] = old
             cell = index * (dtype.itemsize // allocation.cell_bytes)
-            if self.machine.checks:
+            if self.checks:
                 access = Atomic(self, allocation, loc, np.array([cell]), segment, True)
                 self._touch_scalar(allocation, index, dtype.itemsize, access)
             view[index] = new
@@ -267,8 +275,8 @@ class Synchronising(DescriptorAccess):
         for allocation, cell in words:
             if clock is not None:
                 allocation.sync_word(cell).release(self.rank, scope, clock.copy())
-            self.machine.word_changed(allocation, cell, self, loc)
-        if self.machine.watches and len(changes) <= SIGNALS_IN_A_TILE:
+            self.waiters.word_changed(allocation, cell, self.locations[loc])
+        if self.watches and len(changes) <= SIGNALS_IN_A_TILE:
             for change in changes:
                 self._tell(*change, order, scope, loc)
         return result

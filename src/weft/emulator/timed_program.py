@@ -16,12 +16,14 @@ import numpy as np
 
 from weft.emulator.affine import AffinePointers
 from weft.emulator.codegen import EmulatedKernel, write_kernel
+from weft.emulator.device import Device
 from weft.emulator.function_writer import FunctionWriter
 from weft.emulator.occupancy import earliest_for_all, take_all
 from weft.emulator.programs import Program
-from weft.emulator.simulated_time import Sender, us
+from weft.emulator.simulated_time import Sender, SimulatedTime, us
 from weft.emulator.ttir import Op
 from weft.emulator.ttir_parser import parse
+from weft.emulator.works import KernelWork
 from weft.language.symbols import base_symbol, with_trait
 
 # When a packet that nobody has sent was there, and by whom: before all else.
@@ -33,9 +35,9 @@ FLAGGED = with_trait("carries_flag")
 class TimedProgram(Program):
     """See the module's words; `now` is the program's time."""
 
-    def __init__(self, machine, work, pid) -> None:
-        super().__init__(machine, work, pid)
-        self.time = machine.time
+    def __init__(self, time: SimulatedTime, device: Device, work: KernelWork, *rest, **named):
+        super().__init__(device, work, *rest, **named)
+        self.time = time
         self.place_number, self.start_us = self.time.place(self.rank, work.begin_us)
         self.lane = f"sm {self.place_number}"
         self.now = self.start_us
@@ -128,6 +130,15 @@ class TimedProgram(Program):
         return Sender(self.rank, self.lane, self.now)
 
     # ---- where stretches end
+
+    def leave(self) -> None:
+        super().leave()
+        self.settle_time()
+        self.time.leave(self.rank, self.place_number, self.now)
+        self.work.end_us = max(self.work.end_us, self.now)
+        which = ", ".join(str(i) for i in self.program)
+        name = f"{self.work.kernel.name}[{which}]"
+        self.time.span(self.rank, self.lane, name, self.start_us, self.now, "program")
 
     def _atomic(self, allocation, index, dtype, loc, order, scope, change, *, how="update"):
         self.settle_time()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from weft.emulator.streams import Work
+from weft.emulator.device import Work
 
 
 def charge(work: Work, func: Any, args: tuple, kwargs: dict, result: Any) -> None:

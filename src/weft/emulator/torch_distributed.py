@@ -71,8 +71,7 @@ class _Worlds:
 class Distributed:
     """`torch.distributed` of one session: replaces torch's entry points while it is installed."""
 
-    def __init__(self, machine: Any, num_ranks: int, meetings: Meetings) -> None:
-        self.machine = machine
+    def __init__(self, num_ranks: int, meetings: Meetings) -> None:
         self.num_ranks = num_ranks
         self.meetings = meetings
         self.store = dist.HashStore()
@@ -131,7 +130,7 @@ class Distributed:
         if not self._is_rank():
             yield from self.own_rendezvous(url, rank, world_size, **options)
             return
-        here = self.machine.current_rank()
+        here = self.meetings.hosts.current().rank
         if rank not in (-1, here) or world_size not in (-1, self.num_ranks):
             raise UsageError(
                 f"init_process_group says rank {rank} of {world_size}, but this is rank {here} of "
@@ -147,7 +146,7 @@ class Distributed:
                 group_size, group_rank, ranks, backend, store, group_name, *rest, **named
             )
         world = self.worlds._world()
-        here = self.machine.current_rank()
+        here = self.meetings.hosts.current().rank
         if group_name in world.pg_names.values():
             raise UsageError(f"there is a process group {group_name!r} already; name it otherwise")
         tag = named.get("pg_tag") or ""

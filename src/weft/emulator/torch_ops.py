@@ -126,7 +126,7 @@ class TorchOperations(TorchDispatchMode):
     def __init__(self, context: RankContext) -> None:
         super().__init__()
         self.context = context
-        self.memory = context.machine.memory
+        self.memory = context.memory
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -188,7 +188,7 @@ class TorchOperations(TorchDispatchMode):
             if self.context.checks:
                 self.report_accesses(func, manner, args, kwargs, actor)
             result = func(*args, **kwargs)
-            if self.context.machine.time is not None:
+            if self.context.time is not None:
                 charge(self.context.stream.active, func, args, kwargs, result)
         self._forget_overwritten(manner, args, kwargs)
         return result

@@ -73,7 +73,7 @@ class Transfers(PacketAccess):
     def leave_transfers(self) -> None:
         """The program ends: nothing says when what it has not fenced will be over."""
         if self._unfenced is not None:
-            self.machine.findings.unfinished(self, self._unfenced)
+            self.findings.unfinished(self, self._unfenced)
 
     def _atomic(self, allocation, index, dtype, loc, order, scope, change, *, how="update"):
         fenced = self._fenced

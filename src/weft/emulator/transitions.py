@@ -23,7 +23,7 @@ class Access:
         """The callback for a transition out of history `number`."""
 
         def report(kind: str, earlier: int) -> None:
-            self.program.machine.findings.race(
+            self.program.findings.race(
                 self.program, self.allocation, self._where(number), self.what, kind, earlier,
                 self.program.locations[self.loc], self.segment,
                 self.program.shadow.histories[number].writer,
@@ -55,7 +55,7 @@ class Read(Access):
         if after is not None:
             return after
         if shadow.histories[number].is_unwritten:
-            program.machine.findings.uninitialised(
+            program.findings.uninitialised(
                 program, self.allocation, self._where(number), program.locations[self.loc]
             )
         return shadow.after_read(
@@ -87,10 +87,10 @@ class Atomic(Access):
         history = program.shadow.histories[number]
         if history.is_unwritten and not self.modifies:
             self._unwritten(number)
-        if history.reads is not None and program.machine.ledger is not None:
-            program.machine.ledger.was_read(self.allocation)
+        if history.reads is not None and program.ledger is not None:
+            program.ledger.was_read(self.allocation)
         if program.adds_floats and history.atomics is not None:
-            program.machine.findings.arrival(
+            program.findings.arrival(
                 program, self.allocation, self._where(number), history.atomics, self.loc
             )
         return program.shadow.after_atomic(
@@ -100,7 +100,7 @@ class Atomic(Access):
 
     def _unwritten(self, number: int) -> None:
         program = self.program
-        program.machine.findings.uninitialised(
+        program.findings.uninitialised(
             program, self.allocation, self._where(number), program.locations[self.loc]
         )
 
@@ -116,6 +116,6 @@ class Awaited(Atomic):
 
     def _unwritten(self, number: int) -> None:
         program = self.program
-        program.machine.findings.stale_signal(
+        program.findings.stale_signal(
             program, self.allocation, self._where(number), program.locations[self.loc]
         )

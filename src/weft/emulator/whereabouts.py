@@ -9,12 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from weft.base.user_place import place_of
-
-if TYPE_CHECKING:
-    from weft.emulator.machine import Machine
+from weft.emulator.scheduler import Scheduler
 
 # What takes longer than this is asked where it is.
 PATIENCE_S = 10.0
@@ -23,9 +21,9 @@ GENERATED = "<weft emulator:"
 
 
 class Run(NamedTuple):
-    """A machine that runs, since when, in which thread."""
+    """A machine's scheduler that runs, since when, in which thread."""
 
-    machine: Machine
+    scheduler: Scheduler
     began_s: float
     thread_id: int
 
@@ -35,22 +33,22 @@ RUNS: list[Run] = []
 
 
 @contextmanager
-def running(machine: Machine) -> Iterator[None]:
-    """While this is open the machine runs, in this thread; Ctrl-C says where it was."""
-    RUNS.append(Run(machine, time.monotonic(), threading.get_ident()))
+def running(scheduler: Scheduler) -> Iterator[None]:
+    """While this is open the scheduler runs, in this thread; Ctrl-C says where it was."""
+    RUNS.append(Run(scheduler, time.monotonic(), threading.get_ident()))
     try:
         yield
     except KeyboardInterrupt as error:
         if error.args:  # a host has said it
             raise
-        raise KeyboardInterrupt(whereabouts(machine, error.__traceback__)) from None
+        raise KeyboardInterrupt(whereabouts(scheduler, error.__traceback__)) from None
     finally:
         RUNS.pop()
 
 
-def whereabouts(machine: Machine, trace: TracebackType | None = None) -> str:
+def whereabouts(scheduler: Scheduler, trace: TracebackType | None = None) -> str:
     """Who has the turn, and the line that it is at; of `trace`, where it has unwound already."""
-    task = machine.running
+    task = scheduler.running
     if task is None:
         return "nobody has begun"
     if hasattr(task, "thread_id"):  # a host
@@ -104,7 +102,7 @@ class Watchman:
         while not over.wait(min(1.0, self.after_s / 4)):
             late = time.monotonic() - self.after_s
             # One in which nobody has begun is looked at again.
-            for run in [run for run in RUNS[-1:] if run.began_s < late and run.machine.running]:
-                where = whereabouts(run.machine)
+            for run in [run for run in RUNS[-1:] if run.began_s < late and run.scheduler.running]:
+                where = whereabouts(run.scheduler)
                 self.tell(f"running for {self.after_s:.0f} s: {where}; Ctrl-C ends it")
                 return

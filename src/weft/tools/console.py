@@ -86,7 +86,7 @@ def _sign_of_life(what: str, seconds: float) -> str:
     words += [f"{one.what} {one.done} of {one.total}" for one in _bars[-1:]]
     emulator = sys.modules.get("weft.emulator.whereabouts")
     for run in emulator.RUNS[-1:] if emulator else ():
-        words.append(emulator.whereabouts(run.machine))
+        words.append(emulator.whereabouts(run.scheduler))
     return "; ".join(words)
 
 

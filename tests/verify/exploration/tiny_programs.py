@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.base.place import Frame, Place
 from weft.emulator.machine import Machine
-from weft.emulator.streams import CopyWork, KernelWork, TokenWork
+from weft.emulator.works import CopyWork, KernelWork, TokenWork
 from weft.verify.exploration.execution import Execution
 from weft.verify.exploration.search import Bounds, Ran, Search, search
 
@@ -87,15 +87,15 @@ def subject_of(programs, *, num_sms=132, record=None, kernels=None, takes=()):
             first = 0
             for number, size in enumerate(kernels or [len(programs)]):
                 work = KernelWork(FakeKernel("tiny", kernel), (size, 1, 1), (first,))
-                machine.stream(0, f"stream {number}").enqueue(work)
+                machine.device.stream(0, f"stream {number}").enqueue(work)
                 first += size
             for word in takes:
-                machine.stream(0, "takes").enqueue(TokenWork(words + 8 * word))
+                machine.device.stream(0, "takes").enqueue(TokenWork(words + 8 * word))
             if takes:
                 cells = [(data + 4 * i, (1,), (4,), F32) for i in (1, 0)]
-                machine.stream(0, "takes").enqueue(CopyWork(*cells))
+                machine.device.stream(0, "takes").enqueue(CopyWork(*cells))
 
-        machine.add_host(0, main)
+        machine.hosts.add(0, main)
         report = machine.run()
         ends = memory[: 8 * WORDS].view(np.int64).tolist()
         outcome = (tuple(map(tuple, seen)), tuple(ends), report.deadlocks != [])

@@ -21,14 +21,15 @@ from weft.base.settings import Settings
 from weft.base.target import TARGETS, Target
 from weft.base.user_place import user_place
 from weft.emulator.context import RankContext, current
-from weft.emulator.machine import HeapView
+from weft.emulator.device import HeapView
+from weft.emulator.device import Stream as MachineStream
 from weft.emulator.process_group import EmulatedGroup
-from weft.emulator.recording import LaunchRecording, Recording
+from weft.emulator.recording import LaunchRecording, Recording, record_launches
+from weft.emulator.session import open_session
 from weft.emulator.spans import address_of, span_of
-from weft.emulator.streams import CopyWork, TokenWork, WordCopyWork
-from weft.emulator.streams import Stream as MachineStream
 from weft.emulator.torch_ops import GARBAGE_BYTE, NAN_BYTE
 from weft.emulator.variables import variable_at
+from weft.emulator.works import CopyWork, TokenWork, WordCopyWork
 from weft.language.wait_report import WaitReport
 from weft.runtime import registry
 from weft.runtime.backend import CALL_LOG_BYTES, Seats
@@ -40,7 +41,7 @@ UNTYPED_CELL_BYTES = 8
 def scope() -> Hashable:
     """Worlds are looked up by name per emulated rank."""
     context = _context()
-    return (id(context.session), context.rank)
+    return (id(context.machine), context.rank)
 
 
 def connect(
@@ -56,7 +57,7 @@ def connect(
     if not dist.is_initialized():
         dist.init_process_group("nccl")
     if group is None:
-        members: Sequence[int] = range(context.session.num_ranks)
+        members: Sequence[int] = range(context.device.num_ranks)
     elif isinstance(group, EmulatedGroup):
         members = group.members
     else:
@@ -134,8 +135,9 @@ class EmulatedBackend:
         self, context: RankContext, members: tuple[int, ...], name: str, asked: str
     ) -> None:
         self.context = context
-        self.session = context.session
+        self.session = open_session()
         self.machine = context.machine
+        self.memory = context.memory
         self.name = name
         self.asked = asked
         self.members = members
@@ -143,7 +145,7 @@ class EmulatedBackend:
         # them has another world of that name with others.
         numbers = context.belongings.setdefault("worlds of members", {})
         numbers[members] = self._number = numbers.get(members, 0) + 1
-        self.target: Target = replace(TARGETS["emu"], num_sms=self.machine.num_sms)
+        self.target: Target = replace(TARGETS["emu"], num_sms=self.machine.device.num_sms)
         places = [self.session.topology.seat(rank) for rank in members]
         self.seats = Seats(
             rank=members.index(context.rank),
@@ -166,7 +168,7 @@ class EmulatedBackend:
         self._nbytes = nbytes
         own = torch.from_numpy(self._bytes)
         base = address_of(own)
-        self.context.heap_ranges.append(range(base, base + nbytes))
+        self.machine.device.heap_ranges.append(range(base, base + nbytes))
         heaps = self.exchange(own, 0.0)
         self._bases = tuple(address_of(heap) for heap in heaps)
         return [heap if near else None for heap, near in zip(heaps, self._near(), strict=True)]
@@ -191,22 +193,22 @@ class EmulatedBackend:
         cell_bytes = tensor.element_size()
         if tensor.dtype is torch.uint8 and offset % UNTYPED_CELL_BYTES == 0:
             cell_bytes = UNTYPED_CELL_BYTES
-        self.machine.memory.register(
+        self.memory.register(
             address_of(tensor), nbytes, cell_bytes, self.context.rank,
             _variable(self.context, name), heap_offset=offset, heap=self.name, initialised=zero,
             shape=tuple(tensor.shape),
         )  # fmt: skip
 
     def release(self, tensor: torch.Tensor, offset: int) -> None:
-        known = self.machine.memory.find(address_of(tensor))
+        known = self.memory.find(address_of(tensor))
         if known is not None:
-            self.machine.memory.forget(known)
+            self.memory.forget(known)
 
     def local_words(self, values: Sequence[int], dtype: torch.dtype, name: str) -> torch.Tensor:
         words = torch.tensor(values, dtype=dtype)
         self.context.track(words, name)
         if name == "world_table":
-            self.machine.heaps[address_of(words)] = HeapView(
+            self.machine.device.heaps[address_of(words)] = HeapView(
                 self.seats.rank, self._bases, self._near(), self._nbytes
             )
         return words
@@ -251,7 +253,9 @@ class EmulatedBackend:
     def stream(self, name: str) -> RankStream:
         streams = self.context.belongings.setdefault("streams", {})
         if name not in streams:
-            streams[name] = RankStream(self.context, self.machine.stream(self.context.rank, name))
+            streams[name] = RankStream(
+                self.context, self.machine.device.stream(self.context.rank, name)
+            )
         return streams[name]
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
@@ -274,10 +278,10 @@ class EmulatedBackend:
         self.context.enqueue(lambda: TokenWork(address, place=place, keep=kept()))
 
     def record(self) -> Recording:
-        return self.context.record()
+        return Recording(self.context)
 
     def record_launches(self, launch: Callable[[], None]) -> LaunchRecording | None:
-        return self.context.record_launches(launch)
+        return record_launches(self.context, launch)
 
     def is_recording(self) -> bool:
         return self.context.recording is not None
@@ -289,7 +293,7 @@ class EmulatedBackend:
     def drain(self) -> None:
         if self._failed:
             return
-        for stream in self.machine.streams(self.context.rank):
+        for stream in self.machine.device.streams(self.context.rank):
             self.context.synchronize(stream)
 
     # ---- trouble
@@ -309,7 +313,7 @@ class EmulatedBackend:
         return self._bases[rank]
 
     def close(self) -> None:
-        memory, base = self.machine.memory, self._bases[self.seats.rank]
-        for known in memory:
+        base = self._bases[self.seats.rank]
+        for known in self.memory:
             if base <= known.address < base + self._nbytes:
-                memory.forget(known)
+                self.memory.forget(known)

@@ -12,7 +12,7 @@ from weft.emulator.hosts import HostTask
 from weft.emulator.memory import Allocation, SyncWord
 from weft.emulator.observation import Watch
 from weft.emulator.programs import Program
-from weft.emulator.streams import BarrierWork, EventRecord, EventWait, KernelWork, WordCopyWork
+from weft.emulator.works import BarrierWork, EventRecord, EventWait, KernelWork, WordCopyWork
 from weft.verify.exploration.partial_order import Trace
 from weft.verify.exploration.visibility import Visibility
 from weft.verify.exploration.words import Access, Process, WordKey
@@ -150,10 +150,10 @@ class Execution(Watch, Sight):
         if work.rank in self.tight:
             self.trace.access(Access(("room", work.rank), "update"))
             return
-        machine, rank = work.stream.machine, work.rank
+        device, rank = work.stream.device, work.rank
         self._starts[work.stream.number] = max(self._starts.get(work.stream.number, 0), work.total)
-        at_once = sum(self._starts.get(stream.number, 0) for stream in machine.streams(rank))
-        if at_once > machine.num_sms:
+        at_once = sum(self._starts.get(stream.number, 0) for stream in device.streams(rank))
+        if at_once > device.num_sms:
             self.crowded.add(rank)
 
     def signalled(self, by, allocation, cell, before, after, place, how, release) -> None:
@@ -214,7 +214,7 @@ def process_of(task: Any) -> Process:
     if isinstance(task, HostTask):
         return ("host", task.rank)
     stream = task.stream
-    return ("stream", stream.rank, stream.machine.streams(stream.rank).index(stream))
+    return ("stream", stream.rank, stream.device.streams(stream.rank).index(stream))
 
 
 def _urgency(task: Any) -> int | None:

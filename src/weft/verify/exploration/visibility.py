@@ -114,5 +114,5 @@ def _knows(by: Any, agent: int, clock: int) -> bool:
     """Is that past of `agent` ordered before what `by` does now?"""
     if agent == by.agent or by.clock.agents.get(agent, -1) >= clock:
         return True
-    agents = by.machine.agents
+    agents = by.agents
     return by.clock.streams.get(agents.stream[agent], -1) >= agents.position[agent]

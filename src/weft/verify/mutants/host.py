@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.emulator.streams import (
+from weft.emulator.device import Stream, Work
+from weft.emulator.works import (
     CopyWork,
     EventRecord,
     EventWait,
     KernelWork,
-    Stream,
     TokenWork,
     WordCopyWork,
-    Work,
 )
 from weft.verify.mutants.records import HOST, LAUNCH, Mutant, Site, lines_of
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 from weft.base.report import Finding
 from weft.emulator.codegen import EmulatedKernel
+from weft.emulator.device import Stream, Work
 from weft.emulator.rewriting import Rewrite, compile_module, parsed
-from weft.emulator.streams import Stream, Work
 from weft.emulator.ttir import Op
 from weft.emulator.ttir_parser import parse_statements
 from weft.verify.mutants import host, kernels

@@ -21,7 +21,8 @@ from pathlib import Path
 import weft.emulator
 from weft.base.errors import CompileError, UnsupportedError, UsageError, WeftError
 from weft.base.report import Report
-from weft.emulator.rewriting import NoEnd, Rewrite
+from weft.emulator.rewriting import Rewrite
+from weft.emulator.scheduler import NoEnd
 from weft.verify.mutants.notes import Note, notes_for
 from weft.verify.mutants.records import Mutant, Site
 from weft.verify.mutants.results import (
