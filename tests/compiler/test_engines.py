@@ -11,9 +11,10 @@ from operators import compiled, placed
 from weft.base.errors import ConfigError
 from weft.base.hardware import H200X4, Hardware
 from weft.base.target import parse_target
-from weft.compiler.cost import products, tasks
+from weft.compiler.cost import libraries, products, tasks
 from weft.compiler.cost.choose import carried_chunks, ways
-from weft.compiler.cost.products import Product, on_curve
+from weft.compiler.cost.libraries import on_curve
+from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.pipeline import overlap
 from weft.ir import device
@@ -253,7 +254,7 @@ def product(m: int, **changes) -> Product:
     lambda one: products.gathered_us(one, H200X4, "push"),
     lambda one: products.scattered_us(one, H200X4),
     lambda one: products.reduced_us(one, H200X4),
-    lambda one: products.library_product_us(one, H200X4),
+    lambda one: libraries.product_us(one, H200X4),
 ])  # fmt: skip
 def test_more_rows_take_longer(way):
     times = [way(product(m)) for m in (512, 1024, 2048, 4096, 8192)]
@@ -295,9 +296,9 @@ WAYS = {
     ),
     "tasks that move": lambda one, machine: tasks.move_us(one.m * one.n * one.k, machine)
     + tasks.signal_us(0, 0, machine) + tasks.signal_us(0, 1, machine),
-    "library": products.library_product_us,
+    "library": libraries.product_us,
     **{f"library's {kind}": lambda one, machine, kind=kind:
-       products.library_collective_us(one, machine, kind)
+       libraries.unfused_us(one, machine, kind)
        for kind in ("all_gather", "reduce_scatter", "all_reduce")},
 }  # fmt: skip
 

@@ -55,7 +55,9 @@ def test_an_operator_at_all_levels(op, capsys):
     assert found["device"].startswith(f"program({op}") and "launch(" in found["device"]
     assert "choice(" not in found["device"], "choices are told once"
     assert 100 < found["times"]["end_us"] < 2000
-    assert any(one["engine"] == "SMs" and one["busy_us"] > 100 for one in found["times"]["engines"])
+    assert any(
+        one["engine"] == "programs" and one["busy_us"] > 100 for one in found["times"]["engines"]
+    )
     (core,), (source,) = found["core"], found["source"]
     assert "template(gemm" in core
     names = {node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)}

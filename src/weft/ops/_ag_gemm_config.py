@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 from weft.base.errors import ConfigError
 from weft.base.hardware import H200X4
 from weft.base.target import Target
-from weft.compiler.cost import products
+from weft.compiler.cost import libraries, products
 from weft.compiler.cost.products import Product
 from weft.ops import _by_library, _lanes
 from weft.ops._ag_gemm_problem import BLOCKS, Problem
@@ -402,8 +402,7 @@ def _end_us(config: Config, problem: Problem, target: Target, way: Way | None = 
 def unfused_us(problem: Problem, is_recorded: bool) -> float:
     """NCCL, then cuBLAS: what their launches cost the host shows unless they are recorded."""
     product = Product(problem.m, problem.n, problem.k, problem.num_ranks, TILE)
-    end_us = products.library_product_us(product, H200X4)
-    end_us += products.library_collective_us(product, H200X4, "all_gather")
+    end_us = libraries.unfused_us(product, H200X4, "all_gather")
     return end_us if is_recorded else max(end_us, H200X4.library_host_us)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from weft.base.dtypes import DTYPES
 from weft.base.hardware import hardware_of
 from weft.base.target import Target
-from weft.compiler.cost import products
+from weft.compiler.cost import libraries, products
 from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts
 from weft.compiler.passes.tile import held_by, is_cut_whole, number
@@ -67,8 +67,7 @@ def ways(
     if facts.target.backend == "cuda" and 0 not in (shape.m, shape.n, shape.k):
         us = None
         if machine is not None:
-            us = products.library_product_us(shape, machine)
-            us += products.library_collective_us(shape, machine, collective.kind)
+            us = libraries.unfused_us(shape, machine, collective.kind)
         found.append(Way(LIBRARY, (), 0, us))
     return in_order(found)
 

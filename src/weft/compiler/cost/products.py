@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
 from math import ceil
 
-from weft.base.hardware import Curve, Hardware
+from weft.base.hardware import Hardware
 from weft.base.parts import full_part
 from weft.compiler.cost.rounds import Arrival, Rounds
 from weft.tiles import dealing, gemm_sm90
@@ -113,8 +112,8 @@ def gathered_us(
     feeders = min(feeders or programs, programs)
     arrived = _arrivals(product, machine, engine, chunks, staged, feeders)
     late = (0, 0.0) if engine in ENGINES else (feeders, arrived[-1][0])
-    end = _run(product, machine, programs, arrived, *late)
-    return end + _reread_us(product, machine) + machine.end_us
+    end = multiply_us(product, machine, programs, arrived, *late)
+    return end + reread_us(product, machine) + machine.end_us
 
 
 ENGINES = ("copy_engine", "copy_engine_put")
@@ -157,7 +156,7 @@ def _sent_us(product: Product, machine: Hardware, part_bytes: float, near_gbps: 
     return max(near_us, machine.far_us + far * part_bytes / machine.far_gbps / 1e3)
 
 
-def _run(
+def multiply_us(
     product: Product, machine: Hardware, programs: int, arrivals: Sequence[tuple[float, int]] = (),
     late: int = 0, late_us: float = 0.0,
 ) -> float:  # fmt: skip
@@ -189,7 +188,7 @@ def _memory_us(product: Product, machine: Hardware) -> float:
     return b_bytes * times / machine.memory_gbps / 1e3
 
 
-def _reread_us(product: Product, machine: Hardware) -> float:
+def reread_us(product: Product, machine: Hardware) -> float:
     """What products lose to readings of B for few rows each, if it does not stay in L2."""
     b_bytes, times = product.n * product.k * product.itemsize, 0.0
     if b_bytes <= machine.cached_bytes:
@@ -197,6 +196,12 @@ def _reread_us(product: Product, machine: Hardware) -> float:
     for many, rows in product.groups:
         times += many * max(0.0, 1 - rows * product.tile[0] / machine.many_rows)
     return b_bytes * times / machine.reread_gbps / 1e3
+
+
+def grouped_us(slots: int, n: int, k: int, experts: int, itemsize: int, machine: Hardware) -> float:
+    """A product by tables: of `slots` rows, or reading all experts' matrices if that is longer."""
+    flops_us = 2e-6 * slots * n * k / (machine.program_tflops * machine.num_sms)
+    return max(flops_us, experts * n * k * itemsize / machine.memory_gbps / 1e3)
 
 
 def leave_us(rows: int, columns: int, machine: Hardware, by_tma: bool = False) -> float:
@@ -211,7 +216,7 @@ def leave_us(rows: int, columns: int, machine: Hardware, by_tma: bool = False) -
     return whole * rows / 128 * columns / 128
 
 
-def _combine_us(product: Product, machine: Hardware, gbps: float) -> float:
+def combine_us(product: Product, machine: Hardware, gbps: float) -> float:
     """Other ranks' sums for own tiles, of which each program reads so much."""
     own_bytes = product.rows * product.n * product.itemsize * (product.num_ranks - 1)
     num_m, num_n = product.tiles
@@ -223,7 +228,7 @@ def scattered_us(product: Product, machine: Hardware, *, by_tma: bool = False) -
     num_m, num_n = product.tiles
     programs = machine.num_sms
     each = tile_us(product, machine)
-    alone = _run(product, machine, programs)
+    alone = multiply_us(product, machine, programs)
     if product.num_ranks > 1:
         held_us = leave_us(*product.tile[:2], machine, by_tma)
         leaving = (product.num_ranks - 1) / product.num_ranks * num_m * num_n
@@ -232,9 +237,9 @@ def scattered_us(product: Product, machine: Hardware, *, by_tma: bool = False) -
     # The last tiles for others leave when own ones begin, and are needed when those end.
     sent_us = _sent_us(product, machine, part_bytes, machine.push_gbps) + machine.signal_us
     own_us = num_m / product.num_ranks * num_n * each / programs
-    combine_us = _combine_us(product, machine, machine.combine_gbps)
+    added_us = combine_us(product, machine, machine.combine_gbps)
     exposed = max(0.0, sent_us - (alone - own_us), machine.signal_us)
-    return max(alone, alone - own_us + exposed) + combine_us + machine.end_us
+    return max(alone, alone - own_us + exposed) + added_us + machine.end_us
 
 
 # Of a part's columns, where engines carry them.
@@ -245,7 +250,7 @@ def carried_us(product: Product, machine: Hardware, chunks: int) -> float:
     """The product, whose other rows copy engines carry: part by part, each in chunks of columns;
     own ones last, which wait for the same chunk of the others."""
     ranks = product.num_ranks
-    alone = _run(product, machine, machine.num_sms)
+    alone = multiply_us(product, machine, machine.num_sms)
     chunk_us, each = alone / ranks / chunks, tile_us(product, machine)
     of_others = product.tiles[0] * product.tiles[1] * (ranks - 1) / ranks
     chunk_bytes = product.rows * product.n * product.itemsize / chunks
@@ -261,12 +266,12 @@ def carried_us(product: Product, machine: Hardware, chunks: int) -> float:
         arrived.append(at)
     is_wide = product.tile[1] > 128
     gbps = machine.wide_sums_gbps if is_wide else machine.sums_gbps
-    combine_us = _combine_us(product, machine, gbps)
+    added_us = combine_us(product, machine, gbps)
     end = alone * (ranks - 1) / ranks
     # A tile waits when it is multiplied, so a round of all programs is then behind them.
     ahead_us = each * (1 if is_wide else 2)
     for last in arrived[-chunks:]:
-        end = max(end + chunk_us, last + max(0.0, chunk_us - ahead_us)) + combine_us / chunks
+        end = max(end + chunk_us, last + max(0.0, chunk_us - ahead_us)) + added_us / chunks
     return end + machine.end_us
 
 
@@ -320,48 +325,3 @@ def few_rows_us(product: Product, machine: Hardware, by_packets: bool) -> float:
     us = machine.few_us if product.m <= FEWEST_ROWS else machine.few_wide_us
     of_peers = product.rows * (product.num_ranks - 1) * product.k * product.itemsize
     return weights / machine.few_gbps / 1e3 + of_peers / machine.packet_gbps / 1e3 + us
-
-
-# ---------------------------------------------------------------------------------------------
-# Libraries, one after the other
-
-
-def library_product_us(product: Product, machine: Hardware) -> float:
-    """cuBLAS."""
-    flops = 2 * product.m * product.n * product.k / machine.library_tflops
-    memory = product.n * product.k * product.itemsize * 1e3 / machine.library_gbps
-    return max(flops, memory) / 1e6 + machine.library_us
-
-
-def library_collective_us(product: Product, machine: Hardware, kind: str) -> float:
-    """The best library's collective of the product's rows: those of A, or of what it gives.
-
-    Over several nodes it is a ring through all ranks: what each of them is sent passes from node to
-    node too, by the ports of all of a node's ranks together.
-    """
-    if product.num_ranks == 1:
-        return 0.0
-    columns = product.k if kind == "all_gather" else product.n
-    part_bytes = product.rows * columns * product.itemsize
-    if kind == "all_gather":
-        # Read on four ranks, where three shards come.
-        near_us = on_curve(machine.gather, (product.num_ranks - 1) / 3 * part_bytes)
-    elif kind == "reduce_scatter":
-        near_us = on_curve(machine.scatter, part_bytes)
-    else:
-        near_us = on_curve(machine.reduce, product.m * columns * product.itemsize)
-    if product.num_nodes == 1:
-        return near_us
-    times = 2 if kind == "all_reduce" else 1
-    ring_bytes = times * part_bytes * (product.num_ranks - 1)
-    far_us = ring_bytes / (product.ranks_of_node * machine.far_gbps) / 1e3
-    return max(near_us, far_us) + times * (product.num_nodes - 1) * machine.far_us
-
-
-def on_curve(curve: Curve, num_bytes: float) -> float:
-    """Microseconds of `num_bytes`; beyond the last point at its rate."""
-    for (low, low_us), (high, high_us) in pairwise(curve):
-        if low <= num_bytes < high:
-            return low_us + (high_us - low_us) * (num_bytes - low) / (high - low)
-    last, last_us = curve[-1]
-    return last_us * num_bytes / last

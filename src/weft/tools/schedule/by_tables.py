@@ -3,7 +3,6 @@ every other's tokens as of its own."""
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 from weft.ir.device import Launch
@@ -26,20 +25,3 @@ def mapped(cut: Cut, step: Launch) -> dict[str, Any]:
             "text": f"{text}weighted rows stored in {step.pushes[0]} of ranks lo … hi, told by "
                     f"their {word}; a rank waits for all ranks' words of tiles with its tokens"
             }  # fmt: skip
-
-
-def product_us(cut: Cut, rank: int, step: Launch) -> float:
-    """All tiles' products, or reading all experts' matrices where that takes longer."""
-    product = next(do for do in step.body if do.kind == "grouped_matmul")
-    _, weights, table = product.operands
-    m, top_k, _ = cut.extents(table, rank)
-    experts, k, n = cut.extents(weights, rank)
-    machine = cut.machine
-    flops_us = 2e-6 * m * top_k * n * k / (machine.program_tflops * machine.num_sms)
-    nbytes = experts * n * k * cut.itemsize(weights)
-    return max(flops_us, nbytes / (machine.memory_gbps * 1e3))
-
-
-def share_bytes(cut: Cut, step: Launch) -> float:
-    """What one rank sends another: a row for each choice of its tokens."""
-    return prod(cut.extents(step.pushes[0], 0)[1:]) * cut.itemsize(step.pushes[0])

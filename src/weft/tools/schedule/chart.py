@@ -22,6 +22,8 @@ MAX_BARS = 40_000
 MAX_STEPS = 1_500
 
 SMS, LINKS = "SMs", "transfers of SMs"
+# A kernel's programs together, where a plan is predicted.
+PROGRAMS = "programs"
 # What an SM is counted as, by the kind of what it does; the innermost span counts.
 STATES = ("work", "program", "wait")
 # Of these it is shown whose data they are about.
@@ -79,8 +81,9 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Totals:
-    """One rank's times in microseconds; `sms` is how many it uses, `work` and `wait` are theirs
-    added up; `hidden` is which part of the data's time on its way something was computed."""
+    """One rank's times in microseconds; `sms` is how many SMs have a row, or 1 where a kernel's
+    programs have one together; `work` and `wait` are theirs added up; `hidden` is which part of the
+    data's time on its way something was computed."""
 
     rank: int
     end_us: float
@@ -300,7 +303,8 @@ def _totals(spans: Sequence[Span]) -> Iterable[Totals]:
         by_kind: dict[str, list[Span]] = defaultdict(list)
         for span in own:
             by_kind[span.kind].append(span)
-        sms = {s.lane for kind in STATES for s in by_kind[kind] if s.lane.startswith("sm ")}
+        sms = {s.lane for kind in STATES for s in by_kind[kind]
+               if s.lane.startswith("sm ") or s.lane == PROGRAMS}  # fmt: skip
         work = [s for s in by_kind["work"] if s.lane in sms]
         computed = union([(s.start_us, s.end_us) for s in [*work, *by_kind["torch"]]])
         moved = union([(s.start_us, s.end_us) for s in [*by_kind["copy"], *by_kind["transfer"]]])

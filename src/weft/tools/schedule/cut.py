@@ -17,8 +17,7 @@ from weft.base.parts import part_of
 from weft.compiler.passes.allocate import extent_of
 from weft.ir.device import Buffer, Channel, Launch, Part, Plan
 from weft.language.mapping import as_python
-from weft.tiles import dealing, gemm_sm90, hierarchy, swizzle
-from weft.tiles.blocking import Blocking
+from weft.tiles import hierarchy, swizzle
 
 GROUP_M = 8
 
@@ -32,15 +31,6 @@ class Tile(NamedTuple):
     i_n: int
     rows: int
     words: tuple[tuple[int, int], ...]  # (source, chunk) of rows that must arrive first
-
-
-class Unit(NamedTuple):
-    """A tile, or of one that several programs share the steps first .. end - 1 of `whole`."""
-
-    tile: Tile
-    first: int
-    end: int
-    whole: int
 
 
 class Cut:
@@ -108,26 +98,6 @@ class Cut:
 
     # ---- tiles
 
-    def dealt(self, rank: int, step: Launch) -> list[list[Unit]]:
-        """Each program's work, in its order; one program at least."""
-        tiles = self.tiles(rank, step)
-        most = {"tiles": max(1, len(tiles)), "one": 1}.get(
-            step.programs, max(1, self.machine.num_sms - step.spare)
-        )
-        split = max(1, step.split_k)
-        if step.template != "gemm" or split > 1 or not tiles or step.programs != "resident":
-            units = [Unit(tile, part, part + 1, split) for part in range(split) for tile in tiles]
-            return [units[p::most] for p in range(min(most, max(1, len(units))))]
-        n, k = self.extents_of(rank, step)[1], self.k_of(rank, step)
-        num_n = ceil(n / step.tile[1])
-        blocking = Blocking(*step.tile, gemm_sm90.NUM_WARPS, 1)
-        dealt = dealing.deal(len(tiles) // num_n * step.tile[0], n, k, blocking, most)
-        return [
-            [Unit(tiles[of.tile], of.begin, of.end, dealt.num_k)
-             for of in dealing.units(p, dealt, most)]
-            for p in range(most)
-        ]  # fmt: skip
-
     def tiles(self, rank: int, step: Launch) -> list[Tile]:
         """In the kernel's order."""
         key = (rank, step.kernel)
@@ -136,18 +106,25 @@ class Cut:
         return self.cut[key]
 
     def cut_tiles(self, rank: int, step: Launch) -> list[Tile]:
-        awaited = [self.channels[name] for name in step.awaits]
-        gathers = [one for one in awaited if one.buffer in step.reads and one.own]
         m, n = self.extents_of(rank, step)
-        own = [one for one in (*awaited, *map(self.channels.get, step.announces)) if one]
         tile_m, tile_n = step.tile[0], step.tile[1]
         num_n = ceil(n / tile_n) if n else 0
-        if gathers:
-            return self.gathered(rank, step, gathers[0], m, num_n)
-        if any(one.cuts == "part" for one in own):
-            return self.scattered(rank, step, tile_m, num_n, own[0])
+        if gathers := self.gathered_by(step):
+            return self.gathered(rank, step, gathers, m, num_n)
+        if parts := self.parts_of(step):
+            return self.scattered(rank, step, tile_m, num_n, parts[0])
         rows = range(ceil(m / tile_m))
         return [Tile(f"tile {i}, {j}", rank, i, j, tile_m, ()) for i in rows for j in range(num_n)]
+
+    def gathered_by(self, step: Launch) -> Channel | None:
+        """What says that rows have come which the kernel reads."""
+        awaited = (self.channels[name] for name in step.awaits)
+        return next((one for one in awaited if one.buffer in step.reads and one.own), None)
+
+    def parts_of(self, step: Launch) -> list[Channel]:
+        """A kernel's channels, where its tiles are those of each rank's part."""
+        own = [self.channels[name] for name in (*step.awaits, *step.announces)]
+        return own if any(one.cuts == "part" for one in own) else []
 
     def extents_of(self, rank: int, step: Launch) -> tuple[int, int]:
         """Rows and columns that a kernel's tiles cut: of its product, or of what it writes."""

@@ -18,7 +18,7 @@ _HERE = Path(__file__).parent
 COLOURS = 8
 
 # Each rank's totals, as words.
-HEAD = ("rank", "ends at", "SMs", "SMs work", "SMs wait", "data moves", "hidden")
+HEAD = ("rank", "ends at", "SM rows", "SMs work", "SMs wait", "data moves", "hidden")
 
 # What the legend calls a kind where its word alone says too little.
 NAMES = {"signal": "signal’s word", "transfer": "SMs’ transfer"}

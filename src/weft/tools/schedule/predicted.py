@@ -7,7 +7,7 @@ compiler's model (`Hardware`), so what is compared are plans with each other.
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
@@ -16,8 +16,17 @@ from typing import Any
 from weft.base.counts import counted
 from weft.base.errors import UsageError
 from weft.base.hardware import Hardware
+from weft.base.parts import full_part
 from weft.base.schedule import Signal, Span
-from weft.compiler.cost.products import leave_us, on_curve, tile_cost
+from weft.compiler.cost import libraries
+from weft.compiler.cost.products import (
+    Product,
+    grouped_us,
+    leave_us,
+    multiply_us,
+    reread_us,
+    tile_us,
+)
 from weft.ir.device import (
     After,
     Call,
@@ -30,8 +39,8 @@ from weft.ir.device import (
     Take,
     Wait,
 )
-from weft.tools.schedule import by_tables
-from weft.tools.schedule.cut import Cut, Tile, Unit
+from weft.tools.schedule.chart import LINKS, PROGRAMS
+from weft.tools.schedule.cut import GROUP_M, Cut
 from weft.tools.schedule.events import Events, News
 
 # Rows of the tiles that stage the edges of a rank's part.
@@ -40,7 +49,6 @@ COLLECTIVES = (
     "all_gather", "reduce_scatter", "all_reduce", "moe_route", "ep_dispatch", "ep_combine",
 )  # fmt: skip
 ATTENTION = ("attention", "ag_attention")
-LINKS, PROGRAMS = "transfers of SMs", "programs"
 # A part of a process: what it yields and is sent is the process's, it gives the time of its end.
 Steps = Generator[Any, Any, float]
 
@@ -84,9 +92,6 @@ class Played(Cut):
         self.events = Events()
         self.spans: list[Span] = []
         self.signals: list[Signal] = []
-        self.parts: dict[tuple[int, int], dict[tuple[int, int], list[int]]] = {}
-        # Of chunks that engines carry, how many tiles are still to be stored, by kernel and rank.
-        self.to_store: dict[tuple[str, int], Counter[tuple[int, int]]] = {}
         # When a rank's link to its domain is free, and the one to others.
         self.link_free = [[0.0, 0.0] for _ in range(num_ranks)]
         self.engine_free = [0.0] * num_ranks
@@ -120,7 +125,7 @@ class Played(Cut):
             elif isinstance(step, Call):
                 now = yield from self.call(rank, lane, now, step, index)
             elif isinstance(step, Launch):
-                now = yield from self.launch(rank, lane, now, step, index)
+                now = yield from self.launch(rank, lane, now, step)
             else:
                 raise UsageError(f"{self.plan.name}: what {type(step).__name__} costs is not known")
             self.events.tell(("step", rank, index), now, (rank, lane, now))
@@ -136,11 +141,15 @@ class Played(Cut):
         if not keys:
             return now
         then, news = yield keys
+        self.waited(rank, lane, now, then, news, what)
+        return then
+
+    def waited(self, rank: int, lane: str, now: float, then: float, news: Any, what: str) -> None:
+        """Draw a wait that is over, and the signal that ended it."""
         if isinstance(news, News):
             self.span(rank, lane, f"wait {what}", now, then, "wait")
             if news.sender[:2] != (rank, lane):
                 self.signals.append(Signal(what, *news.sender, rank, lane, news.at_us))
-        return then
 
     def notify(self, rank: int, lane: str, now: float, step: Notify, index: int) -> Steps:
         """A kernel of one program; the first one on a stream of copies is their gate, too."""
@@ -225,19 +234,15 @@ class Played(Cut):
             keys = tuple(("call", index, peer) for peer in self.peers(rank))
             now = yield from self.wait(rank, lane, now, keys, "for all ranks")
             shard = step.writes if step.function == "reduce_scatter" else step.reads
-            curve = {"all_gather": machine.gather, "reduce_scatter": machine.scatter}.get(
-                step.function, machine.reduce
-            )
             nbytes = prod(self.extents(shard[0], 0)) * self.itemsize(shard[0])
-            took = on_curve(curve, nbytes) if self.num_ranks > 1 else 0.0
-            kind = "transfer"
+            took, kind = self.collective_us(step.function, nbytes), "transfer"
         elif step.function == "matmul":
             m, n = self.extents(out, rank)
             k = self.extents(step.reads[0], rank)[-1]
-            took = max(2e-6 * m * n * k / machine.library_tflops, us(moved, machine.library_gbps))
-            took, kind = took + machine.library_us, "torch"
+            product = Product(m, n, k, 1, (1, 1, 1), self.itemsize(out))
+            took, kind = libraries.product_us(product, machine), "torch"
         elif step.function in ATTENTION:
-            took, kind = self.attention_us(rank, step) + machine.library_us, "torch"
+            took, kind = self.attention_us(rank, step), "torch"
         else:
             took, kind = machine.library_us + us(moved, machine.memory_gbps), "torch"
         self.span(rank, lane, step.function, now, now + took, kind)
@@ -252,22 +257,32 @@ class Played(Cut):
         is_split = isinstance(self.buffers[step.reads[0]].sizes[0], Part)
         first = sum(parts[:rank]) if is_split else 0
         keys = first + own / 2 if step.causal else sum(parts) if is_split else own
-        took = 4e-6 * own * keys * columns / self.machine.library_tflops
+        took = libraries.attention_us(own, keys, columns, self.machine)
         if step.function == "ag_attention" and self.num_ranks > 1:
             kinds = step.reads[1:]
             nbytes = sum(prod(self.extents(name, 0)) * self.itemsize(name) for name in kinds)
-            took = max(took, on_curve(self.machine.gather, nbytes))
+            took = max(took, self.collective_us("all_gather", nbytes) + self.machine.library_us)
         return took
+
+    def collective_us(self, function: str, nbytes: float) -> float:
+        """A library's; of sums of all rows `nbytes` are those of all, else a rank's part."""
+        is_parted = function in ("all_gather", "reduce_scatter")
+        parts = (nbytes, nbytes * self.num_ranks)
+        if not is_parted:
+            parts = (nbytes / self.num_ranks, nbytes)
+        num_nodes = len(set(self.node_of))
+        kind = function if is_parted else "all_reduce"
+        return libraries.collective_us(kind, *parts, self.num_ranks, num_nodes, self.machine)
 
     # ---- kernels
 
-    def launch(self, rank: int, lane: str, now: float, step: Launch, index: int) -> Steps:
+    def launch(self, rank: int, lane: str, now: float, step: Launch) -> Steps:
         start, end = now + self.machine.push_us, 0.0
         if step.template == "move":
             end = self.move(rank, start, step)
             then, _ = yield end
         elif step.template in ("gemm", "rows"):
-            then = yield from self.programs(rank, start, step, index)
+            then = yield from self.programs(rank, start, step)
         elif step.template == "grouped":
             then = yield from self.grouped(rank, start, step)
         else:
@@ -282,7 +297,15 @@ class Played(Cut):
         """A product by tables: a rank's tokens after the other's."""
         (channel,) = step.announces
         is_fed = any(do.kind == "all_gather" for do in step.body)
-        each = by_tables.product_us(self, rank, step) / self.num_ranks
+        product = next(do for do in step.body if do.kind == "grouped_matmul")
+        _, weights, table = product.operands
+        m, top_k, _ = self.extents(table, rank)
+        experts, k, n = self.extents(weights, rank)
+        sizes = (m * top_k, n, k, experts, self.itemsize(weights))
+        each = grouped_us(*sizes, self.machine) / self.num_ranks
+        # What one rank sends another: a row for each choice of its tokens.
+        share = step.pushes[0] if step.pushes else ""
+        share_bytes = prod(self.extents(share, 0)[1:]) * self.itemsize(share) if share else 0
         if is_fed:
             nbytes = prod(self.extents(step.reads[0], rank)) * self.itemsize(step.reads[0])
             for peer in reversed(self.peers(rank)):
@@ -293,18 +316,14 @@ class Played(Cut):
             if is_fed and other != rank:
                 now = yield from self.wait(rank, PROGRAMS, now, ((channel, rank, other),), channel)
             name = f"products of rank {other}'s tokens"
-            self.span(rank, PROGRAMS, name, now, now + each, "work", other)
-            now, _ = yield now + each
+            now = yield from self.work(rank, name, now, each, other)
             if not is_fed and other != rank:
-                left = self.push(rank, other, by_tables.share_bytes(self, step), now)
-                self.tell_word((channel, other, rank), left, rank, PROGRAMS)
+                self.send(rank, other, share_bytes, now, now, channel)
         if not is_fed:
             keys = tuple((channel, rank, peer) for peer in self.peers(rank))
             now = yield from self.wait(rank, PROGRAMS, now, keys, channel)
-            nbytes = by_tables.share_bytes(self, step) * self.num_ranks
-            end = now + nbytes / (self.machine.memory_gbps * 1e3)
-            self.span(rank, PROGRAMS, "sums of own tokens", now, end, "work", rank)
-            now, _ = yield end
+            took = us(share_bytes * self.num_ranks, self.machine.memory_gbps)
+            now = yield from self.work(rank, "sums of own tokens", now, took, rank)
         return now + self.machine.end_us
 
     def move(self, rank: int, start: float, step: Launch) -> float:
@@ -340,130 +359,189 @@ class Played(Cut):
         way = self.machine.far_us if is_far else self.machine.signal_us
         self.events.tell(key, sent + way, (rank, lane, sent))
 
-    def programs(self, rank: int, start: float, step: Launch, index: int) -> Steps:
-        """All programs of one launch; it ends when the last one does."""
-        dealt = self.dealt(rank, step)
-        for p, units in enumerate(dealt):
-            self.events.start(start, self.program(rank, p, start, step, index, units))
-        then, _ = yield tuple(("program", rank, index, p) for p in range(len(dealt)))
-        return then + self.machine.end_us
+    def programs(self, rank: int, start: float, step: Launch) -> Steps:
+        """All programs of one launch, part by part of its tiles; it ends when the last one does."""
+        if gathered := self.gathered_by(step):
+            end = yield from self.gather(rank, start, step, gathered)
+        elif self.parts_of(step):
+            end = yield from self.scatter(rank, start, step, self.parts_of(step)[0])
+        else:
+            end = yield from self.multiply(rank, start, step)
+        return end + self.machine.end_us
 
-    def program(
-        self, rank: int, p: int, now: float, step: Launch, index: int, units: list[Unit]
-    ) -> Iterator[Any]:
-        """One program: its tiles in turn, then what comes back from others."""
-        lane, begun = f"sm {p}", now
-        back = []
-        for tile, first, end, whole in units:
-            keys = tuple((name, rank, *word) for name in step.awaits for word in tile.words)
-            now = yield from self.wait(rank, lane, now, keys, ", ".join(step.awaits))
-            took = self.tile_us(rank, step, tile) * (end - first) / whole
-            is_shared = end - first < whole
-            took += self.machine.share_us if is_shared else 0.0
-            name = f"part of {tile.name}" if is_shared else tile.name
-            self.span(rank, lane, name, now, now + took, "work", tile.owner)
-            now, _ = yield now + took
-            if is_shared:
-                self.events.tell(("part", rank, index, tile[2:4], end), now, (rank, lane, now))
-                if end < whole:
-                    continue
-                # Whoever has the last part makes the sum; the parts end where the others' begin.
-                ends = self.ends_of(rank, step, index)[tile[2:4]]
-                keys = tuple(("part", rank, index, tile[2:4], one) for one in ends if one < whole)
-                now = yield from self.wait(rank, lane, now, keys, "parts of the sum")
-            now = yield from self.emit(rank, lane, now, step, tile)
-            if len(step.pushes) > 1 and tile.owner == rank:
-                back.append(tile)
-        now = yield from self.collect(rank, p, lane, now, step, index)
-        self.span(rank, lane, f"{step.kernel}[{p}]", begun, now, "program")
-        self.events.tell(("program", rank, index, p), now, (rank, lane, now))
+    def programs_of(self, rank: int, step: Launch) -> int:
+        """How many run at once."""
+        there = max(1, self.machine.num_sms - step.spare)
+        if step.programs == "one":
+            return 1
+        tiles = len(self.tiles(rank, step)) if step.programs == "tiles" else there
+        return max(1, min(tiles, there))
 
-    def ends_of(self, rank: int, step: Launch, index: int) -> dict[tuple[int, int], list[int]]:
-        """Where the parts of each tile end, of its steps over k."""
-        found = self.parts.get((rank, index))
-        if found is None:
-            found = self.parts[rank, index] = {}
-            for unit in [one for units in self.dealt(rank, step) for one in units]:
-                found.setdefault((unit.tile.i_m, unit.tile.i_n), []).append(unit.end)
-        return found
+    def product(self, rank: int, step: Launch) -> Product:
+        """The launch's, as the cost model knows it."""
+        m, n = self.extents_of(rank, step)
+        k = self.k_of(rank, step)
+        rows = max(1, full_part(m, self.num_ranks))
+        return Product(
+            m, n, k, self.num_ranks, (step.tile[0], step.tile[1], step.tile[2]),
+            self.itemsize(step.writes[0]), max(1, min(GROUP_M, rows // step.tile[0])),
+        )  # fmt: skip
 
-    def tile_us(self, rank: int, step: Launch, tile: Tile) -> float:
-        rows, columns = tile.rows, step.tile[1]
+    def alone_us(self, rank: int, step: Launch) -> float:
+        """All tiles, if nobody waits for anything."""
+        m, n = self.extents_of(rank, step)
+        if not m or not n:
+            return 0.0
         if step.template == "rows":
             moved = sum(self.row_bytes(name) for name in (*step.reads[:2], *step.writes))
-            return us(moved * rows, self.machine.memory_gbps / self.machine.num_sms)
-        k = self.k_of(rank, step)
-        slower = tile_cost(rows, columns, self.machine)
-        took = 2e-6 * rows * columns * k / self.machine.program_tflops * slower
-        # Stores to peers hold up the next product.
-        return took + (leave_us(rows, columns, self.machine) if step.pushes else 0.0)
+            return us(m * moved, self.machine.memory_gbps)
+        product, programs = self.product(rank, step), self.programs_of(rank, step)
+        if step.split_k <= 1:
+            return multiply_us(product, self.machine, programs)
+        units = product.tiles[0] * product.tiles[1] * step.split_k
+        return ceil(units / programs) * tile_us(product, self.machine) / step.split_k
 
-    def emit(self, rank: int, lane: str, now: float, step: Launch, tile: Tile) -> Steps:
-        """What becomes of a tile: stored, sent to its owner, or summed with the others' of it."""
-        if tokens := self.tokens_of(step):
-            return (yield from self.keep(rank, lane, now, step, tile, tokens))
+    def multiply(self, rank: int, start: float, step: Launch) -> Steps:
+        """All tiles at once; where they are summed over ranks, each rank is sent all of them."""
+        m, n = self.extents_of(rank, step)
+        name = counted(m, "row")
+        now = yield from self.work(rank, name, start, self.alone_us(rank, step), rank)
         if not step.pushes:
             return now
+        nbytes = m * n * self.itemsize(step.pushes[0])
         sums = self.channels[step.announces[0]]
-        nbytes = tile.rows * step.tile[1] * self.itemsize(step.pushes[0])
-        is_for_all = sums.cuts == "each"
-        for peer in self.peers(rank) if is_for_all else [tile.owner]:
-            if peer != rank:
-                left = self.push(rank, peer, nbytes * (2 if sums.by == "packet" else 1), now)
-                self.tell_word((sums.name, peer, rank, *tile[2:4]), left, rank, lane)
-        if not is_for_all and tile.owner != rank:
-            return now
-        keys = tuple((sums.name, rank, peer, *tile[2:4]) for peer in self.peers(rank))
-        now = yield from self.wait(rank, lane, now, keys, sums.name)
-        end = now + us(nbytes * (self.num_ranks - 1), self.machine.combine_gbps)
-        self.span(rank, lane, f"sum of {tile.name}", now, end, "work", rank)
-        now, _ = yield end
-        for name in step.announces[1:]:  # the sum goes to all
-            for peer in self.peers(rank):
-                together = 1 + len(self.channels[name].along)
-                left = self.push(rank, peer, nbytes * together, now)
-                self.tell_word((name, peer, rank, *tile[2:4]), left, rank, lane)
+        for peer in self.peers(rank):
+            self.send(rank, peer, nbytes * (2 if sums.by == "packet" else 1), start, now, sums.name)
+        return (yield from self.add_up(rank, now, sums.name, nbytes, self.machine.combine_gbps))
+
+    def gather(self, rank: int, start: float, step: Launch, channel: Channel) -> Steps:
+        """Own rows first, which need not arrive; those of each other rank when they have."""
+        product, programs = self.product(rank, step), self.programs_of(rank, step)
+        if not product.m:
+            return start
+        parts = self.arriving(rank, step, channel)
+        ends = [*[row // step.tile[0] for _, _, row in parts[1:]], product.tiles[0]]
+        arrivals, now = [], start
+        for (source, chunk, row), end_row in zip(parts, ends):
+            arrived = start
+            if source != rank:
+                keys = tuple((name, rank, source, chunk) for name in step.awaits)
+                then, news = yield keys
+                self.waited(rank, PROGRAMS, now, then, news, ", ".join(step.awaits))
+                arrived, now = news.at_us, then
+            first = row // step.tile[0]
+            arrivals.append((max(start, arrived), first))
+            tiles = (end_row - first) * product.tiles[1]
+            name = f"{counted(tiles, 'tile')} of rank {source}'s rows"
+            took = tiles * tile_us(product, self.machine) / programs
+            if (source, chunk, row) == parts[-1]:
+                end = multiply_us(product, self.machine, programs, arrivals)
+                took = max(took, end + reread_us(product, self.machine) - now)
+            now = yield from self.work(rank, name, now, took, source)
         return now
 
-    def keep(
-        self, rank: int, lane: str, now: float, step: Launch, tile: Tile, tokens: Channel
+    def arriving(self, rank: int, step: Launch, channel: Channel) -> list[tuple[int, int, int]]:
+        """(source, chunk, first row in the kernel's order), own rows first."""
+        order = [rank, *self.peers(rank)]
+        if step.order == "hierarchical_gather":
+            order = [at.i_m for at in self.by_node(rank, step, self.num_ranks)]
+        chunks, row = self.number(channel.chunks), 0
+        chunk_rows = max(1, ceil(self.rows_of(channel, 0) / chunks))
+        found = []
+        for source in order:
+            rows = self.rows_of(channel, source)
+            for chunk in range(chunks if source != rank else 1):
+                if chunk * chunk_rows < rows:
+                    found.append((source, chunk, row + chunk * chunk_rows))
+            row += rows
+        return found
+
+    def scatter(self, rank: int, start: float, step: Launch, channel: Channel) -> Steps:
+        """Other ranks' parts first, which leave as they are made; the own one last, to which is
+        added what has come of it."""
+        owners = [*self.peers(rank), rank]
+        if step.order == "hierarchical_scatter":
+            owners = [at.i_m for at in self.by_node(rank, step, self.num_ranks)]
+        machine, tokens = self.machine, self.tokens_of(step)
+        m, n = self.extents_of(rank, step)
+        chunks = self.column_chunks(channel) if tokens else 1
+        row_us = self.alone_us(rank, step) / max(1, m)
+        leave_row_us, first_us = 0.0, 0.0
+        if step.pushes and step.template == "gemm":
+            product = self.product(rank, step)
+            held_us = leave_us(*step.tile[:2], machine) * product.tiles[1] / step.tile[0]
+            leave_row_us, first_us = held_us / self.programs_of(rank, step), machine.sums_us
+        row_bytes = n * self.itemsize(step.writes[0]) / chunks
+        now = start
+        for owner, chunk in itertools.product(owners, range(chunks)):
+            rows = self.rows_of(channel, owner)
+            is_away = owner != rank
+            took = rows * (row_us / chunks + leave_row_us * is_away)
+            if is_away and rows and first_us:
+                took, first_us = took + first_us, 0.0
+            part = f", chunk {chunk}" if chunks > 1 else ""
+            name, begun = f"{counted(rows, 'row')} of rank {owner}'s part{part}", now
+            now = yield from self.work(rank, name, now, took, owner)
+            if is_away and tokens and rows:
+                key = (tokens.name, rank, owner, chunk)
+                self.events.tell(key, now + machine.gate_us, (rank, PROGRAMS, now))
+            elif is_away and not tokens:
+                sums = self.channels[step.announces[0]]
+                nbytes = rows * row_bytes * (2 if sums.by == "packet" else 1)
+                self.send(rank, owner, nbytes, begun, now, sums.name)
+            elif not is_away and rows:
+                now = yield from self.add_own(rank, begun, now, step, chunk, rows * row_bytes)
+        return (yield from self.collect(rank, now, step))
+
+    def add_own(
+        self, rank: int, begun: float, now: float, step: Launch, chunk: int, nbytes: float
     ) -> Steps:
-        """Another rank's tile stays here, the last one of a chunk sets its token; own ones wait for
-        the same chunk of the others."""
-        each = self.tiles_of_chunk(step, tokens)
-        chunk = tile.i_n // each
-        if tile.owner != rank:
-            if (left := self.to_store.get((step.kernel, rank))) is None:
-                left = Counter((one.owner, one.i_n // each) for one in self.tiles(rank, step))
-                self.to_store[step.kernel, rank] = left
-            left[tile.owner, chunk] -= 1
-            if not left[tile.owner, chunk]:
-                key = (tokens.name, rank, tile.owner, chunk)
-                self.events.tell(key, now + self.machine.gate_us, (rank, lane, now))
-            return now
-        (sums,) = step.awaits
-        keys = tuple((sums, rank, peer, chunk) for peer in self.peers(rank))
-        now = yield from self.wait(rank, lane, now, keys, sums)
+        """To own tiles what other ranks have of them; then the sums go where others need them."""
         machine = self.machine
-        gbps = machine.wide_sums_gbps if step.tile[1] > 128 else machine.sums_gbps
-        nbytes = tile.rows * step.tile[1] * self.itemsize(step.writes[0]) * (self.num_ranks - 1)
-        self.span(rank, lane, f"sum of {tile.name}", now, now + us(nbytes, gbps), "work", rank)
-        now, _ = yield now + us(nbytes, gbps)
+        if self.tokens_of(step):
+            gbps = machine.wide_sums_gbps if step.tile[1] > 128 else machine.sums_gbps
+            return (yield from self.add_up(rank, now, step.awaits[0], nbytes, gbps, chunk))
+        sums = step.announces[0]
+        now = yield from self.add_up(rank, now, sums, nbytes, machine.combine_gbps)
+        for name in step.announces[1:]:
+            together = 1 + len(self.channels[name].along)
+            for peer in self.peers(rank):
+                self.send(rank, peer, nbytes * together, begun, now, name)
         return now
 
-    def collect(self, rank: int, p: int, lane: str, now: float, step: Launch, index: int) -> Steps:
-        """Where sums go to all: other owners' come back, and each program takes its share."""
+    def collect(self, rank: int, now: float, step: Launch) -> Steps:
+        """Where sums go to all: those that other ranks have made come back."""
         for name in step.announces[1:]:
-            foreign = [tile for tile in self.tiles(rank, step) if tile.owner != rank]
-            there = max(1, self.machine.num_sms - step.spare)
-            for tile in foreign[p::there]:
-                key = (name, rank, tile.owner, *tile[2:4])
-                now = yield from self.wait(rank, lane, now, (key,), name)
-                nbytes = tile.rows * step.tile[1] * self.itemsize(step.writes[0])
-                end = now + us(nbytes, self.machine.combine_gbps)
-                self.span(rank, lane, f"{tile.name} comes back", now, end, "work", tile.owner)
-                now, _ = yield end
+            for peer in self.peers(rank):
+                rows = self.rows_of(self.parts_of(step)[0], peer)
+                if rows:
+                    now = yield from self.wait(rank, PROGRAMS, now, ((name, rank, peer),), name)
+                    nbytes = rows * self.row_bytes(step.writes[0])
+                    took = us(nbytes, self.machine.combine_gbps * self.machine.num_sms)
+                    title = f"{counted(rows, 'row')} of rank {peer} come back"
+                    now = yield from self.work(rank, title, now, took, peer)
         return now
+
+    def add_up(
+        self, rank: int, now: float, name: str, nbytes: float, gbps: float, *chunk: int
+    ) -> Steps:
+        """Wait for what all other ranks have sent, and add it."""
+        keys = tuple((name, rank, peer, *chunk) for peer in self.peers(rank))
+        now = yield from self.wait(rank, PROGRAMS, now, keys, name)
+        took = us(nbytes * (self.num_ranks - 1), gbps * self.machine.num_sms)
+        return (yield from self.work(rank, "sums of own rows", now, took, rank))
+
+    def work(self, rank: int, name: str, now: float, took: float, about: int) -> Steps:
+        self.span(rank, PROGRAMS, name, now, now + took, "work", about)
+        then, _ = yield now + took
+        return then
+
+    def send(
+        self, rank: int, peer: int, nbytes: float, begun: float, made: float, name: str
+    ) -> None:
+        """Tiles leave while they are made, behind what the link carries; then their word."""
+        left = max(made, self.push(rank, peer, nbytes, begun))
+        self.tell_word((name, peer, rank), left, rank, PROGRAMS)
 
 
 def us(nbytes: float, gbps: float) -> float:
