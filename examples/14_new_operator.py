@@ -16,7 +16,7 @@ import triton.language as tl
 
 import weft
 import weft.language as wl
-from weft.tiles import gemm, swizzle
+from weft.tiles import fragments, gemm, swizzle
 
 ROWS, N, K, TILE, PROGRAMS, CALLS = 40, 48, 32, 16, 2, 3  # 40 rows a rank: a tile ends short
 
@@ -35,10 +35,8 @@ class Handed(NamedTuple):
 
 
 @triton.jit
-def cells(at, tile, rank, args):
-    """Where a tile of `rank` lies among all rows, and which of its elements there are."""
-    i = at.i_m * tile.m + tl.arange(0, tile.m)
-    j = at.i_n * tile.n + tl.arange(0, tile.n)
+def elements(i, j, rank, args):
+    """Where rows i and columns j of `rank` lie among all rows, and which of them there are."""
     inside = (i < args.rows)[:, None] & (j < args.n)[None, :]
     return (rank * args.rows + i)[:, None] * args.n + j[None, :], inside
 
@@ -50,14 +48,15 @@ def word_of(at, rank, args):
 
 
 @triton.jit
-def emit(at, value, tile, args):
+def emit(at, cells, fragment, args):
     """A tile -> every rank, data alone."""
     rank = wl.rank(args.world)
-    offset, inside = cells(at, tile, rank, args)
+    i, j = cells.row + fragments.index(fragment, 0), cells.column + fragments.index(fragment, 1)
+    offset, inside = elements(i, j, rank, args)
     for step in range(wl.num_ranks(args.world)):
         to = (rank + step) % wl.num_ranks(args.world)
         # weft: equivalent-mutant peer+1 of at: every rank gets the same, in another order
-        wl.put(args.world, args.gathered + offset, value, to=to, mask=inside)
+        wl.put(args.world, args.gathered + offset, fragment, to=to, mask=inside)
 
 
 @triton.jit
@@ -87,7 +86,8 @@ def gemm_ag(a, b, out, gathered, tile_ready, slot, shape, tile, world):
         at = swizzle.grouped(i % (num_m * num_n), num_m, num_n, (num_m,))
         args = Handed(gathered, tile_ready, e, m, n, num_m, num_n, world)
         wl.wait(word_of(at, rank, args), e, world=world)  # pairs with announce
-        offset, inside = cells(at, tile, rank, args)
+        i, j = at.i_m * tile.m + tl.arange(0, tile.m), at.i_n * tile.n + tl.arange(0, tile.n)
+        offset, inside = elements(i, j, rank, args)
         tl.store(out + offset, tl.load(gathered + offset, mask=inside), mask=inside)
     wl.slot_finish(world, slot, e, num)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import py_compile
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,6 +137,16 @@ def test_source_is_golden(name):
     )
 
 
+@pytest.mark.parametrize("name", PLANS)
+def test_hooks_have_one_source_for_both_templates(name):
+    """In Gluon there is the kernel itself, and no function that it hands over."""
+    text = source.text(kernel_of(name))
+    functions = re.findall(r"^@gluon.jit\ndef (\w+)", text, re.MULTILINE)
+    assert functions in ([], [f"{kernel_of(name).name}_sm90"])
+    hooks = re.findall(r"^def (\w+)", text, re.MULTILINE)
+    assert len(hooks) == len(set(hooks))
+
+
 @pytest.mark.parametrize("name", ["ag_gemm_pull", "gemm_rs", "gemm_rs_carried", "mlp"])
 @pytest.mark.parametrize(
     ("twin", "target", "given"),
@@ -189,7 +200,7 @@ def _order_args(rank, split, group_m, tile_m, world):
 Order     tiles of the next nodes' ranks first, then those of this node's, own ones last, when
             others' sums are there
     hook(order, hierarchical_scatter, (parts,))
-from weft.tiles import gemm, hierarchy, weave
+from weft.tiles import gemm, hierarchy, hooks
     order_args = hierarchy.to_scatter(world, rank, parts)
         hierarchy.scattered, order_args,
         at = hierarchy.scattered(i, num_m, parts.num_n, order_args)
@@ -230,7 +241,7 @@ def test_lines_of_signals_name_the_users_line():
     placed = tuple(replace(one, place=here) for one in kernel.statements)
     lines = source.text(replace(kernel, statements=placed)).splitlines()
     told = [line for line in lines if line.lstrip().startswith(("wl.wait", "wl.notify", "slots."))]
-    assert len(told) == 8 and all(line.endswith("# mlp.py:12") for line in told)
+    assert len(told) == 6 and all(line.endswith("# mlp.py:12") for line in told)
 
 
 def test_a_file_that_somebody_edited_is_written_again(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import torch
 
 from weft.base.parts import full_part
 from weft.ops import _product_launch
-from weft.tiles import weave
+from weft.tiles.hooks import scatter
 
 
 class Sized:
@@ -35,7 +35,7 @@ def described(rank: int, *shape: int, m: int = 21) -> list[tuple[int, int]]:
     arrays = [torch.empty(shape, dtype=torch.bfloat16) for _ in range(4)]
     parts = _product_launch.parts_of(Sized(m), full_part(m, 4), 4, (128, 64), True, 8, 3, 8)
     found = _product_launch.describe_peers(World(rank, arrays), arrays[rank], parts, (16, 64))
-    assert len(found) == weave.MOST_PEERS
+    assert len(found) == scatter.MOST_PEERS
     owners = [
         next(i for i, one in enumerate(arrays) if _holds(one, rows.base.data_ptr()))
         for rows in found

@@ -16,7 +16,7 @@ from weft.base.dtypes import parse_dtype, tolerance
 from weft.base.records import KernelRecord
 from weft.base.target import TARGETS, Target
 from weft.language import triton_api
-from weft.tiles import blocking, gemm, swizzle
+from weft.tiles import blocking, fragments, gemm, swizzle
 
 
 @triton.jit
@@ -30,10 +30,9 @@ def plain_gemm(a, b, c, shape, tile, group_m: tl.constexpr):
 
 
 @triton.jit
-def add_tile(at, value, tile, args):
+def add_tile(at, cells, value, args):
     """What another rank would have summed. args: (fp32 [m, n], shape)"""
-    i = at.i_m * tile.m + tl.arange(0, tile.m)
-    j = at.i_n * tile.n + tl.arange(0, tile.n)
+    i, j = cells.row + fragments.index(value, 0), cells.column + fragments.index(value, 1)
     shape = args[1]
     mask = (i < shape.m)[:, None] & (j < shape.n)[None, :]
     return value + tl.load(args[0] + i[:, None] * shape.n + j[None, :], mask=mask, other=0.0)

@@ -73,13 +73,13 @@ def scaled_gemm_sm90(a, b, c, partials, summed, e, scale_a, scale_b, a_row, a_k,
                      per_block: gl.constexpr):  # fmt: skip
     order: gl.constexpr = swizzle.grouped
     ready: gl.constexpr = gemm.ready_always
-    emit: gl.constexpr = gemm_sm90.emit_store
+    emit: gl.constexpr = gemm.emit_store
     scales: gl.constexpr = gemm.scales_of
     gemm_sm90.gemm(
         a, b, c, shape, gl.cdiv(shape.m, tile_m), gl.program_id(0), gl.num_programs(0),
         gemm_sm90.Shared(partials, summed, e, None),
         tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), True,
-        order, (8,), ready, gemm.Always(a, shape.m), emit, gemm_sm90.Stored(c),
+        order, (8,), ready, gemm.Always(a, shape.m), emit, gemm.Stored(c, shape),
         scales=scales, per_block=per_block,
         scales_args=gemm.Scaled(scale_a, scale_b, shape, a_row, a_k, b_column, b_k, block_n),
     )  # fmt: skip

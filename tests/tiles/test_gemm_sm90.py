@@ -6,6 +6,8 @@ import re
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
 from triton.experimental import gluon
@@ -18,7 +20,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
 from weft.language import triton_api
 from weft.language.world_arg import WorldArg, language_version
-from weft.tiles import dealing, gemm, gemm_sm90, sums_sm90, swizzle
+from weft.tiles import dealing, fragments, gemm, gemm_sm90, swizzle
 from weft.tiles.blocking import Blocking
 from weft.verify import compiled
 
@@ -36,23 +38,25 @@ def plain_gemm(a, b, c, partials, summed, e, shape, early, early_parts, tile_m: 
                b_is_nk: gl.constexpr):  # fmt: skip
     order: gl.constexpr = swizzle.grouped
     ready: gl.constexpr = gemm.ready_always
-    emit: gl.constexpr = gemm_sm90.emit_store
+    emit: gl.constexpr = gemm.emit_store
     gemm_sm90.gemm(
         a, b, c, shape, gl.cdiv(shape.m, tile_m), gl.program_id(0), gl.num_programs(0),
         gemm_sm90.Shared(partials, summed, e, None),
         tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
-        order, (8,), ready, gemm.Always(a, shape.m), emit, gemm_sm90.Stored(c), early=early,
+        order, (8,), ready, gemm.Always(a, shape.m), emit, gemm.Stored(c, shape), early=early,
         early_parts=early_parts,
     )  # fmt: skip
 
 
-@gluon.jit
-def add_tile(at, row, column, value, args):
+@triton.jit
+def add_tile(at, cells, value, args):
     """What another rank would have summed. args: (fp32 [m, n], m, n); extents divide"""
-    return value + gl.load(sums_sm90.places(args[0] + row * args[2] + column, value, args[2]))
+    i, j = fragments.index(value, 0), fragments.index(value, 1)
+    first = args[0] + cells.row * args[2] + cells.column
+    return value + tl.load(first + i[:, None] * args[2] + j[None, :])
 
 
-@gluon.jit
+@triton.jit
 def tell(at, part, args):
     wl.notify(args[1], args[0] + 2 * at.i_n + part, to=0, scope=wl.Scope.DEVICE)
 
@@ -63,14 +67,14 @@ def gemm_with_all_hooks(a, b, c, d, told, partials, summed, e, shape, world, til
                         b_is_nk: gl.constexpr):  # fmt: skip
     order: gl.constexpr = swizzle.grouped
     ready: gl.constexpr = gemm.ready_always
-    emit: gl.constexpr = gemm_sm90.emit_store
+    emit: gl.constexpr = gemm.emit_store
     combine: gl.constexpr = add_tile
     announce: gl.constexpr = tell
     gemm_sm90.gemm(
         a, b, c, shape, gl.cdiv(shape.m, tile_m), gl.program_id(0), gl.num_programs(0),
         gemm_sm90.Shared(partials, summed, e, None),
         tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
-        order, (8,), ready, gemm.Always(a, shape.m), emit, gemm_sm90.Stored(c),
+        order, (8,), ready, gemm.Always(a, shape.m), emit, gemm.Stored(c, shape),
         combine, (d, shape.m, shape.n), announce, (told, world),
     )  # fmt: skip
 

@@ -11,26 +11,15 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
 import weft.language as wl
 from weft.language import mapping, slots
+from weft.tiles import fragments
 
 
 @triton.jit
-def places(block: tl.constexpr):
-    return tl.arange(0, block)
-
-
-@gluon.jit
-def places_sm90(block: gl.constexpr):
-    return gl.arange(0, block, gl.BlockedLayout([8], [32], [gl.num_warps()], [0]))
-
-
-@triton.jit
-def feed(world, gathered, a, first, own_first, size, piece, pieces, to, indices: tl.constexpr,
-          block: tl.constexpr):  # fmt: skip
+def feed(world, gathered, a, first, own_first, size, piece, pieces, to,
+         block: tl.constexpr):  # fmt: skip
     """Store one of the pieces of `size` elements from `first` on, own rows, in rank `to`'s slot."""
     length = tl.cdiv(tl.cdiv(size, pieces), 16) * 16
     there = first + piece * length
@@ -38,13 +27,13 @@ def feed(world, gathered, a, first, own_first, size, piece, pieces, to, indices:
     # All pieces may have more than int32 counts; one has not.
     end = min(size - piece * length, length).to(tl.int32)
     for start in range(0, end, block):
-        i = start + indices(block)
+        i = start + fragments.line_index(block)
         wl.put(world, gathered + there + i, here + i, to=to, mask=i < end)
 
 
 @triton.jit
 def push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile_m, world, program,
-          num_programs, indices: tl.constexpr, block: tl.constexpr):  # fmt: skip
+         num_programs, block: tl.constexpr):  # fmt: skip
     """Store own rows in every slot, chunk by chunk; first for the rank behind, which needs them
     first, last in the own slot, where only tiles that straddle ranks read them."""
     own_first, own_end = mapping.part_of(shape.m, rank, shards.rows)
@@ -58,7 +47,7 @@ def push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile_m, world, pr
             if world.num_ranks == 1 or shards.rows % tile_m == 0:
                 size *= 0  # none, of the same type
         feed(world, gathered, a, first.to(tl.int64) * shape.k, own_first.to(tl.int64) * shape.k,
-              size, unit % shards.pieces, shards.pieces, to, indices, block)  # fmt: skip
+              size, unit % shards.pieces, shards.pieces, to, block)  # fmt: skip
         counter = fed + to * shards.chunks + chunk
         # weft: equivalent-mutant drop of complete_stores: no store of this kernel before it is
         # asynchronous; those of c come later
@@ -80,7 +69,7 @@ def stage(a, gathered, slot, shape, shards, world, block: tl.constexpr):
     first = own_first.to(tl.int64) * shape.k
     size = (own_end - own_first).to(tl.int64) * shape.k
     feed(world, gathered, a, first, first, size, tl.program_id(0), tl.num_programs(0), rank,
-          places, block)  # fmt: skip
+         block)  # fmt: skip
 
 
 @triton.jit
@@ -95,10 +84,10 @@ def stage_edges(a, gathered, slot, shape, shards, world, tile_m: tl.constexpr,
     own = own_first.to(tl.int64) * shape.k
     piece, pieces = tl.program_id(0), tl.num_programs(0)
     above, below = (head - own_first).to(tl.int64), (own_end - tail).to(tl.int64)
-    feed(world, gathered, a, own, own, above * shape.k, piece, pieces, rank, places,
-          block)  # fmt: skip
+    feed(world, gathered, a, own, own, above * shape.k, piece, pieces, rank,
+         block)  # fmt: skip
     feed(world, gathered, a, tail.to(tl.int64) * shape.k, own, below * shape.k, piece,
-          pieces, rank, places, block)  # fmt: skip
+         pieces, rank, block)  # fmt: skip
 
 
 @triton.jit

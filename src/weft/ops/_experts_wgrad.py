@@ -69,10 +69,10 @@ def _ready(at, segment, tile, args):
 
 
 @triton.jit
-def _emit(at, value, tile, args):
+def _emit(at, cells, fragment, args):
     """args: Results"""
     out = args.out + at.expert.to(tl.int64) * args.shape.m * args.shape.n
-    gemm.emit_store(at, value, tile, gemm.Stored(out, args.shape))
+    gemm.emit_store(at, cells, fragment, gemm.Stored(out, args.shape))
 
 
 @triton.jit

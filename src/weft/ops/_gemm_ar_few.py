@@ -31,7 +31,7 @@ from weft.base.target import Target
 from weft.language import slots
 from weft.ops import _lanes, _products, _records
 from weft.ops._product_launch import Start
-from weft.tiles import blocking, gemm, gemm_small
+from weft.tiles import blocking, gemm, gemm_small, rows
 
 
 class Sent(NamedTuple):
@@ -78,11 +78,12 @@ def _number(at, args):
 
 
 @triton.jit
-def _to_all(at, value, tile, index, args):
+def _to_all(at, value, index, args):
     """A tile -> box `index` of every rank, this one too."""
     itemsize: tl.constexpr = args.out.dtype.element_ty.primitive_bitwidth // 8
     data = value.to(args.out.dtype.element_ty)
-    mask, box = _there(at, tile, args, itemsize), _box(args, index, tile, itemsize)
+    mask = _there(at, rows.Tile(value.shape[0], value.shape[1]), args, itemsize)
+    box = _box(args, index, rows.Tile(value.shape[0], value.shape[1]), itemsize)
     for hop in range(1, args.world.num_ranks + 1):
         to = (args.rank + hop) % args.world.num_ranks
         # weft: equivalent-mutant peer+1 of at: every rank gets the same, in another order
@@ -90,18 +91,20 @@ def _to_all(at, value, tile, index, args):
 
 
 @triton.jit
-def _send_to_all(at, value, tile, args):
+def _send_to_all(at, cells, value, args):
     """args: Sent"""
-    _to_all(at, value, tile, args.rank * args.tiles + _number(at, args), args)
+    tile_index = args.rank * args.tiles + _number(at, args)
+    _to_all(at, value, tile_index, args)
 
 
 @triton.jit
-def _send_to_owner(at, value, tile, args):
+def _send_to_owner(at, cells, value, args):
     """args: Sent"""
     itemsize: tl.constexpr = args.out.dtype.element_ty.primitive_bitwidth // 8
     t, ranks = _number(at, args), args.world.num_ranks
     index = args.rank * tl.cdiv(args.tiles, ranks) + t // ranks
-    mask, box = _there(at, tile, args, itemsize), _box(args, index, tile, itemsize)
+    mask = _there(at, rows.Tile(value.shape[0], value.shape[1]), args, itemsize)
+    box = _box(args, index, rows.Tile(value.shape[0], value.shape[1]), itemsize)
     data = value.to(args.out.dtype.element_ty)
     wl.put_packets(args.world, box, data, args.flag, to=t % ranks, mask=mask)
 
@@ -152,7 +155,7 @@ def _take_two_shot(program, num_programs, tile, args):
         if i * ranks + args.rank < args.tiles:
             t = i * ranks + args.rank
             at = gemm_small.tile_at(t, args.num_m)
-            _to_all(at, _sum(at, tile, i, most, args), tile, ranks * most + t, args)
+            _to_all(at, _sum(at, tile, i, most, args), ranks * most + t, args)
     for t in range(program, args.tiles, num_programs):
         at = gemm_small.tile_at(t, args.num_m)
         _store(at, _receive(at, tile, ranks * most + t, args), tile, args)

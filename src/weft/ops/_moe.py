@@ -20,8 +20,9 @@ from weft.ops import _lanes, _product_launch
 from weft.ops.moe_route import Problem as RouterProblem
 from weft.ops.moe_route import Routing, Tables
 from weft.ops.moe_route import op as router
-from weft.tiles import blocking, dealing, gemm, gemm_sm90, grouped
+from weft.tiles import blocking, dealing, gemm, gemm_sm90
 from weft.tiles.blocking import Blocking
+from weft.tiles.hooks import table as device_tables
 
 # Tiles of the template for Hopper, and how long a column of each takes, as read where n divides by
 # all of them (docs/performance/experts_and_attention.md); rows of tiles that share columns.
@@ -160,9 +161,9 @@ class Config:
             problem.tile_m, columns, self.tile_k, size_k=problem.k, b_is_nk=problem.b_is_nk
         )
 
-    def experts(self, problem: Problem, lanes: int = 0) -> grouped.Experts:
+    def experts(self, problem: Problem, lanes: int = 0) -> device_tables.Experts:
         """What kernels are told beside the tables."""
-        return grouped.Experts(
+        return device_tables.Experts(
             problem.m, problem.rows, problem.top_k, problem.routing.max_tiles,
             self.columns(problem), self.group_m, lanes,
         )  # fmt: skip
@@ -201,9 +202,11 @@ def candidates(config: type[Config], problem: Problem, target: Target) -> Iterat
     yield config(tile_n=small[0], tile_k=small[1], num_warps=4, num_stages=2)
 
 
-def tables_of(routing: Routing) -> grouped.Tables:
+def tables_of(routing: Routing) -> device_tables.Tables:
     """What kernels ask of a router's tables."""
-    return grouped.Tables(*[getattr(routing.tables, name) for name in grouped.Tables._fields])
+    return device_tables.Tables(
+        *[getattr(routing.tables, name) for name in device_tables.Tables._fields]
+    )
 
 
 def shape_of(problem: Problem) -> gemm.Shape:

@@ -20,7 +20,8 @@ from weft.ops._plan_launch import PLAIN_STAGES, PLAIN_WARPS
 from weft.ops._plan_sizes import SizedPlan
 from weft.ops._product_launch import Start
 from weft.ops.moe_route import Problem as RouterProblem
-from weft.tiles import blocking, gemm, grouped
+from weft.tiles import blocking, gemm
+from weft.tiles.hooks.table import Experts, Tables
 
 # Rows of tiles that share columns in L2.
 GROUP_M = 4
@@ -48,9 +49,7 @@ class GroupedProduct:
             m, experts, self.world.num_ranks, "float32", nodes, top_k=top_k, tile_m=tile_m
         )
         columns, lanes = ceil(self.n / tile_n), self._lanes(plan)
-        self.experts = grouped.Experts(
-            m, routing.rows, top_k, routing.max_tiles, columns, GROUP_M, lanes
-        )
+        self.experts = Experts(m, routing.rows, top_k, routing.max_tiles, columns, GROUP_M, lanes)
         programs = max(1, self.world.target.num_sms - launch.spare)
         self.grid = (max(1, min(lanes + routing.max_tiles * columns, programs)), 1, 1)
         self.num_words = routing.max_tiles * self.world.num_ranks * columns
@@ -80,13 +79,13 @@ class GroupedProduct:
         options = {"num_warps": PLAIN_WARPS, "num_stages": PLAIN_STAGES}
         return Start(self.function, self.grid, given, options)
 
-    def _tables(self, bound: Mapping[str, Any]) -> grouped.Tables:
+    def _tables(self, bound: Mapping[str, Any]) -> Tables:
         """Those of the call; before the router has run, for loading, any of their dtypes."""
         if self.table in bound:
             return _moe.tables_of(bound[self.table])
         device = self.world.device
-        return grouped.Tables(*[
+        return Tables(*[
             torch.zeros(4, dtype=torch.float32 if name == "weight_of" else torch.int32,
                         device=device)
-            for name in grouped.Tables._fields
+            for name in Tables._fields
         ])  # fmt: skip

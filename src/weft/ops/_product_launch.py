@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from weft.base.parts import part_of
 from weft.base.target import Target
-from weft.tiles import blocking, gemm, gemm_sm90, weave
+from weft.tiles import blocking, gemm, gemm_sm90
+from weft.tiles.hooks import order, partition, scatter
 
 # Rows of tiles that programs of one turn share, of all ranks' parts.
 TOGETHER = 16
@@ -39,15 +40,15 @@ def group_m(num_ranks: int, tiles_m: int) -> int:
 def parts_of(
     sized: Any, rows: int, num_ranks: int, tile: tuple[int, int], is_sm90: bool, programs: int,
     last: int, group_m: int, chunks: int = 1,
-) -> weave.Parts:  # fmt: skip
+) -> partition.Parts:  # fmt: skip
     """How a product is cut of which each rank has `rows` rows, for so many programs; columns in
     `chunks` for engines."""
     tile_m, tile_n = tile
     tiles_m, num_n = ceil(rows / tile_m), ceil(sized.n / tile_n)
     # Each half of a wide tile has a word of its own.
     words = 2 if is_sm90 and tile_n > 128 else 1
-    lead, tail = weave.order_of(num_ranks, tiles_m * num_n, programs, last, group_m * num_n)
-    return weave.Parts(
+    lead, tail = order.order_of(num_ranks, tiles_m * num_n, programs, last, group_m * num_n)
+    return partition.Parts(
         sized.m, sized.n, rows, tile_m, tile_n, tiles_m, num_n, words, lead, tail, group_m,
         chunks, ceil(num_n / chunks),
     )  # fmt: skip
@@ -87,13 +88,15 @@ def describe_b(b: Any, tile_n: int, tile_k: int, b_is_nk: bool, is_sm90: bool) -
     return describe(b.t() if b_is_nk else b, block_of_b(tile_n, tile_k, b_is_nk, is_sm90))
 
 
-def describe_peers(world: Any, array: Any, parts: weave.Parts, chunk: tuple[int, int]) -> list[Any]:
+def describe_peers(
+    world: Any, array: Any, parts: partition.Parts, chunk: tuple[int, int]
+) -> list[Any]:
     """What tiles leave by: this rank's part of `array` on every peer, by hop.
 
     As many descriptors as the kernel takes, the last ones unused.
     """
     rank, num_ranks = world.rank, world.num_ranks
-    hops = range(1, num_ranks) if 1 < num_ranks <= weave.MOST_PEERS + 1 else (0,)
+    hops = range(1, num_ranks) if 1 < num_ranks <= scatter.MOST_PEERS + 1 else (0,)
     there = [world.peer(array, (rank + hop) % num_ranks) for hop in hops]
     if array.dim() == 3:  # a part of its own for each source
         mine = [one[rank] for one in there]
@@ -102,4 +105,4 @@ def describe_peers(world: Any, array: Any, parts: weave.Parts, chunk: tuple[int,
     # Without rows there is no address to describe, and nothing is sent.
     rows = [gemm_sm90.descriptor(one if one.numel() else other, chunk)
             for one, other in zip(mine, there)]  # fmt: skip
-    return [*rows, *rows[-1:] * (weave.MOST_PEERS - len(rows))]
+    return [*rows, *rows[-1:] * (scatter.MOST_PEERS - len(rows))]

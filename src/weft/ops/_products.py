@@ -2,7 +2,7 @@
 
 Not an operator. Every rank has all m rows of A and of the product, but a part of k; what becomes of
 the product's rows, which are split as torch.chunk splits them, is the operator's matter. Operands
-are told to kernels as weft.tiles.weave cuts them.
+are told to kernels as weft.tiles.hooks.partition cuts them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from weft.ir.task import are_alike
 from weft.language import triton_api
 from weft.ops import _by_library, _lanes, _product_launch, _records
 from weft.ops._product_launch import Start, shape_of
-from weft.tiles import blocking, dealing, gemm, gemm_sm90, weave
+from weft.tiles import blocking, dealing, gemm, gemm_sm90
 from weft.tiles.blocking import Blocking
+from weft.tiles.hooks import partition, scatter
 
 PUSH, PUT, LIBRARY = "push", "put", _by_library.TRANSPORT
 TEMPLATES = ("plain", "sm90")
@@ -85,7 +86,7 @@ class Config:
     `by_tma`: on Hopper tiles leave by TMA, and are announced behind the next ones' products; not by
     stores of threads, announced at once. Those that engines carry are stored by TMA either way.
 
-    Units   last: of the order's end, own tiles alone, in turns of all programs (weave.order_of);
+    Units   last: of the order's end, own tiles alone, in turns of all programs (order.order_of);
             group_m: rows of tiles that share columns in L2; chunks: of a part's columns, each of
             which an engine carries as one; engines: streams that take turns with them, so that one
             takes its token while another copies
@@ -141,10 +142,10 @@ class Config:
             if not 1 <= getattr(self, name) <= 1024:
                 value = getattr(self, name)
                 raise ConfigError(f"{self.op}: {name}={value}; it must be between 1 and 1024")
-        if self.by_tma and self.sends and problem.num_ranks > weave.MOST_PEERS + 1:
+        if self.by_tma and self.sends and problem.num_ranks > scatter.MOST_PEERS + 1:
             raise ConfigError(
                 f"{self.op}: by_tma with {problem.num_ranks} ranks; a kernel takes descriptors of "
-                f"{weave.MOST_PEERS} peers: take by_tma=False"
+                f"{scatter.MOST_PEERS} peers: take by_tma=False"
             )
         self._check_template(problem, target)
 
@@ -197,7 +198,7 @@ class Config:
     def blocking(self) -> Blocking:
         return Blocking(self.tile_m, self.tile_n, self.tile_k, self.num_warps, self.num_stages)
 
-    def parts(self, problem: Any, target: Target) -> weave.Parts:
+    def parts(self, problem: Any, target: Target) -> partition.Parts:
         """How the product is cut."""
         return _product_launch.parts_of(
             problem, problem.rows, problem.num_ranks, (self.tile_m, self.tile_n),
@@ -223,7 +224,7 @@ class Config:
 def fused(config: type[Config], problem: Any, target: Target) -> Iterator[Any]:
     """Configurations in which one kernel does all, the one that is predicted to end first first."""
     if problem.can_use_sm90(target) and not problem.is_empty:
-        ways = (False, True) if problem.num_ranks <= weave.MOST_PEERS + 1 else (False,)
+        ways = (False, True) if problem.num_ranks <= scatter.MOST_PEERS + 1 else (False,)
         # WIDER is predicted to be first at no size of the layers that are read.
         cuts = (gemm_sm90.TURNS, gemm_sm90.WIDE, gemm_sm90.MIDDLE)
         found = [
@@ -554,7 +555,7 @@ def record(
     }
     return _records.record(
         fn, f"{problem.op}.multiply", problem.num_ranks, types,
-        tuples={"shape": gemm.Shape, "parts": weave.Parts}, constants=constants,
+        tuples={"shape": gemm.Shape, "parts": partition.Parts}, constants=constants,
         options=options_of(config, is_sm90),
         aligned=_records.aligned_sizes("shape", shape_of(problem)),
     )  # fmt: skip

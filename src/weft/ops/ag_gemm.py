@@ -96,8 +96,6 @@ from weft.ops._ag_gemm_rows import (
     close,
     give_back,
     open_slots,
-    places,
-    places_sm90,
     push,
     stage,
     stage_edges,
@@ -187,7 +185,7 @@ def _multiply(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, s
         if program < feeders:
             slots.slot_wait_free(world, slot, e)
             push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile.m, world, program,
-                  feeders, places, block)  # fmt: skip
+                  feeders, block)  # fmt: skip
     start = _first_row(rank, shards, shape.m, tile.m)
     words = shards.chunks * variable(world.num_ranks)
     if scaling is None:
@@ -229,7 +227,7 @@ def _multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, f
         if num_programs - 1 - program < feeders:
             slots.slot_wait_free(world, slot, e)
             push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile_m, world,
-                  num_programs - 1 - program, feeders, places_sm90, block)  # fmt: skip
+                  num_programs - 1 - program, feeders, block)  # fmt: skip
     start = _first_row(rank, shards, shape.m, tile_m)
     order: gl.constexpr = swizzle.rotated
     ready: gl.constexpr = _ready
@@ -238,7 +236,7 @@ def _multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, f
         scales_args = None
     else:
         scales_args = _ag_gemm_scales.scaled_args(scaling, shape)
-    emit: gl.constexpr = gemm_sm90.emit_store
+    emit: gl.constexpr = gemm.emit_store
     done: gl.constexpr = await_copies_and_give_back if by_engine else give_back
     words = shards.chunks * variable(world.num_ranks)
     early = shards.head * gl.cdiv(shape.n, tile_n)
@@ -248,7 +246,7 @@ def _multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, f
         tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
         order, (shards.group_m, start, shards.head),
         ready, Arrival(own, gathered_rows, rows_ready, e, rank, variable(shape.m), shards, world),
-        emit, gemm_sm90.Stored(c),
+        emit, gemm.Stored(c, shape),
         done=done, done_args=GivingBack(rows_ready, e, words, program, num_programs, slot, world),
         scales=scales, scales_args=scales_args, per_block=per_block, early=early,
         early_parts=early_parts,

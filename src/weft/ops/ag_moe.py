@@ -11,7 +11,7 @@ Plan, `put` (many tokens, on GPUs of one node)
     puts      copy engines: own tokens -> rank - 1's slot, - 2's, ..; behind each a word
     multiply  as below, without feeders
 
-Plan, `push`: one kernel on each rank, the GEMM template with hooks (weft.tiles.grouped)
+Plan, `push`: one kernel on each rank, the GEMM template with hooks (weft.tiles.hooks.table)
     feeders   the first `lanes` programs: store own tokens in every rank's slot, the own one first,
               then rank + 1's, + 2's, ..; then they multiply too, what is left of each round
     order     tiles by the table, in the turns of moe_route: those of own tokens first, then those
@@ -57,7 +57,7 @@ from weft.language import mapping, slots
 from weft.ops import _baselines, _lanes, _moe, _operations, _records
 from weft.ops._ag_gemm_call import STAGE_WARPS, put_beside
 from weft.ops._ag_gemm_config import Shards
-from weft.ops._ag_gemm_rows import feed, places
+from weft.ops._ag_gemm_rows import feed
 from weft.ops._product_launch import Start
 from weft.ops.moe_route import Routing
 from weft.runtime.world import World
@@ -139,7 +139,7 @@ def choose(problem: Problem, target: Target) -> Config:
 # The programs
 
 
-# What is woven into the GEMM template, from which the kernels are generated
+# Hooks of the GEMM template, from which the kernels are generated
 # (docs/generated_kernels.md).
 KERNEL = core.require(
     core.parse("""\
@@ -196,7 +196,7 @@ def stage(x, gathered, rows_ready, shard_ready, slot, shape, shards, world, bloc
     first = own_first.to(tl.int64) * shape.k
     size = (own_end - own_first).to(tl.int64) * shape.k
     feed(world, gathered, x, first, first, size, tl.program_id(0), tl.num_programs(0), rank,
-         places, block)  # fmt: skip
+         block)  # fmt: skip
     if tl.program_id(0) == 0:
         # weft: equivalent-mutant value+1, narrow of notify: own tokens are there in stream order
         wl.notify(world, rows_ready + rank, e, to=rank, op=wl.SignalOp.SET,

@@ -48,7 +48,6 @@ from weft.ops._ag_gemm_config import LIBRARY, Shards
 from weft.ops._ag_gemm_rows import (
     GivingBack,
     give_back,
-    places,
     push,
     variable,
 )
@@ -65,7 +64,7 @@ from weft.ops._ag_wgrad_config import (
 from weft.ops.ag_gemm import PROGRAM
 from weft.ops.ag_gemm import kernels as gathering_kernels
 from weft.runtime.world import World
-from weft.tiles import blocking, gemm, swizzle
+from weft.tiles import blocking, fragments, gemm, swizzle
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -194,33 +193,35 @@ def _ready_y(at, segment, tile, args):
 
 
 @triton.jit
-def _places(at, turn, tile, args):
+def _places(at, turn, value, args):
     """Where the turn's sums of a tile lie in `partials`."""
+    rows: tl.constexpr = value.shape[0]
+    columns: tl.constexpr = value.shape[1]
     index = (turn * args.tiles + at.i_m * args.columns + at.i_n).to(tl.int64)
-    inside = tl.arange(0, tile.m)[:, None] * tile.n + tl.arange(0, tile.n)[None, :]
-    return args.partials + index * (tile.m * tile.n) + inside
+    i, j = fragments.index(value, 0), fragments.index(value, 1)
+    return args.partials + index * (rows * columns) + i[:, None] * columns + j[None, :]
 
 
 @triton.jit
-def _combine(at, value, tile, args):
+def _combine(at, cells, value, args):
     """The last turn's sums, behind those of the turns before. args: Sums"""
     if at.turn == args.split - 1:
-        total = tl.zeros((tile.m, tile.n), tl.float32)
+        total = tl.zeros_like(value)
         for turn in range(args.split - 1):
             word = args.summed + turn * args.tiles + at.i_m * args.columns + at.i_n
             wl.wait(word, args.e, scope=wl.Scope.DEVICE, world=args.world)
-            total += tl.load(_places(at, turn, tile, args))
+            total += tl.load(_places(at, turn, value, args))
         value = total + value
     return value
 
 
 @triton.jit
-def _emit(at, value, tile, args):
+def _emit(at, cells, fragment, args):
     """args: Sums"""
     if at.turn == args.split - 1:
-        gemm.emit_store(at, value, tile, gemm.Stored(args.c, args.shape))
+        gemm.emit_store(at, cells, fragment, gemm.Stored(args.c, args.shape))
     else:
-        tl.store(_places(at, at.turn, tile, args), value)
+        tl.store(_places(at, at.turn, fragment, args), fragment)
 
 
 @triton.jit
@@ -263,7 +264,7 @@ def _multiply(a, own, gathered, gathered_rows, whole, c, partials, summed, rows_
         if program < feeders:
             slots.slot_wait_free(world, slot, e)
             push(a, gathered, rows_ready, fed, e, rank, moved, shards, 1, world, program, feeders,
-                  places, block)  # fmt: skip
+                 block)  # fmt: skip
     num_m, num_n = tl.cdiv(shape.m, tile.m), tl.cdiv(shape.n, tile.n)
     count, turns = variable(world.num_ranks) * shards.chunks, variable(split)
     # The last programs have the fewest tiles: those are the feeders. Three times the same: assigned

@@ -7,7 +7,7 @@ results, the same bits everywhere: what stands between the two halves of a decod
 
 Plan, `push`: one kernel on each rank, the rows template (weft.tiles.rows) with these hooks, which
 are generated from the Core IR below
-    order     tiles of the other ranks' rows first, own ones behind them (weave.scattered)
+    order     tiles of the other ranks' rows first, own ones behind them (order.scattered)
     emit      another rank's rows of x -> this rank's part of the owner's `partials`
     combine   own rows: waits for the other ranks' shares; sums in fp32, own share first, then
               rank + 1, + 2, ...; + residual, rounded once
@@ -51,7 +51,8 @@ from weft.ops import _baselines, _by_library, _lanes, _measured, _operations, _r
 from weft.ops._all_reduce_rms_norm_few import Rows, all_reduce_rms_norm_packets
 from weft.ops.all_reduce import all_reduce
 from weft.runtime.world import World
-from weft.tiles import rows, weave
+from weft.tiles import rows
+from weft.tiles.hooks import partition
 
 PUSH, UNFUSED, LIBRARY = "push", "all_reduce", _by_library.TRANSPORT
 # By what all_reduce calls them, whose messages these are: sizes at which each is taken are its.
@@ -127,12 +128,12 @@ class Config:
     def is_fused(self) -> bool:
         return self.transport == PUSH or self.by_packets
 
-    def parts(self, problem: Problem) -> weave.Parts:
+    def parts(self, problem: Problem) -> partition.Parts:
         """How rows are cut: other ranks' tiles first, own ones behind them."""
         tiles_m = ceil(problem.rows / self.tile_m)
         others = (problem.num_ranks - 1) * tiles_m
         sizes = (problem.m, problem.n, problem.rows, self.tile_m, self.tile(problem).n, tiles_m)
-        return weave.Parts(*sizes, 1, 1, others, tiles_m, tiles_m, 1, 1)
+        return partition.Parts(*sizes, 1, 1, others, tiles_m, tiles_m, 1, 1)
 
     def tile(self, problem: Problem) -> rows.Tile:
         return rows.Tile(self.tile_m, _lanes.power_of_two(max(2, problem.n)))
@@ -200,7 +201,7 @@ def choose(problem: Problem, target: Target) -> Config:
 # ---------------------------------------------------------------------------------------------
 # The program, by words
 
-# What is woven into the rows template; its kernel is generated from this
+# Hooks of the rows template; its kernel is generated from this
 # (docs/generated_kernels.md). A program of these tensors comes to the same.
 KERNEL = core.require(
     core.parse("""\
@@ -379,7 +380,7 @@ def kernels(
     if config.by_packets:
         fn, name, shape = all_reduce_rms_norm_packets, "shape", Rows
     else:
-        fn, name, shape = source.load(KERNEL).plain, "parts", weave.Parts
+        fn, name, shape = source.load(KERNEL).plain, "parts", partition.Parts
     tensors = ("x", "residual", "weight", "normed", "total", "partials", "gathered")
     words = ("partials_ready", "sums_ready", "words")
     types = {**dict.fromkeys(tensors, element), **dict.fromkeys(words, "*i64"), "eps": "fp32"}

@@ -5,8 +5,8 @@
 
 Experts are split over the ranks as torch.chunk splits them; every rank has some tokens, and for
 each of them top_k experts with weights. A rank ends with the rows for its experts, sorted and
-padded to nothing: what a grouped product takes (weft.tiles.grouped). How many there are is known on
-the device alone.
+padded to nothing: what a grouped product takes (weft.tiles.hooks.table). How many there are is
+known on the device alone.
 
 A row travels once to each rank that has any of its token's experts, not once for each expert: with
 8 of 256 experts on 4 ranks that is 3.6 rows for each token and not 8. The copies that a rank's

@@ -116,7 +116,7 @@ def choose(problem: Problem, target: Target) -> Config:
 # ---------------------------------------------------------------------------------------------
 # The program
 
-# What is woven into the GEMM template; its kernels, plain and for Hopper, are generated from this
+# Hooks of the GEMM template; its kernels, plain and for Hopper, are generated from this
 # (docs/generated_kernels.md).
 KERNEL = core.parse("""\
 program(gemm_ar_multiply)

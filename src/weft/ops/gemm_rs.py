@@ -4,7 +4,7 @@ Every rank has all m rows of A and a part of k, and gets the sums of its shard o
 are split as torch.chunk splits them: shards may be ragged, or empty. Sums are in fp32; other ranks'
 shares travel in the result's dtype, and are added in the order rank + 1, + 2, ...
 
-Plan, `push`: one kernel on each rank, the GEMM template with these hooks (weft.tiles.weave)
+Plan, `push`: one kernel on each rank, the GEMM template with these hooks (weft.tiles.hooks)
     order     tiles of the other ranks' rows first; own ones between them, each some time after
               the others have come to it; own ones last
     emit      another rank's tile -> this rank's part of that one's `partials`; own -> out
@@ -117,7 +117,7 @@ def choose(problem: Problem, target: Target, is_recorded: bool = False) -> Confi
 # ---------------------------------------------------------------------------------------------
 # The program
 
-# What is woven into the GEMM template; its kernels, plain and for Hopper, are generated from this
+# Hooks of the GEMM template; its kernels, plain and for Hopper, are generated from this
 # (docs/generated_kernels.md).
 KERNEL = core.parse("""\
 program(gemm_rs_multiply)

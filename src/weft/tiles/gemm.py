@@ -5,8 +5,8 @@
         rows  = ready(at, ...)           where the tile's rows of A lie, once they may be read
         value = sum over k of A[rows, k] @ B[k, at.i_n]
         value = value * scales(at, ...)  of fp8 rows and columns; or of blocks, on the way
-        value = combine(at, value, ...)  with what else belongs to the tile
-        emit(at, value, ...)             what becomes of the result
+        value = combine(at, ...)         with what else belongs to the tile
+        emit(at, ...)                    what becomes of the result
         announce(at, ...)                who is told of it
     done()                               this program has read its last operand
 
@@ -15,8 +15,8 @@ that have a default are left out by None, and cost nothing then:
 
     order(i, num_m, num_n, args) -> at                   a record that begins with i_m, i_n
     ready(at, segment, tile, args) -> Rows, Indexed, ..  segment is 0: a GEMM has one
-    combine(at, value, tile, args) -> value              fp32 sums in and out; may wait and read
-    emit(at, value, tile, args)                          data alone, see `emit_store`
+    combine(at, cells, value, args) -> value             fp32 sums in and out; may wait and read
+    emit(at, cells, fragment, args)                      data alone, see `emit_store`
     announce(at, part, args)                             part is 0: a tile is stored in one
     done(args)                                           once per program
     scales(at, tile, args) -> Scales                     where the tile's scales lie
@@ -29,6 +29,9 @@ come in parts (gradients of weights), a tile asks for one part after the other:
 
 and adds them up in this order. B is then what `ready` says, `shape.k` is not looked at, and the
 operands' rows are `stride_a` and `stride_b` apart.
+
+Hooks have one source for this template and the one for Hopper: the fragment, here a whole tile,
+and `cells` (fragments.Cells) come from the template, index tensors from tiles/fragments.py.
 
 `ready` runs once per tile or segment, outside the loop over k: a wait inside would cost the
 pipelining there. The outer loop is never flattened into the inner one (`flatten=False`), or the
@@ -56,7 +59,7 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.language import triton_api as api
-from weft.tiles import stamps
+from weft.tiles import fragments, stamps
 
 # What has one scale each where scales are of blocks: so many columns of a row of A, of B so many
 # rows and columns.
@@ -165,7 +168,7 @@ class Scaled(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Arguments of `emit_store`."""
+    """Arguments of `emit_store`. c: a descriptor, or a pointer to rows shape.stride_c apart"""
 
     c: Any
     shape: Any
@@ -289,11 +292,12 @@ def one_tile(
             )
     if traced is not None:
         stamps.stamp(traced, unit, stamps.SUMMED)
+    row, column = at.i_m * tile.m, at.i_n * tile.n
     if combine is not None:
-        value = combine(at, value, tile, combine_args)
+        value = combine(at, fragments.Cells(row, column, 0, True), value, combine_args)
         if traced is not None:
             stamps.stamp(traced, unit, stamps.COMBINED)
-    emit(at, value, tile, emit_args)
+    emit(at, fragments.Cells(row, column, 0, True), value, emit_args)
     if announce is not None:
         announce(at, 0, announce_args)
     if traced is not None:
@@ -471,13 +475,7 @@ def scales_of(at, tile, args):
 
 
 @triton.jit
-def emit_store(at, value, tile, args):
-    """Store the tile in C, rounded to C's dtype. args: Stored"""
-    if tile.tma:
-        args.c.store([at.i_m * tile.m, at.i_n * tile.n], value.to(args.c.dtype))
-    else:
-        i = at.i_m * tile.m + tl.arange(0, tile.m)
-        j = at.i_n * tile.n + tl.arange(0, tile.n)
-        pointers = args.c + i.to(tl.int64)[:, None] * args.shape.stride_c + j[None, :]
-        mask = (i < args.shape.m)[:, None] & (j < args.shape.n)[None, :]
-        tl.store(pointers, value.to(args.c.dtype.element_ty), mask=mask)
+def emit_store(at, cells, fragment, args):
+    """Store the fragment in C, rounded to C's dtype. args: Stored"""
+    fragments.store_block(args.c, cells.row, cells.column, fragment, args.shape.m, args.shape.n,
+                          args.shape.stride_c)  # fmt: skip

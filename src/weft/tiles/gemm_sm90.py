@@ -1,4 +1,4 @@
-"""The GEMM template for Hopper, in Gluon: the same product and hooks as its twin, tiles/gemm.py.
+"""The GEMM template for Hopper, in Gluon: the same product and hooks as tiles/gemm.py.
 
     producer, one warp          for its tiles: ready(...), then A and B by TMA, stage by stage
     two consumers, 4 warps each multiply (wgmma), round, store by TMA. Tiles of up to 128 columns
@@ -9,17 +9,15 @@ Where `ready` gives rows by index (gemm.Indexed), of which TMA fetches none, A i
 producer has four warps: they copy A's rows, 16 bytes a thread at a time, and TMA brings B. Results
 of tiles that end where another's rows begin are stored by threads: then C is a pointer as well.
 
-`order`, `ready`, `announce` and `done` are the very functions that the plain twin takes: integers
-in, integers out. A wait in `ready` is the producer's, before the first load of what it guards; the
-consumers go on. What touches the result differs: it sees a tile chunk by chunk, `combine` in
-registers as wgmma leaves it (`places` makes pointers for it), `emit` in shared memory, as TMA
-takes it. `row` and `column` are the chunk's first, counted as if each tile were whole:
+Hooks are the very functions that the plain template takes; the emulator verifies them there. A
+wait in `ready` is the producer's, before the first load of what it guards; the consumers go on.
+They hand out a tile chunk by chunk (fragments.Cells says which one):
 
-    combine(at, row, column, value, args) -> value       fp32 sums, scaled; may wait and read
-    emit(at, row, column, chunk, args)                   see `emit_store`
-    announce(at, part, args)                             by each consumer that has a part of the
-                                                         tile, when its stores are complete; with
-                                                         `late` when it has multiplied the next
+    combine(at, cells, value, args) -> value    in registers, as wgmma leaves it: fp32, scaled
+    emit(at, cells, chunk, args)                in shared memory, as TMA takes it
+    announce(at, part, args)                    by each consumer that has a part of the tile, when
+                                                its stores are complete; with `late` when it has
+                                                multiplied the next
 
 Which program does which tiles, and where several share one, each with a part of k, says
 tiles/dealing.py. Those of part 1, 2, ... leave their sums in `partials`, part 0 adds them in this
@@ -65,9 +63,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 import weft.language as wl
 from weft.base.errors import ConfigError
 from weft.base.target import Target
-from weft.tiles import dealing, stamps
+from weft.tiles import dealing, fragments, stamps
 from weft.tiles.blocking import Blocking
-from weft.tiles.epilogues import VECTOR, layout_of_rows
 from weft.tiles.gemm import Tile, is_indexed, is_sliced
 from weft.tiles.sums_sm90 import (
     Others,
@@ -79,9 +76,8 @@ from weft.tiles.sums_sm90 import (
     skip_rows,
 )
 
-# Triton 3.9 has other names for them than 3.7.
+# Triton 3.9 has another name for it than 3.7.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 # Rows of its tiles.
 TILE_M = gl.constexpr(128)
@@ -107,12 +103,6 @@ WIDER = Blocking(128, 320, 64, NUM_WARPS, 3)
 MIDDLE = Blocking(128, 160, 64, NUM_WARPS, 5)
 # Of fp8.
 PROMOTED = Blocking(128, 128, 128, NUM_WARPS, 6)
-
-
-class Stored(NamedTuple):
-    """Arguments of `emit_store`: C's descriptor, for blocks of [tile_m, chunk_n]."""
-
-    c: Any
 
 
 class Shared(NamedTuple):
@@ -170,12 +160,6 @@ def chunk_of(tile_m: int, tile_n: int, itemsize: int = 2) -> tuple[int, int]:
 
 _wide_columns = gluon.constexpr_function(wide_columns)
 _block_columns = gluon.constexpr_function(block_columns)
-
-
-@gluon.jit
-def emit_store(at, row, column, chunk, args):
-    """Store the chunk in C. args: Stored"""
-    store_tile(args.c, [row, column], chunk)
 
 
 @gluon.jit
@@ -377,11 +361,10 @@ def load_one_tile(
 def _places_of_rows(rows, shape, tile_m: gl.constexpr, tile_k: gl.constexpr):
     """Pointers to a tile's first columns of A; behind its end those of row 0, which are not kept.
     rows: gemm.Indexed"""
-    layout: gl.constexpr = layout_of_rows(tile_k, VECTOR)
+    layout: gl.constexpr = fragments.layout_of_rows(tile_k, fragments.VECTOR)
     i = rows.first + gl.arange(0, tile_m, gl.SliceLayout(1, layout))
     index = gl.load(rows.index + i, mask=i < rows.end, other=0).to(gl.int64)
-    # Said by arithmetic, since a hint would not survive.
-    stride = (shape.stride_a // VECTOR * VECTOR).to(gl.int64)
+    stride = fragments.aligned(shape.stride_a).to(gl.int64)
     columns = gl.arange(0, tile_k, gl.SliceLayout(0, layout))
     return rows.source + (index * stride)[:, None] + columns[None, :]
 

@@ -9,7 +9,7 @@ those of one column come one after the other, which finds B in L2.
         value = sum over these of A[rows, step] @ B[step, tile]
         if it is not this program's alone: value -> `partials`, and the last of the tile's programs
             to come here adds up what they have
-        emit(at, value), by that one
+        emit(at, ..), by that one
 
 Sums are added in the order of k, whoever does it: they are the same each time, for one number of
 programs.
@@ -38,7 +38,7 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.base.target import Target
-from weft.tiles import gemm
+from weft.tiles import fragments, gemm
 from weft.tiles.blocking import Blocking
 from weft.tiles.swizzle import At
 
@@ -128,7 +128,7 @@ def gemm_small(
                     # Of every later one this is the first tile.
                     value += tl.load(_places(partials.sums, 2 * other, tile))
         if come == others:
-            emit(at, value.T, tile, emit_args)
+            emit(at, fragments.whole(at, tile), value.T, emit_args)
 
 
 @triton.jit

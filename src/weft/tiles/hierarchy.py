@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from weft.tiles.hooks.partition import Owned
 from weft.tiles.nodes import num_nodes
 from weft.tiles.swizzle import At, grouped
-from weft.tiles.weave import Owned
 
 
 class Nodes(NamedTuple):
@@ -125,7 +125,7 @@ def to_gather(world, rank, rank_rows, tile_rows, group_m):
 
 @triton.jit
 def to_scatter(world, rank, parts):
-    """Arguments of `scattered`. parts: weave.Parts"""
+    """Arguments of `scattered`. parts: partition.Parts"""
     # One part is multiplied at a time, not all of them.
     group_m = min(parts.group_m * world.num_ranks, parts.tiles_m)
     one = tl.cast(1, tl.int32)
@@ -134,7 +134,7 @@ def to_scatter(world, rank, parts):
 
 @triton.jit
 def scattered(i, num_m, num_n, args):
-    """As weave.scattered, by nodes: own tiles come behind all others, so no program waits for one
+    """As order.scattered, by nodes: own tiles come behind all others, so no program waits for one
     that is later in its own rank's order. args: Scatter"""
     at = by_node(i, num_m, num_n, args.hierarchy)
     parts = args.parts

@@ -1,11 +1,11 @@
 """The template for few whole rows: every rank sums all of them, and packets bring the shares.
 
     for i in this program's share of the tiles of rows:
-        at    = order(i, ...)             which tile is next: weave.Owned, of one part for all rows
+        at    = order(i, ...)             which tile is next: an Owned, of one part for all rows
         value = ready(at, ...)            where this rank's share of it lies; loaded, in fp32
-        emit(at, value, ...)              -> every other rank: `send`
+        emit(at, ...)                     -> every other rank: `send`
     for i in the same share:
-        value = combine(at, value, ...)   with the other ranks' shares: `add_shares`
+        value = combine(at, ...)          with the other ranks' shares: `add_shares`
         result(at, value, ...)            what becomes of the rows, here as on every rank
 
 All is sent before anything is waited for. Nothing is announced: a packet says itself that it has
@@ -32,7 +32,8 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.tiles import rows, weave
+from weft.tiles import fragments, rows
+from weft.tiles.hooks import partition
 
 
 class Boxes(NamedTuple):
@@ -63,24 +64,26 @@ def every_row(
     result_args,
 ):
     """Work on tiles first, first + step, ... of the order; call it from a kernel. parts:
-    weave.Parts of one part that has all rows, with num_n = 1
+    partition.Parts of one part that has all rows, with num_n = 1
 
     Sync    what the hooks do; programs wait for those of their number on other ranks, so all of
             them must be resident
     """
     for i in tl.range(first, parts.tiles_m, step, flatten=False):
         at = order(i, parts.tiles_m, 1, order_args)
-        emit(at, rows.share(at, tile, parts, ready, ready_args), tile, emit_args)
+        value = rows.share(at, tile, parts, ready, ready_args)
+        emit(at, fragments.Cells(at.row, 0, 0, True), value, tile, emit_args)
     for i in tl.range(first, parts.tiles_m, step, flatten=False):
         at = order(i, parts.tiles_m, 1, order_args)
         value = rows.share(at, tile, parts, ready, ready_args)
-        result(at, combine(at, value, tile, combine_args), tile, result_args)
+        value = combine(at, fragments.Cells(at.row, 0, 0, True), value, tile, combine_args)
+        result(at, value, tile, result_args)
 
 
 @triton.jit
 def in_rows(i, num_m, num_n, parts):
     """The order from the first row to the last. A tile is of the one part that there is."""
-    return weave.Owned(i, 0, 0, i * parts.tile_m, parts.m)
+    return partition.Owned(i, 0, 0, i * parts.tile_m, parts.m)
 
 
 @triton.jit

@@ -1,20 +1,21 @@
 """The template for whole rows: they are summed over ranks and worked on, with hooks around.
 
     for i in this program's share of the tiles of rows:
-        at    = order(i, ...)             which tile is next: weave.Owned
+        at    = order(i, ...)             which tile is next: an Owned
         value = ready(at, ...)            where this rank's share of the rows lies; loaded, in fp32
-        value = combine(at, value, ...)   of own rows: with the other ranks' shares
-        emit(at, value, ...)              another rank's rows -> their owner; own ones -> all ranks
+        value = combine(at, ...)          of own rows: with the other ranks' shares
+        emit(at, ...)                     another rank's rows -> their owner; own ones -> all ranks
         announce(at, ...)                 who is told of it
         result(at, value, ...)            of own rows: what becomes of them here
     for i in the same share, tiles of other ranks' rows alone:
         value = collect(at, ...)          when their owner has sent them
         result(at, value, ...)
 
-Hooks are as those of weft.tiles.gemm. What comes before `emit` is done once for all ranks, where
-the rows are summed; `result` is done by every rank, on the same bits: `combine` ends with
-`rounded`, to what is sent. So of several results that follow from each other one travels. `result`
-is behind `announce`, since whoever releases rows waits for all stores before.
+Hooks are as those of weft.tiles.gemm, with the tile's extents beside its cells. What comes before
+`emit` is done once for all ranks, where the rows are summed; `result` is done by every rank, on the
+same bits: `combine` ends with `rounded`, to what is sent. So of several results that follow from
+each other one travels. `result` is behind `announce`: a release of rows waits for all stores before
+it.
 
 A tile is tile.m whole rows, in columns up to the power of two `tile.n`; of any number.
 
@@ -28,7 +29,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from weft.tiles import weave
+from weft.tiles import fragments
+from weft.tiles.hooks import partition
 
 # A row is in registers at once: of so many threads at most.
 MOST_COLUMNS = 1 << 15
@@ -68,7 +70,7 @@ def rows(
     num_ranks: tl.constexpr,
 ):
     """Work on tiles first, first + step, ... of the order; call it from a kernel. parts:
-    weave.Parts with num_n = 1
+    partition.Parts with num_n = 1
 
     Sync    what the hooks do; programs wait for those of their number on other ranks, so all of
             them must be resident
@@ -76,8 +78,10 @@ def rows(
     num_m = parts.tiles_m * num_ranks
     for i in tl.range(first, num_m, step, flatten=False):
         at = order(i, num_m, 1, order_args)
-        value = combine(at, share(at, tile, parts, ready, ready_args), tile, combine_args)
-        emit(at, value, tile, emit_args)
+        value = share(at, tile, parts, ready, ready_args)
+        row = at.i_m * tile.m
+        value = combine(at, fragments.Cells(row, 0, 0, True), value, tile, combine_args)
+        emit(at, fragments.Cells(row, 0, 0, True), value, tile, emit_args)
         announce(at, 0, announce_args)
         if at.owner == rank:
             result(at, value, tile, result_args)
@@ -92,10 +96,18 @@ def rows(
 
 
 @triton.jit
+def _cells(at, tile, parts):
+    """Offsets of a tile's elements from its first row's begin, and which there are."""
+    i, j = tl.arange(0, tile.m), tl.arange(0, tile.n)
+    mask = (i < at.end - at.row)[:, None] & (j < parts.n)[None, :]
+    return i.to(tl.int64)[:, None] * parts.n + j[None, :], mask
+
+
+@triton.jit
 def share(at, tile, parts, ready: tl.constexpr, ready_args):
     """This rank's share of a tile's rows, where the hook `ready` says, in fp32."""
     rows_of = ready(at, 0, tile, ready_args)
-    offset, mask = weave.cells(at, tile, parts)
+    offset, mask = _cells(at, tile, parts)
     offset += rows_of.first.to(tl.int64) * parts.n
     return tl.load(rows_of.source + offset, mask=mask, other=0.0).to(tl.float32)
 
@@ -103,16 +115,16 @@ def share(at, tile, parts, ready: tl.constexpr, ready_args):
 @triton.jit
 def load(source, at, tile, parts):
     """A tile's rows of `source`, which has all rows of all ranks, in fp32."""
-    offset, mask = weave.cells(at, tile, parts)
-    there = source + weave.place_of(at.owner, at, parts) + offset
+    offset, mask = _cells(at, tile, parts)
+    there = source + partition.place_of(at.owner, at, parts) + offset
     return tl.load(there, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def store(target, at, value, tile, parts):
     """A tile's rows -> their place among all rows, rounded."""
-    offset, mask = weave.cells(at, tile, parts)
-    there = target + weave.place_of(at.owner, at, parts) + offset
+    offset, mask = _cells(at, tile, parts)
+    there = target + partition.place_of(at.owner, at, parts) + offset
     tl.store(there, value.to(target.dtype.element_ty), mask=mask)
 
 

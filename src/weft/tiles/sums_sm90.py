@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 import weft.language as wl
 from weft.tiles import stamps
+from weft.tiles.fragments import Cells
 from weft.tiles.gemm import Scales
 
 # Sums of another program that are read at once, 64 registers of a consumer's threads.
@@ -99,16 +100,16 @@ def emit_one_tile(
     if scales is not None:
         scaled = scales(at, tile, scales_args)
     row = at.i_m * tile.m + own_row
-    column = at.i_n * tile.n
+    left_column = at.i_n * tile.n
     if tile.n // chunk_n % 2:
         # The last chunk of the tile before lies where this one's first will.
         tma.store_wait(0)
-    _emit_chunks(at, value, row, column, 0, True, others, chunks, emit, emit_args, combine,
-                 combine_args, scaled, tile.n, chunk_n, traced, unit, me)  # fmt: skip
+    _emit_chunks(at, value, row, left_column, own_row, 0, True, others, chunks, emit, emit_args,
+                 combine, combine_args, scaled, tile.n, chunk_n, traced, unit, me)  # fmt: skip
     if rest is not None:
         wide: gl.constexpr = value.shape[1]
-        _emit_chunks(at, rest, row, column + wide, wide, True, others, chunks, emit, emit_args,
-                     combine, combine_args, scaled, tile.n, chunk_n, traced, unit,
+        _emit_chunks(at, rest, row, left_column, own_row, wide, True, others, chunks, emit,
+                     emit_args, combine, combine_args, scaled, tile.n, chunk_n, traced, unit,
                      me)  # fmt: skip
     if announce is not None:
         # `store_wait` waits until chunks may be reused, this until they have been written.
@@ -127,28 +128,29 @@ def emit_halves(
     if scales is not None:
         scaled = scales(at, tile, scales_args)
     row = at.i_m * tile.m + own_row
-    column = at.i_n * tile.n
+    left_column = at.i_n * tile.n
     half: gl.constexpr = value.shape[1] // 2
     left, right = _halves(value)
     # The tile before may have left any chunk last.
     tma.store_wait(0)
     if is_left:
-        _emit_chunks(at, left, row, column, 0, True, others, chunks, emit, emit_args, combine,
-                     combine_args, scaled, tile.n, chunk_n, traced, unit, me)  # fmt: skip
-    if is_right:
-        _emit_chunks(at, right, row, column + half, half, True, others, chunks, emit, emit_args,
+        _emit_chunks(at, left, row, left_column, own_row, 0, True, others, chunks, emit, emit_args,
                      combine, combine_args, scaled, tile.n, chunk_n, traced, unit,
                      me)  # fmt: skip
+    if is_right:
+        _emit_chunks(at, right, row, left_column, own_row, half, True, others, chunks, emit,
+                     emit_args, combine, combine_args, scaled, tile.n, chunk_n, traced, unit,
+                     me)  # fmt: skip
         if rest is not None:
-            _emit_chunks(at, rest, row, column + 2 * half, 2 * half, True, others, chunks, emit,
+            _emit_chunks(at, rest, row, left_column, own_row, 2 * half, True, others, chunks, emit,
                          emit_args, combine, combine_args, scaled, tile.n, chunk_n, traced, unit,
                          me)  # fmt: skip
 
 
 @gluon.jit
 def _emit_chunks(
-    at, value, row, column, inside: gl.constexpr, lacks: gl.constexpr, others, chunks,
-    emit: gl.constexpr, emit_args, combine: gl.constexpr, combine_args, scaled,
+    at, value, row, left_column, own_row: gl.constexpr, inside: gl.constexpr, lacks: gl.constexpr,
+    others, chunks, emit: gl.constexpr, emit_args, combine: gl.constexpr, combine_args, scaled,
     tile_n: gl.constexpr, chunk_n: gl.constexpr, traced, unit, me: gl.constexpr,
 ):  # fmt: skip
     """Halve the columns until they are a chunk.
@@ -168,16 +170,22 @@ def _emit_chunks(
         half: gl.constexpr = value_n // 2
         still: gl.constexpr = lacks and not adds
         left, right = _halves(value)
-        _emit_chunks(at, left, row, column, inside, still, others, chunks, emit, emit_args, combine,
-                     combine_args, scaled, tile_n, chunk_n, traced, unit, me)  # fmt: skip
-        _emit_chunks(at, right, row, column + half, inside + half, still, others, chunks, emit,
+        _emit_chunks(at, left, row, left_column, own_row, inside, still, others, chunks, emit,
                      emit_args, combine, combine_args, scaled, tile_n, chunk_n, traced, unit,
+                     me)  # fmt: skip
+        _emit_chunks(at, right, row, left_column, own_row, inside + half, still, others, chunks,
+                     emit, emit_args, combine, combine_args, scaled, tile_n, chunk_n, traced, unit,
                      me)  # fmt: skip
     else:
         if scaled is not None:
             value = value * scales_of_columns(scaled, inside, value)[None, :]
         if combine is not None:
-            value = combine(at, row, column, value, combine_args)
+            value = combine(
+                at,
+                Cells(row, left_column + inside, own_row, inside == 0),
+                value,
+                combine_args,
+            )
             if traced is not None:
                 # It waits at the tile's first chunk.
                 if inside == 0:
@@ -187,7 +195,7 @@ def _emit_chunks(
         chunk = chunks.index(inside // chunk_n % 2)
         chunk.store(value.to(chunks.dtype))
         fence_async_shared()
-        emit(at, row, column, chunk, emit_args)
+        emit(at, Cells(row, left_column + inside, own_row, inside == 0), chunk, emit_args)
 
 
 @gluon.jit
@@ -199,11 +207,3 @@ def places_of_sums(block, value, tile_n):
     of_row = row // 8 * (8 * tile_n) + row % 8 * 8
     of_column = column // 8 * 64 + column % 8
     return block + of_row[:, None] + of_column[None, :]
-
-
-@gluon.jit
-def places(block, value, stride):
-    """Pointers for the elements of `value` from `block` on, in rows `stride` elements apart."""
-    rows = gl.arange(0, value.shape[0], gl.SliceLayout(1, value.type.layout))
-    columns = gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
-    return block + rows[:, None] * stride + columns[None, :]

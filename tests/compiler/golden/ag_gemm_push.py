@@ -174,7 +174,7 @@ def ag_gemm_multiply_sm90(
     order_args = _order_args(rank, split, group_m, tile_m, num_m)
     order: gl.constexpr = _order
     ready: gl.constexpr = _ready
-    emit: gl.constexpr = gemm_sm90.emit_store
+    emit: gl.constexpr = gemm.emit_store
     done: gl.constexpr = _done
     gemm_sm90.gemm(
         a, b, product, shape, num_m, program, num_programs,
@@ -182,6 +182,6 @@ def ag_gemm_multiply_sm90(
         tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
         order, order_args,
         ready, Ready(a, e, gathered, gathered_ready, rank, split, world),
-        emit, gemm_sm90.Stored(product),
+        emit, gemm.Stored(product, shape),
         done=done, done_args=Done(e, num_programs, slot, world),
     )  # fmt: skip

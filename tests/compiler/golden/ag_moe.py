@@ -44,7 +44,7 @@ from triton.experimental.gluon import language as gl
 
 import weft.language as wl
 from weft.language import slots
-from weft.tiles import gemm, gemm_sm90, grouped, grouped_sm90
+from weft.tiles import gemm, gemm_sm90, hooks
 
 
 class Ready(NamedTuple):
@@ -62,9 +62,9 @@ class Ready(NamedTuple):
 def _ready(at, segment, tile, args):
     """Before a tile's operands are read. args: Ready"""
     word = args.gathered_ready + at.lo * args.experts.lanes
-    count = grouped.num_sources(at, args.world.num_ranks)
+    count = hooks.table.num_sources(at, args.world.num_ranks)
     wl.wait(word, args.e, count * args.experts.lanes, world=args.world)
-    return grouped.rows_by_token(at, args.gathered, args.routing.token_of)
+    return hooks.table.rows_by_token(at, args.gathered, args.routing.token_of)
 
 
 @triton.jit
@@ -79,16 +79,17 @@ def ag_moe_multiply(
     if program < experts.lanes:
         for hop in range(world.num_ranks):
             to = (rank + hop) % world.num_ranks
-            grouped.feed(x, gathered, to, program, rank, shape.k, experts, world)
+            hooks.feed.feed(x, gathered, to, program, rank, shape.k, experts, world)
             wl.notify(
                 world, gathered_ready + rank * experts.lanes + program, e, to=to, op=wl.SignalOp.SET
             )
     first = (program + num_programs - experts.lanes) % num_programs  # feeders come last
     gemm.gemm(
-        b, shape, tile, grouped.num_tiles(routing, experts), first, num_programs,
-        grouped.in_turn, grouped.Turns(routing.tiles, routing.turns, experts.room, experts.group_m),
+        b, shape, tile, hooks.table.num_tiles(routing, experts), first, num_programs,
+        hooks.table.in_turn, hooks.table.Turns(routing.tiles, routing.turns, experts.room,
+            experts.group_m),
         _ready, Ready(e, gathered, gathered_ready, experts, routing, world),
-        grouped.emit_slots, gemm.Stored(products, shape),
+        hooks.table.emit_slots, gemm.Stored(products, shape),
     )  # fmt: skip
     slots.slot_finish(world, slot, e, num_programs)
 
@@ -107,19 +108,19 @@ def ag_moe_multiply_sm90(
     if program < experts.lanes:
         for hop in range(world.num_ranks):
             to = (rank + hop) % world.num_ranks
-            grouped_sm90.feed(x, gathered, to, program, rank, shape.k, experts, world)
+            hooks.feed.feed(x, gathered, to, program, rank, shape.k, experts, world)
             wl.notify(
                 world, gathered_ready + rank * experts.lanes + program, e, to=to, op=wl.SignalOp.SET
             )
     first = (program + num_programs - experts.lanes) % num_programs  # feeders come last
-    order: gl.constexpr = grouped.in_turn
+    order: gl.constexpr = hooks.table.in_turn
     ready: gl.constexpr = _ready
-    emit: gl.constexpr = grouped_sm90.emit_slots
+    emit: gl.constexpr = hooks.table.emit_slots
     gemm_sm90.gemm(
-        gathered, b, products, shape, grouped.num_tiles(routing, experts), first, num_programs,
+        gathered, b, products, shape, hooks.table.num_tiles(routing, experts), first, num_programs,
         gemm_sm90.Shared(sums, summed, e, world),
         tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
-        order, grouped.Turns(routing.tiles, routing.turns, experts.room, experts.group_m),
+        order, hooks.table.Turns(routing.tiles, routing.turns, experts.room, experts.group_m),
         ready, Ready(e, gathered, gathered_ready, experts, routing, world),
         emit, gemm.Stored(products, shape),
         by_index=True,

@@ -57,7 +57,7 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.language import slots
-from weft.tiles import rows, weave
+from weft.tiles import hooks, rows
 
 
 class Combine(NamedTuple):
@@ -74,17 +74,19 @@ class Combine(NamedTuple):
 
 
 @triton.jit
-def _combine(at, value, tile, args):
+def _combine(at, cells, value, tile, args):
     """A tile's sums, and what else belongs to them. args: Combine"""
     if at.owner == args.rank:
-        for part in range(args.parts.words):
-            for hop in range(1, args.world.num_ranks):
-                source = (args.rank + hop) % args.world.num_ranks
-                word = weave.word_of(
-                    args.partials_ready, at, part, source, args.world.num_ranks, args.parts
-                )
-                wl.wait(word, args.e, world=args.world)
-        value = weave.add_partials(at, value, tile, args)
+        if cells.starts:
+            first, end = hooks.partition.words_of_rows(cells, value, args.parts)
+            for part in range(first, end):
+                for hop in range(1, args.world.num_ranks):
+                    source = (args.rank + hop) % args.world.num_ranks
+                    word = hooks.partition.word_of(
+                        args.partials_ready, at, part, source, args.world.num_ranks, args.parts
+                    )
+                    wl.wait(word, args.e, world=args.world)
+        value = hooks.reduce.add_partials(at, cells, value, args)
         value += rows.load(args.residual, at, tile, args.parts)
         value = rows.rounded(value, args.gathered)
     return value
@@ -101,12 +103,12 @@ class Emit(NamedTuple):
 
 
 @triton.jit
-def _emit(at, value, tile, args):
+def _emit(at, cells, fragment, tile, args):
     """What becomes of a tile. args: Emit"""
     if at.owner == args.rank:
-        weave.spread(args.gathered, at, value, tile, args)
+        hooks.scatter.spread(args.gathered, at, cells, fragment, args)
     else:
-        weave.push(at, value, tile, args)
+        hooks.scatter.push(at, cells, fragment, args)
 
 
 class Announce(NamedTuple):
@@ -122,16 +124,18 @@ class Announce(NamedTuple):
 
 @triton.jit
 def _announce(at, part, args):
-    """When a tile's stores are complete. args: Announce"""
+    """When the stores of a part of a tile are complete. args: Announce"""
     if at.owner == args.rank:
-        for each in range(args.parts.words):
-            word = weave.word_of(
+        first, end = hooks.partition.words_of(part, args.parts)
+        for each in range(first, end):
+            word = hooks.partition.word_of(
                 args.gathered_ready, at, each, args.rank, args.world.num_ranks, args.parts
             )
             wl.notify_all(args.world, word, args.e, op=wl.SignalOp.SET)
     else:
-        for each in range(args.parts.words):
-            word = weave.word_of(
+        first, end = hooks.partition.words_of(part, args.parts)
+        for each in range(first, end):
+            word = hooks.partition.word_of(
                 args.partials_ready, at, each, args.rank, args.world.num_ranks, args.parts
             )
             wl.notify(args.world, word, args.e, to=at.owner, op=wl.SignalOp.SET)
@@ -151,7 +155,7 @@ class Collect(NamedTuple):
 def _collect(at, tile, args):
     """Another rank's tile, when that rank has done it. args: Collect"""
     for part in range(args.parts.words):
-        word = weave.word_of(
+        word = hooks.partition.word_of(
             args.gathered_ready, at, part, at.owner, args.world.num_ranks, args.parts
         )
         wl.wait(word, args.e, world=args.world)
@@ -192,8 +196,8 @@ def all_reduce_rms_norm_reduce(
     slots.slot_wait_free(world, slot, e)
     rows.rows(
         rank, parts, tile, program, num_programs,
-        weave.scattered, weave.Scatter(rank, parts),
-        weave.read_owned, weave.Operand(x, parts),
+        hooks.order.scattered, hooks.order.Scatter(rank, parts),
+        hooks.gather.read_owned, hooks.gather.Operand(x, parts),
         _combine, Combine(e, gathered, partials, partials_ready, rank, residual, parts, world),
         _emit, Emit(gathered, partials, rank, parts, world),
         _announce, Announce(e, gathered_ready, partials_ready, rank, parts, world),

@@ -45,7 +45,7 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.language import slots
-from weft.tiles import row_packets, rows, weave
+from weft.tiles import hooks, row_packets, rows
 
 
 class Combine(NamedTuple):
@@ -62,7 +62,7 @@ class Combine(NamedTuple):
 
 
 @triton.jit
-def _combine(at, value, tile, args):
+def _combine(at, cells, value, tile, args):
     """A tile's sums, and what else belongs to them. args: Combine"""
     residual_ahead = rows.load(args.residual, at, tile, args.parts)
     value = row_packets.add_shares(
@@ -89,11 +89,11 @@ class Emit(NamedTuple):
 
 
 @triton.jit
-def _emit(at, value, tile, args):
+def _emit(at, cells, fragment, tile, args):
     """What becomes of a tile. args: Emit"""
     row_packets.send(
         at,
-        value,
+        fragment,
         tile,
         args.x.dtype.element_ty,
         row_packets.Boxes(args.partials, args.e, args.rank, args.parts, args.world),
@@ -129,7 +129,7 @@ def all_reduce_rms_norm_reduce(
     row_packets.every_row(
         parts, tile, program, num_programs,
         row_packets.in_rows, parts,
-        weave.read_owned, weave.Operand(x, parts),
+        hooks.gather.read_owned, hooks.gather.Operand(x, parts),
         _emit, Emit(e, partials, rank, x, parts, world),
         _combine, Combine(e, partials, rank, residual, total, x, parts, world),
         _result, Result(eps, normed, total, weight, parts),

@@ -50,7 +50,7 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.language import slots
-from weft.tiles import row_packets, rows, weave
+from weft.tiles import hooks, row_packets, rows
 
 
 class Combine(NamedTuple):
@@ -67,7 +67,7 @@ class Combine(NamedTuple):
 
 
 @triton.jit
-def _combine(at, value, tile, args):
+def _combine(at, cells, value, tile, args):
     """A tile's sums, and what else belongs to them. args: Combine"""
     if at.owner == args.rank:
         residual_ahead = rows.load(args.residual, at, tile, args.parts)
@@ -96,12 +96,12 @@ class Emit(NamedTuple):
 
 
 @triton.jit
-def _emit(at, value, tile, args):
+def _emit(at, cells, fragment, tile, args):
     """What becomes of a tile. args: Emit"""
     if at.owner == args.rank:
         row_packets.send(
             at,
-            value,
+            fragment,
             tile,
             args.x.dtype.element_ty,
             row_packets.Boxes(args.gathered, args.e, args.rank, args.parts, args.world),
@@ -109,7 +109,7 @@ def _emit(at, value, tile, args):
     else:
         row_packets.push(
             at,
-            value,
+            fragment,
             tile,
             args.x.dtype.element_ty,
             row_packets.Boxes(args.partials, args.e, args.rank, args.parts, args.world),
@@ -168,8 +168,8 @@ def all_reduce_rms_norm_reduce(
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     rows.rows(
         rank, parts, tile, program, num_programs,
-        weave.scattered, weave.Scatter(rank, parts),
-        weave.read_owned, weave.Operand(x, parts),
+        hooks.order.scattered, hooks.order.Scatter(rank, parts),
+        hooks.gather.read_owned, hooks.gather.Operand(x, parts),
         _combine, Combine(e, partials, rank, residual, total, x, parts, world),
         _emit, Emit(e, gathered, partials, rank, x, parts, world),
         rows.untold, None,

@@ -51,7 +51,7 @@ from triton.experimental.gluon import language as gl
 
 import weft.language as wl
 from weft.language import slots
-from weft.tiles import gemm, gemm_sm90, weave
+from weft.tiles import gemm, gemm_sm90, hooks
 
 
 class Combine(NamedTuple):
@@ -66,34 +66,19 @@ class Combine(NamedTuple):
 
 
 @triton.jit
-def _combine(at, value, tile, args):
-    """A tile's sums, and what else belongs to them. args: Combine"""
+def _combine(at, cells, value, args):
+    """A tile's accumulator, and what else belongs to it. args: Combine"""
     if at.owner == args.rank:
-        for part in range(args.parts.words):
-            for hop in range(1, args.world.num_ranks):
-                source = (args.rank + hop) % args.world.num_ranks
-                word = weave.word_of(
-                    args.partials_ready, at, part, source, args.world.num_ranks, args.parts
-                )
-                wl.wait(word, args.e, world=args.world)
-        value = weave.add_partials(at, value, tile, args)
-    return value
-
-
-@gluon.jit
-def _combine_sm90(at, row, column, value, args):
-    """The same for a chunk, in registers. args: Combine"""
-    if at.owner == args.rank:
-        # Once for what one warp group has of a tile: before its first chunk.
-        if column == at.i_n * args.parts.tile_n:
-            part = (row - at.i_m * args.parts.tile_m) // value.shape[0]
-            for hop in range(1, args.world.num_ranks):
-                source = (args.rank + hop) % args.world.num_ranks
-                word = weave.word_of(
-                    args.partials_ready, at, part, source, args.world.num_ranks, args.parts
-                )
-                wl.wait(word, args.e, world=args.world)
-        value = weave.add_partial_chunks(at, row, column, value, args)
+        if cells.starts:
+            first, end = hooks.partition.words_of_rows(cells, value, args.parts)
+            for part in range(first, end):
+                for hop in range(1, args.world.num_ranks):
+                    source = (args.rank + hop) % args.world.num_ranks
+                    word = hooks.partition.word_of(
+                        args.partials_ready, at, part, source, args.world.num_ranks, args.parts
+                    )
+                    wl.wait(word, args.e, world=args.world)
+        value = hooks.reduce.add_partials(at, cells, value, args)
     return value
 
 
@@ -109,26 +94,13 @@ class Emit(NamedTuple):
 
 
 @triton.jit
-def _emit(at, value, tile, args):
+def _emit(at, cells, fragment, args):
     """What becomes of a tile. args: Emit"""
     if at.owner == args.rank:
-        weave.store_owned(args.own_reduced, at, value, tile, args.parts)
-        weave.spread(args.gathered, at, value, tile, args)
+        hooks.scatter.store_own(args.own_reduced, at, cells, fragment, args.parts)
+        hooks.scatter.spread(args.gathered, at, cells, fragment, args)
     else:
-        weave.push(at, value, tile, args)
-
-
-@gluon.jit
-def _emit_sm90(at, row, column, chunk, args):
-    """The same for a chunk, in shared memory. args: Emit"""
-    if at.owner == args.rank:
-        if at.row < at.end:
-            own_row = at.row + row - at.i_m * args.parts.tile_m
-            gemm_sm90.store_tile(args.own_reduced, [own_row, column], chunk)
-        if at.row < at.end:
-            weave.spread_chunk(args.gathered, at, row, column, chunk, args)
-    else:
-        weave.push_chunk(at, row, column, chunk, args)
+        hooks.scatter.push(at, cells, fragment, args)
 
 
 class Announce(NamedTuple):
@@ -144,34 +116,21 @@ class Announce(NamedTuple):
 
 @triton.jit
 def _announce(at, part, args):
-    """When a tile's stores are complete. args: Announce"""
+    """When the stores of a part of a tile are complete. args: Announce"""
     if at.owner == args.rank:
-        for each in range(args.parts.words):
-            word = weave.word_of(
+        first, end = hooks.partition.words_of(part, args.parts)
+        for each in range(first, end):
+            word = hooks.partition.word_of(
                 args.gathered_ready, at, each, args.rank, args.world.num_ranks, args.parts
             )
             wl.notify_all(args.world, word, args.e, op=wl.SignalOp.SET)
     else:
-        for each in range(args.parts.words):
-            word = weave.word_of(
+        first, end = hooks.partition.words_of(part, args.parts)
+        for each in range(first, end):
+            word = hooks.partition.word_of(
                 args.partials_ready, at, each, args.rank, args.world.num_ranks, args.parts
             )
             wl.notify(args.world, word, args.e, to=at.owner, op=wl.SignalOp.SET)
-
-
-@gluon.jit
-def _announce_sm90(at, part, args):
-    """When those of a warp group's part are. args: Announce"""
-    if at.owner == args.rank:
-        word = weave.word_of(
-            args.gathered_ready, at, part, args.rank, args.world.num_ranks, args.parts
-        )
-        wl.notify_all(args.world, word, args.e, op=wl.SignalOp.SET)
-    else:
-        word = weave.word_of(
-            args.partials_ready, at, part, args.rank, args.world.num_ranks, args.parts
-        )
-        wl.notify(args.world, word, args.e, to=at.owner, op=wl.SignalOp.SET)
 
 
 class Collect(NamedTuple):
@@ -186,28 +145,14 @@ class Collect(NamedTuple):
 
 
 @triton.jit
-def _collect(at, tile, args):
+def _collect(at, tile_m: tl.constexpr, tile_n: tl.constexpr, args):
     """Another rank's tile, when that rank has done it. args: Collect"""
     for part in range(args.parts.words):
-        word = weave.word_of(
+        word = hooks.partition.word_of(
             args.gathered_ready, at, part, at.owner, args.world.num_ranks, args.parts
         )
         wl.wait(word, args.e, world=args.world)
-    weave.unpack(args.reduced, args.gathered, at, tile, args.parts)
-
-
-@gluon.jit
-def _collect_sm90(at, tile_m: gl.constexpr, tile_n: gl.constexpr, args):
-    """The same, by four warps. args: Collect"""
-    for part in range(args.parts.words):
-        word = weave.word_of(
-            args.gathered_ready, at, part, at.owner, args.world.num_ranks, args.parts
-        )
-        wl.wait(word, args.e, world=args.world)
-    for row in range(0, tile_m, weave.UNPACKED_ROWS):
-        weave.unpack_rows(
-            args.reduced, args.gathered, at, row, args.parts, weave.UNPACKED_ROWS, tile_n
-        )
+    hooks.scatter.unpack(args.reduced, args.gathered, at, args.parts, tile_m, tile_n)
 
 
 @triton.jit
@@ -225,8 +170,8 @@ def gemm_ar_multiply(
     slots.slot_wait_free(world, slot, e)
     gemm.gemm(
         b, shape, tile, world.num_ranks * parts.tiles_m, program, num_programs,
-        weave.scattered, weave.Scatter(rank, parts),
-        weave.read_owned, weave.Operand(a, parts),
+        hooks.order.scattered, hooks.order.Scatter(rank, parts),
+        hooks.gather.read_owned, hooks.gather.Operand(a, parts),
         _emit, Emit(gathered, own_reduced, partials, rank, parts, world),
         combine=_combine, combine_args=Combine(e, partials, partials_ready, rank, parts, world),
         announce=_announce, announce_args=Announce(e, gathered_ready, partials_ready, rank, parts,
@@ -234,9 +179,11 @@ def gemm_ar_multiply(
     )  # fmt: skip
     num_m = world.num_ranks * parts.tiles_m
     for i in range(program, num_m * parts.num_n, num_programs):
-        at = weave.scattered(i, num_m, parts.num_n, weave.Scatter(rank, parts))
+        at = hooks.order.scattered(i, num_m, parts.num_n, hooks.order.Scatter(rank, parts))
         if at.owner != rank:
-            _collect(at, tile, Collect(e, gathered, gathered_ready, reduced, parts, world))
+            _collect(
+                at, tile.m, tile.n, Collect(e, gathered, gathered_ready, reduced, parts, world)
+            )
     # weft: equivalent-mutant swap of atomic: credits are implied, as said above
     # weft: equivalent-mutant relax-release, value+1 of notify: as said above
     slots.slot_finish(world, slot, e, num_programs)
@@ -256,17 +203,17 @@ def gemm_ar_multiply_sm90(
     # of a call knows that their owners have read its shares; and who is given a share of the
     # next call, that its source has ended this one
     slots.slot_wait_free(world, slot, e)
-    order: gl.constexpr = weave.scattered
-    ready: gl.constexpr = weave.read_owned
-    emit: gl.constexpr = _emit_sm90
-    combine: gl.constexpr = _combine_sm90
-    announce: gl.constexpr = _announce_sm90
+    order: gl.constexpr = hooks.order.scattered
+    ready: gl.constexpr = hooks.gather.read_owned
+    emit: gl.constexpr = _emit
+    combine: gl.constexpr = _combine
+    announce: gl.constexpr = _announce
     gemm_sm90.gemm(
         a, b, own_reduced, shape, world.num_ranks * parts.tiles_m, program, num_programs,
         gemm_sm90.Shared(sums, summed, e, world),
         tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
-        order, weave.Scatter(rank, parts),
-        ready, weave.Operand(a, parts),
+        order, hooks.order.Scatter(rank, parts),
+        ready, hooks.gather.Operand(a, parts),
         emit, Emit(gathered, own_reduced, partials, rank, parts, world),
         combine=combine, combine_args=Combine(e, partials, partials_ready, rank, parts, world),
         announce=announce, announce_args=Announce(e, gathered_ready, partials_ready, rank, parts,
@@ -274,9 +221,9 @@ def gemm_ar_multiply_sm90(
     )  # fmt: skip
     num_m = world.num_ranks * parts.tiles_m
     for i in range(program, num_m * parts.num_n, num_programs):
-        at = weave.scattered(i, num_m, parts.num_n, weave.Scatter(rank, parts))
+        at = hooks.order.scattered(i, num_m, parts.num_n, hooks.order.Scatter(rank, parts))
         if at.owner != rank:
-            _collect_sm90(
+            _collect(
                 at, tile_m, tile_n, Collect(e, gathered, gathered_ready, reduced, parts, world)
             )
     # weft: equivalent-mutant swap of atomic: credits are implied, as said above

@@ -42,7 +42,7 @@ from triton.experimental.gluon import language as gl
 
 import weft.language as wl
 from weft.language import slots
-from weft.tiles import gemm, gemm_sm90, weave
+from weft.tiles import gemm, gemm_sm90, hooks
 
 
 class Combine(NamedTuple):
@@ -57,34 +57,19 @@ class Combine(NamedTuple):
 
 
 @triton.jit
-def _combine(at, value, tile, args):
-    """A tile's sums, and what else belongs to them. args: Combine"""
+def _combine(at, cells, value, args):
+    """A tile's accumulator, and what else belongs to it. args: Combine"""
     if at.owner == args.rank:
-        for part in range(args.parts.words):
-            for hop in range(1, args.world.num_ranks):
-                source = (args.rank + hop) % args.world.num_ranks
-                word = weave.word_of(
-                    args.partials_ready, at, part, source, args.world.num_ranks, args.parts
-                )
-                wl.wait(word, args.e, world=args.world)
-        value = weave.add_partials(at, value, tile, args)
-    return value
-
-
-@gluon.jit
-def _combine_sm90(at, row, column, value, args):
-    """The same for a chunk, in registers. args: Combine"""
-    if at.owner == args.rank:
-        # Once for what one warp group has of a tile: before its first chunk.
-        if column == at.i_n * args.parts.tile_n:
-            part = (row - at.i_m * args.parts.tile_m) // value.shape[0]
-            for hop in range(1, args.world.num_ranks):
-                source = (args.rank + hop) % args.world.num_ranks
-                word = weave.word_of(
-                    args.partials_ready, at, part, source, args.world.num_ranks, args.parts
-                )
-                wl.wait(word, args.e, world=args.world)
-        value = weave.add_partial_chunks(at, row, column, value, args)
+        if cells.starts:
+            first, end = hooks.partition.words_of_rows(cells, value, args.parts)
+            for part in range(first, end):
+                for hop in range(1, args.world.num_ranks):
+                    source = (args.rank + hop) % args.world.num_ranks
+                    word = hooks.partition.word_of(
+                        args.partials_ready, at, part, source, args.world.num_ranks, args.parts
+                    )
+                    wl.wait(word, args.e, world=args.world)
+        value = hooks.reduce.add_partials(at, cells, value, args)
     return value
 
 
@@ -99,23 +84,12 @@ class Emit(NamedTuple):
 
 
 @triton.jit
-def _emit(at, value, tile, args):
+def _emit(at, cells, fragment, args):
     """What becomes of a tile. args: Emit"""
     if at.owner == args.rank:
-        weave.store_owned(args.scattered, at, value, tile, args.parts)
+        hooks.scatter.store_own(args.scattered, at, cells, fragment, args.parts)
     else:
-        weave.push(at, value, tile, args)
-
-
-@gluon.jit
-def _emit_sm90(at, row, column, chunk, args):
-    """The same for a chunk, in shared memory. args: Emit"""
-    if at.owner == args.rank:
-        if at.row < at.end:
-            own_row = at.row + row - at.i_m * args.parts.tile_m
-            gemm_sm90.store_tile(args.scattered, [own_row, column], chunk)
-    else:
-        weave.push_chunk(at, row, column, chunk, args)
+        hooks.scatter.push(at, cells, fragment, args)
 
 
 class Announce(NamedTuple):
@@ -130,23 +104,14 @@ class Announce(NamedTuple):
 
 @triton.jit
 def _announce(at, part, args):
-    """When a tile's stores are complete. args: Announce"""
+    """When the stores of a part of a tile are complete. args: Announce"""
     if at.owner != args.rank:
-        for each in range(args.parts.words):
-            word = weave.word_of(
+        first, end = hooks.partition.words_of(part, args.parts)
+        for each in range(first, end):
+            word = hooks.partition.word_of(
                 args.partials_ready, at, each, args.rank, args.world.num_ranks, args.parts
             )
             wl.notify(args.world, word, args.e, to=at.owner, op=wl.SignalOp.SET)
-
-
-@gluon.jit
-def _announce_sm90(at, part, args):
-    """When those of a warp group's part are. args: Announce"""
-    if at.owner != args.rank:
-        word = weave.word_of(
-            args.partials_ready, at, part, args.rank, args.world.num_ranks, args.parts
-        )
-        wl.notify(args.world, word, args.e, to=at.owner, op=wl.SignalOp.SET)
 
 
 @triton.jit
@@ -158,8 +123,8 @@ def gemm_rs_multiply(a, b, scattered, partials, partials_ready, slot, shape, par
     slots.slot_wait_free(world, slot, e)
     gemm.gemm(
         b, shape, tile, world.num_ranks * parts.tiles_m, program, num_programs,
-        weave.scattered, weave.Scatter(rank, parts),
-        weave.read_owned, weave.Operand(a, parts),
+        hooks.order.scattered, hooks.order.Scatter(rank, parts),
+        hooks.gather.read_owned, hooks.gather.Operand(a, parts),
         _emit, Emit(partials, rank, scattered, parts, world),
         combine=_combine, combine_args=Combine(e, partials, partials_ready, rank, parts, world),
         announce=_announce, announce_args=Announce(e, partials_ready, rank, parts, world),
@@ -178,17 +143,17 @@ def gemm_rs_multiply_sm90(
     e = slots.slot_epoch(slot)
     program, num_programs = gl.program_id(0), gl.num_programs(0)
     slots.slot_wait_free(world, slot, e)
-    order: gl.constexpr = weave.scattered
-    ready: gl.constexpr = weave.read_owned
-    emit: gl.constexpr = _emit_sm90
-    combine: gl.constexpr = _combine_sm90
-    announce: gl.constexpr = _announce_sm90
+    order: gl.constexpr = hooks.order.scattered
+    ready: gl.constexpr = hooks.gather.read_owned
+    emit: gl.constexpr = _emit
+    combine: gl.constexpr = _combine
+    announce: gl.constexpr = _announce
     gemm_sm90.gemm(
         a, b, scattered, shape, world.num_ranks * parts.tiles_m, program, num_programs,
         gemm_sm90.Shared(sums, summed, e, world),
         tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
-        order, weave.Scatter(rank, parts),
-        ready, weave.Operand(a, parts),
+        order, hooks.order.Scatter(rank, parts),
+        ready, hooks.gather.Operand(a, parts),
         emit, Emit(partials, rank, scattered, parts, world),
         combine=combine, combine_args=Combine(e, partials, partials_ready, rank, parts, world),
         announce=announce, announce_args=Announce(e, partials_ready, rank, parts, world),

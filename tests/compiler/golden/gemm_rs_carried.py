@@ -52,7 +52,7 @@ from triton.experimental.gluon import language as gl
 
 import weft.language as wl
 from weft.language import slots
-from weft.tiles import gemm, gemm_sm90, weave
+from weft.tiles import gemm, gemm_sm90, hooks
 
 
 class Combine(NamedTuple):
@@ -67,28 +67,15 @@ class Combine(NamedTuple):
 
 
 @triton.jit
-def _combine(at, value, tile, args):
-    """A tile's sums, and what else belongs to them. args: Combine"""
+def _combine(at, cells, value, args):
+    """A tile's accumulator, and what else belongs to it. args: Combine"""
     if at.owner == args.rank:
-        for hop in range(1, args.world.num_ranks):
-            source = (args.rank + hop) % args.world.num_ranks
-            word = args.partials_ready + weave.chunk_of(at, source, args.parts)
-            wl.wait(word, args.e, world=args.world)
-        value = weave.add_carried(at, value, tile, args)
-    return value
-
-
-@gluon.jit
-def _combine_sm90(at, row, column, value, args):
-    """The same for a chunk, in registers. args: Combine"""
-    if at.owner == args.rank:
-        # Once for what one warp group has of a tile: before its first chunk.
-        if column == at.i_n * args.parts.tile_n:
+        if cells.starts:
             for hop in range(1, args.world.num_ranks):
                 source = (args.rank + hop) % args.world.num_ranks
-                word = args.partials_ready + weave.chunk_of(at, source, args.parts)
+                word = args.partials_ready + hooks.partition.chunk_of(at, source, args.parts)
                 wl.wait(word, args.e, world=args.world)
-        value = weave.add_carried_chunks(at, row, column, value, args)
+        value = hooks.reduce.add_carried(at, cells, value, args)
     return value
 
 
@@ -102,23 +89,12 @@ class Emit(NamedTuple):
 
 
 @triton.jit
-def _emit(at, value, tile, args):
+def _emit(at, cells, fragment, args):
     """What becomes of a tile. args: Emit"""
     if at.owner == args.rank:
-        weave.store_owned(args.scattered, at, value, tile, args.parts)
+        hooks.scatter.store_own(args.scattered, at, cells, fragment, args.parts)
     else:
-        weave.keep(args.kept, at, value, tile, args.parts)
-
-
-@gluon.jit
-def _emit_sm90(at, row, column, chunk, args):
-    """The same for a chunk, in shared memory. args: Emit"""
-    if at.owner == args.rank:
-        if at.row < at.end:
-            own_row = at.row + row - at.i_m * args.parts.tile_m
-            gemm_sm90.store_tile(args.scattered, [own_row, column], chunk)
-    else:
-        weave.keep_chunk(args.kept, at, row, column, chunk, args.parts)
+        hooks.scatter.keep(args.kept, at, cells, fragment, args.parts)
 
 
 class Announce(NamedTuple):
@@ -136,31 +112,16 @@ class Announce(NamedTuple):
 
 @triton.jit
 def _announce(at, part, args):
-    """When a tile's stores are complete. args: Announce"""
+    """When the stores of a part of a tile are complete. args: Announce"""
     if at.owner != args.rank:
-        if weave.is_last_of_chunk(args.kept_stored, args.parts.words, at, args.parts):
+        if hooks.partition.is_last_of_chunk(args.kept_stored, at, part, args.parts):
             slots.slot_wait_free(args.world, args.slot, args.e)
-            word = args.kept_told + weave.chunk_of(at, at.owner, args.parts)
+            word = args.kept_told + hooks.partition.chunk_of(at, at.owner, args.parts)
             # weft: equivalent-mutant narrow of notify: it orders nothing itself
             wl.notify(
                 args.world, word, args.e, to=args.rank, op=wl.SignalOp.SET, order=wl.Order.RELAXED
             )
-            word = args.kept_ready + weave.chunk_of(at, at.owner, args.parts)
-            wl.notify(args.world, word, 1, to=args.rank, op=wl.SignalOp.SET)
-
-
-@gluon.jit
-def _announce_sm90(at, part, args):
-    """When those of a warp group's part are. args: Announce"""
-    if at.owner != args.rank:
-        if weave.is_last_of_chunk(args.kept_stored, 1, at, args.parts):
-            slots.slot_wait_free(args.world, args.slot, args.e)
-            word = args.kept_told + weave.chunk_of(at, at.owner, args.parts)
-            # weft: equivalent-mutant narrow of notify: it orders nothing itself
-            wl.notify(
-                args.world, word, args.e, to=args.rank, op=wl.SignalOp.SET, order=wl.Order.RELAXED
-            )
-            word = args.kept_ready + weave.chunk_of(at, at.owner, args.parts)
+            word = args.kept_ready + hooks.partition.chunk_of(at, at.owner, args.parts)
             wl.notify(args.world, word, 1, to=args.rank, op=wl.SignalOp.SET)
 
 
@@ -175,8 +136,8 @@ def gemm_rs_multiply(
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     gemm.gemm(
         b, shape, tile, world.num_ranks * parts.tiles_m, program, num_programs,
-        weave.part_by_part, weave.Scatter(rank, parts),
-        weave.read_owned, weave.Operand(a, parts),
+        hooks.order.part_by_part, hooks.order.Scatter(rank, parts),
+        hooks.gather.read_owned, hooks.gather.Operand(a, parts),
         _emit, Emit(kept, rank, scattered, parts),
         combine=_combine, combine_args=Combine(e, partials, partials_ready, rank, parts, world),
         announce=_announce, announce_args=Announce(e, kept_ready, kept_stored, kept_told, rank,
@@ -198,17 +159,17 @@ def gemm_rs_multiply_sm90(
     rank = wl.rank(world).to(gl.int32)
     e = slots.slot_epoch(slot)
     program, num_programs = gl.program_id(0), gl.num_programs(0)
-    order: gl.constexpr = weave.part_by_part
-    ready: gl.constexpr = weave.read_owned
-    emit: gl.constexpr = _emit_sm90
-    combine: gl.constexpr = _combine_sm90
-    announce: gl.constexpr = _announce_sm90
+    order: gl.constexpr = hooks.order.part_by_part
+    ready: gl.constexpr = hooks.gather.read_owned
+    emit: gl.constexpr = _emit
+    combine: gl.constexpr = _combine
+    announce: gl.constexpr = _announce
     gemm_sm90.gemm(
         a, b, scattered, shape, world.num_ranks * parts.tiles_m, program, num_programs,
         gemm_sm90.Shared(sums, summed, e, world),
         tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
-        order, weave.Scatter(rank, parts),
-        ready, weave.Operand(a, parts),
+        order, hooks.order.Scatter(rank, parts),
+        ready, hooks.gather.Operand(a, parts),
         emit, Emit(kept, rank, scattered, parts),
         combine=combine, combine_args=Combine(e, partials, partials_ready, rank, parts, world),
         announce=announce, announce_args=Announce(e, kept_ready, kept_stored, kept_told, rank,

@@ -38,7 +38,7 @@ from triton.experimental.gluon import language as gl
 
 import weft.language as wl
 from weft.language import slots
-from weft.tiles import epilogues, gemm, gemm_sm90, swizzle
+from weft.tiles import gemm, gemm_sm90, hooks, swizzle
 
 
 class At(NamedTuple):
@@ -132,25 +132,12 @@ class Emit(NamedTuple):
 
 
 @triton.jit
-def _emit(at, value, tile, args):
+def _emit(at, cells, fragment, args):
     """What becomes of a tile. args: Emit"""
-    value = epilogues.silu_mul(value, args.gated_ptr.dtype.element_ty)
-    epilogues.store_tile(
-        args.gated_ptr,
-        at.i_m * tile.m,
-        at.i_n * value.shape[1],
-        value,
-        args.shape.m,
-        args.shape.n // 2,
-    )
-
-
-@gluon.jit
-def _emit_sm90(at, row, column, chunk, args):
-    """The same for a chunk, in shared memory. args: Emit"""
-    value = epilogues.load_chunk(chunk)
-    value = epilogues.silu_mul_chunk(value, args.gated_ptr.dtype.element_ty)
-    epilogues.store_chunk(args.gated_ptr, row, column // 2, value, args.shape.m, args.shape.n // 2)
+    value = hooks.epilogue.load(fragment)
+    value = hooks.epilogue.silu_mul(value, args.gated_ptr.dtype.element_ty)
+    cells = hooks.epilogue.halved(cells)
+    hooks.epilogue.store(args.gated_ptr, cells, value, args.shape.m, args.shape.n // 2)
 
 
 class Done(NamedTuple):
@@ -206,7 +193,7 @@ def mlp_multiply_sm90(
     order_args = _order_args(rank, split, group_m, tile_m, num_m)
     order: gl.constexpr = _order
     ready: gl.constexpr = _ready
-    emit: gl.constexpr = _emit_sm90
+    emit: gl.constexpr = _emit
     done: gl.constexpr = _done
     gemm_sm90.gemm(
         x, w1, gated, shape, num_m, program, num_programs,

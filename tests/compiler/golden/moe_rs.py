@@ -42,7 +42,7 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.language import slots
-from weft.tiles import gemm, grouped
+from weft.tiles import gemm, hooks
 
 
 class Emit(NamedTuple):
@@ -57,13 +57,13 @@ class Emit(NamedTuple):
 
 
 @triton.jit
-def _emit(at, value, tile, args):
+def _emit(at, cells, fragment, args):
     """What becomes of a tile. args: Emit"""
-    grouped.push_rows(
+    hooks.table.push_rows(
         args.partials,
         at,
-        value,
-        tile,
+        cells,
+        fragment,
         args.rank,
         args.shape.n,
         args.routing,
@@ -84,7 +84,7 @@ class Announce(NamedTuple):
 
 @triton.jit
 def _announce(at, part, args):
-    """When a tile's stores are complete. args: Announce"""
+    """When the stores of a part of a tile are complete. args: Announce"""
     word = (at.i_m * args.world.num_ranks + args.rank) * args.experts.columns + at.i_n
     wl.notify_all(args.world, args.partials_ready + word, args.e, op=wl.SignalOp.SET)
 
@@ -100,17 +100,17 @@ def moe_rs_multiply(
     slots.slot_wait_free(world, slot, e)
     # weft: allow peer-from-data: moe_route writes lo and hi, and they are ranks
     gemm.gemm(
-        b, shape, tile, grouped.num_tiles(routing, experts), program, num_programs,
-        grouped.in_turn_backwards, grouped.Turns(routing.tiles, routing.turns, experts.room,
+        b, shape, tile, hooks.table.num_tiles(routing, experts), program, num_programs,
+        hooks.table.in_turn_backwards, hooks.table.Turns(routing.tiles, routing.turns, experts.room,
             experts.group_m),
-        grouped.read_slots, grouped.Slots(x),
+        hooks.table.read_slots, hooks.table.Slots(x),
         _emit, Emit(partials, rank, experts, routing, shape, world),
         announce=_announce, announce_args=Announce(e, partials_ready, rank, experts, world),
     )  # fmt: skip
-    tiles = grouped.num_tiles(routing, experts)
+    tiles = hooks.table.num_tiles(routing, experts)
     words = world.num_ranks * experts.columns * tiles
     wl.wait(partials_ready, e, words, world=world)
-    grouped.sum_rows(
+    hooks.table.sum_rows(
         scattered, partials, rank, shape.n, experts, program, num_programs, world.num_ranks
     )
     slots.slot_finish(world, slot, e, num_programs)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from textwrap import wrap
 
-from weft.compiler.lower import woven
+from weft.compiler.lower import rendering
 from weft.compiler.lower.layout import WIDTH
 from weft.ir import core
 
@@ -58,9 +58,9 @@ def _signals(kernel: core.Kernel) -> str:
     for one in kernel.of(core.SIGNALS):
         name = one.signals if isinstance(one, core.Wait | core.Notify) else "slot_free"
         name = "epoch" if isinstance(one, core.Advance) else name
-        told.setdefault(name, []).append(woven.sentence(one))
+        told.setdefault(name, []).append(rendering.sentence(one))
     for hook in kernel.of(core.Hook):
-        if said := woven.SAID.get(hook.function):
+        if said := rendering.SAID.get(hook.function):
             told[hook.args[0]].append(said)
     return "\n".join(f"{name}: {'; '.join(said)}" for name, said in told.items())
 
@@ -106,8 +106,7 @@ _IMPORTS = (
     (r"\bslots\.", "from weft.language import slots"),
 )
 _TILES = (
-    "epilogues", "gemm", "gemm_sm90", "grouped", "grouped_sm90", "hierarchy", "row_packets",
-    "rows", "swizzle", "weave",
+    "gemm", "gemm_sm90", "hierarchy", "hooks", "row_packets", "rows", "swizzle",
 )  # fmt: skip
 
 

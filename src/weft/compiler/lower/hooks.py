@@ -1,4 +1,4 @@
-"""The functions of a generated module that are woven into the template: mapping and hooks.
+"""The functions of a generated module that the template is handed: mapping and hooks.
 
 A hook that is one function of tiles/ is passed as it is (`library`); of the others the statements
 of Core IR are put together in order, and their arguments are a tuple of what these use.
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from textwrap import indent
 
-from weft.compiler.lower import woven
+from weft.compiler.lower import rendering
 from weft.compiler.lower.layout import fitting
 from weft.compiler.passes.swizzle import BY_NODE
 from weft.ir import core
@@ -28,7 +28,7 @@ def twins_of(kernel: core.Kernel) -> tuple[str, ...]:
 
 
 def mapping(kernel: core.Kernel) -> Iterator[str]:
-    """What asks of the mapping; tiles cut within parts have theirs in tiles/weave.py."""
+    """What asks of the mapping; tiles cut within parts have theirs in tiles/hooks/."""
     if kernel.of(core.Mapping)[0].cuts == "whole":
         given = [one.name for one in kernel.of(core.Param) if one.sort == "order"]
         yield _WHOLE
@@ -118,51 +118,53 @@ def _order_args(rank, split, group_m, tile_m, world):
     nodes = hierarchy.to_gather(world, rank, split.rank_rows, tile_m, group_m)
     return Order(tl.cast(tile_m, tl.int32), rank, split, nodes)'''
 
-# Place -> (parameters, what it says), of the twins' common form, or of each.
+# Place -> (parameters, what it says); one source for each template.
 _FORMS = {
     "ready": ("at, segment, tile", "Before a tile's operands are read."),
-    "combine": ("at, value, tile", "A tile's sums, and what else belongs to them."),
-    "combine_sm90": ("at, row, column, value", "The same for a chunk, in registers."),
-    "emit": ("at, value, tile", "What becomes of a tile."),
-    "emit_sm90": ("at, row, column, chunk", "The same for a chunk, in shared memory."),
-    "announce": ("at, part", "When a tile's stores are complete."),
-    "announce_sm90": ("at, part", "When those of a warp group's part are."),
-    "collect": ("at, tile", "Another rank's tile, when that rank has done it."),
-    "collect_sm90": ("at, tile_m: gl.constexpr, tile_n: gl.constexpr", "The same, by four warps."),
+    "combine": ("at, cells, value", "A tile's accumulator, and what else belongs to it."),
+    "emit": ("at, cells, fragment", "What becomes of a tile."),
+    "announce": ("at, part", "When the stores of a part of a tile are complete."),
+    "collect": ("at, EXTENTS", "Another rank's tile, when that rank has done it."),
     "result": ("at, value, tile", "What every rank makes of a tile's rows."),
     "done": ("", "When this program has read all operands."),
 }
-TWO_FORMS = ("combine", "emit", "announce", "collect")
+# The same where a tile is whole rows (tiles/rows.py).
+_FORMS_OF_ROWS = {
+    "combine": ("at, cells, value, tile", "A tile's sums, and what else belongs to them."),
+    "emit": ("at, cells, fragment, tile", "What becomes of a tile."),
+    "collect": ("at, tile", "Another rank's tile, when that rank has done it."),
+}
 
 
 def hooks(kernel: core.Kernel) -> Iterator[str]:
     """The functions of hooks that are not simply one of tiles/, their arguments before them."""
-    for place, (parameters, said) in _FORMS.items():
-        slot, _, suffix = place.partition("_")
-        twin = suffix or "plain"
-        if not kernel.at(slot) or twin not in twins_of(kernel) or library(kernel, slot, twin):
+    forms = _FORMS
+    if kernel.of(core.Template)[0].function in core.OF_ROWS:
+        forms = _FORMS | _FORMS_OF_ROWS
+    for slot, (parameters, said) in forms.items():
+        if not kernel.at(slot) or library(kernel, slot):
             continue
         if slot == "collect" and is_by_tables(kernel):
             continue  # stands in the kernel: it is not of tiles
-        title = title_of(kernel, slot, twin)
-        if not suffix or title != title_of(kernel, slot, "plain"):
-            fields = "\n".join(f"    {name}: Any" for name in used(kernel, slot, twin))
-            yield f'class {title}(NamedTuple):\n    """Arguments of `_{place}`."""\n\n{fields}'
+        fields = "\n".join(f"    {name}: Any" for name in used(kernel, slot))
+        title = slot.title()
+        yield f'class {title}(NamedTuple):\n    """Arguments of `_{slot}`."""\n\n{fields}'
         is_value = slot == "combine" or (slot == "collect" and kernel.at("result"))
-        body = [*body_of(kernel, slot, twin), *(["return value"] if is_value else [])]
+        body = [*body_of(kernel, slot), *(["return value"] if is_value else [])]
+        parameters = parameters.replace("EXTENTS", "tile_m: tl.constexpr, tile_n: tl.constexpr")
         parameters = f"{parameters}, args" if parameters else "args"
         yield "\n".join([
-            "@gluon.jit" if suffix else "@triton.jit", f"def _{place}({parameters}):",
+            "@triton.jit", f"def _{slot}({parameters}):",
             f'    """{said} args: {title}"""', *fitting(f"    {line}" for line in body),
         ])  # fmt: skip
 
 
-def body_of(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, ...]:
-    """What is woven in at one place, in order; neighbours for the same tiles share a branch."""
+def body_of(kernel: core.Kernel, slot: str) -> tuple[str, ...]:
+    """What is done at one place, in order; neighbours for the same tiles share a branch."""
     given = [*(kernel.at("value") if slot == "emit" else ()), *kernel.at(slot)]
-    pieces = [woven.spell(one, kernel, twin) for one in given]
-    if len(given) > len(kernel.at(slot)) and twin == "sm90":
-        pieces.insert(0, woven.LOADED)
+    pieces = [rendering.render(one, kernel) for one in given]
+    if len(given) > len(kernel.at(slot)):
+        pieces.insert(0, rendering.LOADED)
     lines: list[str] = []
     last = ""
     for piece in pieces:
@@ -171,13 +173,13 @@ def body_of(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, ...]:
         if not piece.guard:
             lines += piece.lines
         elif piece.guard == last:
-            depth = "        " if last in (woven.FEEDING, woven.LAST) else "    "
+            depth = "        " if last in (rendering.FEEDING, rendering.LAST) else "    "
             lines += indent("\n".join(piece.lines), depth).splitlines()
-        elif piece.guard in (woven.FEEDING, woven.LAST):
-            if piece.guard == woven.FEEDING:
+        elif piece.guard in (rendering.FEEDING, rendering.LAST):
+            if piece.guard == rendering.FEEDING:
                 lines += [one.replace("TOKENS", _mapping(kernel)) for one in _FEEDING]
             else:
-                lines += _last_of_chunk(kernel, twin)
+                lines += _last_of_chunk(kernel)
             lines += indent("\n".join(piece.lines), "        ").splitlines()
         else:
             lines.append("else:" if last else f"if {_guard(kernel, piece.guard)}:")
@@ -193,15 +195,13 @@ _FEEDING = (
 )
 
 
-def _last_of_chunk(kernel: core.Kernel, twin: str) -> tuple[str, str]:
-    """Is a chunk complete with this tile? It is stored in one in the plain twin, but counted as the
-    other one has it."""
+def _last_of_chunk(kernel: core.Kernel) -> tuple[str, str]:
+    """Is a chunk complete with this part of a tile?"""
     (count,) = [one for one in kernel.of(core.Hook) if one.function == "count"]
     counters, parts = (f"args.{name}" for name in count.args)
-    stored = f"{parts}.words" if twin == "plain" else "1"
     return (
-        f"if {_guard(kernel, woven.OTHER)}:",
-        f"    if weave.is_last_of_chunk({counters}, {stored}, at, {parts}):",
+        f"if {_guard(kernel, rendering.OTHER)}:",
+        f"    if hooks.partition.is_last_of_chunk({counters}, at, part, {parts}):",
     )
 
 
@@ -222,22 +222,16 @@ def is_by_node(kernel: core.Kernel) -> bool:
 
 def _guard(kernel: core.Kernel, guard: str) -> str:
     if kernel.of(core.Mapping)[0].cuts == "whole":
-        return "at.is_own" if guard == woven.OWN else "not at.is_own"
-    return f"at.owner {'==' if guard == woven.OWN else '!='} args.rank"
+        return "at.is_own" if guard == rendering.OWN else "not at.is_own"
+    return f"at.owner {'==' if guard == rendering.OWN else '!='} args.rank"
 
 
-def title_of(kernel: core.Kernel, slot: str, twin: str) -> str:
-    """What a hook's tuple is called: where the twin for Hopper needs others, it has its own."""
-    is_alike = set(used(kernel, slot, twin)) == set(used(kernel, slot, "plain"))
-    return slot.title() + ("" if is_alike else "Sm90")
-
-
-def used(kernel: core.Kernel, slot: str, twin: str) -> list[str]:
+def used(kernel: core.Kernel, slot: str) -> list[str]:
     """The names that a place's function uses of `args`: values, then tuples."""
-    lines = body_of(kernel, slot, twin if slot in TWO_FORMS else "plain")
+    lines = body_of(kernel, slot)
     names = re.findall(r"\bargs\.(\w+)", "\n".join(lines))
     if any(re.search(r"\bargs\)", line) for line in lines):
-        names += ["partials", "rank", "parts", "world"]  # of a weave.Move
+        names += ["partials", "rank", "parts", "world"]  # of a scatter.Move
     names = sorted(dict.fromkeys(names))
     tuples = {"shape", *(one.name for one in kernel.of(core.Mapping))}
     tuples |= {one.name for one in kernel.of(core.Param) if one.sort in ("slot", "world", "tables")}
@@ -261,30 +255,27 @@ def stored(kernel: core.Kernel) -> list[str]:
     return [one.args[0] for one in kernel.of(core.Hook) if one.slot == "emit"]
 
 
-def library(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, str] | None:
+def library(kernel: core.Kernel, slot: str) -> tuple[str, str] | None:
     """(function, arguments) where a place holds one hook that is a function of tiles/."""
     given = kernel.at(slot)
     if len(given) != 1 or not isinstance(given[0], core.Hook):
         return None
-    home = "gemm" if twin == "plain" else "gemm_sm90"
-    stored = "gemm.Stored({0}, shape)" if twin == "plain" else "gemm_sm90.Stored({0})"
-    of_slots = "grouped" if twin == "plain" else "grouped_sm90"
-    turns = "grouped.Turns({0}.tiles, {0}.turns, {1}.room, {1}.group_m)"
+    turns = "hooks.table.Turns({0}.tiles, {0}.turns, {1}.room, {1}.group_m)"
     if slot == "emit" and kernel.at("value"):
         return None
     found = {
         "grouped": ("swizzle.grouped", "(group_m,)"),
         "in_rows": ("row_packets.in_rows", "{0}"),
-        "scatter": ("weave.scattered", "weave.Scatter(rank, {0})"),
-        "part_by_part": ("weave.part_by_part", "weave.Scatter(rank, {0})"),
+        "scatter": ("hooks.order.scattered", "hooks.order.Scatter(rank, {0})"),
+        "part_by_part": ("hooks.order.part_by_part", "hooks.order.Scatter(rank, {0})"),
         "hierarchical_scatter": ("hierarchy.scattered", "order_args"),
         "rows_of": ("gemm.ready_always", "gemm.Always({0}, shape.m)"),
-        "read_owned": ("weave.read_owned", "weave.Operand({0}, {1})"),
-        "store": (f"{home}.emit_store", stored),
-        "store_slots": (f"{of_slots}.emit_slots", "gemm.Stored({0}, shape)"),
-        "in_turn": ("grouped.in_turn", turns),
-        "in_turn_backwards": ("grouped.in_turn_backwards", turns),
-        "rows_by_slot": ("grouped.read_slots", "grouped.Slots({0})"),
+        "read_owned": ("hooks.gather.read_owned", "hooks.gather.Operand({0}, {1})"),
+        "store": ("gemm.emit_store", "gemm.Stored({0}, shape)"),
+        "store_slots": ("hooks.table.emit_slots", "gemm.Stored({0}, shape)"),
+        "in_turn": ("hooks.table.in_turn", turns),
+        "in_turn_backwards": ("hooks.table.in_turn_backwards", turns),
+        "rows_by_slot": ("hooks.table.read_slots", "hooks.table.Slots({0})"),
     }.get(given[0].function)
     if found is None:
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.compiler.lower.hooks import (
-    TWO_FORMS,
     body_of,
     by_index,
     is_by_node,
@@ -13,12 +12,11 @@ from weft.compiler.lower.hooks import (
     library,
     peers_of,
     stored,
-    title_of,
     used,
 )
 from weft.compiler.lower.layout import WIDTH, call, fitting, wrapped
 from weft.ir import core
-from weft.tiles import weave
+from weft.tiles.hooks.scatter import MOST_PEERS
 
 
 def kernel_text(kernel: core.Kernel, twin: str) -> str:
@@ -47,7 +45,7 @@ def kernel_text(kernel: core.Kernel, twin: str) -> str:
         f"rank = wl.rank(world).to({module}.int32)",
         f"e = slots.slot_epoch({_slot(kernel)})",
         f"program, num_programs = {module}.program_id(0), {module}.num_programs(0)",
-        *fitting((line.replace("args.", "") for line in body_of(kernel, "begin", twin)), 96),
+        *fitting((line.replace("args.", "") for line in body_of(kernel, "begin")), 96),
     ]
     by_node = is_by_node(kernel)
     if is_whole:
@@ -63,12 +61,10 @@ def kernel_text(kernel: core.Kernel, twin: str) -> str:
         body += [f"first = (program + num_programs - {lanes}) % num_programs  # feeders come last"]
     body += _rows(kernel) if is_rows else _template(kernel, twin)
     if kernel.at("collect") and by_tables:
-        body += fitting(
-            (line.replace("args.", "") for line in body_of(kernel, "collect", twin)), 96
-        )
+        body += fitting((line.replace("args.", "") for line in body_of(kernel, "collect")), 96)
     elif kernel.at("collect") and not is_rows:
         body += _collect(kernel, twin)
-    body += [line.replace("args.", "") for line in body_of(kernel, "end", twin)]
+    body += [line.replace("args.", "") for line in body_of(kernel, "end")]
     return "\n".join([*lines, *(f"    {line}" for line in body)])
 
 
@@ -80,7 +76,7 @@ def _with_peers(kernel: core.Kernel, names: Sequence[str]) -> list[str]:
     """The parameters with the peers' descriptors before the first array that they are of."""
     peers = peers_of(kernel)
     first = min((names.index(name) for name in peers), default=0)
-    described = [f"{name}_peer_{hop}" for name in peers for hop in range(1, weave.MOST_PEERS + 1)]
+    described = [f"{name}_peer_{hop}" for name in peers for hop in range(1, MOST_PEERS + 1)]
     return [*names[:first], *described, *names[first:]]
 
 
@@ -108,7 +104,7 @@ def _template(kernel: core.Kernel, twin: str) -> list[str]:
     is_whole, right, result = mapping.cuts == "whole", operands[-2], operands[-1]
     num_m = "num_m" if is_whole else f"world.num_ranks * {mapping.name}.tiles_m"
     if by_tables:
-        num_m = f"grouped.num_tiles({mapping.of[0]}, {mapping.name})"
+        num_m = f"hooks.table.num_tiles({mapping.of[0]}, {mapping.name})"
     first = "first" if _feeds(kernel) else "program"
     if twin == "plain":
         rows = [f"{right}, shape, tile, {num_m}, {first}, num_programs,"]
@@ -121,7 +117,7 @@ def _template(kernel: core.Kernel, twin: str) -> list[str]:
         ]
     locals_ = []
     for array in peers_of(kernel) if twin == "sm90" else ():
-        given = [f"{array}_peer_{hop}" for hop in range(1, weave.MOST_PEERS + 1)]
+        given = [f"{array}_peer_{hop}" for hop in range(1, MOST_PEERS + 1)]
         locals_ += call(f"{array}_peers = (", given, ")", skip=True)
     for slot in ("order", "ready", "emit", "combine", "announce", "done"):
         if not kernel.at(slot):
@@ -163,7 +159,7 @@ def _collect(kernel: core.Kernel, twin: str) -> list[str]:
     """Other ranks' tiles, in the order in which they were multiplied here."""
     name, given = _hook(kernel, "collect", twin)
     (mapping,) = kernel.of(core.Mapping)
-    extents = "tile" if twin == "plain" else "tile_m, tile_n"
+    extents = "tile.m, tile.n" if twin == "plain" else "tile_m, tile_n"
     order, args = _hook(kernel, "order", twin)
     return [
         f"num_m = world.num_ranks * {mapping.name}.tiles_m",
@@ -176,11 +172,13 @@ def _collect(kernel: core.Kernel, twin: str) -> list[str]:
 
 def _hook(kernel: core.Kernel, slot: str, twin: str) -> tuple[str, str]:
     """(function, arguments) of one place, as the template takes them."""
-    if found := library(kernel, slot, twin):
+    if found := library(kernel, slot):
         return found
     if slot == "order":
         return "_order", "order_args"
-    suffix = "_sm90" if twin == "sm90" and slot in TWO_FORMS else ""
     # Written out each time: a variable would make numbers of the world's constants.
-    title = title_of(kernel, slot, twin)
-    return f"_{slot}{suffix}", f"{title}({', '.join(used(kernel, slot, twin))})"
+    names = used(kernel, slot)
+    if twin == "plain":
+        peers = [f"{name}_peers" for name in peers_of(kernel)]
+        names = ["None" if name in peers else name for name in names]
+    return f"_{slot}", f"{slot.title()}({', '.join(names)})"

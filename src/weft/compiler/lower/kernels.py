@@ -1,4 +1,4 @@
-"""Lower each launch of a Device plan to Core IR: which hooks weave its channels into its template.
+"""Lower each launch of a Device plan to Core IR: which hooks of its template its channels become.
 
     launch(gemm_rs_multiply, .., pushes=(partials,), awaits=(partials_ready,),
            announces=(partials_ready,), order=scatter, takes=True, gives=True)

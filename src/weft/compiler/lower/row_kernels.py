@@ -1,4 +1,4 @@
-"""Lower a launch that sums rows over ranks and works on them: what is woven into the rows template.
+"""Lower a launch that sums rows over ranks and works on them: hooks of the rows template.
 
     body=(all_reduce(x) -> reduced, add(reduced, residual) -> total, rms_norm(total, w) -> normed),
     writes=(total, normed)

@@ -11,7 +11,8 @@ from weft.compiler.lower import hooks
 from weft.ir import core
 from weft.language.mapping import StaticMapping
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.tiles import gemm, gemm_sm90, grouped, rows, weave
+from weft.tiles import gemm, gemm_sm90, rows
+from weft.tiles.hooks import partition, scatter, table
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,12 @@ class Specialised:
 
 # The tuples that kernels take: runtime integers but for the tile's.
 TUPLES = {
-    "whole": StaticMapping, "part": weave.Parts, "each": weave.Parts, "experts": grouped.Experts,
-}  # fmt: skip
-TABLES = tuple("*fp32" if name == "weight_of" else "*i32" for name in grouped.Tables._fields)
+    "whole": StaticMapping,
+    "part": partition.Parts,
+    "each": partition.Parts,
+    "experts": table.Experts,
+}
+TABLES = tuple("*fp32" if name == "weight_of" else "*i32" for name in table.Tables._fields)
 
 
 def record(kernel: core.Kernel, twin: str, given: Specialised) -> KernelRecord:
@@ -51,13 +55,13 @@ def record(kernel: core.Kernel, twin: str, given: Specialised) -> KernelRecord:
             constants[one.name] = SlotArg(None, None, None)
         elif one.sort == "tables":
             signature[one.name] = list(TABLES)
-            constants[one.name] = grouped.Tables(*[None] * len(TABLES))
+            constants[one.name] = table.Tables(*[None] * len(TABLES))
         elif one.sort != "world":
             signature[one.name] = word = _word(kernel, one, twin, given)
             aligned += [one.name] if word.startswith("*") else []
     if twin == "sm90":
         for name in hooks.peers_of(kernel):
-            for hop in range(1, weave.MOST_PEERS + 1):
+            for hop in range(1, scatter.MOST_PEERS + 1):
                 signature[f"{name}_peer_{hop}"] = _descriptor(_chunk(given), given)
     is_rows = kernel.of(core.Template)[0].function in core.OF_ROWS
     tuples = [] if is_rows else [("shape", gemm.Shape)]
@@ -73,7 +77,7 @@ def record(kernel: core.Kernel, twin: str, given: Specialised) -> KernelRecord:
     if twin == "plain":
         options["num_stages"] = given.num_stages
     divide = [] if is_rows else [f"shape.{name}" for name in gemm.Shape._fields if name != "m"]
-    if by_name is weave.Parts:
+    if by_name is partition.Parts:
         divide.append(f"{mapping.name}.n")
     suffix = "_sm90" if twin == "sm90" else ""
     return KernelRecord(

@@ -3,8 +3,8 @@
     text(kernel)    the module's text: what it does and who signals whom, mapping, hooks, kernels
     load(kernel)    the same in a file of the cache, imported: Twins(plain, sm90)
 
-The template stays what its author wrote (tiles/gemm.py, tiles/gemm_sm90.py); generated is what is
-woven into it. A hook that is one function of tiles/ is passed as it is.
+The template stays what its author wrote (tiles/gemm.py, tiles/gemm_sm90.py); generated are its
+hooks, each once for both. A hook that is one function of tiles/ is passed as it is.
 """
 
 from __future__ import annotations

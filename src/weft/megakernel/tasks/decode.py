@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft.tiles import attention_decode
+from weft.tiles import attention_decode, fragments
 
 
 @triton.jit
@@ -65,7 +65,7 @@ def rope(
     angle = position.to(tl.float32)[:, None] * speed[None, :]
     sign = tl.where(is_first, -1.0, 1.0)
     cos, sin = cos_sin(angle)
-    emit(at, own * cos + other * sin * sign[None, :], tile, emit_args)
+    emit(at, fragments.whole(at, tile), own * cos + other * sin * sign[None, :], emit_args)
 
 
 @triton.jit

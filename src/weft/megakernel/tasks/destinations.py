@@ -1,4 +1,4 @@
-"""Where the tile of a task goes: hooks `emit(at, value, tile, args)` that bodies are given. Those
+"""Where the tile of a task goes: hooks `emit(at, cells, value, args)` that bodies are given. Those
 of what moves have the world beside their arguments: Triton 3.6 loses constants of tuples in tuples,
 and a size of 1 is one.
 
@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
+from weft.tiles import fragments
 
 
 class Here(NamedTuple):
@@ -42,52 +43,48 @@ class Placed(NamedTuple):
 
 
 @triton.jit
-def here(at, value, tile, args):
+def here(at, cells, value, args):
     """args: Here"""
-    i = at.i_m * tile.m + tl.arange(0, tile.m)
-    j = at.i_n * tile.n + tl.arange(0, tile.n)
-    mask = (i < args.m)[:, None] & (j < args.n)[None, :]
-    pointers = args.target + i.to(tl.int64)[:, None] * args.stride + j[None, :]
-    tl.store(pointers, value.to(args.target.dtype.element_ty), mask=mask)
+    fragments.store_block(args.target, cells.row, cells.column, value, args.m, args.n, args.stride)
 
 
 @triton.jit
-def _cells(at, value, tile, args):
+def _places(at, cells, value, args):
     """Pointers from the task's to_row on, which of them there are, and the value rounded."""
-    i = tl.arange(0, tile.m)
-    j = at.i_n * tile.n + tl.arange(0, tile.n)
+    i = fragments.index(value, 0)
+    j = cells.column + fragments.index(value, 1)
     rows = (at.to_row + i).to(tl.int64) * args.stride
     mask = (i < at.rows)[:, None] & (j < args.n)[None, :]
     return args.target + rows[:, None] + j[None, :], mask, value.to(args.target.dtype.element_ty)
 
 
 @triton.jit
-def placed(at, value, tile, args, world):
+def placed(at, cells, value, args, world):
     """args: Placed"""
-    pointers, mask, rounded = _cells(at, value, tile, args)
+    pointers, mask, rounded = _places(at, cells, value, args)
     tl.store(pointers, rounded, mask=mask)
 
 
 @triton.jit
-def to_owner(at, value, tile, args, world):
+def to_owner(at, cells, value, args, world):
     """args: Placed"""
-    pointers, mask, rounded = _cells(at, value, tile, args)
+    pointers, mask, rounded = _places(at, cells, value, args)
     wl.put(world, pointers, rounded, to=at.owner, mask=mask)
 
 
 @triton.jit
-def to_others(at, value, tile, args, world):
+def to_others(at, cells, value, args, world):
     """The rank behind first. args: Placed"""
-    pointers, mask, rounded = _cells(at, value, tile, args)
+    pointers, mask, rounded = _places(at, cells, value, args)
     for hop in range(1, world.num_ranks):
         to = (args.rank + hop) % world.num_ranks
         wl.put(world, pointers, rounded, to=to, mask=mask)
 
 
 @triton.jit
-def everywhere(at, value, tile, args, world):
+def everywhere(at, cells, value, args, world):
     """The rank behind first, this one last. args: Placed"""
-    pointers, mask, rounded = _cells(at, value, tile, args)
+    pointers, mask, rounded = _places(at, cells, value, args)
     for hop in range(1, world.num_ranks + 1):
         to = (args.rank + hop) % world.num_ranks
         # weft: equivalent-mutant peer+1 of at: all ranks are sent the tile, in another order

@@ -7,7 +7,7 @@
 
 Shapes  x, y: [m, n] but for silu_mul and silu_mul_halves, whose x is [m, 2 n]; rows stride_x and
         stride_y elements apart; at: a tile of the result
-Source  weft.tiles.epilogues has the formulas, so that fused and unfused round alike
+Source  weft.tiles.hooks.epilogue has the formulas, so that fused and unfused round alike
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft.tiles import epilogues
+from weft.tiles import fragments
+from weft.tiles.hooks import epilogue
 
 
 @triton.jit
@@ -31,31 +32,31 @@ def load_tile(x, at, rows: tl.constexpr, columns: tl.constexpr, m, n, stride):
 @triton.jit
 def silu(at, x, m, n, stride_x, tile, emit: tl.constexpr, emit_args):
     value = load_tile(x, at, tile.m, tile.n, m, n, stride_x)
-    emit(at, epilogues.silu(value, x.dtype.element_ty), tile, emit_args)
+    emit(at, fragments.whole(at, tile), epilogue.silu(value, x.dtype.element_ty), emit_args)
 
 
 @triton.jit
 def silu_mul(at, x, m, n, stride_x, tile, emit: tl.constexpr, emit_args):
     value = load_tile(x, at, tile.m, 2 * tile.n, m, 2 * n, stride_x)
-    emit(at, epilogues.silu_mul(value, x.dtype.element_ty), tile, emit_args)
+    emit(at, fragments.whole(at, tile), epilogue.silu_mul(value, x.dtype.element_ty), emit_args)
 
 
 @triton.jit
 def silu_mul_halves(at, x, m, n, stride_x, tile, emit: tl.constexpr, emit_args):
     gate = load_tile(x, at, tile.m, tile.n, m, n, stride_x)
     value = load_tile(x + n, at, tile.m, tile.n, m, n, stride_x)
-    emit(at, gate * tl.sigmoid(gate) * value, tile, emit_args)
+    emit(at, fragments.whole(at, tile), gate * tl.sigmoid(gate) * value, emit_args)
 
 
 @triton.jit
 def mul(at, x, y, m, n, stride_x, stride_y, tile, emit: tl.constexpr, emit_args):
     value = load_tile(x, at, tile.m, tile.n, m, n, stride_x)
     value *= load_tile(y, at, tile.m, tile.n, m, n, stride_y)
-    emit(at, value, tile, emit_args)
+    emit(at, fragments.whole(at, tile), value, emit_args)
 
 
 @triton.jit
 def add(at, x, y, m, n, stride_x, stride_y, tile, emit: tl.constexpr, emit_args):
     value = load_tile(x, at, tile.m, tile.n, m, n, stride_x)
     value += load_tile(y, at, tile.m, tile.n, m, n, stride_y)
-    emit(at, value, tile, emit_args)
+    emit(at, fragments.whole(at, tile), value, emit_args)

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from weft.tiles import fragments
+
 
 @triton.jit
 def load_rows(source, first, at, n, stride, tile):
@@ -32,7 +34,8 @@ def load_rows(source, first, at, n, stride, tile):
 
 @triton.jit
 def move(at, source, n, stride, tile, emit: tl.constexpr, emit_args, world):
-    emit(at, load_rows(source, at.row, at, n, stride, tile), tile, emit_args, world)
+    value = load_rows(source, at.row, at, n, stride, tile)
+    emit(at, fragments.Cells(0, at.i_n * tile.n, 0, True), value, emit_args, world)
 
 
 class Summands(NamedTuple):
@@ -67,4 +70,4 @@ def reduce(
     for hop in range(1, world.num_ranks):
         of = (at.owner + hop) % world.num_ranks
         value += _summand(of, at, given, rank, n, tile, is_rounded)
-    emit(at, value, tile, emit_args, world)
+    emit(at, fragments.Cells(0, at.i_n * tile.n, 0, True), value, emit_args, world)

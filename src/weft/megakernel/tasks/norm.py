@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from weft.megakernel.tasks.elementwise import load_tile
-from weft.tiles import swizzle
+from weft.tiles import fragments, swizzle
 
 
 @triton.jit
@@ -26,4 +26,4 @@ def rms_norm(at, x, weight, m, n, stride, eps, tile, emit: tl.constexpr, emit_ar
     gain = tl.load(weight + j, mask=j < n, other=0.0).to(tl.float32)
     scale = tl.rsqrt(squares / n + eps)
     value = load_tile(x, at, tile.m, tile.n, m, n, stride)
-    emit(at, value * scale[:, None] * gain[None, :], tile, emit_args)
+    emit(at, fragments.whole(at, tile), value * scale[:, None] * gain[None, :], emit_args)

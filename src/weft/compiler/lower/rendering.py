@@ -1,4 +1,4 @@
-"""How each statement of Core IR is spelled as Triton source: lines of the function of its hook.
+"""How each statement of Core IR is rendered as Triton source: lines of the function of its hook.
 
     wait(ready, rows_ready, tile, split, unless=own)  # ag.py:9
     ->  if not at.is_own:
@@ -31,12 +31,12 @@ class Piece:
     guard: str = ""
 
 
-# Of a chunk, where something is done to its value.
-LOADED = Piece(("value = epilogues.load_chunk(chunk)",))
+# Of a fragment, where something is done to its value.
+LOADED = Piece(("value = hooks.epilogue.load(fragment)",))
 
 
-def spell(one: core.Woven, kernel: core.Kernel, twin: str) -> Piece:
-    """The lines of one statement in a kernel's `plain` or `sm90` twin."""
+def render(one: core.Woven, kernel: core.Kernel) -> Piece:
+    """The lines of one statement."""
     if isinstance(one, core.Hook) and one.function in _ROWS:
         # Up to what is sent they are own ones; results are made of all.
         names = {f"{{{i}}}": f"args.{name}" for i, name in enumerate(one.args)}
@@ -47,14 +47,14 @@ def spell(one: core.Woven, kernel: core.Kernel, twin: str) -> Piece:
             guard = OWN
         return Piece((_filled(_ROWS[one.function], names),), guard)
     if isinstance(one, core.Hook):
-        lines, guard = _HOOKS.get((one.function, twin)) or _HOOKS[one.function, "both"]
+        lines, guard = _HOOKS[one.function]
         names = {f"{{{i}}}": f"args.{name}" for i, name in enumerate(one.args)}
         names |= _known(one, kernel)
         return Piece(tuple(_filled(line, names) for line in lines), guard)
     if isinstance(one, core.Wait):
-        return _wait(one, kernel, twin)
+        return _wait(one, kernel)
     if isinstance(one, core.Notify):
-        return _notify(one, kernel, twin)
+        return _notify(one, kernel)
     called = "slot_wait_free(args.world, args.{slot}, args.e)"
     guard = LAST if one.slot == "announce" else ""
     if isinstance(one, core.Finish):
@@ -141,13 +141,14 @@ def _mapping_of(one: core.Wait | core.Notify, kernel: core.Kernel) -> core.Mappi
     return next(mapping for mapping in kernel.of(core.Mapping) if mapping.name == one.mapping)
 
 
-def _wait(one: core.Wait, kernel: core.Kernel, twin: str) -> Piece:
+def _wait(one: core.Wait, kernel: core.Kernel) -> Piece:
     signals, by = f"args.{one.signals}", f"args.{one.mapping}"
     how = f"{_how(one)}, world=args.world)"
     if one.words == "tile" and one.slot == "collect":
         lines = (
             f"for part in range({by}.words):",
-            f"    word = weave.word_of({signals}, at, part, at.owner, args.world.num_ranks, {by})",
+            "    word = hooks.partition.word_of("
+            f"{signals}, at, part, at.owner, args.world.num_ranks, {by})",
             _said(f"    wl.wait(word, args.e{how}", one),
         )
         return Piece(lines)
@@ -161,14 +162,14 @@ def _wait(one: core.Wait, kernel: core.Kernel, twin: str) -> Piece:
     if one.words == "sources":
         lines = (
             f"word = {signals} + at.lo * {by}.lanes",
-            "count = grouped.num_sources(at, args.world.num_ranks)",
+            "count = hooks.table.num_sources(at, args.world.num_ranks)",
             _said(f"wl.wait(word, args.e, count * {by}.lanes{how}", one),
         )
         return Piece(lines)
     cut = _mapping_of(one, kernel)
     if one.words == "all" and cut.sort == "tables":
         lines = (
-            f"tiles = grouped.num_tiles(args.{cut.of[0]}, {by})",
+            f"tiles = hooks.table.num_tiles(args.{cut.of[0]}, {by})",
             f"words = args.world.num_ranks * {by}.columns * tiles",
             _said(f"wl.wait({signals}, args.e, words{how}", one),
         )
@@ -178,25 +179,25 @@ def _wait(one: core.Wait, kernel: core.Kernel, twin: str) -> Piece:
         if one.by == "last":
             lines = ("if args.program == args.num_programs - 1:", *_inside(lines))
         return Piece(lines)
-    word = f"weave.word_of({signals}, at, part, source, args.world.num_ranks, {by})"
-    part = (f"    part = (row - at.i_m * {by}.tile_m) // value.shape[0]",)
+    word = f"hooks.partition.word_of({signals}, at, part, source, args.world.num_ranks, {by})"
     if one.words == "chunk":
-        word, part = f"{signals} + weave.chunk_of(at, source, {by})", ()
+        word = f"{signals} + hooks.partition.chunk_of(at, source, {by})"
     lines: tuple[str, ...] = (
         "for hop in range(1, args.world.num_ranks):",
         "    source = (args.rank + hop) % args.world.num_ranks",
         f"    word = {word}",
         _said(f"    wl.wait(word, args.e{how}", one),
     )
-    if twin == "sm90":
-        first = "# Once for what one warp group has of a tile: before its first chunk."
-        lines = (first, f"if column == at.i_n * {by}.tile_n:", *part, *_inside(lines))
-    elif one.words == "others":
-        lines = (f"for part in range({by}.words):", *_inside(lines))
-    return Piece(lines, OWN)
+    if one.words == "others":
+        lines = (
+            f"first, end = hooks.partition.words_of_rows(cells, value, {by})",
+            "for part in range(first, end):",
+            *_inside(lines),
+        )
+    return Piece(("if cells.starts:", *_inside(lines)), OWN)
 
 
-def _notify(one: core.Notify, kernel: core.Kernel, twin: str) -> Piece:
+def _notify(one: core.Notify, kernel: core.Kernel) -> Piece:
     cut = _mapping_of(one, kernel)
     signals, by = f"args.{one.signals}", f"args.{one.mapping}"
     if one.to == "each":
@@ -214,7 +215,7 @@ def _notify(one: core.Notify, kernel: core.Kernel, twin: str) -> Piece:
         value = "1" if one.to == "engine" else "args.e"
         quiet = ("# weft: equivalent-mutant narrow of notify: it orders nothing itself",)
         lines = (
-            f"word = {signals} + weave.chunk_of(at, at.owner, {by})",
+            f"word = {signals} + hooks.partition.chunk_of(at, at.owner, {by})",
             *(quiet if one.order == "relaxed" else ()),
             _said(f"wl.notify(args.world, word, {value}, to=args.rank, "
                   f"op=wl.SignalOp.SET{_how(one)})", one),
@@ -223,15 +224,16 @@ def _notify(one: core.Notify, kernel: core.Kernel, twin: str) -> Piece:
     call, guard = ("notify_all(args.world, word, args.e, ", OWN)
     if one.to == "owner":
         call, guard = ("notify(args.world, word, args.e, to=at.owner, ", OTHER)
-    part = "each" if twin == "plain" else "part"
-    lines: tuple[str, ...] = (
-        f"word = weave.word_of({signals}, at, {part}, args.rank, args.world.num_ranks, {by})",
-        _said(f"wl.{call}op=wl.SignalOp.SET{_how(one)})", one),
+    return Piece(
+        (
+            f"first, end = hooks.partition.words_of(part, {by})",
+            "for each in range(first, end):",
+            "    word = hooks.partition.word_of("
+            f"{signals}, at, each, args.rank, args.world.num_ranks, {by})",
+            _said(f"    wl.{call}op=wl.SignalOp.SET{_how(one)})", one),
+        ),
+        guard,
     )
-    if twin == "plain":
-        # A tile is stored in one here, but its owner may wait for it in parts.
-        lines = (f"for each in range({by}.words):", *_inside(lines))
-    return Piece(lines, guard)
 
 
 def _inside(lines: tuple[str, ...]) -> tuple[str, ...]:
@@ -266,7 +268,7 @@ _ALONE = (
     "# weft: equivalent-mutant incomplete of notify: only stores of the result, as above",
 )
 
-# (function, twin) -> lines with {0}, {1}, ... for its arguments, and the tiles that they are for.
+# Function -> lines with {0}, {1}, ... for its arguments, and the tiles that they are for.
 _ROWS_OR_OWN = (
     "source = {0}",
     "row = at.first",
@@ -275,75 +277,39 @@ _ROWS_OR_OWN = (
     "    row = at.first - args.rank * {2}.rank_rows",
     "return gemm.Rows(source=source, first=row, end=row + at.end - at.first)",
 )
-_PLAIN = "{0}, at.i_m * tile.m, at.i_n * value.shape[1], value, args.shape.m, {columns}"
-_SM90 = "{0}, row, {column}, value, args.shape.m, {columns}"
-_HOOKS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
-    ("rows_or_own", "both"): (_ROWS_OR_OWN, ""),
-    ("read_owned", "both"): (
-        ("return weave.read_owned(at, segment, tile, weave.Operand({0}, {1}))",), ""),
-    ("add_partials", "plain"): (("value = weave.add_partials(at, value, tile, {move})",), OWN),
-    ("add_partials", "sm90"): (
-        ("value = weave.add_partial_chunks(at, row, column, value, {move})",), OWN),
-    ("add_carried", "plain"): (("value = weave.add_carried(at, value, tile, {move})",), OWN),
-    ("add_carried", "sm90"): (
-        ("value = weave.add_carried_chunks(at, row, column, value, {move})",), OWN),
-    ("count", "both"): ((), ""),
-    ("keep", "plain"): (("weave.keep({0}, at, value, tile, {1})",), OTHER),
-    ("keep", "sm90"): (("weave.keep_chunk({0}, at, row, column, chunk, {1})",), OTHER),
-    ("store_own", "plain"): (("weave.store_owned({0}, at, value, tile, {1})",), OWN),
-    ("store_own", "sm90"): (
-        ("if at.row < at.end:",
-         "    own_row = at.row + row - at.i_m * {1}.tile_m",
-         "    gemm_sm90.store_tile({0}, [own_row, column], chunk)"), OWN),
-    ("feed", "plain"): (
-        ("grouped.feed({0}, {1}, to, args.program, args.rank, args.shape.k, {2}, args.world)",),
+_HOOKS: dict[str, tuple[tuple[str, ...], str]] = {
+    "rows_or_own": (_ROWS_OR_OWN, ""),
+    "read_owned": (
+        ("return hooks.gather.read_owned(at, segment, tile, hooks.gather.Operand({0}, {1}))",), ""),
+    "rows_by_token": (("return hooks.table.rows_by_token(at, {0}, {1}.token_of)",), ""),
+    "add_partials": (("value = hooks.reduce.add_partials(at, cells, value, {move})",), OWN),
+    "add_carried": (("value = hooks.reduce.add_carried(at, cells, value, {move})",), OWN),
+    "count": ((), ""),
+    "feed": (
+        ("hooks.feed.feed({0}, {1}, to, args.program, args.rank, args.shape.k, {2}, args.world)",),
         FEEDING),
-    ("feed", "sm90"): (
-        ("grouped_sm90.feed({0}, {1}, to, args.program, args.rank, args.shape.k, {2}, "
-         "args.world)",), FEEDING),
-    ("rows_by_token", "both"): (("return grouped.rows_by_token(at, {0}, {1}.token_of)",), ""),
-    ("store_slots", "plain"): (("grouped.store_value({0}, at, value, {columns})",), ""),
-    ("store_slots", "sm90"): (
-        ("grouped_sm90.store_value({0}, at, row, {column}, value, {columns})",), ""),
-    ("push_rows", "plain"): (
-        ("grouped.push_rows({0}, at, value, tile, args.rank, args.shape.n, {1}, {2}, args.world)",),
-        ""),
-    ("sum_rows", "plain"): (
-        ("grouped.sum_rows({1}, {0}, args.rank, args.shape.n, {2}, args.program, "
+    "silu": (("value = hooks.epilogue.silu(value, {dtype})",), ""),
+    "silu_mul": (
+        ("value = hooks.epilogue.silu_mul(value, {dtype})",
+         "cells = hooks.epilogue.halved(cells)"), ""),
+    "mul": (("value = hooks.epilogue.mul({0}, cells, value, args.shape.m, {columns})",), ""),
+    "add": (("value = hooks.epilogue.add({0}, cells, value, args.shape.m, {columns})",), ""),
+    "store_value": (("hooks.epilogue.store({1}, cells, value, args.shape.m, {columns})",), ""),
+    "store_slots": (("hooks.table.store_value({0}, at, cells, value, {columns})",), ""),
+    "push_rows": (
+        ("hooks.table.push_rows({0}, at, cells, fragment, args.rank, args.shape.n, {1}, {2}, "
+         "args.world)",), ""),
+    "sum_rows": (
+        ("hooks.table.sum_rows({1}, {0}, args.rank, args.shape.n, {2}, args.program, "
          "args.num_programs, args.world.num_ranks)",), ""),
-    ("silu", "plain"): (("value = epilogues.silu(value, {dtype})",), ""),
-    ("silu", "sm90"): (("value = epilogues.silu_chunk(value, {dtype})",), ""),
-    ("silu_mul", "plain"): (("value = epilogues.silu_mul(value, {dtype})",), ""),
-    ("silu_mul", "sm90"): (("value = epilogues.silu_mul_chunk(value, {dtype})",), ""),
-    ("mul", "plain"): ((f"value = epilogues.mul({_PLAIN})",), ""),
-    ("mul", "sm90"): ((f"value = epilogues.mul_chunk({_SM90})",), ""),
-    ("add", "plain"): ((f"value = epilogues.add({_PLAIN})",), ""),
-    ("add", "sm90"): ((f"value = epilogues.add_chunk({_SM90})",), ""),
-    ("store_value", "plain"): ((f"epilogues.store_tile({_PLAIN.replace('{0}', '{1}')})",), ""),
-    ("store_value", "sm90"): ((f"epilogues.store_chunk({_SM90.replace('{0}', '{1}')})",), ""),
-    ("push", "plain"): (("weave.push(at, value, tile, {move})",), OTHER),
-    ("push", "sm90"): (("weave.push_chunk(at, row, column, chunk, {move})",), OTHER),
-    ("send", "plain"): (("weave.push(at, value, tile, {move})",), OTHER),
-    ("send", "sm90"): (
-        ("if args.world.num_ranks <= weave.MOST_PEERS + 1:",
-         "    weave.send_chunk(at, row, column, chunk, {0}_peers, {move})",
-         "else:",
-         "    weave.push_chunk(at, row, column, chunk, {move})"), OTHER),
-    ("spread", "plain"): (("weave.spread({0}, at, value, tile, {move})",), OWN),
-    ("spread", "sm90"): (
-        ("if at.row < at.end:",
-         "    weave.spread_chunk({0}, at, row, column, chunk, {move})"), OWN),
-    ("send_to_all", "plain"): (("weave.spread({0}, at, value, tile, {move})",), OWN),
-    ("send_to_all", "sm90"): (
-        ("if at.row < at.end:",
-         "    if args.world.num_ranks <= weave.MOST_PEERS + 1:",
-         "        weave.send_chunk_to_all(at, row, column, chunk, {0}_peers, {move})",
-         "    else:",
-         "        weave.spread_chunk({0}, at, row, column, chunk, {move})"), OWN),
-    ("unpack", "plain"): (("weave.unpack({1}, {0}, at, tile, {2})",), ""),
-    ("unpack", "sm90"): (
-        ("for row in range(0, tile_m, weave.UNPACKED_ROWS):",
-         "    weave.unpack_rows({1}, {0}, at, row, {2}, weave.UNPACKED_ROWS, tile_n)"), ""),
+    "store_own": (("hooks.scatter.store_own({0}, at, cells, fragment, {1})",), OWN),
+    "keep": (("hooks.scatter.keep({0}, at, cells, fragment, {1})",), OTHER),
+    "push": (("hooks.scatter.push(at, cells, fragment, {move})",), OTHER),
+    "send": (("hooks.scatter.send(at, cells, fragment, {0}_peers, {move})",), OTHER),
+    "spread": (("hooks.scatter.spread({0}, at, cells, fragment, {move})",), OWN),
+    "send_to_all": (
+        ("hooks.scatter.send_to_all({0}, at, cells, fragment, {0}_peers, {move})",), OWN),
+    "unpack": (("hooks.scatter.unpack({1}, {0}, at, {2}, tile_m, tile_n)",), ""),
 }  # fmt: skip
 
 # Written out each time: a variable would make numbers of the world's constants.
@@ -358,10 +324,10 @@ _ROWS = {
     "ahead": "{ahead} = rows.load({0}, at, tile, {1})",
     "add_ahead": "value += {ahead}",
     "mul_ahead": "value *= {ahead}",
-    "send_packets": f"row_packets.send(at, value, tile, {_BOXES})",
+    "send_packets": f"row_packets.send(at, fragment, tile, {_BOXES})",
     "add_packets": f"value = row_packets.add_shares(at, value, tile, {_BOXES})",
-    "push_packets": f"row_packets.push(at, value, tile, {_BOXES})",
-    "spread_packets": f"row_packets.send(at, value, tile, {_BOXES})",
+    "push_packets": f"row_packets.push(at, fragment, tile, {_BOXES})",
+    "spread_packets": f"row_packets.send(at, fragment, tile, {_BOXES})",
     "take_packets": f"value = row_packets.take(at.owner, at, tile, {_BOXES})",
     "load_rows": "value = rows.load({0}, at, tile, {1})",
     "store_rows": "rows.store({0}, at, value, tile, {1})",
@@ -379,12 +345,11 @@ def _known(one: core.Hook, kernel: core.Kernel) -> dict[str, str]:
         before = chain[: next((i for i, each in enumerate(chain) if each is one), len(chain))]
         is_half = any(getattr(each, "function", "") == "silu_mul" for each in before)
         names["{columns}"] = "args.shape.n // 2" if is_half else "args.shape.n"
-        names["{column}"] = "column // 2" if is_half else "column"
     return names
 
 
 def _move(kernel: core.Kernel) -> str:
-    """A weave.Move: the arguments themselves where they have its fields' names.
+    """A hooks.scatter.Move: the arguments themselves where they have its fields' names.
 
     Written out each time: a variable would make numbers of the world's constants.
     """
@@ -397,4 +362,4 @@ def _move(kernel: core.Kernel) -> str:
     partials, parts = pushed[0].args
     if (partials, parts) == ("partials", "parts"):
         return "args"
-    return f"weave.Move(args.{partials}, args.rank, args.{parts}, args.world)"
+    return f"hooks.scatter.Move(args.{partials}, args.rank, args.{parts}, args.world)"

@@ -10,7 +10,8 @@ import triton.language as tl
 import weft
 from weft.ops import cards
 from weft.ops.moe_route import Problem
-from weft.tiles import gemm, grouped
+from weft.tiles import gemm
+from weft.tiles.hooks import table
 
 router = cards()["moe_route"]
 
@@ -18,16 +19,16 @@ router = cards()["moe_route"]
 @triton.jit
 def ready_at_once(at, segment, tile, args):
     """args: (source, token_of)"""
-    return grouped.rows_by_token(at, args[0], args[1])
+    return table.rows_by_token(at, args[0], args[1])
 
 
 @triton.jit
 def plain_grouped(a, b, c, token_of, tiles, turns, num_tiles, shape, room, tile):
     gemm.gemm(
         b, shape, tile, tl.load(num_tiles), tl.program_id(0), tl.num_programs(0),
-        grouped.in_turn, grouped.Turns(tiles, turns, room, 2),
+        table.in_turn, table.Turns(tiles, turns, room, 2),
         ready_at_once, (a, token_of),
-        grouped.emit_slots, gemm.Stored(c, shape),
+        table.emit_slots, gemm.Stored(c, shape),
     )  # fmt: skip
 
 

@@ -4,16 +4,18 @@ Which rows belong to which expert is known on the device alone. A table says wha
 (weft.tiles.route makes it), and the GEMM template runs it with these hooks, for as many rows of
 tiles as a word on the device says:
 
-    gemm.gemm(b, shape, tile, grouped.num_tiles(tables, experts), first, step,
-              grouped.in_turn, grouped.Turns(..),         the tile's record, by the tables
-              ready, ..,                                  waits for ranks at.lo .. at.hi, then
-                                                          gives grouped.rows_by_token(..)
-              grouped.emit_slots, gemm.Stored(c, shape))  or where else its rows belong
+    gemm.gemm(b, shape, tile, table.num_tiles(tables, experts), first, step,
+              table.in_turn, table.Turns(..),           the tile's record, by the tables
+              ready, ..,                                waits for ranks at.lo .. at.hi, then
+                                                        gives table.rows_by_token(..)
+              table.emit_slots, gemm.Stored(c, shape))  or where else its rows belong
 
 The record is made once for each tile, by `in_turn`, and every later hook gets it: none looks an
 expert up again. B holds the experts one behind the other, [experts, k, n] or [experts, n, k].
-Rows of A are loaded by index, so without TMA. Around the product stand `feed`, by which own tokens
-come to all ranks, and `push_rows` and `sum_rows`, by which weighted rows go back to their tokens'.
+Rows of A are loaded by index, so without TMA. A tile's slots may end before it does, and those
+behind are another tile's: so results leave by stores of threads, which have masks, and not by TMA.
+Around the product stand `feed` (feed.py), by which own tokens come to all ranks, and `push_rows`
+and `sum_rows`, by which weighted rows go back to their tokens'.
 
 Source  docs/decisions/009-hooks.md
 """
@@ -26,10 +28,10 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.tiles import gemm, swizzle
+from weft.tiles import fragments, gemm, swizzle
 
-# Elements of tokens that a feeder stores at a time, and columns that are added up at a time.
-FED, SUMMED = tl.constexpr(4096), tl.constexpr(2048)
+# Columns that are added up at a time.
+SUMMED = tl.constexpr(2048)
 # Choices of a token that are asked for before the first of them has come.
 AT_ONCE = tl.constexpr(4)
 
@@ -132,34 +134,17 @@ def read_slots(at, segment, tile, args):
 
 
 @triton.jit
-def emit_slots(at, value, tile, args):
+def emit_slots(at, cells, fragment, args):
     """Store the tile in C, whose rows are slots, rounded to C's dtype. args: gemm.Stored"""
-    i = at.first + tl.arange(0, tile.m)
-    j = at.i_n * tile.n + tl.arange(0, tile.n)
-    pointers = args.c + i.to(tl.int64)[:, None] * args.shape.stride_c + j[None, :]
-    mask = (i < at.end)[:, None] & (j < args.shape.n)[None, :]
-    tl.store(pointers, value.to(args.c.dtype.element_ty), mask=mask)
+    fragments.store_block(args.c, at.first + cells.tile_row, cells.column, fragment, at.end,
+                          args.shape.n, args.shape.stride_c)  # fmt: skip
 
 
 @triton.jit
-def store_value(c, at, value, num_columns):
-    """Store a tile of any width in c[slots, num_columns], rounded to c's dtype."""
-    i = at.first + tl.arange(0, value.shape[0])
-    j = at.i_n * value.shape[1] + tl.arange(0, value.shape[1])
-    pointers = c + i.to(tl.int64)[:, None] * num_columns + j[None, :]
-    mask = (i < at.end)[:, None] & (j < num_columns)[None, :]
-    tl.store(pointers, value.to(c.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def feed(x, gathered, to, lane, rank, k, experts, world):
-    """Every lanes-th block of own tokens -> where they belong among all of rank `to`'s."""
-    own = tl.minimum(tl.maximum(experts.m - rank * experts.rows, 0), experts.rows)
-    size = own.to(tl.int64) * k
-    there = gathered + (rank * experts.rows).to(tl.int64) * k
-    for start in range(lane * FED, size, experts.lanes * FED):
-        i = start + tl.arange(0, FED)
-        wl.put(world, there + i, x + i, to=to, mask=i < size)
+def store_value(c, at, cells, value, num_columns):
+    """Store what was made of a tile in c[slots, num_columns], rounded to c's dtype."""
+    fragments.store_block(c, at.first + cells.tile_row, cells.column, value, at.end, num_columns,
+                          num_columns)  # fmt: skip
 
 
 @triton.jit
@@ -176,16 +161,16 @@ def _choice_of(slot, token, slot_of, top_k, mask):
 
 
 @triton.jit
-def push_rows(partials, at, value, tile, rank, n, routing, experts, world):
+def push_rows(partials, at, cells, value, rank, n, routing, experts, world):
     """Each row, times its weight -> rank's part of `partials` of the rank whose token it is.
 
     partials: [num_ranks, rows of a rank, top_k, n]; routing: Tables
     """
-    slot = at.first + tl.arange(0, tile.m)
+    slot = at.first + cells.tile_row + fragments.index(value, 0)
     here = slot < at.end
     token = tl.load(routing.token_of + slot, mask=here, other=0)
     weight = tl.load(routing.weight_of + slot, mask=here, other=0.0)
-    j = at.i_n * tile.n + tl.arange(0, tile.n)
+    j = cells.column + fragments.index(value, 1)
     owner = token // experts.rows
     row = (token - owner * experts.rows) * experts.top_k
     row += _choice_of(slot, token, routing.slot_of, experts.top_k, here)

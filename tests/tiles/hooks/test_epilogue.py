@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 
 import weft
-from weft.tiles import epilogues
+from weft.tiles import fragments
+from weft.tiles.hooks import epilogue
 
 
 @triton.jit
@@ -18,16 +19,17 @@ def work(product, other, out, m, n, kind: tl.constexpr):
     mask = (i < m)[:, None] & (j < n)[None, :]
     value = tl.load(product + i[:, None] * n + j[None, :], mask=mask, other=0.0)
     if kind == "silu_mul":
-        value = epilogues.silu_mul(value, out.dtype.element_ty)
-        epilogues.store_tile(out, 16, 8, value, m, n // 2)
+        value = epilogue.silu_mul(value, out.dtype.element_ty)
+        cells = epilogue.halved(fragments.Cells(16, 16, 0, True))
+        epilogue.store(out, cells, value, m, n // 2)
     else:
         if kind == "silu":
-            value = epilogues.silu(value, out.dtype.element_ty)
+            value = epilogue.silu(value, out.dtype.element_ty)
         elif kind == "mul":
-            value = epilogues.mul(other, 16, 16, value, m, n)
+            value = epilogue.mul(other, fragments.Cells(16, 16, 0, True), value, m, n)
         else:
-            value = epilogues.add(other, 16, 16, value, m, n)
-        epilogues.store_tile(out, 16, 16, value, m, n)
+            value = epilogue.add(other, fragments.Cells(16, 16, 0, True), value, m, n)
+        epilogue.store(out, fragments.Cells(16, 16, 0, True), value, m, n)
 
 
 @pytest.mark.parametrize("kind", ["silu", "silu_mul", "mul", "add"])

@@ -1,4 +1,4 @@
-"""weave: every tile once, foreign ones first, and a signal of its own for each."""
+"""Orders: every tile once, foreign ones first, and a signal of its own for each."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.tiles import weave
+from weft.tiles.hooks import order as orders
+from weft.tiles.hooks import partition
 
 
 def parts_of(m: int, n: int, num_ranks: int, programs: int, group_m: int, last: int, words=1):
     """Tiles of 4 x 4."""
     rows = ceil(m / num_ranks)
     tiles_m, num_n = ceil(rows / 4), ceil(n / 4)
-    lead, tail = weave.order_of(num_ranks, tiles_m * num_n, programs, last, group_m * num_n)
-    return weave.Parts(m, n, rows, 4, 4, tiles_m, num_n, words, lead, tail, group_m, 1, num_n)
+    lead, tail = orders.order_of(num_ranks, tiles_m * num_n, programs, last, group_m * num_n)
+    return partition.Parts(m, n, rows, 4, 4, tiles_m, num_n, words, lead, tail, group_m, 1, num_n)
 
 
 worlds = st.tuples(
@@ -28,9 +29,9 @@ worlds = st.tuples(
 
 def order_of(parts, rank, num_ranks):
     num_m = parts.tiles_m * num_ranks
-    args = weave.Scatter(rank, parts)
+    args = orders.Scatter(rank, parts)
     total = num_m * parts.num_n
-    return [weave.scattered.fn(i, num_m, parts.num_n, args) for i in range(total)]
+    return [orders.scattered.fn(i, num_m, parts.num_n, args) for i in range(total)]
 
 
 @given(worlds, st.data())
@@ -90,7 +91,7 @@ def test_each_source_has_a_word_for_each_part_of_each_tile(world, words):
     parts = parts_of(*world, words)
     own = [at for at in order_of(parts, 0, num_ranks) if at.owner == 0]
     found = [
-        weave.word_of.fn(0, at, part, source, num_ranks, parts)
+        partition.word_of.fn(0, at, part, source, num_ranks, parts)
         for at in own
         for part in range(words)
         for source in range(num_ranks)
@@ -116,7 +117,7 @@ def test_own_tiles_between_the_others_are_in_their_columns(num_ranks):
 
 def test_where_few_own_tiles_are_asked_for_at_the_end_there_are_few():
     # A group of 8 rows has 512 tiles: of four turns, where one is asked for.
-    assert weave.order_of(2, 1024, 132, 1, 512) == (264, 132)
-    assert weave.order_of(2, 1024, 132, 3, 512) == (512, 512)
+    assert orders.order_of(2, 1024, 132, 1, 512) == (264, 132)
+    assert orders.order_of(2, 1024, 132, 3, 512) == (512, 512)
     # One group is all: then they come without sharing columns, not all at the end.
-    assert weave.order_of(2, 512, 132, 3, 512) == (264, 396)
+    assert orders.order_of(2, 512, 132, 3, 512) == (264, 396)

@@ -1,0 +1,52 @@
+"""`combine`: the other ranks' shares of an own tile are added to its accumulator, in fp32.
+
+    add_partials   shares that were pushed to `partials`
+    add_carried    shares that copy engines have brought there, chunk by chunk of the columns
+
+The order is always the same: this rank's share, then those of rank + 1, + 2, ...
+
+Units  partials: [num_ranks, rows, n], by source, or [num_ranks, chunks, rows, n / chunks]
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from weft.tiles import fragments
+from weft.tiles.hooks.partition import first_row
+
+
+@triton.jit
+def add_partials(at, cells, value, args):
+    """value + what the other ranks have pushed for this own tile. args: scatter.Move"""
+    n = fragments.aligned(args.parts.n)
+    first = args.partials + at.row.to(tl.int64) * n
+    return _add_shares(at, cells, cells.column, value, first, n, args)
+
+
+@triton.jit
+def add_carried(at, cells, value, args):
+    """value + what engines have brought of the other ranks for this own tile. args: scatter.Move"""
+    of_columns = at.i_n // args.parts.chunk_n
+    width = fragments.aligned(args.parts.n // args.parts.chunks)
+    first = args.partials + (of_columns.to(tl.int64) * args.parts.rows + at.row) * width
+    column = cells.column - of_columns * args.parts.chunk_n * args.parts.tile_n
+    return _add_shares(at, cells, column, value, first, width, args)
+
+
+@triton.jit
+def _add_shares(at, cells, column, value, first, n, args):
+    """value + the other ranks' shares; the tile's of rank 0 begins at `first`, in rows of n."""
+    i = first_row(at, cells, args.parts) + fragments.index(value, 0)
+    # Columns are added last, in 64 bits: so they are constants of each load, and few of the loads'
+    # addresses are kept over the hops, beside the accumulator. As offsets they did not fit in
+    # registers.
+    j = fragments.index(value, 1).to(tl.int64)
+    mask = (i < at.end - at.row)[:, None] & (j < n - column)[None, :]
+    for hop in range(1, args.world.num_ranks):
+        source = (args.rank + hop) % args.world.num_ranks
+        of_source = fragments.aligned(args.parts.n) * args.parts.rows
+        rows = first + source.to(tl.int64) * of_source + column + i.to(tl.int64) * n
+        value += tl.load(rows[:, None] + j[None, :], mask=mask, other=0.0).to(tl.float32)
+    return value

@@ -1,0 +1,147 @@
+"""`emit`: a tile goes to the ranks that want it, or stays; data alone, no signal.
+
+    push           another rank's tile -> its `partials`;  send: the same by TMA
+    spread         an own tile -> every other rank's `gathered`;  send_to_all: the same by TMA
+    keep           another rank's tile -> its chunk in this rank's memory, for a copy engine
+    store_own      an own tile -> this rank's rows of the result
+    unpack         `collect`: what `spread` has brought -> the result
+
+By TMA a tile leaves by one descriptor for each peer, by hop: a store that its consumer need not
+wait for. Stores by threads held up every later release: a system's fence waits for all of an SM's.
+Beyond `MOST_PEERS` peers, and in the template without such descriptors, threads store all the same.
+
+Units  partials: [num_ranks, rows, n] on the owner, by source; gathered: [num_ranks * rows, n];
+       kept: [num_ranks * chunks * rows of whole tiles, n / chunks], by owner
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+
+import weft.language as wl
+from weft.tiles import fragments
+from weft.tiles.hooks.partition import offsets, place_of
+
+# Descriptors that a kernel takes for them.
+MOST_PEERS = 7
+# Rows of a tile that are unpacked at once.
+UNPACKED_ROWS = 64
+
+
+class Move(NamedTuple):
+    """Arguments of what moves a tile; any record with these fields will do."""
+
+    partials: Any
+    rank: Any
+    parts: Any
+    world: Any
+
+
+@gluon.constexpr_function
+def _are_described(peers, num_ranks):
+    """Is there a descriptor for each peer?"""
+    return peers is not None and num_ranks <= MOST_PEERS + 1
+
+
+@triton.jit
+def push(at, cells, fragment, args):
+    """Another rank's tile -> its partials, this rank's part of them. args: Move"""
+    value = fragments.in_registers(fragment)
+    offset, mask = offsets(at, cells, value, args.parts)
+    there = args.partials + place_of(args.rank, at, args.parts) + offset
+    wl.put(args.world, there, value.to(args.partials.dtype.element_ty), to=at.owner, mask=mask)
+
+
+@triton.jit
+def send(at, cells, fragment, peers, args):
+    """As `push`, by TMA. peers: this rank's part of their `partials`, by hop, or None"""
+    num_ranks: tl.constexpr = args.world.num_ranks
+    if _are_described(peers, num_ranks):
+        hop = (at.owner + num_ranks - args.rank) % num_ranks
+        for to in tl.static_range(1, num_ranks):
+            if hop == to:
+                _store_rows(peers[to - 1], at, cells, fragment, args.parts)
+    else:
+        push(at, cells, fragment, args)
+
+
+@triton.jit
+def spread(gathered, at, cells, fragment, args):
+    """An own tile -> `gathered` of every other rank, at its place among all rows. args: Move"""
+    if at.row < at.end:
+        value = fragments.in_registers(fragment).to(gathered.dtype.element_ty)
+        offset, mask = offsets(at, cells, value, args.parts)
+        there = gathered + place_of(at.owner, at, args.parts) + offset
+        for hop in range(1, args.world.num_ranks):
+            to = (args.rank + hop) % args.world.num_ranks
+            wl.put(args.world, there, value, to=to, mask=mask)
+
+
+@triton.jit
+def send_to_all(gathered, at, cells, fragment, peers, args):
+    """As `spread`, by TMA. peers: this rank's rows of their `gathered`, by hop, or None"""
+    num_ranks: tl.constexpr = args.world.num_ranks
+    if _are_described(peers, num_ranks):
+        if at.row < at.end:
+            for to in tl.static_range(1, num_ranks):
+                _store_rows(peers[to - 1], at, cells, fragment, args.parts)
+    else:
+        spread(gathered, at, cells, fragment, args)
+
+
+@triton.jit
+def store_own(c, at, cells, fragment, parts):
+    """An own tile -> C, which holds this rank's part of the rows."""
+    if at.row < at.end:
+        _store_rows(c, at, cells, fragment, parts)
+
+
+@triton.jit
+def _store_rows(target, at, cells, fragment, parts):
+    """A tile -> a rank's part of rows that begin at `target`."""
+    fragments.store_block(target, at.row + cells.tile_row, cells.column, fragment, at.end, parts.n,
+                          parts.n)  # fmt: skip
+
+
+@triton.jit
+def keep(kept, at, cells, fragment, parts):
+    """Another rank's tile -> its chunk in `kept`, whose parts have whole tiles alone."""
+    of_columns = at.i_n // parts.chunk_n
+    above = (at.owner * (parts.chunks - 1) + of_columns) * parts.tiles_m * parts.tile_m
+    column = cells.column - of_columns * parts.chunk_n * parts.tile_n
+    width = parts.n // parts.chunks
+    first = above + at.i_m * parts.tile_m
+    fragments.store_block(kept, first + cells.tile_row, column, fragment, first + at.end - at.row,
+                          width, width)  # fmt: skip
+
+
+@gluon.constexpr_function
+def _rows_at_once(rows):
+    return min(rows, UNPACKED_ROWS)
+
+
+@gluon.constexpr_function
+def _columns_at_once(columns):
+    """As many as are a power of two."""
+    return columns & -columns
+
+
+@triton.jit
+def unpack(out, gathered, at, parts, rows: tl.constexpr, columns: tl.constexpr):
+    """Another rank's tile of rows x columns, as it came -> its place among all rows."""
+    n = fragments.aligned(parts.n)
+    place = place_of(at.owner, at, parts)
+    height: tl.constexpr = _rows_at_once(rows)
+    width: tl.constexpr = _columns_at_once(columns)
+    i, j = fragments.block_index(height, width)
+    for row in range(0, rows, height):
+        for inside in tl.static_range(0, columns, width):
+            column = at.i_n * columns + inside + j
+            mask = (row + i < at.end - at.row)[:, None] & (column < n)[None, :]
+            offset = (row + i)[:, None] * n + column[None, :]
+            value = tl.load(gathered + place + offset, mask=mask)
+            tl.store(out + place + offset, value, mask=mask)
