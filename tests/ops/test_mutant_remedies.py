@@ -17,11 +17,11 @@ SIGNAL = "signal once more, to this rank and word"
 # By operator and transport: (what is left out, in which file, in which kernel).
 CASES = [
     ("reduce_scatter", "push", {
-        ("notify", "postbox.py:", "_push"): SIGNAL, ("wait", "postbox.py:", "_push"): WRITE_FIRST,
+        ("notify", "postbox.py:", "push"): SIGNAL, ("wait", "postbox.py:", "push"): WRITE_FIRST,
     }),
     ("all_gather", "copy_engine", {
-        ("wait", "slots.py:", "_stage"): CREDIT, ("wait", "signals.py:", "_announce"): WAIT,
-        ("notify", "signals.py:", "_announce"): SIGNAL,
+        ("wait", "slots.py:", "stage"): CREDIT, ("wait", "signals.py:", "announce"): WAIT,
+        ("notify", "signals.py:", "announce"): SIGNAL,
     }),
     ("ag_gemm", "push", {
         ("wait", "slots.py:", "_multiply"): FREE, ("wait", "gemm.py:", "_multiply"): WRITE_FIRST,

@@ -452,7 +452,7 @@ class Exchange:
     part_bytes: int
     align_bytes: int
     word_bytes: int
-    shards: tuple[tuple[int, int], ...]
+    shards: tuple[tuple[int, int] | None, ...]
     dtype: torch.dtype | None = None
     boxes: int = 1
     memory: int | None = None
@@ -469,14 +469,14 @@ class Exchange:
 
     def _with_packets(self, world: Any, config: Lanes, lanes: int) -> tuple[Callable, Callable]:
         sources = power_of_two(world.num_ranks)
-        shards = [Shards(*cut) for cut in self.shards]
+        shards = [cut and Shards(*cut) for cut in self.shards]
 
         def arguments(mail: Any, x: torch.Tensor, out: torch.Tensor) -> tuple:
             width = min(PACKET_BYTES, width_of(self.align_bytes, x, out))
             if self.dtype is None:
                 x, out = as_words(width, x, out)
             shared = (mail.words, mail.steps, *shards, world.arg)
-            return x, out, *shared, config.block, width, sources
+            return x, out, *shared, config.block, width, sources, *self.constants
 
         return lambda: packet_boxes_of(world, lanes, config.block), arguments
 
@@ -496,7 +496,7 @@ class Exchange:
             else:
                 word, vec = self.word_bytes, elements_in_vector(width, self.word_bytes)
                 boxes = mail.boxes.view(self.dtype)
-            shards = [Shards(total // word, shard // word) for total, shard in self.shards]
+            shards = [cut and Shards(*(size // word for size in cut)) for cut in self.shards]
             shared = (boxes, mail.arrived, mail.steps, *shards, world.arg)
             return x, out, *shared, block_bytes // word, vec, *self.constants
 

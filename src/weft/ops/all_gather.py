@@ -40,19 +40,15 @@ from functools import partial
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch.autograd.graph import increment_version
 
-import weft.language as wl
 from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.language import slots
 from weft.ops import _baselines, _lanes, _operations
 from weft.runtime.world import World
-from weft.tiles import exchange, fetch, move, nodes, packets, postbox
+from weft.tiles import copied, exchange, fetch, move, packets, relay
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -101,160 +97,14 @@ def choose(problem: Problem, target: Target) -> Config:
 
 
 # ---------------------------------------------------------------------------------------------
-# The program
+# The host
 
-
-@triton.jit
-def _give(world, gathered, rows_ready, e, x, piece, to, block: tl.constexpr):
-    """Own piece -> the slot of rank `to`, and the word that says so."""
-    move.send(world, gathered + piece.first, x + piece.offset, piece.size, to, block)
-    word = move.word_of(rows_ready, wl.rank(world))
-    wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
-
-
-@triton.jit
-def _pass_on(world, gathered, rows_ready, e, piece, index, to, block: tl.constexpr):
-    """A piece of shard `index` in this rank's slot -> the slot of rank `to`, and its word."""
-    rows = gathered + piece.first
-    move.send(world, rows, rows, piece.size, to, block)
-    wl.notify(world, move.word_of(rows_ready, index), e, to=to, op=wl.SignalOp.SET)
-
-
-@triton.jit
-def _push(x, out, boxes, arrived, steps, shards, world, block: tl.constexpr,
-          vec: tl.constexpr):  # fmt: skip
-    shards = move.rounded(shards, vec)
-    own = move.size_of(shards, wl.rank(world)) // vec * vec
-    exchange.exchange(
-        world, postbox.Mailbox(steps, arrived, boxes), tl.cdiv(shards.shard, block),
-        exchange.part_of_all, exchange.Whole(x, own),
-        exchange.gather, exchange.Gathered(x, out, shards), block,
-    )  # fmt: skip
-
-
-@triton.jit
-def _packets(x, out, words, steps, shards, world, block: tl.constexpr, width: tl.constexpr,
-             sources: tl.constexpr):  # fmt: skip
-    shards = move.rounded(shards, 1)
-    own = move.size_of(shards, wl.rank(world))
-    # weft: equivalent-mutant peer+1 of at: every rank gets the same packets, in another order
-    packets.exchange(
-        world, postbox.PacketBoxes(steps, words), packets.tiles_of(shards.shard, block),
-        packets.part_of_all, exchange.Whole(x, own),
-        packets.gather, exchange.Gathered(x, out, shards), width, sources, block,
-    )  # fmt: skip
-
-
-@triton.jit
-def _relay(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
-           vec: tl.constexpr):  # fmt: skip
-    rank, e = wl.rank(world), move.begin(world, slot)
-    own = move.own_piece(x, shards, rank, vec)
-    # Far ranks first: their links are the slowest, and their partners pass it on.
-    for hop in range(1, world.num_ranks):
-        to = (rank + hop) % world.num_ranks
-        if not wl.is_near(world, to):
-            if nodes.is_partner(world, to, rank):
-                _give(world, gathered, rows_ready, e, x, own, to, block)
-    for hop in range(1, world.num_ranks):
-        to = (rank + hop) % world.num_ranks
-        if wl.is_near(world, to):
-            _give(world, gathered, rows_ready, e, x, own, to, block)
-    move.copy(out + own.first, x + own.offset, own.size, block)
-    for hop in range(1, world.num_ranks):
-        source = (rank + world.num_ranks - hop) % world.num_ranks
-        if not wl.is_near(world, source):
-            if nodes.is_partner(world, rank, source):
-                piece = move.own_piece(x, shards, source, vec)
-                wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _give
-                for near in range(1, world.num_ranks):
-                    to = (rank + near) % world.num_ranks
-                    if wl.is_near(world, to):
-                        _pass_on(world, gathered, rows_ready, e, piece, source, to, block)
-    for hop in range(1, world.num_ranks):
-        source = (rank + world.num_ranks - hop) % world.num_ranks
-        piece = move.own_piece(x, shards, source, vec)
-        wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _give and _pass_on
-        move.copy(out + piece.first, gathered + piece.first, piece.size, block)
-    move.end(world, slot, e)
-
-
-@triton.jit
-def _ring(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
-          vec: tl.constexpr):  # fmt: skip
-    rank, e = wl.rank(world), move.begin(world, slot)
-    own = move.own_piece(x, shards, rank, vec)
-    following = (rank + 1) % world.num_ranks
-    if world.num_ranks > 1:
-        _give(world, gathered, rows_ready, e, x, own, following, block)
-    move.copy(out + own.first, x + own.offset, own.size, block)
-    for hop in range(1, world.num_ranks):
-        source = (rank + world.num_ranks - hop) % world.num_ranks
-        piece = move.own_piece(x, shards, source, vec)
-        wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _give and _pass_on
-        if hop < world.num_ranks - 1:
-            _pass_on(world, gathered, rows_ready, e, piece, source, following, block)
-        move.copy(out + piece.first, gathered + piece.first, piece.size, block)
-    move.end(world, slot, e)
-
-
-@triton.jit
-def _pull(x, out, staged, arrived, steps, shards, world, block: tl.constexpr, vec: tl.constexpr,
-          in_place: tl.constexpr):  # fmt: skip
-    shards, rank = move.rounded(shards, vec), wl.rank(world)
-    tiles, mail = tl.cdiv(shards.shard, block), postbox.Mailbox(steps, arrived, staged)
-    if in_place:
-        rows = x
-    else:
-        rows = staged
-        own = move.Shards(move.size_of(shards, rank) // vec * vec, shards.shard)
-        fetch.stage(staged, x, own, 0, 1, tiles, block)
-    second = fetch.begin(world, mail)
-    fetch.gather(world, rows, out, shards, tiles, block)
-    fetch.end(world, mail, second)
-
-
-@triton.jit
-def _stage(x, staged, slot, shards, world, block: tl.constexpr, vec: tl.constexpr):
-    """Own rows -> own slot, where the copy engines of others fetch them."""
-    move.begin(world, slot)
-    own = move.own_piece(x, shards, wl.rank(world), vec)
-    move.send(world, staged + own.offset, x + own.offset, own.size, wl.rank(world), block)
-
-
-@triton.jit
-def _keep(x, out, shards, world, block: tl.constexpr, vec: tl.constexpr):
-    """Own rows -> out, beside the copy engines."""
-    own = move.own_piece(x, shards, wl.rank(world), vec)
-    move.copy(out + own.first, x + own.offset, own.size, block)
-
-
-@triton.jit
-def _announce(rows_ready, slot, world):
-    """One program, upstream of the copies: says that own rows may be fetched, and returns when
-    every rank's may."""
-    e = slots.slot_epoch(slot)
-    wl.notify_all(world, rows_ready + wl.rank(world), e, op=wl.SignalOp.SET)
-    wl.wait(rows_ready, e, world.num_ranks, world=world)
-
-
-@triton.jit
-def _finish(slot, world, in_place: tl.constexpr):
-    """One program, behind the copies: every rank's rows have been fetched; in place, by all."""
-    e = slots.slot_epoch(slot)
-    slots.slot_close(world, slot, e)
-    if in_place:
-        slots.slot_wait_free(world, slot, e + 1)
-
-
-_PROGRAMS = {
-    "push": _push, "relay": _relay, "ring": _ring, "packets": _packets, "pull": _pull,
+PROGRAMS = {
+    "push": exchange.push, "packets": packets.push_packets, "pull": fetch.pull,
+    "relay": relay.relay_rows, "ring": relay.ring_rows,
 }  # fmt: skip
 BY_STEPS = ("push", "packets", "pull")
-
-
-# ---------------------------------------------------------------------------------------------
-# The host
+GATHER = {"to_all": True, "sums": False}
 
 
 def all_gather(
@@ -320,13 +170,13 @@ class _Call:
     def _exchange(self) -> _lanes.Exchange:
         problem, is_pull = self.problem, self.config.transport == "pull"
         return _lanes.Exchange(
-            fn=_PROGRAMS[self.config.transport],
+            fn=PROGRAMS[self.config.transport],
             part_bytes=problem.shard_bytes,
             align_bytes=problem.row_bytes,
             word_bytes=_lanes.word_bytes(problem),
-            shards=((problem.m * problem.row_bytes, problem.shard_bytes),),
+            shards=((problem.m * problem.row_bytes, problem.shard_bytes), None),
             memory=(0 if problem.in_place else problem.shard_bytes) if is_pull else None,
-            constants=(problem.in_place,) if is_pull else (),
+            constants=(*((problem.in_place,) if is_pull else ()), *GATHER.values()),
         )
 
     def _by_slot(self, world: World, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -334,7 +184,7 @@ class _Call:
         slot = world.workspace("all_gather", self.buffers, self.signals)
         width = _lanes.width_of(problem.row_bytes, x, out)
         x, result, gathered = _lanes.as_words(width, x, out, slot.gathered)
-        _PROGRAMS[config.transport][(config.lanes,)](
+        PROGRAMS[config.transport][(config.lanes,)](
             x, result, gathered, slot.rows_ready, slot.arg, _shards(problem, width), world.arg,
             block=config.block, vec=_lanes.words_in_vector(width), **config.options(world.target),
         )  # fmt: skip
@@ -363,16 +213,16 @@ class _CopyEngine:
         own, result, staged = _lanes.as_words(width, x, out, slot.staged)
         about = (_shards(problem, width), world.arg, config.block, _lanes.words_in_vector(width))
         if not problem.in_place:
-            _stage[(config.lanes,)](
+            copied.stage[(config.lanes,)](
                 own, staged, slot.arg, *about, num_warps=config.num_warps
             )  # fmt: skip
         copier.wait(main)
         with copier:
-            _announce[(1,)](slot.rows_ready, slot.arg, world.arg, num_warps=1)
-        _keep[(config.lanes,)](own, result, *about, num_warps=config.num_warps)
+            copied.announce[(1,)](slot.rows_ready, slot.arg, world.arg, num_warps=1)
+        copied.keep[(config.lanes,)](own, result, *about, num_warps=config.num_warps)
         with copier:
             self._copy(x if problem.in_place else slot.staged, out)
-            _finish[(1,)](slot.arg, world.arg, problem.in_place, num_warps=1)
+            copied.finish[(1,)](slot.arg, world.arg, problem.in_place, num_warps=1)
         main.wait(copier)
 
     def _copy(self, rows: torch.Tensor, out: torch.Tensor) -> None:
@@ -441,13 +291,14 @@ def kernels(
     words = {"x": word, "out": word, "gathered": word, "boxes": word, "staged": word,
              "rows_ready": "*i64"}  # fmt: skip
     if config.transport == "copy_engine":
-        fns = [_stage, _announce, _keep, _finish]
+        fns = [copied.stage, copied.announce, copied.keep, copied.finish]
     else:
-        fns = [] if config.by_library else [_PROGRAMS[config.transport]]
+        fns = [] if config.by_library else [PROGRAMS[config.transport]]
     for fn in fns:
         yield _lanes.record("all_gather", fn, words, problem, config, target,
                             vec=_lanes.words_in_vector(width), in_place=problem.in_place,
-                            width=min(_lanes.PACKET_BYTES, width))  # fmt: skip
+                            incoming=None, width=min(_lanes.PACKET_BYTES, width),
+                            **GATHER)  # fmt: skip
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:

@@ -34,11 +34,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch.autograd.graph import increment_version
 
-import weft.language as wl
 from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.parts import full_part
@@ -46,7 +43,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ops import _baselines, _lanes, _operations, all_gather, reduce_scatter
 from weft.runtime.world import World
-from weft.tiles import exchange, fetch, move, packets, postbox
+from weft.tiles import exchange, fetch, move, packets
 
 # From here on sums are relayed between nodes; not measured, for want of a network.
 RELAYED_BYTES = 1 << 16
@@ -131,83 +128,14 @@ def choose(problem: Problem, target: Target) -> Config:
 
 
 # ---------------------------------------------------------------------------------------------
-# The program
-
-
-@triton.jit
-def _one_shot(x, out, boxes, arrived, steps, shards, world, block: tl.constexpr,
-              vec: tl.constexpr):  # fmt: skip
-    size = move.rounded(shards, vec).total
-    exchange.exchange(
-        world, postbox.Mailbox(steps, arrived, boxes), tl.cdiv(size, block),
-        exchange.part_of_all, exchange.Whole(x, size),
-        exchange.sum_parts, exchange.Summed(x, out, size), block,
-    )  # fmt: skip
-
-
-@triton.jit
-def _two_shot(x, out, boxes, arrived, steps, shards, world, block: tl.constexpr,
-              vec: tl.constexpr):  # fmt: skip
-    shards = move.rounded(shards, vec)
-    own = shards.shard * wl.rank(world)
-    summed = exchange.Summed(x + own, out + own, move.size_of(shards, wl.rank(world)) // vec * vec)
-    exchange.exchange_twice(
-        world, postbox.Mailbox(steps, arrived, boxes), tl.cdiv(shards.shard, block),
-        exchange.part_of_shard, exchange.Cut(x, shards), summed,
-        exchange.gather_others, exchange.Gathered(x, out, shards), block,
-    )  # fmt: skip
-
-
-@triton.jit
-def _one_shot_packets(x, out, words, steps, shards, world, block: tl.constexpr,
-                      width: tl.constexpr, sources: tl.constexpr):  # fmt: skip
-    size = tl.cast(shards.total, tl.int64)
-    # weft: equivalent-mutant peer+1 of at: every rank gets the same packets, in another order
-    packets.exchange(
-        world, postbox.PacketBoxes(steps, words), packets.tiles_of(size, block),
-        packets.part_of_all, exchange.Whole(x, size),
-        packets.sum_parts, exchange.Summed(x, out, size), width, sources, block,
-    )  # fmt: skip
-
-
-@triton.jit
-def _two_shot_packets(x, out, words, steps, shards, world, block: tl.constexpr,
-                      width: tl.constexpr, sources: tl.constexpr):  # fmt: skip
-    shards = move.rounded(shards, 1)
-    packets.exchange_twice(
-        world, postbox.PacketBoxes(steps, words), packets.tiles_of(shards.shard, block),
-        packets.part_of_shard, exchange.Cut(x, shards), out.dtype.element_ty,
-        packets.gather, exchange.Gathered(x, out, shards), width, sources, block,
-    )  # fmt: skip
-
-
-@triton.jit
-def _pull(x, out, memory, arrived, steps, shards, world, block: tl.constexpr, vec: tl.constexpr,
-          in_place: tl.constexpr, shares_out: tl.constexpr):  # fmt: skip
-    shards = move.rounded(shards, vec)
-    tiles, mail = tl.cdiv(shards.shard, block), postbox.Mailbox(steps, arrived, memory)
-    if in_place:
-        parts, received = x, memory
-    else:
-        parts, received = memory, memory + shards.shard * world.num_ranks
-        fetch.stage(parts, x, shards, 0, world.num_ranks, tiles, block)
-    if shares_out:
-        received = out
-    second = fetch.begin(world, mail)
-    fetch.reduce_for_all(world, parts, out, received, shards, tiles, block)
-    fetch.end(world, mail, second)
-    if not shares_out:
-        fetch.copy_others(world, out, received, shards, tiles, block)
-
-
-_PROGRAMS = {
-    "one_shot": _one_shot, "two_shot": _two_shot, "one_shot_packets": _one_shot_packets,
-    "two_shot_packets": _two_shot_packets, "pull": _pull,
-}  # fmt: skip
-
-
-# ---------------------------------------------------------------------------------------------
 # The host
+
+PROGRAMS = {
+    "one_shot": exchange.push, "two_shot": exchange.push_twice,
+    "one_shot_packets": packets.push_packets, "two_shot_packets": packets.push_packets_twice,
+    "pull": fetch.pull_twice,
+}  # fmt: skip
+ONE_SHOT = {"to_all": True, "sums": True}
 
 
 def all_reduce(
@@ -273,16 +201,24 @@ class _Call:
     def _exchange(self) -> _lanes.Exchange:
         problem, transport = self.problem, self.config.transport
         return _lanes.Exchange(
-            fn=_PROGRAMS[transport],
+            fn=PROGRAMS[transport],
             part_bytes=problem.total_bytes if "one_shot" in transport else problem.shard_bytes,
             align_bytes=problem.total_bytes,
             word_bytes=problem.itemsize,
-            shards=((problem.total_bytes, problem.shard_bytes),),
+            shards=(
+                (problem.total_bytes, problem.shard_bytes),
+                *((None,) if "one_shot" in transport else ()),
+            ),
             dtype=problem.torch_dtype,
             boxes=2 if transport == "two_shot" else 1,
             memory=self._memory() if transport == "pull" else None,
-            constants=(problem.in_place, self.shares_out) if transport == "pull" else (),
+            constants=self._constants(),
         )
+
+    def _constants(self) -> tuple:
+        if self.config.transport == "pull":
+            return self.problem.in_place, self.shares_out
+        return tuple(ONE_SHOT.values()) if "one_shot" in self.config.transport else ()
 
     def _memory(self) -> int:
         """Bytes of what is staged, and of what comes of others' sums."""
@@ -339,9 +275,9 @@ def kernels(
     words = {"x": element, "out": element, "boxes": element, "memory": element}
     width = _lanes.width_of(problem.total_bytes)
     vec = _lanes.elements_in_vector(width, problem.itemsize)
-    yield _lanes.record("all_reduce", _PROGRAMS[config.transport], words, problem, config, target,
+    yield _lanes.record("all_reduce", PROGRAMS[config.transport], words, problem, config, target,
                         vec=vec, width=min(_lanes.PACKET_BYTES, width), in_place=problem.in_place,
-                        shares_out=False)  # fmt: skip
+                        shares_out=False, incoming=None, **ONE_SHOT)  # fmt: skip
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:

@@ -35,14 +35,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import torch
-import triton
-import triton.language as tl
 from torch.autograd.graph import increment_version
 
-import weft.language as wl
 from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, DtypeError, ShapeError
@@ -50,7 +47,16 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ops import _baselines, _lanes, _operations
 from weft.runtime.world import World
-from weft.tiles import exchange, fetch, move, packets, postbox
+from weft.tiles import exchange, fetch, move, packets
+from weft.tiles.splits import (
+    MOST,
+    NEGATIVE,
+    NUMBER_BITS,
+    SOURCE_BITS,
+    WHICH_BITS,
+    Sizes,
+    exchange_by_splits,
+)  # fmt: skip
 
 # Up to so many bytes a rank, variable splits are pushed, though push's slots are larger.
 PUSH_BYTES = 1 << 20
@@ -148,194 +154,10 @@ def choose(problem: Problem, target: Target) -> Config:
 
 
 # ---------------------------------------------------------------------------------------------
-# The program
-
-
-class Sizes(NamedTuple):
-    """x has `rows`, out `capacity`; one source's part of a pushed slot has `stride`. A row is `row`
-    elements."""
-
-    rows: Any
-    capacity: Any
-    stride: Any
-    row: Any
-
-
-class Range(NamedTuple):
-    """`count` rows from `first` on."""
-
-    first: Any
-    count: Any
-
-
-# What is wrong with splits, as a word: a number, whose splits, which of them, and the kind.
-NEGATIVE, TOO_MANY = tl.constexpr(1), tl.constexpr(2)
-WHICH_BITS, SOURCE_BITS, NUMBER_BITS = tl.constexpr(2), tl.constexpr(16), tl.constexpr(30)
-MOST = tl.constexpr(1 << 32)
-
-
-@triton.jit
-def _wrong(world, splits, sizes):
-    """What is wrong with own splits; 0 where nothing is."""
-    word, total = tl.cast(0, tl.int64), tl.cast(0, tl.int64)
-    source = wl.rank(world).to(tl.int64) << SOURCE_BITS
-    for to in range(world.num_ranks):
-        count = tl.load(splits + to)
-        number = tl.minimum(-tl.maximum(count, 1 - MOST), MOST - 1)
-        said = (number << NUMBER_BITS) | source | (to << WHICH_BITS) | NEGATIVE
-        word = tl.where((count < 0) & (word == 0), said, word)
-        total = tl.minimum(total + tl.minimum(tl.maximum(count, 0), MOST - 1), MOST - 1)
-    too_many = (total << NUMBER_BITS) | source | TOO_MANY
-    return tl.where((word == 0) & (total > sizes.rows), too_many, word)
-
-
-@triton.jit
-def _range_to(splits, wrong, to):
-    """Which rows of x go to rank `to`; none, and what is `wrong` in place of their number, where
-    something is."""
-    first = tl.cast(0, tl.int64)
-    if wrong == 0:
-        for before in range(to):
-            first += tl.load(splits + before)
-    return Range(first, tl.where(wrong == 0, tl.load(splits + to), -wrong))
-
-
-@triton.jit
-def _tell(world, ranges, rows_ready, e, rows, to, is_pull: tl.constexpr):
-    """Rank `to` learns which rows are meant for it, or what is wrong with splits, and that this
-    lane's piece may be read."""
-    entry = move.word_of(ranges, 2 * wl.rank(world))
-    if is_pull:
-        wl.put(world, entry, rows.first, to=to)
-    wl.put(world, entry + tl.num_programs(0), rows.count, to=to)
-    word = move.word_of(rows_ready, wl.rank(world))
-    wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
-
-
-@triton.jit
-def _range_from(world, ranges, rows_ready, e, source, is_pull: tl.constexpr):
-    """Which rows rank `source` has for this rank, once this lane's piece may be read.
-
-    Pushed rows lie where the source puts them: their `first` is 0.
-    """
-    wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _tell
-    entry = move.word_of(ranges, 2 * source)
-    first = tl.cast(0, tl.int64)
-    if is_pull:
-        first = tl.load(entry)
-    return Range(first, tl.load(entry + tl.num_programs(0)))
-
-
-@triton.jit
-def _take(out, num_received, source, rows, come, count, sizes, block: tl.constexpr,
-          vec: tl.constexpr):  # fmt: skip
-    """`count` rows of a source, behind the `come` rows of those before it -> out."""
-    row = tl.cast(sizes.row, tl.int64)
-    offset, size = move.cut(out, count * row, vec)
-    at = (come * row) // vec * vec + offset
-    room = tl.maximum(tl.cast(sizes.capacity, tl.int64) * row - at, 0) // vec * vec
-    move.copy(out + at, rows + offset, tl.minimum(size, room), block)
-    if tl.program_id(0) == 0:
-        tl.store(num_received + source, count)
-
-
-@triton.jit
-def _fill(out, come, sizes, block: tl.constexpr, vec: tl.constexpr):
-    """Zeros behind the rows that have come."""
-    row = tl.cast(sizes.row, tl.int64)
-    come = (come * row) // vec * vec
-    rest = tl.maximum(tl.cast(sizes.capacity, tl.int64) * row - come, 0)
-    offset, size = move.cut(out, rest, vec)
-    for start in range(0, size, block):
-        i = start + tl.arange(0, block)
-        zeros = tl.zeros((block,), out.dtype.element_ty)
-        tl.store(out + come + offset + i, zeros, mask=i < size)
-
-
-@triton.jit
-def _exchange(x, out, received, splits, num_received, errors, ranges, rows_ready, slot, sizes,
-              world, block: tl.constexpr, vec: tl.constexpr, is_pull: tl.constexpr):  # fmt: skip
-    rank, e = wl.rank(world), move.begin(world, slot)
-    row, wrong = tl.cast(sizes.row, tl.int64), _wrong(world, splits, sizes)
-    stride = (row * sizes.stride) // vec * vec
-    for hop in range(1, world.num_ranks):
-        to = (rank + hop) % world.num_ranks
-        rows = _range_to(splits, wrong, to)
-        offset, size = move.cut(x, tl.maximum(rows.count, 0) * row, vec)
-        first = (rows.first * row) // vec * vec + offset
-        if is_pull:
-            move.send(world, received + first, x + first, size, rank, block)
-        else:
-            move.send(world, received + stride * rank + offset, x + first, size, to, block)
-        _tell(world, ranges, rows_ready, e, rows, to, is_pull)
-    come, said = tl.cast(0, tl.int64), tl.cast(0, tl.int64)
-    for source in range(world.num_ranks):
-        if source == rank:
-            rows = _range_to(splits, wrong, rank)
-            begin = x + (rows.first * row) // vec * vec
-        else:
-            rows = _range_from(world, ranges, rows_ready, e, source, is_pull)
-            if is_pull:
-                begin = wl.at(world, received, source) + (rows.first * row) // vec * vec
-            else:
-                begin = received + stride * source
-        count = tl.maximum(rows.count, 0)
-        _take(out, num_received, source, begin, come, count, sizes, block, vec)
-        come += count
-        # The first rank's: on every rank the same.
-        said = tl.where((said == 0) & (rows.count < 0), -rows.count, said)
-    move.end(world, slot, e)
-    # What is left is nobody else's business.
-    if said != 0:
-        if tl.program_id(0) == 0:
-            tl.store(errors, said)
-    _fill(out, come, sizes, block, vec)
-
-
-@triton.jit
-def _even(x, out, boxes, arrived, steps, shards, incoming, world, block: tl.constexpr,
-          vec: tl.constexpr):  # fmt: skip
-    """Without splits: shards of x go out, `incoming` are how they lie in out."""
-    shards, incoming = move.rounded(shards, vec), move.rounded(incoming, vec)
-    own = x + shards.shard * wl.rank(world)
-    exchange.exchange(
-        world, postbox.Mailbox(steps, arrived, boxes), tl.cdiv(shards.shard, block),
-        exchange.part_of_shard, exchange.Cut(x, shards),
-        exchange.gather, exchange.Gathered(own, out, incoming), block,
-    )  # fmt: skip
-
-
-@triton.jit
-def _even_pull(x, out, staged, arrived, steps, shards, incoming, world, block: tl.constexpr,
-               vec: tl.constexpr, in_place: tl.constexpr):  # fmt: skip
-    shards, incoming = move.rounded(shards, vec), move.rounded(incoming, vec)
-    tiles, mail = tl.cdiv(shards.shard, block), postbox.Mailbox(steps, arrived, staged)
-    if in_place:
-        parts = x
-    else:
-        parts = staged
-        fetch.stage(staged, x, shards, 0, world.num_ranks, tiles, block)
-    second = fetch.begin(world, mail)
-    fetch.gather(world, parts + shards.shard * wl.rank(world), out, incoming, tiles, block)
-    fetch.end(world, mail, second)
-
-
-@triton.jit
-def _even_packets(x, out, words, steps, shards, incoming, world, block: tl.constexpr,
-                  width: tl.constexpr, sources: tl.constexpr):  # fmt: skip
-    shards, incoming = move.rounded(shards, 1), move.rounded(incoming, 1)
-    packets.exchange(
-        world, postbox.PacketBoxes(steps, words), packets.tiles_of(shards.shard, block),
-        packets.part_of_shard, exchange.Cut(x, shards),
-        packets.gather, exchange.Gathered(x, out, incoming), width, sources, block,
-    )  # fmt: skip
-
-
-_EVEN = {"push": _even, "packets": _even_packets, "pull": _even_pull}
-
-
-# ---------------------------------------------------------------------------------------------
 # The host
+
+EVEN = {"push": exchange.push, "packets": packets.push_packets, "pull": fetch.pull}
+EXCHANGE = {"to_all": False, "sums": False}
 
 
 @overload
@@ -467,7 +289,7 @@ class _Call:
         problem, is_pull = self.problem, self.config.transport == "pull"
         out_bytes, x_bytes = self.rows_out * problem.row_bytes, problem.m * problem.row_bytes
         return _lanes.Exchange(
-            fn=_EVEN[self.config.transport],
+            fn=EVEN[self.config.transport],
             part_bytes=problem.shard_bytes,
             align_bytes=problem.row_bytes,
             word_bytes=_lanes.word_bytes(problem),
@@ -476,7 +298,7 @@ class _Call:
                 (out_bytes, out_bytes // world.num_ranks),
             ),
             memory=(0 if problem.in_place else x_bytes) if is_pull else None,
-            constants=(problem.in_place,) if is_pull else (),
+            constants=(*((problem.in_place,) if is_pull else ()), *EXCHANGE.values()),
         )
 
     def _by_slot(self, world: World, x: Any, splits: Any, num_received: Any, out: Any) -> None:
@@ -487,7 +309,7 @@ class _Call:
         x, out, received = _lanes.as_words(width, x, out, slot.received)
         row = problem.row_bytes // min(width, 8)
         sizes = Sizes(problem.m, self.rows_out, self.stride, row)
-        _exchange[(config.lanes,)](
+        exchange_by_splits[(config.lanes,)](
             x, out, received, splits, num_received, _error_word(world), slot.ranges,
             slot.rows_ready, slot.arg, sizes, world.arg, block=config.block,
             vec=_lanes.words_in_vector(width), is_pull=config.transport == "pull",
@@ -571,7 +393,7 @@ def kernels(
     word = f"*i{8 * min(width, 8)}"
     if config.by_library:
         return
-    fn = _exchange if problem.variable else _EVEN[config.transport]
+    fn = exchange_by_splits if problem.variable else EVEN[config.transport]
     if config.by_packets:
         word = f"*i{8 * min(width, _lanes.PACKET_BYTES)}"
     words = {"x": word, "out": word, "received": word, "boxes": word, "staged": word,
@@ -581,7 +403,7 @@ def kernels(
         "all_to_all", fn, words, problem, config, target,
         sizes=Sizes(*[None] * len(Sizes._fields)), incoming=move.Shards(None, None),
         vec=_lanes.words_in_vector(width), width=min(_lanes.PACKET_BYTES, width),
-        is_pull=config.transport == "pull", in_place=problem.in_place,
+        is_pull=config.transport == "pull", in_place=problem.in_place, **EXCHANGE,
     )  # fmt: skip
 
 

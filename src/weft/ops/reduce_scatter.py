@@ -38,21 +38,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch.autograd.graph import increment_version
 
-import weft.language as wl
 from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ops import _baselines, _lanes, _operations
 from weft.runtime.world import World
-from weft.tiles import exchange, fetch, move, nodes, packets, postbox, reduce
+from weft.tiles import exchange, fetch, move, packets, relay
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -85,10 +82,10 @@ class Problem(_lanes.Rows):
         return (self.num_ranks - 1) * self.rows * self.n
 
     @property
-    def groups(self) -> Groups:
+    def groups(self) -> relay.Groups:
         """How parts lie in a relay's slot."""
         largest = max(self.nodes)
-        return Groups(len(self.nodes), largest, math.ceil(largest / min(self.nodes)))
+        return relay.Groups(len(self.nodes), largest, math.ceil(largest / min(self.nodes)))
 
 
 @dataclass(frozen=True)
@@ -113,204 +110,14 @@ def choose(problem: Problem, target: Target) -> Config:
 
 
 # ---------------------------------------------------------------------------------------------
-# The program
-
-
-class Groups(NamedTuple):
-    """Where a relay finds parts: group `node of d * per_node + seat of d // ranks of own node`
-    holds the parts of shard d, `largest` of them, one for each seat. Rank d's own has its node's
-    first group."""
-
-    num_nodes: Any
-    largest: Any
-    per_node: Any
-
-
-@triton.jit
-def _push(x, out, boxes, arrived, steps, shards, world, block: tl.constexpr,
-          vec: tl.constexpr):  # fmt: skip
-    shards, rank = move.rounded(shards, vec), wl.rank(world)
-    own = x + shards.shard * rank
-    exchange.exchange(
-        world, postbox.Mailbox(steps, arrived, boxes), tl.cdiv(shards.shard, block),
-        exchange.part_of_shard, exchange.Cut(x, shards), exchange.sum_parts,
-        exchange.Summed(own, out, move.size_of(shards, rank) // vec * vec), block,
-    )  # fmt: skip
-
-
-@triton.jit
-def _packets(x, out, words, steps, shards, world, block: tl.constexpr, width: tl.constexpr,
-             sources: tl.constexpr):  # fmt: skip
-    shards, rank = move.rounded(shards, 1), wl.rank(world)
-    packets.exchange(
-        world, postbox.PacketBoxes(steps, words), packets.tiles_of(shards.shard, block),
-        packets.part_of_shard, exchange.Cut(x, shards), packets.sum_parts,
-        exchange.Summed(x, out, move.size_of(shards, rank)), width, sources, block,
-    )  # fmt: skip
-
-
-@triton.jit
-def _pull(x, out, staged, arrived, steps, shards, world, block: tl.constexpr, vec: tl.constexpr,
-          in_place: tl.constexpr):  # fmt: skip
-    shards, rank = move.rounded(shards, vec), wl.rank(world)
-    tiles, mail = tl.cdiv(shards.shard, block), postbox.Mailbox(steps, arrived, staged)
-    if in_place:
-        parts = x
-    else:
-        parts = staged
-        fetch.stage(staged, x, shards, 0, world.num_ranks, tiles, block)
-    second = fetch.begin(world, mail)
-    size = move.size_of(shards, rank) // vec * vec
-    fetch.reduce(world, parts + shards.shard * rank, out, size, tiles, block)
-    fetch.end(world, mail, second)
-
-
-class Sent(NamedTuple):
-    """Arguments of `_emit_send`."""
-
-    partial: Any
-    to: Any
-    world: World
-
-
-@triton.jit
-def _emit_send(i, total, mask, args):
-    """The sum so far, in fp32, to another rank. args: Sent"""
-    wl.put(args.world, args.partial + i, total, to=args.to, mask=mask)
-
-
-class Running(NamedTuple):
-    """Arguments of `_load_running`."""
-
-    x: Any
-    partial: Any
-    is_first: Any
-
-
-@triton.jit
-def _load_running(index, i, mask, args):
-    """Part 0 is the sum so far, -0.0 where there is none yet; part 1 is own. args: Running"""
-    if index == 0:
-        value = tl.load(args.partial + i, mask=mask & (args.is_first == 0), other=-0.0)
-    else:
-        value = tl.load(args.x + i, mask=mask, other=0.0).to(tl.float32)
-    return value
-
-
-@triton.jit
-def _ring(x, out, partials, partials_ready, slot, shards, world, block: tl.constexpr,
-          vec: tl.constexpr):  # fmt: skip
-    rank, e = wl.rank(world), move.begin(world, slot)
-    stride = tl.cast(shards.shard, tl.int64) // vec * vec
-    following = (rank + 1) % world.num_ranks
-    for hop in range(1, world.num_ranks):
-        shard = (rank + world.num_ranks - hop) % world.num_ranks
-        piece = move.own_piece(x, shards, shard, vec)
-        partial = partials + stride * shard + piece.offset
-        word = move.word_of(partials_ready, shard)
-        if hop > 1:
-            wl.wait(word, e, world=world)  # pairs with the notify below
-        reduce.reduce(
-            piece.size, 2, _load_running, Running(x + piece.first, partial, hop == 1),
-            _emit_send, Sent(partial, following, world), block,
-        )  # fmt: skip
-        wl.notify(world, word, e, to=following, op=wl.SignalOp.SET)
-    own = move.own_piece(x, shards, rank, vec)
-    if world.num_ranks > 1:
-        wl.wait(move.word_of(partials_ready, rank), e, world=world)  # pairs with the notify above
-    partial = partials + stride * rank + own.offset
-    reduce.reduce(
-        own.size, 2, _load_running, Running(x + own.first, partial, world.num_ranks == 1),
-        reduce.emit_store, reduce.Stored(out + own.offset), block,
-    )  # fmt: skip
-    move.end(world, slot, e)
-
-
-@triton.jit
-def _group_of(world, shard, groups):
-    """The first part of shard `shard` in the slot of whoever relays it here."""
-    node, here = nodes.node_of(world, shard), wl.node(world)
-    seat = nodes.seat_of(world, shard, node) // nodes.node_size(world, here)
-    return (node * groups.per_node + tl.where(node == here, 0, seat)) * groups.largest
-
-
-@triton.jit
-def _await_group(world, parts_ready, e, first, seat, size):
-    """Until this lane's piece of every other rank of the node has come."""
-    for other in range(size):
-        if other != seat:
-            wl.wait(move.word_of(parts_ready, first + other), e, world=world)  # with _relay
-
-
-class NodeParts(NamedTuple):
-    """Arguments of `_load_node`: parts of own node's ranks, sums of other nodes."""
-
-    partials: Any
-    stride: Any
-    node: Any
-    size: Any
-    near: Any
-
-
-@triton.jit
-def _load_node(index, i, mask, args):
-    """The sum of a node, own node's from its parts. args: NodeParts"""
-    if index == args.node:
-        value = reduce.add(args.size, reduce.load_part, args.near, i, mask)
-    else:
-        value = tl.load(args.partials + args.stride * index + i, mask=mask, other=0.0)
-    return value
-
-
-@triton.jit
-def _relay(x, out, parts, partials, parts_ready, partials_ready, slot, shards, groups, world,
-           block: tl.constexpr, vec: tl.constexpr):  # fmt: skip
-    rank, node, e = wl.rank(world), wl.node(world), move.begin(world, slot)
-    seat, size = nodes.seat_of(world, rank, node), nodes.node_size(world, node)
-    stride = tl.cast(shards.shard, tl.int64) // vec * vec
-    for hop in range(1, world.num_ranks):
-        shard = (rank + hop) % world.num_ranks
-        to = nodes.partner_of(world, shard, node)
-        if to != rank:
-            place = _group_of(world, shard, groups) + seat
-            piece = move.own_piece(x, shards, shard, vec)
-            received = parts + stride * place + piece.offset
-            move.send(world, received, x + piece.first, piece.size, to, block)
-            word = move.word_of(parts_ready, place)
-            wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
-    for hop in range(1, world.num_ranks):
-        shard = (rank + hop) % world.num_ranks
-        if not wl.is_near(world, shard):
-            if nodes.partner_of(world, shard, node) == rank:
-                first = _group_of(world, shard, groups)
-                piece = move.own_piece(x, shards, shard, vec)
-                _await_group(world, parts_ready, e, first, seat, size)
-                received = parts + stride * first + piece.offset
-                partial = partials + stride * node + piece.offset
-                reduce.reduce(
-                    piece.size, size,
-                    reduce.load_part, reduce.Parts(x + piece.first, received, stride, seat),
-                    _emit_send, Sent(partial, shard, world), block,
-                )  # fmt: skip
-                word = move.word_of(partials_ready, node)
-                wl.notify(world, word, e, to=shard, op=wl.SignalOp.SET)
-    own = move.own_piece(x, shards, rank, vec)
-    first = _group_of(world, rank, groups)
-    _await_group(world, parts_ready, e, first, seat, size)
-    for other in range(groups.num_nodes):
-        if other != node:
-            wl.wait(move.word_of(partials_ready, other), e, world=world)
-    near = reduce.Parts(x + own.first, parts + stride * first + own.offset, stride, seat)
-    reduce.reduce(
-        own.size, groups.num_nodes,
-        _load_node, NodeParts(partials + own.offset, stride, node, size, near),
-        reduce.emit_store, reduce.Stored(out + own.offset), block,
-    )  # fmt: skip
-    move.end(world, slot, e)
-
-
-# ---------------------------------------------------------------------------------------------
 # The host
+
+PROGRAMS = {
+    "push": exchange.push, "packets": packets.push_packets, "pull": fetch.pull,
+    "relay": relay.relay_sums, "ring": relay.ring_sums,
+}  # fmt: skip
+BY_STEPS = ("push", "packets", "pull")
+SCATTER = {"to_all": False, "sums": True}
 
 
 def reduce_scatter(
@@ -379,14 +186,14 @@ class _Call:
         problem, is_pull = self.problem, self.config.transport == "pull"
         num_bytes = problem.m * problem.row_bytes
         return _lanes.Exchange(
-            fn=_PROGRAMS[self.config.transport],
+            fn=PROGRAMS[self.config.transport],
             part_bytes=problem.shard_bytes,
             align_bytes=problem.row_bytes,
             word_bytes=problem.itemsize,
-            shards=((num_bytes, problem.shard_bytes),),
+            shards=((num_bytes, problem.shard_bytes), None),
             dtype=problem.torch_dtype,
             memory=(0 if problem.in_place else num_bytes) if is_pull else None,
-            constants=(problem.in_place,) if is_pull else (),
+            constants=(*((problem.in_place,) if is_pull else ()), *SCATTER.values()),
         )
 
     def _by_slot(self, world: World, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -395,16 +202,10 @@ class _Call:
         slot = world.workspace(f"reduce_scatter.{config.transport}", self.buffers, self.signals)
         width = _lanes.width_of(problem.row_bytes, x, out)
         arrays = [getattr(slot, name) for name in (*self.buffers, *self.signals)]
-        _PROGRAMS[config.transport][(config.lanes,)](
+        PROGRAMS[config.transport][(config.lanes,)](
             x, out, *arrays, slot.arg, self.shards, *self.extra, world.arg, block=config.block,
             vec=_lanes.elements_in_vector(width, problem.itemsize), **config.options(world.target),
         )  # fmt: skip
-
-
-_PROGRAMS = {
-    "push": _push, "relay": _relay, "ring": _ring, "packets": _packets, "pull": _pull,
-}  # fmt: skip
-BY_STEPS = ("push", "packets", "pull")
 
 
 def _workspace(problem: Problem, config: Config) -> tuple[dict, dict]:
@@ -443,8 +244,9 @@ def kernels(
              "parts": element, "partials": "*fp32", "parts_ready": "*i64",
              "partials_ready": "*i64"}  # fmt: skip
     width = _lanes.width_of(problem.row_bytes)
-    yield _lanes.record("reduce_scatter", _PROGRAMS[config.transport], words, problem, config,
+    yield _lanes.record("reduce_scatter", PROGRAMS[config.transport], words, problem, config,
                         target, groups=problem.groups, in_place=problem.in_place,
+                        incoming=None, **SCATTER,
                         width=min(_lanes.PACKET_BYTES, width),
                         vec=_lanes.elements_in_vector(width, problem.itemsize))  # fmt: skip
 

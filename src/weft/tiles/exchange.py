@@ -176,3 +176,39 @@ def exchange_twice(world, mail, tiles, part: tl.constexpr, part_args, summed,
         if step <= steps:
             postbox.tell(world, mail, now)
     postbox.end(mail, base + steps + 1)
+
+
+# ---------------------------------------------------------------------------------------------
+# Programs. `to_all`: each rank gets all of x, not its shard of it; `sums`: what comes is added, not
+# put one part behind the other. `incoming` says how parts lie in out where not as shards of x do.
+
+
+@triton.jit
+def push(x, out, boxes, arrived, steps, shards, incoming, world, block: tl.constexpr,
+         vec: tl.constexpr, to_all: tl.constexpr, sums: tl.constexpr):  # fmt: skip
+    shards = move.rounded(shards, vec)
+    incoming = shards if incoming is None else move.rounded(incoming, vec)
+    rank = wl.rank(world)
+    own = x if to_all else x + shards.shard * rank
+    size = move.size_of(shards, rank) // vec * vec
+    if to_all and sums:
+        shards, size = move.Shards(shards.total, shards.total), shards.total
+    exchange(
+        world, postbox.Mailbox(steps, arrived, boxes), tl.cdiv(shards.shard, block),
+        part_of_all if to_all else part_of_shard, Whole(x, size) if to_all else Cut(x, shards),
+        sum_parts if sums else gather,
+        Summed(own, out, size) if sums else Gathered(own, out, incoming), block,
+    )  # fmt: skip
+
+
+@triton.jit
+def push_twice(x, out, boxes, arrived, steps, shards, world, block: tl.constexpr,
+               vec: tl.constexpr):  # fmt: skip
+    """Each rank sums its shard, and all get it."""
+    shards = move.rounded(shards, vec)
+    own = shards.shard * wl.rank(world)
+    summed = Summed(x + own, out + own, move.size_of(shards, wl.rank(world)) // vec * vec)
+    exchange_twice(
+        world, postbox.Mailbox(steps, arrived, boxes), tl.cdiv(shards.shard, block),
+        part_of_shard, Cut(x, shards), summed, gather_others, Gathered(x, out, shards), block,
+    )  # fmt: skip

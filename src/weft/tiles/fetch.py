@@ -104,3 +104,51 @@ def copy_others(world, out, shared, shards, tiles, block: tl.constexpr):
             index = (wl.rank(world) + hop) % world.num_ranks
             mask, at = move.lives(shards, index, i), shards.shard * index + i
             tl.store(out + at, tl.load(shared + at, mask=mask), mask=mask)
+
+
+# ---------------------------------------------------------------------------------------------
+# Programs; see weft.tiles.exchange. `in_place`: x is in symmetric memory
+
+
+@triton.jit
+def pull(x, out, staged, arrived, steps, shards, incoming, world, block: tl.constexpr,
+         vec: tl.constexpr, in_place: tl.constexpr, to_all: tl.constexpr,
+         sums: tl.constexpr):  # fmt: skip
+    shards, rank = move.rounded(shards, vec), wl.rank(world)
+    incoming = shards if incoming is None else move.rounded(incoming, vec)
+    tiles, mail = tl.cdiv(shards.shard, block), postbox.Mailbox(steps, arrived, staged)
+    parts = x if in_place else staged
+    if not in_place:
+        if to_all:
+            own = move.Shards(move.size_of(shards, rank) // vec * vec, shards.shard)
+            stage(staged, x, own, 0, 1, tiles, block)
+        else:
+            stage(staged, x, shards, 0, world.num_ranks, tiles, block)
+    second = begin(world, mail)
+    if sums:
+        size = move.size_of(shards, rank) // vec * vec
+        reduce(world, parts + shards.shard * rank, out, size, tiles, block)
+    else:
+        rows = parts if to_all else parts + shards.shard * wl.rank(world)
+        gather(world, rows, out, incoming, tiles, block)
+    end(world, mail, second)
+
+
+@triton.jit
+def pull_twice(x, out, memory, arrived, steps, shards, world, block: tl.constexpr,
+               vec: tl.constexpr, in_place: tl.constexpr, shares_out: tl.constexpr):  # fmt: skip
+    """Each rank sums its shard, and all get it: in out where that is symmetric (`shares_out`)."""
+    shards = move.rounded(shards, vec)
+    tiles, mail = tl.cdiv(shards.shard, block), postbox.Mailbox(steps, arrived, memory)
+    if in_place:
+        parts, received = x, memory
+    else:
+        parts, received = memory, memory + shards.shard * world.num_ranks
+        stage(parts, x, shards, 0, world.num_ranks, tiles, block)
+    if shares_out:
+        received = out
+    second = begin(world, mail)
+    reduce_for_all(world, parts, out, received, shards, tiles, block)
+    end(world, mail, second)
+    if not shares_out:
+        copy_others(world, out, received, shards, tiles, block)

@@ -19,7 +19,7 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.tiles import move, postbox
-from weft.tiles.exchange import steps_of, tile_of
+from weft.tiles.exchange import Cut, Gathered, Summed, Whole, steps_of, tile_of
 from weft.tiles.postbox import PACKET_BYTES
 
 
@@ -163,3 +163,43 @@ def exchange_twice(world, mail, tiles, part: tl.constexpr, part_args, dtype: tl.
         values = postbox.wait_packets(world, mail, now + 1, sources, block)
         take(world, values, i, take_args, width)
     postbox.end(mail, base + 2 * steps)
+
+
+# ---------------------------------------------------------------------------------------------
+# Programs; see weft.tiles.exchange
+
+
+@triton.jit
+def push_packets(x, out, words, steps, shards, incoming, world, block: tl.constexpr,
+                 width: tl.constexpr, sources: tl.constexpr, to_all: tl.constexpr,
+                 sums: tl.constexpr):  # fmt: skip
+    shards, mail = move.rounded(shards, 1), postbox.PacketBoxes(steps, words)
+    incoming = shards if incoming is None else move.rounded(incoming, 1)
+    size = move.size_of(shards, wl.rank(world))
+    if to_all and sums:
+        shards, size = move.Shards(shards.total, shards.total), shards.total
+    take: tl.constexpr = sum_parts if sums else gather
+    taken = Summed(x, out, size) if sums else Gathered(x, out, incoming)
+    if to_all:
+        # weft: equivalent-mutant peer+1 of at: every rank gets the same packets, in another order
+        exchange(
+            world, mail, tiles_of(shards.shard, block), part_of_all, Whole(x, size), take, taken,
+            width, sources, block,
+        )  # fmt: skip
+    else:
+        exchange(
+            world, mail, tiles_of(shards.shard, block), part_of_shard, Cut(x, shards), take, taken,
+            width, sources, block,
+        )  # fmt: skip
+
+
+@triton.jit
+def push_packets_twice(x, out, words, steps, shards, world, block: tl.constexpr,
+                       width: tl.constexpr, sources: tl.constexpr):  # fmt: skip
+    """Each rank sums its shard, and all get it."""
+    shards = move.rounded(shards, 1)
+    exchange_twice(
+        world, postbox.PacketBoxes(steps, words), tiles_of(shards.shard, block),
+        part_of_shard, Cut(x, shards), out.dtype.element_ty,
+        gather, Gathered(x, out, shards), width, sources, block,
+    )  # fmt: skip

@@ -1,0 +1,256 @@
+"""Relays and rings: rows and sums that go from rank to rank, in pieces, by the channels of move.py.
+
+    relay   between nodes each shard, or sum, crosses once, between two partners (weft.tiles.nodes)
+    ring    what comes from the rank before goes on to the next, until it has been everywhere
+
+Signals are SET to the call's epoch e; pieces without rows are signalled too, so that whoever waits
+need not know the sizes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+import weft.language as wl
+from weft.tiles import move, nodes, reduce
+
+# ---------------------------------------------------------------------------------------------
+# Rows to all ranks
+
+
+@triton.jit
+def _give(world, gathered, rows_ready, e, x, piece, to, block: tl.constexpr):
+    """Own piece -> the slot of rank `to`, and the word that says so."""
+    move.send(world, gathered + piece.first, x + piece.offset, piece.size, to, block)
+    word = move.word_of(rows_ready, wl.rank(world))
+    wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
+
+
+@triton.jit
+def _pass_on(world, gathered, rows_ready, e, piece, index, to, block: tl.constexpr):
+    """A piece of shard `index` in this rank's slot -> the slot of rank `to`, and its word."""
+    rows = gathered + piece.first
+    move.send(world, rows, rows, piece.size, to, block)
+    wl.notify(world, move.word_of(rows_ready, index), e, to=to, op=wl.SignalOp.SET)
+
+
+@triton.jit
+def relay_rows(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
+               vec: tl.constexpr):  # fmt: skip
+    """Own piece -> near ranks, and one partner on each other node, which passes it on. rows_ready:
+    int64[num_ranks * channels], by the source"""
+    rank, e = wl.rank(world), move.begin(world, slot)
+    own = move.own_piece(x, shards, rank, vec)
+    # Far ranks first: their links are the slowest, and their partners pass it on.
+    for hop in range(1, world.num_ranks):
+        to = (rank + hop) % world.num_ranks
+        if not wl.is_near(world, to):
+            if nodes.is_partner(world, to, rank):
+                _give(world, gathered, rows_ready, e, x, own, to, block)
+    for hop in range(1, world.num_ranks):
+        to = (rank + hop) % world.num_ranks
+        if wl.is_near(world, to):
+            _give(world, gathered, rows_ready, e, x, own, to, block)
+    move.copy(out + own.first, x + own.offset, own.size, block)
+    for hop in range(1, world.num_ranks):
+        source = (rank + world.num_ranks - hop) % world.num_ranks
+        if not wl.is_near(world, source):
+            if nodes.is_partner(world, rank, source):
+                piece = move.own_piece(x, shards, source, vec)
+                wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _give
+                for near in range(1, world.num_ranks):
+                    to = (rank + near) % world.num_ranks
+                    if wl.is_near(world, to):
+                        _pass_on(world, gathered, rows_ready, e, piece, source, to, block)
+    for hop in range(1, world.num_ranks):
+        source = (rank + world.num_ranks - hop) % world.num_ranks
+        piece = move.own_piece(x, shards, source, vec)
+        wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _give and _pass_on
+        move.copy(out + piece.first, gathered + piece.first, piece.size, block)
+    move.end(world, slot, e)
+
+
+@triton.jit
+def ring_rows(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
+              vec: tl.constexpr):  # fmt: skip
+    """Own piece -> the next rank, which passes it on. rows_ready: int64[num_ranks * channels], by
+    the source"""
+    rank, e = wl.rank(world), move.begin(world, slot)
+    own = move.own_piece(x, shards, rank, vec)
+    following = (rank + 1) % world.num_ranks
+    if world.num_ranks > 1:
+        _give(world, gathered, rows_ready, e, x, own, following, block)
+    move.copy(out + own.first, x + own.offset, own.size, block)
+    for hop in range(1, world.num_ranks):
+        source = (rank + world.num_ranks - hop) % world.num_ranks
+        piece = move.own_piece(x, shards, source, vec)
+        wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _give and _pass_on
+        if hop < world.num_ranks - 1:
+            _pass_on(world, gathered, rows_ready, e, piece, source, following, block)
+        move.copy(out + piece.first, gathered + piece.first, piece.size, block)
+    move.end(world, slot, e)
+
+
+# ---------------------------------------------------------------------------------------------
+# Sums to the ranks of their shards
+
+
+class Groups(NamedTuple):
+    """Where a relay finds parts: group `node of d * per_node + seat of d // ranks of own node`
+    holds the parts of shard d, `largest` of them, one for each seat. Rank d's own has its node's
+    first group."""
+
+    num_nodes: Any
+    largest: Any
+    per_node: Any
+
+
+class Sent(NamedTuple):
+    """Arguments of `_emit_send`."""
+
+    partial: Any
+    to: Any
+    world: Any
+
+
+@triton.jit
+def _emit_send(i, total, mask, args):
+    """The sum so far, in fp32, to another rank. args: Sent"""
+    wl.put(args.world, args.partial + i, total, to=args.to, mask=mask)
+
+
+class Running(NamedTuple):
+    """Arguments of `_load_running`."""
+
+    x: Any
+    partial: Any
+    is_first: Any
+
+
+@triton.jit
+def _load_running(index, i, mask, args):
+    """Part 0 is the sum so far, -0.0 where there is none yet; part 1 is own. args: Running"""
+    if index == 0:
+        value = tl.load(args.partial + i, mask=mask & (args.is_first == 0), other=-0.0)
+    else:
+        value = tl.load(args.x + i, mask=mask, other=0.0).to(tl.float32)
+    return value
+
+
+@triton.jit
+def ring_sums(x, out, partials, partials_ready, slot, shards, world, block: tl.constexpr,
+              vec: tl.constexpr):  # fmt: skip
+    """The sum of shard d starts on rank d + 1, and each rank adds its part. partials: fp32
+    [num_ranks, shard]; partials_ready: int64[num_ranks * channels], by the shard"""
+    rank, e = wl.rank(world), move.begin(world, slot)
+    stride = tl.cast(shards.shard, tl.int64) // vec * vec
+    following = (rank + 1) % world.num_ranks
+    for hop in range(1, world.num_ranks):
+        shard = (rank + world.num_ranks - hop) % world.num_ranks
+        piece = move.own_piece(x, shards, shard, vec)
+        partial = partials + stride * shard + piece.offset
+        word = move.word_of(partials_ready, shard)
+        if hop > 1:
+            wl.wait(word, e, world=world)  # pairs with the notify below
+        reduce.reduce(
+            piece.size, 2, _load_running, Running(x + piece.first, partial, hop == 1),
+            _emit_send, Sent(partial, following, world), block,
+        )  # fmt: skip
+        wl.notify(world, word, e, to=following, op=wl.SignalOp.SET)
+    own = move.own_piece(x, shards, rank, vec)
+    if world.num_ranks > 1:
+        wl.wait(move.word_of(partials_ready, rank), e, world=world)  # pairs with the notify above
+    partial = partials + stride * rank + own.offset
+    reduce.reduce(
+        own.size, 2, _load_running, Running(x + own.first, partial, world.num_ranks == 1),
+        reduce.emit_store, reduce.Stored(out + own.offset), block,
+    )  # fmt: skip
+    move.end(world, slot, e)
+
+
+@triton.jit
+def _group_of(world, shard, groups):
+    """The first part of shard `shard` in the slot of the rank that relays it here."""
+    node, here = nodes.node_of(world, shard), wl.node(world)
+    seat = nodes.seat_of(world, shard, node) // nodes.node_size(world, here)
+    return (node * groups.per_node + tl.where(node == here, 0, seat)) * groups.largest
+
+
+@triton.jit
+def _await_group(world, parts_ready, e, first, seat, size):
+    """Until this channel's piece of every other rank of the node has come."""
+    for other in range(size):
+        if other != seat:
+            wl.wait(move.word_of(parts_ready, first + other), e, world=world)  # with relay_sums
+
+
+class NodeParts(NamedTuple):
+    """Arguments of `_load_node`: parts of own node's ranks, sums of other nodes."""
+
+    partials: Any
+    stride: Any
+    node: Any
+    size: Any
+    near: Any
+
+
+@triton.jit
+def _load_node(index, i, mask, args):
+    """The sum of a node, own node's from its parts. args: NodeParts"""
+    if index == args.node:
+        value = reduce.add(args.size, reduce.load_part, args.near, i, mask)
+    else:
+        value = tl.load(args.partials + args.stride * index + i, mask=mask, other=0.0)
+    return value
+
+
+@triton.jit
+def relay_sums(x, out, parts, partials, parts_ready, partials_ready, slot, shards, groups, world,
+               block: tl.constexpr, vec: tl.constexpr):  # fmt: skip
+    """A node's parts of shard d are summed by the partner of d there, the nodes' sums by d. parts
+    and parts_ready by `Groups`; partials: fp32[num_nodes, shard]; partials_ready by the node"""
+    rank, node, e = wl.rank(world), wl.node(world), move.begin(world, slot)
+    seat, size = nodes.seat_of(world, rank, node), nodes.node_size(world, node)
+    stride = tl.cast(shards.shard, tl.int64) // vec * vec
+    for hop in range(1, world.num_ranks):
+        shard = (rank + hop) % world.num_ranks
+        to = nodes.partner_of(world, shard, node)
+        if to != rank:
+            place = _group_of(world, shard, groups) + seat
+            piece = move.own_piece(x, shards, shard, vec)
+            received = parts + stride * place + piece.offset
+            move.send(world, received, x + piece.first, piece.size, to, block)
+            word = move.word_of(parts_ready, place)
+            wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
+    for hop in range(1, world.num_ranks):
+        shard = (rank + hop) % world.num_ranks
+        if not wl.is_near(world, shard):
+            if nodes.partner_of(world, shard, node) == rank:
+                first = _group_of(world, shard, groups)
+                piece = move.own_piece(x, shards, shard, vec)
+                _await_group(world, parts_ready, e, first, seat, size)
+                received = parts + stride * first + piece.offset
+                partial = partials + stride * node + piece.offset
+                reduce.reduce(
+                    piece.size, size,
+                    reduce.load_part, reduce.Parts(x + piece.first, received, stride, seat),
+                    _emit_send, Sent(partial, shard, world), block,
+                )  # fmt: skip
+                word = move.word_of(partials_ready, node)
+                wl.notify(world, word, e, to=shard, op=wl.SignalOp.SET)
+    own = move.own_piece(x, shards, rank, vec)
+    first = _group_of(world, rank, groups)
+    _await_group(world, parts_ready, e, first, seat, size)
+    for other in range(groups.num_nodes):
+        if other != node:
+            wl.wait(move.word_of(partials_ready, other), e, world=world)
+    near = reduce.Parts(x + own.first, parts + stride * first + own.offset, stride, seat)
+    reduce.reduce(
+        own.size, groups.num_nodes,
+        _load_node, NodeParts(partials + own.offset, stride, node, size, near),
+        reduce.emit_store, reduce.Stored(out + own.offset), block,
+    )  # fmt: skip
+    move.end(world, slot, e)
