@@ -174,10 +174,8 @@ def ways_of(world: Any, model: Model, context: int, given: dict[str, torch.Tenso
     """Each way of doing the step, as a call."""
     compiled, parts, batch = step_of(model, context), list(given.values()), len(given["x"])
 
-    def call(collectives: Any, lowering: str) -> torch.Tensor:
-        return compiled(
-            *parts, world=world, collectives=collectives, lowering=lowering, b=batch
-        )[0]  # fmt: skip
+    def call(lowering: Any) -> torch.Tensor:
+        return compiled.options(lowering=lowering)(*parts, world=world, b=batch)[0]
 
     def sum_by_nccl(one: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(one)
@@ -189,11 +187,11 @@ def ways_of(world: Any, model: Model, context: int, given: dict[str, torch.Tenso
     found = {
         "torch, nccl": lambda: by_torch(model, context, given, sum_by_nccl),
         "torch, weft all_reduce": lambda: by_torch(model, context, given, sum_by_weft),
-        "overlapped": lambda: call(weft.ops, "overlapped"),
+        "overlapped": lambda: call("overlapped"),
     }
     for schedule, sums in PERSISTENT:
         how = Persistent(schedule=schedule, sums=sums)
-        found[f"persistent {schedule} {sums}"] = lambda how=how: call(how, "persistent")
+        found[f"persistent {schedule} {sums}"] = lambda how=how: call(how)
     return found
 
 

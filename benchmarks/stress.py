@@ -274,8 +274,7 @@ def one_kernel(world: Any, m: int = 33, k: int = 128, f: int = 256) -> Turns:
         return torch.nn.functional.silu(x @ v) @ w
 
     def run(inputs: dict[str, torch.Tensor]) -> Any:
-        how = {"collectives": weft.megakernel, "lowering": "persistent", "m": m}
-        return layer(*inputs.values(), world=world, **how)
+        return layer.options(lowering="persistent")(*inputs.values(), world=world, m=m)
 
     sets = [{key: one.contiguous() for key, one in mine(turn).items()} for turn in range(SETS)]
     return Turns(world, f"persistent m={m}", run, sets, right, tolerance("bfloat16", f))

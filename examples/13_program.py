@@ -55,7 +55,7 @@ def main():
         x = torch.randn(num_rows, K, generator=generator).to(world.device)
         y = mlp(
             part(x, 0, world), part(w1, 1, world), part(w2, 0, world),
-            world=world, collectives=weft.ops, lowering="overlapped", m=num_rows,
+            world=world, m=num_rows,
         )  # fmt: skip
 
         h = x @ w1

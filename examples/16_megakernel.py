@@ -83,10 +83,8 @@ def main():
     for step in range(2):  # each sequence gets a token more; the caches stay
         lengths = torch.tensor([[step + 1, step + 2]], dtype=torch.int32, device=world.device)
         mine["lengths"] = theirs["lengths"] = lengths
-        y = layer(
-            *mine.values(), world=world, collectives=weft.megakernel, lowering="persistent"
-        )  # fmt: skip
-        expected = layer(*theirs.values(), world=world, collectives=weft.ops, lowering="unfused")
+        y = layer.options(lowering="persistent")(*mine.values(), world=world)
+        expected = layer.options(lowering="unfused")(*theirs.values(), world=world)
         assert torch.allclose(y, expected, rtol=1e-3, atol=1e-4), f"rank {world.rank} is wrong"
         assert torch.allclose(mine["keys"], theirs["keys"], atol=1e-5)
         mine["x"] = theirs["x"] = expected

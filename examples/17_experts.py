@@ -76,7 +76,7 @@ def main():
         x = random(num_tokens, K)
         y = layer(
             part(x, 0), router, part(up, 2), part(down, 1),
-            world=world, collectives=weft.ops, lowering="overlapped", m=num_tokens,
+            world=world, m=num_tokens,
         )  # fmt: skip
         expected = part(by_one_device(x, router, up, down), 0)
         assert torch.allclose(y, expected, rtol=1e-3, atol=1e-2), f"rank {world.rank} is wrong"

@@ -125,7 +125,7 @@ WORLD = "runtime/test_world.py::"
 REPLAYED = (
     "ops/test_replayed_calls.py::test_a_replay_has_the_operands_and_the_result_of_its_own_call"
 )
-PROGRAMS = "ops/test_plan.py::test_calls_that_come_again_have_their_own_operands_and_layouts"
+PROGRAMS = "plan/test_runner.py::test_calls_that_come_again_have_their_own_operands_and_layouts"
 PROTOCOL = "tune/test_protocol.py::"
 PERSISTENT = "megakernel/test_check.py::test_breaches_are_found"
 
@@ -372,9 +372,9 @@ FAULTS = [
     Fault("ops/_ag_gemm_call.py", "(a.data_ptr(), b.data_ptr(), out.data_ptr(), *addresses,",
           "(b.data_ptr(), out.data_ptr(), *addresses,",
           "AG+GEMM's replays without a's address", f"{REPLAYED}[ag_gemm-push]"),
-    Fault("ops/_plan.py", "given = (*tensors, *self.plan.results)", "given = self.plan.results",
+    Fault("plan/runner.py", "given = (*tensors, *self.plan.results)", "given = self.plan.results",
           "a program's replays without the addresses of what it is given", f"{PROGRAMS}[ag_gemm]"),
-    Fault("ops/_plan.py", "return tensor.shape, tensor.stride(), tensor.dtype",
+    Fault("plan/runner.py", "return tensor.shape, tensor.stride(), tensor.dtype",
           "return tensor.shape, tensor.dtype", "a program is one for all strides",
           f"{PROGRAMS}[gemm_rs]"),
     Fault("ops/flash_decode.py", "self.scale = problem.scale if scale is None else scale",

@@ -70,7 +70,7 @@ def call_operators(world: weft.World) -> None:
     assert rows.shape[1] == a.shape[1] and int(received.sum()) == 2 * world.num_ranks
     assert_type(project, Compiled)
     gain = torch.ones(1, 32, device=world.device).bfloat16()
-    project(a, w, gain=gain, world=world, collectives=weft.ops)
+    project(a, w, gain=gain, world=world)
 
 
 def main() -> int:

@@ -20,6 +20,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from weft.base.providers import provide
+
 if TYPE_CHECKING:
     # What type checkers and editors see of the names below; a test compares the two.
     from weft import emulator, language, megakernel, ops, runtime, verify
@@ -79,6 +81,9 @@ _NAMES = {
     "verify": "weft.verify",
 }
 _ERRORS = "weft.base.errors"
+
+# What runs programs, what they call of operators, and what runs them as one kernel.
+provide(executor="weft.plan", collectives="weft.ops", persistent="weft.megakernel")
 
 __all__ = [
     "AllocationOrderError",

@@ -81,7 +81,7 @@ def test_a_program_equals_its_meaning(ranks, make, num_ranks, m, lowering, causa
             of_rank(placed.task(name).type, one, sizes, world.rank, num_ranks).clone()
             for name, one in whole.items()
         ]
-        got = made(*mine, world=world, collectives=weft.ops, lowering=lowering, m=m)
+        got = made.options(lowering=lowering)(*mine, world=world, m=m)
         kind = placed.task(placed.results[0]).type
         torch.testing.assert_close(got, of_rank(kind, wanted, sizes, world.rank, num_ranks))
 
@@ -183,6 +183,6 @@ def test_heads_that_ranks_would_share(ranks):
         world = weft.init()
         part = [torch.ones(4, columns).chunk(3, 1)[world.rank] for columns in (64, 32, 32)]
         with pytest.raises(ShapeError, match="attention takes heads of 8 columns"):
-            made(*part, world=world, collectives=weft.ops, m=4)
+            made(*part, world=world, m=4)
 
     ranks(main, 3)

@@ -51,7 +51,9 @@ def gemm_rs(k: int, n: int, chunks: int = 1) -> Compiled:
     def gemm_rs(a, b):
         return reduce_scatter(a @ b)
 
-    return gemm_rs.settled(Settings({"product": SMALL}, CARRIED, chunks={"scattered": chunks}))
+    return gemm_rs.options(
+        settings=Settings({"product": SMALL}, CARRIED, chunks={"scattered": chunks})
+    )
 
 
 def mlp(k: int, hidden: int, **engines: str) -> Compiled:
@@ -64,7 +66,7 @@ def mlp(k: int, hidden: int, **engines: str) -> Compiled:
         return rms_norm(silu(scattered) + residual, weight)
 
     tiles = {"product": SMALL, "product_2": SMALL}
-    return mlp.settled(Settings(tiles, CARRIED | engines))
+    return mlp.options(settings=Settings(tiles, CARRIED | engines))
 
 
 def one_call(world, compiled: Compiled, m: int, seed: int, whole=None) -> None:
@@ -75,7 +77,7 @@ def one_call(world, compiled: Compiled, m: int, seed: int, whole=None) -> None:
         of_rank(traced.task(name).type, one, sizes, world.rank, world.num_ranks)
         for name, one in whole.items()
     ]
-    got = compiled(*parts, world=world, collectives=weft.ops, lowering="overlapped", **sizes)
+    got = compiled(*parts, world=world, **sizes)
     (want,) = libraries.reference(traced, whole)
     want = of_rank(traced.task(traced.results[0]).type, want, sizes, world.rank, world.num_ranks)
     assert got.shape == want.shape
@@ -131,7 +133,7 @@ def test_two_layers_share_one_stream(ranks):
     assert [one.kind for one in collectives] == kinds
     engines = ("push", "copy_engine", "copy_engine", "copy_engine")
     names = [one.name for one in collectives]
-    compiled = two.settled(Settings(engines=dict(zip(names, engines))))
+    compiled = two.options(settings=Settings(engines=dict(zip(names, engines))))
     plan = compiled.overlapped(Facts({"m": 48}, 3, TARGETS["emu"])).plan
     assert [one.stream for one in plan.of(Copy)] == ["carry", "copy", "carry"]
     ranks(lambda: calls(compiled, (48, 7, 48, 48, 48, 48)), 3)
@@ -149,7 +151,7 @@ def test_a_product_that_is_worked_on_before_its_sum_is_refused_as_with_pushes():
     facts = Facts({"m": 48}, 2, TARGETS["emu"])
     for engine in ("push", "copy_engine"):
         with pytest.raises(UnsupportedError, match="no hooks are known for matmul then mul"):
-            gated.settled(Settings(engines={"scattered": engine})).overlapped(facts)
+            gated.options(settings=Settings(engines={"scattered": engine})).overlapped(facts)
     plan = gated.overlapped(facts).plan
     assert not plan.of(Launch) and not plan.of(Copy)
 
@@ -181,7 +183,7 @@ def test_in_every_order_nothing_is_found_and_results_are_the_same(one_slot):
     def main():
         world = weft.init()
         a, b = torch.full((2, 1), 1.0 + world.rank), torch.full((1, 1), 2.0)
-        given = {"world": world, "collectives": weft.ops, "lowering": "overlapped", "m": 2}
+        given = {"world": world, "m": 2}
         result = compiled(a, b, **given)
         assert result.tolist() == [[6.0]]
         return result

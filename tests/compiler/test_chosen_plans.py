@@ -17,7 +17,7 @@ from weft.compiler.lower import kernels
 from weft.compiler.pipeline import Stages
 from weft.ir import core
 from weft.ir.device import Launch
-from weft.ops._plan_launch import PLAIN_STAGES, PLAIN_WARPS
+from weft.plan.product_launches import PLAIN_STAGES, PLAIN_WARPS
 from weft.tiles import gemm_sm90
 from weft.tiles.blocking import Blocking
 

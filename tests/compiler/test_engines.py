@@ -95,9 +95,11 @@ def test_a_recorded_call_has_a_plan_of_its_own_unless_the_engine_was_asked_for()
     assert stages.program.task("scattered").engine == "copy_engine"
     assert stages.recorded.program.task("scattered").engine == "push"
     assert program.overlapped(Facts({"m": 8000})) is stages
-    chunks = program.settled(Settings(chunks={"scattered": 2})).overlapped(Facts({"m": 8192}))
+    chunks = program.options(settings=Settings(chunks={"scattered": 2})).overlapped(
+        Facts({"m": 8192})
+    )
     assert chunks.recorded.program.task("scattered").engine == "push"
-    asked = program.settled(Settings(engines={"scattered": "copy_engine"}))
+    asked = program.options(settings=Settings(engines={"scattered": "copy_engine"}))
     assert asked.overlapped(Facts({"m": 8192})).recorded is None
     assert program.overlapped(Facts({"m": 64})).recorded is None
 

@@ -48,7 +48,7 @@ def test_a_layer_is_a_router_and_two_kernels():
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_a_layer_equals_its_reference(ranks, num_ranks: int):
     """Ragged m, fewer tokens than ranks, none; one slot for all calls."""
-    compiled = layer().settled(Settings(tiles=TILES))
+    compiled = layer().options(settings=Settings(tiles=TILES))
 
     def main():
         world = weft.init()
@@ -61,7 +61,7 @@ def test_a_layer_equals_its_reference(ranks, num_ranks: int):
 
 def test_experts_without_tokens_and_the_same_bits_in_every_run(ranks):
     """All to one rank's experts, none to the first; whatever the schedule. Two nodes."""
-    compiled = layer().settled(Settings(tiles=TILES))
+    compiled = layer().options(settings=Settings(tiles=TILES))
     placed = compiled.stages.program
 
     def main():
@@ -80,9 +80,10 @@ def test_experts_without_tokens_and_the_same_bits_in_every_run(ranks):
                 of_rank(placed.task(name).type, tensor, {"m": 19}, world.rank, world.num_ranks)
                 for name, tensor in whole.items()
             ]
-            given = {"world": world, "collectives": weft.ops, "m": 19}
-            outs.append(compiled(*parts, **given, lowering="overlapped"))
-            torch.testing.assert_close(outs[-1], compiled(*parts, **given), rtol=1e-4, atol=1e-4)
+            given = {"world": world, "m": 19}
+            unfused = compiled.options(lowering="unfused")
+            outs.append(compiled(*parts, **given))
+            torch.testing.assert_close(outs[-1], unfused(*parts, **given), rtol=1e-4, atol=1e-4)
         world.close()
         return torch.stack(outs)
 
@@ -112,7 +113,7 @@ def several(ranks, seeds, num_ranks: int) -> set[str]:
         compiled = random_experts(seed, num_ranks)
         placed = compiled.stages.program
         tiles = {one.name: (16, 16, 16) for one in placed.tasks if one.kind == "grouped_matmul"}
-        programs.append((seed, compiled.settled(Settings(tiles=tiles))))
+        programs.append((seed, compiled.options(settings=Settings(tiles=tiles))))
         found |= {one.template for one in stages_of(compiled, num_ranks).plan.of(Launch)}
 
     def main():
@@ -178,7 +179,7 @@ def test_what_cannot_be_asked_for(settings, told: str):
 
 def test_weights_lie_either_way_and_no_other(ranks):
     """[experts, n, k] transposed, as weights usually lie; every other column of something wider."""
-    compiled = layer().settled(Settings(tiles=TILES))
+    compiled = layer().options(settings=Settings(tiles=TILES))
 
     def main():
         world = weft.init()
@@ -187,7 +188,7 @@ def test_weights_lie_either_way_and_no_other(ranks):
             torch.randn(shape, generator=generator)
             for shape in ((9, K), (9, E), (E, K, 24), (E, 12, K))
         )
-        given = {"world": world, "collectives": weft.ops, "m": 9, "lowering": "overlapped"}
+        given = {"world": world, "m": 9}
         wanted = compiled(x, logits, w1, w2, **given)
         turned = [one.mT.contiguous().mT for one in (w1, w2)]
         torch.testing.assert_close(compiled(x, logits, *turned, **given), wanted)

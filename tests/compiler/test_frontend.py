@@ -207,17 +207,23 @@ def test_a_call_by_keywords(ranks):
 
     def main():
         world = weft.init()
-        given = {"world": world, "collectives": weft.ops}
+        given = {"world": world}
         x, w = torch.randn(3, 8), torch.randn(8, 6)
         for lowering in ("unfused", "overlapped"):
-            wanted = project(x, w, lowering=lowering, **given)
-            assert torch.equal(project(w=w, x=x, lowering=lowering, **given), wanted)
-            assert torch.equal(project(x, w=w, m=6, lowering=lowering, **given), wanted)
+            made = project.options(lowering=lowering)
+            wanted = made(x, w, **given)
+            assert torch.equal(made(w=w, x=x, **given), wanted)
+            assert torch.equal(made(x, w=w, m=6, **given), wanted)
         for call, told in (
             (lambda: project(x, x=x, w=w, **given), "takes x, w; given is x both by place and by"),
             (lambda: project(x=x, **given), "project takes x, w; w is missing"),
             (lambda: project(x, **given), "project takes x, w; given are x\n"),
             (lambda: project(x, w, v=w, **given), "has no parameter or size v; its parameters are"),
+            (
+                lambda: project(x, w, lowering="unfused", **given),
+                r"lowering= is an option of the program: project.options\(lowering='unfused'\)",
+            ),
+            (lambda: project(x, w, collectives=weft.ops, **given), "operators are found by"),
             (lambda: project(x, w, n=3, **given), "parameter or size n; .* are x, w, its sizes m"),
         ):
             with pytest.raises(UsageError, match=told):
@@ -235,7 +241,7 @@ def test_a_parameter_that_is_called_like_a_size(ranks):
     def main():
         world = weft.init()
         m = torch.ones(3, 4)
-        given = {"world": world, "collectives": weft.ops}
+        given = {"world": world}
         assert torch.equal(same(m=m, **given), 2 * m)
         assert torch.equal(same(m, m=3, **given), 2 * m)
         world.close()

@@ -57,7 +57,7 @@ def check(world, compiled: Compiled, sizes: dict[str, int], seed: int, lowering=
         of_rank(kinds[name], one.detach(), sizes, rank, num_ranks).requires_grad_()
         for name, one in inputs.items()
     ]
-    made = compiled(*own, world=world, collectives=weft.ops, lowering=lowering, **sizes)
+    made = compiled.options(lowering=lowering)(*own, world=world, **sizes)
     made = made if isinstance(made, tuple) else (made,)
     loss = sum(
         (one * part(name, other)).sum()
@@ -164,21 +164,19 @@ def test_what_is_written_in_place_has_none(ranks):
             given = [torch.zeros(8, 16), torch.ones(2, 16), torch.ones(1, 2, dtype=torch.int32)]
             given[1].requires_grad_()
             with pytest.raises(UnsupportedError, match="kv_append writes its operand in place"):
-                append(*given, world=world, collectives=weft.ops)
+                append(*given, world=world)
 
     ranks(main, 1)
 
 
 def test_no_gradient_is_asked_for(ranks, monkeypatch):
-    from weft.compiler import gradients
-
-    monkeypatch.setattr(gradients, "run", None)
+    monkeypatch.setattr("weft.plan.run_differentiated", None)
     one = layer()
 
     def main():
         with weft.init() as world, torch.no_grad():
             parts = [torch.ones(4, 16), torch.ones(1, 16), torch.ones(16, 64), torch.ones(32, 16)]
             given = [part.requires_grad_() for part in parts]
-            assert not one(*given, world=world, collectives=weft.ops).requires_grad
+            assert not one(*given, world=world).requires_grad
 
     ranks(main, 1)

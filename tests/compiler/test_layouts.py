@@ -135,18 +135,17 @@ def is_close(made, got: torch.Tensor, whole: dict, rank: int, num_ranks: int) ->
     return bool((got - want).norm() <= tolerance("float32", 256) * want.norm())
 
 
-LOWERINGS = {"unfused": weft.ops, "overlapped": weft.ops, "persistent": weft.megakernel}
+LOWERINGS = ("unfused", "overlapped", "persistent")
 
 
-def calls_alike(made, cases: dict[str, tuple], lowerings=tuple(LOWERINGS)) -> None:
+def calls_alike(made, cases: dict[str, tuple], lowerings=LOWERINGS) -> None:
     """On one rank: of each lowering and each input's layouts the result is that of rows."""
     world = weft.init()
     whole, mine = parts(made, world.rank, world.num_ranks)
     for lowering in lowerings:
 
         def call(given, lowering=lowering):
-            return made(*given.values(), world=world, collectives=LOWERINGS[lowering],
-                        lowering=lowering, m=M)  # fmt: skip
+            return made.options(lowering=lowering)(*given.values(), world=world, m=M)
 
         expected = call(mine)
         assert is_close(made, expected, whole, world.rank, world.num_ranks), lowering
@@ -161,7 +160,7 @@ def calls_alike(made, cases: dict[str, tuple], lowerings=tuple(LOWERINGS)) -> No
 
 @pytest.mark.parametrize("engine", ["push", "copy_engine", "copy_engine_put"])
 def test_gathered_rows_and_weights(ranks, engine):
-    made = mlp.settled(Settings(engines={"gathered": engine}))
+    made = mlp.options(settings=Settings(engines={"gathered": engine}))
     cases = {"x": OF_ROWS, "w1": OF_WEIGHTS, "w2": OF_WEIGHTS}
     ranks(lambda: calls_alike(made, cases, ("unfused", "overlapped")), 2)
 
@@ -179,7 +178,7 @@ def test_a_left_operand_that_is_an_input(ranks, engine):
     def gemm_rs(a, b):
         return reduce_scatter(a @ b)
 
-    made = gemm_rs.settled(Settings(engines={"scattered": engine}))
+    made = gemm_rs.options(settings=Settings(engines={"scattered": engine}))
     cases = {"a": OF_ROWS, "b": OF_WEIGHTS}
     ranks(lambda: calls_alike(made, cases, ("unfused", "overlapped")), 2)
 
@@ -196,7 +195,7 @@ def test_what_epilogues_and_rows_read(ranks):
 
 @pytest.mark.parametrize("engine", ["push", "packets", "packets_twice"])
 def test_rows_that_are_summed(ranks, engine):
-    made = normed.settled(Settings(engines={"reduced": engine}))
+    made = normed.options(settings=Settings(engines={"reduced": engine}))
     cases = {"x": OF_ROWS, "residual": OF_ROWS, "weight": (padded, offset, transposed)}
     ranks(lambda: calls_alike(made, cases, ("unfused", "overlapped")), 2)
 
@@ -215,11 +214,11 @@ def test_rows_that_are_all_one_row(ranks):
         row = torch.randn(1, K)
         _, mine = parts(mlp, world.rank, 2)
         rows = M // 2
-        for lowering, collectives in LOWERINGS.items():
+        for lowering in LOWERINGS:
 
-            def call(x, lowering=lowering, collectives=collectives):
-                return mlp(x, mine["w1"], mine["w2"], world=world, collectives=collectives,
-                           lowering=lowering)  # fmt: skip
+            def call(x, lowering=lowering):
+                made = mlp.options(lowering=lowering)
+                return made(x, mine["w1"], mine["w2"], world=world)
 
             same = call(row.expand(rows, K))
             assert torch.equal(same, call(row.expand(rows, K).contiguous()))
@@ -248,8 +247,7 @@ def test_other_strides_at_one_address(ranks):
         assert len({one.data_ptr() for one in (*weights, memory)}) == 1
 
         def call(x, w1, lowering):
-            return mlp(x, w1, mine["w2"], world=world, collectives=LOWERINGS[lowering],
-                       lowering=lowering)  # fmt: skip
+            return mlp.options(lowering=lowering)(x, w1, mine["w2"], world=world)
 
         for _ in range(5):
             for x, w1 in ((xs[0], w) for w in weights):
@@ -269,8 +267,7 @@ def test_a_weight_that_would_be_copied_at_each_call_is_refused(ranks):
         _, mine = parts(mlp, world.rank, 2)
 
         def call(w1, lowering):
-            return mlp(mine["x"], w1, mine["w2"], world=world, collectives=LOWERINGS[lowering],
-                       lowering=lowering)  # fmt: skip
+            return mlp.options(lowering=lowering)(mine["x"], w1, mine["w2"], world=world)
 
         whole = call(mine["w1"], "unfused")
         for way, lowerings in ((every_other, ("overlapped", "persistent")),
@@ -291,7 +288,7 @@ def test_a_weight_that_would_be_copied_at_each_call_is_refused(ranks):
 
 def test_rows_on_the_heap_are_read_in_place_only_as_rows(ranks):
     """Peers read them by one stride."""
-    made = mlp.settled(Settings(engines={"gathered": "copy_engine"}))
+    made = mlp.options(settings=Settings(engines={"gathered": "copy_engine"}))
 
     def main():
         world = weft.init()
@@ -302,8 +299,7 @@ def test_rows_on_the_heap_are_read_in_place_only_as_rows(ranks):
         _, mine = parts(mlp, world.rank, num_ranks)
 
         def call(x):
-            return made(x, mine["w1"], mine["w2"], world=world, collectives=weft.ops,
-                        lowering="overlapped")  # fmt: skip
+            return made(x, mine["w1"], mine["w2"], world=world)
 
         x = on_heap[:, 3 : 3 + K]
         assert torch.equal(call(x), call(x.contiguous()))

@@ -134,8 +134,8 @@ def test_rows_are_read_in_place_where_no_tile_straddles_two_ranks():
 
 
 def test_a_lowering_that_there_is_not():
-    with pytest.raises(UsageError, match="lowering='woven'; it is unfused or overlapped or"):
-        layers()(world=None, collectives=None, lowering="woven")
+    with pytest.raises(UsageError, match="lowering='woven'; it is overlapped, unfused or"):
+        layers().options(lowering="woven")
 
 
 class World:
@@ -161,13 +161,15 @@ def test_what_calls_share_is_found_once(monkeypatch):
     monkeypatch.setattr(
         "weft.compiler.compiled.bind", lambda *given: bound.append(given) or bind(*given)
     )
-    ran = SimpleNamespace(run_plan=lambda stages, *_, **__: seen.append(stages) or (None,))
+    monkeypatch.setattr(
+        "weft.plan.run_plan", lambda stages, *_, **__: seen.append(stages) or (None,)
+    )
     world = World()
     for rows, is_on_heap in ((1024, False), (1024, False), (1000, False), (1024, True)):
         world.is_on_heap = is_on_heap
         a, b = (torch.empty(size, dtype=torch.bfloat16, device="meta")
                 for size in ((rows, 4096), (4096, 7168)))  # fmt: skip
-        one(a, b, world=world, collectives=ran, lowering="overlapped")
+        one(a, b, world=world)
     assert len(bound) == 3
     assert seen[0] is seen[1] is seen[2] and seen[3] is not seen[0]
     roles = [next(o.role for o in s.plan.of(device.Buffer) if o.name == "a") for s in seen]

@@ -38,11 +38,11 @@ def drawn(seed: int, num_ranks: int, made=random_layers) -> Compiled:
         for _, products in found
         for one in products
     }
-    compiled = compiled.settled(Settings(tiles=tiles))
+    compiled = compiled.options(settings=Settings(tiles=tiles))
     for collective, _ in found if num_ranks > 1 else ():
         engine = chooser.choice(ENGINES.get(collective.kind, ("push",)))
         engines = {**compiled.settings.engines, collective.name: engine}
-        asked = compiled.settled(replace(compiled.settings, engines=engines))
+        asked = compiled.options(settings=replace(compiled.settings, engines=engines))
         try:
             asked.overlapped(Facts({"m": 64}, num_ranks, TARGETS["emu"]))
         except (ConfigError, UnsupportedError):
@@ -114,7 +114,7 @@ def test_ranks_that_disagree_on_a_size(ranks):
             of_rank(program.task(name).type, tensor, sizes, world.rank, 2)
             for name, tensor in global_inputs(program, sizes, 0).items()
         ]
-        compiled(*parts, world=world, collectives=weft.ops, lowering="overlapped", **sizes)
+        compiled(*parts, world=world, **sizes)
 
     with pytest.raises((CallOrderError, AllocationOrderError), match="m=40.*m=42|m=42.*m=40"):
         ranks(main, 2)

@@ -18,6 +18,7 @@ from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
 from weft.emulator.rewriting import Rewrite
 from weft.ir import core
+from weft.plan import run_plan
 from weft.tiles import row_packets
 from weft.verify.laggards import chooser_of
 from weft.verify.mutants import Bounds, Run, WrongAnswer, search
@@ -67,7 +68,7 @@ def run_of(engine: str, changed: core.Kernel | None = None) -> Run:
             }
             # Halves are exact, so that the order of sums does not matter.
             mine = whole | {"x": whole["x"] / RANKS}
-            results = weft.ops.run_plan(STAGES[engine], mine, {"m": m}, world=world)
+            results = run_plan(STAGES[engine], mine, {"m": m}, world=world)
             wanted = libraries.reference(PLACED, {k: v.float() for k, v in whole.items()})
             if not all(torch.equal(a, b.bfloat16()) for a, b in zip(results, wanted, strict=True)):
                 raise WrongAnswer

@@ -20,6 +20,7 @@ from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
 from weft.ir import device
 from weft.ir.device import After, Copy, Launch, Notify, Plan, Take, Wait
+from weft.plan import run_plan
 
 K, N, M = 16, 16, 48
 
@@ -88,7 +89,7 @@ def run(placed, plan: Plan, num_ranks: int) -> None:
                 name: of_rank(placed.task(name).type, one, {"m": M}, world.rank, num_ranks)
                 for name, one in whole.items()
             }
-            (got,) = weft.ops.run_plan(stages, mine, {"m": M}, world=world)
+            (got,) = run_plan(stages, mine, {"m": M}, world=world)
             (want,) = libraries.reference(placed, whole)
             want = of_rank(placed.tasks[-1].type, want, {"m": M}, world.rank, num_ranks)
             assert (got - want).norm() <= tolerance("float32", 64) * want.norm()

@@ -76,7 +76,7 @@ def test_it_is_right(ranks, num_ranks, lowering):
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_the_persistent_kernel(ranks, num_ranks):
     """In tiles that the columns of gate do not divide into, and chosen ones."""
-    small = mlp.settled(Settings(tiles={"gated": (4, 4), "product": (16, 16, 16)}))
+    small = mlp.options(settings=Settings(tiles={"gated": (4, 4), "product": (16, 16, 16)}))
 
     def main():
         with weft.init() as world:
@@ -86,8 +86,7 @@ def test_the_persistent_kernel(ranks, num_ranks):
                 kinds = {one.name: one.type for one in made.stages.program.tasks}
                 mine = [of_rank(kinds[name], one, {"m": 9}, world.rank, num_ranks)
                         for name, one in whole.items()]  # fmt: skip
-                got = made(*mine, world=world, collectives=weft.megakernel,
-                           lowering="persistent", m=9)  # fmt: skip
+                got = made.options(lowering="persistent")(*mine, world=world, m=9)
                 part = of_rank(kinds["scattered"], want, {"m": 9}, world.rank, num_ranks)
                 assert (got - part).norm() <= tolerance("float32", 64) * part.norm()
 

@@ -20,6 +20,7 @@ from weft.compiler import Compiled, Shard, Tensor, all_gather, libraries, reduce
 from weft.compiler import program as compiled_for
 from weft.ir import device, task
 from weft.ir.task import Partial
+from weft.plan import run_calls
 
 
 def mlp_of(k: int, f: int, n: int, dtype: str = "float32") -> Compiled:
@@ -36,7 +37,11 @@ def mlp_of(k: int, f: int, n: int, dtype: str = "float32") -> Compiled:
 
 
 def run(
-    world, compiled: Compiled, sizes: dict[str, int], seed: int = 0, lowering: str = "unfused"
+    world,
+    compiled: Compiled,
+    sizes: dict[str, int],
+    seed: int = 0,
+    lowering: str | None = "unfused",
 ) -> None:
     """One rank's call, and its results against the reference's part."""
     program = compiled.stages.program
@@ -45,7 +50,7 @@ def run(
         of_rank(program.task(name).type, tensor, sizes, world.rank, world.num_ranks)
         for name, tensor in whole.items()
     ]
-    results = compiled(*parts, world=world, collectives=weft.ops, lowering=lowering, **sizes)
+    results = compiled.options(lowering=lowering)(*parts, world=world, **sizes)
     results = results if isinstance(results, tuple) else (results,)
     wanted = libraries.reference(program, whole)
     assert len(results) == len(wanted) == len(program.results)
@@ -88,7 +93,7 @@ def test_the_mlp_in_bfloat16(ranks):
             for name, tensor in whole.items()
         ]
         # Shards are full: m needs not be said.
-        got = compiled(*parts, world=world, collectives=weft.ops)
+        got = compiled.options(lowering="unfused")(*parts, world=world)
         (want,) = libraries.reference(program, whole)
         want = of_rank(program.tasks[-1].type, want, {"m": 6}, world.rank, 2)
         assert got.dtype == torch.bfloat16
@@ -159,7 +164,7 @@ class World:
 def test_tensors_that_do_not_fit(shapes, sizes, error: type, told: str):
     compiled = mlp_of(12, 24, 10)
     with pytest.raises(error, match=told) as caught:
-        compiled(*map(torch.zeros, shapes), world=World(), collectives=weft.ops, **sizes)
+        compiled(*map(torch.zeros, shapes), world=World(), **sizes)
     frame = caught.value.place.outermost
     assert frame is not None and frame.file == __file__
 
@@ -171,7 +176,7 @@ def test_ranks_that_disagree_on_a_size(ranks):
         world = weft.init()
         m = 6 + 2 * world.rank  # 3 rows of 6, 4 of 8
         shapes = [(m // 2, 12), (12, 24), (12, 10)]
-        compiled(*map(torch.zeros, shapes), world=world, collectives=weft.ops)
+        compiled(*map(torch.zeros, shapes), world=world)
 
     with pytest.raises((CallOrderError, AllocationOrderError), match="m=6.*m=8|rank 0.*rank 1"):
         ranks(main, 2)
@@ -181,17 +186,17 @@ def test_a_dtype_that_differs():
     compiled = mlp_of(12, 24, 10, "bfloat16")
     tensors = [torch.zeros(3, 12), torch.zeros(12, 16), torch.zeros(8, 10)]
     with pytest.raises(DtypeError, match="x is float32, declared as bfloat16"):
-        compiled(*tensors, world=World(), collectives=weft.ops)
+        compiled(*tensors, world=World())
 
 
 def test_pairs_that_ranks_would_tear():
     """Of 10 columns on 3 ranks each has 4, 4, 2: fine. Of 14 each has 5."""
     tensors = [torch.zeros(1, 4), torch.zeros(4, 5), torch.zeros(3, 6)]
     with pytest.raises(ShapeError, match="of 14 on 3 ranks each has 5"):
-        mlp_of(4, 7, 6)(*tensors, world=World(), collectives=weft.ops)
+        mlp_of(4, 7, 6)(*tensors, world=World())
 
 
 def test_a_plan_of_other_steps_is_refused():
     plan = device.parse("program(p)\nx = buffer(float32, (4, 4))\nlaunch(k, (x,), writes=(x,))\n")
     with pytest.raises(UnsupportedError, match="Launch is not a call of a library"):
-        libraries.run(plan, {}, {}, world=World(), collectives=weft.ops)
+        run_calls(plan, {}, {}, world=World())

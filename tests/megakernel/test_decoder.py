@@ -34,6 +34,7 @@ def main(made, how: Persistent, num_ranks: int, b: int) -> None:
             assert result.shape == part.shape
             assert (result - part).norm() <= 8 * tolerance("float32", 64) * want.norm(), name
 
+    made = made.options(lowering=how)
     whole = decoder.inputs(made, b, 0)
     kept = mine(whole)
     for step in range(2):
@@ -42,11 +43,9 @@ def main(made, how: Persistent, num_ranks: int, b: int) -> None:
             whole[name] = now[name] + step if name == "x" else now[name]
             kept[name].copy_(whole[name])
         if step == 0:
-            results = made(*kept.values(), world=world, collectives=how, lowering="persistent", b=b)
+            results = made(*kept.values(), world=world, b=b)
             with world.record() as recording:
-                recorded = made(
-                    *kept.values(), world=world, collectives=how, lowering="persistent", b=b
-                )
+                recorded = made(*kept.values(), world=world, b=b)
         else:
             recording.replay()
             results = recorded

@@ -80,7 +80,7 @@ def test_the_emulator_finds_all_of_them_too(ranks, monkeypatch):
             of_rank(kind, whole([M, K] if name == "x" else kind.sizes), {"m": M}, world.rank, 2)
             for name, kind in inputs.items()
         ]
-        made(*given, world=world, collectives=how, lowering="persistent", m=M)
+        made.options(lowering=how)(*given, world=world, m=M)
         world.synchronize()
 
     def found_without(task: TileTask | None, which: int = 0) -> bool:

@@ -34,7 +34,7 @@ def drawn(seed: int, kind):
         for task in made.stages.tasks["place"].tasks
         if task.kind != "input"
     }
-    made = made.settled(Settings(tiles=tiles if chooser.random() < 0.7 else {}))
+    made = made.options(settings=Settings(tiles=tiles if chooser.random() < 0.7 else {}))
     return made, num_ranks, how, [chooser.randint(1, 20) for _ in range(2)]
 
 
@@ -50,8 +50,8 @@ def compare(ranks, seed: int, kind) -> None:
                 of_rank(placed.task(name).type, one, {"m": m}, world.rank, num_ranks)
                 for name, one in whole.items()
             ]
-            given = {"world": world, "collectives": how, "lowering": "persistent", "m": m}
-            got = made(*mine, **given)
+            given = {"world": world, "m": m}
+            got = made.options(lowering=how)(*mine, **given)
             got = got if isinstance(got, tuple) else (got,)
             for name, result, want in zip(placed.results, got, libraries.reference(placed, whole)):
                 type_ = placed.task(name).type

@@ -20,19 +20,7 @@ from weft.megakernel.tiles import SUMS
 assert cache  # a fixture
 
 
-class OneKernel:
-    """A program that is called like another, whatever lowering is asked for."""
-
-    def __init__(self, compiled: Compiled, how: Persistent) -> None:
-        self.stages, self.compiled, self.how = compiled.stages, compiled, how
-
-    def __call__(self, *parts, world, collectives, lowering, **sizes):
-        return self.compiled(
-            *parts, world=world, collectives=self.how, lowering="persistent", **sizes
-        )
-
-
-def drawn(seed: int, num_ranks: int, made) -> OneKernel:
+def drawn(seed: int, num_ranks: int, made) -> Compiled:
     """With tiles of which some are chosen, some settled; any schedule, any way to sum."""
     chooser, compiled = random.Random(seed), made(seed, num_ranks)
     kinds = {task.name: task.kind for task in compiled.stages.tasks["place"].tasks}
@@ -45,7 +33,7 @@ def drawn(seed: int, num_ranks: int, made) -> OneKernel:
         schedule=chooser.choice(SCHEDULES), sums=chooser.choice(SUMS),
         num_workers=chooser.choice([1, 3, 8]),
     )  # fmt: skip
-    return OneKernel(compiled.settled(Settings(tiles=tiles)), how)
+    return compiled.options(settings=Settings(tiles=tiles), lowering=how)
 
 
 def several(ranks, seeds, num_ranks: int, made) -> int:
@@ -57,7 +45,7 @@ def several(ranks, seeds, num_ranks: int, made) -> int:
         def main(program=program, seed=seed):
             world = weft.init()
             for m in (seed % 5 + 1, 33 + seed % 7):
-                run(world, program, {"m": m}, seed)
+                run(world, program, {"m": m}, seed, lowering=None)
             world.close()
 
         try:

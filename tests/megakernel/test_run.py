@@ -105,9 +105,8 @@ class Calls:
         return whole, mine
 
     def __call__(self, mine, m: int, lowering: str = "persistent"):
-        collectives = self.how if lowering == "persistent" else weft.ops
-        given = {"world": self.world, "collectives": collectives, "lowering": lowering, "m": m}
-        found = self.made(*mine.values(), **given)
+        made = self.made.options(lowering=self.how if lowering == "persistent" else lowering)
+        found = made(*mine.values(), world=self.world, m=m)
         return found if isinstance(found, tuple) else (found,)
 
     def check(self, results, whole, m: int) -> None:
@@ -277,19 +276,6 @@ def test_tiles_are_powers_of_two(ranks):
         ) as told:
             calls(calls.given(16, 0)[1], 16)
         assert told.value.place.frames[0].file.endswith("programs.py")
-        world.close()
-
-    ranks(refused, 1)
-
-
-def test_libraries_do_not_run_it(ranks):
-    made = mlp_of()
-
-    def refused():
-        world = weft.init()
-        calls = Calls(made, world, weft.ops, 1)
-        with pytest.raises(UsageError, match="pass collectives=weft.megakernel"):
-            calls(calls.given(16, 0)[1], 16)
         world.close()
 
     ranks(refused, 1)

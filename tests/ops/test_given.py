@@ -199,20 +199,20 @@ def test_a_program_takes_dtensors_and_keeps_its_dtypes(ranks, lowering):
             for one, placement in ((x, ROWS), (w, COLUMNS), (scale, ALIKE))
         ]
         alone = [leaf(one.detach().to_local().contiguous()) for one in spread]
-        options = {"world": world, "collectives": ops, "lowering": lowering}
-        wanted = normed_product(*alone, **options, m=5)
+        made, options = normed_product.options(lowering=lowering), {"world": world}
+        wanted = made(*alone, **options, m=5)
         wanted.sum().backward()
         with narrow():
-            got = normed_product(*spread, **options)
+            got = made(*spread, **options)
         got.sum().backward()
         assert torch.equal(got, wanted)
         for one, other in zip(spread, alone, strict=True):
             assert one.grad.placements == one.placements
             assert torch.equal(one.grad.to_local(), other.grad)
         with pytest.raises(PlacementError, match=r"normed_product takes w as Shard\(1\)"):
-            normed_product(spread[0], distribute_tensor(w, mesh, [ROWS]), spread[2], **options)
+            made(spread[0], distribute_tensor(w, mesh, [ROWS]), spread[2], **options)
         with pytest.raises(PlacementError, match=r"scale is a DTensor placed as \[Shard"):
-            normed_product(*spread[:2], distribute_tensor(scale, mesh, [COLUMNS]), **options)
+            made(*spread[:2], distribute_tensor(scale, mesh, [COLUMNS]), **options)
 
     on_ranks(ranks, main)
 

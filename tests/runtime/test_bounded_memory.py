@@ -21,7 +21,8 @@ from weft.base.errors import OutOfMemoryError
 from weft.compiler import Settings, Shard, Tensor, all_gather, reduce_scatter, silu_mul
 from weft.language import triton_api
 from weft.ops import ag_gemm, card, gemm_ar, gemm_rs
-from weft.ops._plan import PlanRunner
+from weft.plan.memory import Memory
+from weft.plan.runner import PlanRunner
 from weft.runtime import call_log, calls, replays, slots
 
 ROOT = Path(__file__).parent.parent.parent
@@ -64,7 +65,7 @@ def run_mlp(world, m: int) -> torch.Tensor:
     ranks = world.num_ranks
     return mlp(
         torch.ones(m // ranks, K), torch.ones(K, 2 * N // ranks), torch.ones(N // ranks, K),
-        world=world, collectives=weft.ops, lowering="overlapped", m=m,
+        world=world, m=m,
     )  # fmt: skip
 
 
@@ -147,14 +148,14 @@ def test_eviction_changes_no_result(few):
 def test_what_was_recorded_with_scratch_memory_that_is_gone_is_not_replayed(monkeypatch):
     """Another program of the name has needed more of it since; results lie where they lay."""
     monkeypatch.setattr(replays, "SIGHTINGS", 1)
-    bind, results, keys = PlanRunner._bind, {}, []
+    bind, results, keys = Memory.bind, {}, []
 
     def bind_results_where_they_lay(self, tensors, slot):
         found = bind(self, tensors, slot)
         return found | {x: results.setdefault((id(self), x), found[x]) for x in self.plan.results}
 
     run = replays.Replays.run
-    monkeypatch.setattr(PlanRunner, "_bind", bind_results_where_they_lay)
+    monkeypatch.setattr(Memory, "bind", bind_results_where_they_lay)
     monkeypatch.setattr(
         replays.Replays, "run", lambda self, key, *work: keys.append(key) or run(self, key, *work)
     )
@@ -166,8 +167,7 @@ def test_what_was_recorded_with_scratch_memory_that_is_gone_is_not_replayed(monk
             for i in range(6):
                 if i == 3:
                     world.scratch("program mlp", 1 << 16)
-                result = mlp(*given, world=world, collectives=weft.ops,
-                             lowering="overlapped", m=4)  # fmt: skip
+                result = mlp(*given, world=world, m=4)
                 expected = result.clone() if expected is None else expected
                 assert torch.equal(result, expected)
                 result.zero_()

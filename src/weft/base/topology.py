@@ -20,6 +20,11 @@ class Seat(NamedTuple):
     local_size: int
 
 
+def sizes_of(nodes: Sequence[int]) -> tuple[int, ...]:
+    """How many ranks each node has, by the node of each rank."""
+    return tuple(nodes.count(node) for node in sorted(set(nodes)))
+
+
 @dataclass(frozen=True)
 class Topology:
     """Nodes by their sizes: `(3, 1)` is ranks 0 to 2 on one node and rank 3 on another."""

@@ -7,7 +7,7 @@
     def project(x, w):
         return all_gather(x) @ w
 
-    y = project(x, w, world=world, collectives=weft.ops, lowering="overlapped")
+    y = project(x, w, world=world)
 
 Each parameter is declared with its global sizes and its placement; a call passes this rank's part.
 docs/compiler.md follows a program through every pass; `weft explain FILE.py:project` shows one's

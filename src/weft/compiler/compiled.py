@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from weft.base.errors import UsageError
 from weft.base.parts import full_part
+from weft.base.providers import provider
 from weft.compiler import dtensors, pipeline
 from weft.compiler.binding import bind
 from weft.compiler.facts import Facts, Settings
@@ -23,11 +23,7 @@ from weft.ir import device, task
 from weft.ir.device import Channel, Launch, Plan
 from weft.ir.task import Program, is_carried
 
-if TYPE_CHECKING:
-    from weft.compiler.libraries import Collectives, Persistent
-
-
-LOWERINGS = ("unfused", "overlapped", "persistent")
+LOWERINGS = ("overlapped", "unfused", "persistent")
 # In place, tiles read rows of one rank alone: parts are whole tiles.
 TILE_ROWS = 128
 
@@ -44,11 +40,29 @@ class Call:
     stages: pipeline.Stages | None
 
 
+class Persistent(Protocol):
+    """What runs all tasks of a program in one kernel; as weft.megakernel.Persistent does."""
+
+    @property
+    def run_persistent(self) -> Callable[..., Any]: ...
+
+
+# What a call took before programs had options.
+MOVED = {
+    "lowering": "is an option of the program: {name}.options(lowering={value!r})",
+    "collectives": "is asked for no more: operators are found by their names",
+}
+
+
 class Compiled:
     """What `weft.program` makes of a function."""
 
-    def __init__(self, program: Program, settings: Settings | None = None) -> None:
+    def __init__(
+        self, program: Program, settings: Settings | None = None,
+        lowering: str | Persistent = LOWERINGS[0],
+    ) -> None:  # fmt: skip
         self.stages = pipeline.compile_program(program)
+        self.lowering = self._known(lowering)
         self._inputs = [one.name for one in program.tasks if one.kind == "input"]
         # Those whose place on the heap matters.
         first = [one.operands[0] for one in program.tasks if one.kind == "all_gather"]
@@ -59,22 +73,46 @@ class Compiled:
         self.settings = settings
         self._orders = {name_of(order): order for order in settings.orders.values()}
         self._overlapped: dict[tuple, pipeline.Stages] = {}
+        self._tiled: list[Program] = []
         self._calls: WeakKeyDictionary[Any, dict[tuple, Call]] = WeakKeyDictionary()
 
-    def __call__(
-        self, *tensors: Any, world: Any, collectives: Collectives | Persistent,
-        lowering: str = "unfused", **named: Any,
-    ) -> Any:  # fmt: skip
+    def _known(self, lowering: str | Persistent) -> str | Persistent:
+        if lowering in LOWERINGS or hasattr(lowering, "run_persistent"):
+            return lowering
+        told = f"lowering={lowering!r}; it is {', '.join(LOWERINGS[:-1])} or {LOWERINGS[-1]}"
+        raise UsageError(f"{self.stages.program.name}: {told}", place=self.stages.program.place)
+
+    def options(
+        self, *, lowering: str | Persistent | None = None, settings: Settings | None = None
+    ) -> Compiled:
+        """The same program, run in another way; what is left out stays as it is.
+
+            plain = mlp.options(lowering="unfused")
+            pushed = mlp.options(settings=Settings(engines={"gathered": "push"}))
+
+        "overlapped" runs the kernels that are generated for sizes of this class, and leaves to
+        libraries what is predicted to be slower; "unfused" calls libraries, one after the other;
+        "persistent" runs all tasks in one kernel, as does a weft.megakernel.Persistent, which says
+        how. `settings` are what the compiler shall not choose.
+
+        What calls have found is shared where settings are the same.
+
+        Raises  UsageError: no such lowering
+        """
+        other = copy.copy(self)
+        if lowering is not None:
+            other.lowering = self._known(lowering)
+        if settings is not None:
+            other._settle(settings)
+        return other
+
+    def __call__(self, *tensors: Any, world: Any, **named: Any) -> Any:
         """Run it on this rank's parts. Collective.
 
-            y = mlp(x, w1, w2, world=world, collectives=weft.ops, lowering="overlapped", m=997)
-            y = mlp(x, w2=w2, w1=w1, world=world, collectives=weft.ops)
+            y = mlp(x, w1, w2, world=world, m=997)
+            y = mlp(x, w2=w2, w1=w1, world=world)
 
-        lowering="unfused" calls libraries, one after the other; "overlapped" runs the kernels that
-        are generated for sizes of this class; "persistent" all tasks in one kernel, of
-        collectives=weft.megakernel.
-
-        `named` are parameters of the function, and sizes.
+        `named` are parameters of the function, and sizes. How it is run: see `options`.
 
         Shapes  each tensor is what its placement leaves to this rank; a size that the declaration
                 names may be given by that name, and must be where shards differ. Strides: see
@@ -82,27 +120,22 @@ class Compiled:
         Sync    stream-ordered on the current stream
         Raises  ShapeError, DtypeError, UsageError: with the values and the declaration's line
 
-        Where a tensor requires a gradient, results have one: see `gradients`.
+        Where a tensor requires a gradient, results have one: see `weft.plan.gradients`.
         """
-        if lowering not in LOWERINGS:
-            told = f"lowering={lowering!r}; it is {' or '.join(LOWERINGS)}"
-            raise UsageError(f"{self.stages.program.name}: {told}")
         tensors, sizes = self._in_order(tensors, named) if named else (tensors, named)
         if any(map(dtensors.is_dtensor, tensors)):
             tensors, sizes = self._local_parts(tensors, sizes, world)
-        call = self._call_of(tensors, sizes, world, lowering)
+        call = self._call_of(tensors, sizes, world)
         given = dict(zip(self._inputs, tensors))
 
         def run() -> tuple[Any, ...]:
-            return self._run(lowering, call, given, world, collectives)
+            return self._run(call, given, world)
 
         with _without_autocast():
             if any(one.requires_grad for one in tensors) and _may_differentiate():
-                from weft.compiler import gradients
-
-                results = gradients.run(
+                results = provider("executor").run_differentiated(
                     self.stages.tasks["place"], self.plan, given, call.sizes, world=world,
-                    collectives=collectives, otherwise=None if lowering == "unfused" else run,
+                    otherwise=None if self.lowering == "unfused" else run,
                 )  # fmt: skip
             else:
                 results = run()
@@ -122,48 +155,45 @@ class Compiled:
                 parts[i] = dtensors.local_part(program, world, name, one, declared.placement)
         return tuple(parts), sizes
 
-    def _run(
-        self, lowering: str, call: Call, given: Mapping[str, Any], world: Any, collectives: Any
-    ) -> tuple[Any, ...]:  # fmt: skip
-        if lowering == "persistent":
-            return self._run_persistent(given, call.sizes, world, collectives)
+    def _run(self, call: Call, given: Mapping[str, Any], world: Any) -> tuple[Any, ...]:
         if call.stages is not None:
-            return collectives.run_plan(
+            return provider("executor").run_plan(
                 call.stages, given, call.sizes, world=world, orders=self._orders
             )
-        from weft.compiler import libraries
+        if self.lowering == "unfused":
+            return provider("executor").run_calls(self.plan, given, call.sizes, world=world)
+        run_in_one: Any = self.lowering
+        if self.lowering == "persistent":
+            run_in_one = provider("persistent")
+        settled = tuple(self.settings.tiles)
+        return run_in_one.run_persistent(
+            self.tiled, given, call.sizes, world=world, settled=settled
+        )
 
-        return libraries.run(self.plan, given, call.sizes, world=world, collectives=collectives)
-
-    def _run_persistent(
-        self, given: Mapping[str, Any], sizes: dict[str, int], world: Any, collectives: Collectives
-    ) -> Any:
-        run = getattr(collectives, "run_persistent", None)
-        if run is None:
-            told = f"{self.stages.program.name}: lowering='persistent' is not run by {collectives}"
-            raise UsageError(f"{told}; pass collectives=weft.megakernel")
-        return run(self.tiled, given, sizes, world=world, settled=tuple(self.settings.tiles))
-
-    @cached_property
+    @property
     def tiled(self) -> Program:
         """Every task in tiles: those of the settings, or as the pass `tile` cuts them."""
-        return task.require(tile(self.stages.tasks["place"], self.settings.tiles))
+        if not self._tiled:
+            cut = tile(self.stages.tasks["place"], self.settings.tiles)
+            self._tiled.append(task.require(cut))
+        return self._tiled[0]
 
-    def _call_of(self, tensors: tuple, sizes: dict[str, int], world: Any, lowering: str) -> Call:
+    def _call_of(self, tensors: tuple, sizes: dict[str, int], world: Any) -> Call:
         """What calls with tensors like these share on this rank: found once, kept."""
+        is_overlapped = self.lowering == "overlapped"
         # Where a tensor lies on the heap is the same on all ranks, or their calls differ by name.
         # Peers read rows there that lie one behind the other.
         on_heap = tuple(
             i for i in self._gathered if i < len(tensors) and tensors[i].is_contiguous()
             and world.offset(tensors[i]) is not None
-        ) if lowering == "overlapped" else ()  # fmt: skip
+        ) if is_overlapped else ()  # fmt: skip
         shapes = tuple((one.shape, one.dtype) for one in tensors)
-        key = (lowering, shapes, tuple(sizes.items()), on_heap)
+        key = (is_overlapped, shapes, tuple(sizes.items()), on_heap)
         calls = self._calls.setdefault(world, {})
         if key not in calls:
             bound = self._bound(tensors, sizes, world)
             stages = None
-            if lowering == "overlapped":
+            if is_overlapped:
                 in_place = frozenset(self._inputs[i] for i in on_heap)
                 stages = self.overlapped(_facts(bound, in_place, world))
             if len(calls) >= MOST_CALLS:
@@ -176,11 +206,15 @@ class Compiled:
 
         Raises  UsageError: a parameter that is given twice, or not at all
         """
+        title, place = self.stages.program.name, self.stages.program.place
+        for word, told in MOVED.items():
+            if word in named:
+                moved = told.format(name=title, value=named[word])
+                raise UsageError(f"{title}: {word}= {moved}", place=place)
         by_name = {name: one for name, one in named.items()
                    if name in self._inputs and not isinstance(one, int)}  # fmt: skip
         if not by_name:
             return tensors, named
-        title, place = self.stages.program.name, self.stages.program.place
         takes = f"{title} takes {', '.join(self._inputs)}"
         if twice := [name for name in self._inputs[: len(tensors)] if name in by_name]:
             told = f"{', '.join(twice)} both by place and by name"
@@ -197,13 +231,6 @@ class Compiled:
         if len(tensors) > len(self._inputs):
             given |= {f"argument {i}": None for i in range(len(self._inputs), len(tensors))}
         return bind(self.stages.program, given, sizes, world.rank, world.num_ranks)
-
-    def settled(self, settings: Settings) -> Compiled:
-        """The same program, of which the compiler shall not choose what `settings` say."""
-        other = copy.copy(self)
-        other.__dict__.pop("tiled", None)
-        other._settle(settings)
-        return other
 
     @property
     def plan(self) -> Plan:

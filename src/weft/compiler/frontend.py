@@ -23,7 +23,7 @@ from typing import Any
 
 from weft.base.errors import UsageError
 from weft.base.place import Frame, Place
-from weft.compiler.compiled import Compiled
+from weft.compiler.compiled import LOWERINGS, MOVED, Compiled, Persistent
 from weft.compiler.facts import Settings
 from weft.ir.task import Program, Replicate, Task, Type
 
@@ -245,19 +245,25 @@ def _record(kind: str, *operands: Any, **fields: Any) -> Value:
 
 
 def program(
-    *, mesh: str, settings: Settings | None = None, **parameters: Type
+    *,
+    mesh: str,
+    settings: Settings | None = None,
+    lowering: str | Persistent = LOWERINGS[0],
+    **parameters: Type,
 ) -> Callable[[Callable[..., Any]], Compiled]:
     """Trace the decorated function and compile it for `mesh`, any number of ranks.
 
     `parameters` says of each parameter of the function its dtype, sizes and placement; `settings`
-    what the compiler shall not choose. A mesh has one axis, given by its name; the world of a call
+    what the compiler shall not choose, `lowering` how it is run: see Compiled.options, which
+    changes both. A mesh has one axis, given by its name; the world of a call
     has its ranks.
 
     Raises  UsageError, ShapeError, PlacementError: a program that cannot be; at the user's line
     """
 
     def compile_it(function: Callable[..., Any]) -> Compiled:
-        compiled = Compiled(trace(function, mesh, parameters), settings or Settings())
+        traced = trace(function, mesh, parameters)
+        compiled = Compiled(traced, settings or Settings(), lowering)
         functools.update_wrapper(compiled, function)
         return compiled
 
@@ -277,7 +283,7 @@ def trace(function: Callable[..., Any], mesh: str, parameters: dict[str, Type]) 
             place=here,
         )
     wanted = list(inspect.signature(function).parameters)
-    if taken := {"world", "collectives", "lowering"} & {*wanted}:
+    if taken := {"world", *MOVED} & {*wanted}:
         told = f"{name} has a parameter {', '.join(sorted(taken))}, which a call has for itself"
         raise UsageError(f"{told}; call it otherwise", place=here)
     if set(wanted) != set(parameters):

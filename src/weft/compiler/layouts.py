@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from weft.base.errors import ShapeError
 from weft.base.place import UNKNOWN, Place
+from weft.compiler import dtensors
 
 
 class Reads(NamedTuple):
@@ -45,6 +46,28 @@ def rows_of(matrix: Any) -> Rows | None:
         if (length == 1 or one.stride(1) == 1) and stride >= length:
             return Rows(is_nk, stride)
     return None
+
+
+def is_nk(matrices: Any) -> bool:
+    """Do matrices [.., k, n] lie as [.., n, k]?"""
+    return not matrices.is_contiguous() and matrices.mT.is_contiguous()
+
+
+def check_tensor(op: str, name: str, tensor: Any, world: Any) -> None:
+    """Raises  ShapeError: not contiguous rows on the world's device; PlacementError: a DTensor"""
+    dtensors.refuse(op, name, tensor)
+    if tensor.dim() < 1:
+        raise ShapeError(f"{op}: {name} is a scalar; it must have rows: pass {name}.reshape(1)")
+    if not tensor.is_contiguous():
+        raise ShapeError(
+            f"{op}: {name} of shape {tuple(tensor.shape)} has strides {tensor.stride()}; it must "
+            f"be contiguous: pass {name}.contiguous()"
+        )
+    if tensor.device != world.device:
+        raise ShapeError(
+            f"{op}: {name} is on {tensor.device} but the world on {world.device}; move it there "
+            "with .to(world.device)"
+        )
 
 
 def to_copy(

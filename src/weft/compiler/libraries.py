@@ -1,59 +1,18 @@
-"""Run a plan of library calls on one rank: torch for what is local, given collectives for the rest.
+"""What a program's tasks do by libraries, on one rank's tensors, and what they mean on global ones.
 
-The compiler stands below the operators and knows none of them: `collectives` is whatever has
-all_gather, reduce_scatter and all_reduce with the signatures of weft.ops, so weft.ops itself.
+`weft.plan.calls` runs plans of such calls; collectives are operators, which it finds above it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
-from weft.base.errors import UnsupportedError
-from weft.base.parts import full_part, part_of
 from weft.compiler import attending, decoding, experts
-from weft.compiler.passes.tile import number
-from weft.ir.device import Buffer, Call, Part, Plan, Tiles
+from weft.ir.device import Call
 from weft.ir.task import ATTRIBUTES, Program, Task
-
-
-class Collectives(Protocol):
-    """Over rows, among the ranks of a world; as in weft.ops. `run_plan` runs what overlaps."""
-
-    @property
-    def all_gather(self) -> Callable[..., Any]: ...
-
-    @property
-    def reduce_scatter(self) -> Callable[..., Any]: ...
-
-    @property
-    def all_reduce(self) -> Callable[..., Any]: ...
-
-    @property
-    def moe_route(self) -> Callable[..., Any]: ...
-
-    @property
-    def ep_dispatch(self) -> Callable[..., Any]: ...
-
-    @property
-    def ep_combine(self) -> Callable[..., Any]: ...
-
-    @property
-    def ag_attention(self) -> Callable[..., Any]: ...
-
-    @property
-    def run_plan(self) -> Callable[..., Any]: ...
-
-
-class Persistent(Protocol):
-    """What runs all tasks of a program in one kernel; as weft.megakernel does."""
-
-    @property
-    def run_persistent(self) -> Callable[..., Any]: ...
 
 
 def silu_mul(h: torch.Tensor) -> torch.Tensor:
@@ -90,151 +49,12 @@ LOCAL = {
 }
 
 
-@dataclass(frozen=True)
-class Here:
-    """What a call may ask beside its operands: whose rank it runs on, what is whose size; and what
-    calls before it have `kept`, by table."""
-
-    world: Any
-    collectives: Collectives
-    sizes: Mapping[str, int]
-    buffers: Mapping[str, Buffer]
-    kept: dict[str, Any]
-
-    def size(self, name: str, dim: int = 0) -> int:
-        """The global size of a buffer along a dimension."""
-        size = self.buffers[name].sizes[dim]
-        return number(size.size if isinstance(size, Part | Tiles) else size, self.sizes)
-
-    def own_experts(self, name: str) -> tuple[int, int]:
-        """Those of a table's experts that this rank has."""
-        return part_of(self.size(name, 2), self.world.rank, self.world.num_ranks)
-
-
-def run(
-    plan: Plan, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any,
-    collectives: Collectives, kept: dict[str, Any] | None = None,
-    adapted: Callable[[Call, list[Any]], list[Any]] | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
-    """One rank's results. A value is let go after its last reader. `kept` is what calls leave for
-    others, where a plan is run in pieces; `adapted` gives a call's operands in another form.
-
-    Raises  UnsupportedError: a plan with other steps than calls
-    """
-    values = dict(tensors)
-    buffers = {buffer.name: buffer for buffer in plan.of(Buffer)}
-    here = Here(world, collectives, sizes, buffers, {} if kept is None else kept)
-    left = Counter(name for step in plan.steps if isinstance(step, Call) for name in step.reads)
-    left.update(plan.results)
-    for step in plan.steps:
-        if not isinstance(step, Call):
-            told = f"{plan.name}: {type(step).__name__} is not a call of a library"
-            raise UnsupportedError(told, place=step.place)
-        operands = [values[name] for name in step.reads]
-        if adapted is not None:
-            operands = adapted(step, operands)
-        (result,) = step.writes
-        if step.function in CALLS:
-            values[result] = CALLS[step.function](step, operands, here)
-        else:
-            values[result] = LOCAL[step.function](*operands, **_attributes(step))
-        for name in step.reads:
-            left[name] -= 1
-            if not left[name] and name in values:
-                del values[name]
-    return tuple(values[name] for name in plan.results)
-
-
-def _attributes(step: Call | Task) -> dict[str, Any]:
+def attributes(step: Call | Task) -> dict[str, Any]:
     """What a local function is given behind its operands."""
     given = {name: getattr(step, name) for name in ATTRIBUTES}
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _rows(step: Call, operands: Sequence[Any], here: Here) -> Any:
-    """A gather or a sum of rows. Columns are rows of the transposed."""
-    (x,) = operands
-    rows = x.t().contiguous() if step.dim == 1 else x.contiguous()
-    if step.function == "all_gather":
-        size = here.size(step.writes[0], step.dim or 0)
-        out = here.collectives.all_gather(rows, world=here.world, m=size)
-    else:
-        out = here.collectives.reduce_scatter(rows, world=here.world)
-    return out.t().contiguous() if step.dim == 1 else out
-
-
-def _all_reduce(step: Call, operands: Sequence[Any], here: Here) -> Any:
-    return here.collectives.all_reduce(operands[0].contiguous(), world=here.world)
-
-
-def _moe_route(step: Call, operands: Sequence[Any], here: Here) -> Any:
-    m, logits = here.size(step.writes[0]), operands[0]
-    if not isinstance(here.buffers[step.reads[0]].sizes[0], Part):  # each rank routes its own part
-        logits = logits[slice(*part_of(m, here.world.rank, here.world.num_ranks))]
-    logits = logits.contiguous()
-    assert step.top_k is not None
-    tiles = {"tile_m": step.tile_rows} if step.tile_rows else {}
-    return here.collectives.moe_route(logits, step.top_k, world=here.world, m=m, **tiles)
-
-
-def _grouped_matmul(step: Call, operands: Sequence[Any], here: Here) -> Any:
-    """Where experts are split over ranks the own ones' rows begin at the first of these."""
-    is_part = isinstance(here.buffers[step.reads[1]].sizes[0], Part)
-    first = here.own_experts(step.reads[2])[0] if is_part else 0
-    return experts.grouped_matmul(*operands, first=first)
-
-
-def _ep_dispatch(step: Call, operands: Sequence[Any], here: Here) -> Any:
-    """Rows to their experts' ranks; how they went is kept with the table, for their way back."""
-    x, routing = operands
-    table, tables, m = step.reads[1], routing.tables, here.size(step.reads[1])
-    given: dict[str, Any] = {"handle": here.kept.get(table)}
-    if given["handle"] is None:
-        most = full_part(m, here.world.num_ranks)
-        given = {
-            "ids": tables.ids, "weights": tables.weights, "experts": here.size(table, 2),
-            "max_tokens": most, "capacity": tables.token_of.shape[0] or None,
-        }  # fmt: skip
-    # Cleared: libraries read all rows that there is room for.
-    rows, here.kept[table] = here.collectives.ep_dispatch(
-        x.contiguous(), world=here.world, clear=True, **given
-    )
-    return rows
-
-
-def _ep_combine(step: Call, operands: Sequence[Any], here: Here) -> Any:
-    y, handle = operands[0].contiguous(), here.kept[step.reads[1]]
-    return here.collectives.ep_combine(y, handle, world=here.world)
-
-
-def _attention(step: Call, operands: Sequence[Any], here: Here) -> Any:
-    """Where tokens are split over ranks the own ones begin at the first of these."""
-    tokens, first = here.buffers[step.reads[0]].sizes[0], 0
-    if isinstance(tokens, Part):
-        rank, num_ranks = here.world.rank, here.world.num_ranks
-        first, _ = part_of(here.size(step.reads[0]), rank, num_ranks)
-    return attending.attention(*operands, **_attributes(step), first=first)
-
-
-def _ag_attention(step: Call, operands: Sequence[Any], here: Here) -> Any:
-    """Own tokens over all ranks' keys, which travel meanwhile."""
-    q, k, v = (one.unflatten(1, (-1, step.head)).contiguous() for one in operands)
-    m, causal = here.size(step.reads[0]), bool(step.causal)
-    return here.collectives.ag_attention(q, k, v, world=here.world, causal=causal, m=m).flatten(1)
-
-
-# What asks for more than its operands.
-CALLS: Mapping[str, Callable[[Call, Sequence[Any], Here], Any]] = {
-    "all_gather": _rows,
-    "reduce_scatter": _rows,
-    "all_reduce": _all_reduce,
-    "moe_route": _moe_route,
-    "grouped_matmul": _grouped_matmul,
-    "attention": _attention,
-    "ag_attention": _ag_attention,
-    "ep_dispatch": _ep_dispatch,
-    "ep_combine": _ep_combine,
-}
 # Of all ranks' tensors together a collective does this; others do nothing.
 MEANINGS: Mapping[str, Callable[..., Any]] = {
     **LOCAL,
@@ -256,5 +76,5 @@ def reference(program: Program, tensors: Mapping[str, torch.Tensor]) -> tuple[to
         if task.kind != "input":
             operands = [values[name] for name in task.operands]
             meant = MEANINGS.get(task.kind)
-            values[task.name] = meant(*operands, **_attributes(task)) if meant else operands[0]
+            values[task.name] = meant(*operands, **attributes(task)) if meant else operands[0]
     return tuple(values[name] for name in program.results)

@@ -1,8 +1,8 @@
 """The persistent kernel: a program's tile tasks in queues, and one kernel whose workers do them.
 
-    y = mlp(x, w1, w2, world=world, collectives=weft.megakernel, lowering="persistent")
+    y = mlp.options(lowering="persistent")(x, w1, w2, world=world)
 
-`Persistent(schedule="dynamic", ...)` in place of the module says how.
+`lowering=weft.megakernel.Persistent(schedule="dynamic", ...)` says how.
 """
 
 from __future__ import annotations

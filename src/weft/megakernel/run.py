@@ -1,6 +1,6 @@
 """Run a program as one persistent kernel on this rank: memory, tables, the launch.
 
-    y = mlp(x, w1, w2, world=world, collectives=weft.megakernel, lowering="persistent")
+    y = mlp.options(lowering="persistent")(x, w1, w2, world=world)
 
 What peers write into and all counters are one workspace's slot; what this rank alone sees stays
 with the runner; results are fresh at each call. Tables are made when a program is first called with
@@ -37,7 +37,7 @@ LEAST, KEYS = 16, 64
 
 @dataclass(frozen=True)
 class Persistent:
-    """How programs run as one kernel; `collectives=` takes it where its defaults do not serve.
+    """How programs run as one kernel; `lowering=` takes it where its defaults do not serve.
 
     `schedule` is one of records.SCHEDULES: static queues or one by ticket; `sums` how all ranks get
     a sum: "two_shot" has the bits of the kernels that overlap, "one_shot" one hop less; workers

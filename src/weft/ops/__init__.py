@@ -57,15 +57,6 @@ def cards() -> dict[str, Op]:
     return {name: card(name) for name in names()}
 
 
-def run_plan(stages: Any, tensors: Any, sizes: Any, *, world: Any, orders: Any = None) -> Any:
-    """One rank's results of a compiled program's plan that overlaps; see _plan.py. Collective."""
-    from weft.ops import _plan
-
-    return _plan.run_plan(
-        stages, tensors, sizes, world=world, collectives=sys.modules[__name__], orders=orders
-    )
-
-
 class _Operators(ModuleType):
     """Importing a submodule binds the module to its name here: bind the operator instead."""
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from weft.ops import _plan_kernels
 from weft.ops._ag_attention_config import ENGINE, Config, Problem, shape_of, shards_of
+from weft.plan import moving
 
 
 class Call:
@@ -60,14 +60,14 @@ class Call:
         alignment = tuple(0 if x is None else x.data_ptr() % 16 for x in tensors)
         if alignment not in self._loaded:
             # They wait for each other, and no binary is loaded while a kernel runs.
-            world.load(_plan_kernels.take, *taking, num_warps=1)
+            world.load(moving.take, *taking, num_warps=1)
             arguments = self._arguments(world, slot, tensors)
             world.load(self.attend, *arguments, **self.config.options())
             self._loaded.add(alignment)
         main, copier = world.current_stream(), world.stream("copy")
         copier.wait(main)
         with copier:
-            _plan_kernels.take[(1, 1, 1)](*taking, num_warps=1)
+            moving.take[(1, 1, 1)](*taking, num_warps=1)
         self._attend(world, slot, tensors)
         with copier:
             self._copies(world, slot, tensors[1], tensors[2])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from weft.language import triton_api
-from weft.ops import _ag_gemm_scales, _by_library, _lanes, _product_launch
+from weft.ops import _ag_gemm_scales, _by_library, _lanes
 from weft.ops._ag_gemm_config import (
     ENGINES,
     Config,
@@ -26,6 +26,7 @@ from weft.ops._ag_gemm_config import (
     straddles,
     tile_of,
 )
+from weft.plan import launches
 from weft.tiles import blocking, dealing, gemm_sm90
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ class SlotCall(Call):
             # An empty shard has no address to describe; no tile is read from it.
             own = describe(a, (config.tile_m, config.tile_k)) if self.has_rows else gathered
             lies = (config.tile_n, config.tile_k, self.problem.b_is_nk)
-            right = _product_launch.describe_b(b, *lies, is_sm90)
+            right = launches.describe_b(b, *lies, is_sm90)
             result = describe(out, chunk)
         per_block = self.problem.scaling == _ag_gemm_scales.BLOCKS
         if is_sm90:

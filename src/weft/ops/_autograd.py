@@ -25,6 +25,7 @@ import torch
 
 from weft.base.errors import DtypeError
 from weft.base.parts import full_part
+from weft.compiler import layouts
 from weft.ops import _operations
 
 # ---------------------------------------------------------------------------------------------
@@ -258,9 +259,9 @@ def save_experts(ctx: Any, inputs: tuple, output: Any) -> None:
 
 def _products_of(ctx: Any, x: Any, y: Any, b: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """x^T y of each expert's slots, as b lies."""
-    from weft.ops import _experts_wgrad, _moe
+    from weft.ops import _experts_wgrad
 
-    x, y, is_nk = x.contiguous(), y.contiguous(), _moe.is_nk(b)
+    x, y, is_nk = x.contiguous(), y.contiguous(), layouts.is_nk(b)
     if _operations.is_asked(x, y):
         return _operations.operation("experts_wgrad")(x, y, counts, ctx.world, is_nk)
     target = _world(ctx).target

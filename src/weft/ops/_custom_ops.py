@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from weft.compiler import layouts
 from weft.ops import _autograd, _lanes, _operations
 from weft.runtime.start import world as world_called
 
@@ -45,7 +46,7 @@ def _empty(x: torch.Tensor, fake: torch.Tensor, *shape: int) -> torch.Tensor:
 def _rows(name: str, x: torch.Tensor, world: str, *fields: Any) -> tuple[Any, Any]:
     """The card's fake of an operator on x's rows, and the world."""
     module, there = _module(name), world_called(world)
-    _lanes.check_tensor(name, "x", x, there)
+    layouts.check_tensor(name, "x", x, there)
     n = math.prod(x.shape[1:])
     problem = module.Problem(
         x.shape[0], n, there.num_ranks, str(x.dtype), _lanes.nodes_of(there), *fields

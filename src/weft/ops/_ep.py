@@ -17,6 +17,7 @@ from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.parts import full_part
 from weft.base.records import KernelRecord
 from weft.base.target import Target
+from weft.compiler import layouts
 from weft.ops import _lanes, _records
 from weft.ops.moe_route import MOST_CHOSEN, Tables, cut_tiles, tokens_together
 from weft.tiles import experts, route
@@ -92,9 +93,7 @@ class Problem(_lanes.Rows):
 
     @property
     def max_tiles(self) -> int:
-        """Whatever the experts: each has one ragged tile at most."""
-        ragged = (self.capacity + self.own_experts * (self.tile_m - 1)) // self.tile_m
-        return max(1, min(self.capacity, ragged))
+        return route.most_tiles(self.capacity, self.own_experts, self.tile_m)
 
 
 @dataclass(frozen=True)
@@ -276,7 +275,7 @@ def _tables_of(problem: Problem, rank: int, choices: Any, shares: Any, own: Any)
 def check_choices(world: Any, op: str, x: Any, ids: Any, weights: Any) -> None:
     """Raises  ShapeError, DtypeError: tensors that do not fit together, or the world"""
     for name, tensor, dtype in (("ids", ids, torch.int32), ("weights", weights, torch.float32)):
-        _lanes.check_tensor(op, name, tensor, world)
+        layouts.check_tensor(op, name, tensor, world)
         if tensor.dtype != dtype:
             raise DtypeError(f"{op}: {name} are {tensor.dtype}; pass {name}.to({dtype})")
         if tensor.dim() != 2 or tensor.shape[0] != x.shape[0]:
@@ -293,7 +292,7 @@ def check_choices(world: Any, op: str, x: Any, ids: Any, weights: Any) -> None:
 
 def check_rows(world: Any, op: str, name: str, rows: Any) -> None:
     """Raises  ShapeError: not rows on the world's device"""
-    _lanes.check_tensor(op, name, rows, world)
+    layouts.check_tensor(op, name, rows, world)
     if rows.dim() != 2:
         raise ShapeError(f"{op}: {name} has shape {tuple(rows.shape)}; it must have 2 dimensions")
 

@@ -30,7 +30,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import slots
 from weft.ops import _lanes, _products, _records
-from weft.ops._product_launch import Start
+from weft.plan.launches import Start
 from weft.tiles import blocking, gemm, gemm_small, rows
 
 

@@ -15,21 +15,21 @@ from typing import Any, ClassVar
 import torch
 from torch._subclasses import FakeTensor
 
+from weft.base import topology
 from weft.base.dtypes import DTYPES, FLOATS, parse_dtype
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.parts import full_part, part_of
 from weft.base.target import Target
-from weft.compiler import dtensors
+from weft.compiler import layouts
 from weft.language import triton_api
 from weft.ops import _by_library, _measured, _misuse, _records
 from weft.ops._measured import Row
+from weft.plan.launches import REGISTERS_OF_THREAD, THREADS_OF_SM
 from weft.runtime.calls import Calls
 from weft.tiles import postbox
 from weft.tiles.move import Shards
 
 VECTOR_BYTES = 16
-# Threads of several lanes on one SM: with 128 registers each, they have all of an SM's.
-THREADS_OF_SM, REGISTERS_OF_THREAD = 512, 128
 PACKET_BYTES = postbox.PACKET_BYTES.value
 
 
@@ -241,8 +241,7 @@ def _others(config: type[Lanes], rows: Sequence[Row]) -> Iterator[Row]:
 
 def nodes_of(world: Any) -> tuple[int, ...]:
     """Ranks on each node of the world."""
-    seats = world.backend.seats.nodes
-    return tuple(seats.count(node) for node in sorted(set(seats)))
+    return topology.sizes_of(world.backend.seats.nodes)
 
 
 def is_on_heap(world: Any, x: torch.Tensor) -> bool:
@@ -281,26 +280,9 @@ def place_at(offset: int | None) -> str:
     return "on no heap" if offset is None else f"at {offset} of the heap"
 
 
-def check_tensor(op: str, name: str, tensor: torch.Tensor, world: Any) -> None:
-    """Raises  ShapeError: not contiguous rows on the world's device; PlacementError: a DTensor"""
-    dtensors.refuse(op, name, tensor)
-    if tensor.dim() < 1:
-        raise ShapeError(f"{op}: {name} is a scalar; it must have rows: pass {name}.reshape(1)")
-    if not tensor.is_contiguous():
-        raise ShapeError(
-            f"{op}: {name} of shape {tuple(tensor.shape)} has strides {tensor.stride()}; it must "
-            f"be contiguous: pass {name}.contiguous()"
-        )
-    if tensor.device != world.device:
-        raise ShapeError(
-            f"{op}: {name} is on {tensor.device} but the world on {world.device}; move it there "
-            "with .to(world.device)"
-        )
-
-
 def check_out(op: str, out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, world: Any):
     """Raises  ShapeError, DtypeError: `out` cannot hold the result"""
-    check_tensor(op, "out", out, world)
+    layouts.check_tensor(op, "out", out, world)
     if tuple(out.shape) != tuple(shape):
         raise ShapeError(f"{op}: out has shape {tuple(out.shape)}; the result is {tuple(shape)}")
     if out.dtype != dtype:
@@ -601,12 +583,6 @@ def find_call(
         call.tensors = described(names, tensors, world if tell is by_place else None)
         world.calls[key] = call
     return call
-
-
-def is_as_recorded(world: Any) -> bool:
-    """Is a call that names no configuration done as a recorded one is? Where torch is asked for
-    deterministic algorithms all are, so that recorded and eager calls have the same bits."""
-    return world.is_recording() or torch.are_deterministic_algorithms_enabled()
 
 
 def record(

@@ -14,12 +14,14 @@ import torch
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
+from weft.compiler import layouts
 from weft.compiler.lower import signature, source
 from weft.ir import core
-from weft.ops import _lanes, _product_launch
+from weft.ops import _lanes
 from weft.ops.moe_route import Problem as RouterProblem
 from weft.ops.moe_route import Routing, Tables
 from weft.ops.moe_route import op as router
+from weft.plan import launches
 from weft.tiles import blocking, dealing, gemm, gemm_sm90
 from weft.tiles.blocking import Blocking
 from weft.tiles.hooks import table as device_tables
@@ -92,10 +94,10 @@ class Problem(_lanes.Rows):
 
     def can_use_sm90(self, target: Target) -> bool:
         """Does the template for Hopper take this problem there?"""
-        is_asked = _product_launch.is_for_hopper(self.itemsize, self.nodes, target)
+        is_asked = launches.is_for_hopper(self.itemsize, self.nodes, target)
         # Rows are copied without masks.
         is_cut = self.tile_m == gemm_sm90.TILE_M.value and self.k % gemm_sm90.WIDE.tile_k == 0
-        return is_asked and is_cut and _product_launch.can_use_tma(self, self.itemsize, target)
+        return is_asked and is_cut and launches.can_use_tma(self, self.itemsize, target)
 
 
 @dataclass(frozen=True)
@@ -202,13 +204,6 @@ def candidates(config: type[Config], problem: Problem, target: Target) -> Iterat
     yield config(tile_n=small[0], tile_k=small[1], num_warps=4, num_stages=2)
 
 
-def tables_of(routing: Routing) -> device_tables.Tables:
-    """What kernels ask of a router's tables."""
-    return device_tables.Tables(
-        *[getattr(routing.tables, name) for name in device_tables.Tables._fields]
-    )
-
-
 def shape_of(problem: Problem) -> gemm.Shape:
     n, k = problem.n, problem.k
     return gemm.Shape(problem.num_slots, n, k, k, k if problem.b_is_nk else n, n)
@@ -229,10 +224,10 @@ def check_tensors(op: str, world: Any, x: Any, b: Any, routing: Routing) -> None
         if tensor.dim() != dims:
             shape = tuple(tensor.shape)
             raise ShapeError(f"{op}: {name} has shape {shape}; it must have {dims} dimensions")
-    _lanes.check_tensor(op, "x", x, world)
-    _lanes.check_tensor(op, "b", b.transpose(1, 2) if is_nk(b) else b, world)
+    layouts.check_tensor(op, "x", x, world)
+    layouts.check_tensor(op, "b", b.transpose(1, 2) if layouts.is_nk(b) else b, world)
     for name, table in routing.tables._asdict().items():
-        _lanes.check_tensor(op, name, table, world)
+        layouts.check_tensor(op, name, table, world)
     for name in ("slot_of", "counts"):
         if getattr(routing.tables, name).dim() != 2:
             shape = tuple(getattr(routing.tables, name).shape)
@@ -247,11 +242,6 @@ def check_tensors(op: str, world: Any, x: Any, b: Any, routing: Routing) -> None
         raise ShapeError(f"{op}: b has {experts} experts but tokens were routed to {routed}")
 
 
-def is_nk(b: torch.Tensor) -> bool:
-    """Does B lie as [experts, n, k]?"""
-    return not b.is_contiguous() and b.transpose(1, 2).is_contiguous()
-
-
 def problem_of(kind: Any, world: Any, x: Any, b: Any, routing: Routing) -> Any:
     """The problem that this rank's tensors are a part of, as `kind` makes it.
 
@@ -261,7 +251,7 @@ def problem_of(kind: Any, world: Any, x: Any, b: Any, routing: Routing) -> Any:
     experts, k, n = b.shape
     m, top_k = routing.tables.slot_of.shape
     nodes = _lanes.nodes_of(world)
-    rest = (str(x.dtype), nodes, k, experts, top_k, routing.tile_m, is_nk(b))
+    rest = (str(x.dtype), nodes, k, experts, top_k, routing.tile_m, layouts.is_nk(b))
     problem = kind(m, n, world.num_ranks, *rest)
     check_tables(problem, routing)
     return problem
@@ -369,6 +359,6 @@ def record(kernel: core.Kernel, problem: Problem, config: Config) -> tuple[Any, 
 
 def describe_b(b: torch.Tensor, config: Config) -> Any:
     """All experts' B, one behind the other, as TMA reads it."""
-    lies = b.transpose(1, 2) if is_nk(b) else b
-    block = _product_launch.block_of_b(config.tile_n, config.tile_k, is_nk(b), True)
+    lies = b.transpose(1, 2) if layouts.is_nk(b) else b
+    block = launches.block_of_b(config.tile_n, config.tile_k, layouts.is_nk(b), True)
     return gemm_sm90.descriptor(lies.reshape(-1, lies.shape[2]), block)

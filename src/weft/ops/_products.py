@@ -18,13 +18,15 @@ from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.hardware import hardware_of
 from weft.base.records import KernelRecord
 from weft.base.target import Target
+from weft.compiler import layouts
 from weft.compiler.cost import products
 from weft.compiler.lower import hooks, kernels, source
 from weft.ir import core
 from weft.ir.task import are_alike
 from weft.language import triton_api
-from weft.ops import _by_library, _lanes, _product_launch, _records
-from weft.ops._product_launch import Start, shape_of
+from weft.ops import _by_library, _lanes, _records
+from weft.plan import launches
+from weft.plan.launches import Start, shape_of
 from weft.tiles import blocking, dealing, gemm, gemm_sm90
 from weft.tiles.blocking import Blocking
 from weft.tiles.hooks import partition, scatter
@@ -71,11 +73,11 @@ class Problem(_lanes.Rows):
         return (self.m - min(self.rows, self.m)) * self.row_bytes
 
     def can_use_tma(self, target: Target) -> bool:
-        return _product_launch.can_use_tma(self, self.itemsize, target)
+        return launches.can_use_tma(self, self.itemsize, target)
 
     def can_use_sm90(self, target: Target) -> bool:
         """Does the template for Hopper take this problem there?"""
-        is_asked = _product_launch.is_for_hopper(self.itemsize, self.nodes, target)
+        is_asked = launches.is_for_hopper(self.itemsize, self.nodes, target)
         return is_asked and self.can_use_tma(target)
 
 
@@ -200,7 +202,7 @@ class Config:
 
     def parts(self, problem: Any, target: Target) -> partition.Parts:
         """How the product is cut."""
-        return _product_launch.parts_of(
+        return launches.parts_of(
             problem, problem.rows, problem.num_ranks, (self.tile_m, self.tile_n),
             self.template == "sm90", self.grid(problem, target), self.last, self.group_m,
             self.chunks,
@@ -246,7 +248,7 @@ def _by_engines(one: Any, problem: Any) -> Iterator[Any]:
     """The same where copy engines carry tiles, in few chunks or in several."""
     if one.by_engines and len(problem.nodes) <= 1 and problem.num_ranks > 1:
         # Programs of one turn are in one part's tiles.
-        group_m = _product_launch.group_m(1, ceil(problem.rows / one.tile_m))
+        group_m = launches.group_m(1, ceil(problem.rows / one.tile_m))
         for chunks in products.CARRIED_CHUNKS:
             if are_alike(problem.n, chunks, one.tile_n):
                 yield replace(one, transport=PUT, chunks=chunks, group_m=group_m)
@@ -267,7 +269,7 @@ def _predicted_us(config: Config, problem: Any, target: Target) -> float:
 
 def _cut(cut: Blocking, problem: Any) -> dict[str, int]:
     tiles_m = ceil(problem.rows / cut.tile_m)
-    return {**asdict(cut), "group_m": _product_launch.group_m(problem.num_ranks, tiles_m)}
+    return {**asdict(cut), "group_m": launches.group_m(problem.num_ranks, tiles_m)}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -289,11 +291,11 @@ def problem_of(kind: Callable[..., Any], world: Any, a: Any, b: Any, out: Any = 
         raise ShapeError(f"{op}: a has k={k} but b has k={k_b}; pass b as [k, n], not [n, k]")
     if a.dtype != b.dtype:
         raise DtypeError(f"{op}: a is {a.dtype} but b is {b.dtype}; convert one of them")
-    _lanes.check_tensor(op, "a", a, world)
+    layouts.check_tensor(op, "a", a, world)
     if b.is_contiguous() or not b.t().is_contiguous():
-        _lanes.check_tensor(op, "b", b, world)
+        layouts.check_tensor(op, "b", b, world)
     else:
-        _lanes.check_tensor(op, "b.t()", b.t(), world)
+        layouts.check_tensor(op, "b.t()", b.t(), world)
     problem = kind(
         m, n, world.num_ranks, str(a.dtype), _lanes.nodes_of(world), k, not b.is_contiguous()
     )
@@ -466,7 +468,7 @@ class Call:
         describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
         left = describe(a, (config.tile_m, config.tile_k))
         lies = (config.tile_n, config.tile_k, self.problem.b_is_nk)
-        right = _product_launch.describe_b(b, *lies, is_sm90)
+        right = launches.describe_b(b, *lies, is_sm90)
         if is_sm90:
             # Without rows there is no address to describe, and no tile is stored.
             spare = getattr(slot, self.program.arrays[0])
@@ -480,9 +482,7 @@ class Call:
         if found is None:
             chunk = chunk_of(self.config)
             arrays = [getattr(slot, name) for name in self.program.peers]
-            described = [
-                _product_launch.describe_peers(world, x, self.parts, chunk) for x in arrays
-            ]
+            described = [launches.describe_peers(world, x, self.parts, chunk) for x in arrays]
             found = self._described[slot.number] = [one for rows in described for one in rows]
         return found
 
@@ -501,7 +501,7 @@ def _size(rows: tuple[int, int]) -> int:
 
 
 def chunk_of(config: Config) -> tuple[int, int]:
-    return _product_launch.chunk_of(config.tile_m, config.tile_n)
+    return launches.chunk_of(config.tile_m, config.tile_n)
 
 
 def tile_of(problem: Any, config: Config, tma: bool) -> gemm.Tile:
@@ -529,7 +529,7 @@ def record(
     twins = program.load(config.by_tma)
     fn = twins.sm90 if is_sm90 else twins.plain
     dtype, tile_m, tile_n, tile_k = problem.dtype, config.tile_m, config.tile_n, config.tile_k
-    b_block = _product_launch.block_of_b(tile_n, tile_k, problem.b_is_nk, is_sm90)
+    b_block = launches.block_of_b(tile_n, tile_k, problem.b_is_nk, is_sm90)
     types = {
         "a": _records.operand(dtype, (tile_m, tile_k), tma, is_sm90),
         "b": _records.operand(dtype, b_block, tma, is_sm90),

@@ -48,8 +48,9 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
+from weft.compiler import layouts
 from weft.language import mapping, slots
-from weft.ops import _baselines, _lanes, _operations, _plan_kernels, _records
+from weft.ops import _baselines, _lanes, _operations, _records
 from weft.ops._ag_attention_call import Call
 from weft.ops._ag_attention_config import (
     ENGINE,
@@ -61,6 +62,7 @@ from weft.ops._ag_attention_config import (
     choose,
     shape_of,
 )
+from weft.plan import moving
 from weft.runtime.world import World
 from weft.tiles import attention, move
 
@@ -338,7 +340,7 @@ def problem_of(
                 f"ag_attention: {name} has shape {tuple(tensor.shape)}; it must be [own tokens, "
                 "heads, d]"
             )
-        _lanes.check_tensor("ag_attention", name, tensor, world)
+        layouts.check_tensor("ag_attention", name, tensor, world)
         if tensor.dtype != q.dtype:
             raise DtypeError(
                 f"ag_attention: q is {q.dtype} but {name} is {tensor.dtype}; convert one of them"
@@ -382,7 +384,7 @@ def _check_lengths(cu_seqlens: Any, world: World) -> int:
             f"ag_attention: cu_seqlens is {cu_seqlens.dtype}; it must be torch.int32: pass "
             "cu_seqlens.int()"
         )
-    _lanes.check_tensor("ag_attention", "cu_seqlens", cu_seqlens, world)
+    layouts.check_tensor("ag_attention", "cu_seqlens", cu_seqlens, world)
     return cu_seqlens.shape[0] - 1
 
 
@@ -466,7 +468,7 @@ def kernels(
         )  # fmt: skip
 
     if config.transport == ENGINE:
-        yield record(_plan_kernels.take, "take", {"num_warps": 1})
+        yield record(moving.take, "take", {"num_warps": 1})
     yield record(ag_attention_attend, "attend", config.options())
 
 

@@ -70,7 +70,6 @@ from weft.ops import (
     _baselines,
     _lanes,
     _operations,
-    _product_launch,
     _records,
 )
 from weft.ops._ag_gemm_call import STAGE_WARPS, Call, LibraryCall, Program, SlotCall
@@ -102,6 +101,8 @@ from weft.ops._ag_gemm_rows import (
     variable,
 )
 from weft.ops._ag_gemm_small import PacketCall
+from weft.plan import launches
+from weft.plan.runner import is_as_recorded
 from weft.runtime.world import World
 from weft.tiles import gemm, gemm_sm90, swizzle
 
@@ -319,7 +320,7 @@ def _told(world: World, tensors: Sequence[torch.Tensor | None], rest: tuple) -> 
     """
     a, b, out, scale_a, scale_b = tensors
     key = (
-        rest, rest[-1] is None and _lanes.is_as_recorded(world), a.shape, a.stride(), a.dtype,
+        rest, rest[-1] is None and is_as_recorded(world), a.shape, a.stride(), a.dtype,
         a.get_device(), b.shape, b.stride(), b.dtype, b.get_device(),
     )  # fmt: skip
     if out is scale_a is scale_b is None:
@@ -337,7 +338,7 @@ def _make_call(
     config: Config | None,
 ) -> Call:  # fmt: skip
     problem = problem_of(world, a, b, m, out, scale_a, scale_b)
-    config = config or choose(problem, world.target, _lanes.is_as_recorded(world))
+    config = config or choose(problem, world.target, is_as_recorded(world))
     config.check(problem, world.target)
     if config.transport == LIBRARY:
         return LibraryCall(world, problem, config)
@@ -445,7 +446,7 @@ def kernels(
     tma = config.tma and can_use_tma(problem, target)
     is_sm90 = config.template == "sm90"
     tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
-    b_block = _product_launch.block_of_b(tile_n, tile_k, problem.b_is_nk, is_sm90)
+    b_block = launches.block_of_b(tile_n, tile_k, problem.b_is_nk, is_sm90)
     pointer, chunk = _records.operand(problem.dtype, (), False), chunk_of(problem, config, is_sm90)
     rows = _records.operand(problem.dtype, (tile_m, tile_k), tma, is_sm90)
     types = {

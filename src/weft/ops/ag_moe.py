@@ -58,10 +58,11 @@ from weft.ops import _baselines, _lanes, _moe, _operations, _records
 from weft.ops._ag_gemm_call import STAGE_WARPS, put_beside
 from weft.ops._ag_gemm_config import Shards
 from weft.ops._ag_gemm_rows import feed
-from weft.ops._product_launch import Start
 from weft.ops.moe_route import Routing
+from weft.plan.launches import Start
 from weft.runtime.world import World
 from weft.tiles import blocking, gemm
+from weft.tiles.hooks.table import Tables
 
 # From so many bytes of own tokens on, engines bring them: a few microseconds' worth of links.
 PUT_BYTES = 1 << 20
@@ -272,7 +273,7 @@ class Call:
 
     def run(self, world: Any, x: Any, b: Any, out: Any, routing: Routing) -> None:
         slot = world.workspace("ag_moe", self.buffers, self.signals)
-        tables = _moe.tables_of(routing)
+        tables = Tables.of(routing)
         given = (x, b, out, *tables)
         self.replays.run(
             (*(one.data_ptr() for one in given), slot.number),

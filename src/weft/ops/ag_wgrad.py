@@ -41,6 +41,7 @@ from weft.base.card import Op, Trial, trials
 from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
+from weft.compiler import layouts
 from weft.language import mapping, slots
 from weft.ops import _baselines, _lanes, _operations, _records
 from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
@@ -407,7 +408,7 @@ def problem_of(world: World, x: Any, y: Any, gathered: str = "x", out: Any = Non
         if tensor.dim() != 2:
             shape = tuple(tensor.shape)
             raise ShapeError(f"{op}: {name} has shape {shape}; it must have two dimensions")
-        _lanes.check_tensor(op, name, tensor, world)
+        layouts.check_tensor(op, name, tensor, world)
     if x.dtype != y.dtype:
         raise DtypeError(f"{op}: x is {x.dtype} but y is {y.dtype}; convert one of them")
     rows, whole = (y, x) if gathered == "y" else (x, y)

@@ -46,6 +46,7 @@ from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
+from weft.compiler import layouts
 from weft.ops import _baselines, _lanes, _operations
 from weft.runtime.world import World
 from weft.tiles import copied, exchange, fetch, move, packets, relay
@@ -246,7 +247,7 @@ def problem_of(world: World, x: Any, m: int | None = None, out: Any = None) -> P
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
     """
-    _lanes.check_tensor("all_gather", "x", x, world)
+    layouts.check_tensor("all_gather", "x", x, world)
     rows, n = x.shape[0], math.prod(x.shape[1:])
     sized_by = out if m is None and out is not None and out.dim() else None
     if m is None:

@@ -41,6 +41,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.parts import full_part
 from weft.base.records import KernelRecord
 from weft.base.target import Target
+from weft.compiler import layouts
 from weft.ops import _baselines, _lanes, _operations, all_gather, reduce_scatter
 from weft.runtime.world import World
 from weft.tiles import exchange, fetch, move, packets
@@ -166,7 +167,7 @@ class _Call:
     """What calls with tensors like these share on one rank."""
 
     def __init__(self, world: World, x: Any, out: Any, config: Any) -> None:
-        _lanes.check_tensor("all_reduce", "x", x, world)
+        layouts.check_tensor("all_reduce", "x", x, world)
         if out is not None:
             _lanes.check_out("all_reduce", out, x.shape, x.dtype, world)
         n = math.prod(x.shape[1:])

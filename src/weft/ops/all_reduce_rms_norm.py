@@ -35,7 +35,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
 from typing import Any
 
 import torch
@@ -45,11 +44,13 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
+from weft.compiler import layouts
 from weft.compiler.lower import source
 from weft.ir import core
 from weft.ops import _baselines, _by_library, _lanes, _measured, _operations, _records
 from weft.ops._all_reduce_rms_norm_few import Rows, all_reduce_rms_norm_packets
 from weft.ops.all_reduce import all_reduce
+from weft.plan.row_launches import Cut
 from weft.runtime.world import World
 from weft.tiles import rows
 from weft.tiles.hooks import partition
@@ -60,8 +61,6 @@ BY_PACKETS = {"one_shot_packets": "one_shot", "two_shot_packets": "two_shot"}
 TRANSPORTS = (PUSH, *BY_PACKETS.values(), UNFUSED, LIBRARY)
 EPS = 1e-6
 MOST_COLUMNS = rows.MOST_COLUMNS
-# Elements of a tile that a thread has, and threads of a program.
-THREAD_ELEMENTS, MOST_THREADS = 32, 512
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -110,12 +109,8 @@ class Config:
         if self.transport not in TRANSPORTS:
             told = f"transport={self.transport!r}; it is one of {', '.join(TRANSPORTS)}"
             raise ConfigError(f"{op}: {told}")
-        for name in ("tile_m", "num_warps"):
-            if (value := getattr(self, name)) < 1 or value & (value - 1):
-                raise ConfigError(f"{op}: {name}={value}; it must be a power of two")
-        if self.is_fused and problem.n > MOST_COLUMNS:
-            told = f"n={problem.n}; a row is one tile, of up to {MOST_COLUMNS} columns"
-            raise ConfigError(f"{op}: {told}: take transport={UNFUSED!r}")
+        columns = problem.n if self.is_fused else 0
+        self.cut.check(op, columns, remedy=f": take transport={UNFUSED!r}")
         if self.by_packets and len(problem.nodes) > 1:
             told = f"transport={self.transport!r} reaches into peers' memory, but the world has "
             raise ConfigError(f"{op}: {told}{len(problem.nodes)} nodes; take {PUSH!r}")
@@ -128,33 +123,9 @@ class Config:
     def is_fused(self) -> bool:
         return self.transport == PUSH or self.by_packets
 
-    def parts(self, problem: Problem) -> partition.Parts:
-        """How rows are cut: other ranks' tiles first, own ones behind them."""
-        tiles_m = ceil(problem.rows / self.tile_m)
-        others = (problem.num_ranks - 1) * tiles_m
-        sizes = (problem.m, problem.n, problem.rows, self.tile_m, self.tile(problem).n, tiles_m)
-        return partition.Parts(*sizes, 1, 1, others, tiles_m, tiles_m, 1, 1)
-
-    def tile(self, problem: Problem) -> rows.Tile:
-        return rows.Tile(self.tile_m, _lanes.power_of_two(max(2, problem.n)))
-
-    def grid(self, problem: Problem, target: Target) -> int:
-        """Programs: all of them are resident, on NVIDIA several to an SM where they fit."""
-        tiles = problem.m
-        if not self.by_packets:
-            tiles = problem.num_ranks * ceil(problem.rows / self.tile_m)
-        if target.backend == "emu":
-            return max(1, min(tiles, target.num_sms, 3))
-        threads = self.num_warps * target.warp_size
-        together = max(1, _lanes.THREADS_OF_SM // threads) if target.backend == "cuda" else 1
-        return max(1, min(tiles, target.num_sms * together))
-
-    def options(self, problem: Problem, target: Target) -> dict[str, int]:
-        """What kernels are launched with. Programs that share an SM share its registers."""
-        options = {"num_warps": self.num_warps}
-        if target.backend == "cuda" and self.grid(problem, target) > target.num_sms:
-            options["maxnreg"] = _lanes.REGISTERS_OF_THREAD
-        return options
+    @property
+    def cut(self) -> Cut:
+        return Cut(self.by_packets, self.tile_m, self.num_warps)
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
@@ -179,18 +150,8 @@ def _by_packets(problem: Problem) -> Iterator[str]:
 
 def cut_of(transport: str, problem: Problem, target: Target) -> Config:
     """Rows and threads of a program; n up to MOST_COLUMNS."""
-    columns = _lanes.power_of_two(max(2, problem.n))
-    tile_m = 1
-    if transport == PUSH:
-        # Rows enough for all SMs come before larger messages.
-        fits = max(1, THREAD_ELEMENTS * 256 // columns)
-        wanted = _lanes.power_of_two(max(1, problem.m // target.num_sms))
-        tile_m = 2 if target.backend == "emu" else min(fits, wanted)
-    threads = min(MOST_THREADS, max(128, tile_m * columns // THREAD_ELEMENTS))
-    if transport != PUSH:
-        # A row is all that a program has, and nothing hides it.
-        threads = min(MOST_THREADS, max(128, columns // 8))
-    return Config(transport, tile_m, threads // target.warp_size)
+    cut = Cut.of(transport != PUSH, problem.m, problem.n, target)
+    return Config(transport, cut.tile_m, cut.num_warps)
 
 
 def choose(problem: Problem, target: Target) -> Config:
@@ -298,14 +259,14 @@ class _Call:
         self.config = config = config or choose(problem, world.target)
         config.check(problem, world.target)
         self.name = f"{problem.op} m={m},n={n} {problem.dtype} eps={eps} {config}"
-        self.grid = (config.grid(problem, world.target), 1, 1)
-        self.options = config.options(problem, world.target)
-        self.tile, self.constants = config.tile(problem).as_constexpr(), ()
+        self.grid = (config.cut.grid(problem, world.target), 1, 1)
+        self.options = config.cut.options(problem, world.target)
+        self.tile, self.constants = config.cut.tile(problem).as_constexpr(), ()
         if config.by_packets:
             self._make_boxes()
             return
         self.function = source.load(KERNEL).plain
-        self.shape, self.num_slots = config.parts(problem), {}
+        self.shape, self.num_slots = config.cut.parts(problem), {}
         tiles = self.shape.tiles_m * problem.num_ranks
         shape, dtype = (problem.num_ranks, problem.rows, n), problem.torch_dtype
         self.key = problem.op
@@ -336,7 +297,7 @@ def _check_tensors(world: World, x: Any, residual: Any, weight: Any) -> None:
     """Raises  ShapeError: tensors that do not fit together, or the world"""
     op = Problem.op
     for name, tensor in (("x", x), ("residual", residual), ("weight", weight)):
-        _lanes.check_tensor(op, name, tensor, world)
+        layouts.check_tensor(op, name, tensor, world)
     if x.dim() != 2:
         raise ShapeError(f"{op}: x has shape {tuple(x.shape)}; it must have two dimensions")
     for name, tensor, shape in (("residual", residual, x.shape), ("weight", weight, x.shape[1:])):
@@ -384,12 +345,12 @@ def kernels(
     tensors = ("x", "residual", "weight", "normed", "total", "partials", "gathered")
     words = ("partials_ready", "sums_ready", "words")
     types = {**dict.fromkeys(tensors, element), **dict.fromkeys(words, "*i64"), "eps": "fp32"}
-    constants = {"tile": config.tile(problem)}
+    constants = {"tile": config.cut.tile(problem)}
     if config.by_packets:
         constants["two_shot"] = config.transport == "two_shot"
     yield _records.record(
         fn, f"{problem.op}.{config.transport}", problem.num_ranks, types, tuples={name: shape},
-        constants=constants, options=config.options(problem, target),
+        constants=constants, options=config.cut.options(problem, target),
         aligned=(f"{name}.n",) if problem.n % 16 == 0 else (),
     )  # fmt: skip
 

@@ -45,6 +45,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
+from weft.compiler import layouts
 from weft.ops import _baselines, _lanes, _operations
 from weft.runtime.world import World
 from weft.tiles import exchange, fetch, move, packets
@@ -238,7 +239,7 @@ class _Call:
     """What calls with tensors like these share on one rank."""
 
     def __init__(self, world: World, x: Any, splits: Any, out: Any, capacity: Any, config: Any):
-        _lanes.check_tensor("all_to_all", "x", x, world)
+        layouts.check_tensor("all_to_all", "x", x, world)
         if splits is not None:
             _check_splits(splits, world)
         if capacity is None:
@@ -344,7 +345,7 @@ def explain(word: int) -> ShapeError:
 
 
 def _check_splits(splits: torch.Tensor, world: World) -> None:
-    _lanes.check_tensor("all_to_all", "splits", splits, world)
+    layouts.check_tensor("all_to_all", "splits", splits, world)
     if tuple(splits.shape) != (world.num_ranks,):
         raise ShapeError(
             f"all_to_all: splits has shape {tuple(splits.shape)}; it must be ({world.num_ranks},):"

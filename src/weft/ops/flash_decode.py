@@ -44,6 +44,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
+from weft.compiler import layouts
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 from weft.ops import _baselines, _given, _lanes, _measured
 from weft.ops._flash_decode_kernel import flash_decode_kernel
@@ -343,7 +344,7 @@ def problem_of(
     if table is not None:
         named["block_table"] = table
     for name, tensor in named.items():
-        _lanes.check_tensor(op, name, tensor, world)
+        layouts.check_tensor(op, name, tensor, world)
         dims = {"q": 3, "k_cache": 4, "v_cache": 4, "lengths": 1, "block_table": 2}[name]
         if tensor.dim() != dims:
             shape = tuple(tensor.shape)

@@ -46,6 +46,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
+from weft.compiler import layouts
 from weft.language import mapping, slots
 from weft.ops import _lanes, _operations, _records
 from weft.runtime.world import World
@@ -172,9 +173,7 @@ class Problem(_lanes.Rows):
 
     @property
     def max_tiles(self) -> int:
-        """Whatever the experts: each has one ragged tile at most."""
-        ragged = (self.num_slots + self.n * (self.tile_m - 1)) // self.tile_m
-        return max(1, min(self.num_slots, ragged))
+        return route.most_tiles(self.num_slots, self.n, self.tile_m)
 
 
 @dataclass(frozen=True)
@@ -415,7 +414,7 @@ def problem_of(
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
     """
-    _lanes.check_tensor("moe_route", "logits", logits, world)
+    layouts.check_tensor("moe_route", "logits", logits, world)
     if logits.dim() != 2:
         shape = tuple(logits.shape)
         raise ShapeError(f"moe_route: logits has shape {shape}; it must be [tokens, experts]")

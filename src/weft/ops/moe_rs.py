@@ -46,6 +46,7 @@ from weft.ir import core
 from weft.ops import _baselines, _lanes, _moe, _operations
 from weft.ops.moe_route import Routing
 from weft.runtime.world import World
+from weft.tiles.hooks.table import Tables
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -159,7 +160,7 @@ def moe_rs(
         {"partials_ready": (words, torch.int64)},
     )
     source.load(KERNEL).plain[(config.grid(problem, world.target),)](
-        x, b, out, slot.partials, slot.partials_ready, _moe.tables_of(routing), slot.arg,
+        x, b, out, slot.partials, slot.partials_ready, Tables.of(routing), slot.arg,
         _moe.shape_of(problem), config.experts(problem), config.tile(problem).as_constexpr(),
         world.arg, **config.options(),
     )  # fmt: skip

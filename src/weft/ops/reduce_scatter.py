@@ -47,6 +47,7 @@ from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
 from weft.base.target import Target
+from weft.compiler import layouts
 from weft.ops import _baselines, _lanes, _operations
 from weft.runtime.world import World
 from weft.tiles import exchange, fetch, move, packets, relay
@@ -149,7 +150,7 @@ class _Call:
     """What calls with tensors like these share on one rank."""
 
     def __init__(self, world: World, x: Any, out: Any, config: Any) -> None:
-        _lanes.check_tensor("reduce_scatter", "x", x, world)
+        layouts.check_tensor("reduce_scatter", "x", x, world)
         n = math.prod(x.shape[1:])
         self.problem = problem = Problem(
             x.shape[0], n, world.num_ranks, str(x.dtype), _lanes.nodes_of(world),

@@ -38,6 +38,11 @@ TILES = tl.constexpr(256)
 BLOCKS = tl.constexpr(16)
 
 
+def most_tiles(slots: int, experts: int, tile_m: int) -> int:
+    """Tiles of up to `tile_m` slots, however these are split: an expert has one ragged tile."""
+    return max(1, min(slots, (slots + experts * (tile_m - 1)) // tile_m))
+
+
 class Tokens(NamedTuple):
     """m tokens, `rows` to a rank, in `blocks` blocks of `length`; `experts` of them; the table of
     tiles has room for `tiles`."""

@@ -240,14 +240,9 @@ def run(
     world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> Any:
     """One call on this rank; without a configuration what overlaps."""
-    import weft
 
-    lowering = (config or Config()).transport
-    collectives = weft.megakernel if lowering == PERSISTENT else weft.ops
-    return compiled_of(problem.program)(
-        *inputs.values(), world=world, collectives=collectives, lowering=lowering,
-        **dict(problem.sizes),
-    )  # fmt: skip
+    compiled = compiled_of(problem.program).options(lowering=(config or Config()).transport)
+    return compiled(*inputs.values(), world=world, **dict(problem.sizes))
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
@@ -302,7 +297,7 @@ def generated(subject: Any, target: Target, notes: list[str]) -> Iterator[tuple[
     """The kernels of a program's plan; `notes` get those that have no record."""
     from weft.compiler.lower import kernels, signature, source
     from weft.ir.device import Buffer, Launch
-    from weft.ops import _product_launch
+    from weft.plan import launches
     from weft.tiles import gemm_sm90
 
     plan, facts = subject.plan, subject.facts
@@ -321,7 +316,7 @@ def generated(subject: Any, target: Target, notes: list[str]) -> Iterator[tuple[
         plain = (tile_m, gemm_sm90.wide_columns(tile_n), tile_k)
         given = signature.Specialised(dtype.name, plain, facts.num_ranks, num_stages=2)
         yield twins.plain, signature.record(kernel, "plain", given)
-        is_hopper = _product_launch.is_for_hopper(dtype.itemsize, facts.nodes or (1,), target)
+        is_hopper = launches.is_for_hopper(dtype.itemsize, facts.nodes or (1,), target)
         if twins.sm90 is not None and is_hopper and gemm_sm90.has_tile(launch.tile):
             stages = gemm_sm90.most_stages(*launch.tile, target)
             given = signature.Specialised(

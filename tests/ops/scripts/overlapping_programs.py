@@ -39,6 +39,7 @@ from weft.compiler.frontend import trace
 from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
 from weft.ops import _lanes
+from weft.plan import run_plan
 from weft.tune.compiling import compile_together
 
 EXPERTS = 8
@@ -125,7 +126,7 @@ class Case:
         return mine
 
     def call(self, m: int, mine: dict[str, torch.Tensor]) -> torch.Tensor:
-        return weft.ops.run_plan(self.stages, mine, {"m": m}, world=self.world)[0]
+        return run_plan(self.stages, mine, {"m": m}, world=self.world)[0]
 
     def is_right(self, result: torch.Tensor, tensors: dict[str, torch.Tensor]) -> bool:
         with self.world.device:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import weft.ops
 from weft.compiler.compiled import Compiled
 from weft.compiler.facts import Facts
 from weft.ops import _programs
@@ -23,10 +22,7 @@ def product(case: Case) -> Variant:
     compiled = Compiled(getattr(_programs, case.card.name)(problem))
 
     def call(inputs: Mapping[str, Any]) -> Callable[[], Any]:
-        return lambda: compiled(
-            inputs["a"], inputs["b"], world=world, collectives=weft.ops, lowering="overlapped",
-            m=problem.m,
-        )  # fmt: skip
+        return lambda: compiled(inputs["a"], inputs["b"], world=world, m=problem.m)
 
     plan = compiled.overlapped(Facts({"m": problem.m}, world.num_ranks, world.target)).program
     about = ", ".join(f"{one.subject} {one.what}={one.taken}" for one in plan.choices)

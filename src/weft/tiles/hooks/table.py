@@ -46,6 +46,11 @@ class Tables(NamedTuple):
     turns: Any
     num_tiles: Any
 
+    @classmethod
+    def of(cls, routing: Any) -> Tables:
+        """Those of what weft.ops.moe_route gave."""
+        return cls(*[getattr(routing.tables, name) for name in cls._fields])
+
 
 class Experts(NamedTuple):
     """Numbers beside the tables: m tokens, `rows` to a rank, each with top_k choices; tables have

@@ -48,6 +48,7 @@ def timed_program(
     from weft.compiler.lower.unfused import local_sizes
     from weft.compiler.passes.allocate import extent_of
 
+    overlapped = compiled.options(lowering="overlapped")
     inputs = [one.type for one in compiled.stages.program.tasks if one.kind == "input" and one.type]
 
     def operands(rank: int) -> list[torch.Tensor]:
@@ -62,8 +63,7 @@ def timed_program(
 
     def call(rank: int) -> None:
         world = weft.init()
-        compiled(*operands(rank), world=world, collectives=weft.ops, lowering="overlapped",
-                 **facts.sizes)  # fmt: skip
+        overlapped(*operands(rank), world=world, **facts.sizes)
         world.synchronize()
 
     nodes = facts.nodes or 1

@@ -22,10 +22,11 @@ from typing import Any
 import torch
 
 from weft.base.errors import UnsupportedError
-from weft.compiler import libraries
+from weft.base.providers import provider
 from weft.ir.device import Call, Plan
 from weft.ir.task import Program
 from weft.ir.tensor import Replicate
+from weft.plan.calls import run_calls
 
 # What makes a tensor that all ranks have of one that is split, and sums gradients on the way back.
 GATHERS = ("all_gather", "moe_route")
@@ -33,9 +34,9 @@ GATHERS = ("all_gather", "moe_route")
 IN_PLACE = ("kv_append",)
 
 
-def run(
+def run_differentiated(
     program: Program, plan: Plan, tensors: Mapping[str, Any], sizes: Mapping[str, int], *,
-    world: Any, collectives: Any, otherwise: Callable[[], tuple] | None = None,
+    world: Any, otherwise: Callable[[], tuple] | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """One rank's results, which have gradients. `otherwise` runs another lowering forward.
 
@@ -47,10 +48,8 @@ def run(
             raise UnsupportedError(f"{told}; call under torch.no_grad()", place=task.place)
 
     def unfused(given: Mapping[str, Any]) -> tuple[Any, ...]:
-        shares = _Shares(program, world, collectives)
-        results = libraries.run(
-            plan, given, sizes, world=world, collectives=collectives, adapted=shares.operands
-        )
+        shares = _Shares(program, world)
+        results = run_calls(plan, given, sizes, world=world, adapted=shares.operands)
         named = zip(plan.results, results, strict=True)
         return tuple(shares.whole(one) if name in shares.names else one for name, one in named)
 
@@ -68,8 +67,8 @@ def run(
 class _Shares:
     """Of which values gradients are shares, and what that asks of a call's operands."""
 
-    def __init__(self, program: Program, world: Any, collectives: Any) -> None:
-        self.world, self.collectives = world, collectives
+    def __init__(self, program: Program, world: Any) -> None:
+        self.world = world
         self.everywhere: set[str] = set()
         self.names: set[str] = set()
         for task in program.tasks:
@@ -101,7 +100,7 @@ class _Shares:
         return _Kept.apply(operand, self.world.rank == 0)
 
     def summed(self, operand: torch.Tensor) -> Any:
-        return _Summed.apply(operand, self.world, self.collectives)
+        return _Summed.apply(operand, self.world)
 
 
 class _Kept(torch.autograd.Function):
@@ -121,13 +120,14 @@ class _Summed(torch.autograd.Function):
     """The operand; its gradient is the sum of all ranks'."""
 
     @staticmethod
-    def forward(ctx: Any, operand: torch.Tensor, world: Any, collectives: Any) -> torch.Tensor:
-        ctx.world, ctx.collectives = world, collectives
+    def forward(ctx: Any, operand: torch.Tensor, world: Any) -> torch.Tensor:
+        ctx.world = world
         return operand.view_as(operand)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple:  # type: ignore[override]
-        return ctx.collectives.all_reduce(gradient.contiguous(), world=ctx.world), None, None
+        summed = provider("collectives").all_reduce(gradient.contiguous(), world=ctx.world)
+        return summed, None
 
 
 class _Again(torch.autograd.Function):

@@ -1,8 +1,4 @@
-"""What a plan's launches of products by tables are given; a part of _plan.py, which see. Not an
-operator.
-
-As ag_moe and moe_rs launch their own kernels, which are of the same hooks.
-"""
+"""Launches of products by a router's tables in a plan, of the hooks that ag_moe and moe_rs have."""
 
 from __future__ import annotations
 
@@ -12,22 +8,22 @@ from typing import Any
 
 import torch
 
+from weft.base.parts import full_part
+from weft.compiler import layouts
 from weft.compiler.lower import source
 from weft.ir import core
 from weft.ir.device import Do, Launch
-from weft.ops import _lanes, _moe
-from weft.ops._plan_launch import PLAIN_STAGES, PLAIN_WARPS
-from weft.ops._plan_sizes import SizedPlan
-from weft.ops._product_launch import Start
-from weft.ops.moe_route import Problem as RouterProblem
-from weft.tiles import blocking, gemm
+from weft.plan.launches import KernelLaunch, Start
+from weft.plan.product_launches import PLAIN_STAGES, PLAIN_WARPS
+from weft.plan.sizes import SizedPlan
+from weft.tiles import blocking, gemm, route
 from weft.tiles.hooks.table import Experts, Tables
 
 # Rows of tiles that share columns in L2.
 GROUP_M = 4
 
 
-class GroupedProduct:
+class GroupedProduct(KernelLaunch):
     """A launch of the GEMM template by tables at given sizes."""
 
     def __init__(
@@ -39,20 +35,18 @@ class GroupedProduct:
         _, weights, self.table = product.operands
         m, top_k, experts = plan.shape(self.table)
         _, self.k, self.n = plan.shape(weights)
-        self.slots, self.b_is_nk = m * top_k, _moe.is_nk(tensors[weights])
+        self.slots, self.b_is_nk = m * top_k, layouts.is_nk(tensors[weights])
         for name in (name for name in launch.reads if name in tensors):
             given = tensors[name].mT if name == weights and self.b_is_nk else tensors[name]
-            _lanes.check_tensor(launch.kernel, name, given, self.world)
+            layouts.check_tensor(launch.kernel, name, given, self.world)
         tile_m, tile_n, _ = launch.tile
-        nodes = _lanes.nodes_of(self.world)
-        routing = RouterProblem(
-            m, experts, self.world.num_ranks, "float32", nodes, top_k=top_k, tile_m=tile_m
-        )
+        rows = full_part(m, self.world.num_ranks)
+        room = route.most_tiles(self.slots, experts, tile_m)
         columns, lanes = ceil(self.n / tile_n), self._lanes(plan)
-        self.experts = Experts(m, routing.rows, top_k, routing.max_tiles, columns, GROUP_M, lanes)
+        self.experts = Experts(m, rows, top_k, room, columns, GROUP_M, lanes)
         programs = max(1, self.world.target.num_sms - launch.spare)
-        self.grid = (max(1, min(lanes + routing.max_tiles * columns, programs)), 1, 1)
-        self.num_words = routing.max_tiles * self.world.num_ranks * columns
+        self.grid = (max(1, min(lanes + room * columns, programs)), 1, 1)
+        self.num_words = room * self.world.num_ranks * columns
         blocking.Blocking(*launch.tile, PLAIN_WARPS, PLAIN_STAGES).check(
             launch.kernel, plan.buffers[weights].dtype, plan.buffers[weights].dtype, False,
             self.world.target,
@@ -66,7 +60,6 @@ class GroupedProduct:
     def start(
         self, bound: Mapping[str, Any], words: Mapping[str, torch.Tensor], slot: Any, split: Any
     ) -> Start:
-        """The launch with these tensors; `words` are its channels'."""
         arguments = [
             words[one.name] if one.sort == "signals"
             else self._tables(bound) if one.sort == "tables" else bound[one.name]
@@ -82,7 +75,7 @@ class GroupedProduct:
     def _tables(self, bound: Mapping[str, Any]) -> Tables:
         """Those of the call; before the router has run, for loading, any of their dtypes."""
         if self.table in bound:
-            return _moe.tables_of(bound[self.table])
+            return Tables.of(bound[self.table])
         device = self.world.device
         return Tables(*[
             torch.zeros(4, dtype=torch.float32 if name == "weight_of" else torch.int32,

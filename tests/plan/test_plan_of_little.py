@@ -18,7 +18,7 @@ import weft.ops
 from weft.base.dtypes import tolerance
 from weft.compiler import Compiled, Settings, Shard, Tensor, all_gather, libraries, program, silu
 from weft.compiler import reduce_scatter as summed
-from weft.ops._plan import PlanRunner
+from weft.plan.starts import Starts
 from weft.verify.laggards import chooser_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "compiler"))
@@ -32,7 +32,7 @@ def compiled(function: Callable, inputs: dict[str, Tensor], **engines: str) -> C
     tasks = made.stages.program.tasks
     tiles = {one.name: (16, 16, 16) for one in tasks if one.kind == "matmul"}
     engines |= {one.name: "push" for one in tasks if one.kind == "all_gather"}
-    return made.settled(Settings(tiles=tiles, engines=engines))
+    return made.options(settings=Settings(tiles=tiles, engines=engines))
 
 
 def of(*sizes: int | str | Shard) -> Tensor:
@@ -98,10 +98,7 @@ def run(made: Compiled, turns: list[dict[str, int]], seed: int) -> weft.Report:
         os.environ["WEFT_SLOTS"] = "1"  # of this emulated rank
         world = weft.init()
         given = [parts(one, one.values(), sizes, rank) for one, sizes in zip(data, turns)]
-        found = [
-            made(*mine, world=world, collectives=weft.ops, lowering="overlapped", **sizes)
-            for mine, sizes in zip(given, turns)
-        ]
+        found = [made(*mine, world=world, **sizes) for mine, sizes in zip(given, turns)]
         found = [[*one] if isinstance(one, tuple) else [one] for one in found]
         world.synchronize()
         world.close()
@@ -132,7 +129,7 @@ def test_nobody_is_overtaken(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_wait_for_those_in_no_tile_is_needed(name: str, monkeypatch) -> None:
-    monkeypatch.setattr(PlanRunner, "_hearing", lambda *_: ())
+    monkeypatch.setattr(Starts, "_hearing", lambda *_: ())
     made, turns = CASES[name]
     found = (kind for seed in range(30) for kind in run(made(), turns, seed).findings)
     assert next(found).kind == "race"

@@ -33,8 +33,9 @@ from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
 from weft.emulator.recording import LaunchRecording
 from weft.ir.device import Copy, Launch
-from weft.ops import _plan
-from weft.ops._plan import PlanRunner
+from weft.plan import run_plan, runner
+from weft.plan.memory import Memory
+from weft.plan.runner import PlanRunner
 from weft.runtime import replays
 
 K, N = 32, 48
@@ -147,17 +148,17 @@ class Program:
 
         for seed in range(2):
             tensors, mine = given(m, seed)
-            results = weft.ops.run_plan(self.stages, mine, {"m": m}, world=world)
+            results = run_plan(self.stages, mine, {"m": m}, world=world)
             self.check(results, tensors, world.rank)
         for _ in range(4):  # results lie where the last one's lay: the call becomes a replay
             del results
-            results = weft.ops.run_plan(self.stages, mine, {"m": m}, world=world)
+            results = run_plan(self.stages, mine, {"m": m}, world=world)
             self.check(results, tensors, world.rank)
         with world.record() as recording:
-            results = weft.ops.run_plan(self.stages, mine, {"m": m}, world=world)
+            results = run_plan(self.stages, mine, {"m": m}, world=world)
         if other_m:
             others, theirs = given(other_m, 2)
-            again = weft.ops.run_plan(self.stages, theirs, {"m": other_m}, world=world)
+            again = run_plan(self.stages, theirs, {"m": other_m}, world=world)
             self.check(again, others, world.rank)
         for _ in range(2):
             for result in results:
@@ -200,7 +201,7 @@ def test_calls_that_come_again_have_their_own_operands_and_layouts(
     call is recorded when it comes again, and replayed then, by its key."""
     monkeypatch.setattr(replays, "SIGHTINGS", 1)
     monkeypatch.setenv("WEFT_SLOTS", "1")
-    bind, results, seen = PlanRunner._bind, {}, []
+    bind, results, seen = Memory.bind, {}, []
 
     def bind_results_where_they_lay(self, tensors, slot):
         found = bind(self, tensors, slot)
@@ -210,7 +211,7 @@ def test_calls_that_come_again_have_their_own_operands_and_layouts(
         return found | same
 
     replay = LaunchRecording.replay
-    monkeypatch.setattr(PlanRunner, "_bind", bind_results_where_they_lay)
+    monkeypatch.setattr(Memory, "bind", bind_results_where_they_lay)
     monkeypatch.setattr(LaunchRecording, "replay", lambda self: seen.append(self) or replay(self))
     m, num_ranks = 40, 2
     program = Program(function, num_ranks, m, engines)
@@ -223,7 +224,7 @@ def test_calls_that_come_again_have_their_own_operands_and_layouts(
         calls.append((first, {**calls[0][1], "b": calls[0][1]["b"].t().contiguous().t()}))
         for _ in range(3):
             for whole, mine in calls:
-                got = weft.ops.run_plan(program.stages, mine, {"m": m}, world=world)
+                got = run_plan(program.stages, mine, {"m": m}, world=world)
                 program.check(got, whole, world.rank)
         world.close()
 
@@ -258,12 +259,12 @@ def test_both_ways_of_calling_lie_in_one_workspace(ranks):
     def main():
         world = weft.init()
         mine = program.mine(program.tensors(40), world.rank)
-        weft.ops.run_plan(program.stages, mine, {"m": 40}, world=world)
+        run_plan(program.stages, mine, {"m": 40}, world=world)
         free = world.heap_free_bytes
         with world.record() as recording:
-            weft.ops.run_plan(program.stages, mine, {"m": 40}, world=world)
+            run_plan(program.stages, mine, {"m": 40}, world=world)
         recording.replay()
-        weft.ops.run_plan(program.stages, mine, {"m": 40}, world=world)
+        run_plan(program.stages, mine, {"m": 40}, world=world)
         (workspace,) = world._workspaces.values()
         assert world.heap_free_bytes == free and not workspace._outgrown
         world.close()
@@ -286,7 +287,7 @@ def test_what_is_prepared_for_one_ranks_tensors_takes_no_turn(ranks, by_librarie
             mine = program.mine(tensors, world.rank)
             if world.rank == odd:
                 mine["b"] = mine["b"].t().contiguous().t()
-            results = weft.ops.run_plan(program.stages, mine, {"m": 40}, world=world)
+            results = run_plan(program.stages, mine, {"m": 40}, world=world)
             program.check(results, tensors, world.rank)
         world.close()
 
@@ -304,7 +305,7 @@ def test_where_determinism_is_asked_for_calls_are_done_as_recorded(ranks):
         mine = program.mine(tensors, world.rank)
 
         def call():
-            (result,) = weft.ops.run_plan(program.stages, mine, {"m": 40}, world=world)
+            (result,) = run_plan(program.stages, mine, {"m": 40}, world=world)
             return result
 
         first = call().clone()
@@ -340,11 +341,11 @@ def test_a_recording_of_what_was_asked_for_is_refused(ranks):
         tensors = program.tensors(40)
         mine = program.mine(tensors, world.rank)
         for _ in range(2):
-            results = weft.ops.run_plan(program.stages, mine, {"m": 40}, world=world)
+            results = run_plan(program.stages, mine, {"m": 40}, world=world)
             program.check(results, tensors, world.rank)
         told = "gemm_rs: engine='copy_engine' of sums cannot be recorded.*ask for 'push'"
         with pytest.raises(UsageError, match=told) as error, world.record():
-            weft.ops.run_plan(program.stages, mine, {"m": 40}, world=world)
+            run_plan(program.stages, mine, {"m": 40}, world=world)
         assert error.value.place.outermost.file == __file__
 
     ranks(main, 2)
@@ -373,7 +374,7 @@ def test_what_a_stream_does_beside_a_plan_is_recorded_by_itself(ranks):
 
 def test_what_a_stream_does_beside_a_plan_is_queued_where_it_is_recorded(ranks, monkeypatch):
     """A recording is made on a stream of its own; what is queued elsewhere runs, and once only."""
-    program, real, on = carried(gemm_rs, 2, 40), _plan.carry_beside, []
+    program, real, on = carried(gemm_rs, 2, 40), runner.run_beside, []
 
     def also_recorded(world, replays, streams, join):
         real(world, replays, streams, join)
@@ -386,7 +387,7 @@ def test_what_a_stream_does_beside_a_plan_is_queued_where_it_is_recorded(ranks, 
             for one in streams:
                 one.queue()
 
-    monkeypatch.setattr(_plan, "carry_beside", also_recorded)
+    monkeypatch.setattr(runner, "run_beside", also_recorded)
     ranks(lambda: program.main(40, 21), 2)
     assert {name for name, _ in on} == {"take_token", "copy", "copy_word"}
     assert {stream for _, stream in on} == {"recording"}
@@ -427,7 +428,7 @@ def test_without_rows_there_is_nothing_to_do(ranks):
     def main():
         world = weft.init()
         mine = program.mine(program.tensors(0), world.rank)
-        (result,) = weft.ops.run_plan(program.stages, mine, {"m": 0}, world=world)
+        (result,) = run_plan(program.stages, mine, {"m": 0}, world=world)
         assert result.shape == (0, K)
         world.close()
 
@@ -441,8 +442,8 @@ def test_a_step_without_a_kernel_is_told_with_its_line(ranks):
         world = weft.init()
         mine = program.mine(program.tensors(16), world.rank)
         with pytest.raises(UnsupportedError, match="gemm_ar_multiply: no hooks are known") as error:
-            weft.ops.run_plan(program.stages, mine, {"m": 16}, world=world)
-        assert error.value.place.frames[0].file.endswith("test_plan.py")
+            run_plan(program.stages, mine, {"m": 16}, world=world)
+        assert error.value.place.frames[0].file.endswith("test_runner.py")
 
     ranks(main, 2)
 
@@ -454,7 +455,7 @@ def test_ranks_that_disagree_on_sizes_are_told_with_the_programs_line(ranks):
         world = weft.init()
         m = 62 + 2 * world.rank
         mine = program.mine(program.tensors(m), world.rank)
-        weft.ops.run_plan(program.stages, mine, {"m": m}, world=world)
+        run_plan(program.stages, mine, {"m": m}, world=world)
 
     told = "ag_gemm with m=62, but rank 1 calls program ag_gemm with m=64; every rank"
     with pytest.raises(CallOrderError, match=told) as error:
@@ -477,7 +478,7 @@ def test_an_order_of_the_users(ranks):
     def main():
         world = weft.init()
         tensors = program.tensors(70)
-        results = weft.ops.run_plan(
+        results = run_plan(
             program.stages, program.mine(tensors, world.rank), {"m": 70}, world=world,
             orders={"backwards": backwards},
         )  # fmt: skip
@@ -500,7 +501,7 @@ def test_an_order_is_checked_for_the_sizes_of_the_call(ranks):
         world = weft.init()
         for m in (65, 64):
             tensors = program.tensors(m)
-            results = weft.ops.run_plan(
+            results = run_plan(
                 program.stages, program.mine(tensors, world.rank), {"m": m}, world=world,
                 orders={"every_second": every_second},
             )  # fmt: skip

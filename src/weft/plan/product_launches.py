@@ -1,7 +1,4 @@
-"""What a plan's launches are given: a generated kernel's twin, its operands and numbers, its grid.
-
-Not an operator: a part of _plan.py, which see.
-"""
+"""Launches of the GEMM template in a plan: which form of the kernel, its operands, its grid."""
 
 from __future__ import annotations
 
@@ -17,15 +14,15 @@ from weft.compiler.lower import hooks, signature, source
 from weft.compiler.passes import swizzle
 from weft.ir import core
 from weft.ir.device import Launch
-from weft.ops import _lanes, _product_launch, _products
-from weft.ops._plan_sizes import SizedPlan
-from weft.ops._product_launch import Start
+from weft.plan import launches
+from weft.plan.launches import KernelLaunch, Start
+from weft.plan.sizes import SizedPlan
 from weft.tiles import blocking, dealing, gemm, gemm_sm90
 
 PLAIN_WARPS, PLAIN_STAGES = 8, 3
 
 
-class Product:
+class Product(KernelLaunch):
     """A launch of the GEMM template at given sizes."""
 
     def __init__(
@@ -44,12 +41,12 @@ class Product:
         self.b_is_nk, self.stride_b = lies or layouts.Rows(False, self.n)
         dtype = getattr(torch, plan.buffers[launch.writes[0]].dtype)
         self.itemsize = dtype.itemsize
-        target, nodes = plan.world.target, _lanes.nodes_of(plan.world)
-        can_use_tma = _product_launch.can_use_tma(self, self.itemsize, target)
+        target = plan.world.target
+        can_use_tma = launches.can_use_tma(self, self.itemsize, target)
         # The plain twin has a power of two of columns.
         self.plain_tile = (self.tile[0], gemm_sm90.wide_columns(self.tile[1]), self.tile[2])
         self.tma = can_use_tma and max(self.plain_tile) <= blocking.TMA_EXTENT
-        is_hopper = _product_launch.is_for_hopper(self.itemsize, nodes, target)
+        is_hopper = launches.is_for_hopper(self.itemsize, plan.nodes, target)
         self.is_sm90 = is_hopper and self.tma and gemm_sm90.has_tile(self.tile)
         # Of a part's columns, where engines carry them.
         tokens = [plan.channels[one] for one in launch.announces
@@ -74,13 +71,15 @@ class Product:
         tiles = rows_of_tiles * ceil(self.n / tile_n)
         grid = programs if self.is_sm90 else max(1, min(tiles, programs))
         self.grid = (grid, 1, 1)
-        self.num_sums = dealing.partial_elements(tile_m, tile_n, grid)
-        self.num_sum_words = dealing.partial_words(grid)
+        if self.is_sm90:
+            name, elements = self.launch.kernel, dealing.partial_elements(tile_m, tile_n, grid)
+            self.buffers = {f"{name}_sums": ((elements,), torch.float32)}
+            self.signals = {f"{name}_summed": (dealing.partial_words(grid), torch.int64)}
         self.group_m = max(1, min(swizzle.MOST_GROUPED, rank_rows // tile_m))
-        self.parts = _product_launch.parts_of(
-            self, rank_rows, ranks, (tile_m, tile_n), self.is_sm90, grid, _products.Config.last,
+        self.parts = launches.parts_of(
+            self, rank_rows, ranks, (tile_m, tile_n), self.is_sm90, grid, launches.LAST,
             # Programs of one turn are in one part's tiles where engines carry them.
-            _product_launch.group_m(1 if chunks else ranks, tiles_m), max(1, chunks),
+            launches.group_m(1 if chunks else ranks, tiles_m), max(1, chunks),
         )  # fmt: skip
         self.num_words = ranks * self.parts.tiles_m * self.parts.num_n * self.parts.words
 
@@ -88,8 +87,7 @@ class Product:
         self, bound: Mapping[str, torch.Tensor], words: Mapping[str, torch.Tensor], slot: Any,
         split: Any,
     ) -> Start:  # fmt: skip
-        """The launch with these tensors; `words` are its channels'."""
-        shape = _product_launch.shape_of(self)._replace(stride_b=self.stride_b)
+        shape = launches.shape_of(self)._replace(stride_b=self.stride_b)
         aligned = all(bound[self._home(name)].data_ptr() % 16 == 0 for name in self._operands)
         # Of one rank's weight alone: the protocol between ranks must not depend on it.
         aligned = aligned and self.stride_b * self.itemsize % blocking.TMA_BYTES == 0
@@ -116,9 +114,9 @@ class Product:
 
     def _with_peers(self, arguments: list, bound: Mapping[str, torch.Tensor]) -> list:
         """The arguments with descriptors of what tiles are sent to, on each peer by hop."""
-        chunk, found = _product_launch.chunk_of(*self.tile[:2]), []
+        chunk, found = launches.chunk_of(*self.tile[:2]), []
         for name in (peers := hooks.peers_of(self.kernel)):
-            found += _product_launch.describe_peers(self.world, bound[name], self.parts, chunk)
+            found += launches.describe_peers(self.world, bound[name], self.parts, chunk)
         if not peers:
             return arguments
         names = [one.name for one in self.kernel.of(core.Param)]
@@ -145,9 +143,9 @@ class Product:
         tile_m, tile_n, tile_k = self.tile if is_sm90 else self.plain_tile
         if one.name in self.launch.writes[1:]:  # a chunk's rows lie in one piece, as an engine asks
             kept = tensor.view(-1, self.n // self.parts.chunks)
-            return describe(kept, _product_launch.chunk_of(tile_m, tile_n))
+            return describe(kept, launches.chunk_of(tile_m, tile_n))
         if one.name == self.right:
-            return _product_launch.describe_b(tensor, tile_n, tile_k, self.b_is_nk, is_sm90)
+            return launches.describe_b(tensor, tile_n, tile_k, self.b_is_nk, is_sm90)
         is_result = one.name == self._operands[-1]
         if not tensor.numel():
             # Without rows there is no address to describe, and no tile is read or stored.
@@ -155,9 +153,7 @@ class Product:
             tensor = tensor.view(-1, tensor.shape[-1])
         if not is_result:
             return describe(tensor, (tile_m, tile_k))
-        return describe(
-            tensor, _product_launch.chunk_of(tile_m, tile_n) if is_sm90 else (tile_m, tile_n)
-        )
+        return describe(tensor, launches.chunk_of(tile_m, tile_n) if is_sm90 else (tile_m, tile_n))
 
     def _spares(self, is_result: bool) -> tuple[str, ...]:
         """Buffers as wide as an operand that may have no rows here."""

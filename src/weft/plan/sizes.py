@@ -1,7 +1,4 @@
-"""A plan at the sizes of a call on one rank: how large buffers are, and how rows are split.
-
-Not an operator: a part of _plan.py, which see.
-"""
+"""A plan at the sizes of a call on one rank: how large buffers are, and how rows are split."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
+from weft.base import topology
 from weft.compiler.passes import allocate
 from weft.ir.device import Buffer, Channel, Plan
 from weft.language.mapping import StaticMapping
@@ -19,6 +17,7 @@ class SizedPlan:
 
     def __init__(self, world: Any, plan: Plan, sizes: Mapping[str, int]) -> None:
         self.world, self.plan, self.sizes = world, plan, dict(sizes)
+        self.nodes = topology.sizes_of(world.backend.seats.nodes)
         self.buffers: dict[str, Buffer] = {one.name: one for one in plan.of(Buffer)}
         self.channels: dict[str, Channel] = {one.name: one for one in plan.of(Channel)}
 

@@ -1,21 +1,27 @@
-"""How products are cut, and what their kernels are told, whose results travel to other ranks.
+"""A launch, and how products are cut and described to kernels whose tiles travel to other ranks.
 
-Not an operator: what operators' products (_products.py) and those of compiled plans
-(_plan_launch.py) have alike. A `sized` one says m, n and k, and whether B is [n, k].
+Those of plans (product_launches.py) and those of operators alike. A `sized` one says m, n and k,
+and whether B is [n, k].
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil
 from typing import Any, NamedTuple
 
 from weft.base.parts import part_of
 from weft.base.target import Target
+from weft.ir.device import Launch
 from weft.tiles import blocking, gemm, gemm_sm90
 from weft.tiles.hooks import order, partition, scatter
 
 # Rows of tiles that programs of one turn share, of all ranks' parts.
 TOGETHER = 16
+# Of the order's end, own tiles alone, in turns of all programs (order.order_of).
+LAST = 3
+# Threads of several programs on one SM: with 128 registers each, they have all of an SM's.
+THREADS_OF_SM, REGISTERS_OF_THREAD = 512, 128
 
 
 class Start(NamedTuple):
@@ -25,6 +31,25 @@ class Start(NamedTuple):
     grid: tuple[int, int, int]
     arguments: tuple
     options: dict[str, int]
+
+
+class KernelLaunch:
+    """A launch of a plan's kernel at given sizes: what it asks of a slot, and how it starts."""
+
+    launch: Launch
+    # Signal words of a channel that its tiles announce one by one; columns of its result.
+    num_words: int
+    n: int = 1
+    # Of the slot, by name, beside the plan's own; and by the buffer that packets are of its array.
+    buffers: Mapping[str, tuple] = {}
+    signals: Mapping[str, tuple] = {}
+    packets: Mapping[str, str] = {}
+
+    def start(
+        self, bound: Mapping[str, Any], words: Mapping[str, Any], slot: Any, split: Any
+    ) -> Start:
+        """The launch with these tensors; `words` are its channels'."""
+        raise NotImplementedError
 
 
 def group_m(num_ranks: int, tiles_m: int) -> int:

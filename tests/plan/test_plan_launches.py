@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.base.parts import full_part
-from weft.ops import _product_launch
+from weft.plan import launches
 from weft.tiles.hooks import scatter
 
 
@@ -33,8 +33,8 @@ class World:
 def described(rank: int, *shape: int, m: int = 21) -> list[tuple[int, int]]:
     """(whose, from which element on) of what tiles of `rank` leave by."""
     arrays = [torch.empty(shape, dtype=torch.bfloat16) for _ in range(4)]
-    parts = _product_launch.parts_of(Sized(m), full_part(m, 4), 4, (128, 64), True, 8, 3, 8)
-    found = _product_launch.describe_peers(World(rank, arrays), arrays[rank], parts, (16, 64))
+    parts = launches.parts_of(Sized(m), full_part(m, 4), 4, (128, 64), True, 8, 3, 8)
+    found = launches.describe_peers(World(rank, arrays), arrays[rank], parts, (16, 64))
     assert len(found) == scatter.MOST_PEERS
     owners = [
         next(i for i, one in enumerate(arrays) if _holds(one, rows.base.data_ptr()))
@@ -58,11 +58,11 @@ def test_peers_come_by_hop_and_the_last_stands_for_those_that_are_not_there():
 
 
 def test_b_is_read_in_blocks_that_are_powers_of_two():
-    assert _product_launch.block_of_b(160, 64, True, is_sm90=True) == (32, 64)
-    assert _product_launch.block_of_b(320, 64, True, is_sm90=True) == (64, 64)
-    assert _product_launch.block_of_b(384, 64, False, is_sm90=True) == (64, 128)
-    assert _product_launch.block_of_b(256, 32, False, is_sm90=True) == (32, 256)
-    assert _product_launch.block_of_b(256, 64, True, is_sm90=False) == (256, 64)
+    assert launches.block_of_b(160, 64, True, is_sm90=True) == (32, 64)
+    assert launches.block_of_b(320, 64, True, is_sm90=True) == (64, 64)
+    assert launches.block_of_b(384, 64, False, is_sm90=True) == (64, 128)
+    assert launches.block_of_b(256, 32, False, is_sm90=True) == (32, 256)
+    assert launches.block_of_b(256, 64, True, is_sm90=False) == (256, 64)
 
 
 def test_a_rank_without_rows_describes_something_all_the_same():

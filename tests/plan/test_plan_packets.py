@@ -15,6 +15,7 @@ from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
 from weft.ir.device import Launch
 from weft.ops.all_reduce_rms_norm import Config, op
+from weft.plan import run_plan
 
 EPS = 1e-6
 HAND_WRITTEN = {"packets": "one_shot", "packets_twice": "two_shot"}
@@ -75,18 +76,18 @@ def test_bits_are_those_of_the_hand_written_kernel(ranks, num_ranks, n, dtype, e
 
         for m, seed in ((9, 0), (1, 1), (4, 2), (9, 3)):
             mine, sizes, expected = call(m, seed)
-            assert same(weft.ops.run_plan(stages, mine, sizes, world=world), expected)
+            assert same(run_plan(stages, mine, sizes, world=world), expected)
         mine, sizes, expected = call(5, 4)
-        weft.ops.run_plan(stages, mine, sizes, world=world)
+        run_plan(stages, mine, sizes, world=world)
         with world.record() as recording:
-            results = weft.ops.run_plan(stages, mine, sizes, world=world)
+            results = run_plan(stages, mine, sizes, world=world)
         for _ in range(2):
             for one in results:
                 one.fill_(float("nan"))
             recording.replay()
             assert same(results, expected)
         mine, sizes, expected = call(2, 5)
-        assert same(weft.ops.run_plan(stages, mine, sizes, world=world), expected)
+        assert same(run_plan(stages, mine, sizes, world=world), expected)
         world.close()
 
     ranks(main, num_ranks)
@@ -109,14 +110,14 @@ def test_other_work_on_the_sums(ranks):
     def main():
         world = weft.init()
         empty = given(op.make_problem(2, {"m": 0, "n": 12}, "float32"), world.rank, 0)
-        results = weft.ops.run_plan(plans[0], empty, {"m": 0}, world=world)
+        results = run_plan(plans[0], empty, {"m": 0}, world=world)
         assert all(one.shape == (0, 12) for one in results)
         for seed in range(3):
             for stages in plans:
                 problem = op.make_problem(2, {"m": 3 + seed, "n": 12}, "float32")
                 everyones = [given(problem, rank, seed) for rank in range(2)]
                 mine, sizes = everyones[world.rank], {"m": problem.m}
-                results = weft.ops.run_plan(stages, mine, sizes, world=world)
+                results = run_plan(stages, mine, sizes, world=world)
                 total = everyones[0]["x"] + everyones[1]["x"]
                 first = torch.nn.functional.silu(total) * mine["residual"] + mine["residual"]
                 again = normed(first, mine["weight"], 1e-3)

@@ -1,0 +1,162 @@
+"""Run a plan's calls of libraries on one rank: torch for what is local, operators for the rest.
+
+The executor stands below the operators and names them only: whatever provides "collectives" has
+all_gather, reduce_scatter and so on, with the signatures of weft.ops.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.base.errors import UnsupportedError
+from weft.base.parts import full_part, part_of
+from weft.base.providers import provider
+from weft.compiler import attending, experts, libraries
+from weft.compiler.passes.tile import number
+from weft.ir.device import Buffer, Call, Part, Plan, Tiles
+
+
+@dataclass(frozen=True)
+class Here:
+    """What a call may ask beside its operands: whose rank it runs on, what is whose size; and what
+    calls before it have `kept`, by table."""
+
+    world: Any
+    sizes: Mapping[str, int]
+    buffers: Mapping[str, Buffer]
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    def size(self, name: str, dim: int = 0) -> int:
+        """The global size of a buffer along a dimension."""
+        size = self.buffers[name].sizes[dim]
+        return number(size.size if isinstance(size, Part | Tiles) else size, self.sizes)
+
+    def own_experts(self, name: str) -> tuple[int, int]:
+        """Those of a table's experts that this rank has."""
+        return part_of(self.size(name, 2), self.world.rank, self.world.num_ranks)
+
+
+def run_calls(
+    plan: Plan, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any,
+    adapted: Callable[[Call, list[Any]], list[Any]] | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """One rank's results. A value is let go after its last reader. `adapted` gives a call's
+    operands in another form.
+
+    Raises  UnsupportedError: a plan with other steps than calls
+    """
+    values = dict(tensors)
+    here = Here(world, sizes, {buffer.name: buffer for buffer in plan.of(Buffer)})
+    left = Counter(name for step in plan.steps if isinstance(step, Call) for name in step.reads)
+    left.update(plan.results)
+    for step in plan.steps:
+        if not isinstance(step, Call):
+            told = f"{plan.name}: {type(step).__name__} is not a call of a library"
+            raise UnsupportedError(told, place=step.place)
+        operands = [values[name] for name in step.reads]
+        if adapted is not None:
+            operands = adapted(step, operands)
+        (result,) = step.writes
+        values[result] = run_call(step, operands, here)
+        for name in step.reads:
+            left[name] -= 1
+            if not left[name] and name in values:
+                del values[name]
+    return tuple(values[name] for name in plan.results)
+
+
+def run_call(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    """The result of one call."""
+    if step.function in CALLS:
+        return CALLS[step.function](step, operands, here)
+    return libraries.LOCAL[step.function](*operands, **libraries.attributes(step))
+
+
+def _rows(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    """A gather or a sum of rows. Columns are rows of the transposed."""
+    (x,) = operands
+    rows = x.t().contiguous() if step.dim == 1 else x.contiguous()
+    if step.function == "all_gather":
+        size = here.size(step.writes[0], step.dim or 0)
+        out = provider("collectives").all_gather(rows, world=here.world, m=size)
+    else:
+        out = provider("collectives").reduce_scatter(rows, world=here.world)
+    return out.t().contiguous() if step.dim == 1 else out
+
+
+def _all_reduce(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    return provider("collectives").all_reduce(operands[0].contiguous(), world=here.world)
+
+
+def _moe_route(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    m, logits = here.size(step.writes[0]), operands[0]
+    if not isinstance(here.buffers[step.reads[0]].sizes[0], Part):  # each rank routes its own part
+        logits = logits[slice(*part_of(m, here.world.rank, here.world.num_ranks))]
+    logits = logits.contiguous()
+    assert step.top_k is not None
+    tiles = {"tile_m": step.tile_rows} if step.tile_rows else {}
+    return provider("collectives").moe_route(logits, step.top_k, world=here.world, m=m, **tiles)
+
+
+def _grouped_matmul(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    """Where experts are split over ranks the own ones' rows begin at the first of these."""
+    is_part = isinstance(here.buffers[step.reads[1]].sizes[0], Part)
+    first = here.own_experts(step.reads[2])[0] if is_part else 0
+    return experts.grouped_matmul(*operands, first=first)
+
+
+def _ep_dispatch(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    """Rows to their experts' ranks; how they went is kept with the table, for their way back."""
+    x, routing = operands
+    table, tables, m = step.reads[1], routing.tables, here.size(step.reads[1])
+    given: dict[str, Any] = {"handle": here.kept.get(table)}
+    if given["handle"] is None:
+        most = full_part(m, here.world.num_ranks)
+        given = {
+            "ids": tables.ids, "weights": tables.weights, "experts": here.size(table, 2),
+            "max_tokens": most, "capacity": tables.token_of.shape[0] or None,
+        }  # fmt: skip
+    # Cleared: libraries read all rows that there is room for.
+    rows, here.kept[table] = provider("collectives").ep_dispatch(
+        x.contiguous(), world=here.world, clear=True, **given
+    )
+    return rows
+
+
+def _ep_combine(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    y, handle = operands[0].contiguous(), here.kept[step.reads[1]]
+    return provider("collectives").ep_combine(y, handle, world=here.world)
+
+
+def _attention(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    """Where tokens are split over ranks the own ones begin at the first of these."""
+    tokens, first = here.buffers[step.reads[0]].sizes[0], 0
+    if isinstance(tokens, Part):
+        rank, num_ranks = here.world.rank, here.world.num_ranks
+        first, _ = part_of(here.size(step.reads[0]), rank, num_ranks)
+    return attending.attention(*operands, **libraries.attributes(step), first=first)
+
+
+def _ag_attention(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    """Own tokens over all ranks' keys, which travel meanwhile."""
+    q, k, v = (one.unflatten(1, (-1, step.head)).contiguous() for one in operands)
+    m, causal = here.size(step.reads[0]), bool(step.causal)
+    attend = provider("collectives").ag_attention
+    return attend(q, k, v, world=here.world, causal=causal, m=m).flatten(1)
+
+
+# What asks for more than its operands.
+CALLS: Mapping[str, Callable[[Call, Sequence[Any], Here], Any]] = {
+    "all_gather": _rows,
+    "reduce_scatter": _rows,
+    "all_reduce": _all_reduce,
+    "moe_route": _moe_route,
+    "grouped_matmul": _grouped_matmul,
+    "attention": _attention,
+    "ag_attention": _ag_attention,
+    "ep_dispatch": _ep_dispatch,
+    "ep_combine": _ep_combine,
+}

@@ -1,0 +1,152 @@
+"""Launches of the rows template in a plan, and how rows are cut for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from weft.base.dtypes import DTYPES
+from weft.base.errors import ConfigError
+from weft.base.parts import full_part
+from weft.base.place import UNKNOWN, Place
+from weft.base.target import Target
+from weft.compiler.lower import source
+from weft.ir import core
+from weft.ir.device import Launch
+from weft.plan.launches import REGISTERS_OF_THREAD, THREADS_OF_SM, KernelLaunch, Start
+from weft.plan.sizes import SizedPlan
+from weft.tiles import rows
+from weft.tiles.hooks import partition
+from weft.tiles.postbox import PACKET_BYTES
+
+# Elements of a tile that a thread has, and threads of a program.
+THREAD_ELEMENTS, MOST_THREADS = 32, 512
+
+
+class Rows(NamedTuple):
+    """m rows of n columns, `rows` of them each rank's."""
+
+    m: int
+    n: int
+    rows: int
+    num_ranks: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Rows that a program has at a time, one by packets, and its warps. What is `sized` says what
+    Rows does."""
+
+    by_packets: bool
+    tile_m: int
+    num_warps: int
+
+    @classmethod
+    def of(cls, by_packets: bool, m: int, n: int, target: Target) -> Cut:
+        """For m rows of n columns, up to rows.MOST_COLUMNS."""
+        columns = triton.next_power_of_2(max(2, n))
+        if by_packets:  # a row is all that a program has, and nothing hides it
+            threads = min(MOST_THREADS, max(128, columns // 8))
+            return cls(True, 1, threads // target.warp_size)
+        # Rows enough for all SMs come before larger messages.
+        fits = max(1, THREAD_ELEMENTS * 256 // columns)
+        wanted = triton.next_power_of_2(max(1, m // target.num_sms))
+        tile_m = 2 if target.backend == "emu" else min(fits, wanted)
+        threads = min(MOST_THREADS, max(128, tile_m * columns // THREAD_ELEMENTS))
+        return cls(False, tile_m, threads // target.warp_size)
+
+    def check(self, title: str, n: int, place: Place = UNKNOWN, remedy: str = "") -> None:
+        """Raises  ConfigError: n columns are not one tile, or sizes are no powers of two"""
+        for name in ("tile_m", "num_warps"):
+            if (value := getattr(self, name)) < 1 or value & (value - 1):
+                told = f"{title}: {name}={value}; it must be a power of two"
+                raise ConfigError(told, place=place)
+        if n > rows.MOST_COLUMNS:
+            told = f"{title}: n={n}; a row is one tile, of up to {rows.MOST_COLUMNS} columns"
+            raise ConfigError(told + remedy, place=place)
+
+    def parts(self, sized: Any) -> partition.Parts:
+        """How rows are cut: other ranks' tiles first, own ones behind them."""
+        tiles_m = ceil(sized.rows / self.tile_m)
+        others = (sized.num_ranks - 1) * tiles_m
+        sizes = (sized.m, sized.n, sized.rows, self.tile_m, self.tile(sized).n, tiles_m)
+        return partition.Parts(*sizes, 1, 1, others, tiles_m, tiles_m, 1, 1)
+
+    def tile(self, sized: Any) -> rows.Tile:
+        return rows.Tile(self.tile_m, triton.next_power_of_2(max(2, sized.n)))
+
+    def grid(self, sized: Any, target: Target) -> int:
+        """Programs: all of them are resident, on NVIDIA several to an SM where they fit."""
+        tiles = sized.m
+        if not self.by_packets:
+            tiles = sized.num_ranks * ceil(sized.rows / self.tile_m)
+        if target.backend == "emu":
+            return max(1, min(tiles, target.num_sms, 3))
+        threads = self.num_warps * target.warp_size
+        together = max(1, THREADS_OF_SM // threads) if target.backend == "cuda" else 1
+        return max(1, min(tiles, target.num_sms * together))
+
+    def options(self, sized: Any, target: Target) -> dict[str, int]:
+        """What kernels are launched with. Programs that share an SM share its registers."""
+        options = {"num_warps": self.num_warps}
+        if target.backend == "cuda" and self.grid(sized, target) > target.num_sms:
+            options["maxnreg"] = REGISTERS_OF_THREAD
+        return options
+
+
+class SummedRows(KernelLaunch):
+    """A launch of the rows template at given sizes."""
+
+    def __init__(self, plan: SizedPlan, launch: Launch, kernel: core.Kernel) -> None:
+        self.launch, self.kernel, self.world = launch, kernel, plan.world
+        self.function = source.load(kernel).plain
+        (m, n), ranks, target = (
+            plan.shape(launch.writes[0]),
+            plan.world.num_ranks,
+            plan.world.target,
+        )
+        sized = Rows(m, n, full_part(m, ranks), ranks)
+        by_packets = any(one.sort == "packets" for one in kernel.of(core.Param))
+        cut = Cut.of(by_packets, m, n, target)
+        if launch.tile[0] > 1:
+            cut = replace(cut, tile_m=launch.tile[0])
+        cut.check(launch.kernel, n, launch.place)
+        self.grid = (max(1, cut.grid(sized, target) - launch.spare), 1, 1)
+        self.options = cut.options(sized, target)
+        self.parts, self.tile = cut.parts(sized), cut.tile(sized).as_constexpr()
+        self.num_words = ranks * self.parts.tiles_m
+        if by_packets:
+            self._set_packets(plan, sized)
+
+    def _set_packets(self, plan: SizedPlan, sized: Rows) -> None:
+        """By buffer what a slot calls its packets, and how many there are. Those of rows alike lie
+        alike, whichever calls have them: so words that held packets never hold something else."""
+        pushes, m = self.launch.pushes, sized.m
+        if len(pushes) == 1:
+            # One part, of all rows.
+            self.parts = self.parts._replace(rows=m, tiles_m=ceil(m / self.tile.m.value))
+        itemsize = DTYPES[plan.buffers[self.launch.writes[0]].dtype].itemsize
+        num_packets = self.tile.n.value * itemsize // PACKET_BYTES.value
+        # A box for each row of a part, source and half.
+        boxes = 2 * self.parts.rows * sized.num_ranks
+        self.packets = {name: f"{name}_{num_packets}" for name in pushes}
+        words = (boxes * num_packets, torch.int64)
+        self.signals = dict.fromkeys(self.packets.values(), words)
+
+    def start(
+        self, bound: Mapping[str, torch.Tensor], words: Mapping[str, torch.Tensor], slot: Any,
+        split: Any,
+    ) -> Start:  # fmt: skip
+        given: list[Any] = []
+        for one in self.kernel.of(core.Param):
+            if one.sort == "number":
+                given.append(float(one.by))
+            elif one.sort not in ("slot", "world"):
+                given.append(words[one.name] if one.sort == "signals" else bound[one.name])
+        given += [slot.arg, self.parts, self.tile, self.world.arg]
+        return Start(self.function, self.grid, tuple(given), self.options)

@@ -1,0 +1,163 @@
+"""What each step of a plan launches: its kernels, rows on their way, streams that meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import ceil
+from typing import Any
+
+import torch
+
+from weft.base.errors import UnsupportedError
+from weft.compiler.lower import kernels
+from weft.ir.device import Channel, Copy, Launch, Notify, Take
+from weft.language.mapping import StaticMapping
+from weft.plan import moving
+from weft.plan.launches import KernelLaunch, Start
+from weft.plan.memory import Memory
+from weft.plan.sizes import SizedPlan
+
+# Elements that a program moves at once, and rows' bytes that a program stages at least.
+BLOCK, STAGE_BYTES = 8192, 1 << 18
+WARPS = 8
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Starts:
+    """The launches of a plan's steps. `met`: by stream, the channel on which it met others last."""
+
+    def __init__(
+        self, sized: SizedPlan, memory: Memory, launches: Mapping[str, KernelLaunch]
+    ) -> None:
+        self.sized, self.plan, self.world = sized, sized.plan, sized.world
+        self.memory, self.launches = memory, launches
+
+    def of(
+        self, step: Launch | Notify | Take, bound: Tensors, slot: Any, met: dict[str, str]
+    ) -> Iterator[Start]:
+        """What the step launches, one behind the other; nothing where it has nothing to move."""
+        if isinstance(step, Notify):
+            yield self._meeting(step, slot, met)
+        elif isinstance(step, Take):
+            given = (*self._own_words(step, slot), slot.arg, self.world.arg)
+            yield Start(moving.take, (1, 1, 1), given, {"num_warps": 1})
+        elif not self._is_empty(step):
+            if (launch := self.launches.get(step.kernel)) is None:
+                yield self._moving(step, bound, slot)
+            else:
+                yield self._kernel(step, launch, bound, slot)
+            yield from self._hearing(step, slot)
+
+    def _kernel(self, step: Launch, launch: KernelLaunch, bound: Tensors, slot: Any) -> Start:
+        channels, there = self.sized.channels, self.memory.words
+        named = [name for name in (*step.awaits, *step.announces) if name in there]
+        for name in [name for name in named if channels[name].to == "engine"]:
+            named += kernels.beside_tokens(channels[name])
+        words = {name: self.memory.words_of(slot, name) for name in named}
+        split = [
+            self.sized.split(one)
+            for one in channels.values()
+            if one.name in step.awaits or (one.own and one.buffer in step.reads)
+        ]
+        return launch.start(bound, words, slot, split[0] if split else ())
+
+    def _hearing(self, step: Launch, slot: Any) -> Iterator[Start]:
+        """What waits behind a launch for ranks that none of its tiles waits for.
+
+        Whoever has awaited a channel has heard of all ranks: by that rule steps behind it wait no
+        more. But a rank without rows is in nobody's tiles, and one without columns has no tile.
+        Behind the slot's last use nothing goes by the rule.
+        """
+        if step.gives:
+            return
+        launch = self.launches.get(step.kernel)
+        columns = 1 if launch is None else launch.n
+        for name in step.awaits:
+            channel = self.sized.channels[name]
+            # Of sums each tile waits for all, be they of no rows.
+            if name in self.memory.words and channel.to == "all" and _has_chunks(channel):
+                split, words = self.sized.split(channel), self.memory.words_of(slot, name)
+                if not columns or split.rank_rows * (self.world.num_ranks - 1) >= split.rows:
+                    given = (words, words.numel(), slot.arg, self.world.arg)
+                    yield Start(moving.hear_all, (1, 1, 1), given, {"num_warps": 1})
+
+    def _meeting(self, step: Notify, slot: Any, met: dict[str, str]) -> Start:
+        """The one program by which streams of all ranks meet."""
+        before = met.get(step.stream)
+        met[step.stream] = step.channel
+        words, one = self.memory.words_of(slot, step.channel), (1, 1, 1)
+        own, num_own = self._own_words(step, slot)
+        if before is not None:
+            given = (self.memory.words_of(slot, before), words, own, num_own, self.world.arg)
+            return Start(moving.meet_again, one, given, {"num_warps": 1})
+        given = (words, own, num_own, slot.arg, step.takes, self.world.arg)
+        return Start(moving.meet, one, given, {"num_warps": 1})
+
+    def _own_words(self, step: Notify | Take, slot: Any) -> tuple[torch.Tensor, int]:
+        """The words of what the stream copies next, and how many a rank has of them."""
+        if (copy := self._copied_behind(step)) is None:
+            return slot.words, 0
+        words = self.memory.words_of(slot, copy.announces)
+        return words, words.numel() // self.world.num_ranks
+
+    def _copied_behind(self, step: Notify | Take) -> Copy | None:
+        """What the step's stream copies before it meets the others again."""
+        steps = [one for one in self.plan.steps if one.stream == step.stream]
+        behind = steps[next(i for i, one in enumerate(steps) if one is step) + 1 :]
+        for one in behind:
+            if isinstance(one, Copy):
+                return one
+            if isinstance(one, Notify | Take):
+                return None
+        return None
+
+    def _moving(self, step: Launch, bound: Tensors, slot: Any) -> Start:
+        """Own rows, to the own slot or to every rank's."""
+        kind = step.body[0].kind if step.body else ""
+        if step.template != "move" or kind not in ("stage", "edges", "all_gather"):
+            raise UnsupportedError(
+                f"{step.kernel}: no kernel is known for {kind} with template={step.template}; run "
+                "the program with lowering='unfused'",
+                place=step.place,
+            )
+        (name,) = step.reads
+        (target,) = step.pushes or step.writes
+        columns = self.sized.shape(name)[1]
+        split = StaticMapping.of(
+            self.sized.shape(target)[0], self.world.num_ranks, chunks=1, push_rows=1, tile_rows=1
+        )
+        given: tuple = (bound[name], bound[target])
+        num_bytes = self.sized.shape(name, rank=0)[0] * columns * bound[name].element_size()
+        function, programs = moving.stage, max(1, ceil(num_bytes / STAGE_BYTES))
+        if kind == "all_gather":
+            (channel,) = step.announces
+            split = self.sized.split(self.sized.channels[channel])
+            function, programs = moving.push, self.world.num_ranks * split.chunks
+            given = (*given, self.memory.words_of(slot, channel))
+        given = (*given, slot.arg, split, columns, step.takes, self.world.arg)
+        if kind == "edges":
+            function, given = moving.edges, (*given, self._tile_rows(target))
+        if kind == "all_gather":
+            given = (*given, step.order == "hierarchical_gather")
+        return Start(function, (programs, 1, 1), (*given, BLOCK), {"num_warps": WARPS})
+
+    def _tile_rows(self, gathered: str) -> int:
+        """The height of the tiles in which gathered rows are read; where products differ, more than
+        there are rows: then each row may lie in a tile with others'."""
+        heights = {one.launch.tile[0] for one in self.launches.values()
+                   if gathered in one.launch.reads}  # fmt: skip
+        return heights.pop() if len(heights) == 1 else 1 << 30
+
+    def _is_empty(self, step: Launch) -> bool:
+        """Has a launch nothing to move, since no tile lies across two ranks' rows?"""
+        if [do.kind for do in step.body] != ["edges"]:
+            return False
+        (target,) = step.writes
+        rows, ranks = self.sized.shape(target)[0], self.world.num_ranks
+        return rows % (ranks * self._tile_rows(target)) == 0
+
+
+def _has_chunks(channel: Channel) -> bool:
+    """Is it announced by chunks of rows, not tile by tile?"""
+    return isinstance(channel.chunks, int)

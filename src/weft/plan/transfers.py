@@ -1,0 +1,138 @@
+"""Copy-engine transfers of a plan: own rows to peers, tiles to their owners, rows from peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from weft.base.errors import UnsupportedError
+from weft.compiler.lower import kernels
+from weft.ir.device import Copy
+from weft.language import mapping
+from weft.plan.memory import Memory
+from weft.plan.sizes import SizedPlan
+
+rows_of_rank = mapping.as_python(mapping.rows_of_rank)
+
+
+class Carried(NamedTuple):
+    """What engines carry from here, and where it lies.
+
+    Shapes  kept: [num_ranks * chunks, rows of whole tiles, n / chunks], by owner; partials, on
+            every rank: [num_ranks, chunks, rows, n / chunks], by source; words: [num_ranks *
+            chunks], of which `arrived` are the owner's, by source, the others own ones, by owner
+    """
+
+    kept: torch.Tensor
+    partials: torch.Tensor
+    arrived: torch.Tensor
+    told: torch.Tensor
+    tokens: torch.Tensor
+
+
+def carry(
+    world: Any, one: Carried, shard: Callable[[int], tuple[int, int]], *, turn: int = 0,
+    turns: int = 1,
+) -> None:  # fmt: skip
+    """Queue on the current stream what is carried, in the order in which tiles are multiplied; of
+    `turns` streams this is the turn-th. `shard` gives the rows of a rank.
+
+    Sync    each chunk behind its token; its rows, then the word that says so
+    """
+    rank, ranks, chunks = world.rank, world.num_ranks, one.partials.shape[1]
+    for hop in range(1, ranks):
+        owner = (rank + hop) % ranks
+        first, end = shard(owner)
+        theirs, words = world.peer(one.partials, owner), world.peer(one.arrived, owner)
+        for chunk in range(chunks):
+            if ((hop - 1) * chunks + chunk) % turns != turn:
+                continue
+            mine, there = owner * chunks + chunk, rank * chunks + chunk
+            world.take_token(one.tokens[mine : mine + 1])
+            if end > first:
+                world.copy(theirs[rank, chunk, : end - first], one.kept[mine, : end - first])
+            world.copy_word(words[there : there + 1], one.told[mine : mine + 1])
+
+
+class Transfers:
+    """The copies of a plan, queued on the current stream."""
+
+    def __init__(self, sized: SizedPlan, memory: Memory) -> None:
+        self.sized, self.memory, self.world = sized, memory, sized.world
+
+    def queue(
+        self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any, met: str | None
+    ) -> None:
+        """`met`: the channel on which the stream met the others last."""
+        if step.side == "push":
+            self._push(step, bound, slot)
+        elif step.side == "owner":
+            self._to_owners(step, bound, slot)
+        else:
+            assert met is not None
+            self._pull(step, bound, slot, met)
+
+    def _push(self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any) -> None:
+        """Own rows to rank - 1, - 2, ... by a copy engine; behind each chunk its word, which holds
+        e here since the slot was taken."""
+        split = self.sized.split(self.sized.channels[step.announces])
+        rows, words = bound[step.source], self.memory.words_of(slot, step.announces)
+        rank, num_ranks = self.world.rank, self.world.num_ranks
+        begin, end = rows_of_rank(rank, split)
+        for hop in range(1, num_ranks):
+            peer = (rank - hop) % num_ranks
+            theirs = self.world.peer(bound[step.target], peer)
+            their_words = self.world.peer(words, peer)
+            for chunk in range(split.chunks):
+                first = min(begin + chunk * split.chunk_rows, end)
+                last = min(first + split.chunk_rows, end)
+                if last > first:
+                    self.world.copy(theirs[first:last], rows[first - begin : last - begin])
+                word = slice(rank * split.chunks + chunk, rank * split.chunks + chunk + 1)
+                self.world.copy_word(their_words[word], words[word])
+
+    def _to_owners(self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any) -> None:
+        """Of what tiles leave here each rank's part to that rank, chunk by chunk."""
+        if not step.awaits:
+            title = self.sized.plan.name
+            told = f"{title}: a copy of {step.source} to owners takes no tokens"
+            raise UnsupportedError(told, place=step.place)
+        channels = self.sized.channels
+        tokens, split = channels[step.awaits], self.sized.split(channels[step.announces])
+        ranks, chunks = self.world.num_ranks, self.sized.chunks_of(tokens)
+        kept, partials = bound[step.source], bound[step.target]
+        _, rows, columns = partials.shape
+        _, told = kernels.beside_tokens(tokens)
+        words = (self.memory.words_of(slot, name) for name in (step.announces, told, step.awaits))
+        carried = Carried(
+            kept.view(ranks * chunks, kept.shape[1], columns // chunks),
+            partials.view(ranks, chunks, rows, columns // chunks), *words,
+        )  # fmt: skip
+        carry(self.world, carried, lambda owner: rows_of_rank(owner, split))
+
+    def _pull(
+        self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any, met: str
+    ) -> None:  # fmt: skip
+        """Rows of rank + 1, + 2, ... by a copy engine; behind each chunk its word.
+
+        The word is the source's own announcement, which holds e until this rank's credit lets the
+        source go on.
+        """
+        split = self.sized.split(self.sized.channels[step.announces])
+        rows, words = bound[step.source], self.memory.words_of(slot, step.announces)
+        is_part = self.sized.buffers[step.source].role == "shared"
+        for hop in range(1, self.world.num_ranks):
+            peer = (self.world.rank + hop) % self.world.num_ranks
+            theirs = self.world.peer(rows, peer)
+            announced = self.world.peer(self.memory.words_of(slot, met), peer)[peer : peer + 1]
+            begin, end = rows_of_rank(peer, split)
+            for chunk in range(split.chunks):
+                first = min(begin + chunk * split.chunk_rows, end)
+                last = min(first + split.chunk_rows, end)
+                if last > first:
+                    there = slice(first - begin, last - begin) if is_part else slice(first, last)
+                    self.world.copy(bound[step.target][first:last], theirs[there])
+                word = peer * split.chunks + chunk
+                self.world.copy_word(words[word : word + 1], announced)
