@@ -5,8 +5,9 @@
 `make test-gpu` runs them one after the other, each on GPUs of its own; most of that time goes into
 compiling. Here tests share GPUs, in processes of their own: contexts take turns on a device, so
 what waits for a peer still comes to its end, and only times mean nothing. What took long the last
-time begins first. Writes results/gpu_suite_<gpus>.json as it goes, a row for each test; with --rest
-those stay that have passed at this commit, and the others run.
+time begins first. On a single GPU ranks share it, too (WEFT_SHARE_GPUS): answers are checked; what
+takes NCCL fails there. Writes results/gpu_suite_<gpus>.json as it goes, a row for each test; with
+--rest those stay that have passed at this commit, and the others run.
 """
 
 from __future__ import annotations
@@ -144,13 +145,15 @@ def main() -> None:
     parser.add_argument("--rest", action="store_true", help="what has not passed at this commit")
     options = parser.parse_args()
     count = torch.cuda.device_count()
+    if count < 1:
+        parser.error("it takes a GPU; none is here")
     if count < PAIR:
-        parser.error(f"it takes {PAIR} GPUs at least; {count} are here")
+        os.environ["WEFT_SHARE_GPUS"] = "1"
     gpus = [str(i) for i in range(count)]
     name = results_name("gpu_suite", torch.cuda.get_device_name(0), count)
     places = [("larger", ",".join(gpus))] * (ON_ALL if count > PAIR else 0)
     beside = ON_PAIR if count > PAIR else ON_LONE_PAIR
-    for first in range(0, count - 1, PAIR):
+    for first in range(0, max(1, count - 1), PAIR):
         places += [("pairs", ",".join(gpus[first : first + PAIR]))] * beside
     path = Path(os.environ.get("OUT", RESULTS)) / name
     suite = Suite(options.seconds, path, dict.fromkeys(which for which, _ in places), options.rest)

@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 
 import weft
+from weft.base.settings import Settings
 
 PAIR = 2
 # A test is due in one of so many turns, always the same: then it runs, be the time over or not. A
@@ -102,6 +103,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     import torch
 
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if there and Settings.from_environment().share_gpus:
+        there = max(map(_gpus_of, wanted))
     for item in wanted:
         if there < _gpus_of(item):
             item.add_marker(pytest.mark.skip(reason=f"needs {_gpus_of(item)} GPUs, {there} here"))

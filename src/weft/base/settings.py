@@ -16,6 +16,8 @@ class Settings:
             ranks that have not come; heap_bytes: symmetric heap of one rank;
             slots: of each workspace; one is slower than two, and takes half the memory;
             nodes: which ranks are near each other on GPUs, 2 or 3+1; "" is each host a node;
+            share_gpus: ranks beyond a host's GPUs share them. They take turns on a GPU, so answers
+            are right and times mean nothing; torch's own collectives go through Gloo;
             endless_turns: turns of an emulated loop without an access to memory
     trace_tiles: of how many tiles a product leaves a trace, see World.trace; 0 costs nothing
     cache_dir: where generated source is kept; "" is the user's cache folder
@@ -27,6 +29,7 @@ class Settings:
     bounded_waits: bool = True
     slots: int = 2
     nodes: str = ""
+    share_gpus: bool = False
     endless_turns: int = 10_000_000
     trace_tiles: int = 0
     cache_dir: str = ""

@@ -18,7 +18,7 @@ def dereference(world, x, out, peer):
 
 
 def main():
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group()
     world = weft.init(heap_bytes=16 << 20, nodes=2)
     x, out = world.zeros(4, torch.float32), torch.zeros(1, device=world.device)

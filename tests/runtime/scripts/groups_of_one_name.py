@@ -17,7 +17,7 @@ NAME = "tp"
 
 def main():
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     # weft.init starts torch's default group, whose ranks then make others.
     everyone = weft.init(heap_bytes=16 << 20)
     rank, size = dist.get_rank(), dist.get_world_size()

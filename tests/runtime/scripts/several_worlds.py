@@ -28,7 +28,7 @@ def check(world, seed):
 
 def main():
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group()
     everyone = weft.init(heap_bytes=64 << 20)
     again = weft.init(heap_bytes=64 << 20)

@@ -40,7 +40,7 @@ def consume(world, inbox, ready, turn, out, size, block: tl.constexpr):
 
 def main():
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group()
     world = weft.init(heap_bytes=64 << 20)
     rank, n = world.rank, world.num_ranks

@@ -168,7 +168,7 @@ def check_collective(world, op, config, problem):
 def main():
     names = sys.argv[1:] or ["letters", "all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group()
     world = weft.init(heap_bytes=64 << 20, nodes=2)
     nodes = world.backend.seats.nodes

@@ -61,7 +61,7 @@ KINDS = ("all_reduce", "all_gather", "all_to_all", "ag_gemm")
 
 def main(turns=int(os.environ.get("TURNS", "40"))):
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     world = weft.init(heap_bytes=64 << 20)
     first, second = world.current_stream(), world.stream("second")
     calls = Calls(world, turns)

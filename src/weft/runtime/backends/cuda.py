@@ -115,7 +115,7 @@ class CudaBackend:
     ) -> None:
         self.group = group
         self._asked = asked
-        self._init_timeout_s = settings.init_timeout_s
+        self._init_timeout_s, self._share_gpus = settings.init_timeout_s, settings.share_gpus
         self.device = torch.device("cuda", torch.cuda.current_device())
         # Asked at each call, so without a function of torch's around them.
         self.is_recording: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing
@@ -156,6 +156,8 @@ class CudaBackend:
         # Multicast is not used, and a program that maps it can take a host's GPUs out of service.
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
+        if self._share_gpus:
+            os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
         import torch.distributed._symmetric_memory as symmetric
 
         has_far = len(set(self.seats.nodes)) > 1
@@ -345,11 +347,11 @@ class CudaBackend:
         mine = (host, self.device.index, dist.get_rank(), self._asked)
         everyone = self._start_together(mine)
         check_names([asked for *_, asked in everyone], self._meetings.members)
-        if len({seat[:2] for seat in everyone}) < len(everyone):
+        if len({seat[:2] for seat in everyone}) < len(everyone) and not self._share_gpus:
             devices = ", ".join(f"rank {r}: cuda:{d}" for r, (_, d, *_) in enumerate(everyone))
             raise UsageError(
                 f"several ranks use one GPU ({devices}); call torch.cuda.set_device(local rank) "
-                "before weft.init"
+                "before weft.init; to try ranks that take turns on one GPU set WEFT_SHARE_GPUS=1"
             )
         hosts = [seat[0] for seat in everyone]
         numbers = _nodes_of(hosts, nodes)
@@ -428,7 +430,7 @@ def connect(
             "inside `with weft.emulated(ranks=N) as ranks: ranks.run(main)`"
         )
     if not dist.is_initialized():
-        _start_processes(settings.init_timeout_s)
+        _start_processes(settings)
     group = group if group is not None else dist.group.WORLD
     members = tuple(dist.get_process_group_ranks(group))
     number = _numbers.get(members, 0)
@@ -468,17 +470,20 @@ def _nodes_of(hosts: Sequence[str], declared: int | Sequence[int] | None) -> tup
     return nodes
 
 
-def _start_processes(timeout_s: float) -> None:
+def _start_processes(settings: Settings) -> None:
     """The default process group, as a launcher's environment says; alone without a launcher."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    torch.cuda.set_device(local_rank)
-    device = torch.device("cuda", local_rank)
+    index = int(os.environ.get("LOCAL_RANK", "0"))
+    if settings.share_gpus:
+        index %= torch.cuda.device_count()
+    torch.cuda.set_device(index)
     if "RANK" in os.environ:
-        store, rank, num_ranks = meet_processes(timeout_s)
+        store, rank, num_ranks = meet_processes(settings.init_timeout_s)
     else:
         store, rank, num_ranks = dist.HashStore(), 0, 1
+    # NCCL takes one rank of a GPU.
     dist.init_process_group(
-        "nccl", store=store, rank=rank, world_size=num_ranks, device_id=device,
+        "gloo" if settings.share_gpus else "nccl", store=store, rank=rank, world_size=num_ranks,
+        device_id=None if settings.share_gpus else torch.device("cuda", index),
         timeout=timedelta(minutes=10),
     )  # fmt: skip
 
