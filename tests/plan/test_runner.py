@@ -33,6 +33,7 @@ from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
 from weft.emulator.recording import LaunchRecording
 from weft.ir.device import Copy, Launch
+from weft.ir.schedule import Schedule
 from weft.plan import run_plan, runner
 from weft.plan.memory import Memory
 from weft.plan.runner import PlanRunner
@@ -351,13 +352,37 @@ def test_a_recording_of_what_was_asked_for_is_refused(ranks):
     ranks(main, 2)
 
 
+def test_a_kernel_runs_as_its_schedule_says(ranks):
+    """Warps, stages, the groups of tiles and the end of the order: the executor finds no others."""
+    program = Program(gemm_rs, 2, 160, {"scattered": "push"})
+    told = Schedule(last=1, tile_m=16, tile_n=32, tile_k=16, group_m=4, num_warps=2, num_stages=1)
+
+    def main():
+        world = weft.init()
+        tensors = program.tensors(160)
+        mine = program.mine(tensors, world.rank)
+        stages = replace(program.stages, schedules={"gemm_rs_multiply": told})
+        runner = PlanRunner(world, stages, mine, {"m": 160})
+        launch = runner.starts.launches["gemm_rs_multiply"]
+        assert launch.parts.group_m == 4
+        usual = PlanRunner(world, program.stages, mine, {"m": 160})
+        assert usual.starts.launches["gemm_rs_multiply"].parts.group_m == 5
+        slot = runner.memory.take_slot()
+        (step,) = runner.plan.of(Launch)
+        (start,) = runner.starts.of(step, runner.memory.bind(mine, slot), slot, {})
+        assert start.options == {"num_warps": 2, "num_stages": 1}
+        program.check(runner.run(mine), tensors, world.rank)
+
+    ranks(main, 2)
+
+
 def test_what_a_stream_does_beside_a_plan_is_recorded_by_itself(ranks):
     """The product's launches as one, the engine's stream as another; what is behind it waits."""
     program = carried(mlp, 2, 40, gathered="copy_engine")
 
     def main():
         world = weft.init()
-        runner = PlanRunner(world, program.stages.plan, {}, {"m": 40})
+        runner = PlanRunner(world, program.stages, {}, {"m": 40})
         together, beside = runner.recordings
         steps = program.stages.plan.steps
         assert [type(one) for one in beside["carry"]] == [Copy]
@@ -366,7 +391,8 @@ def test_what_a_stream_does_beside_a_plan_is_recorded_by_itself(ranks):
         # A plan in which something is behind that join is queued as it stands.
         plan = program.stages.plan
         plan = replace(plan, statements=(*plan.statements, replace(steps[0], takes=False)))
-        assert PlanRunner(world, plan, {}, {"m": 40}).recordings is None
+        stages = replace(program.stages, plans={"changed": plan})
+        assert PlanRunner(world, stages, {}, {"m": 40}).recordings is None
         world.close()
 
     ranks(main, 2)

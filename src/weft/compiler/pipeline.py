@@ -7,7 +7,7 @@ what overlaps when it is called, since engines and tiles depend on sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from weft.compiler.passes.swizzle import swizzle
 from weft.compiler.passes.tile import tile
 from weft.ir import device, task
 from weft.ir.device import Channel, Plan
+from weft.ir.schedule import Schedule
 from weft.ir.task import Program
 
 Extents = Mapping[str, tuple[int, ...]]
@@ -92,13 +93,15 @@ def at_call(facts: Facts, settings: Settings) -> tuple[Pass, ...]:
 class Stages:
     """One program after each step, and its plans by the pass that gave them.
 
-    `recorded`: those of calls that the user records, where these cannot be.
+    `schedules`: how kernels run, by name; of others the executor decides. `recorded`: the stages of
+    calls that the user records, where these cannot be.
     """
 
     tasks: Mapping[str, Program]
     channels: tuple[Channel, ...]
     plans: Mapping[str, Plan]
     recorded: Stages | None = None
+    schedules: Mapping[str, Schedule] = field(default_factory=dict)
 
     @property
     def program(self) -> Program:

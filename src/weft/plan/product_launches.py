@@ -10,10 +10,11 @@ import torch
 
 from weft.base.parts import full_part, part_of
 from weft.compiler import layouts
-from weft.compiler.lower import hooks, signature, source
+from weft.compiler.lower import hooks, kernels, signature, source
 from weft.compiler.passes import swizzle
 from weft.ir import core
 from weft.ir.device import Launch
+from weft.ir.schedule import Schedule
 from weft.plan import launches
 from weft.plan.launches import KernelLaunch, Start
 from weft.plan.sizes import SizedPlan
@@ -23,50 +24,71 @@ PLAIN_WARPS, PLAIN_STAGES = 8, 3
 
 
 class Product(KernelLaunch):
-    """A launch of the GEMM template at given sizes."""
+    """A launch of the GEMM template at given sizes, as its schedule says."""
 
     def __init__(
         self, plan: SizedPlan, launch: Launch, kernel: core.Kernel, tensors: Mapping[str, Any],
-        orders: Mapping[str, Any] | None = None,
+        orders: Mapping[str, Any] | None = None, schedule: Schedule | None = None,
     ) -> None:  # fmt: skip
-        self.launch, self.kernel, self.world = launch, kernel, plan.world
-        self.twins = source.load(kernel, orders)
-        self.tile = launch.tile
-        self._operands = [one.name for one in kernel.of(core.Param) if one.sort == "operand"]
+        self.launch, self.world, self.tile = launch, plan.world, launch.tile
         left, right = launch.body[0].operands
         self.left, self.right = left, right
         (self.m, self.k), self.n = plan.shape(left), plan.shape(right)[1]
         # An input may lie otherwise than what kernels store, and padded.
         lies = layouts.rows_of(tensors[right]) if right in tensors else None
         self.b_is_nk, self.stride_b = lies or layouts.Rows(False, self.n)
-        dtype = getattr(torch, plan.buffers[launch.writes[0]].dtype)
-        self.itemsize = dtype.itemsize
-        target = plan.world.target
-        can_use_tma = launches.can_use_tma(self, self.itemsize, target)
-        # The plain twin has a power of two of columns.
+        self.itemsize = getattr(torch, plan.buffers[launch.writes[0]].dtype).itemsize
+        # The generic variant has a power of two of columns.
         self.plain_tile = (self.tile[0], gemm_sm90.wide_columns(self.tile[1]), self.tile[2])
-        self.tma = can_use_tma and max(self.plain_tile) <= blocking.TMA_EXTENT
-        is_hopper = launches.is_for_hopper(self.itemsize, plan.nodes, target)
-        self.is_sm90 = is_hopper and self.tma and gemm_sm90.has_tile(self.tile)
+        (mapping,) = kernel.of(core.Mapping)
+        self.is_whole = mapping.cuts == "whole"
         # Of a part's columns, where engines carry them.
         tokens = [plan.channels[one] for one in launch.announces
                   if plan.channels[one].to == "engine"]  # fmt: skip
-        self._set_grid(target, plan.chunks_of(tokens[0]) if tokens else 0)
+        self.chunks = plan.chunks_of(tokens[0]) if tokens else 0
+        target, extents = plan.world.target, max(self.plain_tile)
+        can_use_tma = launches.can_use_tma(self, self.itemsize, target)
+        self.tma = can_use_tma and extents <= blocking.TMA_EXTENT
+        self.schedule = one = schedule or self._usual(plan.nodes)
+        self.tma, self.is_sm90 = self.tma and one.tma, one.template == "sm90"
+        self.kernel = kernels.sending(kernel) if one.by_tma and self.is_sm90 else kernel
+        self.twins = source.load(self.kernel, orders)
+        self._operands = [one.name for one in kernel.of(core.Param) if one.sort == "operand"]
+        self._set_grid(target)
         if order := (orders or {}).get(launch.order):
             # The plan is of all sizes of a class, and was checked for one of them.
             swizzle.check_gather(
                 order, self.m, self.n, self.tile, self.world.num_ranks, launch.kernel, launch.place
             )
 
-    def _set_grid(self, target: Any, chunks: int) -> None:
-        """Programs, and what the kernel is told of how rows are cut; `chunks` are what engines
-        carry."""
-        (mapping,) = self.kernel.of(core.Mapping)
+    @property
+    def _rank_rows(self) -> int:
+        return max(1, full_part(self.m, self.world.num_ranks))
+
+    def _usual(self, nodes: tuple[int, ...]) -> Schedule:
+        """The schedule of a launch for which nobody says another."""
+        target, ranks, (tile_m, tile_n, tile_k) = self.world.target, self.world.num_ranks, self.tile
+        is_hopper = launches.is_for_hopper(self.itemsize, nodes, target)
+        is_sm90 = is_hopper and self.tma and gemm_sm90.has_tile(self.tile)
+        # What the last own tiles of an all-reduce sum is not hidden: few of them.
+        last = 1 if self.launch.body[-1].kind == "all_reduce" else launches.LAST
+        if self.is_whole:
+            group_m = max(1, min(swizzle.MOST_GROUPED, self._rank_rows // tile_m))
+        else:
+            # Programs of one turn are in one part's tiles where engines carry them.
+            sharing = 1 if self.chunks else ranks
+            group_m = launches.group_m(sharing, ceil(self._rank_rows / tile_m))
+        cut = (tile_m, tile_n, tile_k, group_m)
+        if is_sm90:
+            stages = gemm_sm90.most_stages(*self.tile, target)
+            return Schedule("", "sm90", last, *cut, gemm_sm90.NUM_WARPS, stages)
+        return Schedule("", "plain", last, *cut, PLAIN_WARPS, PLAIN_STAGES)
+
+    def _set_grid(self, target: Any) -> None:
+        """Programs, and what the kernel is told of how rows are cut."""
         tile_m, tile_n, _ = self.tile
         ranks, programs = self.world.num_ranks, max(1, target.num_sms - self.launch.spare)
-        rank_rows = max(1, full_part(self.m, ranks))
-        tiles_m = ceil(rank_rows / tile_m)
-        self.is_whole = mapping.cuts == "whole"
+        tiles_m = ceil(self._rank_rows / tile_m)
         rows_of_tiles = ceil(self.m / tile_m) if self.is_whole else ranks * tiles_m
         tiles = rows_of_tiles * ceil(self.n / tile_n)
         grid = programs if self.is_sm90 else max(1, min(tiles, programs))
@@ -75,11 +97,9 @@ class Product(KernelLaunch):
             name, elements = self.launch.kernel, dealing.partial_elements(tile_m, tile_n, grid)
             self.buffers = {f"{name}_sums": ((elements,), torch.float32)}
             self.signals = {f"{name}_summed": (dealing.partial_words(grid), torch.int64)}
-        self.group_m = max(1, min(swizzle.MOST_GROUPED, rank_rows // tile_m))
         self.parts = launches.parts_of(
-            self, rank_rows, ranks, (tile_m, tile_n), self.is_sm90, grid, launches.LAST,
-            # Programs of one turn are in one part's tiles where engines carry them.
-            launches.group_m(1 if chunks else ranks, tiles_m), max(1, chunks),
+            self, self._rank_rows, ranks, (tile_m, tile_n), self.is_sm90, grid, self.schedule.last,
+            self.schedule.group_m, max(1, self.chunks),
         )  # fmt: skip
         self.num_words = ranks * self.parts.tiles_m * self.parts.num_n * self.parts.words
 
@@ -97,19 +117,22 @@ class Product(KernelLaunch):
             for one in self.kernel.of(core.Param)
             if one.sort not in ("slot", "world", "order")
         ]
-        cut = [split, self.group_m] if self.is_whole else [self.parts]
+        cut = [split, self.schedule.group_m] if self.is_whole else [self.parts]
         name, extents = self.launch.kernel, self.tile
         if is_sm90:
-            stages = gemm_sm90.most_stages(*extents, self.world.target)
+            stages = self.schedule.num_stages
             arguments = self._with_peers(arguments, bound)
             sums = (getattr(slot, f"{name}_sums"), getattr(slot, f"{name}_summed"))
             rest = (self.world.arg, *extents, stages, self.b_is_nk)
             given = (*arguments, *sums, slot.arg, shape, *cut, *rest)
-            return Start(self.twins.sm90, self.grid, given, {"num_warps": gemm_sm90.NUM_WARPS})
+            return Start(self.twins.sm90, self.grid, given, {"num_warps": self.schedule.num_warps})
         tile = gemm.Tile.of(*self.plain_tile, size_k=self.k, b_is_nk=self.b_is_nk, tma=tma)
         tile = tile.as_constexpr()
         given = (*arguments, slot.arg, shape, *cut, tile, self.world.arg)
-        options = {"num_warps": PLAIN_WARPS, "num_stages": PLAIN_STAGES}
+        warps, stages = self.schedule.num_warps, self.schedule.num_stages
+        if self.is_sm90:  # where addresses are not TMA's
+            warps, stages = PLAIN_WARPS, PLAIN_STAGES
+        options = {"num_warps": warps, "num_stages": stages}
         return Start(self.twins.plain, self.grid, given, options)
 
     def _with_peers(self, arguments: list, bound: Mapping[str, torch.Tensor]) -> list:

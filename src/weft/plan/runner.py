@@ -18,6 +18,7 @@ from weft.compiler import layouts
 from weft.compiler.lower import kernels
 from weft.ir import device
 from weft.ir.device import After, Buffer, Call, Copy, Launch, Notify, Plan, Take, Wait
+from weft.ir.schedule import Schedule
 from weft.ir.task import PRODUCTS
 from weft.plan.calls import Here, run_call
 from weft.plan.launches import KernelLaunch
@@ -76,7 +77,7 @@ def _runner(
     found = world.calls.get(key)
     if is_new := found is None:
         # The stages are kept: their number is then theirs alone.
-        found = stages, PlanRunner(world, stages.plan, tensors, sizes, orders)
+        found = stages, PlanRunner(world, stages, tensors, sizes, orders)
         world.calls[key] = found
     return found[1], is_new
 
@@ -100,14 +101,14 @@ class PlanRunner:
     """A plan at given sizes on one rank: found once, run at each call."""
 
     def __init__(
-        self, world: Any, plan: Plan, tensors: Mapping[str, Any], sizes: Mapping[str, int],
+        self, world: Any, stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int],
         orders: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        self.world, self.plan = world, plan
+        self.world, self.plan = world, (plan := stages.plan)
         self.sized = SizedPlan(world, plan, sizes)
         places = {one.name: one.place for one in self.sized.buffers.values()}
         self._copied = layouts.to_copy(plan.name, tensors, _reads(plan), places)
-        launches = _launches(self.sized, self._laid_out(tensors), orders)
+        launches = _launches(self.sized, self._laid_out(tensors), orders, stages.schedules)
         self.memory = Memory(self.sized, launches)
         self.starts = Starts(self.sized, self.memory, launches)
         self.transfers = Transfers(self.sized, self.memory)
@@ -253,8 +254,9 @@ class PlanRunner:
 
 
 def _launches(
-    sized: SizedPlan, tensors: Mapping[str, Any], orders: Mapping[str, Any] | None
-) -> dict[str, KernelLaunch]:
+    sized: SizedPlan, tensors: Mapping[str, Any], orders: Mapping[str, Any] | None,
+    schedules: Mapping[str, Schedule],
+) -> dict[str, KernelLaunch]:  # fmt: skip
     """The plan's launches of generated kernels, by the kernel's name."""
     lowered, found = kernels.lower(sized.plan), {}
     for launch in sized.plan.of(Launch):
@@ -265,5 +267,7 @@ def _launches(
         elif launch.template == "grouped":
             found[launch.kernel] = GroupedProduct(sized, launch, kernel, tensors)
         else:
-            found[launch.kernel] = Product(sized, launch, kernel, tensors, orders)
+            found[launch.kernel] = Product(
+                sized, launch, kernel, tensors, orders, schedules.get(launch.kernel)
+            )
     return found

@@ -1,0 +1,42 @@
+"""How the kernel of a product runs: the record in which a choice ends, one for all operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How one kernel that multiplies and communicates runs; every field is the same on all ranks.
+
+    `transport` carries the rows or tiles: push (SMs store to peers), put and pull (copy engines),
+    packets, or the name of what runs unfused. `template` is plain or sm90. `tma`: operands are read
+    by TMA where the target has it. `by_tma`: on Hopper tiles leave by TMA, and are announced behind
+    the next product; not by stores of threads, announced at once.
+
+    Units   chunks: of what travels, each with a signal of its own; engines: streams of copy engines
+            that take turns with them; pushers: communication CTAs, which store rows to peers before
+            they multiply; first_wave: split-k programs for each tile of the first wave, or 1;
+            last: turns of all programs that the order ends with, on own tiles alone
+            (order.order_of); group_m: rows of tiles that share columns in L2
+    """
+
+    transport: str = "push"
+    template: str = "plain"
+    last: int = 3
+    tile_m: int = 128
+    tile_n: int = 128
+    tile_k: int = 64
+    group_m: int = 8
+    num_warps: int = 8
+    num_stages: int = 3
+    tma: bool = True
+    by_tma: bool = False
+    chunks: int = 1
+    engines: int = 1
+    pushers: int = 0
+    first_wave: int = 1
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        return self.tile_m, self.tile_n, self.tile_k
