@@ -46,7 +46,7 @@ def _add_shares(at, cells, column, value, first, n, args):
     mask = (i < at.end - at.row)[:, None] & (j < n - column)[None, :]
     for hop in range(1, args.world.num_ranks):
         source = (args.rank + hop) % args.world.num_ranks
-        of_source = fragments.aligned(args.parts.n) * args.parts.rows
-        rows = first + source.to(tl.int64) * of_source + column + i.to(tl.int64) * n
+        of_source = tl.cast(fragments.aligned(args.parts.n), tl.int64) * args.parts.rows
+        rows = first + source * of_source + column + i.to(tl.int64) * n
         value += tl.load(rows[:, None] + j[None, :], mask=mask, other=0.0).to(tl.float32)
     return value
