@@ -28,6 +28,7 @@ from weft.ops import (
     flash_decode,
     gemm_ar,
     gemm_rs,
+    moe_rs,
 )
 from weft.runtime import replays
 
@@ -76,9 +77,12 @@ def _decode(world: Any, given: Any, problem: Any, config: Any, out: Any) -> Any:
     )  # fmt: skip
 
 
-def _experts(world: Any, given: Any, problem: Any, config: Any, out: Any) -> Any:
-    routing = _moe.routing_of(problem, given)
-    return ag_moe(given["x"], given["b"], routing, world=world, config=config, out=out)
+def _experts(function: Any) -> Callable[..., Any]:
+    def call(world: Any, given: Any, problem: Any, config: Any, out: Any) -> Any:
+        routing = _moe.routing_of(problem, given)
+        return function(given["x"], given["b"], routing, world=world, config=config, out=out)
+
+    return call
 
 
 def _gradient(world: Any, given: Any, problem: Any, config: Any, out: Any) -> Any:
@@ -97,7 +101,9 @@ SUBJECTS = [
     Subject("ag_wgrad", "push", _gradient, PRODUCT),
     Subject("ag_attention", "put", _attend, {}, ("cu_seqlens",)),
     Subject("flash_decode", "push", _decode, {}, ("block_table",)),
-    Subject("ag_moe", "push", _experts, {}),
+    Subject("ag_moe", "push", _experts(ag_moe), {}),
+    Subject("ag_moe", "put", _experts(ag_moe), {}),
+    Subject("moe_rs", "push", _experts(moe_rs), {}),
 ]  # fmt: skip
 
 

@@ -1,15 +1,16 @@
-"""What operators share that multiply tokens with their experts: problem, configuration, tensors.
+"""What ag_moe and moe_rs share: problem, configuration, checks of tensors, the call, the cards.
 
-Not an operator. Tables are moe_route's; whose rows travel, and when, is the operator's matter.
+Not an operator. Tables are moe_route's; how a product is launched is in weft.plan.table_launches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
+from torch.autograd.graph import increment_version
 
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.records import KernelRecord
@@ -17,14 +18,15 @@ from weft.base.target import Target
 from weft.compiler import layouts
 from weft.compiler.lower import signature, source
 from weft.ir import core
-from weft.ops import _lanes
+from weft.ops import _lanes, _operations, _records
 from weft.ops.moe_route import Problem as RouterProblem
 from weft.ops.moe_route import Routing, Tables
 from weft.ops.moe_route import op as router
-from weft.plan import launches
-from weft.tiles import blocking, dealing, gemm, gemm_sm90
+from weft.plan import launches, table_launches
+from weft.plan.launches import Start
+from weft.plan.table_launches import GroupedProduct, Schedule
+from weft.tiles import blocking, gemm_sm90
 from weft.tiles.blocking import Blocking
-from weft.tiles.hooks import table as device_tables
 
 # Tiles of the template for Hopper, and how long a column of each takes, as read where n divides by
 # all of them (docs/performance/experts_and_attention.md); rows of tiles that share columns.
@@ -56,6 +58,11 @@ class Problem(_lanes.Rows):
     routing: RouterProblem = field(init=False, repr=False, compare=False)
 
     op: ClassVar[str]
+    # The ways in which its tokens travel, and the templates that its kernels have forms for.
+    transports: ClassVar[tuple[str, ...]] = ("push",)
+    templates: ClassVar[tuple[str, ...]] = ("plain",)
+    # What x's rows are.
+    rows_are: ClassVar[str]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,15 +70,19 @@ class Problem(_lanes.Rows):
             raise ShapeError(f"{self.op}: k={self.k} is negative")
         if self.tile_m < 16:
             raise ShapeError(f"{self.op}: tile_m={self.tile_m}; a product's tiles have 16 rows")
-        # Checks the rest.
-        object.__setattr__(self, "routing", self._routing())
+        # That of the router that made the tables; it checks the rest.
+        sizes = (self.m, self.experts, self.num_ranks, "float32", self.nodes, self.top_k)
+        object.__setattr__(self, "routing", RouterProblem(*sizes, tile_m=self.tile_m))
 
-    def _routing(self) -> RouterProblem:
-        """That of the router that made the tables."""
-        return RouterProblem(
-            self.m, self.experts, self.num_ranks, "float32", self.nodes, top_k=self.top_k,
-            tile_m=self.tile_m,
-        )  # fmt: skip
+    def rows_of_x(self, rank: int) -> int:
+        raise NotImplementedError
+
+    def rows_of_out(self, rank: int) -> int:
+        raise NotImplementedError
+
+    def num_tokens(self, rank: int) -> int:
+        first, end = self.shard(rank)
+        return end - first
 
     @property
     def num_slots(self) -> int:
@@ -101,35 +112,20 @@ class Problem(_lanes.Rows):
 
 
 @dataclass(frozen=True)
-class Config:
-    """How a call is done; every field is the same on all ranks.
-
-    Units   group_m: tiles that share columns in L2
-    """
-
-    transport: str = "push"
-    template: str = "plain"
-    tile_n: int = 128
-    tile_k: int = 64
-    group_m: int = 4
-    num_warps: int = 8
-    num_stages: int = 3
-
-    transports: ClassVar[tuple[str, ...]] = ("push",)
-    # Those that the operator's kernels have twins for.
-    templates: ClassVar[tuple[str, ...]] = ("plain",)
+class Config(Schedule):
+    """How a call is done; every field is the same on all ranks."""
 
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
         op = problem.op
-        if self.transport not in self.transports:
-            known = " or ".join(map(repr, self.transports))
+        if self.transport not in problem.transports:
+            known = " or ".join(map(repr, problem.transports))
             raise ConfigError(f"{op}: transport={self.transport!r}; it must be {known}")
         if self.group_m < 1:
             raise ConfigError(f"{op}: group_m={self.group_m}; it must be 1 at least")
-        if self.template not in self.templates:
-            told = f"template={self.template!r}; it must be one of {', '.join(self.templates)}"
-            raise ConfigError(f"{op}: {told}")
+        if self.template not in problem.templates:
+            known = ", ".join(problem.templates)
+            raise ConfigError(f"{op}: template={self.template!r}; it must be one of {known}")
         cut = (problem.tile_m, self.tile_n, self.tile_k)
         if self.template == "plain":
             one = Blocking(*cut, self.num_warps, self.num_stages)
@@ -145,56 +141,15 @@ class Config:
             )
         gemm_sm90.check(op, *cut, self.num_stages, target)
 
-    def columns(self, problem: Problem) -> int:
-        """Tiles of each row of tiles."""
-        return -(-problem.n // self.tile_n)
-
-    def grid(self, problem: Problem, target: Target) -> int:
-        """Programs: all of them are resident."""
-        if self.template == "sm90":
-            return target.num_sms
-        return min(problem.routing.max_tiles * self.columns(problem), target.num_sms)
-
-    def tile(self, problem: Problem, is_sm90: bool = False) -> gemm.Tile:
-        """The plain template has a power of two of columns. Nobody is told of tiles but by where
-        they lie: ranks may have unlike ones."""
-        columns = self.tile_n if is_sm90 else gemm_sm90.wide_columns(self.tile_n)
-        return gemm.Tile.of(
-            problem.tile_m, columns, self.tile_k, size_k=problem.k, b_is_nk=problem.b_is_nk
-        )
-
-    def experts(self, problem: Problem, lanes: int = 0) -> device_tables.Experts:
-        """What kernels are told beside the tables."""
-        return device_tables.Experts(
-            problem.m, problem.rows, problem.top_k, problem.routing.max_tiles,
-            self.columns(problem), self.group_m, lanes,
-        )  # fmt: skip
-
-    def options(self, is_sm90: bool = False) -> dict[str, int]:
-        if is_sm90:
-            return {"num_warps": self.num_warps}
-        # The plain twin of a configuration for Hopper, where addresses are not TMA's.
-        stages = self.num_stages if self.template == "plain" else 3
-        return {"num_warps": self.num_warps, "num_stages": stages}
-
-    def num_sums(self, problem: Problem, target: Target) -> tuple[int, int]:
-        """Of the template for Hopper, whose programs share tiles: sums, and words for them."""
-        if self.template == "plain":
-            return 0, 0
-        programs = self.grid(problem, target)
-        elements = dealing.partial_elements(problem.tile_m, self.tile_n, programs)
-        return elements, dealing.partial_words(programs)
-
 
 def candidates(config: type[Config], problem: Problem, target: Target) -> Iterator[Any]:
-    """Configurations worth measuring, the one to take unmeasured first."""
-    if "sm90" in config.templates and problem.can_use_sm90(target):
+    """Configurations worth measuring by the first transport, the one to take unmeasured first."""
+    if "sm90" in problem.templates and problem.can_use_sm90(target):
         for cut in sorted(SM90_COSTS, key=lambda cut: _padded(problem.n, cut)):
-            given = {name: value for name, value in asdict(cut).items() if name != "tile_m"}
-            yield config(template="sm90", group_m=SM90_GROUP_M, **given)
+            yield config(template="sm90", group_m=SM90_GROUP_M, **_fields(cut))
     sizes = (problem.tile_m, problem.n, problem.k)
     for cut in blocking.candidates(*sizes, problem.dtype, target):
-        one = config(**{name: value for name, value in asdict(cut).items() if name != "tile_m"})
+        one = config(**_fields(cut))
         try:
             one.check(problem, target)
         except ConfigError:  # cut for lower tiles than the tables have
@@ -204,17 +159,8 @@ def candidates(config: type[Config], problem: Problem, target: Target) -> Iterat
     yield config(tile_n=small[0], tile_k=small[1], num_warps=4, num_stages=2)
 
 
-def shape_of(problem: Problem) -> gemm.Shape:
-    n, k = problem.n, problem.k
-    return gemm.Shape(problem.num_slots, n, k, k, k if problem.b_is_nk else n, n)
-
-
-def call_name(problem: Problem, config: Config) -> str:
-    """What all ranks must call alike."""
-    return (
-        f"{problem.op} m={problem.m},n={problem.n},k={problem.k} {problem.dtype} "
-        f"experts={problem.experts} top_k={problem.top_k} tile_m={problem.tile_m} {config}"
-    )
+def _fields(cut: Blocking) -> dict[str, int]:
+    return {name: value for name, value in asdict(cut).items() if name != "tile_m"}
 
 
 def check_tensors(op: str, world: Any, x: Any, b: Any, routing: Routing) -> None:
@@ -242,7 +188,7 @@ def check_tensors(op: str, world: Any, x: Any, b: Any, routing: Routing) -> None
         raise ShapeError(f"{op}: b has {experts} experts but tokens were routed to {routed}")
 
 
-def problem_of(kind: Any, world: Any, x: Any, b: Any, routing: Routing) -> Any:
+def problem_of(kind: Any, world: Any, x: Any, b: Any, routing: Routing, out: Any = None) -> Any:
     """The problem that this rank's tensors are a part of, as `kind` makes it.
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
@@ -254,6 +200,13 @@ def problem_of(kind: Any, world: Any, x: Any, b: Any, routing: Routing) -> Any:
     rest = (str(x.dtype), nodes, k, experts, top_k, routing.tile_m, layouts.is_nk(b))
     problem = kind(m, n, world.num_ranks, *rest)
     check_tables(problem, routing)
+    if len(x) != (rows := problem.rows_of_x(world.rank)):
+        raise ShapeError(
+            f"{kind.op}: rank {world.rank} of {world.num_ranks} passes x with {len(x)} rows, but "
+            f"m={m} tokens with top_k={top_k} were routed; it takes {rows} rows, {kind.rows_are}"
+        )
+    if out is not None:
+        _lanes.check_out(kind.op, out, (problem.rows_of_out(world.rank), n), x.dtype, world)
     return problem
 
 
@@ -279,6 +232,77 @@ def check_tables(problem: Problem, routing: Routing) -> None:
             )
         if table.dtype != dtype:
             raise DtypeError(f"{problem.op}: the table {name} is {table.dtype}, not {dtype}")
+
+
+# ---------------------------------------------------------------------------------------------
+# Calls
+
+
+class Call:
+    """What calls of one problem and one configuration share on one rank: found once, kept.
+
+    `buffers` and `signals` are those of the operator's slot, by the kernel's names of them.
+    """
+
+    def __init__(
+        self, world: Any, problem: Problem, config: Config, kernel: core.Kernel,
+        buffers: Mapping[str, Any], signals: Mapping[str, Any], lanes: int = 0,
+    ) -> None:  # fmt: skip
+        self.world, self.problem = world, problem
+        self.product = GroupedProduct(world, kernel, problem, config, lanes=lanes)
+        self.arrays, self.words = list(buffers), list(signals)
+        self.buffers = {**buffers, **self.product.buffers}
+        self.signals = {**signals, **self.product.signals}
+        self.replays = world.replays()
+
+    def run(self, x: Any, b: Any, out: Any, routing: Routing) -> None:
+        slot = self.world.workspace(self.problem.op, self.buffers, self.signals)
+        addresses = (one.data_ptr() for one in (x, b, out, *table_launches.Tables.of(routing)))
+        self.replays.run(
+            (*addresses, slot.number), lambda: self.launch(slot, x, b, out, routing)
+        )  # fmt: skip
+
+    def launch(self, slot: Any, x: Any, b: Any, out: Any, routing: Routing) -> None:
+        self.multiplying(slot, x, b, out, routing).run()
+
+    def multiplying(self, slot: Any, x: Any, b: Any, out: Any, routing: Routing) -> Start:
+        """The launch of the product."""
+        bound = {name: getattr(slot, name) for name in self.arrays}
+        bound |= {"x": x, "b": b, "out": out, "routing": routing}
+        return self.product.start(bound, {name: getattr(slot, name) for name in self.words}, slot)
+
+
+def run(
+    make: Callable[..., Call], world: Any, problem: Problem, config: Any, x: Any, b: Any,
+    routing: Routing, out: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """A call of the operator; `make` finds what calls of its kind share."""
+    config.check(problem, world.target)
+    world.operator_call(
+        f"{problem.op} m={problem.m},n={problem.n},k={problem.k} {problem.dtype} "
+        f"experts={problem.experts} top_k={problem.top_k} tile_m={problem.tile_m} {config}"
+    )
+    if out is None:
+        shape = (problem.rows_of_out(world.rank), problem.n)
+        out = torch.empty(shape, dtype=x.dtype, device=x.device)
+    else:
+        increment_version((out,))
+    if problem.is_empty:
+        return out.zero_()
+    key = (problem.op, problem, config)
+    if (found := world.calls.get(key)) is None:
+        found = world.calls[key] = make(world, problem, config)
+    found.run(x, b, out, routing)
+    return out
+
+
+def as_operation(
+    op: str, world: Any, x: Any, b: Any, routing: Routing, config: Any, out: Any
+) -> torch.Tensor:
+    """The call as an operation of torch's."""
+    tensors = (x, b, routing.tables.weight_of, list(routing.tables))
+    given = (routing.tile_m,)
+    return _operations.as_operation(op, world, tensors, *given, config=config, out=out)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -308,10 +332,11 @@ def make_problem(
     return kind(shape["m"], shape["n"], num_ranks, dtype, nodes, *rest)
 
 
-def make_inputs(problem: Problem, rows: int, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """One rank's random tensors on the CPU, x of so many rows, and the tables of random tokens: a
-    call has nothing before it that would keep ranks together."""
+def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """One rank's random tensors on the CPU, and the tables of random tokens: a call has nothing
+    before it that would keep ranks together."""
     generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank)
+    rows = problem.rows_of_x(rank)
     x = torch.randn(rows, problem.k, generator=generator).to(problem.torch_dtype)
     n, k = problem.n, problem.k
     lies = (problem.experts, n, k) if problem.b_is_nk else (problem.experts, k, n)
@@ -337,28 +362,23 @@ def product(problem: Problem, rows: Any, inputs: Mapping[str, Any]) -> torch.Ten
     return out
 
 
+def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
+    """A rank's result: its shape and dtype, without its values."""
+    shape = (problem.rows_of_out(rank), problem.n)
+    return torch.empty(shape, dtype=problem.torch_dtype, device="meta")
+
+
 def record(kernel: core.Kernel, problem: Problem, config: Config) -> tuple[Any, KernelRecord]:
-    """A kernel as `compile` builds it."""
-    twins, shape = source.load(kernel), shape_of(problem)
+    """The product's kernel as `compile` builds it."""
     tile = config.tile(problem, config.template == "sm90")
     given = signature.Specialised(
         problem.dtype, (tile.m, tile.n, tile.k), problem.num_ranks, problem.b_is_nk,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     made = signature.record(kernel, config.template, given)
-    constants = made.constants
-    if config.template == "plain":
-        constants = {**constants, "tile": tile}
-    aligned = [f"shape.{name}" for name, size in shape._asdict().items() if size % 16 == 0]
+    constants = {**made.constants, "tile": tile} if config.template == "plain" else made.constants
     divide = [name for name in made.divisible_by_16 if not name.startswith("shape.")]
-    return getattr(twins, config.template), replace(
-        made, name=f"{problem.op}.multiply", constants=constants,
-        divisible_by_16=(*divide, *aligned),
-    )  # fmt: skip
-
-
-def describe_b(b: torch.Tensor, config: Config) -> Any:
-    """All experts' B, one behind the other, as TMA reads it."""
-    lies = b.transpose(1, 2) if layouts.is_nk(b) else b
-    block = launches.block_of_b(config.tile_n, config.tile_k, layouts.is_nk(b), True)
-    return gemm_sm90.descriptor(lies.reshape(-1, lies.shape[2]), block)
+    sizes = _records.aligned_sizes("shape", table_launches.shape_of(problem))
+    return getattr(source.load(kernel), config.template), replace(
+        made, name=f"{problem.op}.multiply", constants=constants, divisible_by_16=(*divide, *sizes)
+    )

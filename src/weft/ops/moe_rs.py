@@ -32,21 +32,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import Any
 
 import torch
-from torch.autograd.graph import increment_version
 
 from weft.base.card import Op, Trial, trials
-from weft.base.errors import ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.compiler.lower import source
 from weft.ir import core
-from weft.ops import _baselines, _lanes, _moe, _operations
+from weft.ops import _baselines, _moe, _operations
+from weft.ops._moe import Config
 from weft.ops.moe_route import Routing
 from weft.runtime.world import World
-from weft.tiles.hooks.table import Tables
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -68,11 +66,13 @@ class Problem(_moe.Problem):
     """m tokens over all ranks, n columns of the result; k of every expert on each rank."""
 
     op = "moe_rs"
+    rows_are = "one for each slot, as ag_moe gives them"
 
+    def rows_of_x(self, rank: int) -> int:
+        return self.num_slots
 
-@dataclass(frozen=True)
-class Config(_moe.Config):
-    """Nothing more."""
+    def rows_of_out(self, rank: int) -> int:
+        return self.num_tokens(rank)
 
 
 candidates = partial(_moe.candidates, Config)
@@ -138,59 +138,28 @@ def moe_rs(
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
     if _operations.is_asked(x, b, routing.tables.weight_of):
-        tensors = (x, b, routing.tables.weight_of, list(routing.tables))
-        rest = (routing.tile_m,)
-        return _operations.as_operation("moe_rs", world, tensors, *rest, config=config, out=out)
+        return _moe.as_operation("moe_rs", world, x, b, routing, config, out)
     problem = problem_of(world, x, b, routing, out)
     config = config or choose(problem, world.target)
-    config.check(problem, world.target)
-    world.operator_call(_moe.call_name(problem, config))
-    first, end = problem.shard(world.rank)
-    if out is None:
-        out = torch.empty((end - first, problem.n), dtype=x.dtype, device=x.device)
-    else:
-        increment_version((out,))
-    if problem.is_empty:
-        return out.zero_()
+    return _moe.run(_call, world, problem, config, x, b, routing, out)
+
+
+def _call(world: Any, problem: Problem, config: Config) -> _moe.Call:
     rows = problem.num_ranks * problem.rows * problem.top_k
-    words = problem.routing.max_tiles * problem.num_ranks * config.columns(problem)
-    slot = world.workspace(
-        "moe_rs",
-        {"partials": ((rows, problem.n), x.dtype)},
-        {"partials_ready": (words, torch.int64)},
-    )
-    source.load(KERNEL).plain[(config.grid(problem, world.target),)](
-        x, b, out, slot.partials, slot.partials_ready, Tables.of(routing), slot.arg,
-        _moe.shape_of(problem), config.experts(problem), config.tile(problem).as_constexpr(),
-        world.arg, **config.options(),
+    tiles = problem.routing.max_tiles * ceil(problem.n / config.tile_n)
+    return _moe.Call(
+        world, problem, config, KERNEL,
+        {"partials": ((rows, problem.n), problem.torch_dtype)},
+        {"partials_ready": (problem.num_ranks * tiles, torch.int64)},
     )  # fmt: skip
-    return out
 
 
-def problem_of(world: World, x: Any, b: Any, routing: Routing, out: Any = None) -> Problem:
-    """The problem that this rank's tensors are a part of.
-
-    Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
-    """
-    problem = _moe.problem_of(Problem, world, x, b, routing)
-    if x.shape[0] != problem.num_slots:
-        raise ShapeError(
-            f"moe_rs: x has {x.shape[0]} rows, but m={problem.m} tokens with top_k={problem.top_k} "
-            f"were routed: {problem.num_slots} slots; pass what ag_moe gives"
-        )
-    if out is not None:
-        first, end = problem.shard(world.rank)
-        _lanes.check_out("moe_rs", out, (end - first, problem.n), x.dtype, world)
-    return problem
+problem_of = partial(_moe.problem_of, Problem)
+fake = _moe.fake
 
 
 # ---------------------------------------------------------------------------------------------
 # The card
-
-
-def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """One rank's tensors, the same for one seed on every machine."""
-    return _moe.make_inputs(problem, problem.num_slots, rank, seed)
 
 
 def run(
@@ -209,20 +178,13 @@ def kernels(
     yield _moe.record(KERNEL, problem, config)
 
 
-def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
-    """A rank's result: its shape and dtype, without its values."""
-    first, end = problem.shard(rank)
-    shape = (end - first, problem.n)
-    return torch.empty(shape, dtype=problem.torch_dtype, device="meta")
-
-
 op = Op(
     name="moe_rs",
     summary="out = own tokens of sum(weight * x[slot, k] @ b[expert of slot]) over ranks, choices",
     problem=Problem,
     config=Config,
     make_problem=partial(_moe.make_problem, Problem),
-    make_inputs=make_inputs,
+    make_inputs=_moe.make_inputs,
     reference=reference,
     run=run,
     candidates=candidates,

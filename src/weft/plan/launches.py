@@ -32,6 +32,10 @@ class Start(NamedTuple):
     arguments: tuple
     options: dict[str, int]
 
+    def run(self) -> None:
+        """Queue it on the current stream."""
+        self.function[self.grid](*self.arguments, **self.options)
+
 
 class KernelLaunch:
     """A launch of a plan's kernel at given sizes: what it asks of a slot, and how it starts."""

@@ -240,7 +240,7 @@ class PlanRunner:
     ) -> None:
         if isinstance(step, Launch | Notify | Take):
             for start in self.starts.of(step, bound, slot, met):
-                start.function[start.grid](*start.arguments, **start.options)
+                start.run()
         elif isinstance(step, Copy):
             self.transfers.queue(step, bound, slot, met.get(step.stream))
         elif isinstance(step, Call):
@@ -265,7 +265,7 @@ def _launches(
         if launch.template == "rows":
             found[launch.kernel] = SummedRows(sized, launch, kernel)
         elif launch.template == "grouped":
-            found[launch.kernel] = GroupedProduct(sized, launch, kernel, tensors)
+            found[launch.kernel] = GroupedProduct.of(sized, launch, kernel, tensors)
         else:
             found[launch.kernel] = Product(
                 sized, launch, kernel, tensors, orders, schedules.get(launch.kernel)

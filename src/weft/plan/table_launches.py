@@ -1,10 +1,11 @@
-"""Launches of products by a router's tables in a plan, of the hooks that ag_moe and moe_rs have."""
+"""Launches of products grouped by a router's tables: the same path in plans and in operators."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,69 +14,159 @@ from weft.compiler import layouts
 from weft.compiler.lower import source
 from weft.ir import core
 from weft.ir.device import Do, Launch
-from weft.plan.launches import KernelLaunch, Start
+from weft.plan.launches import KernelLaunch, Start, block_of_b
 from weft.plan.product_launches import PLAIN_STAGES, PLAIN_WARPS
 from weft.plan.sizes import SizedPlan
-from weft.tiles import blocking, gemm, route
+from weft.tiles import blocking, dealing, gemm, gemm_sm90, route
 from weft.tiles.hooks.table import Experts, Tables
 
-# Rows of tiles that share columns in L2.
-GROUP_M = 4
+
+class Sizes(NamedTuple):
+    """m tokens over all ranks, `rows` to each, top_k of `experts` for each token; B is [k, n] of
+    each expert, or [n, k]; tiles have up to tile_m slots."""
+
+    m: int
+    rows: int
+    n: int
+    k: int
+    experts: int
+    top_k: int
+    tile_m: int
+    b_is_nk: bool
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a grouped product is done.
+
+    Units   group_m: tiles that share columns of B in L2
+    """
+
+    transport: str = "push"
+    template: str = "plain"
+    tile_n: int = 128
+    tile_k: int = 64
+    group_m: int = 4
+    num_warps: int = 8
+    num_stages: int = 3
+
+    def tile(self, sized: Any, is_sm90: bool) -> gemm.Tile:
+        """The generic template takes a power of two of columns. A rank may have other tiles than
+        its peers: signals say which tokens are there, not which tiles."""
+        columns = self.tile_n if is_sm90 else gemm_sm90.wide_columns(self.tile_n)
+        sizes = (sized.tile_m, columns, self.tile_k)
+        return gemm.Tile.of(*sizes, size_k=sized.k, b_is_nk=sized.b_is_nk)
+
+    def options(self, is_sm90: bool) -> dict[str, int]:
+        if is_sm90:
+            return {"num_warps": self.num_warps}
+        # The generic kernel of a schedule for Hopper, where addresses are not TMA's.
+        stages = self.num_stages if self.template == "plain" else PLAIN_STAGES
+        return {"num_warps": self.num_warps, "num_stages": stages}
+
+
+def shape_of(sized: Any) -> gemm.Shape:
+    n, k = sized.n, sized.k
+    return gemm.Shape(sized.m * sized.top_k, n, k, k, k if sized.b_is_nk else n, n)
 
 
 class GroupedProduct(KernelLaunch):
-    """A launch of the GEMM template by tables at given sizes."""
+    """A launch of the GEMM template by tables. `sized` says what Sizes does.
+
+    `lanes` words of each rank say that its tokens are there; where the kernel sends them itself, as
+    many communication CTAs store them before they multiply. `spare` SMs are left to others.
+    """
 
     def __init__(
-        self, plan: SizedPlan, launch: Launch, kernel: core.Kernel, tensors: Mapping[str, Any]
-    ) -> None:
-        self.launch, self.kernel, self.world = launch, kernel, plan.world
-        self.function = source.load(kernel).plain
-        product: Do = next(do for do in launch.body if do.kind == "grouped_matmul")
-        _, weights, self.table = product.operands
-        m, top_k, experts = plan.shape(self.table)
-        _, self.k, self.n = plan.shape(weights)
-        self.slots, self.b_is_nk = m * top_k, layouts.is_nk(tensors[weights])
-        for name in (name for name in launch.reads if name in tensors):
-            given = tensors[name].mT if name == weights and self.b_is_nk else tensors[name]
-            layouts.check_tensor(launch.kernel, name, given, self.world)
-        tile_m, tile_n, _ = launch.tile
-        rows = full_part(m, self.world.num_ranks)
-        room = route.most_tiles(self.slots, experts, tile_m)
-        columns, lanes = ceil(self.n / tile_n), self._lanes(plan)
-        self.experts = Experts(m, rows, top_k, room, columns, GROUP_M, lanes)
-        programs = max(1, self.world.target.num_sms - launch.spare)
-        self.grid = (max(1, min(lanes + room * columns, programs)), 1, 1)
-        self.num_words = room * self.world.num_ranks * columns
-        blocking.Blocking(*launch.tile, PLAIN_WARPS, PLAIN_STAGES).check(
-            launch.kernel, plan.buffers[weights].dtype, plan.buffers[weights].dtype, False,
-            self.world.target,
-        )  # fmt: skip
+        self, world: Any, kernel: core.Kernel, sized: Any, schedule: Schedule, *, lanes: int = 0,
+        spare: int = 0,
+    ) -> None:  # fmt: skip
+        self.world, self.kernel, self.sized, self.schedule = world, kernel, sized, schedule
+        self.twins, self.n = source.load(kernel), sized.n
+        room = route.most_tiles(sized.m * sized.top_k, sized.experts, sized.tile_m)
+        columns = ceil(sized.n / schedule.tile_n)
+        self.experts = Experts(
+            sized.m, sized.rows, sized.top_k, room, columns, schedule.group_m, lanes
+        )
+        self.num_words = room * world.num_ranks * columns
+        programs, tiles = max(1, world.target.num_sms - spare), room * columns
+        if any(one.slot == "begin" for one in kernel.of(core.Hook)):
+            tiles += lanes
+        if schedule.template == "sm90":
+            tiles = programs
+            elements = dealing.partial_elements(sized.tile_m, schedule.tile_n, programs)
+            self.buffers = {"sums": ((elements,), torch.float32)}
+            self.signals = {"summed": (dealing.partial_words(programs), torch.int64)}
+        self.grid = (max(1, min(tiles, programs)), 1, 1)
+        # By whether the template for Hopper runs.
+        self._tiles = [schedule.tile(sized, is_sm90) for is_sm90 in (False, True)]
 
-    def _lanes(self, plan: SizedPlan) -> int:
-        """Programs that feed: each has a word."""
-        found = [plan.channels[name].chunks for name in self.launch.awaits]
-        return next((one for one in found if isinstance(one, int)), 0)
+    @classmethod
+    def of(
+        cls, plan: SizedPlan, launch: Launch, kernel: core.Kernel, tensors: Mapping[str, Any]
+    ) -> GroupedProduct:
+        """That of a plan, by the generic template."""
+        product: Do = next(do for do in launch.body if do.kind == "grouped_matmul")
+        _, weights, table = product.operands
+        m, top_k, experts = plan.shape(table)
+        _, k, n = plan.shape(weights)
+        b_is_nk, world = layouts.is_nk(tensors[weights]), plan.world
+        for name in (name for name in launch.reads if name in tensors):
+            given = tensors[name].mT if name == weights and b_is_nk else tensors[name]
+            layouts.check_tensor(launch.kernel, name, given, world)
+        cut = blocking.Blocking(*launch.tile, PLAIN_WARPS, PLAIN_STAGES)
+        dtype = plan.buffers[weights].dtype
+        cut.check(launch.kernel, dtype, dtype, False, world.target)
+        # Words of a channel that tokens are announced on.
+        words = [plan.channels[name].chunks for name in launch.awaits]
+        made = cls(
+            world, kernel,
+            Sizes(m, full_part(m, world.num_ranks), n, k, experts, top_k, cut.tile_m, b_is_nk),
+            Schedule(
+                tile_n=cut.tile_n, tile_k=cut.tile_k, num_warps=PLAIN_WARPS,
+                num_stages=PLAIN_STAGES,
+            ),
+            lanes=next((one for one in words if isinstance(one, int)), 0), spare=launch.spare,
+        )  # fmt: skip
+        made.launch = launch
+        return made
 
     def start(
-        self, bound: Mapping[str, Any], words: Mapping[str, torch.Tensor], slot: Any, split: Any
+        self, bound: Mapping[str, Any], words: Mapping[str, Any], slot: Any, split: Any = ()
     ) -> Start:
+        is_sm90 = self.schedule.template == "sm90" and self._is_aligned(bound)
         arguments = [
             words[one.name] if one.sort == "signals"
-            else self._tables(bound) if one.sort == "tables" else bound[one.name]
+            else self._tables(bound, one.name) if one.sort == "tables"
+            else self._described(bound[one.name]) if one.sort == "operand" and is_sm90
+            else bound[one.name]
             for one in self.kernel.of(core.Param) if one.sort not in ("slot", "world")
         ]  # fmt: skip
-        stride_b = self.k if self.b_is_nk else self.n
-        shape = gemm.Shape(self.slots, self.n, self.k, self.k, stride_b, self.n)
-        tile = gemm.Tile.of(*self.launch.tile, size_k=self.k, b_is_nk=self.b_is_nk)
-        given = (*arguments, slot.arg, shape, self.experts, tile.as_constexpr(), self.world.arg)
-        options = {"num_warps": PLAIN_WARPS, "num_stages": PLAIN_STAGES}
-        return Start(self.function, self.grid, given, options)
+        sizes, tile = (shape_of(self.sized), self.experts), self._tiles[is_sm90]
+        options = self.schedule.options(is_sm90)
+        if is_sm90:
+            cut = (tile.m, tile.n, tile.k, self.schedule.num_stages, tile.b_is_nk)
+            given = (*arguments, slot.sums, slot.summed, slot.arg, *sizes, self.world.arg, *cut)
+            return Start(self.twins.sm90, self.grid, given, options)
+        given = (*arguments, slot.arg, *sizes, tile.as_constexpr(), self.world.arg)
+        return Start(self.twins.plain, self.grid, given, options)
 
-    def _tables(self, bound: Mapping[str, Any]) -> Tables:
+    def _is_aligned(self, bound: Mapping[str, Any]) -> bool:
+        """Kernels for Hopper read B by TMA, and move 16 bytes of the others at once."""
+        params = (one for one in self.kernel.of(core.Param) if one.sort in ("pointer", "operand"))
+        return blocking.are_aligned(*(bound[one.name] for one in params))
+
+    def _described(self, b: torch.Tensor) -> Any:
+        """All experts' B, one behind the other, as TMA reads it."""
+        b_is_nk, schedule = self.sized.b_is_nk, self.schedule
+        rows = (b.mT if b_is_nk else b).reshape(-1, self.sized.k if b_is_nk else self.n)
+        block = block_of_b(schedule.tile_n, schedule.tile_k, b_is_nk, True)
+        return gemm_sm90.descriptor(rows, block)
+
+    def _tables(self, bound: Mapping[str, Any], name: str) -> Tables:
         """Those of the call; before the router has run, for loading, any of their dtypes."""
-        if self.table in bound:
-            return Tables.of(bound[self.table])
+        if name in bound:
+            return Tables.of(bound[name])
         device = self.world.device
         return Tables(*[
             torch.zeros(4, dtype=torch.float32 if name == "weight_of" else torch.int32,

@@ -11,6 +11,7 @@ from weft.base.errors import UnsupportedError
 from weft.compiler.lower import kernels
 from weft.ir.device import Copy
 from weft.language import mapping
+from weft.language.mapping import StaticMapping
 from weft.plan.memory import Memory
 from weft.plan.sizes import SizedPlan
 
@@ -56,6 +57,25 @@ def carry(
             world.copy_word(words[there : there + 1], one.told[mine : mine + 1])
 
 
+def push(
+    world: Any, rows: torch.Tensor, target: torch.Tensor, words: torch.Tensor, split: StaticMapping
+) -> None:
+    """Queue on the current stream: own rows to rank - 1, - 2, ... by a copy engine; behind each
+    chunk its word, which this rank has set to e."""
+    rank, num_ranks = world.rank, world.num_ranks
+    begin, end = rows_of_rank(rank, split)
+    for hop in range(1, num_ranks):
+        peer = (rank - hop) % num_ranks
+        theirs, their_words = world.peer(target, peer), world.peer(words, peer)
+        for chunk in range(split.chunks):
+            first = min(begin + chunk * split.chunk_rows, end)
+            last = min(first + split.chunk_rows, end)
+            if last > first:
+                world.copy(theirs[first:last], rows[first - begin : last - begin])
+            word = slice(rank * split.chunks + chunk, rank * split.chunks + chunk + 1)
+            world.copy_word(their_words[word], words[word])
+
+
 class Transfers:
     """The copies of a plan, queued on the current stream."""
 
@@ -75,23 +95,9 @@ class Transfers:
             self._pull(step, bound, slot, met)
 
     def _push(self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any) -> None:
-        """Own rows to rank - 1, - 2, ... by a copy engine; behind each chunk its word, which holds
-        e here since the slot was taken."""
         split = self.sized.split(self.sized.channels[step.announces])
-        rows, words = bound[step.source], self.memory.words_of(slot, step.announces)
-        rank, num_ranks = self.world.rank, self.world.num_ranks
-        begin, end = rows_of_rank(rank, split)
-        for hop in range(1, num_ranks):
-            peer = (rank - hop) % num_ranks
-            theirs = self.world.peer(bound[step.target], peer)
-            their_words = self.world.peer(words, peer)
-            for chunk in range(split.chunks):
-                first = min(begin + chunk * split.chunk_rows, end)
-                last = min(first + split.chunk_rows, end)
-                if last > first:
-                    self.world.copy(theirs[first:last], rows[first - begin : last - begin])
-                word = slice(rank * split.chunks + chunk, rank * split.chunks + chunk + 1)
-                self.world.copy_word(their_words[word], words[word])
+        words = self.memory.words_of(slot, step.announces)
+        push(self.world, bound[step.source], bound[step.target], words, split)
 
     def _to_owners(self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any) -> None:
         """Of what tiles leave here each rank's part to that rank, chunk by chunk."""
