@@ -1,8 +1,8 @@
-"""A compiled kernel and its launch as plain, JSON-serialisable records."""
+"""A compiled kernel as a plain record that JSON can hold."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 # Of the plan that `weft compile -o` writes: it changes when what a loader must know does.
@@ -77,16 +77,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [plain(one) for one in value]
     return value if value is None or isinstance(value, (bool, int, float, str)) else _written(value)
-
-
-@dataclass(frozen=True)
-class LaunchRecord:
-    """One launch of a plan: which kernel, over which grid, on which stream, in which role."""
-
-    kernel: KernelRecord
-    grid: tuple[int, ...]
-    stream: str = "main"
-    cooperative: bool = False
-
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)

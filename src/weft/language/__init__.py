@@ -50,7 +50,8 @@ for _file in (
     *("cuda.signals", "cuda.packets", "cuda.one_sided"),
     *("hip.signals", "hip.ordered", "hip.packets", "hip.one_sided"),
     *("emu.addressing", "emu.signals", "emu.ordered", "emu.packets", "emu.one_sided"),
-    *("portable.addressing", "portable.ordered", "portable.one_sided", "portable.barriers"),
+    *("portable.addressing", "portable.signals", "portable.ordered", "portable.one_sided"),
+    "portable.barriers",
 ):
     importlib.import_module(f"{__name__}.{_file}")
 

@@ -97,9 +97,7 @@ def fits_a_slot(tile, item_bytes, _semantic=None):
 
 @triton.jit
 def thread_index():
-    return tl.inline_asm_elementwise(
-        "mov.u32 $0, %tid.x;", "=r", [], dtype=tl.int32, is_pure=True, pack=1
-    )
+    return api.assembly("mov.u32 $0, %tid.x;", "=r", is_pure=True)
 
 
 @triton.jit
@@ -123,10 +121,7 @@ def signal(world, word, value, to, op: tl.constexpr, order: tl.constexpr):
     # Threads differ here: nothing in this branch contains a block barrier.
     if thread_index() == 0:
         if order == "release":
-            tl.inline_asm_elementwise(
-                "fence.acq_rel.sys; mov.u32 $0, 0;", "=r,~{memory}", [], dtype=tl.int32,
-                is_pure=False, pack=1,
-            )  # fmt: skip
+            api.assembly("fence.acq_rel.sys; mov.u32 $0, 0;", "=r,~{memory}")
         if word.dtype.element_ty.primitive_bitwidth == 64:
             if op == "add":
                 nvshmem("nvshmemx_signal_op", address, value, SIGNAL_ADD, pe)
@@ -144,15 +139,9 @@ def signal_warp(world, word, value, to):
     """Each warp adds to `word` on rank `to`, behind what its own threads have written."""
     pe = processing_element(world, to)
     value = tl.cast(value, word.dtype.element_ty)
-    lane = tl.inline_asm_elementwise(
-        "bar.warp.sync 0xffffffff; mov.u32 $0, %laneid;", "=r,~{memory}", [], dtype=tl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
+    lane = api.assembly("bar.warp.sync 0xffffffff; mov.u32 $0, %laneid;", "=r,~{memory}")
     if lane == 0:
-        tl.inline_asm_elementwise(
-            "fence.acq_rel.sys; mov.u32 $0, 0;", "=r,~{memory}", [], dtype=tl.int32,
-            is_pure=False, pack=1,
-        )  # fmt: skip
+        api.assembly("fence.acq_rel.sys; mov.u32 $0, 0;", "=r,~{memory}")
         if word.dtype.element_ty.primitive_bitwidth == 64:
             nvshmem("nvshmemx_signal_op", word.to(tl.int64), value, SIGNAL_ADD, pe)
         else:

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from weft.language import one_sided as declared
+from weft.language import triton_api as api
 from weft.language.addressing import is_near, translate
 from weft.language.cuda import nvshmem
 from weft.language.cuda.nvshmem import has_far_peers
@@ -47,28 +48,14 @@ def fence(world):
         nvshmem.complete_far()
     # First the barrier: the fence of the thread that signals later then covers all threads.
     tl.debug_barrier()
-    tl.inline_asm_elementwise(
-        "fence.acq_rel.sys; mov.u32 $0, 0;",
-        "=r,~{memory}",
-        [],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    api.assembly("fence.acq_rel.sys; mov.u32 $0, 0;", "=r,~{memory}")
 
 
 @implement(declared.quiet, "cuda")
 @triton.jit
 def quiet(world):
     complete_stores()
-    tl.inline_asm_elementwise(
-        "fence.sc.sys; mov.u32 $0, 0;",
-        "=r,~{memory}",
-        [],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    api.assembly("fence.sc.sys; mov.u32 $0, 0;", "=r,~{memory}")
     fence(world)
     tl.debug_barrier()
 
@@ -89,24 +76,20 @@ def notify_warp(world, signal, value, to, scope):
 def _notify_near_warp(world, signal, value, to, scope: tl.constexpr):
     word = translate(world, signal, to)
     if word.dtype.element_ty.primitive_bitwidth == 32:
-        tl.inline_asm_elementwise(
+        api.assembly(
             "{ .reg .pred p; .reg .b32 lane; bar.warp.sync 0xffffffff;"
             " mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0;"
             f" @p red.release.{scope}.global.add.u32 [$1], $2; }} mov.u32 $0, 0;",
             "=r,l,r,~{memory}",
-            [word, value],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
+            word,
+            value,
         )
     else:
-        tl.inline_asm_elementwise(
+        api.assembly(
             "{ .reg .pred p; .reg .b32 lane; bar.warp.sync 0xffffffff;"
             " mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0;"
             f" @p red.release.{scope}.global.add.u64 [$1], $2; }} mov.u32 $0, 0;",
             "=r,l,l,~{memory}",
-            [word, value],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
+            word,
+            value,
         )

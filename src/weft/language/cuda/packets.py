@@ -6,10 +6,11 @@ import triton
 import triton.language as tl
 
 from weft.language import packets as declared
+from weft.language import triton_api as api
 from weft.language import world_layout as layout
 from weft.language.addressing import translate
 from weft.language.portable.give_up import leave_report
-from weft.language.portable.packets import flag_of, is_late, pack, unpack
+from weft.language.portable.packets import flag_of, is_late, pack, wait_for_all
 from weft.language.registry import implement
 
 ABORT_PTR = tl.constexpr(layout.ABORT_PTR)
@@ -24,46 +25,34 @@ def put_packets(world, dst, src, flag, to, mask):
     packets = pack(dst, src, flag, mask)
     words = translate(world, dst, to)
     if mask is None:
-        tl.inline_asm_elementwise(
-            "st.relaxed.sys.global.b64 [$1], $2; mov.u32 $0, 0;",
-            "=r,l,l,~{memory}",
-            [words, packets],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
+        api.assembly(
+            "st.relaxed.sys.global.b64 [$1], $2; mov.u32 $0, 0;", "=r,l,l,~{memory}", words, packets
         )
     else:
-        tl.inline_asm_elementwise(
+        api.assembly(
             "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.relaxed.sys.global.b64 [$1], $2; }"
             " mov.u32 $0, 0;",
             "=r,l,l,r,~{memory}",
-            [words, packets, mask.to(tl.int32)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
+            words,
+            packets,
+            mask.to(tl.int32),
         )
 
 
 @triton.jit
 def read(packets, mask):
     if mask is None:
-        return tl.inline_asm_elementwise(
-            "ld.relaxed.sys.global.b64 $0, [$1];",
-            "=l,l,~{memory}",
-            [packets],
-            dtype=tl.int64,
-            is_pure=False,
-            pack=1,
+        return api.assembly(
+            "ld.relaxed.sys.global.b64 $0, [$1];", "=l,l,~{memory}", packets, dtype=tl.int64
         )
     else:
-        return tl.inline_asm_elementwise(
+        return api.assembly(
             "mov.b64 $0, 0;"
             " { .reg .pred p; setp.ne.b32 p, $2, 0; @p ld.relaxed.sys.global.b64 $0, [$1]; }",
             "=&l,l,r,~{memory}",
-            [packets, mask.to(tl.int32)],
+            packets,
+            mask.to(tl.int32),
             dtype=tl.int64,
-            is_pure=False,
-            pack=1,
         )
 
 
@@ -75,51 +64,40 @@ def read_late(packets, seen, flag, mask):
     may end on what one of them saw. Behind the barrier the others see it too.
     """
     if mask is None:
-        return tl.inline_asm_elementwise(
+        return api.assembly(
             "{ .reg .pred p; .reg .b32 lo, hi; mov.b64 {lo, hi}, $2; setp.ne.b32 p, hi, $3;"
             " mov.b64 $0, $2; @p ld.relaxed.sys.global.b64 $0, [$1]; }",
             "=&l,l,l,r,~{memory}",
-            [packets, seen, flag],
+            packets,
+            seen,
+            flag,
             dtype=tl.int64,
-            is_pure=False,
-            pack=1,
         )
     else:
-        return tl.inline_asm_elementwise(
+        return api.assembly(
             "{ .reg .pred p, q; .reg .b32 lo, hi; mov.b64 {lo, hi}, $2; setp.ne.b32 q, $4, 0;"
             " setp.ne.and.b32 p, hi, $3, q;"
             " mov.b64 $0, $2; @p ld.relaxed.sys.global.b64 $0, [$1]; }",
             "=&l,l,l,r,r,~{memory}",
-            [packets, seen, flag, mask.to(tl.int32)],
+            packets,
+            seen,
+            flag,
+            mask.to(tl.int32),
             dtype=tl.int64,
-            is_pure=False,
-            pack=1,
         )
 
 
 @triton.jit
 def latest_clock_ns(tile):
     """A time on which all threads that loop together agree: they may not part at a barrier."""
-    times = tl.inline_asm_elementwise(
-        "mov.u64 $0, %globaltimer; // $1",
-        "=l,l,~{memory}",
-        [tile],
-        dtype=tl.int64,
-        is_pure=False,
-        pack=1,
-    )
+    times = api.assembly("mov.u64 $0, %globaltimer; // $1", "=l,l,~{memory}", tile, dtype=tl.int64)
     return tl.max(times)
 
 
 @triton.jit
 def is_aborted(abort, tile):
-    words = tl.inline_asm_elementwise(
-        "ld.relaxed.sys.global.b32 $0, [$1]; // $2",
-        "=r,l,l,~{memory}",
-        [abort, tile],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
+    words = api.assembly(
+        "ld.relaxed.sys.global.b32 $0, [$1]; // $2", "=r,l,l,~{memory}", abort, tile
     )
     return tl.max(words) != 0
 
@@ -161,10 +139,4 @@ def wait_tile(packets, flag, world, mask, site):
 @implement(declared.wait_packets, "cuda")
 @triton.jit
 def wait_packets(packets, flag, world, mask, dtype, site):
-    if packets.type.is_block():
-        return unpack(wait_tile(packets, flag, world, mask, site), mask, dtype)
-    else:
-        tile = packets + tl.zeros((1,), tl.int32)
-        lanes = mask if mask is None else (mask & tl.full((1,), 1, tl.int1))
-        seen = tl.max(wait_tile(tile, flag, world, lanes, site))
-        return unpack(seen, mask, dtype)
+    return wait_for_all(wait_tile, packets, flag, world, mask, dtype, site)

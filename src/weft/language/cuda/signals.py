@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from weft.language import signals as declared
+from weft.language import triton_api as api
 from weft.language import world_layout as layout
 from weft.language.addressing import is_near, translate
 from weft.language.cuda import nvshmem
@@ -17,6 +18,7 @@ from weft.language.cuda.clock import clock_ns
 from weft.language.cuda.nvshmem import has_far_peers
 from weft.language.cuda.target import has_bulk_stores, sharers
 from weft.language.portable.give_up import leave_report
+from weft.language.portable.signals import missing
 from weft.language.registry import implement
 from weft.language.triton_api import ordered_store
 
@@ -32,22 +34,10 @@ LOOK_MASK = tl.constexpr(65535)
 def poll(word, order: tl.constexpr, scope: tl.constexpr):
     """One load by every thread; threads may see different values."""
     if word.dtype.element_ty.primitive_bitwidth == 32:
-        return tl.inline_asm_elementwise(
-            f"ld.{order}.{scope}.global.b32 $0, [$1];",
-            "=r,l,~{memory}",
-            [word],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        return api.assembly(f"ld.{order}.{scope}.global.b32 $0, [$1];", "=r,l,~{memory}", word)
     else:
-        return tl.inline_asm_elementwise(
-            f"ld.{order}.{scope}.global.b64 $0, [$1];",
-            "=l,l,~{memory}",
-            [word],
-            dtype=tl.int64,
-            is_pure=False,
-            pack=1,
+        return api.assembly(
+            f"ld.{order}.{scope}.global.b64 $0, [$1];", "=l,l,~{memory}", word, dtype=tl.int64
         )
 
 
@@ -55,20 +45,7 @@ def poll(word, order: tl.constexpr, scope: tl.constexpr):
 @triton.jit
 def order_async_proxy():
     if has_bulk_stores():
-        tl.inline_asm_elementwise(
-            "fence.proxy.async.global; mov.u32 $0, 0;",
-            "=r,~{memory}",
-            [],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-
-
-@triton.jit
-def missing(seen, at_least):
-    """Is the word still behind? Modular; wraps on purpose, also in debug builds."""
-    return tl.sub(seen, at_least, sanitize_overflow=False) < 0
+        api.assembly("fence.proxy.async.global; mov.u32 $0, 0;", "=r,~{memory}")
 
 
 @triton.jit
@@ -103,22 +80,15 @@ def thread_of(num_threads: tl.constexpr):
     """Which of the threads this one is: a scalar that differs from thread to thread."""
     if num_threads == 1:
         return 0
-    return tl.inline_asm_elementwise(
-        "mov.u32 $0, %tid.x;", "=r", [], dtype=tl.int32, is_pure=True, pack=1
-    )
+    return api.assembly("mov.u32 $0, %tid.x;", "=r", is_pure=True)
 
 
 @implement(declared.complete_stores, "cuda")
 @triton.jit
 def complete_stores():
     if has_bulk_stores():
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.wait_group 0; fence.proxy.async.global; mov.u32 $0, 0;",
-            "=r,~{memory}",
-            [],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
+        api.assembly(
+            "cp.async.bulk.wait_group 0; fence.proxy.async.global; mov.u32 $0, 0;", "=r,~{memory}"
         )
 
 
@@ -165,14 +135,7 @@ def notify_all(world, signal, value, op, order, scope):
     # until the one before has come back from its rank.
     if order == "release":
         complete_writes(world)
-        tl.inline_asm_elementwise(
-            f"fence.acq_rel.{scope}; mov.u32 $0, 0;",
-            "=r,~{memory}",
-            [],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        api.assembly(f"fence.acq_rel.{scope}; mov.u32 $0, 0;", "=r,~{memory}")
     for peer in range(world.num_ranks):
         change(world, signal, value, peer, op, "relaxed", scope)
 
@@ -192,22 +155,3 @@ def wait(signal, at_least, count, world, order, scope, site):
     if order == "acquire":
         order_async_proxy()
     return 0
-
-
-@implement(declared.test, "cuda")
-@triton.jit
-def test(signal, at_least, count, order, scope):
-    # An atomic that adds 0 becomes one thread's load, broadcast: one answer for all threads.
-    reached = tl.cast(1, tl.int1)
-    for i in range(count):
-        reached &= ~missing(tl.atomic_add(signal + i, 0, sem=order, scope=scope), at_least)
-    tl.debug_barrier()
-    if order == "acquire":
-        order_async_proxy()
-    return reached
-
-
-@implement(declared.consume, "cuda", "hip")
-@triton.jit
-def consume(value, token):
-    return value

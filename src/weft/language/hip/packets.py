@@ -14,7 +14,7 @@ from weft.language import world_layout as layout
 from weft.language.addressing import translate
 from weft.language.hip.signals import clock_ns
 from weft.language.portable.give_up import leave_report
-from weft.language.portable.packets import is_late, pack, unpack
+from weft.language.portable.packets import is_late, pack, wait_for_all
 from weft.language.registry import implement
 
 ABORT_PTR = tl.constexpr(layout.ABORT_PTR)
@@ -69,10 +69,4 @@ def wait_tile(packets, flag, world, mask, site):
 @implement(declared.wait_packets, "hip")
 @triton.jit
 def wait_packets(packets, flag, world, mask, dtype, site):
-    if packets.type.is_block():
-        return unpack(wait_tile(packets, flag, world, mask, site), mask, dtype)
-    else:
-        tile = packets + tl.zeros((1,), tl.int32)
-        lanes = mask if mask is None else (mask & tl.full((1,), 1, tl.int1))
-        seen = tl.max(wait_tile(tile, flag, world, lanes, site))
-        return unpack(seen, mask, dtype)
+    return wait_for_all(wait_tile, packets, flag, world, mask, dtype, site)

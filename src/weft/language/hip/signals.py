@@ -10,22 +10,18 @@ import triton
 import triton.language as tl
 
 from weft.language import signals as declared
+from weft.language import triton_api as api
 from weft.language import world_layout as layout
 from weft.language.addressing import translate
 from weft.language.hip.clock import clock_ns
 from weft.language.portable.give_up import leave_report
+from weft.language.portable.signals import missing
 from weft.language.registry import implement
 
 ABORT_PTR = tl.constexpr(layout.ABORT_PTR)
 TIMEOUT_NS = tl.constexpr(layout.TIMEOUT_NS)
 # As rare as on NVIDIA, and for the same reason: docs/decisions/004-look-rarely.md.
 LOOK_MASK = tl.constexpr(65535)
-
-
-@triton.jit
-def missing(seen, at_least):
-    """Is the word still behind? Modular; wraps on purpose, also in debug builds."""
-    return tl.sub(seen, at_least, sanitize_overflow=False) < 0
 
 
 @triton.jit
@@ -60,14 +56,7 @@ def wait_word(word, at_least, world, order: tl.constexpr, scope: tl.constexpr, s
 @triton.jit
 def complete_stores():
     # Triton's barrier waits for LDS only: a wave's stores to memory may still be on their way.
-    tl.inline_asm_elementwise(
-        "s_waitcnt vmcnt(0)\n v_mov_b32 $0, 0",
-        "=v,~{memory}",
-        [],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    api.assembly("s_waitcnt vmcnt(0)\n v_mov_b32 $0, 0", "=v,~{memory}")
 
 
 @implement(declared.notify, "hip")
@@ -97,16 +86,6 @@ def wait(signal, at_least, count, world, order, scope, site):
         wait_word(signal + i, at_least, world, order, scope, site)
     tl.debug_barrier()
     return 0
-
-
-@implement(declared.test, "hip")
-@triton.jit
-def test(signal, at_least, count, order, scope):
-    reached = tl.cast(1, tl.int1)
-    for i in range(count):
-        reached &= ~missing(tl.atomic_add(signal + i, 0, sem=order, scope=scope), at_least)
-    tl.debug_barrier()
-    return reached
 
 
 @implement(declared.order_async_proxy, "hip")

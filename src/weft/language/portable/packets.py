@@ -46,3 +46,15 @@ def is_late(packets, flag, mask):
 @triton.jit
 def flag_of(packets):
     return (packets >> 32).to(tl.int32)
+
+
+@triton.jit
+def wait_for_all(wait_tile: tl.constexpr, packets, flag, world, mask, dtype: tl.constexpr, site):
+    """The data of packets once the target's `wait_tile` has seen the flag in each of them."""
+    if packets.type.is_block():
+        return unpack(wait_tile(packets, flag, world, mask, site), mask, dtype)
+    else:
+        tile = packets + tl.zeros((1,), tl.int32)
+        chosen = mask if mask is None else (mask & tl.full((1,), 1, tl.int1))
+        seen = tl.max(wait_tile(tile, flag, world, chosen, site))
+        return unpack(seen, mask, dtype)

@@ -168,3 +168,15 @@ def link_library(semantic: Any, name: str, path: str) -> None:
     libraries = dict(options.extern_libs or ())
     if libraries.setdefault(name, path) == path:
         object.__setattr__(options, "extern_libs", tuple(libraries.items()))
+
+
+@core.builtin
+def assembly(text, constraints, *operands, dtype=INT32, is_pure=False, _semantic=None):
+    """One line of a target's assembly for each element of the operands, whose $0 is of `dtype`.
+
+    Unless it is pure, compilers neither move it across other such lines nor leave it out.
+    """
+    return core.inline_asm_elementwise(
+        unwrap(text), unwrap(constraints), list(operands), unwrap(dtype), unwrap(is_pure), 1,
+        _semantic=_semantic,
+    )  # fmt: skip
