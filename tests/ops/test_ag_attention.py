@@ -18,22 +18,11 @@ from weft.base.target import TARGETS
 from weft.compiler import attending
 from weft.language import triton_api
 from weft.language.mapping import as_python
-from weft.ops._ag_attention_call import Call
-from weft.ops._ag_attention_config import shards_of
 from weft.ops._baselines.attention import parts_of
-from weft.ops.ag_attention import (
-    Arrival,
-    Config,
-    Problem,
-    _chunk_of,
-    _segments,
-    ag_attention,
-    ag_attention_attend,
-    candidates,
-    op,
-    reference,
-)
+from weft.ops.ag_attention import Config, Problem, ag_attention, candidates, op, reference
+from weft.plan.attention_launches import GatheredAttention, shards_of
 from weft.tiles import attention as tiles
+from weft.tiles.attention_gather import Arrival, chunk_of, segments_of
 from weft.tools.binaries import FORMATS, stack_bytes
 from weft.tools.check import rel_err
 from weft.verify import compiled
@@ -174,8 +163,8 @@ def test_segments_cover_what_a_tile_meets_once(num_ranks, m, chunks, rank, lo, h
     at, args = tiles.Met(0, 0, lo, hi, lo, hi), Arrival(*[None] * 6, rank, shards, None)
     met = [*range(*problem.shard(rank))]
     sources = []
-    for segment in range(1, as_python(_segments)(at, args)):
-        source, chunk, first, end = as_python(_chunk_of)(at, segment, args)
+    for segment in range(1, as_python(segments_of)(at, args)):
+        source, chunk, first, end = as_python(chunk_of)(at, segment, args)
         assert 0 <= chunk < chunks and problem.shard(source)[0] <= first
         met += range(first, end)
         sources.append(source)
@@ -197,12 +186,12 @@ def test_a_tile_waits_only_for_what_its_sequences_have(ranks, lengths, waits):
         world = weft.init()
         mine = op.make_inputs(problem, world.rank)
         mine["cu_seqlens"] = torch.tensor(lengths, dtype=torch.int32)
-        call = ag_attention_call(world, problem)
+        call = GatheredAttention(world, problem, config_for(problem, "push"))
         slot = world.workspace("ag_attention", call.buffers, call.signals)
         out = torch.zeros_like(mine["q"])
         if world.rank == 1:
             tensors = (mine["q"], mine["k"], mine["v"], out, out[:, :, 0].clone())
-            call._attend(world, slot, (*tensors, mine["cu_seqlens"]))
+            call.attend(slot, (*tensors, mine["cu_seqlens"]))
         return out
 
     if waits:
@@ -210,11 +199,6 @@ def test_a_tile_waits_only_for_what_its_sequences_have(ranks, lengths, waits):
             ranks(main, 2)
     else:
         assert ranks(main, 2)[1].any()
-
-
-def ag_attention_call(world: Any, problem: Problem) -> Any:
-    config = config_for(problem, "push")
-    return Call(world, problem, config, None, ag_attention_attend)
 
 
 # ---- what it is measured against
@@ -250,21 +234,21 @@ def test_what_does_not_fit(ranks):
         world = weft.init()
         q, k = torch.ones(4, 4, 8), torch.ones(4, 2, 8)
         call = partial(ag_attention, world=world)
-        with pytest.raises(ShapeError, match=r"q has shape \(4, 32\); it must be \[own tokens"):
+        with pytest.raises(ShapeError, match=r"q has shape \(4, 32\); it must be \[tokens"):
             call(q.flatten(1), k, k)
-        with pytest.raises(ShapeError, match=r"q has shape .* v \(4, 1, 8\); tokens and d are"):
+        with pytest.raises(ShapeError, match=r"v has shape \(4, 1, 8\); .*, with kv_heads=2 as"):
             call(q, k, k[:, :1].contiguous())
         with pytest.raises(ShapeError, match="q has 4 heads, k and v have 3; each head of k"):
             call(q, torch.ones(4, 3, 8), torch.ones(4, 3, 8))
-        with pytest.raises(DtypeError, match="q is torch.float32 but k is torch.float16"):
+        with pytest.raises(DtypeError, match="q is torch.float32 and k torch.float16; convert"):
             call(q, k.half(), k.half())
         with pytest.raises(ShapeError, match="k of shape .* contiguous"):
             call(q, torch.ones(2, 4, 8).transpose(0, 1), k)
-        with pytest.raises(ShapeError, match="passes 4 tokens, but of m=11 it holds .* pass m="):
+        with pytest.raises(ShapeError, match="passes q with 4 rows, but of m=11 .* pass m="):
             call(q, k, k, m=11)
         with pytest.raises(ShapeError, match="heads of d=300; they have 1 to 256"):
             call(torch.ones(4, 1, 300), torch.ones(4, 1, 300), torch.ones(4, 1, 300))
-        with pytest.raises(DtypeError, match=r"cu_seqlens is torch.int64; .* cu_seqlens.int\(\)"):
+        with pytest.raises(DtypeError, match=r"torch.int64; pass cu_seqlens.to\(torch.int32\)"):
             call(q, k, k, cu_seqlens=torch.tensor([0, 8]))
         with pytest.raises(ShapeError, match=r"cu_seqlens has shape \(1,\)"):
             call(q, k, k, cu_seqlens=torch.zeros(1, dtype=torch.int32))
@@ -282,7 +266,7 @@ def test_what_does_not_fit(ranks):
         ({"tile_n": 48}, "tile_n=48; it must be a power of two"),
         ({"num_warps": 3}, "num_warps=3"),
         ({"chunks": 0}, "chunks=0"),
-        ({"lanes": 132}, "lanes=132; cuda:90 runs 1 to 131 together"),
+        ({"pushers": 132}, "pushers=132; it must be from 1 to 131"),
         ({"tile_n": 1024}, "tile_n=1024 with 2 stages and d=128 needs .* take fewer stages"),
     ],
 )

@@ -17,7 +17,6 @@ from weft.base.errors import WeftError
 from weft.base.target import TARGETS
 from weft.emulator.recording import LaunchRecording
 from weft.ops import (
-    _ag_attention_call,
     _moe,
     ag_attention,
     ag_gemm,
@@ -30,6 +29,7 @@ from weft.ops import (
     gemm_rs,
     moe_rs,
 )
+from weft.plan.attention_launches import GatheredAttention
 from weft.runtime import replays
 
 RANKS = 3
@@ -113,13 +113,13 @@ def recorded_at_once(monkeypatch):
     does it, with the same memory for what each of them allocates."""
     monkeypatch.setattr(replays, "SIGHTINGS", 1)
     monkeypatch.setenv("WEFT_SLOTS", "1")
-    launch, lse = _ag_attention_call.Call.launch, {}
+    launch, lse = GatheredAttention.launch, {}
 
     def launch_with_the_same_lse(self: Any, world: Any, tensors: tuple) -> None:
         q, k, v, out, own, sequences = tensors
         launch(self, world, (q, k, v, out, lse.setdefault(world.rank, own), sequences))
 
-    monkeypatch.setattr(_ag_attention_call.Call, "launch", launch_with_the_same_lse)
+    monkeypatch.setattr(GatheredAttention, "launch", launch_with_the_same_lse)
 
 
 @pytest.fixture

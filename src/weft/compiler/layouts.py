@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from weft.base.errors import ShapeError
+from weft.base.errors import DtypeError, ShapeError
 from weft.base.place import UNKNOWN, Place
 from weft.compiler import dtensors
+
+NO_DTYPES: Mapping[str, Any] = {}
 
 
 class Reads(NamedTuple):
@@ -68,6 +70,46 @@ def check_tensor(op: str, name: str, tensor: Any, world: Any) -> None:
             f"{op}: {name} is on {tensor.device} but the world on {world.device}; move it there "
             "with .to(world.device)"
         )
+
+
+def bind_sizes(
+    op: str, world: Any, tensors: Mapping[str, Any], forms: Mapping[str, str],
+    dtypes: Mapping[str, Any] = NO_DTYPES,
+) -> dict[str, int]:  # fmt: skip
+    """The sizes of a call's tensors, by the names that their forms give them.
+
+        bind_sizes("ag_attention", world, {"q": q, "k": k}, {"q": "tokens q_heads d",
+                   "k": "tokens kv_heads d"})       ->  {"tokens": 4096, "q_heads": 32, ...}
+
+    Tensors that are None are left out. All have the dtype of the first, but for those in `dtypes`.
+
+    Raises  ShapeError: other dimensions, a size that differs from that of the same name, strides,
+            device; DtypeError
+    """
+    sizes: dict[str, int] = {}
+    given = {name: one for name, one in tensors.items() if one is not None}
+    first, like = next(iter(given.items()))
+    for name, tensor in given.items():
+        names, shape = forms[name].split(), tuple(tensor.shape)
+        form = f"[{', '.join(names)}]"
+        if len(shape) != len(names):
+            raise ShapeError(f"{op}: {name} has shape {shape}; it must be {form}")
+        check_tensor(op, name, tensor, world)
+        wanted = dtypes.get(name, like.dtype)
+        if tensor.dtype != wanted:
+            remedy = f"pass {name}.to({wanted})" if name in dtypes else "convert one of them"
+            raise DtypeError(f"{op}: {first} is {like.dtype} and {name} {tensor.dtype}; {remedy}")
+        for size, found in zip(names, shape, strict=True):
+            if sizes.setdefault(size, found) != found:
+                raise ShapeError(
+                    f"{op}: {name} has shape {shape}; it must be {form}, with {size}="
+                    f"{sizes[size]} as in {_first_with(size, forms)}"
+                )
+    return sizes
+
+
+def _first_with(size: str, forms: Mapping[str, str]) -> str:
+    return next(name for name, form in forms.items() if size in form.split())
 
 
 def to_copy(

@@ -12,6 +12,7 @@ those of a gathered tensor are summed by what carries them back.
     all_reduce      the gradient itself       gemm_ar    da = dout b^T, db = a^T dout
     all_to_all      all_to_all                ag_wgrad   gemm_rs of what is gathered, ag_gemm
     ep_dispatch     ep_combine, and the other way round (_ep_gradients.py)
+    ag_attention    all_gather of k and v again, reduce_scatter of shares of their gradients
     ag_moe          moe_rs with weights of 1  moe_rs     ag_moe, times the weights
 
 Source  Megatron-LM's tensor and sequence parallelism for what is summed where
@@ -23,10 +24,11 @@ from typing import Any
 
 import torch
 
-from weft.base.errors import DtypeError
-from weft.base.parts import full_part
+from weft.base.errors import DtypeError, UsageError
+from weft.base.parts import full_part, part_of
 from weft.compiler import layouts
 from weft.ops import _operations
+from weft.plan import attention_launches
 
 # ---------------------------------------------------------------------------------------------
 # What formulas have in common
@@ -217,6 +219,63 @@ def all_reduce_rms_norm(ctx: Any, d_normed: torch.Tensor, d_total: torch.Tensor)
     dx = dx.to(total.dtype)
     d_weight = (given * unit).sum(0).to(weight.dtype)
     return dx, dx, d_weight, None, None, None
+
+
+# ---------------------------------------------------------------------------------------------
+# Attention
+
+
+def save_attention(ctx: Any, inputs: tuple, output: Any) -> None:
+    q, k, v, ctx.world, cu_seqlens, *ctx.way, _ = inputs
+    ctx.save_for_backward(q, k, v, *output, cu_seqlens)
+
+
+def ag_attention(ctx: Any, d_out: torch.Tensor, d_lse: torch.Tensor) -> tuple:
+    *tensors, cu_seqlens = ctx.saved_tensors
+    causal, scale, m = ctx.way
+    found = ag_attention_backward(
+        *tensors, d_out.to(tensors[0].dtype), d_lse, world=_world(ctx), causal=causal,
+        cu_seqlens=cu_seqlens, scale=scale, m=m,
+    )  # fmt: skip
+    return *found, None, None, None, None, None, None
+
+
+def ag_attention_backward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    dout: torch.Tensor, dlse: torch.Tensor | None = None, *, world: Any, causal: bool = True,
+    cu_seqlens: torch.Tensor | None = None, scale: float | None = None, m: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(dq, dk, dv) of own tokens, of the results of ag_attention(q, k, v, ..). Collective.
+
+    Keys are gathered again; each rank makes its share of all keys' gradients, which reduce_scatter
+    sums. A share is rounded once; every order of sums is fixed, so results are the same bits.
+
+    Shapes  as there; dout as out; dlse, if lse has a gradient too, as lse
+    Dtypes  gradients have that of q, k and v
+    Sync    stream-ordered on the current stream
+    """
+    from weft.ops import all_gather, reduce_scatter
+
+    tensors = (q, k, v, out, lse, dout, dlse)
+    if _operations.is_asked(*(one for one in tensors if one is not None)):
+        rest = (cu_seqlens, causal, scale, m)
+        return _operations.as_operation("ag_attention_backward", world, tensors, *rest)
+    m = k.shape[0] * world.num_ranks if m is None else m
+    keys, values = (all_gather(one, world=world, m=m) for one in (k, v))
+    first, _ = part_of(m, world.rank, world.num_ranks)
+    dq, *shares = attention_launches.gradients(
+        q, keys, values, out, lse, dout, dlse, first=first, causal=causal, cu_seqlens=cu_seqlens,
+        scale=scale, target=world.target,
+    )  # fmt: skip
+    return dq, *(reduce_scatter(one, world=world) for one in shares)
+
+
+def save_nothing(ctx: Any, inputs: tuple, output: Any) -> None:
+    pass
+
+
+def refuse(ctx: Any, *_: Any) -> None:
+    raise UsageError("ag_attention: its gradients have none; call without create_graph=True")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -208,6 +208,53 @@ def all_reduce_rms_norm(
 
 
 # ---------------------------------------------------------------------------------------------
+# Attention
+
+
+def _attended(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, world: str, cu_seqlens: Any, causal: bool,
+    scale: float | None, m: int | None, config: str,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    module, there = _module("ag_attention"), world_called(world)
+    problem = module.problem_of(there, q, k, v, cu_seqlens, causal, m)
+    out, lse = module.fake(problem, {"q": q}, there.rank)
+    return _empty(q, out), _empty(q, lse)
+
+
+@_operations.defined(
+    "(Tensor q, Tensor k, Tensor v, str world, Tensor? cu_seqlens, bool causal, float? scale, "
+    "SymInt? m, str config) -> (Tensor, Tensor)",
+    _attended, _autograd.save_attention, _autograd.ag_attention,
+)  # fmt: skip
+def ag_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, world: str, cu_seqlens: Any, causal: bool,
+    scale: float | None, m: int | None, config: str,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    there, chosen = world_called(world), _operations.config_called(config)
+    return _module("ag_attention").ag_attention(
+        q, k, v, world=there, cu_seqlens=cu_seqlens, causal=causal, scale=scale, m=m,
+        config=chosen, with_lse=True,
+    )  # fmt: skip
+
+
+def _attention_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+@_operations.defined(
+    "(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor d_out, Tensor? d_lse, "
+    "str world, Tensor? cu_seqlens, bool causal, float? scale, SymInt? m, str config) -> "
+    "(Tensor, Tensor, Tensor)",
+    _attention_gradients, _autograd.save_nothing, _autograd.refuse,
+)  # fmt: skip
+def ag_attention_backward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    *tensors, world, cu_seqlens, causal, scale, m, _ = arguments
+    return _autograd.ag_attention_backward(
+        *tensors, world=world_called(world), cu_seqlens=cu_seqlens, causal=causal, scale=scale, m=m
+    )
+
+
+# ---------------------------------------------------------------------------------------------
 # Experts
 
 

@@ -2,8 +2,8 @@
 
 Not an operator. A call whose tensors require no gradient, and that nobody traces, runs the
 operator's launches; every other one becomes an operation of its name. Operators know of these names
-alone: what an operation does is defined in `_custom_ops.py`, `_attention_operations.py` and
-`_ep_gradients.py`, which know all operators, and which `weft.ops` imports with the first of them.
+alone: what an operation does is defined in `_custom_ops.py` and `_ep_gradients.py`, which know all
+operators, and which `weft.ops` imports with the first of them.
 """
 
 from __future__ import annotations

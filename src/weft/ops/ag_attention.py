@@ -7,26 +7,27 @@ m tokens, of sequences packed one behind the other, are split as torch.chunk spl
 has its tokens' q, k and v, and ends with its tokens' out. A token sees its own sequence; `causal`,
 no key behind itself. Sequences may span ranks.
 
-Plan, `put` (copy engines carry keys to where they are needed)
+Plan, `put` (copy-engine push)
     copy    take              returns when every rank's slot is free
             copies            per rank + 1, + 2, ..., none before own rank where causal, and chunk:
-                              own k, own v, and the word that says so
+                              own k, own v, and the signal that announces both
     main    ag_attention_attend   all programs attend
-Plan, `push` (SMs carry them)
-    main    ag_attention_attend   the first `lanes` programs store own chunks in those ranks' slots,
-                              each chunk and its word in one go; then all attend
-A tile of queries (weft.tiles.attention) keeps its state while keys pass: own ones first, read in
-place; then those of rank - 1, - 2, ... and, not causal, those of the last rank down to rank + 1;
-of each, chunk by chunk. It waits for a chunk just before it reads it, and only for chunks in
-which its own queries' sequences and causality let it see a key. That order is fixed: results are
-the same bits in every run, on every schedule.
+Plan, `push` (SM push)
+    main    ag_attention_attend   the first `pushers` programs store own chunks in those ranks'
+                              slots and announce each; then all attend
+A tile of queries keeps its state while keys pass (weft.tiles.attention_gather says in which order
+and what it waits for). The order is fixed: results are the same bits in every run.
 
 Signals (SET to the call's epoch e, read on the device)
     rows_ready[src * chunks + c]  chunk c of src's k and v is in this rank's slot. By src, or by its
                                   copy engine; own ones by `take`, as what engines copy
     slot_free, epoch, ticket      the slot's; the last program of ag_attention_attend moves them
-By `put` one program waits for all words that come before the slot is given back: else a word that
-no tile needed could undo one of the next call's.
+By `put` one program waits for all signals before the slot is released: one that no tile needed
+could otherwise come late and undo one of the next call's.
+
+Not a program of the compiler: a tile meets a range of keys that is known at run time only, in
+segments whose order depends on the rank, and two buffers arrive under one signal; Core IR maps rows
+of results (docs/decisions/015-attention.md). Programs call this operator instead.
 
 Limits  contiguous tensors; cu_seqlens is the same on all ranks and its numbers are not checked:
         they are on the device. Causal ranks have unequal work, the last one most of it
@@ -36,36 +37,33 @@ Source  docs/decisions/009-hooks.md; ring attention (Liu et al. 2023) for keys t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, overload
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, ClassVar, Literal, overload
 
 import torch
-import triton
-import triton.language as tl
 
-import weft.language as wl
+from weft.base import fields
 from weft.base.card import Op, Trial, trials
-from weft.base.dtypes import DTYPES
-from weft.base.errors import DtypeError, ShapeError
-from weft.base.records import KernelRecord
+from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import Target
 from weft.compiler import layouts
-from weft.language import mapping, slots
-from weft.ops import _baselines, _lanes, _operations, _records
-from weft.ops._ag_attention_call import Call
-from weft.ops._ag_attention_config import (
-    ENGINE,
-    TRANSPORTS,
-    Config,
-    Problem,
-    Shards,
-    candidates,
-    choose,
-    shape_of,
-)
-from weft.plan import moving
+from weft.ops import _baselines, _lanes, _operations
+from weft.plan import described
+from weft.plan.attention_launches import GatheredAttention
 from weft.runtime.world import World
-from weft.tiles import attention, move
+from weft.tiles import attention_blocking
+from weft.tiles.attention_blocking import Cut
 
+PUT, PUSH = "put", "push"
+# The persistent grid leaves one SM free, so that `take` finds a place beside it.
+SPARE_SMS = 1
+# The longest head.
+MOST_D = 256
+FORMS = {
+    "q": "tokens q_heads d", "k": "tokens kv_heads d", "v": "tokens kv_heads d",
+    "cu_seqlens": "starts",
+}  # fmt: skip
 # Scores of 128k keys are 2 GB then.
 REFERENCE_ROWS = 4096
 
@@ -93,195 +91,149 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tup
     return [(out[own], lse[own]) for own in shards]
 
 
-# ---------------------------------------------------------------------------------------------
-# The program
+@dataclass(frozen=True)
+class Problem(_lanes.Rows):
+    """m tokens over all ranks, n = kv_heads * d elements in each one's keys and in its values.
+
+    `sequences`: how many cu_seqlens lists; 0: one of all tokens, and no cu_seqlens.
+    """
+
+    q_heads: int = 1
+    kv_heads: int = 1
+    d: int = 1
+    causal: bool = True
+    sequences: int = 0
+
+    op: ClassVar[str] = "ag_attention"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.d <= MOST_D:
+            raise ShapeError(f"{self.op}: heads of d={self.d}; they have 1 to {MOST_D} elements")
+        if self.kv_heads < 1 or self.q_heads < 1 or self.q_heads % self.kv_heads:
+            raise ShapeError(
+                f"{self.op}: q has {self.q_heads} heads, k and v have {self.kv_heads}; each head "
+                "of k serves as many of q, one at least"
+            )
+
+    @property
+    def group(self) -> int:
+        """Heads of q that share one of k."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def k(self) -> int:
+        """Products that are added up for an element of the result, at most."""
+        return self.d + self.m
+
+    @property
+    def flops(self) -> int:
+        """Of all ranks' mean, for one sequence; the last causal rank has nearly twice that."""
+        pairs = self.m * self.m // (2 if self.causal else 1)
+        return 4 * pairs * self.q_heads * self.d // self.num_ranks
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one rank must read and write at least."""
+        return (2 * self.rows * self.q_heads * self.d + 2 * self.m * self.n) * self.itemsize
 
 
-class Arrival(NamedTuple):
-    """Arguments of `_segments` and `_ready`; values first, tuples last (see ag_gemm)."""
+@dataclass(frozen=True)
+class Config:
+    """How a call is done; every field is the same on all ranks.
 
-    k: Any
-    v: Any
-    k_gathered: Any
-    v_gathered: Any
-    rows_ready: Any
-    e: Any
-    rank: Any
-    shards: Any
-    world: World
+    Units   tile_m: rows of a tile, of (token, head) pairs; pack: heads that share one; tile_n:
+            keys at a time; tile_k: the part of a head that is multiplied at a time; chunks: signals
+            per shard; pushers: programs that store before they attend; block: elements that one
+            stores at a time
+    """
 
+    transport: str = PUT
+    tile_m: int = 128
+    tile_n: int = 64
+    tile_k: int = MOST_D
+    pack: int = 1
+    num_warps: int = 8
+    num_stages: int = 2
+    chunks: int = 4
+    pushers: int = 16
+    block: int = 4096
 
-@triton.jit
-def _sources(at, args):
-    """How many ranks before this one have keys that a tile meets, and the last rank that has any.
-    args: Arrival"""
-    first = min(at.lo // args.shards.rows, args.rank)
-    return args.rank - first, max((at.hi - 1) // args.shards.rows, args.rank)
+    def check(self, problem: Problem, target: Target) -> None:
+        """Raises  ConfigError: a field that does not fit the problem or the target"""
+        op = problem.op
+        fields.check_one_of(op, self, "transport", (PUT, PUSH))
+        fields.check_powers_of_two(op, self, "tile_m", "tile_n", "tile_k", "block")
+        fields.check_one_of(op, self, "num_warps", (1, 2, 4, 8, 16))
+        most = programs_on(target)  # that wait for peers are all resident
+        fields.check_ranges(op, self, num_stages=(1, 8), chunks=(1, 1024), pushers=(1, most))
+        if self.transport == PUT and len(problem.nodes) > 1:
+            raise ConfigError(
+                f"{op}: transport={PUT!r} on {len(problem.nodes)} nodes; a copy engine reaches "
+                f"the ranks of its own node only: take transport={PUSH!r}"
+            )
+        if self.pack < 1 or problem.group % self.pack or self.pack > self.tile_m:
+            raise ConfigError(
+                f"{op}: pack={self.pack}; heads of a tile share their keys, so it must divide "
+                f"{problem.group}, and be no more than tile_m={self.tile_m}"
+            )
+        cut = Cut(self.tile_m, self.tile_n, self.num_warps, self.num_stages)
+        cut.check(op, problem.d, problem.itemsize, target)
 
-
-@triton.jit
-def _segments(at, args):
-    """Own keys, and the chunks of each rank that has any. args: Arrival"""
-    before, last = _sources(at, args)
-    count = 1 + (before + last - args.rank) * args.shards.chunks
-    return count * min(max(at.hi - at.lo, 0), 1)
-
-
-@triton.jit
-def _chunk_of(at, segment, args):
-    """(source, chunk, first token, end) of a segment but the first: ranks before this one, the
-    nearest first, then those behind it, the last first; of each, chunk by chunk. args: Arrival"""
-    shards = args.shards
-    before, last = _sources(at, args)
-    hop = (segment - 1) // shards.chunks
-    chunk = (segment - 1) % shards.chunks
-    # Arithmetic, not branches: the same text serves integers and traced scalars.
-    is_behind = min(max(hop - before + 1, 0), 1)
-    source = (args.rank - 1 - hop) * (1 - is_behind) + (last - hop + before) * is_behind
-    first = source * shards.rows + chunk * shards.chunk_rows
-    end = min(first + shards.chunk_rows, (source + 1) * shards.rows, shards.m)
-    return source, chunk, first, end
-
-
-@triton.jit
-def _ready(at, segment, tile, args):
-    """Own keys in place; others once their chunk has arrived. args: Arrival"""
-    shards = args.shards
-    source, chunk, row, end = _chunk_of(at, segment, args)
-    position = row
-    k = args.k_gathered
-    v = args.v_gathered
-    if segment == 0:
-        k = args.k
-        v = args.v
-        position = args.rank * shards.rows
-        row = 0
-        end = tl.minimum(shards.m - position, shards.rows)
-    elif tl.maximum(row, at.lo) < tl.minimum(end, at.hi):
-        # Pairs with _push, or with the copy engine's words.
-        wl.wait(args.rows_ready + source * shards.chunks + chunk, args.e, world=args.world)
-    return attention.Segment(k, v, row, end, position)
+    def grid(self, problem: Problem, target: Target) -> int:
+        """Programs: all of them are resident."""
+        rows = ceil(problem.rows / (self.tile_m // self.pack))
+        tiles = rows * (problem.q_heads // self.pack)
+        return min(max(tiles, self.pushers), programs_on(target))
 
 
-@triton.jit
-def _push(world, k, v, k_gathered, v_gathered, rows_ready, e, rank, own, lane, shards,
-          causal: tl.constexpr, block: tl.constexpr):  # fmt: skip
-    """Every lanes-th chunk of own keys and values -> the slots of ranks behind, and its word."""
-    peers = world.num_ranks - 1
-    if causal:
-        peers -= rank
-    first = (rank * shards.rows).to(tl.int64) * shards.columns
-    for unit in range(lane, peers * shards.chunks, shards.lanes):
-        to = (rank + 1 + unit // shards.chunks) % world.num_ranks
-        chunk = unit % shards.chunks
-        begin = tl.minimum(chunk * shards.chunk_rows, own)
-        rows = tl.minimum(begin + shards.chunk_rows, own) - begin
-        size = rows.to(tl.int64) * shards.columns
-        offset = begin.to(tl.int64) * shards.columns
-        move.send(world, k_gathered + first + offset, k + offset, size, to, block)
-        move.send(world, v_gathered + first + offset, v + offset, size, to, block)
-        word = rows_ready + rank * shards.chunks + chunk
-        wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
+def programs_on(target: Target) -> int:
+    """How many programs may run at once."""
+    return max(1, target.num_sms - SPARE_SMS)
 
 
-@triton.jit
-def ag_attention_attend(q, k, v, out, lse, cu_seqlens, k_gathered, v_gathered, rows_ready, slot,
-                        shape, shards, tile, world, by_engine: tl.constexpr,
-                        causal: tl.constexpr, block: tl.constexpr):  # fmt: skip
-    """The attention template with the hooks above; before it, the lanes store own keys."""
-    rank = wl.rank(world).to(tl.int32)
-    e = slots.slot_epoch(slot)
-    program, num_programs = tl.program_id(0), tl.num_programs(0)
-    first, own_end = mapping.part_of(shards.m, rank, shards.rows)
-    own = own_end - first
-    if not by_engine:
-        if program < shards.lanes:
-            slots.slot_wait_free(world, slot, e)
-            _push(world, k, v, k_gathered, v_gathered, rows_ready, e, rank, own, program, shards,
-                  causal, block)  # fmt: skip
-    end = tl.cast(shards.m, tl.int32)
-    if cu_seqlens is None:
-        visible: tl.constexpr = attention.visible_before if causal else attention.visible_all
-        visible_args = attention.One(first, end)
-    else:
-        visible: tl.constexpr = (
-            attention.visible_before_in_sequences if causal else attention.visible_in_sequences
-        )
-        count = tl.cast(shards.sequences, tl.int32)
-        steps = tl.cast(shards.steps, tl.int32)
-        visible_args = attention.Lengths(cu_seqlens, count, steps, first, end)
-    # Lanes come last in every round.
-    attention.attention(
-        q, shape, tile, tl.cdiv(own, tile.tokens), num_programs - 1 - program, num_programs,
-        attention.last_first, None, visible, visible_args,
-        _segments, _ready,
-        Arrival(k, v, k_gathered, v_gathered, rows_ready, e, rank, shards, world),
-        attention.emit_store, attention.Stored(out, lse, shape),
-    )  # fmt: skip
-    if by_engine:
-        if program == 0:
-            # Also those that no tile needed: late, they would be the next call's. And an own one:
-            # `take` has read the epoch, which ends with this call.
-            if causal:
-                count = rank * shards.chunks + 1
-            else:
-                count = world.num_ranks * shards.chunks
-            wl.wait(rows_ready, e, count, world=world)
-    slots.slot_finish(world, slot, e, num_programs)
-
-
-# ---------------------------------------------------------------------------------------------
-# The host
+def candidates(problem: Problem, target: Target) -> Iterator[Config]:
+    """Configurations worth measuring, the one to take unmeasured first."""
+    cut = attention_blocking.forward(problem.d, problem.itemsize, target)
+    # Where tokens fill no tile, heads do.
+    is_packed = problem.rows < cut.m and problem.group <= cut.m
+    tiles = {
+        "tile_m": cut.m, "tile_n": cut.n, "tile_k": cut.k or MOST_D, **cut.options,
+        "pack": problem.group if is_packed else 1,
+    }  # fmt: skip
+    is_alone = len(problem.nodes) > 1 or target.num_sms <= SPARE_SMS or problem.num_ranks == 1
+    for transport in (PUSH,) if is_alone else (PUT, PUSH):
+        if target.backend == "emu":
+            chunks, pushers = min(2, max(1, problem.rows)), min(2, target.num_sms)
+            yield Config(transport, **tiles, chunks=chunks, pushers=pushers, block=1024)
+        else:
+            # Each chunk costs an engine's start.
+            chunks = min(max(1, problem.rows // 256), 4 if transport == PUT else 16)
+            yield Config(transport, **tiles, chunks=chunks, pushers=min(16, programs_on(target)))
 
 
 @overload
 def ag_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    world: World,
-    causal: bool = True,
-    cu_seqlens: torch.Tensor | None = None,
-    scale: float | None = None,
-    m: int | None = None,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, world: World, causal: bool = True,
+    cu_seqlens: torch.Tensor | None = None, scale: float | None = None, m: int | None = None,
+    config: Config | None = None, out: torch.Tensor | None = None,
     with_lse: Literal[False] = False,
-) -> torch.Tensor: ...
+) -> torch.Tensor: ...  # fmt: skip
 
 
 @overload
 def ag_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    world: World,
-    causal: bool = True,
-    cu_seqlens: torch.Tensor | None = None,
-    scale: float | None = None,
-    m: int | None = None,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
-    with_lse: Literal[True],
-) -> tuple[torch.Tensor, torch.Tensor]: ...
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, world: World, causal: bool = True,
+    cu_seqlens: torch.Tensor | None = None, scale: float | None = None, m: int | None = None,
+    config: Config | None = None, out: torch.Tensor | None = None, with_lse: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 
 
 def ag_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    world: World,
-    causal: bool = True,
-    cu_seqlens: torch.Tensor | None = None,
-    scale: float | None = None,
-    m: int | None = None,
-    config: Config | None = None,
-    out: torch.Tensor | None = None,
-    with_lse: bool = False,
-) -> Any:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, world: World, causal: bool = True,
+    cu_seqlens: torch.Tensor | None = None, scale: float | None = None, m: int | None = None,
+    config: Config | None = None, out: torch.Tensor | None = None, with_lse: bool = False,
+) -> Any:  # fmt: skip
     """Attend own queries over the keys and values of all ranks. Collective.
 
         out[t] = softmax over j of (scale * q[t] . k[j]) @ v,  j: of t's sequence; causal: j <= t
@@ -292,7 +244,7 @@ def ag_attention(
             first token of each sequence and the end of the last, alike on all ranks; by default
             one sequence of all tokens. Tokens of none have out = 0, lse = -inf
     Dtypes  all alike, float16, bfloat16 or float32; scores, sums and lse in fp32
-    Units   scale is 1 / sqrt(d) by default; lse, given back as (out, lse) if asked for, is the
+    Units   scale is 1 / sqrt(d) by default; lse, returned as (out, lse) if asked for, is the
             natural logarithm, [own tokens, q_heads]
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded, and a
             replay goes by the cu_seqlens that are there then
@@ -319,77 +271,37 @@ def ag_attention(
 def _make_call(
     world: World, q: Any, k: Any, v: Any, cu_seqlens: Any, out: Any, causal: bool,
     scale: float | None, m: int | None, config: Config | None,
-) -> Call:  # fmt: skip
-    problem = problem_of(world, q, k, v, cu_seqlens, causal, m, out)
-    config = config or choose(problem, world.target)
+) -> GatheredAttention:  # fmt: skip
+    problem = problem_of(world, q, k, v, cu_seqlens, causal, m)
+    if out is not None:
+        _lanes.check_out("ag_attention", out, q.shape, q.dtype, world)
+    config = config or next(candidates(problem, world.target))
     config.check(problem, world.target)
-    return Call(world, problem, config, scale, ag_attention_attend)
+    return GatheredAttention(world, problem, config, scale)
 
 
 def problem_of(
-    world: World, q: Any, k: Any, v: Any, cu_seqlens: Any, causal: bool, m: int | None = None,
-    out: Any = None,
-) -> Problem:  # fmt: skip
+    world: World, q: Any, k: Any, v: Any, cu_seqlens: Any, causal: bool, m: int | None = None
+) -> Problem:
     """The problem that this rank's tensors are a part of.
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
     """
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 3:
-            raise ShapeError(
-                f"ag_attention: {name} has shape {tuple(tensor.shape)}; it must be [own tokens, "
-                "heads, d]"
-            )
-        layouts.check_tensor("ag_attention", name, tensor, world)
-        if tensor.dtype != q.dtype:
-            raise DtypeError(
-                f"ag_attention: q is {q.dtype} but {name} is {tensor.dtype}; convert one of them"
-            )
-    if v.shape != k.shape or k.shape[0] != q.shape[0] or k.shape[2] != q.shape[2]:
-        raise ShapeError(
-            f"ag_attention: q has shape {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}; "
-            "tokens and d are alike in all, heads in k and v"
-        )
-    sequences = _check_lengths(cu_seqlens, world)
-    tokens, q_heads, d = q.shape
-    m = tokens * world.num_ranks if m is None else m
-    kv_heads = k.shape[1]
-    problem = Problem(
-        m, kv_heads * d, world.num_ranks, str(q.dtype), _lanes.nodes_of(world), q_heads, kv_heads,
-        d, causal, sequences,
-    )  # fmt: skip
-    first, end = problem.shard(world.rank)
-    if tokens != end - first:
-        raise ShapeError(
-            f"ag_attention: rank {world.rank} of {world.num_ranks} passes {tokens} tokens, but of "
-            f"m={m} it holds {end - first} (tokens {first} to {end} of torch.chunk); pass m= where "
-            "shards differ"
-        )
-    if out is not None:
-        _lanes.check_out("ag_attention", out, q.shape, q.dtype, world)
-    return problem
-
-
-def _check_lengths(cu_seqlens: Any, world: World) -> int:
-    """How many sequences there are; 0 without a table."""
-    if cu_seqlens is None:
-        return 0
-    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
+    tensors = {"q": q, "k": k, "v": v, "cu_seqlens": cu_seqlens}
+    sizes = layouts.bind_sizes("ag_attention", world, tensors, FORMS, {"cu_seqlens": torch.int32})
+    sequences = sizes.get("starts", 1) - 1
+    if cu_seqlens is not None and sequences < 1:
         raise ShapeError(
             f"ag_attention: cu_seqlens has shape {tuple(cu_seqlens.shape)}; it must be [sequences "
             "+ 1], of one sequence at least"
         )
-    if cu_seqlens.dtype != torch.int32:
-        raise DtypeError(
-            f"ag_attention: cu_seqlens is {cu_seqlens.dtype}; it must be torch.int32: pass "
-            "cu_seqlens.int()"
-        )
-    layouts.check_tensor("ag_attention", "cu_seqlens", cu_seqlens, world)
-    return cu_seqlens.shape[0] - 1
-
-
-# ---------------------------------------------------------------------------------------------
-# The card
+    tokens, heads, d = sizes["tokens"], sizes["kv_heads"], sizes["d"]
+    problem = Problem(
+        tokens * world.num_ranks if m is None else m, heads * d, world.num_ranks, str(q.dtype),
+        _lanes.nodes_of(world), sizes["q_heads"], heads, d, causal, sequences,
+    )  # fmt: skip
+    _lanes.check_shard("ag_attention", "q", tokens, problem, world)
+    return problem
 
 
 def make_problem(
@@ -428,48 +340,8 @@ def run(
     world: World, problem: Problem, inputs: Mapping[str, Any], config: Config | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return ag_attention(
-        inputs["q"], inputs["k"], inputs["v"], world=world, causal=problem.causal,
-        cu_seqlens=inputs["cu_seqlens"], m=problem.m, config=config, with_lse=True,
-    )  # fmt: skip
-
-
-def kernels(
-    problem: Problem, config: Config | None, target: Target
-) -> Iterator[tuple[Any, KernelRecord]]:
-    """The kernels that a call with this configuration launches, as records."""
-    config = config or choose(problem, target)
-    config.check(problem, target)
-    element = f"*{DTYPES[problem.dtype].triton}"
-    types = {
-        **dict.fromkeys(("q", "k", "v", "out", "k_gathered", "v_gathered"), element),
-        "lse": "*fp32",
-        **({"cu_seqlens": "*i32"} if problem.sequences else {}),
-        "rows_ready": "*i64",
-        "own_words": "*i64",
-        "num_own": "i32",
-        "shape": ["i32"] * (len(attention.Shape._fields) - 1) + ["fp32"],
-    }
-    constants = {
-        **({} if problem.sequences else {"cu_seqlens": None}),
-        "tile": config.tile(problem),
-        "by_engine": config.transport == ENGINE,
-        "causal": problem.causal,
-        "block": config.block,
-    }
-    extents = {f"shape.{name}": size for name, size in shape_of(problem, 0)._asdict().items()}
-    extents["shards.columns"] = problem.n
-
-    def record(fn: Any, name: str, options: dict[str, int]) -> tuple[Any, KernelRecord]:
-        return _records.record(
-            fn, f"ag_attention.{name}", problem.num_ranks, types,
-            tuples={"shape": attention.Shape, "shards": Shards}, constants=constants,
-            options=options,
-            aligned=[name for name, size in extents.items() if size and size % 16 == 0],
-        )  # fmt: skip
-
-    if config.transport == ENGINE:
-        yield record(moving.take, "take", {"num_warps": 1})
-    yield record(ag_attention_attend, "attend", config.options())
+        **inputs, world=world, causal=problem.causal, m=problem.m, config=config, with_lse=True
+    )
 
 
 def fake(
@@ -493,17 +365,17 @@ op = Op(
     reference=reference,
     run=run,
     candidates=candidates,
-    kernels=kernels,
+    kernels=described.kernels_of(run, make_inputs, candidates),
     default_shape={**SMALL, "m": 128, "q_heads": 4, "kv_heads": 2, "d": 32},
     smallest={**SMALL, "m": 16, "q_heads": 2, "kv_heads": 1, "d": 16, "sequences": 0},
-    smallest_config={"lanes": 1, "chunks": 1},
+    smallest_config={"pushers": 1, "chunks": 1},
     trials=(
         *trials(SMALL),
-        *(Trial((3,), {**SMALL, "causal": 0, "sequences": 0}, name) for name in TRANSPORTS),
-        # Words of chunks without rows, which no tile waits for, are copied late.
-        Trial((3,), {**SMALL, "causal": 0}, ENGINE, calls=(2, 0, 2, 0, 2, 0)),
+        *(Trial((3,), {**SMALL, "causal": 0, "sequences": 0}, name) for name in (PUT, PUSH)),
+        # Signals of chunks without rows, which no tile waits for, are copied late.
+        Trial((3,), {**SMALL, "causal": 0}, PUT, calls=(2, 0, 2, 0, 2, 0)),
         # Inputs change as soon as a call is over.
-        Trial((2,), SMALL, ENGINE, on_heap=True),
+        Trial((2,), SMALL, PUT, on_heap=True),
     ),
     awkward_shapes=(
         (4, {**SMALL, "m": 97, "sequences": 5}),

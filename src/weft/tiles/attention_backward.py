@@ -4,12 +4,12 @@
     slope  =  share * (dout v^T - delta),             delta = sum over d of (dout * out) - dlse
     dq     =  scale * slope k;     dk  =  scale * slope^T q;     dv  =  share^T dout
 
-Two bodies, for two launches one behind the other. `queries_tile` has a tile of queries, as
-weft.tiles.attention has, and goes through the keys that it meets; it leaves `delta`, and which keys
-each query sees, for the other. `keys_tile` has tile.n keys of one head and goes through the queries
-that see any of them: head by head of those that share it, from the first token up. Each result is
-stored by one program, in one order of sums, so there is no atomic and results are the same bits
-each time. What nothing sees, or what sees nothing, gets zeros.
+Two bodies of the kernel `attention_gradients`, launched one after the other. `queries_tile` has a
+tile of queries, as weft.tiles.attention has, and goes through the keys that it meets; it stores
+`delta`, and which keys each query sees, for the other. `keys_tile` has tile.n keys of one head and
+goes through the queries that see any of them: head by head of those that share it, from the first
+token up. Each result is stored by one program, in one order of sums, so there is no atomic and
+results are the same bits each time. Keys that no query sees, and queries that see none, get zeros.
 
 Tiles, which keys a query sees (`visible`), and where everything lies are those of
 weft.tiles.attention, with keys that all lie together: position j is row j. A tile holds queries of
@@ -42,6 +42,17 @@ class Given(NamedTuple):
     delta: Any
     lo: Any
     hi: Any
+
+
+class Where(NamedTuple):
+    """Own queries begin at position `first` of `positions`; `sequences`, whose number + 1 has
+    `steps` binary digits; the number of own queries has `halves`."""
+
+    first: Any
+    positions: Any
+    sequences: Any
+    steps: Any
+    halves: Any
 
 
 @triton.jit
@@ -152,3 +163,32 @@ def _count_up_to(bounds, position, steps, shape):
         low = tl.where(is_below, middle + 1, low)
         high = tl.where(is_below, high, middle)
     return low
+
+
+@triton.jit
+def attention_gradients(given, dlse, dq, dk, dv, cu_seqlens, shape, where, tile,
+                        of_keys: tl.constexpr, causal: tl.constexpr):  # fmt: skip
+    """A tile to a program: of dq, or (`of_keys`) of dk and dv, in a launch after the other."""
+    i = tl.program_id(0)
+    first = tl.cast(where.first, tl.int32)
+    positions = tl.cast(where.positions, tl.int32)
+    if cu_seqlens is None:
+        visible: tl.constexpr = attention.visible_before if causal else attention.visible_all
+        args = attention.One(first, positions)
+    else:
+        visible: tl.constexpr = (
+            attention.visible_before_in_sequences if causal else attention.visible_in_sequences
+        )
+        sequences, steps = tl.cast(where.sequences, tl.int32), tl.cast(where.steps, tl.int32)
+        args = attention.Lengths(cu_seqlens, sequences, steps, first, positions)
+    if of_keys:
+        keys_tile(
+            i // shape.kv_heads, i % shape.kv_heads, given, dk, dv, positions, where.halves,
+            shape, tile,
+        )  # fmt: skip
+    else:
+        num_m = tl.num_programs(0) // shape.q_heads
+        at = attention.last_first(i, num_m, shape.q_heads, None)
+        queries_tile(
+            at.i_m, at.i_n, given, dlse, dq, shape, tile, visible, args
+        )  # fmt: skip

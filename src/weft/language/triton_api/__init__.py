@@ -43,6 +43,7 @@ from weft.language.triton_api.launching import (
 )
 from weft.language.triton_api.specialising import (
     defaults,
+    described_launches,
     jit_function,
     parameters,
     recorded_launches,
@@ -83,7 +84,8 @@ __all__ = [
     "COMPILE_THREADS", "FLOAT32", "HAS_ORDERED_STORES", "INT1", "INT32", "INT64", "TRITON_VERSION",
     "CompilationError", "EmulatorBackend", "EmulatorDriver", "EmulatorOptions", "JITFunction",
     "Launch", "assembly", "backend_name", "builtin", "call_jit", "cast", "compile_error",
-    "compile_held", "compile_kernel", "constexpr", "cuda_arch", "defaults", "driver_config",
+    "compile_held", "compile_kernel", "constexpr", "cuda_arch", "defaults",
+    "described_launches", "driver_config",
     "enclosing_function", "enclosing_line", "enclosing_name", "enclosing_scope",
     "end_graphs_at_launches", "extern", "file_of", "first_line", "gpu_target", "held_launches",
     "install_emulator_backend", "is_gluon", "is_pointer", "is_tensor", "is_tuple", "jit_function",

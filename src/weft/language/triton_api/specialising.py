@@ -48,6 +48,25 @@ def recorded_launches(take: Callable[[Any, Callable[[], KernelRecord]], None]) -
         JITFunction.run = launch
 
 
+@contextmanager
+def described_launches() -> Iterator[list[tuple[Any, KernelRecord]]]:
+    """What this thread launches in the brackets is described and not launched: (kernel, record)
+    of each launch, in order. Tensors may be on the device `meta`."""
+    found: list[tuple[Any, KernelRecord]] = []
+    launch, thread = JITFunction.run, threading.get_ident()
+
+    def described(fn: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        if threading.get_ident() != thread:
+            return launch(fn, *args, grid=grid, warmup=warmup, **options)
+        found.append((fn, launch_record(fn, args, options)))
+
+    JITFunction.run = described
+    try:
+        yield found
+    finally:
+        JITFunction.run = launch
+
+
 def launch_record(fn: Any, args: tuple, options: Mapping[str, Any]) -> KernelRecord:
     """What a launch with these arguments compiles.
 

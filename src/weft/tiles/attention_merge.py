@@ -1,6 +1,7 @@
-"""flash_decode's kernel: hooks that send a tile's part to all ranks, and merge what all have sent.
+"""Decode attention over keys that all ranks have parts of: send a tile's part to all, merge all.
 
-Not an operator: a part of flash_decode.py, which see for plan and signals.
+Hooks of the decode template (attention_decode.py) and their kernel. A part is the mean of the
+values and lse, the log of the sum of weights. Plan and signals are those of weft.ops.flash_decode.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from weft.tiles import attention_decode, softmax
 
 
 class Sent(NamedTuple):
-    """Arguments of both hooks. `boxes`: of each source, for `capacity` tiles, what it sends of
-    them; `number` says which call it is: packets' flag, or what `ready` is set to."""
+    """Arguments of both hooks. `boxes`: the parts that each source sends, of `capacity` tiles;
+    `number`: of the call, the flag of LL packets or the value that `ready` is set to."""
 
     boxes: Any
     ready: Any
@@ -40,7 +41,7 @@ def _box(args, source, at, tile):
 
 @triton.jit
 def _words(args, at, tile):
-    """A tile's words in `ready`, one for each rank."""
+    """The tile's signal words in `ready`, one for each rank."""
     return args.ready + attention_decode.number_of(at, args.shape, tile) * args.world.num_ranks
 
 
@@ -60,7 +61,7 @@ def _send_packets(at, out, lse, tile, args):
 
 @triton.jit
 def _receive_packets(at, source, tile, args):
-    """(out, lse) of a rank, when they have come. args: Sent"""
+    """Wait for (out, lse) of a rank. args: Sent"""
     means, logs = _box(args, source, at, tile)
     _, mask = attention_decode.places(at, args.shape, tile)
     _, there = attention_decode.rows_of(at, args.shape, tile)
@@ -77,7 +78,7 @@ def _push(at, out, lse, tile, args):
     _, there = attention_decode.rows_of(at, args.shape, tile)
     for hop in range(1, args.world.num_ranks + 1):
         to = (args.rank + hop) % args.world.num_ranks
-        # weft: equivalent-mutant peer+1 of at: every rank is given the same, in another order
+        # weft: equivalent-mutant peer+1 of at: every rank gets the same, in another order
         wl.put(args.world, means, out, to=to, mask=mask)
         # weft: equivalent-mutant peer+1 of at: as above
         wl.put(args.world, logs, lse, to=to, mask=there)
@@ -87,7 +88,7 @@ def _push(at, out, lse, tile, args):
 
 @triton.jit
 def _load(at, source, tile, args):
-    """(out, lse) of a rank, which have come. args: Sent"""
+    """(out, lse) of a rank, which have arrived. args: Sent"""
     means, logs = _box(args, source, at, tile)
     _, mask = attention_decode.places(at, args.shape, tile)
     _, there = attention_decode.rows_of(at, args.shape, tile)
@@ -96,9 +97,9 @@ def _load(at, source, tile, args):
 
 @triton.jit
 def _merge(at, tile, by_packets: tl.constexpr, args):
-    """What all ranks have of a tile, in the order of ranks. args: Sent"""
+    """Merge all ranks' parts of a tile, in the order of ranks. args: Sent"""
     if not by_packets:
-        # All at once: of a wait inside the loop, the next round's loads would come before.
+        # One wait for all: the next round's loads could move above a wait inside the loop.
         ranks: tl.constexpr = args.world.num_ranks
         wl.wait(_words(args, at, tile), args.number, ranks, world=args.world)  # pairs with _push
     receive: tl.constexpr = _receive_packets if by_packets else _load
@@ -112,7 +113,8 @@ def _merge(at, tile, by_packets: tl.constexpr, args):
 @triton.jit
 def flash_decode_kernel(q, cache, lengths, out, boxes, ready, partials, slot, shape, scale, splits,
                         capacity, tile, world, by_packets: tl.constexpr):  # fmt: skip
-    """boxes: by packets int64[2, num_ranks, capacity, rows * (d + 1)], else fp32 without the 2"""
+    """boxes: of LL packets int64[2, num_ranks, capacity, rows * (d + 1)]; pushed, fp32 without the
+    2"""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     rank = wl.rank(world).to(tl.int32)
     shape = attention_decode.without_constants(shape)
@@ -121,12 +123,12 @@ def flash_decode_kernel(q, cache, lengths, out, boxes, ready, partials, slot, sh
     if by_packets:
         size = world.num_ranks * tl.cast(capacity, tl.int64) * (tile.rows * (tile.d + 1))
         boxes, number = boxes + (e % 2) * size, e.to(tl.int32)
-        ready = boxes  # which packets have no need of; a record has no room for None
+        ready = boxes  # unused by packets; a record cannot hold None
     else:
         slots.slot_wait_free(world, slot, e)
         number = e
     send: tl.constexpr = _send_packets if by_packets else _push
-    # Written out each time: a variable would make numbers of the world's constants.
+    # The record is written out twice: in a variable, the world's constants would become values.
     attention_decode.decode(
         q, cache, lengths, shape, scale, splits, tile, partials, program, num_programs,
         send, Sent(boxes, ready, number, rank, capacity, shape, world),
@@ -138,8 +140,7 @@ def flash_decode_kernel(q, cache, lengths, out, boxes, ready, partials, slot, sh
         )
         attention_decode.emit_store(at, mean, log, tile, attention_decode.Stored(out, shape))
     if by_packets:
-        # weft: equivalent-mutant swap of atomic: behind the last one comes this rank's own next
-        # call
+        # weft: equivalent-mutant swap of atomic: this rank's own next call comes after the last one
         slots.slot_advance(slot, e, num_programs)
     else:
         slots.slot_finish(world, slot, e, num_programs)
