@@ -7,6 +7,8 @@ window instead of a thousand addresses.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from weft.base.errors import OutOfBoundsError
@@ -39,13 +41,18 @@ class AffinePointers:
 
     def bounds(self) -> tuple[int, int]:
         """The lowest and the highest address."""
-        low = high = self.start
-        for step, extent in zip(self.steps, self.shape, strict=True):
-            if step < 0:
-                low += step * (extent - 1)
-            else:
-                high += step * (extent - 1)
-        return low, high
+        return bounds(self.start, zip(self.steps, self.shape, strict=True))
+
+
+def bounds(start: int, axes: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """The least and the largest of start + sum of index * step, for (step, extent) of each axis."""
+    low = high = start
+    for step, extent in axes:
+        if step < 0:
+            low += step * (extent - 1)
+        else:
+            high += step * (extent - 1)
+    return low, high
 
 
 def affine_tile(
@@ -70,12 +77,7 @@ def box_tile(box: Box, shape: tuple[int, ...]) -> np.ndarray:
 
 def fits_i32(start: int, axes: tuple[tuple[int, int], ...]) -> bool:
     """Do start + sum of index * step stay within 32 bits, for (step, extent) of each axis?"""
-    low = high = start
-    for step, extent in axes:
-        if step < 0:
-            low += step * (extent - 1)
-        else:
-            high += step * (extent - 1)
+    low, high = bounds(start, axes)
     return low >= -(1 << 31) and high < 1 << 31
 
 

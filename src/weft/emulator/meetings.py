@@ -38,10 +38,6 @@ class Meeting:
         self.has_shared = False
         self.left = 0
 
-    @property
-    def is_complete(self) -> bool:
-        return len(self.pasts) == len(self.members)
-
     def missing(self) -> list[int]:
         """Global ranks that have not entered."""
         return [rank for i, rank in enumerate(self.members) if i not in self.pasts]

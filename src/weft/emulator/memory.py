@@ -45,11 +45,12 @@ class SyncWord:
         return [
             clock
             for (publisher, published_scope), clock in self.published.items()
-            if _covers(published_scope, scope, publisher == rank)
+            if covers(published_scope, scope, publisher == rank)
         ]
 
 
-def _covers(first: Scope, second: Scope, same_rank: bool) -> bool:
+def covers(first: Scope, second: Scope, same_rank: bool) -> bool:
+    """Do a release of the one scope and an acquire of the other include both parties?"""
     return all(s is Scope.SYSTEM or (s is Scope.DEVICE and same_rank) for s in (first, second))
 
 

@@ -179,18 +179,6 @@ def round_to_zero(a, dtype: np.dtype):
 # Floats
 
 
-def in_f32(function: Callable) -> Callable:
-    """A function that narrow floats compute in f32 and round once."""
-
-    def computed(*args):
-        dtype = args[0].dtype
-        if dtype in (f32, f64):
-            return function(*args)
-        return function(*(arg.astype(f32) for arg in args)).astype(dtype)
-
-    return computed
-
-
 def fma(a, b, c):
     """a * b + c rounded once: the product of two f32 is exact in f64."""
     if a.dtype == f64:

@@ -14,7 +14,7 @@ from weft.base.place import UNKNOWN, Place
 from weft.base.report import Finding
 from weft.base.vocabulary import Scope
 from weft.emulator.clocks import Agents
-from weft.emulator.memory import Allocation
+from weft.emulator.memory import Allocation, covers
 from weft.emulator.protocols import Accessor, Waiter, Waiting
 
 # So many events a recorder keeps unless it is told otherwise.
@@ -229,9 +229,7 @@ class Observation(Watch):
         return tuple(
             step
             for step, device, scope in self._signals.get((allocation.address, cell), ())
-            if all(
-                s is Scope.SYSTEM or (s is Scope.DEVICE and device == own) for s in (scope, acquire)
-            )
+            if covers(scope, acquire, device == own)
         )
 
     def _word(self, allocation: Allocation, cell: int) -> Word:

@@ -7,7 +7,7 @@ writes of each rank as its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +19,9 @@ from weft.base.user_place import user_place
 from weft.emulator.meetings import Meeting, Meetings
 
 ReduceOp = dist.ReduceOp
+# Outputs, each with what is written into it; made of the meeting and of everybody's values.
+Pairs = Iterable[tuple[torch.Tensor, torch.Tensor]]
+Arrivals = Callable[[Meeting, list[Any]], Pairs]
 
 _ELEMENTWISE = {
     "SUM": torch.add,
@@ -114,17 +117,7 @@ class EmulatedGroup(dist.ProcessGroup):
 
     # ---- what torch asks of a group
 
-    @property
-    def pg_name(self) -> str:
-        return self.emulated_name
-
-    @property
-    def group_name(self) -> str:
-        return self.emulated_name
-
-    @property
-    def group_desc(self) -> str:
-        return self.emulated_name
+    pg_name = group_name = group_desc = property(lambda self: self.emulated_name)
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -162,20 +155,18 @@ class EmulatedGroup(dist.ProcessGroup):
         )
 
     def _collective(
-        self,
-        what: str,
-        value: Any,
-        finish: Callable[[Meeting, list[Any]], None],
-        sources: Sequence[int] | None = None,
-        opts: Any = None,
-        outputs: Sequence[torch.Tensor] = (),
-    ) -> EmulatedWork:
+        self, what: str, value: Any, arrivals: Arrivals, sources: Sequence[int] | None = None,
+        opts: Any = None, outputs: Sequence[torch.Tensor] = (),
+    ) -> EmulatedWork:  # fmt: skip
+        """Leave `value`; once those of `sources` are there, write what `arrivals` makes of all."""
         meeting = self._enter(what, value)
+        name = what.partition("(")[0]
 
         def complete() -> None:
             values = meeting.wait(self.position, sources)
             with torch.no_grad():
-                finish(meeting, values)
+                for tensor, arrived in arrivals(meeting, values):
+                    _write(name, tensor, arrived)
             meeting.leave()
 
         needed = range(self.size()) if sources is None else sources
@@ -183,6 +174,11 @@ class EmulatedGroup(dist.ProcessGroup):
         if not getattr(opts, "asyncOp", True):
             work.wait()
         return work
+
+    def _reduced(self, what: str, parts: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
+        """The reduction of one tensor per rank, which must agree in dtype and size."""
+        self._check_alike(what, parts)
+        return reduce_tensors(parts, op)
 
     def _check_alike(self, what: str, tensors: Sequence[torch.Tensor]) -> None:
         """The ranks' tensors must agree in dtype and in number of elements."""
@@ -206,10 +202,10 @@ class EmulatedGroup(dist.ProcessGroup):
                 f"{what}: root {root} of a group of {self.size()} ranks", place=user_place()
             )
 
-    # ---- collectives
+    # ---- collectives: each says what it leaves, and which of its outputs get what of all values
 
     def barrier(self, opts: Any = None) -> EmulatedWork:
-        return self._collective("barrier", None, lambda meeting, values: None, opts=opts)
+        return self._collective("barrier", None, lambda meeting, values: (), opts=opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         self.barrier().wait()
@@ -218,36 +214,29 @@ class EmulatedGroup(dist.ProcessGroup):
         tensors = _as_list(tensors)
         op = getattr(opts, "reduceOp", ReduceOp.SUM)
 
-        def finish(meeting: Meeting, values: list[Any]) -> None:
-            for i in range(len(tensors)):
-                self._check_alike("all_reduce", [value[i] for value in values])
-            results = meeting.once(
-                lambda: [
-                    reduce_tensors([value[i] for value in values], op) for i in range(len(tensors))
-                ]
-            )
-            for tensor, result in zip(tensors, results, strict=True):
-                _write(tensor, result)
+        def arrivals(meeting: Meeting, values: list[Any]) -> Pairs:
+            # The same bits for everybody: computed once.
+            parts = zip(*values, strict=True)
+            sums = meeting.once(lambda: [self._reduced("all_reduce", one, op) for one in parts])
+            return zip(tensors, sums, strict=True)
 
         what = f"all_reduce({_reduce_name(op).lower()})"
-        return self._collective(what, _copies(tensors), finish, opts=opts, outputs=tensors)
+        return self._collective(what, _copies(tensors), arrivals, opts=opts, outputs=tensors)
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> EmulatedWork:
-        return self.allreduce(tensors, opts)
+    allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Any, opts: Any) -> EmulatedWork:
         tensors = _as_list(tensors)
-        root = opts.rootRank
+        root, op = opts.rootRank, opts.reduceOp
         self._check_root("reduce", root)
 
-        def finish(meeting: Meeting, values: list[Any]) -> None:
+        def arrivals(meeting: Meeting, values: list[Any]) -> Pairs:
             if self.position == root:
-                self._check_alike("reduce", [value[0] for value in values])
-                _write(tensors[0], reduce_tensors([v[0] for v in values], opts.reduceOp))
+                yield tensors[0], self._reduced("reduce", [value[0] for value in values], op)
 
-        what = f"reduce({_reduce_name(opts.reduceOp).lower()} to {root})"
+        what = f"reduce({_reduce_name(op).lower()} to {root})"
         sources = None if self.position == root else [self.position]
-        return self._collective(what, _copies(tensors), finish, sources, opts)
+        return self._collective(what, _copies(tensors), arrivals, sources, opts)
 
     def broadcast(self, tensors: Any, opts: Any) -> EmulatedWork:
         tensors = _as_list(tensors)
@@ -255,30 +244,22 @@ class EmulatedGroup(dist.ProcessGroup):
         self._check_root("broadcast", root)
         is_root = self.position == root
 
-        def finish(meeting: Meeting, values: list[Any]) -> None:
-            if not is_root:
-                for tensor, value in zip(tensors, values[root], strict=True):
-                    _check_size("broadcast", tensor, value)
-                    _write(tensor, value)
+        def arrivals(meeting: Meeting, values: list[Any]) -> Pairs:
+            return () if is_root else zip(tensors, values[root], strict=True)
 
         value = _copies(tensors) if is_root else None
-        return self._collective(f"broadcast(from {root})", value, finish, [root], opts, tensors)
+        return self._collective(f"broadcast(from {root})", value, arrivals, [root], opts, tensors)
 
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> EmulatedWork:
-        inputs = _as_list(inputs)
+        def arrivals(meeting: Meeting, values: list[Any]) -> Pairs:
+            for outputs, parts in zip(output_lists, zip(*values, strict=True), strict=True):
+                yield from zip(outputs, parts, strict=True)
 
-        def finish(meeting: Meeting, values: list[Any]) -> None:
-            for i, outputs in enumerate(output_lists):
-                for tensor, value in zip(outputs, values, strict=True):
-                    _check_size("all_gather", tensor, value[i])
-                    _write(tensor, value[i])
-
-        return self._collective("all_gather", _copies(inputs), finish, opts=opts)
+        return self._collective("all_gather", _copies(inputs), arrivals, opts=opts)
 
     def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> EmulatedWork:
         # torch hands over one list per rank here, not one per input.
-        by_input = [[per_rank[i] for per_rank in output_lists] for i in range(len(inputs))]
-        return self.allgather(by_input, inputs, opts)
+        return self.allgather(list(zip(*output_lists, strict=True)), inputs, opts)
 
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
@@ -290,17 +271,14 @@ class EmulatedGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
     ) -> EmulatedWork:
-        def finish(meeting: Meeting, values: list[Any]) -> None:
-            for i, output in enumerate(outputs):
-                parts = [value[i] for value in values]
-                self._check_alike("all_gather_into_tensor", parts)
-                gathered = torch.cat([part.reshape(-1) for part in parts])
-                _check_size("all_gather_into_tensor", output, gathered)
-                _write(output, gathered)
+        what = "all_gather_into_tensor"
 
-        return self._collective(
-            "all_gather_into_tensor", _copies(inputs), finish, opts=opts, outputs=outputs
-        )
+        def arrivals(meeting: Meeting, values: list[Any]) -> Pairs:
+            for output, parts in zip(outputs, zip(*values, strict=True), strict=True):
+                self._check_alike(what, parts)
+                yield output, torch.cat([part.reshape(-1) for part in parts])
+
+        return self._collective(what, _copies(inputs), arrivals, opts=opts, outputs=outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -309,41 +287,34 @@ class EmulatedGroup(dist.ProcessGroup):
         self._check_root("gather", root)
         is_root = self.position == root
 
-        def finish(meeting: Meeting, values: list[Any]) -> None:
-            if is_root:
-                for tensor, value in zip(output_lists[0], values, strict=True):
-                    _check_size("gather", tensor, value[0])
-                    _write(tensor, value[0])
+        def arrivals(meeting: Meeting, values: list[Any]) -> Pairs:
+            parts = [value[0] for value in values if is_root]
+            return zip(output_lists[0], parts, strict=True) if is_root else ()
 
         sources = None if is_root else [self.position]
-        return self._collective(f"gather(to {root})", _copies(inputs), finish, sources, opts)
+        return self._collective(f"gather(to {root})", _copies(inputs), arrivals, sources, opts)
 
     def scatter(self, outputs: Any, input_lists: Any, opts: Any) -> EmulatedWork:
-        outputs = _as_list(outputs)
         root = opts.rootRank
         self._check_root("scatter", root)
         value = _copies(input_lists[0]) if self.position == root else None
 
-        def finish(meeting: Meeting, values: list[Any]) -> None:
-            _check_size("scatter", outputs[0], values[root][self.position])
-            _write(outputs[0], values[root][self.position])
+        def arrivals(meeting: Meeting, values: list[Any]) -> Pairs:
+            yield _as_list(outputs)[0], values[root][self.position]
 
-        return self._collective(f"scatter(from {root})", value, finish, [root], opts)
+        return self._collective(f"scatter(from {root})", value, arrivals, [root], opts)
 
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> EmulatedWork:
-        outputs = _as_list(outputs)
         op = getattr(opts, "reduceOp", ReduceOp.SUM)
 
-        def finish(meeting: Meeting, values: list[Any]) -> None:
-            for i, output in enumerate(outputs):
+        def arrivals(meeting: Meeting, values: list[Any]) -> Pairs:
+            for i, output in enumerate(_as_list(outputs)):
                 parts = [value[i][self.position] for value in values]
-                self._check_alike("reduce_scatter", parts)
-                _check_size("reduce_scatter", output, parts[0])
-                _write(output, reduce_tensors(parts, op))
+                yield output, self._reduced("reduce_scatter", parts, op)
 
         value = [_copies(inputs) for inputs in input_lists]
         what = f"reduce_scatter({_reduce_name(op).lower()})"
-        return self._collective(what, value, finish, opts=opts)
+        return self._collective(what, value, arrivals, opts=opts)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
@@ -364,26 +335,19 @@ class EmulatedGroup(dist.ProcessGroup):
                     place=user_place(),
                 )
 
-        def finish(meeting: Meeting, values: list[Any]) -> None:
-            for i, output in enumerate(outputs):
-                self._check_alike("reduce_scatter_tensor", [value[i] for value in values])
-                count = output.numel()
-                begin = self.position * count
-                parts = [value[i].reshape(-1)[begin : begin + count] for value in values]
-                _write(output, reduce_tensors(parts, op))
+        def arrivals(meeting: Meeting, values: list[Any]) -> Pairs:
+            for output, parts in zip(outputs, zip(*values, strict=True), strict=True):
+                self._check_alike("reduce_scatter_tensor", parts)
+                mine = [part.reshape(self.size(), output.numel())[self.position] for part in parts]
+                yield output, reduce_tensors(mine, op)
 
         what = f"reduce_scatter_tensor({_reduce_name(op).lower()})"
-        return self._collective(what, _copies(inputs), finish, opts=opts, outputs=outputs)
+        return self._collective(what, _copies(inputs), arrivals, opts=opts, outputs=outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> EmulatedWork:
-        def finish(meeting: Meeting, values: list[Any]) -> None:
-            for tensor, value in zip(outputs, values, strict=True):
-                _check_size("all_to_all", tensor, value[self.position])
-                _write(tensor, value[self.position])
-
-        return self._collective("all_to_all", _copies(inputs), finish, opts=opts)
+        return self._collective("all_to_all", _copies(inputs), self._mine_of(outputs), opts=opts)
 
     def all_to_all_single(
         self, output: torch.Tensor, input: torch.Tensor, output_splits: Any, input_splits: Any,
@@ -391,16 +355,17 @@ class EmulatedGroup(dist.ProcessGroup):
     ) -> EmulatedWork:  # fmt: skip
         out_sizes = self._splits("all_to_all_single output", output, output_splits)
         in_sizes = self._splits("all_to_all_single input", input, input_splits)
-        value = [part.detach().clone() for part in input.detach().split(in_sizes)]
-
-        def finish(meeting: Meeting, values: list[Any]) -> None:
-            for tensor, parts in zip(output.detach().split(out_sizes), values, strict=True):
-                _check_size("all_to_all_single", tensor, parts[self.position])
-                _write(tensor, parts[self.position])
-
-        return self._collective("all_to_all_single", value, finish, opts=opts)
+        value = _copies(input.detach().split(in_sizes))
+        arrivals = self._mine_of(output.detach().split(out_sizes))
+        return self._collective("all_to_all_single", value, arrivals, opts=opts)
 
     alltoall_base = all_to_all_single
+
+    def _mine_of(self, outputs: Sequence[torch.Tensor]) -> Arrivals:
+        """Into each output what its rank has for this one."""
+        return lambda meeting, values: zip(
+            outputs, [parts[self.position] for parts in values], strict=True
+        )
 
     def _splits(self, what: str, tensor: torch.Tensor, sizes: Any) -> list[int]:
         rows = tensor.shape[0] if tensor.dim() else 0
@@ -451,8 +416,7 @@ class EmulatedGroup(dist.ProcessGroup):
             work.source = sources[chosen]
             with torch.no_grad():
                 for tensor, value in zip(tensors, values, strict=True):
-                    _check_size("recv", tensor, value)
-                    _write(tensor, value)
+                    _write("recv", tensor, value)
 
         work = _ReceiveWork(finish, lambda: any(self.meetings.letters.get(box) for box in boxes))
         return work
@@ -461,10 +425,10 @@ class EmulatedGroup(dist.ProcessGroup):
 class _ReceiveWork(EmulatedWork):
     source = -1
 
-    def _source_rank(self) -> int:
+    def source_rank(self) -> int:
         return self.source
 
-    source_rank = _source_rank
+    _source_rank = source_rank
 
 
 def _as_list(tensors: Any) -> list[torch.Tensor]:
@@ -475,11 +439,7 @@ def _copies(tensors: Any) -> list[torch.Tensor]:
     return [tensor.detach().clone() for tensor in _as_list(tensors)]
 
 
-def _write(destination: torch.Tensor, value: torch.Tensor) -> None:
-    destination.detach().copy_(value.reshape(destination.shape))
-
-
-def _check_size(what: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
+def _write(what: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
     if tensor.dtype != value.dtype:
         raise DtypeError(
             f"{what}: {value.dtype} arrives for an output of {tensor.dtype}", place=user_place()
@@ -489,3 +449,4 @@ def _check_size(what: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
             f"{what}: {tuple(value.shape)} arrives for an output of {tuple(tensor.shape)}",
             place=user_place(),
         )
+    tensor.detach().copy_(value.reshape(tensor.shape))

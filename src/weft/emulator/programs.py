@@ -4,7 +4,7 @@ A program is a coroutine. It runs undisturbed between synchronising operations, 
 whether two plain accesses race does not depend on when they run but on what orders them, and only
 synchronising operations order. At those the program may be set aside, and another one runs.
 
-What it does to memory is in `plain_access`, `descriptors`, `synchronising`, `packets`, `lines` and
+What it does to memory is in `plain_access`, `descriptors`, `synchronising`, `packets` and
 `transfers`, each building on the one before; what it knows is in `knowledge`. Here are its life
 and weft's own primitives.
 """

@@ -22,7 +22,7 @@ from weft.base.user_place import user_place
 from weft.emulator.actors import Actor
 from weft.emulator.context import Kept, MakeWork, RankContext
 from weft.emulator.device import Stream, Work
-from weft.emulator.spans import address_of, span_of
+from weft.emulator.spans import address_of, span_of, tensors_in
 from weft.emulator.torch_costs import charge
 from weft.emulator.works import Event, EventRecord, EventWait
 
@@ -196,10 +196,10 @@ def frozen_operation(
         result: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
     else:
         result = func(*args, **kwargs)  # for shapes and memory; the values mean nothing yet
-        outputs = _tensors_in(result)
+        outputs = list(tensors_in(result))
         for tensor in outputs:
             context.track(tensor, "result", initialised=False)
-    for tensor in _tensors_in((args, tuple(kwargs.values()))):
+    for tensor in tensors_in((args, tuple(kwargs.values()))):
         context.track(tensor, "operand")
 
     def run(actor: Any, work: Work) -> None:
@@ -209,7 +209,7 @@ def frozen_operation(
         if context.time is not None:
             charge(work, func, args, kwargs, again)
         if not manner.writes:
-            for tensor, value in zip(outputs, _tensors_in(again), strict=True):
+            for tensor, value in zip(outputs, tensors_in(again), strict=True):
                 actor.access([span_of(tensor)], True)
                 tensor.copy_(value)
 
@@ -247,15 +247,3 @@ class _Wait:
 def _written(manner: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
     named = [*zip(manner.names, args, strict=False), *kwargs.items()]
     return [value for name, value in named if name in manner.writes]
-
-
-def _flat(values: Any):
-    if isinstance(values, (tuple, list)):
-        for value in values:
-            yield from _flat(value)
-    else:
-        yield values
-
-
-def _tensors_in(values: Any) -> list[torch.Tensor]:
-    return [value for value in _flat(values) if isinstance(value, torch.Tensor)]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -22,6 +25,15 @@ def span_of(tensor: torch.Tensor) -> Span:
     if 0 in strides:
         shape = tuple(min(n, 1) if s == 0 else n for n, s in zip(shape, strides, strict=True))
     return address_of(tensor), shape, tuple(s * size for s in strides), CELLS[size]
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in tuples and lists of whatever depth."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from tensors_in(one)
 
 
 def spans_of(tensor: torch.Tensor, chosen: torch.Tensor) -> list[Span]:

@@ -199,12 +199,8 @@ class TimedProgram(Program):
             return super().extern(symbol, args, dtype, shape, loc)
         ptr, _, *rest = args
         mask = rest[0] if rest else None
-        if name.endswith("lines"):
-            ptr, mask = np.asarray(ptr)[: max(int(mask), 0)], None
         if name.startswith("weft.put"):
             self._count(np.asarray(ptr), mask, np.dtype(np.int64), np.shape(ptr), True)
-        if name.endswith("lines"):
-            ptr = ptr[:, -1]
         self.settle_time()
         result = super().extern(symbol, args, dtype, shape, loc)
         for allocation, index, _ in self._packet_lanes(ptr, mask, loc):

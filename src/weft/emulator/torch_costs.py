@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-
 from weft.emulator.device import Work
+from weft.emulator.spans import tensors_in
 
 
 def charge(work: Work, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
@@ -16,18 +14,10 @@ def charge(work: Work, func: Any, args: tuple, kwargs: dict, result: Any) -> Non
 
     packet = func.overloadpacket
     work.kind = str(packet).removeprefix("aten.")
-    tensors = list(_tensors((*args, *kwargs.values(), result)))
+    tensors = list(tensors_in((*args, *kwargs.values(), result)))
     # A tensor that is both an argument and the result is written only.
     known = {(t.data_ptr(), t.numel()): t.numel() * t.element_size() for t in tensors}
     work.nbytes = sum(known.values())
     if packet in flop_registry:
         work.flops = flop_registry[packet](*args, **kwargs, out_val=result)
         work.operand_bytes = tensors[0].element_size()
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from _tensors(value)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.emulator.affine import AffinePointers, Box
+from weft.emulator.affine import AffinePointers, Box, bounds
 from weft.emulator.memory import Allocation
 
 
@@ -29,7 +29,7 @@ class Window(NamedTuple):
 
     def span(self) -> tuple[int, int]:
         """(offset of the first byte in the allocation, number of bytes to the last)."""
-        low, high = _bounds(self.address, self.data.strides, self.data.shape)
+        low, high = bounds(self.address, zip(self.data.strides, self.data.shape, strict=True))
         return low - self.allocation.address, high - low + self.data.itemsize
 
 
@@ -56,7 +56,7 @@ def find_window(
         if inside is not None:
             inside = tuple([slice(first, end) for first, end in box])
             shape = tuple(valid)
-    low, high = _bounds(address, steps, shape)
+    low, high = bounds(address, zip(steps, shape, strict=True))
     itemsize = dtype.itemsize
     allocation = find(low, high + itemsize, loc)
     if allocation is None or 0 in steps and _repeats(steps, shape):
@@ -77,17 +77,6 @@ def find_window(
         cell_steps = (*[step // cell * 4 for step in steps], 4)
         shadow = np.ndarray((*shape, factor), np.int32, allocation.shadow, first_cell, cell_steps)
     return Window(allocation, data, shadow, address, inside)
-
-
-def _bounds(address: int, steps: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int]:
-    """The lowest and the highest address of an element."""
-    low = high = address
-    for step, extent in zip(steps, shape, strict=True):
-        if step < 0:
-            low += step * (extent - 1)
-        else:
-            high += step * (extent - 1)
-    return low, high
 
 
 def _repeats(steps: tuple[int, ...], shape: tuple[int, ...]) -> bool:

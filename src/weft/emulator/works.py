@@ -37,7 +37,6 @@ class KernelWork(Work):
         self.next = 0
         self.out_of_order: list[int] = []  # those to start, where a choice was taken
         self.ended = 0
-        self.end_clock: Clock | None = None
         # (first address, last, bytes in all) by allocation and direction, in simulated time.
         self.touched: dict[tuple[Allocation, bool], tuple[int, int, int]] = {}
 

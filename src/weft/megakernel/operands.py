@@ -11,7 +11,7 @@ name: of a size that the program calls by name that name, else that of which com
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 
 from weft.base.parts import full_part
 from weft.compiler.passes.tile import held_by, number
@@ -66,7 +66,9 @@ class Operands:
         return rows if which == "m" else columns
 
     def _row(self, one: Operation) -> dict[str, str]:
-        given = {**KINDS[one.kind](one), **_target(one)}
+        words = {"made": one.task.name, "write": one.write, "last": one.reads[-1]}
+        given = {name: text.format(*one.reads, **words) for name, text in KINDS[one.kind].items()}
+        given |= _target(one)
         given = {name: _SIZE.sub(self._named, value) for name, value in given.items()}
         return {
             name: _BUFFER.sub(lambda match: f"v.{field_of(match[1])}", value)
@@ -112,76 +114,34 @@ def _target(one: Operation) -> dict[str, str]:
     return {"out": out, "stride": f"s.{one.write}_stride"}
 
 
-def _extents(name: str) -> dict[str, str]:
-    return {"m": f"s.{name}_m", "n": f"s.{name}_n"}
-
-
-def _product(one: Operation) -> dict[str, str]:
-    x, w = one.reads
-    return {
-        "x": f"v.{x}", "w": f"v.{w}", "m": f"s.{one.task.name}_m", "n": f"s.{one.task.name}_n",
-        "k": f"s.{x}_n", "stride_x": f"s.{x}_stride", "stride_w": f"s.{w}_stride",
-    }  # fmt: skip
-
-
-def _elements(one: Operation) -> dict[str, str]:
-    given = {"x": f"v.{one.reads[0]}", **_extents(one.task.name)}
-    return {**given, "stride_x": f"s.{one.reads[0]}_stride"}
-
-
-def _pairs(one: Operation) -> dict[str, str]:
-    x, y = one.reads[0], one.reads[-1]
-    given = {"x": f"v.{x}", "y": f"v.{y}", **_extents(one.task.name)}
-    return {**given, "stride_x": f"s.{x}_stride", "stride_y": f"s.{y}_stride"}
-
-
-def _normed(one: Operation) -> dict[str, str]:
-    x, weight = one.reads
-    given = {"x": f"v.{x}", "weight": f"v.{weight}", **_extents(one.task.name)}
-    return {**given, "stride_x": f"s.{x}_stride"}
-
-
-def _moved(one: Operation) -> dict[str, str]:
-    (x,) = one.reads
-    return {"x": f"v.{x}", "n": f"s.{x}_n", "stride_x": f"s.{x}_stride"}
-
-
-def _summed(one: Operation) -> dict[str, str]:
-    own, partials = one.reads[0], one.reads[-1]
-    return {
-        "own": f"v.{own}", "own_stride": f"s.{own}_stride", "partials": f"v.{partials}",
-        "partials_stride": f"s.{partials}_stride", "slab": f"s.{partials}_slab",
-        "n": f"s.{one.task.name}_n",
-    }  # fmt: skip
-
-
-def _turned(one: Operation) -> dict[str, str]:
-    x, lengths = one.reads
-    given = {"x": f"v.{x}", "lengths": f"v.{lengths}", **_extents(one.task.name)}
-    return {**given, "stride_x": f"s.{x}_stride"}
-
-
-def _appended(one: Operation) -> dict[str, str]:
-    cache, x, lengths = one.reads
-    return {
-        "cache": f"v.{cache}", "x": f"v.{x}", "lengths": f"v.{lengths}", "n": f"s.{x}_n",
-        "max_kv": f"s.{cache}_m // s.{x}_m", "stride_x": f"s.{x}_stride",
-        "stride": f"s.{cache}_stride",
-    }  # fmt: skip
-
-
-def _attended(one: Operation) -> dict[str, str]:
-    q, k, v, lengths = one.reads
-    return {
-        "q": f"v.{q}", "keys": f"v.{k}", "values": f"v.{v}", "lengths": f"v.{lengths}",
-        **_extents(one.task.name), "kv_n": f"s.{k}_n", "max_kv": f"s.{k}_m // s.{one.task.name}_m",
-        "out": f"v.{one.write}",
-    }  # fmt: skip
-
-
-KINDS: dict[str, Callable[[Operation], dict[str, str]]] = {
-    "matmul": _product, "silu": _elements, "silu_mul": _elements,
-    "silu_mul_halves": _elements, "mul": _pairs, "add": _pairs,
-    "rms_norm": _normed, "rope": _turned, "kv_append": _appended, "decode_attention": _attended,
-    GATHER: _moved, SEND: _moved, COPY: _moved, REDUCE: _summed,
+# By kind, what a body's names are: {0}, {1}, .. are the buffers that the operation reads, {last}
+# the last of them, {made} is the value and {write} the buffer that it makes.
+_EXTENTS = {"m": "s.{made}_m", "n": "s.{made}_n"}
+_ONE = {"x": "v.{0}", **_EXTENTS, "stride_x": "s.{0}_stride"}
+_TWO = {
+    "x": "v.{0}", "y": "v.{last}", **_EXTENTS, "stride_x": "s.{0}_stride",
+    "stride_y": "s.{last}_stride",
+}  # fmt: skip
+_MOVED = {"x": "v.{0}", "n": "s.{0}_n", "stride_x": "s.{0}_stride"}
+KINDS: dict[str, dict[str, str]] = {
+    "matmul": {
+        "x": "v.{0}", "w": "v.{1}", **_EXTENTS, "k": "s.{0}_n", "stride_x": "s.{0}_stride",
+        "stride_w": "s.{1}_stride",
+    },
+    "silu": _ONE, "silu_mul": _ONE, "silu_mul_halves": _ONE, "mul": _TWO, "add": _TWO,
+    "rms_norm": {"x": "v.{0}", "weight": "v.{1}", **_EXTENTS, "stride_x": "s.{0}_stride"},
+    "rope": {"x": "v.{0}", "lengths": "v.{1}", **_EXTENTS, "stride_x": "s.{0}_stride"},
+    "kv_append": {
+        "cache": "v.{0}", "x": "v.{1}", "lengths": "v.{2}", "n": "s.{1}_n",
+        "max_kv": "s.{0}_m // s.{1}_m", "stride_x": "s.{1}_stride", "stride": "s.{0}_stride",
+    },
+    "decode_attention": {
+        "q": "v.{0}", "keys": "v.{1}", "values": "v.{2}", "lengths": "v.{3}", **_EXTENTS,
+        "kv_n": "s.{1}_n", "max_kv": "s.{1}_m // s.{made}_m", "out": "v.{write}",
+    },
+    GATHER: _MOVED, SEND: _MOVED, COPY: _MOVED,
+    REDUCE: {
+        "own": "v.{0}", "own_stride": "s.{0}_stride", "partials": "v.{last}",
+        "partials_stride": "s.{last}_stride", "slab": "s.{last}_slab", "n": "s.{made}_n",
+    },
 }  # fmt: skip

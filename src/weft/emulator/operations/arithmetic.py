@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,7 @@ ELEMENTWISE = {
     "arith.ceildivsi": ("signed quotient, rounded up", "ceildivsi({0}, {1})", None),
     "arith.ceildivui": (
         "unsigned quotient, rounded up",
-        "({u0} // {u1} + ({u0} % {u1} != 0)).astype({dtype})",
-        None,
+        "({u0} // {u1} + ({u0} % {u1} != 0)).astype({dtype})", None,
     ),
     "arith.andi": ("bitwise and", "{0} & {1}", "{0} & {1}"),
     "arith.ori": ("bitwise or", "{0} | {1}", "{0} | {1}"),
@@ -49,7 +49,17 @@ ELEMENTWISE = {
     "arith.maxnumf": ("larger; a NaN loses", "np.fmax({0}, {1})", None),
     "arith.minnumf": ("smaller; a NaN loses", "np.fmin({0}, {1})", None),
     "arith.index_cast": ("index from or to an integer", "{0}.astype({dtype})", "{0}"),
-}
+    "arith.extsi": ("wider integer, sign kept", "{0}.astype({dtype})", "-{0}.astype({dtype})"),
+    "arith.extui": (
+        "wider integer, zeros in front", "{u0}.astype({dtype})", "{0}.astype({dtype})",
+    ),
+    "arith.sitofp": (
+        "float from a signed integer", "{0}.astype({dtype})", "-{0}.astype({dtype})",
+    ),
+    "arith.uitofp": (
+        "float from an unsigned integer", "{u0}.astype({dtype})", "{0}.astype({dtype})",
+    ),
+}  # fmt: skip
 
 COMPARISONS = {
     "eq": ("==", ""), "ne": ("!=", ""),
@@ -71,9 +81,10 @@ FLOAT_COMPARISONS = {
 
 # What index arithmetic is as integers.
 AFFINE = {
-    "arith.addi": indexing.added,
-    "arith.subi": indexing.subtracted,
+    "arith.addi": partial(indexing.both, rule=indexing.plus),
+    "arith.subi": partial(indexing.both, rule=indexing.minus),
     "arith.muli": indexing.multiplied,
+    "arith.extsi": indexing.widened,
 }
 
 
@@ -137,71 +148,49 @@ def select(code: Any, op: Any) -> None:
         code.elementwise(op, "np.where({0}, {1}, {2})")
 
 
-@operation("arith.mului_extended", "unsigned product, low and high half")
-def multiply_unsigned_extended(code: Any, op: Any) -> None:
-    a, b = (code.expr(operand) for operand in op.operands)
-    phys = code.join(*(code.phys(operand) for operand in op.operands))
-    code.set(op.results[0], f"{a} * {b}", phys)
-    code.set(op.results[1], f"mulhiui({a}, {b})", phys)
+def _extended(high: str):
+    """Both halves of a product, the upper one by this function."""
+
+    def emit(code: Any, op: Any) -> None:
+        a, b = (code.expr(operand) for operand in op.operands)
+        phys = code.join(*(code.phys(operand) for operand in op.operands))
+        code.set(op.results[0], f"{a} * {b}", phys)
+        code.set(op.results[1], f"{high}({a}, {b})", phys)
+
+    return emit
 
 
-@operation("arith.mulsi_extended", "signed product, low and high half")
-def multiply_signed_extended(code: Any, op: Any) -> None:
-    a, b = (code.expr(operand) for operand in op.operands)
-    phys = code.join(*(code.phys(operand) for operand in op.operands))
-    code.set(op.results[0], f"{a} * {b}", phys)
-    code.set(op.results[1], f"mulhisi({a}, {b})", phys)
+add("arith.mului_extended", "unsigned product, low and high half", _extended("mulhiui"))
+add("arith.mulsi_extended", "signed product, low and high half", _extended("mulhisi"))
 
 
 # ---------------------------------------------------------------------------------------------
 # Conversions
 
-
-@operation("arith.extsi", "wider integer, sign kept")
-def extend_signed(code: Any, op: Any) -> None:
-    boolean = op.operands[0].type.element == "i1"
-    template = "-{0}.astype({dtype})" if boolean else "{0}.astype({dtype})"
-    code.elementwise(op, template, indexing.widened(code, op))
-
-
-@operation("arith.extui", "wider integer, zeros in front")
-def extend_unsigned(code: Any, op: Any) -> None:
-    boolean = op.operands[0].type.element == "i1"
-    code.elementwise(op, "{0}.astype({dtype})" if boolean else "{u0}.astype({dtype})")
-
-
-@operation("arith.trunci", "narrower integer, the low bits")
-def truncate_integer(code: Any, op: Any) -> None:
-    boolean = op.result.type.element == "i1"
-    code.elementwise(op, "({0} & 1).astype({dtype})" if boolean else "{0}.astype({dtype})")
+# As ELEMENTWISE, but the second template is for a result of i1.
+NARROWING = {
+    "arith.trunci": (
+        "narrower integer, the low bits", "{0}.astype({dtype})", "({0} & 1).astype({dtype})",
+    ),
+    "arith.fptosi": (
+        "signed integer from a float, toward zero, saturating; NaN gives 0",
+        "float_to_int({0}, {dtype})", "{0} != 0",
+    ),
+    "arith.fptoui": (
+        "unsigned integer from a float, toward zero, saturating; NaN gives 0",
+        "float_to_int({0}, {dtype}, True)", "{0} != 0",
+    ),
+}  # fmt: skip
 
 
-@operation("arith.sitofp", "float from a signed integer")
-def signed_to_float(code: Any, op: Any) -> None:
-    boolean = op.operands[0].type.element == "i1"
-    code.elementwise(op, "-{0}.astype({dtype})" if boolean else "{0}.astype({dtype})")
+def _narrowing(template: str, boolean: str):
+    return lambda code, op: code.elementwise(
+        op, boolean if op.result.type.element == "i1" else template
+    )
 
 
-@operation("arith.uitofp", "float from an unsigned integer")
-def unsigned_to_float(code: Any, op: Any) -> None:
-    boolean = op.operands[0].type.element == "i1"
-    code.elementwise(op, "{0}.astype({dtype})" if boolean else "{u0}.astype({dtype})")
-
-
-@operation("arith.fptosi", "signed integer from a float, toward zero, saturating; NaN gives 0")
-def float_to_signed(code: Any, op: Any) -> None:
-    if op.result.type.element == "i1":
-        code.elementwise(op, "{0} != 0")
-    else:
-        code.elementwise(op, "float_to_int({0}, {dtype})")
-
-
-@operation("arith.fptoui", "unsigned integer from a float, toward zero, saturating; NaN gives 0")
-def float_to_unsigned(code: Any, op: Any) -> None:
-    if op.result.type.element == "i1":
-        code.elementwise(op, "{0} != 0")
-    else:
-        code.elementwise(op, "float_to_int({0}, {dtype}, True)")
+for _name, (_summary, _template, _boolean) in NARROWING.items():
+    add(_name, _summary, _narrowing(_template, _boolean))
 
 
 def convert_float(code: Any, op: Any) -> None:

@@ -44,15 +44,8 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
-def _function(template: str):
-    def emit(code: Any, op: Any) -> None:
-        code.elementwise(op, template)
-
-    return emit
-
-
 for _name, (_summary, _template) in FUNCTIONS.items():
-    add(_name, _summary, _function(_template))
+    add(_name, _summary, _template)
 
 
 @operation("tt.clampf", "the first, kept between the two others")

@@ -94,16 +94,8 @@ def _known(rule: Callable, a: tuple, b: tuple) -> tuple[int | None, ...]:
 # Rules for tiles
 
 
-def added(code: Any, op: Any, rule: Callable = plus) -> Affine | None:
-    """a + b, or a - b."""
-    return _both(code, op, rule)
-
-
-def subtracted(code: Any, op: Any) -> Affine | None:
-    return _both(code, op, minus)
-
-
-def _both(code: Any, op: Any, rule: Callable) -> Affine | None:
+def both(code: Any, op: Any, rule: Callable) -> Affine | None:
+    """a + b or a - b, by its rule for integers."""
     rank = len(op.result.type.shape)
     sides = [affine_of(code, operand, rank) for operand in op.operands]
     if None in sides or not rank:

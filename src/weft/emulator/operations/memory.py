@@ -24,12 +24,18 @@ def load(code: Any, op: Any) -> None:
 @operation("tt.store", "write memory where the mask holds")
 def store(code: Any, op: Any) -> None:
     pointer, value, mask = (*op.operands, None)[:3]
+    pointers, chosen = _where(code, pointer, mask)
     dtype = code.constant_dtype(code.pointee(pointer))
-    where = _where(code, pointer, mask)
-    code.line(
-        f"rt.store({where[0]}, {code.expr(value)}, {where[1]}, "
-        f"{dtype}, {value.type.shape}, {code.loc(op)})"
-    )
+    _call(code, op, "store", pointers, code.expr(value), chosen, dtype, value.type.shape)
+
+
+def _call(code: Any, op: Any, method: str, *words: Any) -> None:
+    """The runtime's method with these words and the operation's location."""
+    text = f"rt.{method}({', '.join(map(str, words))}, {code.loc(op)})"
+    if op.results:
+        code.set(op.result, text)
+    else:
+        code.line(text)
 
 
 def _where(code: Any, pointer: Any, mask: Any) -> tuple[str, str]:
@@ -50,26 +56,21 @@ def _where(code: Any, pointer: Any, mask: Any) -> tuple[str, str]:
 
 @operation("tt.atomic_rmw", "read, change and write as one; gives the old value")
 def atomic_rmw(code: Any, op: Any) -> None:
-    kind, order, scope = op.words[:3]
+    kind, order, scope = map(repr, op.words[:3])
     pointer, value, mask = (*op.operands, None)[:3]
     dtype = code.constant_dtype(code.pointee(pointer))
-    code.set(
-        op.result,
-        f"rt.atomic_rmw({kind!r}, {order!r}, {scope!r}, {code.expr(pointer)}, {code.expr(value)}, "
-        f"{code.mask(mask)}, {dtype}, {op.result.type.shape}, {code.loc(op)})",
-    )
+    _call(
+        code, op, "atomic_rmw", kind, order, scope, code.expr(pointer), code.expr(value),
+        code.mask(mask), dtype, op.result.type.shape,
+    )  # fmt: skip
 
 
 @operation("tt.atomic_cas", "write if memory holds what was expected; gives the old value")
 def atomic_cas(code: Any, op: Any) -> None:
-    order, scope = op.words[:2]
-    pointer, expected, value = op.operands
-    dtype = code.constant_dtype(code.pointee(pointer))
-    code.set(
-        op.result,
-        f"rt.atomic_cas({order!r}, {scope!r}, {code.expr(pointer)}, {code.expr(expected)}, "
-        f"{code.expr(value)}, {dtype}, {op.result.type.shape}, {code.loc(op)})",
-    )
+    order, scope = map(repr, op.words[:2])
+    dtype = code.constant_dtype(code.pointee(op.operands[0]))
+    operands = map(code.expr, op.operands)
+    _call(code, op, "atomic_cas", order, scope, *operands, dtype, op.result.type.shape)
 
 
 # Triton 3.9's atomic accesses are weft's own, element by element.
@@ -141,48 +142,36 @@ def make_descriptor(code: Any, op: Any) -> None:
 @operation("tt.descriptor_load", "read a block; what lies outside is padding")
 def descriptor_load(code: Any, op: Any) -> None:
     descriptor, *indices = op.operands
-    code.set(
-        op.result,
-        f"rt.descriptor_load({code.expr(descriptor)}, {_tuple(code, indices)}, "
-        f"{op.result.type.shape}, {code.loc(op)})",
-    )
+    where = code.expr(descriptor), _tuple(code, indices)
+    _call(code, op, "descriptor_load", *where, op.result.type.shape)
 
 
 @operation("tt.descriptor_store", "write a block, asynchronously; what lies outside is dropped")
 def descriptor_store(code: Any, op: Any) -> None:
     descriptor, *indices, value = op.operands
-    code.line(
-        f"rt.descriptor_store({code.expr(descriptor)}, {_tuple(code, indices)}, "
-        f"{code.full(value)}, {code.loc(op)})"
-    )
+    where = code.expr(descriptor), _tuple(code, indices)
+    _call(code, op, "descriptor_store", *where, code.full(value))
 
 
 @operation("tt.descriptor_reduce", "add (min, max, and, or, xor) a block into memory")
 def descriptor_reduce(code: Any, op: Any) -> None:
     descriptor, *indices, value = op.operands
-    code.line(
-        f"rt.descriptor_reduce({op.words[0]!r}, {code.expr(descriptor)}, "
-        f"{_tuple(code, indices)}, {code.full(value)}, {code.loc(op)})"
-    )
+    where = code.expr(descriptor), _tuple(code, indices)
+    _call(code, op, "descriptor_reduce", repr(op.words[0]), *where, code.full(value))
 
 
 @operation("tt.descriptor_gather", "read the rows that a tile of indices names")
 def descriptor_gather(code: Any, op: Any) -> None:
     descriptor, rows, column = op.operands
-    code.set(
-        op.result,
-        f"rt.descriptor_gather({code.expr(descriptor)}, {code.full(rows)}, {code.expr(column)}, "
-        f"{op.result.type.shape}, {code.loc(op)})",
-    )
+    where = code.expr(descriptor), code.full(rows), code.expr(column)
+    _call(code, op, "descriptor_gather", *where, op.result.type.shape)
 
 
 @operation("tt.descriptor_scatter", "write the rows that a tile of indices names")
 def descriptor_scatter(code: Any, op: Any) -> None:
     descriptor, rows, column, value = op.operands
-    code.line(
-        f"rt.descriptor_scatter({code.expr(descriptor)}, {code.full(rows)}, {code.expr(column)}, "
-        f"{code.full(value)}, {code.loc(op)})"
-    )
+    where = code.expr(descriptor), code.full(rows), code.expr(column)
+    _call(code, op, "descriptor_scatter", *where, code.full(value))
 
 
 def _tuple(code: Any, values: list) -> str:
@@ -200,11 +189,7 @@ def extern(code: Any, op: Any) -> None:
     if symbol.startswith("weft."):
         args = ", ".join(code.expr(operand) for operand in op.operands)
         args = f"({args},)" if len(op.operands) == 1 else f"({args})"
-        call = (
-            f"rt.extern({symbol!r}, {args}, {code.dtype(op.result)}, "
-            f"{op.result.type.shape}, {code.loc(op)})"
-        )
-        code.set(op.result, call)
+        _call(code, op, "extern", repr(symbol), args, code.dtype(op.result), op.result.type.shape)
         return
     template = libdevice_template(symbol) if symbol.startswith("__nv_") else None
     if template is None:

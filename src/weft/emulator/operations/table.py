@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 
@@ -29,7 +30,15 @@ def operation(name: str, summary: str) -> Callable:
     return enter
 
 
-def add(name: str, summary: str, emit: Callable[[Any, Any], None]) -> None:
+def add(name: str, summary: str, emit: str | Callable[[Any, Any], None]) -> None:
+    """Enter a meaning: how it is written, or the template of an operation element by element."""
     if name in OPERATIONS:
         raise ValueError(f"{name} stands twice in the emulator's table of operations")
-    OPERATIONS[name] = Operation(name, summary, emit)
+    if isinstance(emit, str):
+        OPERATIONS[name] = Operation(name, summary, partial(_write_template, template=emit))
+    else:
+        OPERATIONS[name] = Operation(name, summary, emit)
+
+
+def _write_template(code: Any, op: Any, template: str) -> None:
+    code.elementwise(op, template)
