@@ -38,7 +38,7 @@ def transports(op: Op, nodes: Sequence[int]) -> list[str]:
 
 def cases(op: Op, shapes: Sequence[Mapping[str, int]]) -> list[Any]:
     """Nodes x transports; the shapes take turns, and every transport meets each of them."""
-    found, turns = [], dict.fromkeys(op.config.reaches_far, 0)
+    found, turns = [], dict.fromkeys(op.problem.transports, 0)
     for nodes in NODES:
         for transport in transports(op, nodes):
             shape = shapes[turns[transport] % len(shapes)]

@@ -15,8 +15,8 @@ from weft.base.card import Op
 from weft.base.dtypes import tolerance
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.ops._lanes import nodes_of
 from weft.ops._products import PUSH
+from weft.plan.problems import nodes_of
 
 EMU = TARGETS["emu"]
 

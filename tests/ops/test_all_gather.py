@@ -11,8 +11,8 @@ from calling import Caller, cases, check_kernels, one_slot_for_all, transports
 import weft
 from weft.base.errors import ConfigError, DtypeError, FarPointerError, ShapeError
 from weft.base.target import TARGETS
-from weft.ops import _lanes
 from weft.ops.all_gather import Config, Problem, all_gather, candidates, choose, op
+from weft.plan.vectors import width_of, words_in_vector
 
 SHAPES = [
     {"m": 37, "n": 6},  # nothing divides, four-byte words
@@ -117,7 +117,7 @@ def test_peers_memory_is_not_read_from_another_node(ranks):
 )
 def test_configurations_that_cannot_run(change, words):
     with pytest.raises(ConfigError, match=words):
-        replace(Config(), **change).check(Problem(64, 64, 4), TARGETS["cuda:90"])
+        replace(Config("push"), **change).check(Problem(64, 64, 4), TARGETS["cuda:90"])
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_compiles_everywhere_and_keeps_its_waits(target):
 
 
 def test_lines_are_16_bytes_wide_where_rows_allow():
-    aligned = _lanes.width_of(4096)
-    assert aligned == 16 and _lanes.words_in_vector(aligned) == 2
-    assert [_lanes.width_of(n) for n in (2, 7, 12, 24, 48)] == [2, 1, 4, 8, 16]
+    aligned = width_of(4096)
+    assert aligned == 16 and words_in_vector(aligned) == 2
+    assert [width_of(n) for n in (2, 7, 12, 24, 48)] == [2, 1, 4, 8, 16]
 
 
 def test_a_single_element_may_have_any_stride(ranks):

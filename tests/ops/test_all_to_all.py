@@ -21,7 +21,7 @@ SHAPES = [
     {"m": 24, "n": 35, "variable": 1},
 ]
 EVEN = [shape for shape in SHAPES if not shape["variable"]]
-BY_SPLITS = [name for name in op.config.reaches_far if name != "packets"]
+BY_SPLITS = [name for name in op.problem.transports if name != "packets"]
 
 
 def every_case():

@@ -20,7 +20,7 @@ import weft
 from weft.base.dtypes import tolerance
 from weft.base.errors import CallOrderError
 from weft.base.target import TARGETS
-from weft.ops import _lanes
+from weft.plan.call_cache import described
 
 RANKS = 3
 PRODUCT, ROWS = {"m": 24, "n": 24, "k": 16}, {"m": 24, "n": 40}
@@ -206,4 +206,4 @@ def test_b_of_fp8_that_lies_otherwise_is_named():
     }
     assert chosen == {"plain", "sm90"}, "else the test above may take fp8"
     b = torch.empty(1024, 512).t()
-    assert "b float32(512, 1024) of strides (1, 512)" in _lanes.described("b", [b], None)
+    assert "b float32(512, 1024) of strides (1, 512)" in described("b", [b], None)

@@ -1,43 +1,5 @@
-"""Collectives by torch.distributed, as a transport among others: where it was measured to be best.
+"""Names of weft.plan.nccl that operators still know by this one."""
 
-Not an operator. Sums are then made as the library makes them: in its order, and in its dtype.
-"""
+from weft.plan.nccl import TRANSPORT, all_gather, all_reduce, reduce_scatter
 
-from __future__ import annotations
-
-from typing import Any
-
-import torch
-import torch.distributed as dist
-
-TRANSPORT = "nccl"
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
-
-
-def all_gather(world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
-    dist.all_gather_into_tensor(_bits(out), _bits(x), group=world.backend.group)
-
-
-def all_to_all(world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
-    dist.all_to_all_single(_bits(out), _bits(x), group=world.backend.group)
-
-
-def all_reduce(world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
-    if out.data_ptr() != x.data_ptr():
-        out.copy_(x)
-    dist.all_reduce(out, group=world.backend.group)
-
-
-def reduce_scatter(world: Any, x: torch.Tensor, out: torch.Tensor) -> None:
-    dist.reduce_scatter_tensor(out, x, group=world.backend.group)
-
-
-BY_NAME = {
-    "all_gather": all_gather,
-    "all_to_all": all_to_all,
-    "all_reduce": all_reduce,
-    "reduce_scatter": reduce_scatter,
-}
+__all__ = ["TRANSPORT", "all_gather", "all_reduce", "reduce_scatter"]

@@ -20,6 +20,7 @@ from weft.base.target import Target
 from weft.compiler import layouts
 from weft.ops import _lanes, _records
 from weft.ops.moe_route import MOST_CHOSEN, Tables, cut_tiles, tokens_together
+from weft.plan.exchanges import Transport
 from weft.tiles import experts, route
 
 MOST_COLUMNS = 1024
@@ -44,6 +45,8 @@ class Problem(_lanes.Rows):
     top_k: int = 1
     tile_m: int = 128
     capacity: int = -1
+
+    transports = {"push": Transport(reaches_far=True), "packets": Transport()}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,7 +112,6 @@ class Config(_lanes.Lanes):
     block: int = 1024
     tokens: int = 4
     batch: int = 32
-    reaches_far = {"push": True, "packets": False}
 
     def can(self, problem: Any, target: Target) -> bool:
         return super().can(problem, target) and not (

@@ -17,8 +17,9 @@ from torch.compiler import is_dynamo_compiling
 
 from weft.base.errors import UsageError
 from weft.compiler import dtensors
-from weft.ops import _given, _misuse
+from weft.ops import _given
 from weft.ops._given import PLAIN, is_autocast
+from weft.plan.call_cache import refuse
 
 _configs: dict[str, Any] = {}
 _operations: dict[str, Any] = {}
@@ -75,7 +76,7 @@ def as_operation(
             while compiling; PlacementError: a DTensor that lies otherwise than `op` needs it
     """
     if not torch.compiler.is_dynamo_compiling():
-        _misuse.refuse(op, world, config)
+        refuse(op, world, config)
     dtensors.refuse(op, "out", out)
     tensors, rest = _given.plain(op, world, tensors, rest, has_out=out is not None)
     given = [out, *tensors] if out is not None and torch.is_grad_enabled() else []

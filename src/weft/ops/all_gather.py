@@ -3,7 +3,7 @@
 m is global and its rows are split as torch.chunk splits them; shards may be empty. Rows are moved
 as integers, so any dtype is, bit by bit.
 
-Plan, in lanes (weft.tiles.move): lane l moves piece l of every shard
+Plan, in channels (weft.tiles.move): channel l moves piece l of every shard
     push         tile of own rows -> its box on every rank, tile by tile (weft.tiles.exchange);
                  then boxes -> out
     packets      the same, each 32 bits in a word with their flag: no signal and no fence, at
@@ -33,23 +33,25 @@ Source  the design's section 4; NCCL's ring, and its LL protocol for packets
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd.graph import increment_version
 
-from weft.base.card import Op, Trial, trials
 from weft.base.dtypes import DTYPES
-from weft.base.records import KernelRecord
-from weft.base.target import Target
 from weft.compiler import layouts
-from weft.ops import _baselines, _lanes, _operations
+from weft.ops import _baselines, _operations
+from weft.plan import exchanges
+from weft.plan.call_cache import check_shard, find_call, is_on_heap
+from weft.plan.exchanges import Config, Transport, candidates, choose, fake, kernels
+from weft.plan.vectors import VECTOR_BYTES
 from weft.runtime.world import World
-from weft.tiles import copied, exchange, fetch, move, packets, relay
+from weft.tiles import copied, exchange, fetch, packets, relay
+
+__all__ = ["Config", "Problem", "all_gather", "candidates", "choose", "fake", "kernels", "op"]
+
+GATHER = {"to_all": True, "sums": False}
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -58,54 +60,80 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tor
     return [gathered for _ in inputs]
 
 
-# ---------------------------------------------------------------------------------------------
-# Problem and configuration
+class CopyEngine:
+    """What a call by copy engines queues; recorded once it has come a few times."""
+
+    def __init__(self, call: exchanges.Call) -> None:
+        self.call, self.world, self.problem = call, call.world, call.problem
+        self.replays = self.world.replays()
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        slot = self.call.take_slot()
+        self.replays.run(
+            (slot.number, x.data_ptr(), out.data_ptr()), lambda: self._queue(slot, x, out)
+        )
+
+    def _queue(self, slot: Any, x: torch.Tensor, out: torch.Tensor) -> None:
+        world, call, in_place = self.world, self.call, self.problem.in_place
+        main, copier = world.current_stream(), world.stream("copy")
+        one = Config("copy_engine", lanes=1, num_warps=1)
+        if not in_place:
+            call.launch(copied.stage, call.config, slot, x, out)
+        copier.wait(main)
+        with copier:
+            call.launch(copied.announce, one, slot, x, out)
+        call.launch(copied.keep, call.config, slot, x, out)
+        with copier:
+            self._copy(x if in_place else slot.staged, out)
+            call.launch(copied.finish, one, slot, x, out)
+        main.wait(copier)
+
+    def _copy(self, rows: torch.Tensor, out: torch.Tensor) -> None:
+        """The others' rows, one rank's after the other's: several at once are slower."""
+        world, bytes_out = self.world, out.reshape(-1).view(torch.uint8)
+        flat = rows.reshape(-1).view(torch.uint8)
+        for hop in range(1, world.num_ranks):
+            source = (world.rank + hop) % world.num_ranks
+            first, end = (row * self.problem.row_bytes for row in self.problem.shard(source))
+            if first < end:
+                world.copy(bytes_out[first:end], world.peer(flat, source)[: end - first])
 
 
 @dataclass(frozen=True)
-class Problem(_lanes.Rows):
+class Problem(exchanges.Problem):
     """m rows of n elements over all ranks, each holding its shard."""
 
     op = "all_gather"
     dtypes = tuple(DTYPES)
+    transports = {
+        "push": Transport((exchange.push,), True, GATHER),
+        "relay": Transport((relay.relay_rows,), True),
+        "ring": Transport((relay.ring_rows,), True),
+        "packets": Transport((packets.push_packets,), constants=GATHER),
+        "pull": Transport((fetch.pull,), constants=GATHER),
+        "copy_engine": Transport(
+            (copied.stage, copied.announce, copied.keep, copied.finish), start=CopyEngine
+        ),
+    }
 
-    @property
-    def moved_bytes(self) -> int:
-        """What one rank receives when all shards are full."""
-        return (self.m - min(self.rows, self.m)) * self.row_bytes
+    def in_rows(self, rank: int) -> int:
+        first, end = self.shard(rank)
+        return end - first
 
+    def staged_bytes(self, shares_out: bool) -> int:
+        return 0 if self.in_place else self.shard_bytes
 
-@dataclass(frozen=True)
-class Config(_lanes.Lanes):
-    """How the rows are moved; `transport` as the Plan says."""
-
-    transport: str = "push"
-    reaches_far = {
-        "push": True, "relay": True, "ring": True, "packets": False, "pull": False,
-        "copy_engine": False,
-    }  # fmt: skip
-
-
-def candidates(problem: Problem, target: Target) -> Iterator[Config]:
-    """Configurations worth measuring, the one to take unmeasured first."""
-    word_bytes = _lanes.word_bytes(problem)
-    yield from _lanes.candidates(Config, problem, target, problem.shard_bytes, word_bytes)
-
-
-def choose(problem: Problem, target: Target) -> Config:
-    """The configuration to take when nothing was measured: a pure function of both."""
-    return next(candidates(problem, target))
-
-
-# ---------------------------------------------------------------------------------------------
-# The host
-
-PROGRAMS = {
-    "push": exchange.push, "packets": packets.push_packets, "pull": fetch.pull,
-    "relay": relay.relay_rows, "ring": relay.ring_rows,
-}  # fmt: skip
-BY_STEPS = ("push", "packets", "pull")
-GATHER = {"to_all": True, "sums": False}
+    def workspace(self, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+        if config.transport == "copy_engine":
+            staged = max(self.staged_bytes(False), VECTOR_BYTES)
+            return (
+                {"staged": ((staged,), torch.uint8)},
+                {"rows_ready": (self.num_ranks, torch.int64)},
+            )
+        return (
+            {"gathered": ((self.total_bytes,), torch.uint8)},
+            {"rows_ready": (self.num_ranks * config.lanes, torch.int64)},
+        )
 
 
 def all_gather(
@@ -129,117 +157,14 @@ def all_gather(
     if _operations.is_asked(x):
         rows = out.shape[0] if m is None and out is not None and out.dim() else m
         return _operations.as_operation("all_gather", world, (x,), rows, config=config, out=out)
-    call = _lanes.find_call(world, "all_gather", (x, out), (m, config), _Call)
-    if out is None:
-        out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device)
-    else:
-        increment_version((out,))
-    if not call.is_empty:
-        call.launch(world, x, out)
-    return out
+    call = find_call(world, "all_gather", (x, out), (m, config), _make_call)
+    return call(x, out)
 
 
-class _Call:
-    """What calls with tensors like these share on one rank."""
-
-    def __init__(self, world: World, x: Any, out: Any, m: int | None, config: Any) -> None:
-        self.problem = problem = problem_of(world, x, m, out)
-        self.config = config = config or choose(problem, world.target)
-        config.check(problem, world.target)
-        self.name = _lanes.name_of(world, problem, config, x)
-        self.out_shape = (problem.m, *x.shape[1:])
-        self.buffers = {"gathered": ((problem.m * problem.row_bytes,), torch.uint8)}
-        self.signals = {"rows_ready": (world.num_ranks * config.lanes, torch.int64)}
-        self.is_empty = problem.is_empty
-        self._start: Any = None
-
-    def launch(self, world: World, x: torch.Tensor, out: torch.Tensor) -> None:
-        world.operator_call(self.name, self.tensors)
-        if self._start is None:  # behind operator_call: it takes memory, which is collective
-            self._start = self._prepare(world)
-        self._start(x, out)
-
-    def _prepare(self, world: World) -> Any:
-        if self.config.by_library:
-            return _lanes.by_library("all_gather", world)
-        if self.config.transport in BY_STEPS:
-            return self._exchange().launches(world, self.config)
-        if self.config.transport == "copy_engine":
-            return _CopyEngine(world, self.problem, self.config)
-        return partial(self._by_slot, world)
-
-    def _exchange(self) -> _lanes.Exchange:
-        problem, is_pull = self.problem, self.config.transport == "pull"
-        return _lanes.Exchange(
-            fn=PROGRAMS[self.config.transport],
-            part_bytes=problem.shard_bytes,
-            align_bytes=problem.row_bytes,
-            word_bytes=_lanes.word_bytes(problem),
-            shards=((problem.m * problem.row_bytes, problem.shard_bytes), None),
-            memory=(0 if problem.in_place else problem.shard_bytes) if is_pull else None,
-            constants=(*((problem.in_place,) if is_pull else ()), *GATHER.values()),
-        )
-
-    def _by_slot(self, world: World, x: torch.Tensor, out: torch.Tensor) -> None:
-        problem, config = self.problem, self.config
-        slot = world.workspace("all_gather", self.buffers, self.signals)
-        width = _lanes.width_of(problem.row_bytes, x, out)
-        x, result, gathered = _lanes.as_words(width, x, out, slot.gathered)
-        PROGRAMS[config.transport][(config.lanes,)](
-            x, result, gathered, slot.rows_ready, slot.arg, _shards(problem, width), world.arg,
-            block=config.block, vec=_lanes.words_in_vector(width), **config.options(world.target),
-        )  # fmt: skip
-
-
-class _CopyEngine:
-    """What a call by copy engines queues; recorded once it has come a few times."""
-
-    def __init__(self, world: World, problem: Problem, config: Config) -> None:
-        self.world, self.problem, self.config = world, problem, config
-        staged = 0 if problem.in_place else problem.shard_bytes
-        self.buffers = {"staged": ((max(staged, _lanes.VECTOR_BYTES),), torch.uint8)}
-        self.signals = {"rows_ready": (world.num_ranks, torch.int64)}
-        self.replays = world.replays()
-
-    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        slot = self.world.workspace("all_gather.copy_engine", self.buffers, self.signals)
-        self.replays.run(
-            (slot.number, x.data_ptr(), out.data_ptr()), lambda: self._queue(slot, x, out)
-        )
-
-    def _queue(self, slot: Any, x: torch.Tensor, out: torch.Tensor) -> None:
-        problem, world, config = self.problem, self.world, self.config
-        main, copier = world.current_stream(), world.stream("copy")
-        width = _lanes.width_of(problem.row_bytes, x, out)
-        own, result, staged = _lanes.as_words(width, x, out, slot.staged)
-        about = (_shards(problem, width), world.arg, config.block, _lanes.words_in_vector(width))
-        if not problem.in_place:
-            copied.stage[(config.lanes,)](
-                own, staged, slot.arg, *about, num_warps=config.num_warps
-            )  # fmt: skip
-        copier.wait(main)
-        with copier:
-            copied.announce[(1,)](slot.rows_ready, slot.arg, world.arg, num_warps=1)
-        copied.keep[(config.lanes,)](own, result, *about, num_warps=config.num_warps)
-        with copier:
-            self._copy(x if problem.in_place else slot.staged, out)
-            copied.finish[(1,)](slot.arg, world.arg, problem.in_place, num_warps=1)
-        main.wait(copier)
-
-    def _copy(self, rows: torch.Tensor, out: torch.Tensor) -> None:
-        """The others' rows, one rank's after the other's: several at once are slower."""
-        world, bytes_out = self.world, out.reshape(-1).view(torch.uint8)
-        flat = rows.reshape(-1).view(torch.uint8)
-        for hop in range(1, world.num_ranks):
-            source = (world.rank + hop) % world.num_ranks
-            first, end = (row * self.problem.row_bytes for row in self.problem.shard(source))
-            if first < end:
-                world.copy(bytes_out[first:end], world.peer(flat, source)[: end - first])
-
-
-def _shards(problem: Problem, width: int) -> move.Shards:
-    word = min(width, 8)
-    return move.Shards(problem.m * problem.row_bytes // word, problem.shard_bytes // word)
+def _make_call(
+    world: World, x: Any, out: Any, m: int | None, config: Config | None
+) -> exchanges.Call:
+    return exchanges.Call(world, problem_of(world, x, m, out), config, x, out)
 
 
 def problem_of(world: World, x: Any, m: int | None = None, out: Any = None) -> Problem:
@@ -248,29 +173,15 @@ def problem_of(world: World, x: Any, m: int | None = None, out: Any = None) -> P
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
     """
     layouts.check_tensor("all_gather", "x", x, world)
-    rows, n = x.shape[0], math.prod(x.shape[1:])
+    rows = x.shape[0]
     sized_by = out if m is None and out is not None and out.dim() else None
     if m is None:
         m = rows * world.num_ranks if sized_by is None else sized_by.shape[0]
-    problem = Problem(
-        m, n, world.num_ranks, str(x.dtype), _lanes.nodes_of(world),
-        # An empty shard lies nowhere.
-        in_place=m == rows * world.num_ranks and _lanes.is_on_heap(world, x),
-    )  # fmt: skip
-    _lanes.check_shard("all_gather", "x", rows, problem, world, sized_by)
-    if out is not None:
-        _lanes.check_out("all_gather", out, (m, *x.shape[1:]), x.dtype, world)
+    # An empty shard lies nowhere.
+    in_place = m == rows * world.num_ranks and is_on_heap(world, x)
+    problem = exchanges.problem_of(Problem, world, x, m=m, in_place=in_place)
+    check_shard("all_gather", "x", rows, problem, world, sized_by)
     return problem
-
-
-# ---------------------------------------------------------------------------------------------
-# The card
-
-
-def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """One rank's random tensor on the CPU: the same for one seed on every machine."""
-    first, end = problem.shard(rank)
-    return {"x": _lanes.random_rows(problem, rank, end - first, seed)}
 
 
 def run(
@@ -279,65 +190,13 @@ def run(
     return all_gather(inputs["x"], world=world, m=problem.m, config=config)
 
 
-def kernels(
-    problem: Problem, config: Config | None, target: Target
-) -> Iterator[tuple[Any, KernelRecord]]:
-    """The kernels that a call with this configuration launches, as records."""
-    config = config or choose(problem, target)
-    config.check(problem, target)
-    width = _lanes.width_of(problem.row_bytes)
-    word = f"*i{8 * min(width, 8)}"
-    if config.by_packets:
-        word = f"*i{8 * min(width, _lanes.PACKET_BYTES)}"
-    words = {"x": word, "out": word, "gathered": word, "boxes": word, "staged": word,
-             "rows_ready": "*i64"}  # fmt: skip
-    if config.transport == "copy_engine":
-        fns = [copied.stage, copied.announce, copied.keep, copied.finish]
-    else:
-        fns = [] if config.by_library else [PROGRAMS[config.transport]]
-    for fn in fns:
-        yield _lanes.record("all_gather", fn, words, problem, config, target,
-                            vec=_lanes.words_in_vector(width), in_place=problem.in_place,
-                            incoming=None, width=min(_lanes.PACKET_BYTES, width),
-                            **GATHER)  # fmt: skip
-
-
-def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
-    """The result's shape and dtype, without its values."""
-    return torch.empty((problem.m, problem.n), dtype=problem.torch_dtype, device="meta")
-
-
-op = Op(
-    name="all_gather",
+op = exchanges.card(
+    Problem,
+    reference,
+    run,
     summary="out[m, n] = all_gather(x over rows)",
-    problem=Problem,
-    config=Config,
-    make_problem=partial(_lanes.make_problem, Problem),
-    make_inputs=make_inputs,
-    reference=reference,
-    run=run,
-    candidates=candidates,
-    kernels=kernels,
-    default_shape={"m": 256, "n": 256},
     smallest={"m": 2, "n": 64},
-    smallest_config={"block": 16},
-    trials=(
-        *trials({"m": 8, "n": 40}),
-        Trial((3,), {"m": 6, "n": 40}, "pull", on_heap=True),
-        Trial((3,), {"m": 6, "n": 40}, "copy_engine", on_heap=True),
-    ),
-    awkward_shapes=(
-        (4, {"m": 388, "n": 96}),
-        (3, {"m": 291, "n": 7}),
-        (2, {"m": 2, "n": 64}),
-        (1, {"m": 40, "n": 48}),
-        (8, {"m": 9, "n": 5}),
-        (4, {"m": 1, "n": 1}),
-        (4, {"m": 0, "n": 16}),
-    ),
-    dtypes=Problem.dtypes,
+    on_heap=("pull", "copy_engine"),
     baselines=_baselines.ALL_GATHER,
-    fake=fake,
     backward=("reduce_scatter",),
-    takes_nodes=True,
 )

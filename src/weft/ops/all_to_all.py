@@ -7,7 +7,7 @@
 splits are read on the device: how many rows move need not be known to the host, nor change a
 recording. Rows are moved as integers, so any dtype is, bit by bit.
 
-Plan, in lanes (weft.tiles.move): lane l moves piece l of what one rank sends another
+Plan, in channels (weft.tiles.move): channel l moves piece l of what one rank sends another
     push    with splits: piece for each rank -> its slot, with how many rows there are; then
             slot -> out. Without: tile for each rank -> its box, tile by tile (weft.tiles.exchange)
     packets without splits: the same, each 32 bits in a word with their flag, at twice the bytes
@@ -32,21 +32,21 @@ Source  the design's section 4; torch.distributed.all_to_all_single
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
 import torch
-from torch.autograd.graph import increment_version
 
-from weft.base.card import Op, Trial, trials
+from weft.base.card import Trial, trials
 from weft.base.dtypes import DTYPES
-from weft.base.errors import ConfigError, DtypeError, ShapeError
-from weft.base.records import KernelRecord
-from weft.base.target import Target
+from weft.base.errors import DtypeError, ShapeError
 from weft.compiler import layouts
-from weft.ops import _baselines, _lanes, _operations
+from weft.ops import _baselines, _operations
+from weft.plan import exchanges
+from weft.plan.call_cache import find_call
+from weft.plan.exchanges import Config, Transport, candidates, choose, kernels
+from weft.plan.problems import random_rows
 from weft.runtime.world import World
 from weft.tiles import exchange, fetch, move, packets
 from weft.tiles.splits import (
@@ -57,8 +57,11 @@ from weft.tiles.splits import (
     WHICH_BITS,
     Sizes,
     exchange_by_splits,
-)  # fmt: skip
+)
 
+__all__ = ["Config", "Problem", "all_to_all", "candidates", "choose", "fake", "kernels", "op"]
+
+EXCHANGE = {"to_all": False, "sums": False}
 # Up to so many bytes a rank, variable splits are pushed, though push's slots are larger.
 PUSH_BYTES = 1 << 20
 
@@ -88,12 +91,32 @@ def _rows_to(problem: Problem, one: Mapping[str, Any]) -> list[int]:
     return [*counts, problem.m - sum(counts)]
 
 
-# ---------------------------------------------------------------------------------------------
-# Problem and configuration
+EVEN = {
+    "push": Transport((exchange.push,), True, EXCHANGE),
+    "packets": Transport((packets.push_packets,), constants=EXCHANGE),
+    "pull": Transport((fetch.pull,), constants=EXCHANGE),
+}
+
+
+def _by_splits(call: exchanges.Call) -> Callable[..., None]:
+    def start(x: Any, out: Any, splits: Any, received: Any) -> None:
+        call.launch(
+            exchange_by_splits, call.config, call.take_slot(), x, out, splits=splits,
+            num_received=received, errors=_error_word(call.world),
+        )  # fmt: skip
+
+    return start
+
+
+BY_SPLITS = {
+    name: Transport((exchange_by_splits,), name == "push", {"is_pull": name == "pull"},
+                    start=_by_splits)
+    for name in ("push", "pull")
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Problem(_lanes.Rows):
+class Problem(exchanges.Problem):
     """m rows of n elements on every rank, to be spread over the ranks.
 
     `variable`: by splits; out then has `capacity` rows, by default as many as can come.
@@ -104,61 +127,49 @@ class Problem(_lanes.Rows):
 
     op = "all_to_all"
     dtypes = tuple(DTYPES)
+    transports = EVEN
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.capacity < 0:
             object.__setattr__(self, "capacity", self.num_ranks * self.m)
+        if self.variable:
+            object.__setattr__(self, "transports", BY_SPLITS)
+
+    def out_rows(self, rank: int) -> int:
+        first, end = self.shard(rank)
+        return self.capacity if self.variable else self.num_ranks * (end - first)
 
     @property
     def is_even(self) -> bool:
         return super().is_even and not self.variable
 
     @property
-    def moved_bytes(self) -> int:
-        """What one rank sends when all shards are full."""
-        return (self.m - min(self.rows, self.m)) * self.row_bytes
+    def is_empty(self) -> bool:
+        return super().is_empty and not self.variable
 
+    def extents(self, rank: int, word: int) -> dict[str, Any]:
+        out_bytes, row = self.out_rows(rank) * self.row_bytes, self.row_bytes // word
+        stride = self.m if self.variable else self.rows
+        return {
+            **super().extents(rank, word),
+            "incoming": move.Shards(out_bytes // word, out_bytes // self.num_ranks // word),
+            "sizes": Sizes(self.m, self.out_rows(rank), stride, row),
+        }
 
-@dataclass(frozen=True)
-class Config(_lanes.Lanes):
-    """How the rows are moved; `transport` as the Plan says."""
+    def workspace(self, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+        rows = self.m if config.transport == "pull" else self.num_ranks * self.m
+        words = self.num_ranks * config.lanes
+        return (
+            {
+                "received": ((rows * self.row_bytes,), torch.uint8),
+                "ranges": ((2 * words,), torch.int64),
+            },
+            {"rows_ready": (words, torch.int64)},
+        )
 
-    transport: str = "push"
-    reaches_far = {"push": True, "packets": False, "pull": False}
-
-    def can(self, problem: Problem, target: Target) -> bool:
-        return super().can(problem, target) and not (problem.variable and self.by_packets)
-
-    def check(self, problem: Problem, target: Target) -> None:
-        """Raises  ConfigError: a field that does not fit the problem or the target"""
-        super().check(problem, target)
-        if problem.variable and self.by_packets:
-            raise ConfigError(
-                "all_to_all: transport='packets' with splits; packets move shards of one size: "
-                "take push or pull"
-            )
-
-
-def candidates(problem: Problem, target: Target) -> Iterator[Config]:
-    """Configurations worth measuring, the one to take unmeasured first."""
-    word_bytes = _lanes.word_bytes(problem)
-    found = list(_lanes.candidates(Config, problem, target, problem.shard_bytes, word_bytes))
-    if problem.variable and problem.m * problem.row_bytes > PUSH_BYTES:
-        found.sort(key=lambda one: one.transport != "pull")
-    yield from found
-
-
-def choose(problem: Problem, target: Target) -> Config:
-    """The configuration to take when nothing was measured: a pure function of both."""
-    return next(candidates(problem, target))
-
-
-# ---------------------------------------------------------------------------------------------
-# The host
-
-EVEN = {"push": exchange.push, "packets": packets.push_packets, "pull": fetch.pull}
-EXCHANGE = {"to_all": False, "sums": False}
+    def comes_last(self, transport: str) -> bool:
+        return self.variable and self.total_bytes > PUSH_BYTES and transport != "pull"
 
 
 @overload
@@ -210,18 +221,11 @@ def all_to_all(
     """
     if _operations.is_asked(x):
         return _traced(x, world, splits, capacity, config, out)
-    call = _lanes.find_call(world, "all_to_all", (x, splits, out), (capacity, config), _Call)
-    if out is None:
-        out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device)
-    else:
-        increment_version((out,))
+    call = find_call(world, "all_to_all", (x, splits, out), (capacity, config), _make_call)
     if splits is None:
-        if not call.is_empty:
-            call.launch(world, x, None, None, out)
-        return out
+        return call(x, out)
     received = torch.empty(world.num_ranks, dtype=torch.int64, device=x.device)
-    call.launch(world, x, splits, received, out)
-    return out, received
+    return call(x, out, splits, received), received
 
 
 def _traced(x: Any, world: World, splits: Any, capacity: Any, config: Any, out: Any) -> Any:
@@ -235,87 +239,16 @@ def _traced(x: Any, world: World, splits: Any, capacity: Any, config: Any, out: 
     )
 
 
-class _Call:
-    """What calls with tensors like these share on one rank."""
-
-    def __init__(self, world: World, x: Any, splits: Any, out: Any, capacity: Any, config: Any):
-        layouts.check_tensor("all_to_all", "x", x, world)
-        if splits is not None:
-            _check_splits(splits, world)
-        if capacity is None:
-            capacity = out.shape[0] if out is not None and out.dim() else -1
-        n = math.prod(x.shape[1:])
-        self.problem = problem = Problem(
-            x.shape[0], n, world.num_ranks, str(x.dtype), _lanes.nodes_of(world),
-            splits is not None, capacity,
-            in_place=splits is None and _lanes.is_on_heap(world, x),
-        )  # fmt: skip
-        self.config = config = config or choose(problem, world.target)
-        config.check(problem, world.target)
-        if problem.variable:
-            rows_out = problem.capacity
-        else:
-            first, end = problem.shard(world.rank)
-            rows_out = world.num_ranks * (end - first)
-        self.out_shape = (rows_out, *x.shape[1:])
-        if out is not None:
-            _lanes.check_out("all_to_all", out, self.out_shape, x.dtype, world)
-        kind = "variable" if problem.variable else "even"
-        tensors = (x,) if problem.in_place else ()
-        self.name = f"{kind} {_lanes.name_of(world, problem, config, *tensors)}"
-        self.is_empty = problem.is_empty
-        self._start: Any = None
-        self.rows_out, self.stride = rows_out, problem.m if problem.variable else problem.rows
-        slot_rows = problem.m if config.transport == "pull" else world.num_ranks * self.stride
-        words = world.num_ranks * config.lanes
-        self.buffers = {
-            "received": ((slot_rows * problem.row_bytes,), torch.uint8),
-            "ranges": ((2 * words,), torch.int64),
-        }
-        self.signals = {"rows_ready": (words, torch.int64)}
-
-    def launch(self, world: World, x: Any, splits: Any, num_received: Any, out: Any) -> None:
-        world.operator_call(self.name, self.tensors)
-        if splits is not None:
-            self._by_slot(world, x, splits, num_received, out)
-            return
-        if self._start is None:  # behind operator_call: it takes memory, which is collective
-            if self.config.by_library:
-                self._start = _lanes.by_library("all_to_all", world)
-            else:
-                self._start = self._exchange(world).launches(world, self.config)
-        self._start(x, out)
-
-    def _exchange(self, world: World) -> _lanes.Exchange:
-        problem, is_pull = self.problem, self.config.transport == "pull"
-        out_bytes, x_bytes = self.rows_out * problem.row_bytes, problem.m * problem.row_bytes
-        return _lanes.Exchange(
-            fn=EVEN[self.config.transport],
-            part_bytes=problem.shard_bytes,
-            align_bytes=problem.row_bytes,
-            word_bytes=_lanes.word_bytes(problem),
-            shards=(
-                (x_bytes, problem.shard_bytes),
-                (out_bytes, out_bytes // world.num_ranks),
-            ),
-            memory=(0 if problem.in_place else x_bytes) if is_pull else None,
-            constants=(*((problem.in_place,) if is_pull else ()), *EXCHANGE.values()),
-        )
-
-    def _by_slot(self, world: World, x: Any, splits: Any, num_received: Any, out: Any) -> None:
-        problem, config = self.problem, self.config
-        # Each transport has a slot of its own shape.
-        slot = world.workspace(f"all_to_all.{config.transport}", self.buffers, self.signals)
-        width = _lanes.width_of(problem.row_bytes, x, out)
-        x, out, received = _lanes.as_words(width, x, out, slot.received)
-        row = problem.row_bytes // min(width, 8)
-        sizes = Sizes(problem.m, self.rows_out, self.stride, row)
-        exchange_by_splits[(config.lanes,)](
-            x, out, received, splits, num_received, _error_word(world), slot.ranges,
-            slot.rows_ready, slot.arg, sizes, world.arg, block=config.block,
-            vec=_lanes.words_in_vector(width), is_pull=config.transport == "pull",
-            **config.options(world.target),
-        )  # fmt: skip
+def _make_call(
+    world: World, x: Any, splits: Any, out: Any, capacity: Any, config: Any
+) -> exchanges.Call:
+    if splits is None:
+        return exchanges.make_call(Problem, world, x, out, config)
+    _check_splits(splits, world)
+    if capacity is None:
+        capacity = out.shape[0] if out is not None and out.dim() else -1
+    problem = exchanges.problem_of(Problem, world, x, True, capacity, in_place=False)
+    return exchanges.Call(world, problem, config, x, out)
 
 
 def _error_word(world: World) -> torch.Tensor:
@@ -355,10 +288,6 @@ def _check_splits(splits: torch.Tensor, world: World) -> None:
         raise DtypeError(f"all_to_all: splits are {splits.dtype}; pass splits.to(torch.int64)")
 
 
-# ---------------------------------------------------------------------------------------------
-# The card
-
-
 def make_problem(
     num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
 ) -> Problem:
@@ -368,7 +297,7 @@ def make_problem(
 
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """One rank's random tensors on the CPU: the same for one seed on every machine."""
-    inputs = {"x": _lanes.random_rows(problem, rank, problem.m, seed)}
+    inputs = {"x": random_rows(problem, rank, problem.m, seed)}
     if problem.variable:
         # Cuts at random: some ranks get nothing, and some rows go nowhere.
         generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank + 1)
@@ -384,57 +313,27 @@ def run(
     return all_to_all(inputs["x"], world=world, splits=inputs.get("splits"), config=config)
 
 
-def kernels(
-    problem: Problem, config: Config | None, target: Target
-) -> Iterator[tuple[Any, KernelRecord]]:
-    """The kernel that a call with this configuration launches, as a record."""
-    config = config or choose(problem, target)
-    config.check(problem, target)
-    width = _lanes.width_of(problem.row_bytes)
-    word = f"*i{8 * min(width, 8)}"
-    if config.by_library:
-        return
-    fn = exchange_by_splits if problem.variable else EVEN[config.transport]
-    if config.by_packets:
-        word = f"*i{8 * min(width, _lanes.PACKET_BYTES)}"
-    words = {"x": word, "out": word, "received": word, "boxes": word, "staged": word,
-             "splits": "*i64", "num_received": "*i64", "errors": "*i64", "ranges": "*i64",
-             "rows_ready": "*i64"}  # fmt: skip
-    yield _lanes.record(
-        "all_to_all", fn, words, problem, config, target,
-        sizes=Sizes(*[None] * len(Sizes._fields)), incoming=move.Shards(None, None),
-        vec=_lanes.words_in_vector(width), width=min(_lanes.PACKET_BYTES, width),
-        is_pull=config.transport == "pull", in_place=problem.in_place, **EXCHANGE,
-    )  # fmt: skip
-
-
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> Any:
     """A rank's result: its shape and dtype, without its values."""
-    first, end = problem.shard(rank)
-    rows = problem.capacity if problem.variable else problem.num_ranks * (end - first)
-    out = torch.empty((rows, problem.n), dtype=problem.torch_dtype, device="meta")
+    out = exchanges.fake(problem, inputs, rank)
     received = torch.empty(problem.num_ranks, dtype=torch.int64, device="meta")
     return (out, received) if problem.variable else out
 
 
-op = Op(
-    name="all_to_all",
-    summary="out = rows for this rank of x of every rank",
-    problem=Problem,
-    config=Config,
+op = exchanges.card(
+    Problem,
+    reference,
+    run,
+    fake=fake,
     make_problem=make_problem,
     make_inputs=make_inputs,
-    reference=reference,
-    run=run,
-    candidates=candidates,
-    kernels=kernels,
+    summary="out = rows for this rank of x of every rank",
     default_shape={"m": 256, "n": 256, "variable": 0},
     smallest={"m": 4, "n": 64},
     trials=(
         *trials({"m": 8, "n": 40, "variable": 0}, {"m": 8, "n": 40, "variable": 1}),
         Trial((3,), {"m": 6, "n": 40, "variable": 0}, "pull", on_heap=True),
     ),
-    smallest_config={"block": 16},
     awkward_shapes=(
         (4, {"m": 388, "n": 96, "variable": 0}),
         (4, {"m": 97, "n": 24, "variable": 1}),
@@ -444,9 +343,6 @@ op = Op(
         (8, {"m": 9, "n": 5, "variable": 1}),
         (4, {"m": 0, "n": 16, "variable": 1}),
     ),
-    dtypes=Problem.dtypes,
     baselines=_baselines.ALL_TO_ALL,
-    fake=fake,
     backward=("all_to_all",),
-    takes_nodes=True,
 )

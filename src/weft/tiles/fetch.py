@@ -135,15 +135,15 @@ def pull(x, out, staged, arrived, steps, shards, incoming, world, block: tl.cons
 
 
 @triton.jit
-def pull_twice(x, out, memory, arrived, steps, shards, world, block: tl.constexpr,
+def pull_twice(x, out, staged, arrived, steps, shards, world, block: tl.constexpr,
                vec: tl.constexpr, in_place: tl.constexpr, shares_out: tl.constexpr):  # fmt: skip
     """Each rank sums its shard, and all get it: in out where that is symmetric (`shares_out`)."""
     shards = move.rounded(shards, vec)
-    tiles, mail = tl.cdiv(shards.shard, block), postbox.Mailbox(steps, arrived, memory)
+    tiles, mail = tl.cdiv(shards.shard, block), postbox.Mailbox(steps, arrived, staged)
     if in_place:
-        parts, received = x, memory
+        parts, received = x, staged
     else:
-        parts, received = memory, memory + shards.shard * world.num_ranks
+        parts, received = staged, staged + shards.shard * world.num_ranks
         stage(parts, x, shards, 0, world.num_ranks, tiles, block)
     if shares_out:
         received = out

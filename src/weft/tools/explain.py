@@ -137,13 +137,13 @@ def choice_of(work: Work, target: Target) -> Any:
 
 def reason_of(name: str, problem: Any) -> str:
     """Why a collective takes its transport: the row of measurements that holds for its bytes."""
-    from weft.ops import _measured
+    from weft.plan import tuning_table
 
-    if name not in _measured.MEASURED:
+    if name not in tuning_table.MEASURED:
         return ""
-    nbytes = problem.total_bytes if name == "all_reduce" else problem.shard_bytes
-    row = _measured.rows_for(name, nbytes)[0]
-    limit = "more than that" if row.up_to == _measured.ANY else f"up to {_bytes(row.up_to)}"
+    nbytes = problem.tuned_bytes
+    row = tuning_table.rows_for(name, nbytes)[0]
+    limit = "more than that" if row.up_to == tuning_table.ANY else f"up to {_bytes(row.up_to)}"
     whose = "in all" if name == "all_reduce" else "a rank"
     best = f"{row.transport} was fastest on 4 H200s for {limit}"
     return f"this call has {_bytes(nbytes)} {whose}; {best}"

@@ -38,8 +38,8 @@ from weft.compiler.facts import Facts, Settings
 from weft.compiler.frontend import trace
 from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
-from weft.ops import _lanes
 from weft.plan import run_plan
+from weft.plan.problems import nodes_of
 from weft.tune.compiling import compile_together
 
 EXPERTS = 8
@@ -76,7 +76,7 @@ class Case:
         self.name += f", rows {padding} elements apart" if padding else ""
         parameters = self._parameters(function, k, n)
         self.placed = place(trace(function, "tp", parameters))
-        nodes = _lanes.nodes_of(world)
+        nodes = nodes_of(world)
         nodes = nodes if len(nodes) > 1 else ()
         facts = Facts({"m": m}, world.num_ranks, world.target, nodes)
         tiles = {"product": (128, columns, 64), "product_2": (128, 128, 64)}
@@ -172,7 +172,7 @@ def main() -> None:
         # From node to node rows are put, and tiles go node by node.
         Case(world, mlp, {"gathered": "put"}, sizes),
         Case(world, gemm_ar, {"reduced": "put"}, sizes),
-    ] if len(_lanes.nodes_of(world)) > 1 else [
+    ] if len(nodes_of(world)) > 1 else [
         Case(world, mlp, {"gathered": "copy_engine"}, sizes),
         Case(world, mlp, {"gathered": "push"}, sizes),
         Case(world, mlp, {"gathered": "push"}, sizes, columns=160),

@@ -9,7 +9,7 @@ import torch
 import triton
 
 from weft.language import triton_api
-from weft.ops._lanes import Launches
+from weft.plan.exchanges import Launches
 
 
 class Pair(NamedTuple):

@@ -1,0 +1,149 @@
+"""Calls found again: what an operator found out about tensors like these; checks of tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensor
+
+from weft.base.dtypes import FLOATS
+from weft.base.errors import ConfigError, DtypeError, ShapeError, UsageError
+from weft.compiler import layouts
+
+
+def by_place(world: Any, tensors: Sequence[torch.Tensor | None], rest: tuple) -> tuple:
+    """The key of a call whose tensors peers read where they lie.
+
+    It has the tensors' type, since a DTensor has no memory of its own.
+    """
+    offset = world.offset
+    for one in tensors:
+        if one is None:
+            rest += (None,)
+        else:
+            rest += (type(one), one.shape, one.dtype, one.stride(), one.get_device(), offset(one))
+    return rest
+
+
+def find_call(
+    world: Any,
+    op: str,
+    tensors: Sequence[torch.Tensor | None],
+    rest: tuple,
+    make: Callable,
+    tell: Callable[[Any, Sequence[torch.Tensor | None], tuple], tuple] = by_place,
+) -> Any:
+    """What `make(world, *tensors, *rest)` returned when it was last asked for tensors like these;
+    its `tensors` describe them by the names of make's parameters, for `world.operator_call`.
+
+    Shapes  rest: what else a call depends on, the configuration last. tell(world, tensors, rest):
+            the key of a call, as one tuple
+    Raises  UsageError, ConfigError: the world or the configuration is none
+    """
+    # Every microsecond here is one of a call's ten.
+    try:
+        key = (op, tell(world, tensors, rest))
+        call = world.calls.get(key)
+    except (AttributeError, TypeError):
+        refuse(op, world, rest[-1])
+        raise
+    if call is None:
+        refuse(op, world, rest[-1])
+        call = make(world, *tensors, *rest)
+        _, *names = inspect.signature(make).parameters
+        call.tensors = described(names, tensors, world if tell is by_place else None)
+        world.calls[key] = call
+    return call
+
+
+def refuse(op: str, world: Any, config: Any) -> None:
+    """Asked only where a call is new or has failed: a call's host time is microseconds.
+
+    Raises  UsageError: `world` is none; ConfigError: `config` is no operator's Config
+    """
+    if not hasattr(world, "workspace"):
+        raise UsageError(
+            f"{op}: world={world!r} is of type {type(world).__name__}; pass what weft.init() "
+            "returned"
+        )
+    if config is not None and not hasattr(config, "check"):
+        raise ConfigError(
+            f"{op}: config={config!r} is of type {type(config).__name__}; leave it out, or make "
+            f"one: from weft.ops.{op} import Config"
+        )
+
+
+def described(names: Iterable[str], tensors: Iterable[torch.Tensor | None], world: Any) -> str:
+    """What may differ between ranks in a call's tensors: shown where their calls differ. `world`
+    says where they lie; None where the call does not depend on it."""
+    return ", ".join(f"{name} {_described(one, world)}" for name, one in zip(names, tensors))
+
+
+def _described(tensor: torch.Tensor | None, world: Any) -> str:
+    if tensor is None:
+        return "not given"
+    lies = "" if tensor.is_contiguous() else f" of strides {tensor.stride()}"
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    place = "" if world is None else f" {place_at(world.offset(tensor))}"
+    return f"{dtype}{tuple(tensor.shape)}{lies}{place}"
+
+
+def place_at(offset: int | None) -> str:
+    """Where on the heap something lies, in words."""
+    return "on no heap" if offset is None else f"at {offset} of the heap"
+
+
+# ---------------------------------------------------------------------------------------------
+# Tensors
+
+
+def is_on_heap(world: Any, x: torch.Tensor) -> bool:
+    """May others read x where it lies? It must then lie there on all ranks, at one offset."""
+    if isinstance(x, FakeTensor):
+        return False
+    return world.offset(x) is not None and len(set(world.backend.seats.nodes)) == 1
+
+
+def check_out(op: str, out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, world: Any):
+    """Raises  ShapeError, DtypeError: `out` cannot hold the result"""
+    layouts.check_tensor(op, "out", out, world)
+    if tuple(out.shape) != tuple(shape):
+        raise ShapeError(f"{op}: out has shape {tuple(out.shape)}; the result is {tuple(shape)}")
+    if out.dtype != dtype:
+        raise DtypeError(f"{op}: out is {out.dtype}, the result {dtype}; nothing is converted")
+
+
+def out_dtype_of(op: str, out: torch.Tensor | None) -> str:
+    """What the result is rounded to: "" where there is no `out`.
+
+    Raises  DtypeError: no product is stored in it
+    """
+    if out is None:
+        return ""
+    dtype = str(out.dtype).removeprefix("torch.")
+    if dtype not in FLOATS:
+        raise DtypeError(f"{op}: out is {out.dtype}; it may be {', '.join(FLOATS)}")
+    return dtype
+
+
+def check_shard(
+    op: str, name: str, rows: int, problem: Any, world: Any, out: torch.Tensor | None = None
+) -> None:
+    """Are `rows`, of tensor `name`, what this rank holds of m? `out` is given where m is its.
+
+    Raises  ShapeError
+    """
+    first, end = problem.shard(world.rank)
+    if rows == end - first:
+        return
+    passes = f"rank {world.rank} of {world.num_ranks} passes {name} with {rows} rows"
+    holds = f"of m={problem.m} it holds {end - first} (rows {first} to {end} of torch.chunk)"
+    if out is not None:
+        shape = tuple(out.shape)
+        raise ShapeError(
+            f"{op}: out has shape {shape}, the rows of all ranks, but {passes}; {holds}"
+        )
+    raise ShapeError(f"{op}: {passes}, but {holds}; pass m= where shards differ")

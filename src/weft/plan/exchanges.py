@@ -1,0 +1,567 @@
+"""Collectives on the host: how data moves, what kernels are launched with, and their mailboxes.
+
+    call = call_cache.find_call(world, op, (x, out), (config,), make)    for tensors like these
+    call(x, out)                                                         as often as they come
+
+An operator (weft.ops.all_gather and its like) gives a `Problem` with its transports; everything
+else is here, alike for all of them: the choice among transports, the call, the card. A kernel's
+arguments are bound by the names of its parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch.autograd.graph import increment_version
+
+from weft.base.card import Op, Trial, trials
+from weft.base.dtypes import DTYPES
+from weft.base.errors import ConfigError
+from weft.base.records import KernelRecord
+from weft.base.target import Target
+from weft.compiler import layouts
+from weft.language import triton_api
+from weft.plan import kernel_records, nccl, tuning_table
+from weft.plan.call_cache import check_out, is_on_heap
+from weft.plan.launches import REGISTERS_OF_THREAD, THREADS_OF_SM
+from weft.plan.problems import Rows, make_problem, nodes_of, random_rows
+from weft.plan.tuning_table import Row
+from weft.plan.vectors import (
+    PACKET_BYTES,
+    VECTOR_BYTES,
+    as_words,
+    elements_in_vector,
+    power_of_two,
+    width_of,
+    words_in_vector,
+)
+from weft.runtime.calls import Calls
+from weft.tiles import postbox
+from weft.tiles.move import Shards
+
+# ---------------------------------------------------------------------------------------------
+# What is moved, and how
+
+
+@dataclass(frozen=True)
+class Transport:
+    """One way to move an operator's data: the programs that are launched, and their constants.
+
+    One program is launched as `Call` does it; `start(call)` returns a function of x and out that
+    does something else. `boxes` of a mailbox are filled for each rank in a step.
+    """
+
+    programs: tuple[Any, ...] = ()
+    reaches_far: bool = False
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    boxes: int = 1
+    start: Callable[[Call], Callable[..., None]] | None = None
+
+
+@dataclass(frozen=True)
+class Problem(Rows):
+    """m rows of n elements that ranks exchange: moved as words, or summed in fp32 (`sums`)."""
+
+    transports: ClassVar[Mapping[str, Transport]]
+    sums: ClassVar[bool] = False
+
+    def in_rows(self, rank: int) -> int:
+        """How many rows `rank` passes."""
+        return self.m
+
+    def out_rows(self, rank: int) -> int:
+        """How many rows `rank` gets."""
+        return self.m
+
+    @property
+    def total_bytes(self) -> int:
+        return self.m * self.row_bytes
+
+    @property
+    def moved_bytes(self) -> int:
+        """What one rank sends, or receives, when all shards are full."""
+        return (self.m - min(self.rows, self.m)) * self.row_bytes
+
+    @property
+    def tuned_bytes(self) -> int:
+        """By how many bytes the tuning table has transports."""
+        return self.shard_bytes
+
+    @property
+    def align_bytes(self) -> int:
+        """All shards begin at multiples of this."""
+        return self.row_bytes
+
+    @property
+    def word_bytes(self) -> int:
+        """What is moved at least: an element of sums, else words as large as rows allow."""
+        return self.itemsize if self.sums else min(8, width_of(self.row_bytes))
+
+    def part_bytes(self, transport: str) -> int:
+        """What the programs of a kernel share between them, of each rank's."""
+        return self.shard_bytes
+
+    def staged_bytes(self, shares_out: bool) -> int:
+        """Symmetric memory of a kernel that reads peers' memory, beside x and out."""
+        return 0 if self.in_place else self.total_bytes
+
+    def extents(self, rank: int, word: int) -> dict[str, Any]:
+        """Tuples of integers that kernels take, in words of so many bytes."""
+        return {"shards": Shards(self.total_bytes // word, self.shard_bytes // word),
+                "incoming": None}  # fmt: skip
+
+    def workspace(self, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Buffers and signals of a kernel that takes a slot at each call."""
+        raise NotImplementedError
+
+    def comes_last(self, transport: str) -> bool:
+        """Is the transport worse for this problem than the tuning table knows?"""
+        return False
+
+
+@dataclass(frozen=True)
+class Config:
+    """How rows are moved; every field is the same on all ranks.
+
+    Units   lanes: programs of each kernel; block: elements that one moves at a time
+    """
+
+    transport: str
+    lanes: int = 16
+    block: int = 4096
+    num_warps: int = 8
+
+    @property
+    def by_library(self) -> bool:
+        """By torch.distributed: see weft.plan.nccl. No other field says anything then."""
+        return self.transport == nccl.TRANSPORT
+
+    @property
+    def by_packets(self) -> bool:
+        """Then `block` counts packets."""
+        return self.transport.endswith("packets")
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Do peers read x where it lies, if that is in symmetric memory?"""
+        return self.transport in ("pull", "copy_engine")
+
+    def most_lanes(self, target: Target) -> int:
+        """Programs that are resident together, beside one of another kernel: one on each SM, or as
+        many as have THREADS_OF_SM together, which then may not use more registers each."""
+        of_sm = THREADS_OF_SM // (32 * self.num_warps) if target.backend == "cuda" else 1
+        return (target.num_sms - 1) * max(1, of_sm)
+
+    def check(self, problem: Any, target: Target) -> None:
+        """Raises  ConfigError: a field that does not fit the problem or the target"""
+        op, known = problem.op, problem.transports
+        if self.by_library:
+            self._check_library(problem, target)
+            return
+        if self.transport not in known:
+            raise ConfigError(
+                f"{op}: transport={self.transport!r}; it must be one of {', '.join(known)}"
+            )
+        if len(problem.nodes) > 1 and not known[self.transport].reaches_far:
+            far = ", ".join(name for name, one in known.items() if one.reaches_far)
+            raise ConfigError(
+                f"{op}: transport={self.transport!r} reaches into peers' memory, but the world "
+                f"has {len(problem.nodes)} nodes; take one of {far}"
+            )
+        if not 1 <= self.lanes <= self.most_lanes(target):
+            raise ConfigError(
+                f"{op}: lanes={self.lanes}; programs that wait for peers must all be resident, "
+                f"beside one of another kernel: {target} takes 1 to {self.most_lanes(target)} of "
+                f"{self.num_warps} warps"
+            )
+        if self.block < 16 or self.block & (self.block - 1):
+            raise ConfigError(f"{op}: block={self.block}; it must be a power of two from 16 on")
+        if self.num_warps not in (1, 2, 4, 8, 16):
+            raise ConfigError(f"{op}: num_warps={self.num_warps}; it must be 1, 2, 4, 8 or 16")
+
+    def can(self, problem: Any, target: Target) -> bool:
+        """Is this transport one that the operator has, for this problem, on this target?"""
+        if self.by_library:
+            return target.backend == "cuda" and problem.is_even
+        one = problem.transports.get(self.transport)
+        if one is None or (self.transport == "pull" and problem.num_ranks == 1):
+            return False
+        return len(problem.nodes) == 1 or one.reaches_far
+
+    def options(self, target: Target) -> dict[str, int]:
+        """What kernels are launched with. Programs that share an SM share its registers."""
+        options = {"num_warps": self.num_warps}
+        if target.backend == "cuda" and self.lanes >= target.num_sms:
+            options["maxnreg"] = REGISTERS_OF_THREAD
+        return options
+
+    def _check_library(self, problem: Any, target: Target) -> None:
+        op = problem.op
+        if target.backend != "cuda":
+            raise ConfigError(f"{op}: transport='nccl' needs NVIDIA GPUs; this is {target}")
+        if not problem.is_even:
+            raise ConfigError(
+                f"{op}: transport='nccl' takes shards of one size only; m={problem.m} does not "
+                f"divide by {problem.num_ranks} ranks, or there are splits"
+            )
+
+    @classmethod
+    def of(cls, row: Row, word_bytes: int, target: Target) -> Config:
+        """What a row of the tuning table says; the emulator has few programs, of small tiles."""
+        if target.backend == "emu":
+            return cls(row.transport, lanes=2, block=1024, num_warps=4)
+        if row.transport == nccl.TRANSPORT:
+            return cls(row.transport)
+        # So many threads on any target: AMD's warps are of 64.
+        threads = row.num_warps * 32
+        word = PACKET_BYTES if row.transport.endswith("packets") else word_bytes
+        one = cls(
+            row.transport, row.lanes, threads * row.thread_bytes // word,
+            threads // target.warp_size,
+        )  # fmt: skip
+        return replace(one, lanes=min(row.lanes, one.most_lanes(target)))
+
+
+def candidates(problem: Any, target: Target) -> Iterator[Config]:
+    """A configuration for each transport that can be had, the one to take unmeasured first."""
+    moved_bytes = problem.moved_bytes if problem.in_place else None
+    rows = tuning_table.rows_for(problem.op, problem.tuned_bytes, moved_bytes, problem.num_ranks)
+    if len(problem.nodes) > 1:
+        # Each sum, or shard, crosses between two nodes once.
+        rows = (Row(tuning_table.ANY, "relay"), *rows)
+    found: dict[str, Config] = {}
+    for row in (*rows, *_others(problem, rows)):
+        one = Config.of(row, problem.word_bytes, target)
+        if one.transport not in found and one.can(problem, target):
+            found[one.transport] = one
+    yield from sorted(found.values(), key=lambda one: problem.comes_last(one.transport))
+
+
+def _others(problem: Any, rows: Sequence[Row]) -> Iterator[Row]:
+    """Rows for every transport, as the measured ones of its kind are."""
+    for name in (*problem.transports, nccl.TRANSPORT):
+        if name.endswith("packets"):
+            yield Row(tuning_table.ANY, name, 128, 4, 16)
+        else:
+            yield Row(tuning_table.ANY, name, rows[-1].lanes, 8, 64)
+
+
+def choose(problem: Any, target: Target) -> Config:
+    """The configuration to take when nothing was measured: a pure function of both."""
+    return next(candidates(problem, target))
+
+
+# ---------------------------------------------------------------------------------------------
+# Mailboxes
+
+
+def mailbox_of(world: Any, lanes: int, block_bytes: int, boxes_of_step: int) -> Any:
+    """The world's mailbox for tiles of so many bytes; one for all operators that move such tiles.
+
+    Collective. Programs beyond a power of two have another mailbox, with steps of its own.
+    """
+    size = lanes * postbox.DEPTH.value * boxes_of_step * block_bytes
+    name = f"mailbox.{lanes}x{boxes_of_step}x{block_bytes}"
+    return _with_steps(world, name, lanes, {"boxes": ((size,), torch.uint8)})
+
+
+def staging_of(world: Any, lanes: int, num_bytes: int) -> Any:
+    """As `mailbox_of`, for programs that read each other's memory: so many bytes of it."""
+    size = max(num_bytes, VECTOR_BYTES)
+    name = f"{'staged' if num_bytes else 'meeting'}.{lanes}"
+    return _with_steps(world, name, lanes, {"staged": ((size,), torch.uint8)})
+
+
+def packet_boxes_of(world: Any, lanes: int, block: int) -> Any:
+    """As `mailbox_of`, for tiles of `block` packets; words that hold nothing else, ever."""
+    words = lanes * postbox.PACKET_DEPTH.value * world.num_ranks * block
+    signals = {"words": (words, torch.int64), "steps": (lanes, torch.int64)}
+    return world.workspace(f"packets.{lanes}x{block}", {}, signals, num_slots=1)
+
+
+def _with_steps(world: Any, name: str, lanes: int, buffers: dict[str, Any]) -> Any:
+    arrived = (lanes * world.num_ranks, torch.int64)
+    signals = {"arrived": arrived, "steps": (lanes, torch.int64)}
+    return world.workspace(name, buffers, signals, num_slots=1)
+
+
+# ---------------------------------------------------------------------------------------------
+# A call
+
+
+class Call:
+    """What calls with tensors like these share on one rank.
+
+    `tensors` describe them, for `world.operator_call`.
+    """
+
+    tensors = ""
+
+    def __init__(
+        self, world: Any, problem: Any, config: Config | None, x: Any, out: Any = None
+    ) -> None:
+        shape = (problem.out_rows(world.rank), *x.shape[1:])
+        if out is not None:
+            check_out(problem.op, out, shape, x.dtype, world)
+        config = config or choose(problem, world.target)
+        config.check(problem, world.target)
+        self.world, self.problem, self.config, self.out_shape = world, problem, config, shape
+        self.transport = problem.transports.get(config.transport, Transport())
+        takes_out = any("shares_out" in one.arg_names for one in self.transport.programs)
+        self.shares_out = takes_out and out is not None and is_on_heap(world, out)
+        self.name = self._name(x, out)
+        self.is_empty = problem.is_empty
+        self._start: Any = None
+
+    def _name(self, x: Any, out: Any) -> str:
+        """What all ranks must call alike: also where tensors lie that peers use in place."""
+        problem, at = self.problem, ""
+        if self.config.reads_in_place and (problem.in_place or self.shares_out):
+            there = ((x, problem.in_place), (out, self.shares_out))
+            at = f" at {','.join(str(self.world.offset(one)) for one, is_in in there if is_in)}"
+            at += " and out" if self.shares_out else ""
+        return f"{problem.op} m={problem.m},n={problem.n} {problem.dtype}{at} {self.config}"
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None, *more: Any) -> Any:
+        """Queue the call; its result. Collective."""
+        if out is None:
+            out = torch.empty(self.out_shape, dtype=x.dtype, device=x.device)
+        else:
+            increment_version((out,))
+        if self.is_empty:
+            return out
+        self.world.operator_call(self.name, self.tensors)
+        if self._start is None:  # behind operator_call: it takes memory, which is collective
+            self._start = self._prepare()
+        self._start(x, out, *more)
+        return out
+
+    def _prepare(self) -> Callable[..., None]:
+        if self.config.by_library:
+            return partial(nccl.BY_NAME[self.problem.op], self.world)
+        if self.transport.start is not None:
+            return self.transport.start(self)
+        (program,) = self.transport.programs
+        if "slot" in program.arg_names:
+            return partial(self._launch_with_slot, program)
+        return self._launches(program)
+
+    def take_slot(self) -> Any:
+        """A slot for this call; each transport has one of its own shape."""
+        problem, config = self.problem, self.config
+        return self.world.workspace(f"{problem.op}.{config.transport}", *problem.workspace(config))
+
+    def launch(
+        self, program: Any, config: Config, slot: Any, x: Any, out: Any, **more: Any
+    ) -> None:
+        """Launch a program that takes a slot; `more` are arguments that it has beside."""
+        buffers, signals = self.problem.workspace(self.config)
+        arrays = {name: getattr(slot, name) for name in (*buffers, *signals)}
+        given = self.arguments(program, x, out, arrays, slot=slot.arg, **more)
+        program[(config.lanes,)](*given, **config.options(self.world.target))
+
+    def _launch_with_slot(self, program: Any, x: Any, out: Any) -> None:
+        self.launch(program, self.config, self.take_slot(), x, out)
+
+    def _launches(self, program: Any) -> Launches:
+        """Launches of a program with a mailbox, one program for each tile that there is."""
+        world, problem, config = self.world, self.problem, self.config
+        by_packets = "words" in program.arg_names
+        block_bytes = config.block * (PACKET_BYTES if by_packets else problem.word_bytes)
+        tiles = math.ceil(problem.part_bytes(config.transport) / block_bytes)
+        lanes = min(config.lanes, max(1, tiles))
+        counted = power_of_two(lanes)
+        if by_packets:
+            take = partial(packet_boxes_of, world, counted, config.block)
+        elif "staged" in program.arg_names:
+            take = partial(staging_of, world, counted, problem.staged_bytes(self.shares_out))
+        else:
+            boxes = self.transport.boxes * world.num_ranks
+            take = partial(mailbox_of, world, counted, block_bytes, boxes)
+
+        def arguments(mail: Any, x: torch.Tensor, out: torch.Tensor) -> tuple:
+            names = ("boxes", "staged", "arrived", "steps", "words")
+            arrays = {name: getattr(mail, name) for name in names if name in program.arg_names}
+            return self.arguments(program, x, out, arrays)
+
+        options = replace(config, lanes=lanes).options(world.target)
+        return Launches(program, lanes, options, take, arguments, world.calls)
+
+    def arguments(
+        self, program: Any, x: Any, out: Any, arrays: Mapping[str, Any], **more: Any
+    ) -> tuple:
+        """What `program` is launched with, in the order of its parameters. Arrays of bytes become
+        arrays of what is moved."""
+        problem, world, block = self.problem, self.world, self.config.block
+        width = width_of(problem.align_bytes, x, out)
+        if "words" in arrays:
+            width = min(PACKET_BYTES, width)
+        vec, word = _vector_of(problem, width)
+        if problem.sums:
+            parts = {name: one.view(problem.torch_dtype) for name, one in _bytes_of(arrays)}
+        else:
+            parts = {name: as_words(width, one)[0] for name, one in _bytes_of(arrays)}
+            x, out = as_words(width, x, out)
+        if "words" in arrays:
+            word = 1
+        elif "slot" not in more:
+            # Ranks whose words differ agree on tiles.
+            block = block * problem.word_bytes // word
+        given = {
+            **arrays, **parts, "x": x, "out": out, "world": world.arg, "block": block, "vec": vec,
+            "width": width, "sources": power_of_two(world.num_ranks),
+            "in_place": problem.in_place, "shares_out": self.shares_out,
+            **problem.extents(world.rank, word), **self.transport.constants, **more,
+        }  # fmt: skip
+        return tuple(given[name] for name in program.arg_names)
+
+
+def _bytes_of(arrays: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((name, one) for name, one in arrays.items() if one.dtype == torch.uint8)
+
+
+def _vector_of(problem: Any, width: int) -> tuple[int, int]:
+    """How many words a vector has, and how many bytes a word."""
+    if problem.sums:
+        return elements_in_vector(width, problem.itemsize), problem.itemsize
+    return words_in_vector(width), min(width, 8)
+
+
+def problem_of(kind: Any, world: Any, x: Any, *fields: Any, **named: Any) -> Any:
+    """The problem of calls with this rank's x, whose rows are all m.
+
+    Raises  ShapeError, DtypeError: a tensor that does not fit the world
+    """
+    layouts.check_tensor(kind.op, "x", x, world)
+    named.setdefault("in_place", is_on_heap(world, x))
+    m, n = named.pop("m", x.shape[0]), math.prod(x.shape[1:])
+    return kind(m, n, world.num_ranks, str(x.dtype), nodes_of(world), *fields, **named)
+
+
+def make_call(kind: Any, world: Any, x: Any, out: Any, config: Config | None) -> Call:
+    """The call of an operator whose problem is told by x alone."""
+    return Call(world, problem_of(kind, world, x), config, x, out)
+
+
+class Launches:
+    """Launches of one kernel whose arguments are the same but for the two tensors that come first.
+
+    After the first with addresses of a kind, a launch costs what the driver's call costs. `take`
+    gives the mailbox. Ranks may keep calls of their own, so each launch goes by the mailbox that is
+    there now: one that was outgrown is looked at by no other rank. What the user records takes it
+    too, which then stays as it is.
+    """
+
+    def __init__(
+        self,
+        fn: Any,
+        lanes: int,
+        options: dict,
+        take: Callable[[], Any],
+        arguments: Callable[[Any, Any, Any], tuple],
+        calls: Calls,
+    ) -> None:
+        self.fn, self.grid, self.arguments = fn, (lanes, 1, 1), arguments
+        self.options, self.take, self.calls = options, take, calls
+        self._mail: Any = None
+        self._num_recorded = 0
+        self._again: dict[int, Any] = {}
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        num_recorded = self.calls.num_recorded
+        if self._mail is None or self._mail.is_outgrown or num_recorded != self._num_recorded:
+            self._num_recorded = num_recorded
+            self._mail, before = self.take(), self._mail
+            if before is not self._mail:
+                self._again.clear()
+        x_ptr, out_ptr = x.data_ptr(), out.data_ptr()
+        # All that Triton specialises, and all that the width of accesses depends on.
+        kind = x_ptr % VECTOR_BYTES * VECTOR_BYTES + out_ptr % VECTOR_BYTES
+        again = self._again.get(kind)
+        if again is not None:
+            again(x_ptr, out_ptr)
+            return
+        arguments = self.arguments(self._mail, x, out)
+        kernel = self.fn[self.grid](*arguments, **self.options)
+        again = triton_api.relauncher(kernel, self.grid, arguments[2:])
+        if again is not None:
+            self._again[kind] = again
+
+
+# ---------------------------------------------------------------------------------------------
+# The card
+
+# Types of pointers that are not those of what is moved.
+POINTERS = {
+    **dict.fromkeys(("arrived", "steps", "words", "rows_ready", "parts_ready", "partials_ready",
+                     "splits", "num_received", "errors", "ranges"), "*i64"), "partials": "*fp32",
+}  # fmt: skip
+MOVED = ("x", "out", "boxes", "staged", "gathered", "received", "parts")
+
+
+def kernels(
+    problem: Any, config: Config | None, target: Target
+) -> Iterator[tuple[Any, KernelRecord]]:
+    """The kernels that a call with this configuration launches, as records."""
+    config = config or choose(problem, target)
+    config.check(problem, target)
+    if config.by_library:
+        return
+    transport, width = problem.transports[config.transport], width_of(problem.align_bytes)
+    packet = min(PACKET_BYTES, width)
+    extents = problem.extents(0, 1)
+    tuples = {name: type(one) for name, one in extents.items() if one is not None}
+    vec, word = _vector_of(problem, width)
+    element = f"*i{8 * (packet if config.by_packets else word)}"
+    if problem.sums:
+        element = f"*{DTYPES[problem.dtype].triton}"
+    constants = {
+        **{name: None for name in extents if name not in tuples}, "vec": vec, "width": packet,
+        "block": config.block, "sources": power_of_two(problem.num_ranks),
+        "in_place": problem.in_place, "shares_out": False, **transport.constants,
+    }  # fmt: skip
+    for fn in transport.programs:
+        yield kernel_records.record(
+            fn, f"{problem.op}.{fn.__name__}", problem.num_ranks,
+            {**POINTERS, **dict.fromkeys(MOVED, element)}, tuples=tuples, constants=constants,
+            options=config.options(target),
+        )  # fmt: skip
+
+
+def make_inputs(problem: Any, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """One rank's x on the CPU: the same for one seed on every machine."""
+    return {"x": random_rows(problem, rank, problem.in_rows(rank), seed)}
+
+
+def fake(problem: Any, inputs: Mapping[str, Any], rank: int = 0) -> Any:
+    """A rank's result: its shape and dtype, without its values."""
+    shape = (problem.out_rows(rank), problem.n)
+    return torch.empty(shape, dtype=problem.torch_dtype, device="meta")
+
+
+def card(kind: Any, reference: Any, run: Any, *, on_heap: Sequence[str] = (), **more: Any) -> Op:
+    """An exchange's card; `on_heap` are transports that are also tried with x in symmetric memory.
+    `more` is what is peculiar to the operator."""
+    shape = {"m": 8, "n": 40}
+    fields: dict[str, Any] = {
+        "make_problem": partial(make_problem, kind), "make_inputs": make_inputs,
+        "kernels": kernels, "fake": fake, "dtypes": kind.dtypes,
+        "default_shape": {"m": 256, "n": 256}, "smallest_config": {"block": 16},
+        "trials": (
+            *trials(shape), *(Trial((3,), {**shape, "m": 6}, one, on_heap=True) for one in on_heap),
+        ),
+        "awkward_shapes": (
+            (4, {"m": 388, "n": 96}), (3, {"m": 291, "n": 7}), (2, {"m": 2, "n": 64}),
+            (1, {"m": 40, "n": 48}), (8, {"m": 9, "n": 5}), (4, {"m": 1, "n": 1}),
+            (4, {"m": 0, "n": 16}),
+        ),
+    }  # fmt: skip
+    return Op(
+        name=kind.op, problem=kind, config=Config, reference=reference, run=run,
+        candidates=candidates, takes_nodes=True, **{**fields, **more},
+    )  # fmt: skip

@@ -1,0 +1,111 @@
+"""The size of an operator's work: rows of all ranks, how they are cut, random inputs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from weft.base import topology
+from weft.base.dtypes import DTYPES, FLOATS, parse_dtype
+from weft.base.errors import DtypeError, ShapeError
+from weft.base.parts import full_part, part_of
+
+
+@dataclass(frozen=True)
+class Rows:
+    """m rows of n elements, cut as torch.chunk cuts them: ceil(m / num_ranks) to a rank.
+
+    `nodes` counts the ranks of each scale-up domain; () is one domain. `in_place`: x lies in
+    symmetric memory, at one offset on all ranks, so that peers may read it there.
+    """
+
+    m: int
+    n: int
+    num_ranks: int
+    dtype: str = "bfloat16"
+    nodes: tuple[int, ...] = ()
+    in_place: bool = field(default=False, kw_only=True)
+
+    op: ClassVar[str]
+    dtypes: ClassVar[tuple[str, ...]] = FLOATS
+
+    def __post_init__(self) -> None:
+        dtype = parse_dtype(self.dtype).name
+        if dtype not in self.dtypes:
+            raise DtypeError(f"{self.op}: dtype {dtype}; it takes {', '.join(self.dtypes)}")
+        object.__setattr__(self, "dtype", dtype)
+        for name in ("m", "n"):
+            if getattr(self, name) < 0:
+                raise ShapeError(f"{self.op}: {name}={getattr(self, name)} is negative")
+        if self.num_ranks < 1:
+            raise ShapeError(f"{self.op}: num_ranks={self.num_ranks}; at least one is needed")
+        object.__setattr__(self, "nodes", self.nodes or (self.num_ranks,))
+        if sum(self.nodes) != self.num_ranks or min(self.nodes) < 1:
+            raise ShapeError(
+                f"{self.op}: nodes={self.nodes} hold {sum(self.nodes)} ranks, not {self.num_ranks}"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Rows of a full shard."""
+        return full_part(self.m, self.num_ranks)
+
+    def shard(self, rank: int) -> tuple[int, int]:
+        """The rows first .. end - 1 that `rank` holds."""
+        return part_of(self.m, rank, self.num_ranks)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    @property
+    def itemsize(self) -> int:
+        return DTYPES[self.dtype].itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        return self.n * self.itemsize
+
+    @property
+    def shard_bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+    @property
+    def is_even(self) -> bool:
+        """Have all ranks the same number of rows?"""
+        return self.m % self.num_ranks == 0
+
+    @property
+    def is_empty(self) -> bool:
+        return 0 in (self.m, self.n)
+
+
+def nodes_of(world: Any) -> tuple[int, ...]:
+    """Ranks on each node of the world."""
+    return topology.sizes_of(world.backend.seats.nodes)
+
+
+def make_problem(
+    kind: Any, num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
+) -> Any:
+    return kind(shape["m"], shape["n"], num_ranks, dtype, nodes)
+
+
+def random_rows(problem: Any, rank: int, rows: int, seed: int) -> torch.Tensor:
+    """Normal random numbers, or small integers, of the problem's dtype."""
+    generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank)
+    size = (rows, problem.n)
+    if DTYPES[problem.dtype].is_float:
+        return torch.randn(size, generator=generator).to(problem.torch_dtype)
+    return torch.randint(0, 100, size, generator=generator).to(problem.torch_dtype)
+
+
+def sum_over_ranks(inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """All ranks' x, added in fp32 in the order of ranks; not rounded."""
+    total = inputs[0]["x"].float()
+    for one in inputs[1:]:
+        total = total + one["x"].float()
+    return total

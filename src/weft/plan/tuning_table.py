@@ -1,0 +1,115 @@
+"""Which transport is best for how many bytes: measured, in one place.
+
+Read on 4 and on 2 x H200 (torch 2.11, Triton 3.6), beside NCCL and torch's symmetric memory, with
+answers checked: benchmarks/results/{all_gather,all_reduce,all_to_all,reduce_scatter}_h200x4.json
+(what is chosen, in place too; every transport, with few lanes), collective_variants_h200x4.json
+(lanes and tiles) and _h200x2 (lanes that share an SM, in place). What was expected, and what is
+still behind: docs/performance/collectives.md. Other machines and other numbers of ranks take the
+same rows, unmeasured.
+
+Not an operator. Bytes are those of a shard; of all x for all_reduce.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+KB, MB = 1 << 10, 1 << 20
+ANY = 1 << 62
+
+
+class Row(NamedTuple):
+    """Up to so many bytes: this transport. `thread_bytes` is what a thread moves of a tile; of
+    packets it is 16, four of them."""
+
+    up_to: int
+    transport: str
+    lanes: int = 128
+    num_warps: int = 8
+    thread_bytes: int = 64
+
+
+# NCCL adds in another order and rounds at every step: it is not taken for sums, though at 128 MB
+# its all-reduce is 6 % faster.
+MEASURED = {
+    "all_reduce": (
+        Row(128 * KB, "one_shot_packets", 128, 4, 16),
+        Row(1 * MB, "two_shot_packets", 128, 4, 16),
+        Row(2 * MB, "two_shot", 256, 8, 32),
+        Row(ANY, "two_shot", 256, 8, 64),
+    ),
+    "all_gather": (
+        Row(512 * KB, "packets", 128, 4, 16),
+        Row(1 * MB, "push", 512, 4, 64),
+        Row(ANY, "push", 256, 8, 64),
+    ),
+    "reduce_scatter": (
+        Row(512 * KB, "packets", 128, 4, 16),
+        Row(1 * MB, "push", 512, 4, 64),
+        Row(ANY, "push", 256, 8, 64),
+    ),
+    "all_to_all": (
+        Row(512 * KB, "packets", 128, 4, 16),
+        Row(ANY, "push", 256, 8, 64),
+    ),
+}
+# Where peers may read x where it lies; rows of MEASURED come behind. Two meetings cost more than
+# boxes do, up to some MB. Bytes are those that a rank gets of all others: of parts, and for
+# all_reduce of sums too. On two ranks:
+IN_PLACE = {
+    "all_reduce": (
+        Row(192 * KB, "one_shot_packets", 128, 4, 16),
+        Row(768 * KB, "two_shot_packets", 128, 4, 16),
+        Row(48 * MB, "pull", 256, 8, 64),
+    ),
+    "all_gather": (
+        Row(768 * KB, "packets", 128, 4, 16),
+        Row(2 * MB, "push", 512, 4, 64),
+        Row(8 * MB, "push", 256, 8, 64),
+        Row(63 * MB, "pull", 256, 8, 64),
+        Row(ANY, "copy_engine", 128, 16, 64),
+    ),
+    "reduce_scatter": (
+        Row(768 * KB, "packets", 128, 4, 16),
+        Row(2 * MB, "push", 512, 4, 64),
+        Row(8 * MB, "push", 256, 8, 64),
+        Row(ANY, "pull", 256, 8, 64),
+    ),
+    "all_to_all": (
+        Row(768 * KB, "packets", 128, 4, 16),
+        Row(2 * MB, "push", 512, 4, 64),
+        Row(8 * MB, "push", 256, 8, 64),
+        Row(ANY, "pull", 256, 8, 64),
+    ),
+}
+# On four pushes to boxes were ahead nearly everywhere. Plain and in place, us: reduce_scatter of 4,
+# 16, 128 MB 53 and 60, 167 and 178, 1191 and 1264; all_gather 54 and 60, 171 and 173, 1193 and 1134
+# (copy engines); all_to_all of 16 MB 55 and 61; all_reduce of 1, 4, 16 MB 18.5 and 21.7, 41 and 35,
+# 92 and 100.
+IN_PLACE_OF_MORE = {
+    "all_reduce": (
+        Row(192 * KB, "one_shot_packets", 128, 4, 16),
+        Row(2 * MB, "two_shot_packets", 128, 4, 16),
+        Row(12 * MB, "pull", 256, 8, 64),
+    ),
+    "all_gather": (
+        Row(1536 * KB, "packets", 128, 4, 16),
+        Row(3 * MB, "push", 512, 4, 64),
+        Row(63 * MB, "push", 256, 8, 64),
+        Row(ANY, "copy_engine", 128, 16, 64),
+    ),
+    "reduce_scatter": (),
+    "all_to_all": (),
+}
+
+
+def rows_for(
+    op: str, num_bytes: int, moved_bytes: int | None = None, num_ranks: int = 2
+) -> tuple[Row, ...]:
+    """The rows that hold for so many bytes, the best first; those behind it are for where it cannot
+    be had. `moved_bytes` are told where x may be read in place."""
+    rows = [row for row in MEASURED[op] if num_bytes <= row.up_to]
+    if moved_bytes is not None:
+        in_place = IN_PLACE if num_ranks <= 2 else IN_PLACE_OF_MORE
+        rows = [row for row in in_place[op] if moved_bytes <= row.up_to] + rows
+    return tuple(rows)
