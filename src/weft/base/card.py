@@ -79,5 +79,5 @@ class Op:
     composed: tuple[str, ...] = ()
     smallest: Mapping[str, int] = field(default_factory=lambda: {"m": 2, "n": 16})
     smallest_config: Mapping[str, Any] = field(default_factory=dict)
-    # The last rank's rows fill two lanes.
+    # The last rank's rows fill two channels.
     trials: tuple[Trial, ...] = field(default_factory=lambda: trials({"m": 8, "n": 40}))

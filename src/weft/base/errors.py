@@ -83,7 +83,7 @@ class ResidencyError(WeftError):
 
 
 class TimeoutError(WeftError, TimeoutError):  # the field's word for it
-    """A bounded wait reached its deadline; the message is the table of who waits for whom."""
+    """A bounded wait reached its deadline; the message is the table of waits."""
 
 
 class PoisonedError(WeftError):

@@ -6,7 +6,6 @@ JSON is what `weft verify --json` prints.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -14,14 +13,14 @@ from weft.base.counts import counted
 from weft.base.place import UNKNOWN, Frame, Place
 
 RACE_KINDS = ("race",)
-# So many findings of one cause are told by their lines.
+# So many findings of one cause are listed by their lines.
 ALSO_SHOWN = 6
 DEADLOCK_KINDS = ("deadlock", "unsatisfiable wait")
 
 
 @dataclass(frozen=True)
 class Side:
-    """One party of a finding: who did what, and where in the user's source.
+    """One party of a finding: the rank and program, what it did, and where in the user's source.
 
     A field that is not known, or that has no meaning for the finding, is None. `program` is the
     program id as (x, y, z), `index` the element of `tensor`; `note` says in words what this side
@@ -132,12 +131,12 @@ class Finding:
         }
 
     def briefly(self) -> str:
-        """Who did what where, in a line."""
+        """The finding in a line: its kind, the rank, what it did, and where."""
         return f"{self.kind}: {_where(self.first)}"
 
     def __str__(self) -> str:
         lines = [f"{self.kind}: {self.message}"]
-        # A table of who waits for what has said it already, line and all.
+        # A table of waits has said it already, line and all.
         lines += [f"  {side}" for side in self.sides if not side.is_told_in(self.message)]
         if self.remedy:
             lines.append(f"  remedy: {self.remedy}")
@@ -172,7 +171,7 @@ class Report:
 
     @property
     def findings(self) -> list[Finding]:
-        """All, in the order in which they are told: what is accessed out of bounds lies in another
+        """All, in the order in which they are printed: an access out of bounds lies in another
         tensor, so races there may only follow from it."""
         found = [*self.races, *self.deadlocks, *self.others]
         return sorted(found, key=lambda one: one.kind != "out of bounds")
@@ -220,9 +219,6 @@ class Report:
             values["others"] = [self._json_of(finding) for finding in self.others]
         values["ok"] = self.ok
         return values
-
-    def to_json_text(self) -> str:
-        return json.dumps(self.to_json(), indent=2)
 
     def _json_of(self, finding: Finding) -> dict[str, object]:
         values = finding.to_json()

@@ -23,7 +23,7 @@ class Order(enum.Enum):
 
 
 class Scope(enum.Enum):
-    """Who takes part in an ordered access: one block, one GPU, or every rank."""
+    """The programs that an ordered access includes: one block, one GPU, or every rank."""
 
     BLOCK = "cta"
     DEVICE = "gpu"

@@ -1,4 +1,4 @@
-"""Accesses of those that are no programs: copy engines and torch operations on the host."""
+"""Accesses by copy engines and by torch operations on the host."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class Actor:
                 if looks:
                     checker.findings.uninitialised(self, allocation, cell_of(number), self.place)
                 elif allocation.heap_offset is None:
-                    return number  # a later read that does look is told; no peer can write it
+                    return number  # a later read that looks is reported; no peer can write it
             return checker.shadow.after_read(number, segment, self.clock, self.owns, conflict)
 
         carry(shadow, after)

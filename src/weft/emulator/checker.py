@@ -1,4 +1,4 @@
-"""What the accesses of one machine are checked against, and who is told of what happens."""
+"""What the accesses of one machine are checked against, and the watches of what happens."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from weft.emulator.shadow import Shadow
 
 
 class Checker:
-    """Memory and its shadow, who knows of whose past, what was found.
+    """Memory and its shadow, the agents' clocks, what was found.
 
-    With `is_on` accesses are checked for races, bounds and what nobody has written. `watches` are
-    told of all that synchronises; `sight` says which value of a word somebody sees.
+    With `is_on` accesses are checked for races, bounds and uninitialised reads. `watches` are
+    called for all that synchronises; `sight` says which value of a word an atomic load sees.
     """
 
     def __init__(

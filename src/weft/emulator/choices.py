@@ -1,4 +1,5 @@
-"""Who decides what a machine leaves open: who runs next, who gives way, which value is seen.
+"""The choices that a machine leaves open: which task runs next, which is preempted, which value
+an atomic load sees.
 
 A schedule is a list of such decisions. `Seeded` draws them from a seed; the explorer of `verify/`
 goes through them one after the other.

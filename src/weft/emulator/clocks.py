@@ -1,4 +1,4 @@
-"""Who knows of whose past: happens-before over the agents of an emulated machine.
+"""Vector clocks: happens-before over the agents of an emulated machine.
 
 An *agent* is whatever has an order of its own: a program, its asynchronous stores, one copy, a
 host. Its past is cut into *clock* values by its releases. What one agent does between two
@@ -147,7 +147,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Identity:
-    """Whom a report names: a program of a kernel, a copy, or a rank's host code.
+    """An agent as a report names it: a program of a kernel, a copy, or a rank's host code.
 
     `call` counts the launches of the kernel on its rank from 1 on; 0 where there is none.
     """

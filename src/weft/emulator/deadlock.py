@@ -1,4 +1,4 @@
-"""The report of a deadlock: everybody who waits, for what, and who has signalled so far."""
+"""The report of a deadlock: all waits, what each waits for, and which lines have signalled it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
 
 
 class Deadlock:
-    """Nobody can go on: who waits for what, and whether anybody could still have signalled.
+    """No task can go on: all waits, and which of those left could still have signalled.
 
     `stuck` are the programs, and streams' tokens, that wait, `unstarted` the kernels with programs
     that found no room.
@@ -79,12 +79,12 @@ class Deadlock:
         for verdict, group in found:
             side, cure = self._waiting_side(group[0]), verdict.remedy or remedy
             findings.append(Finding(verdict.kind, text, side, verdict.second, cure))
-            # One table is enough: the others are told by their places.
+            # One table is enough: the other findings name their places.
             text, remedy = "the same deadlock, at another line", ""
         return findings
 
     def _judge(self, waiters: list[Stuck]) -> Verdict:
-        """Why those that wait at one line wait in vain."""
+        """Why the waits at one line are in vain."""
         waiting = waiters[0].waiting
         ledger = self.checker.ledger
         lost = [found for one in waiters if ledger and (found := ledger.lost(one.waiting))]
@@ -100,7 +100,7 @@ class Deadlock:
             for work in self.unstarted
         ):
             return Verdict("residency")
-        able = self._who_could(waiters)
+        able = self._able_to_signal(waiters)
         if able:
             return Verdict(
                 "deadlock", "".join(f"\n      could be signalled by {who}" for who in able)
@@ -111,7 +111,7 @@ class Deadlock:
             remedy="signal once more, to this rank and word, or wait for what is signalled",
         )  # fmt: skip
 
-    def _who_could(self, waiters: list[Stuck]) -> list[str]:
+    def _able_to_signal(self, waiters: list[Stuck]) -> list[str]:
         """Those who are left and may signal what these wait for, were they to go on."""
         awaited, memory = waiters[0].waiting.allocation, self.checker.memory
         found: dict[str, None] = {}
@@ -173,7 +173,7 @@ class Deadlock:
         return lines
 
     def _host_side(self) -> Side:
-        """Whose line to name where no program waits: a host's, else that of the first work left."""
+        """The line to name where no program waits: a host's, else that of the first work left."""
         for host in self.device.hosts:
             if not host.ended:
                 note = f"waits for {host.why}"

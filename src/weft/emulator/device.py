@@ -170,7 +170,7 @@ class Stream:
         self.changed()
 
     def identity(self, what: str) -> Identity:
-        """Who its work is in a report."""
+        """How a report names its work."""
         return Identity(self.rank, f"{what} (stream {self.name})")
 
 

@@ -17,7 +17,7 @@ from weft.emulator.memory import Allocation
 from weft.emulator.observation import Watch
 from weft.emulator.remedies import Age, Before
 
-# Findings of one kind and pair of lines are told once; this many different ones are kept.
+# Findings of one kind and pair of lines are reported once; so many different ones are kept.
 MAX_FINDINGS = 64
 
 
@@ -46,9 +46,9 @@ class Findings:
         self.is_enough: Callable[[Finding], bool] = lambda finding: False
         self.watches = watches
         self._arrivals: set[tuple[str, int]] = set()
-        # Why a signal from an agent to another did not order them; the ledger knows.
+        # Why a signal between two agents did not order them; the ledger knows.
         self.weak_link: Callable[[Any, int, str], Weak | None] = lambda by, earlier, kind: None
-        # Who wrote what a write, a segment, came over; shadow memory knows.
+        # By a write's segment the writer of what it has overwritten; shadow memory knows.
         self.overwritten: Callable[[int], int | None] = lambda segment: None
 
     def find(self, finding: Finding, error: type[Exception] | None = None) -> None:

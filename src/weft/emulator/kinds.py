@@ -168,7 +168,7 @@ _KINDS = [
     Kind(
         "error", FindingError,
         "A script raised an error on a rank.",
-        "What the error says; ranks that allocate or call in different order are told so.",
+        "What the error says: ranks that allocate or call in different order, for instance.",
         "See its message.",
     ),
     Kind(

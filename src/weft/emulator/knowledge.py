@@ -1,4 +1,4 @@
-"""What one program knows of everybody's past, and what it hands over when it releases."""
+"""The clocks of one program: what it knows of others' pasts, and what a release hands over."""
 
 from __future__ import annotations
 

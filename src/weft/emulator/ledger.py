@@ -1,9 +1,9 @@
-"""The books of a machine's signal words: who signalled, who waited, and what does not add up.
+"""The books of a machine's signal words: signals, waits, and what does not add up.
 
-Told of everything that synchronises, it finds signals that are lost, doubled or used by nobody, and
-epochs that do not advance. Only symmetric words have books, and only `notify`, `put_signal`,
-ordered stores and copy engines signal; tickets, locks and sums are nobody's signals. A token of
-a stream is a signal, and its taking ends it.
+It watches everything that synchronises, and finds signals that are lost, doubled or used by
+nobody, and epochs that do not advance. Only symmetric words have books, and only `notify`,
+`put_signal`, ordered stores and copy engines signal; tickets, locks and sums are nobody's signals.
+A token of a stream is a signal, and its taking ends it.
 """
 
 from __future__ import annotations

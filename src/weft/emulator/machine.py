@@ -2,9 +2,8 @@
 
 `scheduler.py` says whose turn it is, `hosts.py` runs the ranks' host code, `device.py` holds their
 streams and `residency.py` their programs, `waiters.py` knows who waits, `checker.py` what all
-accesses are checked against. Who is next is drawn from a seeded generator, so a seed is a schedule
-and a schedule can be run again. Nothing ever just hangs: when nobody can go on, the machine says
-who waits for what.
+accesses are checked against. The next task is drawn from a seeded generator: a seed is a schedule,
+and a schedule can be run again. Nothing ever just hangs: a deadlock is reported with all waits.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Machine:
 
     `num_sms` programs can be resident on one rank at a time. `checks` turns the race,
     initialisation and bounds checks on. With `hardware` it keeps simulated time. `chooser` takes
-    every decision that a schedule is made of; `observers` are told what happens; `rewrite` may
+    every decision that a schedule is made of; `observers` receive events; `rewrite` may
     change kernels and queued work before they run.
     """
 

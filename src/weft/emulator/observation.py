@@ -1,7 +1,7 @@
-"""What happens in a machine, for those who look on: pictures, searches for a cause, explorers.
+"""Events of a machine, for pictures, searches for a cause and explorers.
 
-A `Watch` is told of everything that synchronises, in the machine's own objects. `Observation` is
-the one that makes plain records of it: an `Event` each, for `Observer`s.
+A `Watch` is called for everything that synchronises, with the machine's own objects. `Observation`
+is the one that makes plain records: it hands an `Event` each to `Observer`s.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from weft.emulator.clocks import Agents
 from weft.emulator.memory import Allocation, covers
 from weft.emulator.protocols import Accessor, Waiter, Waiting
 
-# So many events a recorder keeps unless it is told otherwise.
+# So many events a recorder keeps by default.
 EVENTS_KEPT = 100_000
 
 
 class Party(NamedTuple):
-    """Who does something.
+    """The party that does something.
 
     `what` is "host", "kernel NAME", "copy engine" or the kind of another work; `launch` is the
     number of the work on its rank, so that two launches of one kernel differ (0 for the host).
@@ -95,10 +95,10 @@ class Recorder:
 
 
 class Watch:
-    """Told of what happens, as it happens; here every method does nothing.
+    """Callbacks for everything that synchronises, at the moment it does; each does nothing here.
 
-    `by` is who does it. `how` a word changes: "add" where nobody gets the
-    old value, "set" where it does not matter, else "update".
+    `by` is the party that does it. `how` a word changes: "add" where nobody gets the old value,
+    "set" where it does not matter, else "update".
     """
 
     def queued(self, work: Any) -> None: ...
@@ -129,7 +129,7 @@ class Watch:
         """A stream has seen 1 in the word, acquired, and stored 0, both at system scope."""
 
     def gave(self, key: object) -> None:
-        """Whoever takes `key` from now on comes after what happened so far in this step."""
+        """What has happened so far in this step is before all that takes `key` from now on."""
 
     def took(self, key: object) -> None: ...
 
@@ -139,7 +139,7 @@ class Watch:
 
 
 class Observation(Watch):
-    """Makes events of what happens and tells the observers."""
+    """Makes events of what happens and hands them to the observers."""
 
     def __init__(self, agents: Agents, observers: list[Observer]) -> None:
         self.agents = agents
@@ -150,17 +150,17 @@ class Observation(Watch):
         self._signals: dict[tuple[int, int], list[tuple[int, int, Scope]]] = {}
 
     def queued(self, work: Any) -> None:
-        self._tell("queue", _party_of(work), work.place, text=work.describe())
+        self._emit("queue", _party_of(work), work.place, text=work.describe())
 
     def began(self, who: Any) -> None:
-        self._tell("begin", _party_of(who), self._place(who))
+        self._emit("begin", _party_of(who), self._place(who))
 
     def ended(self, who: Any) -> None:
-        self._tell("end", _party_of(who), self._place(who))
+        self._emit("end", _party_of(who), self._place(who))
 
     def signalled(self, by, allocation, cell, before, after, place, how, release) -> None:
         word = self._word(allocation, cell)
-        step = self._tell(
+        step = self._emit(
             "signal", _party_of(by), place, word=word, before=before, after=after, text=how
         )
         key = (allocation.address, cell)
@@ -171,20 +171,20 @@ class Observation(Watch):
             self._signals.setdefault(key, []).append((step, device, release))
 
     def waits(self, by, waiting) -> None:
-        self._tell(
+        self._emit(
             "wait", _party_of(by), waiting.place,
             word=self._word(waiting.allocation, waiting.cell), before=waiting.seen,
             expected=waiting.expected,
         )  # fmt: skip
 
     def passed(self, by, allocation, cell, expected, seen, place, acquire) -> None:
-        self._tell(
+        self._emit(
             "pass", _party_of(by), place, word=self._word(allocation, cell), before=seen,
             expected=expected, causes=self._causes(by, allocation, cell, acquire),
         )  # fmt: skip
 
     def looked(self, by, what, allocation, cell, seen, place, acquire, release=None) -> None:
-        self._tell(
+        self._emit(
             what, _party_of(by), place, word=self._word(allocation, cell), before=seen,
             causes=self._causes(by, allocation, cell, acquire),
         )  # fmt: skip
@@ -196,9 +196,9 @@ class Observation(Watch):
     def stuck(self, who: Any) -> None:
         waiting = getattr(who, "waiting", None)
         if waiting is None:
-            self._tell("stuck", _party_of(who), self._place(who), text=str(who.why))
+            self._emit("stuck", _party_of(who), self._place(who), text=str(who.why))
             return
-        self._tell(
+        self._emit(
             "stuck", _party_of(who), waiting.place,
             word=self._word(waiting.allocation, waiting.cell), expected=waiting.expected,
             before=waiting.seen,
@@ -209,11 +209,11 @@ class Observation(Watch):
         rank = -1 if side.rank is None else side.rank
         program = None if side.program is None else (*side.program, 0, 0)[:3]
         party = Party(rank, "host" if side.kernel is None else f"kernel {side.kernel}", "", program)
-        self._tell("finding", party, side.place, text=finding.kind)
+        self._emit("finding", party, side.place, text=finding.kind)
 
     # ------------------------------------------------------------------------------------------
 
-    def _tell(self, kind: str, party: Party, place: Place, **fields: Any) -> int:
+    def _emit(self, kind: str, party: Party, place: Place, **fields: Any) -> int:
         step = self._step
         self._step += 1
         self.agents.step = step

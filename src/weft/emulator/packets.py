@@ -155,14 +155,15 @@ class PacketAccess(Synchronising):
             word = allocation.sync_word(cell)
             word.published.clear()
             word.packet = reads
-        for watch in self._told(len(cells)):
+        for watch in self._watches_of(len(cells)):
             for cell in cells:
                 value = int(view[cell // factor])
                 watch.signalled(self, allocation, cell, None, value, place, "set", None)
         self.waiters.words_changed(allocation, cells, place)
 
-    def _told(self, words: int) -> list[Watch]:
-        """Who hears of each of so many packets; many are data, unless their order matters."""
+    def _watches_of(self, words: int) -> list[Watch]:
+        """The watches that are called for each of so many packets: none for data, whose order does
+        not matter."""
         watches, explores = self.watches, self.scheduler.explores
         return watches if explores or words <= SIGNALS_IN_A_TILE else []
 
@@ -205,7 +206,7 @@ class PacketAccess(Synchronising):
             )  # fmt: skip
             self.set_aside()
         self.blocked = None
-        for watch in self._told(index.size):
+        for watch in self._watches_of(index.size):
             for number in index.tolist():
                 watch.passed(
                     self, allocation, number * factor, flag, int(view[number]) >> FLAG_SHIFT,

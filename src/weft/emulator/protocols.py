@@ -1,7 +1,7 @@
 """What the parts of a machine ask of each other, and the record of a wait.
 
-The scheduler, those who wait and those who look on are below what they deal with: programs, hosts,
-streams. They know it by these protocols alone.
+The scheduler, the waiters and the observers are below what they deal with: programs, hosts and
+streams. They know these by protocols alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Waiter(Protocol):
 
 
 class Accessor(Protocol):
-    """Who accesses memory: a program, or an actor of a work or a host (`work` is then None)."""
+    """Accesses memory: a program, or an actor of a work or a host (`work` is then None)."""
 
     agent: int
     clk: int

@@ -3,7 +3,7 @@
 For a deadlock: could anybody who is left have signalled? A program is at a line of its kernel's
 Python; what can still be reached from there are the statements that follow, in its block and in
 those around it, and a loop around it once more from its top. Which arrays a signal may be for is
-told by the kernel's parameters that its address is computed from.
+known from the kernel's parameters that its address is computed from.
 """
 
 from __future__ import annotations

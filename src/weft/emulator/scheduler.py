@@ -1,4 +1,4 @@
-"""Whose turn it is. Exactly one task of a machine runs at a time, and a chooser says which.
+"""The scheduler: exactly one task of a machine runs at a time, and a chooser says which.
 
 A task is a host (a thread per rank), a program (a coroutine), or the start of a stream's next work.
 Host code runs until it waits; device code until it synchronises.
@@ -21,7 +21,7 @@ class NoEnd(Exception):
 
 
 class Scheduler:
-    """The tasks that can go on, and whose turn it is.
+    """The tasks that can go on, and the one that runs.
 
     `progress` changes whenever something happens that somebody may wait for. While
     `hosts_may_go`, hosts are to look again at what they wait for.
@@ -77,13 +77,13 @@ class Scheduler:
         self.ready.append(task)
 
     def preempts(self) -> bool:
-        """Is somebody else to be chosen now? Where nobody ever is, the scheduler sees the end."""
+        """Is another task to be chosen now? Without another one, `take_turns` sees the end."""
         self.steps += 1
         if self.explores or self.steps > self.most_steps:
             return True
         return bool(self.ready) and self.chooser.preempts()
 
     def host_changed(self) -> None:
-        """Something that hosts may be waiting for has happened."""
+        """Something has happened that hosts may be waiting for."""
         self.progress += 1
         self.hosts_may_go = True

@@ -224,7 +224,7 @@ def emulated(
     With `hardware`, a record or its name (e.g. "h200x4"), it also keeps simulated time:
     `.timeline` says when each piece of work would begin and end, and what would overlap.
 
-    `observers` are told of every event (emulator/observation.py); a `chooser` decides the
+    `observers` receive every event (emulator/observation.py); a `chooser` decides the
     schedule in the seed's place (emulator/choices.py).
     `rewrite` may change kernels and host operations before they run (emulator/rewriting.py).
 

@@ -1,4 +1,4 @@
-"""Shadow memory: for every cell who wrote it last and who has accessed it since.
+"""Shadow memory: for every cell its last writer and the accesses since.
 
 The past of a cell is a *history*, and a cell stores only its number, so that a whole tile is
 checked by one gather and one comparison: cells that were always touched together have the same
@@ -90,8 +90,8 @@ class Shadow:
 
     A transition is for an access by `segment` of somebody whose knowledge is `clock` and who
     `own`s segments. `on_conflict(kind, earlier segment)` is called for an access that an earlier
-    one is not ordered with; the transition then goes on as if it were, so that one fault is told
-    once.
+    one is not ordered with; the transition then goes on as if it were, so that each fault is
+    reported once.
     """
 
     UNWRITTEN = 0

@@ -38,7 +38,7 @@ from weft.emulator.works import (
 
 
 class Sender(NamedTuple):
-    """Who changed a word, and when it did."""
+    """The sender of a change of a word, and when it sent it."""
 
     rank: int
     lane: str
@@ -122,7 +122,7 @@ class SimulatedTime(Watch):
             self.spans.append(Span(rank, lane, name, start, end, kind, about))
 
     def signal(self, name: str, by: Sender | None, rank: int, lane: str, arrival: float) -> None:
-        """Somebody on `lane` waited for what `by` sent."""
+        """A wait on `lane` for what `by` sent."""
         if by is not None and (by.rank, by.lane) != (rank, lane):
             self.signals.append(Signal(name, *by, rank, lane, arrival))
 

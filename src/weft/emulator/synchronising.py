@@ -31,7 +31,7 @@ class Synchronising(DescriptorAccess):
     _last_poll: tuple[int, int, Any] | None = None
 
     def pause(self, coming: str = "", blocked: Callable[[], bool] | None = None) -> None:
-        """A point at which the scheduler may let somebody else go first.
+        """A point at which the scheduler may let another task go first.
 
         What is `blocked` may be tried in vain all the same, unless the machine explores.
         """
@@ -162,29 +162,28 @@ class Synchronising(DescriptorAccess):
             segment = self.segment(loc, scope)
             access = Atomic(self, allocation, loc, cells, segment, True)
             self._touch_gathered(allocation, cells, access)
-        self._meet(allocation, np.ravel(cells[..., 0] if cells.ndim > index.ndim else cells),
-                   order, scope)  # fmt: skip
+        first = cells[..., 0] if cells.ndim > index.ndim else cells
+        self._acquire_and_release(allocation, np.ravel(first), order, scope)
         view[index] = RMW_TILES[op](old, values)
         self.waiters.words_changed(allocation, np.ravel(cells).tolist(), self.locations[loc])
         if self.watches and old.size <= SIGNALS_IN_A_TILE:
-            first = cells[..., 0] if cells.ndim > index.ndim else cells
             words = zip(np.ravel(first).tolist(), np.ravel(old), np.ravel(view[index]))
             for cell, before, after in words:
-                self._tell(allocation, cell, before, after, order, scope, loc)
+                self._signalled(allocation, cell, before, after, order, scope, loc)
         if mask is None:
             return old
         result = np.zeros(shape, dtype)
         result[np.broadcast_to(mask, shape)] = old
         return result
 
-    def _tell(self, allocation, cell, before, after, order, scope, loc) -> None:
+    def _signalled(self, allocation, cell, before, after, order, scope, loc) -> None:
         for watch in self.watches:
             watch.signalled(
                 self, allocation, cell, before.item(), after.item(), self.locations[loc],
                 "update", scope if order.releases else None,
             )  # fmt: skip
 
-    def _meet(self, allocation, cells, order, scope) -> None:
+    def _acquire_and_release(self, allocation, cells, order, scope) -> None:
         """Acquire from, and release to, each of these words."""
         if order.acquires and allocation.sync:
             words = [allocation.sync[c] for c in cells.tolist() if c in allocation.sync]
@@ -278,5 +277,5 @@ class Synchronising(DescriptorAccess):
             self.waiters.word_changed(allocation, cell, self.locations[loc])
         if self.watches and len(changes) <= SIGNALS_IN_A_TILE:
             for change in changes:
-                self._tell(*change, order, scope, loc)
+                self._signalled(*change, order, scope, loc)
         return result

@@ -94,8 +94,8 @@ class Distributed:
         quiet = warnings.catch_warnings()
         quiet.__enter__()
         warnings.filterwarnings("ignore", message="Attempted to get default timeout for nccl")
-        # Whoever logs an error of a group called nccl asks for it, and a torch without NCCL would
-        # raise that it has none in the error's place.
+        # torch asks for it where it logs an error of a group called nccl; without NCCL it would
+        # raise that there is none in the error's place.
         own_version = nccl.version
         if not hasattr(torch._C, "_nccl_version"):
             nccl.version = lambda: ()

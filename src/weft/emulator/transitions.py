@@ -1,4 +1,4 @@
-"""Accesses of programs: one history number in, the next one out, conflicts told on the way."""
+"""Accesses of programs: one history number in, the next one out, conflicts reported."""
 
 from __future__ import annotations
 

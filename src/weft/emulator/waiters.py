@@ -1,4 +1,4 @@
-"""Who waits for which signal word, and who has signalled it so far."""
+"""The waits for each signal word, and the lines that have signalled it so far."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.emulator.memory import Allocation
 from weft.emulator.protocols import Waiter
 from weft.emulator.scheduler import Scheduler
 
-# A tile of atomics on more words than these adds up data: nobody is told of each.
+# A tile of atomics on more words than these adds up data: watches hear of none of them.
 SIGNALS_IN_A_TILE = 64
 # So many lines that signal one word are remembered.
 PLACES_KEPT = 4

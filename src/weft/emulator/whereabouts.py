@@ -1,4 +1,4 @@
-"""Who runs, and at which line: for a run that takes long, and for one that is interrupted."""
+"""What runs now, and at which line: for a run that takes long or is interrupted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def running(scheduler: Scheduler) -> Iterator[None]:
 
 
 def whereabouts(scheduler: Scheduler, trace: TracebackType | None = None) -> str:
-    """Who has the turn, and the line that it is at; of `trace`, where it has unwound already."""
+    """The task that runs and its line; of `trace`, where it has unwound already."""
     task = scheduler.running
     if task is None:
         return "nobody has begun"
@@ -92,13 +92,13 @@ def _written(file: str, line: int) -> str:
 
 
 class Watchman:
-    """Tells once, of the first run that takes longer than `after_s`, who runs where."""
+    """Reports once what runs where, of the first run that takes longer than `after_s`."""
 
     def __init__(self, tell: Callable[[str], None], after_s: float = PATIENCE_S) -> None:
         self.tell, self.after_s = tell, after_s
 
     def look(self, over: threading.Event) -> None:
-        """Until it has told, or `over` is set; for a thread of its own."""
+        """Until it has reported, or `over` is set; for a thread of its own."""
         while not over.wait(min(1.0, self.after_s / 4)):
             late = time.monotonic() - self.after_s
             # One in which nobody has begun is looked at again.

@@ -243,7 +243,8 @@ def world_in_scope(generator: Any) -> Any:
 
 
 def _site(semantic: Any, generator: Any, world: Any) -> Any:
-    """Who calls, as five scalars: four words of name, then the line. None for unbounded waits.
+    """The calling function as five scalars: four words of name, then the line. None for unbounded
+    waits.
 
     Scalars, not constants: one instance of the implementation serves all callers.
     """

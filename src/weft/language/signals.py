@@ -1,4 +1,4 @@
-"""Declarations: signals, by which one program tells another that something has happened."""
+"""Declarations: signals, by which a program announces to others that something has happened."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def consume(value: T, token: tl.tensor) -> T:
 
         consume(value, token)  =  value
 
-    For a backend that needs to be told which data a wait guards. Here every wait orders all
+    For a backend that must know which data a wait guards. Here every wait orders all
     later loads by itself: to leave consume out is never wrong.
 
     Shapes  value: any traced value; token: what wait returned

@@ -49,7 +49,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Body:
-    """Operations that one device function does, told apart by their place among them."""
+    """Operations that one device function does, numbered by their place among them."""
 
     name: str
     kind: str
@@ -76,13 +76,13 @@ def operations(graph: TaskGraph) -> tuple[Operation, ...]:
 def _operation(graph: TaskGraph, task: Task, tiles: Sequence[TileTask]) -> Operation:
     first = tiles[0]
     if first.kind not in (*COMPUTES, *MOVES):
-        told = f"{task.name}: the persistent kernel has no task for {first.kind}"
-        raise UnsupportedError(f"{told}; it has {', '.join(COMPUTES)}", place=task.place)
+        message = f"{task.name}: the persistent kernel has no task for {first.kind}"
+        raise UnsupportedError(f"{message}; it has {', '.join(COMPUTES)}", place=task.place)
     # Of a cache one row is written; the queries that share a head are padded.
     extents = {"kv_append": task.tile[1:], "decode_attention": ()}.get(task.kind, task.tile)
     if any(extent & (extent - 1) for extent in extents):
-        told = f"{task.name} has tile={task.tile}; the persistent kernel takes powers of two"
-        raise ConfigError(told, place=task.place)
+        message = f"{task.name} has tile={task.tile}; the persistent kernel takes powers of two"
+        raise ConfigError(message, place=task.place)
     reads = tuple(one.buffer for one in first.reads)
     if first.kind in MOVES:
         # Partial sums of several ranks are one buffer; which rows are whose the body knows.

@@ -1,8 +1,8 @@
 """What holds of every graph and its queues, shown again from the records alone.
 
-A table of rules that is run, as for the levels of the IR; each tells tasks and the user's lines.
-That nothing stands still follows from three of them. Let all ranks' tasks be ordered by who waits
-for whom and by the order of each queue, and let that have no cycle (`acyclic`). Then there is one
+A table of rules that is run, as for the levels of the IR; each names tasks and the user's lines.
+That there is no deadlock follows from three of them. Let all ranks' tasks be ordered by their
+waits and by the order of each queue, and let that have no cycle (`acyclic`). Then there is one
 order of all tasks in which each comes behind whatever it waits for, and behind those before it in
 its queue. Of the tasks that are not done take the first. All that it waits for is done, so its
 counters are full: a wait asks for what is bumped (`counted`). All before it in its queue are done:
@@ -29,7 +29,7 @@ from weft.ir.legality import Rule, Violation, illegal, run
 from weft.megakernel.memory import span_of
 from weft.megakernel.records import GIVEN, Access, TaskGraph, TileTask
 
-# Of one rule; a wrong rule of the compiler would tell each task.
+# Of one rule; a wrong rule of the compiler would name each task.
 MOST_BREACHES = 8
 # All pairs of accesses to the same bytes are looked at: seconds from some thousands of tasks on.
 MOST_TASKS = 2000
@@ -114,23 +114,26 @@ def _counted(graph: TaskGraph) -> Breaches:
             if not 0 <= one.rank < graph.num_ranks or one.amount < 1:
                 yield f"{task} bumps {one}: of {graph.num_ranks} ranks", _place(graph, task)
             elif not 0 <= one.counter < len(graph.ranks[one.rank].counters):
-                told = f"{task} bumps {one}, but rank {one.rank} has"
-                yield f"{told} {len(graph.ranks[one.rank].counters)} counters", _place(graph, task)
+                message = f"{task} bumps {one}, but rank {one.rank} has"
+                yield (
+                    f"{message} {len(graph.ranks[one.rank].counters)} counters",
+                    _place(graph, task),
+                )
     for rank in graph.ranks:
         for counter, total in enumerate(rank.counters):
             if given[rank.rank, counter] != total:
-                told = f"counter {counter} of rank {rank.rank} is said to come to {total}"
+                message = f"counter {counter} of rank {rank.rank} is said to come to {total}"
                 by = _names(one for one in graph.tasks if _bumps(one, rank.rank, counter))
                 yield (
-                    f"{told}, but is bumped by {given[rank.rank, counter]}: {by}",
+                    f"{message}, but is bumped by {given[rank.rank, counter]}: {by}",
                     _where(graph, rank.rank, counter),
                 )
     for task in graph.tasks:
         for one in task.waits:
             total = given[task.rank, one.counter]
             if one.at_least != total:
-                told = f"{task} waits until counter {one.counter} has come to {one.at_least}"
-                yield f"{told}, but all bumps of it are {total}", _place(graph, task)
+                message = f"{task} waits until counter {one.counter} has come to {one.at_least}"
+                yield f"{message}, but all bumps of it are {total}", _place(graph, task)
 
 
 def _bumps(task: TileTask, rank: int, counter: int) -> bool:
@@ -158,8 +161,8 @@ def _awaited(graph: TaskGraph) -> Breaches:
     for task in graph.tasks:
         for one in task.bumps:
             if (one.rank, one.counter) not in waited:
-                told = f"{task} bumps counter {one.counter} of rank {one.rank}"
-                yield f"{told}, for which nobody waits", _place(graph, task)
+                message = f"{task} bumps counter {one.counter} of rank {one.rank}"
+                yield f"{message}, for which nobody waits", _place(graph, task)
 
 
 def _queued(graph: TaskGraph) -> Breaches:
@@ -168,25 +171,27 @@ def _queued(graph: TaskGraph) -> Breaches:
     for rank in graph.ranks:
         wanted = 1 if graph.schedule == "dynamic" else graph.num_workers
         if len(rank.queues) != wanted or graph.num_workers < 1:
-            told = f"rank {rank.rank} has {len(rank.queues)} queues for {graph.num_workers} workers"
-            yield f"{told}, scheduled {graph.schedule}; it takes {wanted}", graph.program.place
+            message = (
+                f"rank {rank.rank} has {len(rank.queues)} queues for {graph.num_workers} workers"
+            )
+            yield f"{message}, scheduled {graph.schedule}; it takes {wanted}", graph.program.place
         times = Counter(i for queue in rank.queues for i in queue)
         for i, task in enumerate(rank.tasks):
             if times[i] != 1:
                 yield f"{task} is queued {times[i]} times; it must be once", _place(graph, task)
         if strange := [i for i in times if not 0 <= i < len(rank.tasks)]:
-            told = f"rank {rank.rank} has tasks 0 to {len(rank.tasks) - 1}, queued are {strange}"
-            yield told, graph.program.place
+            message = f"rank {rank.rank} has tasks 0 to {len(rank.tasks) - 1}, queued are {strange}"
+            yield message, graph.program.place
 
 
 def _acyclic(graph: TaskGraph) -> Breaches:
     tasks = graph.tasks
     cycle = [tasks[i] for i in in_order(tasks, _predecessors(graph))[1]]
     if cycle:
-        told = ", ".join(
+        message = ", ".join(
             _why(graph, earlier, later) for earlier, later in zip([cycle[-1], *cycle], cycle)
         )
-        yield f"nobody can begin: {told}", _place(graph, cycle[0])
+        yield f"nobody can begin: {message}", _place(graph, cycle[0])
 
 
 def _why(graph: TaskGraph, earlier: TileTask, later: TileTask) -> str:
@@ -273,14 +278,14 @@ def _whole_rows(touches: Sequence[Touch]) -> list[Touch]:
 
 def _ordered(graph: TaskGraph) -> Breaches:
     order = Order(graph, by_queues=graph.schedule != "dynamic")
-    told: set[tuple[int, int]] = set()
+    reported: set[tuple[int, int]] = set()
     for one, other in conflicts(graph):
         if order.are_before(one, other) or order.are_before(other, one):
             continue
         for i, j in product(one.numbers, other.numbers):
-            if i == j or (i, j) in told or order.is_before(i, j) or order.is_before(j, i):
+            if i == j or (i, j) in reported or order.is_before(i, j) or order.is_before(j, i):
                 continue
-            told.update(((i, j), (j, i)))
+            reported.update(((i, j), (j, i)))
             both = f"{graph.tasks[i]} {_does(one)} and {graph.tasks[j]} {_does(other)}"
             where = f"in the same bytes of rank {one.access.rank}"
             last = graph.tasks[max(i, j)]
@@ -299,8 +304,8 @@ def _made(graph: TaskGraph) -> Breaches:
         if one.is_write and other.is_write and access.buffer == other.access.buffer:
             if graph.ranks[access.rank].buffer(access.buffer).role != "input":
                 tasks = [graph.tasks[touch.numbers[-1]] for touch in (one, other)]
-                told = f"{tasks[0]} and {tasks[1]} both make elements of {access.buffer}"
-                yield f"{told} on rank {access.rank}", _place(graph, tasks[0])
+                message = f"{tasks[0]} and {tasks[1]} both make elements of {access.buffer}"
+                yield f"{message} on rank {access.rank}", _place(graph, tasks[0])
     order = Order(graph, by_queues=graph.schedule != "dynamic")
     written: dict[tuple[int, str, int], list[tuple[int, Access]]] = {}
     for number, task in enumerate(graph.tasks):
@@ -321,11 +326,13 @@ def _made(graph: TaskGraph) -> Breaches:
                 shared = _cells(access._replace(region=access.region.within(read.region)))
                 missing -= shared
                 if shared and not order.is_before(maker, number):
-                    told = f"{task} reads {read.buffer}, and does not wait for {graph.tasks[maker]}"
-                    yield f"{told}, which makes it", _place(graph, task)
+                    message = (
+                        f"{task} reads {read.buffer}, and does not wait for {graph.tasks[maker]}"
+                    )
+                    yield f"{message}, which makes it", _place(graph, task)
             if missing:
-                told = f"of the {_cells(read)} elements of {read.buffer} that {task} reads"
-                yield f"{told} {_cells(read) - missing} are made", _place(graph, task)
+                message = f"of the {_cells(read)} elements of {read.buffer} that {task} reads"
+                yield f"{message} {_cells(read) - missing} are made", _place(graph, task)
 
 
 def _bands(access: Access) -> range:
@@ -350,16 +357,25 @@ def _kept(graph: TaskGraph) -> Breaches:
         first, second = pair if order.are_before(*pair) else pair[::-1]
         if not order.are_before(first, second):
             both = " and ".join(f"{graph.tasks[one.numbers[0]]} {_does(one)}" for one in pair)
-            told = f"on rank {first.access.rank} {both}, in the same bytes: neither buffer is over"
-            yield f"{told} before the other begins", _place(graph, graph.tasks[second.numbers[0]])
+            message = (
+                f"on rank {first.access.rank} {both}, in the same bytes: neither buffer is over"
+            )
+            yield (
+                f"{message} before the other begins",
+                _place(graph, graph.tasks[second.numbers[0]]),
+            )
             continue
         key = (first.access.rank, frozenset(one.access.buffer for one in pair))
         known = earlier.setdefault(key, (first, second))
         if known[0].access.buffer != first.access.buffer:
-            told = " before ".join(f"{graph.tasks[one.numbers[0]]} {_does(one)}" for one in known)
+            message = " before ".join(
+                f"{graph.tasks[one.numbers[0]]} {_does(one)}" for one in known
+            )
             now = (f"{graph.tasks[one.numbers[0]]} {_does(one)}" for one in (first, second))
-            told = f"on rank {first.access.rank} {told}, but {' before '.join(now)}, in its bytes"
-            yield told, _place(graph, graph.tasks[second.numbers[0]])
+            message = (
+                f"on rank {first.access.rank} {message}, but {' before '.join(now)}, in its bytes"
+            )
+            yield message, _place(graph, graph.tasks[second.numbers[0]])
 
 
 def _few(rule: Callable[[TaskGraph], Breaches]) -> Callable[[TaskGraph], Breaches]:

@@ -202,7 +202,7 @@ def _kernel(graph: TaskGraph, found: Sequence[Body]) -> str:
             f"            _{body.name}(task, v, s, {body.name}_tile, rank, world)",
         ]
     lines += [
-        "        scoreboard.tell(world, board, task)",
+        "        scoreboard.notify(world, board, task)",
         "        turn = scoreboard.next_turn(board, turn, end, num_workers, is_dynamic)",
         "    scoreboard.finish(world, board, slot, e, num_workers)",
     ]

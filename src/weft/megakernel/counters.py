@@ -1,4 +1,4 @@
-"""From who needs whom to counters: what a task waits for, and what it bumps.
+"""From dependencies to counters: which ones a task waits for, and which ones it bumps.
 
 A counter stands for tasks that are all needed by each of those that wait for it: {gated[0, 0],
 gated[0, 1], ...} -> {product_2[0, 0], product_2[0, 1], ...} is one counter, since every tile of a

@@ -1,7 +1,7 @@
-"""From a tiled program to tasks that know what they wait for and whom they tell, on all ranks.
+"""From a tiled program to tasks with the counters they wait for and bump, on all ranks.
 
     tiles       every task, and what it needs that others make
-    memory      where buffers lie, and who waits since memory is used again
+    memory      where buffers lie, and which waits its reuse needs
     counters    what follows from the rest is left out; groups of tasks become counters
 
 All of it is computed on the host from sizes alone, by every rank for all ranks: it then takes its

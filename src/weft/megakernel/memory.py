@@ -1,4 +1,4 @@
-"""Where buffers lie; and who must wait since memory is used again.
+"""Where buffers lie, and which waits the reuse of memory needs.
 
 A buffer lives from the first stage that touches it to the last, and lies where others that live at
 the same time do not. Of memory that is used again every access of the former must be over, on all
@@ -146,7 +146,7 @@ class Touch(NamedTuple):
 
 
 def reuses(made: Cut, layout: Layout) -> list[Dependency]:
-    """Who waits since somebody may still need what lies, or lay, in the same place."""
+    """Waits that are needed because memory is used again: what lay there must be over."""
     touched = _touches(made, layout)
     lives = lifetimes(made)
     found: dict[tuple[int, ...], set[int]] = {}

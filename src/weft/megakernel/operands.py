@@ -81,8 +81,8 @@ class Operands:
         key = self._key(asked)
         if key not in self._names:
             size, sort = key[0], key[1]
-            told = {"whole": "{}", "own": "own_{}", "part": "part_{}"}.get(sort, "")
-            name = told.format(size) if told and isinstance(size, str) else asked
+            form = {"whole": "{}", "own": "own_{}", "part": "part_{}"}.get(sort, "")
+            name = form.format(size) if form and isinstance(size, str) else asked
             self._names[key] = field_of(name if name not in self._of else asked)
             self._of[self._names[key]] = asked
         return f"s.{self._names[key]}"

@@ -1,6 +1,6 @@
 """When workers do which task, before anything runs: all ranks played at once, in predicted time.
 
-    predict(graph, workers)    list scheduling: whoever is free takes, of what is ready, the task
+    predict(graph, workers)    list scheduling: a free worker takes, of what is ready, the task
                                with the longest way to the end behind it
     play(graph)                workers keep to the queues that the graph has
 
@@ -38,7 +38,7 @@ def predict(graph: TaskGraph, num_workers: int, machine: Hardware = H200X4) -> l
 
 
 def play(graph: TaskGraph, machine: Hardware = H200X4) -> list[Turn]:
-    """The same of a graph that has queues. They stand still where `check` finds a breach: then
+    """The same of a graph that has queues. They deadlock where `check` finds a breach: then
     tasks are missing."""
     return sorted(_Queued(graph, machine, graph.num_workers).turns)
 
@@ -73,7 +73,7 @@ def _durations(graph: TaskGraph, machine: Hardware) -> list[float]:
 
 
 class _Run:
-    """All ranks' workers, task by task. Who takes what is said by what stands on it."""
+    """All ranks' workers, task by task. Subclasses say which worker takes which task."""
 
     def __init__(self, graph: TaskGraph, machine: Hardware, num_workers: int) -> None:
         self.tasks = graph.tasks
@@ -113,7 +113,7 @@ class _Run:
         raise NotImplementedError
 
     def start(self, now: float, rank: int) -> None:
-        """Whoever can begins; all that happens at this time has happened."""
+        """Begin what can begin, once all that happens at this time has happened."""
         raise NotImplementedError
 
     def _play(self) -> None:
@@ -144,7 +144,7 @@ class _Run:
 
 
 class _Listed(_Run):
-    """Ready tasks of a rank by the longest way behind them; whoever is free takes the first."""
+    """Ready tasks of a rank by the longest way behind them; a free worker takes the first."""
 
     def prepare(self, graph: TaskGraph, num_workers: int) -> None:
         self.behind = self._ways()

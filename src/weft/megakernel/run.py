@@ -52,8 +52,8 @@ class Persistent:
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES or self.num_workers < 0:
-            told = f"schedule={self.schedule!r} with num_workers={self.num_workers}"
-            raise UsageError(f"{told}; it is {', '.join(SCHEDULES)}, with 0 (all) or more")
+            message = f"schedule={self.schedule!r} with num_workers={self.num_workers}"
+            raise UsageError(f"{message}; it is {', '.join(SCHEDULES)}, with 0 (all) or more")
 
     def run_persistent(
         self, program: Program, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any,
@@ -110,8 +110,8 @@ class Runner:
         self._tiles = tuple(tile_of(body).as_constexpr() for body in self.bodies)
         self._tables = _on_device(tables(self.graph, world.rank, self.bodies), world.device)
         self._num_counters = max(1, *(len(one.counters) for one in self.graph.ranks))
-        told = [f"{name}={size}" for name, size in sorted(sizes.items())]
-        self._name = f"program {program.name} as one kernel with {', '.join(told)}"
+        shown = [f"{name}={size}" for name, size in sorted(sizes.items())]
+        self._name = f"program {program.name} as one kernel with {', '.join(shown)}"
 
     def run(self, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Queue the call; its results."""
@@ -174,7 +174,7 @@ def _reads(program: Program) -> layouts.Reads:
 
 
 def tile_of(body: Body) -> gemm.Tile | rows.Tile | attention_decode.Tile:
-    """What a body is told of its tiles."""
+    """What a body takes of its tiles."""
     if body.kind == "matmul":
         given = dict(body.attributes)
         m, n, k = body.tile

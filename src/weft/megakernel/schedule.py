@@ -1,13 +1,13 @@
 """Which worker runs which task when: queues of every rank from one order of all ranks' tasks.
 
     round_robin    in the order of the program, dealt to workers by turns
-    balanced       list scheduling: whoever is free takes, of what is ready, the task with the
+    balanced       list scheduling: a free worker takes, of what is ready, the task with the
                    longest way to the end behind it, by predicted times; queues are what came out
     dynamic        one queue in the order in which `balanced` has them begin; workers take the next
 
-Whatever the schedule, queues are taken from one order of all ranks' tasks in which nobody comes
-before whom it needs. So the first task in it that is not done has all that it needs, and those
-before it in its own queue are done: its worker is at it. It ends, and so on: nothing stands still.
+Whatever the schedule, queues are taken from one order of all ranks' tasks in which every task comes
+behind all that it needs. So the first task in it that is not done has all that it needs, and those
+before it in its own queue are done: its worker is at it. It ends, and so on: there is no deadlock.
 Where workers take the next task, one worker is enough. `check.py` shows it again, of queues alone.
 """
 
@@ -30,8 +30,10 @@ def schedule(
     Raises  ConfigError: a schedule that there is not; no worker
     """
     if how not in SCHEDULES or num_workers < 1:
-        told = f"schedule={how!r} for {num_workers} workers; it is {' or '.join(SCHEDULES)}"
-        raise ConfigError(f"{graph.program.name}: {told}, for 1 or more", place=graph.program.place)
+        message = f"schedule={how!r} for {num_workers} workers; it is {' or '.join(SCHEDULES)}"
+        raise ConfigError(
+            f"{graph.program.name}: {message}, for 1 or more", place=graph.program.place
+        )
     if how == "round_robin":
         queues = [_dealt(len(rank.tasks), num_workers) for rank in graph.ranks]
     else:

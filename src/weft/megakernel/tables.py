@@ -84,5 +84,7 @@ def _check_columns(task: TileTask, tile: tuple[int, ...]) -> None:
     """A body finds columns by the tile's number."""
     read = task.reads[0].region if task.kind in MOVES else task.writes[0].region
     if read.first_column != task.i_n * tile[1]:
-        told = f"{task} begins at column {read.first_column}, not at tile {task.i_n} of {tile[1]}"
-        raise ConfigError(f"the persistent kernel: {told}")
+        message = (
+            f"{task} begins at column {read.first_column}, not at tile {task.i_n} of {tile[1]}"
+        )
+        raise ConfigError(f"the persistent kernel: {message}")

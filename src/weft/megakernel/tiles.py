@@ -52,7 +52,7 @@ class Dependency(NamedTuple):
     after: tuple[int, ...]
 
 
-class Piece(NamedTuple):
+class MadePart(NamedTuple):
     """What `rank` makes of a value, cut into tiles as one: `held`, of `owner`'s part of a sum."""
 
     rank: int
@@ -102,17 +102,17 @@ class Cut:
         """Do other ranks write what this rank has of it?"""
         return task.kind == "all_gather" or (task.kind == "all_reduce" and self.sums == "two_shot")
 
-    def pieces(self, task: Task, rank: int) -> Iterator[Piece]:
-        """Who makes which parts of what `rank` has of a value."""
+    def made_parts(self, task: Task, rank: int) -> Iterator[MadePart]:
+        """The ranks that make parts of what `rank` has of a value."""
         if task.kind == "all_gather":
             for source in range(self.num_ranks):
-                yield Piece(source, -1, self.held(task.operands[0], source))
+                yield MadePart(source, -1, self.held(task.operands[0], source))
         elif self.is_symmetric(task):
             for owner in range(self.num_ranks):
-                yield Piece(owner, owner, self.part(task, owner))
+                yield MadePart(owner, owner, self.part(task, owner))
         else:
             owner = {"reduce_scatter": rank, "all_reduce": 0}.get(task.kind, -1)
-            yield Piece(rank, owner, self.held(task.name, rank))
+            yield MadePart(rank, owner, self.held(task.name, rank))
 
     def part(self, task: Task, owner: int) -> Region:
         """The part of a sum that `owner` makes."""
@@ -129,9 +129,9 @@ class Cut:
             task = self._by_name[name]
             kind = MAKERS.get(task.kind, task.kind)
             self._known[key] = () if kind == "input" else tuple(
-                self.number(name, kind, piece.rank, piece.owner, one.i_m, one.i_n)
-                for piece in self.pieces(task, rank)
-                for one in meeting(task, piece.rank, region.within(piece.held), piece.held)
+                self.number(name, kind, part.rank, part.owner, one.i_m, one.i_n)
+                for part in self.made_parts(task, rank)
+                for one in meeting(task, part.rank, region.within(part.held), part.held)
             )  # fmt: skip
         return self._known[key]
 
@@ -179,8 +179,8 @@ def cut(program: Program, sizes: Mapping[str, int], num_ranks: int, sums: str = 
     """
     refuse(program, sizes, num_ranks)
     if sums not in SUMS:
-        told = f"sums={sums!r}; it is {' or '.join(SUMS)}"
-        raise UsageError(f"{program.name}: {told}", place=program.place)
+        message = f"sums={sums!r}; it is {' or '.join(SUMS)}"
+        raise UsageError(f"{program.name}: {message}", place=program.place)
     made = Cut(program, sizes, num_ranks, sums)
     for task in program.tasks:
         if task.kind == "all_gather":
@@ -213,24 +213,26 @@ def slab_rows(made: Cut, task: Task) -> int:
 def refuse(program: Program, sizes: Mapping[str, int], num_ranks: int) -> None:
     """Raises  as `cut`"""
     if program.stage != "tiled" or num_ranks < 1:
-        told = f"{program.name} is at stage {program.stage}, for {num_ranks} ranks"
+        message = f"{program.name} is at stage {program.stage}, for {num_ranks} ranks"
         remedy = "tasks are made of a tiled program, for 1 or more: the pass `tile` makes it one"
-        raise UsageError(f"{told}; {remedy}", place=program.place)
+        raise UsageError(f"{message}; {remedy}", place=program.place)
     names = {task.name for task in program.tasks}
     for task in program.tasks:
         assert task.type is not None
         if taken := {partials_of(task.name), result_of(task.name)} & names:
-            told = f"{program.name}: {', '.join(taken)} is what a buffer of {task.name} is called"
-            raise UsageError(f"{told}; call it otherwise", place=task.place)
+            message = (
+                f"{program.name}: {', '.join(taken)} is what a buffer of {task.name} is called"
+            )
+            raise UsageError(f"{message}; call it otherwise", place=task.place)
         for size in task.type.sizes:
             if isinstance(size, str) and sizes.get(size, -1) < 0:
-                told = f"{task.name} has the size {size}, but given are {dict(sizes)}"
-                raise UsageError(f"{program.name}: {told}", place=task.place)
+                message = f"{task.name} has the size {size}, but given are {dict(sizes)}"
+                raise UsageError(f"{program.name}: {message}", place=task.place)
         is_odd = task.kind == "reduce_scatter" and task.dim == 1
         if is_odd or KINDS[task.kind].is_collective and task.kind not in MAKERS:
             of = " over columns" if is_odd else ""
-            told = f"{program.name}: {task.kind} {task.name}{of} is not made of tasks"
-            raise UnsupportedError(f"{told}; use lowering='overlapped'", place=task.place)
+            message = f"{program.name}: {task.kind} {task.name}{of} is not made of tasks"
+            raise UnsupportedError(f"{message}; use lowering='overlapped'", place=task.place)
     _refuse_stale(program)
 
 
@@ -240,12 +242,14 @@ def _refuse_stale(program: Program) -> None:
     for task in program.tasks:
         for name in task.operands:
             if latest.get(name, name) != name:
-                told = f"{program.name}: {task.name} reads {name}, into which {latest[name]} has "
-                raise UsageError(f"{told}been written: read that", place=task.place)
+                message = (
+                    f"{program.name}: {task.name} reads {name}, into which {latest[name]} has "
+                )
+                raise UsageError(f"{message}been written: read that", place=task.place)
         if task.kind in IN_PLACE:
             if program.task(task.operands[0]).kind not in ("input", *IN_PLACE):
-                told = f"{program.name}: {task.name} is written into {task.operands[0]}"
-                raise UnsupportedError(f"{told}, which must be an input", place=task.place)
+                message = f"{program.name}: {task.name} is written into {task.operands[0]}"
+                raise UnsupportedError(f"{message}, which must be an input", place=task.place)
             latest[task.operands[0]] = task.name
 
 

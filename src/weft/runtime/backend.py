@@ -25,7 +25,7 @@ CALL_LOG_BYTES = CALL_LOG_ENTRIES * CALL_LOG_ENTRY_BYTES
 
 @dataclass(frozen=True)
 class Seats:
-    """Who is who in a world: one entry per rank of the world, in rank order.
+    """Where each rank of a world sits: one entry per rank, in rank order.
 
     `global_ranks` are ranks of the default process group; `nodes` number the scale-up domains.
     """

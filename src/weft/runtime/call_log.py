@@ -1,4 +1,4 @@
-"""Who called what as the call of which number: a log of each rank, which others of its node read.
+"""A log of each rank's calls by number, which the other ranks of its node read.
 
 A log is a ring of entries, in memory that the ranks of a node share: a word with the call's number,
 counted from 1, a digest of its name, then the name and what the call's tensors are like. Ranks that
@@ -66,7 +66,7 @@ class CallLog:
             if numbers[word] != number + 1 or numbers[word + 1] == digest:
                 continue
             if numbers[word] == number + 1:
-                raise CallOrderError(self._told(number, self._at(number)))
+                raise CallOrderError(self._disagreement_at(number, self._at(number)))
         return number
 
     def disagreement(self) -> str | None:
@@ -77,7 +77,7 @@ class CallLog:
         for number in range(max(0, self._num_calls - CALL_LOG_ENTRIES), self._num_calls):
             found = self._at(number)
             if len({digest for digest, _ in found.values()}) > 1:
-                return self._told(number, found)
+                return self._disagreement_at(number, found)
         return None
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class CallLog:
                     found[rank] = entry
         return found
 
-    def _told(self, number: int, found: Mapping[int, tuple[int, str]]) -> str:
+    def _disagreement_at(self, number: int, found: Mapping[int, tuple[int, str]]) -> str:
         ranks: dict[str, list[int]] = {}
         for rank, (_, text) in found.items():
             ranks.setdefault(text, []).append(rank)

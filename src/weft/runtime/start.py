@@ -57,7 +57,8 @@ def world(name: str = "world") -> World:
 
 def _machine() -> Any:
     """The backend module for whoever is calling: an emulated rank's thread, or a process."""
-    # Who has not imported the emulator is not inside one; a GPU run needs none of its packages.
+    # A process that has not imported the emulator is not inside one; a GPU run needs no package
+    # of it.
     emulator = sys.modules.get("weft.emulator")
     if emulator is not None and emulator.active():
         from weft.runtime.backends import emu

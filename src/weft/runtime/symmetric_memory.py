@@ -60,7 +60,7 @@ class SymmetricMemory:
         self.device: torch.device = backend.device
         self.target: Target = backend.target
         self._closed = False
-        self._told: str | None = None
+        self._reported: str | None = None
         self._raised = False
         self._sequence = 0
         self._pointers: dict[int, torch.Tensor] = {}
@@ -345,8 +345,8 @@ class SymmetricMemory:
                 "data and only close() works"
             )
         self._raised = True
-        told = self._log.disagreement()
-        raise TimeoutError(self.table_of_waits()) if told is None else CallOrderError(told)
+        message = self._log.disagreement()
+        raise TimeoutError(self.table_of_waits()) if message is None else CallOrderError(message)
 
     def error_word(self, explain: Callable[[int], WeftError]) -> torch.Tensor:
         """An int64 word in which a kernel says that it was given what it cannot take.
@@ -375,7 +375,7 @@ class SymmetricMemory:
         self._errors = [one for one in self._errors if id(one[0]) not in gone or one[1][0]]
 
     def table_of_waits(self) -> str:
-        """Who waited for what when the deadline passed, on every rank within reach."""
+        """All waits at the moment the deadline passed, on every rank within reach."""
         patience = time.monotonic() + REPORT_PATIENCE_S
         while time.monotonic() < patience:
             reports = self.backend.reports()
@@ -470,10 +470,10 @@ class SymmetricMemory:
         try:
             everyone = self.backend.exchange((mine, brought), self.meeting_timeout_s)
         except TimeoutError as error:
-            if (told := self._log.disagreement()) is None:
+            if (message := self._log.disagreement()) is None:
                 raise
             self._raised = True
-            raise CallOrderError(told) from error
+            raise CallOrderError(message) from error
         for rank, (theirs, _) in enumerate(everyone):
             if theirs != mine:
                 raise AllocationOrderError(

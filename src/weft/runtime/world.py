@@ -201,7 +201,7 @@ class World(SymmetricMemory):
         try:
             number = self._log.call(name, tensors)
         except CallOrderError as error:
-            self._raised, self._told = True, str(error)
+            self._raised, self._reported = True, str(error)
             self.backend.abort()
             raise
         self._call_order.take()
@@ -243,14 +243,14 @@ class World(SymmetricMemory):
         else:
             # The other ranks may never come to close(): make them fall through instead.
             self.backend.abort()
-            self._told = self._told or "aborted"
+            self._reported = self._reported or "aborted"
             self.close()
 
     def _watch(self) -> None:
         while not self._stop.wait(WATCHDOG_PERIOD_S):
             if self.backend.aborted():
-                if not self._raised and self._told is None:
-                    self._told = self._log.disagreement() or self.table_of_waits()
-                    sys.stderr.write(f"weft: {self._told}\n")
+                if not self._raised and self._reported is None:
+                    self._reported = self._log.disagreement() or self.table_of_waits()
+                    sys.stderr.write(f"weft: {self._reported}\n")
                     sys.stderr.flush()
                 return

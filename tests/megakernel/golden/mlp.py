@@ -143,6 +143,6 @@ def mlp_persistent(
             _send(task, v, s, send_tile, rank, world)
         elif task.body == 5:
             _reduce(task, v, s, reduce_tile, rank, world)
-        scoreboard.tell(world, board, task)
+        scoreboard.notify(world, board, task)
         turn = scoreboard.next_turn(board, turn, end, num_workers, is_dynamic)
     scoreboard.finish(world, board, slot, e, num_workers)

@@ -137,7 +137,7 @@ def while_loop(code: Any, op: Any) -> None:
         phys = wanted
 
 
-# Whoever loops over one of these is seen by the scheduler, or by the checker of plain spins.
+# A loop over one of these is seen by the scheduler, or by the check for plain spins.
 _TOUCHES = ("tt.load", "tt.store", "tt.atomic", "tt.descriptor", "tt.call", "tt.extern")
 
 

@@ -20,7 +20,7 @@ def notify(world, signal, value, to, op, order, scope):
 @triton.jit
 def notify_all(world, signal, value, op, order, scope):
     for peer in range(world.num_ranks):
-        # weft: equivalent-mutant peer+1 of signal_at: all ranks are told, in another order
+        # weft: equivalent-mutant peer+1 of signal_at: all ranks get the signal, in another order
         notify(world, signal, value, peer, op, order, scope)
 
 

@@ -1,4 +1,4 @@
-"""Triton's compilation errors, told with the user's line.
+"""Triton's compilation errors, with the user's line.
 
 Of Triton: `CompilationError`, with the node it is about and the source of its function; a
 `JITFunction`'s source and Python function; of the scan for what a kernel depends on, which runs

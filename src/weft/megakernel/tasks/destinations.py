@@ -8,9 +8,9 @@ and a size of 1 is one.
     to_others     on all ranks but this one                       summands that every rank sums
     everywhere    on every rank, this one too                     gathers, sums that all want
 
-Data alone: who is told of it stands in the task's row. Tiles are tile.m x tile.n, powers of two;
-what lies outside of the value is left out. Columns follow from the tile's number and not from the
-table: a compiler that knows what they divide by stores 16 bytes at once.
+Data alone: the task's row says which counters are signalled. Tiles are tile.m x tile.n, powers of
+two; what lies outside of the value is left out. Columns follow from the tile's number and not from
+the table: a compiler that knows what they divide by stores 16 bytes at once.
 """
 
 from __future__ import annotations

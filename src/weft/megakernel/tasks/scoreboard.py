@@ -1,4 +1,5 @@
-"""The device side of queues: which task is next, what it waits for, whom it tells, when all ends.
+"""The device side of queues: which task is next, which counters it waits for and signals, and how
+a call ends.
 
 A task may start when counters of its rank have come far enough, and moves counters when its tile is
 stored: its own rank's, or those of the ranks that have been sent the tile. Counters are int64 words
@@ -6,14 +7,14 @@ on the symmetric heap that only grow; what a call waits for is counted from `bas
 stood when it began:
 
     wait   words[counter] >= bases[counter] + at_least
-    tell   words[counter]@rank += amount
+    notify words[counter]@rank += amount
     end    bases[counter] += totals[counter]          by the last worker, for the next call
 
 `totals` is what a call adds to a counter in all, and every call waits for it, so bases and words
 are equal between calls, and calls of other sizes, with other tables, may use the same words.
 
-Whoever is a call ahead must not move counters of a rank that still waits for this call's: every
-worker waits for the slot's credits first. All workers must be on the device together.
+A rank that is a call ahead must not move counters of a rank that still waits for this call's:
+every worker waits for the slot's credits first. All workers must be on the device together.
 
 Dtypes  tables are int32, on the device: rows of TASK, WAIT and BUMP numbers
 Source  docs/megakernel.md
@@ -121,8 +122,8 @@ def wait_for(world, board, task):
 
 
 @triton.jit
-def tell(world, board, task):
-    """Say that the task is done, to all ranks that wait for it: released once, then told."""
+def notify(world, board, task):
+    """Signal that the task is done to all ranks that wait for it: one release, then the signals."""
     if task.first_bump < task.end_bump:
         wl.fence(world)
     for i in range(task.first_bump, task.end_bump):

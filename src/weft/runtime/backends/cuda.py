@@ -278,7 +278,7 @@ class CudaBackend:
 
     def take_token(self, word: torch.Tensor) -> None:
         if triton_api.launches_are_held():
-            return  # who would set it is left out, and the stream would wait for ever
+            return  # the kernel that sets it is left out, and the stream would wait for ever
         self._check_captured()
         self._driver.take_token(word.data_ptr(), torch.cuda.current_stream().cuda_stream)
 
@@ -341,7 +341,7 @@ class CudaBackend:
     # ---- how it starts
 
     def _find_seats(self, nodes: int | Sequence[int] | None) -> Seats:
-        """Who sits where: a node for each host, or as declared."""
+        """Where each rank sits: a node for each host, or as declared."""
         with open("/proc/sys/kernel/random/boot_id") as file:
             host = file.read().strip()
         mine = (host, self.device.index, dist.get_rank(), self._asked)
@@ -403,7 +403,7 @@ class CudaBackend:
 
 
 def scope() -> None:
-    """One process is one rank: worlds are told apart by name alone."""
+    """One process is one rank: worlds differ by name alone."""
     return None
 
 

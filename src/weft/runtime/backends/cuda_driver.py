@@ -130,7 +130,7 @@ class Driver:
 
     def take_token(self, address: int, stream: int) -> None:
         """The stream waits until the int64 there is 1, and sets it to 0."""
-        # The write has the fence that it has unless it is told to have none.
+        # By default the write has a fence.
         both = (_MemoryOperation * 2)(
             _MemoryOperation(WAIT_VALUE_64, address, 1, WAIT_VALUE_EQUAL),
             _MemoryOperation(WRITE_VALUE_64, address, 0, 0),

@@ -163,7 +163,7 @@ class EmulatedBackend:
     # ---- memory
 
     def open_heap(self, nbytes: int) -> Sequence[torch.Tensor | None]:
-        # numpy's memory: untouched pages cost nothing, and torch need not be told.
+        # numpy's memory: untouched pages cost nothing, and torch need not know of it.
         self._bytes = np.empty(nbytes, np.uint8)
         self._nbytes = nbytes
         own = torch.from_numpy(self._bytes)
@@ -302,7 +302,7 @@ class EmulatedBackend:
         return self._failed
 
     def abort(self) -> None:
-        # The other ranks are not told: the emulator ends what waits for this one, and this
+        # The other ranks need no message: the emulator ends what waits for this one, and this
         # rank's own error is the one to report.
         self._failed = True
 
