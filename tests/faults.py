@@ -229,7 +229,7 @@ FAULTS = [
     Fault("verify/lint/rules/counts.py",
           "if not firm or any(not _on_data(op) for op in notifies):", "if not firm:",
           "a signal that comes anyhow is spoken about",
-          "verify/lint/test_rules.py::test_a_rule_sees_the_bad_twin_only[notify-on-data]"),
+          "verify/lint/test_rules.py::test_a_rule_sees_the_wrong_example_only[notify-on-data]"),
     Fault("verify/widths.py", "mask = self.of(store.operands[2])",
           "mask = self.of(store.operands[1])", "a store's value taken for its mask",
           "verify/test_compiled.py::test_a_translation_without_hint_falls_to_two_bytes"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.base.card import Op
 from weft.base.errors import UsageError
-from weft.base.report import Finding, Report, Side
+from weft.base.report import Finding, Side
 from weft.base.target import TARGETS
 from weft.base.topology import Topology
 from weft.tools.check import CALLS, Work, one_slot, rel_err
@@ -184,12 +184,3 @@ def subject_of(values: Mapping[str, Any]) -> AnySubject:
     except TypeError as error:
         raise UsageError(f"{op.name} takes another configuration now: {error}") from None
     return OpSubject(work, made, values["calls"], values["num_sms"])
-
-
-def in_turn(subjects: Sequence[AnySubject], seed: int) -> AnySubject:
-    """Seeds take the subjects in turn, so that a few of them cover all."""
-    return subjects[seed % len(subjects)]
-
-
-def report_of(subject: AnySubject, seed: int) -> Report:
-    return subject.run(seed=seed).report

@@ -189,18 +189,3 @@ def reaching(graph: Graph, step: Callable[[Node, frozenset], frozenset]) -> list
         return step(node, state)
 
     return graph.solve(frozenset(), transfer, lambda old, new: old | new)
-
-
-def on_cycle_without(graph: Graph, index: int, stops: Callable[[Node], bool]) -> bool:
-    """Is there a way from the node back to itself that meets no node for which `stops`?"""
-    seen: set[int] = set()
-    todo = [target for target, _ in graph.edges[index]]
-    while todo:
-        current = todo.pop()
-        if current == index:
-            return True
-        if current in seen or stops(graph.nodes[current]):
-            continue
-        seen.add(current)
-        todo.extend(target for target, _ in graph.edges[current])
-    return False

@@ -1,8 +1,8 @@
-"""Each rule on its own twins: it speaks about the bad one, and nothing does about the good one."""
+"""Each rule on its examples: it speaks about the wrong one, and none does about the right one."""
 
 from __future__ import annotations
 
-import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -12,36 +12,39 @@ from weft.verify.lint.registry import RULES, rule
 from weft.verify.lint.rules import load_rules
 
 load_rules()
-PAGE = Path(__file__).parents[3] / "docs" / "lint.md"
+PAGE = Path(__file__).parents[3] / "docs" / "lint_rules.md"
+SECTION = r"## `([\w-]+)`\n\n(.*?)\n\n```python\n(.*?)```\n\n(.*?)\n\n```python\n(.*?)```\n"
+# By rule: what the page says of it, the wrong example, the remedy, the right one.
+EXAMPLES = {name: rest for name, *rest in re.findall(SECTION, PAGE.read_text(), re.DOTALL)}
+
+
+def test_the_page_has_every_rule_in_its_words():
+    told = {name: [one[0], one[2]] for name, one in EXAMPLES.items()}
+    assert told == {one.name: [one.summary, f"Put right: {one.remedy}."] for one in RULES.values()}
 
 
 @pytest.mark.parametrize("name", list(RULES))
-def test_a_rule_sees_the_bad_twin_only(name: str):
-    one = RULES[name]
-    assert [p.rule for p in lint_text(one.bad).problems] == [name]
-    assert not lint_text(one.good).problems
+def test_a_rule_sees_the_wrong_example_only(name: str):
+    _, wrong, _, right = EXAMPLES[name]
+    assert [p.rule for p in lint_text(wrong).problems] == [name]
+    assert not lint_text(right).problems
 
 
 @pytest.mark.parametrize("name", list(RULES))
 def test_a_finding_has_place_reason_and_remedy(name: str):
-    (problem,) = lint_text(RULES[name].bad, "kernels.py").problems
+    wrong = EXAMPLES[name][1]
+    (problem,) = lint_text(wrong, "kernels.py").problems
     assert problem.file == "kernels.py" and problem.severity in ("error", "warning")
     source, carets = problem.lines()
-    assert source == RULES[name].bad.splitlines()[problem.line - 1].strip()
+    assert source == wrong.splitlines()[problem.line - 1].strip()
     assert set(carets.strip()) == {"^"} and len(carets) <= len(source)
     assert problem.message[-1] not in ".;" and problem.remedy
     assert str(problem).startswith(f"kernels.py:{problem.line}:{problem.column + 1}: ")
 
 
-def test_twins_are_whole_python():
-    for one in RULES.values():
-        for text in (one.bad, one.good):
-            ast.parse(text)
-
-
 def test_names_are_taken_once():
     with pytest.raises(ValueError, match="device-scope"):
-        rule("device-scope", "error", "", remedy="", bad="", good="")(lambda program: ())
+        rule("device-scope", "error", "", remedy="")(lambda program: ())
 
 
 def test_lint_knows_every_primitive_that_orders_or_moves():

@@ -1,7 +1,7 @@
 """The rules by name. A rule is a function from a `Program` to `Hit`s.
 
-`bad` and `good` are twins: kernels or host code that differ in what the rule is about. The tests
-run every rule on its own twins.
+docs/lint_rules.md has, for each rule, code that it speaks about and the same code put right; the
+tests run the rule on both.
 """
 
 from __future__ import annotations
@@ -116,17 +116,13 @@ class Rule:
     severity: str
     summary: str
     remedy: str
-    bad: str
-    good: str
     check: Check
 
 
 RULES: dict[str, Rule] = {}
 
 
-def rule(
-    name: str, severity: str, summary: str, *, remedy: str, bad: str, good: str
-) -> Callable[[Check], Check]:
+def rule(name: str, severity: str, summary: str, *, remedy: str) -> Callable[[Check], Check]:
     """Register a rule.
 
     Raises  ValueError: the name is taken
@@ -135,14 +131,10 @@ def rule(
     def add(check: Check) -> Check:
         if name in RULES:
             raise ValueError(f"two rules are called {name}")
-        RULES[name] = Rule(name, severity, summary, remedy, _tidy(bad), _tidy(good), check)
+        RULES[name] = Rule(name, severity, summary, remedy, check)
         return check
 
     return add
-
-
-def _tidy(text: str) -> str:
-    return text.strip("\n") + "\n"
 
 
 def at(op: Op, message: str) -> Hit:

@@ -45,28 +45,6 @@ def by_signal(program: Program, *kinds: str) -> dict[Key, list[Op]]:
     WARNING,
     "A notify that depends on the values of a tile, for a wait that does not.",
     remedy="notify in every case, and send what was found as data",
-    bad="""
-@triton.jit
-def exchange(world, x, ready, out, peer):
-    i = tl.arange(0, 64)
-    values = tl.load(x + i)
-    if tl.sum(values) > 0:
-        wl.put(world, x + i, values, to=peer)
-        wl.notify(world, ready, to=peer)
-    wl.wait(ready, at_least=1)
-    tl.store(out + i, tl.load(x + i))
-""",
-    good="""
-@triton.jit
-def exchange(world, x, ready, out, peer):
-    i = tl.arange(0, 64)
-    values = tl.load(x + i)
-    if tl.sum(values) > 0:
-        wl.put(world, x + i, values, to=peer)
-    wl.notify(world, ready, to=peer)
-    wl.wait(ready, at_least=1)
-    tl.store(out + i, tl.load(x + i))
-""",
 )
 def notify_on_data(program: Program) -> Iterator[Hit]:
     waits = by_signal(program, "wait")
@@ -96,26 +74,6 @@ def _on_data(op: Op) -> bool:
     WARNING,
     "A wait for as many arrivals as there are ranks, or programs, where not each of them notifies.",
     remedy="wait for as many as come (num_ranks - 1), or let every one notify",
-    bad="""
-@triton.jit
-def gather(world, x, ready, out):
-    rank = wl.rank(world)
-    for peer in range(wl.num_ranks(world)):
-        if peer != rank:
-            wl.put_signal(world, x + rank, tl.load(x + rank), ready, op=wl.SignalOp.ADD, to=peer)
-    wl.wait(ready, at_least=wl.num_ranks(world))
-    tl.store(out, tl.load(x))
-""",
-    good="""
-@triton.jit
-def gather(world, x, ready, out):
-    rank = wl.rank(world)
-    for peer in range(wl.num_ranks(world)):
-        if peer != rank:
-            wl.put_signal(world, x + rank, tl.load(x + rank), ready, op=wl.SignalOp.ADD, to=peer)
-    wl.wait(ready, at_least=wl.num_ranks(world) - 1)
-    tl.store(out, tl.load(x))
-""",
 )
 def count_not_met(program: Program) -> Iterator[Hit]:
     notifies = by_signal(program, "notify", "atomic", "opaque")
@@ -154,19 +112,6 @@ _PARTIES = ((NUM_RANKS, _on_rank, "rank"), (NUM_PROGRAMS, _on_program, "program"
     ERROR,
     "A barrier of the world in a branch that not every rank takes.",
     remedy="call it outside the branch, or on both sides of it",
-    bad="""
-@triton.jit
-def work(world, rows):
-    if wl.rank(world) < rows:
-        wl.barrier(world)
-""",
-    good="""
-@triton.jit
-def work(world, x, rows):
-    if wl.rank(world) < rows:
-        tl.store(x, 1.0)
-    wl.barrier(world)
-""",
 )
 def divergent_barrier(program: Program) -> Iterator[Hit]:
     for kernel in program.kernels:
@@ -191,28 +136,6 @@ def _on_other_side(op: Op, frame: Frame) -> bool:
     WARNING,
     "Several ranks SET one word of a peer: each takes the place of the others' signals.",
     remedy="give each rank a word (signal + wl.rank(world)), or let them ADD to one",
-    bad="""
-@triton.jit
-def gather(world, x, ready, out):
-    rank = wl.rank(world)
-    if rank > 0:
-        wl.put(world, x + rank, 1.0, to=0)
-        wl.notify(world, ready, rank, to=0, op=wl.SignalOp.SET)
-    else:
-        wl.wait(ready, at_least=wl.num_ranks(world) - 1)
-        tl.store(out, tl.load(x + 1))
-""",
-    good="""
-@triton.jit
-def gather(world, x, ready, out):
-    rank = wl.rank(world)
-    if rank > 0:
-        wl.put(world, x + rank, 1.0, to=0)
-        wl.notify(world, ready + rank, 1, to=0, op=wl.SignalOp.SET)
-    else:
-        wl.wait(ready + 1, at_least=1, count=wl.num_ranks(world) - 1)
-        tl.store(out, tl.load(x + 1))
-""",
 )
 def one_word_for_many(program: Program) -> Iterator[Hit]:
     for kernel in program.kernels:

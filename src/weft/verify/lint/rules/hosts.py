@@ -11,42 +11,12 @@ from weft.verify.lint.registry import Hit, Kernel, Program, at, pointer_text, ru
 from weft.verify.lint.rules.counts import sets
 from weft.verify.lint.values import Op
 
-EXCHANGE = """
-@triton.jit
-def exchange(world, x, ready, epoch):
-    peer = 1 - wl.rank(world)
-    wl.put_signal(world, x, 1.0, ready, epoch, to=peer)
-    wl.wait(ready, at_least=epoch)
-    tl.store(x + 1, tl.load(x))
-
-"""
-
 
 @rule(
     "host-reset",
     ERROR,
     "The host writes a signal word that peers raise, with no barrier between.",
     remedy="count up instead of resetting, or put world.barrier() before and after the reset",
-    bad=EXCHANGE
-    + """
-def main():
-    world = weft.init()
-    x, ready = world.zeros((64,), torch.float32), world.signals(1)
-    for _ in range(3):
-        exchange[(1,)](world.arg, x, ready, 1)
-        ready.zero_()
-""",
-    good=EXCHANGE
-    + """
-def main():
-    world = weft.init()
-    x, ready = world.zeros((64,), torch.float32), world.signals(1)
-    for _ in range(3):
-        exchange[(1,)](world.arg, x, ready, 1)
-        world.barrier()
-        ready.zero_()
-        world.barrier()
-""",
 )
 def host_reset(program: Program) -> Iterator[Hit]:
     host = program.host
@@ -97,36 +67,6 @@ def _line(step: Step) -> int:
     ERROR,
     "A number of the host's that a recorded launch waits for, or sends: every replay has the same.",
     remedy="read the epoch on the device: wl.slot_epoch(slot), or a word that the kernel counts up",
-    bad=EXCHANGE
-    + """
-def main():
-    world = weft.init()
-    x, ready = world.zeros((64,), torch.float32), world.signals(1)
-    with world.record() as recording:
-        exchange[(1,)](world.arg, x, ready, 1)
-    for _ in range(3):
-        recording.replay()
-""",
-    good="""
-@triton.jit
-def exchange(world, x, ready, calls):
-    peer = 1 - wl.rank(world)
-    epoch = tl.load(calls) + 1
-    wl.put_signal(world, x, 1.0, ready, epoch, to=peer)
-    wl.wait(ready, at_least=epoch)
-    tl.store(x + 1, tl.load(x))
-    tl.store(calls, epoch)
-
-
-def main():
-    world = weft.init()
-    x, ready = world.zeros((64,), torch.float32), world.signals(1)
-    calls = torch.zeros(1, dtype=torch.int32, device=world.device)
-    with world.record() as recording:
-        exchange[(1,)](world.arg, x, ready, calls)
-    for _ in range(3):
-        recording.replay()
-""",
 )
 def frozen_epoch(program: Program) -> Iterator[Hit]:
     for launch in program.host.launches:
@@ -164,36 +104,6 @@ def _awaited(program: Program, launch: Launch) -> dict[str, int]:
     WARNING,
     "A signal SET, or a packet flagged, with the same number in every launch of a loop.",
     remedy="pass a number that counts calls, or keep it on the device: wl.slot_epoch(slot)",
-    bad="""
-@triton.jit
-def exchange(world, x, ready):
-    wl.put(world, x, 1.0, to=1 - wl.rank(world))
-    wl.notify(world, ready, 1, to=1 - wl.rank(world), op=wl.SignalOp.SET)
-    wl.wait(ready, at_least=1)
-    tl.store(x + 1, tl.load(x))
-
-
-def main():
-    world = weft.init()
-    x, ready = world.zeros((64,), torch.float32), world.signals(1)
-    for _ in range(3):
-        exchange[(1,)](world.arg, x, ready)
-""",
-    good="""
-@triton.jit
-def exchange(world, x, ready, call):
-    wl.put(world, x, 1.0, to=1 - wl.rank(world))
-    wl.notify(world, ready, call, to=1 - wl.rank(world), op=wl.SignalOp.SET)
-    wl.wait(ready, at_least=call)
-    tl.store(x + 1, tl.load(x))
-
-
-def main():
-    world = weft.init()
-    x, ready = world.zeros((64,), torch.float32), world.signals(1)
-    for call in range(3):
-        exchange[(1,)](world.arg, x, ready, call + 1)
-""",
 )
 def epoch_not_advanced(program: Program) -> Iterator[Hit]:
     for launch in program.host.launches:

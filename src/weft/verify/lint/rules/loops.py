@@ -27,28 +27,6 @@ def _line(frame: Frame) -> int:
     WARNING,
     "A wait in a loop whose loads Triton issues stages ahead.",
     remedy="wait once before the loop; or wait in an outer loop over tiles, around the K loop",
-    bad="""
-@triton.jit
-def multiply(a, b, c, ready, k, TILE: tl.constexpr):
-    i = tl.arange(0, TILE)
-    total = tl.zeros((TILE, TILE), tl.float32)
-    for step in tl.range(0, k, num_stages=3):
-        wl.wait(ready + step, at_least=1)
-        left = tl.load(a + i[:, None] * k + step * TILE + i[None, :])
-        total = tl.dot(left, tl.load(b + i[:, None] * k + i[None, :]), total)
-    tl.store(c + i[:, None] * TILE + i[None, :], total)
-""",
-    good="""
-@triton.jit
-def multiply(a, b, c, ready, k, TILE: tl.constexpr):
-    i = tl.arange(0, TILE)
-    total = tl.zeros((TILE, TILE), tl.float32)
-    wl.wait(ready, at_least=1, count=k)
-    for step in tl.range(0, k, num_stages=3):
-        left = tl.load(a + i[:, None] * k + step * TILE + i[None, :])
-        total = tl.dot(left, tl.load(b + i[:, None] * k + i[None, :]), total)
-    tl.store(c + i[:, None] * TILE + i[None, :], total)
-""",
 )
 def wait_in_pipelined_loop(program: Program) -> Iterator[Hit]:
     for kernel in program.kernels:
@@ -84,20 +62,6 @@ def _stages(program: Program, kernel: Kernel, loop: Frame) -> int:
     ERROR,
     "A wait in tl.range(flatten=True): the next tile's wait runs before this tile's store.",
     remedy="say flatten=False: the inner loop is pipelined all the same",
-    bad="""
-@triton.jit
-def relay(world, x, ready, n, peer):
-    for tile in tl.range(0, n, flatten=True):
-        wl.wait(ready + tile, at_least=1)
-        wl.put_signal(world, x + tile, tl.load(x + tile), ready + tile + 1, to=peer)
-""",
-    good="""
-@triton.jit
-def relay(world, x, ready, n, peer):
-    for tile in tl.range(0, n, flatten=False):
-        wl.wait(ready + tile, at_least=1)
-        wl.put_signal(world, x + tile, tl.load(x + tile), ready + tile + 1, to=peer)
-""",
 )
 def flattened_wait(program: Program) -> Iterator[Hit]:
     for op, loop in _in_loops_with(program, "flatten"):
@@ -111,20 +75,6 @@ def flattened_wait(program: Program) -> Iterator[Hit]:
     ERROR,
     "A wait in tl.range(warp_specialize=True): on sm_90 Triton drops it without a word.",
     remedy="leave warp_specialize out, or write the kernel in Gluon with the wait in its producer",
-    bad="""
-@triton.jit
-def consume(x, ready, out, n):
-    for tile in tl.range(0, n, warp_specialize=True):
-        wl.wait(ready + tile, at_least=1)
-        tl.store(out + tile, tl.load(x + tile))
-""",
-    good="""
-@triton.jit
-def consume(x, ready, out, n):
-    for tile in tl.range(0, n):
-        wl.wait(ready + tile, at_least=1)
-        tl.store(out + tile, tl.load(x + tile))
-""",
 )
 def specialised_wait(program: Program) -> Iterator[Hit]:
     for op, loop in _in_loops_with(program, "warp_specialize"):

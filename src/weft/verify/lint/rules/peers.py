@@ -15,20 +15,6 @@ from weft.verify.lint.values import DATA, NUM_RANKS, OFFSET_RANK, RANK, TICKET, 
     ERROR,
     "A rank's neighbour that is not brought back into 0 .. num_ranks - 1.",
     remedy="take it modulo wl.num_ranks(world), or guard the access by a comparison",
-    bad="""
-@triton.jit
-def push(world, x):
-    right = wl.rank(world) + 1
-    at = tl.arange(0, 64)
-    wl.put(world, x + at, tl.load(x + at), to=right)
-""",
-    good="""
-@triton.jit
-def push(world, x):
-    right = (wl.rank(world) + 1) % wl.num_ranks(world)
-    at = tl.arange(0, 64)
-    wl.put(world, x + at, tl.load(x + at), to=right)
-""",
 )
 def peer_unmasked(program: Program) -> Iterator[Hit]:
     for kernel in program.kernels:
@@ -89,19 +75,6 @@ def _in_branch(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
     WARNING,
     "A peer read from memory and used as it is.",
     remedy="guard the access by a comparison with wl.num_ranks(world), or take it modulo that",
-    bad="""
-@triton.jit
-def send(world, x, targets, i):
-    peer = tl.load(targets + i)
-    wl.put(world, x + i, tl.load(x + i), to=peer)
-""",
-    good="""
-@triton.jit
-def send(world, x, targets, i):
-    peer = tl.load(targets + i)
-    if peer < wl.num_ranks(world):
-        wl.put(world, x + i, tl.load(x + i), to=peer)
-""",
 )
 def peer_from_data(program: Program) -> Iterator[Hit]:
     for kernel in program.kernels:

@@ -22,19 +22,6 @@ def _is_raw_release(op: Op) -> bool:
     ERROR,
     "A raw release behind the stores of a block, with no block barrier between.",
     remedy="put tl.debug_barrier() before it, or use wl.notify, which contains it",
-    bad="""
-@triton.jit
-def announce(world, x, ready, peer):
-    tl.store(x + tl.arange(0, 1024), 1.0)
-    tl.atomic_add(wl.at(world, ready, peer), 1, sem="release", scope="sys")
-""",
-    good="""
-@triton.jit
-def announce(world, x, ready, peer):
-    tl.store(x + tl.arange(0, 1024), 1.0)
-    tl.debug_barrier()
-    tl.atomic_add(wl.at(world, ready, peer), 1, sem="release", scope="sys")
-""",
 )
 def release_without_barrier(program: Program) -> Iterator[Hit]:
     for kernel in program.kernels:
@@ -60,23 +47,6 @@ def _joins_block(op: Op) -> bool:
     ERROR,
     "A TMA store, then a raw release before the store is complete.",
     remedy="put wl.complete_stores() and tl.debug_barrier() before it, or use wl.notify",
-    bad="""
-@triton.jit
-def announce(world, x, ready, peer, N: tl.constexpr):
-    rows = tl.make_tensor_descriptor(x, [N, N], [N, 1], [N, N])
-    rows.store([0, 0], tl.full([N, N], 1.0, tl.float32))
-    tl.debug_barrier()
-    tl.atomic_xchg(wl.at(world, ready, peer), 1, sem="release", scope="sys")
-""",
-    good="""
-@triton.jit
-def announce(world, x, ready, peer, N: tl.constexpr):
-    rows = tl.make_tensor_descriptor(x, [N, N], [N, 1], [N, N])
-    rows.store([0, 0], tl.full([N, N], 1.0, tl.float32))
-    wl.complete_stores()
-    tl.debug_barrier()
-    tl.atomic_xchg(wl.at(world, ready, peer), 1, sem="release", scope="sys")
-""",
 )
 def unfinished_store(program: Program) -> Iterator[Hit]:
     def stores(op: Op) -> bool:

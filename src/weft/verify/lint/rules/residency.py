@@ -19,30 +19,6 @@ SM_COUNTS = ("num_sm", "sm_count", "n_sms", "multi_processor", "multiprocessor")
     ERROR,
     "Programs that wait for all programs of their launch, launched without saying so.",
     remedy="launch with launch_cooperative_grid=True, which fails where they do not all fit",
-    bad="""
-@triton.jit
-def two_phases(x, arrived, tiles):
-    tl.store(x + tl.program_id(0), 1.0)
-    wl.atomic_add(arrived, 1, scope=wl.Scope.DEVICE)
-    wl.wait(arrived, at_least=tiles, scope=wl.Scope.DEVICE)
-    tl.store(x + tl.program_id(0), tl.load(x))
-
-
-def launch(x, arrived, tiles):
-    two_phases[(tiles,)](x, arrived, tiles)
-""",
-    good="""
-@triton.jit
-def two_phases(x, arrived, tiles):
-    tl.store(x + tl.program_id(0), 1.0)
-    wl.atomic_add(arrived, 1, scope=wl.Scope.DEVICE)
-    wl.wait(arrived, at_least=tiles, scope=wl.Scope.DEVICE)
-    tl.store(x + tl.program_id(0), tl.load(x))
-
-
-def launch(x, arrived, tiles):
-    two_phases[(tiles,)](x, arrived, tiles, launch_cooperative_grid=True)
-""",
 )
 def grid_residency(program: Program) -> Iterator[Hit]:
     for launch in program.host.launches:

@@ -17,18 +17,6 @@ WORDS = {"cta": "one block", "gpu": "one GPU"}
     ERROR,
     "An atomic or a signal of one GPU's scope on a word that another rank uses.",
     remedy="say scope='sys' (wl: leave scope out); Triton's default is 'gpu'",
-    bad="""
-@triton.jit
-def announce(world, ready, peer):
-    tl.debug_barrier()
-    tl.atomic_add(wl.at(world, ready, peer), 1, sem="release")
-""",
-    good="""
-@triton.jit
-def announce(world, ready, peer):
-    tl.debug_barrier()
-    tl.atomic_add(wl.at(world, ready, peer), 1, sem="release", scope="sys")
-""",
 )
 def device_scope(program: Program) -> Iterator[Hit]:
     shared = _shared_roots(program)
@@ -67,20 +55,6 @@ def _shared_roots(program: Program) -> set[tuple[str, str]]:
     ERROR,
     "A relaxed signal behind a store to a peer, which it may overtake.",
     remedy="leave the order out (release is the default), or put wl.fence(world) before it",
-    bad="""
-@triton.jit
-def push(world, x, ready, peer):
-    at = tl.arange(0, 64)
-    wl.put(world, x + at, tl.load(x + at), to=peer)
-    wl.notify(world, ready, to=peer, order=wl.Order.RELAXED)
-""",
-    good="""
-@triton.jit
-def push(world, x, ready, peer):
-    at = tl.arange(0, 64)
-    wl.put(world, x + at, tl.load(x + at), to=peer)
-    wl.notify(world, ready, to=peer)
-""",
 )
 def relaxed_signal(program: Program) -> Iterator[Hit]:
     for kernel in program.kernels:
@@ -108,18 +82,6 @@ def _releases(op: Op) -> bool:
     WARNING,
     "tl.atomic_cas between GPUs: on AMD it ignores order and scope.",
     remedy="use tl.atomic_add, tl.atomic_xchg, or wl.notify and wl.wait; NVIDIA alone takes it",
-    bad="""
-@triton.jit
-def meet(world, word, peer):
-    while tl.atomic_cas(wl.at(world, word, peer), 0, 1, sem="release", scope="sys") != 0:
-        pass
-""",
-    good="""
-@triton.jit
-def meet(world, word, peer):
-    tl.debug_barrier()
-    tl.atomic_xchg(wl.at(world, word, peer), 1, sem="release", scope="sys")
-""",
 )
 def cas_across_gpus(program: Program) -> Iterator[Hit]:
     for kernel in program.kernels:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from weft.verify.lint.order import before_without, exclusive
 from weft.verify.lint.problem import ERROR, WARNING
 from weft.verify.lint.registry import Hit, Kernel, Program, at, pointer_text, rule
-from weft.verify.lint.rules.signals import LAUNCHED, whole_signals
+from weft.verify.lint.rules.signals import whole_signals
 from weft.verify.lint.values import LOOP, NUM_RANKS, PROGRAM, RANK, TICKET, Frame, Op
 
 
@@ -20,20 +20,6 @@ def _line(op: Op) -> int:
     WARNING,
     "A put to a peer behind the last signal: nobody is told of it.",
     remedy="put first, notify then; or put a barrier behind it",
-    bad="""
-@triton.jit
-def push(world, x, ready, peer):
-    values = tl.load(x + tl.arange(0, 64))
-    wl.notify(world, ready, to=peer)
-    wl.put(world, x + tl.arange(0, 64), values, to=peer)
-""",
-    good="""
-@triton.jit
-def push(world, x, ready, peer):
-    values = tl.load(x + tl.arange(0, 64))
-    wl.put(world, x + tl.arange(0, 64), values, to=peer)
-    wl.notify(world, ready, to=peer)
-""",
 )
 def store_after_notify(program: Program) -> Iterator[Hit]:
     for kernel in program.kernels:
@@ -62,22 +48,6 @@ def _tells(op: Op) -> bool:
     WARNING,
     "A wait at the end of a kernel, behind the reads that it should guard.",
     remedy="wait before what peers write is read",
-    bad="""
-@triton.jit
-def exchange(world, x, ready, out):
-    peer = 1 - wl.rank(world)
-    wl.put_signal(world, x, 1.0, ready, to=peer)
-    tl.store(out, tl.load(x))
-    wl.wait(ready, at_least=1)
-""",
-    good="""
-@triton.jit
-def exchange(world, x, ready, out):
-    peer = 1 - wl.rank(world)
-    wl.put_signal(world, x, 1.0, ready, to=peer)
-    wl.wait(ready, at_least=1)
-    tl.store(out, tl.load(x))
-""",
 )
 def late_wait(program: Program) -> Iterator[Hit]:
     for kernel in program.kernels:
@@ -114,26 +84,6 @@ def _acquired(kernel: Kernel, read: Op) -> bool:
     ERROR,
     "Every rank waits for a signal before it raises it for the others: all wait for ever.",
     remedy="notify first, wait then; or let one rank begin",
-    bad="""
-@triton.jit
-def exchange(world, x, ready):
-    peer = 1 - wl.rank(world)
-    wl.wait(ready, at_least=1)
-    tl.store(x + 1, tl.load(x))
-    wl.put_signal(world, x, 1.0, ready, to=peer)
-
-"""
-    + LAUNCHED,
-    good="""
-@triton.jit
-def exchange(world, x, ready):
-    peer = 1 - wl.rank(world)
-    wl.put_signal(world, x, 1.0, ready, to=peer)
-    wl.wait(ready, at_least=1)
-    tl.store(x + 1, tl.load(x))
-
-"""
-    + LAUNCHED,
 )
 def wait_before_notify(program: Program) -> Iterator[Hit]:
     for signal, ops in whole_signals(program):
@@ -154,24 +104,6 @@ def wait_before_notify(program: Program) -> Iterator[Hit]:
     ERROR,
     "The source of a transfer that does not block, written before it is complete.",
     remedy="put wl.quiet(world) before the write; fence and notify do not complete a put here",
-    bad="""
-@triton.jit
-def push_twice(world, x, source, peer):
-    at = tl.arange(0, 64)
-    wl.put_nbi(world, x + at, source + at, to=peer)
-    wl.fence(world)
-    tl.store(source + at, 0.0)
-    wl.barrier(world)
-""",
-    good="""
-@triton.jit
-def push_twice(world, x, source, peer):
-    at = tl.arange(0, 64)
-    wl.put_nbi(world, x + at, source + at, to=peer)
-    wl.quiet(world)
-    tl.store(source + at, 0.0)
-    wl.barrier(world)
-""",
 )
 def source_reused(program: Program) -> Iterator[Hit]:
     for kernel in program.kernels:
@@ -192,23 +124,6 @@ def source_reused(program: Program) -> Iterator[Hit]:
     WARNING,
     "One program of a grid signals what all of them have stored, without having met them.",
     remedy="take a ticket with wl.atomic_add and let the last program notify, or wl.barrier_grid",
-    bad="""
-@triton.jit
-def push(world, x, ready, peer):
-    i = tl.program_id(0)
-    wl.put(world, x + i, tl.load(x + i), to=peer)
-    if i == 0:
-        wl.notify(world, ready, to=peer)
-""",
-    good="""
-@triton.jit
-def push(world, x, ready, ticket, peer):
-    i = tl.program_id(0)
-    wl.put(world, x + i, tl.load(x + i), to=peer)
-    done = wl.atomic_add(ticket, 1, scope=wl.Scope.DEVICE)
-    if done == tl.num_programs(0) - 1:
-        wl.notify(world, ready, to=peer)
-""",
 )
 def speaks_for_all(program: Program) -> Iterator[Hit]:
     for kernel in program.kernels:
@@ -251,21 +166,6 @@ def _meets(op: Op) -> bool:
     ERROR,
     "A signal word set to zero right before it is waited for: the signal may have come already.",
     remedy="reset it after the wait, with a barrier before the next signal; or count up",
-    bad="""
-@triton.jit
-def take(x, ready, out):
-    wl.store(ready, 0)
-    wl.wait(ready, at_least=1)
-    tl.store(out, tl.load(x))
-""",
-    good="""
-@triton.jit
-def take(world, x, ready, out):
-    wl.wait(ready, at_least=1)
-    tl.store(out, tl.load(x))
-    wl.store(ready, 0)
-    wl.barrier(world)
-""",
 )
 def reset_before_wait(program: Program) -> Iterator[Hit]:
     for kernel in program.kernels:
@@ -287,27 +187,6 @@ def _resets(op: Op) -> bool:
     ERROR,
     "A transfer that does not block, and nothing behind it that completes it.",
     remedy="end with wl.quiet(world), or with a notify or a barrier of the world",
-    bad="""
-@triton.jit
-def push(world, x, source):
-    at = tl.arange(0, 64)
-    wl.put_nbi(world, x + at, source + at, to=1 - wl.rank(world))
-
-
-def main(world, x, source):
-    push[(1,)](world.arg, x, source)
-""",
-    good="""
-@triton.jit
-def push(world, x, source):
-    at = tl.arange(0, 64)
-    wl.put_nbi(world, x + at, source + at, to=1 - wl.rank(world))
-    wl.quiet(world)
-
-
-def main(world, x, source):
-    push[(1,)](world.arg, x, source)
-""",
 )
 def transfer_never_completed(program: Program) -> Iterator[Hit]:
     for kernel in program.kernels:

@@ -9,39 +9,12 @@ from weft.verify.lint.problem import WARNING
 from weft.verify.lint.registry import Hit, Kernel, Program, at, rule
 from weft.verify.lint.values import Op
 
-LAUNCHED = """
-def main():
-    world = weft.init()
-    x = world.zeros((64,), torch.float32)
-    ready = world.signals(1)
-    exchange[(1,)](world.arg, x, ready)
-"""
-
 
 @rule(
     "never-waited",
     WARNING,
     "A signal that is raised and that nobody in the file waits for.",
     remedy="wait for it before what it announces is used, or delete it",
-    bad="""
-@triton.jit
-def exchange(world, x, ready):
-    peer = 1 - wl.rank(world)
-    wl.put_signal(world, x, 1.0, ready, to=peer)
-    tl.store(x + 1, tl.load(x))
-
-"""
-    + LAUNCHED,
-    good="""
-@triton.jit
-def exchange(world, x, ready):
-    peer = 1 - wl.rank(world)
-    wl.put_signal(world, x, 1.0, ready, to=peer)
-    wl.wait(ready, at_least=1)
-    tl.store(x + 1, tl.load(x))
-
-"""
-    + LAUNCHED,
 )
 def never_waited(program: Program) -> Iterator[Hit]:
     for signal, ops in whole_signals(program):
@@ -56,26 +29,6 @@ def never_waited(program: Program) -> Iterator[Hit]:
     WARNING,
     "A wait for a signal that nobody in the file raises.",
     remedy="notify where what it announces is done, or delete the wait",
-    bad="""
-@triton.jit
-def exchange(world, x, ready):
-    wl.put(world, x, 1.0, to=1 - wl.rank(world))
-    wl.wait(ready, at_least=1)
-    tl.store(x + 1, tl.load(x))
-
-"""
-    + LAUNCHED,
-    good="""
-@triton.jit
-def exchange(world, x, ready):
-    peer = 1 - wl.rank(world)
-    wl.put(world, x, 1.0, to=peer)
-    wl.notify(world, ready, to=peer)
-    wl.wait(ready, at_least=1)
-    tl.store(x + 1, tl.load(x))
-
-"""
-    + LAUNCHED,
 )
 def never_notified(program: Program) -> Iterator[Hit]:
     for signal, ops in whole_signals(program):

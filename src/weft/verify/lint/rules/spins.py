@@ -17,24 +17,6 @@ READS = ("load", "descriptor load", "get")
     ERROR,
     "A wait that acquires nothing, and loads behind it.",
     remedy="use wl.wait, or end the loop on sem='acquire', scope='sys' and tl.debug_barrier()",
-    bad="""
-@triton.jit
-def take(x, ready, out):
-    while tl.atomic_add(ready, 0, sem="relaxed", scope="sys") < 1:
-        pass
-    tl.debug_barrier()
-    at = tl.arange(0, 64)
-    tl.store(out + at, tl.load(x + at))
-""",
-    good="""
-@triton.jit
-def take(x, ready, out):
-    while tl.atomic_add(ready, 0, sem="acquire", scope="sys") < 1:
-        pass
-    tl.debug_barrier()
-    at = tl.arange(0, 64)
-    tl.store(out + at, tl.load(x + at))
-""",
 )
 def spin_without_acquire(program: Program) -> Iterator[Hit]:
     for kernel in program.kernels:
@@ -66,19 +48,6 @@ def _acquires(op: Op) -> bool:
     ERROR,
     "A loop on a volatile load: it orders nothing, and on AMD it may never end.",
     remedy="wait with wl.wait, or spin on tl.atomic_add(p, 0, sem='acquire', scope='sys')",
-    bad="""
-@triton.jit
-def take(x, ready, out):
-    while tl.load(ready, volatile=True) < 1:
-        pass
-    tl.store(out, tl.load(x))
-""",
-    good="""
-@triton.jit
-def take(x, ready, out):
-    wl.wait(ready, at_least=1)
-    tl.store(out, tl.load(x))
-""",
 )
 def volatile_wait(program: Program) -> Iterator[Hit]:
     for kernel in program.kernels:
@@ -98,19 +67,6 @@ def _is_volatile(op: Op) -> bool:
     ERROR,
     "A loop on a plain load: the compiler may look once.",
     remedy="wait with wl.wait, or spin on tl.atomic_add(p, 0, sem='acquire', scope='sys')",
-    bad="""
-@triton.jit
-def take(x, ready, out):
-    while tl.load(ready) < 1:
-        pass
-    tl.store(out, tl.load(x))
-""",
-    good="""
-@triton.jit
-def take(x, ready, out):
-    wl.wait(ready, at_least=1)
-    tl.store(out, tl.load(x))
-""",
 )
 def plain_load_wait(program: Program) -> Iterator[Hit]:
     for kernel in program.kernels:
@@ -125,18 +81,6 @@ def plain_load_wait(program: Program) -> Iterator[Hit]:
     ERROR,
     "A look at a word whose result nobody uses: it waits for nothing, and is deleted.",
     remedy="wait with wl.wait; tl.atomic_add(p, 0) acquires only where its result is used",
-    bad="""
-@triton.jit
-def take(x, ready, out):
-    tl.atomic_add(ready, 0, sem="acquire", scope="sys")
-    tl.store(out, tl.load(x))
-""",
-    good="""
-@triton.jit
-def take(x, ready, out):
-    wl.wait(ready, at_least=1)
-    tl.store(out, tl.load(x))
-""",
 )
 def discarded_look(program: Program) -> Iterator[Hit]:
     for kernel in program.kernels:
@@ -156,22 +100,6 @@ def discarded_look(program: Program) -> Iterator[Hit]:
     ERROR,
     "Assembly that waits or signals, declared pure: the compiler may delete or move it.",
     remedy="pass is_pure=False and clobber memory, or use wl.wait and wl.notify",
-    bad="""
-@triton.jit
-def wait_by_assembly(ready):
-    tl.inline_asm_elementwise(
-        "LOOP: ld.acquire.sys.global.b32 $0, [$1]; @p bra LOOP;",
-        "=r,l", [ready], dtype=tl.int32, is_pure=True, pack=1,
-    )
-""",
-    good="""
-@triton.jit
-def wait_by_assembly(ready):
-    tl.inline_asm_elementwise(
-        "LOOP: ld.acquire.sys.global.b32 $0, [$1]; @p bra LOOP;",
-        "=r,l,~{memory}", [ready], dtype=tl.int32, is_pure=False, pack=1,
-    )
-""",
 )
 def pure_wait(program: Program) -> Iterator[Hit]:
     marks = ("ld.acquire", "ld.volatile", "atom.", "red.", "st.release", "multimem.red", "bra ")

@@ -10,31 +10,12 @@ from weft.verify.lint.problem import ERROR, WARNING
 from weft.verify.lint.registry import Hit, Program, rule, text_of
 from weft.verify.lint.signatures import exported, signatures
 
-PUSH = """
-@triton.jit
-def push(world, x):
-    wl.put(world, x, 1.0, to=0)
-
-"""
-
 
 @rule(
     "world-not-arg",
     ERROR,
     "A kernel that is given the world instead of world.arg.",
     remedy="pass world.arg",
-    bad=PUSH
-    + """
-def main():
-    world = weft.init()
-    push[(1,)](world, world.zeros((64,), torch.float32))
-""",
-    good=PUSH
-    + """
-def main():
-    world = weft.init()
-    push[(1,)](world.arg, world.zeros((64,), torch.float32))
-""",
 )
 def world_not_arg(program: Program) -> Iterator[Hit]:
     for launch in program.host.launches:
@@ -50,26 +31,6 @@ def world_not_arg(program: Program) -> Iterator[Hit]:
     WARNING,
     "The rank as a compile-time constant: one binary for each rank.",
     remedy="take it from wl.rank(world), or drop the tl.constexpr",
-    bad="""
-@triton.jit
-def fill(x, RANK: tl.constexpr):
-    tl.store(x, RANK)
-
-
-def main():
-    world = weft.init()
-    fill[(1,)](world.zeros((64,), torch.float32), world.rank)
-""",
-    good="""
-@triton.jit
-def fill(world, x):
-    tl.store(x, wl.rank(world))
-
-
-def main():
-    world = weft.init()
-    fill[(1,)](world.arg, world.zeros((64,), torch.float32))
-""",
 )
 def rank_as_constexpr(program: Program) -> Iterator[Hit]:
     for launch in program.host.launches:
@@ -84,16 +45,6 @@ def rank_as_constexpr(program: Program) -> Iterator[Hit]:
     ERROR,
     "A name that weft.language does not have.",
     remedy="docs/language.md lists what there is",
-    bad="""
-@triton.jit
-def announce(world, ready, peer):
-    wl.signal(world, ready, to=peer)
-""",
-    good="""
-@triton.jit
-def announce(world, ready, peer):
-    wl.notify(world, ready, to=peer)
-""",
 )
 def unknown_name(program: Program) -> Iterator[Hit]:
     spelling = program.source.spelling
@@ -123,16 +74,6 @@ def _near(name: str) -> str:
     ERROR,
     "A call of a primitive that its declaration does not take.",
     remedy="docs/language.md has the signatures; peers go by name: to=, source=",
-    bad="""
-@triton.jit
-def announce(world, ready, peer):
-    wl.notify(world, ready, 1, peer)
-""",
-    good="""
-@triton.jit
-def announce(world, ready, peer):
-    wl.notify(world, ready, 1, to=peer)
-""",
 )
 def wrong_call(program: Program) -> Iterator[Hit]:
     for device in program.source.devices.values():
