@@ -10,9 +10,10 @@ import pytest
 import weft
 from weft.base.target import TARGETS
 from weft.compiler import libraries
+from weft.plan.program_cards import Config
 from weft.tools.check import Work, check_on_gpus
 from weft.tools.main import main
-from weft.tools.programs import Config, card_of, find_op
+from weft.tools.programs import card_of, find_op
 
 PROGRAM = '''"""An MLP, and programs that no verb can make up values for."""
 import weft

@@ -46,6 +46,7 @@ class Op:
     `run(world, problem, inputs, config)` calls the operator on one rank;
     `kernels(problem, config, target)` yields what `compile` builds and the post-compile check
     reads, as (jit function, KernelRecord).
+    `program(problem)` is the operator as a traced tensor program, which `explain` follows.
     `choose(problem, target, is_recorded)` is the configuration of a call that names none; without
     it, that is always the first candidate.
     `smallest` are the sizes that give a rank two tiles, `m` counted for one rank, and
@@ -68,6 +69,7 @@ class Op:
     run: Callable[..., Any]
     candidates: Callable[..., Iterable[Any]]
     kernels: Callable[..., Iterable[tuple[Any, Any]]]
+    program: Callable[..., Any] | None = None
     default_shape: Mapping[str, int] = field(default_factory=dict)
     awkward_shapes: tuple[tuple[int, Mapping[str, int]], ...] = ()
     choose: Callable[..., Any] | None = None

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from weft.base.errors import WeftError
+from weft.base.target import TARGETS
+
 if TYPE_CHECKING:
     from weft.megakernel.run import Persistent
 
-__all__ = ["Persistent", "run_persistent"]
+__all__ = ["Persistent", "run_persistent", "why_not"]
 
 
 def run_persistent(
@@ -24,6 +27,19 @@ def run_persistent(
     from weft.megakernel.run import Persistent
 
     return Persistent().run_persistent(program, tensors, sizes, world=world, settled=settled)
+
+
+def why_not(compiled: Any, sizes: Mapping[str, int], num_ranks: int) -> str:
+    """Why a compiled program is not one persistent kernel; empty where it is."""
+    from weft.megakernel.extents import chosen
+    from weft.megakernel.graph import build
+
+    sms, settled = TARGETS["emu"].num_sms, tuple(compiled.settings.tiles)
+    try:
+        build(chosen(compiled.tiled, sizes, num_ranks, sms, settled), sizes, num_ranks)
+    except WeftError as error:
+        return error.message
+    return ""
 
 
 def __getattr__(name: str) -> Any:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from weft.ops.ag_attention import ag_attention as ag_attention
     from weft.ops.ag_gemm import ag_gemm as ag_gemm
     from weft.ops.ag_moe import ag_moe as ag_moe
+    from weft.ops.ag_rms_gemm import ag_rms_gemm as ag_rms_gemm
     from weft.ops.ag_wgrad import ag_wgrad as ag_wgrad
     from weft.ops.all_gather import all_gather as all_gather
     from weft.ops.all_reduce import all_reduce as all_reduce

@@ -1,13 +1,13 @@
 """The kernels of an operator's call as records, for `compile`: found by calling it.
 
 The call is made in a world where nothing is launched, with tensors that have no memory, twice: with
-m rows and with one more. A record says what both launches have in common. So one binary serves
-calls of all m, and knows that rows begin at 16 bytes where their length makes them.
+m rows and with another number. A record says what both launches have in common. So one binary
+serves calls of all m, and knows that rows begin at 16 bytes where their length makes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ class DescribedWorld:
         self.arg = WorldArg(_meta(torch.int64), ranks, version)
         seats = [node for node, ranks in enumerate(nodes or (num_ranks,)) for _ in range(ranks)]
         self.backend = SimpleNamespace(seats=SimpleNamespace(nodes=seats))
-        self.calls: dict[Any, Any] = {}
+        self.calls = _Calls()
 
     def workspace(
         self, key: str, buffers: Mapping[str, tuple] | None = None,
@@ -50,6 +50,14 @@ class DescribedWorld:
             for name, (shape, dtype) in wanted.items()
         }
         return SimpleNamespace(**arrays, arg=arg, number=0)
+
+    reserve = workspace
+
+    def scratch(self, key: str, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=META)
+
+    def is_recording(self) -> bool:
+        return False
 
     def operator_call(self, name: str, tensors: str = "") -> int:
         return 0
@@ -71,7 +79,14 @@ class DescribedWorld:
     def _queue_nothing(self, *_: Any, **__: Any) -> None:
         pass
 
-    load = copy = copy_word = _queue_nothing
+    load = copy = copy_word = take_token = _queue_nothing
+
+
+class _Calls(dict):
+    num_recorded = 0
+
+    def is_first(self, key: Any, kept: Any) -> bool:
+        return False
 
 
 class _Stream(nullcontext):
@@ -83,11 +98,17 @@ def _meta(dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(1, dtype=dtype, device=META)
 
 
+def one_row_more(problem: Any) -> list[Any]:
+    return [replace(problem, m=problem.m + 1)]
+
+
 def kernels_of(
     run: Callable[..., Any], make_inputs: Callable[..., Mapping[str, Any]],
     candidates: Callable[..., Iterator[Any]],
+    neighbours: Callable[[Any], Iterable[Any]] = one_row_more,
 ) -> Callable[[Any, Any, Target], Kernels]:  # fmt: skip
-    """A card's `kernels`, of its other functions."""
+    """A card's `kernels`, of its other functions. `neighbours`: the problem with other rows; the
+    first that launches the same kernels is taken."""
 
     def kernels(problem: Any, config: Any, target: Target) -> Kernels:
         config = config or next(iter(candidates(problem, target)))
@@ -99,9 +120,13 @@ def kernels_of(
             inputs = {name: _without_memory(value) for name, value in drawn.items()}
             return launched_by(lambda: run(world, one, inputs, config))
 
-        longer = replace(problem, m=problem.m + 1)
-        for (fn, record), (_, other) in zip(launched(problem), launched(longer), strict=True):
-            yield fn, common(record, other)
+        own = launched(problem)
+        for other in neighbours(problem):
+            beside = launched(other)
+            if [fn for fn, _ in own] == [fn for fn, _ in beside]:
+                own = [(fn, common(x, y)) for (fn, x), (_, y) in zip(own, beside, strict=True)]
+                break
+        yield from own
 
     return kernels
 

@@ -120,7 +120,7 @@ def subject_of(work: Work, target: str, hw: str, on_heap: str = "") -> Subject |
     from weft.tools.explanation import Subject
 
     machine = find_hardware(hw)
-    made = getattr(_programs, work.op.name, None)
+    made = work.op.program or getattr(_programs, work.op.name, None)
     if made is None:
         return None
     nodes = tuple(work.nodes) if len(work.nodes) > 1 else ()

@@ -29,9 +29,12 @@ SUMMED_LAYERS = {
 LAYERS = {
     "ag_gemm": GATHERED_LAYERS,
     "ag_wgrad": GATHERED_LAYERS,  # gradients of their weights
+    "ag_rms_gemm": GATHERED_LAYERS,
     "gemm_rs": SUMMED_LAYERS,
     "gemm_ar": SUMMED_LAYERS,
 }
+# Their problems are a program's sizes alone.
+PROGRAMS = ("ag_rms_gemm",)
 # Sums over ranks between two layers, with a residual and a norm: how wide they are.
 NORMED_LAYERS = {label: n for label, (n, _) in SUMMED_LAYERS.items() if "mlp" in label}
 # Mixtures of experts: hidden size, experts, how many of them a token has, one's inner size.
@@ -80,9 +83,10 @@ class Point:
 
 
 def layer_points(op: str, ms: Sequence[int]) -> list[Point]:
-    """Every layer at every m, with weights as layers keep them, [n, k]."""
+    """Every layer at every m; where a problem says how weights lie, as layers keep them, [n, k]."""
+    fields = {} if op in PROGRAMS else {"b_is_nk": True}
     return [
-        Point(op, label, {"m": m, "n": n, "k": k}, _modes(m), fields={"b_is_nk": True})
+        Point(op, label, {"m": m, "n": n, "k": k}, _modes(m), fields=fields)
         for m in ms
         for label, (n, k) in LAYERS[op].items()
     ]

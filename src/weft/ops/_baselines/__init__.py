@@ -4,7 +4,7 @@
 without its collective, `weft_program` the same work as the compiler weaves it, `weft_in_place` a
 collective of symmetric inputs. Each entry is a function
 of a weft.tune.case.Case that returns a Variant; its module is imported when it is first called,
-since only benchmarks on GPUs need it.
+since only benchmarks on GPUs need it. `unfused` is a program by library calls.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ def _lazy(module: str, name: str) -> Callable[[Any], Any]:
     return prepare
 
 
+PROGRAM = {"unfused": _lazy("programs", "unfused")}
 AG_GEMM = {
     "cublas": _lazy("nccl", "ag_gemm_product"),
     "nccl": _lazy("nccl", "ag_gemm_gather"),

@@ -12,6 +12,7 @@ from typing import Any
 from weft.compiler.compiled import Compiled
 from weft.compiler.facts import Facts
 from weft.ops import _programs
+from weft.plan.program_cards import UNFUSED, Config
 from weft.tune.case import Case
 from weft.tune.variants import Variant
 
@@ -27,3 +28,13 @@ def product(case: Case) -> Variant:
     plan = compiled.overlapped(Facts({"m": problem.m}, world.num_ranks, world.target)).program
     about = ", ".join(f"{one.subject} {one.what}={one.taken}" for one in plan.choices)
     return Variant("weft_program", [call(inputs) for inputs in case.sets], about=about)
+
+
+def unfused(case: Case) -> Variant:
+    """Of an operator that is a program: the same by library calls, one after the other."""
+    config = Config(UNFUSED)
+
+    def call(inputs: Mapping[str, Any]) -> Callable[[], Any]:
+        return lambda: case.card.run(case.world, case.problem, inputs, config)
+
+    return Variant(UNFUSED, [call(inputs) for inputs in case.sets], about=str(config))
