@@ -91,8 +91,8 @@ def test_what_does_not_fit(ranks):
     with pytest.raises(ConfigError, match="a row is one tile, of up to 32768 columns"):
         Config().check(problem, EMU)
     assert [config.transport for config in candidates(problem, EMU)] == ["all_reduce"]
-    with pytest.raises(ConfigError, match="tile_m=3; it must be a power of two"):
-        Config(tile_m=3).check(op.make_problem(2, {"m": 4, "n": 8}, "float32"), EMU)
+    with pytest.raises(ConfigError, match="transport='ring'; it must be one of push, one_shot"):
+        Config("ring").check(op.make_problem(2, {"m": 4, "n": 8}, "float32"), EMU)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Few rows, summed by packets: generated kernels give the bits of the hand-written one."""
+"""Sums of whole rows by packets, for small m: right at sizes that change, recorded and replayed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from weft.compiler.frontend import trace
 from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
 from weft.ir.device import Launch
-from weft.ops.all_reduce_rms_norm import Config, op
+from weft.ops.all_reduce_rms_norm import op
 from weft.plan import run_plan
 
 EPS = 1e-6
-HAND_WRITTEN = {"packets": "one_shot", "packets_twice": "two_shot"}
+PACKETS = ("packets", "packets_twice")
 
 
 def total_and_norm(x, residual, weight):
@@ -47,7 +47,11 @@ def given(problem, rank: int, seed: int) -> dict[str, torch.Tensor]:
 
 
 def same(results, expected) -> bool:
-    return all(map(torch.equal, results, expected))
+    """Sums are in the order of ranks, as the reference's: the same bits."""
+    (norm, total), (expected_norm, expected_total) = results, expected
+    limits = {"rtol": 1e-2, "atol": 1e-2} if norm.dtype != torch.float32 else {}
+    torch.testing.assert_close(norm, expected_norm, **limits)
+    return torch.equal(total, expected_total)
 
 
 @pytest.mark.parametrize(
@@ -60,10 +64,9 @@ def same(results, expected) -> bool:
         pytest.param(4, 7, "bfloat16", "packets_twice", marks=pytest.mark.slow),
     ],
 )
-def test_bits_are_those_of_the_hand_written_kernel(ranks, num_ranks, n, dtype, engine):
+def test_totals_are_bitwise_those_of_the_reference(ranks, num_ranks, n, dtype, engine):
     """Eager, recorded, replayed; more rows and fewer in between, which lie in the same boxes."""
     stages = plan_of(total_and_norm, num_ranks, n, engine, dtype)
-    config = Config(transport=HAND_WRITTEN[engine])
 
     def main():
         world = weft.init()
@@ -71,8 +74,8 @@ def test_bits_are_those_of_the_hand_written_kernel(ranks, num_ranks, n, dtype, e
         def call(m: int, seed: int):
             problem = op.make_problem(num_ranks, {"m": m, "n": n}, dtype)
             mine = given(problem, world.rank, seed)
-            expected = op.run(world, problem, op.make_inputs(problem, world.rank, seed), config)
-            return mine, {"m": m}, expected
+            inputs = [op.make_inputs(problem, rank, seed) for rank in range(num_ranks)]
+            return mine, {"m": m}, op.reference(problem, inputs)[world.rank]
 
         for m, seed in ((9, 0), (1, 1), (4, 2), (9, 3)):
             mine, sizes, expected = call(m, seed)
@@ -103,7 +106,7 @@ def layers(x, residual, weight):
 def test_other_work_on_the_sums(ranks):
     """By packets, two rows to a tile, and by pushes, in turns, of one program: those share neither
     slot nor epoch, these do. Without rows there is nothing to do."""
-    plans = [plan_of(layers, 2, 12, one, height=2) for one in HAND_WRITTEN]
+    plans = [plan_of(layers, 2, 12, one, height=2) for one in PACKETS]
     assert [one.tile for plan in plans for one in plan.plan.of(Launch)] == [(2, 12)] * 2
     plans.append(plan_of(layers, 2, 12, "push"))
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 from weft.compiler import (
-    Partial,
-    Replicate,
     Shard,
     Tensor,
     Times,
     frontend,
 )
 from weft.ir.task import Program
+from weft.ops.all_reduce_rms_norm import program_of as all_reduce_rms_norm
+
+__all__ = ["all_reduce_rms_norm"]
 
 
 def ag_gemm(problem: Any) -> Program:
@@ -42,18 +43,6 @@ def gemm_ar(problem: Any) -> Program:
 
     a, b = (("m", _all(problem, "k")), Shard(1)), ((_all(problem, "k"), problem.n), Shard(0))
     return _traced(gemm_ar, problem, a=a, b=b)
-
-
-def all_reduce_rms_norm(problem: Any) -> Program:
-    def all_reduce_rms_norm(x, residual, weight):
-        total = frontend.all_reduce(x) + residual
-        return frontend.rms_norm(total, weight), total
-
-    rows = ("m", problem.n)
-    return _traced(
-        all_reduce_rms_norm, problem, x=(rows, Partial()), residual=(rows, Replicate()),
-        weight=((1, problem.n), Replicate()),
-    )  # fmt: skip
 
 
 def ag_moe(problem: Any) -> Program:

@@ -5,25 +5,16 @@
 Every rank passes all m rows of x, and the same residual and weight, and gets all rows of both
 results, the same bits everywhere: what stands between the two halves of a decoder layer.
 
-Plan, `push`: one kernel on each rank, the rows template (weft.tiles.rows) with these hooks, which
-are generated from the Core IR below
-    order     tiles of the other ranks' rows first, own ones behind them (order.scattered)
-    emit      another rank's rows of x -> this rank's part of the owner's `partials`
-    combine   own rows: waits for the other ranks' shares; sums in fp32, own share first, then
-              rank + 1, + 2, ...; + residual, rounded once
-    emit      own rows of the total -> every other rank's `gathered`
-    result    total and its norm -> the results; of the others' rows when they have come
-Plan, `two_shot`, for few rows, and `one_shot`, for fewer: by packets, in the order of ranks; see
-_all_reduce_rms_norm_few.py.
-Plan, `all_reduce` and `nccl`: weft's all-reduce or the library's, then torch; nothing is fused.
+Plan: a tensor program, `program_of`, which the compiler makes one kernel of.
+    push          the template for whole rows (weft.tiles.rows): another rank's rows of x go to
+                  their owner, who sums them, own share first, adds the residual, rounds once, and
+                  sends the total to all
+    two_shot      the same by packets (weft.tiles.row_packets), for small m; sums in rank order
+    one_shot      packets too: every rank gets all rows of x and sums them. One hop
+    all_reduce, nccl    weft's all-reduce or the library's, then torch; nothing is fused
+Of the two results `total` alone travels. Each rank makes the norm of a row from the same bits.
 
-Of the two results `total` alone travels. The norm of a row is made again where it is wanted, from
-the same bits: it reads what has come anyway, and its way would be as long as total's.
-
-Signals (all are SET to the call's epoch e, read on the device)
-    partials_ready[tile, src]    src's share of this own tile is here. By src
-    sums_ready[tile, owner]      the owner's total of this tile is in `gathered` here. By the owner
-    slot_free, epoch, ticket     the slot's; the last program moves them
+Signals: those of the generated kernel; `weft explain all_reduce_rms_norm --emit core` shows them.
 
 Limits  x and residual are contiguous [m, n]; a row is one tile: n up to 32768; packets need all
         ranks on one node
@@ -33,42 +24,40 @@ Source  the design's section 4; TensorRT-LLM's fused all-reduce
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
 from weft.base.card import Op, trials
-from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.compiler import layouts
-from weft.compiler.lower import source
-from weft.ir import core
-from weft.ops import _baselines, _by_library, _lanes, _measured, _operations, _records
-from weft.ops._all_reduce_rms_norm_few import Rows, all_reduce_rms_norm_packets
+from weft.compiler import Partial, Replicate, Tensor, frontend, layouts
+from weft.compiler.facts import Facts, Settings
+from weft.compiler.passes.place import place
+from weft.compiler.pipeline import Stages, overlap
+from weft.ir.task import Program
+from weft.ops import _baselines, _operations
 from weft.ops.all_reduce import all_reduce
-from weft.plan.row_launches import Cut
+from weft.plan import described, nccl, tuning_table
+from weft.plan.call_cache import find_call
+from weft.plan.problems import Rows, make_problem, nodes_of, random_rows, sum_over_ranks
+from weft.plan.runner import PlanRunner
 from weft.runtime.world import World
 from weft.tiles import rows
-from weft.tiles.hooks import partition
 
-PUSH, UNFUSED, LIBRARY = "push", "all_reduce", _by_library.TRANSPORT
-# By what all_reduce calls them, whose messages these are: sizes at which each is taken are its.
-BY_PACKETS = {"one_shot_packets": "one_shot", "two_shot_packets": "two_shot"}
-TRANSPORTS = (PUSH, *BY_PACKETS.values(), UNFUSED, LIBRARY)
+PUSH, UNFUSED, LIBRARY = "push", "all_reduce", nccl.TRANSPORT
+# What the compiler calls the transports that it fuses.
+ENGINES = {PUSH: "push", "one_shot": "packets", "two_shot": "packets_twice"}
+TRANSPORTS = (*ENGINES, UNFUSED, LIBRARY)
 EPS = 1e-6
-MOST_COLUMNS = rows.MOST_COLUMNS
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[Any]:
     """All ranks at once: sums in fp32 in the order of ranks, rounded once."""
-    total = inputs[0]["x"].float()
-    for one in inputs[1:]:
-        total = total + one["x"].float()
-    total = (total + inputs[0]["residual"].float()).to(problem.torch_dtype)
+    total = (sum_over_ranks(inputs) + inputs[0]["residual"].float()).to(problem.torch_dtype)
     return [(_norm(total, inputs[0]["weight"], EPS), total) for _ in inputs]
 
 
@@ -78,12 +67,8 @@ def _norm(total: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     return (value * scale * weight.float()).to(total.dtype)
 
 
-# ---------------------------------------------------------------------------------------------
-# Problem and configuration
-
-
 @dataclass(frozen=True)
-class Problem(_lanes.Rows):
+class Problem(Rows):
     """m rows of n elements on every rank."""
 
     op = "all_reduce_rms_norm"
@@ -96,62 +81,39 @@ class Problem(_lanes.Rows):
 
 @dataclass(frozen=True)
 class Config:
-    """`transport` as the Plan says. Units  tile_m: rows that a program has at a time; packets go
-    row by row"""
+    """`transport` as the Plan says; tiles follow from the sizes (weft.plan.row_launches)."""
 
     transport: str = PUSH
-    tile_m: int = 1
-    num_warps: int = 8
 
     def check(self, problem: Problem, target: Target) -> None:
-        """Raises  ConfigError: a field that does not fit the problem"""
-        op = problem.op
+        """Raises  ConfigError: a transport that does not fit the problem"""
+        op, one, nodes = problem.op, f"transport={self.transport!r}", len(problem.nodes)
         if self.transport not in TRANSPORTS:
-            told = f"transport={self.transport!r}; it is one of {', '.join(TRANSPORTS)}"
-            raise ConfigError(f"{op}: {told}")
-        columns = problem.n if self.is_fused else 0
-        self.cut.check(op, columns, remedy=f": take transport={UNFUSED!r}")
-        if self.by_packets and len(problem.nodes) > 1:
-            told = f"transport={self.transport!r} reaches into peers' memory, but the world has "
-            raise ConfigError(f"{op}: {told}{len(problem.nodes)} nodes; take {PUSH!r}")
-
-    @property
-    def by_packets(self) -> bool:
-        return self.transport in BY_PACKETS.values()
-
-    @property
-    def is_fused(self) -> bool:
-        return self.transport == PUSH or self.by_packets
-
-    @property
-    def cut(self) -> Cut:
-        return Cut(self.by_packets, self.tile_m, self.num_warps)
+            raise ConfigError(f"{op}: {one}; it must be one of {', '.join(TRANSPORTS)}")
+        if self.transport in ENGINES and problem.n > rows.MOST_COLUMNS:
+            raise ConfigError(
+                f"{op}: n={problem.n}; a row is one tile, of up to {rows.MOST_COLUMNS} columns: "
+                f"take transport={UNFUSED!r}"
+            )
+        if self.transport in ("one_shot", "two_shot") and nodes > 1:
+            raise ConfigError(
+                f"{op}: {one} reaches into peers' memory, but the world has {nodes} nodes; take "
+                f"{PUSH!r}"
+            )
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
-    if problem.n <= MOST_COLUMNS:
-        ways = [*_by_packets(problem), PUSH]
-        if len(problem.nodes) > 1:
-            ways = [PUSH]
-        for transport in ways:
-            yield cut_of(transport, problem, target)
-    yield Config(transport=UNFUSED)
+    if problem.n <= rows.MOST_COLUMNS:
+        if len(problem.nodes) == 1:
+            # Messages are as large as all_reduce's.
+            for row in tuning_table.rows_for("all_reduce", problem.m * problem.row_bytes):
+                if row.transport.endswith("_packets"):
+                    yield Config(row.transport.removesuffix("_packets"))
+        yield Config(PUSH)
+    yield Config(UNFUSED)
     if target.backend == "cuda":
-        yield Config(transport=LIBRARY)
-
-
-def _by_packets(problem: Problem) -> Iterator[str]:
-    """Those that all_reduce takes for so many bytes, the best first."""
-    for row in _measured.rows_for("all_reduce", problem.m * problem.row_bytes):
-        if row.transport in BY_PACKETS:
-            yield BY_PACKETS[row.transport]
-
-
-def cut_of(transport: str, problem: Problem, target: Target) -> Config:
-    """Rows and threads of a program; n up to MOST_COLUMNS."""
-    cut = Cut.of(transport != PUSH, problem.m, problem.n, target)
-    return Config(transport, cut.tile_m, cut.num_warps)
+        yield Config(LIBRARY)
 
 
 def choose(problem: Problem, target: Target) -> Config:
@@ -159,51 +121,32 @@ def choose(problem: Problem, target: Target) -> Config:
     return next(candidates(problem, target))
 
 
-# ---------------------------------------------------------------------------------------------
-# The program, by words
+def program_of(problem: Any, eps: float = EPS) -> Program:
+    """The operator as a tensor program; m is open."""
 
-# Hooks of the rows template; its kernel is generated from this
-# (docs/generated_kernels.md). A program of these tensors comes to the same.
-KERNEL = core.require(
-    core.parse("""\
-program(all_reduce_rms_norm_rows)
-x = param(operand)
-residual = param(pointer)
-weight = param(pointer)
-normed = param(pointer)
-total = param(pointer)
-partials = param(pointer)
-gathered = param(pointer)
-eps = param(number)
-partials_ready = param(signals, by=kernel, to=kernel, announces=(partials,))
-sums_ready = param(signals, by=kernel, to=kernel, announces=(gathered,))
-slot = param(slot, by=kernel, to=kernel)
-world = param(world)
-parts = mapping(static, (x,), cuts=part)
-template(rows, (1, 4096), formula='total = all_reduce(x) + residual; normed = rms_norm(total)')
-credit(begin, slot)
-hook(order, scatter, (parts,))
-hook(ready, read_owned, (x, parts))
-wait(combine, partials_ready, others, parts)
-hook(combine, add_partials, (partials, parts))
-hook(combine, add_rows, (residual, parts))
-hook(combine, rounded, (gathered,))
-hook(emit, spread, (gathered, parts))
-hook(emit, push, (partials, parts))
-notify(announce, sums_ready, all, parts)
-notify(announce, partials_ready, owner, parts)
-wait(collect, sums_ready, tile, parts)
-hook(collect, load_rows, (gathered, parts))
-hook(result, store_rows, (total, parts))
-hook(result, rms_norm, (weight, eps, parts))
-hook(result, store_rows, (normed, parts))
-finish(end, slot)
-""")
-)
+    def all_reduce_rms_norm(x, residual, weight):
+        total = frontend.all_reduce(x) + residual
+        return frontend.rms_norm(total, weight, eps=eps), total
+
+    rows, dtype = ("m", problem.n), problem.dtype
+    types = {
+        "x": Tensor(dtype, rows, Partial()),
+        "residual": Tensor(dtype, rows, Replicate()),
+        "weight": Tensor(dtype, (1, problem.n), Replicate()),
+    }
+    return frontend.trace(all_reduce_rms_norm, "tp", types)
 
 
-# ---------------------------------------------------------------------------------------------
-# The host
+@lru_cache(maxsize=256)
+def _stages(problem: Problem, target: Target, eps: float, transport: str) -> Stages:
+    """The program's plan by a transport; of `problem` all but m."""
+    placed = place(program_of(problem, eps))
+    (summed,) = (one.name for one in placed.tasks if one.kind == "all_reduce")
+    facts = Facts({"m": problem.num_ranks}, problem.num_ranks, target, problem.nodes)
+    engine = ENGINES[transport]
+    if len(problem.nodes) > 1 or problem.num_ranks == 1:
+        engine = "put" if problem.num_ranks > 1 else "push"
+    return overlap(placed, facts, Settings(engines={summed: engine}))
 
 
 def all_reduce_rms_norm(
@@ -226,20 +169,18 @@ def all_reduce_rms_norm(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _operations.is_asked(x, residual, weight):
-        tensors = (x, residual, weight)
-        return _operations.as_operation(Problem.op, world, tensors, eps, config=config)
     given = (x, residual, weight)
-    call = _lanes.find_call(world, "all_reduce_rms_norm", given, (float(eps), config), _Call)
-    normed, total = torch.empty_like(x), torch.empty_like(x)
+    if _operations.is_asked(*given):
+        return _operations.as_operation(Problem.op, world, given, eps, config=config)
+    call = find_call(world, Problem.op, given, (float(eps), config), _Call)
     world.operator_call(call.name, call.tensors)
-    if call.problem.is_empty:
-        return normed, total
-    if call.config.is_fused:
-        call.launch(world, (x, residual, weight, normed, total), eps)
-        return normed, total
-    if call.config.transport == LIBRARY:
-        _by_library.all_reduce(world, x, total)
+    if call.runner is not None:
+        return call.runner.run({"x": x, "residual": residual, "weight": weight.view(1, -1)})
+    total = torch.empty_like(x)
+    if call.is_empty:
+        return torch.empty_like(x), total
+    if call.transport == LIBRARY:
+        nccl.all_reduce(world, x, total)
     else:
         all_reduce(x, world=world, out=total)
     total += residual
@@ -253,44 +194,16 @@ class _Call:
         self, world: World, x: Any, residual: Any, weight: Any, eps: float, config: Any
     ) -> None:
         _check_tensors(world, x, residual, weight)
-        m, n = x.shape
-        nodes = _lanes.nodes_of(world)
-        self.problem = problem = Problem(m, n, world.num_ranks, str(x.dtype), nodes)
-        self.config = config = config or choose(problem, world.target)
-        config.check(problem, world.target)
+        (m, n), target, nodes = x.shape, world.target, nodes_of(world)
+        problem = Problem(m, n, world.num_ranks, str(x.dtype), nodes)
+        config = config or choose(problem, target)
+        config.check(problem, target)
+        self.transport, self.is_empty, self.runner = config.transport, problem.is_empty, None
         self.name = f"{problem.op} m={m},n={n} {problem.dtype} eps={eps} {config}"
-        self.grid = (config.cut.grid(problem, world.target), 1, 1)
-        self.options = config.cut.options(problem, world.target)
-        self.tile, self.constants = config.cut.tile(problem).as_constexpr(), ()
-        if config.by_packets:
-            self._make_boxes()
-            return
-        self.function = source.load(KERNEL).plain
-        self.shape, self.num_slots = config.cut.parts(problem), {}
-        tiles = self.shape.tiles_m * problem.num_ranks
-        shape, dtype = (problem.num_ranks, problem.rows, n), problem.torch_dtype
-        self.key = problem.op
-        self.buffers = {"partials": (shape, dtype), "gathered": (shape, dtype)}
-        self.signals = {"partials_ready": (tiles, torch.int64), "sums_ready": (tiles, torch.int64)}
-
-    def _make_boxes(self) -> None:
-        """Words that hold packets alone, ever; calls of about as many rows share them."""
-        problem, capacity = self.problem, _lanes.power_of_two(self.problem.m)
-        packets = self.tile.n.value * problem.itemsize // _lanes.PACKET_BYTES
-        self.function = all_reduce_rms_norm_packets
-        self.constants = (self.config.transport == "two_shot",)
-        self.shape = Rows(problem.m, problem.n, capacity)
-        self.key = f"{problem.op}.{self.config.transport}.{capacity}x{packets}"
-        self.buffers, self.num_slots = {}, {"num_slots": 1}
-        words = 2 * (problem.num_ranks + 1) * capacity * packets
-        self.signals = {"words": (words, torch.int64)}
-
-    def launch(self, world: World, tensors: Sequence[torch.Tensor], eps: float) -> None:
-        slot = world.workspace(self.key, self.buffers, self.signals, **self.num_slots)
-        buffers = [getattr(slot, name) for name in self.buffers]
-        words = [getattr(slot, name) for name in self.signals]
-        given = (*tensors, *buffers, eps, *words, slot.arg, self.shape, self.tile, world.arg)
-        self.function[self.grid](*given, *self.constants, **self.options)
+        if self.transport in ENGINES and not self.is_empty:
+            stages = _stages(replace(problem, m=0), target, eps, self.transport)
+            tensors = {"x": x, "residual": residual, "weight": weight.view(1, -1)}
+            self.runner = PlanRunner(world, stages, tensors, {"m": m})
 
 
 def _check_tensors(world: World, x: Any, residual: Any, weight: Any) -> None:
@@ -317,7 +230,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
     generator = torch.Generator().manual_seed(seed)
     residual = torch.randn(problem.m, problem.n, generator=generator).to(problem.torch_dtype)
     weight = torch.randn(problem.n, generator=generator).to(problem.torch_dtype)
-    x = _lanes.random_rows(problem, rank, problem.m, seed)
+    x = random_rows(problem, rank, problem.m, seed)
     return {"x": x, "residual": residual, "weight": weight}
 
 
@@ -329,30 +242,17 @@ def run(
     )
 
 
+_launched = described.kernels_of(run, make_inputs, candidates)
+
+
 def kernels(
     problem: Problem, config: Config | None, target: Target
 ) -> Iterator[tuple[Any, KernelRecord]]:
     """The kernel that a call with this configuration launches, as a record."""
     config = config or choose(problem, target)
     config.check(problem, target)
-    if not config.is_fused:
-        return
-    element = f"*{DTYPES[problem.dtype].triton}"
-    if config.by_packets:
-        fn, name, shape = all_reduce_rms_norm_packets, "shape", Rows
-    else:
-        fn, name, shape = source.load(KERNEL).plain, "parts", partition.Parts
-    tensors = ("x", "residual", "weight", "normed", "total", "partials", "gathered")
-    words = ("partials_ready", "sums_ready", "words")
-    types = {**dict.fromkeys(tensors, element), **dict.fromkeys(words, "*i64"), "eps": "fp32"}
-    constants = {"tile": config.cut.tile(problem)}
-    if config.by_packets:
-        constants["two_shot"] = config.transport == "two_shot"
-    yield _records.record(
-        fn, f"{problem.op}.{config.transport}", problem.num_ranks, types, tuples={name: shape},
-        constants=constants, options=config.cut.options(problem, target),
-        aligned=(f"{name}.n",) if problem.n % 16 == 0 else (),
-    )  # fmt: skip
+    if config.transport in ENGINES:
+        yield from _launched(problem, config, target)
 
 
 def fake(
@@ -368,15 +268,13 @@ op = Op(
     summary="normed, total of sum(x over ranks) + residual, on every rank",
     problem=Problem,
     config=Config,
-    make_problem=partial(_lanes.make_problem, Problem),
+    make_problem=partial(make_problem, Problem),
     make_inputs=make_inputs,
     reference=reference,
     run=run,
     candidates=candidates,
     kernels=kernels,
     default_shape={"m": 64, "n": 256},
-    smallest={"m": 2, "n": 16},
-    smallest_config={"tile_m": 1},
     trials=trials({"m": 14, "n": 24}),
     awkward_shapes=(
         (4, {"m": 97, "n": 96}),

@@ -56,7 +56,9 @@ class Cut:
         # Rows enough for all SMs come before larger messages.
         fits = max(1, THREAD_ELEMENTS * 256 // columns)
         wanted = triton.next_power_of_2(max(1, m // target.num_sms))
-        tile_m = 2 if target.backend == "emu" else min(fits, wanted)
+        tile_m = min(fits, wanted)
+        if target.backend == "emu":  # two tiles for each rank at least, of few rows
+            tile_m = 1 if m <= 4 else 2
         threads = min(MOST_THREADS, max(128, tile_m * columns // THREAD_ELEMENTS))
         return cls(False, tile_m, threads // target.warp_size)
 

@@ -21,7 +21,7 @@ call knows that all ranks have begun it, and so have ended the one before. So th
 
 A tile is tile.m whole rows, in columns up to the power of two `tile.n`, of 16 or 32 bits each.
 
-Source  weft.ops._all_reduce_rms_norm_few, `one_shot` and `two_shot`; NCCL's LL protocol
+Source  `one_shot` and `two_shot` of weft.ops.all_reduce_rms_norm; NCCL's LL protocol
 """
 
 from __future__ import annotations

@@ -118,11 +118,13 @@ def of_rows(collective: Task, facts: Facts) -> list[Way]:
     if facts.num_nodes > 1:
         return [Way("put", (), "tiles", 0.0)]
     machine = hardware_of(facts.target)
-    if facts.num_ranks == 1 or machine is None:
-        return [Way("push", (), "tiles", None if facts.num_ranks > 1 else 0.0)]
+    if facts.num_ranks == 1:
+        return [Way("push", (), "tiles", 0.0)]
     rows, columns = (number(size, facts.sizes) for size in collective.type.sizes)
     num_bytes = rows * columns * DTYPES[collective.type.dtype].itemsize
     engines = ("push", *PACKETS) if rows <= PACKET_ROWS else ("push",)
+    if machine is None:
+        return [Way(one, (), "tiles", None) for one in engines]
     found = [
         Way(one, (), "tiles", products.summed_rows_us(num_bytes, facts.num_ranks, machine, one))
         for one in engines
