@@ -9,7 +9,7 @@ import pytest
 
 from weft.base.place import Frame, Place
 from weft.emulator.memory import Memory
-from weft.emulator.reachable import _lines_ahead, signals_of, wait_places
+from weft.emulator.reachable import lines_ahead, signals_of, wait_places
 
 SOURCE = """\
 def k(rt, world, ready, done, n):
@@ -61,7 +61,7 @@ def test_where_it_looks():
     ],
 )
 def test_what_lies_ahead_of_a_line(line, ahead):
-    assert _lines_ahead(Kernel(), line) == ahead
+    assert lines_ahead(Kernel(), line) == ahead
 
 
 def test_what_a_signal_may_be_for():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import weft.language
-from weft.emulator.programs import _EXTERNS
+from weft.emulator.programs import EXTERNS
 from weft.language import registry
 from weft.language.symbols import QUIET_SYMBOLS, SYMBOLS, base_symbol, with_trait
 
@@ -16,7 +16,7 @@ LANGUAGE = Path(weft.language.__file__).parent
 
 
 def test_the_emulator_gives_each_its_meaning_and_no_other():
-    assert set(_EXTERNS) == {*SYMBOLS, *QUIET_SYMBOLS}
+    assert set(EXTERNS) == {*SYMBOLS, *QUIET_SYMBOLS}
 
 
 def test_the_language_says_these_and_no_other():

@@ -88,7 +88,7 @@ class Program(Transfers):
 
     def extern(self, symbol, args, dtype, shape, loc):
         name, _, static = symbol.partition(":")
-        handler = _EXTERNS.get(name)
+        handler = EXTERNS.get(name)
         if handler is None:
             raise UnsupportedError(
                 f"the emulator does not know the external function {symbol!r}; it runs weft's own"
@@ -300,7 +300,7 @@ class Program(Transfers):
 # ---------------------------------------------------------------------------------------------
 
 
-_EXTERNS = {
+EXTERNS = {
     "weft.at": Program._translate,
     "weft.translate": lambda self, args, static, dtype, shape, loc: self._translate(
         args, static, dtype, shape, loc, far_allowed=True

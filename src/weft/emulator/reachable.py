@@ -58,7 +58,7 @@ def signals_ahead(
     filename = inspect.unwrap(kernel.function).__code__.co_filename
     while frame is not None:
         if frame.f_code.co_filename == filename:
-            ahead |= _lines_ahead(kernel, frame.f_lineno)
+            ahead |= lines_ahead(kernel, frame.f_lineno)
         frame = frame.f_back
     return _signals(kernel, args, awaited, memory, ahead)
 
@@ -244,7 +244,7 @@ def _names(node: ast.AST) -> set[str]:
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
-def _lines_ahead(kernel: EmulatedKernel, line: int) -> set[int]:
+def lines_ahead(kernel: EmulatedKernel, line: int) -> set[int]:
     """The lines of its code that can still run once `line` has ended."""
     lines: set[int] = set()
     for statement in _ahead(_tree(kernel).body, line):

@@ -101,8 +101,7 @@ def _word_ptr(call: Call, name: str, value: Any, values: dict) -> Any:
 
 
 def _words_ptr(call: Call, name: str, value: Any, values: dict) -> Any:
-    if not api.is_pointer(value):
-        raise UsageError(f"{call.show(name, value)}; pass a pointer, or a tile of pointers")
+    _pointers(call, name, value, values)
     _word(call, name, value)
     return value
 
@@ -140,8 +139,7 @@ def _source(call: Call, name: str, value: Any, values: dict) -> Any:
 
 
 def _packets(call: Call, name: str, value: Any, values: dict) -> Any:
-    if not api.is_pointer(value):
-        raise UsageError(f"{call.show(name, value)}; pass a pointer, or a tile of pointers")
+    _pointers(call, name, value, values)
     if value.dtype.element_ty != api.INT64:
         raise DtypeError(f"{call.show(name, value)}; packets are words of int64")
     return value

@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
+from weft.emulator.operations.functions import FUNCTIONS
+
 # Symbol without "__nv_" and without the f that marks fp32: a template as in arithmetic.py.
 LIBDEVICE = {
-    "exp": "np.exp({0})",
-    "exp2": "np.exp2({0})",
+    name.removeprefix("math."): template
+    for name, (_, template) in FUNCTIONS.items()
+    if name.removeprefix("math.") in (
+        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "atan2",
+        "tanh", "erf", "sqrt", "rsqrt", "fma", "floor", "ceil", "trunc", "copysign",
+    )
+}  # fmt: skip
+LIBDEVICE |= {
     "exp10": "np.power({dtype}.type(10), {0})",
-    "expm1": "np.expm1({0})",
-    "log": "np.log({0})",
-    "log2": "np.log2({0})",
-    "log10": "np.log10({0})",
-    "log1p": "np.log1p({0})",
-    "sin": "np.sin({0})",
-    "cos": "np.cos({0})",
-    "tan": "np.tan({0})",
     "asin": "np.arcsin({0})",
     "acos": "np.arccos({0})",
     "atan": "np.arctan({0})",
-    "atan2": "np.arctan2({0}, {1})",
     "sinh": "np.sinh({0})",
     "cosh": "np.cosh({0})",
-    "tanh": "np.tanh({0})",
     "asinh": "np.arcsinh({0})",
     "acosh": "np.arccosh({0})",
     "atanh": "np.arctanh({0})",
-    "erf": "erf({0})",
-    "sqrt": "np.sqrt({0})",
-    "rsqrt": "rsqrt({0})",
     "cbrt": "np.cbrt({0})",
     "hypot": "np.hypot({0}, {1})",
     "pow": "np.power({0}, {1})",
     "fmod": "np.fmod({0}, {1})",
-    "fma": "fma({0}, {1}, {2})",
     "fabs": "np.abs({0})",
     "abs": "np.abs({0})",
     "fmax": "np.fmax({0}, {1})",
     "fmin": "np.fmin({0}, {1})",
     "max": "np.maximum({0}, {1})",
     "min": "np.minimum({0}, {1})",
-    "floor": "np.floor({0})",
-    "ceil": "np.ceil({0})",
-    "trunc": "np.trunc({0})",
     "rint": "np.rint({0})",
     "nearbyint": "np.rint({0})",
-    "copysign": "np.copysign({0}, {1})",
     "fdim": "np.fmax({0} - {1}, {dtype}.type(0))",
     "saturate": "np.clip({0}, {dtype}.type(0), {dtype}.type(1))",
     "isnan": "np.isnan({0}).astype({dtype})",
@@ -53,10 +43,6 @@ LIBDEVICE = {
     "signbit": "np.signbit({0}).astype({dtype})",
     "fdiv_rn": "{0} / {1}",
     "fsqrt_rn": "np.sqrt({0})",
-    "fast_exp": "np.exp({0})",
-    "fast_log": "np.log({0})",
-    "fast_sin": "np.sin({0})",
-    "fast_cos": "np.cos({0})",
     "fast_fdivide": "{0} / {1}",
     "umulhi": "mulhiui({0}, {1})",
     "mulhi": "mulhisi({0}, {1})",
@@ -101,11 +87,6 @@ LIBDEVICE = {
     "llround": "float_to_int(round_away({0}), {dtype})",
     "logb": "exponent({0}).astype({dtype})",
     "ilogb": "exponent({0}).astype({dtype})",
-    "fast_log2": "np.log2({0})",
-    "fast_log10": "np.log10({0})",
-    "fast_exp10": "np.power({dtype}.type(10), {0})",
-    "fast_tan": "np.tan({0})",
-    "fast_pow": "np.power({0}, {1})",
     "fmaf_rn": "fma({0}, {1}, {2})",
     "fma_rn": "fma({0}, {1}, {2})",
     "frsqrt_rn": "rsqrt({0})",
@@ -119,6 +100,9 @@ LIBDEVICE = {
     "urhadd": "(({u0}.astype(i64) + {u1} + 1) >> 1).astype({dtype})",
     "sad": "np.abs({0}.astype(i64) - {1}).astype({dtype}) + {2}",
 }
+
+for _name in ("exp", "log", "sin", "cos", "log2", "log10", "exp10", "tan", "pow"):
+    LIBDEVICE[f"fast_{_name}"] = LIBDEVICE[_name]
 
 # Arithmetic in a given direction: f32 is computed in f64 first, f64 only to nearest.
 for _name, _text in {"add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}"}.items():

@@ -123,15 +123,10 @@ def signal(world, word, value, to, op: tl.constexpr, order: tl.constexpr):
         if order == "release":
             api.assembly("fence.acq_rel.sys; mov.u32 $0, 0;", "=r,~{memory}")
         if word.dtype.element_ty.primitive_bitwidth == 64:
-            if op == "add":
-                nvshmem("nvshmemx_signal_op", address, value, SIGNAL_ADD, pe)
-            else:
-                nvshmem("nvshmemx_signal_op", address, value, SIGNAL_SET, pe)
+            number: tl.constexpr = SIGNAL_ADD if op == "add" else SIGNAL_SET
+            nvshmem("nvshmemx_signal_op", address, value, number, pe)
         else:
-            if op == "add":
-                nvshmem("nvshmem_int32_atomic_add", address, value, pe)
-            else:
-                nvshmem("nvshmem_int32_atomic_set", address, value, pe)
+            nvshmem(f"nvshmem_int32_atomic_{op}", address, value, pe)
 
 
 @triton.jit
@@ -152,12 +147,9 @@ def signal_warp(world, word, value, to):
 def see_what_came(word):
     """Behind a wait on `word`: what a network card wrote before that is seen too."""
     if thread_index() == 0:
-        if word.dtype.element_ty.primitive_bitwidth == 64:
-            nvshmem("nvshmem_int64_test", word.to(tl.int64), AT_LEAST,
-                    tl.cast(-0x8000000000000000, tl.int64))  # fmt: skip
-        else:
-            nvshmem("nvshmem_int32_test", word.to(tl.int64), AT_LEAST,
-                    tl.cast(-0x80000000, tl.int32))  # fmt: skip
+        bits: tl.constexpr = word.dtype.element_ty.primitive_bitwidth
+        least = tl.cast(-(1 << (bits - 1)), word.dtype.element_ty)
+        nvshmem(f"nvshmem_int{bits}_test", word.to(tl.int64), AT_LEAST, least)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -278,14 +270,7 @@ def as_integers(values, bits: tl.constexpr):
 def put_words(address, words, pe):
     """Words, or a tile of them, one by one."""
     bits: tl.constexpr = words.dtype.primitive_bitwidth
-    if bits == 8:
-        nvshmem("nvshmem_int8_p", address, words, pe)
-    elif bits == 16:
-        nvshmem("nvshmem_int16_p", address, words, pe)
-    elif bits == 32:
-        nvshmem("nvshmem_int32_p", address, words, pe)
-    else:
-        nvshmem("nvshmem_int64_p", address, words, pe)
+    nvshmem(f"nvshmem_int{bits}_p", address, words, pe)
 
 
 @triton.jit
@@ -339,14 +324,7 @@ def put_far(world, dst, src, to, mask):
 @triton.jit
 def get_words(address, pe, bits: tl.constexpr):
     """Words, or a tile of them, one by one."""
-    if bits == 8:
-        return nvshmem_result(tl.int8, "nvshmem_int8_g", address, pe)
-    elif bits == 16:
-        return nvshmem_result(tl.int16, "nvshmem_int16_g", address, pe)
-    elif bits == 32:
-        return nvshmem_result(tl.int32, "nvshmem_int32_g", address, pe)
-    else:
-        return nvshmem_result(tl.int64, "nvshmem_int64_g", address, pe)
+    return nvshmem_result(integer(bits), f"nvshmem_int{bits}_g", address, pe)
 
 
 @triton.jit
