@@ -19,7 +19,9 @@ from weft.megakernel.records import SCHEDULES, Access, Bump, RankTasks, TaskGrap
 from weft.megakernel.schedule import schedule
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "num_ranks", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))]
+)
 def test_schedules_of_random_programs_are_sound(num_ranks: int):
     several = [random_graph(seed, num_ranks) for seed in range(40, 50)]
     for i, graph in enumerate(one for one in several if one is not None):

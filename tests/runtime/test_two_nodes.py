@@ -53,15 +53,15 @@ def test_a_far_rank_has_no_address():
 
 
 def test_nodes_are_hosts_or_as_declared():
-    assert cuda._nodes_of(["a", "a", "b", "b"], None) == (0, 0, 1, 1)
-    assert cuda._nodes_of(["a", "b", "a"], None) == (0, 1, 0)
-    assert cuda._nodes_of(["a"] * 4, 2) == (0, 0, 1, 1)
-    assert cuda._nodes_of(["a"] * 4, (3, 1)) == (0, 0, 0, 1)
-    assert cuda._nodes_of(["a", "a", "b", "b"], (1, 1, 2)) == (0, 1, 2, 2)
+    assert cuda.numbered_nodes(["a", "a", "b", "b"], None) == (0, 0, 1, 1)
+    assert cuda.numbered_nodes(["a", "b", "a"], None) == (0, 1, 0)
+    assert cuda.numbered_nodes(["a"] * 4, 2) == (0, 0, 1, 1)
+    assert cuda.numbered_nodes(["a"] * 4, (3, 1)) == (0, 0, 0, 1)
+    assert cuda.numbered_nodes(["a", "a", "b", "b"], (1, 1, 2)) == (0, 1, 2, 2)
     with pytest.raises(weft.UsageError, match="different hosts"):
-        cuda._nodes_of(["a", "a", "b", "b"], 1)
+        cuda.numbered_nodes(["a", "a", "b", "b"], 1)
     with pytest.raises(weft.UsageError, match="add up"):
-        cuda._nodes_of(["a"] * 4, (3, 2))
+        cuda.numbered_nodes(["a"] * 4, (3, 2))
 
 
 def test_without_nvshmem_the_reason_is_told(monkeypatch):

@@ -354,7 +354,7 @@ class CudaBackend:
                 "before weft.init; to try ranks that take turns on one GPU set WEFT_SHARE_GPUS=1"
             )
         hosts = [seat[0] for seat in everyone]
-        numbers = _nodes_of(hosts, nodes)
+        numbers = numbered_nodes(hosts, nodes)
         return Seats(
             dist.get_rank(self.group),
             numbers,
@@ -451,7 +451,7 @@ def check_names(asked: Sequence[str], members: Sequence[int]) -> None:
             )
 
 
-def _nodes_of(hosts: Sequence[str], declared: int | Sequence[int] | None) -> tuple[int, ...]:
+def numbered_nodes(hosts: Sequence[str], declared: int | Sequence[int] | None) -> tuple[int, ...]:
     """Each rank's node, numbered as they come.
 
     Raises  UsageError: a declared node whose ranks are on several hosts
