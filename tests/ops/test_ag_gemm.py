@@ -17,7 +17,6 @@ from weft.base.dtypes import tolerance
 from weft.base.errors import CallOrderError, ConfigError, DtypeError, ShapeError
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.ops._ag_gemm_call import plan_copies, plan_puts
 from weft.ops._ag_gemm_config import (
     ENGINES,
     LIBRARY,
@@ -27,14 +26,13 @@ from weft.ops._ag_gemm_config import (
     _ways_of,
     own_tiles,
     programs_on,
-    shards_of,
     tile_of,
+    turns_of,
     unfused_us,
 )
 from weft.ops.ag_gemm import (
     Config,
     Problem,
-    _word_of,
     ag_gemm,
     candidates,
     choose,
@@ -130,7 +128,7 @@ def test_all_rows_alike(ranks, transport):
     def main():
         world = weft.init()
         config = replace(config_for(problem, transport), own_first=False, group_m=8)
-        assert shards_of(problem, config).head == 8
+        assert turns_of(problem, config).head == 8
         for seed in range(2):
             mine = make_inputs(problem, world.rank, seed)
             check(op.run(world, problem, mine, config), problem, world.rank, seed)
@@ -429,70 +427,6 @@ def test_shards_are_those_of_torch_chunk(m, num_ranks):
     shards = [list(range(*problem.shard(rank))) for rank in range(num_ranks)]
     assert [part for part in shards if part] == [list(map(int, part)) for part in expected]
     assert sum(shards, []) == list(range(m))
-
-
-@given(m=st.integers(1, 300), num_ranks=st.integers(1, 6), chunks=st.integers(1, 9))
-def test_each_row_has_the_word_that_its_copy_sets(m, num_ranks, chunks):
-    problem = Problem(m, 1, 1, num_ranks)
-    shards = shards_of(problem, Config(chunks=chunks))
-    words = [_word_of.fn(row, shards) for row in range(m)]
-    assert words == sorted(words)
-
-    slot = SimpleNamespace(
-        gathered=torch.arange(m)[:, None],
-        rows_ready=torch.arange(num_ranks * chunks),
-        shard_ready=torch.arange(num_ranks),
-    )
-    world = SimpleNamespace(rank=0, num_ranks=num_ranks, peer=lambda x, rank: x)
-    rows, seen = [], []
-    for is_word, dst, _ in plan_copies(world, slot, slot.gathered, problem, shards):
-        if not is_word:
-            rows += dst.flatten().tolist()
-        else:
-            word = int(dst)
-            assert rows == [row for row in range(m) if words[row] == word]
-            rows = []
-            seen.append(word)
-    assert seen == list(range(chunks, num_ranks * chunks))
-
-
-@given(m=st.integers(1, 300), num_ranks=st.integers(1, 6), chunks=st.integers(1, 9))
-def test_each_rank_puts_its_rows_and_words_in_every_other_slot(m, num_ranks, chunks):
-    problem = Problem(m, 1, 1, num_ranks)
-    shards = shards_of(problem, Config(chunks=chunks))
-    told: dict[tuple[int, int], list[int]] = {}
-    for rank in range(num_ranks):
-        slots = [
-            SimpleNamespace(
-                gathered=torch.arange(m)[:, None] + peer * m,
-                rows_ready=torch.arange(num_ranks * chunks) + peer * num_ranks * chunks,
-                shard_ready=torch.arange(num_ranks),
-            )
-            for peer in range(num_ranks)
-        ]
-        names = {id(one): (peer, name) for peer, slot in enumerate(slots) for name, one in
-                 vars(slot).items()}  # fmt: skip
-        world = SimpleNamespace(
-            rank=rank, num_ranks=num_ranks,
-            peer=lambda x, to, slots=slots, names=names: getattr(slots[to], names[id(x)][1]),
-        )  # fmt: skip
-        first, end = problem.shard(rank)
-        a = torch.arange(first, end)[:, None]
-        rows: list[int] = []
-        for is_word, dst, src in plan_puts(world, slots[rank], a, problem, shards):
-            if is_word:
-                assert int(src) == rank
-                told[divmod(int(dst), num_ranks * chunks)] = rows
-                rows = []
-            else:
-                assert torch.equal(dst % m, src)
-                rows += src.flatten().tolist()
-    words = [_word_of.fn(row, shards) for row in range(m)]
-    for peer in range(num_ranks):
-        for word in range(num_ranks * chunks):
-            if word // chunks != peer:
-                assert told.pop((peer, word)) == [row for row in range(m) if words[row] == word]
-    assert not told
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=str)

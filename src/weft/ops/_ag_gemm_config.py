@@ -9,18 +9,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from weft.base.errors import ConfigError
 from weft.base.hardware import H200X4
 from weft.base.target import Target
 from weft.compiler.cost import libraries, products
 from weft.compiler.cost.products import Product
+from weft.language.mapping import StaticMapping
 from weft.ops import _by_library, _lanes
 from weft.ops._ag_gemm_problem import BLOCKS, Problem
 from weft.ops._ag_gemm_scales import BLOCK_K
 from weft.tiles import blocking, dealing, gemm, gemm_sm90, gemm_small
 from weft.tiles.blocking import Blocking
+from weft.tiles.gathered_gemm import Turns
 
 TRANSPORTS = ("pull", "put", "push", "packets")
 PACKETS = "packets"
@@ -462,27 +464,20 @@ def choose(problem: Problem, target: Target, is_recorded: bool = False) -> Confi
 # What kernels are told
 
 
-class Shards(NamedTuple):
-    """How rows are split: `rows` to a rank, `chunk_rows` to each of its `chunks` signals, each
-    stored by `pieces` programs."""
-
-    rows: Any
-    chunks: Any
-    chunk_rows: Any
-    pieces: Any
-    group_m: Any
-    head: Any
-
-
 def shape_of(problem: Problem) -> gemm.Shape:
     stride_b = problem.k if problem.b_is_nk else problem.n
     return gemm.Shape(problem.m, problem.n, problem.k, problem.k, stride_b, problem.n)
 
 
-def shards_of(problem: Problem, config: Config) -> Shards:
-    chunk_rows = max(1, ceil(problem.rows / config.chunks))
-    head = _head(problem, config.tile_m, config.own_first)
-    return Shards(problem.rows, config.chunks, chunk_rows, config.pieces, config.group_m, head)
+def split_of(problem: Problem, config: Config) -> StaticMapping:
+    """How rows lie over ranks and chunks."""
+    return StaticMapping.of(
+        problem.m, problem.num_ranks, chunks=config.chunks, push_rows=1, tile_rows=config.tile_m
+    )
+
+
+def turns_of(problem: Problem, config: Config) -> Turns:
+    return Turns(config.group_m, _head(problem, config.tile_m, config.own_first))
 
 
 def _head(problem: Problem, tile_m: int, own_first: bool) -> int:
@@ -494,7 +489,7 @@ def _head(problem: Problem, tile_m: int, own_first: bool) -> int:
 
 def own_tiles(problem: Problem, config: Config) -> int:
     """How many tiles of the order need no other rank's rows."""
-    return shards_of(problem, config).head * ceil(problem.n / config.tile_n)
+    return turns_of(problem, config).head * ceil(problem.n / config.tile_n)
 
 
 def chunk_of(problem: Problem, config: Config, is_sm90: bool) -> tuple[int, int]:

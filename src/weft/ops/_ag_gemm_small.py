@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Unpacked(NamedTuple):
-    """Arguments of `_ready`; tuples last (see ag_gemm.Arrival)."""
+    """Arguments of `_ready`; tuples last (see tiles/hooks/gather.py)."""
 
     rows: Any
     m: Any

@@ -14,8 +14,9 @@ from typing import ClassVar
 from weft.base.dtypes import FLOATS
 from weft.base.errors import ConfigError, DtypeError
 from weft.base.target import Target
+from weft.language.mapping import StaticMapping
 from weft.ops import _ag_gemm_config
-from weft.ops._ag_gemm_config import ENGINES, LIBRARY, Shards
+from weft.ops._ag_gemm_config import ENGINES, LIBRARY
 from weft.ops._ag_gemm_problem import Problem as Gathered
 from weft.tiles import blocking, gemm
 
@@ -133,10 +134,10 @@ def is_even(problem: Problem, config: Config) -> bool:
     return problem.m == problem.rows * problem.num_ranks and problem.rows % config.tile_k == 0
 
 
-def shards_of(problem: Problem, config: Config) -> Shards:
+def split_of(problem: Problem, config: Config) -> StaticMapping:
     """As ag_gemm's, in chunks of whole tile_k."""
-    rows = max(1, ceil(ceil(problem.rows / config.chunks) / config.tile_k)) * config.tile_k
-    return Shards(problem.rows, config.chunks, rows, config.pieces, config.group_m, 1)
+    split = _ag_gemm_config.split_of(problem, config)
+    return split._replace(chunk_rows=ceil(split.chunk_rows / config.tile_k) * config.tile_k)
 
 
 def shape_of(problem: Problem) -> gemm.Shape:

@@ -4,42 +4,39 @@ m is global and its rows are split as torch.chunk splits them: ceil(m / num_rank
 last ranks may have fewer, or none. n and k are per rank. Every rank ends with its own C.
 
 Plan, `put` (copy engines carry the data to where it is needed)
-    main    stage_edges       where tiles straddle ranks: copies own rows of such tiles to the slot
-    copy    open_slots        returns when every rank's slot is free
-            copies            per rank - 1, - 2, ... and chunk: own rows from `a` to that rank's
-                              slot, and the word that says so
-    main    _multiply         all programs multiply: tiles of own rows first, read in place from
-                              `a`; then those of rank + 1, + 2, ...
+    main    edges       where tiles straddle ranks: copies own rows of such tiles to the slot
+    copy    take        returns when every rank's slot is free
+            copies      per rank - 1, - 2, ... and chunk: own rows from `a` to that rank's slot,
+                        and the word that says so
+    main    multiply    all programs multiply: tiles of own rows first, read in place from `a`;
+                        then those of rank + 1, + 2, ...
 Plan, `pull` (copy engines fetch the data)
-    main    stage             copies own rows to the slot, where peers cannot read them in place
-    copy    announce          tells every rank that own rows may be fetched; returns when all have
-            copies            per source rank + 1, + 2, ... and chunk: its rows, and the word that
-                              says so
-            close             rows read in place: says that they have been, returns when all have
-    main    _multiply         as above
+    main    stage       copies own rows to the slot, where peers cannot read them in place
+    copy    meet        tells every rank that own rows may be fetched; returns when all have
+            copies      per source rank + 1, + 2, ... and chunk: its rows, and the word that says so
+            meet_again  rows read in place: says that they have been, returns when all have
+    main    multiply    as above
 Plan, `push` (SMs carry the data)
-    main    _multiply         feeders store own rows into every rank's slot; the last one of a
-                              chunk signals it. All programs multiply as above
-Feeders are the programs that have the fewest tiles, and those that are needed last.
+    main    multiply    feeders store own rows into every rank's slot; the last one of a chunk
+                        signals it. All programs multiply as above
 Plan, `packets` (few rows): _ag_gemm_small.py.
-Peers read `a` itself where it is symmetric and no tile straddles two ranks' rows: such a tile reads
-the slot alone, own rows included. _multiply is the GEMM template (tiles/gemm.py); on Hopper its
-twin with the same hooks (tiles/gemm_sm90.py), as _multiply_sm90.
+What moves rows is the executor's (plan/moving.py, plan/transfers.py); multiply is the GEMM template
+with the hooks of tiles/gathered_gemm.py. Peers read `a` itself where it is symmetric and no tile
+straddles two ranks' rows: such a tile reads the slot alone, own rows included.
 
 Signals (all are SET to the call's epoch e; e is read on the device, so nothing is frozen)
-    shard_ready[src]                rank src -> all: its rows may be fetched; put: here alone, for
-                                    engines to copy
     rows_ready[src * chunks + c]    these rows of src are in this rank's slot. From a copy engine
                                     (pull, put), from rank src (push), always for own rows
+    shard_ready[src]                rank src -> all: its rows may be fetched (pull)
     rows_taken[dst]                 rank dst -> all: it has the rows that it reads in place (pull)
     summed[2 * program + half]      local: sums for another program's tile are there        (sm90)
-    slot_free, epoch, ticket        the slot's; the last program of _multiply moves them
+    slot_free, epoch, ticket        the slot's; the last program of multiply moves them
     fed[rank * chunks + c]          local: how many pieces of a chunk have been stored for a rank
 Chunks without rows are signalled too, so that any range of words may be waited for; where engines
 copy the words, one program waits for all of them before the slot is given back.
 
 fp8 operands have scales: those of A are stored in all slots by a launch before everything else,
-push_scales (_ag_gemm_scales.py); words of rows tell of them too.
+push_scales (tiles/hooks/scales.py); words of rows tell of them too.
 
 Limits  n and k are the same on all ranks; A is row-major, B is [k, n] or a transposed [n, k]
 Source  the design's section 4; FLUX, TileLink and torch's async-TP for the idea
@@ -49,21 +46,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch.autograd.graph import increment_version
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
-import weft.language as wl
 from weft.base.card import Op, Trial, trials
 from weft.base.errors import DtypeError, ShapeError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.language import mapping, slots
+from weft.language.mapping import StaticMapping
 from weft.ops import (
     _ag_gemm_scales,
     _ag_gemm_small,
@@ -72,13 +64,12 @@ from weft.ops import (
     _operations,
     _records,
 )
-from weft.ops._ag_gemm_call import STAGE_WARPS, Call, LibraryCall, Program, SlotCall
+from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
 from weft.ops._ag_gemm_config import (
     ENGINES,
     LIBRARY,
     PACKETS,
     Config,
-    Shards,
     can_use_tma,
     candidates,
     choose,
@@ -88,23 +79,13 @@ from weft.ops._ag_gemm_config import (
     tile_of,
 )
 from weft.ops._ag_gemm_problem import SUPPORTED, Problem
-from weft.ops._ag_gemm_rows import (
-    GivingBack,
-    announce,
-    await_copies_and_give_back,
-    close,
-    give_back,
-    open_slots,
-    push,
-    stage,
-    stage_edges,
-    variable,
-)
 from weft.ops._ag_gemm_small import PacketCall
-from weft.plan import launches
+from weft.plan import launches, moving, starts
 from weft.plan.runner import is_as_recorded
 from weft.runtime.world import World
-from weft.tiles import gemm, gemm_sm90, swizzle
+from weft.tiles import gathered_gemm, gemm
+from weft.tiles.gathered_gemm import Turns
+from weft.tiles.hooks.scales import Scaling, push_scales
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -120,138 +101,6 @@ def _in_fp32(problem: Problem, inputs: Mapping[str, Any], name: str) -> torch.Te
         scale = inputs[f"scale_{name}"]
         operand *= _ag_gemm_scales.spread(scale, operand.shape, problem.scaling)
     return operand
-
-
-# ---------------------------------------------------------------------------------------------
-# The program
-
-
-class Arrival(NamedTuple):
-    """Arguments of `_ready`.
-
-    Tuples come last, and no field is a constant: Triton 3.6 recomputes the type of a tuple when
-    it fills in a field, and then forgets the constants of the tuples that follow.
-    """
-
-    own: Any
-    gathered: Any
-    rows_ready: Any
-    e: Any
-    rank: Any
-    m: Any
-    shards: Any
-    world: World
-
-
-@triton.jit
-def _word_of(row, shards):
-    """The index in rows_ready of the chunk that holds `row`."""
-    source = row // shards.rows
-    return source * shards.chunks + (row - source * shards.rows) // shards.chunk_rows
-
-
-@triton.jit
-def _ready(at, segment, tile, args):
-    """Own rows are read in place; others once all their chunks have arrived. args: Arrival"""
-    first = at.i_m * tile.m
-    end = min(first + tile.m, args.m)
-    own_first, own_end = mapping.part_of(args.m, args.rank, args.shards.rows)
-    is_own = (first >= own_first) & (end <= own_end)
-    if not is_own:
-        word = _word_of(first, args.shards)
-        count = _word_of(end - 1, args.shards) - word + 1
-        # Pairs with the copy engine's words, or with push; a tile may straddle several chunks.
-        wl.wait(args.rows_ready + word, args.e, count, world=args.world)
-    source = args.gathered
-    row = first
-    if is_own:
-        source = args.own
-        row = first - own_first
-    return gemm.Rows(source=source, first=row, end=row + end - first)
-
-
-@triton.jit
-def _multiply(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, slot, shape, shards,
-              tile, world, feeders: tl.constexpr, block: tl.constexpr,
-              per_block: tl.constexpr):  # fmt: skip
-    """Feed where there are feeders, then the GEMM template with this operator's hooks.
-
-    `own` and `gathered_rows` are what tiles are read from: descriptors, or the pointers `a` and
-    `gathered` once more. `scaling` is a Scaling, or None.
-    """
-    rank = wl.rank(world).to(tl.int32)
-    e = slots.slot_epoch(slot)
-    program, num_programs = tl.program_id(0), tl.num_programs(0)
-    if feeders > 0:
-        if program < feeders:
-            slots.slot_wait_free(world, slot, e)
-            push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile.m, world, program,
-                  feeders, block)  # fmt: skip
-    start = _first_row(rank, shards, shape.m, tile.m)
-    words = shards.chunks * variable(world.num_ranks)
-    if scaling is None:
-        scales_args = None
-    else:
-        scales_args = _ag_gemm_scales.scaled_args(scaling, shape)
-    # The last programs have the fewest tiles: those are the feeders.
-    gemm.gemm(
-        b, shape, tile, tl.cdiv(shape.m, tile.m), num_programs - 1 - program, num_programs,
-        swizzle.rotated, (shards.group_m, start, shards.head),
-        _ready, Arrival(own, gathered_rows, rows_ready, e, rank, variable(shape.m), shards, world),
-        gemm.emit_store, gemm.Stored(c, shape),
-        done=give_back if feeders > 0 else await_copies_and_give_back,
-        done_args=GivingBack(rows_ready, e, words, program, num_programs, slot, world),
-        scales=None if scaling is None else gemm.scales_of, scales_args=scales_args,
-        per_block=per_block,
-    )  # fmt: skip
-
-
-@triton.jit
-def _first_row(rank, shards, m, tile_m):
-    """The row of tiles to begin with."""
-    own_first, own_end = mapping.part_of(m, rank, shards.rows)
-    return swizzle.first_to_gather(own_first, own_end, tile_m, tl.cdiv(m, tile_m))
-
-
-@gluon.jit
-def _multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, partials,
-                   summed, slot, shape, shards, world, feeders, early_parts,
-                   by_engine: gl.constexpr, block: gl.constexpr, tile_m: gl.constexpr,
-                   tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
-                   b_is_nk: gl.constexpr, per_block: gl.constexpr):  # fmt: skip
-    """The GEMM template for Hopper with the hooks of `_multiply`; operands are descriptors."""
-    rank = wl.rank(world).to(gl.int32)
-    e = slots.slot_epoch(slot)
-    program, num_programs = gl.program_id(0), gl.num_programs(0)
-    if not by_engine:
-        # The last programs have the fewest tiles, and those that are needed last.
-        if num_programs - 1 - program < feeders:
-            slots.slot_wait_free(world, slot, e)
-            push(a, gathered, rows_ready, fed, e, rank, shape, shards, tile_m, world,
-                  num_programs - 1 - program, feeders, block)  # fmt: skip
-    start = _first_row(rank, shards, shape.m, tile_m)
-    order: gl.constexpr = swizzle.rotated
-    ready: gl.constexpr = _ready
-    scales: gl.constexpr = None if scaling is None else gemm.scales_of
-    if scaling is None:
-        scales_args = None
-    else:
-        scales_args = _ag_gemm_scales.scaled_args(scaling, shape)
-    emit: gl.constexpr = gemm.emit_store
-    done: gl.constexpr = await_copies_and_give_back if by_engine else give_back
-    words = shards.chunks * variable(world.num_ranks)
-    early = shards.head * gl.cdiv(shape.n, tile_n)
-    gemm_sm90.gemm(
-        own, b, c, shape, gl.cdiv(shape.m, tile_m), program, num_programs,
-        gemm_sm90.Shared(partials, summed, e, world),
-        tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
-        order, (shards.group_m, start, shards.head),
-        ready, Arrival(own, gathered_rows, rows_ready, e, rank, variable(shape.m), shards, world),
-        emit, gemm.Stored(c, shape),
-        done=done, done_args=GivingBack(rows_ready, e, words, program, num_programs, slot, world),
-        scales=scales, scales_args=scales_args, per_block=per_block, early=early,
-        early_parts=early_parts,
-    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------
@@ -307,12 +156,6 @@ def ag_gemm(
     return out
 
 
-PROGRAM = Program(
-    stage, stage_edges, open_slots, announce, close, _multiply, _multiply_sm90,
-    _ag_gemm_scales.push_scales,
-)  # fmt: skip
-
-
 def _told(world: World, tensors: Sequence[torch.Tensor | None], rest: tuple) -> tuple:
     """What tells calls apart: `b` may be transposed; where tensors lie is no matter here.
 
@@ -344,7 +187,7 @@ def _make_call(
         return LibraryCall(world, problem, config)
     if config.transport == PACKETS:
         return PacketCall(world, problem, config)
-    return SlotCall(world, problem, config, PROGRAM)
+    return SlotCall(world, problem, config)
 
 
 def problem_of(
@@ -447,24 +290,25 @@ def kernels(
     is_sm90 = config.template == "sm90"
     tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
     b_block = launches.block_of_b(tile_n, tile_k, problem.b_is_nk, is_sm90)
-    pointer, chunk = _records.operand(problem.dtype, (), False), chunk_of(problem, config, is_sm90)
+    chunk = chunk_of(problem, config, is_sm90)
     rows = _records.operand(problem.dtype, (tile_m, tile_k), tma, is_sm90)
+    pointers = ("a", "gathered", "source", "target")
+    words = ("rows_ready", "summed", "words", "own_words", "before")
+    numbers = ("a_row", "a_k", "columns", "num_own", "feeders", "pieces", "early_parts")
     types = {
-        "a": pointer,
-        "own": rows,
-        "gathered": pointer,
-        "gathered_rows": rows,
+        **dict.fromkeys(pointers, _records.operand(problem.dtype, (), False)),
+        **dict.fromkeys(("own", "gathered_rows"), rows),
         "b": _records.operand(problem.dtype, b_block, tma, is_sm90),
         "c": _records.operand(problem.out_dtype, chunk, tma, is_sm90),
-        "scale_a": "*fp32",
-        **dict.fromkeys(("a_row", "a_k", "m", "chunks"), "i32"),
-        **dict.fromkeys(("rows_ready", "shard_ready", "rows_taken", "summed"), "*i64"),
+        **dict.fromkeys(("scale_a", "partials"), "*fp32"),
+        **dict.fromkeys(numbers, "i32"),
+        **dict.fromkeys(words, "*i64"),
         "fed": "*i32",
-        "partials": "*fp32",
+        "takes": "i1",
     }
-    constants = {
+    constants: dict[str, Any] = {
         "tile": tile_of(problem, config, tma),
-        "is_staged": straddles(problem, config),
+        "tile_rows": tile_m,
         "by_engine": config.transport in ENGINES,
         "block": config.block,
         "scaling": None,
@@ -475,40 +319,40 @@ def kernels(
         "stages": config.num_stages,
         "b_is_nk": problem.b_is_nk,
     }
-    tuples: dict[str, Any] = {"shape": gemm.Shape, "shards": Shards}
-    if is_sm90:
-        types["feeders"] = "i32"
-        if config.early_parts == 1:  # Triton makes a constant of it
-            constants["early_parts"] = 1
-        else:
-            types["early_parts"] = "i32"
-    else:
+    tuples: dict[str, Any] = {"shape": gemm.Shape, "split": StaticMapping, "turns": Turns}
+    if not is_sm90:
         constants["feeders"] = config.feeders if config.transport == "push" else 0
+    if config.early_parts == 1:  # Triton makes a constant of it
+        constants["early_parts"] = 1
     if problem.scaling:
-        types["scaling"], tuples["scaling"] = _ag_gemm_scales.SCALING_WORDS, _ag_gemm_scales.Scaling
+        types["scaling"], tuples["scaling"] = _ag_gemm_scales.SCALING_WORDS, Scaling
         del constants["scaling"]
+    for name in constants:
+        types.pop(name, None)
 
     def record(fn: Any, name: str, num_warps: int, num_stages: int = 1) -> tuple[Any, KernelRecord]:
+        aligned = _records.aligned_sizes("shape", shape_of(problem))
         return _records.record(
-            fn, f"ag_gemm.{name}", problem.num_ranks, types, tuples=tuples, constants=constants,
+            fn, f"{config.op}.{name}", problem.num_ranks, types, tuples=tuples, constants=constants,
             options={"num_warps": num_warps, "num_stages": num_stages},
-            aligned=_records.aligned_sizes("shape", shape_of(problem)),
+            aligned=[*aligned, *(["columns"] if problem.k % 16 == 0 else [])],
         )  # fmt: skip
 
     if problem.scaling:
-        fn, found = record(_ag_gemm_scales.push_scales, "push_scales", _ag_gemm_scales.NUM_WARPS)
+        fn, found = record(push_scales, "push_scales", _ag_gemm_scales.NUM_WARPS)
         yield fn, replace(found, constants=found.constants | {"block": _ag_gemm_scales.BLOCK})
     if config.transport == "pull":
-        yield record(stage, "stage", STAGE_WARPS)
-        yield record(announce, "announce", 1)
-        yield record(close, "close", 1)
+        yield record(moving.stage, "stage", starts.WARPS)
+        yield record(moving.meet, "meet", 1)
+        yield record(moving.meet_again, "meet_again", 1)
     elif config.transport == "put":
-        yield record(stage_edges, "stage_edges", STAGE_WARPS)
-        yield record(open_slots, "open", 1)
+        if straddles(problem, config):
+            yield record(moving.edges, "edges", starts.WARPS)
+        yield record(moving.take, "take", 1)
     if is_sm90:
-        yield record(_multiply_sm90, "multiply", config.num_warps)
+        yield record(gathered_gemm.multiply_sm90, "multiply", config.num_warps)
     else:
-        yield record(_multiply, "multiply", config.num_warps, config.num_stages)
+        yield record(gathered_gemm.multiply, "multiply", config.num_warps, config.num_stages)
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:

@@ -28,7 +28,6 @@ Source  docs/decisions/009-hooks.md; ag_gemm
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -43,15 +42,10 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.compiler import layouts
 from weft.language import mapping, slots
+from weft.language.mapping import StaticMapping
 from weft.ops import _baselines, _lanes, _operations, _records
 from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
-from weft.ops._ag_gemm_config import LIBRARY, Shards
-from weft.ops._ag_gemm_rows import (
-    GivingBack,
-    give_back,
-    push,
-    variable,
-)
+from weft.ops._ag_gemm_config import LIBRARY
 from weft.ops._ag_wgrad_config import (
     Config,
     Problem,
@@ -59,13 +53,16 @@ from weft.ops._ag_wgrad_config import (
     candidates,
     choose,
     shape_of,
-    shards_of,
+    split_of,
     tile_of,
 )
-from weft.ops.ag_gemm import PROGRAM
 from weft.ops.ag_gemm import kernels as gathering_kernels
+from weft.plan import moving
+from weft.plan.launches import Start
 from weft.runtime.world import World
-from weft.tiles import blocking, fragments, gemm, swizzle
+from weft.tiles import blocking, fragments, gathered_gemm, gemm, swizzle
+from weft.tiles.hooks import feed
+from weft.tiles.hooks.gather import Done, give_back, variable
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -91,7 +88,7 @@ class Part(NamedTuple):
 class Turns(NamedTuple):
     """Arguments of `_order`."""
 
-    split: Any
+    turns: Any
     group_m: Any
 
 
@@ -99,11 +96,11 @@ class Share(NamedTuple):
     """Arguments of `_segments`: how many there are of all ranks, and turns that share them."""
 
     count: Any
-    split: Any
+    turns: Any
 
 
 class Arrival(NamedTuple):
-    """Arguments of `_ready_x` and `_ready_y`; tuples last, as told at ag_gemm's."""
+    """Arguments of `_ready_x` and `_ready_y`; tuples last, as told at gather.Arrival."""
 
     own: Any
     gathered: Any
@@ -111,10 +108,9 @@ class Arrival(NamedTuple):
     rows_ready: Any
     e: Any
     rank: Any
-    m: Any
     count: Any
+    turns: Any
     split: Any
-    shards: Any
     world: World
 
 
@@ -135,7 +131,7 @@ class Sums(NamedTuple):
     summed: Any
     e: Any
     rank: Any
-    split: Any
+    turns: Any
     tiles: Any
     columns: Any
     c: Any
@@ -146,7 +142,7 @@ class Sums(NamedTuple):
 @triton.jit
 def _order(i, num_m, num_n, args):
     """All tiles, in one turn after the other. args: Turns"""
-    rows = num_m // args.split
+    rows = num_m // args.turns
     turn = i // (rows * num_n)
     at = swizzle.grouped(i - turn * rows * num_n, rows, num_n, (args.group_m,))
     return Part(at.i_m, at.i_n, turn)
@@ -155,22 +151,23 @@ def _order(i, num_m, num_n, args):
 @triton.jit
 def _segments(at, args):
     """args: Share"""
-    return (at.turn + 1) * args.count // args.split - at.turn * args.count // args.split
+    return (at.turn + 1) * args.count // args.turns - at.turn * args.count // args.turns
 
 
 @triton.jit
 def _segment(at, segment, args):
     """The rows of the turn's `segment`-th segment, which may be read. args: Arrival"""
-    index = at.turn * args.count // args.split + segment
-    chunks = args.shards.chunks
+    index = at.turn * args.count // args.turns + segment
+    chunks = args.split.chunks
     source_rank = (args.rank + index // chunks) % args.world.num_ranks
-    shard_first, shard_end = mapping.part_of(args.m, source_rank, args.shards.rows)
-    first = min(shard_first + index % chunks * args.shards.chunk_rows, shard_end)
-    rows = min(args.shards.chunk_rows, shard_end - first)
+    word = source_rank * chunks + index % chunks
+    shard_first, _ = mapping.rows_of_rank(source_rank, args.split)
+    first, end = mapping.rows_of_channel(word, args.split)
+    rows = end - first
     is_own = source_rank == args.rank
     if not is_own:
-        # Pairs with the copy engine's word, or with push.
-        wl.wait(args.rows_ready + source_rank * chunks + index % chunks, args.e, world=args.world)
+        # Pairs with the copy engine's word, or with push_rows.
+        wl.wait(args.rows_ready + word, args.e, world=args.world)
     source = args.gathered
     at_row = first
     if is_own:
@@ -206,9 +203,9 @@ def _places(at, turn, value, args):
 @triton.jit
 def _combine(at, cells, value, args):
     """The last turn's sums, behind those of the turns before. args: Sums"""
-    if at.turn == args.split - 1:
+    if at.turn == args.turns - 1:
         total = tl.zeros_like(value)
-        for turn in range(args.split - 1):
+        for turn in range(args.turns - 1):
             word = args.summed + turn * args.tiles + at.i_m * args.columns + at.i_n
             wl.wait(word, args.e, scope=wl.Scope.DEVICE, world=args.world)
             total += tl.load(_places(at, turn, value, args))
@@ -219,7 +216,7 @@ def _combine(at, cells, value, args):
 @triton.jit
 def _emit(at, cells, fragment, args):
     """args: Sums"""
-    if at.turn == args.split - 1:
+    if at.turn == args.turns - 1:
         gemm.emit_store(at, cells, fragment, gemm.Stored(args.c, args.shape))
     else:
         tl.store(_places(at, at.turn, fragment, args), fragment)
@@ -228,7 +225,7 @@ def _emit(at, cells, fragment, args):
 @triton.jit
 def _announce(at, part, args):
     """args: Sums"""
-    if at.turn < args.split - 1:
+    if at.turn < args.turns - 1:
         word = args.summed + at.turn * args.tiles + at.i_m * args.columns + at.i_n
         # weft: equivalent-mutant incomplete of notify: these sums are stored by threads; only the
         # last turn's stores can be asynchronous, of which this tells nobody
@@ -240,23 +237,23 @@ def _announce(at, part, args):
 def _await_open_and_give_back(args):
     """One program first: what began the copies has read the epoch, which ends with this call.
 
-    All words are segments': programs have waited for them before they are done. args: GivingBack,
-    with own words
+    All words are segments': programs have waited for them before they are done. args: Done, with
+    own words
     """
     if args.program == args.num_programs - 1:
         # weft: equivalent-mutant count+1 of wait: another word of this call is set as surely
-        wl.wait(args.rows_ready, args.e, scope=wl.Scope.DEVICE, world=args.world)
+        wl.wait(args.words, args.e, world=args.world)
     give_back(args)
 
 
 @triton.jit
 def _multiply(a, own, gathered, gathered_rows, whole, c, partials, summed, rows_ready, fed, slot,
-              moved, shape, shards, tile, world, feeders: tl.constexpr, block: tl.constexpr,
-              gathers_y: tl.constexpr, split: tl.constexpr):  # fmt: skip
+              shape, split, columns, group_m, tile, world, pieces, feeders: tl.constexpr,
+              block: tl.constexpr, gathers_y: tl.constexpr, num_turns: tl.constexpr):  # fmt: skip
     """Feed where there are feeders, then the GEMM template with this operator's hooks.
 
     `own` and `gathered_rows` are what the gathered operand is read from: descriptors, or the
-    pointers `a` and `gathered` once more. `moved` is what feeders take for a shape.
+    pointers `a` and `gathered` once more; its rows have so many `columns`.
     """
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
@@ -264,28 +261,27 @@ def _multiply(a, own, gathered, gathered_rows, whole, c, partials, summed, rows_
     if feeders > 0:
         if program < feeders:
             slots.slot_wait_free(world, slot, e)
-            push(a, gathered, rows_ready, fed, e, rank, moved, shards, 1, world, program, feeders,
-                 block)  # fmt: skip
+            feed.push_rows(world, a, gathered, rows_ready, fed, e, rank, split, columns, 1, pieces,
+                           program, feeders, block)  # fmt: skip
     num_m, num_n = tl.cdiv(shape.m, tile.m), tl.cdiv(shape.n, tile.n)
-    count, turns = variable(world.num_ranks) * shards.chunks, variable(split)
+    count, turns = variable(world.num_ranks) * split.chunks, variable(num_turns)
     # The last programs have the fewest tiles: those are the feeders. Three times the same: assigned
     # to a name, a tuple's constants are values.
     gemm.gemm(
-        None, shape, tile, num_m * split, num_programs - 1 - program, num_programs,
-        _order, Turns(turns, shards.group_m),
+        None, shape, tile, num_m * num_turns, num_programs - 1 - program, num_programs,
+        _order, Turns(turns, group_m),
         _ready_y if gathers_y else _ready_x,
-        Arrival(own, gathered_rows, whole, rows_ready, e, rank, variable(moved.m), count, turns,
-                shards, world),
-        _emit if split > 1 else gemm.emit_store,
+        Arrival(own, gathered_rows, whole, rows_ready, e, rank, count, turns, split, world),
+        _emit if num_turns > 1 else gemm.emit_store,
         Sums(partials, summed, e, rank, turns, num_m * num_n, num_n, c, shape, world)
-        if split > 1 else gemm.Stored(c, shape),
-        combine=_combine if split > 1 else None,
+        if num_turns > 1 else gemm.Stored(c, shape),
+        combine=_combine if num_turns > 1 else None,
         combine_args=Sums(partials, summed, e, rank, turns, num_m * num_n, num_n, c, shape, world),
-        announce=_announce if split > 1 else None,
+        announce=_announce if num_turns > 1 else None,
         announce_args=Sums(partials, summed, e, rank, turns, num_m * num_n, num_n, c, shape, world),
         done=give_back if feeders > 0 else _await_open_and_give_back,
-        done_args=GivingBack(
-            rows_ready + rank * shards.chunks, e, count, program, num_programs, slot, world
+        done_args=Done(
+            rows_ready + rank * split.chunks, e, count, program, num_programs, slot, world
         ),
         segments=_segments, segments_args=Share(count, turns),
     )  # fmt: skip
@@ -356,13 +352,13 @@ class Fused(SlotCall):
     """Rows travel as ag_gemm's; what multiplies them is another kernel."""
 
     def __init__(self, world: World, problem: Problem, config: Config) -> None:
-        super().__init__(world, problem, config, PROGRAM)
+        super().__init__(world, problem, config)
         self.out_shape = problem.result
         # Segments are of one rank each, so own rows are read in place. An empty shard of another
         # rank lies nowhere.
         is_full = problem.m == problem.rows * world.num_ranks
         self.straddles, self.may_read_in_place = False, self.is_pull and is_full
-        self.shards, self.product = shards_of(problem, config), shape_of(problem)
+        self.shape, self.split = shape_of(problem), split_of(problem, config)
         self.tma = can_use_tma(problem, config, world.target)
         self.tiles = [tile_of(problem, config, tma).as_constexpr() for tma in (False, True)]
         if config.split > 1:
@@ -371,10 +367,10 @@ class Fused(SlotCall):
             self.buffers["partials"] = ((elements,), torch.float32)
             self.signals["summed"] = (size, torch.int64)
 
-    def _multiply_with(
-        self, world: World, slot: Any, a: Any, b: Any, out: Any, aligned: bool, scaling: Any
-    ) -> tuple[Any, tuple, dict]:
-        """The kernel that multiplies, its arguments and its options."""
+    def _product(
+        self, world: Any, slot: Any, a: Any, b: Any, out: Any, aligned: bool, scaling: Any
+    ) -> Start:
+        """The launch that multiplies."""
         config, tma = self.config, self.tma and aligned
         own, gathered, whole, result = a, slot.gathered, b, out
         if tma:
@@ -388,12 +384,12 @@ class Fused(SlotCall):
         sums = (slot.partials, slot.summed) if config.split > 1 else (None, None)
         arguments = (
             a, own, slot.gathered, gathered, whole, result, *sums, slot.rows_ready, slot.fed,
-            slot.arg, self.shape, self.product, self.shards, self.tiles[tma], world.arg,
-            0 if self.by_engine else config.feeders, config.block, self.problem.gathers_y,
-            config.split,
+            slot.arg, self.shape, self.split, self.problem.k, config.group_m, self.tiles[tma],
+            world.arg, config.pieces, 0 if self.by_engine else config.feeders, config.block,
+            self.problem.gathers_y, config.split,
         )  # fmt: skip
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-        return _multiply, arguments, options
+        return Start(_multiply, self.grid, arguments, options)
 
 
 def problem_of(world: World, x: Any, y: Any, gathered: str = "x", out: Any = None) -> Problem:
@@ -468,10 +464,10 @@ def kernels(
     if config.transport == LIBRARY:
         return
     # No tile straddles ranks: nothing is staged for that.
-    others = (PROGRAM.multiply, PROGRAM.stage_edges)
+    others = (gathered_gemm.multiply, moving.edges)
     for fn, record in gathering_kernels(problem, config, target):
         if fn not in others:
-            yield fn, replace(record, name=record.name.replace("ag_gemm", Problem.op))
+            yield fn, record
     tma, is_split = can_use_tma(problem, config, target), config.split > 1
     tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
     of_gathered, of_whole = (tile_n, tile_m) if problem.gathers_y else (tile_m, tile_n)
@@ -487,21 +483,22 @@ def kernels(
         **({"partials": "*fp32", "summed": "*i64"} if is_split else {}),
         "rows_ready": "*i64",
         "fed": "*i32",
+        **dict.fromkeys(("columns", "group_m", "pieces"), "i32"),
     }
     constants = {
         "tile": tile_of(problem, config, tma),
         "feeders": config.feeders if config.transport == "push" else 0,
         "block": config.block,
         "gathers_y": problem.gathers_y,
-        "split": config.split,
+        "num_turns": config.split,
         **({} if is_split else {"partials": None, "summed": None}),
     }
     aligned = _records.aligned_sizes("shape", shape_of(problem))
     yield _records.record(
         _multiply, f"{Problem.op}.multiply", problem.num_ranks, types,
-        tuples={"moved": gemm.Shape, "shape": gemm.Shape, "shards": Shards}, constants=constants,
+        tuples={"shape": gemm.Shape, "split": StaticMapping}, constants=constants,
         options={"num_warps": config.num_warps, "num_stages": config.num_stages},
-        aligned=[*aligned, *(["moved.k"] if problem.k % 16 == 0 else [])],
+        aligned=[*aligned, *(["columns"] if problem.k % 16 == 0 else [])],
     )  # fmt: skip
 
 

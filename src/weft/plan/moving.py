@@ -12,6 +12,7 @@ import triton.language as tl
 import weft.language as wl
 from weft.language import mapping, slots
 from weft.tiles import hierarchy
+from weft.tiles.hooks import feed
 
 
 @triton.jit
@@ -19,12 +20,9 @@ def _copied(world, target, source, first, begin, end, columns, to, program, num_
             block: tl.constexpr):  # fmt: skip
     """Rows begin .. end - 1, which `source` has from row `first` on -> `target` on `to`."""
     size = (end - begin).to(tl.int64) * columns
-    there = target + begin.to(tl.int64) * columns
-    here = source + (begin - first).to(tl.int64) * columns
-    for start in range(program * block, size, num_programs * block):
-        i = start + tl.arange(0, block)
-        mask = i < size
-        wl.put(world, there + i, tl.load(here + i, mask=mask), to=to, mask=mask)
+    feed.store_piece(world, target, source, begin.to(tl.int64) * columns,
+                     first.to(tl.int64) * columns, size, program, num_programs, to,
+                     block)  # fmt: skip
 
 
 @triton.jit

@@ -76,6 +76,32 @@ def push(
             world.copy_word(their_words[word], words[word])
 
 
+def pull(
+    world: Any, rows: torch.Tensor, target: torch.Tensor, words: torch.Tensor,
+    announced: torch.Tensor, split: StaticMapping, *, is_part: bool,
+) -> None:  # fmt: skip
+    """Queue on the current stream: rows of rank + 1, + 2, ... by a copy engine; behind each chunk
+    its word. `rows` are what peers' engines read: all, or with `is_part` own ones alone.
+
+    The word is the source's own announcement, which holds e until this rank's credit lets the
+    source go on. Never a word of this device: such a copy is a kernel, for which a running grid
+    need not make room, and each change between kernel and copy engine costs time.
+    """
+    for hop in range(1, world.num_ranks):
+        peer = (world.rank + hop) % world.num_ranks
+        theirs = world.peer(rows, peer)
+        their_word = world.peer(announced, peer)[peer : peer + 1]
+        begin, end = rows_of_rank(peer, split)
+        for chunk in range(split.chunks):
+            first = min(begin + chunk * split.chunk_rows, end)
+            last = min(first + split.chunk_rows, end)
+            if last > first:
+                there = slice(first - begin, last - begin) if is_part else slice(first, last)
+                world.copy(target[first:last], theirs[there])
+            word = peer * split.chunks + chunk
+            world.copy_word(words[word : word + 1], their_word)
+
+
 class Transfers:
     """The copies of a plan, queued on the current stream."""
 
@@ -121,24 +147,10 @@ class Transfers:
     def _pull(
         self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any, met: str
     ) -> None:  # fmt: skip
-        """Rows of rank + 1, + 2, ... by a copy engine; behind each chunk its word.
-
-        The word is the source's own announcement, which holds e until this rank's credit lets the
-        source go on.
-        """
         split = self.sized.split(self.sized.channels[step.announces])
-        rows, words = bound[step.source], self.memory.words_of(slot, step.announces)
-        is_part = self.sized.buffers[step.source].role == "shared"
-        for hop in range(1, self.world.num_ranks):
-            peer = (self.world.rank + hop) % self.world.num_ranks
-            theirs = self.world.peer(rows, peer)
-            announced = self.world.peer(self.memory.words_of(slot, met), peer)[peer : peer + 1]
-            begin, end = rows_of_rank(peer, split)
-            for chunk in range(split.chunks):
-                first = min(begin + chunk * split.chunk_rows, end)
-                last = min(first + split.chunk_rows, end)
-                if last > first:
-                    there = slice(first - begin, last - begin) if is_part else slice(first, last)
-                    self.world.copy(bound[step.target][first:last], theirs[there])
-                word = peer * split.chunks + chunk
-                self.world.copy_word(words[word : word + 1], announced)
+        words = self.memory.words_of(slot, step.announces)
+        pull(
+            self.world, bound[step.source], bound[step.target], words,
+            self.memory.words_of(slot, met), split,
+            is_part=self.sized.buffers[step.source].role == "shared",
+        )  # fmt: skip

@@ -1,4 +1,6 @@
-"""Own rows go to all ranks before the product, by the programs that have the fewest tiles."""
+"""Own rows go to all ranks: before a product, by those of its programs that have the fewest tiles,
+or by kernels of their own.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
+from weft.language import mapping
 from weft.tiles import fragments
 
 # Elements that a program has under way at once.
@@ -22,3 +25,52 @@ def feed(x, gathered, to, lane, rank, k, experts, world):
     for start in range(lane * FED, size, experts.lanes * FED):
         i = start + fragments.line_index(FED)
         wl.put(world, there + i, x + i, to=to, mask=i < size)
+
+
+@triton.jit
+def store_piece(world, target, source, first, own_first, size, piece, pieces, to,
+                block: tl.constexpr):  # fmt: skip
+    """Store one of `pieces` of the `size` elements from `first` on in rank `to`'s target; `source`
+    has them from `own_first` on."""
+    length = tl.cdiv(tl.cdiv(size, pieces), 16) * 16
+    there = first + piece * length
+    here = source + (there - own_first)
+    # All pieces may have more than int32 counts; one has not.
+    end = min(size - piece * length, length).to(tl.int32)
+    for start in range(0, end, block):
+        i = start + fragments.line_index(block)
+        wl.put(world, target + there + i, here + i, to=to, mask=i < end)
+
+
+@triton.jit
+def push_rows(world, source, target, words, fed, e, rank, split, columns, tile_m, pieces, program,
+              num_programs, block: tl.constexpr):  # fmt: skip
+    """Store own rows on every rank, chunk by chunk, each by so many pieces; the program that stores
+    the last piece of a chunk sets its word there.
+
+    First for the rank behind, which needs them first; last here, where only tiles that straddle
+    ranks read them. fed[to * chunks + chunk] counts pieces, and is 0 before and after.
+    """
+    own_first, own_end = mapping.rows_of_rank(rank, split)
+    pieces_of_rank = split.chunks * pieces
+    for unit in range(program, world.num_ranks * pieces_of_rank, num_programs):
+        to = (rank + world.num_ranks - 1 - unit // pieces_of_rank) % world.num_ranks
+        chunk = unit % pieces_of_rank // pieces
+        first = min(own_first + chunk * split.chunk_rows, own_end)
+        size = (min(first + split.chunk_rows, own_end) - first).to(tl.int64) * columns
+        if to == rank:
+            if world.num_ranks == 1 or split.rank_rows % tile_m == 0:
+                size *= 0  # none, of the same type
+        store_piece(world, target, source, first.to(tl.int64) * columns,
+                    own_first.to(tl.int64) * columns, size, unit % pieces, pieces, to,
+                    block)  # fmt: skip
+        counter = fed + to * split.chunks + chunk
+        # weft: equivalent-mutant drop of complete_stores: no store of this kernel before it is
+        # asynchronous; those of its result come later
+        done = wl.atomic_add(counter, 1, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE) + 1
+        if done == pieces:
+            tl.store(counter, 0)
+            word = words + rank * split.chunks + chunk
+            # weft: equivalent-mutant swap, incomplete of notify: the counter is for this rank's
+            # own next call, in stream order, and no store before it is asynchronous
+            wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)

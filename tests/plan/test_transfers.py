@@ -1,0 +1,98 @@
+"""Copy-engine transfers of rows: every row goes once, behind it the word that tiles wait for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.language import mapping
+from weft.language.mapping import StaticMapping
+from weft.plan.transfers import pull_rows, push_rows
+
+channel_of_row = mapping.as_python(mapping.channel_of_row)
+SIZES = {"m": st.integers(1, 300), "num_ranks": st.integers(1, 6), "chunks": st.integers(1, 9)}
+
+
+def split_of(m: int, num_ranks: int, chunks: int) -> StaticMapping:
+    return StaticMapping.of(m, num_ranks, chunks=chunks, push_rows=1, tile_rows=1)
+
+
+class Copied:
+    """A world that takes down what is copied, in order. `peers` are the arrays of each rank."""
+
+    def __init__(self, rank: int, num_ranks: int, peers: list[SimpleNamespace]) -> None:
+        self.rank, self.num_ranks, self.peers = rank, num_ranks, peers
+        self.names = {id(one): name for name, one in vars(peers[rank]).items()}
+        self.copies: list[tuple[bool, torch.Tensor, torch.Tensor]] = []
+
+    def peer(self, array, rank):
+        return getattr(self.peers[rank], self.names[id(array)])
+
+    def copy(self, dst, src):
+        self.copies.append((False, dst, src))
+
+    def copy_word(self, dst, src):
+        self.copies.append((True, dst, src))
+
+
+@given(**SIZES)
+def test_each_row_has_the_word_that_its_copy_sets(m, num_ranks, chunks):
+    split = split_of(m, num_ranks, chunks)
+    words = [channel_of_row(row, split) for row in range(m)]
+    assert words == sorted(words)
+    peers = [
+        SimpleNamespace(
+            gathered=torch.arange(m)[:, None], rows_ready=torch.arange(num_ranks * chunks),
+            met=torch.arange(num_ranks),
+        )
+        for _ in range(num_ranks)
+    ]  # fmt: skip
+    world, here = Copied(0, num_ranks, peers), peers[0]
+    pull_rows(world, split, here.gathered, here.gathered, here.rows_ready, here.met, is_part=False)
+    rows, seen = [], []
+    for is_word, dst, src in world.copies:
+        if not is_word:
+            assert torch.equal(dst, src)
+            rows += dst.flatten().tolist()
+        else:
+            word = int(dst)
+            assert int(src) == word // chunks
+            assert rows == [row for row in range(m) if words[row] == word]
+            rows = []
+            seen.append(word)
+    assert seen == list(range(chunks, num_ranks * chunks))
+
+
+@given(**SIZES)
+def test_each_rank_pushes_its_rows_and_words_to_every_other(m, num_ranks, chunks):
+    split = split_of(m, num_ranks, chunks)
+    told: dict[tuple[int, int], list[int]] = {}
+    for rank in range(num_ranks):
+        peers = [
+            SimpleNamespace(
+                gathered=torch.arange(m)[:, None] + peer * m,
+                rows_ready=torch.arange(num_ranks * chunks) + peer * num_ranks * chunks,
+            )
+            for peer in range(num_ranks)
+        ]
+        world, here = Copied(rank, num_ranks, peers), peers[rank]
+        first, end = mapping.as_python(mapping.rows_of_rank)(rank, split)
+        push_rows(world, split, torch.arange(first, end)[:, None], here.gathered, here.rows_ready)
+        rows: list[int] = []
+        for is_word, dst, src in world.copies:
+            if is_word:
+                assert int(src) - rank * num_ranks * chunks == int(dst) % (num_ranks * chunks)
+                told[divmod(int(dst), num_ranks * chunks)] = rows
+                rows = []
+            else:
+                assert torch.equal(dst % m, src)
+                rows += src.flatten().tolist()
+    words = [channel_of_row(row, split) for row in range(m)]
+    for peer in range(num_ranks):
+        for word in range(num_ranks * chunks):
+            if word // chunks != peer:
+                assert told.pop((peer, word)) == [row for row in range(m) if words[row] == word]
+    assert not told
