@@ -36,7 +36,7 @@ from weft.tools.subjects import smallest, subjects_of_op
 from weft.verify.exploration.execution import Execution
 from weft.verify.exploration.search import Bounds, Ran, search
 
-LARGER = {"all_gather": ("push", "ring"), "all_reduce": ("two_shot",), "ag_gemm": ("pull",)}
+LARGER = {"all_gather": ("push", "ring"), "all_reduce": ("two_shot",), "ag_gemm": ("put",)}
 
 
 def explored(subject: Callable[..., Ran], seconds: float, **options: bool) -> dict:

@@ -261,7 +261,7 @@ def main(rank: int, options: argparse.Namespace) -> None:
     subjects: dict[str, Callable[[], Any]] = {
         "toy": lambda: Toy(world),
         "ag_gemm_push": lambda: AgGemm(world, "push", (64, 1, 333, 1024)),
-        "ag_gemm_pull": lambda: AgGemm(world, "pull", (2048, 997, 256, 4096)),
+        "ag_gemm_put": lambda: AgGemm(world, "put", (2048, 997, 256, 4096)),
     }
     if "costs" in options.part:
         results["costs"] = costs(world)

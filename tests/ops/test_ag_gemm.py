@@ -18,7 +18,6 @@ from weft.base.errors import CallOrderError, ConfigError, DtypeError, ShapeError
 from weft.base.target import TARGETS
 from weft.language import triton_api
 from weft.ops._ag_gemm_config import (
-    ENGINES,
     LIBRARY,
     PACKETS,
     TRANSPORTS,
@@ -98,8 +97,8 @@ def call_every_way(problem: Problem, transport: str):
     world.close()
 
 
-# Of what brings rows as another does, or knows no tiles of rows, these tell all.
-FEWER = {"pull": AWKWARD[1::2], PACKETS: AWKWARD[1:5]}
+# Of what knows no tiles of rows, these tell all.
+FEWER = {PACKETS: AWKWARD[1:5]}
 WAYS = [
     pytest.param(transport, *shape.values, id=f"{shape.id}-{transport}")
     for transport in TRANSPORTS
@@ -120,7 +119,7 @@ def test_half_precision_and_transposed_weights(ranks, dtype, transport):
     ranks(lambda: call_every_way(problem, transport), 3)
 
 
-@pytest.mark.parametrize("transport", [*ENGINES, "push"])
+@pytest.mark.parametrize("transport", ["put", "push"])
 def test_all_rows_alike(ranks, transport):
     """Own rows are no group by themselves: all ranks' rows share columns from the start."""
     problem = Problem(4 * 64, 96, 64, 4, "float32")
@@ -150,59 +149,6 @@ def test_any_schedule(ranks, transport, seed):
     ranks(main, 4, seed=seed)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_rows_that_peers_read_in_place(ranks, num_ranks, seed):
-    """`a` is symmetric, and changes as soon as a call is over."""
-    problem = Problem(64 * num_ranks, 48, 32, num_ranks, "float32")
-
-    def main():
-        world = weft.init()
-        config = config_for(problem, "pull")
-        a = world.empty((64, 32), torch.float32)
-        out = torch.empty(problem.m, problem.n)
-        b = make_inputs(problem, world.rank)["b"]
-
-        def call():
-            ag_gemm(a, b, world=world, config=config, out=out)
-
-        for turn in range(3):
-            a.copy_(make_inputs(problem, world.rank, turn)["a"])
-            call()
-            expected = [make_inputs(problem, rank, turn)["a"] for rank in range(num_ranks)]
-            a.fill_(float("nan"))
-            torch.testing.assert_close(out, torch.cat(expected) @ b)
-        a.copy_(make_inputs(problem, world.rank)["a"])
-        with world.record() as recording:
-            call()
-        for _ in range(3):
-            out.fill_(float("nan"))
-            recording.replay()
-            check_against(out.clone(), b, problem)
-        world.close()
-
-    def check_against(out, b, problem):
-        expected = [make_inputs(problem, rank)["a"] for rank in range(num_ranks)]
-        torch.testing.assert_close(out, torch.cat(expected) @ b)
-
-    ranks(main, num_ranks, seed=seed)
-
-
-def test_ranks_must_agree_on_where_rows_are_read(ranks):
-    problem = Problem(64, 32, 32, 2, "float32")
-
-    def main():
-        world = weft.init()
-        mine = make_inputs(problem, world.rank)
-        symmetric = world.empty((32, 32), torch.float32)
-        symmetric.copy_(mine["a"])
-        a = symmetric if world.rank == 0 else mine["a"]
-        ag_gemm(a, mine["b"], world=world, config=config_for(problem, "pull"))
-
-    with pytest.raises(CallOrderError, match="a at"):
-        ranks(main, 2)
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_one_slot_for_two_shapes_in_turns(ranks, transport):
     """A chunk without rows for one shape holds rows of the other: its word must not come late."""
@@ -228,8 +174,7 @@ def test_one_slot_for_two_shapes_in_turns(ranks, transport):
     ranks(main, 4)
 
 
-@pytest.mark.parametrize("transport", ENGINES)
-def test_more_chunks_in_every_other_call(ranks, transport, monkeypatch):
+def test_more_chunks_in_every_other_call(ranks, monkeypatch):
     """A rank without rows has words to copy alone. One that an engine copied after its call was
     over would be the word of another chunk by then."""
     monkeypatch.setenv("WEFT_SLOTS", "1")
@@ -239,7 +184,7 @@ def test_more_chunks_in_every_other_call(ranks, transport, monkeypatch):
         world = weft.init()
         for turn in range(6):
             problem = problems[turn % 2]
-            config = replace(config_for(problem, transport), chunks=1 + turn % 2)
+            config = replace(config_for(problem, "put"), chunks=1 + turn % 2)
             inputs = make_inputs(problem, rank, turn)
             check(op.run(world, problem, inputs, config), problem, rank, turn)
         world.close()
@@ -285,7 +230,7 @@ def test_ranks_out_of_direct_reach(ranks, nodes):
         mine = make_inputs(problem, world.rank)
         for _ in range(3):
             check(op.run(world, problem, mine), problem, world.rank)
-        for transport in (*ENGINES, PACKETS):
+        for transport in ("put", PACKETS):
             near = replace(problem, nodes=())
             with pytest.raises(ConfigError, match=f"transport='{transport}' on {nodes} nodes"):
                 op.run(world, problem, mine, config_for(near, transport))
@@ -363,7 +308,7 @@ def test_dtypes_that_do_not_fit():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"transport": "ring"}, "transport='ring'; it must be one of pull, put, push, packets"),
+        ({"transport": "ring"}, "transport='ring'; it must be one of put, push, packets"),
         ({"chunks": 0}, "chunks=0"),
         ({"group_m": 0}, "group_m=0"),
         ({"block": 100}, "block=100"),
@@ -381,7 +326,7 @@ def test_configurations_that_cannot_run(change, words):
         replace(Config(), **change).check(problem, TARGETS["cuda:90"])
 
 
-@pytest.mark.parametrize("transport", ["pull", "put", "packets"])
+@pytest.mark.parametrize("transport", ["put", "packets"])
 def test_configurations_for_several_nodes(transport):
     """Whose ranks copy engines and packets do not reach."""
     problem = Problem(4096, 2560, 8192, 4, nodes=(2, 2))
@@ -436,7 +381,7 @@ def test_every_candidate_passes_its_own_check(target, shape, num_ranks):
     problem = Problem(*shape, num_ranks)
     found = list(candidates(problem, target))
     assert choose(problem, target) in found and choose(problem, target, True) in found
-    assert {config.transport for config in found} - {LIBRARY, PACKETS} == {"pull", "put", "push"}
+    assert {config.transport for config in found} - {LIBRARY, PACKETS} == {"put", "push"}
     for config in found:
         config.check(problem, target)
         assert config.grid(problem, target) <= target.num_sms
@@ -473,8 +418,6 @@ def test_what_is_chosen_is_not_predicted_to_be_slower_than_what_is_not_fused(m, 
 
 COMPILED = [
     *((target, way, (4096, 2560, 8192)) for target in TARGETS for way in ("put", "push")),
-    # Differs from put in what stands before and behind the product.
-    *((target, "pull", (4096, 2560, 8192)) for target in ("cuda:90", "hip:gfx942")),
     *((target, PACKETS, (64, 2560, 8192)) for target in TARGETS),
     # Element by element, where nothing begins at 16 bytes: one of each family is enough.
     *((target, "push", (291, 70, 50)) for target in ("cuda:90", "hip:gfx942")),

@@ -46,7 +46,7 @@ def check(problem: Problem, transport: str, seed: int = 0, calls: int = 3) -> No
             assert error <= tolerance("bfloat16", problem.k)
 
 
-@pytest.mark.parametrize("transport", ["push", "put", "pull"])
+@pytest.mark.parametrize("transport", ["push", "put"])
 @pytest.mark.parametrize("scaling", ["rows", "blocks"])
 def test_scales_travel_with_rows(transport, scaling):
     check(Problem(67, 150, 272, 2, "float8_e4m3fn", b_is_nk=True, scaling=scaling), transport)
@@ -60,8 +60,8 @@ def test_scales_travel_between_nodes():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_scales_travel_with_rows_on_any_schedule(seed):
-    transport = ("push", "put", "pull")[seed % 3]
-    problem = Problem(96, 150, 272, 3, "float8_e4m3fn", scaling=("rows", "blocks")[seed % 2])
+    transport = ("push", "put")[seed % 2]
+    problem = Problem(96, 150, 272, 3, "float8_e4m3fn", scaling=("rows", "blocks")[seed // 2 % 2])
     check(problem, transport, seed, calls=6)
 
 

@@ -15,7 +15,6 @@ from weft.language import triton_api
 from weft.ops.ag_wgrad import Config, Problem, ag_wgrad, candidates, kernels, op
 from weft.verify import compiled
 
-ENGINES_AND_SMS = ("put", "pull", "push")
 # Ranks, m, n, k.
 AWKWARD = {
     "shards-of-13": (4, 52, 20, 40),
@@ -25,8 +24,8 @@ AWKWARD = {
     "last-shard-empty": (4, 9, 16, 16),
     "tile-k-divides": (2, 64, 48, 32),
 }
-FEW = {"pull": 3, "put": 2, "push": 1}
-QUICK = ("nothing-divides-push", "tile-k-divides-push", "one-rank-pull", "one-row-each-put")
+FEW = {"put": 2, "push": 1}
+QUICK = ("nothing-divides-push", "tile-k-divides-push", "one-rank-push", "one-row-each-put")
 WAYS = [
     pytest.param(
         transport, *shape, i % 2 == 1, id=f"{name}-{transport}",
@@ -138,7 +137,7 @@ def test_what_does_not_fit(ranks):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"transport": "packets"}, "ag_wgrad: transport='packets'; it must be one of pull, put"),
+        ({"transport": "packets"}, "ag_wgrad: transport='packets'; it must be one of put, push"),
         ({"template": "sm90"}, "ag_wgrad: template='sm90'; rows are summed by 'plain' alone"),
         ({"split": 9}, "ag_wgrad: split=9; it must be between 1 and 8"),
         ({"tile_k": 100}, "ag_wgrad: tile_k=100"),
@@ -167,7 +166,7 @@ def test_ranks_that_call_with_different_rows(ranks):
 def test_every_candidate_passes_its_own_check(target, shape):
     target, problem = TARGETS[target], Problem(*shape, 4)
     found = list(candidates(problem, target))
-    assert {"push", "put", "pull"} <= {config.transport for config in found}
+    assert {"push", "put"} <= {config.transport for config in found}
     for config in found:
         config.check(problem, target)
         assert config.grid(problem, target) <= target.num_sms

@@ -193,7 +193,7 @@ def test_what_was_recorded_with_scratch_memory_that_is_gone_is_not_replayed(monk
 # ---- the heap
 
 
-@pytest.mark.parametrize("transport", ["push", "pull"])
+@pytest.mark.parametrize("transport", ["push", "put"])
 @pytest.mark.parametrize("recorded", [False, True], ids=["called", "recorded"])
 def test_sizes_that_grow_fit_in_a_heap_of_the_largest(transport, recorded, monkeypatch):
     """All sizes together do not; what the user has recorded of a small one is right in the end, and

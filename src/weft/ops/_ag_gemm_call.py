@@ -1,22 +1,20 @@
 """What calls of ag_gemm with one problem and one configuration share: launches, copies, streams.
 
-`Call` is what every way of doing it has; `SlotCall` does it by pull, put or push, `LibraryCall` by
-NCCL and cuBLAS, and `_ag_gemm_small.PacketCall` by packets.
+`Call` is what every way of doing it has; `SlotCall` does it by put or push, `LibraryCall` by NCCL
+and cuBLAS, and `_ag_gemm_small.PacketCall` by packets.
 
 Not an operator: a part of ag_gemm.py, which see.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from weft.language import triton_api
-from weft.ops import _ag_gemm_scales, _by_library, _lanes
+from weft.ops import _ag_gemm_scales, _by_library
 from weft.ops._ag_gemm_config import (
-    ENGINES,
     Config,
     can_use_tma,
     chunk_of,
@@ -34,9 +32,6 @@ from weft.tiles.hooks.scales import push_scales
 if TYPE_CHECKING:
     from weft.ops._ag_gemm_problem import Problem
 
-# How many symmetric inputs a call remembers the name for.
-MOST_PLANS = 64
-
 
 class Call:
     """What calls with one problem and one configuration share on one rank: found once, kept."""
@@ -46,34 +41,19 @@ class Call:
         self.out_shape = (problem.m, problem.n)
         self.out_dtype = getattr(torch, problem.out_dtype)
         self.is_empty = 0 in (problem.m, problem.n, problem.k)
-        self.may_read_in_place = False
-        self._names: dict[int | None, str] = {}
+        # What all ranks must call alike.
+        sizes = f"m={problem.m},n={problem.n},k={problem.k}"
+        self.name = f"{config.op} {sizes} {problem.dtype} {config}"
 
-    def run(self, world: Any, a: Any, b: Any, out: Any, offset: int | None) -> None:
-        """Queue the call on the current stream; `offset` as `offset_of` says."""
+    def run(self, world: Any, a: Any, b: Any, out: Any) -> None:
+        """Queue the call on the current stream."""
         raise NotImplementedError
-
-    def offset_of(self, world: Any, a: Any) -> int | None:
-        """Where on the heap peers read `a` in place; None where they do not."""
-        return None
-
-    def name_with(self, offset: int | None) -> str:
-        """What all ranks must call alike; `a` may be read in place, at `offset`."""
-        name = self._names.get(offset)
-        if name is None:
-            if len(self._names) >= MOST_PLANS:
-                self._names.clear()
-            sizes = f"m={self.problem.m},n={self.problem.n},k={self.problem.k}"
-            place = f"a {_lanes.place_at(offset)} " if self.may_read_in_place else ""
-            name = f"{self.config.op} {sizes} {self.problem.dtype} {place}{self.config}"
-            self._names[offset] = name
-        return name
 
 
 class LibraryCall(Call):
     """Nothing fused: NCCL, then cuBLAS."""
 
-    def run(self, world: Any, a: Any, b: Any, out: Any, offset: int | None) -> None:
+    def run(self, world: Any, a: Any, b: Any, out: Any) -> None:
         whole = torch.empty((self.problem.m, self.problem.k), dtype=a.dtype, device=a.device)
         _by_library.all_gather(world, a, whole)
         self.multiply(whole, b, out)
@@ -90,17 +70,12 @@ class SlotCall(Call):
         self.grid = (config.grid(problem, world.target), 1, 1)
         self.tma = config.tma and can_use_tma(problem, world.target)
         self.has_rows = problem.shard(world.rank)[0] < problem.shard(world.rank)[1]
-        self.is_pull = config.transport == "pull"
-        self.by_engine = config.transport in ENGINES
+        self.by_engine = config.transport == "put"
         # Tiles that straddle ranks read own rows from the slot.
         self.straddles = straddles(problem, config)
-        self.may_read_in_place = self.is_pull and not self.straddles
         words = world.num_ranks * config.chunks
         self.buffers = {"gathered": ((problem.m, problem.k), getattr(torch, problem.dtype))}
         self.signals = {"rows_ready": (words, torch.int64), "fed": (words, torch.int32)}
-        if self.is_pull:
-            met = dict.fromkeys(("shard_ready", "rows_taken"), (world.num_ranks, torch.int64))
-            self.signals |= met
         if problem.scaling:
             shape = (problem.m, _ag_gemm_scales.blocks_of(problem))
             self.buffers["scales"] = (shape, torch.float32)
@@ -119,22 +94,18 @@ class SlotCall(Call):
         self._kernels: dict[Any, Any] = {}
 
     def run(
-        self, world: Any, a: Any, b: Any, out: Any, offset: int | None,
-        scales: tuple[Any, Any] = (None, None),
-    ) -> None:  # fmt: skip
+        self, world: Any, a: Any, b: Any, out: Any, scales: tuple[Any, Any] = (None, None)
+    ) -> None:
         """As Call.run; `scales` of a and b, where those are fp8."""
         slot = world.workspace(self.config.op, self.buffers, self.signals)
         addresses = (None if x is None else x.data_ptr() for x in scales)
         self.replays.run(
             (a.data_ptr(), b.data_ptr(), out.data_ptr(), *addresses, slot.number),
-            lambda: self.launch(world, slot, a, b, out, offset, scales),
+            lambda: self.launch(world, slot, a, b, out, scales),
         )
 
-    def offset_of(self, world: Any, a: Any) -> int | None:
-        return world.offset(a) if self.may_read_in_place and world.num_ranks > 1 else None
-
     def launch(
-        self, world: Any, slot: Any, a: Any, b: Any, out: Any, offset: int | None = None,
+        self, world: Any, slot: Any, a: Any, b: Any, out: Any,
         scales: tuple[Any, Any] = (None, None),
     ) -> None:  # fmt: skip
         # TMA asks this of addresses, and Triton specialises kernels by it: scales' too.
@@ -143,70 +114,36 @@ class SlotCall(Call):
         is_aligned = not any(alignment)
         scaling = self._scaling(slot, scales[1])
         product = self._product(world, slot, a, b, out, not any(alignment[:3]), scaling)
-        before, begin, close = self._around(world, slot, a, offset)
+        words = (slot.rows_ready, self.config.chunks, slot.arg, world.arg)
+        take = Start(moving.take, (1, 1, 1), words, {"num_warps": 1})
         if self.by_engine and alignment not in self._loaded:
             # They wait for each other, and no binary is loaded while a kernel runs.
-            for one in (product, *begin, *close):
+            for one in (product, take):
                 world.load(one.function, *one.arguments, **one.options)
             self._loaded.add(alignment)
         if scales[0] is not None:
             # Not kept to be launched again: scales lie at any address.
             self._start(self._push_scales(world, slot, scales[0], scaling), False)
-        for one in before:
-            self._start(one, is_aligned)
-
-        def start_all(starts: Sequence[Start]) -> None:
-            for one in starts:
-                self._start(one, is_aligned)
-
         if not self.by_engine:
-            start_all([product])
+            self._start(product, is_aligned)
             return
-        main = world.current_stream()
-        if not self.is_pull:
-            copier = transfers.push_beside(
-                world, self.split, a, slot.gathered, slot.rows_ready,
-                lambda: start_all([product]), lambda: start_all(begin),
-            )  # fmt: skip
-            # weft: equivalent-mutant swap of record: whom a last word goes to waits for it
-            main.wait(copier)
-            return
-        copier = world.stream("copy")
-        copier.wait(main)
-        with copier:
-            start_all(begin)
-        start_all([product])
-        with copier:
-            transfers.pull_rows(
-                world, self.split, slot.gathered if offset is None else a, slot.gathered,
-                slot.rows_ready, slot.shard_ready, is_part=offset is not None,
-            )  # fmt: skip
-            start_all(close)
-        main.wait(copier)
+        if self.straddles:
+            self._start(self._edges(world, slot, a), is_aligned)
+        copier = transfers.push_beside(
+            world, self.split, a, slot.gathered, slot.rows_ready,
+            lambda: self._start(product, is_aligned), lambda: self._start(take, True),
+        )  # fmt: skip
+        # weft: equivalent-mutant swap of record: whom a last word goes to waits for it
+        world.current_stream().wait(copier)
 
-    def _around(
-        self, world: Any, slot: Any, a: Any, offset: int | None
-    ) -> tuple[list[Start], list[Start], list[Start]]:
-        """What is launched before the product; of the stream beside it, before its copies and
-        behind them."""
-        if not self.by_engine:
-            return [], [], []
-        words = (slot.rows_ready, self.config.chunks)
-        one, warp = (1, 1, 1), {"num_warps": 1}
+    def _edges(self, world: Any, slot: Any, a: Any) -> Start:
+        """Own rows to the own slot, as far as tiles have them with others'."""
+        config = self.config
         given = (a, slot.gathered, slot.arg, self.split, self.problem.k, True, world.arg)
-        pieces, warps = (self.config.feeders, 1, 1), {"num_warps": starts.WARPS}
-        if not self.is_pull:
-            edges = Start(moving.edges, pieces, (*given, self.config.tile_m, self.config.block),
-                          warps)  # fmt: skip
-            begin = Start(moving.take, one, (*words, slot.arg, world.arg), warp)
-            return [edges] if self.straddles else [], [begin], []
-        given_words = (slot.shard_ready, *words, slot.arg, True, world.arg)
-        begin = [Start(moving.meet, one, given_words, warp)]
-        if offset is None:
-            # Beside the product, which fills the device, it would get no SM.
-            return [Start(moving.stage, pieces, (*given, self.config.block), warps)], begin, []
-        given = (slot.shard_ready, slot.rows_taken, slot.rows_ready, 0, world.arg)
-        return [], begin, [Start(moving.meet_again, one, given, warp)]
+        return Start(
+            moving.edges, (config.feeders, 1, 1), (*given, config.tile_m, config.block),
+            {"num_warps": starts.WARPS},
+        )  # fmt: skip
 
     def _scaling(self, slot: Any, scale_b: Any) -> Any:
         """What kernels are told of scales: a Scaling, or None."""

@@ -24,15 +24,13 @@ from weft.tiles import blocking, dealing, gemm, gemm_sm90, gemm_small
 from weft.tiles.blocking import Blocking
 from weft.tiles.gathered_gemm import Turns
 
-TRANSPORTS = ("pull", "put", "push", "packets")
+TRANSPORTS = ("put", "push", "packets")
 PACKETS = "packets"
-# Those where copy engines carry the data.
-ENGINES = ("pull", "put")
 LIBRARY = _by_library.TRANSPORT
 TEMPLATES = ("plain", "small", "sm90")
 FEW = "small"
 # What carries the rows, in the cost model's words.
-CARRIED_BY = {"pull": "copy_engine", "put": "copy_engine_put", "push": "push"}
+CARRIED_BY = {"put": "copy_engine_put", "push": "push"}
 TILE = (128, 256, 64)
 
 # Up to so many bytes of A per rank the SMs push; more where the product is too narrow to hide a
@@ -46,11 +44,11 @@ MOST_ON_HOPPER = 4
 TWO_CHUNKS_BYTES = 24 << 20
 # What GPUs multiply this dtype from, by compute capability.
 E4M3, E4M3_ARCH = "float8_e4m3fn", 89
-# An SM that the persistent grid leaves free, so that announce and close can run beside it.
+# An SM that the persistent grid leaves free, so that what takes the slot can run beside it.
 SPARE_SMS = 1
 # Pushing programs: enough to fill the links, not so many that products wait for them.
 MIN_PUSHERS, MAX_PUSHERS = 20, 64
-# What a staging program copies: peers' copies begin when the last one has ended.
+# What a program copies of rows that lie in tiles with others'.
 STAGE_BYTES = 128 << 10
 # What a feeder stores of a chunk, beside others that store more of it.
 PUSH_PIECE_BYTES = 64 << 10
@@ -75,7 +73,7 @@ class Config:
             own, or 1
     """
 
-    transport: str = "pull"
+    transport: str = "put"
     template: str = "plain"
     chunks: int = 2
     tile_m: int = 128
@@ -103,7 +101,7 @@ class Config:
                 f"{self.op}: transport={self.transport!r}; it must be one of "
                 f"{', '.join((*TRANSPORTS, LIBRARY))}"
             )
-        if self.transport in ENGINES and len(problem.nodes) > 1:
+        if self.transport == "put" and len(problem.nodes) > 1:
             raise ConfigError(
                 f"{self.op}: transport={self.transport!r} on {len(problem.nodes)} nodes; a copy "
                 "engine reaches the ranks of its own node only: take transport='push'"
@@ -257,7 +255,7 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     limit = NARROW_PUSH_BYTES if problem.n <= NARROW_N else PUSH_BYTES
     push_first = problem.shard_bytes <= limit or problem.num_ranks == 1
-    order = ("push", "put", "pull") if push_first else ("put", "pull", "push")
+    order = ("push", "put") if push_first else ("put", "push")
     if len(problem.nodes) > 1 or target.num_sms <= SPARE_SMS:
         order = ("push",)
     by_packets = list(_by_packets(problem, target)) if len(problem.nodes) <= 1 else []
@@ -339,10 +337,10 @@ def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> l
 
 
 def _is_worth_rating(problem: Problem, transport: str) -> bool:
-    """Could it end first? Engines that fetch begin later than those that put."""
+    """Could it end first?"""
     if transport == "push":
         return problem.num_ranks == 1 or problem.shard_bytes <= MOST_PUSHED_BYTES
-    return transport == "put" and problem.shard_bytes >= FEWEST_PUT_BYTES
+    return problem.shard_bytes >= FEWEST_PUT_BYTES
 
 
 class Way(NamedTuple):
@@ -362,7 +360,7 @@ def _ways_of(base: Config, problem: Problem, target: Target) -> Iterator[Way]:
     some = dict.fromkeys((first, first._replace(group_m=8)))
     yield from some
     yield first._replace(group_m=8, own_first=False)
-    if base.transport in ENGINES and first.chunks == 1 and problem.rows > 1:
+    if base.transport == "put" and first.chunks == 1 and problem.rows > 1:
         some[first._replace(chunks=2)] = None
         yield first._replace(chunks=2)
     if problem.num_ranks == 1 or straddles(problem, base):
@@ -429,7 +427,7 @@ def with_transport(config: Config, problem: Problem, target: Target) -> Config:
     config = replace(config, group_m=max(1, min(8, problem.rows // config.tile_m)))
     tiles, programs = config.blocking.num_tiles(*problem.result), programs_on(target)
     peers = max(1, problem.num_ranks - 1)
-    if config.transport in ENGINES:
+    if config.transport == "put":
         feeders = max(1, ceil(problem.shard_bytes / STAGE_BYTES))
         is_fine = problem.shard_bytes >= TWO_CHUNKS_BYTES or target.backend == "emu"
         chunks = min(2 if is_fine else 1, problem.rows)
@@ -442,7 +440,7 @@ def with_transport(config: Config, problem: Problem, target: Target) -> Config:
         feeders = min(max(-tiles % programs, MIN_PUSHERS), MAX_PUSHERS)
         chunks = min(max(1, problem.rows // config.tile_m), 8)
     feeders = min(3 if target.backend == "emu" else feeders, programs)
-    shares = 1 if config.transport in ENGINES else peers * chunks
+    shares = 1 if config.transport == "put" else peers * chunks
     return replace(config, feeders=feeders, chunks=max(1, chunks), pieces=ceil(feeders / shares))
 
 

@@ -150,7 +150,7 @@ class PacketCall(Call):
         self._kernel: Any = None
         self.replays = world.replays()
 
-    def run(self, world: Any, a: Any, b: Any, out: Any, offset: int | None) -> None:
+    def run(self, world: Any, a: Any, b: Any, out: Any) -> None:
         slot = world.workspace(self._workspace, self._buffers, self._signals, num_slots=1)
         self.replays.run(
             (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot.number),

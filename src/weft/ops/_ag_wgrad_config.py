@@ -16,11 +16,11 @@ from weft.base.errors import ConfigError, DtypeError
 from weft.base.target import Target
 from weft.language.mapping import StaticMapping
 from weft.ops import _ag_gemm_config
-from weft.ops._ag_gemm_config import ENGINES, LIBRARY
+from weft.ops._ag_gemm_config import LIBRARY
 from weft.ops._ag_gemm_problem import Problem as Gathered
 from weft.tiles import blocking, gemm
 
-TRANSPORTS = (*ENGINES, "push", LIBRARY)
+TRANSPORTS = ("put", "push", LIBRARY)
 # Turns over all tiles: each but the last costs a tile's way through memory, in fp32.
 MOST_TURNS = 8
 # Rows of tiles that programs of one time share.
@@ -99,7 +99,7 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     order = ("push",)
     if len(problem.nodes) <= 1 and target.num_sms > _ag_gemm_config.SPARE_SMS:
         is_small = problem.shard_bytes <= _ag_gemm_config.PUSH_BYTES or problem.num_ranks == 1
-        order = ("push", "put", "pull") if is_small else ("put", "pull", "push")
+        order = ("push", "put") if is_small else ("put", "push")
     p, q = problem.result
     rows = problem.m if target.backend == "emu" else p
     for transport in order:

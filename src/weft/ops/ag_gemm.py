@@ -10,25 +10,17 @@ Plan, `put` (copy engines carry the data to where it is needed)
                         and the word that says so
     main    multiply    all programs multiply: tiles of own rows first, read in place from `a`;
                         then those of rank + 1, + 2, ...
-Plan, `pull` (copy engines fetch the data)
-    main    stage       copies own rows to the slot, where peers cannot read them in place
-    copy    meet        tells every rank that own rows may be fetched; returns when all have
-            copies      per source rank + 1, + 2, ... and chunk: its rows, and the word that says so
-            meet_again  rows read in place: says that they have been, returns when all have
-    main    multiply    as above
 Plan, `push` (SMs carry the data)
     main    multiply    feeders store own rows into every rank's slot; the last one of a chunk
                         signals it. All programs multiply as above
 Plan, `packets` (few rows): _ag_gemm_small.py.
 What moves rows is the executor's (plan/moving.py, plan/transfers.py); multiply is the GEMM template
-with the hooks of tiles/gathered_gemm.py. Peers read `a` itself where it is symmetric and no tile
-straddles two ranks' rows: such a tile reads the slot alone, own rows included.
+with the hooks of tiles/gathered_gemm.py. A tile that straddles two ranks' rows reads the slot
+alone, own rows included.
 
 Signals (all are SET to the call's epoch e; e is read on the device, so nothing is frozen)
     rows_ready[src * chunks + c]    these rows of src are in this rank's slot. From a copy engine
-                                    (pull, put), from rank src (push), always for own rows
-    shard_ready[src]                rank src -> all: its rows may be fetched (pull)
-    rows_taken[dst]                 rank dst -> all: it has the rows that it reads in place (pull)
+                                    (put), from rank src (push), always for own rows
     summed[2 * program + half]      local: sums for another program's tile are there        (sm90)
     slot_free, epoch, ticket        the slot's; the last program of multiply moves them
     fed[rank * chunks + c]          local: how many pieces of a chunk have been stored for a rank
@@ -66,7 +58,6 @@ from weft.ops import (
 )
 from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
 from weft.ops._ag_gemm_config import (
-    ENGINES,
     LIBRARY,
     PACKETS,
     Config,
@@ -143,16 +134,14 @@ def ag_gemm(
         out = torch.empty(call.out_shape, dtype=call.out_dtype, device=a.device)
     else:
         increment_version((out,))
-    # Ranks must agree on where peers read from. Also said where there is nothing to do: a rank
-    # without rows that passes no m takes m for 0.
-    offset = call.offset_of(world, a)
-    world.operator_call(call.name_with(offset), call.tensors)
+    # Also said where there is nothing to do: a rank without rows that passes no m takes m for 0.
+    world.operator_call(call.name, call.tensors)
     if call.is_empty:
         return out.zero_() if out.numel() else out
     if scale_a is None:
-        call.run(world, a, b, out, offset)
+        call.run(world, a, b, out)
     else:
-        call.run(world, a, b, out, offset, (scale_a, scale_b))
+        call.run(world, a, b, out, (scale_a, scale_b))
     return out
 
 
@@ -293,7 +282,7 @@ def kernels(
     chunk = chunk_of(problem, config, is_sm90)
     rows = _records.operand(problem.dtype, (tile_m, tile_k), tma, is_sm90)
     pointers = ("a", "gathered", "source", "target")
-    words = ("rows_ready", "summed", "words", "own_words", "before")
+    words = ("rows_ready", "summed", "own_words")
     numbers = ("a_row", "a_k", "columns", "num_own", "feeders", "pieces", "early_parts")
     types = {
         **dict.fromkeys(pointers, _records.operand(problem.dtype, (), False)),
@@ -309,7 +298,7 @@ def kernels(
     constants: dict[str, Any] = {
         "tile": tile_of(problem, config, tma),
         "tile_rows": tile_m,
-        "by_engine": config.transport in ENGINES,
+        "by_engine": config.transport == "put",
         "block": config.block,
         "scaling": None,
         "per_block": problem.scaling == _ag_gemm_scales.BLOCKS,
@@ -341,11 +330,7 @@ def kernels(
     if problem.scaling:
         fn, found = record(push_scales, "push_scales", _ag_gemm_scales.NUM_WARPS)
         yield fn, replace(found, constants=found.constants | {"block": _ag_gemm_scales.BLOCK})
-    if config.transport == "pull":
-        yield record(moving.stage, "stage", starts.WARPS)
-        yield record(moving.meet, "meet", 1)
-        yield record(moving.meet_again, "meet_again", 1)
-    elif config.transport == "put":
+    if config.transport == "put":
         if straddles(problem, config):
             yield record(moving.edges, "edges", starts.WARPS)
         yield record(moving.take, "take", 1)
@@ -367,7 +352,6 @@ TRIALS = (
     *trials({"m": 56, "n": 24, "k": 16}),
     # Words of chunks without rows are the last ones that engines copy: they may come late, and be
     # those of another chunk where the next call has more.
-    Trial((3,), {"m": 56, "n": 24, "k": 16}, "pull", calls=(2, 0, 2, 0, 2, 0)),
     Trial(
         (3,),
         {"m": 56, "n": 24, "k": 16},
@@ -380,9 +364,6 @@ TRIALS = (
     # Inputs change as soon as a call is over; with edges of tiles to be staged, and without.
     Trial((3,), {"m": 56, "n": 24, "k": 16}, "put", on_heap=True),
     Trial((2,), {"m": 64, "n": 24, "k": 16}, "put", on_heap=True, calls=(0, 0, 0, 1, 0, 1, 0)),
-    # Rows that divide by ranks and tiles: in place again and again, where inputs change, and
-    # staged in turns; each must leave the slot as the other needs it.
-    Trial((2,), {"m": 64, "n": 24, "k": 16}, "pull", on_heap=True, calls=(0, 0, 0, 1, 0, 1, 0)),
 )
 
 op = Op(

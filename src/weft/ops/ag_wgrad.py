@@ -4,7 +4,7 @@ m is global. Of one of the two a rank has its own rows alone, as torch.chunk spl
 other all m. Every rank ends with its own out: that of ag_gemm's weights has x gathered, the layer's
 input; that of gemm_rs's weights y, the gradient of its result.
 
-Plan, by `put`, `pull` and `push` as ag_gemm, with its kernels and copies: the rows travel alike,
+Plan, by `put` and `push` as ag_gemm, with its kernels and copies: the rows travel alike,
 and into slots alike. What is multiplied is another:
     main    _multiply         all programs multiply, by the GEMM template with these hooks
         segments  the parts in which rows come: own ones first, read in place, then those of rank
@@ -320,11 +320,10 @@ def ag_wgrad(
     else:
         increment_version((out,))
     rows, whole = (y, x) if gathered == "y" else (x, y)
-    offset = call.offset_of(world, rows)
-    world.operator_call(call.name_with(offset), call.tensors)
+    world.operator_call(call.name, call.tensors)
     if call.is_empty:
         return out.zero_()
-    call.run(world, rows, whole, out, offset)
+    call.run(world, rows, whole, out)
     return out
 
 
@@ -354,10 +353,8 @@ class Fused(SlotCall):
     def __init__(self, world: World, problem: Problem, config: Config) -> None:
         super().__init__(world, problem, config)
         self.out_shape = problem.result
-        # Segments are of one rank each, so own rows are read in place. An empty shard of another
-        # rank lies nowhere.
-        is_full = problem.m == problem.rows * world.num_ranks
-        self.straddles, self.may_read_in_place = False, self.is_pull and is_full
+        # Segments are of one rank each, so own rows are read in place.
+        self.straddles = False
         self.shape, self.split = shape_of(problem), split_of(problem, config)
         self.tma = can_use_tma(problem, config, world.target)
         self.tiles = [tile_of(problem, config, tma).as_constexpr() for tma in (False, True)]
@@ -511,11 +508,9 @@ TRIALS = (
     # Rows that nothing divides, several tiles, several turns.
     *trials({"m": 56, "n": 24, "k": 40}),
     # As ag_gemm: words of chunks without rows, inputs that change once a call is over.
-    Trial((3,), {"m": 56, "n": 24, "k": 16}, "pull", calls=(2, 0, 2, 0, 2, 0)),
     Trial((3,), {"m": 56, "n": 24, "k": 16}, "put", calls=(2, 0, 2, 0, 2, 0)),
     # Every chunk has rows: what comes too early is read.
     Trial((2,), {"m": 128, "n": 24, "k": 16}, "put", on_heap=True, calls=(0, 0, 0, 1, 0, 1, 0)),
-    Trial((2,), {"m": 128, "n": 24, "k": 16}, "pull", on_heap=True, calls=(0, 0, 0, 1, 0, 1, 0)),
 )
 
 op = Op(

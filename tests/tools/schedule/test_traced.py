@@ -24,7 +24,7 @@ def emulated(work, transport):
 @pytest.fixture(scope="module")
 def gathered():
     """Rows of both ranks, in tiles that none of them straddles."""
-    return emulated(work_of("ag_gemm", m=64, n=96, k=32), "pull")
+    return emulated(work_of("ag_gemm", m=64, n=96, k=32), "put")
 
 
 def test_every_tile_of_every_rank_is_there_once(gathered):
@@ -80,7 +80,7 @@ def test_sums_that_come_from_other_ranks_are_combining(gathered):
 
 def test_waits_for_segments_are_added_up():
     """A gradient's tile sums over the rows of one rank after the other, as they come."""
-    found = emulated(work_of("ag_wgrad", m=64, n=32, k=32), "pull")
+    found = emulated(work_of("ag_wgrad", m=64, n=32, k=32), "put")
     for figures in found.figures:
         longest = figures.longest_waits[0]["waited_us"]
         assert 1 < longest <= figures.waiting_us and figures.computing_us > 0
@@ -108,7 +108,7 @@ def test_a_kernel_that_leaves_nothing_is_an_error():
 
 
 @pytest.mark.gpu(n=2)
-@pytest.mark.parametrize("op, transport", [("ag_gemm", "pull"), ("gemm_rs", "push")])
+@pytest.mark.parametrize("op, transport", [("ag_gemm", "put"), ("gemm_rs", "push")])
 def test_on_gpus(op, transport):
     found = traced.traced_on_gpus(work_of(op, m=4096, n=2048, k=2048), transport, seed=0)
     assert found.target == "cuda" and len(found.clocks) == 2 and found.clocks[1].error_ns > 0
