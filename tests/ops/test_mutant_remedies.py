@@ -24,8 +24,8 @@ CASES = [
         ("notify", "signals.py:", "announce"): SIGNAL,
     }),
     ("ag_gemm", "push", {
-        ("wait", "slots.py:", "_multiply"): FREE, ("wait", "gemm.py:", "_multiply"): WRITE_FIRST,
-        ("notify", "_ag_gemm_rows.py:", "_multiply"): SIGNAL,
+        ("wait", "slots.py:", "multiply"): FREE, ("wait", "gemm.py:", "multiply"): WRITE_FIRST,
+        ("notify", "feed.py:", "multiply"): SIGNAL,
     }),
 ]  # fmt: skip
 

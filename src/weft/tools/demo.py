@@ -39,16 +39,18 @@ SMALL = {"m": 99, "n": 40, "k": 64}
 
 
 class Taken(NamedTuple):
-    """What is taken out of the operator: the first such call in a function of one of its files."""
+    """What is taken out: the first such call in a function of a module that the operator has."""
 
-    file: str
+    module: str
     function: str
     call: str
 
 
 OPERATOR = "ag_gemm"
-SIGNAL = Taken("_ag_gemm_rows", "push", "wl.notify")
-WAIT = Taken(OPERATOR, "_ready", "wl.wait")
+SIGNAL = Taken("weft.tiles.hooks.feed", "push_rows", "wl.notify")
+WAIT = Taken("weft.tiles.hooks.gather", "rows_or_own", "wl.wait")
+# What imports these, in this order; the operator last.
+IMPORTERS = ("weft.tiles.gathered_gemm", "weft.ops._ag_gemm_call", f"weft.ops.{OPERATOR}")
 
 
 def demo(json: options.AsJson = False) -> int:
@@ -178,12 +180,16 @@ def told(finding: Finding, path: Path, taken: Taken) -> str:
     text = str(finding)
     if finding.kind in DEADLOCK_KINDS:
         text = f"{finding.kind}: {finding.message}".split("\n    the host of")[0]
-    return text.replace(str(path), f"{taken.file}.py").replace(f"{Path.cwd()}/", "")
+    return text.replace(str(path), f"{file_of(taken)}.py").replace(f"{Path.cwd()}/", "")
+
+
+def file_of(taken: Taken) -> str:
+    return taken.module.rpartition(".")[2]
 
 
 def without(taken: Taken, folder: Path) -> tuple[Op, Path, int]:
-    """The operator's source with one statement taken out: its card, the file, the line."""
-    text = origin(taken.file).read_text()
+    """The module's source with one statement taken out: the operator's card, the file, the line."""
+    text = origin(taken.module).read_text()
     first, last = statement(text, taken)
     lines = text.splitlines()
     before = lines[first - 1]
@@ -191,23 +197,34 @@ def without(taken: Taken, folder: Path) -> tuple[Op, Path, int]:
     # The other lines keep their numbers: the report speaks of the file that the user knows.
     lines[first - 1] = f"{indent}pass  # removed: {before.strip()}"
     lines[first:last] = [""] * (last - first)
-    path = folder / f"{taken.file}_without_line_{first}.py"
+    path = folder / f"{file_of(taken)}_without_line_{first}.py"
     path.write_text("\n".join(lines) + "\n")
-    module = loaded(path.stem, path)
-    if taken.file != OPERATOR:
-        # Once more the operator, which imports the file that was changed in place of its own.
-        name = f"weft.ops.{taken.file}"
-        own, sys.modules[name] = sys.modules[name], module
-        try:
-            module = loaded(f"{OPERATOR}_with_{path.stem}", origin(OPERATOR))
-        finally:
-            sys.modules[name] = own
+    name, module = taken.module, loaded(path.stem, path)
+    with contextlib.ExitStack() as stack:
+        for importer in IMPORTERS:
+            stack.enter_context(standing_in(name, module))
+            title = f"{importer.rpartition('.')[2]}_with_{path.stem}"
+            name, module = importer, loaded(title, origin(importer))
     return module.op, path, first
 
 
-def origin(file: str) -> Path:
-    """Where a file of the operators lies."""
-    spec = importlib.util.find_spec(f"weft.ops.{file}")
+@contextmanager
+def standing_in(name: str, module: Any) -> Iterator[None]:
+    """`module` is what is imported by another one's `name`."""
+    package, _, attribute = name.rpartition(".")
+    parent, own = sys.modules[package], sys.modules[name]
+    sys.modules[name] = module
+    setattr(parent, attribute, module)
+    try:
+        yield
+    finally:
+        sys.modules[name] = own
+        setattr(parent, attribute, own)
+
+
+def origin(name: str) -> Path:
+    """Where a module lies."""
+    spec = importlib.util.find_spec(name)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin)
 
@@ -223,14 +240,14 @@ def loaded(name: str, path: Path) -> Any:
 
 def statement(text: str, taken: Taken) -> tuple[int, int]:
     """First and last line of the first statement in the function that is such a call."""
-    file, function, call = taken
+    module, function, call = taken
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and node.name == function:
             for inner in ast.walk(node):
                 if isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Call):
                     if ast.unparse(inner.value.func) == call:
                         return inner.lineno, inner.end_lineno or inner.lineno
-    raise UsageError(f"the demo finds no {call} in {function} of {file}.py any more")
+    raise UsageError(f"the demo finds no {call} in {function} of {module} any more")
 
 
 def first_finding(card: Op) -> Report:
