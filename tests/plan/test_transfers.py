@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from weft.language import mapping
 from weft.language.mapping import StaticMapping
-from weft.plan.transfers import pull_rows, push_rows
+from weft.plan.transfers import pull, push
 
 channel_of_row = mapping.as_python(mapping.channel_of_row)
 SIZES = {"m": st.integers(1, 300), "num_ranks": st.integers(1, 6), "chunks": st.integers(1, 9)}
@@ -51,7 +51,7 @@ def test_each_row_has_the_word_that_its_copy_sets(m, num_ranks, chunks):
         for _ in range(num_ranks)
     ]  # fmt: skip
     world, here = Copied(0, num_ranks, peers), peers[0]
-    pull_rows(world, split, here.gathered, here.gathered, here.rows_ready, here.met, is_part=False)
+    pull(world, here.gathered, here.gathered, here.rows_ready, here.met, split, is_part=False)
     rows, seen = [], []
     for is_word, dst, src in world.copies:
         if not is_word:
@@ -80,7 +80,7 @@ def test_each_rank_pushes_its_rows_and_words_to_every_other(m, num_ranks, chunks
         ]
         world, here = Copied(rank, num_ranks, peers), peers[rank]
         first, end = mapping.as_python(mapping.rows_of_rank)(rank, split)
-        push_rows(world, split, torch.arange(first, end)[:, None], here.gathered, here.rows_ready)
+        push(world, torch.arange(first, end)[:, None], here.gathered, here.rows_ready, split)
         rows: list[int] = []
         for is_word, dst, src in world.copies:
             if is_word:

@@ -129,12 +129,15 @@ class SlotCall(Call):
             return
         if self.straddles:
             self._start(self._edges(world, slot, a), is_aligned)
-        copier = transfers.push_beside(
-            world, self.split, a, slot.gathered, slot.rows_ready,
-            lambda: self._start(product, is_aligned), lambda: self._start(take, True),
-        )  # fmt: skip
+        main, copier = world.current_stream(), world.stream("copy")
+        copier.wait(main)
+        with copier:
+            self._start(take, True)
+        self._start(product, is_aligned)
+        with copier:
+            transfers.push(world, a, slot.gathered, slot.rows_ready, self.split)
         # weft: equivalent-mutant swap of record: whom a last word goes to waits for it
-        world.current_stream().wait(copier)
+        main.wait(copier)
 
     def _edges(self, world: Any, slot: Any, a: Any) -> Start:
         """Own rows to the own slot, as far as tiles have them with others'."""
