@@ -114,35 +114,36 @@ class SlotCall(Call):
         is_aligned = not any(alignment)
         scaling = self._scaling(slot, scales[1])
         product = self._product(world, slot, a, b, out, not any(alignment[:3]), scaling)
-        words = (slot.rows_ready, self.config.chunks, slot.arg, world.arg)
-        take = Start(moving.take, (1, 1, 1), words, {"num_warps": 1})
-        if self.by_engine and alignment not in self._loaded:
-            # They wait for each other, and no binary is loaded while a kernel runs.
-            for one in (product, take):
-                world.load(one.function, *one.arguments, **one.options)
-            self._loaded.add(alignment)
         if scales[0] is not None:
             # Not kept to be launched again: scales lie at any address.
             self._start(self._push_scales(world, slot, scales[0], scaling), False)
         if not self.by_engine:
             self._start(product, is_aligned)
             return
-        if self.straddles:
-            self._start(self._edges(world, slot, a), is_aligned)
+        words = (slot.rows_ready, self.config.chunks, slot.arg, world.arg)
+        take = Start(moving.take, (1, 1, 1), words, {"num_warps": 1})
+        before = [self._edges(world, slot, a)] if self.straddles else []
+        if alignment not in self._loaded:
+            # They wait for each other, and no binary is loaded while a kernel runs.
+            for one in (take, *before, product):
+                world.load(one.function, *one.arguments, **one.options)
+            self._loaded.add(alignment)
         main, copier = world.current_stream(), world.stream("copy")
         copier.wait(main)
         with copier:
             self._start(take, True)
-        self._start(product, is_aligned)
+        for one in (*before, product):
+            self._start(one, is_aligned)
         with copier:
             transfers.push(world, a, slot.gathered, slot.rows_ready, self.split)
         # weft: equivalent-mutant swap of record: whom a last word goes to waits for it
         main.wait(copier)
 
     def _edges(self, world: Any, slot: Any, a: Any) -> Start:
-        """Own rows to the own slot, as far as tiles have them with others'."""
+        """Own rows to the own slot, as far as tiles have them with others'. They take no credit:
+        the call before has ended here, with all that others had for this slot."""
         config = self.config
-        given = (a, slot.gathered, slot.arg, self.split, self.problem.k, True, world.arg)
+        given = (a, slot.gathered, slot.arg, self.split, self.problem.k, False, world.arg)
         return Start(
             moving.edges, (config.feeders, 1, 1), (*given, config.tile_m, config.block),
             {"num_warps": starts.WARPS},
