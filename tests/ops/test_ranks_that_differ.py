@@ -141,7 +141,8 @@ def test_how_one_rank_has_its_tensors_is_its_own_matter(ranks, name, way, transp
 
 # What peers read or write where it lies, if it lies on the heap.
 IN_PLACE = [
-    ("all_gather", "pull", "heap", "x"), ("all_gather", "copy_engine", "heap", "x"), ("reduce_scatter", "pull", "heap", "x"),
+    ("all_gather", "pull", "heap", "x"), ("all_gather", "copy_engine", "heap", "x"),
+    ("reduce_scatter", "pull", "heap", "x"),
     ("all_reduce", "pull", "heap", "x"), ("all_reduce", "pull", "heap_out", "out"),
 ]  # fmt: skip
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.tools import console, demo
-from weft.tools.demo import SIGNAL, WAIT, Taken, first_finding, origin, without
+from weft.tools.demo import IMPORTERS, SIGNAL, WAIT, Taken, first_finding, origin, without
 from weft.tools.main import main
 
 
@@ -20,8 +20,8 @@ def test_what_is_taken_out_is_missed(taken: Taken, kind: str, tmp_path: Path):
     assert "removed" in path.read_text().splitlines()[line - 1]
     report = first_finding(card)
     assert kind in {finding.kind for finding in report}, str(report)
-    # A wait is told of where it stands, whichever file its signal is missing from.
-    files = {str(path), str(origin(WAIT.module))}
+    # What is said of a side begins at its kernel, whichever file its hook is from.
+    files = {str(path), str(origin(IMPORTERS[0]))}
     assert files & {side.file for finding in report for side in finding.sides}, str(report)
 
 

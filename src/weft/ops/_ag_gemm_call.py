@@ -114,20 +114,20 @@ class SlotCall(Call):
         is_aligned = not any(alignment)
         scaling = self._scaling(slot, scales[1])
         product = self._product(world, slot, a, b, out, not any(alignment[:3]), scaling)
+        words = (slot.rows_ready, self.config.chunks, slot.arg, world.arg)
+        take = Start(moving.take, (1, 1, 1), words, {"num_warps": 1})
+        before = [self._edges(world, slot, a)] if self.straddles else []
+        if self.by_engine and alignment not in self._loaded:
+            # They wait for each other, and no binary is loaded while a kernel runs.
+            for one in (take, *before, product):
+                world.load(one.function, *one.arguments, **one.options)
+            self._loaded.add(alignment)
         if scales[0] is not None:
             # Not kept to be launched again: scales lie at any address.
             self._start(self._push_scales(world, slot, scales[0], scaling), False)
         if not self.by_engine:
             self._start(product, is_aligned)
             return
-        words = (slot.rows_ready, self.config.chunks, slot.arg, world.arg)
-        take = Start(moving.take, (1, 1, 1), words, {"num_warps": 1})
-        before = [self._edges(world, slot, a)] if self.straddles else []
-        if alignment not in self._loaded:
-            # They wait for each other, and no binary is loaded while a kernel runs.
-            for one in (take, *before, product):
-                world.load(one.function, *one.arguments, **one.options)
-            self._loaded.add(alignment)
         main, copier = world.current_stream(), world.stream("copy")
         copier.wait(main)
         with copier:
