@@ -35,7 +35,6 @@ from weft.ops.ag_gemm import (
     ag_gemm,
     candidates,
     choose,
-    kernels,
     make_inputs,
     op,
     problem_of,
@@ -429,7 +428,7 @@ def test_compiles_everywhere_and_keeps_its_waits(target, transport, shape):
     target = TARGETS[target]
     problem = Problem(*shape, 4, "bfloat16")
     config = next(c for c in candidates(problem, target) if c.transport == transport)
-    for fn, record in kernels(problem, config, target):
+    for fn, record in op.kernels(problem, config, target):
         binary = triton_api.compile_kernel(fn, record, target)
         if target.backend == "emu":
             continue
@@ -449,7 +448,7 @@ def test_columns_that_are_no_power_of_two(tile_n, stages, b_is_nk):
     target, problem = TARGETS["cuda:90"], Problem(2048, 2560, 8192, 4, "bfloat16", b_is_nk=b_is_nk)
     config = next(c for c in candidates(problem, target) if c.template == "sm90")
     config = replace(config, tile_n=tile_n, num_stages=stages, early_parts=1)
-    *_, (fn, record) = kernels(problem, config, target)
+    *_, (fn, record) = op.kernels(problem, config, target)
     width = gemm_sm90.block_columns(tile_n)
     block = (width, 64) if b_is_nk else (64, width)
     assert f"bf16{list(block)}" in record.signature["b"]

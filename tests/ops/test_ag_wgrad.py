@@ -12,7 +12,7 @@ import weft
 from weft.base.errors import CallOrderError, ConfigError, DtypeError, ShapeError
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.ops.ag_wgrad import Config, Problem, ag_wgrad, candidates, kernels, op
+from weft.ops.ag_wgrad import Config, Problem, ag_wgrad, candidates, op
 from weft.verify import compiled
 
 # Ranks, m, n, k.
@@ -186,7 +186,7 @@ COMPILED = [
 def test_compiles_everywhere_and_keeps_its_waits(target, shape, is_nk):
     target = TARGETS[target]
     problem = Problem(*shape, 4, b_is_nk=is_nk)
-    for fn, record in kernels(problem, None, target):
+    for fn, record in op.kernels(problem, None, target):
         binary = triton_api.compile_kernel(fn, record, target)
         if target.backend != "emu":
             report = compiled(binary, target)

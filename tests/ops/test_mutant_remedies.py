@@ -24,8 +24,9 @@ CASES = [
         ("notify", "signals.py:", "announce"): SIGNAL,
     }),
     ("ag_gemm", "push", {
-        ("wait", "slots.py:", "multiply"): FREE, ("wait", "gemm.py:", "multiply"): WRITE_FIRST,
-        ("notify", "feed.py:", "multiply"): SIGNAL,
+        ("wait", "slots.py:", "ag_gemm_multiply"): FREE, ("wait", "gemm.py:", "ag_gemm_multiply"):
+            WRITE_FIRST,
+        ("notify", "feed.py:", "ag_gemm_multiply"): SIGNAL,
     }),
 ]  # fmt: skip
 

@@ -201,9 +201,9 @@ class SlotCall(Call):
                 config.tile_k, config.num_stages, self.problem.b_is_nk, per_block,
             )  # fmt: skip
             options = {"num_warps": config.num_warps}
-            return Start(gathered_gemm.multiply_sm90, self.grid, arguments, options)
+            return Start(gathered_gemm.ag_gemm_multiply_sm90, self.grid, arguments, options)
         arguments = (*given, *sized, self.tiles[tma], world.arg, config.pieces, feeders,
                      config.block, per_block)  # fmt: skip
         num_stages = config.num_stages if config.template == "plain" else 3
         options = {"num_warps": config.num_warps, "num_stages": num_stages}
-        return Start(gathered_gemm.multiply, self.grid, arguments, options)
+        return Start(gathered_gemm.ag_gemm_multiply, self.grid, arguments, options)

@@ -23,10 +23,6 @@ PIECE_BYTES, MOST_PIECES = 32 << 10, 16
 BLOCK, NUM_WARPS = 1024, 4
 
 
-# How kernels are compiled for it.
-SCALING_WORDS = ["*fp32", "*fp32", *["i32"] * 4]
-
-
 # ---------------------------------------------------------------------------------------------
 # The host
 

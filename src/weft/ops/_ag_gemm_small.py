@@ -17,7 +17,6 @@ Signals
 
 from __future__ import annotations
 
-from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -25,10 +24,8 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.base.records import KernelRecord
-from weft.base.target import Target
 from weft.language import triton_api
-from weft.ops import _lanes, _records
+from weft.ops import _lanes
 from weft.ops._ag_gemm_call import Call
 from weft.ops._ag_gemm_config import Config, can_use_tma, shape_of, tile_of
 from weft.tiles import (
@@ -91,35 +88,6 @@ def multiply_few(a, gathered, rows, b, c, words, steps, calls, unpacked, sums, c
         gemm.emit_store, gemm.Stored(c, shape),
     )  # fmt: skip
     tl.store(calls + program, call)
-
-
-def record(problem: Problem, config: Config, target: Target) -> tuple[Any, KernelRecord]:
-    """The kernel, and how it is compiled for rows that begin at 16 bytes."""
-    tma = config.tma and can_use_tma(problem, target)
-    tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
-    b_block = (tile_n, tile_k) if problem.b_is_nk else (tile_k, tile_n)
-    types = {
-        "a": "*i32",
-        "gathered": "*i32",
-        "rows": _records.operand(problem.dtype, (tile_m, tile_k), tma),
-        "b": _records.operand(problem.dtype, b_block, tma),
-        "c": _records.operand(problem.out_dtype, (tile_m, tile_n), tma),
-        **dict.fromkeys(("words", "steps", "calls", "unpacked"), "*i64"),
-        "sums": "*fp32",
-        "come": "*i32",
-    }
-    constants = {
-        "tile": tile_of(problem, config, tma),
-        "width": gcd(_lanes.PACKET_BYTES, problem.k * problem.itemsize),
-        "sources": _lanes.power_of_two(problem.num_ranks),
-        "block": config.block,
-    }
-    return _records.record(
-        multiply_few, "ag_gemm.multiply_few", problem.num_ranks, types,
-        tuples={"shape": gemm.Shape, "shards": Shards}, constants=constants,
-        options={"num_warps": config.num_warps, "num_stages": config.num_stages},
-        aligned=_records.aligned_sizes("shape", shape_of(problem)),
-    )  # fmt: skip
 
 
 class PacketCall(Call):

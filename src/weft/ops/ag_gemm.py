@@ -36,8 +36,7 @@ Source  the design's section 4; FLUX, TileLink and torch's async-TP for the idea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,38 +44,25 @@ from torch.autograd.graph import increment_version
 
 from weft.base.card import Op, Trial, trials
 from weft.base.errors import DtypeError, ShapeError
-from weft.base.records import KernelRecord
-from weft.base.target import Target
-from weft.language.mapping import StaticMapping
 from weft.ops import (
     _ag_gemm_scales,
-    _ag_gemm_small,
     _baselines,
     _lanes,
     _operations,
-    _records,
 )
 from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
 from weft.ops._ag_gemm_config import (
     LIBRARY,
     PACKETS,
     Config,
-    can_use_tma,
     candidates,
     choose,
-    chunk_of,
-    shape_of,
-    straddles,
-    tile_of,
 )
 from weft.ops._ag_gemm_problem import SUPPORTED, Problem
 from weft.ops._ag_gemm_small import PacketCall
-from weft.plan import launches, moving, starts
+from weft.plan import described
 from weft.plan.runner import is_as_recorded
 from weft.runtime.world import World
-from weft.tiles import gathered_gemm, gemm
-from weft.tiles.gathered_gemm import Turns
-from weft.tiles.hooks.scales import Scaling, push_scales
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -264,82 +250,6 @@ def run(
     )
 
 
-def kernels(
-    problem: Problem, config: Config | None, target: Target
-) -> Iterator[tuple[Any, KernelRecord]]:
-    """The kernels that a call with this configuration launches, as records."""
-    config = config or next(candidates(problem, target))
-    config.check(problem, target)
-    if config.transport == LIBRARY:
-        return
-    if config.transport == PACKETS:
-        yield _ag_gemm_small.record(problem, config, target)
-        return
-    tma = config.tma and can_use_tma(problem, target)
-    is_sm90 = config.template == "sm90"
-    tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
-    b_block = launches.block_of_b(tile_n, tile_k, problem.b_is_nk, is_sm90)
-    chunk = chunk_of(problem, config, is_sm90)
-    rows = _records.operand(problem.dtype, (tile_m, tile_k), tma, is_sm90)
-    pointers = ("a", "gathered", "source", "target")
-    words = ("rows_ready", "summed", "own_words")
-    numbers = ("a_row", "a_k", "columns", "num_own", "feeders", "pieces", "early_parts")
-    types = {
-        **dict.fromkeys(pointers, _records.operand(problem.dtype, (), False)),
-        **dict.fromkeys(("own", "gathered_rows"), rows),
-        "b": _records.operand(problem.dtype, b_block, tma, is_sm90),
-        "c": _records.operand(problem.out_dtype, chunk, tma, is_sm90),
-        **dict.fromkeys(("scale_a", "partials"), "*fp32"),
-        **dict.fromkeys(numbers, "i32"),
-        **dict.fromkeys(words, "*i64"),
-        "fed": "*i32",
-        "takes": "i1",
-    }
-    constants: dict[str, Any] = {
-        "tile": tile_of(problem, config, tma),
-        "tile_rows": tile_m,
-        "by_engine": config.transport == "put",
-        "block": config.block,
-        "scaling": None,
-        "per_block": problem.scaling == _ag_gemm_scales.BLOCKS,
-        "tile_m": tile_m,
-        "tile_n": tile_n,
-        "tile_k": tile_k,
-        "stages": config.num_stages,
-        "b_is_nk": problem.b_is_nk,
-    }
-    tuples: dict[str, Any] = {"shape": gemm.Shape, "split": StaticMapping, "turns": Turns}
-    if not is_sm90:
-        constants["feeders"] = config.feeders if config.transport == "push" else 0
-    if config.early_parts == 1:  # Triton makes a constant of it
-        constants["early_parts"] = 1
-    if problem.scaling:
-        types["scaling"], tuples["scaling"] = _ag_gemm_scales.SCALING_WORDS, Scaling
-        del constants["scaling"]
-    for name in constants:
-        types.pop(name, None)
-
-    def record(fn: Any, name: str, num_warps: int, num_stages: int = 1) -> tuple[Any, KernelRecord]:
-        aligned = _records.aligned_sizes("shape", shape_of(problem))
-        return _records.record(
-            fn, f"{config.op}.{name}", problem.num_ranks, types, tuples=tuples, constants=constants,
-            options={"num_warps": num_warps, "num_stages": num_stages},
-            aligned=[*aligned, *(["columns"] if problem.k % 16 == 0 else [])],
-        )  # fmt: skip
-
-    if problem.scaling:
-        fn, found = record(push_scales, "push_scales", _ag_gemm_scales.NUM_WARPS)
-        yield fn, replace(found, constants=found.constants | {"block": _ag_gemm_scales.BLOCK})
-    if config.transport == "put":
-        if straddles(problem, config):
-            yield record(moving.edges, "edges", starts.WARPS)
-        yield record(moving.take, "take", 1)
-    if is_sm90:
-        yield record(gathered_gemm.multiply_sm90, "multiply", config.num_warps)
-    else:
-        yield record(gathered_gemm.multiply, "multiply", config.num_warps, config.num_stages)
-
-
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
     """The result's shape and dtype, without its values."""
     return torch.empty(
@@ -376,7 +286,7 @@ op = Op(
     reference=reference,
     run=run,
     candidates=candidates,
-    kernels=kernels,
+    kernels=described.kernels_of(run, make_inputs, candidates),
     default_shape={"m": 256, "n": 256, "k": 256},
     smallest={"m": 32, "n": 16, "k": 16},
     smallest_config={"feeders": 1, "pieces": 2},

@@ -6,7 +6,7 @@ input; that of gemm_rs's weights y, the gradient of its result.
 
 Plan, by `put` and `push` as ag_gemm, with its kernels and copies: the rows travel alike,
 and into slots alike. What is multiplied is another:
-    main    _multiply         all programs multiply, by the GEMM template with these hooks
+    main    ag_wgrad_multiply all programs multiply, by the GEMM template with these hooks
         segments  the parts in which rows come: own ones first, read in place, then those of rank
                   + 1, + 2, ..; of each rank chunk by chunk. A tile is their sum in this order
         ready     waits for the segment's word, outside the loop over its rows
@@ -27,7 +27,7 @@ Source  docs/decisions/009-hooks.md; ag_gemm
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -38,12 +38,9 @@ from torch.autograd.graph import increment_version
 import weft.language as wl
 from weft.base.card import Op, Trial, trials
 from weft.base.errors import DtypeError, ShapeError
-from weft.base.records import KernelRecord
-from weft.base.target import Target
 from weft.compiler import layouts
 from weft.language import mapping, slots
-from weft.language.mapping import StaticMapping
-from weft.ops import _baselines, _lanes, _operations, _records
+from weft.ops import _baselines, _lanes, _operations
 from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
 from weft.ops._ag_gemm_config import LIBRARY
 from weft.ops._ag_wgrad_config import (
@@ -56,11 +53,10 @@ from weft.ops._ag_wgrad_config import (
     split_of,
     tile_of,
 )
-from weft.ops.ag_gemm import kernels as gathering_kernels
-from weft.plan import moving
+from weft.plan import described
 from weft.plan.launches import Start
 from weft.runtime.world import World
-from weft.tiles import blocking, fragments, gathered_gemm, gemm, swizzle
+from weft.tiles import blocking, fragments, gemm, swizzle
 from weft.tiles.hooks import feed
 from weft.tiles.hooks.gather import Done, give_back, variable
 
@@ -247,9 +243,10 @@ def _await_open_and_give_back(args):
 
 
 @triton.jit
-def _multiply(a, own, gathered, gathered_rows, whole, c, partials, summed, rows_ready, fed, slot,
-              shape, split, columns, group_m, tile, world, pieces, feeders: tl.constexpr,
-              block: tl.constexpr, gathers_y: tl.constexpr, num_turns: tl.constexpr):  # fmt: skip
+def ag_wgrad_multiply(a, own, gathered, gathered_rows, whole, c, partials, summed, rows_ready, fed,
+                      slot, shape, split, columns, group_m, tile, world, pieces,
+                      feeders: tl.constexpr, block: tl.constexpr, gathers_y: tl.constexpr,
+                      num_turns: tl.constexpr):  # fmt: skip
     """Feed where there are feeders, then the GEMM template with this operator's hooks.
 
     `own` and `gathered_rows` are what the gathered operand is read from: descriptors, or the
@@ -386,7 +383,7 @@ class Fused(SlotCall):
             self.problem.gathers_y, config.split,
         )  # fmt: skip
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-        return Start(_multiply, self.grid, arguments, options)
+        return Start(ag_wgrad_multiply, self.grid, arguments, options)
 
 
 def problem_of(world: World, x: Any, y: Any, gathered: str = "x", out: Any = None) -> Problem:
@@ -452,53 +449,6 @@ def run(
     )
 
 
-def kernels(
-    problem: Problem, config: Config | None, target: Target
-) -> Iterator[tuple[Any, KernelRecord]]:
-    """The kernels that a call with this configuration launches, as records."""
-    config = config or choose(problem, target)
-    config.check(problem, target)
-    if config.transport == LIBRARY:
-        return
-    # No tile straddles ranks: nothing is staged for that.
-    others = (gathered_gemm.multiply, moving.edges)
-    for fn, record in gathering_kernels(problem, config, target):
-        if fn not in others:
-            yield fn, record
-    tma, is_split = can_use_tma(problem, config, target), config.split > 1
-    tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
-    of_gathered, of_whole = (tile_n, tile_m) if problem.gathers_y else (tile_m, tile_n)
-    pointer = _records.operand(problem.dtype, (), False)
-    rows = _records.operand(problem.dtype, (tile_k, of_gathered), tma)
-    types = {
-        "a": pointer,
-        "own": rows,
-        "gathered": pointer,
-        "gathered_rows": rows,
-        "whole": _records.operand(problem.dtype, (tile_k, of_whole), tma),
-        "c": _records.operand(problem.out_dtype, (tile_m, tile_n), tma),
-        **({"partials": "*fp32", "summed": "*i64"} if is_split else {}),
-        "rows_ready": "*i64",
-        "fed": "*i32",
-        **dict.fromkeys(("columns", "group_m", "pieces"), "i32"),
-    }
-    constants = {
-        "tile": tile_of(problem, config, tma),
-        "feeders": config.feeders if config.transport == "push" else 0,
-        "block": config.block,
-        "gathers_y": problem.gathers_y,
-        "num_turns": config.split,
-        **({} if is_split else {"partials": None, "summed": None}),
-    }
-    aligned = _records.aligned_sizes("shape", shape_of(problem))
-    yield _records.record(
-        _multiply, f"{Problem.op}.multiply", problem.num_ranks, types,
-        tuples={"shape": gemm.Shape, "split": StaticMapping}, constants=constants,
-        options={"num_warps": config.num_warps, "num_stages": config.num_stages},
-        aligned=[*aligned, *(["columns"] if problem.k % 16 == 0 else [])],
-    )  # fmt: skip
-
-
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
     """The result's shape and dtype, without its values."""
     return torch.empty(problem.result, dtype=getattr(torch, problem.out_dtype), device="meta")
@@ -523,7 +473,7 @@ op = Op(
     reference=reference,
     run=run,
     candidates=candidates,
-    kernels=kernels,
+    kernels=described.kernels_of(run, make_inputs, candidates),
     default_shape={"m": 256, "n": 256, "k": 256},
     smallest={"m": 16, "n": 16, "k": 16},
     smallest_config={"feeders": 1, "pieces": 2, "chunks": 1},

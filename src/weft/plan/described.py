@@ -22,6 +22,8 @@ from weft.language import triton_api
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 
 META = torch.device("meta")
+# The transport of calls that only libraries run.
+LIBRARY = "nccl"
 
 Kernels = Iterator[tuple[Any, KernelRecord]]
 
@@ -120,6 +122,8 @@ def kernels_of(
             inputs = {name: _without_memory(value) for name, value in drawn.items()}
             return launched_by(lambda: run(world, one, inputs, config))
 
+        if config.transport == LIBRARY:
+            return
         own = launched(problem)
         for other in neighbours(problem):
             beside = launched(other)

@@ -37,7 +37,8 @@ def stage(source, target, slot, split, columns, takes, world, block: tl.constexp
 
 
 @triton.jit
-def edges(source, target, slot, split, columns, takes, world, tile_rows, block: tl.constexpr):
+def edges(source, target, slot, split, columns, takes: tl.constexpr, world, tile_rows,
+          block: tl.constexpr):  # fmt: skip
     """Own rows -> the own slot, as far as they lie in tiles that others' rows lie in too."""
     if takes:
         slots.slot_wait_free(world, slot, slots.slot_epoch(slot))

@@ -31,9 +31,9 @@ class Turns(NamedTuple):
 
 
 @triton.jit
-def multiply(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, slot, shape, split,
-             turns, tile, world, pieces, feeders: tl.constexpr, block: tl.constexpr,
-             per_block: tl.constexpr):  # fmt: skip
+def ag_gemm_multiply(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, slot, shape,
+                     split, turns, tile, world, pieces, feeders: tl.constexpr, block: tl.constexpr,
+                     per_block: tl.constexpr):  # fmt: skip
     """On any target."""
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
@@ -63,11 +63,11 @@ def multiply(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, sl
 
 
 @gluon.jit
-def multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, partials, summed,
-                  slot, shape, split, turns, world, feeders, pieces, early_parts,
-                  by_engine: gl.constexpr, block: gl.constexpr, tile_m: gl.constexpr,
-                  tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
-                  b_is_nk: gl.constexpr, per_block: gl.constexpr):  # fmt: skip
+def ag_gemm_multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, partials,
+                          summed, slot, shape, split, turns, world, feeders, pieces, early_parts,
+                          by_engine: gl.constexpr, block: gl.constexpr, tile_m: gl.constexpr,
+                          tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
+                          b_is_nk: gl.constexpr, per_block: gl.constexpr):  # fmt: skip
     """On Hopper, with the same hooks; operands are descriptors."""
     rank = wl.rank(world).to(gl.int32)
     e = slots.slot_epoch(slot)
