@@ -143,10 +143,10 @@ def launched_by(call: Callable[[], Any]) -> list[tuple[Any, KernelRecord]]:
 
 
 def _without_memory(value: Any) -> Any:
-    """A drawn value as a tensor of its shape alone."""
+    """A drawn value as a tensor of its shape and strides alone."""
     if not isinstance(value, torch.Tensor):
         return value
-    return torch.empty(value.shape, dtype=value.dtype, device=META)
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
 
 
 def common(one: KernelRecord, other: KernelRecord) -> KernelRecord:
