@@ -73,3 +73,12 @@ def test_a_huge_shape_is_one_line(capsys, verb):
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert "m=1000000,n=4096,k=1000000: inputs and results of 2 ranks take" in said
     assert "Traceback" not in said
+
+
+def test_ranks_share_gpus_where_that_is_asked_for(monkeypatch):
+    monkeypatch.setattr(run, "count_gpus", lambda: 1)
+    monkeypatch.setenv("WEFT_SHARE_GPUS", "1")
+    assert run.choose_target("cuda", 2, "1")[:2] == (2, "cuda")
+    monkeypatch.setattr(run, "count_gpus", lambda: 0)
+    with pytest.raises(UsageError, match="WEFT_SHARE_GPUS=1"):
+        run.choose_target("cuda", 2, "1")

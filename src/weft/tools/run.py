@@ -9,6 +9,7 @@ import typer
 
 from weft.base.counts import counted
 from weft.base.errors import FindingError, UsageError
+from weft.base.settings import Settings
 from weft.base.topology import parse_nodes
 from weft.tools import console, options
 from weft.tools.check import Step, Work, check_emulated, check_on_gpus
@@ -110,10 +111,11 @@ def choose_target(target: str, ranks: int | None, nodes: str) -> tuple[int | Non
         if ranks is not None and ranks > there:
             return ranks, "emu", f"{counted(ranks, 'rank')}, but {counted(there, 'GPU')} here"
         return asked, "cuda", f"{counted(there, 'GPU')} here, {counted(asked, 'rank')}"
-    if there < asked:
+    is_shared = there > 0 and Settings.from_environment().share_gpus
+    if there < asked and not is_shared:
         raise UsageError(
             f"--target cuda: {counted(asked, 'GPU')} needed, one for each rank, {there} here; "
-            "use --target emu, or fewer ranks"
+            "use --target emu, fewer ranks, or WEFT_SHARE_GPUS=1: ranks then take turns on a GPU"
         )
     declared = "" if nodes == "1" else f", declared {nodes} nodes"
     return asked, "cuda", f"as --target says, {counted(there, 'GPU')} here{declared}"

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from weft.base.errors import WeftError
+from weft.base.settings import Settings
 
 POLL_S = 0.05
 # When one process fails the others wait for it: so long they may still say something.
@@ -132,7 +133,8 @@ def _child(rank: int, main: Callable, num_ranks: int, port: int, args: tuple) ->
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     if torch.cuda.is_available():
-        torch.cuda.set_device(rank)
+        is_shared = Settings.from_environment().share_gpus
+        torch.cuda.set_device(rank % torch.cuda.device_count() if is_shared else rank)
     main(rank, *args)
     sys.stdout.flush()
     sys.stderr.flush()
