@@ -3,9 +3,8 @@
     out[t]  =  softmax over visible j of (scale * q[t] . k[j])  @  v         of all ranks' k and v
     lse[t]  =  log(sum over visible j of exp(scale * q[t] . k[j]))
 
-m tokens, of sequences packed one behind the other, are split as torch.chunk splits them: every rank
-has its tokens' q, k and v, and ends with its tokens' out. A token sees its own sequence; `causal`,
-no key behind itself. Sequences may span ranks.
+m tokens, of sequences packed one behind the other, are split as torch.chunk splits them. A token
+sees its own sequence; `causal`, no key behind itself. Sequences may span ranks.
 
 Plan, `put` (copy-engine push)
     copy    take              returns when every rank's slot is free
@@ -15,8 +14,7 @@ Plan, `put` (copy-engine push)
 Plan, `push` (SM push)
     main    ag_attention_attend   the first `pushers` programs store own chunks in those ranks'
                               slots and announce each; then all attend
-A tile of queries keeps its state while keys pass (weft.tiles.attention_gather says in which order
-and what it waits for). The order is fixed: results are the same bits in every run.
+Keys come in a fixed order (weft.tiles.attention_gather): results are the same bits in every run.
 
 Signals (SET to the call's epoch e, read on the device)
     rows_ready[src * chunks + c]  chunk c of src's k and v is in this rank's slot. By src, or by its
@@ -53,24 +51,18 @@ from weft.plan import described
 from weft.plan.attention_launches import GatheredAttention
 from weft.runtime.world import World
 from weft.tiles import attention_blocking
-from weft.tiles.attention_blocking import Cut
 
 PUT, PUSH = "put", "push"
-# The persistent grid leaves one SM free, so that `take` finds a place beside it.
-SPARE_SMS = 1
-# The longest head.
-MOST_D = 256
-FORMS = {
-    "q": "tokens q_heads d", "k": "tokens kv_heads d", "v": "tokens kv_heads d",
-    "cu_seqlens": "starts",
-}  # fmt: skip
-# Scores of 128k keys are 2 GB then.
-REFERENCE_ROWS = 4096
+SPARE_SMS = 1  # that the persistent grid leaves free: `take` runs beside it
+MOST_D = 256  # the longest head
+KEYS = "tokens kv_heads d"
+FORMS = {"q": "tokens q_heads d", "k": KEYS, "v": KEYS, "cu_seqlens": "starts"}
+REFERENCE_ROWS = 4096  # scores of 128k keys are 2 GB then
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
     """All ranks at once, in fp32, sequence by sequence, head by head, REFERENCE_ROWS at a time."""
-    q, k, v = (torch.cat([one[name] for one in inputs]).float() for name in ("q", "k", "v"))
+    q, k, v = (torch.cat([one[name] for one in inputs]).float() for name in "qkv")
     out = torch.zeros_like(q)
     lse = q.new_full(q.shape[:2], -torch.inf)
     table = inputs[0]["cu_seqlens"]
@@ -111,10 +103,8 @@ class Problem(_lanes.Rows):
         if not 1 <= self.d <= MOST_D:
             raise ShapeError(f"{self.op}: heads of d={self.d}; they have 1 to {MOST_D} elements")
         if self.kv_heads < 1 or self.q_heads < 1 or self.q_heads % self.kv_heads:
-            raise ShapeError(
-                f"{self.op}: q has {self.q_heads} heads, k and v have {self.kv_heads}; each head "
-                "of k serves as many of q, one at least"
-            )
+            told = f"q has {self.q_heads} heads, k and v have {self.kv_heads}"
+            raise ShapeError(f"{self.op}: {told}; each head of k serves as many of q, one at least")
 
     @property
     def group(self) -> int:
@@ -144,8 +134,7 @@ class Config:
 
     Units   tile_m: rows of a tile, of (token, head) pairs; pack: heads that share one; tile_n:
             keys at a time; tile_k: the part of a head that is multiplied at a time; chunks: signals
-            per shard; pushers: programs that store before they attend; block: elements that one
-            stores at a time
+            per shard; pushers: programs that store, `block` elements at a time, then attend
     """
 
     transport: str = PUT
@@ -177,13 +166,12 @@ class Config:
                 f"{op}: pack={self.pack}; heads of a tile share their keys, so it must divide "
                 f"{problem.group}, and be no more than tile_m={self.tile_m}"
             )
-        cut = Cut(self.tile_m, self.tile_n, self.num_warps, self.num_stages)
+        cut = attention_blocking.Cut(self.tile_m, self.tile_n, self.num_warps, self.num_stages)
         cut.check(op, problem.d, problem.itemsize, target)
 
     def grid(self, problem: Problem, target: Target) -> int:
         """Programs: all of them are resident."""
-        rows = ceil(problem.rows / (self.tile_m // self.pack))
-        tiles = rows * (problem.q_heads // self.pack)
+        tiles = ceil(problem.rows / (self.tile_m // self.pack)) * (problem.q_heads // self.pack)
         return min(max(tiles, self.pushers), programs_on(target))
 
 
@@ -197,27 +185,25 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     cut = attention_blocking.forward(problem.d, problem.itemsize, target)
     # Where tokens fill no tile, heads do.
     is_packed = problem.rows < cut.m and problem.group <= cut.m
-    tiles = {
-        "tile_m": cut.m, "tile_n": cut.n, "tile_k": cut.k or MOST_D, **cut.options,
-        "pack": problem.group if is_packed else 1,
-    }  # fmt: skip
+    pack, tile_k = problem.group if is_packed else 1, cut.k or MOST_D
+    is_emulated = target.backend == "emu"
+    pushers = min(2, target.num_sms) if is_emulated else min(16, programs_on(target))
     is_alone = len(problem.nodes) > 1 or target.num_sms <= SPARE_SMS or problem.num_ranks == 1
     for transport in (PUSH,) if is_alone else (PUT, PUSH):
-        if target.backend == "emu":
-            chunks, pushers = min(2, max(1, problem.rows)), min(2, target.num_sms)
-            yield Config(transport, **tiles, chunks=chunks, pushers=pushers, block=1024)
-        else:
-            # Each chunk costs an engine's start.
-            chunks = min(max(1, problem.rows // 256), 4 if transport == PUT else 16)
-            yield Config(transport, **tiles, chunks=chunks, pushers=min(16, programs_on(target)))
+        # Each chunk costs an engine's start.
+        most = 2 if is_emulated else 4 if transport == PUT else 16
+        chunks = min(max(1, problem.rows // (1 if is_emulated else 256)), most)
+        yield Config(
+            transport, cut.m, cut.n, tile_k, pack, cut.num_warps, cut.num_stages, chunks, pushers,
+            1024 if is_emulated else 4096,
+        )  # fmt: skip
 
 
 @overload
 def ag_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, world: World, causal: bool = True,
     cu_seqlens: torch.Tensor | None = None, scale: float | None = None, m: int | None = None,
-    config: Config | None = None, out: torch.Tensor | None = None,
-    with_lse: Literal[False] = False,
+    config: Config | None = None, out: torch.Tensor | None = None, with_lse: Literal[False] = False,
 ) -> torch.Tensor: ...  # fmt: skip
 
 
@@ -252,13 +238,11 @@ def ag_attention(
     """
     if _operations.is_asked(q, k, v):
         rest = (cu_seqlens, causal, scale, m)
-        found = _operations.as_operation(
-            "ag_attention", world, (q, k, v), *rest, config=config, out=out
-        )  # fmt: skip
+        as_operation = _operations.as_operation
+        found = as_operation(Problem.op, world, (q, k, v), *rest, config=config, out=out)
         return found if with_lse else found[0]
-    call = _lanes.find_call(
-        world, "ag_attention", (q, k, v, cu_seqlens, out), (causal, scale, m, config), _make_call
-    )
+    given, rest = (q, k, v, cu_seqlens, out), (causal, scale, m, config)
+    call = _lanes.find_call(world, Problem.op, given, rest, _make_call)
     world.operator_call(call.name, call.tensors)
     if out is None:
         out = torch.empty_like(q)
@@ -274,7 +258,7 @@ def _make_call(
 ) -> GatheredAttention:  # fmt: skip
     problem = problem_of(world, q, k, v, cu_seqlens, causal, m)
     if out is not None:
-        _lanes.check_out("ag_attention", out, q.shape, q.dtype, world)
+        _lanes.check_out(Problem.op, out, q.shape, q.dtype, world)
     config = config or next(candidates(problem, world.target))
     config.check(problem, world.target)
     return GatheredAttention(world, problem, config, scale)
@@ -288,44 +272,35 @@ def problem_of(
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
     """
     tensors = {"q": q, "k": k, "v": v, "cu_seqlens": cu_seqlens}
-    sizes = layouts.bind_sizes("ag_attention", world, tensors, FORMS, {"cu_seqlens": torch.int32})
-    sequences = sizes.get("starts", 1) - 1
-    if cu_seqlens is not None and sequences < 1:
-        raise ShapeError(
-            f"ag_attention: cu_seqlens has shape {tuple(cu_seqlens.shape)}; it must be [sequences "
-            "+ 1], of one sequence at least"
-        )
-    tokens, heads, d = sizes["tokens"], sizes["kv_heads"], sizes["d"]
+    sizes = layouts.bind_sizes(Problem.op, world, tensors, FORMS, {"cu_seqlens": torch.int32})
+    starts, tokens, heads, d = (sizes.get(x, 1) for x in ("starts", "tokens", "kv_heads", "d"))
+    if cu_seqlens is not None and starts < 2:
+        told = f"cu_seqlens has shape ({starts},); it must be [sequences + 1], of one at least"
+        raise ShapeError(f"{Problem.op}: {told}")
     problem = Problem(
         tokens * world.num_ranks if m is None else m, heads * d, world.num_ranks, str(q.dtype),
-        _lanes.nodes_of(world), sizes["q_heads"], heads, d, causal, sequences,
+        _lanes.nodes_of(world), sizes["q_heads"], heads, d, causal, starts - 1,
     )  # fmt: skip
-    _lanes.check_shard("ag_attention", "q", tokens, problem, world)
+    _lanes.check_shard(Problem.op, "q", tokens, problem, world)
     return problem
 
 
 def make_problem(
     num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
 ) -> Problem:
-    names = ("q_heads", "kv_heads", "d")
-    heads = {name: shape[name] for name in names}
-    return Problem(
-        shape["m"], shape["kv_heads"] * shape["d"], num_ranks, dtype, nodes, **heads,
-        causal=bool(shape["causal"]), sequences=shape["sequences"],
-    )  # fmt: skip
+    m, q_heads, kv_heads, d, sequences, causal = (shape[name] for name in SMALL)
+    heads = (q_heads, kv_heads, d)
+    return Problem(m, kv_heads * d, num_ranks, dtype, nodes, *heads, bool(causal), sequences)
 
 
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, Any]:
-    """One rank's normal random tensors on the CPU, and lengths that are alike on all ranks: the
-    same for one seed on every machine."""
+    """One rank's random tensors, and lengths alike on all ranks: the same for one seed."""
     generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank)
     first, end = problem.shard(rank)
-    heads = {"q": problem.q_heads, "k": problem.kv_heads, "v": problem.kv_heads}
-    drawn = {
-        name: torch.randn(end - first, count, problem.d, generator=generator)
-        for name, count in heads.items()
-    }
-    inputs = {name: tensor.to(problem.torch_dtype) for name, tensor in drawn.items()}
+    inputs: dict[str, Any] = {}
+    for name, heads in (("q", problem.q_heads), ("k", problem.kv_heads), ("v", problem.kv_heads)):
+        drawn = torch.randn(end - first, heads, problem.d, generator=generator)
+        inputs[name] = drawn.to(problem.torch_dtype)
     lengths = None
     if problem.sequences:
         # Some are empty, some span ranks.
@@ -336,42 +311,30 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, Any]:
     return {**inputs, "cu_seqlens": lengths}
 
 
-def run(
-    world: World, problem: Problem, inputs: Mapping[str, Any], config: Config | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return ag_attention(
-        **inputs, world=world, causal=problem.causal, m=problem.m, config=config, with_lse=True
-    )
+def run(world: World, problem: Problem, inputs: Mapping[str, Any], config: Any = None) -> Any:
+    chosen = {"causal": problem.causal, "m": problem.m, "config": config}
+    return ag_attention(**inputs, world=world, **chosen, with_lse=True)
 
 
-def fake(
-    problem: Problem, inputs: Mapping[str, Any], rank: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> tuple[Any, Any]:
     """The result's shapes and dtypes, without values."""
     first, end = problem.shard(rank)
-    shape = (end - first, problem.q_heads, problem.d)
-    out = torch.empty(shape, dtype=problem.torch_dtype, device="meta")
-    return out, torch.empty(shape[:2], dtype=torch.float32, device="meta")
+    out = torch.empty(end - first, problem.q_heads, problem.d, device="meta")
+    return out.to(problem.torch_dtype), out[..., 0].contiguous()
 
 
 SMALL = {"m": 40, "q_heads": 2, "kv_heads": 1, "d": 16, "sequences": 2, "causal": 1}
 op = Op(
-    name="ag_attention",
+    name="ag_attention", problem=Problem, config=Config, make_problem=make_problem,
     summary="out = softmax(q @ all_gather(k)^T) @ all_gather(v), causal, of packed sequences",
-    problem=Problem,
-    config=Config,
-    make_problem=make_problem,
-    make_inputs=make_inputs,
-    reference=reference,
-    run=run,
-    candidates=candidates,
-    kernels=described.kernels_of(run, make_inputs, candidates),
+    make_inputs=make_inputs, reference=reference, run=run, candidates=candidates,
+    kernels=described.kernels_of(run, make_inputs, candidates), fake=fake, takes_nodes=True,
+    baselines=_baselines.AG_ATTENTION, backward=("all_gather", "reduce_scatter"),
     default_shape={**SMALL, "m": 128, "q_heads": 4, "kv_heads": 2, "d": 32},
-    smallest={**SMALL, "m": 16, "q_heads": 2, "kv_heads": 1, "d": 16, "sequences": 0},
-    smallest_config={"pushers": 1, "chunks": 1},
+    smallest={**SMALL, "m": 16, "sequences": 0}, smallest_config={"pushers": 1, "chunks": 1},
     trials=(
         *trials(SMALL),
-        *(Trial((3,), {**SMALL, "causal": 0, "sequences": 0}, name) for name in (PUT, PUSH)),
+        *(Trial((3,), {**SMALL, "causal": 0, "sequences": 0}, one) for one in (PUT, PUSH)),
         # Signals of chunks without rows, which no tile waits for, are copied late.
         Trial((3,), {**SMALL, "causal": 0}, PUT, calls=(2, 0, 2, 0, 2, 0)),
         # Inputs change as soon as a call is over.
@@ -380,13 +343,7 @@ op = Op(
     awkward_shapes=(
         (4, {**SMALL, "m": 97, "sequences": 5}),
         (3, {**SMALL, "m": 67, "q_heads": 6, "kv_heads": 2, "d": 20, "causal": 0}),
-        (2, {**SMALL, "m": 1, "sequences": 1}),
-        (1, {**SMALL, "m": 40, "sequences": 0}),
-        (4, {**SMALL, "m": 9}),
-        (4, {**SMALL, "m": 0, "sequences": 1}),
+        (2, {**SMALL, "m": 1, "sequences": 1}), (1, {**SMALL, "m": 40, "sequences": 0}),
+        (4, {**SMALL, "m": 9}), (4, {**SMALL, "m": 0, "sequences": 1}),
     ),
-    baselines=_baselines.AG_ATTENTION,
-    fake=fake,
-    backward=("all_gather", "reduce_scatter"),
-    takes_nodes=True,
-)
+)  # fmt: skip
