@@ -81,6 +81,11 @@ class Graph:
         return states
 
 
+def _met(old: dict, new: dict) -> dict:
+    """By key what both ways have passed, or the only one that has the key."""
+    return {**old, **{key: old[key] & new[key] if key in old else new[key] for key in new}}
+
+
 def waits_before(graph: Graph) -> dict[Any, frozenset]:
     """For each load, the waits that every path to each of its copies has passed.
 
@@ -105,9 +110,7 @@ def waits_before(graph: Graph) -> dict[Any, frozenset]:
         return result or None
 
     def merge(old: dict, new: dict) -> dict:
-        merged = dict(old)
-        for valuation, passed in new.items():
-            merged[valuation] = merged[valuation] & passed if valuation in merged else passed
+        merged = _met(old, new)
         if len(merged) > 64:  # too many conditions to tell apart: join them all
             sets = list(merged.values())
             merged = {frozenset(): frozenset.intersection(*sets)}
@@ -136,13 +139,7 @@ def waits_between(graph: Graph) -> dict[Any, frozenset]:
             return {**state, node.key: frozenset()}
         return state
 
-    def merge(old: dict, new: dict) -> dict:
-        merged = dict(old)
-        for key, passed in new.items():
-            merged[key] = merged[key] & passed if key in merged else passed
-        return merged
-
-    states = graph.solve({}, transfer, merge)
+    states = graph.solve({}, transfer, _met)
     found: dict[Any, frozenset] = {}
     for node, state in zip(graph.nodes, states, strict=True):
         if node.kind == LOAD and state is not None and node.key in state:
@@ -163,13 +160,7 @@ def stores_between(graph: Graph) -> dict[Any, dict[tuple, frozenset]]:
             return {**kept, (node.key, node.origin): frozenset()}
         return state
 
-    def merge(old: dict, new: dict) -> dict:
-        merged = dict(old)
-        for wait, passed in new.items():
-            merged[wait] = merged[wait] & passed if wait in merged else passed
-        return merged
-
-    states = graph.solve({}, transfer, merge)
+    states = graph.solve({}, transfer, _met)
     found: dict[Any, dict[tuple, frozenset]] = {}
     for node, state in zip(graph.nodes, states, strict=True):
         if node.kind != WAIT or state is None:

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from weft.verify.lint import calls, triton_calls, weft_calls
+from weft.verify.lint import calls, meanings
 from weft.verify.lint.device import Walker
 from weft.verify.lint.host import Host
 from weft.verify.lint.problem import Span
 from weft.verify.lint.source import Device, Source
 from weft.verify.lint.values import Frame, Op, Value, exactly
 
-# Imported for what they register: what calls of their functions mean.
-MEANINGS = (triton_calls, weft_calls)
+# Imported for what it registers: what calls mean.
+MEANINGS = meanings.EFFECTS
 
 
 def trace(device: Device, given: Mapping[str, Value], visited: set[str]) -> list[Op]:
