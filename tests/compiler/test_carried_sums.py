@@ -36,7 +36,7 @@ from weft.verify.exploration.search import Bounds as Executions
 from weft.verify.exploration.search import Ran, outcome_bytes, search
 from weft.verify.laggards import chooser_of
 from weft.verify.mutants import Bounds, Run, WrongAnswer
-from weft.verify.mutants.woven import mutations, search_woven
+from weft.verify.mutants.core_ir import mutations, search_core_ir
 
 SMALL = (16, 16, 16)
 CARRIED = {"scattered": "copy_engine"}
@@ -225,7 +225,7 @@ def test_every_mutant_of_the_kernel_is_caught(one_slot):
     plan = compiled.overlapped(Facts({"m": 70}, RANKS, TARGETS["emu"])).plan
     (kernel,) = kernels.lower(plan).values()
     bounds = Bounds(schedules=8, census=2, jobs=1)
-    report = search_woven(kernel, runs_with(compiled), bounds, subject="carried", ranks=RANKS)
+    report = search_core_ir(kernel, runs_with(compiled), bounds, subject="carried", ranks=RANKS)
     assert report.ok and report.caught == len(list(mutations(kernel))) == 15, str(report)
 
 

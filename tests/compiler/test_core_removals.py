@@ -1,7 +1,7 @@
 """Each signal of a kernel of Core IR is asked for: without it, or weaker, the kernel is refused.
 
 The kernels are those of all operators and of random programs, with each engine that carries their
-collectives. What a mutant would break is shown by running it (test_woven_mutants.py); here the
+collectives. What a mutant would break is shown by running it (test_core_mutants.py); here the
 rules say it of every kernel, before anything runs.
 """
 
@@ -29,7 +29,7 @@ from weft.compiler.passes.fuse import fuse
 from weft.compiler.pipeline import overlap
 from weft.ir import core, core_in_plan
 from weft.ir.device import Launch, Plan
-from weft.verify.mutants.woven import mutations
+from weft.verify.mutants.core_ir import mutations
 
 ENGINES = {
     "all_gather": ("copy_engine", "copy_engine_put", "push", "put"),

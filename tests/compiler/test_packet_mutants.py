@@ -22,8 +22,8 @@ from weft.plan import run_plan
 from weft.tiles import row_packets
 from weft.verify.laggards import chooser_of
 from weft.verify.mutants import Bounds, Run, WrongAnswer, search
+from weft.verify.mutants.core_ir import search_core_ir
 from weft.verify.mutants.search import shows
-from weft.verify.mutants.woven import search_woven
 
 RANKS, N = 2, 6
 TYPES = {
@@ -93,7 +93,7 @@ BY_BOTH = pytest.mark.parametrize(
 def test_every_mutant_of_the_ir_is_caught(engine):
     """The one that is left moves the call's number when every program has read it."""
     bounds = Bounds(schedules=8, census=2, jobs=1)
-    report = search_woven(
+    report = search_core_ir(
         KERNELS[engine], lambda one: [run_of(engine, one)], bounds, subject="few", ranks=RANKS
     )
     assert report.ok and report.caught == 2 and len(report.verdicts) == 3, str(report)

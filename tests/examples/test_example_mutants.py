@@ -13,7 +13,7 @@ from weft.verify.mutants import Bounds
 
 NODES = {"10_two_nodes.py": (2, 2)}
 QUICK = "03_signal.py"
-# Programs' kernels are tried one by one (tests/compiler/test_woven_mutants.py). Of the first each
+# Programs' kernels are tried one by one (tests/compiler/test_core_mutants.py). Of the first each
 # signal was found to be needed but credits: what its second product waits for says that all ranks
 # have read what the same plan left before. Credits are for calls of other plans on the same slot.
 # So are those of one kernel, and its tables' (tests/megakernel/test_scoreboard_mutants.py).

@@ -173,5 +173,5 @@ def test_l2_is_swept_before_each_call_where_the_inputs_would_stay_in_it():
 
 def test_who_watches_hears_which_variant_runs():
     heard: list[str] = []
-    measure(FakeDevice(), FakeCase(), [variant("a")], "queued", rounds=7, told=heard.append)
+    measure(FakeDevice(), FakeCase(), [variant("a")], "queued", rounds=7, on_variant=heard.append)
     assert set(heard) == {"a"}

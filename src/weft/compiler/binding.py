@@ -22,13 +22,13 @@ def bind(
     """
     inputs = [task for task in program.tasks if task.kind == "input"]
     if list(tensors) != [task.name for task in inputs]:
-        told = f"takes {', '.join(task.name for task in inputs)}; given are {', '.join(tensors)}"
-        raise UsageError(f"{program.name} {told}", place=program.place)
+        message = f"takes {', '.join(task.name for task in inputs)}; given are {', '.join(tensors)}"
+        raise UsageError(f"{program.name} {message}", place=program.place)
     named = {size for task in inputs for size in _type(task).sizes if isinstance(size, str)}
     if unknown := set(sizes) - named:
-        told = f"has no parameter or size {', '.join(sorted(unknown))}; its parameters are "
-        told += f"{', '.join(tensors)}, its sizes {', '.join(sorted(named)) or 'none'}"
-        raise UsageError(f"{program.name} {told}", place=program.place)
+        message = f"has no parameter or size {', '.join(sorted(unknown))}; its parameters are "
+        message += f"{', '.join(tensors)}, its sizes {', '.join(sorted(named)) or 'none'}"
+        raise UsageError(f"{program.name} {message}", place=program.place)
     found = dict(sizes)
     for is_shard in (False, True):
         for task in inputs:
@@ -47,8 +47,8 @@ def _check(
 ) -> None:
     kind = _type(task)
     if (dtype := str(tensor.dtype).removeprefix("torch.")) != kind.dtype:
-        told = f"{task.name} is {dtype}, declared as {kind.dtype}"
-        raise DtypeError(f"{program.name}: {told}; convert it", place=task.place)
+        message = f"{task.name} is {dtype}, declared as {kind.dtype}"
+        raise DtypeError(f"{program.name}: {message}; convert it", place=task.place)
     wanted = tuple(end - first for first, end in bounds_of(kind, rank, sizes, num_ranks))
     if tuple(tensor.shape) != wanted:
         bound = ", ".join(f"{name}={size}" for name, size in sizes.items())
@@ -98,8 +98,8 @@ def _check_heads(program: Program, task: Task, num_ranks: int) -> None:
 def _shape(program: Program, task: Task, tensor: Any) -> tuple[int, ...]:
     if len(tensor.shape) != (dims := len(_type(task).sizes)):
         wanted = {2: "two", 3: "three"}[dims]
-        told = f"{task.name} has shape {tuple(tensor.shape)}; it must have {wanted} dimensions"
-        raise ShapeError(f"{program.name}: {told}", place=task.place)
+        message = f"{task.name} has shape {tuple(tensor.shape)}; it must have {wanted} dimensions"
+        raise ShapeError(f"{program.name}: {message}", place=task.place)
     return tuple(tensor.shape)
 
 

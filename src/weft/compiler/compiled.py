@@ -79,8 +79,8 @@ class Compiled:
     def _known(self, lowering: str | Persistent) -> str | Persistent:
         if lowering in LOWERINGS or hasattr(lowering, "run_persistent"):
             return lowering
-        told = f"lowering={lowering!r}; it is {', '.join(LOWERINGS[:-1])} or {LOWERINGS[-1]}"
-        raise UsageError(f"{self.stages.program.name}: {told}", place=self.stages.program.place)
+        message = f"lowering={lowering!r}; it is {', '.join(LOWERINGS[:-1])} or {LOWERINGS[-1]}"
+        raise UsageError(f"{self.stages.program.name}: {message}", place=self.stages.program.place)
 
     def options(
         self, *, lowering: str | Persistent | None = None, settings: Settings | None = None
@@ -207,9 +207,9 @@ class Compiled:
         Raises  UsageError: a parameter that is given twice, or not at all
         """
         title, place = self.stages.program.name, self.stages.program.place
-        for word, told in MOVED.items():
+        for word, message in MOVED.items():
             if word in named:
-                moved = told.format(name=title, value=named[word])
+                moved = message.format(name=title, value=named[word])
                 raise UsageError(f"{title}: {word}= {moved}", place=place)
         by_name = {name: one for name, one in named.items()
                    if name in self._inputs and not isinstance(one, int)}  # fmt: skip
@@ -217,8 +217,8 @@ class Compiled:
             return tensors, named
         takes = f"{title} takes {', '.join(self._inputs)}"
         if twice := [name for name in self._inputs[: len(tensors)] if name in by_name]:
-            told = f"{', '.join(twice)} both by place and by name"
-            raise UsageError(f"{takes}; given is {told}", place=place)
+            message = f"{', '.join(twice)} both by place and by name"
+            raise UsageError(f"{takes}; given is {message}", place=place)
         rest = self._inputs[len(tensors) :]
         if missing := [name for name in rest if name not in by_name]:
             raise UsageError(f"{takes}; {', '.join(missing)} is missing", place=place)

@@ -20,13 +20,13 @@ def check_fit(task: Task, target: Target) -> None:
         return
     assert task.type is not None
     tile_m, tile_n, tile_k = (*task.tile, TILE_K)[:3]
-    told = f"{task.name}: a tile of {tile_m} x {tile_n} x {tile_k} in {task.type.dtype}"
+    message = f"{task.name}: a tile of {tile_m} x {tile_n} x {tile_k} in {task.type.dtype}"
     cut = Blocking(tile_m, tile_n, tile_k, NUM_WARPS, NUM_STAGES)
     # The result goes out through memory of its own, or where the operands lay.
     needed = cut.shared_bytes(task.type.dtype, task.type.dtype, False, target)
     if needed > target.shared_bytes:
         raise ConfigError(
-            f"{told} needs {needed} bytes of shared memory for {NUM_STAGES} stages, "
+            f"{message} needs {needed} bytes of shared memory for {NUM_STAGES} stages, "
             f"{needed - target.shared_bytes} more than {target} has; take a smaller tile",
             place=task.place,
         )
@@ -34,7 +34,7 @@ def check_fit(task: Task, target: Target) -> None:
     registers = -(-tile_m * tile_n // threads) + OTHER_REGISTERS
     if registers > REGISTERS:
         raise ConfigError(
-            f"{told} needs {registers} registers of each of {threads} threads, "
+            f"{message} needs {registers} registers of each of {threads} threads, "
             f"{registers - REGISTERS} more than there are; take a smaller tile",
             place=task.place,
         )

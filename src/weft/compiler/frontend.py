@@ -54,9 +54,9 @@ class Trace:
         while unique in names:
             number += 1
             unique = f"{name}_{number}"
-        told = tuple(operand.name for operand in operands)
+        operand_names = tuple(operand.name for operand in operands)
         place = fields.pop("place", None) or _user_place()
-        self.tasks.append(Task(unique, kind, told, place=place, **fields))
+        self.tasks.append(Task(unique, kind, operand_names, place=place, **fields))
         return Value(self, unique)
 
 
@@ -284,8 +284,8 @@ def trace(function: Callable[..., Any], mesh: str, parameters: dict[str, Type]) 
         )
     wanted = list(inspect.signature(function).parameters)
     if taken := {"world", *MOVED} & {*wanted}:
-        told = f"{name} has a parameter {', '.join(sorted(taken))}, which a call has for itself"
-        raise UsageError(f"{told}; call it otherwise", place=here)
+        message = f"{name} has a parameter {', '.join(sorted(taken))}, which a call has for itself"
+        raise UsageError(f"{message}; call it otherwise", place=here)
     if set(wanted) != set(parameters):
         raise UsageError(
             f"{name} has the parameters {', '.join(wanted) or 'none'}, but declared are "

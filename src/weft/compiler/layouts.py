@@ -123,10 +123,10 @@ def to_copy(
     for name, tensor in tensors.items():
         if tensor.is_contiguous():
             continue
-        told = f"{title}: {name} of shape {tuple(tensor.shape)} has strides {tensor.stride()}"
+        message = f"{title}: {name} of shape {tuple(tensor.shape)} has strides {tensor.stride()}"
         if name in reads.in_place:
             raise ShapeError(
-                f"{told}; it is used where it lies, by rows that lie one behind the other: "
+                f"{message}; it is used where it lies, by rows that lie one behind the other: "
                 "allocate it so",
                 place=places.get(name, UNKNOWN),
             )
@@ -134,7 +134,7 @@ def to_copy(
             found.append(name)
         elif name in reads.weights and not _is_read_in_place(tensor, reads.padded):
             raise ShapeError(
-                f"{told}; a weight is read in place, by rows or by columns whose elements are "
+                f"{message}; a weight is read in place, by rows or by columns whose elements are "
                 f"neighbours{'' if reads.padded else ' and that lie one behind the other'}, and "
                 f"would be copied at each call: pass {name}.contiguous(), made once",
                 place=places.get(name, UNKNOWN),

@@ -1,4 +1,4 @@
-"""Core IR: a kernel is a template, what is woven into it, and the mappings that this asks.
+"""Core IR: a kernel is a template, the hooks fused into it, and the mappings that these need.
 
     program(ag_gemm_multiply)
     own = param(operand)
@@ -13,8 +13,8 @@
     hook(emit, store, (c,))
     finish(done, slot)
 
-The places where something is woven in are the hooks of docs/decisions/009-hooks.md. What is woven
-in at one of them happens in the order of the text: `hook` computes and moves data, `wait`,
+The places where statements are fused in are the hooks of docs/decisions/009-hooks.md. Those at one
+hook run in the order of the text: `hook` computes and moves data, `wait`,
 `notify`, `credit`, `finish` and `advance` are all that has to do with signals; but for packets,
 which say themselves that they have come, nothing else orders ranks.
 
@@ -32,6 +32,7 @@ from weft.ir.core_statements import (
     ENGINE,
     FAR,
     FUNCTIONS,
+    FUSED,
     HOOKS,
     KERNEL,
     MAPPINGS,
@@ -44,10 +45,10 @@ from weft.ir.core_statements import (
     TEMPLATES,
     TO,
     WORDS,
-    WOVEN,
     Advance,
     Credit,
     Finish,
+    Fused,
     Hook,
     Kernel,
     Mapping,
@@ -56,7 +57,6 @@ from weft.ir.core_statements import (
     Statement,
     Template,
     Wait,
-    Woven,
     homes,
     implies_credits,
     wrong_tile,
@@ -66,12 +66,12 @@ from weft.ir.legality import Violation, illegal, run
 __all__ = [  # the statements and the rules are this page's too
     "ARRIVALS", "DEPARTURES", "ENGINE", "FAR", "FUNCTIONS", "HOOKS", "KERNEL", "MAPPINGS",
     "OF_CHUNKS", "OF_ROWS", "ORDERS", "RECORDS", "RULES", "SCOPES", "SIGNALS", "SORTS",
-    "TEMPLATES", "TO", "WORDS", "WOVEN", "Advance", "Credit", "Finish", "Hook", "Kernel",
-    "Mapping", "Notify", "Param", "Statement", "Template", "Wait", "Woven", "check", "homes",
+    "TEMPLATES", "TO", "WORDS", "FUSED", "Advance", "Credit", "Finish", "Hook", "Kernel",
+    "Mapping", "Notify", "Param", "Statement", "Template", "Wait", "Fused", "check", "homes",
     "implies_credits", "parse", "require", "show", "wrong_tile",
 ]  # fmt: skip
 
-RECORDS = text.words(Param, Mapping, Template, *WOVEN)
+RECORDS = text.words(Param, Mapping, Template, *FUSED)
 
 
 def show(kernel: Kernel, *, places: bool = True) -> str:

@@ -68,9 +68,9 @@ def _ends(fit: _Fit) -> Iterator[tuple[str, Place]]:
         elif one.sort == "signals" and one.name in channels:
             by, to = of_signals(plan, launch, channels[one.name])
         if (by, to) != (one.by, one.to):
-            told = f"{one.name} of {kernel.name} has by={one.by or 'nobody'}, to="
-            told += f"{one.to or 'nobody'}; in plan {plan.name} it is by={by or 'nobody'}"
-            yield f"{told}, to={to or 'nobody'}", one.place
+            message = f"{one.name} of {kernel.name} has by={one.by or 'nobody'}, to="
+            message += f"{one.to or 'nobody'}; in plan {plan.name} it is by={by or 'nobody'}"
+            yield f"{message}, to={to or 'nobody'}", one.place
 
 
 def _announced(fit: _Fit) -> Iterator[tuple[str, Place]]:
@@ -82,9 +82,9 @@ def _announced(fit: _Fit) -> Iterator[tuple[str, Place]]:
             channel = channels[one.name]
             holds = {channel.buffer, *channel.along} & params
             if {*one.announces} != holds:
-                told = f"{one.name} of {kernel.name} announces {_listed(one.announces)}"
+                message = f"{one.name} of {kernel.name} announces {_listed(one.announces)}"
                 yield (
-                    f"{told}; in plan {plan.name} it announces {_listed(sorted(holds))}",
+                    f"{message}; in plan {plan.name} it announces {_listed(sorted(holds))}",
                     one.place,
                 )
 
@@ -101,32 +101,34 @@ def _complete(fit: _Fit) -> Iterator[tuple[str, Place]]:
         verbs = [verb for verb, names in (("waits for", launch.awaits),
                  ("announces", launch.announces)) if channel.name in names]  # fmt: skip
         if verbs and name not in params:
-            told = f"{launch.kernel} {' and '.join(verbs)} {channel.name} in plan {plan.name}"
-            yield f"{told}, and its kernel has no parameter {name}", kernel.place
+            message = f"{launch.kernel} {' and '.join(verbs)} {channel.name} in plan {plan.name}"
+            yield f"{message}, and its kernel has no parameter {name}", kernel.place
     channels = {one.name for one in plan.of(Channel)}
     for one in kernel.of(Param):
         # Words that an engine copies, which announce nothing themselves, are no channel.
         is_joined = one.to == KERNEL or (one.by == KERNEL and one.announces)
         if one.sort == "signals" and is_joined and one.name not in channels:
-            told = f"{kernel.name} notifies or awaits {one.name}, which is no channel of plan "
-            yield f"{told}{plan.name}", one.place
+            message = f"{kernel.name} notifies or awaits {one.name}, which is no channel of plan "
+            yield f"{message}{plan.name}", one.place
 
 
 def _before(fit: _Fit) -> Iterator[tuple[str, Place]]:
     plan, launch, kernel = fit
     params = {one.name: one for one in kernel.of(Param)}
-    told_by = {name for one in params.values() for name in one.announces}
+    announced_here = {name for one in params.values() for name in one.announces}
     for hook in kernel.of(Hook):
         at, _ = ARRIVALS.get(hook.function, (None, ""))
-        if at is None or hook.args[at] in told_by:
+        if at is None or hook.args[at] in announced_here:
             continue
         one = params[hook.args[at]]
         found = [awaited_by(plan, launch, each) for each in plan.of(Channel)
                  if one.name in (each.buffer, *each.along)]  # fmt: skip
         if one.by not in found or not one.by:
-            told = f"{hook.function} reads {one.name}, which {one.by or 'nobody'} is to have waited"
-            told += f" for; in plan {plan.name} before {kernel.name} that was {_listed(found)}"
-            yield told, hook.place
+            message = (
+                f"{hook.function} reads {one.name}, which {one.by or 'nobody'} is to have waited"
+            )
+            message += f" for; in plan {plan.name} before {kernel.name} that was {_listed(found)}"
+            yield message, hook.place
 
 
 RULES = (

@@ -30,6 +30,7 @@ from weft.ir.core_statements import (
     Advance,
     Credit,
     Finish,
+    Fused,
     Hook,
     Kernel,
     Mapping,
@@ -37,7 +38,6 @@ from weft.ir.core_statements import (
     Param,
     Template,
     Wait,
-    Woven,
     homes,
     uses,
     wrong_tile,
@@ -55,8 +55,8 @@ def _names(kernel: Kernel) -> Iterator[tuple[str, Place]]:
                 if name not in known:
                     yield f"{name} is used and is no parameter before it", one.place
                 elif sort and sort != known[name]:
-                    told = f"{name} is of sort {known[name]}; here it must be of sort {sort}"
-                    yield f"{text.word(type(one))}: {told}", one.place
+                    message = f"{name} is of sort {known[name]}; here it must be of sort {sort}"
+                    yield f"{text.word(type(one))}: {message}", one.place
         if isinstance(one, Param | Mapping):
             if one.name in known:
                 yield f"{one.name} is declared twice", one.place
@@ -77,16 +77,16 @@ def _words(kernel: Kernel) -> Iterator[tuple[str, Place]]:
             yield from _known(f"{one.name} is of sort", one.sort, MAPPINGS, one.place)
             yield from _known(f"{one.name} cuts", one.cuts, CUTS, one.place)
             if one.sort in MAPPINGS and CUTS.get(one.cuts, one.sort) != one.sort:
-                told = f"{one.name} is of sort {one.sort} and cuts {one.cuts}"
-                yield f"{told}, which is of sort {CUTS[one.cuts]}", one.place
+                message = f"{one.name} is of sort {one.sort} and cuts {one.cuts}"
+                yield f"{message}, which is of sort {CUTS[one.cuts]}", one.place
         elif not isinstance(one, Template):
             yield from _known("hook", one.slot, HOOKS, one.place)
         if isinstance(one, Hook):
             yield from _known(f"hook {one.slot} has", one.function, FUNCTIONS, one.place)
             count = len(FUNCTIONS.get(one.function, ("", one.args))[1])
             if len(one.args) != count:
-                told = f"{one.function} takes {count} arguments; it has {len(one.args)}"
-                yield f"hook {one.slot}: {told}", one.place
+                message = f"{one.function} takes {count} arguments; it has {len(one.args)}"
+                yield f"hook {one.slot}: {message}", one.place
         if isinstance(one, Wait | Notify):
             word = text.word(type(one))
             yield from _known(f"{word} has order", one.order, ORDERS[word], one.place)
@@ -106,13 +106,13 @@ def _template(kernel: Kernel) -> Iterator[tuple[str, Place]]:
         return
     (template,) = templates
     if template.function not in TEMPLATES:
-        told = f"there are {', '.join(TEMPLATES)}"
-        yield f"{kernel.name} is of template {template.function}; {told}", template.place
+        message = f"there are {', '.join(TEMPLATES)}"
+        yield f"{kernel.name} is of template {template.function}; {message}", template.place
         return
     _, needed = TEMPLATES[template.function]
     cuts = {one.cuts for one in kernel.of(Mapping)}
-    if told := wrong_tile(template.function, template.tile, is_whole=cuts == {"whole"}):
-        yield f"template {template.function} has tile={template.tile}; {told}", template.place
+    if message := wrong_tile(template.function, template.tile, is_whole=cuts == {"whole"}):
+        yield f"template {template.function} has tile={template.tile}; {message}", template.place
     given = Counter(hook.slot for hook in kernel.of(Hook))
     if missing := [slot for slot in needed if not given[slot]]:
         yield f"{template.function} needs the hooks {', '.join(missing)}", template.place
@@ -124,8 +124,8 @@ def _template(kernel: Kernel) -> Iterator[tuple[str, Place]]:
 def _places(kernel: Kernel) -> Iterator[tuple[str, Place]]:
     for one in kernel.of(Hook):
         if one.slot not in (right := homes(one.function)):
-            told = " or ".join(right)
-            yield f"{one.function} is given as {one.slot}; it is for hook {told}", one.place
+            message = " or ".join(right)
+            yield f"{one.function} is given as {one.slot}; it is for hook {message}", one.place
     for one in kernel.of(SIGNALS):
         word = text.word(type(one))
         if word not in HOOKS[one.slot]:
@@ -139,8 +139,11 @@ def _chunks(kernel: Kernel) -> Iterator[tuple[str, Place]]:
         counted |= isinstance(one, Hook) and one.function == "count"
         of_chunk = isinstance(one, Credit) or getattr(one, "to", "") in OF_CHUNKS
         if of_chunk and not counted:
-            told = text.word(type(one))
-            yield f"{told} is for a whole chunk, but no count of its tiles is before it", one.place
+            message = text.word(type(one))
+            yield (
+                f"{message} is for a whole chunk, but no count of its tiles is before it",
+                one.place,
+            )
 
 
 _PAIRS = (
@@ -155,8 +158,8 @@ def _packets(kernel: Kernel) -> Iterator[tuple[str, Place]]:
         if one.sort == "packets":
             used = [hook.function for hook in hooks if one.name in hook.args]
             if tuple(sorted(used)) not in _PAIRS:
-                told = f"packets {one.name} are for {', '.join(used) or 'nothing'}"
-                yield f"{told}; who sends them once takes them once", one.place
+                message = f"packets {one.name} are for {', '.join(used) or 'nothing'}"
+                yield f"{message}; who sends them once takes them once", one.place
     loaded: set[str] = set()
     for hook in kernel.at("combine"):
         if not isinstance(hook, Hook):
@@ -168,8 +171,8 @@ def _packets(kernel: Kernel) -> Iterator[tuple[str, Place]]:
     for template in kernel.of(Template):
         cuts = {one.cuts for one in kernel.of(Mapping)}
         if (template.function == "every_row") != ("each" in cuts):
-            told = f"{template.function} has a mapping that cuts {', '.join(sorted(cuts))}"
-            yield f"{told}; each is for every_row", template.place
+            message = f"{template.function} has a mapping that cuts {', '.join(sorted(cuts))}"
+            yield f"{message}; each is for every_row", template.place
 
 
 # ---------------------------------------------------------------------------------------------
@@ -178,8 +181,8 @@ def _packets(kernel: Kernel) -> Iterator[tuple[str, Place]]:
 
 def _arriving(kernel: Kernel) -> dict[str, Param]:
     """By array that others write while the kernel runs: the signals for which it waits."""
-    told = [one for one in kernel.of(Param) if one.sort == "signals" and one.to == KERNEL]
-    return {name: one for one in told for name in one.announces}
+    awaited = [one for one in kernel.of(Param) if one.sort == "signals" and one.to == KERNEL]
+    return {name: one for one in awaited for name in one.announces}
 
 
 def _named(party: str, kernel: Kernel) -> str:
@@ -202,16 +205,16 @@ def _parties(kernel: Kernel) -> Iterator[tuple[str, Place]]:
     arrays = {one.name for one in kernel.of(Param) if one.sort in ("operand", "pointer")}
     for one in kernel.of(Param):
         if one.sort not in ("signals", "slot") and (one.to or one.announces):
-            told = f"{one.name} is of sort {one.sort} and has to or announces"
-            yield f"{told}: signals have these, and the slot has to", one.place
+            message = f"{one.name} is of sort {one.sort} and has to or announces"
+            yield f"{message}: signals have these, and the slot has to", one.place
         for name in one.announces:
             if name not in arrays:
                 yield f"{one.name} announces {name}, which is no array of the kernel", one.place
         if one.sort == "signals" and one.name not in _counters(kernel):
             if not (one.by and one.to):
-                told = f"{one.name} is notified by {_named(one.by, kernel)} and waited for by "
-                told += f"{_named(one.to, kernel)}: a lone half is a hang or a waste"
-                yield f"{told}; name both ends, by and to", one.place
+                message = f"{one.name} is notified by {_named(one.by, kernel)} and waited for by "
+                message += f"{_named(one.to, kernel)}: a lone half is a hang or a waste"
+                yield f"{message}; name both ends, by and to", one.place
     if (count := len(_slots(kernel))) != 1:
         yield f"{kernel.name} has {count} slots; it must have one", kernel.place
 
@@ -227,36 +230,43 @@ def _paired(kernel: Kernel) -> Iterator[tuple[str, Place]]:
         notifies = [each for each in kernel.of(Notify) if each.signals == one.name]
         waits = [each for each in kernel.of(Wait) if each.signals == one.name]
         if notifies and one.by != KERNEL:
-            told = f"{kernel.name} notifies {one.name}, which {_named(one.by, kernel)} notifies"
-            yield f"{told}: say by=kernel, or leave the notify out", notifies[0].place
+            message = f"{kernel.name} notifies {one.name}, which {_named(one.by, kernel)} notifies"
+            yield f"{message}: say by=kernel, or leave the notify out", notifies[0].place
         if one.by == KERNEL and not notifies:
-            told = f"{_named(one.to, kernel)} waits for {one.name} for ever, which nothing in "
-            yield f"{told}{kernel.name} notifies: put a notify behind what is announced", one.place
+            message = f"{_named(one.to, kernel)} waits for {one.name} for ever, which nothing in "
+            yield (
+                f"{message}{kernel.name} notifies: put a notify behind what is announced",
+                one.place,
+            )
         if waits and one.to != KERNEL:
-            told = f"{kernel.name} waits for {one.name}, for which {_named(one.to, kernel)} waits"
-            yield f"{told}: say to=kernel, or leave the wait out", waits[0].place
+            message = (
+                f"{kernel.name} waits for {one.name}, for which {_named(one.to, kernel)} waits"
+            )
+            yield f"{message}: say to=kernel, or leave the wait out", waits[0].place
         if one.to == KERNEL and not waits:
-            told = f"{_named(one.by, kernel)} notifies {one.name}, and nothing in {kernel.name}"
-            told += f" waits for it: {_contents(one)} may be read before it has come"
-            yield f"{told}; put a wait before the reading", one.place
+            message = f"{_named(one.by, kernel)} notifies {one.name}, and nothing in {kernel.name}"
+            message += f" waits for it: {_contents(one)} may be read before it has come"
+            yield f"{message}; put a wait before the reading", one.place
         for each in notifies:
             if (each.to in OF_CHUNKS) != (one.to == ENGINE):
-                told = f"{one.name} is notified to={each.to} and waited for by "
-                yield f"{told}{_named(one.to, kernel)}: only engines take tokens", each.place
+                message = f"{one.name} is notified to={each.to} and waited for by "
+                yield f"{message}{_named(one.to, kernel)}: only engines take tokens", each.place
 
 
 def _orders(kernel: Kernel) -> Iterator[tuple[str, Place]]:
     signals = {one.name: one for one in kernel.of(Param)}
     for one in kernel.of((Wait, Notify)):
         other = signals[one.signals]
-        told = f"{text.word(type(one))} of {one.signals} at hook {one.slot}"
+        message = f"{text.word(type(one))} of {one.signals} at hook {one.slot}"
         if one.scope != "system":
             end = _named(other.by if isinstance(one, Wait) else other.to, kernel)
-            said = f"{told} has scope={one.scope}, which does not reach {end}"
+            said = f"{message} has scope={one.scope}, which does not reach {end}"
             yield f"{said}: take scope=system", one.place
         # The word that an engine copies: it takes a token behind it, which orders both.
         if one.order == "relaxed" and getattr(one, "to", "") != "here":
-            said = f"{told} is relaxed, so {_contents(other)} may be read as the last call left it"
+            said = (
+                f"{message} is relaxed, so {_contents(other)} may be read as the last call left it"
+            )
             yield f"{said}: take order={ORDERS[text.word(type(one))][0]}", one.place
 
 
@@ -267,18 +277,18 @@ def _reads(kernel: Kernel) -> Iterator[tuple[str, Place]]:
         at, words = ARRIVALS.get(hook.function, (None, ""))
         written, _ = DEPARTURES.get(hook.function, (None, ""))
         for i, name in enumerate(hook.args):
-            told = f"{hook.function} at hook {hook.slot} reads {name}"
+            message = f"{hook.function} at hook {hook.slot} reads {name}"
             if i == at and name not in arriving:
                 by = params[name].by
                 if not by.isidentifier() or by in (KERNEL, ENGINE):
-                    told += ", which others write, and no signals with to=kernel announce it"
-                    yield f"{told}: wait for it, or say by= which step before has", hook.place
+                    message += ", which others write, and no signals with to=kernel announce it"
+                    yield f"{message}: wait for it, or say by= which step before has", hook.place
             elif i == at:
                 if not _is_awaited(kernel, hook, arriving[name], words):
-                    yield f"{told}{_unguarded(kernel, hook, arriving[name], words)}", hook.place
+                    yield f"{message}{_unguarded(kernel, hook, arriving[name], words)}", hook.place
             elif name in arriving and i != written and hook.function != "rounded":
-                told += f", which {_named(arriving[name].by, kernel)} writes meanwhile"
-                yield f"{told}: only {', '.join(ARRIVALS)} stand behind a wait", hook.place
+                message += f", which {_named(arriving[name].by, kernel)} writes meanwhile"
+                yield f"{message}: only {', '.join(ARRIVALS)} stand behind a wait", hook.place
 
 
 def _is_awaited(kernel: Kernel, hook: Hook, signals: Param, words: str) -> bool:
@@ -294,8 +304,8 @@ def _is_awaited(kernel: Kernel, hook: Hook, signals: Param, words: str) -> bool:
 
 def _unguarded(kernel: Kernel, hook: Hook, signals: Param, words: str) -> str:
     remedy = f"wait({hook.slot}, {signals.name}, {words}, {_mapping(kernel)})"
-    told = f", which {_named(signals.by, kernel)} writes, and does not wait for {signals.name}"
-    return f"{told}: put {remedy} before it"
+    message = f", which {_named(signals.by, kernel)} writes, and does not wait for {signals.name}"
+    return f"{message}: put {remedy} before it"
 
 
 def _mapping(kernel: Kernel) -> str:
@@ -317,13 +327,13 @@ def _engines(kernel: Kernel) -> Iterator[tuple[str, Place]]:
             and all(_is_before(kernel, one, end) for end in kernel.of((Finish, Advance)))
             for one in kernel.of(Wait)
         ):  # fmt: skip
-            told = f"an engine may write words of {signals.name} when the call is over: no wait "
-            told += "before its end is for all of them, and tiles leave out chunks without rows"
+            message = f"an engine may write words of {signals.name} when the call is over: no wait "
+            message += "before its end is for all of them, and tiles leave out chunks without rows"
             remedy = f"wait(done, {signals.name}, all, {_mapping(kernel)}, by=last)"
-            yield f"{told}; put {remedy}", signals.place
+            yield f"{message}; put {remedy}", signals.place
 
 
-def _is_before(kernel: Kernel, one: Woven, other: Woven) -> bool:
+def _is_before(kernel: Kernel, one: Fused, other: Fused) -> bool:
     """By their hooks, and at one hook by the order of the text."""
     moments = [(list(HOOKS).index(x.slot), kernel.statements.index(x)) for x in (one, other)]
     return moments[0] < moments[1]
@@ -335,10 +345,10 @@ def _sends(kernel: Kernel) -> Iterator[tuple[str, Place]]:
             continue
         at, to = DEPARTURES[hook.function]
         name, slot = hook.args[at], "begin" if hook.slot == "begin" else "announce"
-        told = f"{hook.function} at hook {hook.slot} writes {name} for other ranks"
+        message = f"{hook.function} at hook {hook.slot} writes {name} for other ranks"
         by_name = [one for one in kernel.of(Param) if one.by == KERNEL and name in one.announces]
         if not by_name:
-            yield f"{told}, and no signals by=kernel announce it", hook.place
+            yield f"{message}, and no signals by=kernel announce it", hook.place
         for signals in by_name:
             if not any(
                 one.signals == signals.name and one.to == to and one.slot == slot
@@ -346,16 +356,18 @@ def _sends(kernel: Kernel) -> Iterator[tuple[str, Place]]:
                 for one in kernel.of(Notify)
             ):  # fmt: skip
                 remedy = f"notify({slot}, {signals.name}, {to}, {_mapping(kernel)})"
-                told += f", and no notify behind it sets {signals.name} there: "
-                told += f"{_named(signals.to, kernel)} waits for ever"
-                yield f"{told}; put {remedy}", hook.place
+                message += f", and no notify behind it sets {signals.name} there: "
+                message += f"{_named(signals.to, kernel)} waits for ever"
+                yield f"{message}; put {remedy}", hook.place
     for token in kernel.of(Notify):
         if token.to == "engine" and not any(
             one.to == "here" and _is_before(kernel, one, token) for one in kernel.of(Notify)
         ):
-            told = f"an engine that takes {token.signals} copies rows, and nothing sets the word "
-            told += "that it copies behind them: their owner waits for ever"
-            yield f"{told}; put notify(announce, .., here, ..) before the token", token.place
+            message = (
+                f"an engine that takes {token.signals} copies rows, and nothing sets the word "
+            )
+            message += "that it copies behind them: their owner waits for ever"
+            yield f"{message}; put notify(announce, .., here, ..) before the token", token.place
 
 
 def _writes(kernel: Kernel) -> Iterator[tuple[str, Hook | Notify]]:
@@ -373,45 +385,55 @@ def _credits(kernel: Kernel) -> Iterator[tuple[str, Place]]:
     credits = kernel.of(Credit)
     unsafe = "may still read there what the call before left"
     if credits and slot.by != KERNEL:
-        told = f"{kernel.name} waits for credits of {slot.name}, for which "
-        yield f"{told}{_named(slot.by, kernel)} waits: say by=kernel", credits[0].place
+        message = f"{kernel.name} waits for credits of {slot.name}, for which "
+        yield f"{message}{_named(slot.by, kernel)} waits: say by=kernel", credits[0].place
     writes = list(_writes(kernel))
     if slot.by == KERNEL and not credits and not writes:
-        told = f"nothing in {kernel.name} waits for credits of {slot.name}, by=kernel: other ranks"
-        yield f"{told} {unsafe}; put credit(begin, {slot.name}) first", slot.place
-    for told, one in writes:
+        message = (
+            f"nothing in {kernel.name} waits for credits of {slot.name}, by=kernel: other ranks"
+        )
+        yield f"{message} {unsafe}; put credit(begin, {slot.name}) first", slot.place
+    for message, one in writes:
         if slot.by == KERNEL and not any(_is_before(kernel, each, one) for each in credits):
-            told += f" before a credit of {slot.name} has come: they {unsafe}"
-            yield f"{told}; put credit(begin, {slot.name}) before it", one.place
+            message += f" before a credit of {slot.name} has come: they {unsafe}"
+            yield f"{message}; put credit(begin, {slot.name}) before it", one.place
         if not slot.by:
-            told += f", and nobody waits for credits of {slot.name}: they {unsafe}"
-            yield f"{told}; put credit(begin, {slot.name}), or name in by the step", one.place
+            message += f", and nobody waits for credits of {slot.name}: they {unsafe}"
+            yield f"{message}; put credit(begin, {slot.name}), or name in by the step", one.place
 
 
 def _finished(kernel: Kernel) -> Iterator[tuple[str, Place]]:
     (slot,) = _slots(kernel)
     ends = kernel.of((Finish, Advance))
     if ends and slot.to != KERNEL:
-        told = f"{kernel.name} ends the call on {slot.name}, which {_named(slot.to, kernel)} ends"
-        yield f"{told}: say to=kernel, or leave it out", ends[0].place
+        message = (
+            f"{kernel.name} ends the call on {slot.name}, which {_named(slot.to, kernel)} ends"
+        )
+        yield f"{message}: say to=kernel, or leave it out", ends[0].place
     if slot.to == KERNEL and not ends:
-        told = f"nothing in {kernel.name} ends the call on {slot.name}, to=kernel: every rank waits"
-        yield f"{told} for ever in its next call; put finish(end, {slot.name}) last", slot.place
+        message = (
+            f"nothing in {kernel.name} ends the call on {slot.name}, to=kernel: every rank waits"
+        )
+        yield f"{message} for ever in its next call; put finish(end, {slot.name}) last", slot.place
     if len(ends) > 1:
-        told = f"{kernel.name} ends the call on {slot.name} {len(ends)} times, so its programs are "
-        yield f"{told}counted twice; once is right", ends[1].place
+        message = (
+            f"{kernel.name} ends the call on {slot.name} {len(ends)} times, so its programs are "
+        )
+        yield f"{message}counted twice; once is right", ends[1].place
     if not slot.to and any(one.sort in ("signals", "packets") for one in kernel.of(Param)):
-        told = f"{kernel.name} uses {slot.name}, and nobody ends the call on it"
-        yield f"{told}: put finish(end, {slot.name}), or name in to the step", slot.place
+        message = f"{kernel.name} uses {slot.name}, and nobody ends the call on it"
+        yield f"{message}: put finish(end, {slot.name}), or name in to the step", slot.place
     for end in ends:
         if isinstance(end, Advance) and slot.by:
-            told = f"advance tells no rank that the call on {slot.name} is over, and "
-            yield f"{told}{_named(slot.by, kernel)} waits for their credits: finish", end.place
+            message = f"advance tells no rank that the call on {slot.name} is over, and "
+            yield f"{message}{_named(slot.by, kernel)} waits for their credits: finish", end.place
         for hook in kernel.of(Hook) if end.slot == "done" else ():
             late = hook.function in ARRIVALS and hook.slot != "ready"
             if late or hook.function in DEPARTURES:
-                told = f"the call on {slot.name} ends at hook done, when operands have been read; "
-                yield f"{told}{hook.function} comes behind that: end it at hook end", end.place
+                message = (
+                    f"the call on {slot.name} ends at hook done, when operands have been read; "
+                )
+                yield f"{message}{hook.function} comes behind that: end it at hook end", end.place
 
 
 RULES = (

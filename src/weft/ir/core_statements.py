@@ -35,7 +35,7 @@ HOOKS = {
     "collect": ("wait",),  # another rank's tile, behind the last one that is multiplied
     "result": (),  # of rows, own ones and collected ones: what every rank makes of them
     "done": ("wait", "notify", "finish"),  # this program has read all operands
-    "end": ("wait", "notify", "finish", "advance"),  # all that it has woven in is over too
+    "end": ("wait", "notify", "finish", "advance"),  # all that is fused into it is over too
 }
 
 # What `hook` can name: the place where it goes, and the sorts of what it takes.
@@ -151,10 +151,10 @@ def wrong_tile(function: str, tile: Sequence[int], *, is_whole: bool) -> str:
         rest = columns - (wide := 1 << (columns.bit_length() - 1))
         is_right = rest in ((0, wide // 2, wide // 4) if is_whole else (0,))
         is_right = is_right and _is_power(rows) and _is_power(depth)
-    told = f"it takes {extents} extents, each a power of two from 16 on"
+    message = f"it takes {extents} extents, each a power of two from 16 on"
     if is_whole:
-        told += "; columns may also be one and a half or a quarter more, as 160 = 128 + 32"
-    return "" if is_right else told
+        message += "; columns may also be one and a half or a quarter more, as 160 = 128 + 32"
+    return "" if is_right else message
 
 
 def _is_power(extent: int) -> bool:
@@ -288,8 +288,8 @@ class Advance:
     place: Place = UNKNOWN
 
 
-Woven = Hook | Wait | Notify | Credit | Finish | Advance
-Statement = Param | Mapping | Template | Woven
+Fused = Hook | Wait | Notify | Credit | Finish | Advance
+Statement = Param | Mapping | Template | Fused
 
 
 @dataclass(frozen=True)
@@ -304,13 +304,13 @@ class Kernel:
         """The statements of one kind, in order."""
         return [one for one in self.statements if isinstance(one, kind)]
 
-    def at(self, slot: str) -> list[Woven]:
-        """What is woven in at one place, in order."""
-        return [one for one in self.of(WOVEN) if one.slot == slot]
+    def at(self, slot: str) -> list[Fused]:
+        """The statements fused in at one place, in order."""
+        return [one for one in self.of(FUSED) if one.slot == slot]
 
 
 SIGNALS = (Wait, Notify, Credit, Finish, Advance)
-WOVEN = (Hook, *SIGNALS)
+FUSED = (Hook, *SIGNALS)
 
 
 def implies_credits(kernel: Kernel) -> bool:
@@ -323,7 +323,7 @@ def implies_credits(kernel: Kernel) -> bool:
     return {"combine", "collect"} <= waits
 
 
-def uses(one: Mapping | Woven) -> list[tuple[str, str]]:
+def uses(one: Mapping | Fused) -> list[tuple[str, str]]:
     """(name, the sort that it must have) of what a statement uses; "" is any operand."""
     if isinstance(one, Mapping):
         return [(name, "") for name in one.of]

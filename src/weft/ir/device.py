@@ -93,8 +93,8 @@ def check(plan: Plan) -> list[Violation]:
     """Every breach of the rules that hold at the plan's stage."""
     stage = plan.stage or STAGES[-1]
     if stage not in STAGES:
-        told = f"{plan.name} is at stage {stage}; there are {', '.join(STAGES)}"
-        return [Violation("stage", told, plan.place)]
+        message = f"{plan.name} is at stage {stage}; there are {', '.join(STAGES)}"
+        return [Violation("stage", message, plan.place)]
     return run(RULES, plan, _CHECKED[stage])
 
 

@@ -84,7 +84,7 @@ class Moments:
     """The order of a plan's moments, and which of them an access lies between."""
 
     def __init__(self, channels: Sequence[Channel], steps: Sequence[Step]) -> None:
-        self.told_by = {one.name: {one.buffer, *one.along} for one in channels}
+        self.buffers_of = {one.name: {one.buffer, *one.along} for one in channels}
         self.by_packet = {one.name for one in channels if one.by == "packet"}
         self.tokens = {one.name for one in channels if one.to == "engine"}
         self.order = Order()
@@ -95,7 +95,7 @@ class Moments:
         for i, step in enumerate(self.steps, 1):
             begin, end = Moment(i, "begin"), Moment(i, "end")
             add(begin, end)
-            # The caller's work lies on the main stream; another begins when it is told to.
+            # The caller's work lies on the main stream; another begins when a step orders it.
             before = last.get(step.stream, caller if step.stream == "main" else None)
             if before is not None:
                 add(before, begin)
@@ -105,17 +105,17 @@ class Moments:
             for name in announced(step):
                 if isinstance(step, Copy) and step.side == "pull":
                     # It says of all that it moves when it is over.
-                    add(end, Moment(i, "told", name))
+                    add(end, Moment(i, "announced", name))
                     continue
                 # A put says so where it has written alone: of what it reads here nobody hears, but
                 # for who comes behind it on a stream.
-                add(begin, Moment(i, "told", name))
-                add(Moment(i, "told", name), end)
+                add(begin, Moment(i, "announced", name))
+                add(Moment(i, "announced", name), end)
             for name in awaited(step):
-                add(begin, Moment(i, "known", name))
-                add(Moment(i, "known", name), end)
-                for told in announced(step) if isinstance(step, Copy) else ():
-                    add(Moment(i, "known", name), Moment(i, "told", told))
+                add(begin, Moment(i, "arrived", name))
+                add(Moment(i, "arrived", name), end)
+                for sent in announced(step) if isinstance(step, Copy) else ():
+                    add(Moment(i, "arrived", name), Moment(i, "announced", sent))
         add(last.get("main", caller), self.end)
         self._add_channels()
         self.order.close()
@@ -133,19 +133,19 @@ class Moments:
             for name in announced(giver):
                 is_far = not is_pull and name not in self.tokens
                 for j in takers.get(name, ()):
-                    told, known = Moment(i, "told", name), Moment(j, "known", name)
-                    self.order.add(told, known, far=is_far)
+                    sent, arrived = Moment(i, "announced", name), Moment(j, "arrived", name)
+                    self.order.add(sent, arrived, far=is_far)
 
     def done(self, i: int, access: Access) -> list[Moment]:
         """When step i is done with a buffer: at its end, or, written, when it has announced it."""
-        told = [] if not access.writes else [*self._of(i, "told", announced, access.buffer)]
-        return [Moment(i, "end"), *told]
+        sent = [] if not access.writes else [*self._of(i, "announced", announced, access.buffer)]
+        return [Moment(i, "end"), *sent]
 
     def begun(self, i: int, access: Access) -> list[Moment]:
         """What is before one of these is before step i's use of a buffer: readers wait for it."""
         if 1 <= i <= len(self.steps) and isinstance(self.steps[i - 1], Copy):
             return self.started(i)
-        known = [] if access.writes else [*self._of(i, "known", awaited, access.buffer)]
+        known = [] if access.writes else [*self._of(i, "arrived", awaited, access.buffer)]
         return [Moment(i, "begin"), *known]
 
     def started(self, i: int) -> list[Moment]:
@@ -153,17 +153,17 @@ class Moments:
         taken a token for."""
         step = self.steps[i - 1]
         known = awaited(step) if isinstance(step, Copy) else ()
-        return [Moment(i, "begin"), *(Moment(i, "known", name) for name in known)]
+        return [Moment(i, "begin"), *(Moment(i, "arrived", name) for name in known)]
 
     def credited(self, i: int) -> list[Moment]:
         """When step i, which takes credits, has them: at its end, or when it sets a token."""
-        told = [name for name in announced(self.steps[i - 1]) if name in self.tokens]
-        return [Moment(i, "end"), *(Moment(i, "told", name) for name in told)]
+        sent = [name for name in announced(self.steps[i - 1]) if name in self.tokens]
+        return [Moment(i, "end"), *(Moment(i, "announced", name) for name in sent)]
 
     def _of(self, i: int, what: str, named: Any, buffer: str) -> Iterator[Moment]:
         if 1 <= i <= len(self.steps):
             for name in named(self.steps[i - 1]):
-                if buffer in self.told_by.get(name, ()):
+                if buffer in self.buffers_of.get(name, ()):
                     yield Moment(i, what, name)
 
     def before(self, i: int, a: Access, j: int, b: Access) -> bool:

@@ -67,23 +67,23 @@ def _fields(plan: Plan) -> Iterator[tuple[str, Place]]:
     for buffer in plan.of(Buffer):
         dtypes = (TABLE,) if buffer.role == "tables" else DTYPES
         if buffer.role not in ROLES or buffer.dtype not in dtypes:
-            told = f"role={buffer.role}, dtype={buffer.dtype}; roles are {', '.join(ROLES)}"
-            yield f"buffer {buffer.name} has {told}", buffer.place
+            message = f"role={buffer.role}, dtype={buffer.dtype}; roles are {', '.join(ROLES)}"
+            yield f"buffer {buffer.name} has {message}", buffer.place
     for channel in plan.of(Channel):
         for name in ("chunks", "push_rows", "tile_rows", "parts"):
             number, words = getattr(channel, name), {"parts": NUM_RANKS, "chunks": "tiles"}
             if number < 1 if isinstance(number, int) else number != words.get(name):
-                told = f"{name}={number}; it is 1 or more"
-                yield f"channel {channel.name} has {told}", channel.place
+                message = f"{name}={number}; it is 1 or more"
+                yield f"channel {channel.name} has {message}", channel.place
         yield from _spelled(channel, f"channel {channel.name}", _CHANNEL_WORDS)
     for copy in plan.of(Copy):
         yield from _spelled(copy, f"copy of {copy.source}", {"side": ("pull", "push", "owner")})
     for launch in plan.of(Launch):
         yield from _spelled(launch, f"launch of {launch.kernel}", _LAUNCH_WORDS)
         if min((*launch.tile, launch.split_k)) < 1 or launch.spare < 0:
-            told = f"tile={launch.tile}, split_k={launch.split_k}, spare={launch.spare}"
+            message = f"tile={launch.tile}, split_k={launch.split_k}, spare={launch.spare}"
             yield (
-                f"launch of {launch.kernel} has {told}; they are 1 or more, 0 or more",
+                f"launch of {launch.kernel} has {message}; they are 1 or more, 0 or more",
                 launch.place,
             )
 
@@ -93,12 +93,12 @@ _CHANNEL_WORDS = {"cuts": ("whole", "part", "each", "experts"), "to": ("all", "o
 _LAUNCH_WORDS = {"template": ("", *TEMPLATES), "programs": PROGRAMS}
 
 
-def _spelled(one: Channel | Copy | Launch, told: str, words: Mapping[str, tuple[str, ...]]):
+def _spelled(one: Channel | Copy | Launch, what: str, words: Mapping[str, tuple[str, ...]]):
     """Fields that hold another word than they may."""
     for name, known in words.items():
         if (given := getattr(one, name)) not in known:
             may = " or ".join(word for word in known if word)
-            yield f"{told} has {name}={given}; it is {may}", one.place
+            yield f"{what} has {name}={given}; it is {may}", one.place
 
 
 def _bodies(plan: Plan) -> Iterator[tuple[str, Place]]:
@@ -107,9 +107,9 @@ def _bodies(plan: Plan) -> Iterator[tuple[str, Place]]:
         for do in launch.body:
             for name in do.operands:
                 if name not in known:
-                    told = f"{do.result} = {do.kind} of {name}"
+                    message = f"{do.result} = {do.kind} of {name}"
                     yield (
-                        f"{launch.kernel} does {told}, which it neither reads nor makes",
+                        f"{launch.kernel} does {message}, which it neither reads nor makes",
                         launch.place,
                     )
             known.add(do.result)
@@ -128,8 +128,8 @@ def _reach(plan: Plan) -> Iterator[tuple[str, Place]]:
         for access in accesses(step):
             name = access.buffer
             if access.far and roles[name] not in ON_HEAP:
-                told = f"other ranks' parts of {name} are reached, but its role is {roles[name]}"
-                yield f"{told}: it must be {' or '.join(ON_HEAP)}", step.place
+                message = f"other ranks' parts of {name} are reached, but its role is {roles[name]}"
+                yield f"{message}: it must be {' or '.join(ON_HEAP)}", step.place
 
 
 def _paired(plan: Plan) -> Iterator[tuple[str, Place]]:
@@ -146,9 +146,11 @@ def _cycles(plan: Plan) -> Iterator[tuple[str, Place]]:
     moments = plan.moments
     for i, step in enumerate(plan.steps, 1):
         for name in awaited(step):
-            if moments.order.is_cyclic(Moment(i, "known", name)):
-                told = f"{text.word(type(step))} waits for {name}, whose announcement waits for it"
-                yield f"{told}: queue the announcement first", step.place
+            if moments.order.is_cyclic(Moment(i, "arrived", name)):
+                message = (
+                    f"{text.word(type(step))} waits for {name}, whose announcement waits for it"
+                )
+                yield f"{message}: queue the announcement first", step.place
 
 
 def _ordered(plan: Plan) -> Iterator[tuple[str, Place]]:
@@ -163,11 +165,12 @@ def _ordered(plan: Plan) -> Iterator[tuple[str, Place]]:
             continue
         if not (moments.before(i, a, j, b) or moments.before(j, b, i, a)):
             by = "a channel" if a.far or b.far else "a stream, `after` or a channel"
-            told = f"{_told(steps, i, a)} and {_told(steps, j, b)} of {a.buffer} are not ordered"
-            yield f"{told}: {by} must", steps[j - 1].place
+            both = f"{_access_text(steps, i, a)} and {_access_text(steps, j, b)}"
+            message = f"{both} of {a.buffer} are not ordered"
+            yield f"{message}: {by} must", steps[j - 1].place
 
 
-def _told(steps: list[Step], i: int, access: Access) -> str:
+def _access_text(steps: list[Step], i: int, access: Access) -> str:
     verb = "the writing" if access.writes else "the reading"
     return f"{verb} by {text.word(type(steps[i - 1])) if i else 'the caller'}"
 
@@ -189,8 +192,8 @@ def _written(plan: Plan) -> Iterator[tuple[str, Place]]:
                 for i, one in writers.get(access.buffer, ())
             )
             if not access.writes and not is_written:
-                told = f"{text.word(type(step))} reads {access.buffer}"
-                yield f"{told}, which nothing before it writes", step.place
+                message = f"{text.word(type(step))} reads {access.buffer}"
+                yield f"{message}, which nothing before it writes", step.place
     for name in plan.results:
         if name not in writers:
             yield f"{plan.name} returns {name}, which nothing writes", plan.place
@@ -198,17 +201,17 @@ def _written(plan: Plan) -> Iterator[tuple[str, Place]]:
 
 def _inside(plan: Plan) -> Iterator[tuple[str, Place]]:
     """Of one launch: a kernel that reads what its own launch pushes."""
-    told_by = {one.name: {one.buffer, *one.along} for one in plan.of(Channel)}
+    announced_by = {one.name: {one.buffer, *one.along} for one in plan.of(Channel)}
     for launch in plan.of(Launch):
         both = {*launch.announces} & {*launch.awaits}
         for name in sorted(
-            {*launch.pushes} & {*launch.reads} - set().union(*(told_by[one] for one in both))
+            {*launch.pushes} & {*launch.reads} - set().union(*(announced_by[one] for one in both))
         ):
-            told = f"{launch.kernel} reads {name}, which its launch on other ranks pushes"
-            yield f"{told}: it must announce and await a channel of {name}", launch.place
+            message = f"{launch.kernel} reads {name}, which its launch on other ranks pushes"
+            yield f"{message}: it must announce and await a channel of {name}", launch.place
         if both and launch.programs != "resident":
-            told = f"{launch.kernel} waits for what its own launch announces"
-            yield f"{told}: programs={launch.programs} must be resident", launch.place
+            message = f"{launch.kernel} waits for what its own launch announces"
+            yield f"{message}: programs={launch.programs} must be resident", launch.place
 
 
 def _tokens(plan: Plan) -> Iterator[tuple[str, Place]]:
@@ -224,22 +227,24 @@ def _tokens(plan: Plan) -> Iterator[tuple[str, Place]]:
         for name in {*announced(step)} & {*tokens}:
             set_by[name].append(i)
             if not isinstance(step, Launch):
-                told = f"{name} is set by {word}"
-                yield f"{told}: tokens are set by the kernel that makes the tiles", step.place
+                message = f"{name} is set by {word}"
+                yield f"{message}: tokens are set by the kernel that makes the tiles", step.place
         for name in awaited(step):
             if isinstance(step, Copy) != (name in tokens):
-                told = f"{word} waits for {name}"
-                yield f"{told}: copies take tokens, to=engine, and nothing else does", step.place
+                message = f"{word} waits for {name}"
+                yield f"{message}: copies take tokens, to=engine, and nothing else does", step.place
         if not isinstance(step, Copy):
             continue
         if step.awaits in tokens:
             taken_by[step.awaits].append(i)
         if (step.side == "owner") != bool(step.awaits):
-            told = f"copy of {step.source} has side={step.side}, awaits={step.awaits or 'nothing'}"
-            yield f"{told}: what tiles leave for owners, and that alone, has tokens", step.place
+            message = (
+                f"copy of {step.source} has side={step.side}, awaits={step.awaits or 'nothing'}"
+            )
+            yield f"{message}: what tiles leave for owners, and that alone, has tokens", step.place
         if tokens.get(step.awaits, step.source) != step.source:
-            told = f"copy of {step.source} takes {step.awaits}, a token of {tokens[step.awaits]}"
-            yield f"{told}: it must be of what is copied", step.place
+            message = f"copy of {step.source} takes {step.awaits}, a token of {tokens[step.awaits]}"
+            yield f"{message}: it must be of what is copied", step.place
     yield from _turns(plan, set_by, taken_by)
 
 
@@ -250,12 +255,12 @@ def _turns(
     for name in set_by:
         for what, steps in (("set", set_by[name]), ("taken", taken_by[name])):
             if len(steps) > 1:
-                told = f"{name} is {what} by {len(steps)} steps"
-                yield f"{told}: a token is {what} once", plan.steps[steps[-1]].place
+                message = f"{name} is {what} by {len(steps)} steps"
+                yield f"{message}: a token is {what} once", plan.steps[steps[-1]].place
         if any(i < j for i in taken_by[name] for j in set_by[name]):
-            told = f"a copy takes {name}, which a later launch sets"
+            message = f"a copy takes {name}, which a later launch sets"
             place = plan.steps[taken_by[name][0]].place
-            yield f"{told}: what waits on a stream is queued behind it", place
+            yield f"{message}: what waits on a stream is queued behind it", place
 
 
 def _resident(plan: Plan) -> Iterator[tuple[str, Place]]:
@@ -264,8 +269,8 @@ def _resident(plan: Plan) -> Iterator[tuple[str, Place]]:
         if not isinstance(launch, Launch) or launch.programs == "resident":
             continue
         for name in sorted({*launch.awaits} - {*launch.announces}):
-            told = [Moment(i, "told", one) for one in launch.announces]
-            if plan.moments.order.before(told, [Moment(i, "known", name)]):
+            sent = [Moment(i, "announced", one) for one in launch.announces]
+            if plan.moments.order.before(sent, [Moment(i, "arrived", name)]):
                 said = f"{launch.kernel} waits for {name}, which follows from what it announces"
                 yield f"{said}: programs={launch.programs} must be resident", launch.place
 
@@ -277,8 +282,8 @@ def _joined(plan: Plan) -> Iterator[tuple[str, Place]]:
              if isinstance(one, After) and one.stream == "main"}  # fmt: skip
     for stream, i in last.items():
         if stream != "main" and joins.get(stream, -1) < i:
-            told = f"{text.word(type(plan.steps[i]))} on stream {stream} may run when the caller"
-            yield f"{told} goes on: the main stream must come after it", plan.steps[i].place
+            message = f"{text.word(type(plan.steps[i]))} on stream {stream} may run when the caller"
+            yield f"{message} goes on: the main stream must come after it", plan.steps[i].place
 
 
 def _returned(plan: Plan) -> Iterator[tuple[str, Place]]:
@@ -290,8 +295,8 @@ def _returned(plan: Plan) -> Iterator[tuple[str, Place]]:
             if not access.far or access.buffer not in given:
                 continue
             if not moments.before(i, access, end, next_use):
-                told = f"{text.word(type(step))} reads other ranks' {access.buffer}"
-                yield f"{told}: a channel must tell them when it may change again", step.place
+                message = f"{text.word(type(step))} reads other ranks' {access.buffer}"
+                yield f"{message}: a channel must tell them when it may change again", step.place
 
 
 def _credits(plan: Plan) -> Iterator[tuple[str, Place]]:
@@ -307,8 +312,8 @@ def _credits(plan: Plan) -> Iterator[tuple[str, Place]]:
     for i in users:
         behind = i in takers or moments.order.before(taken, moments.started(i))
         if not behind:
-            told = f"{text.word(type(steps[i - 1]))} writes the slot before credits are taken"
-            yield f"{told}: other ranks may still read what it held", steps[i - 1].place
+            message = f"{text.word(type(steps[i - 1]))} writes the slot before credits are taken"
+            yield f"{message}: other ranks may still read what it held", steps[i - 1].place
     givers = [i for i, step in enumerate(steps, 1) if getattr(step, "gives", False)]
     if len(givers) != 1:
         yield f"{plan.name} gives its slot back {len(givers)} times; once is right", plan.place
@@ -318,8 +323,10 @@ def _credits(plan: Plan) -> Iterator[tuple[str, Place]]:
             if not givers or access.buffer not in heap | boxes:
                 continue
             if not moments.order.before(moments.done(i, access), given):
-                told = f"{text.word(type(step))} uses {access.buffer} and is not before what gives"
-                yield f"{told} it back", step.place
+                message = (
+                    f"{text.word(type(step))} uses {access.buffer} and is not before what gives"
+                )
+                yield f"{message} it back", step.place
 
 
 def _uses_slot(step: Step, heap: set[str], by_word: set[str]) -> bool:
@@ -333,13 +340,16 @@ _BY_PACKET = (("each", "all"), ("part", "owner"), ("part", "all"))
 
 
 def _packets(plan: Plan) -> Iterator[tuple[str, Place]]:
-    told_by = {one.buffer: (one.by, one.cuts, one.to) for one in plan.of(Channel)}
+    announced_by = {one.buffer: (one.by, one.cuts, one.to) for one in plan.of(Channel)}
     for buffer in plan.of(Buffer):
         name, is_box = buffer.name, buffer.role == "packets"
-        by = told_by.get(name, ("", "", ""))
+        by = announced_by.get(name, ("", "", ""))
         if is_box != (by[0] == "packet") or (is_box and by[1:] not in _BY_PACKET):
-            told = f"{name} has role={buffer.role} and is announced by={by[0] or 'nobody'}"
-            yield f"{told}: packets need both, of rows that each rank has a share of", buffer.place
+            message = f"{name} has role={buffer.role} and is announced by={by[0] or 'nobody'}"
+            yield (
+                f"{message}: packets need both, of rows that each rank has a share of",
+                buffer.place,
+            )
 
 
 def _shared(plan: Plan) -> Iterator[tuple[str, Place]]:
@@ -349,13 +359,13 @@ def _shared(plan: Plan) -> Iterator[tuple[str, Place]]:
             continue
         other = buffers[buffer.shares]
         if buffer.role != other.role or buffer.role in GIVEN:
-            told = f"{buffer.name} is {buffer.role} and shares the memory of {other.name}"
-            yield f"{told}, which is {other.role}; both must be local or symmetric", buffer.place
+            message = f"{buffer.name} is {buffer.role} and shares the memory of {other.name}"
+            yield f"{message}, which is {other.role}; both must be local or symmetric", buffer.place
         alike = [one for one in buffers.values() if other.name in (one.name, one.shares)]
         for one in alike:
             if one.name < buffer.name and not are_apart(plan, one.name, buffer.name):
-                told = f"{one.name} and {buffer.name} share memory and are in use at once"
-                yield f"{told}: their accesses are not ordered", buffer.place
+                message = f"{one.name} and {buffer.name} share memory and are in use at once"
+                yield f"{message}: their accesses are not ordered", buffer.place
 
 
 RULES = (

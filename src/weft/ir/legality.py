@@ -38,8 +38,8 @@ class Rule:
 
 def illegal(title: str, violations: Sequence[Violation]) -> IllegalError:
     """The error that tells all of them."""
-    told = "\n".join(map(str, violations))
-    message = f"{title}: breaches of the rules: {len(violations)}\n{told}"
+    problem = "\n".join(map(str, violations))
+    message = f"{title}: breaches of the rules: {len(violations)}\n{problem}"
     return IllegalError(message, violations=tuple(violations))
 
 

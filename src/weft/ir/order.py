@@ -1,9 +1,9 @@
 """Which moment of a plan is before which: on one rank, and on every rank.
 
-A step has moments: `begin` and `end`; and for each channel that it announces, `told`: what it
-announces has been written; for each that it waits for, `known`: what was announced may be read. A
-kernel multiplies some tiles before it waits, and goes on after it has announced others, so `told`
-is not before its other accesses and `known` not behind them.
+A step has moments: `begin` and `end`; for each channel that it announces, `announced`: the data
+has been written; for each channel that it waits for, `arrived`: the data may be read. A kernel
+multiplies some tiles before it waits, and goes on after it has announced others. So `announced` is
+not before its other accesses, and `arrived` is not behind them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Moment(NamedTuple):
-    """Of step `step`; `channel` where it is `told` or `known`."""
+    """Of step `step`; `channel` where it is `announced` or `arrived`."""
 
     step: int
     what: str

@@ -30,8 +30,8 @@ def sizes_of(task: Any, operands: Sequence[Type]) -> tuple[Size, ...]:
         if one.dtype != TABLE and INDICES.get(task.kind) != i
     ]
     if len({dtype for _, dtype in tensors}) > 1:
-        told = ", ".join(f"{name} is {dtype}" for name, dtype in tensors)
-        raise ValueError(f"{task.kind}: {told}; operands have one dtype")
+        message = ", ".join(f"{name} is {dtype}" for name, dtype in tensors)
+        raise ValueError(f"{task.kind}: {message}; operands have one dtype")
     return _RULES.get(task.kind, _alike)(task, [one.sizes for one in operands])
 
 
@@ -91,8 +91,8 @@ def _rms_norm(task: Any, sizes: Sizes) -> tuple[Size, ...]:
 
 def _alike(task: Any, sizes: Sizes) -> tuple[Size, ...]:
     if any(one != sizes[0] for one in sizes):
-        told = ", ".join(f"{n} is {text.value(one)}" for n, one in zip(task.operands, sizes))
-        raise ValueError(f"{task.kind}: {told}; sizes must be equal")
+        message = ", ".join(f"{n} is {text.value(one)}" for n, one in zip(task.operands, sizes))
+        raise ValueError(f"{task.kind}: {message}; sizes must be equal")
     return sizes[0]
 
 
@@ -169,8 +169,8 @@ def _kv_append(task: Any, sizes: Sizes) -> tuple[Size, ...]:
     _check_sequences(task, x, lengths)
     _check_cache(task, 0, cache, x)
     if cache[1] != x[1]:
-        told = f"has {text.value(x[1])} columns, {task.operands[0]} {text.value(cache[1])}"
-        raise ValueError(f"kv_append: {task.operands[1]} {told}; they must be equal")
+        message = f"has {text.value(x[1])} columns, {task.operands[0]} {text.value(cache[1])}"
+        raise ValueError(f"kv_append: {task.operands[1]} {message}; they must be equal")
     return cache
 
 
@@ -182,9 +182,9 @@ def _decode_attention(task: Any, sizes: Sizes) -> tuple[Size, ...]:
         _check_cache(task, i, cache, q)
     columns = [_whole_heads(task, i, one, head) for i, one in enumerate((q, k))]
     if k != v or columns[0] % columns[1]:
-        told = ", ".join(f"{n} is {text.value(one)}" for n, one in zip(task.operands, sizes))
-        raise ValueError(f"decode_attention: {told}; caches are alike, and q has their heads or a "
-                         "multiple of them")  # fmt: skip
+        message = ", ".join(f"{n} is {text.value(one)}" for n, one in zip(task.operands, sizes))
+        raise ValueError(f"decode_attention: {message}; caches are alike, and q has their heads or "
+                         "a multiple of them")  # fmt: skip
     return q
 
 
@@ -192,32 +192,32 @@ def _attention(task: Any, sizes: Sizes) -> tuple[Size, ...]:
     q, k, v = sizes
     columns = [_whole_heads(task, i, one, task.head or 2) for i, one in enumerate((q, k))]
     if k != v or q[0] != k[0] or columns[0] % columns[1]:
-        told = ", ".join(f"{n} is {text.value(one)}" for n, one in zip(task.operands, sizes))
-        raise ValueError(f"{task.kind}: {told}; rows are alike in all, columns in keys and values, "
-                         "and q has their heads or a multiple of them")  # fmt: skip
+        message = ", ".join(f"{n} is {text.value(one)}" for n, one in zip(task.operands, sizes))
+        raise ValueError(f"{task.kind}: {message}; rows are alike in all, columns in keys and "
+                         "values, and q has their heads or a multiple of them")  # fmt: skip
     return q
 
 
 def _whole_heads(task: Any, i: int, sizes: tuple[Size, ...], head: int) -> int:
     columns = sizes[1]
     if not isinstance(columns, int) or columns % head or not columns:
-        told = f"{task.operands[i]} has {text.value(columns)} columns; heads have head={head}"
-        raise ValueError(f"{task.kind}: {told}: it takes whole heads, declared")
+        message = f"{task.operands[i]} has {text.value(columns)} columns; heads have head={head}"
+        raise ValueError(f"{task.kind}: {message}: it takes whole heads, declared")
     return columns
 
 
 def _check_sequences(task: Any, x: tuple[Size, ...], lengths: tuple[Size, ...]) -> None:
     if lengths != (1, x[0]):
-        told = f"{task.operands[-1]} is {text.value(lengths)}; of {text.value(x[0])} sequences"
-        raise ValueError(f"{task.kind}: {told} it must be {text.value((1, x[0]))}")
+        message = f"{task.operands[-1]} is {text.value(lengths)}; of {text.value(x[0])} sequences"
+        raise ValueError(f"{task.kind}: {message} it must be {text.value((1, x[0]))}")
 
 
 def _check_cache(task: Any, i: int, cache: tuple[Size, ...], x: tuple[Size, ...]) -> None:
     if per_sequence(cache[0], x[0]) is None:
-        told = f"{task.operands[i]} has {text.value(cache[0])} rows for {text.value(x[0])}"
+        message = f"{task.operands[i]} has {text.value(cache[0])} rows for {text.value(x[0])}"
         raise ValueError(
-            f"{task.kind}: {told} sequences; it takes as many for each, {text.value(x[0])} times "
-            "max_kv: declare Times(name, max_kv) where the former has a name"
+            f"{task.kind}: {message} sequences; it takes as many for each, {text.value(x[0])} "
+            "times max_kv: declare Times(name, max_kv) where the former has a name"
         )
 
 

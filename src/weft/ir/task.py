@@ -322,10 +322,10 @@ def _names(program: Program) -> Iterator[tuple[str, Place]]:
             )
         for operand in task.operands:
             if operand not in known:
-                told = f"{task.name} uses {operand}, which no task before it makes"
+                message = f"{task.name} uses {operand}, which no task before it makes"
                 path = _behind(program, task.name, operand)
                 cycle = f": a cycle, {' needs '.join([*path, path[0]])}" if path else ""
-                yield told + cycle, task.place
+                yield message + cycle, task.place
         if task.name in known:
             yield f"{task.name} is made twice; a value is made once", task.place
         known.add(task.name)
@@ -344,11 +344,11 @@ def _attributes(program: Program) -> Iterator[tuple[str, Place]]:
     for task in program.tasks:
         if task.kind not in KINDS:
             continue
-        for name, (is_right, told) in ATTRIBUTES.items():
+        for name, (is_right, message) in ATTRIBUTES.items():
             given, wanted = getattr(task, name), name in KINDS[task.kind].attributes
             if not is_right(given) if wanted else given is not None:
-                told = told if wanted else "none"
-                yield f"{task.kind} {task.name} has {name}={given}; it takes {told}", task.place
+                message = message if wanted else "none"
+                yield f"{task.kind} {task.name} has {name}={given}; it takes {message}", task.place
 
 
 def _typed(program: Program) -> Iterator[tuple[str, Place]]:
@@ -360,8 +360,8 @@ def _typed(program: Program) -> Iterator[tuple[str, Place]]:
             yield f"{task.name} is {given}; it has two dimensions, and a dtype of torch", task.place
     for task in program.tasks:
         if task.name in program.results and task.type and task.type.dtype == TABLE:
-            told = f"{program.name} returns {task.name}, which is {task.type.as_text()}"
-            yield f"{told}: tables are for the tasks of the program alone", task.place
+            message = f"{program.name} returns {task.name}, which is {task.type.as_text()}"
+            yield f"{message}: tables are for the tasks of the program alone", task.place
 
 
 def _is_typed(task: Task, kind: Type) -> bool:
@@ -409,8 +409,8 @@ def _tiled(program: Program) -> Iterator[tuple[str, Place]]:
             yield f"{task.name} has tile={task.tile}; it is (rows, columns), 1 or more", task.place
         wanted = tuple(map(Need, task.operands, KINDS[task.kind].region))
         if task.needs != wanted:
-            told = f"{text.value(task.needs)}; {task.kind} reads {text.value(wanted)}"
-            yield f"{task.name} needs {told}", task.place
+            message = f"{text.value(task.needs)}; {task.kind} reads {text.value(wanted)}"
+            yield f"{task.name} needs {message}", task.place
 
 
 def _kernels(program: Program) -> Iterator[tuple[str, Place]]:
@@ -418,8 +418,8 @@ def _kernels(program: Program) -> Iterator[tuple[str, Place]]:
     path = cycle_of(program, {task.name: task.kernel for task in program.tasks})
     if path:
         first = next(task for task in program.tasks if path[0] in (task.kernel, task.name))
-        told = " needs ".join([*path, path[0]])
-        yield f"{told}: tasks of kernels that need each other cannot be fused", first.place
+        message = " needs ".join([*path, path[0]])
+        yield f"{message}: tasks of kernels that need each other cannot be fused", first.place
 
 
 def cycle_of(program: Program, kernels: Mapping[str, str]) -> list[str]:
@@ -451,18 +451,18 @@ def _planned(program: Program) -> Iterator[tuple[str, Place]]:
     for task in program.tasks:
         known = ENGINES.get(task.kind, ("",)) if task.kernel else ("",)
         if task.engine not in known:
-            told = f"{task.name} has engine={task.engine}; {task.kind} may have"
-            yield f"{told} {' or '.join(known) or 'none'}", task.place
+            message = f"{task.name} has engine={task.engine}; {task.kind} may have"
+            yield f"{message} {' or '.join(known) or 'none'}", task.place
         if task.chunks != "tiles" if isinstance(task.chunks, str) else task.chunks < 0:
-            told = f"{task.name} has chunks={task.chunks}; it is 1 or more, or tiles"
-            yield told, task.place
+            message = f"{task.name} has chunks={task.chunks}; it is 1 or more, or tiles"
+            yield message, task.place
         if is_carried(task):
             yield from _carried(program, task)
     for name in program.kernels:
         chief = program.chief(name)
         if chief.kind != "all_gather" and not (chief.order and chief.programs):
-            told = f"{name} has order={chief.order}, programs={chief.programs}"
-            yield f"{told}: passes swizzle and partition give both", chief.place
+            message = f"{name} has order={chief.order}, programs={chief.programs}"
+            yield f"{message}: passes swizzle and partition give both", chief.place
 
 
 def is_carried(task: Task) -> bool:
@@ -483,14 +483,16 @@ def _carried(program: Program, task: Task) -> Iterator[tuple[str, Place]]:
     """What lies in one piece for an engine: chunks of columns that are alike, of whole tiles."""
     chief = program.chief(task.kernel)
     if chief.kind != "matmul" or chief.order != "part_by_part":
-        told = f"{task.name} is carried by engines behind {chief.kind} in order={chief.order}"
-        yield f"{told}; they carry a matmul's tiles, in order=part_by_part", task.place
+        message = f"{task.name} is carried by engines behind {chief.kind} in order={chief.order}"
+        yield f"{message}; they carry a matmul's tiles, in order=part_by_part", task.place
     columns, width = task.type.sizes[1] if task.type else 0, task.tile[1]
     if not isinstance(task.chunks, int) or task.chunks < 1:
         yield f"{task.name} has chunks={task.chunks}; engines carry 1 or more", task.place
     elif not are_alike(columns, task.chunks, width):
-        told = f"{task.name} has chunks={task.chunks} of {text.value(columns)} columns in tiles of"
-        yield f"{told} {width}; several chunks must be alike, of whole tiles", task.place
+        message = (
+            f"{task.name} has chunks={task.chunks} of {text.value(columns)} columns in tiles of"
+        )
+        yield f"{message} {width}; several chunks must be alike, of whole tiles", task.place
 
 
 RULES = (
@@ -508,8 +510,8 @@ RULES = (
 def check(program: Program) -> list[Violation]:
     """Every breach of the rules that hold at the program's stage."""
     if program.stage not in STAGES:
-        told = f"{program.name} is at stage {program.stage}; there are {', '.join(STAGES)}"
-        return [Violation("stage", told, program.place)]
+        message = f"{program.name} is at stage {program.stage}; there are {', '.join(STAGES)}"
+        return [Violation("stage", message, program.place)]
     return run(RULES, program, STAGES[: STAGES.index(program.stage) + 1])
 
 

@@ -57,9 +57,9 @@ def compile_kernels(
     binaries, complaints = [], []
     with console.bar("compiling", len(targets)) as bar:
         for one in targets:
-            built, told = compile_for(found, one)
+            built, complained = compile_for(found, one)
             binaries += built
-            complaints += told
+            complaints += complained
             bar.advance()
     if output:
         write(binaries, output, subject)

@@ -90,8 +90,8 @@ def _sign_of_life(what: str, seconds: float) -> str:
     return "; ".join(words)
 
 
-def _say(told: str) -> None:
-    notes().print(f"[yellow]weft:[/] {escape(told)}")
+def _say(message: str) -> None:
+    notes().print(f"[yellow]weft:[/] {escape(message)}")
 
 
 class Bar:

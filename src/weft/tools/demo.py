@@ -170,12 +170,13 @@ def broken(number: int, what: str, taken: Taken, story: str) -> bool:
                 seed = report.schedules - 1
                 out.print(f"[bold red]found[/] under schedule {seed}:")
                 out.print(
-                    textwrap.indent(told(report.findings[0], path, taken), "  "), markup=False
+                    textwrap.indent(finding_text(report.findings[0], path, taken), "  "),
+                    markup=False,
                 )
     return not report.ok
 
 
-def told(finding: Finding, path: Path, taken: Taken) -> str:
+def finding_text(finding: Finding, path: Path, taken: Taken) -> str:
     """The finding as a user would read it; of a deadlock, the table of who waits for what."""
     text = str(finding)
     if finding.kind in DEADLOCK_KINDS:

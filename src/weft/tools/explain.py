@@ -92,10 +92,10 @@ def of_operator(
     module = importlib.import_module(card.run.__module__)
     chosen = choice_of(work, where)
     fields = {} if chosen is None else dict(vars(chosen))
-    told = ", ".join(f"{name}={value}" for name, value in fields.items()) or "one way only"
+    message = ", ".join(f"{name}={value}" for name, value in fields.items()) or "one way only"
     ranks = counted(work.num_ranks, "rank")
     call = f"{card.summary}\n{shape_text(work.shape)}, {work.dtype}, {ranks}, {where}"
-    call += f"\na call takes, where nothing was measured: {told}"
+    call += f"\na call takes, where nothing was measured: {message}"
     values = {**options.words_of(work), "target": where.name, "hw": hw, "config": fields}
     if reason := reason_of(card.name, problem):
         call += f"\n{reason}"

@@ -158,19 +158,19 @@ def mapping(subject: Subject) -> Part:
     values: list[dict[str, Any]] = []
     for launch in subject.plan.of(Launch):
         if launch.template == "grouped":
-            told = by_tables.mapped(played, launch)
+            shown = by_tables.mapped(played, launch)
             lines += [f"{launch.kernel} on every rank: as many tiles as the table says",
-                      f"      t  {told['text']}"]  # fmt: skip
-            values.append({"kernel": launch.kernel, **told})
+                      f"      t  {shown['text']}"]  # fmt: skip
+            values.append({"kernel": launch.kernel, **shown})
         if launch.template not in ("gemm", "rows"):
             continue
         tiles = played.tiles(rank, launch)
         ordered = f"{counted(len(tiles), 'tile')}, in this order"
         lines.append(f"{launch.kernel} on rank {rank}: {ordered}")
         for tile in _telling(tiles):
-            told = _mapped(played, launch, rank, tile)
-            lines.append(f"  {tiles.index(tile):>5}  {told['text']}")
-            values.append({"kernel": launch.kernel, "rank": rank, **told})
+            shown = _mapped(played, launch, rank, tile)
+            lines.append(f"  {tiles.index(tile):>5}  {shown['text']}")
+            values.append({"kernel": launch.kernel, "rank": rank, **shown})
     return Part("mapping", "Mapping of a tile", "\n".join(lines) or "no tiles", values)
 
 
@@ -225,15 +225,15 @@ def _carried(played: Played, launch: Launch, rank: int, tile: Tile, region: str)
     """Of a tile that an engine carries, or to which is added what engines have brought."""
     (tokens,), (sums,) = launch.announces, launch.awaits
     chunk = tile.i_n // played.tiles_of_chunk(launch, played.channels[tokens])
-    told = {"tile": [tile.i_m, tile.i_n], "owner": tile.owner}
+    shown = {"tile": [tile.i_m, tile.i_n], "owner": tile.owner}
     text = f"{region} of rank {tile.owner}'s part: "
     if tile.owner != rank:
         word = f"{tokens}[{tile.owner}][{chunk}]"
         text += f"kept here until an engine carries it; the chunk's last one sets {word}"
-        return {**told, "announces": word, "text": text}
+        return {**shown, "announces": word, "text": text}
     words = [f"{sums}[{peer}][{chunk}]" for peer in played.peers(rank)]
     text += f"added to what engines bring, told by {', '.join(words)}" if words else "its own"
-    return {**told, "awaits": words, "text": text}
+    return {**shown, "awaits": words, "text": text}
 
 
 def times(subject: Subject) -> Part:
@@ -257,9 +257,9 @@ def times(subject: Subject) -> Part:
         }  # fmt: skip
         engines.append(engine)
         many = f" ({count}, each on average)" if count > 1 else ""
-        told = f", waits {waits / count:.1f}" if waits else ""
+        message = f", waits {waits / count:.1f}" if waits else ""
         lines.append(f"  {row.title + many:<40} {begin:7.1f} to {end:7.1f}: busy "
-                     f"{busy / count:.1f} us{told}")  # fmt: skip
+                     f"{busy / count:.1f} us{message}")  # fmt: skip
     if last.moved_us:
         lines.append(f"  of {last.moved_us:.1f} us in which data moves, {last.hidden:.0%} is behind"
                      " computation")  # fmt: skip

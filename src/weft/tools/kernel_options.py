@@ -87,5 +87,5 @@ def find_kernels(
 def _refuse(subject: str, why: str, **options: Any) -> None:
     for name, value in options.items():
         if value:
-            told = " ".join(value) if isinstance(value, list) else value
-            raise UsageError(f"--{name.replace('_', '-')} {told}: {subject} takes none; {why}")
+            message = " ".join(value) if isinstance(value, list) else value
+            raise UsageError(f"--{name.replace('_', '-')} {message}: {subject} takes none; {why}")

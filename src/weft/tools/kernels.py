@@ -124,14 +124,14 @@ def _nothing(words: str, report: Report, launched: Sequence[str]) -> str:
     if not report.ok:
         ran += f" ended early ({report.findings[0].kind}: {report.findings[0].message}) and"
     there = ", ".join(dict.fromkeys(launched)) or "no kernel of its own"
-    told = f"{words}: {ran} launches {there}"
+    message = f"{words}: {ran} launches {there}"
     if name and (not kernels or name in kernels):
-        return f"{told}; to look at {name} without a launch say its arguments: --signature"
+        return f"{message}; to look at {name} without a launch say its arguments: --signature"
     if programs and not launched:
-        return f"{told}; name a program: {', '.join(f'{file}:{one}' for one in programs)}"
+        return f"{message}; name a program: {', '.join(f'{file}:{one}' for one in programs)}"
     if kernels and not launched:
-        return f"{told}; name a kernel, {file}:{kernels[0]}, with --signature"
-    return told
+        return f"{message}; name a kernel, {file}:{kernels[0]}, with --signature"
+    return message
 
 
 def is_own(fn: Any) -> bool:

@@ -188,13 +188,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else console.FINE
     except BadWords as error:
-        return _told(UsageError.__name__, error.format_message(), is_json, console.MISUSE)
+        return _error_code(UsageError.__name__, error.format_message(), is_json, console.MISUSE)
     except WeftError as error:
         code = console.MISUSE if isinstance(error, MISUSE) else console.PROBLEM
-        return _told(type(error).__name__, str(error), is_json, code)
+        return _error_code(type(error).__name__, str(error), is_json, code)
 
 
-def _told(kind: str, message: str, is_json: bool, code: int) -> int:
+def _error_code(kind: str, message: str, is_json: bool, code: int) -> int:
     if is_json:
         console.print_json({"ok": False, "error": {"kind": kind, "message": message}})
     console.notes().print(f"[bold red]weft:[/] {escape(message)}")

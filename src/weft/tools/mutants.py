@@ -17,7 +17,7 @@ from weft.emulator.rewriting import Rewrite
 from weft.tools.check import Work, one_slot, rel_err
 from weft.verify.laggards import chooser_of
 from weft.verify.mutants import Bounds, MutantReport, ProgramFails, Run, WrongAnswer, search
-from weft.verify.mutants.woven import search_woven
+from weft.verify.mutants.core_ir import search_core_ir
 
 Progress = Callable[[int, int], None]
 
@@ -64,7 +64,7 @@ def searched(
         def instead(mutant: Any, kernel: Any = kernel) -> list[Run]:
             return [replace(run, run=_with(run, kernel, mutant)) for run in runs]
 
-        of_ir = search_woven(
+        of_ir = search_core_ir(
             kernel, instead, bounds, subject=subject, ranks=ranks, steps=report.steps
         )
         report.verdicts += of_ir.verdicts

@@ -100,8 +100,8 @@ def timeline(
     writing.check_path(output, "-o")
     if traced:
         if is_program(subject) or run or as_tasks:
-            told = "it is a way to run an operator; leave out --run and --persistent"
-            raise UsageError(f"--traced {subject}: {told}")
+            message = "it is a way to run an operator; leave out --run and --persistent"
+            raise UsageError(f"--traced {subject}: {message}")
         return _traced(
             subject, output, ranks, nodes, shape, dtype, transport, target, hw, seed, num_sms, json
         )
@@ -117,8 +117,8 @@ def timeline(
         planned = None if run or transport else subject_of(work, target, hw)
     if as_tasks:
         if planned is None or run:
-            told = "its tasks are those of a program, before anything runs"
-            raise UsageError(f"--persistent {as_tasks}: {told}; leave out --run and --transport")
+            message = "its tasks are those of a program, before anything runs"
+            raise UsageError(f"--persistent {as_tasks}: {message}; leave out --run and --transport")
         chart, notes = queued(planned, as_tasks, num_sms)
         name, num_ranks = planned.program.name, planned.facts.num_ranks
     elif planned is not None:
@@ -171,7 +171,7 @@ def measured(
 ) -> tuple[Traced, list[str]]:
     """What the tiles of a call say of themselves, and what to say of it."""
     from weft.base.hardware import find_hardware
-    from weft.tools.schedule.runs import told
+    from weft.tools.schedule.runs import notes_of
     from weft.tools.schedule.traced import traced_emulated, traced_on_gpus
 
     find_hardware(hw)
@@ -181,7 +181,7 @@ def measured(
         found = traced_emulated(work, transport, hw, seed=seed, num_sms=num_sms)
         place = f"the emulator, in simulated time of {hw}"
     error_us = max(one.error_ns for one in found.clocks) / 1e3
-    return found, [*told(work, None), TRACED.format(where=place, error=error_us)]
+    return found, [*notes_of(work, None), TRACED.format(where=place, error=error_us)]
 
 
 def predicted(subject: Subject) -> tuple[Chart, list[str]]:
@@ -217,8 +217,8 @@ def queued(subject: Subject, how: str, num_workers: int) -> tuple[Chart, list[st
     call = f"{shape_text(facts.sizes)}, {counted(facts.num_ranks, 'rank')}, {workers}"
     tasks, counters = len(graph.ranks[0].tasks), len(graph.ranks[0].counters)
     counts = f"{counted(tasks, 'task')}, {counted(counters, 'counter')} on rank 0"
-    told = QUEUED.format(how=how, hw=machine.name)
-    return chart_of(found.spans, found.signals), [f"{call}: {counts}", told]
+    message = QUEUED.format(how=how, hw=machine.name)
+    return chart_of(found.spans, found.signals), [f"{call}: {counts}", message]
 
 
 def program_ran(subject: Subject, hw: str, seed: int, num_sms: int) -> tuple[Chart, list[str]]:
@@ -239,12 +239,12 @@ def ran(work: Work, transport: str, hw: str, seed: int, num_sms: int) -> tuple[C
     """The schedule of a call on the emulator, and what to say of it."""
     from weft.base.hardware import find_hardware
     from weft.tools.schedule import chart_of
-    from weft.tools.schedule.runs import config_for, timed_call, told
+    from weft.tools.schedule.runs import config_for, notes_of, timed_call
 
     find_hardware(hw)
     config = config_for(work, transport)
     found = timed_call(work, config, hw, seed=seed, num_sms=num_sms)
-    return chart_of(found, found.signals), [*told(work, config), RAN.format(hw=hw, seed=seed)]
+    return chart_of(found, found.signals), [*notes_of(work, config), RAN.format(hw=hw, seed=seed)]
 
 
 def totals_table(chart: Chart) -> tuple[list[tuple[str, ...]], ...]:

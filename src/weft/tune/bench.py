@@ -101,7 +101,7 @@ def bench_point(
 ) -> None:
     """One point in all its modes: variants are made, checked, measured; rows go to `send`."""
 
-    def told(name: str) -> None:
+    def on_variant(name: str) -> None:
         send(("at", {"point": point.name, "variant": name}))
 
     def failed(failure: protocol.Failure) -> None:
@@ -118,12 +118,12 @@ def bench_point(
     checked: dict[str, float] = {}
     able: list[Variant] = []
     for name, make in makers(card, case, point, plan):
-        told(name)
+        on_variant(name)
         made, error = protocol.attempt(device, make)
         for variant in made or ():
             if plan.leaves_out(point, variant.name):
                 continue
-            told(variant.name)
+            on_variant(variant.name)
             worst, error = protocol.check(device, case, variant)
             if error is None and worst is not None:
                 checked[variant.name] = worst
@@ -133,10 +133,12 @@ def bench_point(
         if made is None:
             failed(protocol.Failure(name, None, error or ""))
     for mode in modes:
-        times, failures = protocol.measure(device, case, able, mode, rounds=plan.rounds, told=told)
+        times, failures = protocol.measure(
+            device, case, able, mode, rounds=plan.rounds, on_variant=on_variant
+        )
         for failure in failures:
             failed(failure)
-        hosts = host_times(device, able, times, told) if mode == "eager" else {}
+        hosts = host_times(device, able, times, on_variant) if mode == "eager" else {}
         for row in rows(point, world.num_ranks, mode, able, times, checked, hosts):
             send(("row", row))
         send(("measured", {"point": point.name, "mode": mode}))
@@ -160,7 +162,7 @@ def makers(
 
 
 def host_times(
-    device: Any, able: Sequence[Variant], times: Mapping[str, Times], told: protocol.Told
+    device: Any, able: Sequence[Variant], times: Mapping[str, Times], on_variant: protocol.OnVariant
 ) -> dict[str, float]:
     """Host time of a call, of the slowest rank, where calls are short enough for it to matter."""
 
@@ -174,7 +176,7 @@ def host_times(
     found = {}
     for variant in able:
         if variant.name in times and times[variant.name].median < HOST_MATTERS_US:
-            told(variant.name)
+            on_variant(variant.name)
             mine, error = protocol.attempt(device, lambda v=variant: read(v))
             if error is None:
                 found[variant.name] = max(device.agree(mine))

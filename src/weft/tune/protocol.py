@@ -23,7 +23,7 @@ WARM_UP_ROUNDS = 2
 # Eager calls are timed in bursts of about so long, and of so many calls at most.
 BURST_US, MAX_BURST = 3000.0, 10
 
-Told = Callable[[str], None]
+OnVariant = Callable[[str], None]
 
 
 class FatalError(WeftError):
@@ -109,18 +109,18 @@ def measure(
     mode: str,
     *,
     rounds: int = ROUNDS,
-    told: Told = lambda name: None,
+    on_variant: OnVariant = lambda name: None,
 ) -> tuple[dict[str, Times], list[Failure]]:
     """Interleaved rounds in one mode; each time is the slowest rank's.
 
-    `told` hears the name of each variant before it runs, for whoever watches.
+    `on_variant` is called with the name of each variant before it runs.
     """
-    runs, failures = _prepare_all(device, case, variants, mode, told)
+    runs, failures = _prepare_all(device, case, variants, mode, on_variant)
     kept: dict[str, list[float]] = {name: [] for name in runs}
     for names in _rounds(kept, rounds):
         took = []
         for name in names:
-            told(name)
+            on_variant(name)
             if case.is_swept:
                 device.sweep()
             took.append(runs[name].time(device, mode))
@@ -168,7 +168,7 @@ class Run:
 
 
 def _prepare_all(
-    device: Device, case: Case, variants: Sequence[Variant], mode: str, told: Told
+    device: Device, case: Case, variants: Sequence[Variant], mode: str, on_variant: OnVariant
 ) -> tuple[dict[str, Run], list[Failure]]:
     """The runs of all variants that can be measured in this mode, by name."""
     runs: dict[str, Run] = {}
@@ -176,7 +176,7 @@ def _prepare_all(
     for variant in variants:
         if mode not in variant.modes:
             continue
-        told(variant.name)
+        on_variant(variant.name)
         run, error = attempt(device, lambda v=variant: _prepare(device, case, v, mode))
         if run is not None:
             of_all = device.agree((run.error, run.burst))

@@ -35,7 +35,7 @@ class Piece:
 LOADED = Piece(("value = hooks.epilogue.load(fragment)",))
 
 
-def render(one: core.Woven, kernel: core.Kernel) -> Piece:
+def render(one: core.Fused, kernel: core.Kernel) -> Piece:
     """The lines of one statement."""
     if isinstance(one, core.Hook) and one.function in _ROWS:
         # Up to what is sent they are own ones; results are made of all.
@@ -65,7 +65,7 @@ def render(one: core.Woven, kernel: core.Kernel) -> Piece:
     return Piece(lines, guard)
 
 
-def sentence(one: core.Woven) -> str:
+def sentence(one: core.Fused) -> str:
     """What a statement does, for the reader of the kernel."""
     place = f"  ({line_of(one.place)})" if one.place.frames else ""
     if isinstance(one, core.Wait):
@@ -116,7 +116,7 @@ def line_of(place: Place) -> str:
     return f"{Path(frame.file).name}:{frame.line}" if frame else ""
 
 
-def _said(text: str, one: core.Woven, **names: str) -> str:
+def _said(text: str, one: core.Fused, **names: str) -> str:
     """A line with the user's line in a comment, so that reports show it."""
     for name, value in names.items():
         text = text.replace(f"{{{name}}}", value)
@@ -240,7 +240,7 @@ def _inside(lines: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"    {line}" for line in lines)
 
 
-def _harmless(one: core.Woven, kernel: core.Kernel) -> tuple[str, ...]:
+def _harmless(one: core.Fused, kernel: core.Kernel) -> tuple[str, ...]:
     """Notes of what mutants may do to a call's begin and end, for `weft verify --mutants`."""
     if isinstance(one, core.Advance):
         return _ADVANCED

@@ -31,8 +31,8 @@ def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
     cut = [name for name in found if _is_cut(program.task(name))]
     for name, number in settings.chunks.items():
         if name not in cut or not 1 <= number <= MOST:
-            told = f"chunks={number} of {name}; it is 1 to {MOST}, of {', '.join(cut) or 'none'}"
-            raise ConfigError(f"{program.name}: {told}", place=program.place)
+            message = f"chunks={number} of {name}; it is 1 to {MOST}, of {', '.join(cut) or 'none'}"
+            raise ConfigError(f"{program.name}: {message}", place=program.place)
         if is_carried(program.task(name)):
             _check_carried(program, program.task(name), number)
     for name, products in found.items():

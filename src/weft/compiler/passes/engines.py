@@ -56,11 +56,13 @@ def engines(
             )
         ]  # fmt: skip
         best = _asked(program, collective, asked, found) if asked else usual[0]
-        told = f"asked for; the best is {_told(found)}" if asked else _told(usual)
+        message = f"asked for; the best is {_times_text(found)}" if asked else _times_text(usual)
         if any(way.us is None for way in found):
-            told = f"asked for; {unmeasured(facts.target)}" if asked else unmeasured(facts.target)
+            message = (
+                f"asked for; {unmeasured(facts.target)}" if asked else unmeasured(facts.target)
+            )
         program = _with(program, collective, products, best)
-        choice = Choice(collective.name, "engine", best.engine, told, collective.place)
+        choice = Choice(collective.name, "engine", best.engine, message, collective.place)
         program = replace(program, choices=(*program.choices, choice))
     return program
 
@@ -85,8 +87,8 @@ def _asked(program: Program, collective: Task, engine: str, found: list[Way]) ->
         if way.engine == engine:
             return way
     can = ", ".join(dict.fromkeys(way.engine for way in found))
-    told = f"{collective.kind} {collective.name} has engine={engine}; here it can have {can}"
-    raise ConfigError(f"{program.name}: {told}", place=collective.place)
+    message = f"{collective.kind} {collective.name} has engine={engine}; here it can have {can}"
+    raise ConfigError(f"{program.name}: {message}", place=collective.place)
 
 
 def _with(program: Program, collective: Task, products: tuple[Task, ...], way: Way) -> Program:
@@ -105,22 +107,22 @@ def _with(program: Program, collective: Task, products: tuple[Task, ...], way: W
     return replace(program, tasks=tuple(map(taken, program.tasks)))
 
 
-def _told(found: list[Way]) -> str:
+def _times_text(found: list[Way]) -> str:
     """The best of each engine, in us."""
     best: dict[str, Way] = {}
     for way in found:
         best.setdefault(way.engine, way)
-    return ", ".join(map(_way_told, best.values()))
+    return ", ".join(map(_way_text, best.values()))
 
 
-def _way_told(way: Way) -> str:
-    told = f"{way.engine} {way.us:.0f} us" if way.us else f"{way.engine}: nothing else is there"
-    return told + (f" in tiles of {way.tile[0]} x {way.tile[1]}" if way.tile else "")
+def _way_text(way: Way) -> str:
+    message = f"{way.engine} {way.us:.0f} us" if way.us else f"{way.engine}: nothing else is there"
+    return message + (f" in tiles of {way.tile[0]} x {way.tile[1]}" if way.tile else "")
 
 
 def _check_names(program: Program, asked: Mapping[str, str]) -> None:
     known = [task.name for task, _ in pairs(program)]
     if unknown := sorted(set(asked) - set(known)):
-        told = f"engines for {', '.join(unknown)}; collectives that kernels hide are"
-        raise ConfigError(f"{program.name}: {told} {', '.join(known) or 'none'}",
+        message = f"engines for {', '.join(unknown)}; collectives that kernels hide are"
+        raise ConfigError(f"{program.name}: {message} {', '.join(known) or 'none'}",
                           place=program.place)  # fmt: skip

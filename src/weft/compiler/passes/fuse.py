@@ -52,8 +52,8 @@ def fuse(program: Program, epilogues: Sequence[str] = ELEMENTWISE) -> Program:
         if cycle_of(program, claimed):  # another kernel stands between its tasks
             return False
         kernels, numbers[verb] = claimed, number
-        told = ", ".join(task.name for task in tasks)
-        choices.append(Choice(told, "kernel", name, why, tasks[0].place))
+        message = ", ".join(task.name for task in tasks)
+        choices.append(Choice(message, "kernel", name, why, tasks[0].place))
         return True
 
     gathers = {task.name for task in program.tasks if _is_hidden_gather(program, task)}

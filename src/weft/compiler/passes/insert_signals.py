@@ -56,9 +56,9 @@ def _ordered(plan: Plan) -> Plan:
         if isinstance(step, Copy) and step.source in tokens:
             steps.append(replace(step, awaits=by_buffer[step.source]))
         elif isinstance(step, Copy):
-            told, around = _around(step, buffers[step.source], plan)
-            channels += told[:1]
-            behind += told[1:]
+            made, around = _around(step, buffers[step.source], plan)
+            channels += made[:1]
+            behind += made[1:]
             steps += around
         elif isinstance(step, Launch):
             awaits = tuple(dict.fromkeys(by_buffer[n] for n in step.reads if n in by_buffer))

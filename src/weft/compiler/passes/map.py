@@ -69,9 +69,9 @@ def check(channel: Channel, sizes: Mapping[str, int], num_ranks: int) -> None:
     parts = 1 if channel.cuts == "each" else num_ranks
     full = [f_count(word, view) for word in range(parts * view.chunks)]
     if wrong := list(misfits(number(channel.rows, sizes), produced, consumed, full)):
-        told = f"channel {channel.name} with {sizes} on {counted(num_ranks, 'rank')}"
+        message = f"channel {channel.name} with {sizes} on {counted(num_ranks, 'rank')}"
         remedy = "until the mapping is put right, lowering='unfused' needs none at these sizes"
-        raise ConfigError(f"{told}: {_listed(wrong)}; {remedy}", place=channel.place)
+        raise ConfigError(f"{message}: {_listed(wrong)}; {remedy}", place=channel.place)
 
 
 def check_tables(
@@ -88,10 +88,10 @@ def check_tables(
     for i, (_, first, end, lo, hi) in enumerate(tiles):
         there = sorted(set(ranks_of[first:end]))
         if there and not (lo == there[0] and hi == there[-1] and 0 <= lo and hi < num_ranks):
-            told = f"tile {i}, slots {first} to {end - 1}, has tokens of ranks"
+            message = f"tile {i}, slots {first} to {end - 1}, has tokens of ranks"
             wrong.append(
-                f"{told} {', '.join(map(str, there))}, and waits for {lo} to {hi}: its lo must be "
-                f"{there[0]} and its hi {there[-1]}"
+                f"{message} {', '.join(map(str, there))}, and waits for {lo} to {hi}: its lo must "
+                f"be {there[0]} and its hi {there[-1]}"
             )
     if wrong:
         remedy = "weft.ops.moe_route makes tables that fit; of one's own the tiles must be these"
@@ -227,16 +227,16 @@ def _of_sums(program: Program, task: Task) -> Iterator[Channel]:
     if is_carried(task):
         yield from _of_chunks(task, carried)
         return
-    told = Channel(
+    sent = Channel(
         f"{carried.partials}_ready", carried.partials, task.type.sizes[0], "tiles", height, height,
         "each" if by_all else "part", columns=width if is_product else 0,
         to="all" if by_all else "owner", by="packet" if task.engine in PACKETS else "word",
         place=task.place,
     )  # fmt: skip
-    yield told
+    yield sent
     if carried.gathered:
         (gathered,) = carried.gathered.values()
-        yield replace(told, name=f"{gathered}_ready", buffer=gathered, to="all")
+        yield replace(sent, name=f"{gathered}_ready", buffer=gathered, to="all")
 
 
 def _of_chunks(task: Task, carried: Carriers) -> Iterator[Channel]:

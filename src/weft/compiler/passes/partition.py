@@ -49,9 +49,9 @@ def _of_kernel(program: Program, first: Task, facts: Facts) -> tuple[Task, str]:
     if first.kind == "matmul" and program.task(first.operands[0]).engine in COPY_ENGINES:
         spare = SPARE_SMS
         if facts.target.num_sms <= spare:
-            told = f"{first.kernel} leaves {spare} SM free, {facts.target} has"
+            message = f"{first.kernel} leaves {spare} SM free, {facts.target} has"
             raise ConfigError(
-                f"{program.name}: {told} {facts.target.num_sms}: take engine=push",
+                f"{program.name}: {message} {facts.target.num_sms}: take engine=push",
                 place=first.place,
             )
     is_split = first.kind in PRODUCTS and any(

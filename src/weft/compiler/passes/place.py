@@ -27,11 +27,11 @@ def place(program: Program) -> Program:
             task = replace(task, type=_infer(program, task, types))
         assert task.type is not None
         if task.kind == "input" and len(task.type.sizes) not in (2, 3):
-            told = f"{program.name}: {task.name} is {task.type.as_text()}; it has two dimensions"
-            raise ShapeError(f"{told}, or three: experts' matrices", place=task.place)
+            message = f"{program.name}: {task.name} is {task.type.as_text()}; it has two dimensions"
+            raise ShapeError(f"{message}, or three: experts' matrices", place=task.place)
         if task.type.dtype == TABLE and task.name in program.results:
-            told = f"{program.name} returns {task.name}, tables of moe_route"
-            raise ShapeError(f"{told}; they are for its own tasks", place=task.place)
+            message = f"{program.name} returns {task.name}, tables of moe_route"
+            raise ShapeError(f"{message}; they are for its own tasks", place=task.place)
         types[task.name] = task.type
         tasks.append(task)
     return replace(program, tasks=tuple(tasks), stage="placed")
@@ -48,20 +48,20 @@ def _infer(program: Program, task: Task, types: Mapping[str, Type]) -> Type:
         if list(wanted) == given:
             return Type(dtype_of(task, operands), sizes, result)
     raise PlacementError(
-        f"{program.name}: {_told(program, task, given)}", place=task.place
+        f"{program.name}: {_mismatch(program, task, given)}", place=task.place
     ) from None
 
 
-def _told(program: Program, task: Task, given: Sequence[Placement]) -> str:
+def _mismatch(program: Program, task: Task, given: Sequence[Placement]) -> str:
     operands = list(zip(task.operands, map(text.value, given)))
-    told = f"{task.kind} cannot take " + " and ".join(f"{n} @ {where}" for n, where in operands)
+    message = f"{task.kind} cannot take " + " and ".join(f"{n} @ {where}" for n, where in operands)
     ways = sorted(_ways(program, task, given), key=lambda way: (len(way), way))
     if not ways:
         rows = [", ".join(map(text.value, wanted)) for wanted, _ in placements_of(task)]
-        return f"{told}; it takes {' or '.join(rows)}"
+        return f"{message}; it takes {' or '.join(rows)}"
     # The ways that change the fewest operands.
     best = [" and ".join(way) for way in ways if len(way) == len(ways[0])]
-    return f"{told}; {';  or '.join(dict.fromkeys(best))}"
+    return f"{message}; {';  or '.join(dict.fromkeys(best))}"
 
 
 def _ways(program: Program, task: Task, given: Sequence[Placement]) -> Iterator[list[str]]:

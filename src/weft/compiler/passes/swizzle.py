@@ -57,8 +57,8 @@ def swizzle(
     kernels = [name for name in program.kernels if not _is_gather(program, name)]
     first = {program.chief(name).name: name for name in kernels}
     if unknown := sorted(set(settings.orders) - set(first)):
-        told = f"orders for {', '.join(unknown)}; tiles are in an order of {', '.join(first)}"
-        raise ConfigError(f"{program.name}: {told}", place=program.place)
+        message = f"orders for {', '.join(unknown)}; tiles are in an order of {', '.join(first)}"
+        raise ConfigError(f"{program.name}: {message}", place=program.place)
     orders: dict[str, str] = {}
     choices = []
     for task, name in first.items():
@@ -113,7 +113,7 @@ def check(
     """Raises  ConfigError: two numbers of one tile, or a tile outside, with both; an order that
     Python's integers cannot ask"""
     function = as_python(order) if hasattr(order, "fn") else order
-    told = f"{subject or 'the kernel'}: order {name_of(order)} of {num_m} x {num_n} tiles"
+    message = f"{subject or 'the kernel'}: order {name_of(order)} of {num_m} x {num_n} tiles"
 
     def tile_at(i: int) -> tuple[int, int]:
         try:
@@ -121,8 +121,8 @@ def check(
             return int(i_m), int(i_n)
         except Exception as error:
             raise ConfigError(
-                f"{told} cannot be checked: for i={i} it raises {type(error).__name__}: {error}; "
-                "write it with what integers have too, + - * // % min max, and give (i_m, i_n)",
+                f"{message} cannot be checked: for i={i} it raises {type(error).__name__}: {error}"
+                "; write it with what integers have too, + - * // % min max, and give (i_m, i_n)",
                 place=place,
             ) from error
 
@@ -131,7 +131,7 @@ def check(
         tile = tile_at(i)
         if not (0 <= tile[0] < num_m and 0 <= tile[1] < num_n):
             raise ConfigError(
-                f"{told} gives tile {tile} for i={i}, which is none; keep i_m below {num_m} and "
+                f"{message} gives tile {tile} for i={i}, which is none; keep i_m below {num_m} and "
                 f"i_n below {num_n}, with % where it counts on, and neither negative",
                 place=place,
             )
@@ -139,7 +139,7 @@ def check(
             taken = {tile_at(j) for j in range(num_m * num_n)}
             left = next((one for one in _tiles(num_m, num_n) if one not in taken), None)
             raise ConfigError(
-                f"{told} gives tile {tile} for i={seen[tile]} and i={i}, and never {left}; each "
+                f"{message} gives tile {tile} for i={seen[tile]} and i={i}, and never {left}; each "
                 "tile must come once: begin with i_m, i_n = i // num_n, i % num_n, which has all, "
                 "and change it by steps that can be undone, such as (i_m + first) % num_m",
                 place=place,
@@ -154,13 +154,13 @@ def _tiles(num_m: int, num_n: int):
 def _require_free(program: Program, task: Task, form: str, order: Callable[..., Any]) -> None:
     """Raises  ConfigError: a kernel whose tiles come in one order only"""
     if form in BY_TABLE:
-        told = f"its tiles come in the turns of {task.operands[2]}"
+        message = f"its tiles come in the turns of {task.operands[2]}"
     elif not form.endswith("gather"):
-        told = "ranks wait for each other's tiles, and would for ever if own ones came too early"
+        message = "ranks wait for each other's tiles, and would for ever if own ones came too early"
     else:
         return
     raise ConfigError(
-        f"{program.name}: {task.name} has order={name_of(order)}; here {told}: leave it to "
+        f"{program.name}: {task.name} has order={name_of(order)}; here {message}: leave it to "
         f"{form}; an order of one's own is for a product of gathered rows",
         place=task.place,
     )
@@ -189,8 +189,8 @@ def check_gather(
     for rank in range(num_ranks if num_m else 0):
         first, end = part_of(m, rank, num_ranks)
         start = first_to_gather.fn(first, end, tile[0], num_m)
-        told = f"{subject} with m={m} on rank {rank}"
-        check(order, num_m, num_n, (group_m, start, head), told, place)
+        message = f"{subject} with m={m} on rank {rank}"
+        check(order, num_m, num_n, (group_m, start, head), message, place)
 
 
 def _is_gather(program: Program, kernel: str) -> bool:

@@ -65,15 +65,15 @@ def tile(program: Program, extents: Mapping[str, tuple[int, ...]] | None = None)
     extents = extents or {}
     names = [task.name for task in program.tasks if task.kind != "input"]
     if unknown := [name for name in extents if name not in names]:
-        told = f"extents for {', '.join(unknown)}, but its tasks are {', '.join(names)}"
-        raise ConfigError(f"{program.name}: {told}", place=program.place)
+        message = f"extents for {', '.join(unknown)}, but its tasks are {', '.join(names)}"
+        raise ConfigError(f"{program.name}: {message}", place=program.place)
     tasks = []
     for task in program.tasks:
         if task.kind != "input":
             cut = tuple(extents.get(task.name) or _cut(task, tasks))
             if len(cut) not in ((2, 3) if task.kind in PRODUCTS else (2,)) or min(cut) < 1:
-                told = f"{program.name}: {task.name} has tile={cut}; it is (rows, columns)"
-                raise ConfigError(told, place=task.place)
+                message = f"{program.name}: {task.name} has tile={cut}; it is (rows, columns)"
+                raise ConfigError(message, place=task.place)
             if task.kernel and task.kind in PRODUCTS:
                 cut = _for_template(program, task, cut)
             needs = tuple(map(Need, task.operands, KINDS[task.kind].region))
@@ -95,8 +95,10 @@ def _for_template(program: Program, task: Task, cut: tuple[int, ...]) -> tuple[i
     """
     cut = (*cut, *task.tile[2:]) if len(cut) == 2 else cut
     kinds = [one.kind for one in program.of_kernel(task.kernel)]
-    if told := wrong_tile("gemm", cut, is_whole=is_cut_whole(kinds)):
-        raise ConfigError(f"{program.name}: {task.name} has tile={cut}; {told}", place=task.place)
+    if message := wrong_tile("gemm", cut, is_whole=is_cut_whole(kinds)):
+        raise ConfigError(
+            f"{program.name}: {task.name} has tile={cut}; {message}", place=task.place
+        )
     return cut
 
 
@@ -114,8 +116,10 @@ def _cut(task: Task, before: Sequence[Task]) -> tuple[int, ...]:
     region = KINDS[task.kind].region[task.operands.index(source.name)]
     times = region[1].times if isinstance(region[1], Along) else 1
     if columns % times:
-        told = f"{task.name} takes {times} columns at a time, tiles of {source.name} have {columns}"
-        raise ConfigError(told, place=task.place)
+        message = (
+            f"{task.name} takes {times} columns at a time, tiles of {source.name} have {columns}"
+        )
+        raise ConfigError(message, place=task.place)
     return rows, columns // times
 
 

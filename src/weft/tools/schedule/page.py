@@ -83,8 +83,10 @@ def _legend(chart: Chart) -> str:
         parts.append(f'<li title="copies of it, and tiles that read it">{swatches} data of {ranks}'
                      "</li>")  # fmt: skip
     if chart.arrows:
-        told = "a signal, from who sent it to who waited"
-        parts.append(f'<li title="{told}"><i class="swatch arrow"></i>signal, to its waiter</li>')
+        message = "a signal, from who sent it to who waited"
+        parts.append(
+            f'<li title="{message}"><i class="swatch arrow"></i>signal, to its waiter</li>'
+        )
     return "".join(parts)
 
 

@@ -217,11 +217,11 @@ class Played(Cut):
                     part = f", chunk {chunk}" if chunk else ""
                     name = f"for rank {peer}: {counted(rows, 'row')}{part}"
                     self.span(rank, engine, name, start, end, "copy", peer)
-                told = end + machine.word_us
-                self.span(rank, engine, f"signal {channel.name}", end, told, "signal")
-                self.engine_free[rank] = told
-                self.events.tell((channel.name, peer, rank, chunk), told, (rank, engine, told))
-                now, _ = yield told
+                set_us = end + machine.word_us
+                self.span(rank, engine, f"signal {channel.name}", end, set_us, "signal")
+                self.engine_free[rank] = set_us
+                self.events.tell((channel.name, peer, rank, chunk), set_us, (rank, engine, set_us))
+                now, _ = yield set_us
         return now
 
     def call(self, rank: int, lane: str, now: float, step: Call, index: int) -> Steps:

@@ -90,7 +90,7 @@ def config_for(work: Work, transport: str, target: Target = TARGETS["emu"]) -> A
     return configs[known.index(transport)]
 
 
-def told(work: Work, config: Any) -> Sequence[str]:
+def notes_of(work: Work, config: Any) -> Sequence[str]:
     """What was called, in words: sizes and dtype, and the configuration's fields."""
     where = f" on {len(work.nodes)} nodes" if len(work.nodes) > 1 else ""
     lines = [f"{shape_text(work.shape)}, {work.dtype}, {counted(work.num_ranks, 'rank')}{where}"]

@@ -56,15 +56,15 @@ def elsewhere(scene: Scene, groups: list[list[int]], column: dict[object, int]) 
             lines.setdefault(f"{title}: {event_text(event)}", []).append(event)
         elif event.party.program is not None:
             ended.setdefault(f"rank {rank} {title.rpartition(' (')[0]}", []).append(event)
-    told = []
+    shown = []
     for text, events in list(lines.items())[:MAX_ELSEWHERE]:
         ranks = sorted({event.party.rank for event in events})
-        told.append(f"rank {', '.join(map(str, ranks))} {text} (step {events[-1].step})")
+        shown.append(f"rank {', '.join(map(str, ranks))} {text} (step {events[-1].step})")
     if len(lines) > MAX_ELSEWHERE:
-        told.append(f"and {len(lines) - MAX_ELSEWHERE} more")
+        shown.append(f"and {len(lines) - MAX_ELSEWHERE} more")
     if any(scene.events[at].kind == "stuck" for at in scene.anchors):
         # Somebody may have ended who should have signalled.
         for text, events in list(ended.items())[:MAX_ELSEWHERE]:
             programs = "a program" if len(events) == 1 else f"{len(events)} programs"
-            told.append(f"{text}: {programs} had ended, the last at step {events[-1].step}")
-    return tuple(told)
+            shown.append(f"{text}: {programs} had ended, the last at step {events[-1].step}")
+    return tuple(shown)

@@ -145,7 +145,7 @@ def one_word_for_many(program: Program) -> Iterator[Hit]:
             is_one_peer = isinstance(op.to.number, int)
             offset = op.pointer.offset
             mine = offset is not None and (offset.has(RANK) or bool(offset.params))
-            is_told = any(frame.own is not None for frame in op.path) or not _on_rank(op)
+            is_asked = any(frame.own is not None for frame in op.path) or not _on_rank(op)
             # Of two ranks only one is "every rank but 0": a wait must speak of their number.
             waited = any(
                 one.waits
@@ -153,6 +153,6 @@ def one_word_for_many(program: Program) -> Iterator[Hit]:
                 and (one.expected.has(NUM_RANKS) or one.count.has(NUM_RANKS))
                 for one in kernel.ops
             )
-            if is_one_peer and not mine and not is_told and waited:
+            if is_one_peer and not mine and not is_asked and waited:
                 yield at(op, f"every rank that comes here SETs {pointer_text(op)} of rank "
                              f"{op.to.number}, and its wait sees one of them")  # fmt: skip

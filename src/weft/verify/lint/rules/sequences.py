@@ -28,12 +28,12 @@ def store_after_notify(program: Program) -> Iterator[Hit]:
                 continue
             if op.name == "wl.put_packets":
                 continue  # each word carries its own flag
-            told = [one for one in kernel.ops[index:] if not exclusive(one, op) and _tells(one)]
+            later = [one for one in kernel.ops[index:] if not exclusive(one, op) and _tells(one)]
             early = [
                 one for one in kernel.ops[:index]
                 if one.kind == "notify" and one.pointer.remote and not exclusive(one, op)
             ]  # fmt: skip
-            if early and not told:
+            if early and not later:
                 yield at(op, f"the last signal to a peer is raised in line {_line(early[-1])}, "
                              "before this write: whoever waits for it may not see it")  # fmt: skip
 

@@ -21,8 +21,8 @@ from weft.emulator.rewriting import Rewrite
 from weft.ir import core
 from weft.verify.laggards import chooser_of
 from weft.verify.mutants import Bounds, Run, WrongAnswer
+from weft.verify.mutants.core_ir import mutations, search_core_ir
 from weft.verify.mutants.search import LEAST_STEPS, PATIENCE
-from weft.verify.mutants.woven import mutations, search_woven
 
 RANKS = 3
 BOUNDS = Bounds(schedules=8, census=2, jobs=1)
@@ -148,7 +148,7 @@ def test_every_mutant_is_caught_where_tiles_go_node_by_node(plan, runs_of, caugh
     """Ranks 0 and 1 are on one node, rank 2 on another."""
     kernel = kernel_of(plan) if plan.endswith("nodes") else by_node(shipped(plan))
     assert len(list(mutations(kernel))) == caught
-    report = search_woven(kernel, runs_of(), BOUNDS, subject=plan, ranks=RANKS)
+    report = search_core_ir(kernel, runs_of(), BOUNDS, subject=plan, ranks=RANKS)
     assert report.ok and report.caught == caught, str(report)
 
 
@@ -166,7 +166,7 @@ def test_every_mutant_is_caught_where_tiles_go_node_by_node(plan, runs_of, caugh
 def test_every_mutant_of_the_ir_is_caught(plan, runs_of, caught, equivalent):
     kernel = kernel_of(plan) if plan.startswith("ag_gemm") else shipped(plan)
     assert len(list(mutations(kernel))) == caught + equivalent
-    report = search_woven(kernel, runs_of(), BOUNDS, subject=plan, ranks=RANKS)
+    report = search_core_ir(kernel, runs_of(), BOUNDS, subject=plan, ranks=RANKS)
     assert report.ok and report.caught == caught, str(report)
 
 
@@ -182,7 +182,7 @@ def test_a_mutant_has_so_many_steps_by_what_one_seed_took(census):
 
     bounds = Bounds(schedules=1, census=census, jobs=1)
     kernel = kernel_of("ag_gemm_push")
-    search_woven(kernel, lambda mutant: [Run("it", run)], bounds, subject="it", ranks=1)
+    search_core_ir(kernel, lambda mutant: [Run("it", run)], bounds, subject="it", ranks=1)
     assert allowed[:census] == [math.inf] * census
     of_mutants = PATIENCE * LEAST_STEPS if census else LEAST_STEPS
     assert len(allowed) > census and set(allowed[census:]) == {of_mutants}

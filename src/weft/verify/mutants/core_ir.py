@@ -6,9 +6,9 @@
                                              swap           before the tile is computed
                                              double         twice; where it is counted
 
-Those of kernels (kernels.py) change what Triton made of the source; these change what the compiler
-was told, so they show whether each signal that a plan has put in is needed. Who generates source
-from them and runs it is told by the caller, since the compiler is another room.
+Those of kernels (kernels.py) change what Triton made of the source; these change the kernel's IR,
+so they show whether each signal that a plan has put in is needed. The caller generates source from
+them and runs it, since the compiler is another room.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from weft.verify.mutants.search import Bounds, ProgramFails, Run, most_steps, sh
 Runs = Callable[[core.Kernel], Sequence[Run]]
 
 
-def search_woven(
+def search_core_ir(
     kernel: core.Kernel, runs_of: Runs, bounds: Bounds, *, subject: str, ranks: int,
     steps: float | None = None,
 ) -> MutantReport:  # fmt: skip
@@ -113,12 +113,12 @@ def mutations(kernel: core.Kernel) -> Iterator[tuple[Mutant, core.Kernel]]:
     """Each mutant of a kernel, and the kernel with it. What comes out need not be legal."""
     for index, one in enumerate(kernel.statements):
         if isinstance(one, core.SIGNALS):
-            site = Site(kernel.name, _told(one), lines_of(one.place))
+            site = Site(kernel.name, _primitive(one), lines_of(one.place))
             for kind, statements in _changes(kernel, index):
                 yield Mutant(site, kind), replace(kernel, statements=statements)
 
 
-def _told(one: core.Woven) -> str:
+def _primitive(one: core.Fused) -> str:
     of = one.signals if isinstance(one, core.Wait | core.Notify) else one.slot
     return f"{text.word(type(one))} {of}" + (f" at {one.slot}" if of != one.slot else "")
 
@@ -141,7 +141,7 @@ def _swapped(before: tuple, one: core.Statement, after: tuple) -> tuple[core.Sta
     """The statement on the other side of what it orders."""
     if isinstance(one, core.Notify | core.Finish | core.Advance):
         rest = _rest(before, after)
-        first = next((i for i, each in enumerate(rest) if isinstance(each, core.WOVEN)), len(rest))
+        first = next((i for i, each in enumerate(rest) if isinstance(each, core.FUSED)), len(rest))
         return (*rest[:first], replace(one, slot=EARLIER[one.slot]), *rest[first:])
     if isinstance(one, core.Wait | core.Credit):
         return (*_rest(before, after), replace(one, slot=LATER[one.slot]))
