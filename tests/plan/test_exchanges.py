@@ -1,13 +1,17 @@
-"""A kernel launched again: what the driver's launcher is handed, and when all is looked at anew."""
+"""The host side of collectives: results, arguments by name, and a kernel launched again."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import triton
 
+import weft
+import weft.ops
+from weft.base.target import TARGETS
 from weft.language import triton_api
 from weft.plan.exchanges import Launches
 
@@ -135,3 +139,33 @@ def test_what_is_recorded_takes_the_mailbox_which_then_knows_of_it(monkeypatch):
         start(store[:8], store[8:])
     assert taken == [0, 1]
     assert len(fn.kernels) == 1, "the same mailbox: the launch is as before"
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (0, 3), (2, 3), (1, 5, 1)], ids=str)
+def test_a_result_without_out_lies_as_torch_would_lay_it(ranks, shape):
+    """Results are made like one element that is spread: also those of one element, or of none."""
+
+    def main():
+        world, x = weft.init(), torch.ones(shape)
+        for call in (weft.ops.all_gather, weft.ops.all_reduce):
+            out = call(x, world=world)
+            assert out.stride() == torch.empty(out.shape).stride()
+            assert out.untyped_storage().nbytes() == out.numel() * out.element_size()
+
+    ranks(main, 1)
+
+
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
+def test_programs_find_all_their_parameters(name):
+    """Each transport's programs, by the names of their parameters; and few candidates."""
+    op = weft.ops.card(name)
+    problem = op.make_problem(4, op.default_shape, "bfloat16", (4,))
+    target = TARGETS["cuda:90"]
+    found = list(op.candidates(problem, target))
+    assert 1 < len(found) <= 8
+    assert {one.transport for one in found} <= {*problem.transports, "nccl"}
+    for config in found:
+        for fn, record in op.kernels(problem, config, target):
+            assert set(record.signature) == set(fn.arg_names)
+            constants = [x for x, kind in record.signature.items() if kind == "constexpr"]
+            assert set(constants) <= set(record.constants), fn.arg_names

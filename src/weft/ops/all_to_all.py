@@ -32,8 +32,9 @@ Source  the design's section 4; torch.distributed.all_to_all_single
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, overload
 
 import torch
@@ -98,19 +99,21 @@ EVEN = {
 }
 
 
-def _by_splits(call: exchanges.Call) -> Callable[..., None]:
-    def start(x: Any, out: Any, splits: Any, received: Any) -> None:
-        call.launch(
-            exchange_by_splits, call.config, call.take_slot(), x, out, splits=splits,
-            num_received=received, errors=_error_word(call.world),
-        )  # fmt: skip
+class _CallBySplits(exchanges.Call):
+    """A call whose start takes splits, and where to say how many rows have come."""
 
-    return start
+    def with_splits(self, x: Any, out: Any, splits: Any, received: Any) -> Any:
+        self._start = partial(self._launch, splits=splits, num_received=received)
+        return self(x, out)
+
+    def _launch(self, x: Any, out: Any, **more: Any) -> None:
+        errors = _error_word(self.world)
+        self.launch(exchange_by_splits, self.config, self.take_slot(), x, out, errors=errors,
+                    **more)  # fmt: skip
 
 
 BY_SPLITS = {
-    name: Transport((exchange_by_splits,), name == "push", {"is_pull": name == "pull"},
-                    start=_by_splits)
+    name: Transport((exchange_by_splits,), name == "push", {"is_pull": name == "pull"})
     for name in ("push", "pull")
 }  # fmt: skip
 
@@ -225,7 +228,7 @@ def all_to_all(
     if splits is None:
         return call(x, out)
     received = torch.empty(world.num_ranks, dtype=torch.int64, device=x.device)
-    return call(x, out, splits, received), received
+    return call.with_splits(x, out, splits, received), received
 
 
 def _traced(x: Any, world: World, splits: Any, capacity: Any, config: Any, out: Any) -> Any:
@@ -248,7 +251,7 @@ def _make_call(
     if capacity is None:
         capacity = out.shape[0] if out is not None and out.dim() else -1
     problem = exchanges.problem_of(Problem, world, x, True, capacity, in_place=False)
-    return exchanges.Call(world, problem, config, x, out)
+    return _CallBySplits(world, problem, config, x, out)
 
 
 def _error_word(world: World) -> torch.Tensor:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from torch import empty_like
 from torch.autograd.graph import increment_version
 
 from weft.base.card import Op, Trial, trials
@@ -310,7 +311,12 @@ class Call:
             check_out(problem.op, out, shape, x.dtype, world)
         config = config or choose(problem, world.target)
         config.check(problem, world.target)
-        self.world, self.problem, self.config, self.out_shape = world, problem, config, shape
+        self.world, self.problem, self.config = world, problem, config
+        self._operator_call = world.operator_call
+        # One element in its memory: torch makes a tensor like it in half the time that a shape
+        # takes. Of one element or none the strides would be 0.
+        small = shape if math.prod(shape) <= 1 else ()
+        self._like = torch.empty(small, dtype=x.dtype, device=x.device).expand(shape)
         self.transport = problem.transports.get(config.transport, Transport())
         takes_out = any("shares_out" in one.arg_names for one in self.transport.programs)
         self.shares_out = takes_out and out is not None and is_on_heap(world, out)
@@ -327,18 +333,18 @@ class Call:
             at += " and out" if self.shares_out else ""
         return f"{problem.op} m={problem.m},n={problem.n} {problem.dtype}{at} {self.config}"
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None, *more: Any) -> Any:
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Queue the call; its result. Collective."""
         if out is None:
-            out = torch.empty(self.out_shape, dtype=x.dtype, device=x.device)
+            out = empty_like(self._like)
         else:
             increment_version((out,))
         if self.is_empty:
             return out
-        self.world.operator_call(self.name, self.tensors)
+        self._operator_call(self.name, self.tensors)
         if self._start is None:  # behind operator_call: it takes memory, which is collective
             self._start = self._prepare()
-        self._start(x, out, *more)
+        self._start(x, out)
         return out
 
     def _prepare(self) -> Callable[..., None]:

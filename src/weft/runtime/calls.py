@@ -43,7 +43,8 @@ class Calls:
         found = self._latest.get(key)
         if found is None:
             found = self._recorded.get(key)
-        else:
+        elif 2 * len(self._latest) > MOST:
+            # While few are kept their order decides nothing, and a key is hashed at each look.
             self._latest.move_to_end(key)
         if found is not None and self._is_recording():
             self._keep(key, found)
