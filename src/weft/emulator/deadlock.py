@@ -11,7 +11,7 @@ from weft.base.counts import counted
 from weft.base.place import Place
 from weft.base.report import Finding, Side
 from weft.emulator.device import Device
-from weft.emulator.findings import index_text, tensor_name
+from weft.emulator.findings import element_name, tensor_name
 from weft.emulator.programs import Program
 from weft.emulator.protocols import Waiting
 from weft.emulator.reachable import signals_ahead, signals_of
@@ -200,7 +200,6 @@ class Deadlock:
     def _waiting_line(self, waiters: list[Stuck]) -> str:
         waiter = waiters[0]
         waiting = waiter.waiting
-        tensor = tensor_name(waiting.allocation)
         now = _word_now(waiting)
         expects = "another value" if waiting.expected is None else f">= {waiting.expected}"
         if waiting.is_packet:
@@ -212,7 +211,7 @@ class Deadlock:
             which, kind = waiter.program, "programs"
         line = (
             f"rank {waiter.rank} {_name(waiter)}{which} waits for"
-            f" {tensor}[{index_text(waiting.index)}] {expects}, which is {now}\n"
+            f" {element_name(waiting.allocation, waiting.index)} {expects}, which is {now}\n"
             f"      at {_deep(waiting.place)}"
         )
         if len(waiters) > 1:

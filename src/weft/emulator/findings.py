@@ -97,8 +97,8 @@ class Findings:
         if kind == "scope":
             narrow = self._narrow(what, segment, place, earlier)
             message = (
-                f"{tensor}[{index_text(index)}] is used by rank {by.rank} and rank {identity.rank},"
-                f" but {narrow} reaches only one of them"
+                f"{element_name(allocation, index)} is used by rank {by.rank} and rank"
+                f" {identity.rank}, but {narrow} reaches only one of them"
             )
             remedy = (
                 'scope SYSTEM there, the default of wl.wait and wl.notify ("sys" in tl.atomic_*)'
@@ -106,7 +106,7 @@ class Findings:
             first_note = "waits for" if what == "wait" else "updates atomically"
             second_note = "used atomically"
         else:
-            now, name = agents.identity[by.agent], f"{tensor}[{index_text(index)}]"
+            now, name = agents.identity[by.agent], element_name(allocation, index)
             message = f"nothing orders this {what} of {name} after the {kind}"
             remedy = remedies.put_in_order(what, kind, now, identity)
             first_note = {"read": "reads", "write": "writes"}.get(what, "accesses atomically")
@@ -216,105 +216,92 @@ class Findings:
         first = self.side(by, by.locations[loc], note="adds a float to", **where)
         self.report.arrivals.append((first, second))
 
+    def _file(
+        self, kind: str, message: str, by: Any, place: Place, note: str, remedy: str,
+        where: tuple[Allocation, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """A finding of one side, which did `note` with the element `where`."""
+        fields = {} if where is None else {"tensor": tensor_name(where[0]), "index": where[1]}
+        side = self.side(by, place, note=note, **fields)
+        self.find(Finding(kind, message, side, remedy=remedy))
+
     def uninitialised(self, by: Any, allocation: Allocation, cell: int, place: Place) -> None:
-        tensor = tensor_name(allocation)
         index = index_of(allocation, cell)
-        self.find(
-            Finding(
-                "uninitialised",
-                f"{tensor}[{index_text(index)}] is read, but nothing has written it",
-                self.side(by, place, tensor=tensor, index=index, note="reads"),
-                remedy="write it first, or wait for the rank that does",
-            )
-        )
+        self._file(
+            "uninitialised",
+            f"{element_name(allocation, index)} is read, but nothing has written it",
+            by, place, "reads", "write it first, or wait for the rank that does",
+            (allocation, index),
+        )  # fmt: skip
 
     def stale_signal(self, by: Any, allocation: Allocation, cell: int, place: Place) -> None:
-        tensor = tensor_name(allocation)
         index = index_of(allocation, cell)
-        self.find(
-            Finding(
-                "stale signal",
-                f"the wait for {tensor}[{index_text(index)}] is satisfied by what memory held"
-                " before: nothing has written the word since it was allocated",
-                self.side(by, place, tensor=tensor, index=index, note="waits for"),
-                remedy="take signals from world.signals or a workspace: zeroed and never recycled",
-            )
-        )
+        self._file(
+            "stale signal",
+            f"the wait for {element_name(allocation, index)} is satisfied by what memory held"
+            " before: nothing has written the word since it was allocated",
+            by, place, "waits for",
+            "take signals from world.signals or a workspace: zeroed and never recycled",
+            (allocation, index),
+        )  # fmt: skip
 
     def out_of_bounds(
         self, by: Any, near: Allocation | None, address: int, itemsize: int, what: str, loc: Any
     ) -> None:
         place = loc if isinstance(loc, Place) else by.locations[loc]
-        if near is None:
-            message, fields = f"{what} address {address:#x}, which belongs to no tensor", {}
-        else:
-            tensor = tensor_name(near)
-            elements = near.nbytes // itemsize
+        message, where = f"{what} address {address:#x}, which belongs to no tensor", None
+        if near is not None:
             flat = (address - near.address) // itemsize
+            where = near, flat
             shape = f", shape {list(near.shape)}" if near.shape else ""
             message = (
-                f"{what} element {flat} of {tensor} of rank {near.rank}, which has {elements}"
-                f" elements{shape}"
+                f"{what} element {flat} of {tensor_name(near)} of rank {near.rank}, which has"
+                f" {near.nbytes // itemsize} elements{shape}"
             )
-            fields = {"tensor": tensor, "index": flat}
-        self.find(
-            Finding(
-                "out of bounds", message, self.side(by, place, note=what, **fields),
-                remedy="mask the access, or check sizes and strides",
-            )
-        )  # fmt: skip
+        remedy = "mask the access, or check sizes and strides"
+        self._file("out of bounds", message, by, place, what, remedy, where)
 
     def plain_spin(self, by: Any, allocation: Allocation, index: int, loc: int) -> None:
-        tensor = tensor_name(allocation)
-        self.find(
-            Finding(
-                "plain spin",
-                f"a loop waits for {tensor}[{index}] with plain loads: a compiler may read the"
-                " word once, and nothing read afterwards is ordered",
-                self.side(by, by.locations[loc], tensor=tensor, index=index, note="spins on"),
-                remedy="wait with wl.wait, or poll with an acquire atomic",
-            )
-        )
+        self._file(
+            "plain spin",
+            f"a loop waits for {element_name(allocation, index)} with plain loads: a compiler may"
+            " read the word once, and nothing read afterwards is ordered",
+            by, by.locations[loc], "spins on", "wait with wl.wait, or poll with an acquire atomic",
+            (allocation, index),
+        )  # fmt: skip
 
     def stale_flag(self, by: Any, allocation: Allocation, index: int, flag: int, loc: int):
-        """A packet over one of the same flag: whoever waits may take the old one for the new."""
-        tensor = tensor_name(allocation)
-        self.find(
-            Finding(
-                "stale flag",
-                f"{tensor}[{index}] holds a packet of flag {flag} already: whoever waits for it"
-                " cannot tell the new one from the old",
-                self.side(by, by.locations[loc], tensor=tensor, index=index, note="puts"),
-                remedy="give every round another flag, not 0 in zeroed memory",
-            )
-        )
+        """A packet over one of the same flag: a wait may take the old one for the new."""
+        self._file(
+            "stale flag",
+            f"{element_name(allocation, index)} holds a packet of flag {flag} already: whoever"
+            " waits for it cannot tell the new one from the old",
+            by, by.locations[loc], "puts", "give every round another flag, not 0 in zeroed memory",
+            (allocation, index),
+        )  # fmt: skip
 
     def unfinished(self, by: Any, loc: int) -> None:
-        self.find(
-            Finding(
-                "unfinished transfer",
-                "the program ends with this transfer under way: no fence and no quiet comes after"
-                " it, so nobody can know when it is over",
-                self.side(by, by.locations[loc], note="starts a transfer"),
-                remedy="end with wl.quiet(world), or with wl.fence(world) and a signal",
-            )
-        )
+        self._file(
+            "unfinished transfer",
+            "the program ends with this transfer under way: no fence and no quiet comes after it,"
+            " so nobody can know when it is over",
+            by, by.locations[loc], "starts a transfer",
+            "end with wl.quiet(world), or with wl.fence(world) and a signal",
+        )  # fmt: skip
 
     def check_set(self, by: Any, allocation: Allocation, index, kind, value, loc: int) -> None:
         """A SET that takes a signal word backwards loses a signal for whoever counts on it."""
         seen = allocation.view(kind)[index]
-        if seen > value and int(seen) - int(value) < 1 << (kind.itemsize * 8 - 1):
-            tensor = tensor_name(allocation)
-            if not (value == 0 or seen == kind.type(1)):
-                self.find(
-                    Finding(
-                        "epoch not advanced",
-                        f"{tensor}[{index}] is set from {seen} back to {value}: an epoch did not"
-                        " advance",
-                        self.side(by, by.locations[loc], tensor=tensor, index=index, note="sets"),
-                        remedy="signal words only grow; derive the value from the slot's epoch",
-                    )
-                )
+        is_back = seen > value and int(seen) - int(value) < 1 << (kind.itemsize * 8 - 1)
+        if is_back and not (value == 0 or seen == kind.type(1)):
+            self._file(
+                "epoch not advanced",
+                f"{element_name(allocation, index)} is set from {seen} back to {value}: an epoch"
+                " did not advance",
+                by, by.locations[loc], "sets",
+                "signal words only grow; derive the value from the slot's epoch",
+                (allocation, index),
+            )  # fmt: skip
 
     def failure(
         self, by: Any, error: type[Exception], kind: str, message: str, place: Place, remedy: str,
@@ -327,6 +314,11 @@ class Findings:
 
 def tensor_name(allocation: Allocation) -> str:
     return f"{allocation.name}@rank{allocation.rank}"
+
+
+def element_name(allocation: Allocation, index: int | tuple[int, ...]) -> str:
+    """`rows_ready@rank1[3]`"""
+    return f"{tensor_name(allocation)}[{index_text(index)}]"
 
 
 def index_of(allocation: Allocation, cell: int) -> int | tuple[int, ...]:

@@ -17,7 +17,7 @@ from weft.base.place import Place
 from weft.base.report import Finding, Side
 from weft.base.vocabulary import Scope
 from weft.emulator.clocks import NOWHERE, Agents, Clock
-from weft.emulator.findings import Findings, Weak, index_of, index_text, tensor_name
+from weft.emulator.findings import Findings, Weak, element_name, index_of, tensor_name
 from weft.emulator.memory import Allocation
 from weft.emulator.observation import Watch
 from weft.emulator.protocols import Waiting
@@ -446,4 +446,4 @@ class Ledger(Watch):
 
     @staticmethod
     def _name(word: Word) -> str:
-        return f"{tensor_name(word.allocation)}[{index_text(index_of(word.allocation, word.cell))}]"
+        return element_name(word.allocation, index_of(word.allocation, word.cell))

@@ -118,15 +118,9 @@ class Meetings:
         self.letters: dict[Hashable, list[tuple[Any, Any, float]]] = defaultdict(list)
 
     def enter(
-        self,
-        group: Hashable,
-        members: Sequence[int],
-        position: int,
-        what: str,
-        value: Any,
-        *,
+        self, group: Hashable, members: Sequence[int], position: int, what: str, value: Any, *,
         in_stream: bool = True,
-    ) -> Meeting:
+    ) -> Meeting:  # fmt: skip
         """Take part in this rank's next call of `group`; does not wait for the others.
 
         `in_stream`: the call belongs to the current stream, behind its earlier work; else to
@@ -141,22 +135,6 @@ class Meetings:
             meeting = self.open[key] = Meeting(self, key, members, what)
         meeting.enter(what, position, value, in_stream)
         return meeting
-
-    def exchange(
-        self,
-        group: Hashable,
-        members: Sequence[int],
-        position: int,
-        what: str,
-        value: Any,
-        *,
-        in_stream: bool = True,
-    ) -> list[Any]:
-        """Every member's value, in the group's order; blocks until all have come."""
-        meeting = self.enter(group, members, position, what, value, in_stream=in_stream)
-        values = meeting.wait(position, in_stream=in_stream)
-        meeting.leave()
-        return values
 
     def post(self, box: Hashable, value: Any) -> None:
         """Leave `value` in a mailbox; waits for nobody else."""

@@ -238,9 +238,7 @@ def reduce(code: Any, op: Any) -> None:
         kind = f", dtype={dtype}" if name in ("np.add", "np.multiply") else ""
         code.set(op.result, f"{name}.reduce({source}, axis={axis}{kind}){view}")
         return
-    combine = code.combine(op)
-    sources = ", ".join(code.full(tile) for tile in op.operands)
-    code.set_many(op.results, f"reduce_with({combine}, {axis}, {sources})")
+    _combined(code, op, "reduce_with", axis)
 
 
 @operation("tt.scan", "the running reduction of a tile along an axis")
@@ -252,9 +250,13 @@ def scan(code: Any, op: Any) -> None:
         source = code.full(op.operands[0])
         code.set(op.result, f"accumulate({known[0]}, {source}, {axis}, {reverse}, {dtype})")
         return
-    combine = code.combine(op)
-    sources = ", ".join(code.full(tile) for tile in op.operands)
-    code.set_many(op.results, f"scan_with({combine}, {axis}, {reverse}, {sources})")
+    _combined(code, op, "scan_with", axis, reverse)
+
+
+def _combined(code: Any, op: Any, function: str, *how: Any) -> None:
+    """`function` of the operation's own combining function, how it goes, and its tiles."""
+    words = [code.combine(op), *map(str, how), *(code.full(tile) for tile in op.operands)]
+    code.set_many(op.results, f"{function}({', '.join(words)})")
 
 
 @operation("tt.map_elementwise", "a scalar function applied to every element")

@@ -83,8 +83,6 @@ class EmulatorDriver(DriverBase):
         return GPUTarget("emu", 0, 32)
 
     def get_active_torch_device(self):
-        import torch
-
         return torch.device("cpu")
 
     def get_device_interface(self):
@@ -95,8 +93,6 @@ class EmulatorDriver(DriverBase):
         return lambda kernel_call, *, quantiles=(0.5, 0.2, 0.8), **_: [0.0] * len(quantiles)
 
     def get_empty_cache_for_benchmark(self):
-        import torch
-
         return torch.empty(1, dtype=torch.int8)
 
     def clear_cache(self, cache: Any) -> None:

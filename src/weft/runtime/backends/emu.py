@@ -222,10 +222,13 @@ class EmulatedBackend:
     # ---- meeting the other ranks on the host
 
     def exchange(self, value: Any, timeout_s: float) -> list[Any]:
-        return self.session.meetings.exchange(
+        meeting = self.session.meetings.enter(
             ("world", self.members, self._number), self.members, self.seats.rank,
             f"a collective step of world {self.asked!r}", value, in_stream=False,
         )  # fmt: skip
+        values = meeting.wait(self.seats.rank, in_stream=False)
+        meeting.leave()
+        return values
 
     def call_logs(self) -> Sequence[memoryview | None]:
         logs = self.session.shared.setdefault(
