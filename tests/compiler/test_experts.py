@@ -180,10 +180,10 @@ def test_products_of_groups(columns: int):
     generator = torch.Generator().manual_seed(1)
     routing = experts.route(chosen(9, "ends"), TOP_K)
     rows, b = torch.randn(18, K, generator=generator), torch.randn(E, K, columns)
-    of_slot = torch.arange(E).repeat_interleave(routing.counts[0])
+    of_slot = torch.arange(E).repeat_interleave(routing.tables.counts[0])
     wanted = torch.einsum("sk,skn->sn", rows, b[of_slot])
     torch.testing.assert_close(experts.grouped_matmul(rows, b, routing), wanted)
-    begin = int(routing.counts[0, :2].sum())
+    begin = int(routing.tables.counts[0, :2].sum())
     own = experts.grouped_matmul(rows[begin:].contiguous(), b[2:], routing, first=2)
     torch.testing.assert_close(own[: 18 - begin], wanted[begin:])
 

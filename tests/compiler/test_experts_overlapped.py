@@ -249,8 +249,8 @@ def test_kernels_compile_and_their_waits_hold(target: str):
 def test_tables_that_say_other_ranks_than_their_tokens_have():
     (channel, *_) = stages_of(layer()).plan.of(Channel)
     routing = experts.route(torch.randn(9, E, generator=torch.Generator().manual_seed(1)), 2)
-    ranks_of = (routing.token_of // 5).tolist()
-    ends = routing.counts[0].cumsum(0).tolist()
+    ranks_of = (routing.tables.token_of // 5).tolist()
+    ends = routing.tables.counts[0].cumsum(0).tolist()
     tiles = [
         (e, first, end, ranks_of[first], ranks_of[end - 1])
         for e, (first, end) in enumerate(zip([0, *ends], ends))

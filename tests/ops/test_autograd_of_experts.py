@@ -11,7 +11,8 @@ from weft import ops
 from weft.base.errors import UsageError
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.ops import _experts_wgrad
+from weft.plan import described
+from weft.plan.experts_wgrad import experts_wgrad, start
 from weft.verify import compiled
 
 EXPERTS, TOP_K, K, N = 4, 2, 16, 24
@@ -149,10 +150,10 @@ def test_weights_of_experts_alone(ranks):
             parts = zip(x.split([5, 0, 15]), y.split([5, 0, 15]), strict=True)
             wanted = torch.stack([a.t() @ b for a, b in parts])
             for is_nk in (False, True):
-                found = _experts_wgrad.experts_wgrad(x, y, counts, target=world.target, is_nk=is_nk)
+                found = experts_wgrad(x, y, counts, target=world.target, is_nk=is_nk)
                 assert torch.equal(found, wanted)
                 assert found.transpose(1, 2).is_contiguous() == is_nk
-            none = _experts_wgrad.experts_wgrad(x[:0], y[:0], counts * 0, target=world.target)
+            none = experts_wgrad(x[:0], y[:0], counts * 0, target=world.target)
             assert none.shape == wanted.shape and not none.any()
 
     ranks(main, 1)
@@ -161,8 +162,11 @@ def test_weights_of_experts_alone(ranks):
 @pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
 def test_its_kernel_compiles(target):
     target = TARGETS[target]
-    for sizes in ((2048, 768, 8192), (50, 70, 300)):
-        fn, record = _experts_wgrad.record(*sizes, "bf16", "bfloat16", target)
+    for p, q, slots in ((2048, 768, 8192), (50, 70, 300)):
+        shapes = ((slots, p), (slots, q), (128, p, q))
+        x, y, out = (torch.empty(one, dtype=torch.bfloat16, device="meta") for one in shapes)
+        first = torch.empty(129, dtype=torch.int32, device="meta")
+        ((fn, record),) = described.launched_by(start(x, y, out, first, target).run)
         binary = triton_api.compile_kernel(fn, record, target)
         assert compiled(binary, target).ok
         if target.backend == "cuda":

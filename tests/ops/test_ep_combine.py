@@ -12,7 +12,7 @@ from weft.base.errors import CapacityError, ShapeError
 from weft.base.target import TARGETS
 from weft.language import triton_api
 from weft.ops._ep import Config
-from weft.ops.ep_combine import Problem, choose, ep_combine, kernels, op
+from weft.ops.ep_combine import Problem, choose, ep_combine, op
 from weft.ops.ep_dispatch import ep_dispatch
 from weft.ops.moe_route import moe_route
 from weft.verify import compiled
@@ -199,7 +199,7 @@ def test_compiles_and_keeps_its_waits(target):
     problem = Problem(4096, 7168, 4, "bfloat16", experts=256, top_k=8)
     few = replace(problem, m=128)
     assert (config := choose(few, TARGETS[target])).by_packets
-    asked = (*kernels(problem, None, TARGETS[target]), *kernels(few, config, TARGETS[target]))
+    asked = (*op.kernels(problem, None, TARGETS[target]), *op.kernels(few, config, TARGETS[target]))
     for fn, record in asked:
         binary = triton_api.compile_kernel(fn, record, TARGETS[target])
         report = compiled(binary, TARGETS[target])

@@ -11,7 +11,7 @@ import weft
 from weft.base.errors import CapacityError, ConfigError, DtypeError, ShapeError, UsageError
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.ops.ep_dispatch import TABLES, Config, Problem, choose, ep_dispatch, kernels, op
+from weft.ops.ep_dispatch import TABLES, Config, Problem, choose, ep_dispatch, op
 from weft.verify import compiled
 
 EMU = TARGETS["emu"]
@@ -226,6 +226,20 @@ def test_choices_that_are_wrong(ranks, wrong, words):
     ranks(main, 2)
 
 
+def test_room_for_tokens_that_nobody_sends(ranks):
+    """No tokens anywhere, but room: slots are nobody's, and rows zeros, whatever memory held."""
+
+    def main():
+        world = weft.init()
+        torch.empty(6, 8).fill_(7)
+        none = (torch.ones(0, 8), torch.zeros(0, 2).int(), torch.ones(0, 2), 4)
+        there, handle = ep_dispatch(*none, world=world, capacity=6, clear=True)
+        assert there.shape == (6, 8) and not there.any()
+        assert (handle.tables.token_of == -1).all() and not handle.tables.weight_of.any()
+
+    ranks(main, 2)
+
+
 def test_what_does_not_fit(ranks):
     def main():
         world = weft.init()
@@ -281,7 +295,7 @@ def check_kernel(fn, record, target):
 def test_rows_compile_and_keep_their_waits(target, problem):
     config = choose(problem, TARGETS[target])
     assert config.by_packets == (problem is FEW)
-    _, (fn, record) = kernels(problem, config, TARGETS[target])
+    _, (fn, record) = op.kernels(problem, config, TARGETS[target])
     binary = check_kernel(fn, record, TARGETS[target])
     if TARGETS[target].backend == "cuda" and not config.by_packets:
         assert "st.global.v2.b64" in binary.asm["ptx"]  # 16 bytes at a time
@@ -299,5 +313,5 @@ def test_few_tokens_each_have_a_lane_and_many_share_an_sm(m, tokens, lanes):
 @pytest.mark.parametrize("target", ["cuda:90", *ELSEWHERE])
 def test_tables_compile_and_keep_their_waits(target):
     for problem in (PLAIN, FEW):
-        (fn, record), _ = kernels(problem, None, TARGETS[target])
+        (fn, record), _ = op.kernels(problem, None, TARGETS[target])
         check_kernel(fn, record, TARGETS[target])

@@ -11,7 +11,7 @@ import weft
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.ops.moe_route import Config, Problem, Tables, candidates, kernels, moe_route, op
+from weft.ops.moe_route import Config, Problem, Tables, candidates, moe_route, op
 from weft.verify import compiled
 
 EMU = TARGETS["emu"]
@@ -177,7 +177,7 @@ def test_what_does_not_fit(ranks):
 @pytest.mark.parametrize(("num_ranks", "experts"), [(4, 128), (2, 256), (1, 8)])
 def test_compiles_and_keeps_its_waits(target, num_ranks, experts):
     problem = Problem(4096, experts, num_ranks, "bfloat16", top_k=8)
-    for fn, record in kernels(problem, None, TARGETS[target]):
+    for fn, record in op.kernels(problem, None, TARGETS[target]):
         binary = triton_api.compile_kernel(fn, record, TARGETS[target])
         report = compiled(binary, TARGETS[target])
         assert report.ok, "\n".join(map(str, report.findings))

@@ -1,4 +1,4 @@
-"""What libraries do by a router's tables: rows by index, a product for each expert, weighted sums.
+"""A router's tables, and what libraries do by them: rows by index, grouped products, weighted sums.
 
     gather_rows(x, routing)[slot] = x[token of slot]
     grouped_matmul(rows, b, routing)[slot] = rows[slot] @ b[expert of slot]
@@ -11,7 +11,8 @@ not learn how many they are, but where the library has no grouped product for th
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,44 +20,120 @@ import torch
 ALIGNMENT = 16
 
 
-class Tables(Protocol):
-    """The part of weft.ops.moe_route.Tables that is asked here."""
+class Tables(NamedTuple):
+    """What the router says. Slots are numbers among all m * top_k (token, k), sorted by expert.
 
+    ids, weights: int32, fp32 [own tokens, top_k], the largest first. token_of: int32[slots] the
+    token in a slot, weight_of: fp32[slots] its weight there; slot_of: int32[m, top_k]. counts:
+    int32[num_ranks, experts] of each source. tiles: int32[5, tiles] expert, first, end, lo, hi:
+    slots first .. end - 1, which tokens of ranks lo .. hi have; turns: int32[tiles] which is
+    multiplied when, on this rank; num_tiles: int32[1], how many of them there are. Of those behind,
+    first = end = 0.
+    """
+
+    ids: Any
+    weights: Any
     token_of: Any
     weight_of: Any
     slot_of: Any
     counts: Any
+    tiles: Any
+    turns: Any
+    num_tiles: Any
+
+    @classmethod
+    def shapes(cls, problem: Any, own: int) -> Tables:
+        """Those of a rank with so many tokens: the router's, or a dispatch's of own experts."""
+        chosen, room = (own, problem.top_k), problem.max_tiles
+        return cls(
+            chosen, chosen, (problem.capacity,), (problem.capacity,),
+            (problem.num_tokens, problem.top_k), (problem.num_ranks, problem.own_experts),
+            (5, room), (room,), (1,),
+        )  # fmt: skip
+
+    @classmethod
+    def empty(cls, problem: Any, own: int, device: Any) -> Tables:
+        """Without their values; of no tokens, with them."""
+        made = cls(*[
+            torch.empty(shape, dtype=dtype_of(name), device=device)
+            for name, shape in cls.shapes(problem, own)._asdict().items()
+        ])  # fmt: skip
+        if not problem.m:
+            for one in made:
+                one.zero_()
+            made.token_of.fill_(-1)
+            torch.arange(problem.max_tiles, dtype=torch.int32, out=made.turns)
+        return made
 
 
-class Routing(Protocol):
-    """As weft.ops.moe_route gives it."""
-
-    @property
-    def tables(self) -> Tables: ...
+def dtype_of(table: str) -> torch.dtype:
+    return torch.float32 if table.startswith("weight") else torch.int32
 
 
-class Sorted(NamedTuple):
-    """The tables of `route`, as `Tables` names them."""
+class Routing(NamedTuple):
+    """What a call gives: its tables, and how many slots a tile of them has at most."""
 
-    token_of: Any
-    weight_of: Any
-    slot_of: Any
-    counts: Any
-
-    @property
-    def tables(self) -> Sorted:
-        return self
+    tables: Tables
+    tile_m: int
 
 
-def route(logits: torch.Tensor, top_k: int) -> Sorted:
+def route(logits: torch.Tensor, top_k: int) -> Routing:
     """What weft.ops.moe_route means, of all ranks' tokens: the top_k experts by softmax, weights
-    over their sum; all (token, choice) sorted by expert, stable. counts: [1, experts]."""
+    over their sum; all (token, choice) sorted by expert, stable. counts: [1, experts]. No tiles."""
     chosen = logits.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
     share = logits.softmax(1).gather(1, chosen)
     order = chosen.flatten().sort(stable=True).indices
-    weights = (share / share.sum(1, keepdim=True)).flatten()[order]
+    shares = share / share.sum(1, keepdim=True)
     counts = chosen.flatten().bincount(minlength=logits.shape[1])[None]
-    return Sorted(order // top_k, weights, order.argsort().view(chosen.shape), counts)
+    slot_of = order.argsort().view(chosen.shape)
+    of_slots = (order // top_k, shares.flatten()[order], slot_of, counts)
+    return Routing(Tables(chosen, shares, *of_slots, None, None, None), 0)
+
+
+def tables(problem: Any, rank: int, ids: torch.Tensor, weights: torch.Tensor) -> Tables:
+    """One rank's tables for the experts and weights [num_tokens, top_k] of all tokens, on the CPU:
+    of the experts that are its own, from problem.first_expert(rank) on."""
+    first, own = problem.first_expert(rank), problem.own_experts
+    is_own = (ids >= first) & (ids < first + own)
+    key = torch.where(is_own, ids - first, own).flatten()
+    order = key.sort(stable=True).indices[: int(is_own.sum())]
+    slot_of = torch.full((ids.numel(),), -1)
+    slot_of[order] = torch.arange(len(order))
+    token_of = torch.full((problem.capacity,), -1)
+    token_of[: len(order)] = order // problem.top_k
+    weight_of = torch.zeros(problem.capacity)
+    weight_of[: len(order)] = weights.flatten()[order]
+    parts = [key.view(ids.shape)[slice(*problem.shard(one))] for one in range(problem.num_ranks)]
+    counts = torch.stack([one.flatten().bincount(minlength=own + 1)[:own] for one in parts])
+    cut = cut_tiles(problem, rank, counts.sum(0).tolist(), token_of)
+    mine = slice(*problem.shard(rank))
+    whole = (token_of, weight_of, slot_of.view(ids.shape), counts, *cut)
+    found = Tables(ids[mine], weights[mine], *whole)
+    return Tables(*[one.to(dtype_of(name)) for name, one in found._asdict().items()])
+
+
+def cut_tiles(problem: Any, rank: int, counts: Sequence[int], token_of: Any) -> list[torch.Tensor]:
+    """tiles, turns and num_tiles of one rank, whose experts have so many slots each, on the CPU."""
+    made = _tiles_of(problem, counts, token_of)
+    late = [max((rank - s) % problem.num_ranks for s in range(lo, hi + 1)) for *_, lo, hi in made]
+    turns = sorted(range(len(made)), key=late.__getitem__)
+    spare = problem.max_tiles - len(made)
+    table = torch.tensor([*made, *[(0,) * 5] * spare]).reshape(-1, 5).t().contiguous()
+    turns = torch.tensor([*turns, *range(len(made), problem.max_tiles)])
+    return [table, turns, torch.tensor([len(made)])]
+
+
+def _tiles_of(problem: Any, counts: Sequence[int], token_of: Any) -> list[tuple[int, ...]]:
+    """(expert, first, end, lo, hi) of every tile."""
+    # At once: on a GPU each number that is asked for alone is waited for.
+    sources = (token_of // problem.rows).tolist() if problem.rows else []
+    found, begin = [], 0
+    for expert, size in enumerate(counts):
+        for first in range(begin, begin + size, problem.tile_m):
+            end = min(first + problem.tile_m, begin + size)
+            found.append((expert, first, end, sources[first], sources[end - 1]))
+        begin += size
+    return found
 
 
 def gather_rows(x: torch.Tensor, routing: Routing) -> torch.Tensor:

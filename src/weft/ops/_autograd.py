@@ -29,6 +29,7 @@ from weft.base.parts import full_part, part_of
 from weft.compiler import layouts
 from weft.ops import _operations
 from weft.plan import attention_launches
+from weft.plan.experts_wgrad import experts_wgrad
 
 # ---------------------------------------------------------------------------------------------
 # What formulas have in common
@@ -318,13 +319,11 @@ def save_experts(ctx: Any, inputs: tuple, output: Any) -> None:
 
 def _products_of(ctx: Any, x: Any, y: Any, b: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """x^T y of each expert's slots, as b lies."""
-    from weft.ops import _experts_wgrad
-
     x, y, is_nk = x.contiguous(), y.contiguous(), layouts.is_nk(b)
     if _operations.is_asked(x, y):
         return _operations.operation("experts_wgrad")(x, y, counts, ctx.world, is_nk)
     target = _world(ctx).target
-    return _experts_wgrad.experts_wgrad(x, y, counts, target=target, is_nk=is_nk)
+    return experts_wgrad(x, y, counts, target=target, is_nk=is_nk)
 
 
 def ag_moe(ctx: Any, gradient: torch.Tensor) -> tuple:

@@ -16,6 +16,7 @@ import torch
 
 from weft.compiler import layouts
 from weft.ops import _autograd, _lanes, _operations
+from weft.plan.experts_wgrad import experts_wgrad as _experts_wgrad
 from weft.runtime.start import world as world_called
 
 
@@ -333,4 +334,4 @@ def experts_wgrad(
 ) -> torch.Tensor:
     """What ag_moe's and moe_rs's gradients end with: no operator, and without a gradient."""
     target = world_called(world).target
-    return _module("_experts_wgrad").experts_wgrad(x, y, counts, target=target, is_nk=is_nk)
+    return _experts_wgrad(x, y, counts, target=target, is_nk=is_nk)

@@ -1,6 +1,6 @@
-"""What ep_dispatch and ep_combine share: problem, configuration, tables, what cards have alike.
+"""What ep_dispatch and ep_combine share: problem, configuration, handle, checks, cards.
 
-Not an operator. Who sends which rows where is in weft.tiles.experts.
+Not an operator. Which rows go where is in weft.tiles.experts.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.parts import full_part
-from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.compiler import layouts
-from weft.ops import _lanes, _records
-from weft.ops.moe_route import MOST_CHOSEN, Tables, cut_tiles, tokens_together
+from weft.compiler.experts import Tables, tables
+from weft.ops.moe_route import check_sizes, tokens_together
+from weft.plan import exchanges
 from weft.plan.exchanges import Transport
+from weft.plan.problems import Rows
+from weft.plan.vectors import PACKET_BYTES, power_of_two
 from weft.tiles import experts, route
 
 MOST_COLUMNS = 1024
@@ -34,7 +35,7 @@ FEW_BYTES = 1 << 19
 
 
 @dataclass(frozen=True)
-class Problem(_lanes.Rows):
+class Problem(Rows):
     """Tokens of n elements, up to `rows` = ceil(m / num_ranks) on a rank, each with top_k of
     `experts`, which are split as torch.chunk splits them.
 
@@ -56,23 +57,18 @@ class Problem(_lanes.Rows):
             raise ShapeError(
                 f"{op}: {self.experts} experts on {self.num_ranks} ranks; a rank has 1 to {most}"
             )
-        if not 1 <= self.top_k <= min(self.experts, MOST_CHOSEN):
-            raise ShapeError(
-                f"{op}: top_k={self.top_k} of {self.experts} experts; it must be between 1 and "
-                f"{min(self.experts, MOST_CHOSEN)}"
-            )
-        if self.tile_m < 1 or self.tile_m & (self.tile_m - 1):
-            raise ShapeError(f"{op}: tile_m={self.tile_m}; it must be a power of two")
         if self.capacity < 0:
             object.__setattr__(self, "capacity", self.most_slots)
-        most = max(2 * self.m * _lanes.power_of_two(self.top_k), self.capacity)
-        if most + self.experts * self.tile_m >= (1 << 31) - 1:
-            raise ShapeError(f"{op}: m={self.m} with top_k={self.top_k}: slots are int32")
+        most = max(2 * self.m * power_of_two(self.top_k), self.capacity)
+        check_sizes(self, self.experts, most)
 
     @property
     def own_experts(self) -> int:
         """How many a rank has; the last ones may have fewer, or none."""
         return full_part(self.experts, self.num_ranks)
+
+    def first_expert(self, rank: int) -> int:
+        return rank * self.own_experts
 
     @property
     def element_bytes(self) -> int:
@@ -100,7 +96,7 @@ class Problem(_lanes.Rows):
 
 
 @dataclass(frozen=True)
-class Config(_lanes.Lanes):
+class Config(exchanges.Config):
     """How rows are moved; every field is the same on all ranks.
 
     Units   lanes: programs; tokens: that one moves at a time; block: elements of each, packets of
@@ -115,7 +111,7 @@ class Config(_lanes.Lanes):
 
     def can(self, problem: Any, target: Target) -> bool:
         return super().can(problem, target) and not (
-            self.by_packets and problem.packed_bytes % _lanes.PACKET_BYTES
+            self.by_packets and problem.packed_bytes % PACKET_BYTES
         )
 
     def check(self, problem: Any, target: Target) -> None:
@@ -123,10 +119,10 @@ class Config(_lanes.Lanes):
         if self.by_library:
             raise ConfigError(f"{problem.op}: transport='nccl'; it must be push or packets")
         super().check(problem, target)
-        if self.by_packets and problem.packed_bytes % _lanes.PACKET_BYTES:
+        if self.by_packets and problem.packed_bytes % PACKET_BYTES:
             raise ConfigError(
                 f"{problem.op}: transport='packets' with rows of {problem.row_bytes} bytes; what "
-                f"packets carry must divide by {_lanes.PACKET_BYTES}: take push"
+                f"packets carry must divide by {PACKET_BYTES}: take push"
             )
         for name in ("tokens", "batch"):
             if (value := getattr(self, name)) < 1 or value & (value - 1):
@@ -139,11 +135,11 @@ class Config(_lanes.Lanes):
     def packets(self, problem: Problem, row_bytes: int) -> int:
         """Words for a row of each token. A tile's last addresses, though masked, are on the heap
         too."""
-        row = row_bytes // _lanes.PACKET_BYTES
+        row = row_bytes // PACKET_BYTES
         return (problem.num_tokens + self.tokens) * row + self.block
 
     def extents(self, problem: Problem, vec: int) -> experts.Extents:
-        width = max(2, _lanes.power_of_two(problem.top_k))
+        width = max(2, power_of_two(problem.top_k))
         return experts.Extents(self.tokens, width, self.block, vec)
 
 
@@ -160,15 +156,15 @@ def _config(problem: Problem, target: Target, transport: str) -> Config:
     if target.backend == "emu":
         return Config(transport, lanes=2, block=1024, tokens=2, batch=4, num_warps=4)
     by_packets = transport == "packets"
-    size = min(_lanes.PACKET_BYTES, problem.element_bytes) if by_packets else problem.element_bytes
+    size = min(PACKET_BYTES, problem.element_bytes) if by_packets else problem.element_bytes
     length = max(1, problem.row_bytes // size)
     # A power of two that divides the row, if that is not too small.
     block = max(128, min(1024, length & -length))
-    of_thread = PACKETS_OF_THREAD * _lanes.PACKET_BYTES if by_packets else THREAD_BYTES
+    of_thread = PACKETS_OF_THREAD * PACKET_BYTES if by_packets else THREAD_BYTES
     tokens = max(1, THREADS * of_thread // (block * size))
     # Of few tokens each has a lane, which moves longer parts of it, if it has any.
     while tokens > 1 and ceil(problem.rows / tokens) < FEW_LANES:
-        tokens, block = tokens // 2, max(block, min(2 * block, _lanes.power_of_two(length)))
+        tokens, block = tokens // 2, max(block, min(2 * block, power_of_two(length)))
     one = Config(
         transport, lanes=FEW_LANES if ceil(problem.rows / tokens) <= FEW_LANES else MOST_LANES,
         block=block, tokens=tokens, batch=min(32, tokens_together(problem.top_k)),
@@ -218,25 +214,6 @@ class Dispatched(NamedTuple):
     handle: Handle
 
 
-def empty_tables(problem: Problem, own: int, weights: Any, device: Any) -> Tables:
-    """A handle's tables, without their values but for the weights."""
-
-    def ints(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.int32, device=device)
-
-    return Tables(
-        ids=ints(own, problem.top_k),
-        weights=weights,
-        token_of=ints(problem.capacity),
-        weight_of=torch.empty(problem.capacity, device=device),
-        slot_of=ints(problem.num_tokens, problem.top_k),
-        counts=ints(problem.num_ranks, problem.own_experts),
-        tiles=ints(5, problem.max_tiles),
-        turns=ints(problem.max_tiles),
-        num_tiles=ints(1),
-    )
-
-
 def reference_tables(problem: Problem, everyone: Sequence[Mapping[str, Any]]) -> list[Tables]:
     """All ranks' tables, without capacity; `everyone` has ids and weights of each rank's tokens."""
     choices = torch.full((problem.num_tokens, problem.top_k), -1)
@@ -245,29 +222,9 @@ def reference_tables(problem: Problem, everyone: Sequence[Mapping[str, Any]]) ->
         mine = slice(rank * problem.rows, rank * problem.rows + len(one["ids"]))
         choices[mine], shares[mine] = one["ids"].long(), one["weights"]
     return [
-        _tables_of(problem, rank, choices, shares, everyone[rank])
-        for rank in range(problem.num_ranks)
+        tables(problem, rank, choices, shares)._replace(ids=one["ids"], weights=one["weights"])
+        for rank, one in enumerate(everyone)
     ]
-
-
-def _tables_of(problem: Problem, rank: int, choices: Any, shares: Any, own: Any) -> Tables:
-    local = choices - rank * problem.own_experts
-    is_mine = (choices >= 0) & (local >= 0) & (local < problem.own_experts)
-    key = torch.where(is_mine, local, problem.own_experts).flatten()
-    order = key.sort(stable=True).indices[: int(is_mine.sum())]
-    slot_of = torch.full((choices.numel(),), -1)
-    slot_of[order] = torch.arange(len(order))
-    token_of = torch.full((problem.capacity,), -1)
-    token_of[: len(order)] = order // problem.top_k
-    weight_of = torch.zeros(problem.capacity)
-    weight_of[: len(order)] = shares.flatten()[order]
-    bins = {"minlength": problem.own_experts + 1}
-    counts = [part.bincount(**bins) for part in key.view(problem.num_ranks, -1)]
-    counts = torch.stack(counts)[:, : problem.own_experts]
-    cut = cut_tiles(problem, rank, counts.sum(0).tolist(), token_of)
-    whole = [token_of, weight_of, slot_of.view(choices.shape), counts, *cut]
-    ints = [one if one.is_floating_point() else one.int() for one in whole]
-    return Tables(own["ids"], own["weights"], *ints)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -299,12 +256,15 @@ def check_rows(world: Any, op: str, name: str, rows: Any) -> None:
         raise ShapeError(f"{op}: {name} has shape {tuple(rows.shape)}; it must have 2 dimensions")
 
 
-def call_name(problem: Problem, config: Config, kind: str = "") -> str:
-    """What all ranks must call alike."""
-    return (
+def begin(world: Any, problem: Problem, config: Config | None, kind: str) -> Config:
+    """How the call is done, which all ranks do alike: the configuration, checked."""
+    config = config or choose(problem, world.target)
+    config.check(problem, world.target)
+    world.operator_call(
         f"{problem.op} m={problem.m},n={problem.n} {problem.dtype} experts={problem.experts} "
         f"top_k={problem.top_k} capacity={problem.capacity} tile_m={problem.tile_m} {kind} {config}"
     )
+    return config
 
 
 # ---------------------------------------------------------------------------------------------
@@ -342,32 +302,3 @@ def make_choices(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.
     share = torch.rand(end - first, problem.experts, generator=generator)
     weights, ids = share.topk(problem.top_k)
     return {"ids": ids.int(), "weights": weights / weights.sum(1, keepdim=True)}
-
-
-def record(
-    fn: Any,
-    problem: Problem,
-    config: Config,
-    target: Target,
-    types: Mapping[str, Any],
-    constants: Mapping[str, Any],
-    options: Mapping[str, Any] | None = None,
-) -> tuple[Any, KernelRecord]:
-    """The kernel as `compile` builds it; `types` and `constants` are what it has for itself, as are
-    `options`: by default the configuration's."""
-    word = DTYPES[problem.dtype].triton
-    known = {
-        **dict.fromkeys(("x", "out", "gathered", "y", "shares"), f"*{word}"),
-        **dict.fromkeys(("ids", "token_of", "slot_of"), "*i32"),
-        "weight_of": "*fp32",
-        "n": "i32",
-        **types,
-    }
-    given = [name for name in ("rows", "scales") if constants.get(name) is not None]
-    aligned = [f"{name}.{part}" for name in given for part in ("x", "out", "gathered")]
-    return _records.record(
-        fn, fn.__name__.replace("_", ".", 2).replace(".", "_", 1), problem.num_ranks, known,
-        tuples={"split": experts.Split, "tokens": route.Tokens}, constants=constants,
-        options=options or config.options(target),
-        aligned=[*aligned, *(["n"] if problem.n % 16 == 0 else [])],
-    )  # fmt: skip

@@ -6,24 +6,24 @@ Not an operator. Tables are moe_route's; how a product is launched is in weft.pl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch.autograd.graph import increment_version
 
 from weft.base.errors import ConfigError, DtypeError, ShapeError
-from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.compiler import layouts
-from weft.compiler.lower import signature, source
+from weft.compiler.experts import Routing, Tables, dtype_of
 from weft.ir import core
-from weft.ops import _lanes, _operations, _records
+from weft.ops import _operations
 from weft.ops.moe_route import Problem as RouterProblem
-from weft.ops.moe_route import Routing, Tables
 from weft.ops.moe_route import op as router
 from weft.plan import launches, table_launches
+from weft.plan.call_cache import check_out
 from weft.plan.launches import Start
+from weft.plan.problems import Rows, nodes_of
 from weft.plan.table_launches import GroupedProduct, Schedule
 from weft.tiles import blocking, gemm_sm90
 from weft.tiles.blocking import Blocking
@@ -44,7 +44,7 @@ def _padded(n: int, cut: Blocking) -> float:
 
 
 @dataclass(frozen=True)
-class Problem(_lanes.Rows):
+class Problem(Rows):
     """m tokens over all ranks, top_k of `experts` for each; [k, n] of each expert on each rank.
 
     `tile_m`: slots of a tile of the tables, at most. `b_is_nk`: B lies as [experts, n, k].
@@ -196,7 +196,7 @@ def problem_of(kind: Any, world: Any, x: Any, b: Any, routing: Routing, out: Any
     check_tensors(kind.op, world, x, b, routing)
     experts, k, n = b.shape
     m, top_k = routing.tables.slot_of.shape
-    nodes = _lanes.nodes_of(world)
+    nodes = nodes_of(world)
     rest = (str(x.dtype), nodes, k, experts, top_k, routing.tile_m, layouts.is_nk(b))
     problem = kind(m, n, world.num_ranks, *rest)
     check_tables(problem, routing)
@@ -206,23 +206,18 @@ def problem_of(kind: Any, world: Any, x: Any, b: Any, routing: Routing, out: Any
             f"m={m} tokens with top_k={top_k} were routed; it takes {rows} rows, {kind.rows_are}"
         )
     if out is not None:
-        _lanes.check_out(kind.op, out, (problem.rows_of_out(world.rank), n), x.dtype, world)
+        check_out(kind.op, out, (problem.rows_of_out(world.rank), n), x.dtype, world)
     return problem
 
 
 def check_tables(problem: Problem, routing: Routing) -> None:
     """Raises  ShapeError, DtypeError: tables that no router made for this problem, as far as the
     host can see: what they hold is on the device"""
-    slots, room = problem.num_slots, problem.routing.max_tiles
     # ids and weights are own tokens', for the router's gradient alone.
-    shapes = {
-        "token_of": (slots,), "weight_of": (slots,), "slot_of": (problem.m, problem.top_k),
-        "counts": (problem.num_ranks, problem.experts), "tiles": (5, room), "turns": (room,),
-        "num_tiles": (1,),
-    }  # fmt: skip
-    for name, shape in shapes.items():
-        table = getattr(routing.tables, name)
-        dtype = torch.float32 if name == "weight_of" else torch.int32
+    _, _, *names = Tables._fields
+    for name in names:
+        shape = getattr(Tables.shapes(problem.routing, 0), name)
+        table, dtype = getattr(routing.tables, name), dtype_of(name)
         if table.shape != shape:
             raise ShapeError(
                 f"{problem.op}: the table {name} has shape {tuple(table.shape)}; of m={problem.m} "
@@ -348,6 +343,16 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
     return {**inputs, **tables._asdict()}
 
 
+def shaped_inputs(problem: Problem, rank: int) -> dict[str, torch.Tensor]:
+    """As make_inputs, without values."""
+    n, k, dtype = problem.n, problem.k, problem.torch_dtype
+    b = torch.empty((problem.experts, n, k) if problem.b_is_nk else (problem.experts, k, n))
+    b = (b.mT if problem.b_is_nk else b).to(dtype)
+    x = torch.empty((problem.rows_of_x(rank), k), dtype=dtype)
+    made = Tables.empty(problem.routing, problem.num_tokens(rank), x.device)
+    return {"x": x, "b": b, **made._asdict()}
+
+
 def routing_of(problem: Problem, inputs: Mapping[str, torch.Tensor]) -> Routing:
     """The tables among a card's inputs."""
     tables = Tables(**{name: inputs[name] for name in Tables._fields})
@@ -366,19 +371,3 @@ def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Te
     """A rank's result: its shape and dtype, without its values."""
     shape = (problem.rows_of_out(rank), problem.n)
     return torch.empty(shape, dtype=problem.torch_dtype, device="meta")
-
-
-def record(kernel: core.Kernel, problem: Problem, config: Config) -> tuple[Any, KernelRecord]:
-    """The product's kernel as `compile` builds it."""
-    tile = config.tile(problem, config.template == "sm90")
-    given = signature.Specialised(
-        problem.dtype, (tile.m, tile.n, tile.k), problem.num_ranks, problem.b_is_nk,
-        num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
-    made = signature.record(kernel, config.template, given)
-    constants = {**made.constants, "tile": tile} if config.template == "plain" else made.constants
-    divide = [name for name in made.divisible_by_16 if not name.startswith("shape.")]
-    sizes = _records.aligned_sizes("shape", table_launches.shape_of(problem))
-    return getattr(source.load(kernel), config.template), replace(
-        made, name=f"{problem.op}.multiply", constants=constants, divisible_by_16=(*divide, *sizes)
-    )

@@ -49,18 +49,16 @@ import triton.language as tl
 import weft.language as wl
 from weft.base.card import Op, Trial, trials
 from weft.base.errors import ConfigError
-from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ir import core
 from weft.language import slots
 from weft.language.mapping import StaticMapping
-from weft.ops import _baselines, _moe, _operations, _records
+from weft.ops import _baselines, _moe, _operations
 from weft.ops.moe_route import Routing
-from weft.plan import transfers
+from weft.plan import described, transfers
 from weft.plan.launches import Start
 from weft.runtime.world import World
 from weft.tiles.hooks.feed import feed
-from weft.tiles.hooks.table import Experts
 
 # From so many bytes of own tokens on, engines bring them: a few microseconds' worth of links.
 PUT_BYTES = 1 << 20
@@ -286,25 +284,6 @@ def run(
     return ag_moe(inputs["x"], inputs["b"], routing, world=world, config=config)
 
 
-def kernels(
-    problem: Problem, config: Config | None, target: Target
-) -> Iterator[tuple[Any, KernelRecord]]:
-    """The kernels that a call with this configuration launches, as records."""
-    config = config or choose(problem, target)
-    config.check(problem, target)
-    if config.transport == "push":
-        yield _moe.record(KERNEL, problem, config)
-        return
-    pointer = _records.operand(problem.dtype, (), False)
-    yield _records.record(
-        stage, "ag_moe.stage", problem.num_ranks,
-        {"x": pointer, "gathered": pointer, "rows_ready": "*i64", "k": "i32"},
-        tuples={"experts": Experts}, constants={}, options={"num_warps": STAGE_WARPS},
-        aligned=["k"] if problem.k % 16 == 0 else [],
-    )  # fmt: skip
-    yield _moe.record(PUT_KERNEL, problem, config)
-
-
 op = Op(
     name="ag_moe",
     summary="out[slot, n] = all_gather(x)[token of slot, k] @ b[expert of slot]",
@@ -315,7 +294,7 @@ op = Op(
     reference=reference,
     run=run,
     candidates=candidates,
-    kernels=kernels,
+    kernels=described.kernels_of(run, _moe.shaped_inputs, candidates),
     smallest_config={"lanes": 1},
     trials=(
         *trials({"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2}),

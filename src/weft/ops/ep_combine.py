@@ -27,27 +27,26 @@ Source  the design's section 4; DeepEP's combine for the idea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch.autograd.graph import increment_version
 
-import weft.language as wl
 from weft.base.card import Op, Trial
 from weft.base.errors import ShapeError
-from weft.base.records import KernelRecord
-from weft.base.target import Target
-from weft.ops import _baselines, _ep, _lanes, _operations
-from weft.ops._ep import Config, Handle, candidates, choose
+from weft.ops import _baselines, _ep, _operations
+from weft.ops._ep import Config, Handle, candidates
 from weft.ops.moe_route import Tables
+from weft.plan import described
+from weft.plan.call_cache import check_out
+from weft.plan.launches import Start
+from weft.plan.problems import random_rows
+from weft.plan.vectors import elements_in_vector, width_of
 from weft.runtime.world import World
-from weft.tiles import experts as ep
-from weft.tiles import move
+from weft.tiles import experts
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -78,34 +77,6 @@ class Problem(_ep.Problem):
     weighted: bool = True
 
     op = "ep_combine"
-
-
-# ---------------------------------------------------------------------------------------------
-# The program
-
-
-@triton.jit
-def ep_combine_rows(y, out, shares, ids, slot_of, weight_of, shares_ready, slot, n, split, tile,
-                    world, packets: tl.constexpr, weighted: tl.constexpr):  # fmt: skip
-    """Lane by lane."""
-    rank = wl.rank(world).to(tl.int32)
-    n = tl.cast(n, tl.int64) // tile.vec * tile.vec  # seen to be a multiple, which it is
-    e = move.begin(world, slot)
-    if packets:
-        flag = e.to(tl.int32)
-    else:
-        flag = None
-    for hop in range(1, world.num_ranks + 1):
-        to = (rank + hop) % world.num_ranks
-        ep.add(world, shares, y, slot_of, weight_of, rank, to, n, split, tile, flag, weighted)
-        if not packets:
-            wl.notify(world, move.word_of(shares_ready, rank), e, to=to, op=wl.SignalOp.SET)
-    if not packets:
-        for source in range(world.num_ranks):
-            # Pairs with the notify above.
-            wl.wait(move.word_of(shares_ready, source), e, world=world)
-    ep.collect(world, out, shares, ids, n, split, tile, flag)
-    move.end(world, slot, e)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -145,38 +116,42 @@ def _combine(
 ) -> torch.Tensor:  # fmt: skip
     """The call itself, of which torch sees nothing."""
     problem = problem_of(world, y, handle, weighted)
-    config = config or choose(problem, world.target)
-    config.check(problem, world.target)
     tables, own = handle.tables, handle.tables.ids.shape[0]
     if out is None:
         out = torch.empty((own, problem.n), dtype=y.dtype, device=y.device)
     else:
-        _lanes.check_out("ep_combine", out, (own, problem.n), y.dtype, world)
+        check_out("ep_combine", out, (own, problem.n), y.dtype, world)
         increment_version((out,))
-    world.operator_call(_ep.call_name(problem, config, f"weighted={weighted}"))
-    if problem.is_empty:
-        return out
-    lanes = config.grid(problem)
-    buffers, words = {}, {"shares_ready": problem.num_ranks * lanes}
-    if config.by_packets:
-        words["shares"] = config.packets(problem, problem.row_bytes)
-    else:
-        buffers["shares"] = ((problem.num_tokens, problem.n), y.dtype)
-    signals = {name: (count, torch.int64) for name, count in words.items()}
-    slot = world.workspace(f"ep_combine.{config.transport}", buffers, signals)
-    tile = config.extents(problem, _vec(problem, y, out)).as_constexpr()
-    ep_combine_rows[(lanes,)](
-        y, out, slot.shares, tables.ids, tables.slot_of, tables.weight_of, slot.shares_ready,
-        slot.arg, problem.n, _ep.split_of(problem, own), tile, world.arg, config.by_packets,
-        weighted, **config.options(world.target),
-    )  # fmt: skip
+    config = _ep.begin(world, problem, config, f"weighted={weighted}")
+    if not problem.is_empty:
+        slot = _slot_of(world, problem, config)
+        _rows(world, problem, config, slot, y, out, tables).run()
     return out
 
 
-def _vec(problem: Problem, *tensors: torch.Tensor) -> int:
-    """How many elements are read and written together."""
-    width = _lanes.width_of(problem.row_bytes, *tensors)
-    return _lanes.elements_in_vector(width, problem.itemsize)
+def _slot_of(world: Any, problem: Problem, config: Config) -> Any:
+    buffers, words = {}, {"shares_ready": problem.num_ranks * config.grid(problem)}
+    if config.by_packets:
+        words["shares"] = config.packets(problem, problem.row_bytes)
+    else:
+        buffers["shares"] = ((problem.num_tokens, problem.n), problem.torch_dtype)
+    signals = {name: (count, torch.int64) for name, count in words.items()}
+    return world.workspace(f"ep_combine.{config.transport}", buffers, signals)
+
+
+def _rows(
+    world: Any, problem: Problem, config: Config, slot: Any, y: Any, out: Any, tables: Tables
+) -> Start:
+    # How many elements are read and written together.
+    width = width_of(problem.row_bytes, y, out)
+    tile = config.extents(problem, elements_in_vector(width, problem.itemsize))
+    return Start(
+        experts.ep_combine_rows, (config.grid(problem), 1, 1),
+        (y, out, slot.shares, tables.ids, tables.slot_of, tables.weight_of, slot.shares_ready,
+         slot.arg, problem.n, _ep.split_of(problem, len(out)), tile.as_constexpr(), world.arg,
+         config.by_packets, problem.weighted),
+        config.options(world.target),
+    )  # fmt: skip
 
 
 def problem_of(world: World, y: Any, handle: Handle, weighted: bool) -> Problem:
@@ -205,9 +180,16 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
     everyone = range(problem.num_ranks)
     choices = [_ep.make_choices(problem, other, seed) for other in everyone]
     tables = _ep.reference_tables(problem, choices)[rank]
-    y = _lanes.random_rows(problem, rank, problem.capacity, seed)
+    y = random_rows(problem, rank, problem.capacity, seed)
     y[tables.token_of < 0] = torch.nan
     return {"y": y, **tables._asdict()}
+
+
+def shaped_inputs(problem: Problem, rank: int) -> dict[str, torch.Tensor]:
+    """As make_inputs, without values."""
+    first, end = problem.shard(rank)
+    y = torch.empty((problem.capacity, problem.n), dtype=problem.torch_dtype)
+    return {"y": y, **Tables.empty(problem, end - first, y.device)._asdict()}
 
 
 def run(
@@ -218,20 +200,6 @@ def run(
     return ep_combine(
         inputs["y"], handle, world=world, weighted=problem.weighted, config=config
     )  # fmt: skip
-
-
-def kernels(
-    problem: Problem, config: Config | None, target: Target
-) -> Iterator[tuple[Any, KernelRecord]]:
-    """The kernel that a call with this configuration launches, as a record."""
-    config = config or choose(problem, target)
-    config.check(problem, target)
-    types = {"shares_ready": "*i64"}
-    if config.by_packets:
-        types["shares"] = "*i64"
-    tile = config.extents(problem, _vec(problem))
-    constants = {"weighted": problem.weighted, "tile": tile, "packets": config.by_packets}
-    yield _ep.record(ep_combine_rows, problem, config, target, types, constants)
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
@@ -250,7 +218,7 @@ op = Op(
     reference=reference,
     run=run,
     candidates=candidates,
-    kernels=kernels,
+    kernels=described.kernels_of(run, shaped_inputs, candidates),
     trials=(
         Trial((3,), {"m": 14, "n": 40, "experts": 5, "top_k": 2}, calls=(0, 1, 2, 0)),
         Trial((2, 1), {"m": 14, "n": 40, "experts": 5, "top_k": 2}, calls=(0, 1, 2, 0)),

@@ -42,27 +42,26 @@ Source  the design's section 4; DeepEP's dispatch for the idea, docs/decisions/0
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
-import weft.language as wl
 from weft.base.card import Op, Trial
 from weft.base.dtypes import DTYPES
 from weft.base.errors import ShapeError
-from weft.base.records import KernelRecord
-from weft.base.target import Target
-from weft.ops import _baselines, _ep, _ep_tables, _given, _lanes, _operations
-from weft.ops._ep import Config, Dispatched, Handle, candidates, choose
+from weft.ops import _baselines, _ep, _given, _operations
+from weft.ops._ep import Config, Dispatched, Handle, candidates
 from weft.ops.moe_route import Tables
+from weft.plan import described
+from weft.plan.launches import Start
+from weft.plan.problems import nodes_of, random_rows
+from weft.plan.vectors import PACKET_BYTES, as_words, power_of_two, width_of, words_in_vector
 from weft.runtime.world import World
+from weft.tiles import choices
 from weft.tiles import experts as ep
-from weft.tiles import move
 
 TABLES = ("ids", "token_of", "weight_of", "slot_of", "counts", "tiles", "turns", "num_tiles")
 
@@ -108,58 +107,11 @@ class Problem(_ep.Problem):
 
     @property
     def element_bytes(self) -> int:
-        return _lanes.word_bytes(self)
+        return min(8, width_of(self.row_bytes))
 
     @property
     def packed_bytes(self) -> int:
         return math.gcd(self.row_bytes, self.scale_bytes)
-
-
-# ---------------------------------------------------------------------------------------------
-# The program
-
-
-class Rows(NamedTuple):
-    """x: [own tokens, row] elements -> gathered -> out: [capacity, row]."""
-
-    x: Any
-    out: Any
-    gathered: Any
-    row: Any
-
-
-@triton.jit
-def ep_dispatch_rows(rows, scales, ids, slot_of, token_of, rows_ready, slot, split, tile,
-                     scale_tile, world, packets: tl.constexpr, clear: tl.constexpr):  # fmt: skip
-    """Lane by lane. rows: Rows; scales: the same of what goes with them, where scale_tile is."""
-    rank = wl.rank(world).to(tl.int32)
-    e = move.begin(world, slot)
-    if packets:
-        flag = e.to(tl.int32)
-    else:
-        flag = None
-    ep.send(world, rows.gathered, rows.x, ids, rank, rows.row, split, tile, flag)
-    if scale_tile is not None:
-        ep.send(world, scales.gathered, scales.x, ids, rank, scales.row, split, scale_tile, flag)
-    if not packets:
-        wl.notify_all(world, move.word_of(rows_ready, rank), e, op=wl.SignalOp.SET)
-    for hop in range(world.num_ranks):
-        source = (rank + world.num_ranks - hop) % world.num_ranks
-        if not packets:
-            wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with the notify above
-        ep.take(
-            world, rows.out, rows.gathered, slot_of, source, rows.row, split, tile, flag
-        )  # fmt: skip
-        if scale_tile is not None:
-            ep.take(
-                world, scales.out, scales.gathered, slot_of, source, scales.row, split, scale_tile,
-                flag,
-            )  # fmt: skip
-    move.end(world, slot, e)
-    if clear:  # nobody else's business
-        ep.clear(rows.out, token_of, rows.row, split, tile)
-        if scale_tile is not None:
-            ep.clear(scales.out, token_of, scales.row, split, scale_tile)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -220,17 +172,21 @@ def _dispatch(
     else:
         problem = _problem_again(rows, handle, ids, weights, experts, max_tokens, capacity)
     problem = replace(problem, scale_bytes=_scale_bytes(world, rows, scales))
-    config = config or choose(problem, world.target)
-    config.check(problem, world.target)
     kind = "" if handle is None else "again"
-    world.operator_call(_ep.call_name(problem, config, f"{kind} {problem.scale_bytes}"))
+    config = _ep.begin(world, problem, config, f"{kind} {problem.scale_bytes}")
     slot = _slot_of(world, problem, config) if problem.m else None
     if handle is None:
-        handle = Handle(_ep_tables.make(world, problem, config, slot, rows, ids, weights), problem)
+        made = Tables.empty(problem, len(rows), rows.device)._replace(weights=weights)
+        handle = Handle(made, problem)
+        if slot is not None:
+            _tables(world, problem, config, slot, ids, made, _error_word(world, problem)).run()
     sent = [rows] if scales is None else [rows, scales]
     got = [one.new_empty(problem.capacity, one.shape[1]) for one in sent]
     if slot is not None:
-        _move_rows(world, problem, config, slot, sent, got, handle.tables, clear)
+        _rows(world, problem, config, slot, sent, got, handle.tables, clear).run()
+    elif clear:
+        for one in got:
+            one.zero_()
     return Dispatched(got[0] if scales is None else tuple(got), handle._replace(problem=problem))
 
 
@@ -247,49 +203,76 @@ def _scale_bytes(world: World, rows: Any, scales: Any) -> int:
     return scales.shape[1] * scales.element_size()
 
 
-def _slot_of(world: World, problem: Problem, config: Config) -> Any:
+# Programs of the first kernel, each with an SM for itself, and blocks of each rank's tokens,
+# at most: all programs add up the counts of all blocks.
+MOST_PROGRAMS = 64
+
+
+def _blocks(problem: Problem, config: Config) -> choices.Blocks:
+    columns, programs = problem.own_experts + problem.num_ranks, min(config.lanes, MOST_PROGRAMS)
+    return choices.Blocks.of(problem, columns, config.batch, programs)
+
+
+def _slot_of(world: Any, problem: Problem, config: Config) -> Any:
     """Arrays of both kernels."""
-    buffers, words = _ep_tables.memory(problem, config)
-    words["rows_ready"] = problem.num_ranks * config.grid(problem)
+    blocks = _blocks(problem, config)
+    buffers, signals = (dict(one) for one in blocks.memory)
+    buffers["wrong"] = ((blocks.count,), torch.int32)
+    signals["rows_ready"] = (problem.num_ranks * config.grid(problem), torch.int64)
     for name, size in (("gathered", problem.row_bytes), ("scales", problem.scale_bytes)):
         if config.by_packets:
-            words[name] = config.packets(problem, size)
+            signals[name] = (config.packets(problem, size), torch.int64)
         else:
             buffers[name] = ((max(8, problem.num_tokens * size),), torch.uint8)
-    signals = {name: (count, torch.int64) for name, count in words.items()}
     return world.workspace(f"ep_dispatch.{config.transport}", buffers, signals)
 
 
-def _move_rows(
-    world: World, problem: Problem, config: Config, slot: Any, sent: Sequence[Any],
+def _tables(
+    world: Any, problem: Problem, config: Config, slot: Any, ids: Any, made: Tables, errors: Any
+) -> Start:
+    """The launch that fills a handle's tables."""
+    blocks, heard = _blocks(problem, config), choices.Heard.of(slot)
+    given = (ids, made, heard, errors, slot.arg, blocks.tokens, blocks.cut)
+    return Start(
+        choices.ep_dispatch_tables, (min(config.lanes, MOST_PROGRAMS, blocks.count), 1, 1),
+        (*given, _ep.split_of(problem, len(ids)), world.arg, config.by_packets),
+        {"num_warps": config.num_warps},
+    )  # fmt: skip
+
+
+def _rows(
+    world: Any, problem: Problem, config: Config, slot: Any, sent: Sequence[Any],
     got: Sequence[Any], tables: Tables, clear: bool,
-) -> None:  # fmt: skip
+) -> Start:  # fmt: skip
+    """The launch that moves rows, and scales with them."""
     moved, tiles = [None, None], [None, None]
     sizes = (problem.row_bytes, problem.scale_bytes)
     for i, (x, out) in enumerate(zip(sent, got, strict=True)):
         gathered = slot.scales if i else slot.gathered
         if config.by_packets:
-            width = _lanes.PACKET_BYTES
-            x = x.clone() if _lanes.width_of(width, x) < width else x
-            moved[i] = Rows(*_lanes.as_words(width, x, out), gathered, sizes[i] // width)
+            width = PACKET_BYTES
+            x = x.clone() if width_of(width, x) < width else x
+            moved[i] = ep.Rows(*as_words(width, x, out), gathered, sizes[i] // width)
         else:
-            width = _lanes.width_of(sizes[i], x, out)
-            moved[i] = Rows(*_lanes.as_words(width, x, out, gathered), sizes[i] // min(width, 8))
+            width = width_of(sizes[i], x, out)
+            words = as_words(width, x, out, gathered)
+            moved[i] = ep.Rows(*words, sizes[i] // min(width, 8))
         tiles[i] = _tile(problem, config, i, width).as_constexpr()
-    ep_dispatch_rows[(config.grid(problem),)](
-        *moved, tables.ids, tables.slot_of, tables.token_of, slot.rows_ready, slot.arg,
-        _ep.split_of(problem, sent[0].shape[0]), *tiles, world.arg, config.by_packets, clear,
-        **config.options(world.target),
+    return Start(
+        ep.ep_dispatch_rows, (config.grid(problem), 1, 1),
+        (*moved, tables.ids, tables.slot_of, tables.token_of, slot.rows_ready, slot.arg,
+         _ep.split_of(problem, len(sent[0])), *tiles, world.arg, config.by_packets, clear),
+        config.options(world.target),
     )  # fmt: skip
 
 
 def _tile(problem: Problem, config: Config, index: int, width: int) -> ep.Extents:
     """Of rows (0), or scales (1), which may be few."""
-    tile = config.extents(problem, _lanes.words_in_vector(width))
+    tile = config.extents(problem, words_in_vector(width))
     if index == 0:
         return tile
     count = problem.scale_bytes // min(width, 8)
-    return tile._replace(block=max(tile.vec, min(tile.block, _lanes.power_of_two(count))))
+    return tile._replace(block=max(tile.vec, min(tile.block, power_of_two(count))))
 
 
 def problem_of(
@@ -314,7 +297,7 @@ def problem_of(
             "the most that any rank has, and the same on all ranks"
         )
     return Problem(
-        rows * world.num_ranks, n, world.num_ranks, str(x.dtype), _lanes.nodes_of(world), experts,
+        rows * world.num_ranks, n, world.num_ranks, str(x.dtype), nodes_of(world), experts,
         ids.shape[1], tile_m, -1 if capacity is None else capacity,
     )  # fmt: skip
 
@@ -332,6 +315,17 @@ def _problem_again(x: Any, handle: Handle, *given: Any) -> Problem:
     return replace(handle.problem, n=x.shape[1], dtype=str(x.dtype))
 
 
+def _error_word(world: Any, problem: Problem) -> torch.Tensor:
+    """Where the kernel says what is wrong with a problem's choices."""
+    # All that a message says.
+    sizes = (problem.capacity, problem.most_slots, problem.experts, problem.top_k)
+    key = ("ep_dispatch.errors", *sizes)
+    word = world.calls.get(key)
+    if word is None:
+        word = world.calls[key] = world.error_word(partial(choices.explain, problem))
+    return word
+
+
 # ---------------------------------------------------------------------------------------------
 # The card
 
@@ -346,7 +340,7 @@ def make_problem(
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """One rank's random tokens and choices on the CPU: the same for one seed on every machine."""
     first, end = problem.shard(rank)
-    inputs = {"x": _lanes.random_rows(problem, rank, end - first, seed)}
+    inputs = {"x": random_rows(problem, rank, end - first, seed)}
     if problem.scale_bytes:
         size = (end - first, problem.scale_bytes // 4)
         generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank + 2)
@@ -370,34 +364,11 @@ def run(
     return *moved, *(getattr(handle.tables, name) for name in TABLES)
 
 
-def kernels(
-    problem: Problem, config: Config | None, target: Target
-) -> Iterator[tuple[Any, KernelRecord]]:
-    """The kernels that a call with this configuration launches, as records."""
-    config = config or choose(problem, target)
-    config.check(problem, target)
-    yield _ep_tables.record(problem, config, target)
-    types = {"rows_ready": "*i64"}
-    constants = {"packets": config.by_packets, "clear": False}
-    for i, (name, size) in enumerate(
-        (("rows", problem.row_bytes), ("scales", problem.scale_bytes))
-    ):
-        tile = "scale_tile" if i else "tile"
-        if i and not size:
-            constants.update({name: None, tile: None})
-            continue
-        width = _lanes.PACKET_BYTES if config.by_packets else _lanes.width_of(size)
-        word = f"*i{8 * min(width, 8)}"
-        types[name] = [word, word, "*i64" if config.by_packets else word, "i32"]
-        constants.update({name: Rows(*[None] * 4), tile: _tile(problem, config, i, width)})
-    yield _ep.record(ep_dispatch_rows, problem, config, target, types, constants)
-
-
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> tuple:
     """A rank's results: their shapes and dtypes, without their values."""
     first, end = problem.shard(rank)
     shape = (problem.capacity, problem.n)
-    made = _ep.empty_tables(problem, end - first, None, "meta")
+    made = Tables.empty(problem, end - first, "meta")
     moved = [torch.empty(shape, dtype=problem.torch_dtype, device="meta")]
     if problem.scale_bytes:
         moved.append(torch.empty(problem.capacity, problem.scale_bytes // 4, device="meta"))
@@ -414,7 +385,7 @@ op = Op(
     reference=reference,
     run=run,
     candidates=candidates,
-    kernels=kernels,
+    kernels=described.kernels_of(run, make_inputs, candidates),
     trials=(
         Trial((3,), {"m": 14, "n": 40, "experts": 5, "top_k": 2}, calls=(0, 1, 2, 0)),
         Trial((2, 1), {"m": 14, "n": 40, "experts": 5, "top_k": 2}, calls=(0, 1, 2, 0)),

@@ -29,7 +29,7 @@ Source  docs/decisions/009-hooks.md
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -38,12 +38,12 @@ from typing import Any
 import torch
 
 from weft.base.card import Op, Trial, trials
-from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.ir import core
 from weft.ops import _baselines, _moe, _operations
 from weft.ops._moe import Config
 from weft.ops.moe_route import Routing
+from weft.plan import described
 from weft.runtime.world import World
 
 
@@ -169,15 +169,6 @@ def run(
     return moe_rs(inputs["x"], inputs["b"], routing, world=world, config=config)
 
 
-def kernels(
-    problem: Problem, config: Config | None, target: Target
-) -> Iterator[tuple[Any, KernelRecord]]:
-    """The kernel that a call with this configuration launches, as a record."""
-    config = config or choose(problem, target)
-    config.check(problem, target)
-    yield _moe.record(KERNEL, problem, config)
-
-
 op = Op(
     name="moe_rs",
     summary="out = own tokens of sum(weight * x[slot, k] @ b[expert of slot]) over ranks, choices",
@@ -188,7 +179,7 @@ op = Op(
     reference=reference,
     run=run,
     candidates=candidates,
-    kernels=kernels,
+    kernels=described.kernels_of(run, _moe.shaped_inputs, candidates),
     trials=(
         *trials({"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2}),
         Trial((2,), {"m": 40, "n": 40, "k": 16, "experts": 2, "top_k": 1}),

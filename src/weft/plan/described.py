@@ -64,6 +64,9 @@ class DescribedWorld:
     def operator_call(self, name: str, tensors: str = "") -> int:
         return 0
 
+    def error_word(self, explain: Any) -> torch.Tensor:
+        return _meta(torch.int64)
+
     def offset(self, tensor: torch.Tensor) -> None:
         """Tensors lie on no heap."""
 

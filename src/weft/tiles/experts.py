@@ -1,4 +1,4 @@
-"""Experts that are split over ranks: who sends which token where, and back, in tiles of tokens.
+"""Experts that are split over ranks: tokens to their ranks and back, in tiles of tokens.
 
 Rank d has experts d * own .. d * own + own - 1 (torch.chunk); choices below 0 are none. A token is
 known by its place among those of all ranks, source * rows + i, here, on its way and on its way
@@ -11,10 +11,11 @@ they do, each once, whatever experts they are for.
     send       rows of own tokens -> those ranks that have any of their experts
     take       rows of a source's tokens -> each of their slots
     add        rows by slot -> for each token of a source the weighted sum of its slots
+    collect    shares of all ranks -> own tokens
 
 Tokens' choices and slots come in tiles of [tokens, width], rows in tiles of [tokens, block], so
-that no thread waits for a branch. Data alone: the kernel says who waits for what. With a `flag`
-rows travel as packets of 32 bits, which are waited for one by one: elements are of 32 bits, or
+that no thread waits for a branch. Signals are the kernels' alone, at the end. With a `flag` rows
+travel as packets of 32 bits, which are waited for one by one: elements are of 32 bits, or
 shares' of 16 bits in pairs.
 """
 
@@ -26,7 +27,7 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.tiles import route
+from weft.tiles import move, route
 
 # Above every choice and every slot.
 NEVER = tl.constexpr((1 << 31) - 1)
@@ -189,7 +190,7 @@ def take(world, out, gathered, slot_of, source, row, split, tile, flag):
 
 
 @triton.jit
-def clear(out, token_of, row, split, tile):
+def clear_free(out, token_of, row, split, tile):
     """Zeros in all slots that nobody has."""
     row = tl.cast(row, tl.int64) // tile.vec * tile.vec
     for begin in range(
@@ -285,3 +286,77 @@ def collect(world, out, shares, ids, n, split, tile, flag):
             place = out + i.to(tl.int64)[:, None] * n + column[None, :]
             mask = (i < split.tokens)[:, None] & inside
             tl.store(place, total.to(dtype), mask=mask)
+
+
+# ---------------------------------------------------------------------------------------------
+# Kernels
+
+
+class Rows(NamedTuple):
+    """x: [own tokens, row] elements -> gathered -> out: [capacity, row]."""
+
+    x: Any
+    out: Any
+    gathered: Any
+    row: Any
+
+
+@triton.jit
+def ep_dispatch_rows(rows, scales, ids, slot_of, token_of, rows_ready, slot, split, tile,
+                     scale_tile, world, packets: tl.constexpr, clear: tl.constexpr):  # fmt: skip
+    """Own tokens to the ranks of their experts, lane by lane; then from each source to their slots.
+
+    rows: Rows; scales: the same of what goes with them, where scale_tile is
+    """
+    rank = wl.rank(world).to(tl.int32)
+    e = move.begin(world, slot)
+    if packets:
+        flag = e.to(tl.int32)
+    else:
+        flag = None
+    send(world, rows.gathered, rows.x, ids, rank, rows.row, split, tile, flag)
+    if scale_tile is not None:
+        send(world, scales.gathered, scales.x, ids, rank, scales.row, split, scale_tile, flag)
+    if not packets:
+        wl.notify_all(world, move.word_of(rows_ready, rank), e, op=wl.SignalOp.SET)
+    for hop in range(world.num_ranks):
+        source = (rank + world.num_ranks - hop) % world.num_ranks
+        if not packets:
+            wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with the notify above
+        take(
+            world, rows.out, rows.gathered, slot_of, source, rows.row, split, tile, flag
+        )  # fmt: skip
+        if scale_tile is not None:
+            take(
+                world, scales.out, scales.gathered, slot_of, source, scales.row, split, scale_tile,
+                flag,
+            )  # fmt: skip
+    move.end(world, slot, e)
+    if clear:
+        clear_free(rows.out, token_of, rows.row, split, tile)
+        if scale_tile is not None:
+            clear_free(scales.out, token_of, scales.row, split, scale_tile)
+
+
+@triton.jit
+def ep_combine_rows(y, out, shares, ids, slot_of, weight_of, shares_ready, slot, n, split, tile,
+                    world, packets: tl.constexpr, weighted: tl.constexpr):  # fmt: skip
+    """Shares of each rank's tokens to that rank, lane by lane; then own tokens' sums."""
+    rank = wl.rank(world).to(tl.int32)
+    n = tl.cast(n, tl.int64) // tile.vec * tile.vec  # seen to be a multiple, which it is
+    e = move.begin(world, slot)
+    if packets:
+        flag = e.to(tl.int32)
+    else:
+        flag = None
+    for hop in range(1, world.num_ranks + 1):
+        to = (rank + hop) % world.num_ranks
+        add(world, shares, y, slot_of, weight_of, rank, to, n, split, tile, flag, weighted)
+        if not packets:
+            wl.notify(world, move.word_of(shares_ready, rank), e, to=to, op=wl.SignalOp.SET)
+    if not packets:
+        for source in range(world.num_ranks):
+            # Pairs with the notify above.
+            wl.wait(move.word_of(shares_ready, source), e, world=world)
+    collect(world, out, shares, ids, n, split, tile, flag)
+    move.end(world, slot, e)

@@ -1,8 +1,8 @@
 """Gradients of experts' weights: out[e, p, q] = sum over the slots s of e of x[s, p] y[s, q].
 
-Not an operator: what ag_moe's and moe_rs's gradients end with. Rows lie by slot, sorted by expert,
-so an expert's are one segment of the GEMM template, which sums over them; where it begins is known
-on the device alone, and the host waits for nothing. An expert without tokens has zeros.
+The end of ag_moe's and moe_rs's gradients. Rows lie by slot, sorted by expert, so an expert's are
+one segment of the GEMM template, which sums over them; the device alone knows where it begins, and
+the host waits for nothing. An expert without tokens has zeros.
 
 Source  docs/decisions/009-hooks.md: segments
 """
@@ -15,10 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.base.records import KernelRecord
 from weft.base.target import Target
+from weft.plan.launches import Start
 from weft.tiles import blocking, gemm, swizzle
-from weft.tiles.blocking import Blocking
 
 GROUP_M = 8
 
@@ -101,37 +100,20 @@ def experts_wgrad(
         return out.zero_()
     first = torch.zeros(experts + 1, dtype=torch.int32, device=x.device)
     first[1:] = counts.sum(0).cumsum(0).clamp(0, slots)  # whatever the counts say
-    cut = cut_of(p, q, slots, str(x.dtype), target)
-    shape = gemm.Shape(p, q, slots, p, q, q)
-    experts_wgrad_multiply[(min(experts * cut.num_tiles(p, q), target.num_sms),)](
-        x, y, out, first, shape, experts, GROUP_M, tile_of(cut).as_constexpr(),
-        num_warps=cut.num_warps, num_stages=cut.num_stages,
-    )  # fmt: skip
+    start(x, y, out, first, target).run()
     return out
 
 
-def cut_of(p: int, q: int, slots: int, dtype: str, target: Target) -> Blocking:
+def start(x: Any, y: Any, out: Any, first: Any, target: Target) -> Start:
+    """The launch; `first` has where each expert's rows begin, and the end."""
+    (slots, p), (experts, _, q) = x.shape, out.shape
     rows = slots if target.backend == "emu" else p
-    return next(blocking.candidates(p, q, rows, dtype, target))
-
-
-def tile_of(cut: Blocking) -> gemm.Tile:
-    """By pointers: an expert's rows end anywhere."""
-    return gemm.Tile(cut.tile_m, cut.tile_n, cut.tile_k, False, False, False)
-
-
-def record(p: int, q: int, slots: int, element: str, dtype: str, target: Target) -> tuple:
-    """The kernel as `compile` builds it, for rows of `dtype`, which Triton calls `element`."""
-    cut, pointers = cut_of(p, q, slots, dtype, target), ("x", "y", "out")
-    numbers = ["i32"] * len(gemm.Shape._fields)
-    aligned = [f"shape.{name}" for name, size in zip(("m", "n"), (p, q)) if size % 16 == 0]
-    return experts_wgrad_multiply, KernelRecord(
-        name="experts_wgrad.multiply",
-        signature={
-            **dict.fromkeys(pointers, f"*{element}"), "first": "*i32", "shape": numbers,
-            "experts": "i32", "group_m": "i32", "tile": ["constexpr"] * len(gemm.Tile._fields),
-        },
-        constants={"shape": gemm.Shape(*[None] * len(numbers)), "tile": tile_of(cut)},
-        options={"num_warps": cut.num_warps, "num_stages": cut.num_stages},
-        divisible_by_16=(*pointers, "first", *aligned),
+    cut = next(blocking.candidates(p, q, rows, str(x.dtype), target))
+    # By pointers: an expert's rows end anywhere.
+    tile = gemm.Tile(cut.tile_m, cut.tile_n, cut.tile_k, False, False, False)
+    shape = gemm.Shape(p, q, slots, p, q, q)
+    return Start(
+        experts_wgrad_multiply, (min(experts * cut.num_tiles(p, q), target.num_sms), 1, 1),
+        (x, y, out, first, shape, experts, GROUP_M, tile.as_constexpr()),
+        {"num_warps": cut.num_warps, "num_stages": cut.num_stages},
     )  # fmt: skip
