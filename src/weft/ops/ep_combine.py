@@ -39,6 +39,7 @@ from weft.base.card import Op, Trial
 from weft.base.errors import ShapeError
 from weft.ops import _baselines, _ep, _operations
 from weft.ops._ep import Config, Handle, candidates
+from weft.ops._ep import choose as choose
 from weft.ops.moe_route import Tables
 from weft.plan import described
 from weft.plan.call_cache import check_out

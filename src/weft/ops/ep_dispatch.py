@@ -54,6 +54,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import ShapeError
 from weft.ops import _baselines, _ep, _given, _operations
 from weft.ops._ep import Config, Dispatched, Handle, candidates
+from weft.ops._ep import choose as choose
 from weft.ops.moe_route import Tables
 from weft.plan import described
 from weft.plan.launches import Start
