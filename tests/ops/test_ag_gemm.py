@@ -331,7 +331,7 @@ def test_configurations_for_several_nodes(transport):
     problem = Problem(4096, 2560, 8192, 4, nodes=(2, 2))
     with pytest.raises(ConfigError, match=rf"transport='{transport}' on 2 nodes.*take .*'push'"):
         replace(
-            Config(), transport=transport, template="few" if transport == "packets" else "plain"
+            Config(), transport=transport, template="small" if transport == "packets" else "plain"
         ).check(problem, TARGETS["cuda:90"])
 
 
@@ -381,6 +381,7 @@ def test_every_candidate_passes_its_own_check(target, shape, num_ranks):
     found = list(candidates(problem, target))
     assert choose(problem, target) in found and choose(problem, target, True) in found
     assert {config.transport for config in found} - {LIBRARY, PACKETS} == {"put", "push"}
+    assert len(found) <= 8
     for config in found:
         config.check(problem, target)
         assert config.grid(problem, target) <= target.num_sms

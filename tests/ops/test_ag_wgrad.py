@@ -139,7 +139,7 @@ def test_what_does_not_fit(ranks):
     [
         ({"transport": "packets"}, "ag_wgrad: transport='packets'; it must be one of put, push"),
         ({"template": "sm90"}, "ag_wgrad: template='sm90'; rows are summed by 'plain' alone"),
-        ({"split": 9}, "ag_wgrad: split=9; it must be between 1 and 8"),
+        ({"split": 9}, "ag_wgrad: split=9; it must be from 1 to 8"),
         ({"tile_k": 100}, "ag_wgrad: tile_k=100"),
     ],
 )

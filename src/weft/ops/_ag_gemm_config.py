@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from math import ceil
 from typing import ClassVar, NamedTuple
 
+from weft.base import fields
 from weft.base.errors import ConfigError
 from weft.base.hardware import H200X4
 from weft.base.target import Target
@@ -38,7 +40,7 @@ TILE = (128, 256, 64)
 PUSH_BYTES, NARROW_PUSH_BYTES, NARROW_N = 4 << 20, 8 << 20, 4096
 # Copy engines are behind SMs up to so many bytes of a shard, and ahead of them from so many on.
 FEWEST_PUT_BYTES, MOST_PUSHED_BYTES = 1 << 20, 16 << 20
-# Of the template for Hopper, candidates of a call.
+# Of the template for Hopper, candidates of a call: of all there are eight at most.
 MOST_ON_HOPPER = 4
 # From so many bytes on, a second flag per shard pays for its copy's start (there, at 32 MiB).
 TWO_CHUNKS_BYTES = 24 << 20
@@ -93,94 +95,73 @@ class Config:
 
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
-        if self.transport == LIBRARY:
-            self._check_library(problem, target)
-            return
-        if self.transport not in TRANSPORTS:
-            raise ConfigError(
-                f"{self.op}: transport={self.transport!r}; it must be one of "
-                f"{', '.join((*TRANSPORTS, LIBRARY))}"
-            )
-        if self.transport == "put" and len(problem.nodes) > 1:
-            raise ConfigError(
-                f"{self.op}: transport={self.transport!r} on {len(problem.nodes)} nodes; a copy "
-                "engine reaches the ranks of its own node only: take transport='push'"
-            )
-        if self.transport == PACKETS and len(problem.nodes) > 1:
-            raise ConfigError(
-                f"{self.op}: transport={PACKETS!r} on {len(problem.nodes)} nodes; packets reach "
-                "the ranks of their own node only: take transport='push'"
-            )
-        self._check_template(problem, target)
-        for name in ("chunks", "pieces", "feeders", "group_m", "early_parts"):
-            if not 1 <= getattr(self, name) <= 1024:
-                value = getattr(self, name)
-                raise ConfigError(f"{self.op}: {name}={value}; it must be between 1 and 1024")
-        if self.block < 16 or self.block & (self.block - 1):
-            raise ConfigError(
-                f"{self.op}: block={self.block}; it must be a power of two from 16 on"
-            )
-        self._check_feeders(problem, target)
-        self._check_early_parts(problem, target)
-        self._check_scaling(problem, target)
+        fields.check_one_of(self.op, self, "transport", (*TRANSPORTS, LIBRARY))
+        if self.transport != LIBRARY:
+            fields.check_one_of(self.op, self, "template", TEMPLATES)
+            counts = ("chunks", "pieces", "feeders", "group_m", "early_parts")
+            fields.check_ranges(self.op, self, **dict.fromkeys(counts, (1, 1024)))
+            fields.check_powers_of_two(self.op, self, "block")
+        for told in self._unfit(problem, target):
+            raise ConfigError(f"{self.op}: {told}")
         if self.template == "sm90":
+            extents = (self.tile_m, self.tile_n, self.tile_k, self.num_stages)
+            gemm_sm90.check(self.op, *extents, target, problem.itemsize)
+        elif self.transport != LIBRARY:
+            tma = self.tma and can_use_tma(problem, target)
+            self.blocking.check(self.op, problem.dtype, problem.out_dtype, tma, target)
+
+    def _unfit(self, problem: Problem, target: Target) -> Iterator[str]:
+        """What does not fit the problem, the target or another field, and what to do."""
+        way, nodes, dtype = f"transport={self.transport!r}", len(problem.nodes), problem.dtype
+        if self.transport == LIBRARY:
+            if not can_use_library(problem, target):
+                yield (
+                    f"{way} for m={problem.m} on {problem.num_ranks} ranks, {dtype} to "
+                    f"{problem.out_dtype}, on {target}; it takes NVIDIA GPUs of one node, shards "
+                    "of one size, and a result of the operands' dtype"
+                )
             return
-        tma = self.tma and can_use_tma(problem, target)
-        self.blocking.check(self.op, problem.dtype, problem.out_dtype, tma, target)
-
-    def _check_library(self, problem: Problem, target: Target) -> None:
-        if not can_use_library(problem, target):
-            raise ConfigError(
-                f"{self.op}: transport={LIBRARY!r} for m={problem.m} on {problem.num_ranks} ranks, "
-                f"{problem.dtype} to {problem.out_dtype}, on {target}; it takes NVIDIA GPUs of one "
-                "node, shards of one size, and a result of the operands' dtype"
+        if nodes > 1 and self.transport != "push":
+            yield f"{way} on {nodes} nodes; it reaches ranks of one node: take transport='push'"
+        if (self.template == FEW) != (self.transport == PACKETS):
+            yield f"template={self.template!r} with {way}; {FEW!r} goes with {PACKETS!r} alone"
+        if self.template == "sm90" and not can_use_sm90(problem, target):
+            yield (
+                f"template='sm90' with {dtype} on {target}; it takes 16-bit operands, or fp8 with "
+                f"b as [n, k], to 16-bit results, in rows of a multiple of {blocking.TMA_BYTES} "
+                "bytes, and compute capability 9.0: pass b as a transposed [n, k], or take "
+                "template='plain'"
             )
-
-    def _check_scaling(self, problem: Problem, target: Target) -> None:
-        if problem.dtype == E4M3 and target.backend == "cuda" and target.arch < E4M3_ARCH:
-            raise ConfigError(
-                f"{self.op}: {problem.dtype} on {target}; it needs compute capability 8.9: convert "
-                "a and b"
-            )
+        if dtype == E4M3 and target.backend == "cuda" and target.arch < E4M3_ARCH:
+            yield f"{dtype} on {target}; it needs compute capability 8.9: convert a and b"
         if problem.scaling and self.transport == PACKETS:
-            raise ConfigError(
-                f"{self.op}: transport={PACKETS!r} of {problem.dtype}; scales do not travel as "
-                "packets: take transport='push'"
-            )
+            yield f"{way} of {dtype}; scales do not travel as packets: take transport='push'"
         is_larger = BLOCK_K % self.tile_n or BLOCK_K % self.tile_k
         if problem.scaling == BLOCKS and is_larger:
-            raise ConfigError(
-                f"{self.op}: tile_n={self.tile_n}, tile_k={self.tile_k} where each block of "
-                f"{BLOCK_K} has its scale; both must divide it"
+            yield (
+                f"tile_n={self.tile_n}, tile_k={self.tile_k} where each block of {BLOCK_K} has its "
+                "scale; both must divide it"
             )
-
-    def _check_feeders(self, problem: Problem, target: Target) -> None:
-        if self.transport == PACKETS:
-            if self.feeders > self.most_resident(problem, target):
-                raise ConfigError(
-                    f"{self.op}: feeders={self.feeders}; they wait for each other, and {target} "
-                    f"has room for {self.most_resident(problem, target)} at once: take those"
-                )
-        elif self.feeders > programs_on(target):
-            raise ConfigError(
-                f"{self.op}: feeders={self.feeders}; {target} has {target.num_sms} SMs, of which "
-                f"{SPARE_SMS} is kept free: take at most {programs_on(target)}"
-            )
-
-    def _check_early_parts(self, problem: Problem, target: Target) -> None:
-        if self.early_parts == 1:
-            return
         programs, early = programs_on(target), own_tiles(problem, self)
-        if not self.own_first:
-            raise ConfigError(
-                f"{self.op}: early_parts={self.early_parts} with own_first=False; own rows' tiles "
-                "are early only where they come first: take own_first=True"
+        resident = self.most_resident(problem, target) if self.transport == PACKETS else programs
+        if self.feeders > resident:
+            yield (
+                f"feeders={self.feeders}; {target} has {target.num_sms} SMs, of which {SPARE_SMS} "
+                f"is kept free but by packets: take at most {resident}, which run at once"
             )
-        if self.template != "sm90" or early * self.early_parts > programs:
-            raise ConfigError(
-                f"{self.op}: early_parts={self.early_parts} for {early} tiles of own rows with "
-                f"template={self.template!r}; 'sm90' takes up to {max(1, programs // early)}, "
-                f"since their parts run on {programs} SMs at once, the others 1"
+        first = f"early_parts={self.early_parts}"
+        if self.early_parts > 1 and not self.own_first:
+            yield (
+                f"{first}: own rows' tiles are the first wave only where they come first: take "
+                "own_first=True"
+            )
+        if self.early_parts > 1 and (
+            self.template != "sm90" or early * self.early_parts > programs
+        ):
+            yield (
+                f"{first} for {early} tiles of own rows with template={self.template!r}; 'sm90' "
+                f"takes up to {max(1, programs // early)}, since their parts run on {programs} SMs "
+                "at once, the others 1"
             )
 
     def most_resident(self, problem: Problem, target: Target) -> int:
@@ -189,28 +170,6 @@ class Config:
         return gemm_small.most_resident(
             self.blocking, problem.dtype, problem.out_dtype, tma, target
         )
-
-    def _check_template(self, problem: Problem, target: Target) -> None:
-        if self.template not in TEMPLATES:
-            raise ConfigError(
-                f"{self.op}: template={self.template!r}; it must be one of {', '.join(TEMPLATES)}"
-            )
-        if (self.template == FEW) != (self.transport == PACKETS):
-            raise ConfigError(
-                f"{self.op}: template={self.template!r} with transport={self.transport!r}; "
-                f"{FEW!r} goes with {PACKETS!r}, the others do not"
-            )
-        if self.template != "sm90":
-            return
-        if not can_use_sm90(problem, target):
-            raise ConfigError(
-                f"{self.op}: template={self.template!r} with {problem.dtype} on {target}; it takes "
-                f"16-bit operands, or fp8 with b as [n, k], to 16-bit results, in rows of a "
-                f"multiple of {blocking.TMA_BYTES} bytes, and compute capability 9.0: pass b as a "
-                "transposed [n, k], or take template='plain'"
-            )
-        extents = (self.tile_m, self.tile_n, self.tile_k, self.num_stages)
-        gemm_sm90.check(self.op, *extents, target, problem.itemsize)
 
     @property
     def blocking(self) -> Blocking:
@@ -261,11 +220,15 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     by_packets = list(_by_packets(problem, target)) if len(problem.nodes) <= 1 else []
     if problem.m <= SMALL_M and target.backend != "emu":
         yield from by_packets
-    on_hopper = _on_hopper(problem, target, order) if can_use_sm90(problem, target) else []
+    can_use = can_use_sm90(problem, target) and (problem.m > SMALL_M or not by_packets)
+    on_hopper = _on_hopper(problem, target, order) if can_use else []
     if problem.m > SMALL_M:
         yield from on_hopper
+    # One of each transport where the template for Hopper has them too.
+    most = 1 if on_hopper else 2
     for transport in order:
-        for cut in blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target):
+        cuts = blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target)
+        for cut in islice(cuts, most):
             block = block_of(problem, cut, target)
             config = Config(transport=transport, block=block, **vars(cut))
             if problem.scaling == BLOCKS:
@@ -273,10 +236,10 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
                     config, tile_n=min(BLOCK_K, cut.tile_n), tile_k=min(BLOCK_K, cut.tile_k)
                 )
             yield with_transport(config, problem, target)
-    if problem.m <= SMALL_M:
-        yield from on_hopper
     if problem.m > SMALL_M or target.backend == "emu":
-        yield from by_packets
+        yield from by_packets[:1]
+    else:
+        yield from on_hopper
     if can_use_library(problem, target):
         yield Config(transport=LIBRARY)
 

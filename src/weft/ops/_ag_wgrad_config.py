@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import ClassVar
 
+from weft.base import fields
 from weft.base.dtypes import FLOATS
 from weft.base.errors import ConfigError, DtypeError
 from weft.base.target import Target
@@ -71,17 +72,12 @@ class Config(_ag_gemm_config.Config):
 
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
-        if self.transport not in TRANSPORTS:
-            told = f"transport={self.transport!r}; it must be one of {', '.join(TRANSPORTS)}"
-            raise ConfigError(f"{self.op}: {told}")
+        fields.check_one_of(self.op, self, "transport", TRANSPORTS)
         if self.template != "plain":
             raise ConfigError(
                 f"{self.op}: template={self.template!r}; rows are summed by 'plain' alone"
             )
-        if not 1 <= self.split <= MOST_TURNS:
-            raise ConfigError(
-                f"{self.op}: split={self.split}; it must be between 1 and {MOST_TURNS}"
-            )
+        fields.check_ranges(self.op, self, split=(1, MOST_TURNS))
         super().check(problem, target)
 
     def num_tiles(self, problem: Problem) -> int:
