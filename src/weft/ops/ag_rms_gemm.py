@@ -51,7 +51,7 @@ def run(world: Any, problem: Problem, inputs: Mapping[str, Any], config: Any = N
 
 
 op = PROGRAM.card(
-    run, {"m": 20, "k": 16, "n": 16}, baselines=_baselines.PROGRAM,
+    run, {"m": 20, "k": 16, "n": 16}, {"m": 80, "k": 16, "n": 40}, baselines=_baselines.PROGRAM,
     summary="C = rms_norm(all_gather(X[m, k])) @ W[k, n], n of each rank",
     default_shape={"m": 96, "k": 32, "n": 32},
     awkward_shapes=((4, {"m": 97, "k": 40, "n": 24}), (3, {"m": 2, "k": 16, "n": 16}),

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from weft.base import fields, parts
-from weft.base.card import Op, trials
+from weft.base.card import TRIAL_NODES, Op, Trial
 from weft.base.dtypes import FLOATS
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.providers import provider
@@ -288,8 +288,13 @@ class Operator:
         }
         return Compiled(trace(traced, "tp", types))
 
-    def card(self, run: Callable[..., Any], smallest: Mapping[str, int], **given: Any) -> Op:
-        """Its card; `smallest` are sizes that give a rank two tiles, of which trials are made."""
+    def card(
+        self, run: Callable[..., Any], smallest: Mapping[str, int],
+        several: Mapping[str, int], **given: Any,
+    ) -> Op:  # fmt: skip
+        """Its card. `smallest` are sizes of two tiles for a rank, `several` of so many columns of
+        tiles that few rows are several programs, too: of these are the trials, all calls of one
+        class of sizes, and so of one plan."""
 
         def compiled_of(problem: Problem) -> Compiled:
             sizes = tuple((name, size) for name, size in problem.sizes if name != self.rows)
@@ -300,5 +305,5 @@ class Operator:
 
         return card(
             self.name, compiled_of, run, candidates=overlapped, dtypes=FLOATS, smallest=smallest,
-            trials=trials(dict(smallest)), **given,
+            trials=tuple(Trial(nodes, several, calls=(0, 0, 0)) for nodes in TRIAL_NODES), **given,
         )  # fmt: skip
