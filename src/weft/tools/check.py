@@ -127,19 +127,27 @@ class Step:
         return self.rel_err <= self.work.tolerance()
 
 
+def _inputs(work: Work, seed: int, world: Any) -> Mapping[str, Any]:
+    """This rank's inputs, on the world's device."""
+    plain = work.inputs(world.rank, seed)
+    return {name: _to(value, world.device) for name, value in plain.items()}
+
+
+def _closed(world: Any, outputs: Sequence[Any]) -> list[Any]:
+    """The outputs as they are now, once all work on this rank is done."""
+    kept = [_keep(output) for output in outputs]
+    world.synchronize()
+    world.close()
+    return kept
+
+
 def call_every_way(work: Work, seed: int) -> list[tuple[str, Any]]:
     """On one rank: eager, recorded and replayed, another shape, eager again."""
     import weft
     from weft.tune.answers import poison
 
     world = weft.init()
-    op = work.op
-
-    def inputs(which: Work) -> Mapping[str, Any]:
-        plain = which.inputs(world.rank, seed)
-        return {name: _to(value, world.device) for name, value in plain.items()}
-
-    problem, mine = work.problem(), inputs(work)
+    op, problem, mine = work.op, work.problem(), _inputs(work, seed, world)
     outputs = [("eager", _keep(op.run(world, problem, mine, None)))]
     with world.record() as recording:
         replayed = op.run(world, problem, mine, None)
@@ -148,24 +156,19 @@ def call_every_way(work: Work, seed: int) -> list[tuple[str, Any]]:
         recording.replay()
         outputs.append((f"replay {turn + 1}", _keep(replayed)))
     other = work.another()
-    outputs.append(("another shape", _keep(op.run(world, other.problem(), inputs(other), None))))
+    theirs = _inputs(other, seed, world)
+    outputs.append(("another shape", _keep(op.run(world, other.problem(), theirs, None))))
     outputs.append(("eager again", _keep(op.run(world, problem, mine, None))))
-    world.synchronize()
-    world.close()
+    _closed(world, ())
     return outputs
 
 
-def call_once(work: Work, seed: int, config: Any = None) -> list[tuple[str, Any]]:
+def call_once(work: Work, config: Any = None) -> list[Any]:
     """On one rank: one eager call."""
     import weft
 
     world = weft.init()
-    plain = work.inputs(world.rank, seed)
-    mine = {name: _to(value, world.device) for name, value in plain.items()}
-    output = _keep(work.op.run(world, work.problem(), mine, config))
-    world.synchronize()
-    world.close()
-    return [("eager", output)]
+    return _closed(world, [work.op.run(world, work.problem(), _inputs(work, 0, world), config)])
 
 
 def call_back_to_back(work: Work, config: Any = None, *, barriers: bool = False) -> list[Any]:
@@ -177,19 +180,12 @@ def call_back_to_back(work: Work, config: Any = None, *, barriers: bool = False)
 
     os.environ[SLOTS] = ONE_SLOT  # of this emulated rank
     world = weft.init()
-    inputs = [
-        {name: _to(value, world.device) for name, value in work.inputs(world.rank, seed).items()}
-        for seed in range(REPLAYS)
-    ]
     outputs = []
-    for mine in inputs:
+    for mine in [_inputs(work, seed, world) for seed in range(REPLAYS)]:
         outputs.append(work.op.run(world, work.problem(), mine, config))
         if barriers:
             world.barrier()
-    outputs = [_keep(output) for output in outputs]
-    world.synchronize()
-    world.close()
-    return outputs
+    return _closed(world, outputs)
 
 
 def call_recorded(work: Work, config: Any = None) -> list[Any]:
@@ -198,23 +194,19 @@ def call_recorded(work: Work, config: Any = None) -> list[Any]:
 
     os.environ[SLOTS] = ONE_SLOT  # of this emulated rank
     world = weft.init()
-    plain = work.inputs(world.rank, 0)
-    mine = {name: _to(value, world.device) for name, value in plain.items()}
+    mine = _inputs(work, 0, world)
     work.op.run(world, work.problem(), mine, config)  # workspaces cannot grow in a recording
     with world.record() as recording:
         output = work.op.run(world, work.problem(), mine, config)
     for _ in range(REPLAYS):
         recording.replay()
-    outputs = [_keep(output)]
-    world.synchronize()
-    world.close()
-    return outputs
+    return _closed(world, [output])
 
 
 # How an operator is called to be verified: (work, configuration) on one rank -> its outputs, of
 # which the n-th is that of the inputs of seed n.
 CALLS: dict[str, Callable[[Work, Any], list[Any]]] = {
-    "once": lambda work, config: [call_once(work, 0, config)[0][1]],
+    "once": call_once,
     "again": call_back_to_back,
     "barriers": partial(call_back_to_back, barriers=True),
     "recorded": call_recorded,
@@ -250,7 +242,7 @@ def one_schedule(work: Work, seed: int) -> Report:
     with weft.emulated(
         ranks=work.num_ranks, nodes=work.nodes or 1, seed=seed, collect=True
     ) as session:
-        session.run(partial(call_once, work, 0, config))
+        session.run(partial(call_once, work, config))
     session.report.op = work.op.name
     return session.report
 

@@ -22,7 +22,7 @@ from weft.ir import core, device, task
 from weft.ir.choice import Choice
 from weft.ir.device import Launch, Plan
 from weft.ir.task import Program
-from weft.tools.schedule import by_tables
+from weft.tools.schedule import grouped
 from weft.tools.schedule.chart import chart_of
 from weft.tools.schedule.predicted import Played, Schedule, predict
 
@@ -158,7 +158,7 @@ def mapping(subject: Subject) -> Part:
     values: list[dict[str, Any]] = []
     for launch in subject.plan.of(Launch):
         if launch.template == "grouped":
-            shown = by_tables.mapped(played, launch)
+            shown = grouped.mapped(played, launch)
             lines += [f"{launch.kernel} on every rank: as many tiles as the table says",
                       f"      t  {shown['text']}"]  # fmt: skip
             values.append({"kernel": launch.kernel, **shown})

@@ -90,7 +90,7 @@ def test_waits_for_segments_are_added_up():
 def test_a_traced_world_computes_the_same(ranks):
     work = work_of("gemm_ar", m=32, n=32, k=32)
     config = traced.config_for(work, "push", TARGETS["emu"])
-    plain = ranks(lambda: call_once(work, 0, config)[0][1], 2)
+    plain = ranks(lambda: call_once(work, config)[0], 2)
 
     def main():
         world = weft.init(trace_tiles=1)  # too few on purpose: what is left out harms nothing

@@ -87,8 +87,8 @@ def in_order(found: list[Way]) -> list[Way]:
     return sorted(found, key=key)
 
 
-def by_tables(program: Program, product: Task, collective: Task, facts: Facts) -> Way:
-    """The one way to run a product by tables: nothing is predicted of what the device alone knows.
+def grouped(program: Program, product: Task, collective: Task, facts: Facts) -> Way:
+    """The one way to run a grouped product: nothing is predicted of what the device alone knows.
 
     Tiles are as high as an expert has rows on average, the same for all products by one table.
     """

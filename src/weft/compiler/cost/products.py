@@ -199,7 +199,7 @@ def reread_us(product: Product, machine: Hardware) -> float:
 
 
 def grouped_us(slots: int, n: int, k: int, experts: int, itemsize: int, machine: Hardware) -> float:
-    """A product by tables: of `slots` rows, or reading all experts' matrices if that is longer."""
+    """A grouped product: of `slots` rows, or reading all experts' matrices if that is longer."""
     flops_us = 2e-6 * slots * n * k / (machine.program_tflops * machine.num_sms)
     return max(flops_us, experts * n * k * itemsize / machine.memory_gbps / 1e3)
 

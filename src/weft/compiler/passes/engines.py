@@ -18,7 +18,7 @@ from weft.base.errors import ConfigError
 from weft.compiler.cost.choose import (
     LIBRARY,
     Way,
-    by_tables,
+    grouped,
     is_read,
     of_rows,
     unmeasured,
@@ -40,7 +40,7 @@ def engines(
     _check_names(program, settings.engines)
     for collective, products in pairs(program):
         if products and products[0].kind == "grouped_matmul":
-            found = [by_tables(program, products[0], collective, facts)]
+            found = [grouped(program, products[0], collective, facts)]
         else:
             found = (
                 ways(program, products, collective, facts) if products

@@ -6,7 +6,7 @@
 
 A kernel is worth its while where it hides communication: a product of gathered rows, a product
 whose sums are scattered or summed over ranks, or a sum over ranks with what is done to its rows.
-Products by tables are the same, with gather_rows and scatter_rows between.
+Grouped products are the same, with gather_rows and scatter_rows between.
 What follows a product element by element is done in registers, where a tile of it needs no other
 tile of the product. A product alone is the library's: nothing is faster.
 """
@@ -23,7 +23,7 @@ from weft.ir.task import ENGINES, KINDS, Along, Program, Replicate, Task, cycle_
 # Verbs of kernels: PROGRAM_VERB, numbered from the second on.
 VERBS = {"all_gather": "gather", "matmul": "multiply", "all_reduce": "reduce",
          "gather_rows": "multiply", "grouped_matmul": "multiply"}  # fmt: skip
-# What kernels do to a product by tables in registers.
+# What kernels do to a grouped product in registers.
 BY_TABLE_EPILOGUES = ("silu", "silu_mul")
 ELEMENTWISE = tuple(
     kind for kind, row in KINDS.items()
@@ -105,7 +105,7 @@ def _is_hidden_gather(program: Program, task: Task) -> bool:
 def _gathered_by_table(
     program: Program, task: Task, kernels: dict[str, str]
 ) -> tuple[Task, list[Task]] | None:
-    """A gather of tokens that a product by tables alone reads, and the product with its rows."""
+    """A gather of tokens that a grouped product alone reads, and the product with its rows."""
     rows = program.task(task.operands[0])
     if rows.kind != "gather_rows" or not _is_only_for(program, rows, task):
         return None
@@ -119,7 +119,7 @@ def _gathered_by_table(
 
 
 def _scattered_by_table(program: Program, task: Task) -> list[Task]:
-    """A product by tables whose rows go back to their tokens, summed over ranks."""
+    """A grouped product whose rows go back to their tokens, summed over ranks."""
     group = [task]
     for kind in ("scatter_rows", "reduce_scatter"):
         users = program.users(group[-1].name)

@@ -40,7 +40,7 @@ def map_rows(program: Program, chunks: int = CHUNKS) -> tuple[Channel, ...]:
     """
     channels: list[Channel] = []
     for task in program.tasks:
-        if task.kernel and _is_by_tables(program, task):
+        if task.kernel and _is_grouped(program, task):
             channels.append(_of_tables(program, task))
         elif task.kernel and task.kind in ("reduce_scatter", "all_reduce"):
             channels += _of_sums(program, task)
@@ -190,7 +190,7 @@ def _of_rows(program: Program, task: Task, chunks: int | str) -> Iterator[Channe
         yield Channel(unique, task.name, rows, chunks, task.tile[0], height, place=task.place)
 
 
-def _is_by_tables(program: Program, task: Task) -> bool:
+def _is_grouped(program: Program, task: Task) -> bool:
     """Are its rows those of a product's tiles as tables say, which the device alone knows?"""
     is_sum = task.kind == "reduce_scatter"
     return task.engine == "feed" or (is_sum and program.chief(task.kernel).kind == "grouped_matmul")

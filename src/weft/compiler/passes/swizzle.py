@@ -89,7 +89,7 @@ def lie_in_turn(facts: Facts) -> bool:
 
 
 def form_of(program: Program, kernel: str) -> str:
-    """gather, scatter, rows, or by tables: by what the kernel waits for."""
+    """gather, scatter, rows, or grouped: by what the kernel waits for."""
     tasks, chief = program.of_kernel(kernel), program.chief(kernel)
     if chief.kind == "grouped_matmul":
         return BY_TABLE[chief is tasks[0]]

@@ -294,7 +294,7 @@ class Played(Cut):
         return then
 
     def grouped(self, rank: int, now: float, step: Launch) -> Steps:
-        """A product by tables: a rank's tokens after the other's."""
+        """A grouped product: a rank's tokens after the other's."""
         (channel,) = step.announces
         is_fed = any(do.kind == "all_gather" for do in step.body)
         product = next(do for do in step.body if do.kind == "grouped_matmul")

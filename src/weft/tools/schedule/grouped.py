@@ -1,4 +1,4 @@
-"""Products by tables: which rows are whose the device alone knows, so each rank is given as many of
+"""Grouped products: which rows are whose the device alone knows, so each rank is given as many of
 every other's tokens as of its own."""
 
 from __future__ import annotations
