@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 import torch
-from generated_kernels import kernel_of
-from test_source import gather_and_multiply
+from composed_kernels import kernel_of
+from test_compose import gather_and_multiply
 
 import weft
 from weft.base.dtypes import tolerance
@@ -53,7 +53,7 @@ def expect(c: torch.Tensor, expected: torch.Tensor, k: int) -> None:
 
 def gathers(kernel, nodes: int = 1):
     """ag_gemm, three times, with other numbers each time."""
-    multiply, (m, n, k) = source.load(kernel).plain, (40, 16, 16)
+    multiply, (m, n, k) = source.load(kernel), (40, 16, 16)
     whole, b = torch.randn(m, k), torch.randn(k, n)
 
     def main():

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from generated_kernels import GOLDEN, kernel_of
+from composed_kernels import GOLDEN, kernel_of
 from random_programs import of_rank, random_experts
 from test_experts import E, K, chosen, dispatched, layer
 from test_unfused import run

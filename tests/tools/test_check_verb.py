@@ -217,7 +217,7 @@ def test_a_kernel_in_gluon(tmp_path, capsys):
 PROGRAM = Path(__file__).parents[2] / "examples" / "13_program.py"
 
 
-def test_a_programs_generated_kernels(capsys):
+def test_a_programs_composed_kernels(capsys):
     words = ["check", f"{PROGRAM}:mlp", "--ranks", "4", "--target", "cuda:90", "--json"]
     assert main(words) == 0
     values = json.loads(capsys.readouterr().out)

@@ -20,7 +20,7 @@ class Settings:
             are right and times mean nothing; torch's own collectives go through Gloo;
             endless_turns: turns of an emulated loop without an access to memory
     trace_tiles: of how many tiles a product leaves a trace, see World.trace; 0 costs nothing
-    cache_dir: where generated source is kept; "" is the user's cache folder
+    cache_dir: where the source of persistent kernels is kept; "" is the user's cache folder
     """
 
     timeout_s: float = 10.0

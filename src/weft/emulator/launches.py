@@ -99,14 +99,17 @@ class Arguments:
         self.values: list[Any] = []
         self.keep: list[Any] = []
         args = launch.args
+        # A kernel that is given its hooks has its arguments' names in them.
+        self.called = next((one.called for one in args.values() if hasattr(one, "called")), {})
         for name, kind in launch.signature.items():
-            self._add(name, kind, args[name])
+            self._add(self.called.get(name, name), kind, args[name])
 
     def _add(self, name: str, kind: Any, value: Any) -> None:
         if isinstance(kind, tuple):
             fields = getattr(value, "_fields", None) or range(len(kind))
             for field, inner_kind, inner in zip(fields, kind, value, strict=True):
-                self._add(f"{name}.{field}", inner_kind, inner)
+                path = f"{name}.{field}"
+                self._add(self.called.get(path, path), inner_kind, inner)
         elif kind == "constexpr":
             return
         elif kind[0] == "*":

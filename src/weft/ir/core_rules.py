@@ -438,7 +438,7 @@ def _finished(kernel: Kernel) -> Iterator[tuple[str, Place]]:
 
 RULES = (
     Rule("names", "a name means one thing of one sort, before it is used", _names),
-    Rule("words", "what the generator of source can spell", _words),
+    Rule("words", "what there are hooks for", _words),
     Rule("template", "a template runs with its hooks", _template, "template"),
     Rule("places", "a template relies on what its hooks do not do", _places, "template"),
     Rule("chunks", "a chunk is complete when its last tile is stored", _chunks, "template"),

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from weft.compiler.lower.layout import WIDTH, call
-from weft.compiler.lower.loading import import_text
 from weft.ir import task as task_ir
 from weft.megakernel.bodies import Body, bodies
+from weft.megakernel.layout import WIDTH, call
+from weft.megakernel.loading import import_text
 from weft.megakernel.operands import Operands, field_of
 from weft.megakernel.records import COPY, GATHER, REDUCE, SEND, TaskGraph
 

@@ -20,7 +20,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.compiler import layouts
 from weft.compiler.cost import products
-from weft.compiler.lower import hooks, kernels, source
+from weft.compiler.lower import compose, kernels, signature, source
 from weft.ir import core
 from weft.ir.task import are_alike
 from weft.language import triton_api
@@ -351,7 +351,7 @@ class Program(NamedTuple):
 
     @property
     def peers(self) -> list[str]:
-        return hooks.peers_of(kernels.sending(self.kernel))
+        return compose.peers_of(kernels.sending(self.kernel))
 
 
 class Call:
@@ -440,12 +440,13 @@ class Call:
         arrays = [getattr(slot, name) for name in self.program.arrays]
         own = out[self.own_rows] if self.program.takes_out else out
         operands = self._operands(slot, a, b, own, is_sm90, tma)
-        if is_sm90 and self.config.by_tma and self.config.sends:
-            arrays = [*self._peers(world, slot), *arrays]
+        peers = self._peers(world, slot) if self.config.by_tma and self.config.sends else ()
         if self.program.takes_out:
             arrays = [out, *arrays]
         fn = self.twins.sm90 if is_sm90 else self.twins.plain
-        arguments = (*operands, *arrays, *self._rest(world, slot, is_sm90, tma))
+        given = (*operands, *arrays)
+        first = self.twins.arranged(given, peers if is_sm90 else None)
+        arguments = (*first, *self._rest(world, slot, is_sm90, tma))
         return Start(fn, self.grid, arguments, options_of(self.config, is_sm90)), aligned
 
     def start(self, one: Start, aligned: bool) -> None:
@@ -489,11 +490,11 @@ class Call:
     def _rest(self, world: Any, slot: Any, is_sm90: bool, tma: bool) -> tuple:
         config = self.config
         if not is_sm90:
-            return (slot.arg, self.shape, self.parts, self.tiles[tma], world.arg)
+            return (slot.arg, self.shape, self.parts, None, self.tiles[tma], world.arg)
         extents = (config.tile_m, config.tile_n, config.tile_k, config.num_stages)
         sums = (slot.sums, slot.summed)
         shapes = (self.shape, self.parts)
-        return (*sums, slot.arg, *shapes, world.arg, *extents, self.problem.b_is_nk)
+        return (*sums, slot.arg, *shapes, None, world.arg, *extents, self.problem.b_is_nk)
 
 
 def _size(rows: tuple[int, int]) -> int:
@@ -535,16 +536,13 @@ def record(
         "b": _records.operand(dtype, b_block, tma, is_sm90),
         "c": _records.operand(dtype, chunk_of(config), is_sm90, True),
         "out": _records.operand(dtype, (), False),
-        **{
-            name: _records.operand(dtype, chunk_of(config), tma, is_sm90)
-            for name in fn.arg_names
-            if "peer_" in name
-        },
         "kept": _records.operand(dtype, chunk_of(config), is_sm90, True),
         **arrays,
-        "sums": "*fp32",
-        "summed": "*i64",
     }
+    kernel = kernels.sending(program.kernel) if config.by_tma else program.kernel
+    words = [types[one.name] for one in compose.params_of(kernel)]
+    chunk = _records.operand(dtype, chunk_of(config), tma, is_sm90)
+    signature_, fixed, aligned = signature.arranged(kernel, config.template, words, chunk)
     constants = {
         "tile": tile_of(problem, config, tma),
         "tile_m": tile_m,
@@ -552,10 +550,12 @@ def record(
         "tile_k": tile_k,
         "stages": config.num_stages,
         "b_is_nk": problem.b_is_nk,
+        **fixed,
     }
     return _records.record(
-        fn, f"{problem.op}.multiply", problem.num_ranks, types,
-        tuples={"shape": gemm.Shape, "parts": partition.Parts}, constants=constants,
+        fn, f"{problem.op}.multiply", problem.num_ranks,
+        {**signature_, "sums": "*fp32", "summed": "*i64"},
+        tuples={"shape": gemm.Shape, "mapping": partition.Parts}, constants=constants,
         options=options_of(config, is_sm90),
-        aligned=_records.aligned_sizes("shape", shape_of(problem)),
+        aligned=(*aligned, *_records.aligned_sizes("shape", shape_of(problem))),
     )  # fmt: skip

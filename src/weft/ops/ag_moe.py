@@ -135,8 +135,8 @@ def choose(problem: Problem, target: Target) -> Config:
 # The programs
 
 
-# Hooks of the GEMM template, from which the kernels are generated
-# (docs/generated_kernels.md).
+# Hooks of the GEMM template, of which the kernels are composed
+# (docs/composed_kernels.md).
 TEXT = """\
 program(ag_moe_multiply)
 x = param(pointer, by='own tokens')

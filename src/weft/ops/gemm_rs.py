@@ -117,8 +117,8 @@ def choose(problem: Problem, target: Target, is_recorded: bool = False) -> Confi
 # ---------------------------------------------------------------------------------------------
 # The program
 
-# Hooks of the GEMM template; its kernels, plain and for Hopper, are generated from this
-# (docs/generated_kernels.md).
+# Hooks of the GEMM template; its kernels, plain and for Hopper, are composed of this
+# (docs/composed_kernels.md).
 KERNEL = core.parse("""\
 program(gemm_rs_multiply)
 a = param(operand)

@@ -87,8 +87,8 @@ def choose(problem: Problem, target: Target) -> Config:
 # The program
 
 
-# Hooks of the GEMM template, from which the kernel is generated
-# (docs/generated_kernels.md).
+# Hooks of the GEMM template, of which the kernel is composed
+# (docs/composed_kernels.md).
 KERNEL = core.require(
     core.parse("""\
 program(moe_rs_multiply)

@@ -10,7 +10,7 @@ import torch
 
 from weft.base.parts import full_part, part_of
 from weft.compiler import layouts
-from weft.compiler.lower import hooks, kernels, signature, source
+from weft.compiler.lower import compose, kernels, signature, source
 from weft.compiler.passes import swizzle
 from weft.ir import core
 from weft.ir.device import Launch
@@ -117,34 +117,31 @@ class Product(KernelLaunch):
             for one in self.kernel.of(core.Param)
             if one.sort not in ("slot", "world", "order")
         ]
-        cut = [split, self.schedule.group_m] if self.is_whole else [self.parts]
+        cut = (split, self.schedule.group_m) if self.is_whole else (self.parts, None)
         name, extents = self.launch.kernel, self.tile
         if is_sm90:
             stages = self.schedule.num_stages
-            arguments = self._with_peers(arguments, bound)
             sums = (getattr(slot, f"{name}_sums"), getattr(slot, f"{name}_summed"))
             rest = (self.world.arg, *extents, stages, self.b_is_nk)
-            given = (*arguments, *sums, slot.arg, shape, *cut, *rest)
+            first = self.twins.arranged(arguments, self._peers(bound))
+            given = (*first, *sums, slot.arg, shape, *cut, *rest)
             return Start(self.twins.sm90, self.grid, given, {"num_warps": self.schedule.num_warps})
         tile = gemm.Tile.of(*self.plain_tile, size_k=self.k, b_is_nk=self.b_is_nk, tma=tma)
         tile = tile.as_constexpr()
-        given = (*arguments, slot.arg, shape, *cut, tile, self.world.arg)
+        first = self.twins.arranged(arguments)
+        given = (*first, slot.arg, shape, *cut, tile, self.world.arg)
         warps, stages = self.schedule.num_warps, self.schedule.num_stages
         if self.is_sm90:  # where addresses are not TMA's
             warps, stages = PLAIN_WARPS, PLAIN_STAGES
         options = {"num_warps": warps, "num_stages": stages}
         return Start(self.twins.plain, self.grid, given, options)
 
-    def _with_peers(self, arguments: list, bound: Mapping[str, torch.Tensor]) -> list:
-        """The arguments with descriptors of what tiles are sent to, on each peer by hop."""
+    def _peers(self, bound: Mapping[str, torch.Tensor]) -> list:
+        """Descriptors of what tiles are sent to, on each peer by hop."""
         chunk, found = launches.chunk_of(*self.tile[:2]), []
-        for name in (peers := hooks.peers_of(self.kernel)):
+        for name in compose.peers_of(self.kernel):
             found += launches.describe_peers(self.world, bound[name], self.parts, chunk)
-        if not peers:
-            return arguments
-        names = [one.name for one in self.kernel.of(core.Param)]
-        place = min(names.index(name) for name in peers)
-        return [*arguments[:place], *found, *arguments[place:]]
+        return found
 
     def _home(self, name: str) -> str:
         """The buffer that a parameter is of: own_X are X's own rows, X_ptr its address."""

@@ -106,7 +106,7 @@ class SummedRows(KernelLaunch):
 
     def __init__(self, plan: SizedPlan, launch: Launch, kernel: core.Kernel) -> None:
         self.launch, self.kernel, self.world = launch, kernel, plan.world
-        self.function = source.load(kernel).plain
+        self.twins = source.load(kernel)
         (m, n), ranks, target = (
             plan.shape(launch.writes[0]),
             plan.world.num_ranks,
@@ -150,5 +150,5 @@ class SummedRows(KernelLaunch):
                 given.append(float(one.by))
             elif one.sort not in ("slot", "world"):
                 given.append(words[one.name] if one.sort == "signals" else bound[one.name])
-        given += [slot.arg, self.parts, self.tile, self.world.arg]
-        return Start(self.function, self.grid, tuple(given), self.options)
+        arguments = (*self.twins.arranged(given), slot.arg, self.parts, self.tile, self.world.arg)
+        return Start(self.twins.plain, self.grid, arguments, self.options)

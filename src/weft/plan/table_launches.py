@@ -146,9 +146,11 @@ class GroupedProduct(KernelLaunch):
         options = self.schedule.options(is_sm90)
         if is_sm90:
             cut = (tile.m, tile.n, tile.k, self.schedule.num_stages, tile.b_is_nk)
-            given = (*arguments, slot.sums, slot.summed, slot.arg, *sizes, self.world.arg, *cut)
+            first = self.twins.arranged(arguments, ())
+            given = (*first, slot.sums, slot.summed, slot.arg, *sizes, None, self.world.arg, *cut)
             return Start(self.twins.sm90, self.grid, given, options)
-        given = (*arguments, slot.arg, *sizes, tile.as_constexpr(), self.world.arg)
+        first = self.twins.arranged(arguments)
+        given = (*first, slot.arg, *sizes, None, tile.as_constexpr(), self.world.arg)
         return Start(self.twins.plain, self.grid, given, options)
 
     def _is_aligned(self, bound: Mapping[str, Any]) -> bool:

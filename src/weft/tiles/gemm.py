@@ -217,17 +217,20 @@ def gemm(
     per_block: tl.constexpr = False,
     segments: tl.constexpr = None,
     segments_args=None,
+    world=None,
 ):
     """Multiply tiles first, first + step, ... of the order; call it from a kernel.
 
     `num_m` counts rows of tiles: cdiv(shape.m, tile.m), or more where tiles are cut within parts.
+    `world` keeps the trace, where no hook is given one.
 
     Sync    what the hooks do; progress needs nothing of this launch's other programs
     """
     num_n = tl.cdiv(shape.n, tile.n)
     traced = stamps.kept(
-        order_args, ready_args, emit_args, combine_args, announce_args, done_args, segments_args
-    )
+        world, order_args, ready_args, emit_args, combine_args, announce_args, done_args,
+        segments_args,
+    )  # fmt: skip
     for i in tl.range(first, num_m * num_n, step, flatten=False):
         at = order(i, num_m, num_n, order_args)
         one_tile(

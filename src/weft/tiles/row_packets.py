@@ -26,116 +26,116 @@ Source  `one_shot` and `two_shot` of weft.ops.all_reduce_rms_norm; NCCL's LL pro
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.tiles import fragments, rows
+from weft.language import slots
+from weft.tiles import composition, fragments, rows
 from weft.tiles.hooks import partition
 
 
-class Boxes(NamedTuple):
-    """Where packets lie, and which call's they are."""
-
-    words: Any
-    e: Any
-    rank: Any
-    parts: Any
-    world: Any
-
-
 @triton.jit
-def every_row(
-    parts,
-    tile,
-    first,
-    step,
-    order: tl.constexpr,
-    order_args,
-    ready: tl.constexpr,
-    ready_args,
-    emit: tl.constexpr,
-    emit_args,
-    combine: tl.constexpr,
-    combine_args,
-    result: tl.constexpr,
-    result_args,
-):
-    """Work on tiles first, first + step, ... of the order; call it from a kernel. parts:
-    partition.Parts of one part that has all rows, with num_n = 1
+def every_row(hooks: tl.constexpr, arrays, slot, mapping, tile, world):
+    """The kernel. mapping: partition.Parts of one part that has all rows, with num_n = 1
 
     Sync    what the hooks do; programs wait for those of their number on other ranks, so all of
             them must be resident
     """
-    for i in tl.range(first, parts.tiles_m, step, flatten=False):
-        at = order(i, parts.tiles_m, 1, order_args)
-        value = rows.share(at, tile, parts, ready, ready_args)
-        emit(at, fragments.Cells(at.row, 0, 0, True), value, tile, emit_args)
-    for i in tl.range(first, parts.tiles_m, step, flatten=False):
-        at = order(i, parts.tiles_m, 1, order_args)
-        value = rows.share(at, tile, parts, ready, ready_args)
-        value = combine(at, fragments.Cells(at.row, 0, 0, True), value, tile, combine_args)
-        result(at, value, tile, result_args)
+    _every_row(
+        composition.Launch(
+            wl.rank(world).to(tl.int32), slots.slot_epoch(slot), tl.program_id(0),
+            tl.num_programs(0), None, None, arrays, None, None, mapping, slot, world,
+        ), tile, hooks,
+    )  # fmt: skip
 
 
 @triton.jit
-def in_rows(i, num_m, num_n, parts):
+def _every_row(given, tile, composed: tl.constexpr):
+    hooks: tl.constexpr = composed.within(given)
+    launch = composition.leaves(given)
+    parts = given.mapping
+    hooks.begin(launch)
+    order_args = hooks.arrange(parts.tiles_m, tile.m, launch)
+    for i in tl.range(given.program, parts.tiles_m, given.num_programs, flatten=False):
+        at = hooks.order(i, parts.tiles_m, 1, order_args)
+        value = rows.share(at, tile, parts, launch, hooks)
+        hooks.emit(at, fragments.Cells(at.row, 0, 0, True), value, tile, launch)
+    for i in tl.range(given.program, parts.tiles_m, given.num_programs, flatten=False):
+        at = hooks.order(i, parts.tiles_m, 1, order_args)
+        value = rows.share(at, tile, parts, launch, hooks)
+        value = hooks.combine(at, fragments.Cells(at.row, 0, 0, True), value, tile, launch)
+        hooks.result(at, value, tile, launch)
+    hooks.end(launch)
+
+
+@triton.jit
+def in_rows(i, num_m, num_n, args):
     """The order from the first row to the last. A tile is of the one part that there is."""
-    return partition.Owned(i, 0, 0, i * parts.tile_m, parts.m)
+    return partition.Owned(i, 0, 0, i * args.parts.tile_m, args.parts.m)
 
 
 @triton.jit
-def _packets(source, at, tile, args, per: tl.constexpr):
+def _packets(words, source, at, tile, parts, e, num_ranks: tl.constexpr, per: tl.constexpr):
     """The packets of a tile from `source`, and which there are; each of `per` elements."""
     width: tl.constexpr = tile.n // per
     row = at.row + tl.arange(0, tile.m)
     c = tl.arange(0, width)
-    box = (row.to(tl.int64) * args.world.num_ranks + source) * 2 + args.e % 2
-    mask = (row < at.end)[:, None] & (c * per < args.parts.n)[None, :]
-    return args.words + box[:, None] * width + c[None, :], mask
+    box = (row.to(tl.int64) * num_ranks + source) * 2 + e % 2
+    mask = (row < at.end)[:, None] & (c * per < parts.n)[None, :]
+    return words + box[:, None] * width + c[None, :], mask
 
 
 @triton.jit
-def send(at, value, tile, dtype: tl.constexpr, args):
-    """What this rank has of a tile, which is of dtype -> every other rank. args: Boxes"""
-    there, mask = _packets(args.rank, at, tile, args, 32 // dtype.primitive_bitwidth)
-    flag = args.e.to(tl.int32)
-    for hop in range(1, args.world.num_ranks):
-        to = (args.rank + hop) % args.world.num_ranks
-        wl.put_packets(args.world, there, value.to(dtype), flag, to=to, mask=mask)
+def send(words, x, parts, at, fragment, tile, e, rank, world, num_ranks: tl.constexpr):
+    """What this rank has of a tile, in x's dtype -> every other rank."""
+    dtype: tl.constexpr = x.dtype.element_ty
+    per: tl.constexpr = 32 // dtype.primitive_bitwidth
+    there, mask = _packets(words, rank, at, tile, parts, e, num_ranks, per)
+    flag = e.to(tl.int32)
+    for hop in range(1, num_ranks):
+        to = (rank + hop) % num_ranks
+        wl.put_packets(world, there, fragment.to(dtype), flag, to=to, mask=mask)
 
 
 @triton.jit
-def push(at, value, tile, dtype: tl.constexpr, args):
-    """This rank's share of a tile -> who owns its rows. args: Boxes"""
-    there, mask = _packets(args.rank, at, tile, args, 32 // dtype.primitive_bitwidth)
-    flag = args.e.to(tl.int32)
-    wl.put_packets(args.world, there, value.to(dtype), flag, to=at.owner, mask=mask)
+def push(words, x, parts, at, fragment, tile, e, rank, world, num_ranks: tl.constexpr):
+    """This rank's share of a tile -> who owns its rows."""
+    dtype: tl.constexpr = x.dtype.element_ty
+    per: tl.constexpr = 32 // dtype.primitive_bitwidth
+    there, mask = _packets(words, rank, at, tile, parts, e, num_ranks, per)
+    wl.put_packets(world, there, fragment.to(dtype), e.to(tl.int32), to=at.owner, mask=mask)
 
 
 @triton.jit
-def take(source, at, tile, dtype: tl.constexpr, args):
-    """What `source` has sent of a tile, in fp32. args: Boxes
+def take(words, x, parts, at, tile, e, world, num_ranks: tl.constexpr):
+    """What a tile's owner has sent of it, in fp32.
 
     Sync    waits for its packets
     """
-    there, mask = _packets(source, at, tile, args, 32 // dtype.primitive_bitwidth)
-    flag = args.e.to(tl.int32)
-    return wl.wait_packets(there, flag, world=args.world, mask=mask, dtype=dtype).to(tl.float32)
+    return _taken(words, at.owner, x, parts, at, tile, e, world, num_ranks)
 
 
 @triton.jit
-def add_shares(at, value, tile, dtype: tl.constexpr, args):
-    """All ranks' shares of a tile in the order of ranks, in fp32; value is this one's. args: Boxes
+def _taken(words, source, x, parts, at, tile, e, world, num_ranks: tl.constexpr):
+    """What `source` has sent of a tile."""
+    dtype: tl.constexpr = x.dtype.element_ty
+    per: tl.constexpr = 32 // dtype.primitive_bitwidth
+    there, mask = _packets(words, source, at, tile, parts, e, num_ranks, per)
+    flag = e.to(tl.int32)
+    return wl.wait_packets(there, flag, world=world, mask=mask, dtype=dtype).to(tl.float32)
+
+
+@triton.jit
+def add_shares(words, x, parts, at, value, tile, e, rank, world, num_ranks: tl.constexpr):
+    """All ranks' shares of a tile in the order of ranks, in fp32; value is this one's.
 
     Sync    waits for the packets of each other rank
     """
     total = tl.zeros((tile.m, tile.n), tl.float32)
-    for source in range(args.world.num_ranks):
-        if source == args.rank:
+    for source in range(num_ranks):
+        if source == rank:
             total += value
         else:
-            total += take(source, at, tile, dtype, args)
+            total += _taken(words, source, x, parts, at, tile, e, world, num_ranks)
     return total

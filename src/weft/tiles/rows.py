@@ -29,7 +29,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from weft.tiles import fragments
+import weft.language as wl
+from weft.language import slots
+from weft.tiles import composition, fragments
 from weft.tiles.hooks import partition
 
 # A row is in registers at once: of so many threads at most.
@@ -47,48 +49,43 @@ class Tile(NamedTuple):
 
 
 @triton.jit
-def rows(
-    rank,
-    parts,
-    tile,
-    first,
-    step,
-    order: tl.constexpr,
-    order_args,
-    ready: tl.constexpr,
-    ready_args,
-    combine: tl.constexpr,
-    combine_args,
-    emit: tl.constexpr,
-    emit_args,
-    announce: tl.constexpr,
-    announce_args,
-    collect: tl.constexpr,
-    collect_args,
-    result: tl.constexpr,
-    result_args,
-    num_ranks: tl.constexpr,
-):
-    """Work on tiles first, first + step, ... of the order; call it from a kernel. parts:
-    partition.Parts with num_n = 1
+def rows(hooks: tl.constexpr, arrays, slot, mapping, tile, world):
+    """The kernel. mapping: partition.Parts with num_n = 1
 
     Sync    what the hooks do; programs wait for those of their number on other ranks, so all of
             them must be resident
     """
-    num_m = parts.tiles_m * num_ranks
-    for i in tl.range(first, num_m, step, flatten=False):
-        at = order(i, num_m, 1, order_args)
-        value = share(at, tile, parts, ready, ready_args)
+    _rows(
+        composition.Launch(
+            wl.rank(world).to(tl.int32), slots.slot_epoch(slot), tl.program_id(0),
+            tl.num_programs(0), None, None, arrays, None, None, mapping, slot, world,
+        ), tile, hooks,
+    )  # fmt: skip
+
+
+@triton.jit
+def _rows(given, tile, composed: tl.constexpr):
+    hooks: tl.constexpr = composed.within(given)
+    launch = composition.leaves(given)
+    parts = given.mapping
+    hooks.begin(launch)
+    num_m = parts.tiles_m * given.world.num_ranks
+    order_args = hooks.arrange(num_m, tile.m, launch)
+    for i in tl.range(given.program, num_m, given.num_programs, flatten=False):
+        at = hooks.order(i, num_m, 1, order_args)
+        value = share(at, tile, parts, launch, hooks)
         row = at.i_m * tile.m
-        value = combine(at, fragments.Cells(row, 0, 0, True), value, tile, combine_args)
-        emit(at, fragments.Cells(row, 0, 0, True), value, tile, emit_args)
-        announce(at, 0, announce_args)
-        if at.owner == rank:
-            result(at, value, tile, result_args)
-    for i in tl.range(first, num_m, step, flatten=False):
-        at = order(i, num_m, 1, order_args)
-        if at.owner != rank:
-            result(at, collect(at, tile, collect_args), tile, result_args)
+        value = hooks.combine(at, fragments.Cells(row, 0, 0, True), value, tile, launch)
+        hooks.emit(at, fragments.Cells(row, 0, 0, True), value, tile, launch)
+        if hooks.announce is not None:
+            hooks.announce(at, 0, launch)
+        if at.owner == given.rank:
+            hooks.result(at, value, tile, launch)
+    for i in tl.range(given.program, num_m, given.num_programs, flatten=False):
+        at = hooks.order(i, num_m, 1, order_args)
+        if at.owner != given.rank:
+            hooks.result(at, hooks.collect(at, tile, launch), tile, launch)
+    hooks.end(launch)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -104,16 +101,16 @@ def _cells(at, tile, parts):
 
 
 @triton.jit
-def share(at, tile, parts, ready: tl.constexpr, ready_args):
+def share(at, tile, parts, launch, hooks: tl.constexpr):
     """This rank's share of a tile's rows, where the hook `ready` says, in fp32."""
-    rows_of = ready(at, 0, tile, ready_args)
+    rows_of = hooks.ready(at, 0, tile, launch)
     offset, mask = _cells(at, tile, parts)
     offset += rows_of.first.to(tl.int64) * parts.n
     return tl.load(rows_of.source + offset, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def load(source, at, tile, parts):
+def load(source, parts, at, tile):
     """A tile's rows of `source`, which has all rows of all ranks, in fp32."""
     offset, mask = _cells(at, tile, parts)
     there = source + partition.place_of(at.owner, at, parts) + offset
@@ -121,7 +118,7 @@ def load(source, at, tile, parts):
 
 
 @triton.jit
-def store(target, at, value, tile, parts):
+def store(target, parts, at, value, tile):
     """A tile's rows -> their place among all rows, rounded."""
     offset, mask = _cells(at, tile, parts)
     there = target + partition.place_of(at.owner, at, parts) + offset
@@ -129,8 +126,28 @@ def store(target, at, value, tile, parts):
 
 
 @triton.jit
-def untold(at, part, args):
-    """Nothing: who is sent a tile as packets need not be told."""
+def add(source, parts, at, value, tile):
+    return value + load(source, parts, at, tile)
+
+
+@triton.jit
+def mul(source, parts, at, value, tile):
+    return value * load(source, parts, at, tile)
+
+
+@triton.jit
+def add_loaded(value, loaded):
+    return value + loaded
+
+
+@triton.jit
+def mul_loaded(value, loaded):
+    return value * loaded
+
+
+@triton.jit
+def silu(value):
+    return value * tl.sigmoid(value)
 
 
 @triton.jit

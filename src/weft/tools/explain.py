@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weft.tools.check import Work
     from weft.tools.explanation import Part, Subject
 
-PARTS = ("choices", "task", "device", "mapping", "times", "core", "source")
+PARTS = ("choices", "task", "device", "mapping", "times", "core", "launch")
 DEFAULT_SIZE = 4096
 
 OnHeap = Annotated[
@@ -54,7 +54,7 @@ def explain(
     show: Show = "",
     json: options.AsJson = False,
 ) -> int:
-    """Show how a call is planned: the choices with predicted times, each level, the source."""
+    """Show how a call is planned: the choices with predicted times, each level, the launches."""
     wanted = _parts(show)
     if is_program(subject):
         parts, values = of_program(subject, ranks, nodes, shape, target, hw, on_heap, wanted)

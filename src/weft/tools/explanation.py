@@ -81,7 +81,7 @@ def parts_of(subject: Subject, wanted: Collection[str]) -> Iterator[Part]:
     for name, make in makers.items():
         if name in wanted:
             yield make(subject)
-    for part in kernel_parts(subject) if {"core", "source"} & set(wanted) else ():
+    for part in kernel_parts(subject) if {"core", "launch"} & set(wanted) else ():
         if part.name in wanted:
             yield part
 
@@ -269,19 +269,19 @@ def times(subject: Subject) -> Part:
 
 
 def kernel_parts(subject: Subject) -> Iterator[Part]:
-    """Core IR and generated source of each kernel that is generated."""
+    """Core IR of each kernel, and the call that launches it with its hooks."""
     for launch in subject.plan.of(Launch):
         if launch.template == "move":
             continue
         try:
             kernel = kernels.lower_launch(subject.plan, launch)
-            text = source.text(kernel)
+            text = source.shown(kernel)
         except UnsupportedError as error:
-            yield Part("core", f"Core level: {launch.kernel}", f"not generated: {error}")
+            yield Part("core", f"Core level: {launch.kernel}", f"no hooks: {error}")
             continue
         shown = core.show(kernel, places=False).rstrip()
         yield Part("core", f"Core level: {launch.kernel}", shown, shown)
-        yield Part("source", f"Generated source of {launch.kernel}", text.rstrip(), text)
+        yield Part("launch", f"What is launched: {launch.kernel}", text, text)
 
 
 def as_json(parts: Sequence[Part]) -> Mapping[str, Any]:
@@ -289,7 +289,7 @@ def as_json(parts: Sequence[Part]) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for part in parts:
         value = part.values if part.values is not None else part.text
-        if part.name in ("core", "source"):
+        if part.name in ("core", "launch"):
             found.setdefault(part.name, []).append(value)
         else:
             found[part.name] = value

@@ -19,7 +19,13 @@ router = cards()["moe_route"]
 @triton.jit
 def ready_at_once(at, segment, tile, args):
     """args: (source, token_of)"""
-    return table.rows_by_token(at, args[0], args[1])
+    return table.rows_by_token(args[0], args[1], at)
+
+
+@triton.jit
+def store(at, cells, fragment, args):
+    """args: gemm.Stored"""
+    table.store_slots(args.c, at, cells, fragment, args.shape)
 
 
 @triton.jit
@@ -28,7 +34,7 @@ def plain_grouped(a, b, c, token_of, tiles, turns, num_tiles, shape, room, tile)
         b, shape, tile, tl.load(num_tiles), tl.program_id(0), tl.num_programs(0),
         table.in_turn, table.Turns(tiles, turns, room, 2),
         ready_at_once, (a, token_of),
-        table.emit_slots, gemm.Stored(c, shape),
+        store, gemm.Stored(c, shape),
     )  # fmt: skip
 
 

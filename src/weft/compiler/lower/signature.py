@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from weft.base.dtypes import DTYPES
 from weft.base.records import KernelRecord
-from weft.compiler.lower import hooks
+from weft.compiler.lower import compose, source
 from weft.ir import core
 from weft.language.mapping import StaticMapping
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 from weft.tiles import gemm, gemm_sm90, rows
-from weft.tiles.hooks import partition, scatter, table
+from weft.tiles.hooks import partition, table
+from weft.tiles.hooks.scatter import MOST_PEERS
 
 
 @dataclass(frozen=True)
@@ -45,27 +47,14 @@ def record(kernel: core.Kernel, twin: str, given: Specialised) -> KernelRecord:
     Sizes are not known: a record compiles the general kernel, of rows that divide by 16 bytes.
     """
     (mapping,) = kernel.of(core.Mapping)
-    by_name = TUPLES[mapping.cuts]
-    signature: dict[str, object] = {}
-    constants: dict[str, object] = {}
-    aligned = []
-    for one in kernel.of(core.Param):
-        if one.sort == "slot":
-            signature[one.name] = ["*i64", "*i32", "*i64"]
-            constants[one.name] = SlotArg(None, None, None)
-        elif one.sort == "tables":
-            signature[one.name] = list(TABLES)
-            constants[one.name] = table.Tables(*[None] * len(TABLES))
-        elif one.sort != "world":
-            signature[one.name] = word = _word(kernel, one, twin, given)
-            aligned += [one.name] if word.startswith("*") else []
-    if twin == "sm90":
-        for name in hooks.peers_of(kernel):
-            for hop in range(1, scatter.MOST_PEERS + 1):
-                signature[f"{name}_peer_{hop}"] = _descriptor(_chunk(given), given)
+    cut = TUPLES[mapping.cuts]
     is_rows = kernel.of(core.Template)[0].function in core.OF_ROWS
-    tuples = [] if is_rows else [("shape", gemm.Shape)]
-    for name, kind in (*tuples, (mapping.name, by_name)):
+    words = [list(TABLES) if one.sort == "tables" else _word(kernel, one, twin, given)
+             for one in compose.params_of(kernel)]  # fmt: skip
+    chunk = _descriptor(_chunk(given), given) if twin == "sm90" else ""
+    signature, constants, aligned = arranged(kernel, twin, words, chunk)
+    signature["slot"], constants["slot"] = ["*i64", "*i32", "*i64"], SlotArg(None, None, None)
+    for name, kind in (*([] if is_rows else [("shape", gemm.Shape)]), ("mapping", cut)):
         signature[name] = ["i32"] * len(kind._fields)
         constants[name] = kind(*[None] * len(kind._fields))
     if mapping.cuts == "whole":
@@ -77,12 +66,30 @@ def record(kernel: core.Kernel, twin: str, given: Specialised) -> KernelRecord:
     if twin == "plain":
         options["num_stages"] = given.num_stages
     divide = [] if is_rows else [f"shape.{name}" for name in gemm.Shape._fields if name != "m"]
-    if by_name is partition.Parts:
-        divide.append(f"{mapping.name}.n")
+    if cut is partition.Parts:
+        divide.append("mapping.n")
     suffix = "_sm90" if twin == "sm90" else ""
     return KernelRecord(
         f"{kernel.name}{suffix}", signature, constants, options, (*aligned, *divide)
     )
+
+
+def arranged(
+    kernel: core.Kernel, twin: str, words: Sequence[Any], chunk: str
+) -> tuple[dict[str, object], dict[str, object], list[str]]:
+    """(types, constants, what 16 divides) of a kernel's first arguments. `words` are the types of
+    its parameters, `chunk` that of the descriptors by which tiles are sent to peers."""
+    twins = source.load(kernel, {one.name: None for one in kernel.of(core.Param)})
+    peers = [chunk] * (MOST_PEERS * len(compose.peers_of(kernel)))
+    hooks, *first = twins.arranged(words, peers if twin == "sm90" else None)
+    fn, arrays = getattr(twins, twin), first[-1]
+    signature: dict[str, object] = {
+        name: "constexpr" if word is None else word for name, word in zip(fn.arg_names[1:], first)
+    }
+    named = tuple(table.Tables(*word) if isinstance(word, list) else None for word in arrays)
+    aligned = [name for name, word in signature.items() if str(word).startswith("*")]
+    aligned += [f"arrays.{i}" for i, word in enumerate(arrays) if str(word).startswith("*")]
+    return signature | {"hooks": "constexpr"}, {"hooks": hooks, "arrays": named}, aligned
 
 
 def _add_constants(
@@ -112,7 +119,7 @@ def _word(kernel: core.Kernel, one: core.Param, twin: str, given: Specialised) -
     if one.sort == "pointer" or not is_described:
         return f"*{element}"
     operands = [param.name for param in kernel.of(core.Param) if param.sort == "operand"]
-    if hooks.is_by_tables(kernel):  # B alone is one
+    if compose.is_by_tables(kernel):  # B alone is one
         operands.append("")
     tile_m, tile_n, tile_k = given.tile
     block = (tile_m, tile_k)

@@ -7,6 +7,7 @@ a kernel's parameters; the `fn` of what wraps a kernel (autotuning, heuristics).
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -115,6 +116,16 @@ def jit_function(value: Any) -> Any:
 def parameters(fn: Any) -> dict[str, bool]:
     """A kernel's parameters in order: is it a constant of compilation?"""
     return {one.name: bool(one.is_constexpr) for one in fn.params}
+
+
+def renamed(fn: Any, name: str) -> Any:
+    """The same kernel under another name, which profiles show and assembly has, with compiled
+    forms of its own."""
+    inner = fn.fn
+    twin = types.FunctionType(inner.__code__, inner.__globals__, name, inner.__defaults__)
+    twin.__annotations__, twin.__module__ = inner.__annotations__, inner.__module__
+    twin.__qualname__, twin.__doc__ = name, inner.__doc__
+    return type(fn)(twin)
 
 
 def defaults(fn: Any) -> dict[str, Any]:

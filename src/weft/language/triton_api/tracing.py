@@ -2,13 +2,15 @@
 
 Of Triton: `builtin` and the types of `triton.language.core`; of a builtin's `_semantic` its
 builder, with the options that the kernel is compiled with; of its `_generator` the call of a jit
-function and the place that is traced; the cache key of jit callables and of aggregates.
+function, the place that is traced and the builder's location; the cache key of jit callables and of
+aggregates.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import triton
@@ -47,6 +49,13 @@ def stamped_builtin(fn: Callable, version: Callable[[], int]) -> Callable:
     traced.__triton_aggregate__ = True
     traced.hash_attrs = [_SourceStamp(version)]
     return traced
+
+
+class Traced:
+    """What is called from kernels as a builtin is: a subclass has `__call__`, which receives
+    `_semantic` and `_generator` by keyword; its text enters the names of traced functions."""
+
+    __triton_builtin__ = True
 
 
 def unwrap(value: Any) -> Any:
@@ -116,13 +125,47 @@ def make_tuple(values: Sequence[Any]) -> Any:
     return core.tuple(list(values))
 
 
+def taken_apart(value: Any) -> tuple[list[Any], Any]:
+    """The traced values in a tuple, however deep, and its form, which has its constants.
+
+    Triton 3.6 forgets constants of tuples in tuples where a branch or a loop ends.
+    """
+    if isinstance(value, core.tuple):
+        parts = [taken_apart(one) for one in value.values]
+        form = ("tuple", tuple(value.type.fields or ()), tuple(inner for _, inner in parts))
+        return [leaf for leaves, _ in parts for leaf in leaves], form
+    if isinstance(value, core.constexpr):
+        return [], ("constant", value.value)
+    return [value], ("value",)
+
+
+def put_together(form: Any, leaves: Iterator[Any]) -> Any:
+    """What `taken_apart` took apart."""
+    if form[0] == "tuple":
+        values = [put_together(inner, leaves) for inner in form[2]]
+        kind = core.tuple_type([one.type for one in values], list(form[1]) or None)
+        return core.tuple(values, kind)
+    return next(leaves) if form[0] == "value" else constexpr(form[1])
+
+
 def call_jit(generator: Any, fn: Any, args: Sequence[Any]) -> Any:
     """Call a `@triton.jit` function from a builtin; constants become constexprs."""
-    wrapped = [
-        arg if is_tensor(arg) or isinstance(arg, (core.constexpr, core.tuple)) else constexpr(arg)
-        for arg in args
-    ]
+    wrapped = [arg if isinstance(arg, core.base_value) else constexpr(arg) for arg in args]
     return generator.call_JitFunction(fn, wrapped, {})
+
+
+@contextmanager
+def at_line(generator: Any, file: str, line: int) -> Iterator[None]:
+    """What is traced in the brackets is said to stand at this line; where there is none, at the
+    line that is traced."""
+    builder = generator.builder
+    before = builder.get_loc()
+    if file:
+        builder.set_loc(builder.create_loc(file, line, 0))
+    try:
+        yield
+    finally:
+        builder.set_loc(before)
 
 
 def enclosing_scope(generator: Any) -> Mapping[str, Any]:

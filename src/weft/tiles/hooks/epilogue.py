@@ -36,6 +36,12 @@ def silu_mul(value, dtype: tl.constexpr):
 
 
 @triton.jit
+def half(columns):
+    """How many columns `silu_mul` leaves."""
+    return columns // 2
+
+
+@triton.jit
 def silu(value, dtype: tl.constexpr):
     """value * sigmoid(value), in fp32, of values rounded to dtype."""
     rounded = value.to(dtype).to(tl.float32)

@@ -16,6 +16,25 @@ FED = tl.constexpr(16384)
 
 
 @triton.jit
+def first_of(experts, program, num_programs):
+    """A program's place among those that multiply: the ones that feed come last."""
+    return (program + num_programs - experts.lanes) % num_programs
+
+
+@triton.jit
+def feed_all(
+    x, gathered, experts, program, rank, shape, world, num_ranks: tl.constexpr, given,
+    fed: tl.constexpr, launch,
+):  # fmt: skip
+    """Own tokens go to every rank, by the first programs; then `fed(to)`."""
+    if program < experts.lanes:
+        for hop in range(num_ranks):
+            to = (rank + hop) % num_ranks
+            feed(x, gathered, to, program, rank, shape.k, experts, world)
+            fed(to, given, launch)
+
+
+@triton.jit
 def feed(x, gathered, to, lane, rank, k, experts, world):
     """Every lanes-th block of own tokens -> where they belong among all of rank `to`'s."""
     k = fragments.aligned(k)

@@ -12,18 +12,11 @@ from weft.language import mapping, slots
 from weft.tiles import gemm, swizzle
 
 
-class Operand(NamedTuple):
-    """Arguments of `read_owned`."""
-
-    a: Any
-    parts: Any
-
-
 @triton.jit
-def read_owned(at, segment, tile, args):
-    """A is there from the start. args: Operand"""
-    first = at.owner * args.parts.rows
-    return gemm.Rows(source=args.a, first=first + at.row, end=first + at.end)
+def read_owned(a, parts, at):
+    """A is there from the start."""
+    first = at.owner * parts.rows
+    return gemm.Rows(source=a, first=first + at.row, end=first + at.end)
 
 
 class Arrival(NamedTuple):

@@ -26,6 +26,17 @@ class Scatter(NamedTuple):
 
 
 @triton.jit
+def own_place(program):
+    """A program's place among all."""
+    return program
+
+
+@triton.jit
+def arrange(rank, parts):
+    return Scatter(rank, parts)
+
+
+@triton.jit
 def scattered(i, num_m, num_n, args):
     """Tile after tile of the parts of rank + 1, + 2, ..., own ones between them. args: Scatter
 

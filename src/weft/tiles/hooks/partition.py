@@ -49,6 +49,12 @@ class Owned(NamedTuple):
 
 
 @triton.jit
+def count(parts, num_ranks: tl.constexpr):
+    """How many rows of tiles there are."""
+    return num_ranks * parts.tiles_m
+
+
+@triton.jit
 def word_of(signals, at, part, source, num_ranks, parts):
     """The word that says: `source` has done its share of this tile, or of this part of it."""
     tile = (at.i_m % parts.tiles_m) * parts.num_n + at.i_n

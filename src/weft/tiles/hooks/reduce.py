@@ -18,35 +18,35 @@ from weft.tiles.hooks.partition import first_row
 
 
 @triton.jit
-def add_partials(at, cells, value, args):
-    """value + what the other ranks have pushed for this own tile. args: scatter.Move"""
-    n = fragments.aligned(args.parts.n)
-    first = args.partials + at.row.to(tl.int64) * n
-    return _add_shares(at, cells, cells.column, value, first, n, args)
+def add_partials(partials, parts, at, cells, value, rank, num_ranks: tl.constexpr):
+    """value + what the other ranks have pushed for this own tile."""
+    n = fragments.aligned(parts.n)
+    first = partials + at.row.to(tl.int64) * n
+    return _add_shares(at, cells, cells.column, value, first, n, parts, rank, num_ranks)
 
 
 @triton.jit
-def add_carried(at, cells, value, args):
-    """value + what engines have brought of the other ranks for this own tile. args: scatter.Move"""
-    of_columns = at.i_n // args.parts.chunk_n
-    width = fragments.aligned(args.parts.n // args.parts.chunks)
-    first = args.partials + (of_columns.to(tl.int64) * args.parts.rows + at.row) * width
-    column = cells.column - of_columns * args.parts.chunk_n * args.parts.tile_n
-    return _add_shares(at, cells, column, value, first, width, args)
+def add_carried(partials, parts, at, cells, value, rank, num_ranks: tl.constexpr):
+    """value + what engines have brought of the other ranks for this own tile."""
+    of_columns = at.i_n // parts.chunk_n
+    width = fragments.aligned(parts.n // parts.chunks)
+    first = partials + (of_columns.to(tl.int64) * parts.rows + at.row) * width
+    column = cells.column - of_columns * parts.chunk_n * parts.tile_n
+    return _add_shares(at, cells, column, value, first, width, parts, rank, num_ranks)
 
 
 @triton.jit
-def _add_shares(at, cells, column, value, first, n, args):
+def _add_shares(at, cells, column, value, first, n, parts, rank, num_ranks: tl.constexpr):
     """value + the other ranks' shares; the tile's of rank 0 begins at `first`, in rows of n."""
-    i = first_row(at, cells, args.parts) + fragments.index(value, 0)
+    i = first_row(at, cells, parts) + fragments.index(value, 0)
     # Columns are added last, in 64 bits: so they are constants of each load, and few of the loads'
     # addresses are kept over the hops, beside the accumulator. As offsets they did not fit in
     # registers.
     j = fragments.index(value, 1).to(tl.int64)
     mask = (i < at.end - at.row)[:, None] & (j < n - column)[None, :]
-    for hop in range(1, args.world.num_ranks):
-        source = (args.rank + hop) % args.world.num_ranks
-        of_source = tl.cast(fragments.aligned(args.parts.n), tl.int64) * args.parts.rows
+    for hop in range(1, num_ranks):
+        source = (rank + hop) % num_ranks
+        of_source = tl.cast(fragments.aligned(parts.n), tl.int64) * parts.rows
         rows = first + source * of_source + column + i.to(tl.int64) * n
         value += tl.load(rows[:, None] + j[None, :], mask=mask, other=0.0).to(tl.float32)
     return value

@@ -16,8 +16,6 @@ Units  partials: [num_ranks, rows, n] on the owner, by source; gathered: [num_ra
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 from triton.experimental import gluon
@@ -32,15 +30,6 @@ MOST_PEERS = 7
 UNPACKED_ROWS = 64
 
 
-class Move(NamedTuple):
-    """Arguments of what moves a tile; any record with these fields will do."""
-
-    partials: Any
-    rank: Any
-    parts: Any
-    world: Any
-
-
 @gluon.constexpr_function
 def _are_described(peers, num_ranks):
     """Is there a descriptor for each peer?"""
@@ -48,53 +37,57 @@ def _are_described(peers, num_ranks):
 
 
 @triton.jit
-def push(at, cells, fragment, args):
-    """Another rank's tile -> its partials, this rank's part of them. args: Move"""
+def push(partials, parts, at, cells, fragment, rank, world):
+    """Another rank's tile -> its partials, this rank's part of them."""
     value = fragments.in_registers(fragment)
-    offset, mask = offsets(at, cells, value, args.parts)
-    there = args.partials + place_of(args.rank, at, args.parts) + offset
-    wl.put(args.world, there, value.to(args.partials.dtype.element_ty), to=at.owner, mask=mask)
+    offset, mask = offsets(at, cells, value, parts)
+    there = partials + place_of(rank, at, parts) + offset
+    wl.put(world, there, value.to(partials.dtype.element_ty), to=at.owner, mask=mask)
 
 
 @triton.jit
-def send(at, cells, fragment, peers, args):
+def send(partials, parts, peers, at, cells, fragment, rank, world, num_ranks: tl.constexpr):
     """As `push`, by TMA. peers: this rank's part of their `partials`, by hop, or None"""
-    num_ranks: tl.constexpr = args.world.num_ranks
     if _are_described(peers, num_ranks):
-        hop = (at.owner + num_ranks - args.rank) % num_ranks
+        hop = (at.owner + num_ranks - rank) % num_ranks
         for to in tl.static_range(1, num_ranks):
             if hop == to:
-                _store_rows(peers[to - 1], at, cells, fragment, args.parts)
+                _store_rows(peers[to - 1], at, cells, fragment, parts)
     else:
-        push(at, cells, fragment, args)
+        push(partials, parts, at, cells, fragment, rank, world)
 
 
 @triton.jit
-def spread(gathered, at, cells, fragment, args):
-    """An own tile -> `gathered` of every other rank, at its place among all rows. args: Move"""
+def spread(gathered, parts, at, cells, fragment, rank, world, num_ranks: tl.constexpr):
+    """An own tile -> `gathered` of every other rank, at its place among all rows."""
     if at.row < at.end:
         value = fragments.in_registers(fragment).to(gathered.dtype.element_ty)
-        offset, mask = offsets(at, cells, value, args.parts)
-        there = gathered + place_of(at.owner, at, args.parts) + offset
-        for hop in range(1, args.world.num_ranks):
-            to = (args.rank + hop) % args.world.num_ranks
-            wl.put(args.world, there, value, to=to, mask=mask)
+        offset, mask = offsets(at, cells, value, parts)
+        there = gathered + place_of(at.owner, at, parts) + offset
+        for hop in range(1, num_ranks):
+            to = (rank + hop) % num_ranks
+            wl.put(world, there, value, to=to, mask=mask)
 
 
 @triton.jit
-def send_to_all(gathered, at, cells, fragment, peers, args):
+def send_to_all(gathered, parts, peers, at, cells, fragment, rank, world, num_ranks: tl.constexpr):
     """As `spread`, by TMA. peers: this rank's rows of their `gathered`, by hop, or None"""
-    num_ranks: tl.constexpr = args.world.num_ranks
     if _are_described(peers, num_ranks):
         if at.row < at.end:
             for to in tl.static_range(1, num_ranks):
-                _store_rows(peers[to - 1], at, cells, fragment, args.parts)
+                _store_rows(peers[to - 1], at, cells, fragment, parts)
     else:
-        spread(gathered, at, cells, fragment, args)
+        spread(gathered, parts, at, cells, fragment, rank, world, num_ranks)
 
 
 @triton.jit
-def store_own(c, at, cells, fragment, parts):
+def store(c, cells, fragment, shape):
+    """A tile -> C, rounded to C's dtype. shape: gemm.Shape"""
+    fragments.store_block(c, cells.row, cells.column, fragment, shape.m, shape.n, shape.stride_c)
+
+
+@triton.jit
+def store_own(c, parts, at, cells, fragment):
     """An own tile -> C, which holds this rank's part of the rows."""
     if at.row < at.end:
         _store_rows(c, at, cells, fragment, parts)
@@ -108,7 +101,7 @@ def _store_rows(target, at, cells, fragment, parts):
 
 
 @triton.jit
-def keep(kept, at, cells, fragment, parts):
+def keep(kept, parts, at, cells, fragment):
     """Another rank's tile -> its chunk in `kept`, whose parts have whole tiles alone."""
     of_columns = at.i_n // parts.chunk_n
     above = (at.owner * (parts.chunks - 1) + of_columns) * parts.tiles_m * parts.tile_m
@@ -131,16 +124,16 @@ def _columns_at_once(columns):
 
 
 @triton.jit
-def unpack(out, gathered, at, parts, rows: tl.constexpr, columns: tl.constexpr):
-    """Another rank's tile of rows x columns, as it came -> its place among all rows."""
+def unpack(gathered, out, parts, at, tile_m: tl.constexpr, tile_n: tl.constexpr):
+    """Another rank's tile of tile_m x tile_n, as it came -> its place among all rows."""
     n = fragments.aligned(parts.n)
     place = place_of(at.owner, at, parts)
-    height: tl.constexpr = _rows_at_once(rows)
-    width: tl.constexpr = _columns_at_once(columns)
+    height: tl.constexpr = _rows_at_once(tile_m)
+    width: tl.constexpr = _columns_at_once(tile_n)
     i, j = fragments.block_index(height, width)
-    for row in range(0, rows, height):
-        for inside in tl.static_range(0, columns, width):
-            column = at.i_n * columns + inside + j
+    for row in range(0, tile_m, height):
+        for inside in tl.static_range(0, tile_n, width):
+            column = at.i_n * tile_n + inside + j
             mask = (row + i < at.end - at.row)[:, None] & (column < n)[None, :]
             offset = (row + i)[:, None] * n + column[None, :]
             value = tl.load(gathered + place + offset, mask=mask)

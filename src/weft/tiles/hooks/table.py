@@ -4,11 +4,11 @@ Which rows belong to which expert is known on the device alone. A table says wha
 (weft.tiles.route makes it), and the GEMM template runs it with these hooks, for as many rows of
 tiles as a word on the device says:
 
-    gemm.gemm(b, shape, tile, table.num_tiles(tables, experts), first, step,
-              table.in_turn, table.Turns(..),           the tile's record, by the tables
-              ready, ..,                                waits for ranks at.lo .. at.hi, then
-                                                        gives table.rows_by_token(..)
-              table.emit_slots, gemm.Stored(c, shape))  or where else its rows belong
+    count    num_tiles(routing, experts)
+    order    in_turn                          the tile's record, by the tables
+    ready    wait_sources(..)                 waits for ranks at.lo .. at.hi
+             rows_by_token(gathered, ..)
+    emit     store_slots(c)                   or where else its rows belong
 
 The record is made once for each tile, by `in_turn`, and every later hook gets it: none looks an
 expert up again. B holds the experts one behind the other, [experts, k, n] or [experts, n, k].
@@ -78,12 +78,6 @@ class At(NamedTuple):
     hi: Any
 
 
-class Slots(NamedTuple):
-    """Arguments of `read_slots`."""
-
-    source: Any
-
-
 class Turns(NamedTuple):
     """Arguments of `in_turn`. tiles: int32[5, room] expert, first, end, lo, hi; turns: int32[room]
     the tile that comes i-th; group_m tiles share columns in L2."""
@@ -92,6 +86,12 @@ class Turns(NamedTuple):
     turns: Any
     room: Any
     group_m: Any
+
+
+@triton.jit
+def arrange(routing, experts):
+    """By the tables' turns. routing: Tables; experts: Experts"""
+    return Turns(routing.tiles, routing.turns, experts.room, experts.group_m)
 
 
 @triton.jit
@@ -127,22 +127,22 @@ def in_turn_backwards(i, num_m, num_n, args):
 
 
 @triton.jit
-def rows_by_token(at, source, token_of):
+def rows_by_token(source, token_of, at):
     """A tile's rows: those of its tokens in `source`, and its expert's B."""
     return gemm.Indexed(source, token_of, at.first, at.end, at.expert)
 
 
 @triton.jit
-def read_slots(at, segment, tile, args):
-    """A tile's rows where they lie by slot, there from the start. args: Slots"""
-    return gemm.Sliced(args.source, at.first, at.end, at.expert)
+def read_slots(source, at):
+    """A tile's rows where they lie by slot, there from the start."""
+    return gemm.Sliced(source, at.first, at.end, at.expert)
 
 
 @triton.jit
-def emit_slots(at, cells, fragment, args):
-    """Store the tile in C, whose rows are slots, rounded to C's dtype. args: gemm.Stored"""
-    fragments.store_block(args.c, at.first + cells.tile_row, cells.column, fragment, at.end,
-                          args.shape.n, args.shape.stride_c)  # fmt: skip
+def store_slots(c, at, cells, fragment, shape):
+    """Store the tile in C, whose rows are slots, rounded to C's dtype."""
+    fragments.store_block(c, at.first + cells.tile_row, cells.column, fragment, at.end, shape.n,
+                          shape.stride_c)  # fmt: skip
 
 
 @triton.jit
@@ -166,11 +166,14 @@ def _choice_of(slot, token, slot_of, top_k, mask):
 
 
 @triton.jit
-def push_rows(partials, at, cells, value, rank, n, routing, experts, world):
+def push_rows(
+    partials, routing, experts, at, cells, fragment, rank, shape, world, num_ranks: tl.constexpr
+):
     """Each row, times its weight -> rank's part of `partials` of the rank whose token it is.
 
     partials: [num_ranks, rows of a rank, top_k, n]; routing: Tables
     """
+    value, n = fragment, shape.n
     slot = at.first + cells.tile_row + fragments.index(value, 0)
     here = slot < at.end
     token = tl.load(routing.token_of + slot, mask=here, other=0)
@@ -182,15 +185,16 @@ def push_rows(partials, at, cells, value, rank, n, routing, experts, world):
     place = (rank * experts.rows * experts.top_k + row).to(tl.int64) * n
     there = partials + place[:, None] + j[None, :]
     share = (value * weight[:, None]).to(partials.dtype.element_ty)
-    for to in range(at.lo, at.lo + num_sources(at, world.num_ranks)):
+    for to in range(at.lo, at.lo + num_sources(at, num_ranks)):
         mask = (here & (owner == to))[:, None] & (j < n)[None, :]
         wl.put(world, there, share, to=to, mask=mask)
 
 
 @triton.jit
-def sum_rows(out, partials, rank, n, experts, program, num_programs, num_ranks: tl.constexpr):
+def sum_rows(partials, out, experts, rank, shape, program, num_programs, num_ranks: tl.constexpr):
     """Own tokens, one by one: all ranks' shares of all choices, in fp32; own ones first, then rank
     + 1's, ..; of each the first choice's, the second's, .."""
+    n = shape.n
     own = tl.minimum(tl.maximum(experts.m - rank * experts.rows, 0), experts.rows)
     pieces = tl.cdiv(n, SUMMED)
     for unit in range(program, own * pieces, num_programs):

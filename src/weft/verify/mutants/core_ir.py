@@ -7,8 +7,8 @@
                                              double         twice; where it is counted
 
 Those of kernels (kernels.py) change what Triton made of the source; these change the kernel's IR,
-so they show whether each signal that a plan has put in is needed. The caller generates source from
-them and runs it, since the compiler is another room.
+so they show whether each signal that a plan has put in is needed. The caller composes kernels of
+them and runs these, since the compiler is another room.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weft.verify.mutants.results import (
 from weft.verify.mutants.rewrites import ToFirstFinding
 from weft.verify.mutants.search import Bounds, ProgramFails, Run, most_steps, shows
 
-# The program with one of its kernels generated from this: the ways it is run.
+# The program with one of its kernels composed of this: the ways it is run.
 Runs = Callable[[core.Kernel], Sequence[Run]]
 
 

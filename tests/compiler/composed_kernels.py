@@ -1,6 +1,6 @@
-"""Kernels that the compiler makes of the golden plans; run it to write their golden files anew.
+"""Kernels that the compiler makes of the golden plans; run it to write anew what is launched.
 
-PYTHONPATH=src python tests/compiler/generated_kernels.py
+PYTHONPATH=src python tests/compiler/composed_kernels.py
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ GOLDEN = Path(__file__).parent / "golden"
 PLANS = (
     "ag_gemm_pull", "ag_gemm_push", "gemm_rs", "gemm_rs_carried", "gemm_ar_two_shot",
     "all_reduce_rms_norm", "all_reduce_rms_norm_few", "all_reduce_rms_norm_twice", "mlp", "ag_moe",
-    "moe_rs",
+    "moe", "moe_rs",
 )  # fmt: skip
 
 
@@ -25,4 +25,4 @@ def kernel_of(plan: str) -> core.Kernel:
 
 if __name__ == "__main__":
     for name in PLANS:
-        (GOLDEN / f"{name}.py").write_text(source.text(kernel_of(name)))
+        (GOLDEN / f"{name}.launch").write_text(f"{source.shown(kernel_of(name))}\n")

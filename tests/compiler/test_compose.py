@@ -1,42 +1,31 @@
-"""Generated kernels: what they say, that they compile everywhere, what they compute."""
+"""Composed kernels: what is launched, that it compiles everywhere, what it computes."""
 
 from __future__ import annotations
 
-import inspect
-import os
-import py_compile
-import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 import triton
 import triton.language as tl
-from generated_kernels import GOLDEN, PLANS, kernel_of
+from composed_kernels import GOLDEN, PLANS, kernel_of
 
 import weft
 import weft.language as wl
 from weft.base.dtypes import tolerance
-from weft.base.errors import UsageError
 from weft.base.place import Frame, Place
 from weft.base.target import TARGETS
-from weft.compiler.lower import hooks, kernels, loading, source
+from weft.compiler.lower import compose, kernels, source
 from weft.compiler.lower.signature import Specialised, record
 from weft.ir import core
 from weft.language import slots, triton_api
 from weft.language.mapping import StaticMapping
-from weft.tiles import blocking, gemm
+from weft.tiles import blocking, composition, gemm
+from weft.tiles.composition import Call
 from weft.verify import compiled
 
-pytestmark = pytest.mark.usefixtures("cache")
-
 WIDE = (128, 256, 64)
-
-
-@pytest.fixture
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 @triton.jit
@@ -79,9 +68,10 @@ def gather_and_multiply(
     is_first = width > 1  # of two products in the call: another gives the slot back
     if is_first:
         operands[3:] = [c, c]  # as operand, and as pointer
-    kernel[(programs,)](
-        *operands, slot.rows_ready, slot.arg, shape, split, 2, tile.as_constexpr(), world.arg
-    )
+    kernel.plain[(programs,)](
+        *kernel.arranged((*operands, slot.rows_ready)), slot.arg, shape, split, 2,
+        tile.as_constexpr(), world.arg,
+    )  # fmt: skip
     if is_first:
         give_back[(1,)](slot.arg, world.arg)
     return c
@@ -92,7 +82,7 @@ def gather_and_multiply(
     [(3, 100, 72, 56, True), (4, 9, 16, 16, False), (1, 40, 48, 32, False)],
 )
 def test_ag_gemm_multiplies_as_rows_arrive(ranks, num_ranks, m, n, k, tma):
-    kernel = source.load(kernel_of("ag_gemm_pull")).plain
+    kernel = source.load(kernel_of("ag_gemm_pull"))
     whole = torch.randn(m, k)
 
     def main():
@@ -112,7 +102,7 @@ def test_ag_gemm_multiplies_as_rows_arrive(ranks, num_ranks, m, n, k, tma):
 
 def test_what_follows_a_product_is_done_in_registers(ranks):
     """silu_mul of neighbouring columns; rows and columns that nothing divides."""
-    kernel = source.load(kernel_of("mlp")).plain
+    kernel = source.load(kernel_of("mlp"))
     num_ranks, m, n, k = 2, 37, 44, 24
     whole, b = torch.randn(m, k), torch.randn(k, n)
     product = whole @ b
@@ -130,21 +120,50 @@ def test_what_follows_a_product_is_done_in_registers(ranks):
     ranks(main, num_ranks)
 
 
+def all_calls(calls: Iterable[Call]) -> Iterator[Call]:
+    for call in calls:
+        yield call
+        for inner in call.then.values():
+            yield from all_calls(inner)
+
+
 @pytest.mark.parametrize("name", PLANS)
-def test_source_is_golden(name):
-    assert source.text(kernel_of(name)) == (GOLDEN / f"{name}.py").read_text(), (
-        "run tests/compiler/generated_kernels.py and look at what has changed"
+def test_what_is_launched_is_golden(name):
+    assert f"{source.shown(kernel_of(name))}\n" == (GOLDEN / f"{name}.launch").read_text(), (
+        "run tests/compiler/composed_kernels.py and look at what has changed"
     )
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_hooks_have_one_source_for_both_templates(name):
-    """In Gluon there is the kernel itself, and no function that it hands over."""
-    text = source.text(kernel_of(name))
-    functions = re.findall(r"^@gluon.jit\ndef (\w+)", text, re.MULTILINE)
-    assert functions in ([], [f"{kernel_of(name).name}_sm90"])
-    hooks = re.findall(r"^def (\w+)", text, re.MULTILINE)
-    assert len(hooks) == len(set(hooks))
+def test_functions_take_what_statements_give_them(name):
+    for calls in compose.calls_of(kernel_of(name), {}).values():
+        for call in all_calls(calls):
+            assert len(composition.own_parameters(call.function)) == len(call.args), call
+
+
+@triton.jit
+def first_rounding(value):
+    return value
+
+
+@triton.jit
+def second_rounding(value):
+    return value + 0.0
+
+
+def test_a_hook_that_changes_makes_another_binary():
+    """Triton's cache on disk goes by `cache_key`, and by text within a process."""
+    chains = [composition.Chain("combine", ("at", "cells", "value"), (Call(function),), {})
+              for function in (first_rounding, second_rounding, first_rounding)]  # fmt: skip
+    hooks = [composition.Hooks("kernel", {"combine": one}) for one in chains]
+    assert hooks[0].cache_key != hooks[1].cache_key and repr(hooks[0]) != repr(hooks[1])
+    assert hooks[0].cache_key == hooks[2].cache_key and repr(hooks[0]) == repr(hooks[2])
+
+
+def test_a_kernel_has_its_name_and_one_function_of_its_template():
+    kernels_ = [source.load(kernel_of(name)) for name in ("gemm_rs", "mlp")]
+    assert [one.plain.__name__ for one in kernels_] == ["gemm_rs_multiply", "mlp_multiply"]
+    assert len({one.plain.fn.__code__ for one in kernels_}) == 1
 
 
 @pytest.mark.parametrize("name", ["ag_gemm_pull", "gemm_rs", "gemm_rs_carried", "mlp"])
@@ -183,38 +202,19 @@ def of_one_node(kernel: core.Kernel) -> core.Kernel:
 
 
 BY_NODE = {
-    "ag_gemm_nodes": """\
-Order     own tiles first, then those of this node's other ranks, then node by node: near rows
-            arrive first
-    hook(order, hierarchical_gather, (split,))
-from weft.tiles import gemm, hierarchy
-    nodes: Any
-    tile = hierarchy.by_node(i, num_m, num_n, args.nodes)
-def _order_args(rank, split, group_m, tile_m, world):
-    \"""Which ranks share a node.\"""
-    nodes = hierarchy.to_gather(world, rank, split.rank_rows, tile_m, group_m)
-    return Order(tl.cast(tile_m, tl.int32), rank, split, nodes)
-    order_args = _order_args(rank, split, group_m, tile.m, world)
-""",
-    "gemm_ar_nodes": """\
-Order     tiles of the next nodes' ranks first, then those of this node's, own ones last, when
-            others' sums are there
-    hook(order, hierarchical_scatter, (parts,))
-from weft.tiles import gemm, hierarchy, hooks
-    order_args = hierarchy.to_scatter(world, rank, parts)
-        hierarchy.scattered, order_args,
-        at = hierarchy.scattered(i, num_m, parts.num_n, order_args)
-""",
+    "ag_gemm_nodes": ["arrange   whole.arrange_by_node(split)", "order     whole.by_node()"],
+    "gemm_ar_nodes": ["arrange   hierarchy.to_scatter(parts)", "order     hierarchy.scattered()"],
 }
 
 
 @pytest.mark.parametrize("name", BY_NODE)
 def test_lines_that_the_order_by_nodes_asks_for(name):
-    """All others are those of one node."""
+    """All others are those of one node, which has a variant for Hopper, too."""
     kernel = kernel_of(name)
-    known = set(source.text(of_one_node(kernel)).splitlines())
-    new = [line for line in source.text(kernel).splitlines() if line not in known]
-    assert new == BY_NODE[name].splitlines()
+    known = set(source.shown(of_one_node(kernel)).splitlines())
+    assert [line for line in source.shown(kernel).splitlines() if line not in known] == BY_NODE[
+        name
+    ]
 
 
 @pytest.mark.slow
@@ -234,61 +234,30 @@ def test_kernels_for_several_nodes_compile_and_their_waits_hold(name, target):
     assert "ld.local" not in binary.asm.get("ptx", "")
 
 
-def test_lines_of_signals_name_the_users_line():
-    """So every report that shows a line of generated source shows whose wish it was."""
+def test_what_a_statement_does_has_the_users_line():
+    """So every report that shows where something happened shows whose wish it was."""
     kernel = kernel_of("gemm_rs")
     here = Place((Frame("/home/me/mlp.py", 12, "mlp"),))
-    placed = tuple(replace(one, place=here) for one in kernel.statements)
-    lines = source.text(replace(kernel, statements=placed)).splitlines()
-    told = [line for line in lines if line.lstrip().startswith(("wl.wait", "wl.notify", "slots."))]
-    assert len(told) == 6 and all(line.endswith("# mlp.py:12") for line in told)
-
-
-def test_a_file_that_somebody_edited_is_written_again(tmp_path, monkeypatch):
-    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
-    text = '"""A module."""\n\nanswer = 42\n'
-    path = loading.write("some", text)
-    path.write_text("answer = 41\n")
-    assert loading.write("some", text) == path and path.read_text() == text
-    assert loading.import_text("some", text).answer == 42
-    assert [one.name for one in path.parent.iterdir() if one.suffix == ".part"] == []
-
-
-def test_bytecode_beside_a_generated_file_is_not_run(tmp_path, monkeypatch):
-    """As Python would take it: of another text, with this one's size and time of change."""
-    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
-    text = '"""A module whose bytecode is another one\'s."""\n\nanswer = 42\n'
-    path = loading.write("forged", text)
-    path.write_text(text.replace("42", "41"))
-    py_compile.compile(str(path))
-    written = path.stat()
-    path.write_text(text)
-    os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
-    assert loading.import_text("forged", text).answer == 42
-
-
-def test_a_generated_module_leaves_no_bytecode_and_has_its_text(tmp_path, monkeypatch):
-    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
-    text = "def answer():\n    return 42\n"
-    module = loading.import_text("plain", text)
-    path = Path(module.__file__)
-    path.write_text("def answer():\n    return 41\n")
-    assert inspect.getsource(module.answer) == text
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_cache_that_cannot_be_written_is_told_with_the_remedy(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(UsageError, match="cannot be kept in .*: Not a directory; set WEFT_CACHE"):
-        loading.write("some", "x = 1\n")
+    kernel = replace(
+        kernel, statements=tuple(replace(one, place=here) for one in kernel.statements)
+    )
+    binary = triton_api.compile_kernel(
+        source.load(kernel).plain,
+        record(kernel, "plain", Specialised("float32", (16, 16, 16), 2)),
+        TARGETS["emu"],
+    )
+    text = binary.asm["ttir"]
+    assert 'loc("/home/me/mlp.py":12:0)' in text and "triton_poll" not in text
+    shown = [line for line in source.shown(kernel).splitlines() if "signals.wait" in line]
+    assert shown and all(line.endswith("  # mlp.py:12") for line in shown)
 
 
 def test_tiles_that_leave_by_tma_have_a_descriptor_for_each_peer():
     """Both kinds of sending, announced late, compile for Hopper; elsewhere they are stores."""
     kernel = kernel_of("gemm_ar_two_shot")
     sending = core.require(kernels.sending(kernel))
-    assert hooks.peers_of(sending) == ["partials", "gathered"] and not hooks.peers_of(kernel)
+    assert compose.peers_of(sending) == ["partials", "gathered"]
+    assert not compose.peers_of(kernel)
     twins, given = source.load(sending), Specialised("bfloat16", WIDE, 4, num_stages=4)
     assert twins.plain.arg_names == source.load(kernel).plain.arg_names
     target = TARGETS["cuda:90"]

@@ -1,4 +1,4 @@
-"""Blocks of docs/generated_kernels.md: one launch of docs/compiler.md's program, to its source."""
+"""Blocks of docs/composed_kernels.md: one launch of docs/compiler.md's program, to the call."""
 
 from __future__ import annotations
 
@@ -57,8 +57,5 @@ def rules_in_plan() -> str:
     return table(("rule of a kernel in its plan", "why"), rows)
 
 
-def source_text() -> str:
-    """The file without the IR that its docstring ends with."""
-    text = source.text(_kernel()).replace("the Core IR below", "the Core IR above")
-    docstring, _, body = text.partition('"""\n\nfrom __future__')
-    return code(f'{docstring.partition("    program(")[0].rstrip()}\n"""\n\nfrom __future__{body}')
+def composition() -> str:
+    return code(source.shown(_kernel()), "text")
