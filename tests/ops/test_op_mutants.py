@@ -8,7 +8,6 @@ import pytest
 
 from weft.base.target import TARGETS
 from weft.ops import cards
-from weft.plan import program_cards
 from weft.tools.check import Work
 from weft.tools.mutants import mutants_in_trials
 from weft.verify.mutants import Bounds
@@ -23,8 +22,6 @@ FEWEST = 8
 def cases() -> list[Any]:
     found = []
     for name, op in cards().items():
-        if op.problem is program_cards.Problem:
-            continue  # its plan and kernels are generated: tests/compiler weakens those
         first = op.trials[0]
         work = Work(op, sum(first.nodes), first.shape, "float32", first.nodes)
         transports = (config.transport for config in op.candidates(work.problem(), EMU))
