@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -343,7 +344,8 @@ class Call:
             return out
         self._operator_call(self.name, self.tensors)
         if self._start is None:  # behind operator_call: it takes memory, which is collective
-            self._start = self._prepare()
+            # Of a copy: a call that its own launches hold would keep its mailbox when forgotten.
+            self._start = copy(self)._prepare()
         self._start(x, out)
         return out
 
