@@ -17,7 +17,7 @@ SIGNAL = "signal once more, to this rank and word"
 # By operator and transport: (what is left out, in which file, in which kernel).
 CASES = [
     ("reduce_scatter", "push", {
-        ("notify", "postbox.py:", "push"): SIGNAL, ("wait", "postbox.py:", "push"): WRITE_FIRST,
+        ("notify", "mailboxes.py:", "push"): SIGNAL, ("wait", "mailboxes.py:", "push"): WRITE_FIRST,
     }),
     ("all_gather", "copy_engine", {
         ("wait", "slots.py:", "stage"): CREDIT, ("wait", "signals.py:", "announce"): WAIT,

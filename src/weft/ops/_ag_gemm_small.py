@@ -33,9 +33,9 @@ from weft.tiles import (
     exchange,
     gemm,
     gemm_small,
+    mailboxes,
     move,
     packets,
-    postbox,
 )
 from weft.tiles.move import Shards
 
@@ -73,7 +73,7 @@ def multiply_few(a, gathered, rows, b, c, words, steps, calls, unpacked, sums, c
     own = move.size_of(shards, wl.rank(world))
     # weft: equivalent-mutant peer+1 of at: every rank gets the same packets, in another order
     packets.exchange(
-        world, postbox.PacketBoxes(steps, words), packets.tiles_of(shards.shard, block),
+        world, mailboxes.PacketBoxes(steps, words), packets.tiles_of(shards.shard, block),
         packets.part_of_all, exchange.Whole(a, own),
         packets.gather, exchange.Gathered(a, gathered, shards), width, sources, block,
     )  # fmt: skip
@@ -103,7 +103,7 @@ class PacketCall(Call):
             "gathered": ((problem.m, problem.k), getattr(torch, problem.dtype)),
             "sums": ((sums,), torch.float32),
         }
-        words = programs * postbox.PACKET_DEPTH.value * world.num_ranks * block
+        words = programs * mailboxes.PACKET_DEPTH.value * world.num_ranks * block
         self._signals = {
             "words": (words, torch.int64),
             "steps": (programs, torch.int64),

@@ -25,7 +25,7 @@ Signals (SET to the call's epoch e; each is waited for in the call that sets it)
     rows_ready[src]              src's rows may be fetched (copy_engine). Set by src
     slot_free, epoch, ticket     the slot's; the last program moves them
 Pieces without rows are signalled too: who waits need not know the sizes. Those of push, packets and
-pull are the mailbox's (weft.tiles.postbox). All ranks have read a symmetric x when a call ends.
+pull are the mailbox's (weft.tiles.mailboxes). All ranks have read a symmetric x when a call ends.
 
 Limits  x is contiguous; packets, pull and copy_engine need all ranks on one node
 Source  the design's section 4; NCCL's ring, and its LL protocol for packets

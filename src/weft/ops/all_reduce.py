@@ -16,8 +16,8 @@ Plan, in channels, tile by tile (weft.tiles.exchange)
     one_shot_packets, two_shot_packets    as those, each 32 bits in a word with their flag: no
                 signal and no fence, at twice the bytes
 
-Signals are the mailbox's (weft.tiles.postbox): arrived[l * num_ranks + src], the steps of channel l
-of src that are here; or the flag in each packet. Tiles without elements are signalled too. A
+Signals are the mailbox's (weft.tiles.mailboxes): arrived[l * num_ranks + src], the steps of channel
+l of src that are here; or the flag in each packet. Tiles without elements are signalled too. A
 relay's are those of its two operators.
 
 Limits  x is contiguous and of one shape on all ranks; packets need all ranks on one node

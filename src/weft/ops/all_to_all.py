@@ -21,7 +21,7 @@ Signals (SET to the call's epoch e; each is waited for in the call that sets it)
                                     ranges[src * lanes + l]: their first row and their number
     slot_free, epoch, ticket        the slot's; the last program moves them
 Pieces without rows are signalled too. Without splits, push and packets have the mailbox's signals
-(weft.tiles.postbox).
+(weft.tiles.mailboxes).
 
 Limits  x is contiguous and has as many rows on every rank; a rank whose splits are negative, or ask
         for more rows than x has, sends nothing, and all ranks raise; of splits that bring more than

@@ -25,7 +25,7 @@ Signals (SET to the call's epoch e; each is waited for in the call that sets it)
     partials_ready[node * lanes + l]  the sum of that node is in this slot (relay). By the partner
     slot_free, epoch, ticket          the slot's; the last program moves them
 Pieces without rows are signalled too. Those of push, packets and pull are the mailbox's
-(weft.tiles.postbox). All ranks have read x when a call ends.
+(weft.tiles.mailboxes). All ranks have read x when a call ends.
 
 Limits  x is contiguous and has the same rows on every rank; packets and pull need all ranks on one
         node

@@ -43,7 +43,7 @@ from weft.plan.vectors import (
     words_in_vector,
 )
 from weft.runtime.calls import Calls
-from weft.tiles import postbox
+from weft.tiles import mailboxes
 from weft.tiles.move import Shards
 
 # ---------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ def mailbox_of(world: Any, lanes: int, block_bytes: int, boxes_of_step: int) -> 
 
     Collective. Programs beyond a power of two have another mailbox, with steps of its own.
     """
-    size = lanes * postbox.DEPTH.value * boxes_of_step * block_bytes
+    size = lanes * mailboxes.DEPTH.value * boxes_of_step * block_bytes
     name = f"mailbox.{lanes}x{boxes_of_step}x{block_bytes}"
     return _with_steps(world, name, lanes, {"boxes": ((size,), torch.uint8)})
 
@@ -281,7 +281,7 @@ def staging_of(world: Any, lanes: int, num_bytes: int) -> Any:
 
 def packet_boxes_of(world: Any, lanes: int, block: int) -> Any:
     """As `mailbox_of`, for tiles of `block` packets; words that hold nothing else, ever."""
-    words = lanes * postbox.PACKET_DEPTH.value * world.num_ranks * block
+    words = lanes * mailboxes.PACKET_DEPTH.value * world.num_ranks * block
     signals = {"words": (words, torch.int64), "steps": (lanes, torch.int64)}
     return world.workspace(f"packets.{lanes}x{block}", {}, signals, num_slots=1)
 

@@ -22,7 +22,7 @@ from weft.plan.launches import REGISTERS_OF_THREAD, THREADS_OF_SM, KernelLaunch,
 from weft.plan.sizes import SizedPlan
 from weft.tiles import rows
 from weft.tiles.hooks import partition
-from weft.tiles.postbox import PACKET_BYTES
+from weft.tiles.mailboxes import PACKET_BYTES
 
 # Elements of a tile that a thread has, and threads of a program.
 THREAD_ELEMENTS, MOST_THREADS = 32, 512

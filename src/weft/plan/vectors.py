@@ -6,10 +6,10 @@ import math
 
 import torch
 
-from weft.tiles import postbox
+from weft.tiles import mailboxes
 
 VECTOR_BYTES = 16
-PACKET_BYTES = postbox.PACKET_BYTES.value
+PACKET_BYTES = mailboxes.PACKET_BYTES.value
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -1,19 +1,20 @@
 """The exchange templates: every rank has a part for each rank, tile by tile, with two hooks.
 
-    for each tile i of this lane:    box of own rank@r  <-  part(r, i)       for every other rank r
-                                     take(i, boxes)                          what has come
+    for each tile i of this channel:
+        box of own rank@r  <-  part(r, i)       for every other rank r
+        take(i, boxes)                          what has come
 
 `part` says what goes to whom, `take` what becomes of what has come: gathered, or summed. One step
 behind another, so that one tile is on the way while the one before is taken. Tiles are dealt to
-lanes in turn: lane l of L has tiles l, l + L, ...  A hook is a `@triton.jit` function, given as a
-constexpr together with one tuple of arguments:
+channels in turn: channel l of L has tiles l, l + L, ...  A hook is a `@triton.jit` function, given
+as a constexpr together with one tuple of arguments:
 
     part(to, first, args, block) -> values, mask    elements first .. first + block - 1 of what rank
                                                     `to` gets
     take(world, boxes, first, args, block)          those of rank s lie at boxes + s * block; one's
                                                     own box is empty
 
-Sync    the protocol is the mailbox's; all ranks call with the same tiles, lanes and block
+Sync    the protocol is the mailbox's; all ranks call with the same tiles, channels and block
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.tiles import move, postbox, reduce
+from weft.tiles import mailboxes, move, reduce
 
 
 class Whole(NamedTuple):
@@ -109,13 +110,13 @@ def sum_parts(world, boxes, first, args, block: tl.constexpr):
 
 @triton.jit
 def steps_of(tiles):
-    """How many tiles this lane has."""
+    """How many tiles this channel has."""
     return (tiles + tl.num_programs(0) - 1 - tl.program_id(0)) // tl.num_programs(0)
 
 
 @triton.jit
 def tile_of(step, block: tl.constexpr):
-    """Where this lane's tile `step` begins in each part."""
+    """Where this channel's tile `step` begins in each part."""
     return (tl.cast(step, tl.int64) * tl.num_programs(0) + tl.program_id(0)) * block
 
 
@@ -133,17 +134,17 @@ def exchange(world, mail, tiles, part: tl.constexpr, part_args, take: tl.constex
              block: tl.constexpr):  # fmt: skip
     """All tiles once: gathered, exchanged or summed, as the hooks say."""
     num_ranks: tl.constexpr = world.num_ranks
-    base, steps = postbox.steps_made(mail), steps_of(tiles)
+    base, steps = mailboxes.steps_made(mail), steps_of(tiles)
     for step in range(steps + 1):
         if step < steps:
-            own = postbox.box(mail, base + step, wl.rank(world), num_ranks, block)
+            own = mailboxes.box(mail, base + step, wl.rank(world), num_ranks, block)
             _send(world, own, part, part_args, tile_of(step, block), block)
-            postbox.tell(world, mail, base + step)
+            mailboxes.announce(world, mail, base + step)
         if step > 0:
-            postbox.await_step(world, mail, base + step - 1)
-            boxes = postbox.box(mail, base + step - 1, 0, num_ranks, block)
+            mailboxes.wait_for_step(world, mail, base + step - 1)
+            boxes = mailboxes.box(mail, base + step - 1, 0, num_ranks, block)
             take(world, boxes, tile_of(step - 1, block), take_args, block)
-    postbox.end(mail, base + steps)
+    mailboxes.end(mail, base + steps)
 
 
 @triton.jit
@@ -154,28 +155,28 @@ def exchange_twice(world, mail, tiles, part: tl.constexpr, part_args, summed,
     A step tells of two boxes of each rank: its parts of one tile, and its sums of the one before.
     """
     num_ranks: tl.constexpr = world.num_ranks
-    rank, base, steps = wl.rank(world), postbox.steps_made(mail), steps_of(tiles)
+    rank, base, steps = wl.rank(world), mailboxes.steps_made(mail), steps_of(tiles)
     for step in range(steps + 2):
         now = base + step
         if step < steps:
-            own = postbox.box(mail, now, rank, 2 * num_ranks, block)
+            own = mailboxes.box(mail, now, rank, 2 * num_ranks, block)
             _send(world, own, part, part_args, tile_of(step, block), block)
         if step > 0:
-            postbox.await_step(world, mail, now - 1)
+            mailboxes.wait_for_step(world, mail, now - 1)
             if step <= steps:
-                boxes = postbox.box(mail, now - 1, 0, 2 * num_ranks, block)
+                boxes = mailboxes.box(mail, now - 1, 0, 2 * num_ranks, block)
                 first = tile_of(step - 1, block)
                 values, mask = sum_parts(world, boxes, first, summed, block)
-                own = postbox.box(mail, now, num_ranks + rank, 2 * num_ranks, block)
+                own = mailboxes.box(mail, now, num_ranks + rank, 2 * num_ranks, block)
                 for hop in range(1, num_ranks):
                     to = (rank + hop) % num_ranks
                     wl.put(world, own + tl.arange(0, block), values, to=to, mask=mask)
             if step > 1:
-                boxes = postbox.box(mail, now - 1, num_ranks, 2 * num_ranks, block)
+                boxes = mailboxes.box(mail, now - 1, num_ranks, 2 * num_ranks, block)
                 take(world, boxes, tile_of(step - 2, block), take_args, block)
         if step <= steps:
-            postbox.tell(world, mail, now)
-    postbox.end(mail, base + steps + 1)
+            mailboxes.announce(world, mail, now)
+    mailboxes.end(mail, base + steps + 1)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ def push(x, out, boxes, arrived, steps, shards, incoming, world, block: tl.const
     if to_all and sums:
         shards, size = move.Shards(shards.total, shards.total), shards.total
     exchange(
-        world, postbox.Mailbox(steps, arrived, boxes), tl.cdiv(shards.shard, block),
+        world, mailboxes.Mailbox(steps, arrived, boxes), tl.cdiv(shards.shard, block),
         part_of_all if to_all else part_of_shard, Whole(x, size) if to_all else Cut(x, shards),
         sum_parts if sums else gather,
         Summed(own, out, size) if sums else Gathered(own, out, incoming), block,
@@ -209,6 +210,6 @@ def push_twice(x, out, boxes, arrived, steps, shards, world, block: tl.constexpr
     own = shards.shard * wl.rank(world)
     summed = Summed(x + own, out + own, move.size_of(shards, wl.rank(world)) // vec * vec)
     exchange_twice(
-        world, postbox.Mailbox(steps, arrived, boxes), tl.cdiv(shards.shard, block),
+        world, mailboxes.Mailbox(steps, arrived, boxes), tl.cdiv(shards.shard, block),
         part_of_shard, Cut(x, shards), summed, gather_others, Gathered(x, out, shards), block,
     )  # fmt: skip

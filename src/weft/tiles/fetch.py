@@ -1,13 +1,13 @@
 """The fetch templates: every rank reads the others' memory where it lies, between two meetings.
 
     begin                         all ranks' parts may be read, and all ranks' results written
-    for each tile i of this lane: parts i of all ranks' memory -> gathered, or summed
+    for each tile i of this channel: parts i of all ranks' memory -> gathered, or summed
     end                           all have read, and what they wrote elsewhere is there
 
-Where a rank's part is not in symmetric memory, its lanes first put it there (`stage`). A lane meets
-the lanes of its number only (weft.tiles.postbox, whose steps are counted here too): it reads what
-those have put, in place or staged. A call is two steps, however large it is. Whoever has come to
-the end may overwrite what was read: inputs in place, and what was staged.
+Where a rank's part is not in symmetric memory, its channels first put it there (`stage`). A
+channel meets the channels of its number only (weft.tiles.mailboxes, whose steps are counted here
+too): it reads what those have put, in place or staged. A call is two steps, however large it is. A
+rank at the end may overwrite what was read: inputs in place, and what was staged.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.tiles import move, postbox
+from weft.tiles import mailboxes, move
 from weft.tiles.exchange import steps_of, tile_of
 
 
 @triton.jit
 def stage(staged, x, shards, first_shard, end_shard, tiles, block: tl.constexpr):
-    """This lane's tiles of some shards of x -> the same places of staged. shards: rounded"""
+    """This channel's tiles of some shards of x -> the same places of staged. shards: rounded"""
     for step in range(steps_of(tiles)):
         i = tile_of(step, block) + tl.arange(0, block)
         for index in range(first_shard, end_shard):
@@ -33,18 +33,18 @@ def stage(staged, x, shards, first_shard, end_shard, tiles, block: tl.constexpr)
 @triton.jit
 def begin(world, mail):
     """The first meeting; returns the number of the second."""
-    step = postbox.steps_made(mail)
-    postbox.tell(world, mail, step)
-    postbox.await_step(world, mail, step)
+    step = mailboxes.steps_made(mail)
+    mailboxes.announce(world, mail, step)
+    mailboxes.wait_for_step(world, mail, step)
     return step + 1
 
 
 @triton.jit
 def end(world, mail, step):
     """The second meeting."""
-    postbox.tell(world, mail, step)
-    postbox.await_step(world, mail, step)
-    postbox.end(mail, step + 1)
+    mailboxes.announce(world, mail, step)
+    mailboxes.wait_for_step(world, mail, step)
+    mailboxes.end(mail, step + 1)
 
 
 @triton.jit
@@ -116,7 +116,7 @@ def pull(x, out, staged, arrived, steps, shards, incoming, world, block: tl.cons
          sums: tl.constexpr):  # fmt: skip
     shards, rank = move.rounded(shards, vec), wl.rank(world)
     incoming = shards if incoming is None else move.rounded(incoming, vec)
-    tiles, mail = tl.cdiv(shards.shard, block), postbox.Mailbox(steps, arrived, staged)
+    tiles, mail = tl.cdiv(shards.shard, block), mailboxes.Mailbox(steps, arrived, staged)
     parts = x if in_place else staged
     if not in_place:
         if to_all:
@@ -139,7 +139,7 @@ def pull_twice(x, out, staged, arrived, steps, shards, world, block: tl.constexp
                vec: tl.constexpr, in_place: tl.constexpr, shares_out: tl.constexpr):  # fmt: skip
     """Each rank sums its shard, and all get it: in out where that is symmetric (`shares_out`)."""
     shards = move.rounded(shards, vec)
-    tiles, mail = tl.cdiv(shards.shard, block), postbox.Mailbox(steps, arrived, staged)
+    tiles, mail = tl.cdiv(shards.shard, block), mailboxes.Mailbox(steps, arrived, staged)
     if in_place:
         parts, received = x, staged
     else:

@@ -1,11 +1,12 @@
-"""Moving rows by lanes: the pieces that programs take, and copies of them between ranks.
+"""Moving rows by channels: the pieces that programs take, and copies of them between ranks.
 
-A *lane* is one program on every rank, with one number everywhere. Lane l of a rank deals with lane
-l of the others alone: it sends piece l of each shard, and signals that piece by a word of its own.
-So lanes need no barrier and no counter among themselves, only that all of them are resident.
+A *channel* is one program on every rank, with one number everywhere. Channel l of a rank deals with
+channel l of the others alone: it sends piece l of each shard, and signals that piece by a word of
+its own. So channels need no barrier and no counter among themselves, only that all of them are
+resident.
 
 Pieces begin at multiples of LINE_BYTES, so ranks may move one shard as elements of different sizes
-and still agree where a lane's piece is. `vec` is how many elements make 16 bytes where all rows
+and still agree where a channel's piece is. `vec` is how many elements make 16 bytes where all rows
 and addresses begin at 16 bytes, else 1: with it, loads and stores are 128 bits wide.
 """
 
@@ -30,7 +31,7 @@ class Shards(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What a lane moves of a shard: `size` elements from `first` on, counted from the whole's
+    """What a channel moves of a shard: `size` elements from `first` on, counted from the whole's
     begin; `offset` is the same place counted from the shard's begin."""
 
     first: Any
@@ -40,8 +41,8 @@ class Piece(NamedTuple):
 
 @triton.jit
 def cut(x, length, vec: tl.constexpr):
-    """Where this program's lane begins in `length` elements, and how many it has; x says how large
-    elements are. In bytes the answer is the same for elements of all sizes."""
+    """Where this program's channel begins in `length` elements, and how many it has; x says how
+    large elements are. In bytes the answer is the same for elements of all sizes."""
     line: tl.constexpr = LINE_BYTES // (x.dtype.element_ty.primitive_bitwidth // 8)
     step = tl.cdiv(tl.cdiv(length, tl.num_programs(0)), line) * line
     offset = tl.minimum(step * tl.program_id(0), length)
@@ -52,7 +53,7 @@ def cut(x, length, vec: tl.constexpr):
 
 @triton.jit
 def own_piece(x, shards, index, vec: tl.constexpr):
-    """The `Piece` of shard `index` that is this program's lane's."""
+    """The `Piece` of shard `index` that is this program's channel's."""
     total = tl.cast(shards.total, tl.int64)
     shard = tl.cast(shards.shard, tl.int64)
     begin, end = mapping.part_of(total, index, shard)
@@ -81,7 +82,7 @@ def size_of(shards, index):
 
 @triton.jit
 def word_of(signals, index):
-    """The word of this program's lane among those of shard, or rank, `index`."""
+    """The word of this program's channel among those of shard, or rank, `index`."""
     return signals + index * tl.num_programs(0) + tl.program_id(0)
 
 
@@ -95,7 +96,7 @@ def begin(world, slot):
 
 @triton.jit
 def await_others(world, signals, e):
-    """Until this lane's words of all other ranks are set."""
+    """Until this channel's words of all other ranks are set."""
     rank = wl.rank(world)
     for hop in range(1, world.num_ranks):
         source = (rank + world.num_ranks - hop) % world.num_ranks
@@ -104,7 +105,7 @@ def await_others(world, signals, e):
 
 @triton.jit
 def end(world, slot, e):
-    """This lane is done with the call: what it was sent has come, what it read has been read."""
+    """This channel is done with the call: what it was sent has come, what it read has been read."""
     slots.slot_finish(world, slot, e, tl.num_programs(0))
 
 

@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.tiles import move, postbox
+from weft.tiles import mailboxes, move
 from weft.tiles.exchange import Cut, Gathered, Summed, Whole, steps_of, tile_of
-from weft.tiles.postbox import PACKET_BYTES
+from weft.tiles.mailboxes import PACKET_BYTES
 
 
 @triton.jit
@@ -131,15 +131,17 @@ def sum_parts(world, values, i, args, width: tl.constexpr):
 def exchange(world, mail, tiles, part: tl.constexpr, part_args, take: tl.constexpr, take_args,
              width: tl.constexpr, sources: tl.constexpr, block: tl.constexpr):  # fmt: skip
     """All tiles once, one after the other."""
-    base, steps = postbox.steps_made(mail), steps_of(tiles)
+    base, steps = mailboxes.steps_made(mail), steps_of(tiles)
     for step in range(steps):
         i = tile_of(step, block) + tl.arange(0, block)
         for hop in range(1, world.num_ranks + 1):
             to = (wl.rank(world) + hop) % world.num_ranks
-            postbox.put_packets(world, mail, base + step, part(to, i, part_args, width), to, block)
-        values = postbox.wait_packets(world, mail, base + step, sources, block)
+            mailboxes.put_packets(
+                world, mail, base + step, part(to, i, part_args, width), to, block
+            )
+        values = mailboxes.wait_packets(world, mail, base + step, sources, block)
         take(world, values, i, take_args, width)
-    postbox.end(mail, base + steps)
+    mailboxes.end(mail, base + steps)
 
 
 @triton.jit
@@ -147,22 +149,22 @@ def exchange_twice(world, mail, tiles, part: tl.constexpr, part_args, dtype: tl.
                    take: tl.constexpr, take_args, width: tl.constexpr, sources: tl.constexpr,
                    block: tl.constexpr):  # fmt: skip
     """Parts to their ranks; each one's sum, of elements of dtype, to all."""
-    base, steps = postbox.steps_made(mail), steps_of(tiles)
+    base, steps = mailboxes.steps_made(mail), steps_of(tiles)
     for step in range(steps):
         now = base + 2 * step
         i = tile_of(step, block) + tl.arange(0, block)
         for hop in range(1, world.num_ranks + 1):
             to = (wl.rank(world) + hop) % world.num_ranks
-            postbox.put_packets(world, mail, now, part(to, i, part_args, width), to, block)
-        values = postbox.wait_packets(world, mail, now, sources, block)
+            mailboxes.put_packets(world, mail, now, part(to, i, part_args, width), to, block)
+        values = mailboxes.wait_packets(world, mail, now, sources, block)
         total = add(values, world.num_ranks, dtype)
         for hop in range(1, world.num_ranks + 1):
             to = (wl.rank(world) + hop) % world.num_ranks
             # weft: equivalent-mutant peer+1 of at: every rank gets the same, in another order
-            postbox.put_packets(world, mail, now + 1, total, to, block)
-        values = postbox.wait_packets(world, mail, now + 1, sources, block)
+            mailboxes.put_packets(world, mail, now + 1, total, to, block)
+        values = mailboxes.wait_packets(world, mail, now + 1, sources, block)
         take(world, values, i, take_args, width)
-    postbox.end(mail, base + 2 * steps)
+    mailboxes.end(mail, base + 2 * steps)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -173,7 +175,7 @@ def exchange_twice(world, mail, tiles, part: tl.constexpr, part_args, dtype: tl.
 def push_packets(x, out, words, steps, shards, incoming, world, block: tl.constexpr,
                  width: tl.constexpr, sources: tl.constexpr, to_all: tl.constexpr,
                  sums: tl.constexpr):  # fmt: skip
-    shards, mail = move.rounded(shards, 1), postbox.PacketBoxes(steps, words)
+    shards, mail = move.rounded(shards, 1), mailboxes.PacketBoxes(steps, words)
     incoming = shards if incoming is None else move.rounded(incoming, 1)
     size = move.size_of(shards, wl.rank(world))
     if to_all and sums:
@@ -199,7 +201,7 @@ def push_packets_twice(x, out, words, steps, shards, world, block: tl.constexpr,
     """Each rank sums its shard, and all get it."""
     shards = move.rounded(shards, 1)
     exchange_twice(
-        world, postbox.PacketBoxes(steps, words), tiles_of(shards.shard, block),
+        world, mailboxes.PacketBoxes(steps, words), tiles_of(shards.shard, block),
         part_of_shard, Cut(x, shards), out.dtype.element_ty,
         gather, Gathered(x, out, shards), width, sources, block,
     )  # fmt: skip

@@ -1,19 +1,19 @@
-"""Mailboxes: what the lanes of all ranks hand each other, step by step, without credits or tickets.
+"""Mailboxes: ring buffers by which channels of all ranks hand each other tiles, step by step.
 
-A *lane* is one program on every rank, with one number everywhere (weft.tiles.move). In a step each
-lane fills its box on every other rank, says so, and waits until its own boxes have been filled by
-all. That is what frees boxes: who has waited for a step of a rank knows that this rank is done with
-the boxes of some steps before. So `DEPTH` boxes in turn are enough, and a call needs neither a
-credit at its beginning nor a ticket at its end.
+A *channel* is one program on every rank, with one number everywhere (weft.tiles.move). In a step
+each channel fills its box on every other rank, announces that, and waits until all ranks have
+filled its own boxes. This frees boxes, too: a channel that has waited for a step of a rank knows
+that this rank is done with the boxes of some steps before. So `DEPTH` boxes in turn are enough, and
+a call needs neither a credit at its beginning nor a ticket at its end.
 
-    for step:   fill(step), tell(step);   then, one step behind:   wait(step - 1), take(step - 1)
+    for step:   fill(step), announce(step);   one step behind:   wait(step - 1), take(step - 1)
 
-Who fills `step` has waited for `step - 2` of all ranks, and these told it after they had taken
-`step - 4`: so 4 boxes. Packets are not one step behind: 2 boxes.
+A channel that fills `step` has waited for `step - 2` of all ranks, and these announced it after
+they had taken `step - 4`: so 4 boxes. Packets are not one step behind: 2 boxes.
 
-Steps are counted by a word of each lane, in memory, over all calls: the same launches are right
-eager, captured and replayed, with shapes and numbers of lanes that change from call to call. Calls
-that share a mailbox come one after the other in a rank's stream order.
+A word of each channel counts its steps, in memory, over all calls: the same launches are right
+eager, captured and replayed, with shapes and numbers of channels that change from call to call.
+Calls that share a mailbox come one after the other in a rank's stream order.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ PACKET_BYTES = tl.constexpr(4)
 
 
 class Mailbox(NamedTuple):
-    """A lane's part of each array lies together, so calls may differ in how many lanes they use.
+    """A channel's part of each array lies together: calls may differ in how many channels they use.
 
-    steps: int64[lanes], local: steps made. arrived: int64[lanes * num_ranks]: arrived[l * num_ranks
-    + src] steps of lane l of rank src are in its boxes here. boxes: [lanes, DEPTH, boxes of a step,
-    block] elements.
+    steps: int64[channels], local: steps made. arrived: int64[channels * num_ranks]: arrived[l *
+    num_ranks + src] steps of channel l of rank src are in its boxes here. boxes: [channels, DEPTH,
+    boxes of a step, block] elements.
     """
 
     steps: Any
@@ -44,7 +44,7 @@ class Mailbox(NamedTuple):
 
 
 class PacketBoxes(NamedTuple):
-    """As `Mailbox`; words: int64[lanes, PACKET_DEPTH, num_ranks, block], zeroed once."""
+    """As `Mailbox`; words: int64[channels, PACKET_DEPTH, num_ranks, block], zeroed once."""
 
     steps: Any
     words: Any
@@ -52,13 +52,13 @@ class PacketBoxes(NamedTuple):
 
 @triton.jit
 def steps_made(mail):
-    """How many steps this lane has made in earlier calls; the same on all ranks."""
+    """How many steps this channel has made in earlier calls; the same on all ranks."""
     return tl.load(mail.steps + tl.program_id(0))
 
 
 @triton.jit
 def end(mail, steps):
-    """This lane has made so many steps by now."""
+    """This channel has made so many steps by now."""
     tl.store(mail.steps + tl.program_id(0), steps)
 
 
@@ -70,15 +70,15 @@ def box(mail, step, index, boxes_of_step: tl.constexpr, block: tl.constexpr):
 
 
 @triton.jit
-def tell(world, mail, step):
-    """Every rank learns that what this lane has put for `step` is there."""
+def announce(world, mail, step):
+    """Signal every rank that this channel's tiles of `step` are there."""
     word = mail.arrived + tl.program_id(0) * world.num_ranks + wl.rank(world)
     wl.notify_all(world, word, step + 1, op=wl.SignalOp.SET)
 
 
 @triton.jit
-def await_step(world, mail, step):
-    """Until all ranks' lanes of this number have told `step`; pairs with `tell`."""
+def wait_for_step(world, mail, step):
+    """Until all ranks' channels of this number have announced `step`; pairs with `announce`."""
     words = mail.arrived + tl.program_id(0) * world.num_ranks
     wl.wait(words, step + 1, world.num_ranks, world=world)
 
