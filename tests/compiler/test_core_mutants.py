@@ -16,9 +16,10 @@ import weft
 from weft.base.dtypes import tolerance
 from weft.base.report import Report
 from weft.base.target import TARGETS
-from weft.compiler.lower import source
+from weft.compiler import schedules
+from weft.compiler.lower import kernels, source
+from weft.compiler.schedules import Config
 from weft.emulator.rewriting import Rewrite
-from weft.ir import core
 from weft.verify.laggards import chooser_of
 from weft.verify.mutants import Bounds, Run, WrongAnswer
 from weft.verify.mutants.core_ir import mutations, search_core_ir
@@ -72,10 +73,25 @@ def gathers(kernel, nodes: int = 1):
     return [run_of(main, nodes)]
 
 
-def shipped(name: str):
+PRODUCTS = ("gemm_rs", "gemm_ar")
+SMALL = Config(tile_m=16, tile_n=16, tile_k=16, num_warps=4)
+
+
+def problem_of(name: str, nodes: int = 1):
+    """That of gemm_rs or gemm_ar which runs are of."""
+    sizes = (2, 1) if nodes > 1 else (RANKS,)
+    op = importlib.import_module(f"weft.ops.{name}").op
+    return op.make_problem(RANKS, {"m": 40, "n": 20, "k": 16}, "float32", sizes)
+
+
+def shipped(name: str, nodes: int = 1):
     """The kernel of an operator."""
-    module = importlib.import_module(f"weft.ops.{name}")
-    return module.PROGRAM.kernel if hasattr(module, "PROGRAM") else module.KERNEL
+    if name not in PRODUCTS:
+        return importlib.import_module(f"weft.ops.{name}").KERNEL
+    problem = problem_of(name, nodes)
+    stages = schedules.planned(problem.traced(), SMALL, problem, TARGETS["emu"])
+    (kernel,) = kernels.lower(stages.plan).values()
+    return kernel
 
 
 def of_experts(name: str):
@@ -84,21 +100,16 @@ def of_experts(name: str):
     shape = {"m": 9, "n": 20, "k": 16, "experts": 2, "top_k": 2}
     problem = module.op.make_problem(RANKS, shape, "float32")
     config = next(iter(module.candidates(problem, TARGETS["emu"])))
-    return operator(name, "KERNEL", problem, replace(config, tile_n=16, tile_k=16))
+    return operator(name, problem, replace(config, tile_n=16, tile_k=16))
 
 
 def product(name: str, nodes: int = 1):
     """gemm_rs or gemm_ar with its kernel generated from what is given, the same."""
-    module = importlib.import_module(f"weft.ops.{name}")
-    problem = module.op.make_problem(RANKS, {"m": 40, "n": 20, "k": 16}, "float32")
-    return operator(
-        name, "PROGRAM", problem, module.Config(tile_m=16, tile_n=16, tile_k=16, num_warps=4),
-        nodes,
-    )  # fmt: skip
+    return operator(name, problem_of(name, nodes), SMALL, nodes)
 
 
-def operator(name: str, called: str, problem, config, nodes: int = 1):
-    """An operator whose kernel is `called` so, with another in its place."""
+def operator(name: str, problem, config, nodes: int = 1):
+    """An operator with another kernel in the place of its own."""
     module = importlib.import_module(f"weft.ops.{name}")
     turns = [
         [module.op.make_inputs(problem, rank, seed) for rank in range(RANKS)] for seed in range(3)
@@ -106,9 +117,6 @@ def operator(name: str, called: str, problem, config, nodes: int = 1):
     expected = [module.op.reference(problem, given) for given in turns]
 
     def runs_of(kernel):
-        given_as = getattr(module, called)
-        instead = kernel if called == "KERNEL" else given_as._replace(kernel=kernel)
-
         def main():
             world = weft.init()
             outs = [module.op.run(world, problem, given[world.rank], config) for given in turns]
@@ -117,23 +125,12 @@ def operator(name: str, called: str, problem, config, nodes: int = 1):
             world.close()
 
         def run(seed, rewrite):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(module, called, instead)
+            with source.replaced(shipped(name, nodes), kernel):
                 return run_of(main, nodes).run(seed, rewrite)
 
         return [Run("push", run)]
 
     return runs_of
-
-
-def by_node(kernel: core.Kernel) -> core.Kernel:
-    """The same where tiles go node by node."""
-    statements = tuple(
-        replace(one, function=f"hierarchical_{one.function}")
-        if isinstance(one, core.Hook) and one.slot == "order" else one
-        for one in kernel.statements
-    )  # fmt: skip
-    return core.require(replace(kernel, statements=statements))
 
 
 @pytest.mark.slow
@@ -146,7 +143,7 @@ def by_node(kernel: core.Kernel) -> core.Kernel:
 )
 def test_every_mutant_is_caught_where_tiles_go_node_by_node(plan, runs_of, caught):
     """Ranks 0 and 1 are on one node, rank 2 on another."""
-    kernel = kernel_of(plan) if plan.endswith("nodes") else by_node(shipped(plan))
+    kernel = kernel_of(plan) if plan.endswith("nodes") else shipped(plan, nodes=2)
     assert len(list(mutations(kernel))) == caught
     report = search_core_ir(kernel, runs_of(), BOUNDS, subject=plan, ranks=RANKS)
     assert report.ok and report.caught == caught, str(report)

@@ -14,8 +14,8 @@ import weft
 from weft.base.card import Op
 from weft.base.dtypes import tolerance
 from weft.base.target import TARGETS
+from weft.compiler.schedules import PUSH
 from weft.language import triton_api
-from weft.ops._products import PUSH
 from weft.plan.problems import nodes_of
 
 EMU = TARGETS["emu"]

@@ -79,7 +79,7 @@ class Rank:
     def lie_otherwise(self, problem: Any, everyone: Any, mine: dict, is_odd: bool) -> Any:
         """Have `mine` otherwise where this rank is the odd one; the `out` to pass."""
         rank, first = self.world.rank, "a" if "a" in mine else "x"
-        fakes = [self.module.fake(problem, one, i) for i, one in enumerate(everyone)]
+        fakes = [self.module.op.fake(problem, one, i) for i, one in enumerate(everyone)]
         shape, dtype = fakes[rank].shape, fakes[rank].dtype
         if self.way == "heap":  # of all ranks, though one uses it
             x = self.symmetric(first, [one[first] for one in everyone])[: len(mine[first])]

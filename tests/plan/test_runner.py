@@ -202,17 +202,13 @@ def test_calls_that_come_again_have_their_own_operands_and_layouts(
     call is recorded when it comes again, and replayed then, by its key."""
     monkeypatch.setattr(replays, "SIGHTINGS", 1)
     monkeypatch.setenv("WEFT_SLOTS", "1")
-    bind, results, seen = Memory.bind, {}, []
+    fresh, results, seen = Memory.results, {}, []
 
-    def bind_results_where_they_lay(self, tensors, slot):
-        found = bind(self, tensors, slot)
-        same = {
-            name: results.setdefault((id(self), name), found[name]) for name in self.plan.results
-        }
-        return found | same
+    def results_where_they_lay(self):
+        return results.setdefault(id(self), fresh(self))
 
     replay = LaunchRecording.replay
-    monkeypatch.setattr(Memory, "bind", bind_results_where_they_lay)
+    monkeypatch.setattr(Memory, "results", results_where_they_lay)
     monkeypatch.setattr(LaunchRecording, "replay", lambda self: seen.append(self) or replay(self))
     m, num_ranks = 40, 2
     program = Program(function, num_ranks, m, engines)
@@ -369,9 +365,34 @@ def test_a_kernel_runs_as_its_schedule_says(ranks):
         assert usual.starts.launches["gemm_rs_multiply"].parts.group_m == 5
         slot = runner.memory.take_slot()
         (step,) = runner.plan.of(Launch)
-        (start,) = runner.starts.of(step, runner.memory.bind(mine, slot), slot, {})
+        bound = runner.memory.bind(mine, runner.memory.results(), slot)
+        (start,) = runner.starts.of(step, bound, slot, {})
         assert start.options == {"num_warps": 2, "num_stages": 1}
         program.check(runner.run(mine), tensors, world.rank)
+
+    ranks(main, 2)
+
+
+def test_tensors_are_copied_to_where_the_only_kernel_can_read_them(ranks):
+    """Ranks signal tiles to each other, and the generic variant has others of 160 columns, say."""
+    program = Program(gemm_rs, 2, 40, {"scattered": "push"})
+
+    def main():
+        world = weft.init()
+        tensors = program.tensors(40)
+        mine = program.mine(tensors, world.rank)
+        a = torch.empty(mine["a"].numel() + 1)[1:].view(mine["a"].shape).copy_(mine["a"])
+        runner = PlanRunner(world, program.stages, mine, {"m": 40})
+        runner._needs_aligned = True
+        taken, bind = [], runner.memory.bind
+
+        def bound(given, results, slot):
+            taken.extend(one.data_ptr() % 16 for one in (*given.values(), *results))
+            return bind(given, results, slot)
+
+        runner.memory.bind = bound
+        program.check(runner.run({**mine, "a": a}), tensors, world.rank)
+        assert taken and not any(taken)
 
     ranks(main, 2)
 
@@ -461,14 +482,40 @@ def test_without_rows_there_is_nothing_to_do(ranks):
     ranks(main, 2)
 
 
+@pytest.mark.parametrize("engine", ["packets", "packets_twice"])
+def test_packets_carry_the_tiles_of_a_product_for_small_m(ranks, engine):
+    """Calls of several sizes by turns, on one slot; a rank may have tensors TMA reads not."""
+    program = Program(gemm_ar, 3, 40, {"reduced": engine})
+
+    def main():
+        world = weft.init()
+        for turn, m in enumerate((40, 3, 40, 40, 17)):
+            tensors = program.tensors(m, seed=turn)
+            mine = program.mine(tensors, world.rank)
+            if turn == world.rank:
+                a = torch.empty(mine["a"].numel() + 1)[1:].view(mine["a"].shape)
+                mine["a"] = a.copy_(mine["a"])
+            program.check(
+                run_plan(program.stages, mine, {"m": m}, world=world), tensors, world.rank
+            )
+        world.close()
+
+    ranks(main, 3)
+
+
 def test_a_step_without_a_kernel_is_told_with_its_line(ranks):
     program = Program(gemm_ar, 2, 16, {"reduced": "packets"})
+    plan = program.stages.plan
+    # By packets there is a kernel of another template.
+    statements = (replace(x, template="gemm") if isinstance(x, Launch) else x
+                  for x in plan.statements)  # fmt: skip
+    stages = replace(program.stages, plans={"changed": replace(plan, statements=tuple(statements))})
 
     def main():
         world = weft.init()
         mine = program.mine(program.tensors(16), world.rank)
         with pytest.raises(UnsupportedError, match="gemm_ar_multiply: no hooks are known") as error:
-            run_plan(program.stages, mine, {"m": 16}, world=world)
+            run_plan(stages, mine, {"m": 16}, world=world)
         assert error.value.place.frames[0].file.endswith("test_runner.py")
 
     ranks(main, 2)

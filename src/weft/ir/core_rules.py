@@ -111,7 +111,7 @@ def _template(kernel: Kernel) -> Iterator[tuple[str, Place]]:
         return
     _, needed = TEMPLATES[template.function]
     cuts = {one.cuts for one in kernel.of(Mapping)}
-    if message := wrong_tile(template.function, template.tile, is_whole=cuts == {"whole"}):
+    if message := wrong_tile(template.function, template.tile, is_static=cuts <= {"whole", "part"}):
         yield f"template {template.function} has tile={template.tile}; {message}", template.place
     given = Counter(hook.slot for hook in kernel.of(Hook))
     if missing := [slot for slot in needed if not given[slot]]:

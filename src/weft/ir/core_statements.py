@@ -134,12 +134,13 @@ TEMPLATES = {
 OF_ROWS = ("rows", "every_row")
 
 
-def wrong_tile(function: str, tile: Sequence[int], *, is_whole: bool) -> str:
+def wrong_tile(function: str, tile: Sequence[int], *, is_static: bool) -> str:
     """Which extents a template takes, if it does not take these; "" if it does.
 
-    `is_whole`: tiles are cut from all rows, so no rank signals a tile to another one. Then the sm90
-    variant of gemm may take columns in two products, a power of two and a half or a quarter as many
-    (160 = 128 + 32), while the generic variant takes the first of them.
+    `is_static`: no tables say the tiles. Then the sm90 variant of gemm may take columns in two
+    products, a power of two and a half or a quarter as many (160 = 128 + 32). The generic variant
+    takes the next power of two, and so cannot stand in for it where ranks signal tiles to each
+    other, cut from each rank's part.
     """
     extents, _ = TEMPLATES[function]
     if function in OF_ROWS:
@@ -149,10 +150,10 @@ def wrong_tile(function: str, tile: Sequence[int], *, is_whole: bool) -> str:
     if is_right:
         rows, columns, depth = tile
         rest = columns - (wide := 1 << (columns.bit_length() - 1))
-        is_right = rest in ((0, wide // 2, wide // 4) if is_whole else (0,))
+        is_right = rest in ((0, wide // 2, wide // 4) if is_static else (0,))
         is_right = is_right and _is_power(rows) and _is_power(depth)
     message = f"it takes {extents} extents, each a power of two from 16 on"
-    if is_whole:
+    if is_static:
         message += "; columns may also be one and a half or a quarter more, as 160 = 128 + 32"
     return "" if is_right else message
 

@@ -20,8 +20,8 @@ GIVEN, ON_HEAP = ("input", "shared"), ("shared", "symmetric", "packets")
 NO_MEMORY = (*GIVEN, "tables", "packets")
 STAGES = ("drawn", "signalled", "allocated")
 # What a kernel is made of: a product in tiles; rows on their way to peers; work row by row; a
-# product in tiles that tables say.
-TEMPLATES = ("gemm", "move", "rows", "grouped")
+# product in tiles that tables say; a product for small m, whose tiles travel as packets.
+TEMPLATES = ("gemm", "move", "rows", "grouped", "small")
 # How many programs: one for each tile; as many as are resident; as pieces of data; one.
 PROGRAMS = ("tiles", "resident", "pieces", "one")
 # What a kernel of template `move` does within this rank: all own rows, or those of tiles that lie

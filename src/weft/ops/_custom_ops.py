@@ -16,6 +16,7 @@ import torch
 
 from weft.compiler import layouts
 from weft.ops import _autograd, _lanes, _operations
+from weft.plan import summed
 from weft.plan.experts_wgrad import experts_wgrad as _experts_wgrad
 from weft.runtime.start import world as world_called
 
@@ -145,8 +146,8 @@ def ag_gemm(
 def _summed_product(name: str) -> Callable[..., torch.Tensor]:
     def gives(a: torch.Tensor, b: torch.Tensor, world: str, config: str) -> torch.Tensor:
         module, there = _module(name), world_called(world)
-        problem = _module("_products").problem_of(module.Problem, there, a, b)
-        return _empty(a, module.fake(problem, {"a": a, "b": b}, there.rank))
+        problem = summed.problem_of(module.Problem, there, a, b)
+        return _empty(a, module.op.fake(problem, {"a": a, "b": b}, there.rank))
 
     return gives
 

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 from weft.base.parts import part_of
 from weft.base.target import Target
 from weft.ir.device import Launch
+from weft.ir.schedule import Schedule
 from weft.tiles import blocking, gemm, gemm_sm90
 from weft.tiles.hooks import order, partition, scatter
 
-# Rows of tiles that programs of one turn share, of all ranks' parts.
-TOGETHER = 16
 # Of the order's end, own tiles alone, in turns of all programs (order.order_of).
 LAST = 3
 # Threads of several programs on one SM: with 128 registers each, they have all of an SM's.
@@ -32,15 +31,18 @@ class Start(NamedTuple):
     arguments: tuple
     options: dict[str, int]
 
-    def run(self) -> None:
-        """Queue it on the current stream."""
-        self.function[self.grid](*self.arguments, **self.options)
+    def run(self) -> Any:
+        """Queue it on the current stream; the kernel, for `triton_api.relaunch`."""
+        return self.function[self.grid](*self.arguments, **self.options)
 
 
 class KernelLaunch:
     """A launch of a plan's kernel at given sizes: what it asks of a slot, and how it starts."""
 
     launch: Launch
+    # Of a product's; whether operands must begin at 16 bytes, or the ranks' tiles would differ.
+    schedule: Schedule | None = None
+    needs_aligned: bool = False
     # Signal words of a channel that its tiles announce one by one; columns of its result.
     num_words: int
     n: int = 1
@@ -54,16 +56,6 @@ class KernelLaunch:
     ) -> Start:
         """The launch with these tensors; `words` are its channels'."""
         raise NotImplementedError
-
-
-def group_m(num_ranks: int, tiles_m: int) -> int:
-    """Of a part's rows of tiles: about as many rows of tiles as columns, of all ranks' parts
-    together, are multiplied at a time.
-
-    Groups are alike: in a low one each tile would bring a column of B along.
-    """
-    most = max(1, TOGETHER // num_ranks)
-    return max(1, ceil(tiles_m / max(1, ceil(tiles_m / most))))
 
 
 def parts_of(

@@ -7,7 +7,7 @@ is shared by calls of all sizes. Results are made at each call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -50,8 +50,7 @@ class Memory:
         self._packets = {name: array for one in launches.values()
                          for name, array in one.packets.items()}  # fmt: skip
         self._is_credited = any(getattr(step, "takes", False) for step in self.plan.steps)
-        # That of the plan that runs the same calls where the user records them, or where not.
-        self.alongside: Memory | None = None
+        self._asked: tuple[str, dict[str, Any], dict[str, Any]] = self._request()
 
     def _place_words(self, channel: Channel) -> None:
         """Give the channel its words; beside tokens there are as many others of two kinds."""
@@ -82,21 +81,20 @@ class Memory:
     # ---- at each call
 
     def take_slot(self, take: Callable[..., Any] | None = None) -> Any:
-        """The next one, which holds what either way of calling needs: so it never grows. `take`
-        without a turn: the world's `reserve`."""
-        take_it: Callable[..., Any] = take or self.world.workspace
-        buffers, signals = self._request()
-        if self.alongside:
-            others, theirs = self.alongside._request()
-            buffers, signals = _larger(buffers, others), _larger(signals, theirs)
-        if self._is_credited or not self._packets:
-            return take_it(f"program {self.plan.name}", buffers, signals)
+        """The next one. `take` without a turn: the world's `reserve`."""
         # Halves of boxes take turns; and whoever waits for credits waits for those of every call.
-        name = f"program {self.plan.name} without credits"
-        return take_it(name, buffers, signals, num_slots=1)
+        num_slots = 1 if self._packets and not self._is_credited else None
+        return (take or self.world.workspace)(*self._asked, num_slots=num_slots)
 
-    def _request(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Buffers and signals of a slot by name, each in one dimension, with its dtype."""
+    def goes_with(self, other: Memory) -> None:
+        """Slots hold what the other plan's calls need too, which are of the same problem: so they
+        never grow between them."""
+        (name, buffers, signals), (_, others, theirs) = self._asked, other._request()
+        self._asked = name, _larger(buffers, others), _larger(signals, theirs)
+
+    def _request(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """What slots are called, and their buffers and signals by name, each in one dimension, with
+        its dtype."""
         ends = [one.offset + one.num_bytes for one in self._of_role("symmetric")]
         buffers: dict[str, Any] = {}
         if ends:
@@ -108,7 +106,10 @@ class Memory:
         for launch in self.launches.values():
             buffers |= launch.buffers
             signals |= launch.signals
-        return buffers, signals
+        name = f"program {self.plan.name}"
+        if self._packets and not self._is_credited:
+            name += " without credits"
+        return name, buffers, signals
 
     def words_of(self, slot: Any, name: str) -> torch.Tensor:
         """A channel's words in the slot."""
@@ -121,18 +122,27 @@ class Memory:
             return None
         return self.world.scratch(f"program {self.plan.name}", self._local_bytes)
 
-    def bind(self, tensors: Mapping[str, Any], slot: Any) -> dict[str, torch.Tensor]:
+    def results(self) -> list[torch.Tensor]:
+        """Fresh ones."""
+        return [
+            torch.empty(
+                self.sized.shape(name), dtype=getattr(torch, self.sized.buffers[name].dtype),
+                device=self.world.device,
+            )
+            for name in self.plan.results
+        ]  # fmt: skip
+
+    def bind(
+        self, tensors: Mapping[str, Any], results: Sequence[torch.Tensor], slot: Any
+    ) -> dict[str, torch.Tensor]:
         """Every buffer as a tensor."""
         local = self.local()
-        found = dict(tensors)
+        found = {**tensors, **dict(zip(self.plan.results, results, strict=True))}
         found |= {name: getattr(slot, array) for name, array in self._packets.items()}
         for name, buffer in self.sized.buffers.items():
             if name in found or buffer.role == "tables":
                 continue
             shape, dtype = self.sized.shape(name), getattr(torch, buffer.dtype)
-            if name in self.plan.results:
-                found[name] = torch.empty(shape, dtype=dtype, device=self.world.device)
-                continue
             region = self._regions[name]
             memory = slot.memory if buffer.role == "symmetric" else local
             assert memory is not None

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from weft.base.errors import ConfigError
 from weft.base.parts import full_part, part_of
-from weft.compiler import layouts
+from weft.compiler import layouts, schedules
 from weft.compiler.lower import compose, kernels, signature, source
 from weft.compiler.passes import swizzle
 from weft.ir import core
@@ -51,6 +52,13 @@ class Product(KernelLaunch):
         self.tma = can_use_tma and extents <= blocking.TMA_EXTENT
         self.schedule = one = schedule or self._usual(plan.nodes)
         self.tma, self.is_sm90 = self.tma and one.tma, one.template == "sm90"
+        if not (self.is_sm90 or self.is_whole or self.tile == self.plain_tile):
+            told = f"tile={self.tile} with template=plain on {target}"
+            raise ConfigError(
+                f"{launch.kernel}: {told}; tiles that ranks signal to each other have a power of "
+                f"two of columns there: take {self.plain_tile}", place=launch.place,
+            )  # fmt: skip
+        self.needs_aligned = self.is_sm90 and not self.is_whole and self.tile != self.plain_tile
         self.kernel = kernels.sending(kernel) if one.by_tma and self.is_sm90 else kernel
         self.twins = source.load(self.kernel, orders)
         self._operands = [one.name for one in kernel.of(core.Param) if one.sort == "operand"]
@@ -77,7 +85,7 @@ class Product(KernelLaunch):
         else:
             # Programs of one turn are in one part's tiles where engines carry them.
             sharing = 1 if self.chunks else ranks
-            group_m = launches.group_m(sharing, ceil(self._rank_rows / tile_m))
+            group_m = schedules.group_m(sharing, ceil(self._rank_rows / tile_m))
         cut = (tile_m, tile_n, tile_k, group_m)
         if is_sm90:
             stages = gemm_sm90.most_stages(*self.tile, target)

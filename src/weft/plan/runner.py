@@ -9,6 +9,7 @@ between the steps stays with the runner.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,12 +21,14 @@ from weft.ir import device
 from weft.ir.device import After, Buffer, Call, Copy, Launch, Notify, Plan, Take, Wait
 from weft.ir.schedule import Schedule
 from weft.ir.task import PRODUCTS
+from weft.language import triton_api
 from weft.plan.calls import Here, run_call
-from weft.plan.launches import KernelLaunch
+from weft.plan.launches import KernelLaunch, Start
 from weft.plan.memory import Memory
 from weft.plan.product_launches import Product
 from weft.plan.row_launches import SummedRows
 from weft.plan.sizes import SizedPlan
+from weft.plan.small_launches import SmallProduct
 from weft.plan.starts import Starts
 from weft.plan.streams import Beside, recordings, refuse_recording, run_beside
 from weft.plan.table_launches import GroupedProduct
@@ -47,17 +50,15 @@ def run_plan(
     Raises  UnsupportedError: a step that no kernel is known for, at the user's line
             UsageError: a plan that cannot be recorded
     """
-    runner, is_new = _runner(stages, tensors, sizes, world, orders)
-    recorded = getattr(stages, "recorded", None) if runner.carriers else None
-    if recorded and (is_new or is_as_recorded(world)):
-        # Kept as long as the other one is, though it may not be called for long.
-        instead = runner.alongside or _runner(recorded, tensors, sizes, world, orders)[0]
-        if is_as_recorded(world):
-            return instead.run(tensors)
-        runner.goes_with(instead)
-        # Tensors may lie otherwise on other ranks, for which these sizes are then not new.
-        key = ("prepared", id(stages), *sorted(sizes.items()))
-        instead.prepare(tensors, is_first=world.calls.is_first(key, stages))
+    lying = tuple(_layout(one) for one in tensors.values())
+    key = ("program", id(stages), tuple(sorted(sizes.items())), lying)
+    found = world.calls.get(key)
+    if found is None:
+        # The stages are kept: their number is then theirs alone.
+        found = world.calls[key] = stages, new_runner(world, stages, tensors, sizes, orders)
+    _, runner = found
+    if runner.alongside and torch.are_deterministic_algorithms_enabled():
+        runner = runner.alongside
     return runner.run(tensors)
 
 
@@ -67,19 +68,16 @@ def is_as_recorded(world: Any) -> bool:
     return world.is_recording() or torch.are_deterministic_algorithms_enabled()
 
 
-def _runner(
-    stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int], world: Any,
-    orders: Mapping[str, Any] | None,
-) -> tuple[PlanRunner, bool]:  # fmt: skip
-    """What runs the stages' plan for tensors like these, and whether nothing has before."""
-    lying = tuple(_layout(one) for one in tensors.values())
-    key = ("program", id(stages), tuple(sorted(sizes.items())), lying)
-    found = world.calls.get(key)
-    if is_new := found is None:
-        # The stages are kept: their number is then theirs alone.
-        found = stages, PlanRunner(world, stages, tensors, sizes, orders)
-        world.calls[key] = found
-    return found[1], is_new
+def new_runner(
+    world: Any, stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int],
+    orders: Mapping[str, Any] | None = None,
+) -> PlanRunner:  # fmt: skip
+    """What runs the stages' plan for tensors like these, and `stages.recorded` where a call is
+    recorded and needs it. Keep it: it is found once."""
+    runner = PlanRunner(world, stages, tensors, sizes, orders)
+    if runner.carriers and stages.recorded:
+        runner.goes_with(PlanRunner(world, stages.recorded, tensors, sizes, orders))
+    return runner
 
 
 def _layout(tensor: torch.Tensor) -> tuple:
@@ -104,7 +102,7 @@ class PlanRunner:
         self, world: Any, stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int],
         orders: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        self.world, self.plan = world, (plan := stages.plan)
+        self.world, self.plan, self._schedules = world, (plan := stages.plan), stages.schedules
         self.sized = SizedPlan(world, plan, sizes)
         places = {one.name: one.place for one in self.sized.buffers.values()}
         self._copied = layouts.to_copy(plan.name, tensors, _reads(plan), places)
@@ -112,75 +110,157 @@ class PlanRunner:
         self.memory = Memory(self.sized, launches)
         self.starts = Starts(self.sized, self.memory, launches)
         self.transfers = Transfers(self.sized, self.memory)
-        # For which inputs that begin at 16 bytes, and which that do not: kernels differ by that.
+        # The launches that were loaded, and kernels that were launched, by where operands begin: at
+        # 16 bytes or not, since kernels differ by that.
         self._loaded: set[tuple[bool, ...]] = set()
+        self._launched: dict[tuple, Any] = {}
+        self._needs_aligned = any(one.needs_aligned for one in launches.values())
         # The streams that wait for tiles; what is recorded as one, and beside it.
         self.carriers = tuple(dict.fromkeys(one.stream for one in plan.of(Copy) if one.awaits))
-        self.recordings = recordings(plan.steps, self.carriers)
-        # What runs the same calls where the user records them, or where not.
+        self.recordings = None if plan.of(Call) else recordings(plan.steps, self.carriers)
+        # By stream: whose steps of those beside the recording it takes, in which turn of how many.
+        beside = self.recordings[1] if self.recordings else {}
+        counts = {name: self.transfers.turns(steps) for name, steps in beside.items()}
+        self._turns = [(f"{name} {i}" if i else name, name, i, count)
+                       for name, count in counts.items() for i in range(count)]  # fmt: skip
+        # What runs the same calls where the user records them, and whether all that it needs is
+        # there.
         self.alongside: PlanRunner | None = None
+        self._is_prepared = False
+        self._is_empty = 0 in self.sized.sizes.values()
         self._here = Here(world, self.sized.sizes, self.sized.buffers)  # of library calls
         self._replays = world.replays()
 
-    def goes_with(self, other: PlanRunner) -> None:
-        """Both run the same calls, one where the user records them."""
-        self.alongside, other.alongside = other, self
-        self.memory.alongside, other.memory.alongside = other.memory, self.memory
+    def goes_with(self, recorded: PlanRunner) -> None:
+        """Both run the same calls, `recorded` where the user records them."""
+        self.alongside = recorded
+        self.memory.goes_with(recorded.memory)
+        recorded.memory.goes_with(self.memory)
 
     def run(self, tensors: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """Queue the call; its results.
 
         Raises  CallOrderError: ranks that differ; UsageError: a plan that cannot be recorded
         """
-        if self.carriers and self.world.is_recording():
-            raise refuse_recording(
-                f"{self.plan.name}: engine='copy_engine' of sums",
-                "leave the engine to the compiler, or ask for 'push'",
-                next(one.place for one in self.plan.of(Copy) if one.awaits),
-            )
         tensors = self._laid_out(tensors)
+        self._refuse_recording()
         try:
             self.world.operator_call(self._name(tensors))
         except CallOrderError as error:
             raise CallOrderError(error.message, place=self.plan.place) from error
-        slot = self.memory.take_slot()
-        bound = self.memory.bind(tensors, slot)
-        if 0 in self.sized.sizes.values():
-            return tuple(bound[name].zero_() for name in self.plan.results)
-        self._load(tensors, bound, slot)
-        self._here.kept.clear()
-        # Libraries allocate.
-        if self.plan.of(Call) or self.recordings is None:
-            self._queue_all(self.plan.steps, bound, slot)
+        return self.queue(tensors, self.memory.results())
+
+    def queue(
+        self, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """Queue the call, of which all ranks have been told, into `results`, which it returns: or
+        what libraries gave instead of them.
+
+        Raises  UsageError: a plan that cannot be recorded
+        """
+        if self.carriers and (alongside := self._as_recorded(tensors)) is not None:
+            return alongside.queue(alongside._laid_out(tensors), results)
+        if self._is_empty:
+            return tuple(one.zero_() for one in results)
+        places = [one.data_ptr() for one in (*tensors.values(), *results)]
+        if self._needs_aligned and any(place % 16 for place in places):
+            return self._queue_copies(tensors, results)
+        slot, local = self.memory.take_slot(), self.memory.local()
+        own = (slot.number, 0 if local is None else local.data_ptr())
+        key = (own, *places)
+        bound: dict[str, torch.Tensor] = {}
+
+        def queue(steps: Sequence[device.Step]) -> None:
+            """Buffers are bound where launches are not replayed."""
+            if not bound:
+                bound.update(self.memory.bind(tensors, results, slot))
+                self._load(tensors, results, bound, slot)
+            self._queue_all(steps, bound, slot)
+
+        if self.recordings is None:
+            self._here.kept.clear()
+            queue(self.plan.steps)
             return tuple(bound[name] for name in self.plan.results)
-        given = (*tensors, *self.plan.results)
-        local = self.memory.local()
-        places = (0 if local is None else local.data_ptr(), *(bound[x].data_ptr() for x in given))
-        key = (slot.number, *places)
         together, apart = self.recordings
-        beside = [
-            Beside(
-                name,
-                (slot.number, name),
-                lambda steps=steps: self._queue_beside(steps, bound, slot),
-            )  # fmt: skip
-            for name, steps in apart.items()
-            if self.world.num_ranks > 1  # an empty recording would be warned of
-        ]
+        if not apart:
+            self._replays.run(key, lambda: queue(together))
+            return tuple(results)
+        beside = self._beside(apart, tensors, results, slot, own)
         self._replays.run(
-            key, lambda: self._queue_all(together, bound, slot),
+            key, lambda: queue(together),
             lambda: run_beside(self.world, self._replays, beside, self.world.current_stream()),
         )  # fmt: skip
-        return tuple(bound[name] for name in self.plan.results)
+        return tuple(results)
+
+    def _beside(
+        self, apart: Mapping[str, Sequence[device.Step]], tensors: Mapping[str, torch.Tensor],
+        results: Sequence[torch.Tensor], slot: Any, own: tuple[int, int],
+    ) -> list[Beside]:  # fmt: skip
+        """What streams do beside the recording: each carrier's copies, in turns of its engines."""
+        if self.world.num_ranks == 1:  # an empty recording would be warned of
+            return []
+
+        def queue(steps: Sequence[device.Step], turn: int, turns: int) -> None:
+            bound = self.memory.bind(tensors, results, slot)
+            for step in steps:
+                assert isinstance(step, Copy)
+                self.transfers.queue(step, bound, slot, None, turn, turns)
+
+        return [
+            Beside(stream, (own, stream), partial(queue, apart[name], turn, turns))
+            for stream, name, turn, turns in self._turns
+        ]
+
+    def _as_recorded(self, tensors: Mapping[str, torch.Tensor]) -> PlanRunner | None:
+        """What runs a call that the user records; of others it gets ready what that will need."""
+        self._refuse_recording()
+        if self.world.is_recording():
+            return self.alongside
+        if self.alongside and not self._is_prepared:
+            self._is_prepared = True
+            # While a call is recorded, neither memory is had nor are binaries loaded. Tensors may
+            # lie otherwise on other ranks, for which these sizes are then not new.
+            plan = self.alongside.plan
+            key = ("prepared", id(plan), *sorted(self.sized.sizes.items()))
+            self.alongside.prepare(tensors, is_first=self.world.calls.is_first(key, plan))
+        return None
+
+    def _refuse_recording(self) -> None:
+        """Raises  UsageError: a call that the user records, of a plan that cannot be"""
+        if self.carriers and self.alongside is None and self.world.is_recording():
+            told, remedy = "engine='copy_engine' of sums", "leave the engine to the compiler, or "
+            if self._schedules:
+                (one,) = self._schedules.values()
+                told, remedy = f"transport={one.transport!r}", "leave config= away, or "
+            raise refuse_recording(
+                f"{self.plan.name}: {told}",
+                f"{remedy}ask for 'push'",
+                next(one.place for one in self.plan.of(Copy) if one.awaits),
+            )
+
+    def _queue_copies(
+        self, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """The call on copies that begin at 16 bytes: of tiles that ranks signal to each other there
+        is no generic variant."""
+        copies = {
+            name: torch.empty_strided(
+                one.shape, one.stride(), dtype=one.dtype, device=one.device
+            ).copy_(one)
+            for name, one in tensors.items()
+        }
+        made = self.queue(copies, [torch.empty_like(one) for one in results])
+        return tuple(one.copy_(copy) for one, copy in zip(results, made, strict=True))
 
     def prepare(self, tensors: Mapping[str, Any], is_first: bool) -> None:
         """Have all that a call needs before one is recorded. Collective where it `is_first`."""
         if self.plan.of(Call):
             if is_first:  # what libraries need is had by calling them
                 self.run(tensors)
-        elif 0 not in self.sized.sizes.values():
+        elif not self._is_empty:
             slot, tensors = self.memory.take_slot(self.world.reserve), self._laid_out(tensors)
-            self._load(tensors, self.memory.bind(tensors, slot), slot)
+            results = self.memory.results()
+            self._load(tensors, results, self.memory.bind(tensors, results, slot), slot)
 
     def _laid_out(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
         """The inputs as kernels read them."""
@@ -214,21 +294,15 @@ class PlanRunner:
                 with stream(step.stream):
                     self._queue(step, bound, slot, met)
 
-    def _queue_beside(
-        self, steps: Sequence[device.Step], bound: dict[str, torch.Tensor], slot: Any
-    ) -> None:
-        """What one stream does, on the current one: that is it, or what records it."""
-        for step in steps:
-            self._queue(step, bound, slot, {})
-
     def _load(
-        self, tensors: Mapping[str, Any], bound: dict[str, torch.Tensor], slot: Any
+        self, tensors: Mapping[str, Any], results: Sequence[torch.Tensor],
+        bound: dict[str, torch.Tensor], slot: Any,
     ) -> None:  # fmt: skip
         """What waits for each other is loaded before any of it is launched."""
-        aligned = tuple(one.data_ptr() % 16 == 0 for one in tensors.values())
-        if aligned in self._loaded:
+        self._aligned = tuple(one.data_ptr() % 16 == 0 for one in (*tensors.values(), *results))
+        if self._aligned in self._loaded:
             return
-        self._loaded.add(aligned)
+        self._loaded.add(self._aligned)
         met: dict[str, str] = {}
         for step in self.plan.steps:
             if isinstance(step, Launch | Notify | Take):
@@ -239,8 +313,8 @@ class PlanRunner:
         self, step: device.Step, bound: dict[str, torch.Tensor], slot: Any, met: dict[str, str]
     ) -> None:
         if isinstance(step, Launch | Notify | Take):
-            for start in self.starts.of(step, bound, slot, met):
-                start.run()
+            for i, start in enumerate(self.starts.of(step, bound, slot, met)):
+                self._start(start, (id(step), i, self._aligned))
         elif isinstance(step, Copy):
             self.transfers.queue(step, bound, slot, met.get(step.stream))
         elif isinstance(step, Call):
@@ -252,6 +326,13 @@ class PlanRunner:
                 place=step.place,
             )
 
+    def _start(self, start: Start, key: tuple) -> None:
+        """Launch it; again by the kernel that is kept, which spares a look at every argument."""
+        if (kernel := self._launched.get(key)) is not None:
+            triton_api.relaunch(kernel, start.grid, *start.arguments)
+        else:
+            self._launched[key] = start.run()
+
 
 def _launches(
     sized: SizedPlan, tensors: Mapping[str, Any], orders: Mapping[str, Any] | None,
@@ -260,6 +341,9 @@ def _launches(
     """The plan's launches of generated kernels, by the kernel's name."""
     lowered, found = kernels.lower(sized.plan), {}
     for launch in sized.plan.of(Launch):
+        if launch.template == "small":
+            schedule = schedules.get(launch.kernel)
+            found[launch.kernel] = SmallProduct(sized, launch, tensors, schedule)
         if (kernel := lowered.get(launch.kernel)) is None:
             continue
         if launch.template == "rows":

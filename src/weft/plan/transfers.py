@@ -2,59 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
 from weft.base.errors import UnsupportedError
 from weft.compiler.lower import kernels
-from weft.ir.device import Copy
+from weft.ir.device import Copy, Step
 from weft.language import mapping
 from weft.language.mapping import StaticMapping
 from weft.plan.memory import Memory
 from weft.plan.sizes import SizedPlan
 
 rows_of_rank = mapping.as_python(mapping.rows_of_rank)
-
-
-class Carried(NamedTuple):
-    """What engines carry from here, and where it lies.
-
-    Shapes  kept: [num_ranks * chunks, rows of whole tiles, n / chunks], by owner; partials, on
-            every rank: [num_ranks, chunks, rows, n / chunks], by source; words: [num_ranks *
-            chunks], of which `arrived` are the owner's, by source, the others own ones, by owner
-    """
-
-    kept: torch.Tensor
-    partials: torch.Tensor
-    arrived: torch.Tensor
-    told: torch.Tensor
-    tokens: torch.Tensor
-
-
-def carry(
-    world: Any, one: Carried, shard: Callable[[int], tuple[int, int]], *, turn: int = 0,
-    turns: int = 1,
-) -> None:  # fmt: skip
-    """Queue on the current stream what is carried, in the order in which tiles are multiplied; of
-    `turns` streams this is the turn-th. `shard` gives the rows of a rank.
-
-    Sync    each chunk behind its token; its rows, then the word that says so
-    """
-    rank, ranks, chunks = world.rank, world.num_ranks, one.partials.shape[1]
-    for hop in range(1, ranks):
-        owner = (rank + hop) % ranks
-        first, end = shard(owner)
-        theirs, words = world.peer(one.partials, owner), world.peer(one.arrived, owner)
-        for chunk in range(chunks):
-            if ((hop - 1) * chunks + chunk) % turns != turn:
-                continue
-            mine, there = owner * chunks + chunk, rank * chunks + chunk
-            world.take_token(one.tokens[mine : mine + 1])
-            if end > first:
-                world.copy(theirs[rank, chunk, : end - first], one.kept[mine, : end - first])
-            world.copy_word(words[there : there + 1], one.told[mine : mine + 1])
 
 
 def push(
@@ -108,14 +69,29 @@ class Transfers:
     def __init__(self, sized: SizedPlan, memory: Memory) -> None:
         self.sized, self.memory, self.world = sized, memory, sized.world
 
+    def turns(self, steps: Iterable[Step]) -> int:
+        """Streams of copy engines that take turns with what these steps carry."""
+        channels = [
+            self.sized.channels[one.awaits] for one in steps if isinstance(one, Copy) and one.awaits
+        ]
+        most = [
+            min(launch.schedule.engines, (self.world.num_ranks - 1) * self.sized.chunks_of(one))
+            for one in channels
+            for launch in self.memory.launches.values()
+            if one.name in launch.launch.announces and launch.schedule
+        ]
+        return max(1, *most) if len(channels) == 1 else 1
+
     def queue(
-        self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any, met: str | None
-    ) -> None:
-        """`met`: the channel on which the stream met the others last."""
+        self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any, met: str | None,
+        turn: int = 0, turns: int = 1,
+    ) -> None:  # fmt: skip
+        """`met`: the channel on which the stream met the others last. Of what is carried, that of
+        the turn-th of `turns` streams."""
         if step.side == "push":
             self._push(step, bound, slot)
         elif step.side == "owner":
-            self._to_owners(step, bound, slot)
+            self._to_owners(step, bound, slot, turn, turns)
         else:
             assert met is not None
             self._pull(step, bound, slot, met)
@@ -125,8 +101,15 @@ class Transfers:
         words = self.memory.words_of(slot, step.announces)
         push(self.world, bound[step.source], bound[step.target], words, split)
 
-    def _to_owners(self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any) -> None:
-        """Of what tiles leave here each rank's part to that rank, chunk by chunk."""
+    def _to_owners(
+        self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any, turn: int, turns: int
+    ) -> None:
+        """Of what tiles leave here each rank's part to that rank, in the order in which tiles are
+        multiplied: each chunk behind its token, its rows, then the word that says so.
+
+        Shapes  kept: by owner and chunk, rows of whole tiles; partials: by source and chunk; words
+                by rank and chunk, of `arrived` the owner's, by source, the others own ones
+        """
         if not step.awaits:
             title = self.sized.plan.name
             told = f"{title}: a copy of {step.source} to owners takes no tokens"
@@ -138,11 +121,22 @@ class Transfers:
         _, rows, columns = partials.shape
         _, told = kernels.beside_tokens(tokens)
         words = (self.memory.words_of(slot, name) for name in (step.announces, told, step.awaits))
-        carried = Carried(
-            kept.view(ranks * chunks, kept.shape[1], columns // chunks),
-            partials.view(ranks, chunks, rows, columns // chunks), *words,
-        )  # fmt: skip
-        carry(self.world, carried, lambda owner: rows_of_rank(owner, split))
+        arrived, told, tokens = words
+        kept = kept.view(ranks * chunks, kept.shape[1], columns // chunks)
+        partials = partials.view(ranks, chunks, rows, columns // chunks)
+        rank, world = self.world.rank, self.world
+        for hop in range(1, ranks):
+            owner = (rank + hop) % ranks
+            first, end = rows_of_rank(owner, split)
+            theirs, there = world.peer(partials, owner), world.peer(arrived, owner)
+            for chunk in range(chunks):
+                if ((hop - 1) * chunks + chunk) % turns != turn:
+                    continue
+                mine, word = owner * chunks + chunk, rank * chunks + chunk
+                world.take_token(tokens[mine : mine + 1])
+                if end > first:
+                    world.copy(theirs[rank, chunk, : end - first], kept[mine, : end - first])
+                world.copy_word(there[word : word + 1], told[mine : mine + 1])
 
     def _pull(
         self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any, met: str

@@ -144,8 +144,8 @@ def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
     """What can carry a collective there."""
     for engine in ENGINES[collective.kind]:
         is_far = facts.num_nodes > 1
-        if engine in ("feed", "packets_twice"):
-            continue  # of rows that tiles read by index; of rows that are no products
+        if engine == "feed":
+            continue  # of rows that tiles read by index
         if (engine == "put") != is_far:
             continue  # stores and copies reach one domain; puts are for others
         by_copies = engine in products.ENGINES
@@ -154,7 +154,7 @@ def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
                 continue  # of a graph's branches none is sure to begin before another
         elif by_copies and (facts.num_ranks == 1 or facts.target.num_sms < 2):
             continue  # nothing to copy, or no SM for what waits beside the product
-        if engine == "packets" and shape.m > PACKET_ROWS:
+        if engine in PACKETS and shape.m > PACKET_ROWS:
             continue
         yield engine
 
@@ -163,9 +163,8 @@ def tiles_of(
     product: Task, collective: Task, engine: str, shape: Product, facts: Facts
 ) -> Iterator[tuple[int, ...]]:
     """Extents worth trying, that the target can run and the kernel's template takes."""
-    is_whole = is_cut_whole([product.kind, collective.kind])
     for tile in _worth_trying(product, collective, engine, shape, facts):
-        if not wrong_tile("gemm", tile, is_whole=is_whole):
+        if not wrong_tile("gemm", tile, is_static=True):
             yield tile
 
 
@@ -173,13 +172,15 @@ def _worth_trying(
     product: Task, collective: Task, engine: str, shape: Product, facts: Facts
 ) -> Iterator[tuple[int, ...]]:
     assert product.type is not None
-    if engine == "packets" and facts.target.backend != "emu":
+    if engine in PACKETS and facts.target.backend != "emu":
         yield SMALL_TILE
         return
     dtype = product.type.dtype
     if _is_for_hopper(shape, facts):
-        # Over several nodes the generic variant runs, which has a power of two of columns.
-        for cut in HOPPER_CUTS if facts.num_nodes == 1 else PLAIN_CUTS:
+        # The generic variant has a power of two of columns. It runs over several nodes, and where
+        # ranks signal tiles to each other it must be able to stand in.
+        is_whole = is_cut_whole([product.kind, collective.kind])
+        for cut in HOPPER_CUTS if facts.num_nodes == 1 and is_whole else PLAIN_CUTS:
             yield cut.tile_m, cut.tile_n, cut.tile_k
         return
     sizes = (max(shape.m, 1), max(shape.n, 1), max(shape.k, 1))

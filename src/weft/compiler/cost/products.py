@@ -280,16 +280,20 @@ def reduced_us(
 ) -> float:
     """The product, then the sum of it over ranks.
 
-    push: rows are summed by their owners, which send them on. packets: each rank sums all rows.
+    push: rows are summed by their owners, which send them on. packets: each rank sums all rows;
+    packets_twice: owners of tiles do.
     """
-    if engine == "packets":
+    if engine in ("packets", "packets_twice"):
         programs, (num_m, num_n) = machine.num_sms, product.tiles
         each = tile_us(product, machine)
         # A tile's sum is shared by as many programs as there are.
         split = max(1, min(4, programs // max(1, num_m * num_n)))
         compute = ceil(num_m * num_n * split / programs) * each / split
         whole = product.m * product.n * product.itemsize
-        moved = whole * (product.num_ranks - 1) / machine.packet_gbps / 1e3
+        times = product.num_ranks - 1
+        if engine == "packets_twice":
+            times = 2 * times / product.num_ranks
+        moved = whole * times / machine.packet_gbps / 1e3
         return max(compute, _memory_us(product, machine)) + machine.packet_us + moved + 4.0
     part_bytes = product.rows * product.n * product.itemsize
     back_us = _sent_us(product, machine, part_bytes, machine.push_gbps) + machine.signal_us

@@ -201,13 +201,20 @@ def _kernel(program: Program, unit: tuple[Task, ...]) -> Unit:
     names = [one.name for one in on_heap]
     launch = Launch(
         first.kernel, (*_reads(program, unit), *names), made, tuple(names),
-        template="gemm" if first.kind == "matmul" else "rows",
+        template=_template(unit),
         body=tuple(Do(one.kind, one.operands, one.name, one.eps) for one in unit),
         tile=first.tile, order=first.order, programs=first.programs, spare=first.spare,
         split_k=first.split_k, place=first.place,
     )  # fmt: skip
     results = tuple(_buffer(program.task(name)) for name in made)
     return Unit((*on_heap, *results), (launch,))
+
+
+def _template(unit: Sequence[Task]) -> str:
+    if unit[0].kind != "matmul":
+        return "rows"
+    is_small = unit[-1].engine in PACKETS and len(unit) == 2
+    return "small" if is_small else "gemm"
 
 
 def _kept(

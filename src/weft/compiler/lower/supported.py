@@ -19,7 +19,7 @@ ORDERS = ("gather", "scatter", "rows", "hierarchical_gather", "hierarchical_scat
 
 def refusal(plan: Plan, launch: Launch) -> UnsupportedError | None:
     """What speaks against a launch, at the user's line; None where a kernel is generated for it."""
-    if launch.template == "move":
+    if launch.template in ("move", "small"):  # kernels that are written, not generated
         return None
     try:
         kernels.lower_launch(plan, launch)

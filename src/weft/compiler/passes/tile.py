@@ -95,7 +95,7 @@ def _for_template(program: Program, task: Task, cut: tuple[int, ...]) -> tuple[i
     """
     cut = (*cut, *task.tile[2:]) if len(cut) == 2 else cut
     kinds = [one.kind for one in program.of_kernel(task.kernel)]
-    if message := wrong_tile("gemm", cut, is_whole=is_cut_whole(kinds)):
+    if message := wrong_tile("gemm", cut, is_static="grouped_matmul" not in kinds):
         raise ConfigError(
             f"{program.name}: {task.name} has tile={cut}; {message}", place=task.place
         )

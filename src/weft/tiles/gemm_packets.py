@@ -1,12 +1,11 @@
-"""gemm_ar for few rows, under one launch: packets carry each tile as soon as it is multiplied.
+"""A product for small m that is summed over ranks in one launch: LL packets carry its tiles.
 
-Not an operator: a part of gemm_ar.py, which see.
+Each program multiplies its share (gemm_small.py); the one that completes a tile sends it:
 
-Plan
-    each program   multiplies its share (tiles/gemm_small.py); whoever ends a tile sends it
-    one_shot       to every rank, and each sums what all ranks have sent, in the order of ranks
-    two_shot       tile t to rank t % num_ranks, which sums it likewise and sends the sum to all
-Every rank gets the same bits: by one_shot from the same sums, by two_shot from one.
+    two_shot=False   to every rank, and each sums what all ranks have sent, in the order of ranks
+    two_shot=True    tile t to rank t % num_ranks, which sums it likewise and sends the sum to all
+
+Every rank gets the same bits: of the same sums, or of one.
 
 Signals
     words[2, ..]   packets, flagged with the call's epoch, in two halves that calls use in turns.
@@ -18,20 +17,16 @@ Signals
 
 from __future__ import annotations
 
-from math import ceil
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.base.records import KernelRecord
-from weft.base.target import Target
+from weft.base.parts import full_part
 from weft.language import slots
-from weft.ops import _lanes, _products, _records
-from weft.plan.launches import Start
-from weft.tiles import blocking, gemm, gemm_small, rows
+from weft.tiles import gemm, gemm_small, rows
+from weft.tiles.postbox import PACKET_BYTES
 
 
 class Sent(NamedTuple):
@@ -162,7 +157,7 @@ def _take_two_shot(program, num_programs, tile, args):
 
 
 @triton.jit
-def gemm_ar_few(a, b, out, words, sums, come, slot, shape, half, tile, world,
+def gemm_packets(a, b, out, words, sums, come, slot, shape, half, tile, world,
                 two_shot: tl.constexpr):  # fmt: skip
     """words: int64[2 * half]"""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
@@ -185,93 +180,11 @@ def gemm_ar_few(a, b, out, words, sums, come, slot, shape, half, tile, world,
     slots.slot_advance(slot, e, num_programs)
 
 
-# ---------------------------------------------------------------------------------------------
-# The host
+def num_boxes(tiles: int, num_ranks: int, two_shot: bool) -> int:
+    """Tiles that one half of `words` holds."""
+    return num_ranks * full_part(tiles, num_ranks) + tiles if two_shot else num_ranks * tiles
 
 
-def cut_of(problem: Any, target: Target) -> blocking.Blocking:
-    """Narrow tiles with many stages: as much of B under way as fits."""
-    usual = next(blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target))
-    tile_m = min(64, max(16, _lanes.power_of_two(problem.m)))
-    if target.backend != "cuda" or problem.itemsize != 2 or not problem.can_use_tma(target):
-        cut = (min(usual.tile_m, tile_m), usual.tile_n, usual.tile_k, 4, usual.num_stages)
-        return blocking.Blocking(*cut)
-    return next(gemm_small.cuts(tile_m, problem.n, target))
-
-
-def grid_of(problem: Any, config: Any, target: Target) -> int:
-    """Programs: up to as many as are resident at once, two to an SM where they fit."""
-    tiles, num_k = tiles_of(problem, config), ceil(problem.k / config.tile_k)
-    if target.backend == "emu":
-        return min(tiles * num_k, target.num_sms, 3)
-    # Tiles leave as packets, not by TMA.
-    most = gemm_small.most_resident(config.blocking, problem.dtype, problem.dtype, False, target)
-    return gemm_small.programs_for(tiles, num_k, most)
-
-
-def tiles_of(problem: Any, config: Any) -> int:
-    return ceil(problem.m / config.tile_m) * ceil(problem.n / config.tile_n)
-
-
-class FewCall(_products.Call):
-    """One launch, on memory of its own."""
-
-    def __init__(self, world: Any, problem: Any, config: Any) -> None:
-        super().__init__(world, problem, config, None, {}, {})
-        if self.is_empty:
-            return
-        self.grid = (grid_of(problem, config, world.target), 1, 1)
-        tiles, ranks = tiles_of(problem, config), problem.num_ranks
-        boxes = (ranks * ceil(tiles / ranks) + tiles) if self.two_shot else ranks * tiles
-        size = config.tile_m * config.tile_n * problem.itemsize // _lanes.PACKET_BYTES
-        self.half = boxes * size
-        # Calls that share words agree on who writes each.
-        self.key = f"gemm_ar.{config.transport}.{tiles}x{size}"
-        elements = gemm_small.partial_elements(config.tile_m, config.tile_n, self.grid[0])
-        self.buffers = {"sums": ((elements,), torch.float32)}
-        self.signals = {"words": (2 * self.half, torch.int64), "come": (tiles, torch.int32)}
-
-    @property
-    def two_shot(self) -> bool:
-        return self.config.transport == "two_shot"
-
-    def run_on_slot(self, world: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        slot = world.workspace(self.key, self.buffers, self.signals, num_slots=1)
-        self.replays.run(
-            (a.data_ptr(), b.data_ptr(), out.data_ptr(), slot.number),
-            lambda: self.launch(world, slot, a, b, out),
-        )
-
-    def launch(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> None:
-        aligned = blocking.are_aligned(a, b, out)
-        tma = self.tma and aligned
-        left, right, _ = self._operands(slot, a, b, out, False, tma)
-        arguments = (
-            left, right, out, slot.words, slot.sums, slot.come, slot.arg, self.shape, self.half,
-            self.tiles[tma], world.arg, self.two_shot,
-        )  # fmt: skip
-        options = _products.options_of(self.config, False)
-        self.start(Start(gemm_ar_few, self.grid, arguments, options), aligned)
-
-
-def record(problem: Any, config: Any, target: Target) -> tuple[Any, KernelRecord]:
-    """The kernel, and how it is compiled for rows that begin at 16 bytes."""
-    tma = config.tma and problem.can_use_tma(target)
-    tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
-    b_block = (tile_n, tile_k) if problem.b_is_nk else (tile_k, tile_n)
-    types = {
-        "a": _records.operand(problem.dtype, (tile_m, tile_k), tma),
-        "b": _records.operand(problem.dtype, b_block, tma),
-        "out": _records.operand(problem.dtype, (), False),
-        "words": "*i64",
-        "sums": "*fp32",
-        "come": "*i32",
-        "half": "i32",
-    }
-    tile, two_shot = _products.tile_of(problem, config, tma), config.transport == "two_shot"
-    return _records.record(
-        gemm_ar_few, "gemm_ar.few", problem.num_ranks, types, tuples={"shape": gemm.Shape},
-        constants={"tile": tile, "two_shot": two_shot},
-        options=_products.options_of(config, False),
-        aligned=[*_records.aligned_sizes("shape", _products.shape_of(problem)), "half"],
-    )  # fmt: skip
+def packets_of(tile_m: int, tile_n: int, itemsize: int) -> int:
+    """Packets of a tile."""
+    return tile_m * tile_n * itemsize // PACKET_BYTES.value
