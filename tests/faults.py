@@ -283,7 +283,7 @@ FAULTS = [
     Fault("compiler/cost/libraries.py", "return last_us * num_bytes / last", "return last_us",
           "beyond the last reading nothing takes longer",
           f"{ENGINES}test_a_curve_is_linear_between_what_was_read"),
-    Fault("compiler/cost/choose.py", 'if engine == "packets" and shape.m > PACKET_ROWS:',
+    Fault("compiler/cost/choose.py", 'if engine in PACKETS and shape.m > PACKET_ROWS:',
           "if False:",
           "packets for any number of rows", f"{ENGINES}test_packets_are_for_few_rows"),
     Fault("compiler/cost/choose.py", 'if (engine == "put") != is_far:',
