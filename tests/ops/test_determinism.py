@@ -16,6 +16,7 @@ from torchrun import on_two_and_four_gpus
 
 import weft
 from weft.base.target import TARGETS
+from weft.plan import summed
 from weft.tune import presets
 
 H200 = TARGETS["cuda:90"]
@@ -48,7 +49,8 @@ class Chosen:
             instead = rest[-1] if rest and self.is_recorded else None
             return instead if name == "gemm_rs" and instead is not None else config
 
-        for made in ("_usual_call", "PutCall", "SlotCall", "PacketCall", "LibraryCall"):
+        monkeypatch.setattr(summed, "Call", chosen)
+        for made in ("SlotCall", "PacketCall", "LibraryCall"):
             if hasattr(self.module, made):
                 monkeypatch.setattr(self.module, made, chosen)
 
