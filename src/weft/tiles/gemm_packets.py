@@ -26,7 +26,7 @@ import weft.language as wl
 from weft.base.parts import full_part
 from weft.language import slots
 from weft.tiles import gemm, gemm_small, rows
-from weft.tiles.postbox import PACKET_BYTES
+from weft.tiles.mailboxes import PACKET_BYTES
 
 
 class Sent(NamedTuple):
