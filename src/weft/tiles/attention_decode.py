@@ -197,7 +197,8 @@ def decode(
         at, split = tile_at(t, shape, tile), unit - t * splits
         length = length_of(lengths, at.i_m, shape)
         keys = keys_of_split(length, splits, tile.n)
-        live = splits_with_keys(length, keys, splits)
+        # Where `splits` is the constant 1, nothing is shared and no counter is compiled.
+        live = splits if splits == 1 else splits_with_keys(length, keys, splits)
         if split < live:
             first = split * keys
             out, lse = attend(at, q, cache, first, min(first + keys, length), shape, scale, tile)
