@@ -55,6 +55,7 @@ TURNED = (
 )  # fmt: skip
 SETS = 3
 OPS = (*MOVED, *PRODUCTS, *TURNED)
+PUT = "put"
 
 
 def kinds(op: Any, world: Any, shapes: Any) -> Iterator[tuple[tuple[int, int], Any, bool]]:
@@ -66,11 +67,11 @@ def kinds(op: Any, world: Any, shapes: Any) -> Iterator[tuple[tuple[int, int], A
         if shape == WHOLE:
             yield shape, None, True
     if op.name in PRODUCTS:
-        by_engines = by_engines_of(op)
-        for shape in [one for one in shapes if by_engines and one in (WHOLE, LARGE)]:
+        for shape in [one for one in shapes if is_by_engines(op) and one in (WHOLE, LARGE)]:
             found = op.candidates(problem_of(op, world, shape), world.target)
-            config = next(one for one in found if one.transport in by_engines)
-            yield shape, replace(config, engines=2 if shape == LARGE else 1), False
+            config = next(one for one in found if one.is_fused)
+            engines = 2 if shape == LARGE else 1
+            yield shape, replace(config, transport=PUT, by_tma=False, engines=engines), False
         return
     for shape in [one for one in shapes if one in (WHOLE, ODD)]:
         problem = problem_of(op, world, shape)
@@ -82,9 +83,9 @@ def kinds(op: Any, world: Any, shapes: Any) -> Iterator[tuple[tuple[int, int], A
                     yield shape, config, True
 
 
-def by_engines_of(op: Any) -> tuple[str, ...]:
-    """Transports whose calls are not to be recorded."""
-    return getattr(op.config, "by_engines", ())
+def is_by_engines(op: Any) -> bool:
+    """Whether copy engines carry its tiles in eager calls; these are not to be recorded."""
+    return PUT in getattr(op.problem, "transports", ())
 
 
 def problem_of(op: Any, world: Any, shape: tuple[int, int]) -> Any:
@@ -105,7 +106,7 @@ class Subject:
         how = "as chosen" if config is None else config.transport
         self.name = f"{op.name} {how} {shape[0]}x{shape[1]}{' in place' if in_place else ''}"
         self.world, self.op, self.config = world, op, config
-        self.is_recordable = config is None or config.transport not in by_engines_of(op)
+        self.is_recordable = config is None or not (is_by_engines(op) and config.transport == PUT)
         self.problem = problem_of(op, world, shape)
         device, (mine, expected, step) = world.device, _drawn(op.name, self.problem, world.rank)
         self.moving = next(iter(mine))

@@ -56,7 +56,7 @@ def _product(case: Case) -> Variant:
     problem = replace(case.problem, num_ranks=1, nodes=())
     fused = (c for c in case.card.candidates(case.problem, case.world.target) if c.is_fused)
     config = next(fused)
-    if config.transport in config.by_engines:  # nobody is there to whom they would carry tiles
+    if config.transport == "put":  # nobody is there to whom they would carry tiles
         config = replace(config, transport="push", chunks=1)
     calls = [
         lambda inputs=inputs: case.card.run(world, problem, inputs, config) for inputs in case.sets
