@@ -22,7 +22,7 @@ from test_overlapped_runs import drawn
 import weft.ops
 from weft.base.errors import ConfigError, UnsupportedError
 from weft.base.target import TARGETS
-from weft.compiler import Compiled, Facts, Settings
+from weft.compiler import Compiled, Facts, Settings, schedules
 from weft.compiler.lower import kernels
 from weft.compiler.passes.engines import pairs
 from weft.compiler.passes.fuse import fuse
@@ -112,7 +112,16 @@ def fits_alone(plan: Plan, made: dict[str, core.Kernel]) -> int:
 
 
 def of_operators() -> Iterator[core.Kernel]:
-    """The kernels that operators have as Core IR of their own, and as they send tiles by TMA."""
+    """The kernels that operators have as Core IR of their own, and those of products that are
+    summed, as they are planned; each also as it sends tiles by TMA."""
+    for name in ("gemm_rs", "gemm_ar"):
+        op, target = weft.ops.cards()[name], TARGETS["emu"]
+        problem = op.make_problem(4, {"m": 256, "n": 128, "k": 64}, "bfloat16")
+        for config in op.candidates(problem, target):
+            if config.is_fused and not config.is_by_packets:
+                plan = schedules.planned(problem.traced(), config, problem, target).plan
+                for one in kernels.lower(plan).values():
+                    yield from (one, kernels.sending(one))
     for module in pkgutil.iter_modules(weft.ops.__path__):
         for one in vars(importlib.import_module(f"weft.ops.{module.name}")).values():
             if isinstance(one, core.Kernel):

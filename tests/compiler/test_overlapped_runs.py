@@ -78,8 +78,8 @@ def test_random_layers(ranks, num_ranks: int):
     sums = {"reduce_scatter push", "reduce_scatter copy_engine"}
     wanted = [
         {"all_gather push", "reduce_scatter push"},
-        {*sums, "all_gather push", "all_gather copy_engine", "all_reduce push",
-         "all_reduce packets"},
+        {*sums, "all_gather push", "all_gather copy_engine", "all_reduce packets",
+         "all_reduce packets_twice"},
         {*sums, "all_gather copy_engine", "all_reduce push"},
     ]  # fmt: skip
     assert found == wanted[num_ranks - 1]

@@ -79,7 +79,7 @@ def mutants(plan: Plan) -> Iterator[tuple[str, Plan]]:
 
 def run(placed, plan: Plan, num_ranks: int) -> None:
     """Some calls with data that changes, each against its meaning."""
-    stages = SimpleNamespace(plan=plan)
+    stages = SimpleNamespace(plan=plan, schedules={}, recorded=None)
 
     def main():
         world = weft.init()

@@ -38,13 +38,20 @@ KEEP = {
 def leaves(record: KernelRecord) -> Iterator[str]:
     """Arguments as TTIR has them, one behind the other: of records their fields."""
     for name, kind in record.signature.items():
-        kinds = kind if isinstance(kind, (list, tuple)) else [kind]
-        fields = getattr(record.constants.get(name), "_fields", (name,) * len(kinds))
-        for one, word in zip(fields, kinds, strict=True):
-            if word != "constexpr":
-                yield one
-            if word.startswith("tensordesc"):  # its extents and strides
-                yield from ("m", "n", "stride", "stride")
+        yield from _leaves(name, kind, record.constants.get(name))
+
+
+def _leaves(name: str, kind: Any, constant: Any) -> Iterator[str]:
+    if isinstance(kind, (list, tuple)):
+        fields = getattr(constant, "_fields", (name,) * len(kind))
+        inner = constant if isinstance(constant, tuple) else (None,) * len(kind)
+        for one, word, value in zip(fields, kind, inner, strict=True):
+            yield from _leaves(one, word, value)
+        return
+    if kind != "constexpr":
+        yield name
+    if kind.startswith("tensordesc"):  # its extents and strides
+        yield from ("m", "n", "stride", "stride")
 
 
 class Products:

@@ -160,14 +160,13 @@ def test_eviction_changes_no_result(few):
 def test_what_was_recorded_with_scratch_memory_that_is_gone_is_not_replayed(monkeypatch):
     """Another program of the name has needed more of it since; results lie where they lay."""
     monkeypatch.setattr(replays, "SIGHTINGS", 1)
-    bind, results, keys = Memory.bind, {}, []
+    fresh, results, keys = Memory.results, {}, []
 
-    def bind_results_where_they_lay(self, tensors, slot):
-        found = bind(self, tensors, slot)
-        return found | {x: results.setdefault((id(self), x), found[x]) for x in self.plan.results}
+    def where_they_lay(self):
+        return results.setdefault(id(self), fresh(self))
 
     run = replays.Replays.run
-    monkeypatch.setattr(Memory, "bind", bind_results_where_they_lay)
+    monkeypatch.setattr(Memory, "results", where_they_lay)
     monkeypatch.setattr(
         replays.Replays, "run", lambda self, key, *work: keys.append(key) or run(self, key, *work)
     )

@@ -98,6 +98,7 @@ def card(
     usual: dict[str, Any] = {
         "problem": Problem, "config": Config, "make_inputs": make_inputs, "reference": reference,
         "make_problem": functools.partial(make_problem, name), "candidates": candidates,
+        "fake": fake,
         "takes_nodes": True, "composed": (UNFUSED,),
         "program": lambda problem: problem.compiled.stages.tasks["trace"],
     }  # fmt: skip
@@ -196,6 +197,18 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, torch.Tensor]]) ->
         )
         for rank in range(problem.num_ranks)
     ]
+
+
+def fake(problem: Problem, inputs: Mapping[str, torch.Tensor], rank: int = 0) -> Any:
+    """A rank's results without values."""
+    return _one_or_all(_result(problem, name, rank) for name in problem.traced.results)
+
+
+def _result(problem: Problem, name: str, rank: int) -> torch.Tensor:
+    kind, sizes = type_of(problem.traced.task(name)), problem.open_sizes
+    bounds = bounds_of(kind, rank, sizes, problem.num_ranks)
+    shape = [last - first for first, last in bounds]
+    return torch.empty(shape, dtype=getattr(torch, kind.dtype), device="meta")
 
 
 def _one_or_all(values: Iterator[Any]) -> Any:

@@ -42,6 +42,9 @@ class SmallProduct(KernelLaunch):
         tiles, ranks = ceil(self.m / tile_m) * ceil(self.n / tile_n), plan.world.num_ranks
         self.grid = (self._programs(tiles, ceil(self.k / tile_k), dtype), 1, 1)
         self.two_shot = len(launch.pushes) > 1
+        # Where no step waits for credits nobody need be told.
+        is_credited = any(getattr(step, "takes", False) for step in plan.plan.steps)
+        self.end = ("finish" if is_credited else "advance") if launch.gives else ""
         size = gemm_packets.packets_of(tile_m, tile_n, self.itemsize)
         self.half = gemm_packets.num_boxes(tiles, ranks, self.two_shot) * size
         # Calls that share words agree on who writes each, and on nothing else that they hold.
@@ -80,7 +83,7 @@ class SmallProduct(KernelLaunch):
         given = (
             left, right, out, getattr(slot, self.words), getattr(slot, self.sums),
             getattr(slot, self.come), slot.arg, shape, self.half, tile.as_constexpr(),
-            self.world.arg, self.two_shot,
+            self.world.arg, self.two_shot, self.end,
         )  # fmt: skip
         options = {"num_warps": self.schedule.num_warps, "num_stages": self.schedule.num_stages}
         return Start(gemm_packets.gemm_packets, self.grid, given, options)

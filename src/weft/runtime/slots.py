@@ -86,11 +86,12 @@ class _Storage:
             for name, (count, dtype) in signals.items()
         }
         own = _own_words(world.num_ranks)
+        # Of a list: ranks change places within, and a tuple must not be seen half made.
         self.arg = SlotArg(
-            *(
+            *[
                 world.signals(count, dtype, name=f"{label}.{name}")
                 for name, (count, dtype) in zip(SlotArg._fields, own, strict=True)
-            )
+            ]
         )
         # The user's lines that recorded calls on it.
         self.recorded = Recorded(world.backend)

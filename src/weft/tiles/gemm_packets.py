@@ -158,8 +158,9 @@ def _take_two_shot(program, num_programs, tile, args):
 
 @triton.jit
 def gemm_packets(a, b, out, words, sums, come, slot, shape, half, tile, world,
-                two_shot: tl.constexpr):  # fmt: skip
-    """words: int64[2 * half]"""
+                two_shot: tl.constexpr, end: tl.constexpr):  # fmt: skip
+    """words: int64[2 * half]. end: what the last program does to the slot, advance or finish it;
+    "" where another kernel of the call comes behind this one"""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
@@ -176,8 +177,11 @@ def gemm_packets(a, b, out, words, sums, come, slot, shape, half, tile, world,
     )  # fmt: skip
     take: tl.constexpr = _take_two_shot if two_shot else _take_one_shot
     take(program, num_programs, tile, Sent(out, mine, flag, rank, m, n, num_m, tiles, world))
-    # weft: equivalent-mutant swap of atomic: behind the last one comes this rank's own next call
-    slots.slot_advance(slot, e, num_programs)
+    if end == "finish":
+        slots.slot_finish(world, slot, e, num_programs)
+    elif end == "advance":
+        # weft: equivalent-mutant swap of atomic: behind the last comes this rank's own next call
+        slots.slot_advance(slot, e, num_programs)
 
 
 def num_boxes(tiles: int, num_ranks: int, two_shot: bool) -> int:

@@ -149,9 +149,11 @@ def put_together(form: Any, leaves: Iterator[Any]) -> Any:
 
 
 def call_jit(generator: Any, fn: Any, args: Sequence[Any]) -> Any:
-    """Call a `@triton.jit` function from a builtin; constants become constexprs."""
+    """Call a `@triton.jit` function from a builtin; constants become constexprs. None where it
+    returns nothing, which Triton 3.7 calls a constant."""
     wrapped = [arg if isinstance(arg, core.base_value) else constexpr(arg) for arg in args]
-    return generator.call_JitFunction(fn, wrapped, {})
+    made = generator.call_JitFunction(fn, wrapped, {})
+    return None if isinstance(made, core.constexpr) and made.value is None else made
 
 
 @contextmanager

@@ -281,7 +281,7 @@ class Played(Cut):
         if step.template == "move":
             end = self.move(rank, start, step)
             then, _ = yield end
-        elif step.template in ("gemm", "rows"):
+        elif step.template in ("gemm", "small", "rows"):
             then = yield from self.programs(rank, start, step)
         elif step.template == "grouped":
             then = yield from self.grouped(rank, start, step)
