@@ -58,7 +58,6 @@ from weft.ir.core_statements import (
     Template,
     Wait,
     homes,
-    implies_credits,
     wrong_tile,
 )
 from weft.ir.legality import Violation, illegal, run
@@ -68,7 +67,7 @@ __all__ = [  # the statements and the rules are this page's too
     "OF_CHUNKS", "OF_ROWS", "ORDERS", "RECORDS", "RULES", "SCOPES", "SIGNALS", "SORTS",
     "TEMPLATES", "TO", "WORDS", "FUSED", "Advance", "Credit", "Finish", "Hook", "Kernel",
     "Mapping", "Notify", "Param", "Statement", "Template", "Wait", "Fused", "check", "homes",
-    "implies_credits", "parse", "require", "show", "wrong_tile",
+    "parse", "require", "show", "wrong_tile",
 ]  # fmt: skip
 
 RECORDS = text.words(Param, Mapping, Template, *FUSED)

@@ -314,16 +314,6 @@ SIGNALS = (Wait, Notify, Credit, Finish, Advance)
 FUSED = (Hook, *SIGNALS)
 
 
-def implies_credits(kernel: Kernel) -> bool:
-    """Do its other signals say what credits say?
-
-    A call ends when all others' sums have come, which they make of all shares: whoever is in the
-    next call knows that everybody has read what was pushed in this one.
-    """
-    waits = {one.slot for one in kernel.of(Wait) if one.words != "all"}
-    return {"combine", "collect"} <= waits
-
-
 def uses(one: Mapping | Fused) -> list[tuple[str, str]]:
     """(name, the sort that it must have) of what a statement uses; "" is any operand."""
     if isinstance(one, Mapping):

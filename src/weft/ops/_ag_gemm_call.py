@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weft.language import triton_api
-from weft.ops import _ag_gemm_scales, _by_library
+from weft.ops import _ag_gemm_scales
 from weft.ops._ag_gemm_config import (
     Config,
     can_use_tma,
@@ -24,7 +24,7 @@ from weft.ops._ag_gemm_config import (
     tile_of,
     turns_of,
 )
-from weft.plan import launches, moving, starts, transfers
+from weft.plan import launches, moving, nccl, starts, transfers
 from weft.plan.launches import Start
 from weft.tiles import blocking, dealing, gathered_gemm, gemm_sm90
 from weft.tiles.hooks.scales import push_scales
@@ -55,7 +55,7 @@ class LibraryCall(Call):
 
     def run(self, world: Any, a: Any, b: Any, out: Any) -> None:
         whole = torch.empty((self.problem.m, self.problem.k), dtype=a.dtype, device=a.device)
-        _by_library.all_gather(world, a, whole)
+        nccl.all_gather(world, a, whole)
         self.multiply(whole, b, out)
 
     def multiply(self, gathered: Any, b: Any, out: Any) -> None:

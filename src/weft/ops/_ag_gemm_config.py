@@ -19,16 +19,16 @@ from weft.base.target import Target
 from weft.compiler.cost import libraries, products
 from weft.compiler.cost.products import Product
 from weft.language.mapping import StaticMapping
-from weft.ops import _by_library, _lanes
 from weft.ops._ag_gemm_problem import BLOCKS, Problem
 from weft.ops._ag_gemm_scales import BLOCK_K
+from weft.plan import nccl, vectors
 from weft.tiles import blocking, dealing, gemm, gemm_sm90, gemm_small
 from weft.tiles.blocking import Blocking
 from weft.tiles.gathered_gemm import Turns
 
 TRANSPORTS = ("put", "push", "packets")
 PACKETS = "packets"
-LIBRARY = _by_library.TRANSPORT
+LIBRARY = nccl.TRANSPORT
 TEMPLATES = ("plain", "small", "sm90")
 FEW = "small"
 # What carries the rows, in the cost model's words.
@@ -263,15 +263,15 @@ def _with_packets(config: Config, problem: Problem, target: Target) -> Config:
     else:
         tiles = config.blocking.num_tiles(problem.m, problem.n)
         programs = gemm_small.programs_for(tiles, ceil(problem.k / config.tile_k), programs)
-    packets = ceil(problem.shard_bytes / _lanes.PACKET_BYTES)
-    block = min(MOST_PACKETS, max(16, _lanes.power_of_two(ceil(packets / programs))))
+    packets = ceil(problem.shard_bytes / vectors.PACKET_BYTES)
+    block = min(MOST_PACKETS, max(16, vectors.power_of_two(ceil(packets / programs))))
     return replace(config, feeders=programs, block=block)
 
 
 def _few_rows(problem: Problem, target: Target) -> Iterator[Blocking]:
     """Narrow tiles with many stages: as much of B under way as fits."""
     usual = next(blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target))
-    tile_m = min(64, max(16, _lanes.power_of_two(problem.m)))
+    tile_m = min(64, max(16, vectors.power_of_two(problem.m)))
     if target.backend != "cuda" or problem.itemsize != 2 or not can_use_tma(problem, target):
         yield replace(usual, tile_m=min(usual.tile_m, tile_m), num_warps=4)
         return

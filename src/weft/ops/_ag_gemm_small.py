@@ -25,9 +25,9 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.language import triton_api
-from weft.ops import _lanes
 from weft.ops._ag_gemm_call import Call
 from weft.ops._ag_gemm_config import Config, can_use_tma, shape_of, tile_of
+from weft.plan import vectors
 from weft.tiles import (
     blocking,
     exchange,
@@ -114,7 +114,7 @@ class PacketCall(Call):
         self._row_bytes = problem.k * problem.itemsize
         self._shards = Shards(problem.m * self._row_bytes, problem.rows * self._row_bytes)
         self._tiles = [tile_of(problem, config, tma).as_constexpr() for tma in (False, True)]
-        self._sources = _lanes.power_of_two(world.num_ranks)
+        self._sources = vectors.power_of_two(world.num_ranks)
         self._kernel: Any = None
         self.replays = world.replays()
 
@@ -127,8 +127,8 @@ class PacketCall(Call):
 
     def _launch(self, world: Any, slot: Any, a: Any, b: Any, out: Any) -> None:
         aligned = blocking.are_aligned(a, b, out)
-        width = min(_lanes.PACKET_BYTES, _lanes.width_of(self._row_bytes, a, slot.gathered))
-        own, gathered = _lanes.as_words(width, a, slot.gathered)
+        width = min(vectors.PACKET_BYTES, vectors.width_of(self._row_bytes, a, slot.gathered))
+        own, gathered = vectors.as_words(width, a, slot.gathered)
         tma = self.tma and aligned
         arguments = (
             own, gathered, *self._operands(slot, b, out, tma), slot.words, slot.steps, slot.calls,

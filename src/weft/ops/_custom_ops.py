@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from weft.compiler import layouts
-from weft.ops import _autograd, _lanes, _operations
-from weft.plan import summed
+from weft.ops import _autograd, _operations
+from weft.plan import problems, summed
 from weft.plan.experts_wgrad import experts_wgrad as _experts_wgrad
 from weft.runtime.start import world as world_called
 
@@ -51,7 +51,7 @@ def _rows(name: str, x: torch.Tensor, world: str, *fields: Any) -> tuple[Any, An
     layouts.check_tensor(name, "x", x, there)
     n = math.prod(x.shape[1:])
     problem = module.Problem(
-        x.shape[0], n, there.num_ranks, str(x.dtype), _lanes.nodes_of(there), *fields
+        x.shape[0], n, there.num_ranks, str(x.dtype), problems.nodes_of(there), *fields
     )
     return module.fake(problem, {"x": x}, there.rank), there
 

@@ -46,8 +46,8 @@ from weft.base.card import Op, Trial, trials
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import Target
 from weft.compiler import layouts
-from weft.ops import _baselines, _lanes, _operations
-from weft.plan import described
+from weft.ops import _baselines, _operations
+from weft.plan import call_cache, described, problems
 from weft.plan.attention_launches import GatheredAttention
 from weft.runtime.world import World
 from weft.tiles import attention_blocking
@@ -84,7 +84,7 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tup
 
 
 @dataclass(frozen=True)
-class Problem(_lanes.Rows):
+class Problem(problems.Rows):
     """m tokens over all ranks, n = kv_heads * d elements in each one's keys and in its values.
 
     `sequences`: how many cu_seqlens lists; 0: one of all tokens, and no cu_seqlens.
@@ -242,7 +242,7 @@ def ag_attention(
         found = as_operation(Problem.op, world, (q, k, v), *rest, config=config, out=out)
         return found if with_lse else found[0]
     given, rest = (q, k, v, cu_seqlens, out), (causal, scale, m, config)
-    call = _lanes.find_call(world, Problem.op, given, rest, _make_call)
+    call = call_cache.find_call(world, Problem.op, given, rest, _make_call)
     world.operator_call(call.name, call.tensors)
     if out is None:
         out = torch.empty_like(q)
@@ -258,7 +258,7 @@ def _make_call(
 ) -> GatheredAttention:  # fmt: skip
     problem = problem_of(world, q, k, v, cu_seqlens, causal, m)
     if out is not None:
-        _lanes.check_out(Problem.op, out, q.shape, q.dtype, world)
+        call_cache.check_out(Problem.op, out, q.shape, q.dtype, world)
     config = config or next(candidates(problem, world.target))
     config.check(problem, world.target)
     return GatheredAttention(world, problem, config, scale)
@@ -279,9 +279,9 @@ def problem_of(
         raise ShapeError(f"{Problem.op}: {told}")
     problem = Problem(
         tokens * world.num_ranks if m is None else m, heads * d, world.num_ranks, str(q.dtype),
-        _lanes.nodes_of(world), sizes["q_heads"], heads, d, causal, starts - 1,
+        problems.nodes_of(world), sizes["q_heads"], heads, d, causal, starts - 1,
     )  # fmt: skip
-    _lanes.check_shard(Problem.op, "q", tokens, problem, world)
+    call_cache.check_shard(Problem.op, "q", tokens, problem, world)
     return problem
 
 

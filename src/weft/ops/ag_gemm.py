@@ -44,12 +44,7 @@ from torch.autograd.graph import increment_version
 
 from weft.base.card import Op, Trial, trials
 from weft.base.errors import DtypeError, ShapeError
-from weft.ops import (
-    _ag_gemm_scales,
-    _baselines,
-    _lanes,
-    _operations,
-)
+from weft.ops import _ag_gemm_scales, _baselines, _operations
 from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
 from weft.ops._ag_gemm_config import (
     LIBRARY,
@@ -60,7 +55,7 @@ from weft.ops._ag_gemm_config import (
 )
 from weft.ops._ag_gemm_problem import SUPPORTED, Problem
 from weft.ops._ag_gemm_small import PacketCall
-from weft.plan import described
+from weft.plan import call_cache, described, problems
 from weft.plan.runner import is_as_recorded
 from weft.runtime.world import World
 
@@ -113,7 +108,7 @@ def ag_gemm(
         rows, dtype = (m, None) if out is None else (m or out.shape[0], out.dtype)
         rest = (rows, dtype, scale_a, scale_b)
         return _operations.as_operation("ag_gemm", world, (a, b), *rest, config=config, out=out)
-    call = _lanes.find_call(
+    call = call_cache.find_call(
         world, "ag_gemm", (a, b, out, scale_a, scale_b), (m, config), _make_call, _told
     )
     if out is None:
@@ -196,14 +191,14 @@ def problem_of(
     sized_by = out if m is None and out is not None and out.dim() else None
     if m is None:
         m = rows * world.num_ranks if sized_by is None else sized_by.shape[0]
-    out_dtype = _lanes.out_dtype_of("ag_gemm", out)
+    out_dtype = call_cache.out_dtype_of("ag_gemm", out)
     problem = Problem(
         m, n, k, world.num_ranks, str(a.dtype), out_dtype, not b.is_contiguous(),
-        _lanes.nodes_of(world), _ag_gemm_scales.kind_of(a, b, (scale_a, scale_b)),
+        problems.nodes_of(world), _ag_gemm_scales.kind_of(a, b, (scale_a, scale_b)),
     )  # fmt: skip
-    _lanes.check_shard("ag_gemm", "a", rows, problem, world, sized_by)
+    call_cache.check_shard("ag_gemm", "a", rows, problem, world, sized_by)
     if out is not None:
-        _lanes.check_out("ag_gemm", out, problem.result, out.dtype, world)
+        call_cache.check_out("ag_gemm", out, problem.result, out.dtype, world)
     for name, tensor in (("a", a), ("b", b)):
         if tensor.device != world.device:
             raise ShapeError(

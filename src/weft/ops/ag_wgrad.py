@@ -40,7 +40,7 @@ from weft.base.card import Op, Trial, trials
 from weft.base.errors import DtypeError, ShapeError
 from weft.compiler import layouts
 from weft.language import mapping, slots
-from weft.ops import _baselines, _lanes, _operations
+from weft.ops import _baselines, _operations
 from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
 from weft.ops._ag_gemm_config import LIBRARY
 from weft.ops._ag_wgrad_config import (
@@ -53,7 +53,7 @@ from weft.ops._ag_wgrad_config import (
     split_of,
     tile_of,
 )
-from weft.plan import described
+from weft.plan import call_cache, described, problems
 from weft.plan.launches import Start
 from weft.runtime.world import World
 from weft.tiles import blocking, fragments, gemm, swizzle
@@ -311,7 +311,7 @@ def ag_wgrad(
     if _operations.is_asked(x, y):
         rest = (gathered, None if out is None else out.dtype)
         return _operations.as_operation("ag_wgrad", world, (x, y), *rest, config=config, out=out)
-    call = _lanes.find_call(world, "ag_wgrad", (x, y, out), (gathered, config), _make_call)
+    call = call_cache.find_call(world, "ag_wgrad", (x, y, out), (gathered, config), _make_call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=call.out_dtype, device=x.device)
     else:
@@ -402,10 +402,10 @@ def problem_of(world: World, x: Any, y: Any, gathered: str = "x", out: Any = Non
     if x.dtype != y.dtype:
         raise DtypeError(f"{op}: x is {x.dtype} but y is {y.dtype}; convert one of them")
     rows, whole = (y, x) if gathered == "y" else (x, y)
-    m, out_dtype = whole.shape[0], _lanes.out_dtype_of(op, out)
+    m, out_dtype = whole.shape[0], call_cache.out_dtype_of(op, out)
     problem = Problem(
         m, whole.shape[1], rows.shape[1], world.num_ranks, str(x.dtype), out_dtype,
-        gathered == "y", _lanes.nodes_of(world),
+        gathered == "y", problems.nodes_of(world),
     )  # fmt: skip
     first, end = problem.shard(world.rank)
     if rows.shape[0] != end - first:
@@ -414,7 +414,7 @@ def problem_of(world: World, x: Any, y: Any, gathered: str = "x", out: Any = Non
             f"rows, but of m={m} it holds {end - first} (rows {first} to {end} of torch.chunk)"
         )
     if out is not None:
-        _lanes.check_out(op, out, problem.result, out.dtype, world)
+        call_cache.check_out(op, out, problem.result, out.dtype, world)
     return problem
 
 

@@ -49,8 +49,8 @@ from weft.base.card import Op, Trial
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import Target
 from weft.compiler import layouts
-from weft.ops import _baselines, _given, _lanes, _measured
-from weft.plan import described
+from weft.ops import _baselines, _given
+from weft.plan import call_cache, described, problems, tuning_table
 from weft.plan.attention_launches import MergedDecode
 from weft.runtime.world import World
 from weft.tiles import attention_blocking, attention_decode
@@ -82,7 +82,7 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[Any
 
 
 @dataclass(frozen=True)
-class Problem(_lanes.Rows):
+class Problem(problems.Rows):
     """m queries of `heads` heads of k elements; on every rank caches of n keys a sequence.
 
     `variable`: lengths are any numbers up to n, not all n: of inputs alone, which are made by it.
@@ -174,7 +174,7 @@ class Config:
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     # A rank's message to each other one is as long as those of one-shot packets then.
-    first = next(iter(_measured.rows_for("all_reduce", problem.partial_bytes)))
+    first = next(iter(tuning_table.rows_for("all_reduce", problem.partial_bytes)))
     ways = (PACKETS, PUSH) if first.transport == "one_shot_packets" else (PUSH, PACKETS)
     for transport in ways if len(problem.nodes) == 1 else (PUSH,):
         cut = attention_blocking.decode(
@@ -209,11 +209,11 @@ def flash_decode(
         q, k_cache, v_cache = _given.cast((q, k_cache, v_cache))
     scale = None if scale is None else float(scale)
     tensors = (q, k_cache, v_cache, lengths, block_table)
-    call = _lanes.find_call(world, "flash_decode", tensors, (scale, config), _make_call)
+    call = call_cache.find_call(world, "flash_decode", tensors, (scale, config), _make_call)
     if out is None:
         out = torch.empty_like(q)
     else:
-        _lanes.check_out("flash_decode", out, q.shape, q.dtype, world)
+        call_cache.check_out("flash_decode", out, q.shape, q.dtype, world)
     world.operator_call(call.name, call.tensors)
     if call.problem.m:
         call.launch(world, (*tensors, out))
@@ -247,7 +247,7 @@ def problem_of(
     page = sizes["page"]
     return Problem(
         sizes["batch"], page * sizes.get("width", 1), world.num_ranks, str(q.dtype),
-        _lanes.nodes_of(world), sizes["d"], sizes["heads"], sizes["kv_heads"],
+        problems.nodes_of(world), sizes["d"], sizes["heads"], sizes["kv_heads"],
         page=0 if table is None else page,
     )  # fmt: skip
 

@@ -77,7 +77,7 @@ def main() -> None:
     width, large = (16, 16 << 20) if emulated else (1024, 4 << 30)
     sizes = [16 << i for i in range(6)] if emulated else [256 << i for i in range(6)]
     last, everything = (used_bytes(some, width, large) for some in (sizes[-1:], sizes))
-    heap_bytes = (last + everything) // 2
+    heap_bytes = (last + 2 * everything) // 3
     assert heap_bytes < everything, "nothing has to be freed: the sizes show nothing"
     with weft.init(heap_bytes=heap_bytes) as world:
         small = Calls(world, sizes[0], width)

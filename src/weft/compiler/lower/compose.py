@@ -327,8 +327,6 @@ def _of_notify(one: core.Notify, kernel: core.Kernel) -> _Guarded:
 def _of_slot(one: core.Credit | core.Finish | core.Advance, kernel: core.Kernel) -> Any:
     if isinstance(one, core.Advance):
         return signals.advance
-    if core.implies_credits(kernel):
-        return signals.finish_implied if isinstance(one, core.Finish) else signals.implied_credit
     if isinstance(one, core.Credit):
         return signals.credit
     pushes = any(hook.function in core.FAR for hook in kernel.of(core.Hook))

@@ -223,25 +223,8 @@ def credit(world, slot, e):
 
 
 @triton.jit
-def implied_credit(world, slot, e):
-    """The same, where what arrives in a call says that all ranks have ended the one before."""
-    # weft: equivalent-mutant drop, relax-acquire, value-1, count-1 of wait: whoever has all sums
-    # of a call knows that their owners have read its shares; and who is given a share of the
-    # next call, that its source has ended this one
-    slots.slot_wait_free(world, slot, e)
-
-
-@triton.jit
 def finish(world, slot, e, num_programs):
     """The last program gives the slot back to every rank."""
-    slots.slot_finish(world, slot, e, num_programs)
-
-
-@triton.jit
-def finish_implied(world, slot, e, num_programs):
-    """The same, behind `implied_credit`."""
-    # weft: equivalent-mutant swap of atomic: credits are implied, as said above
-    # weft: equivalent-mutant relax-release, value+1 of notify: as said above
     slots.slot_finish(world, slot, e, num_programs)
 
 

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from weft.base.errors import CompileError
 from weft.emulator.rewriting import Rewrite
 from weft.ir import core, text
 from weft.verify.mutants.records import Mutant, Site, lines_of
@@ -56,7 +57,7 @@ def search_core_ir(
     for mutant, changed in mutations(kernel):
         is_over = bounds.limit_s is not None and time.monotonic() - begin > bounds.limit_s
         runs = [] if is_over else runs_of(changed)
-        reason, numbers = argument(kernel, mutant), range(len(runs))
+        reason, numbers = argument(mutant), range(len(runs))
         trials = itertools.product(range(bounds.schedules), numbers)
         if reason and runs:
             of_argument = bounds.trials_of_argued(argued[reason], numbers)
@@ -72,19 +73,13 @@ def search_core_ir(
     return report
 
 
-def argument(kernel: core.Kernel, mutant: Mutant) -> str:
+def argument(mutant: Mutant) -> str:
     """Why a mutant changes nothing that ranks could see; "" where nothing says so."""
     word = mutant.site.primitive.split()[0]
     if word == "advance" and mutant.kind == "swap":
         return (
             "every program has read the call's number before it counts itself as done, and nobody "
             "reads it again before this rank's next call"
-        )
-    of_credits = word == "credit" or (word == "finish" and mutant.kind == "swap")
-    if of_credits and core.implies_credits(kernel):
-        return (
-            "a call ends when all others' sums have come, which they make of all shares: who is in "
-            "the next call knows that everybody has read what this one pushed"
         )
     return ""
 
@@ -102,7 +97,11 @@ def _verdict(mutant: Mutant, trials: Iterable[tuple[Run, int]], rewrite: Rewrite
     begin, tried = time.monotonic(), 0
     for run, seed in trials:
         tried += 1
-        if shown := shows(run, seed, rewrite):
+        try:
+            shown = shows(run, seed, rewrite)
+        except CompileError:  # where it was moved to, what it takes is not there
+            shown = "does not compile"
+        if shown:
             by = f"{shown} in {run.name}, seed {seed}"
             return Verdict(mutant, CAUGHT, by, tried, time.monotonic() - begin)
     outcome = MISSED if tried else NOT_RUN
