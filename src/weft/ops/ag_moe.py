@@ -299,7 +299,7 @@ op = Op(
     trials=(
         *trials({"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2}),
         # More than a block for each lane.
-        Trial((2,), {"m": 36, "n": 16, "k": 600, "experts": 2, "top_k": 1}, "push"),
+        Trial((2,), {"m": 64, "n": 16, "k": 600, "experts": 2, "top_k": 1}, "push"),
         # Inputs change as soon as a call is over.
         Trial((2,), {"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2}, "put", on_heap=True),
     ),

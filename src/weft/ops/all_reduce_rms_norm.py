@@ -105,7 +105,7 @@ class Config:
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     if problem.n <= rows.MOST_COLUMNS:
-        if len(problem.nodes) == 1:
+        if len(problem.nodes) == 1 and problem.num_ranks > 1:
             # Messages are as large as all_reduce's.
             for row in tuning_table.rows_for("all_reduce", problem.m * problem.row_bytes):
                 if row.transport.endswith("_packets"):
@@ -275,7 +275,8 @@ op = Op(
     candidates=candidates,
     kernels=kernels,
     default_shape={"m": 64, "n": 256},
-    trials=trials({"m": 14, "n": 24}),
+    # Packets of a call without its end are found stale by the next one of its size.
+    trials=tuple(replace(one, calls=(0, 0, 1, 1, 2, 2, 0)) for one in trials({"m": 14, "n": 24})),
     awkward_shapes=(
         (4, {"m": 97, "n": 96}),
         (3, {"m": 29, "n": 7}),
