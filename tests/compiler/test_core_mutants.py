@@ -77,11 +77,11 @@ PRODUCTS = ("gemm_rs", "gemm_ar")
 SMALL = Config(tile_m=16, tile_n=16, tile_k=16, num_warps=4)
 
 
-def problem_of(name: str, nodes: int = 1):
+def problem_of(name: str, nodes: int = 1, m: int = 40):
     """That of gemm_rs or gemm_ar which runs are of."""
     sizes = (2, 1) if nodes > 1 else (RANKS,)
     op = importlib.import_module(f"weft.ops.{name}").op
-    return op.make_problem(RANKS, {"m": 40, "n": 20, "k": 16}, "float32", sizes)
+    return op.make_problem(RANKS, {"m": m, "n": 20, "k": 16}, "float32", sizes)
 
 
 def shipped(name: str, nodes: int = 1):
@@ -100,26 +100,34 @@ def of_experts(name: str):
     shape = {"m": 9, "n": 20, "k": 16, "experts": 2, "top_k": 2}
     problem = module.op.make_problem(RANKS, shape, "float32")
     config = next(iter(module.candidates(problem, TARGETS["emu"])))
-    return operator(name, problem, replace(config, tile_n=16, tile_k=16))
+    return operator(name, [problem] * 3, replace(config, tile_n=16, tile_k=16))
 
 
 def product(name: str, nodes: int = 1):
-    """gemm_rs or gemm_ar with its kernel generated from what is given, the same."""
-    return operator(name, problem_of(name, nodes), SMALL, nodes)
+    """gemm_rs or gemm_ar with its kernel generated from what is given, the same.
+
+    Calls of gemm_ar with one row lie among them: they use the slot of 40 rows otherwise, so that
+    nothing but a credit keeps the next call of 40 from writing what a rank still reads.
+    """
+    rows = (40, 40, 1, 1, 40, 1, 40) if name == "gemm_ar" else (40, 40, 40)
+    return operator(name, [problem_of(name, nodes, m) for m in rows], SMALL, nodes)
 
 
-def operator(name: str, problem, config, nodes: int = 1):
-    """An operator with another kernel in the place of its own."""
+def operator(name: str, problems, config, nodes: int = 1):
+    """An operator with another kernel in the place of its own, called with each of `problems`."""
     module = importlib.import_module(f"weft.ops.{name}")
     turns = [
-        [module.op.make_inputs(problem, rank, seed) for rank in range(RANKS)] for seed in range(3)
+        (problem, [module.op.make_inputs(problem, rank, seed) for rank in range(RANKS)])
+        for seed, problem in enumerate(problems)
     ]
-    expected = [module.op.reference(problem, given) for given in turns]
+    expected = [module.op.reference(problem, given) for problem, given in turns]
 
     def runs_of(kernel):
         def main():
             world = weft.init()
-            outs = [module.op.run(world, problem, given[world.rank], config) for given in turns]
+            outs = [
+                module.op.run(world, problem, given[world.rank], config) for problem, given in turns
+            ]
             for out, everyones in zip(outs, expected):
                 expect(out, everyones[world.rank], 32 * RANKS)
             world.close()
@@ -154,8 +162,7 @@ def test_every_mutant_is_caught_where_tiles_go_node_by_node(plan, runs_of, caugh
     [
         ("ag_gemm_push", lambda: gathers, 7, 0),
         ("gemm_rs", lambda: product("gemm_rs"), 13, 0),
-        # Its credits say what its other signals have said.
-        pytest.param("gemm_ar", lambda: product("gemm_ar"), 18, 3, marks=pytest.mark.slow),
+        pytest.param("gemm_ar", lambda: product("gemm_ar"), 21, 0, marks=pytest.mark.slow),
         pytest.param("ag_moe", lambda: of_experts("ag_moe"), 13, 0, marks=pytest.mark.slow),
         pytest.param("moe_rs", lambda: of_experts("moe_rs"), 13, 0, marks=pytest.mark.slow),
     ],
