@@ -14,19 +14,12 @@ from weft.tools import console, options
 from weft.verify.lint import Result, lint_file, python_files
 from weft.verify.lint.problem import ERROR, Problem
 
-# More would hide the findings.
-MOST_NOTES = 5
-
 
 def lint(
     files: Annotated[
         list[str] | None,
         typer.Argument(metavar="FILE.py..", help="Python files, or folders of them"),
     ] = None,
-    source_only: Annotated[
-        bool,
-        typer.Option("--source-only", help="look at the source only, not at its TTIR: faster"),
-    ] = False,
     rules: Annotated[bool, typer.Option("--rules", help="list the rules, and do no more")] = False,
     json: options.AsJson = False,
 ) -> int:
@@ -41,7 +34,7 @@ def lint(
     results = []
     with console.bar("lint", len(paths)) as bar:
         for path in paths:
-            results.append(lint_file(path, lower=not source_only))
+            results.append(lint_file(path))
             bar.advance()
     ok = all(result.ok for result in results)
     if json:
@@ -53,25 +46,16 @@ def lint(
 
 def show(results: list[Result]) -> None:
     out = console.results()
-    show_notes([f"{result.file}: note: {note}" for result in results for note in result.notes])
+    for result in results:
+        for note in result.notes:
+            console.notes().print(Text(f"{result.file}: note: {note}", style="dim"))
     problems = [problem for result in results for problem in result.problems]
     for problem in problems:
         show_problem(out, problem)
     kernels = sum(len(result.kernels) for result in results)
     what = f"{counted(len(results), 'file')}, {counted(kernels, 'kernel')}"
-    lowered = sum(len(result.lowered) for result in results)
-    if lowered:
-        what += f", {lowered} of them lowered"
     verdict = counted(len(problems), "finding") if problems else "nothing found"
     out.print(Text(f"{what}: {verdict}", style="bold red" if problems else "bold green"))
-
-
-def show_notes(notes: list[str]) -> None:
-    """What could not be lowered; of many, how many."""
-    if len(notes) > MOST_NOTES:
-        notes = [f"{len(notes)} kernels were looked at in their source only; --json says why"]
-    for note in notes:
-        console.notes().print(Text(note, style="dim"))
 
 
 def show_problem(out: Console, problem: Problem) -> None:

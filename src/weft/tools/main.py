@@ -72,7 +72,7 @@ EXAMPLES = {
         "weft bench ag_gemm",
         "weft bench all_gather all_reduce --preset full -o results/",
     ),
-    "lint": ("weft lint kernels.py", "weft lint src/ --source-only"),
+    "lint": ("weft lint kernels.py", "weft lint src/"),
     "check": (
         "weft check neighbour.py --ranks 4",
         "weft check neighbour.py:read_neighbour --target cuda:90 -- --steps 3",

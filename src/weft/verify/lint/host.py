@@ -30,7 +30,6 @@ ATTRIBUTES = {
     "buffer_ptrs": "table",
     "signal_pad_ptrs": "table",
 }
-FACTORIES = {"empty", "zeros", "ones", "full", "arange", "rand", "randn"}
 RESETS = {"zero_", "fill_", "copy_"}
 MEETINGS = ("barrier", "all_reduce", "all_gather", "all_to_all", "meet")
 RECORDS = ("record", "graph", "capture")
@@ -46,7 +45,6 @@ class HostValue:
 
     kind: str = ""
     origin: str = ""
-    dtype: str = ""
     number: object = None
 
 
@@ -273,8 +271,6 @@ class _Function:
             return HostValue()
         spelled = self.host.source.spelling(func)
         base = self.value(func.value)
-        if spelled.startswith("torch.") and func.attr in FACTORIES:
-            return HostValue(dtype=_dtype(node, "float32"))
         if spelled in ("weft.init",) or spelled.endswith(".world"):
             return HostValue("world", name or "world")
         if func.attr in ("view", "reshape", "flatten", "narrow", "view_as", "contiguous", "to"):
@@ -292,7 +288,6 @@ class _Function:
 
     def _symmetric(self, node: ast.Call, what: str, name: str) -> HostValue:
         kind = MAKES[what]
-        dtype = _dtype(node, "int32" if what == "signals" else "float32")
         origin = f"{self.name}:{name or '?'}:{node.lineno}:{node.col_offset}"
         if kind == "signals":
             if origin not in self.host.signals:
@@ -308,7 +303,7 @@ class _Function:
                     if isinstance(key, ast.Constant):
                         one = f"{origin}.{key.value}"
                         self.host.signals[one] = Signal(one, str(key.value), self.anchor or key)
-        return HostValue(kind, origin, dtype)
+        return HostValue(kind, origin)
 
     # -- what is done -------------------------------------------------------------------------
 
@@ -498,15 +493,6 @@ def _is_recording(node: ast.expr) -> bool:
     if isinstance(node, ast.Call):
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
     return name in RECORDS
-
-
-def _dtype(node: ast.Call, default: str) -> str:
-    """The dtype that a call names, by torch's word."""
-    for one in (*node.args, *(word.value for word in node.keywords)):
-        text = ast.unparse(one)
-        if text.startswith("torch.") and "." not in text[6:] and text[6:].isidentifier():
-            return text[6:]
-    return default
 
 
 def _counters(source: Source) -> set[str]:

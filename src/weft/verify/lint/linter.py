@@ -19,15 +19,11 @@ NO_REASON, UNUSED, UNREADABLE = "allow-without-reason", "unused-allow", "syntax-
 
 @dataclass
 class Result:
-    """What was found in one file.
-
-    `lowered` names the kernels that were looked at in TTIR too; `notes` say why others were not.
-    """
+    """What was found in one file; `notes` say what was not looked at, and why."""
 
     file: str
     problems: list[Problem] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
-    lowered: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -38,7 +34,6 @@ class Result:
         return {
             "file": self.file,
             "kernels": self.kernels,
-            "lowered": self.lowered,
             "findings": [problem.to_json() for problem in self.problems],
             "notes": self.notes,
             "ok": self.ok,
@@ -64,16 +59,16 @@ def python_files(paths: Iterable[str]) -> Iterator[Path]:
             yield path
 
 
-def lint_file(path: str | Path, *, lower: bool = False) -> Result:
-    """Lint one file; nothing of it is run. `lower`: look at its kernels in TTIR too."""
+def lint_file(path: str | Path) -> Result:
+    """Lint one file; nothing of it is run."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         return Result(str(path), [_unreadable(str(path), 1, f"it is not UTF-8: {error.reason}")])
-    return lint_text(text, str(path), lower=lower)
+    return lint_text(text, str(path))
 
 
-def lint_text(text: str, path: str = "<text>", *, lower: bool = False) -> Result:
+def lint_text(text: str, path: str = "<text>") -> Result:
     """Lint the text of a file."""
     load_rules()
     try:
@@ -93,23 +88,9 @@ def lint_text(text: str, path: str = "<text>", *, lower: bool = False) -> Result
                 _file(found, comments, _problem(source, one, hit))
     except RecursionError:
         result.notes.append("an expression is nested too deeply to be followed to its end")
-    if lower and source.devices:
-        _look_lower(program, result, found, comments)
     result.problems = sorted(found.values(), key=lambda p: (p.line, p.column, p.rule))
     result.problems += _comment_problems(source, comments)
     return result
-
-
-def _look_lower(program: Program, result: Result, found: dict, comments: list[Allowance]) -> None:
-    """The same rules' questions to TTIR, where a kernel can be lowered without a launch."""
-    from weft.verify.lint.lowered import look
-
-    seen = look(program)
-    result.lowered, result.notes = seen.kernels, seen.notes
-    for name, hit in seen.hits:
-        problem = _problem(program.source, RULES[name], hit)
-        if not any(p.rule == name and p.line == problem.line for p in found.values()):
-            _file(found, comments, problem)
 
 
 def _file(found: dict[tuple, Problem], comments: list[Allowance], problem: Problem) -> None:
@@ -121,7 +102,7 @@ def _file(found: dict[tuple, Problem], comments: list[Allowance], problem: Probl
 
 
 def _problem(source: Source, one: Rule, hit: Hit) -> Problem:
-    span = hit.node if isinstance(hit.node, Span) else Span.of(hit.node)
+    span = Span.of(hit.node)
     return Problem(
         one.name, one.severity, source.path, span.line, span.column, span.end_column,
         hit.message, one.remedy, source.line(span.line), hit.via,

@@ -14,7 +14,6 @@ from functools import cached_property
 from weft.verify.lint import calls, meanings
 from weft.verify.lint.device import Walker
 from weft.verify.lint.host import Host
-from weft.verify.lint.problem import Span
 from weft.verify.lint.source import Device, Source
 from weft.verify.lint.values import Frame, Op, Value, exactly
 
@@ -74,11 +73,18 @@ class Program:
         return found
 
     def _given(self, device: Device) -> dict[str, Value]:
-        """What the file's launches say of a kernel's parameters."""
+        """What the file's launches say of a kernel's parameters.
+
+        A constexpr has the value that all launches pass to it.
+        """
         given: dict[str, Value] = {}
-        for launch in self.host.launches_of(device.name):
+        launches = self.host.launches_of(device.name)
+        for launch in launches:
             for name, value in launch.values.items():
                 params = frozenset({name})
+                if value.number is not None and device.is_constexpr(name):
+                    if all(one.values.get(name) == value for one in launches):
+                        given[name] = Value(number=value.number, params=params)
                 if value.kind in ("rank", "num_ranks"):
                     form = exactly(value.kind)
                     given[name] = Value(form.form, traits=form.traits, params=params)
@@ -94,7 +100,7 @@ class Program:
 class Hit:
     """A rule's finding: the node that it is about, and the sentence that says why."""
 
-    node: ast.AST | Span
+    node: ast.AST
     message: str
     path: tuple[Frame, ...] = field(default=())
 
