@@ -392,14 +392,14 @@ def _check_widths(stages: Stages, program: machine.Program, report: CompiledRepo
         if frame is not None:
             name = f"{frame.file}:{frame.line}"
             report.widths[name] = min(report.widths.get(name, widths.FULL), num_bytes)
-    for store in widths.expected(stages.source.kernel, stages.lowered):
-        got = by_key.get(stages.key(store.operation.loc))
-        if got is not None and got < store.num_bytes:
+    for store in widths.without_hint(stages.source.kernel, stages.lowered):
+        got = by_key.get(stages.key(store.loc))
+        if got is not None and got < widths.FULL:
             report.add(
                 NARROW_STORE,
                 stages.assembly,
-                f"a tile whose rows are contiguous and 16-byte aligned is stored {got} bytes at a "
-                f"time, not {store.num_bytes}",
-                (store.operation.loc, "stores"),
+                f"a tile is stored {got} bytes at a time, not {widths.FULL}: its address is made "
+                "of a distance between heaps, and no hint says what divides that",
+                (store.loc, "stores"),
                 remedy="translate with wl.at, or add offsets as tl.multiple_of(offset, 16)",
             )

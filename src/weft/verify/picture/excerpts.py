@@ -36,15 +36,14 @@ class Excerpt:
     parts: tuple[tuple[Line, ...], ...]
 
 
-def excerpts(picture: Picture, *, around: int = AROUND, all_rows: bool = False) -> list[Excerpt]:
-    """The lines of the finding's sides and, with `all_rows`, of everything that is drawn."""
+def excerpts(picture: Picture) -> list[Excerpt]:
+    """The lines of the finding's sides, with what happened there."""
     notes: dict[tuple[str, int], dict[str, None]] = {}
     telling: set[tuple[str, int]] = set()
     for row in picture.rows:
         at = _at(row.place)
         if at and row.mark in TELLING:
             telling.add(at)
-        if at and (all_rows or row.mark in TELLING):
             note = f"{picture.lanes[row.lane].key} {row.text} (step {row.step})"
             notes.setdefault(at, {})[note] = None
     for side in picture.finding.sides if picture.finding else ():
@@ -54,7 +53,7 @@ def excerpts(picture: Picture, *, around: int = AROUND, all_rows: bool = False) 
     files = dict.fromkeys(file for file, _ in notes)
     return [
         Excerpt(file, _parts(file, {n: list(t) for (f, n), t in notes.items() if f == file},
-                             {n for f, n in telling if f == file}, around))
+                             {n for f, n in telling if f == file}))
         for file in files if linecache.getlines(file)
     ]  # fmt: skip
 
@@ -65,12 +64,12 @@ def _at(place: Place) -> tuple[str, int] | None:
 
 
 def _parts(
-    file: str, notes: dict[int, list[str]], telling: set[int], around: int
+    file: str, notes: dict[int, list[str]], telling: set[int]
 ) -> tuple[tuple[Line, ...], ...]:
     source = linecache.getlines(file)
     wanted: set[int] = set()
     for number in notes:
-        wanted.update(range(max(1, number - around), min(len(source), number + around) + 1))
+        wanted.update(range(max(1, number - AROUND), min(len(source), number + AROUND) + 1))
     parts: list[list[Line]] = []
     previous = None
     for number in _closed(sorted(wanted)):
