@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import triton
 import triton.language as tl
 from compiled_kernels import build
@@ -86,13 +87,38 @@ def test_places_in_assembly_that_says_inlined_at():
     .file 1 "/src" "k.py"
     .file 2 "/src/user.py"
     """
-    lines = AssemblyLines(text, {"k.py": "/src/k.py"})
-    innermost = text.splitlines()[3]
-    assert set(lines.read(innermost)) == {
-        (("/src/k.py", 12, 3), ("/src/k.py", 20, 5), ("user.py", 40, 1)),
-        (("/src/k.py", 12, 3), ("/src/k.py", 20, 5), ("user.py", 50, 1)),
-    }
-    assert lines.read(text.splitlines()[1]) == ((("user.py", 40, 1),),)
+    inner = (("k.py", 12, 3), ("k.py", 20, 5))
+    known = {(*inner, ("user.py", line, 1)) for line in (40, 50, 60)}
+    lines = AssemblyLines(text, {"k.py": "/src/k.py"}, known)
+    rows = text.splitlines()
+    chains = [
+        (("/src/k.py", 12, 3), ("/src/k.py", 20, 5), ("user.py", line, 1)) for line in (40, 50)
+    ]
+    for line in rows[1:3]:
+        lines.read(line)
+    assert list(lines.read(rows[3])) == chains
+    lines.read(rows[4])
+    assert list(lines.read(rows[3])) == chains[::-1]  # the one told last comes first
+    # A place that no stage before had: as it was told last.
+    assert lines.read(rows[4]) == (chains[1][1:],)
+    assert lines.read(rows[1]) == ((("user.py", 40, 1),),)
+
+
+@pytest.mark.parametrize("depth", [1, 9])
+def test_places_of_a_function_that_calls_itself(depth):
+    """However deep: the assembly says of each call no more than where it was inlined."""
+    inside, outside = ("k.py", 20, 5), ("user.py", 40, 1)
+    text = """
+    .file 1 "k.py"
+    .file 2 "user.py"
+    .loc 2 40 1
+    .loc 1 20 5, function_name $L__info_string0, inlined_at 2 40 1
+    .loc 1 20 5, function_name $L__info_string0, inlined_at 1 20 5
+    .loc 1 12 3, function_name $L__info_string0, inlined_at 1 20 5
+    """
+    chain = (("k.py", 12, 3), *[inside] * depth, outside)
+    lines = AssemblyLines(text, {}, {chain})
+    assert [lines.read(line) for line in text.splitlines()][6] == (chain,)
 
 
 def test_operations_have_operands_regions_and_sources():

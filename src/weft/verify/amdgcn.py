@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from weft.verify.places import NOWHERE, AssemblyLines, Loc, coarse, key_of
+from weft.verify.places import NOWHERE, AssemblyLines, Key, Loc, coarse, key_of
 
 _LABEL = re.compile(r"^([A-Za-z_.$][\w.$]*):")
 _DWORDS = {"dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16, "short": 2, "byte": 1}
@@ -100,12 +100,14 @@ class Program:
     has_lines: bool
 
 
-def parse(text: str, files: Mapping[str, str]) -> Program:
-    """The first function of an AMDGCN module."""
+def parse(
+    text: str, files: Mapping[str, str], known: Collection[Key] = frozenset()
+) -> Program:
+    """The first function of an AMDGCN module; `known` are the places of the stages before it."""
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
     locs: tuple[Loc, ...] = (NOWHERE,)
-    lines = AssemblyLines(text, files)
+    lines = AssemblyLines(text, files, known)
     written_back = False
     num_asm = asm_block = 0
     has_lines = inside = False

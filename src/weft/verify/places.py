@@ -8,7 +8,7 @@ them the thread by which one operation is followed from stage to stage.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from weft.base.place import Frame, Place
 
@@ -87,11 +87,16 @@ class AssemblyLines:
     Some LLVMs print the chain in a comment, `a.py:25:34 @[ b.py:69:20 @[ c.py:3 ] ]`. Others write
     `inlined_at` with the place of the caller, and say once, in a line of its own, where that one
     was inlined; a helper inlined at two places then has two chains, and no line says which one
-    is meant: `read` gives both, first the one that was told last. Lines are read in order.
+    is meant: `read` gives those of the chains `known` that the lines allow, first the one that was
+    told last; of a place that none of these has, the chain told last. Lines are read in order.
     """
 
-    def __init__(self, text: str, files: Mapping[str, str]) -> None:
-        self.files = files
+    def __init__(
+        self, text: str, files: Mapping[str, str], known: Collection[Key] = frozenset()
+    ) -> None:
+        self.files, self._known = files, known
+        # A function that calls itself is its own parent: beginnings of known chains end the walk.
+        self._begins = {key[:end] for key in known for end in range(1, len(key) + 1)}
         self.table = {
             number: (name or path).rsplit("/", 1)[-1]
             for number, path, name in _ASM_FILE.findall(text)
@@ -110,7 +115,7 @@ class AssemblyLines:
         own, parent = _spot(match, 1), _spot(match, 4)
         self._last[own] = parent
         if parent is not None:
-            return tuple(self._place(own) + rest for rest in self._chains(parent, 8))
+            return tuple(self._chains((), own, (parent,))) or (self._told_last(own),)
         comment = _ASM_PART.findall(re.split(r"//|;", line, maxsplit=1)[-1])
         if comment:
             return (
@@ -121,15 +126,27 @@ class AssemblyLines:
             )
         return (self._place(own),)
 
-    def _chains(self, spot: _Spot, depth: int) -> list[Loc]:
-        found: list[Loc] = []
-        last = self._last.get(spot)
-        for parent in sorted(
-            self.parents.get(spot, {None}), key=lambda one: (one != last, str(one))
-        ):
-            rests = [NOWHERE] if parent is None or not depth else self._chains(parent, depth - 1)
-            found += [self._place(spot) + rest for rest in rests]
-        return found[:16]
+    def _chains(self, inner: Loc, spot: _Spot, parents: Iterable[_Spot | None]) -> Iterator[Loc]:
+        """The known chains that begin with `inner`, which was inlined at `spot`."""
+        loc = inner + self._place(spot)
+        if (key := key_of(loc)) not in self._begins:
+            return
+        for parent in parents:
+            if parent is not None:
+                last = self._last.get(parent)
+                above = self.parents.get(parent, {None})
+                in_order = sorted(above, key=lambda one: (one != last, str(one)))
+                yield from self._chains(loc, parent, in_order)
+            elif key in self._known:
+                yield loc
+
+    def _told_last(self, spot: _Spot | None) -> Loc:
+        loc, seen = NOWHERE, set()
+        while spot is not None and spot not in seen:
+            seen.add(spot)
+            loc += self._place(spot)
+            spot = self._last.get(spot)
+        return loc
 
     def _place(self, spot: _Spot) -> Loc:
         file = self.table.get(spot[0], spot[0])

@@ -7,10 +7,10 @@ Inline assembly is part of the same text and is read with the same eyes: its lab
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from weft.verify.places import NOWHERE, AssemblyLines, Loc, key_of
+from weft.verify.places import NOWHERE, AssemblyLines, Key, Loc, key_of
 
 _LABEL = re.compile(r"^([A-Za-z_$%][\w$%]*)\s*:(?!:)")
 _INSTRUCTION = re.compile(r"^(?:@(!?)(%?[\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.DOTALL)
@@ -144,8 +144,10 @@ class Program:
         return found
 
 
-def parse(text: str, files: Mapping[str, str]) -> Program:
-    """The entry function of a PTX module."""
+def parse(
+    text: str, files: Mapping[str, str], known: Collection[Key] = frozenset()
+) -> Program:
+    """The entry function of a PTX module; `known` are the places of the stages before it."""
     instructions: list[Instruction] = []
     # Labels by the chain of braces around them: assembly blocks repeat names.
     scopes: list[int] = [0]
@@ -154,7 +156,7 @@ def parse(text: str, files: Mapping[str, str]) -> Program:
     tables: dict[str, list[str]] = {}
     next_scope = 1
     locs: tuple[Loc, ...] = (NOWHERE,)
-    lines = AssemblyLines(text, files)
+    lines = AssemblyLines(text, files, known)
     has_lines = inside = False
     num_threads = asm_block = num_asm = 0
     for number, line in enumerate(text.splitlines(), 1):

@@ -42,7 +42,9 @@ class Stages:
         self.program: machine.Program | None = None
         if self.assembly:
             reader = ptx if self.assembly == "ptx" else amdgcn
-            self.program = reader.parse(texts[self.assembly], self.files)
+            modules = (self.source, self.latest)
+            known = {key_of(one.loc) for module in modules for one in module.kernel.walk()}
+            self.program = reader.parse(texts[self.assembly], self.files, known)
         self.waits = find_waits(self.source.kernel)
         self.groups: dict[Key, int] = {}
         self.members: list[list[Wait]] = []
