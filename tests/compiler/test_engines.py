@@ -12,7 +12,7 @@ from weft.base.errors import ConfigError
 from weft.base.hardware import H200X4, Hardware
 from weft.base.target import parse_target
 from weft.compiler.cost import libraries, products, tasks
-from weft.compiler.cost.choose import carried_chunks, ways
+from weft.compiler.cost.choose import carried_chunks, shape_together, ways
 from weft.compiler.cost.libraries import on_curve
 from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts, Settings
@@ -268,6 +268,35 @@ def test_nothing_ends_before_its_data_has_arrived_or_left():
     row_bytes = one.k * 2
     assert products.gathered_us(one, H200X4, "copy_engine") > 6144 * row_bytes / 390e3
     assert products.scattered_us(one, H200X4) > 6144 * one.n * 2 / 300e3
+
+
+@pytest.mark.parametrize(
+    ("function", "collective", "sizes"),
+    [
+        (operators.ag_gemm, "gathered", (4096, 7168, 4096)),
+        (operators.gemm_rs, "scattered", (4096, 4096, 3584)),
+        (operators.gemm_ar, "reduced", (4096, 4096, 3584)),
+    ],
+)
+def test_a_product_is_predicted_with_all_ranks_rows_and_its_own_columns(
+    function, collective, sizes
+):
+    """The program's plan is made for as many rows, and its times are those of this product."""
+    program, facts = placed(function), Facts({"m": 4096}, on_heap=frozenset("a"))
+    (task,) = [one for one in program.tasks if one.kind == "matmul"]
+    one = shape_together(program, [task], facts)
+    assert (one.m, one.n, one.k, one.num_ranks, one.itemsize) == (*sizes, 4, 2)
+    m, n, k = sizes
+    found = {way.engine: way.us for way in ways(program, [task], program.task(collective), facts)}
+    kind = program.task(collective).kind
+    assert found["library"] == libraries.unfused_us(product(m, n=n, k=k), H200X4, kind)
+
+
+def test_several_products_of_the_same_rows_are_predicted_as_one():
+    program = placed(operators.ag_gemm)
+    task = program.task("product")
+    one, two = (shape_together(program, [task] * times, Facts({"m": 512})) for times in (1, 2))
+    assert two == replace(one, n=2 * one.n)
 
 
 SHAPES = (

@@ -100,9 +100,7 @@ class Program:
     has_lines: bool
 
 
-def parse(
-    text: str, files: Mapping[str, str], known: Collection[Key] = frozenset()
-) -> Program:
+def parse(text: str, files: Mapping[str, str], known: Collection[Key] = frozenset()) -> Program:
     """The first function of an AMDGCN module; `known` are the places of the stages before it."""
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}

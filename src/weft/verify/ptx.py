@@ -144,9 +144,7 @@ class Program:
         return found
 
 
-def parse(
-    text: str, files: Mapping[str, str], known: Collection[Key] = frozenset()
-) -> Program:
+def parse(text: str, files: Mapping[str, str], known: Collection[Key] = frozenset()) -> Program:
     """The entry function of a PTX module; `known` are the places of the stages before it."""
     instructions: list[Instruction] = []
     # Labels by the chain of braces around them: assembly blocks repeat names.

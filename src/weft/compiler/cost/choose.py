@@ -18,7 +18,7 @@ from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts
 from weft.compiler.passes.tile import held_by, is_cut_whole, number
 from weft.ir.core import wrong_tile
-from weft.ir.task import ENGINES, PACKETS, Program, Shard, Task, are_alike, is_carried_by
+from weft.ir.task import ENGINES, PACKETS, Program, Task, are_alike, is_carried_by
 from weft.tiles import blocking, gemm_sm90
 
 LIBRARY = "library"
@@ -268,17 +268,14 @@ def predicted_us(
 
 
 def shape_of(program: Program, product: Task, facts: Facts) -> Product:
-    """m, n and k of one rank, where shards are full."""
+    """m, n and k of one rank, where shards are full; a fused product has the rows of all ranks."""
     assert product.type is not None
     left = program.task(product.operands[0]).type
     assert left is not None
     held = held_by(product.type, 0, facts.sizes, facts.num_ranks)
     part = held_by(left, 0, facts.sizes, facts.num_ranks)
     itemsize = DTYPES[product.type.dtype].itemsize
-    m = held.end_row
-    if product.type.placement == Shard(0):
-        m *= facts.num_ranks
     return Product(
-        m, held.end_column, part.end_column, facts.num_ranks, (128, 128, 64), itemsize,
+        held.end_row, held.end_column, part.end_column, facts.num_ranks, (128, 128, 64), itemsize,
         num_nodes=facts.num_nodes,
     )  # fmt: skip

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.base.errors import ConfigError
 from weft.compiler.cost.products import ENGINES as COPY_ENGINES
 from weft.compiler.facts import Facts
 from weft.compiler.fit import check_fit
@@ -25,7 +24,7 @@ SPLIT_K = 4
 
 
 def partition(program: Program, facts: Facts) -> Program:
-    """Raises  ConfigError: a tile that the target cannot hold; no SM to spare"""
+    """Raises  ConfigError: a tile that the target cannot hold"""
     tasks, choices = list(program.tasks), []
     for name in program.kernels:
         first = program.chief(name)
@@ -48,12 +47,6 @@ def _of_kernel(program: Program, first: Task, facts: Facts) -> tuple[Task, str]:
     spare = 0
     if first.kind == "matmul" and program.task(first.operands[0]).engine in COPY_ENGINES:
         spare = SPARE_SMS
-        if facts.target.num_sms <= spare:
-            message = f"{first.kernel} leaves {spare} SM free, {facts.target} has"
-            raise ConfigError(
-                f"{program.name}: {message} {facts.target.num_sms}: take engine=push",
-                place=first.place,
-            )
     is_split = first.kind in PRODUCTS and any(
         one.engine == "packets" for one in program.of_kernel(first.kernel)
     )
