@@ -7,8 +7,12 @@ draws them (`weft timeline`) or writes them down (`weft trace`) need not know wh
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+# Lanes: what a rank's SMs move over links; a kernel's programs together, where a plan is predicted.
+LINKS, PROGRAMS = "transfers of SMs", "programs"
 
 # What a span is. "program" holds its own waits and work; the others hold nothing.
 KINDS = {
@@ -52,6 +56,18 @@ class Signal(NamedTuple):
     rank: int
     lane: str
     arrived_us: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Who does what when; `end_us` is when the last rank is done."""
+
+    spans: Sequence[Span]
+    signals: Sequence[Signal]
+
+    @property
+    def end_us(self) -> float:
+        return max((span.end_us for span in self.spans), default=0.0)
 
 
 def chrome_trace(spans: Iterable[Span], signals: Iterable[Signal] = ()) -> dict[str, Any]:

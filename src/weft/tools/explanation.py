@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.base.counts import counted
 from weft.base.errors import UnsupportedError
 from weft.base.hardware import Hardware
+from weft.base.schedule import Schedule
 from weft.compiler import pipeline
 from weft.compiler.compiled import Compiled
 from weft.compiler.cost import choose
+from weft.compiler.cost.plans import PlanAt, predict
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.lower import kernels, source
 from weft.compiler.lower.supported import ENGINES
@@ -22,15 +24,7 @@ from weft.ir import core, device, task
 from weft.ir.choice import Choice
 from weft.ir.device import Launch, Plan
 from weft.ir.task import Program
-from weft.tools.schedule import grouped
 from weft.tools.schedule.chart import chart_of
-from weft.tools.schedule.predicted import Played, Schedule, predict
-
-if TYPE_CHECKING:
-    from weft.tools.schedule.cut import Tile
-
-# Of a kernel so many tiles are shown with their rows and words.
-TILES_SHOWN = 6
 
 
 @dataclass(frozen=True)
@@ -150,90 +144,88 @@ def plan(subject: Subject) -> Part:
 
 
 def mapping(subject: Subject) -> Part:
-    """Of some tiles of each kernel which rows they are, and on which words they wait or tell."""
+    """Of each owner's tiles of a kernel which rows they are, and which signals say so."""
     facts = subject.facts
-    played = Played(subject.plan, facts.sizes, facts.num_ranks, subject.machine)
+    at = PlanAt(subject.plan, facts.sizes, facts.num_ranks, facts.nodes)
     rank = min(1, facts.num_ranks - 1)
     lines: list[str] = []
     values: list[dict[str, Any]] = []
     for launch in subject.plan.of(Launch):
         if launch.template == "grouped":
-            shown = grouped.mapped(played, launch)
-            lines += [f"{launch.kernel} on every rank: as many tiles as the table says",
-                      f"      t  {shown['text']}"]  # fmt: skip
-            values.append({"kernel": launch.kernel, **shown})
-        if launch.template not in ("gemm", "rows"):
+            lines.append(f"{launch.kernel} on every rank: as many tiles as the table says")
+            found = [_by_table(at, launch)]
+        elif launch.template in ("gemm", "rows"):
+            tile, gathered = " x ".join(map(str, launch.tile[:2])), at.gathered_by(launch)
+            straddles = gathered and at.rows_of(gathered, 0) % launch.tile[0]
+            both = "; a tile across two ranks' rows waits for both" if straddles else ""
+            lines.append(f"{launch.kernel} on rank {rank}: tiles of {tile}, in this order{both}")
+            found = [{"rank": rank, "owner": owner, **_mapped(at, launch, rank, owner)}
+                     for owner in at.owners(rank, launch)]  # fmt: skip
+        else:
             continue
-        tiles = played.tiles(rank, launch)
-        ordered = f"{counted(len(tiles), 'tile')}, in this order"
-        lines.append(f"{launch.kernel} on rank {rank}: {ordered}")
-        for tile in _telling(tiles):
-            shown = _mapped(played, launch, rank, tile)
-            lines.append(f"  {tiles.index(tile):>5}  {shown['text']}")
-            values.append({"kernel": launch.kernel, "rank": rank, **shown})
-    return Part("mapping", "Mapping of a tile", "\n".join(lines) or "no tiles", values)
+        lines += [f"  {one['text']}" for one in found]
+        values += [{"kernel": launch.kernel, **one} for one in found]
+    return Part("mapping", "Mapping of tiles", "\n".join(lines) or "no tiles", values)
 
 
-def _telling(tiles: Sequence[Tile]) -> list[Tile]:
-    """The first, the first of each other owner or set of words, and the last."""
-    found: dict[Any, Tile] = {}
-    for tile in tiles:
-        found.setdefault((tile.owner, tile.words), tile)
-    shown = [*list(found.values())[:TILES_SHOWN], tiles[-1]] if tiles else []
-    return sorted(dict.fromkeys(shown), key=tiles.index)
-
-
-def _mapped(played: Played, launch: Launch, rank: int, tile: Tile) -> dict[str, Any]:
-    """What the mapping says of one tile, for rank `rank`."""
-    columns = f"columns {tile.i_n * launch.tile[1]} …"
-    first = tile.i_m * tile.rows
-    sums = launch.announces[0] if launch.announces else ""
-    tokens = played.tokens_of(launch)
-    is_cut = (launch.order.endswith("scatter") or tokens is not None) and sums
-    most = (
-        played.rows_of(played.channels[sums], tile.owner)
-        if is_cut else played.extents_of(rank, launch)[0]
-    )  # fmt: skip
-    end = min(first + tile.rows, most)
-    words = [f"{name}[{s}][{c}]" for name in launch.awaits for s, c in tile.words]
-    if sums and played.channels[sums].by == "packet":
-        boxes = launch.pushes[0]
-        way = f"packets to {boxes} of all ranks, added to theirs"
-        if is_cut:
-            way = f"packets to {boxes} of rank {tile.owner}, whose sums come back as packets"
-        if is_cut and tile.owner == rank:
-            way = f"its own, added to packets in {boxes}; sums go to all as packets"
-        text = f"rows {first} … {end - 1}, {columns}: {way}"
-        return {"tile": [tile.i_m, tile.i_n], "owner": rank, "awaits": [], "text": text}
-    if not is_cut:
-        text = f"rows {first} … {end - 1}, {columns}: of rank {tile.owner}"
-        text += f", after {', '.join(words)}" if words else ", there from the start"
-        return {"tile": [tile.i_m, tile.i_n], "owner": tile.owner, "awaits": words, "text": text}
+def _mapped(at: PlanAt, launch: Launch, rank: int, owner: int) -> dict[str, Any]:
+    """What the mapping says of one owner's tiles on rank `rank`: the words of tile i, j."""
+    if gathered := at.gathered_by(launch):
+        each, all_rows = at.rows_of(gathered, 0), at.extents_of(rank, launch)[0]
+        rows = f"rows {owner * each} … {min((owner + 1) * each, all_rows) - 1}"
+        if owner == rank:
+            return {"awaits": [], "text": f"{rows} of rank {owner}: there from the start"}
+        chunks = range(at.chunks_of(gathered))
+        words = [f"{name}[{owner}][{chunk}]" for name in launch.awaits for chunk in chunks]
+        return {"awaits": words, "text": f"{rows} of rank {owner}: after {_from_to(words)}"}
+    parts, sums = at.parts_of(launch), launch.announces[0] if launch.announces else ""
+    num_rows = at.rows_of(parts[0], owner) if parts else at.extents_of(rank, launch)[0]
+    rows = f"rows 0 … {num_rows - 1}"
+    by_packet = bool(sums) and at.channels[sums].by == "packet"
+    if not parts:
+        way = f"packets to {launch.pushes[0]} of all ranks, added to theirs" if by_packet else "own"
+        return {"awaits": [], "text": f"{rows}: {way}"}
+    text = f"{rows} of rank {owner}'s part: "
+    tokens = at.tokens_of(launch)
     if tokens is not None:
-        return _carried(played, launch, rank, tile, f"rows {first} … {end - 1}, {columns}")
-    word = f"{sums}[{rank}][{tile.i_m}, {tile.i_n}]"
-    text = f"rows {first} … {end - 1} of rank {tile.owner}'s part, {columns}: "
-    if tile.owner != rank:
-        text += f"stored in its {launch.pushes[0]}, told by its {word}"
-        return {"tile": [tile.i_m, tile.i_n], "owner": tile.owner, "announces": word, "text": text}
-    words = [f"{sums}[{peer}][{tile.i_m}, {tile.i_n}]" for peer in played.peers(rank)]
-    text += f"added to what {', '.join(words)} tell" if words else "its own"
-    return {"tile": [tile.i_m, tile.i_n], "owner": rank, "awaits": words, "text": text}
+        sums, tell = launch.awaits[0], f"{tokens.name}[{owner}]"
+        each = [f"[{chunk}]" for chunk in range(at.chunks_of(tokens))]
+        way = "kept until an engine carries them; the last of a chunk sets "
+    else:
+        tell, each = f"{sums}[{rank}]", ["[i, j]"]
+        way = f"stored in its {launch.pushes[0]}, told by its " if launch.pushes else ""
+    if by_packet:
+        boxes = launch.pushes[0]
+        way = f"packets to {boxes} of rank {owner}, whose sums come back as packets"
+        if owner == rank:
+            way = f"its own, added to packets in {boxes}; sums go to all as packets"
+        return {"awaits": [], "text": text + way}
+    if owner != rank:
+        words = [tell + one for one in each]
+        return {"announces": words, "text": f"{text}{way}{_from_to(words)}"}
+    words = [f"{sums}[{peer}]{one}" for one in each for peer in at.peers(rank)]
+    way = f"added to what {', '.join(words)} tell" if words else "its own"
+    return {"awaits": words, "text": text + way}
 
 
-def _carried(played: Played, launch: Launch, rank: int, tile: Tile, region: str) -> dict[str, Any]:
-    """Of a tile that an engine carries, or to which is added what engines have brought."""
-    (tokens,), (sums,) = launch.announces, launch.awaits
-    chunk = tile.i_n // played.tiles_of_chunk(launch, played.channels[tokens])
-    shown = {"tile": [tile.i_m, tile.i_n], "owner": tile.owner}
-    text = f"{region} of rank {tile.owner}'s part: "
-    if tile.owner != rank:
-        word = f"{tokens}[{tile.owner}][{chunk}]"
-        text += f"kept here until an engine carries it; the chunk's last one sets {word}"
-        return {**shown, "announces": word, "text": text}
-    words = [f"{sums}[{peer}][{chunk}]" for peer in played.peers(rank)]
-    text += f"added to what engines bring, told by {', '.join(words)}" if words else "its own"
-    return {**shown, "awaits": words, "text": text}
+def _from_to(words: Sequence[str]) -> str:
+    return " … ".join(dict.fromkeys((words[0], words[-1]))) if words else ""
+
+
+def _by_table(at: PlanAt, launch: Launch) -> dict[str, Any]:
+    """Of a grouped product, which rows are whose the device alone knows: the same for all tiles."""
+    channel = at.channels[launch.announces[0]]
+    (m, top_k, _), columns = at.extents(channel.table, 0), f"columns j * {launch.tile[1]} …"
+    text = f"tile t of {channel.table}.tiles: slots first … end - 1 of one expert, of {m * top_k}, "
+    text += f"in turn {channel.table}.turns; {columns}: "
+    if any(do.kind == "all_gather" for do in launch.body):
+        words = [f"{channel.name}[lo … hi][0 … {at.chunks_of(channel) - 1}]"]
+        text += f"after {words[0]}, of the ranks whose tokens it has"
+        return {"table": channel.table, "awaits": words, "text": text}
+    word = f"{channel.name}[t][rank][j]"
+    text += f"weighted rows stored in {launch.pushes[0]} of ranks lo … hi, told by their {word}; "
+    text += "a rank waits for all ranks' words of tiles with its tokens"
+    return {"table": channel.table, "announces": [word], "text": text}
 
 
 def times(subject: Subject) -> Part:

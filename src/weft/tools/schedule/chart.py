@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from weft.base.schedule import Signal, Span
+from weft.base.schedule import LINKS, PROGRAMS, Signal, Span
 from weft.base.spans import total, union
 
 # More arrows than these are a cloud; those that ended a wait come first.
@@ -21,9 +21,7 @@ MAX_BARS = 40_000
 # An area has at most so many steps.
 MAX_STEPS = 1_500
 
-SMS, LINKS = "SMs", "transfers of SMs"
-# A kernel's programs together, where a plan is predicted.
-PROGRAMS = "programs"
+SMS = "SMs"
 # What an SM is counted as, by the kind of what it does; the innermost span counts.
 STATES = ("work", "program", "wait")
 # Of these it is shown whose data they are about.

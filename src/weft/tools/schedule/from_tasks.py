@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.base.hardware import Hardware
-from weft.base.schedule import Signal, Span
+from weft.base.schedule import Schedule, Signal, Span
 from weft.compiler.cost.tasks import signal_us
 from weft.megakernel.predicted import Turn, play
 from weft.megakernel.records import TaskGraph
-from weft.tools.schedule.predicted import Schedule
 
 
 def played(graph: TaskGraph, machine: Hardware) -> Schedule:

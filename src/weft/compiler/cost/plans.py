@@ -1,0 +1,573 @@
+"""When each part of a plan runs, by the cost model: spans per rank, engine and chunk.
+
+Every rank's streams follow the plan. A kernel's tiles are drawn in one span for each owner of their
+rows, and end when the rounds of tiles end by which the kernel was chosen (`products.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable, Mapping, Sequence
+from itertools import product as pairs
+from math import ceil, prod
+from typing import Any, NamedTuple
+
+from weft.base.counts import counted
+from weft.base.dtypes import DTYPES
+from weft.base.errors import UsageError
+from weft.base.hardware import Hardware
+from weft.base.parts import full_part
+from weft.base.schedule import LINKS, PROGRAMS, Schedule, Signal, Span
+from weft.compiler.cost import libraries
+from weft.compiler.cost.products import (
+    Product,
+    grouped_us,
+    leave_us,
+    multiply_us,
+    reread_us,
+    tile_us,
+)
+from weft.compiler.passes.allocate import extent_of
+from weft.ir.device import (
+    After,
+    Buffer,
+    Call,
+    Channel,
+    Copy,
+    Launch,
+    Notify,
+    Part,
+    Plan,
+    Step,
+    Take,
+    Tiles,
+    Wait,
+)
+from weft.ir.tensor import Size
+from weft.language.mapping import as_python
+from weft.tiles import hierarchy
+
+# Rows of tiles that share columns of B.
+GROUP_M = 8
+# Rows of the tiles that stage the edges of a rank's part.
+EDGE_ROWS = 128
+ENGINE = "copy engine 0"
+COLLECTIVES = (
+    "all_gather", "reduce_scatter", "all_reduce", "moe_route", "ep_dispatch", "ep_combine",
+)  # fmt: skip
+ATTENTION = ("attention", "ag_attention")
+# It yields the keys that must be there before it goes on; its value is the time at its end.
+Steps = Generator[Sequence[Hashable], None, float]
+
+
+def predict(
+    plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Hardware,
+    nodes: Sequence[int] = (),
+) -> Schedule:  # fmt: skip
+    """What `plan` does when. `sizes` are those that a call knows, `nodes` the domains' ranks.
+
+    Raises  UsageError: a size that is not given, a step whose cost is not known
+    """
+    times = _Times(plan, sizes, num_ranks, machine, nodes)
+    streams = dict.fromkeys(step.stream for step in plan.steps)
+    times.run([times.stream(rank, one) for rank in range(num_ranks) for one in streams])
+    return Schedule(times.spans, times.signals)
+
+
+class PlanAt:
+    """A plan at these sizes: extents, and the order in which a rank comes to the others."""
+
+    def __init__(
+        self, plan: Plan, sizes: Mapping[str, int], num_ranks: int, nodes: Sequence[int] = ()
+    ) -> None:
+        nodes = tuple(nodes) or (num_ranks,)
+        self.node_of = [node for node, size in enumerate(nodes) for _ in range(size)]
+        self.nodes = hierarchy.Nodes(num_ranks, num_ranks // len(nodes), num_ranks % len(nodes))
+        self.plan, self.sizes, self.num_ranks = plan, sizes, num_ranks
+        self.buffers: dict[str, Buffer] = {one.name: one for one in plan.of(Buffer)}
+        self.channels: dict[str, Channel] = {one.name: one for one in plan.of(Channel)}
+
+    def size(self, size: Size | Part | Tiles, rank: int) -> int:
+        try:
+            return extent_of(size, self.sizes, rank, self.num_ranks)
+        except KeyError as missing:
+            raise UsageError(f"{self.plan.name}: the size {missing.args[0]} is not given") from None
+
+    def extents(self, name: str, rank: int) -> list[int]:
+        return [self.size(one, rank) for one in self.buffers[name].sizes]
+
+    def itemsize(self, name: str) -> int:
+        is_table = self.buffers[name].role == "tables"
+        return DTYPES["int32" if is_table else self.buffers[name].dtype].itemsize
+
+    def num_bytes(self, name: str, rank: int) -> int:
+        return prod(self.extents(name, rank)) * self.itemsize(name)
+
+    def row_bytes(self, name: str) -> int:
+        return self.extents(name, 0)[-1] * self.itemsize(name)
+
+    def rows_of(self, channel: Channel, rank: int) -> int:
+        return self.size(Part(channel.rows), rank)
+
+    def chunks_of(self, channel: Channel) -> int:
+        """Signal words of a rank's part: of chunks of its rows, or of its columns."""
+        if channel.columns:
+            return ceil(self.extents(channel.buffer, 0)[-1] / channel.columns)
+        chunks = channel.chunks
+        return chunks if isinstance(chunks, int) else self.sizes.get(chunks, 1)
+
+    def peers(self, rank: int) -> list[int]:
+        """In the order in which their rows are asked for."""
+        return [(rank + hop) % self.num_ranks for hop in range(1, self.num_ranks)]
+
+    def receivers(self, rank: int, step: Launch) -> list[int]:
+        """In the order in which own rows are pushed to them."""
+        if step.order != "hierarchical_gather":
+            return self.peers(rank)[::-1]
+        receiver = as_python(hierarchy.receiver)
+        return [receiver(hop, rank, self.nodes) for hop in range(1, self.num_ranks)]
+
+    def owners(self, rank: int, step: Launch) -> list[int]:
+        """Whose rows a kernel's tiles are of, in its order; only its own where ranks share none."""
+        is_scatter = self.gathered_by(step) is None
+        if is_scatter and not self.parts_of(step):
+            return [rank]
+        if step.order.startswith("hierarchical"):
+            args = hierarchy.Hierarchy(1, rank, 1, 1, int(is_scatter), self.nodes)
+            order = as_python(hierarchy.by_node)
+            return [order(i, self.num_ranks, 1, args).i_m for i in range(self.num_ranks)]
+        return [*self.peers(rank), rank] if is_scatter else [rank, *self.peers(rank)]
+
+    def gathered_by(self, step: Launch) -> Channel | None:
+        """What says that rows have come which the kernel reads."""
+        awaited = (self.channels[name] for name in step.awaits)
+        return next((one for one in awaited if one.buffer in step.reads and one.own), None)
+
+    def parts_of(self, step: Launch) -> list[Channel]:
+        """A kernel's channels, where its tiles are those of each rank's part."""
+        own = [self.channels[name] for name in (*step.awaits, *step.announces)]
+        return own if any(one.cuts == "part" for one in own) else []
+
+    def tokens_of(self, step: Launch) -> Channel | None:
+        """Those that a kernel sets for an engine."""
+        found = (self.channels[name] for name in step.announces)
+        return next((one for one in found if one.to == "engine"), None)
+
+    def extents_of(self, rank: int, step: Launch) -> tuple[int, int]:
+        """Rows and columns that a kernel's tiles cut: of its product, or of what it writes."""
+        if step.template == "gemm":
+            left, right = step.body[0].operands
+            return self.extents(left, rank)[0], self.extents(right, rank)[1]
+        m, n = self.extents(step.writes[0], rank)
+        return m, n
+
+
+class _News(NamedTuple):
+    """When something was there, and who had sent it when."""
+
+    at_us: float
+    rank: int
+    lane: str
+    sent_us: float
+
+
+class _Times(PlanAt):
+    """All ranks at once; `predict` runs it."""
+
+    def __init__(
+        self, plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Hardware,
+        nodes: Sequence[int],
+    ) -> None:  # fmt: skip
+        super().__init__(plan, sizes, num_ranks, nodes)
+        self.machine = machine
+        self.spans: list[Span] = []
+        self.signals: list[Signal] = []
+        self.news: dict[Hashable, _News] = {}
+        # When a rank's link to its domain is free, and the one to others.
+        self.link_free = [[0.0, 0.0] for _ in range(num_ranks)]
+        self.engine_free = [0.0] * num_ranks
+
+    def run(self, streams: Sequence[Steps]) -> None:
+        """Each as far as what is known allows, until all have ended."""
+        blocked: list[tuple[Steps, Sequence[Hashable]]] = [(one, ()) for one in streams]
+        while blocked:
+            known, waiting = len(self.news), []
+            for stream, keys in blocked:
+                try:
+                    while all(key in self.news for key in keys):
+                        keys = next(stream)
+                    waiting.append((stream, keys))
+                except StopIteration:
+                    pass
+            if len(waiting) == len(blocked) and len(self.news) == known:
+                missing = sorted({str(key) for _, keys in waiting for key in keys})[:3]
+                message = f"the plan never ends: somebody waits for {', '.join(missing)}"
+                raise UsageError(message)
+            blocked = waiting
+
+    def span(
+        self, rank: int, lane: str, name: str, start: float, end: float, kind: str, about: int = -1
+    ) -> float:
+        if end > start:
+            self.spans.append(Span(rank, lane, name, start, end, kind, about))
+        return end
+
+    def work(self, rank: int, name: str, now: float, took: float, about: int) -> float:
+        return self.span(rank, PROGRAMS, name, now, now + took, "work", about)
+
+    def wait(self, rank: int, lane: str, now: float, keys: Sequence[Hashable], what: str) -> Steps:
+        """Until all of `keys` are there; the last of them ends the wait."""
+        if not keys:
+            return now
+        yield keys
+        last = max((self.news[key] for key in keys), key=lambda one: one.at_us)
+        if (last.rank, last.lane) != (rank, lane):
+            sender = (last.rank, last.lane, last.sent_us)
+            self.signals.append(Signal(what, *sender, rank, lane, last.at_us))
+        return self.span(rank, lane, f"wait {what}", now, max(now, last.at_us), "wait")
+
+    def tell(self, key: tuple[Any, ...], sent: float, rank: int, lane: str) -> None:
+        """Signal what `key` says: (channel, the rank that waits, ...)."""
+        is_far = self.node_of[rank] != self.node_of[key[1]]
+        way = self.machine.far_us if is_far else self.machine.signal_us
+        self.news[key] = _News(sent + way, rank, lane, sent)
+
+    def push(self, rank: int, peer: int, nbytes: float, at: float) -> float:
+        """Stores to a peer, behind what its link carries already: when they have left."""
+        is_far = self.node_of[rank] != self.node_of[peer]
+        start = max(at, self.link_free[rank][is_far])
+        gbps = self.machine.far_gbps if is_far else self.machine.push_gbps
+        end = self.link_free[rank][is_far] = start + us(nbytes, gbps)
+        name = f"{nbytes:.0f} bytes to rank {peer}"
+        return self.span(rank, LINKS, name, start, end, "transfer", rank)
+
+    def send(
+        self, rank: int, peer: int, nbytes: float, begun: float, made: float, name: str
+    ) -> None:
+        """Tiles leave while they are made, behind what the link carries; then their signal."""
+        left = max(made, self.push(rank, peer, nbytes, begun))
+        self.tell((name, peer, rank), left, rank, PROGRAMS)
+
+    # ---- streams
+
+    def stream(self, rank: int, stream: str) -> Steps:
+        """One rank's stream, from its first step to its last."""
+        lane, now = f"stream {stream}", 0.0
+        for index, step in enumerate(self.plan.steps):
+            if step.stream == stream:
+                now = yield from self.step(rank, lane, now, step, index)
+                self.news["step", rank, index] = _News(now, rank, lane, now)
+        return now
+
+    def step(self, rank: int, lane: str, now: float, step: Step, index: int) -> Steps:
+        if isinstance(step, After):
+            before = [i for i, s in enumerate(self.plan.steps[:index]) if s.stream == step.other]
+            keys = [("step", rank, i) for i in before[-1:]]
+            return (yield from self.wait(rank, lane, now, keys, step.other))
+        if isinstance(step, Wait):
+            keys = [(step.channel, rank, peer) for peer in self.peers(rank)]
+            return (yield from self.wait(rank, lane, now, keys, step.channel))
+        if isinstance(step, Copy):
+            return (yield from self.copies(rank, lane, now, step))
+        if isinstance(step, Call):
+            return (yield from self.call(rank, lane, now, step, index))
+        if isinstance(step, Launch):
+            return (yield from self.launch(rank, lane, now, step))
+        if isinstance(step, Take):
+            # Credits of an earlier call are there; a kernel of one program looks.
+            end = now + self.machine.put_gate_us
+            return self.span(rank, lane, "take the slot", now, end, "kernel")
+        assert isinstance(step, Notify)
+        # A kernel of one program; the first one on a stream of copies is their gate, too.
+        took = self.machine.push_us
+        is_gate = not any(isinstance(one, Copy) for one in self.plan.steps[:index])
+        if is_gate and step.stream != "main":
+            took = max(took, self.machine.gate_us - self.machine.signal_us)
+        self.span(rank, lane, f"announce {step.channel}", now, now + took, "kernel")
+        for peer in self.peers(rank):
+            arrived = now + took + self.machine.signal_us
+            self.news[step.channel, peer, rank] = _News(arrived, rank, lane, now + took)
+        return now + took
+
+    def copies(self, rank: int, lane: str, now: float, step: Copy) -> Steps:
+        """Chunk by chunk; each has its signal on the rank that has it now, and waits for its token
+        where a kernel makes what is copied."""
+        channel, machine = self.channels[step.announces], self.machine
+        chunks, row_bytes = self.chunks_of(channel), self.row_bytes(step.source)
+        peers = self.peers(rank)[::-1] if step.side == "push" else self.peers(rank)
+        for peer, chunk in pairs(peers, range(chunks)):
+            source, to = (peer, rank) if step.side == "pull" else (rank, peer)
+            owner, start = (source, now) if not step.awaits else (peer, now)
+            rows, nbytes = self.rows_of(channel, owner), row_bytes
+            if step.awaits:
+                # A part without rows has no tiles here that could set its token.
+                keys = [(step.awaits, rank, peer, chunk)] if rows else []
+                start = yield from self.wait(rank, lane, now, keys, step.awaits)
+                nbytes = row_bytes / chunks
+            else:
+                each = max(1, ceil(self.rows_of(channel, 0) / chunks))
+                rows = max(0, min(each, rows - chunk * each))
+            start = max(start, self.engine_free[rank]) + machine.token_us * bool(step.awaits)
+            end = start
+            if rows:
+                end += machine.copy_us + us(rows * nbytes, machine.copy_gbps)
+                part = f", chunk {chunk}" if chunk else ""
+                name = f"{'for ' * bool(step.awaits)}rank {owner}: {counted(rows, 'row')}{part}"
+                self.span(rank, ENGINE, name, start, end, "copy", owner)
+            now = self.engine_free[rank] = end + machine.word_us
+            self.span(rank, ENGINE, f"signal {channel.name}", end, now, "signal")
+            self.news[channel.name, to, source, chunk] = _News(now, rank, ENGINE, now)
+        return now
+
+    def call(self, rank: int, lane: str, now: float, step: Call, index: int) -> Steps:
+        """A library's: a collective begins when the last rank comes to it."""
+        machine, out, kind = self.machine, step.writes[0], "torch"
+        if step.function in COLLECTIVES:
+            self.news["call", index, rank] = _News(now, rank, lane, now)
+            keys = [("call", index, peer) for peer in self.peers(rank)]
+            now = yield from self.wait(rank, lane, now, keys, "for all ranks")
+            shard = step.writes if step.function == "reduce_scatter" else step.reads
+            took = self.collective_us(step.function, self.num_bytes(shard[0], 0))
+            kind = "transfer"
+        elif step.function == "matmul":
+            m, n = self.extents(out, rank)
+            k = self.extents(step.reads[0], rank)[-1]
+            took = libraries.product_us(Product(m, n, k, 1, (1, 1, 1), self.itemsize(out)), machine)
+        elif step.function in ATTENTION:
+            took = self.attention_us(rank, step)
+        else:
+            moved = sum(self.num_bytes(name, 0) for name in (*step.reads, out))
+            took = machine.library_us + us(moved, machine.memory_gbps)
+        return self.span(rank, lane, step.function, now, now + took, kind)
+
+    def attention_us(self, rank: int, step: Call) -> float:
+        """Both products of own queries with the keys that they see, at a library's rate; no less
+        than those that are gathered meanwhile take to come."""
+        own, columns = self.extents(step.writes[0], rank)
+        parts = [self.extents(step.reads[0], r)[0] for r in range(self.num_ranks)]
+        is_split = isinstance(self.buffers[step.reads[0]].sizes[0], Part)
+        first = sum(parts[:rank]) if is_split else 0
+        keys = first + own / 2 if step.causal else sum(parts) if is_split else own
+        took = libraries.attention_us(own, keys, columns, self.machine)
+        if step.function == "ag_attention" and self.num_ranks > 1:
+            nbytes = sum(self.num_bytes(name, 0) for name in step.reads[1:])
+            took = max(took, self.collective_us("all_gather", nbytes) + self.machine.library_us)
+        return took
+
+    def collective_us(self, function: str, nbytes: float) -> float:
+        """A library's; of sums of all rows `nbytes` are those of all, else a rank's part."""
+        kind, parts = function, (nbytes, nbytes * self.num_ranks)
+        if function not in ("all_gather", "reduce_scatter"):
+            kind, parts = "all_reduce", (nbytes / self.num_ranks, nbytes)
+        num_nodes = len(set(self.node_of))
+        return libraries.collective_us(kind, *parts, self.num_ranks, num_nodes, self.machine)
+
+    # ---- kernels
+
+    def launch(self, rank: int, lane: str, now: float, step: Launch) -> Steps:
+        start = now + self.machine.push_us
+        if step.template == "move":
+            end = self.move(rank, start, step)
+        elif step.template == "grouped":
+            end = yield from self.grouped(rank, start, step)
+        elif step.template not in ("gemm", "small", "rows"):
+            raise UsageError(
+                f"{self.plan.name}: what {step.kernel} costs is not known: its launch says no "
+                "template"
+            )
+        elif gathered := self.gathered_by(step):
+            end = yield from self.gather(rank, start, step, gathered)
+        elif self.parts_of(step):
+            end = yield from self.scatter(rank, start, step, self.parts_of(step)[0])
+        else:
+            end = yield from self.multiply(rank, start, step)
+        end += self.machine.end_us * (step.template != "move")
+        return self.span(rank, lane, step.kernel, start, end, "kernel")
+
+    def move(self, rank: int, start: float, step: Launch) -> float:
+        """Own rows to the own slot, or to every peer's, those first whose turn comes first."""
+        rows = self.extents(step.reads[0], rank)[0]
+        if any(do.kind == "edges" for do in step.body):  # of tiles that straddle ranks, alone
+            rows = min(rows, 2 * EDGE_ROWS) if rows % EDGE_ROWS else 0
+        nbytes = rows * self.row_bytes(step.reads[0])
+        if not step.pushes:
+            end = start + self.machine.stage_us + us(nbytes, self.machine.stage_gbps)
+            name = f"{nbytes} bytes to own slot"
+            return self.span(rank, LINKS, name, start, end, "transfer", rank)
+        end = start
+        for peer in self.receivers(rank, step):
+            end = self.push(rank, peer, nbytes, start)
+            for name in step.announces:
+                for chunk in range(self.chunks_of(self.channels[name])):
+                    self.tell((name, peer, rank, chunk), end, rank, LINKS)
+        return end
+
+    def grouped(self, rank: int, now: float, step: Launch) -> Steps:
+        """A grouped product: a rank's tokens after the other's, as if all had equally many."""
+        (channel,) = step.announces
+        is_fed = any(do.kind == "all_gather" for do in step.body)
+        product = next(do for do in step.body if do.kind == "grouped_matmul")
+        _, weights, table = product.operands
+        m, top_k, _ = self.extents(table, rank)
+        experts, k, n = self.extents(weights, rank)
+        sizes = (m * top_k, n, k, experts, self.itemsize(weights))
+        each = grouped_us(*sizes, self.machine) / self.num_ranks
+        if is_fed:
+            for peer in reversed(self.peers(rank)):
+                end = self.push(rank, peer, self.num_bytes(step.reads[0], rank), now)
+                self.tell((channel, peer, rank), end, rank, LINKS)
+            for other in (rank, *self.peers(rank)):
+                keys = [(channel, rank, other)] if other != rank else []
+                now = yield from self.wait(rank, PROGRAMS, now, keys, channel)
+                now = self.work(rank, f"products of rank {other}'s tokens", now, each, other)
+            return now
+        # What one rank sends another: a row for each choice of its tokens.
+        share = step.pushes[0]
+        share_bytes = prod(self.extents(share, 0)[1:]) * self.itemsize(share)
+        for other in (*self.peers(rank), rank):
+            now = self.work(rank, f"products of rank {other}'s tokens", now, each, other)
+            if other != rank:
+                self.send(rank, other, share_bytes, now, now, channel)
+        keys = [(channel, rank, peer) for peer in self.peers(rank)]
+        now = yield from self.wait(rank, PROGRAMS, now, keys, channel)
+        took = us(share_bytes * self.num_ranks, self.machine.memory_gbps)
+        return self.work(rank, "sums of own tokens", now, took, rank)
+
+    def product(self, rank: int, step: Launch) -> Product:
+        m, n = self.extents_of(rank, step)
+        k, rows = self.extents(step.body[0].operands[0], rank)[-1], full_part(m, self.num_ranks)
+        group_m = max(1, min(GROUP_M, rows // step.tile[0]))
+        tile, itemsize = (step.tile[0], step.tile[1], step.tile[2]), self.itemsize(step.writes[0])
+        return Product(m, n, k, self.num_ranks, tile, itemsize, group_m)
+
+    def programs_of(self, step: Launch, product: Product) -> int:
+        """How many run at once."""
+        there = max(1, self.machine.num_sms - step.spare)
+        tiles = prod(product.tiles) if step.programs == "tiles" else there
+        return 1 if step.programs == "one" else max(1, min(tiles, there))
+
+    def alone_us(self, rank: int, step: Launch) -> float:
+        """All tiles, if nobody waits for anything."""
+        m, n = self.extents_of(rank, step)
+        if not m or not n:
+            return 0.0
+        if step.template == "rows":
+            moved = sum(self.row_bytes(name) for name in (*step.reads[:2], *step.writes))
+            return us(m * moved, self.machine.memory_gbps)
+        product = self.product(rank, step)
+        programs = self.programs_of(step, product)
+        if step.split_k <= 1:
+            return multiply_us(product, self.machine, programs)
+        units = prod(product.tiles) * step.split_k
+        return ceil(units / programs) * tile_us(product, self.machine) / step.split_k
+
+    def multiply(self, rank: int, start: float, step: Launch) -> Steps:
+        """All tiles at once; where they are summed over ranks, each rank is sent all of them."""
+        m, n = self.extents_of(rank, step)
+        now = self.work(rank, counted(m, "row"), start, self.alone_us(rank, step), rank)
+        if not step.pushes:
+            return now
+        nbytes = m * n * self.itemsize(step.pushes[0])
+        sums = self.channels[step.announces[0]]
+        for peer in self.peers(rank):
+            self.send(rank, peer, nbytes * (2 if sums.by == "packet" else 1), start, now, sums.name)
+        return (yield from self.add_up(rank, now, sums.name, nbytes, self.machine.combine_gbps))
+
+    def gather(self, rank: int, start: float, step: Launch, channel: Channel) -> Steps:
+        """Own rows first, which need not arrive; those of each other rank when they have."""
+        product = self.product(rank, step)
+        if not product.m:
+            return start
+        programs, each_us = self.programs_of(step, product), tile_us(product, self.machine)
+        parts = self.arriving(rank, step, channel)
+        ends = [*[row // step.tile[0] for _, _, row in parts[1:]], product.tiles[0]]
+        arrivals, now = [], start
+        for i, ((source, chunk, row), end_row) in enumerate(zip(parts, ends)):
+            arrived = start
+            if source != rank:
+                keys = [(name, rank, source, chunk) for name in step.awaits]
+                now = yield from self.wait(rank, PROGRAMS, now, keys, ", ".join(step.awaits))
+                arrived = max(start, *(self.news[key].at_us for key in keys))
+            first = row // step.tile[0]
+            arrivals.append((arrived, first))
+            tiles = (end_row - first) * product.tiles[1]
+            took = tiles * each_us / programs
+            if i + 1 == len(parts):
+                end = multiply_us(product, self.machine, programs, arrivals)
+                took = max(took, end + reread_us(product, self.machine) - now)
+            now = self.work(rank, f"{counted(tiles, 'tile')} of rank {source}'s rows", now, took,
+                            source)  # fmt: skip
+        return now
+
+    def arriving(self, rank: int, step: Launch, channel: Channel) -> list[tuple[int, int, int]]:
+        """(source, chunk, first row in the kernel's order), own rows first."""
+        found, row, chunks = [], 0, self.chunks_of(channel)
+        chunk_rows = max(1, ceil(self.rows_of(channel, 0) / chunks))
+        for source in self.owners(rank, step):
+            rows = self.rows_of(channel, source)
+            for chunk in range(chunks if source != rank else 1):
+                if chunk * chunk_rows < rows:
+                    found.append((source, chunk, row + chunk * chunk_rows))
+            row += rows
+        return found
+
+    def scatter(self, rank: int, start: float, step: Launch, channel: Channel) -> Steps:
+        """Other ranks' parts first, which leave as they are made; the own one last, to which is
+        added what has come of it, and which then goes where others need it."""
+        machine, tokens = self.machine, self.tokens_of(step)
+        m, n = self.extents_of(rank, step)
+        chunks = self.chunks_of(channel) if tokens else 1
+        row_us = self.alone_us(rank, step) / max(1, m)
+        leave_row_us, first_us = 0.0, 0.0
+        if step.pushes and step.template == "gemm":
+            product = self.product(rank, step)
+            held_us = (
+                leave_us(step.tile[0], step.tile[1], machine) * product.tiles[1] / step.tile[0]
+            )
+            leave_row_us, first_us = held_us / self.programs_of(step, product), machine.sums_us
+        row_bytes, now = n * self.itemsize(step.writes[0]) / chunks, start
+        sums = self.channels[(step.awaits if tokens else step.announces)[0]]
+        sums_gbps = machine.combine_gbps
+        if tokens:
+            sums_gbps = machine.wide_sums_gbps if step.tile[1] > 128 else machine.sums_gbps
+        for owner, chunk in pairs(self.owners(rank, step), range(chunks)):
+            rows = self.rows_of(channel, owner)
+            is_away, nbytes = owner != rank, rows * row_bytes
+            took = rows * (row_us / chunks + leave_row_us * is_away)
+            if is_away and rows:
+                took, first_us = took + first_us, 0.0
+            part = f", chunk {chunk}" if chunks > 1 else ""
+            name, begun = f"{counted(rows, 'row')} of rank {owner}'s part{part}", now
+            now = self.work(rank, name, now, took, owner)
+            if is_away and tokens:
+                set_us = now + machine.gate_us
+                self.news[tokens.name, rank, owner, chunk] = _News(set_us, rank, PROGRAMS, now)
+            elif is_away:
+                times = 2 if sums.by == "packet" else 1
+                self.send(rank, owner, nbytes * times, begun, now, sums.name)
+            elif rows:
+                which = (chunk,) if tokens else ()
+                now = yield from self.add_up(rank, now, sums.name, nbytes, sums_gbps, *which)
+                for name, peer in pairs(step.announces[1:], self.peers(rank)):
+                    together = 1 + len(self.channels[name].along)
+                    self.send(rank, peer, nbytes * together, begun, now, name)
+        for name, peer in pairs(step.announces[1:], self.peers(rank)):
+            if rows := self.rows_of(channel, peer):
+                now = yield from self.wait(rank, PROGRAMS, now, [(name, rank, peer)], name)
+                nbytes = rows * self.row_bytes(step.writes[0])
+                took = us(nbytes, machine.combine_gbps * machine.num_sms)
+                title = f"{counted(rows, 'row')} of rank {peer} come back"
+                now = self.work(rank, title, now, took, peer)
+        return now
+
+    def add_up(
+        self, rank: int, now: float, name: str, nbytes: float, gbps: float, *chunk: int
+    ) -> Steps:
+        """Wait for what all other ranks have sent, and add it."""
+        keys = [(name, rank, peer, *chunk) for peer in self.peers(rank)]
+        now = yield from self.wait(rank, PROGRAMS, now, keys, name)
+        took = us(nbytes * (self.num_ranks - 1), gbps * self.machine.num_sms)
+        return self.work(rank, "sums of own rows", now, took, rank)
+
+
+def us(nbytes: float, gbps: float) -> float:
+    return nbytes / (gbps * 1e3)
