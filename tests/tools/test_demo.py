@@ -8,21 +8,19 @@ from pathlib import Path
 import pytest
 
 from weft.tools import console, demo
-from weft.tools.demo import IMPORTERS, SIGNAL, WAIT, Taken, first_finding, origin, without
 from weft.tools.main import main
+from weft.tools.programs import find_op
 
 
 @pytest.mark.parametrize(
-    "taken, kind", [(WAIT, "race"), (SIGNAL, "unsatisfiable wait")], ids=["wait", "signal"]
+    "primitive, kinds",
+    [("wait", {"race", "uninitialised"}), ("notify", {"unsatisfiable wait"})],
+    ids=["wait", "notify"],
 )
-def test_what_is_taken_out_is_missed(taken: Taken, kind: str, tmp_path: Path):
-    card, path, line = without(taken, tmp_path)
-    assert "removed" in path.read_text().splitlines()[line - 1]
-    report = first_finding(card)
-    assert kind in {finding.kind for finding in report}, str(report)
-    # What is said of a side begins at its kernel, whichever file its hook is from.
-    files = {str(path), str(origin(IMPORTERS[0]))}
-    assert files & {side.file for finding in report for side in finding.sides}, str(report)
+def test_what_is_taken_out_is_missed(primitive: str, kinds: set[str]):
+    report, line = demo.without(find_op(demo.OPERATOR), primitive)
+    assert f"wl.{primitive}(" in Path(line.file).read_text().splitlines()[line.number - 1]
+    assert kinds & {finding.kind for finding in report}, str(report)
 
 
 @pytest.mark.parametrize("ok", [True, False])

@@ -144,6 +144,6 @@ def fail(rank: int) -> None:
 
 @pytest.mark.slow
 def test_a_failing_rank_is_told():
-    with pytest.raises(RuntimeError, match="fail"):
+    with pytest.raises(RanksStopped, match="fail"):
         run_on_gpus(fail, 2)
     assert run_on_gpus(fail, 2, tolerate=True) == [0, 1]

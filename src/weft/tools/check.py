@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from weft.base.card import Op
 from weft.base.counts import counted
 from weft.base.dtypes import tolerance
-from weft.base.errors import ShapeError, WeftError
+from weft.base.errors import ShapeError
 from weft.base.report import Report
 from weft.base.target import TARGETS
 from weft.tools.words import shape_text
@@ -52,6 +52,11 @@ class Work:
     shape: Mapping[str, int]
     dtype: str
     nodes: Sequence[int] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by the operator's name: a process of another rank has a card of its own."""
+        sizes = (self.num_ranks, dict(self.shape), self.dtype, tuple(self.nodes))
+        return _work_of, (self.op.name, *sizes)
 
     def problem(self) -> Any:
         nodes = (tuple(self.nodes),) if self.op.takes_nodes else ()
@@ -107,6 +112,12 @@ class Work:
         problem = self.problem()
         rounded = getattr(problem, "out_dtype", self.dtype)
         return tolerance(rounded, getattr(problem, "k", 1))
+
+
+def _work_of(name: str, *sizes: Any) -> Work:
+    from weft.tools.programs import find_op
+
+    return Work(find_op(name), *sizes)
 
 
 def memory_bytes() -> int:
@@ -230,7 +241,7 @@ def check_on_gpus(work: Work, *, seed: int = 0) -> list[Step]:
     return judge(work, run_on_gpus(work, seed), seed)
 
 
-def one_schedule(work: Work, seed: int) -> Report:
+def one_schedule(work: Work, seed: int, rewrite: Any = None) -> Report:
     """One eager call under the schedule of `seed`; the report of what the emulator found.
 
     Seeds take the operator's configurations in turn, so that a few of them cover all.
@@ -240,7 +251,7 @@ def one_schedule(work: Work, seed: int) -> Report:
     configs = list(work.op.candidates(work.problem(), TARGETS["emu"]))
     config = configs[seed % len(configs)] if configs else None
     with weft.emulated(
-        ranks=work.num_ranks, nodes=work.nodes or 1, seed=seed, collect=True
+        ranks=work.num_ranks, nodes=work.nodes or 1, seed=seed, collect=True, rewrite=rewrite
     ) as session:
         session.run(partial(call_once, work, config))
     session.report.op = work.op.name
@@ -272,54 +283,28 @@ def rel_err(out: Any, ref: Any) -> float:
 
 
 def run_on_gpus(work: Work, seed: int) -> list[list[tuple[str, Any]]]:
-    """Every way of calling the operator, one process for each rank.
+    """Every way of calling the operator, one process and one GPU for each rank.
 
-    Raises  RankError: what went wrong, and on which rank
+    Raises  RanksStopped: a process failed; what it said is on stderr
     """
     import torch
-    import torch.multiprocessing as multiprocessing
 
-    words = (work.op.name, work.num_ranks, dict(work.shape), work.dtype, tuple(work.nodes))
+    from weft.tune import processes
+
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (words, seed, _free_port(), folder)
-        try:
-            multiprocessing.spawn(_gpu_rank, arguments, nprocs=work.num_ranks, join=True)
-        except multiprocessing.ProcessRaisedException as error:
-            last = str(error).strip().splitlines()[-1]
-            raise RankError(f"rank {error.error_index}: {last}\n{error}") from None
-        except multiprocessing.ProcessExitedException as error:
-            raise RankError(f"rank {error.error_index} ended with {error.exit_code}") from None
+        processes.run_on_gpus(_gpu_rank, work.num_ranks, work, seed, folder, timeout_s=inf)
         return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(work.num_ranks)]
 
 
-class RankError(WeftError):
-    """A rank's process on a GPU raised or died; the message holds what it said."""
-
-
-def _gpu_rank(rank: int, words: tuple, seed: int, port: int, folder: str) -> None:
-    """One rank's process: the launcher's environment, then the same calls as on the emulator."""
+def _gpu_rank(rank: int, work: Work, seed: int, folder: str) -> None:
+    """One rank's process: the same calls as on the emulator."""
     import torch
 
-    from weft.tools.programs import find_op
-
-    name, num_ranks, shape, dtype, nodes = words
-    if len(nodes) > 1:
-        os.environ["WEFT_NODES"] = "+".join(map(str, nodes))
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks),
-        LOCAL_WORLD_SIZE=str(num_ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-    )  # fmt: skip
-    work = Work(find_op(name), num_ranks, shape, dtype, nodes)
+    if len(work.nodes) > 1:
+        os.environ["WEFT_NODES"] = "+".join(map(str, work.nodes))
     outputs = call_every_way(work, seed)
     kept = [(step, _map(lambda tensor: tensor.detach().cpu(), out)) for step, out in outputs]
     torch.save(kept, Path(folder) / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _map(function: Callable[[Any], Any], value: Any) -> Any:

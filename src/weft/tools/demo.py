@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import importlib.util
+import linecache
 import sys
-import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from rich.rule import Rule
 
 from weft.base.card import Op
 from weft.base.dtypes import FLOATS
-from weft.base.errors import UsageError
 from weft.base.report import DEADLOCK_KINDS, Finding, Report
 from weft.base.target import parse_target
 from weft.tools import console, options
@@ -27,6 +24,9 @@ from weft.tools.compile import compile_for
 from weft.tools.kernels import of_operator
 from weft.tools.programs import find_op
 from weft.tools.words import shape_text
+
+if TYPE_CHECKING:
+    from weft.verify.mutants.records import Line
 
 RANKS = 4
 SCHEDULES = 25
@@ -38,19 +38,7 @@ SHAPE = {"m": 499, "n": 160, "k": 512}
 SMALL = {"m": 99, "n": 40, "k": 64}
 
 
-class Taken(NamedTuple):
-    """What is taken out: the first such call in a function of a module that the operator has."""
-
-    module: str
-    function: str
-    call: str
-
-
 OPERATOR = "ag_gemm"
-SIGNAL = Taken("weft.tiles.hooks.feed", "push_rows", "wl.notify")
-WAIT = Taken("weft.tiles.hooks.gather", "rows_or_own", "wl.wait")
-# What imports these, in this order; the operator last.
-IMPORTERS = ("weft.tiles.gathered_gemm", "weft.ops._ag_gemm_call", f"weft.ops.{OPERATOR}")
 
 
 def demo(json: options.AsJson = False) -> int:
@@ -76,11 +64,11 @@ def shown() -> bool:
         "[bold]weft[/]: AG+GEMM, an all-gather and a matrix multiplication in one kernel,\n"
         f"on {RANKS} ranks that this machine does not have."
     )
-    card = find_op("ag_gemm")
+    card = find_op(OPERATOR)
     good = answers(card)
     good &= verdict(card)
-    good &= broken(3, "one wait", WAIT, "Each tile waits for the rows that it reads. Not any more:")
-    good &= broken(4, "one signal", SIGNAL, "Each chunk of rows is announced. Not any more:")
+    good &= broken(card, 3, "wait", "Each tile waits for the rows that it reads. Not any more:")
+    good &= broken(card, 4, "notify", "Each chunk of rows is announced. Not any more:")
     good &= binaries(card)
     what_next(time.perf_counter() - start)
     if not good:
@@ -143,123 +131,57 @@ def verdict(card: Op) -> bool:
     return report.ok
 
 
-def broken(number: int, what: str, taken: Taken, story: str) -> bool:
-    """The operator without the call `taken`; is it missed?"""
+def broken(card: Op, number: int, primitive: str, story: str) -> bool:
+    """The operator without one such call; is it missed?"""
     from rich.syntax import Syntax
 
     out = console.results()
-    with chapter(f"{number}. The same kernel with {what} taken out"):
-        with tempfile.TemporaryDirectory() as folder:
-            card, path, line = without(taken, Path(folder))
-            report = first_finding(card)
-            source = path.read_text().splitlines()
-            out.print(story)
-            out.print(
-                Syntax(
-                    "\n".join(source[line - 3 : line + 2]),
-                    "python",
-                    line_numbers=True,
-                    start_line=line - 2,
-                    highlight_lines={line},
-                    background_color="default",
-                )
+    with chapter(f"{number}. The same kernel with one {primitive} taken out"):
+        report, line = without(card, primitive)
+        out.print(story)
+        out.print(
+            Syntax(
+                "".join(linecache.getlines(line.file)[line.number - 3 : line.number + 2]),
+                "python", line_numbers=True, start_line=line.number - 2,
+                highlight_lines={line.number}, background_color="default",
             )
-            if report.ok:
-                out.print("[bold red]nothing was found[/]")
-            else:
-                seed = report.schedules - 1
-                out.print(f"[bold red]found[/] under schedule {seed}:")
-                out.print(
-                    textwrap.indent(finding_text(report.findings[0], path, taken), "  "),
-                    markup=False,
-                )
+        )  # fmt: skip
+        if report.ok:
+            out.print("[bold red]nothing was found[/]")
+        else:
+            out.print(f"[bold red]found[/] under schedule {report.schedules - 1}:")
+            text = textwrap.indent(finding_text(report.findings[0]), "  ")
+            out.print(text, markup=False)
     return not report.ok
 
 
-def finding_text(finding: Finding, path: Path, taken: Taken) -> str:
+def finding_text(finding: Finding) -> str:
     """The finding as a user would read it; of a deadlock, the table of who waits for what."""
     text = str(finding)
     if finding.kind in DEADLOCK_KINDS:
         text = f"{finding.kind}: {finding.message}".split("\n    the host of")[0]
-    return text.replace(str(path), f"{file_of(taken)}.py").replace(f"{Path.cwd()}/", "")
+    return text.replace(f"{Path.cwd()}/", "")
 
 
-def file_of(taken: Taken) -> str:
-    return taken.module.rpartition(".")[2]
+def without(card: Op, primitive: str) -> tuple[Report, Line]:
+    """What the first schedule to find it says of the kernel without one such call of its hooks, and
+    where that call stands."""
+    from weft.verify.mutants.rewrites import Census, OneMutant
 
-
-def without(taken: Taken, folder: Path) -> tuple[Op, Path, int]:
-    """The module's source with one statement taken out: the operator's card, the file, the line."""
-    text = origin(taken.module).read_text()
-    first, last = statement(text, taken)
-    lines = text.splitlines()
-    before = lines[first - 1]
-    indent = before[: len(before) - len(before.lstrip())]
-    # The other lines keep their numbers: the report speaks of the file that the user knows.
-    lines[first - 1] = f"{indent}pass  # removed: {before.strip()}"
-    lines[first:last] = [""] * (last - first)
-    path = folder / f"{file_of(taken)}_without_line_{first}.py"
-    path.write_text("\n".join(lines) + "\n")
-    name, module = taken.module, loaded(path.stem, path)
-    with contextlib.ExitStack() as stack:
-        for importer in IMPORTERS:
-            stack.enter_context(standing_in(name, module))
-            title = f"{importer.rpartition('.')[2]}_with_{path.stem}"
-            name, module = importer, loaded(title, origin(importer))
-    return module.op, path, first
-
-
-@contextmanager
-def standing_in(name: str, module: Any) -> Iterator[None]:
-    """`module` is what is imported by another one's `name`."""
-    package, _, attribute = name.rpartition(".")
-    parent, own = sys.modules[package], sys.modules[name]
-    sys.modules[name] = module
-    setattr(parent, attribute, module)
-    try:
-        yield
-    finally:
-        sys.modules[name] = own
-        setattr(parent, attribute, own)
-
-
-def origin(name: str) -> Path:
-    """Where a module lies."""
-    spec = importlib.util.find_spec(name)
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin)
-
-
-def loaded(name: str, path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def statement(text: str, taken: Taken) -> tuple[int, int]:
-    """First and last line of the first statement in the function that is such a call."""
-    module, function, call = taken
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            for inner in ast.walk(node):
-                if isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Call):
-                    if ast.unparse(inner.value.func) == call:
-                        return inner.lineno, inner.end_lineno or inner.lineno
-    raise UsageError(f"the demo finds no {call} in {function} of {module} any more")
-
-
-def first_finding(card: Op) -> Report:
-    """Schedules one after the other until one shows something."""
     work = Work(card, RANKS, SMALL, "float32")
+    census = Census()
+    one_schedule(work, 0, census)
+    mutant, line = next(
+        (mutant, line) for mutant in census.mutants
+        if (mutant.kind, mutant.site.primitive) == ("drop", primitive)
+        for line in mutant.site.lines if Path(line.file).parent.name == "hooks"
+    )  # fmt: skip
     for seed in range(SCHEDULES):
-        report = one_schedule(work, seed)
+        report = one_schedule(work, seed, OneMutant(mutant))
         if not report.ok:
             break
     report.schedules = seed + 1
-    return report
+    return report, line
 
 
 def binaries(card: Op) -> bool:

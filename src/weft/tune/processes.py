@@ -31,8 +31,9 @@ def run_on_gpus(
 ) -> list[int | None]:
     """Run `main(rank, *args)` in `num_ranks` processes; returns their exit codes.
 
-    What has not ended after `timeout_s` is killed and its exit code is None. A failure raises
-    unless `tolerate` is set.
+    What has not ended after `timeout_s` is killed and its exit code is None.
+
+    Raises  RanksStopped: a process failed, unless `tolerate` is set
     """
     children = _start(main, num_ranks, args)
     try:
@@ -45,7 +46,7 @@ def run_on_gpus(
     finally:
         _end(children)
     if not tolerate and any(code != 0 for code in codes):
-        raise RuntimeError(f"the processes of {main.__name__} ended with {codes}")
+        raise RanksStopped(f"the processes of {main.__name__} ended with {codes}")
     return codes
 
 

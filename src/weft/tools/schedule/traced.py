@@ -73,21 +73,16 @@ def traced_on_gpus(work: Work, transport: str, *, seed: int) -> Traced:
     """
     from weft.tune.processes import messages_from_gpus
 
-    words = (work.op.name, work.num_ranks, dict(work.shape), work.dtype, tuple(work.nodes))
     (found,) = messages_from_gpus(
-        _gpu_rank, work.num_ranks, words, transport, seed, silence_s=SILENCE_S
+        _gpu_rank, work.num_ranks, work, transport, seed, silence_s=SILENCE_S
     )
     return gathered(work, "cuda", *found)
 
 
 def _gpu_rank(
-    rank: int, send: Callable[[Any], None], words: tuple, transport: str, seed: int
+    rank: int, send: Callable[[Any], None], work: Work, transport: str, seed: int
 ) -> None:
     """One rank's process."""
-    from weft.ops import cards
-
-    name, *rest = words
-    work = Work(cards()[name], *rest)
     send(call_traced(work, transport, seed, room=MOST_TILES, warm_calls=WARM_CALLS))
 
 
