@@ -48,7 +48,7 @@ class Order:
     def __init__(self, graph: TaskGraph, *, by_queues: bool) -> None:
         self.tasks = graph.tasks
         self.before = [0] * len(self.tasks)
-        behind = _predecessors(graph) if by_queues else {}
+        behind = before_in_queue(graph) if by_queues else {}
         order, _ = in_order(self.tasks, behind)
         makers: dict[tuple[int, int], int] = {}
         for node in order:
@@ -91,7 +91,7 @@ def in_order(
         return [], [i for i in error.args[1][:-1] if isinstance(i, int)]
 
 
-def _predecessors(graph: TaskGraph) -> dict[int, int]:
+def before_in_queue(graph: TaskGraph) -> dict[int, int]:
     """Of each task the one before it in its queue, by numbers among all ranks'."""
     firsts, found = 0, {}
     for rank in graph.ranks:
@@ -186,7 +186,7 @@ def _queued(graph: TaskGraph) -> Breaches:
 
 def _acyclic(graph: TaskGraph) -> Breaches:
     tasks = graph.tasks
-    cycle = [tasks[i] for i in in_order(tasks, _predecessors(graph))[1]]
+    cycle = [tasks[i] for i in in_order(tasks, before_in_queue(graph))[1]]
     if cycle:
         message = ", ".join(
             _why(graph, earlier, later) for earlier, later in zip([cycle[-1], *cycle], cycle)
