@@ -81,7 +81,7 @@ def multiply_few(a, gathered, rows, b, c, words, steps, calls, unpacked, sums, c
     # program's own count of steps, and no store is asynchronous
     wl.notify(world, unpacked, 1, to=wl.rank(world), op=wl.SignalOp.ADD, scope=wl.Scope.DEVICE)
     m = tl.cast(shape.m, tl.int32)
-    # weft: allow grid-residency: Config.check holds the grid to `most_resident` programs
+    # Config.check holds the grid to `most_resident` programs
     gemm_small.gemm_small(
         b, shape, tile, gemm_small.Partials(sums, come), program, num_programs,
         _ready, Unpacked(rows, m, unpacked, call * num_programs, world),

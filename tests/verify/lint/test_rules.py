@@ -323,57 +323,6 @@ def main(world):
     assert ("device-scope", 4) in rules_of(text)
 
 
-def test_a_recording_reaches_into_what_it_calls():
-    text = """
-@triton.jit
-def exchange(world, ready, epoch):
-    wl.notify(world, ready, epoch, to=1 - wl.rank(world))
-    wl.wait(ready, at_least=epoch)
-
-class Op:
-    def __init__(self, world):
-        self.world, self.ready, self.calls = world, world.signals(1), 0
-
-    def step(self):
-        self.calls += 1
-        exchange[(1,)](self.world.arg, self.ready, self.calls)
-
-def main(op):
-    with torch.cuda.graph(g):
-        op.step()
-"""
-    assert rules_of(text) == [("frozen-epoch", 13)]
-
-
-def test_a_token_that_no_kernel_sets():
-    text = """
-@triton.jit
-def produce(world, rows, token):
-    tl.store(rows, 1.0)
-
-def main(world, rows):
-    token = world.signals(1, torch.int64)
-    produce[(1,)](world.arg, rows, token)
-    world.take_token(token[:1])
-"""
-    assert rules_of(text) == [("never-notified", 9)]
-
-
-def test_a_signal_that_goes_elsewhere_is_not_judged():
-    text = """
-@triton.jit
-def exchange(world, ready):
-    wl.wait(ready, at_least=1)
-    tl.store(ready + 1, 0)
-
-def main(world):
-    ready = world.signals(2)
-    exchange[(1,)](world.arg, ready)
-    hand_over(ready)
-"""
-    assert rules_of(text) == []
-
-
 def test_arrivals_of_programs():
     text = """
 @triton.jit
@@ -414,29 +363,3 @@ def main(tensor, group):
     push[(1,)](handle.buffer_ptrs_dev, handle.rank, handle.world_size)
 """
     assert rules_of(text) == [("device-scope", 7), ("rank-as-constexpr", 12)]
-
-
-def test_a_host_function_of_another_file_is_followed(tmp_path: Path):
-    """The finding stands where this file calls it."""
-    (tmp_path / "launching.py").write_text(
-        "\n\n\n\ndef thrice(world, kernel):\n"
-        "    ready = world.signals(1)\n"
-        "    with world.record() as recording:\n"
-        "        kernel[(1,)](world.arg, ready, 1)\n"
-    )
-    user = tmp_path / "user.py"
-    user.write_text("""import triton
-import weft.language as wl
-from launching import thrice
-
-@triton.jit
-def exchange(world, ready, epoch):
-    wl.notify(world, ready, epoch, to=1 - wl.rank(world))
-    wl.wait(ready, at_least=epoch)
-
-def main(world):
-    thrice(world, exchange)
-""")
-    (problem,) = lint_file(user).problems
-    assert (problem.rule, problem.line) == ("frozen-epoch", 11)
-    assert problem.source.strip() == "thrice(world, exchange)"

@@ -13,9 +13,9 @@ from functools import cached_property
 
 from weft.verify.lint import calls, meanings
 from weft.verify.lint.device import Walker
-from weft.verify.lint.host import Host
+from weft.verify.lint.launches import Launch, given, launches_in
 from weft.verify.lint.source import Device, Source
-from weft.verify.lint.values import Frame, Op, Value, exactly
+from weft.verify.lint.values import Frame, Op, Value
 
 # Imported for what it registers: what calls mean.
 MEANINGS = meanings.EFFECTS
@@ -34,10 +34,11 @@ def trace(device: Device, given: Mapping[str, Value], visited: set[str]) -> list
 
 @dataclass(eq=False)
 class Kernel:
-    """A device function that nobody in the file calls, and what it does."""
+    """A device function that nobody in the file calls, what it does, and who launches it."""
 
     device: Device
     ops: list[Op]
+    launches: list[Launch] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -54,46 +55,26 @@ class Program:
     source: Source
 
     @cached_property
-    def host(self) -> Host:
-        return Host(self.source)
+    def launches(self) -> list[Launch]:
+        return list(launches_in(self.source))
 
     @cached_property
     def kernels(self) -> list[Kernel]:
         """What is launched, and what no other device function calls."""
         devices = self.source.devices
         called = {name for device in devices.values() for name in device.calls}
-        launched = {one.device.name for one in self.host.launches if one.device}
+        launched = {one.device.name for one in self.launches}
         roots = [d for name, d in devices.items() if name in launched or name not in called]
         visited: set[str] = set()
-        found = [Kernel(one, trace(one, self._given(one), visited)) for one in roots]
+        found = []
+        for one in roots:
+            launches = [launch for launch in self.launches if launch.device is one]
+            found.append(Kernel(one, trace(one, given(launches), visited), launches))
         # A hook of a template that lint does not see into is looked at by itself.
         for name, device in devices.items():
             if name not in visited:
                 found.append(Kernel(device, trace(device, {}, visited)))
         return found
-
-    def _given(self, device: Device) -> dict[str, Value]:
-        """What the file's launches say of a kernel's parameters.
-
-        A constexpr has the value that all launches pass to it.
-        """
-        given: dict[str, Value] = {}
-        launches = self.host.launches_of(device.name)
-        for launch in launches:
-            for name, value in launch.values.items():
-                params = frozenset({name})
-                if value.number is not None and device.is_constexpr(name):
-                    if all(one.values.get(name) == value for one in launches):
-                        given[name] = Value(number=value.number, params=params)
-                if value.kind in ("rank", "num_ranks"):
-                    form = exactly(value.kind)
-                    given[name] = Value(form.form, traits=form.traits, params=params)
-                elif value.kind == "peer":
-                    given[name] = Value(roots=params, remote=True, params=params)
-        return given
-
-    def kernel(self, name: str) -> Kernel | None:
-        return next((kernel for kernel in self.kernels if kernel.name == name), None)
 
 
 @dataclass(frozen=True)
@@ -111,7 +92,8 @@ class Hit:
         return ", ".join(f"by {one.call}() in line {one.node.lineno}" for one in calls)  # type: ignore[attr-defined]
 
 
-Check = Callable[[Program], Iterable[Hit]]
+Check = Callable[[Kernel], Iterable[Hit]]
+FileCheck = Callable[[Program], Iterable[Hit]]
 
 
 @dataclass(frozen=True)
@@ -122,19 +104,34 @@ class Rule:
     severity: str
     summary: str
     remedy: str
-    check: Check
+    check: FileCheck
 
 
 RULES: dict[str, Rule] = {}
 
 
 def rule(name: str, severity: str, summary: str, *, remedy: str) -> Callable[[Check], Check]:
-    """Register a rule.
+    """Register a rule that looks at each kernel of a file.
 
     Raises  ValueError: the name is taken
     """
 
     def add(check: Check) -> Check:
+        def of_all(program: Program) -> Iterable[Hit]:
+            return (hit for kernel in program.kernels for hit in check(kernel))
+
+        file_rule(name, severity, summary, remedy=remedy)(of_all)
+        return check
+
+    return add
+
+
+def file_rule(
+    name: str, severity: str, summary: str, *, remedy: str
+) -> Callable[[FileCheck], FileCheck]:
+    """As `rule`, for one that looks at the whole file."""
+
+    def add(check: FileCheck) -> FileCheck:
         if name in RULES:
             raise ValueError(f"two rules are called {name}")
         RULES[name] = Rule(name, severity, summary, remedy, check)

@@ -82,13 +82,6 @@ class Source:
         return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
 
     @cached_property
-    def launches(self) -> bool:
-        """Is anything called as kernels are, `name[...](...)`?"""
-        return any(
-            isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript) for n in self.nodes
-        )
-
-    @cached_property
     def imports(self) -> dict[str, str]:
         """What each imported name stands for, in full: {"tl": "triton.language"}."""
         names = dict(USUAL)

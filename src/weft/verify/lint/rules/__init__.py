@@ -12,9 +12,6 @@ FAMILIES = (
     "peers",
     "counts",
     "sequences",
-    "signals",
-    "residency",
-    "hosts",
     "usage",
 )
 

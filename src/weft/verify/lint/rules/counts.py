@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from weft.verify.lint.order import exclusive
 from weft.verify.lint.problem import ERROR, WARNING
-from weft.verify.lint.registry import Hit, Program, at, pointer_text, rule
+from weft.verify.lint.registry import Hit, Kernel, at, pointer_text, rule
 from weft.verify.lint.values import (
     DATA,
     NUM_PROGRAMS,
@@ -20,23 +20,14 @@ from weft.verify.lint.values import (
     Op,
 )
 
-Key = tuple[str, str]
 
-
-def by_signal(program: Program, *kinds: str) -> dict[Key, list[Op]]:
-    """Operations by what they touch: a signal of the host's, else a parameter of one kernel."""
-    names: dict[tuple[str, str], Key] = {}
-    for signal in program.host.signals.values():
-        for launch, root in signal.bound:
-            if launch.device is not None:
-                names[(launch.device.name, root)] = ("signal", signal.origin)
-    found: dict[Key, list[Op]] = {}
-    for kernel in program.kernels:
-        for op in kernel.ops:
-            if op.kind in kinds or (op.waits and "wait" in kinds):
-                for root in op.pointer.roots:
-                    key = names.get((kernel.name, root), (kernel.name, root))
-                    found.setdefault(key, []).append(op)
+def by_signal(kernel: Kernel, *kinds: str) -> dict[str, list[Op]]:
+    """Operations by the parameter that they touch."""
+    found: dict[str, list[Op]] = {}
+    for op in kernel.ops:
+        if op.kind in kinds or (op.waits and "wait" in kinds):
+            for root in op.pointer.roots:
+                found.setdefault(root, []).append(op)
     return found
 
 
@@ -46,9 +37,9 @@ def by_signal(program: Program, *kinds: str) -> dict[Key, list[Op]]:
     "A notify that depends on the values of a tile, for a wait that does not.",
     remedy="notify in every case, and send what was found as data",
 )
-def notify_on_data(program: Program) -> Iterator[Hit]:
-    waits = by_signal(program, "wait")
-    for key, notifies in by_signal(program, "notify").items():
+def notify_on_data(kernel: Kernel) -> Iterator[Hit]:
+    waits = by_signal(kernel, "wait")
+    for key, notifies in by_signal(kernel, "notify").items():
         firm = [op for op in waits.get(key, ()) if not _on_data(op) and not op.expected.has(DATA)]
         if not firm or any(not _on_data(op) for op in notifies):
             continue
@@ -75,9 +66,9 @@ def _on_data(op: Op) -> bool:
     "A wait for as many arrivals as there are ranks, or programs, where not each of them notifies.",
     remedy="wait for as many as come (num_ranks - 1), or let every one notify",
 )
-def count_not_met(program: Program) -> Iterator[Hit]:
-    notifies = by_signal(program, "notify", "atomic", "opaque")
-    for key, waits in by_signal(program, "wait").items():
+def count_not_met(kernel: Kernel) -> Iterator[Hit]:
+    notifies = by_signal(kernel, "notify", "atomic", "opaque")
+    for key, waits in by_signal(kernel, "wait").items():
         made = [op for op in notifies.get(key, ()) if not op.waits]
         if len(made) != 1 or not _is_one_arrival(made[0]):
             continue
@@ -113,18 +104,17 @@ _PARTIES = ((NUM_RANKS, _on_rank, "rank"), (NUM_PROGRAMS, _on_program, "program"
     "A barrier of the world in a branch that not every rank takes.",
     remedy="call it outside the branch, or on both sides of it",
 )
-def divergent_barrier(program: Program) -> Iterator[Hit]:
-    for kernel in program.kernels:
-        barriers = [op for op in kernel.of("barrier") if op.name == "wl.barrier"]
-        for op in barriers:
-            for frame in op.branches():
-                if not (frame.test.has(RANK) or frame.test.has(OFFSET_RANK)):
-                    continue
-                if not any(_on_other_side(one, frame) for one in barriers):
-                    line = frame.node.lineno  # type: ignore[attr-defined]
-                    yield at(op, f"only ranks for which the condition in line {line} decides so "
-                                 "come here, and a barrier waits for every rank")  # fmt: skip
-                    break
+def divergent_barrier(kernel: Kernel) -> Iterator[Hit]:
+    barriers = [op for op in kernel.of("barrier") if op.name == "wl.barrier"]
+    for op in barriers:
+        for frame in op.branches():
+            if not (frame.test.has(RANK) or frame.test.has(OFFSET_RANK)):
+                continue
+            if not any(_on_other_side(one, frame) for one in barriers):
+                line = frame.node.lineno  # type: ignore[attr-defined]
+                yield at(op, f"only ranks for which the condition in line {line} decides so "
+                             "come here, and a barrier waits for every rank")  # fmt: skip
+                break
 
 
 def _on_other_side(op: Op, frame: Frame) -> bool:
@@ -137,22 +127,21 @@ def _on_other_side(op: Op, frame: Frame) -> bool:
     "Several ranks SET one word of a peer: each takes the place of the others' signals.",
     remedy="give each rank a word (signal + wl.rank(world)), or let them ADD to one",
 )
-def one_word_for_many(program: Program) -> Iterator[Hit]:
-    for kernel in program.kernels:
-        for op in kernel.of("notify"):
-            if not (sets(op) and op.releases and op.to is not None and op.pointer.remote):
-                continue
-            is_one_peer = isinstance(op.to.number, int)
-            offset = op.pointer.offset
-            mine = offset is not None and (offset.has(RANK) or bool(offset.params))
-            is_asked = any(frame.own is not None for frame in op.path) or not _on_rank(op)
-            # Of two ranks only one is "every rank but 0": a wait must speak of their number.
-            waited = any(
-                one.waits
-                and one.pointer.roots & op.pointer.roots
-                and (one.expected.has(NUM_RANKS) or one.count.has(NUM_RANKS))
-                for one in kernel.ops
-            )
-            if is_one_peer and not mine and not is_asked and waited:
-                yield at(op, f"every rank that comes here SETs {pointer_text(op)} of rank "
-                             f"{op.to.number}, and its wait sees one of them")  # fmt: skip
+def one_word_for_many(kernel: Kernel) -> Iterator[Hit]:
+    for op in kernel.of("notify"):
+        if not (sets(op) and op.releases and op.to is not None and op.pointer.remote):
+            continue
+        is_one_peer = isinstance(op.to.number, int)
+        offset = op.pointer.offset
+        mine = offset is not None and (offset.has(RANK) or bool(offset.params))
+        is_asked = any(frame.own is not None for frame in op.path) or not _on_rank(op)
+        # Of two ranks only one is "every rank but 0": a wait must speak of their number.
+        waited = any(
+            one.waits
+            and one.pointer.roots & op.pointer.roots
+            and (one.expected.has(NUM_RANKS) or one.count.has(NUM_RANKS))
+            for one in kernel.ops
+        )
+        if is_one_peer and not mine and not is_asked and waited:
+            yield at(op, f"every rank that comes here SETs {pointer_text(op)} of rank "
+                         f"{op.to.number}, and its wait sees one of them")  # fmt: skip

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from weft.verify.lint.problem import ERROR, WARNING
-from weft.verify.lint.registry import Hit, Program, at, rule, text_of
+from weft.verify.lint.registry import Hit, Kernel, at, rule, text_of
 from weft.verify.lint.values import DATA, NUM_RANKS, OFFSET_RANK, RANK, TICKET, UNCHECKED, Op
 
 
@@ -16,17 +16,15 @@ from weft.verify.lint.values import DATA, NUM_RANKS, OFFSET_RANK, RANK, TICKET, 
     "A rank's neighbour that is not brought back into 0 .. num_ranks - 1.",
     remedy="take it modulo wl.num_ranks(world), or guard the access by a comparison",
 )
-def peer_unmasked(program: Program) -> Iterator[Hit]:
-    for kernel in program.kernels:
-        for op in kernel.ops:
-            if op.to is None or _is_guarded(op):
-                continue
-            if op.to.has(OFFSET_RANK):
-                yield at(op, f"{_peer_text(op)} is the rank plus or minus something, and on the "
-                             "first or last rank there is no such peer")  # fmt: skip
-            elif op.to.form == NUM_RANKS:
-                yield at(op, f"{_peer_text(op)} is the number of ranks; the last rank is one less")
-    yield from _host_peers(program)
+def peer_unmasked(kernel: Kernel) -> Iterator[Hit]:
+    for op in kernel.ops:
+        if op.to is None or _is_guarded(op):
+            continue
+        if op.to.has(OFFSET_RANK):
+            yield at(op, f"{_peer_text(op)} is the rank plus or minus something, and on the "
+                         "first or last rank there is no such peer")  # fmt: skip
+        elif op.to.form == NUM_RANKS:
+            yield at(op, f"{_peer_text(op)} is the number of ranks; the last rank is one less")
 
 
 def _is_guarded(op: Op) -> bool:
@@ -47,40 +45,16 @@ def _peer_text(op: Op) -> str:
     return "the index of the table of addresses"
 
 
-def _host_peers(program: Program) -> Iterator[Hit]:
-    """`world.peer(x, world.rank + 1)`, outside of any `if`."""
-    for node in program.source.nodes:
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-            continue
-        if node.func.attr != "peer" or len(node.args) != 2:
-            continue
-        peer = node.args[1]
-        if not (isinstance(peer, ast.BinOp) and isinstance(peer.op, (ast.Add, ast.Sub))):
-            continue
-        if text_of(peer.left).endswith(".rank") and not _in_branch(node, program.source.parents):
-            yield Hit(peer, f"{text_of(peer)} is no rank on the first or last rank")
-
-
-def _in_branch(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
-    outer = parents.get(node)
-    while outer is not None and not isinstance(outer, ast.FunctionDef):
-        if isinstance(outer, (ast.If, ast.IfExp, ast.While, ast.comprehension, ast.Try, ast.With)):
-            return True
-        outer = parents.get(outer)
-    return False
-
-
 @rule(
     "peer-from-data",
     WARNING,
     "A peer read from memory and used as it is.",
     remedy="guard the access by a comparison with wl.num_ranks(world), or take it modulo that",
 )
-def peer_from_data(program: Program) -> Iterator[Hit]:
-    for kernel in program.kernels:
-        for op in kernel.of("put", "get", "notify", "address"):
-            if op.to is None or not op.to.has(UNCHECKED) or op.to.has(TICKET):
-                continue
-            if not any(frame.test.has(DATA) for frame in op.branches()):
-                yield at(op, f"{_peer_text(op)} is what memory holds, and nothing here says that "
-                             "it is a rank")  # fmt: skip
+def peer_from_data(kernel: Kernel) -> Iterator[Hit]:
+    for op in kernel.of("put", "get", "notify", "address"):
+        if op.to is None or not op.to.has(UNCHECKED) or op.to.has(TICKET):
+            continue
+        if not any(frame.test.has(DATA) for frame in op.branches()):
+            yield at(op, f"{_peer_text(op)} is what memory holds, and nothing here says that "
+                         "it is a rank")  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from weft.verify.lint.order import before_without
 from weft.verify.lint.problem import ERROR
-from weft.verify.lint.registry import Hit, Program, at, pointer_text, rule
+from weft.verify.lint.registry import Hit, Kernel, at, pointer_text, rule
 from weft.verify.lint.values import Op
 
 
@@ -23,13 +23,12 @@ def _is_raw_release(op: Op) -> bool:
     "A raw release behind the stores of a block, with no block barrier between.",
     remedy="put tl.debug_barrier() before it, or use wl.notify, which contains it",
 )
-def release_without_barrier(program: Program) -> Iterator[Hit]:
-    for kernel in program.kernels:
-        for store, release in before_without(kernel.ops, _stores, _is_raw_release, _joins_block):
-            line = getattr(store.node, "lineno", 0)
-            yield at(release, f"Triton puts no block barrier before {release.name}, so it orders "
-                              f"the stores of one thread; line {line} stores by all of "
-                              "them")  # fmt: skip
+def release_without_barrier(kernel: Kernel) -> Iterator[Hit]:
+    for store, release in before_without(kernel.ops, _stores, _is_raw_release, _joins_block):
+        line = getattr(store.node, "lineno", 0)
+        yield at(release, f"Triton puts no block barrier before {release.name}, so it orders "
+                          f"the stores of one thread; line {line} stores by all of "
+                          "them")  # fmt: skip
 
 
 def _stores(op: Op) -> bool:
@@ -48,7 +47,7 @@ def _joins_block(op: Op) -> bool:
     "A TMA store, then a raw release before the store is complete.",
     remedy="put wl.complete_stores() and tl.debug_barrier() before it, or use wl.notify",
 )
-def unfinished_store(program: Program) -> Iterator[Hit]:
+def unfinished_store(kernel: Kernel) -> Iterator[Hit]:
     def stores(op: Op) -> bool:
         return op.kind == "descriptor store"
 
@@ -57,12 +56,11 @@ def unfinished_store(program: Program) -> Iterator[Hit]:
         said = op.kind == "atomic" and op.is_raw and op.releases and "sem" in op.options
         return _is_raw_release(op) or (said and not op.is_tile_access and op.poll is None)
 
-    for kernel in program.kernels:
-        for store, release in before_without(kernel.ops, stores, releases, _completes):
-            line = getattr(store.node, "lineno", 0)
-            yield at(release, f"the descriptor store in line {line} is asynchronous, and up to "
-                              f"Triton 3.7 {release.name} on {pointer_text(release)} is seen "
-                              "before it is written")  # fmt: skip
+    for store, release in before_without(kernel.ops, stores, releases, _completes):
+        line = getattr(store.node, "lineno", 0)
+        yield at(release, f"the descriptor store in line {line} is asynchronous, and up to "
+                          f"Triton 3.7 {release.name} on {pointer_text(release)} is seen "
+                          "before it is written")  # fmt: skip
 
 
 def _completes(op: Op) -> bool:

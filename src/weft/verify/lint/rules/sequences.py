@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from weft.verify.lint.order import before_without, exclusive
 from weft.verify.lint.problem import ERROR, WARNING
-from weft.verify.lint.registry import Hit, Kernel, Program, at, pointer_text, rule
-from weft.verify.lint.rules.signals import whole_signals
+from weft.verify.lint.registry import Hit, Kernel, at, pointer_text, rule
 from weft.verify.lint.values import LOOP, NUM_RANKS, PROGRAM, RANK, TICKET, Frame, Op
 
 
@@ -21,21 +20,20 @@ def _line(op: Op) -> int:
     "A put to a peer behind the last signal: nobody is told of it.",
     remedy="put first, notify then; or put a barrier behind it",
 )
-def store_after_notify(program: Program) -> Iterator[Hit]:
-    for kernel in program.kernels:
-        for index, op in enumerate(kernel.ops):
-            if op.kind not in ("put", "store") or not op.pointer.remote:
-                continue
-            if op.name == "wl.put_packets":
-                continue  # each word carries its own flag
-            later = [one for one in kernel.ops[index:] if not exclusive(one, op) and _tells(one)]
-            early = [
-                one for one in kernel.ops[:index]
-                if one.kind == "notify" and one.pointer.remote and not exclusive(one, op)
-            ]  # fmt: skip
-            if early and not later:
-                yield at(op, f"the last signal to a peer is raised in line {_line(early[-1])}, "
-                             "before this write: whoever waits for it may not see it")  # fmt: skip
+def store_after_notify(kernel: Kernel) -> Iterator[Hit]:
+    for index, op in enumerate(kernel.ops):
+        if op.kind not in ("put", "store") or not op.pointer.remote:
+            continue
+        if op.name == "wl.put_packets":
+            continue  # each word carries its own flag
+        later = [one for one in kernel.ops[index:] if not exclusive(one, op) and _tells(one)]
+        early = [
+            one for one in kernel.ops[:index]
+            if one.kind == "notify" and one.pointer.remote and not exclusive(one, op)
+        ]  # fmt: skip
+        if early and not later:
+            yield at(op, f"the last signal to a peer is raised in line {_line(early[-1])}, "
+                         "before this write: whoever waits for it may not see it")  # fmt: skip
 
 
 def _tells(op: Op) -> bool:
@@ -49,18 +47,17 @@ def _tells(op: Op) -> bool:
     "A wait at the end of a kernel, behind the reads that it should guard.",
     remedy="wait before what peers write is read",
 )
-def late_wait(program: Program) -> Iterator[Hit]:
-    for kernel in program.kernels:
-        written = _written_by_peers(kernel)
-        for index, wait in enumerate(kernel.ops):
-            if wait.kind != "wait" or _something_follows(kernel, index):
-                continue
-            for op in kernel.ops[:index]:
-                reads = op.kind == "get" or (op.kind == "load" and op.pointer.roots & written)
-                if reads and not exclusive(op, wait) and not _acquired(kernel, op):
-                    message = f"nothing comes behind this wait for {pointer_text(wait)}, and line "
-                    yield at(wait, message + f"{_line(op)} reads before it what peers write")
-                    break
+def late_wait(kernel: Kernel) -> Iterator[Hit]:
+    written = _written_by_peers(kernel)
+    for index, wait in enumerate(kernel.ops):
+        if wait.kind != "wait" or _something_follows(kernel, index):
+            continue
+        for op in kernel.ops[:index]:
+            reads = op.kind == "get" or (op.kind == "load" and op.pointer.roots & written)
+            if reads and not exclusive(op, wait) and not _acquired(kernel, op):
+                message = f"nothing comes behind this wait for {pointer_text(wait)}, and line "
+                yield at(wait, message + f"{_line(op)} reads before it what peers write")
+                break
 
 
 def _written_by_peers(kernel: Kernel) -> set[str]:
@@ -80,43 +77,22 @@ def _acquired(kernel: Kernel, read: Op) -> bool:
 
 
 @rule(
-    "wait-before-notify",
-    ERROR,
-    "Every rank waits for a signal before it raises it for the others: all wait for ever.",
-    remedy="notify first, wait then; or let one rank begin",
-)
-def wait_before_notify(program: Program) -> Iterator[Hit]:
-    for signal, ops in whole_signals(program):
-        if signal.is_written or len({id(launch.device) for launch, _ in signal.bound}) != 1:
-            continue
-        raising = [op for op in ops if op.kind in ("notify", "atomic", "put", "store", "barrier")]
-        raising = [op for op in raising if not op.waits]
-        if not raising or ops[0] in raising or not ops[0].waits:
-            continue
-        wait, value = ops[0], ops[0].expected.number
-        if isinstance(value, int) and value > 0 and not wait.branches() and not wait.loops():
-            yield at(wait, f"all ranks come here first, and {signal.name} is raised only in line "
-                           f"{_line(raising[0])}, behind this wait")  # fmt: skip
-
-
-@rule(
     "source-reused",
     ERROR,
     "The source of a transfer that does not block, written before it is complete.",
     remedy="put wl.quiet(world) before the write; fence and notify do not complete a put here",
 )
-def source_reused(program: Program) -> Iterator[Hit]:
-    for kernel in program.kernels:
-        for put, store in before_without(
-            kernel.ops,
-            lambda op: op.name == "wl.put_nbi" and bool(op.value.roots),
-            lambda op: op.kind == "get" or (op.kind == "store" and not op.pointer.remote),
-            lambda op: op.name in ("wl.quiet", "wl.barrier"),
-        ):
-            written = store.value if store.kind == "get" else store.pointer
-            if written.roots & put.value.roots:
-                yield at(store, f"the transfer of line {_line(put)} may still read "
-                                f"{', '.join(sorted(put.value.roots))}")  # fmt: skip
+def source_reused(kernel: Kernel) -> Iterator[Hit]:
+    for put, store in before_without(
+        kernel.ops,
+        lambda op: op.name == "wl.put_nbi" and bool(op.value.roots),
+        lambda op: op.kind == "get" or (op.kind == "store" and not op.pointer.remote),
+        lambda op: op.name in ("wl.quiet", "wl.barrier"),
+    ):
+        written = store.value if store.kind == "get" else store.pointer
+        if written.roots & put.value.roots:
+            yield at(store, f"the transfer of line {_line(put)} may still read "
+                            f"{', '.join(sorted(put.value.roots))}")  # fmt: skip
 
 
 @rule(
@@ -125,12 +101,11 @@ def source_reused(program: Program) -> Iterator[Hit]:
     "One program of a grid signals what all of them have stored, without having met them.",
     remedy="take a ticket with wl.atomic_add and let the last program notify, or wl.barrier_grid",
 )
-def speaks_for_all(program: Program) -> Iterator[Hit]:
-    for kernel in program.kernels:
-        for put, notify in before_without(kernel.ops, _by_every_program, _by_one, _meets):
-            yield at(notify, f"each program writes its part in line {_line(put)}, and one program "
-                             f"raises {pointer_text(notify)}: the others may not have come so "
-                             "far")  # fmt: skip
+def speaks_for_all(kernel: Kernel) -> Iterator[Hit]:
+    for put, notify in before_without(kernel.ops, _by_every_program, _by_one, _meets):
+        yield at(notify, f"each program writes its part in line {_line(put)}, and one program "
+                         f"raises {pointer_text(notify)}: the others may not have come so "
+                         "far")  # fmt: skip
 
 
 def _by_every_program(op: Op) -> bool:
@@ -167,14 +142,13 @@ def _meets(op: Op) -> bool:
     "A signal word set to zero right before it is waited for: the signal may have come already.",
     remedy="reset it after the wait, with a barrier before the next signal; or count up",
 )
-def reset_before_wait(program: Program) -> Iterator[Hit]:
-    for kernel in program.kernels:
-        for reset, wait in before_without(
-            kernel.ops, _resets, lambda op: op.waits, lambda op: op.kind == "barrier"
-        ):
-            if reset.pointer.roots & wait.pointer.roots:
-                yield at(reset, f"{pointer_text(wait)} is waited for in line {_line(wait)}, and a "
-                                "signal that has come before this reset is lost")  # fmt: skip
+def reset_before_wait(kernel: Kernel) -> Iterator[Hit]:
+    for reset, wait in before_without(
+        kernel.ops, _resets, lambda op: op.waits, lambda op: op.kind == "barrier"
+    ):
+        if reset.pointer.roots & wait.pointer.roots:
+            yield at(reset, f"{pointer_text(wait)} is waited for in line {_line(wait)}, and a "
+                            "signal that has come before this reset is lost")  # fmt: skip
 
 
 def _resets(op: Op) -> bool:
@@ -188,18 +162,17 @@ def _resets(op: Op) -> bool:
     "A transfer that does not block, and nothing behind it that completes it.",
     remedy="end with wl.quiet(world), or with a notify or a barrier of the world",
 )
-def transfer_never_completed(program: Program) -> Iterator[Hit]:
-    for kernel in program.kernels:
-        if not program.host.launches_of(kernel.name):
-            continue  # who calls it may complete it
-        for index, op in enumerate(kernel.ops):
-            if op.name not in ("wl.put_nbi", "wl.get_nbi"):
-                continue
-            later = [one for one in kernel.ops[index + 1 :] if not exclusive(one, op)]
-            # In a loop, what stands before it in the text comes behind it in the next turn, but
-            # not behind the last turn.
-            if not any(_completes_transfer(one, op) for one in later):
-                yield at(op, "the kernel ends, and nobody has waited for this transfer")
+def transfer_never_completed(kernel: Kernel) -> Iterator[Hit]:
+    if not kernel.launches:
+        return  # who calls it may complete it
+    for index, op in enumerate(kernel.ops):
+        if op.name not in ("wl.put_nbi", "wl.get_nbi"):
+            continue
+        later = [one for one in kernel.ops[index + 1 :] if not exclusive(one, op)]
+        # In a loop, what stands before it in the text comes behind it in the next turn, but
+        # not behind the last turn.
+        if not any(_completes_transfer(one, op) for one in later):
+            yield at(op, "the kernel ends, and nobody has waited for this transfer")
 
 
 def _completes_transfer(op: Op, transfer: Op) -> bool:

@@ -6,41 +6,46 @@ import ast
 import difflib
 from collections.abc import Iterator
 
+from weft.verify.lint.launches import passed
 from weft.verify.lint.problem import ERROR, WARNING
-from weft.verify.lint.registry import Hit, Program, rule, text_of
+from weft.verify.lint.registry import Hit, Program, file_rule, text_of
 from weft.verify.lint.signatures import exported, signatures
+from weft.verify.lint.values import RANK
 
 
-@rule(
+@file_rule(
     "world-not-arg",
     ERROR,
     "A kernel that is given the world instead of world.arg.",
     remedy="pass world.arg",
 )
 def world_not_arg(program: Program) -> Iterator[Hit]:
-    for launch in program.host.launches:
-        for name, value in launch.values.items():
-            if value.kind == "world":
-                argument = launch.arguments[name]
+    for launch in program.launches:
+        for name, argument in launch.arguments.items():
+            made = launch.made(name)
+            maker = program.source.spelling(made.func) if isinstance(made, ast.Call) else ""
+            is_world = maker == "weft.init" or maker.endswith(".world")
+            if is_world or text_of(made) in ("world", "self.world"):
                 message = f"{text_of(argument)} is the host's object; kernels take its table, rank "
-                yield Hit(launch.place(argument), message + "count and version as one argument")
+                yield Hit(argument, message + "count and version as one argument")
 
 
-@rule(
+@file_rule(
     "rank-as-constexpr",
     WARNING,
     "The rank as a compile-time constant: one binary for each rank.",
     remedy="take it from wl.rank(world), or drop the tl.constexpr",
 )
 def rank_as_constexpr(program: Program) -> Iterator[Hit]:
-    for launch in program.host.launches:
-        for name, value in launch.values.items():
-            if value.kind == "rank" and launch.device and launch.device.is_constexpr(name):
+    for launch in program.launches:
+        for name, argument in launch.arguments.items():
+            is_rank = passed(launch, name).form == RANK
+            if is_rank and launch.device.is_constexpr(name):
                 message = f"{name} of {launch.device.name} is a constexpr, so every rank compiles "
-                yield Hit(launch.place(launch.arguments[name]), message + "a kernel of its own")
+                yield Hit(argument, message + "a kernel of its own")
 
 
-@rule(
+@file_rule(
     "unknown-name",
     ERROR,
     "A name that weft.language does not have.",
@@ -69,7 +74,7 @@ def _near(name: str) -> str:
     return f"; there is {found[0]}" if found else ""
 
 
-@rule(
+@file_rule(
     "wrong-call",
     ERROR,
     "A call of a primitive that its declaration does not take.",
