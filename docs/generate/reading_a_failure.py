@@ -15,7 +15,6 @@ sys.path.insert(0, str(TESTS))
 from programs import load, run  # noqa: E402
 
 from weft.base.report import Finding  # noqa: E402
-from weft.emulator.kinds import KINDS  # noqa: E402
 from weft.emulator.observation import Recorder  # noqa: E402
 from weft.verify.picture import draw  # noqa: E402
 from weft.verify.picture.terminal import render  # noqa: E402
@@ -39,9 +38,15 @@ def lost_signal() -> str:
     return shown("lost signal")
 
 
+def example_of(kind: str) -> Path:
+    """The program that docs/findings.md names for a kind of finding."""
+    section = (DOCS / "findings.md").read_text().split(f"\n## {kind}\n")[1].split("\n## ")[0]
+    return DOCS.parent / re.findall(r"Example: `(.*)`", section)[0]
+
+
 def shown(name: str) -> str:
     """The example of one kind of finding: its code, its report, its picture."""
-    path = TESTS / "wrong" / f"{KINDS[name].example}.py"
+    path = example_of(name)
     seed, finding, recorder = seen(name)
     picture = render(draw(recorder.events, finding, dropped=recorder.dropped)).plain
     story, text = _parts(path)
@@ -57,7 +62,7 @@ def shown(name: str) -> str:
 
 def seen(name: str) -> tuple[int, Finding, Recorder]:
     """The first seed under which the kind's example shows it, and what was seen."""
-    path = TESTS / "wrong" / f"{KINDS[name].example}.py"
+    path = example_of(name)
     program, known = load(path), {}
     for seed in range(SCHEDULES):
         recorder = Recorder()

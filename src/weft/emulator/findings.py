@@ -6,16 +6,57 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from weft.base.errors import FindingError
+from weft.base.errors import (
+    DeadlockError,
+    DeterminismError,
+    EndlessLoopError,
+    FarPointerError,
+    FindingError,
+    NotSymmetricError,
+    OutOfBoundsError,
+    PeerError,
+    RaceError,
+    ResidencyError,
+    SignalError,
+    UninitializedError,
+    UsageError,
+)
 from weft.base.place import Place
 from weft.base.report import Finding, Report, Side
 from weft.base.vocabulary import Scope
 from weft.emulator import remedies
 from weft.emulator.clocks import Agents, Identity
-from weft.emulator.kinds import error_of
 from weft.emulator.memory import Allocation
 from weft.emulator.observation import Watch
 from weft.emulator.remedies import Age, Before
+
+# What a session raises for each kind of finding; docs/findings.md says what each means.
+ERRORS: dict[str, type[Exception]] = {
+    "race": RaceError,
+    "deadlock": DeadlockError,
+    "unsatisfiable wait": DeadlockError,
+    "residency": ResidencyError,
+    "lost signal": SignalError,
+    "doubled signal": SignalError,
+    "unused signal": SignalError,
+    "epoch not advanced": SignalError,
+    "unbounded wait": SignalError,
+    "stale signal": SignalError,
+    "stale flag": SignalError,
+    "plain spin": SignalError,
+    "unfinished transfer": SignalError,
+    "nondeterministic result": DeterminismError,
+    "wrong answer": FindingError,
+    "error": FindingError,
+    "uninitialised": UninitializedError,
+    "out of bounds": OutOfBoundsError,
+    "misaligned": UsageError,
+    "far pointer": FarPointerError,
+    "peer": PeerError,
+    "not symmetric": NotSymmetricError,
+    "endless loop": EndlessLoopError,
+    "assertion": AssertionError,
+}
 
 # Findings of one kind and pair of lines are reported once; so many different ones are kept.
 MAX_FINDINGS = 64
@@ -61,7 +102,7 @@ class Findings:
             watch.found(finding)
         self.enough = self.enough or self.is_enough(finding)
         if self.error is None:
-            kind = error or error_of(finding.kind)
+            kind = error or ERRORS.get(finding.kind, FindingError)
             if issubclass(kind, FindingError):
                 self.error = kind(str(finding), finding=finding)
             else:
