@@ -149,7 +149,7 @@ def leaves_while_reducing(sums, ready, x):
 
 def test_a_reduction_is_asynchronous():
     """On Triton before 3.8 a release does not wait for it."""
-    from weft.emulator.synchronising import RELEASE_COMPLETES_STORES
+    from weft.emulator.accesses import RELEASE_COMPLETES_STORES
 
     args = torch.zeros(8, 16), torch.zeros(1, dtype=torch.int32), torch.zeros(1)
     with weft.emulated(ranks=1, collect=True) as session:

@@ -242,7 +242,7 @@ def test_descriptor_store_is_asynchronous_until_completed():
         else:
             rt.atomic_rmw("exch", "release", "sys", flag, I64.type(1), None, I64, (), 72)
 
-    from weft.emulator.synchronising import RELEASE_COMPLETES_STORES
+    from weft.emulator.accesses import RELEASE_COMPLETES_STORES
 
     for primitive in (True, False):
         bench, out = Bench(), []

@@ -123,14 +123,14 @@ class Findings:
 
     def race(
         self, by: Any, allocation: Allocation, cell: int, what: str, kind: str, earlier: int,
-        place: Place, segment: int = -1, found: int | None = None,
+        loc: Any, segment: int, found: int,
     ) -> None:  # fmt: skip
         """Two accesses that nothing orders; `kind` says what the earlier one, a segment, was.
 
-        `segment` is the later one's, where it is of a program. `found` is the segment that had
-        written the element before both, where that is known: what an earlier read found there
-        says which of the two came too early.
+        `segment` is the later one's. `found` is the segment that had written the element before
+        both: what an earlier read found there says which of the two came too early.
         """
+        place = by.place_of(loc)
         index = index_of(allocation, cell)
         agents = self.agents
         identity = agents.identity[agents.segment_agent[earlier]]
@@ -164,7 +164,7 @@ class Findings:
                 if self._is_reset(what, kind, now, identity):
                     message = f"{message}: a signal word is reset while others may signal it"
                     remedy = remedies.RESET_IT
-            elif kind == "read" and found is not None:
+            elif kind == "read":
                 before = self._before(found, allocation, now, identity)
                 message, remedy = remedies.write_behind_read(name, what, now, identity, before)
             elif (what, kind) == ("read", "write"):
@@ -184,7 +184,7 @@ class Findings:
     def _narrow(self, what: str, segment: int, place: Place, earlier: int) -> str:
         """Which access has the scope that is too small, and where it is."""
         scopes = self.agents.segment_scope
-        own = scopes[segment] if segment >= 0 else None
+        own = scopes[segment]
         if own is not None and own is not Scope.SYSTEM:
             return f"scope {own.name} of the {what} at {place.outermost}"
         other = scopes[earlier]
@@ -254,42 +254,40 @@ class Findings:
             agents.segment_agent[segment], agents.segment_place[segment], note="added a float to",
             **where,
         )  # fmt: skip
-        first = self.side(by, by.locations[loc], note="adds a float to", **where)
+        first = self.side(by, by.place_of(loc), note="adds a float to", **where)
         self.report.arrivals.append((first, second))
 
     def _file(
-        self, kind: str, message: str, by: Any, place: Place, note: str, remedy: str,
+        self, kind: str, message: str, by: Any, loc: Any, note: str, remedy: str,
         where: tuple[Allocation, Any] | None = None,
     ) -> None:  # fmt: skip
         """A finding of one side, which did `note` with the element `where`."""
         fields = {} if where is None else {"tensor": tensor_name(where[0]), "index": where[1]}
-        side = self.side(by, place, note=note, **fields)
+        side = self.side(by, by.place_of(loc), note=note, **fields)
         self.find(Finding(kind, message, side, remedy=remedy))
 
-    def uninitialised(self, by: Any, allocation: Allocation, cell: int, place: Place) -> None:
+    def uninitialised(self, by: Any, allocation: Allocation, cell: int, loc: Any) -> None:
         index = index_of(allocation, cell)
         self._file(
             "uninitialised",
             f"{element_name(allocation, index)} is read, but nothing has written it",
-            by, place, "reads", "write it first, or wait for the rank that does",
+            by, loc, "reads", "write it first, or wait for the rank that does",
             (allocation, index),
         )  # fmt: skip
 
-    def stale_signal(self, by: Any, allocation: Allocation, cell: int, place: Place) -> None:
+    def stale_signal(self, by: Any, allocation: Allocation, cell: int, loc: Any) -> None:
         index = index_of(allocation, cell)
         self._file(
             "stale signal",
             f"the wait for {element_name(allocation, index)} is satisfied by what memory held"
             " before: nothing has written the word since it was allocated",
-            by, place, "waits for",
+            by, loc, "waits for",
             "take signals from world.signals or a workspace: zeroed and never recycled",
             (allocation, index),
         )  # fmt: skip
 
-    def out_of_bounds(
-        self, by: Any, near: Allocation | None, address: int, itemsize: int, what: str, loc: Any
-    ) -> None:
-        place = loc if isinstance(loc, Place) else by.locations[loc]
+    def out_of_bounds(self, by: Any, address: int, itemsize: int, what: str, loc: Any) -> None:
+        near = by.memory.nearest(address)
         message, where = f"{what} address {address:#x}, which belongs to no tensor", None
         if near is not None:
             flat = (address - near.address) // itemsize
@@ -300,14 +298,14 @@ class Findings:
                 f" {near.nbytes // itemsize} elements{shape}"
             )
         remedy = "mask the access, or check sizes and strides"
-        self._file("out of bounds", message, by, place, what, remedy, where)
+        self._file("out of bounds", message, by, loc, what, remedy, where)
 
     def plain_spin(self, by: Any, allocation: Allocation, index: int, loc: int) -> None:
         self._file(
             "plain spin",
             f"a loop waits for {element_name(allocation, index)} with plain loads: a compiler may"
             " read the word once, and nothing read afterwards is ordered",
-            by, by.locations[loc], "spins on", "wait with wl.wait, or poll with an acquire atomic",
+            by, loc, "spins on", "wait with wl.wait, or poll with an acquire atomic",
             (allocation, index),
         )  # fmt: skip
 
@@ -317,7 +315,7 @@ class Findings:
             "stale flag",
             f"{element_name(allocation, index)} holds a packet of flag {flag} already: whoever"
             " waits for it cannot tell the new one from the old",
-            by, by.locations[loc], "puts", "give every round another flag, not 0 in zeroed memory",
+            by, loc, "puts", "give every round another flag, not 0 in zeroed memory",
             (allocation, index),
         )  # fmt: skip
 
@@ -326,7 +324,7 @@ class Findings:
             "unfinished transfer",
             "the program ends with this transfer under way: no fence and no quiet comes after it,"
             " so nobody can know when it is over",
-            by, by.locations[loc], "starts a transfer",
+            by, loc, "starts a transfer",
             "end with wl.quiet(world), or with wl.fence(world) and a signal",
         )  # fmt: skip
 
@@ -339,7 +337,7 @@ class Findings:
                 "epoch not advanced",
                 f"{element_name(allocation, index)} is set from {seen} back to {value}: an epoch"
                 " did not advance",
-                by, by.locations[loc], "sets",
+                by, loc, "sets",
                 "signal words only grow; derive the value from the slot's epoch",
                 (allocation, index),
             )  # fmt: skip

@@ -16,11 +16,10 @@ from bisect import bisect_right
 
 import numpy as np
 
+from weft.emulator.accesses import Read, Write
 from weft.emulator.clocks import Clock
 from weft.emulator.observation import Watch
-from weft.emulator.protocols import Waiting
 from weft.emulator.synchronising import Synchronising
-from weft.emulator.transitions import Read, Write
 from weft.emulator.waiters import SIGNALS_IN_A_TILE
 from weft.emulator.words import WORD
 
@@ -33,16 +32,14 @@ class PacketRead(Read):
     __slots__ = ()
 
     def __call__(self, number: int) -> int:
-        program = self.program
-        writer = program.shadow.histories[number].writer
-        is_packet = writer in program.memory.packet_segments
+        by = self.by
+        writer = by.shadow.histories[number].writer
+        is_packet = writer in by.memory.packet_segments
 
         def owns(segment: int) -> bool:
-            return (is_packet and segment == writer) or program.owns(segment)
+            return (is_packet and segment == writer) or by.owns(segment)
 
-        return program.shadow.after_read(
-            number, self.segment, program.clock, owns, self.conflict(number)
-        )
+        return by.shadow.after_read(number, self.segment, by.clock, owns, self.conflict(number))
 
 
 class PacketWrite(Write):
@@ -80,7 +77,10 @@ class PacketAccess(Synchronising):
         return super().owns(segment) or self.agents.segment_agent[segment] == self._reader
 
     def publish(self) -> Clock:
-        clock = super().publish()
+        return self._with_reads(super().publish())
+
+    def _with_reads(self, clock: Clock) -> Clock:
+        """`clock`, and which packets this program has read."""
         if self._reader >= 0:
             clock.learn(self._reader, self._reader_clk)
             self._reader_clk += 1
@@ -99,44 +99,28 @@ class PacketAccess(Synchronising):
     def leave_packets(self) -> None:
         """The program ends: its reads lie before whatever follows in its stream."""
         if self._reads_known is not None:
-            if self._reader >= 0:
-                self._reads_known.learn(self._reader, self._reader_clk)
             of_rank, number = self.memory.packet_reads[self.work.rank], self.work.stream.number
-            of_rank.setdefault(number, PastReads()).add(self.work.position, self._reads_known)
+            past = of_rank.setdefault(number, PastReads())
+            past.add(self.work.position, self._with_reads(self._reads_known))
 
     # ------------------------------------------------------------------------------------------
 
-    def _packet_lanes(self, ptr, mask, loc):
-        """(allocation, element numbers, lanes) of a tile of words, for each allocation in it."""
+    def packet_words(self, ptr, mask, loc):
+        """(which lanes are on, [(which of those, allocation, its words' numbers)])."""
         ptr = np.asarray(ptr)
-        lanes = np.ones(ptr.shape, bool) if mask is None else np.broadcast_to(mask, ptr.shape)
-        found = []
-        while lanes.any():
-            located = self._locate_scalar(ptr[lanes][0], 8, "packets", loc)
-            if located is None:
-                return found
-            allocation, _ = located
-            inside = lanes & (ptr >= allocation.address) & (ptr + 8 <= allocation.end)
-            found.append((allocation, (ptr[inside] - allocation.address) // 8, inside))
-            lanes = lanes & ~inside
-        return found
+        mask = np.broadcast_to(True if mask is None else mask, ptr.shape)
+        chosen = ptr[mask]
+        return mask, list(self.parts(chosen, WORD, "packets", loc)) if chosen.size else []
 
     def put_packets(self, args, static, dtype, shape, loc):
         ptr, packets, *rest = args
-        ptr = np.asarray(ptr)
-        packets = np.broadcast_to(packets, ptr.shape)
         self.pause()
-        reads = self._reads_to_send()
-        for allocation, index, lanes in self._packet_lanes(ptr, rest[0] if rest else None, loc):
+        reads = self._with_reads(self._known_reads().copy())
+        mask, parts = self.packet_words(ptr, rest[0] if rest else None, loc)
+        packets = np.broadcast_to(packets, mask.shape)[mask]
+        for lanes, allocation, index in parts:
             self._send(allocation, index, packets[lanes], reads, loc)
         return np.zeros(shape, WORD)
-
-    def _reads_to_send(self) -> Clock:
-        reads = self._known_reads().copy()
-        if self._reader >= 0:
-            reads.learn(self._reader, self._reader_clk)
-            self._reader_clk += 1
-        return reads
 
     def _send(self, allocation, index, values, reads, loc) -> None:
         """Write packets to the words `index`."""
@@ -145,68 +129,65 @@ class PacketAccess(Synchronising):
             self._check_flags(allocation, index, view[index], values, loc)
             segment = self.agents.segment(self.agent, self.clk, place)
             self.memory.packet_segments.add(segment)
-            cells = self._cells(allocation, index, 8)
-            access = PacketWrite(self, allocation, loc, cells, segment)
-            self._touch_gathered(allocation, cells, access)
+            self.touch(PacketWrite, allocation, index, 8, loc, segment)
         view[index] = values
-        factor = 8 // allocation.cell_bytes
-        cells = (index * factor).tolist()
+        cells = (index * (8 // allocation.cell_bytes)).tolist()
         for cell in cells:
             word = allocation.sync_word(cell)
             word.published.clear()
             word.packet = reads
-        for watch in self._watches_of(len(cells)):
-            for cell in cells:
-                value = int(view[cell // factor])
+        for watch in self._watches_of(index):
+            for cell, value in zip(cells, view[index].tolist(), strict=True):
                 watch.signalled(self, allocation, cell, None, value, place, "set", None)
         self.waiters.words_changed(allocation, cells, place)
 
-    def _watches_of(self, words: int) -> list[Watch]:
-        """The watches that are called for each of so many packets: none for data, whose order does
+    def _watches_of(self, words: np.ndarray) -> list[Watch]:
+        """The watches that are called for each of these packets: none for data, whose order does
         not matter."""
         watches, explores = self.watches, self.scheduler.explores
-        return watches if explores or words <= SIGNALS_IN_A_TILE else []
+        return watches if explores or words.size <= SIGNALS_IN_A_TILE else []
 
     def _check_flags(self, allocation, index, old, new, loc) -> None:
         """A flag that the word holds already does not tell the new packet from the old."""
-        factor = 8 // allocation.cell_bytes
-        histories = self.shadow.histories
-        flags = new >> FLAG_SHIFT
-        for i in np.flatnonzero(old >> FLAG_SHIFT == flags).tolist():
-            number = int(index[i])
-            history = histories[allocation.shadow.item(number * factor)]
-            if history.is_unwritten:
-                continue  # nothing was ever written there
-            self.findings.stale_flag(self, allocation, number, int(flags[i]), loc)
-            return
+        same = old >> FLAG_SHIFT == new >> FLAG_SHIFT
+        for number, flag in zip(index[same].tolist(), (new[same] >> FLAG_SHIFT).tolist()):
+            if not self._is_unwritten(allocation, number):
+                self.findings.stale_flag(self, allocation, number, flag, loc)
+                return
+
+    def _is_unwritten(self, allocation, number: int) -> bool:
+        cell = number * (8 // allocation.cell_bytes)
+        return self.shadow.histories[allocation.shadow.item(cell)].is_unwritten
 
     def wait_packets(self, args, static, dtype, shape, loc):
         ptr, flag, *rest = args
-        ptr = np.asarray(ptr)
-        result = np.zeros(ptr.shape, WORD)
         self.pause()
-        for allocation, index, lanes in self._packet_lanes(ptr, rest[0] if rest else None, loc):
+        mask, parts = self.packet_words(ptr, rest[0] if rest else None, loc)
+        result = np.zeros(mask.shape, WORD)
+        values = result[mask]
+        for lanes, allocation, index in parts:
             self._receive(allocation, index, int(flag), loc)
-            result[lanes] = allocation.view(WORD)[index]
+            values[lanes] = allocation.view(WORD)[index]
+        result[mask] = values
         return result if shape else result[()]
 
     def _receive(self, allocation, index, flag, loc) -> None:
         """Wait until the words `index` hold `flag`; then they may be read."""
         view = allocation.view(WORD)
         factor = 8 // allocation.cell_bytes
-        self._check_written(allocation, index * factor, loc)
+        if self.checks:  # what memory held before anybody wrote it may look like a packet
+            for number in index.tolist():
+                if self._is_unwritten(allocation, number):
+                    self.findings.uninitialised(self, allocation, number * factor, loc)
+                    break
         if self.scheduler.explores:
             self.pause("wait", lambda: bool(np.any((view[index] >> FLAG_SHIFT) != flag)))
         while (late := np.flatnonzero((view[index] >> FLAG_SHIFT) != flag)).size:
             number = int(index[late[0]])
-            self.waiting = Waiting(
-                allocation, number * factor,
-                allocation.index(allocation.address + number * 8, 8),
-                self.locations[loc], flag, int(view[number]) >> FLAG_SHIFT, is_packet=True,
-            )  # fmt: skip
-            self.set_aside()
+            seen = int(view[number]) >> FLAG_SHIFT
+            self.set_aside(allocation, number, 8, loc, flag, seen, is_packet=True)
         self.blocked = None
-        for watch in self._watches_of(index.size):
+        for watch in self._watches_of(index):
             for number in index.tolist():
                 watch.passed(
                     self, allocation, number * factor, flag, int(view[number]) >> FLAG_SHIFT,
@@ -214,27 +195,11 @@ class PacketAccess(Synchronising):
                 )  # fmt: skip
         self._read_packets(allocation, index, factor, loc)
 
-    def _check_written(self, allocation, cells, loc) -> None:
-        """What memory held before anybody wrote it may look like a packet."""
-        if not self.checks:
-            return
-        for cell in cells.tolist():
-            history = self.shadow.histories[allocation.shadow.item(cell)]
-            if history.is_unwritten:
-                place = self.locations[loc]
-                self.findings.uninitialised(self, allocation, cell, place)
-                return
-
     def _read_packets(self, allocation, index, factor, loc) -> None:
         if self._reader < 0:
-            identity = self.agents.identity[self.agent]
-            self._reader = self.agents.add(identity, self.work.stream.number, self.work.position)
-        if self.checks:
-            place = self.locations[loc]
-            segment = self.agents.segment(self._reader, self._reader_clk, place)
-            cells = self._cells(allocation, index, 8)
-            access = PacketRead(self, allocation, loc, cells, segment)
-            self._touch_gathered(allocation, cells, access)
+            self._reader = self.new_agent()
+        segment = self.agents.segment(self._reader, self._reader_clk, self.locations[loc])
+        self.touch(PacketRead, allocation, index, 8, loc, segment)
         flags = (allocation.sync.get(cell) for cell in (index * factor).tolist())
         clocks = {id(word.packet): word.packet for word in flags if word and word.packet}
         known = self._known_reads()

@@ -27,11 +27,9 @@ from weft.base.errors import (
 )
 from weft.base.settings import Settings
 from weft.base.vocabulary import Order, SignalOp
+from weft.emulator.accesses import Awaited, Killed
 from weft.emulator.device import Device
-from weft.emulator.plain_access import Killed
-from weft.emulator.protocols import Waiting
 from weft.emulator.transfers import Transfers
-from weft.emulator.transitions import Awaited
 from weft.emulator.words import ORDERS, SCOPES, behind, wrap_add
 from weft.emulator.works import KernelWork
 
@@ -140,38 +138,28 @@ class Program(Transfers):
             return np.int32(0)
         allocation, index, kind = located
         self.complete_stores()
-        value = kind.type(value)
+        value, how = kind.type(value), "add"
+
+        def change(old):
+            return wrap_add(old, value, kind)
+
         if operation == SignalOp.SET.value:
+            how = "set"
 
             def change(old):  # looked at when it is set, not when somebody may yet come first
                 self.findings.check_set(self, allocation, index, kind, value, loc)
                 return value
 
-            self._atomic(
-                allocation, index, kind, loc, ORDERS[order], SCOPES[scope], change, how="set"
-            )
-        else:
-            self._atomic(
-                allocation, index, kind, loc, ORDERS[order], SCOPES[scope],
-                lambda old: wrap_add(old, value, kind), how="add",
-            )  # fmt: skip
+        self.atomic(allocation, index, kind, loc, ORDERS[order], SCOPES[scope], change, how=how)
         return np.int32(0)
 
     def _notify_warp(self, args, static, dtype, shape, loc):
         """An arrival for each warp; only the last has all that the program wrote behind it."""
         ptr, value, num_warps = args
-        located = self._locate_word(ptr, None, "signals", loc)
-        if located is None:
-            return np.int32(0)
-        allocation, index, kind = located
-        self.complete_stores()
-        value = kind.type(value)
-        for left in reversed(range(int(num_warps))):
-            self._atomic(
-                allocation, index, kind, loc, Order.RELAXED if left else ORDERS[static[1]],
-                SCOPES[static[2]], lambda old: wrap_add(old, value, kind), how="add",
-            )  # fmt: skip
-        return np.int32(0)
+        for _ in range(int(num_warps) - 1):
+            relaxed = (SignalOp.ADD.value, Order.RELAXED.value, static[2])
+            self._notify((ptr, value), relaxed, dtype, shape, loc)
+        return self._notify((ptr, value), static, dtype, shape, loc)
 
     def _locate_word(self, ptr, kind: np.dtype | None, what: str, loc: int):
         """(allocation, index, dtype) of a signal word, whose width is that of its array."""
@@ -179,19 +167,23 @@ class Program(Transfers):
         if kind is None or (allocation is not None and allocation.cell_bytes in (4, 8)):
             width = allocation.cell_bytes if allocation is not None else 4
             kind = np.dtype(np.int64 if width == 8 else np.int32)
-        located = self._locate_scalar(ptr, kind.itemsize, what, loc)
+        located = self.locate(ptr, kind.itemsize, what, loc)
         return None if located is None else (*located, kind)
+
+    def _words(self, ptr, count, what: str, loc: int):
+        """`count` words from `ptr` on, as _locate_word gives them; ends where one is not there."""
+        for _ in range(int(count)):
+            located = self._locate_word(ptr, None, what, loc)
+            if located is None:
+                return
+            yield located
+            ptr = ptr + np.int64(located[2].itemsize)
 
     def _wait(self, args, static, dtype, shape, loc):
         ptr, at_least, count = args[:3]
         order, scope = ORDERS[static[0]], SCOPES[static[1]]
-        for _i in range(int(count)):
-            located = self._locate_word(ptr, None, "waits for", loc)
-            if located is None:
-                return np.int32(0)
-            allocation, index, kind = located
+        for allocation, index, kind in self._words(ptr, count, "waits for", loc):
             self._wait_word(allocation, index, kind, kind.type(at_least), order, scope, loc)
-            ptr = ptr + np.int64(kind.itemsize)
         return np.int32(0)
 
     def _wait_word(self, allocation, index, kind, at_least, order, scope, loc) -> None:
@@ -199,17 +191,14 @@ class Program(Transfers):
         cell = index * (kind.itemsize // allocation.cell_bytes)
         self.pause("wait", lambda: behind(view[index], at_least, kind))
         while behind(view[index], at_least, kind):
-            self.waiting = Waiting(
-                allocation, cell, allocation.index(
-                    allocation.address + index * kind.itemsize, kind.itemsize
-                ), self.locations[loc], int(at_least), int(view[index]),
-            )  # fmt: skip
-            self.set_aside()
+            seen = int(view[index])
+            self.set_aside(allocation, index, kind.itemsize, loc, int(at_least), seen)
         self.blocked = None
         if self.checks:
             segment = self.segment(loc, scope)
-            access = Awaited(self, allocation, loc, np.array([cell]), segment)
-            self._touch_scalar(allocation, index, kind.itemsize, access)
+            self.touch_element(
+                Awaited, allocation, index, kind.itemsize, loc, segment, modifies=False
+            )
         for watch in self.watches:  # before it learns: what did it know without the wait?
             watch.passed(
                 self, allocation, cell, int(at_least), int(view[index]), self.locations[loc],
@@ -226,36 +215,32 @@ class Program(Transfers):
     def _test(self, args, static, dtype, shape, loc):
         ptr, at_least, count = args
         order, scope = ORDERS[static[0]], SCOPES[static[1]]
-        passed = True
-        for _i in range(int(count)):
-            located = self._locate_word(ptr, None, "tests", loc)
-            if located is None:
-                return np.bool_(False)
-            allocation, index, kind = located
-            seen = self._atomic(
+        passed = tested = 0
+        for allocation, index, kind in self._words(ptr, count, "tests", loc):
+            seen = self.atomic(
                 allocation, index, kind, loc, order, scope, lambda old: old, how="test"
             )
-            passed = passed and not behind(seen, kind.type(at_least), kind)
-            ptr = ptr + np.int64(kind.itemsize)
-        return np.bool_(passed)
+            passed += not behind(seen, kind.type(at_least), kind)
+            tested += 1
+        return np.bool_(passed == tested == int(count))
 
     def _ordered_load(self, args, static, dtype, shape, loc):
-        located = self._locate_scalar(args[0], dtype.itemsize, "reads", loc)
+        located = self.locate(args[0], dtype.itemsize, "reads", loc)
         if located is None:
             return dtype.type(0)
         order, scope = ORDERS[static[0]], SCOPES[static[1]]
-        return self._atomic(*located, dtype, loc, order, scope, lambda old: old, how="load")
+        return self.atomic(*located, dtype, loc, order, scope, lambda old: old, how="load")
 
     def _ordered_store(self, args, static, dtype, shape, loc):
         ptr, value = args
         kind = np.asarray(value).dtype
-        located = self._locate_scalar(ptr, kind.itemsize, "writes", loc)
+        located = self.locate(ptr, kind.itemsize, "writes", loc)
         if located is not None:
             order, scope = ORDERS[static[0]], SCOPES[static[1]]
-            self._atomic(*located, kind, loc, order, scope, lambda old: kind.type(value), how="set")
+            self.atomic(*located, kind, loc, order, scope, lambda old: kind.type(value), how="set")
         return np.int32(0)
 
-    def _complete(self, args, static, dtype, shape, loc):
+    def _complete(self, *_):
         self.complete_stores()
         return np.int32(0)
 
@@ -263,7 +248,7 @@ class Program(Transfers):
         self._mark_reached(int(static[0]))
         return np.int32(0)
 
-    def _clock_ns(self, args, static, dtype, shape, loc):
+    def clock_ns(self, args, static, dtype, shape, loc):
         """A count: the same in every schedule."""
         self.looked += 1
         return np.int64(self.looked)
@@ -315,7 +300,7 @@ EXTERNS = {
     "weft.complete_stores": Program._complete,
     "weft.consume": Program._consume,
     "weft.reached": Program._reached,
-    "weft.clock_ns": lambda self, *rest: self._clock_ns(*rest),
+    "weft.clock_ns": lambda self, *rest: self.clock_ns(*rest),
     "weft.begin_transfer": Program.begin_transfer,
     "weft.end_transfer": Program.end_transfer,
     "weft.fence": Program.fence,

@@ -107,10 +107,6 @@ class Shadow:
         self.overwritten: dict[int, int | None] = {}
         self._fresh: dict[tuple[int, int, bool], int] = {}
 
-    def known_after_read(self, number: int, segment: int) -> int | None:
-        """The history after a read that was made before, of a cell with the same past."""
-        return self._after_reads.get((number, segment))
-
     def after_read(
         self, number: int, segment: int, clock: Clock, own: Callable[[int], bool],
         on_conflict: OnConflict,

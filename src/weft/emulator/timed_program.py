@@ -58,9 +58,9 @@ class TimedProgram(Program):
             self._count(ptr, mask, dtype, shape, False)
         return super().load(ptr, mask, other, dtype, shape, loc, volatile)
 
-    def _store(self, ptr, value, mask, dtype, shape, loc, segment) -> None:
+    def store(self, ptr, value, mask, dtype, shape, loc, segment=None) -> None:
         self._count(ptr, mask, dtype, shape, True)
-        super()._store(ptr, value, mask, dtype, shape, loc, segment)
+        super().store(ptr, value, mask, dtype, shape, loc, segment)
 
     def _count(self, ptr, mask, dtype, shape, is_write: bool) -> None:
         """Add the bytes of one access to the stretch."""
@@ -140,7 +140,7 @@ class TimedProgram(Program):
         name = f"{self.work.kernel.name}[{which}]"
         self.time.span(self.rank, self.lane, name, self.start_us, self.now, "program")
 
-    def _atomic(self, allocation, index, dtype, loc, order, scope, change, *, how="update"):
+    def atomic(self, allocation, index, dtype, loc, order, scope, change, *, how="update", **more):
         self.settle_time()
         seen: list[Any] = []
 
@@ -149,7 +149,9 @@ class TimedProgram(Program):
             seen[:] = [old, new]
             return new
 
-        old = super()._atomic(allocation, index, dtype, loc, order, scope, noted, how=how)
+        old = super().atomic(
+            allocation, index, dtype, loc, order, scope, noted, how=how, **more
+        )  # fmt: skip
         before, after = seen
         replaces = how == "set"
         word = self.time.word(allocation, index * dtype.itemsize)
@@ -182,15 +184,17 @@ class TimedProgram(Program):
             self.time.span(self.rank, self.lane, f"wait {word}", self.now, time, "wait")
             self.now = time
 
-    def _clock_ns(self, args, static, dtype, shape, loc):
+    def clock_ns(self, args, static, dtype, shape, loc):
         """The end of a stretch, as a signal is: what was done before took its time."""
         self.settle_time()
         return np.int64(round(self.now * 1e3))
 
-    def _atomic_tile(self, order, scope, ptr, mask, dtype, shape, *rest, **more):
+    def atomic_tile(self, change, order, scope, ptr, values, mask, dtype, shape, *rest):
         self._count(ptr, mask, dtype, shape, True)
         self.settle_time()
-        return super()._atomic_tile(order, scope, ptr, mask, dtype, shape, *rest, **more)
+        return super().atomic_tile(
+            change, order, scope, ptr, values, mask, dtype, shape, *rest
+        )  # fmt: skip
 
     def extern(self, symbol, args, dtype, shape, loc):
         """Packets carry their own signal: the arrival of each flag's word is remembered."""
@@ -203,9 +207,9 @@ class TimedProgram(Program):
             self._count(np.asarray(ptr), mask, np.dtype(np.int64), np.shape(ptr), True)
         self.settle_time()
         result = super().extern(symbol, args, dtype, shape, loc)
-        for allocation, index, _ in self._packet_lanes(ptr, mask, loc):
+        for _, allocation, index in self.packet_words(ptr, mask, loc)[1]:
             arrivals = self.time.packets.setdefault(allocation, {})
-            words = np.atleast_1d(index).tolist()
+            words = index.tolist()
             if name.startswith("weft.put"):
                 arrival = self.now + self.time.latency(self.rank, allocation.rank)
                 arrivals.update(dict.fromkeys(words, (arrival, self._sender())))

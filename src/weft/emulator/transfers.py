@@ -27,14 +27,11 @@ class Transfers(PacketAccess):
         if not self._transferring or scope is not None:
             return super().segment(loc, scope)
         if self._transfer < 0:
-            identity = self.agents.identity[self.agent]
-            self._transfer = self.agents.add(identity, self.work.stream.number, self.work.position)
+            self._transfer = self.new_agent()
         key = ("transfer", loc, self._transfer_clk)
         segment = self.segments.get(key)
         if segment is None:
-            place = self.locations[loc]
-            segment = self.agents.segment(self._transfer, self._transfer_clk, place)
-            self.segments[key] = segment
+            segment = self._new_segment(key, self._transfer, self._transfer_clk, loc, None)
             self._did_something = True
         return segment
 
@@ -75,11 +72,8 @@ class Transfers(PacketAccess):
         if self._unfenced is not None:
             self.findings.unfinished(self, self._unfenced)
 
-    def _atomic(self, allocation, index, dtype, loc, order, scope, change, *, how="update"):
-        fenced = self._fenced
-        if fenced is None or order.releases:
-            return super()._atomic(allocation, index, dtype, loc, order, scope, change, how=how)
-        modified = how == "set"
+    def atomic(self, allocation, index, dtype, loc, order, scope, change, *, how="update", **more):
+        fenced, modified = self._fenced, how == "set"
 
         def tracked(old):
             nonlocal modified
@@ -87,8 +81,10 @@ class Transfers(PacketAccess):
             modified = modified or bool(new != old)
             return new
 
-        old = super()._atomic(allocation, index, dtype, loc, order, scope, tracked, how=how)
-        if modified:
+        old = super().atomic(
+            allocation, index, dtype, loc, order, scope, tracked, how=how, **more
+        )  # fmt: skip
+        if fenced is not None and modified and not order.releases:
             cell = index * (dtype.itemsize // allocation.cell_bytes)
             allocation.sync_word(cell).release(self.rank, scope, fenced.copy())
         return old

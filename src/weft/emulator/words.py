@@ -29,37 +29,15 @@ def wrap_add(old, value, dtype: np.dtype):
 
 
 def _unsigned(function):
-    def apply(old, value, dtype):
-        kind = np.dtype(f"u{dtype.itemsize}")
-        return function(old.view(kind), np.asarray(value, dtype).view(kind)[()]).view(dtype)
-
-    return apply
-
-
-RMW = {
-    "add": lambda old, value, dtype: wrap_add(old, value, dtype),
-    "fadd": lambda old, value, dtype: dtype.type(old + value),
-    "and": lambda old, value, dtype: old & value,
-    "or": lambda old, value, dtype: old | value,
-    "xor": lambda old, value, dtype: old ^ value,
-    "max": lambda old, value, dtype: max(old, value),
-    "min": lambda old, value, dtype: min(old, value),
-    "umax": _unsigned(max),
-    "umin": _unsigned(min),
-    "exch": lambda old, value, dtype: dtype.type(value),
-}
-
-
-def _as_unsigned(function):
-    def apply(old, values):
+    def apply(old, value):
         kind = np.dtype(f"u{old.itemsize}")
-        return function(old.view(kind), values.view(kind)).view(old.dtype)
+        return function(old.view(kind), value.view(kind)).view(old.dtype)
 
     return apply
 
 
-# The same on whole tiles of different words.
-RMW_TILES = {
+# What atomics make of words and their operands, by scalars and by tiles.
+RMW = {
     "add": np.add,
     "fadd": np.add,
     "and": np.bitwise_and,
@@ -67,7 +45,7 @@ RMW_TILES = {
     "xor": np.bitwise_xor,
     "max": np.maximum,
     "min": np.minimum,
-    "umax": _as_unsigned(np.maximum),
-    "umin": _as_unsigned(np.minimum),
-    "exch": lambda old, values: values,
+    "umax": _unsigned(np.maximum),
+    "umin": _unsigned(np.minimum),
+    "exch": lambda old, value: value,
 }

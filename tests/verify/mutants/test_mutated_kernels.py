@@ -9,8 +9,8 @@ from mutated_programs import SIZE, copying, exchanging, module_of, run_of, spinn
 
 import weft
 import weft.language as wl
+from weft.emulator.accesses import RELEASE_COMPLETES_STORES
 from weft.emulator.codegen import write_kernel
-from weft.emulator.synchronising import RELEASE_COMPLETES_STORES
 from weft.verify.mutants import kernels
 from weft.verify.mutants.edits import operations
 from weft.verify.mutants.primitives import symbol_of, words_of

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from weft.emulator.synchronising import RELEASE_COMPLETES_STORES
+from weft.emulator.accesses import RELEASE_COMPLETES_STORES
 from weft.emulator.ttir import Block, Module, Op, Value
 from weft.emulator.ttir_parser import parse_statements
 from weft.language import world_layout

@@ -1,0 +1,294 @@
+"""Accesses to memory as they are checked: those of programs, copy engines, torch and hosts alike.
+
+An `Access` takes each history number that its cells hold to the next one, and reports what nothing
+orders. An `Accessor` makes them; its one way to an atomic access is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from weft.base.errors import UsageError
+from weft.base.place import Place
+from weft.base.vocabulary import Scope
+from weft.emulator.checker import Checker
+from weft.emulator.clocks import Clock
+from weft.emulator.memory import Allocation
+from weft.emulator.waiters import Waiters
+from weft.language.triton_api import TRITON_VERSION
+
+# From this version on a release by tl.atomic_* completes the program's asynchronous stores.
+RELEASE_COMPLETES_STORES = TRITON_VERSION >= (3, 8)
+
+
+class Killed(Exception):
+    """Ends one program; what was wrong has been reported."""
+
+
+class Access:
+    """One access at `loc`; called once per distinct history that it meets.
+
+    `shadow` is the view that it goes through where `cells` has only its first cell.
+    """
+
+    __slots__ = ("allocation", "by", "cells", "loc", "segment", "shadow")
+    what = ""
+
+    def __init__(
+        self, by: Accessor, allocation: Allocation, loc: Any, cells: np.ndarray,
+        segment: int | None = None, shadow: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        self.by = by
+        self.allocation = allocation
+        self.loc = loc
+        self.cells = cells
+        self.segment = by.segment(loc) if segment is None else segment
+        self.shadow = shadow
+
+    def conflict(self, number: int):
+        """The callback for a transition out of history `number`."""
+
+        def report(kind: str, earlier: int) -> None:
+            by = self.by
+            by.findings.race(
+                by, self.allocation, self.where(number), self.what, kind, earlier, self.loc,
+                self.segment, by.shadow.histories[number].writer,
+            )  # fmt: skip
+
+        return report
+
+    def where(self, number: int) -> int:
+        """The first cell of this access whose history is `number`."""
+        cells = np.ravel(self.cells)
+        if self.shadow is not None:
+            hit = np.argwhere(self.shadow == number)[:1]
+            return int(cells[0]) + sum(int(i) * (s // 4) for i, s in zip(*hit, self.shadow.strides))
+        hit = np.flatnonzero(self.allocation.shadow.take(cells) == number)
+        return int(cells[hit[0]]) if len(hit) else int(cells[0])
+
+    def unwritten(self, number: int) -> bool:
+        """It looks at cells that nothing has written; says whether it leaves no trace there."""
+        self.by.findings.uninitialised(self.by, self.allocation, self.where(number), self.loc)
+        return False
+
+
+class Read(Access):
+    __slots__ = ()
+    what = "read"
+
+    def __call__(self, number: int) -> int:
+        by = self.by
+        if by.shadow.histories[number].is_unwritten and self.unwritten(number):
+            return number
+        return by.shadow.after_read(
+            number, self.segment, by.clock, by.owns, self.conflict(number)
+        )  # fmt: skip
+
+
+class Moved(Read):
+    """A read that only moves values: it may meet unwritten ones. Where no peer can write them, a
+    later read that looks is reported."""
+
+    __slots__ = ()
+
+    def unwritten(self, number: int) -> bool:
+        return self.allocation.heap_offset is None
+
+
+class Write(Access):
+    __slots__ = ()
+    what = "write"
+
+    def __call__(self, number: int) -> int:
+        by = self.by
+        return by.shadow.after_write(
+            number, self.segment, by.clock, by.owns, self.conflict(number)
+        )  # fmt: skip
+
+
+class Atomic(Access):
+    __slots__ = ("modifies",)
+    what = "atomic access"
+
+    def __init__(self, *where: Any, modifies: bool) -> None:
+        super().__init__(*where)
+        self.modifies = modifies
+
+    def __call__(self, number: int) -> int:
+        by = self.by
+        history = by.shadow.histories[number]
+        if history.is_unwritten and not self.modifies:
+            self.unwritten(number)
+        if history.reads is not None and by.ledger is not None:
+            by.ledger.was_read(self.allocation)
+        if by.adds_floats and history.atomics is not None:
+            where = self.where(number)
+            by.findings.arrival(by, self.allocation, where, history.atomics, self.loc)
+        return by.shadow.after_atomic(
+            number, self.segment, by.clock, by.owns, self.conflict(number), self.modifies
+        )
+
+
+class Awaited(Atomic):
+    """The look that ends a wait."""
+
+    __slots__ = ()
+    what = "wait"
+
+    def unwritten(self, number: int) -> bool:
+        self.by.findings.stale_signal(self.by, self.allocation, self.where(number), self.loc)
+        return False
+
+
+class Accessor:
+    """Whoever accesses memory under an agent's clock: a program, or an actor.
+
+    A `loc` is what it knows its places by; `work` is None for a host.
+    """
+
+    adds_floats = False  # while it does: sums then depend on the order
+
+    def __init__(
+        self, checker: Checker, waiters: Waiters, agent: int, clk: int, clock: Clock, work: Any
+    ) -> None:
+        self.checks = checker.is_on
+        self.memory = checker.memory
+        self.shadow = checker.shadow
+        self.agents = checker.agents
+        self.findings = checker.findings
+        self.ledger = checker.ledger
+        self.watches = checker.watches
+        self.sight = checker.sight
+        self.waiters = waiters
+        self.agent = agent
+        self.clk = clk
+        self.clock = clock
+        self.work = work
+        self.rank = self.agents.identity[agent].rank
+        self.device_number = self.agents.device[agent]
+
+    def owns(self, segment: int) -> bool:
+        return self.agents.segment_agent[segment] == self.agent
+
+    def place_of(self, loc: Any) -> Place:
+        raise NotImplementedError
+
+    def segment(self, loc: Any, scope: Scope | None = None) -> int:
+        """The number of what is done now at `loc`; `scope` is given for atomic accesses."""
+        return self.agents.segment(self.agent, self.clk, self.place_of(loc), scope)
+
+    def learn(self, clocks: Iterable[Clock]) -> None:
+        for clock in clocks:
+            self.clock.join(clock)
+
+    def publish(self) -> Clock:
+        """What a release hands over."""
+        clock = self.clock.copy()
+        clock.learn(self.agent, self.clk)
+        return clock
+
+    def complete_stores(self) -> None:
+        """All asynchronous stores so far are done, as seen by releases."""
+
+    def pause(self, coming: str = "") -> None:
+        """A point at which somebody else may go first."""
+
+    def poll(self, allocation, index, dtype, loc, value) -> None:
+        """An access has changed nothing."""
+
+    def fail(self, error: type, kind: str, message: str, loc: Any, *, remedy: str) -> None:
+        """Report something after which this one cannot go on, and end it."""
+        self.findings.failure(self, error, kind, message, self.place_of(loc), remedy)
+        raise Killed
+
+    # ------------------------------------------------------------------------------------------
+
+    def find(self, lo: int, hi: int, loc: Any) -> Allocation | None:
+        """The one allocation that holds lo .. hi - 1, if there is one."""
+        found = self.memory.find(lo)
+        return None if found is None or hi > found.end else found
+
+    def locate(self, ptr: Any, itemsize: int, what: str, loc: Any):
+        """(allocation, element index) of one address; None when it is out of bounds."""
+        address = int(ptr)
+        allocation = self.find(address, address + itemsize, loc)
+        if allocation is None:
+            self.findings.out_of_bounds(self, address, itemsize, what, loc)
+            return None
+        if itemsize < allocation.cell_bytes:
+            allocation.refine(itemsize)
+        offset = address - allocation.address
+        if offset % itemsize:
+            self.misaligned(allocation, itemsize, loc)
+        return allocation, offset // itemsize
+
+    def misaligned(self, allocation: Allocation, itemsize: int, loc: Any) -> None:
+        self.fail(
+            UsageError, "misaligned",
+            f"an access of {itemsize}-byte elements to {allocation.name} at an address that"
+            f" {itemsize} does not divide", loc,
+            remedy="GPUs fault here: check pointer casts and byte offsets",
+        )  # fmt: skip
+
+    def touch_element(self, kind: Any, allocation, index, itemsize, loc, segment=None, **how):
+        """Take one element's cells through an access of this kind."""
+        factor = itemsize // allocation.cell_bytes
+        first = index * factor
+        access = kind(self, allocation, loc, np.array([first]), segment, **how)
+        for cell in range(first, first + factor):
+            number = allocation.shadow.item(cell)
+            after = access(number)
+            if after != number:
+                allocation.shadow[cell] = after
+
+    def atomic(
+        self, allocation, index, dtype, loc, order, scope, change, *, how="update", kind=Atomic
+    ):
+        """One atomic access: `change(old)` is the new value. Returns the old one.
+
+        `how`: "set" is a store, with which ends what earlier releases published, "take" one by a
+        stream; of an "add" nobody gets the old value; "load" and "test" change nothing; all else
+        is an "update".
+        """
+        replaces = how in ("set", "take")
+        self.pause(how)
+        view = allocation.view(dtype)
+        old = view[index]
+        cell = index * (dtype.itemsize // allocation.cell_bytes)
+        word = allocation.sync_word(cell)
+        if self.sight is not None and how in ("load", "test"):
+            old, word = self.sight.seen(self, allocation, cell, old, word)
+        new = change(old)
+        modifies = bool(new != old or replaces)
+        if self.checks:
+            segment = self.segment(loc, scope)
+            self.touch_element(
+                kind, allocation, index, dtype.itemsize, loc, segment, modifies=modifies
+            )
+        if order.acquires:
+            self.learn(word.acquire(self.device_number, scope))
+        if replaces:
+            word.published.clear()
+        if order.releases:
+            if RELEASE_COMPLETES_STORES:
+                self.complete_stores()
+            word.release(self.device_number, scope, self.publish())
+        place, release = self.place_of(loc), scope if order.releases else None
+        if modifies:
+            view[index] = new
+            for watch in self.watches:
+                if how == "take":
+                    watch.taken(self, allocation, cell, place)
+                else:
+                    values = old.item(), new.item()
+                    watch.signalled(self, allocation, cell, *values, place, how, release)
+            self.waiters.word_changed(allocation, cell, None if how == "take" else place)
+        else:
+            acquire = scope if order.acquires else None
+            for watch in self.watches:
+                watch.looked(self, how, allocation, cell, old.item(), place, acquire, release)
+            self.poll(allocation, index, dtype, loc, old)
+        return old
