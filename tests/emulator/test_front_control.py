@@ -14,7 +14,6 @@ from weft.base.errors import CompileError, UnsupportedError
 from weft.emulator import ttir as text_of
 from weft.emulator import ttir_locations
 from weft.emulator.codegen import compile_ttir
-from weft.emulator.operations import OPERATIONS
 from weft.language import triton_api
 
 
@@ -395,7 +394,3 @@ def test_locations_of_all_forms():
     assert lines("#loc5") == [("k.py", 9), ("h.py", 5)]
     assert lines("callsite(#loc1 at #loc)") == [("k.py", 3), ("k.py", 9), ("h.py", 5)]
     assert lines("#loc6") == []
-
-
-def test_every_operation_says_what_it_means():
-    assert all(row.summary for row in OPERATIONS.values())

@@ -217,8 +217,8 @@ class FunctionWriter:
     def emit(self, op: Op) -> None:
         if op.place.frames:
             self.place = op.place
-        row = OPERATIONS.get(op.name)
-        if row is None:
+        emit = OPERATIONS.get(op.name)
+        if emit is None:
             raise UnsupportedError(
                 f"the emulator does not know the operation {op.name}; "
                 "docs/emulator.md lists those it does",
@@ -226,7 +226,7 @@ class FunctionWriter:
             )
         if op.name != "arith.constant":
             self.comment(op.place)
-        row.emit(self, op)
+        emit(self, op)
 
     def loc(self, op: Op) -> int:
         return self.names.location(op.place if op.place.frames else self.place)

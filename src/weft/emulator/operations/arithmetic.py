@@ -10,55 +10,46 @@ import numpy as np
 
 from weft.emulator.numerics import DTYPES, LARGEST
 from weft.emulator.operations import indexing
-from weft.emulator.operations.table import add, operation
+from weft.emulator.operations.table import operation
 
 # Templates: {0} {1} {2} are the operands as signed values, {u0} {u1} as unsigned ones, {dtype}
 # the result's dtype. `bool` templates serve i1, whose arithmetic is modulo 2.
 ELEMENTWISE = {
-    "arith.addi": ("sum, wrapping", "{0} + {1}", "{0} ^ {1}"),
-    "arith.subi": ("difference, wrapping", "{0} - {1}", "{0} ^ {1}"),
-    "arith.muli": ("product, wrapping", "{0} * {1}", "{0} & {1}"),
-    "arith.divsi": ("signed quotient, truncated toward zero", "divsi({0}, {1})", None),
-    "arith.divui": ("unsigned quotient", "({u0} // {u1}).view({dtype})", "{0} & {1}"),
-    "arith.remsi": ("signed remainder, the dividend's sign", "remsi({0}, {1})", None),
-    "arith.remui": ("unsigned remainder", "({u0} % {u1}).view({dtype})", None),
-    "arith.floordivsi": ("signed quotient, rounded down", "{0} // {1}", None),
-    "arith.ceildivsi": ("signed quotient, rounded up", "ceildivsi({0}, {1})", None),
-    "arith.ceildivui": (
-        "unsigned quotient, rounded up",
-        "({u0} // {u1} + ({u0} % {u1} != 0)).astype({dtype})", None,
-    ),
-    "arith.andi": ("bitwise and", "{0} & {1}", "{0} & {1}"),
-    "arith.ori": ("bitwise or", "{0} | {1}", "{0} | {1}"),
-    "arith.xori": ("bitwise exclusive or", "{0} ^ {1}", "{0} ^ {1}"),
-    "arith.shli": ("shift left; all bits or more give 0", "{0} << {1}", None),
-    "arith.shrsi": ("shift right, filled with the sign", "{0} >> {1}", None),
-    "arith.shrui": ("shift right, filled with zeros", "({u0} >> {u1}).view({dtype})", None),
-    "arith.maxsi": ("larger, signed", "np.maximum({0}, {1})", "{0} & {1}"),
-    "arith.minsi": ("smaller, signed", "np.minimum({0}, {1})", "{0} | {1}"),
-    "arith.maxui": ("larger, unsigned", "np.maximum({u0}, {u1}).view({dtype})", "{0} | {1}"),
-    "arith.minui": ("smaller, unsigned", "np.minimum({u0}, {u1}).view({dtype})", "{0} & {1}"),
-    "arith.addf": ("sum", "{0} + {1}", None),
-    "arith.subf": ("difference", "{0} - {1}", None),
-    "arith.mulf": ("product", "{0} * {1}", None),
-    "arith.divf": ("quotient", "{0} / {1}", None),
-    "arith.remf": ("remainder, the dividend's sign", "np.fmod({0}, {1})", None),
-    "arith.negf": ("negation", "-{0}", None),
-    "arith.maximumf": ("larger; NaN if either is", "np.maximum({0}, {1})", None),
-    "arith.minimumf": ("smaller; NaN if either is", "np.minimum({0}, {1})", None),
-    "arith.maxnumf": ("larger; a NaN loses", "np.fmax({0}, {1})", None),
-    "arith.minnumf": ("smaller; a NaN loses", "np.fmin({0}, {1})", None),
-    "arith.index_cast": ("index from or to an integer", "{0}.astype({dtype})", "{0}"),
-    "arith.extsi": ("wider integer, sign kept", "{0}.astype({dtype})", "-{0}.astype({dtype})"),
-    "arith.extui": (
-        "wider integer, zeros in front", "{u0}.astype({dtype})", "{0}.astype({dtype})",
-    ),
-    "arith.sitofp": (
-        "float from a signed integer", "{0}.astype({dtype})", "-{0}.astype({dtype})",
-    ),
-    "arith.uitofp": (
-        "float from an unsigned integer", "{u0}.astype({dtype})", "{0}.astype({dtype})",
-    ),
+    "arith.addi": ("{0} + {1}", "{0} ^ {1}"),
+    "arith.subi": ("{0} - {1}", "{0} ^ {1}"),
+    "arith.muli": ("{0} * {1}", "{0} & {1}"),
+    "arith.divsi": ("divsi({0}, {1})", None),
+    "arith.divui": ("({u0} // {u1}).view({dtype})", "{0} & {1}"),
+    "arith.remsi": ("remsi({0}, {1})", None),
+    "arith.remui": ("({u0} % {u1}).view({dtype})", None),
+    "arith.floordivsi": ("{0} // {1}", None),
+    "arith.ceildivsi": ("ceildivsi({0}, {1})", None),
+    "arith.ceildivui": ("({u0} // {u1} + ({u0} % {u1} != 0)).astype({dtype})", None),
+    "arith.andi": ("{0} & {1}", "{0} & {1}"),
+    "arith.ori": ("{0} | {1}", "{0} | {1}"),
+    "arith.xori": ("{0} ^ {1}", "{0} ^ {1}"),
+    "arith.shli": ("{0} << {1}", None),
+    "arith.shrsi": ("{0} >> {1}", None),
+    "arith.shrui": ("({u0} >> {u1}).view({dtype})", None),
+    "arith.maxsi": ("np.maximum({0}, {1})", "{0} & {1}"),
+    "arith.minsi": ("np.minimum({0}, {1})", "{0} | {1}"),
+    "arith.maxui": ("np.maximum({u0}, {u1}).view({dtype})", "{0} | {1}"),
+    "arith.minui": ("np.minimum({u0}, {u1}).view({dtype})", "{0} & {1}"),
+    "arith.addf": ("{0} + {1}", None),
+    "arith.subf": ("{0} - {1}", None),
+    "arith.mulf": ("{0} * {1}", None),
+    "arith.divf": ("{0} / {1}", None),
+    "arith.remf": ("np.fmod({0}, {1})", None),
+    "arith.negf": ("-{0}", None),
+    "arith.maximumf": ("np.maximum({0}, {1})", None),
+    "arith.minimumf": ("np.minimum({0}, {1})", None),
+    "arith.maxnumf": ("np.fmax({0}, {1})", None),
+    "arith.minnumf": ("np.fmin({0}, {1})", None),
+    "arith.index_cast": ("{0}.astype({dtype})", "{0}"),
+    "arith.extsi": ("{0}.astype({dtype})", "-{0}.astype({dtype})"),
+    "arith.extui": ("{u0}.astype({dtype})", "{0}.astype({dtype})"),
+    "arith.sitofp": ("{0}.astype({dtype})", "-{0}.astype({dtype})"),
+    "arith.uitofp": ("{u0}.astype({dtype})", "{0}.astype({dtype})"),
 }  # fmt: skip
 
 COMPARISONS = {
@@ -95,52 +86,45 @@ SCALAR = {
 }
 
 
-def _elementwise(name: str, template: str, boolean: str | None):
-    affine = AFFINE.get(name)
-    scalar = SCALAR.get(name)
-
-    def emit(code: Any, op: Any) -> None:
-        if op.operands[0].type.element == "i1":
-            box = indexing.both_masks(code, op) if name == "arith.andi" else None
-            code.elementwise(op, boolean or template, box=box)
-        elif scalar and not code.vector and all(code.phys(x) == () for x in op.operands):
-            code.elementwise(op, scalar)
-        else:
-            code.elementwise(op, template, affine(code, op) if affine else None)
-
-    return emit
+@operation(*ELEMENTWISE)
+def elementwise(code: Any, op: Any) -> None:
+    template, boolean = ELEMENTWISE[op.name]
+    if op.operands[0].type.element == "i1":
+        box = indexing.both_masks(code, op) if op.name == "arith.andi" else None
+        code.elementwise(op, boolean or template, box=box)
+    elif op.name in SCALAR and not code.vector and all(code.phys(x) == () for x in op.operands):
+        code.elementwise(op, SCALAR[op.name])
+    else:
+        affine = AFFINE.get(op.name)
+        code.elementwise(op, template, affine(code, op) if affine else None)
 
 
-for _name, (_summary, _template, _boolean) in ELEMENTWISE.items():
-    add(_name, _summary, _elementwise(_name, _template, _boolean))
-
-
-@operation("arith.cmpi", "comparison of integers, signed or unsigned")
+@operation("arith.cmpi")
 def compare_integers(code: Any, op: Any) -> None:
-    word = op.words[0]
+    """Comparison of integers, signed or unsigned."""
+    word, prefix = op.words[0], ""
     if op.operands[0].type.element == "i1":
-        word = TURNED.get(word, word)
-    sign, prefix = COMPARISONS[word]
-    if op.operands[0].type.element == "i1":
-        prefix = ""
+        sign, _ = COMPARISONS[TURNED.get(word, word)]
+    else:
+        sign, prefix = COMPARISONS[word]
     box = indexing.compared(code, op)
     code.elementwise(op, f"{{{prefix}0}} {sign} {{{prefix}1}}", box=box)
 
 
-@operation("arith.cmpf", "comparison of floats, ordered or unordered")
+@operation("arith.cmpf")
 def compare_floats(code: Any, op: Any) -> None:
+    """Comparison of floats, ordered or unordered."""
     if op.words[0] in ("true", "false"):
         code.set(op.result, code.constant(np.bool_(op.words[0] == "true")), ())
         return
     code.elementwise(op, FLOAT_COMPARISONS[op.words[0]])
 
 
-@operation("arith.select", "the second where the first holds, else the third")
+@operation("arith.select")
 def select(code: Any, op: Any) -> None:
+    """The second where the first holds, else the third."""
     condition, a, b = op.operands
-    if code.vector:
-        code.elementwise(op, "np.where({0}, {1}, {2})")
-    elif code.phys(condition) == ():
+    if code.phys(condition) == () and not code.vector:
         phys = code.join(code.phys(a), code.phys(b))
         chosen = f"{code.shaped(a, phys)} if {code.expr(condition)} else {code.shaped(b, phys)}"
         code.set(op.result, chosen, phys)
@@ -148,20 +132,14 @@ def select(code: Any, op: Any) -> None:
         code.elementwise(op, "np.where({0}, {1}, {2})")
 
 
-def _extended(high: str):
-    """Both halves of a product, the upper one by this function."""
-
-    def emit(code: Any, op: Any) -> None:
-        a, b = (code.expr(operand) for operand in op.operands)
-        phys = code.join(*(code.phys(operand) for operand in op.operands))
-        code.set(op.results[0], f"{a} * {b}", phys)
-        code.set(op.results[1], f"{high}({a}, {b})", phys)
-
-    return emit
-
-
-add("arith.mului_extended", "unsigned product, low and high half", _extended("mulhiui"))
-add("arith.mulsi_extended", "signed product, low and high half", _extended("mulhisi"))
+@operation("arith.mului_extended", "arith.mulsi_extended")
+def multiply_extended(code: Any, op: Any) -> None:
+    """Product, low and high half."""
+    high = "mulhiui" if op.name == "arith.mului_extended" else "mulhisi"
+    a, b = (code.expr(operand) for operand in op.operands)
+    phys = code.join(*(code.phys(operand) for operand in op.operands))
+    code.set(op.results[0], f"{a} * {b}", phys)
+    code.set(op.results[1], f"{high}({a}, {b})", phys)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -169,31 +147,21 @@ add("arith.mulsi_extended", "signed product, low and high half", _extended("mulh
 
 # As ELEMENTWISE, but the second template is for a result of i1.
 NARROWING = {
-    "arith.trunci": (
-        "narrower integer, the low bits", "{0}.astype({dtype})", "({0} & 1).astype({dtype})",
-    ),
-    "arith.fptosi": (
-        "signed integer from a float, toward zero, saturating; NaN gives 0",
-        "float_to_int({0}, {dtype})", "{0} != 0",
-    ),
-    "arith.fptoui": (
-        "unsigned integer from a float, toward zero, saturating; NaN gives 0",
-        "float_to_int({0}, {dtype}, True)", "{0} != 0",
-    ),
-}  # fmt: skip
+    "arith.trunci": ("{0}.astype({dtype})", "({0} & 1).astype({dtype})"),
+    "arith.fptosi": ("float_to_int({0}, {dtype})", "{0} != 0"),
+    "arith.fptoui": ("float_to_int({0}, {dtype}, True)", "{0} != 0"),
+}
 
 
-def _narrowing(template: str, boolean: str):
-    return lambda code, op: code.elementwise(
-        op, boolean if op.result.type.element == "i1" else template
-    )
+@operation(*NARROWING)
+def narrow(code: Any, op: Any) -> None:
+    template, boolean = NARROWING[op.name]
+    code.elementwise(op, boolean if op.result.type.element == "i1" else template)
 
 
-for _name, (_summary, _template, _boolean) in NARROWING.items():
-    add(_name, _summary, _narrowing(_template, _boolean))
-
-
+@operation("arith.truncf", "arith.extf", "tt.fp_to_fp")
 def convert_float(code: Any, op: Any) -> None:
+    """To nearest even, or toward zero where it says so; to fp8 saturating."""
     source, target = (DTYPES[kind.element] for kind in (op.operands[0].type, op.result.type))
     rounding = op.attributes.get("rounding", "rtne")
     narrows = target.itemsize < source.itemsize
@@ -207,11 +175,7 @@ def convert_float(code: Any, op: Any) -> None:
         code.elementwise(op, "{0}.astype({dtype})")
 
 
-add("arith.truncf", "narrower float, to nearest even", convert_float)
-add("arith.extf", "wider float, exact", convert_float)
-add("tt.fp_to_fp", "float to float, also fp8: saturating, rounding rtne or rtz", convert_float)
-
-
+@operation("arith.bitcast", "tt.bitcast")
 def bitcast(code: Any, op: Any) -> None:
     source, target = op.operands[0].type, op.result.type
     same = DTYPES[source.element] == DTYPES[target.element]
@@ -221,21 +185,19 @@ def bitcast(code: Any, op: Any) -> None:
         code.elementwise(op, "{0}.view({dtype})")
 
 
-add("arith.bitcast", "the same bits as another type", bitcast)
-add("tt.bitcast", "the same bits as another type; pointers too", bitcast)
-
-
 # ---------------------------------------------------------------------------------------------
 # Constants
 
 
-@operation("arith.constant", "a number, or a tile of them")
+@operation("arith.constant")
 def constant(code: Any, op: Any) -> None:
+    """A number, or a tile of them."""
     code.set_constant(op.result, constant_value(op))
 
 
-@operation("ub.poison", "an undefined value: zero here")
+@operation("ub.poison")
 def poison(code: Any, op: Any) -> None:
+    """An undefined value: zero here."""
     if op.result.type.element in DTYPES:
         code.set_constant(op.result, DTYPES[op.result.type.element].type(0))
     else:

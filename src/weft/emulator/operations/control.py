@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.emulator.operations.indexing import Affine
-from weft.emulator.operations.table import add, operation
+from weft.emulator.operations.table import operation
 
 
-@operation("scf.for", "a counted loop with carried values")
+@operation("scf.for")
 def for_loop(code: Any, op: Any) -> None:
+    """A counted loop with carried values."""
     region = op.regions[0]
     counter, *args = region.args
     lower, upper, step = (code.expr(value) for value in op.operands[:3])
@@ -107,8 +108,9 @@ class _Carried:
             self.hold(code, result, start)
 
 
-@operation("scf.while", "a loop that tests before each turn")
+@operation("scf.while")
 def while_loop(code: Any, op: Any) -> None:
+    """A loop that tests before each turn."""
     before, after = op.regions
     args, inits = before.args, op.operands
     phys = [code.phys(init) for init in inits]
@@ -176,8 +178,9 @@ def _joined(code: Any, phys: list, values: list) -> list:
     return [code.join(shape, code.phys(value)) for shape, value in zip(phys, values, strict=True)]
 
 
-@operation("scf.if", "a branch with results")
+@operation("scf.if")
 def branch(code: Any, op: Any) -> None:
+    """A branch with results."""
     condition = code.expr(op.operands[0])
     phys: list | None = None
     while True:
@@ -201,39 +204,36 @@ def branch(code: Any, op: Any) -> None:
         phys = joined
 
 
-@operation("scf.execute_region", "a region run in place")
+@operation("scf.execute_region")
 def execute_region(code: Any, op: Any) -> None:
+    """A region run in place."""
     values = code.ops(op.regions[0].ops)
     for result, value in zip(op.results, values, strict=True):
         code.set(result, code.expr(value), code.phys(value))
 
 
-TERMINATORS = {
-    "scf.yield": "what a region hands on",
-    "scf.condition": "whether a while loop goes on, and with what",
-    "tt.reduce.return": "what a reduction's function gives",
-    "tt.scan.return": "what a scan's function gives",
-    "tt.map_elementwise.return": "what a mapped function gives",
-}
+TERMINATORS = (
+    "scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return",
+)  # fmt: skip
 
 
-def _terminator(code: Any, op: Any) -> None:
-    """Its operands are read by the operation around it; among blocks it leaves the function."""
+@operation(*TERMINATORS)
+def hand_on(code: Any, op: Any) -> None:
+    """What a region gives: its operands are read by the operation around it; among blocks it
+    leaves the function."""
     if code.among_blocks and op.name.startswith("tt."):
         code.line(f"return {', '.join(code.expr(value) for value in op.operands)}")
 
 
-for _name, _summary in TERMINATORS.items():
-    add(_name, _summary, _terminator)
-
-
-@operation("cf.br", "go to a block")
+@operation("cf.br")
 def jump(code: Any, op: Any) -> None:
+    """Go to a block."""
     code.jump(*op.successors[0])
 
 
-@operation("cf.cond_br", "go to one of two blocks: an early return")
+@operation("cf.cond_br")
 def conditional_jump(code: Any, op: Any) -> None:
+    """Go to one of two blocks: an early return."""
     code.line(f"if {code.expr(op.operands[0])}:")
     with code.indented():
         code.jump(*op.successors[0])
@@ -242,13 +242,15 @@ def conditional_jump(code: Any, op: Any) -> None:
         code.jump(*op.successors[1])
 
 
-@operation("tt.return", "leave the function")
+@operation("tt.return")
 def leave(code: Any, op: Any) -> None:
+    """Leave the function."""
     code.line(f"return {', '.join(code.full(value) for value in op.operands)}".rstrip())
 
 
-@operation("tt.call", "call a function that was not inlined")
+@operation("tt.call")
 def call(code: Any, op: Any) -> None:
+    """Call a function that was not inlined."""
     symbol = next(word for word in op.words if word.startswith("@"))[1:].strip('"')
     args = ", ".join(["rt", *(code.full(operand) for operand in op.operands)])
     code.set_many(op.results, f"{code.function_name(symbol)}({args})")

@@ -1,55 +1,174 @@
-"""math.* and Triton's precise forms: functions of floats, element by element."""
+"""Functions of numbers, element by element: math.*, Triton's precise forms, libdevice's."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from weft.emulator.operations.table import add, operation
+from weft.emulator.operations.table import operation, templates
 
-FUNCTIONS = {
-    "math.exp": ("e to the power", "np.exp({0})"),
-    "math.exp2": ("2 to the power", "np.exp2({0})"),
-    "math.expm1": ("e to the power, less 1", "np.expm1({0})"),
-    "math.log": ("natural logarithm", "np.log({0})"),
-    "math.log2": ("logarithm to base 2", "np.log2({0})"),
-    "math.log10": ("logarithm to base 10", "np.log10({0})"),
-    "math.log1p": ("natural logarithm of 1 plus", "np.log1p({0})"),
-    "math.sin": ("sine", "np.sin({0})"),
-    "math.cos": ("cosine", "np.cos({0})"),
-    "math.tan": ("tangent", "np.tan({0})"),
-    "math.tanh": ("hyperbolic tangent", "np.tanh({0})"),
-    "math.erf": ("error function", "erf({0})"),
-    "math.sqrt": ("square root", "np.sqrt({0})"),
-    "math.rsqrt": ("reciprocal square root", "rsqrt({0})"),
-    "math.absf": ("magnitude", "np.abs({0})"),
-    "math.floor": ("rounded down", "np.floor({0})"),
-    "math.ceil": ("rounded up", "np.ceil({0})"),
-    "math.trunc": ("rounded toward zero", "np.trunc({0})"),
-    "math.round": ("rounded, halves away from zero", "round_away({0})"),
-    "math.roundeven": ("rounded, halves to even", "np.rint({0})"),
-    "math.powf": ("power", "np.power({0}, {1})"),
-    "math.atan2": ("angle", "np.arctan2({0}, {1})"),
-    "math.copysign": ("magnitude of one, sign of the other", "np.copysign({0}, {1})"),
-    "math.fma": ("a * b + c, rounded once", "fma({0}, {1}, {2})"),
-    "math.isnan": ("is it NaN", "np.isnan({0})"),
-    "math.isinf": ("is it infinite", "np.isinf({0})"),
-    "math.isfinite": ("is it finite", "np.isfinite({0})"),
-    "math.absi": ("magnitude of an integer, wrapping", "np.abs({0})"),
-    "math.ctlz": ("leading zeros", "clz({0})"),
-    "math.ctpop": ("how many bits are set", "popcount({0})"),
-    "tt.precise_sqrt": ("square root, correctly rounded", "np.sqrt({0})"),
-    "tt.approx_divf": ("quotient", "{0} / {1}"),
-    "tt.precise_divf": ("quotient, correctly rounded", "{0} / {1}"),
-    "tt.mulhiui": ("upper half of the unsigned product", "mulhiui({0}, {1})"),
+# Symbols of libdevice without "__nv_" and without the f that marks fp32: templates as in
+# arithmetic.py.
+LIBDEVICE = {
+    name: f"np.{name}({{0}})"
+    for name in (
+        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh",
+        "sqrt", "floor", "ceil", "trunc",
+    )
 }  # fmt: skip
+LIBDEVICE |= {
+    "copysign": "np.copysign({0}, {1})",
+    "atan2": "np.arctan2({0}, {1})",
+    "erf": "erf({0})",
+    "rsqrt": "rsqrt({0})",
+    "fma": "fma({0}, {1}, {2})",
+}
+
+templates({f"math.{name}": template for name, template in LIBDEVICE.items()})
+templates(
+    {
+        "math.isnan": "np.isnan({0})",
+        "math.isinf": "np.isinf({0})",
+        "math.isfinite": "np.isfinite({0})",
+        "math.absf": "np.abs({0})",
+        "math.absi": "np.abs({0})",
+        "math.round": "round_away({0})",
+        "math.roundeven": "np.rint({0})",
+        "math.powf": "np.power({0}, {1})",
+        "math.ctlz": "clz({0})",
+        "math.ctpop": "popcount({0})",
+        "tt.precise_sqrt": "np.sqrt({0})",
+        "tt.approx_divf": "{0} / {1}",
+        "tt.precise_divf": "{0} / {1}",
+        "tt.mulhiui": "mulhiui({0}, {1})",
+    }
+)
 
 
-for _name, (_summary, _template) in FUNCTIONS.items():
-    add(_name, _summary, _template)
-
-
-@operation("tt.clampf", "the first, kept between the two others")
+@operation("tt.clampf")
 def clamp(code: Any, op: Any) -> None:
+    """The first, kept between the two others."""
     keeps_nan = "all" in str(op.attributes.get("propagateNan", "none"))
     name = "clampf_nan" if keeps_nan else "clampf"
     code.elementwise(op, name + "({0}, {1}, {2})")
+
+
+# ---------------------------------------------------------------------------------------------
+# Functions that only libdevice has: what kernels call through `tl.extra.libdevice`
+
+_NAMES = {
+    "np.{}({{0}})": {
+        "asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh",
+        "acosh": "arccosh", "atanh": "arctanh", "sinh": "sinh", "cosh": "cosh", "cbrt": "cbrt",
+        "fabs": "abs", "abs": "abs", "llabs": "abs", "rint": "rint", "nearbyint": "rint",
+        "fsqrt_rn": "sqrt", "dsqrt_rn": "sqrt",
+    },
+    "np.{}({{0}}, {{1}})": {
+        "hypot": "hypot", "pow": "power", "fmod": "fmod", "fmax": "fmax", "fmin": "fmin",
+        "max": "maximum", "min": "minimum", "nextafter": "nextafter",
+    },
+    "np.{}({{0}}).astype({{dtype}})": {
+        "isnan": "isnan", "isinf": "isinf", "finite": "isfinite", "signbit": "signbit",
+        "isnand": "isnan", "isinfd": "isinf", "isfinited": "isfinite", "signbitd": "signbit",
+        "llrint": "rint",
+    },
+    "{}({{0}}).astype({{dtype}})": {
+        "clz": "clz", "popc": "popcount", "ffs": "ffs", "logb": "exponent", "ilogb": "exponent",
+    },
+    "special('{}', {{0}})": {
+        "erfc": "erfc", "erfinv": "erfinv", "erfcx": "erfcx", "normcdf": "ndtr",
+        "normcdfinv": "ndtri", "lgamma": "gammaln", "j0": "bessel_j0", "j1": "bessel_j1",
+        "y0": "bessel_y0", "y1": "bessel_y1", "cyl_bessel_i0": "i0", "cyl_bessel_i1": "i1",
+    },
+    "{}({{0}}, {{1}})": {
+        "umulhi": "mulhiui", "mulhi": "mulhisi", "mul64hi": "mulhisi", "umul64hi": "mulhiui",
+    },
+    "{}({{0}}, {{1}}, {{2}})": {"fmaf_rn": "fma", "fma_rn": "fma"},
+    "{}({{0}})": {
+        "tgamma": "gamma", "round": "round_away", "frsqrt_rn": "rsqrt", "brev": "reverse_bits",
+    },
+    "{{0}} {} {{1}}": {
+        f"{kind}{name}_rn": sign
+        for kind in "fd"
+        for name, sign in {"add": "+", "sub": "-", "mul": "*", "div": "/"}.items()
+    },
+    "np.sqrt({})": {
+        f"norm{n}d": " + ".join(f"{{{i}}} * {{{i}}}" for i in range(n)) for n in (3, 4)
+    },
+    "rsqrt({})": {
+        f"rnorm{n}d": " + ".join(f"{{{i}}} * {{{i}}}" for i in range(n)) for n in (3, 4)
+    },
+}  # fmt: skip
+for _form, _row in _NAMES.items():
+    LIBDEVICE |= {_name: _form.format(_function) for _name, _function in _row.items()}
+LIBDEVICE |= dict.fromkeys(
+    (
+        "float_as_int", "int_as_float", "float_as_uint", "uint_as_float", "longlong_as_double",
+        "double_as_longlong",
+    ),
+    "{0}.view({dtype})",
+)  # fmt: skip
+LIBDEVICE |= {
+    "exp10": "np.power({dtype}.type(10), {0})",
+    "fdim": "np.fmax({0} - {1}, {dtype}.type(0))",
+    "saturate": "np.clip({0}, {dtype}.type(0), {dtype}.type(1))",
+    "fast_fdivide": "{0} / {1}",
+    "erfcinv": "special('erfinv', {dtype}.type(1) - {0})",
+    "sinpi": "np.sin({0}.astype(f64) % 2 * np.pi).astype({dtype})",
+    "cospi": "np.cos({0}.astype(f64) % 2 * np.pi).astype({dtype})",
+    "rcbrt": "{dtype}.type(1) / np.cbrt({0})",
+    "rhypot": "{dtype}.type(1) / np.hypot({0}, {1})",
+    "remainder": "({0} - {1} * np.rint({0} / {1}))",
+    "ldexp": "np.ldexp({0}, {1}).astype({dtype})",
+    "scalbn": "np.ldexp({0}, {1}).astype({dtype})",
+    "powi": "np.power({0}, {1}.astype({dtype}))",
+    "llround": "float_to_int(round_away({0}), {dtype})",
+    "hadd": "(({0}.astype(i64) + {1}) >> 1).astype({dtype})",
+    "rhadd": "(({0}.astype(i64) + {1} + 1) >> 1).astype({dtype})",
+    "uhadd": "(({u0}.astype(i64) + {u1}) >> 1).astype({dtype})",
+    "urhadd": "(({u0}.astype(i64) + {u1} + 1) >> 1).astype({dtype})",
+    "sad": "np.abs({0}.astype(i64) - {1}).astype({dtype}) + {2}",
+    "fmaf_rn": "fma({0}, {1}, {2})",
+    "fma_rn": "fma({0}, {1}, {2})",
+    "norm3d": "np.sqrt({0} * {0} + {1} * {1} + {2} * {2})",
+    "norm4d": "np.sqrt({0} * {0} + {1} * {1} + {2} * {2} + {3} * {3})",
+    "rnorm3d": "rsqrt({0} * {0} + {1} * {1} + {2} * {2})",
+    "rnorm4d": "rsqrt({0} * {0} + {1} * {1} + {2} * {2} + {3} * {3})",
+    "frcp_rn": "{dtype}.type(1) / {0}",
+    "drcp_rn": "{dtype}.type(1) / {0}",
+}
+for _name in ("exp", "log", "sin", "cos", "log2", "log10", "exp10", "tan", "pow"):
+    LIBDEVICE[f"fast_{_name}"] = LIBDEVICE[_name]
+
+# Arithmetic in a given direction: f32 is computed in f64 first, f64 only to nearest.
+for _name, _sign in {"add": "+", "sub": "-", "mul": "*", "div": "/"}.items():
+    LIBDEVICE |= dict.fromkeys((f"f{_name}_rn", f"d{_name}_rn"), f"{{0}} {_sign} {{1}}")
+for _direction in ("rz", "rd", "ru"):
+    for _name, _text in {
+        "fadd": "{0}.astype(f64) + {1}",
+        "fsub": "{0}.astype(f64) - {1}",
+        "fmul": "{0}.astype(f64) * {1}",
+        "fdiv": "{0}.astype(f64) / {1}",
+        "frcp": "1 / {0}.astype(f64)",
+        "fsqrt": "np.sqrt({0}.astype(f64))",
+        "fmaf": "{0}.astype(f64) * {1} + {2}",
+        "double2float": "{0}",
+        "int2float": "{0}.astype(f64)",
+        "uint2float": "{u0}.astype(f64)",
+    }.items():
+        LIBDEVICE[f"{_name}_{_direction}"] = f"toward({_text}, {{dtype}}, '{_direction}')"
+LIBDEVICE["double2float_rn"] = "{0}.astype({dtype})"
+_WHOLE = {"rn": "np.rint", "rz": "np.trunc", "rd": "np.floor", "ru": "np.ceil"}
+for _float in ("float", "double"):
+    for _integer, _unsigned in {"int": "", "ll": "", "uint": ", True", "ull": ", True"}.items():
+        for _direction, _function in _WHOLE.items():
+            _text = f"float_to_int({_function}({{0}}), {{dtype}}{_unsigned})"
+            LIBDEVICE[f"{_float}2{_integer}_{_direction}"] = _text
+        _source = "{u0}" if _unsigned else "{0}"
+        LIBDEVICE[f"{_integer}2{_float}_rn"] = f"{_source}.astype({{dtype}})"
+
+
+def libdevice_template(symbol: str) -> str | None:
+    """The template for `__nv_...`, whether the symbol is the fp32 or the fp64 one."""
+    name = symbol.removeprefix("__nv_")
+    names = (name, name.removesuffix("f"), name.removesuffix("ll"))
+    return next((LIBDEVICE[one] for one in names if one in LIBDEVICE), None)

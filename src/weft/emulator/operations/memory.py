@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from weft.base.errors import UnsupportedError
-from weft.emulator.operations.libdevice import libdevice_template
-from weft.emulator.operations.table import add, operation
+from weft.emulator.operations.functions import libdevice_template
+from weft.emulator.operations.table import operation
 
 
-@operation("tt.load", "read memory; masked elements are `other`")
+@operation("tt.load")
 def load(code: Any, op: Any) -> None:
+    """Read memory; masked elements are `other`."""
     pointer, mask, other = (*op.operands, None, None)[:3]
     dtype = code.constant_dtype(code.pointee(pointer))
     where = _where(code, pointer, mask)
@@ -21,8 +22,9 @@ def load(code: Any, op: Any) -> None:
     code.set(op.result, call + (", True)" if op.flag("isVolatile") else ")"))
 
 
-@operation("tt.store", "write memory where the mask holds")
+@operation("tt.store")
 def store(code: Any, op: Any) -> None:
+    """Write memory where the mask holds."""
     pointer, value, mask = (*op.operands, None)[:3]
     pointers, chosen = _where(code, pointer, mask)
     dtype = code.constant_dtype(code.pointee(pointer))
@@ -54,8 +56,9 @@ def _where(code: Any, pointer: Any, mask: Any) -> tuple[str, str]:
     return pointers, f"({''.join(f'({first}, {end}), ' for first, end in pairs)})"
 
 
-@operation("tt.atomic_rmw", "read, change and write as one; gives the old value")
+@operation("tt.atomic_rmw")
 def atomic_rmw(code: Any, op: Any) -> None:
+    """Read, change and write as one; gives the old value."""
     kind, order, scope = map(repr, op.words[:3])
     pointer, value, mask = (*op.operands, None)[:3]
     dtype = code.constant_dtype(code.pointee(pointer))
@@ -65,8 +68,9 @@ def atomic_rmw(code: Any, op: Any) -> None:
     )  # fmt: skip
 
 
-@operation("tt.atomic_cas", "write if memory holds what was expected; gives the old value")
+@operation("tt.atomic_cas")
 def atomic_cas(code: Any, op: Any) -> None:
+    """Write if memory holds what was expected; gives the old value."""
     order, scope = map(repr, op.words[:2])
     dtype = code.constant_dtype(code.pointee(op.operands[0]))
     operands = map(code.expr, op.operands)
@@ -76,8 +80,9 @@ def atomic_cas(code: Any, op: Any) -> None:
 # Triton 3.9's atomic accesses are weft's own, element by element.
 
 
-@operation("tt.atomic_load", "atomic read")
+@operation("tt.atomic_load")
 def atomic_load(code: Any, op: Any) -> None:
+    """Atomic read."""
     order, scope = op.words[:2]
     pointer, mask = (*op.operands, None)[:2]
     dtype = code.constant_dtype(code.pointee(pointer))
@@ -85,8 +90,9 @@ def atomic_load(code: Any, op: Any) -> None:
     code.set(op.result, _each(code, access, dtype, op.result.type.shape, mask, [pointer]))
 
 
-@operation("tt.atomic_store", "atomic write")
+@operation("tt.atomic_store")
 def atomic_store(code: Any, op: Any) -> None:
+    """Atomic write."""
     order, scope = op.words[:2]
     pointer, value, mask = (*op.operands, None)[:3]
     access = (
@@ -95,11 +101,9 @@ def atomic_store(code: Any, op: Any) -> None:
     code.line(_each(code, access, "i32", value.type.shape, mask, [pointer, value]))
 
 
-@operation(
-    "tt.atomic_poll",
-    "read atomically until memory holds the value, or time is up: nobody else can go on",
-)
+@operation("tt.atomic_poll")
 def atomic_poll(code: Any, op: Any) -> None:
+    """Read atomically until memory holds the value, or time is up: nobody else can go on."""
     order, scope = op.words[:2]
     pointer, expected = op.operands[:2]
     dtype = code.constant_dtype(code.pointee(pointer))
@@ -120,8 +124,9 @@ def _each(code: Any, access: str, dtype: str, shape: tuple, mask: Any, operands:
 # Descriptors
 
 
-@operation("tt.make_tensor_descriptor", "a tensor in memory, seen as blocks")
+@operation("tt.make_tensor_descriptor")
 def make_descriptor(code: Any, op: Any) -> None:
+    """A tensor in memory, seen as blocks."""
     base, *rest = op.operands
     rank = len(rest) // 2
     sizes, strides = (
@@ -139,39 +144,21 @@ def make_descriptor(code: Any, op: Any) -> None:
     )
 
 
-@operation("tt.descriptor_load", "read a block; what lies outside is padding")
-def descriptor_load(code: Any, op: Any) -> None:
-    descriptor, *indices = op.operands
-    where = code.expr(descriptor), _tuple(code, indices)
-    _call(code, op, "descriptor_load", *where, op.result.type.shape)
-
-
-@operation("tt.descriptor_store", "write a block, asynchronously; what lies outside is dropped")
-def descriptor_store(code: Any, op: Any) -> None:
-    descriptor, *indices, value = op.operands
-    where = code.expr(descriptor), _tuple(code, indices)
-    _call(code, op, "descriptor_store", *where, code.full(value))
-
-
-@operation("tt.descriptor_reduce", "add (min, max, and, or, xor) a block into memory")
-def descriptor_reduce(code: Any, op: Any) -> None:
-    descriptor, *indices, value = op.operands
-    where = code.expr(descriptor), _tuple(code, indices)
-    _call(code, op, "descriptor_reduce", repr(op.words[0]), *where, code.full(value))
-
-
-@operation("tt.descriptor_gather", "read the rows that a tile of indices names")
-def descriptor_gather(code: Any, op: Any) -> None:
-    descriptor, rows, column = op.operands
-    where = code.expr(descriptor), code.full(rows), code.expr(column)
-    _call(code, op, "descriptor_gather", *where, op.result.type.shape)
-
-
-@operation("tt.descriptor_scatter", "write the rows that a tile of indices names")
-def descriptor_scatter(code: Any, op: Any) -> None:
-    descriptor, rows, column, value = op.operands
-    where = code.expr(descriptor), code.full(rows), code.expr(column)
-    _call(code, op, "descriptor_scatter", *where, code.full(value))
+@operation(
+    "tt.descriptor_load", "tt.descriptor_store", "tt.descriptor_reduce", "tt.descriptor_gather",
+    "tt.descriptor_scatter",
+)  # fmt: skip
+def access_block(code: Any, op: Any) -> None:
+    """Blocks at indices, or the rows that a tile names: what lies outside reads as padding, and is
+    not written. Stores, and reductions (add, min, max, and, or, xor), are asynchronous."""
+    method = op.name.removeprefix("tt.")
+    descriptor, *where = op.operands
+    what = op.result.type.shape if op.results else code.full(where.pop())
+    words = [_tuple(code, where)]
+    if method in ("descriptor_gather", "descriptor_scatter"):
+        words = [code.full(where[0]), code.expr(where[1])]
+    kind = [repr(op.words[0])] if method == "descriptor_reduce" else []
+    _call(code, op, method, *kind, code.expr(descriptor), *words, what)
 
 
 def _tuple(code: Any, values: list) -> str:
@@ -183,12 +170,12 @@ def _tuple(code: Any, values: list) -> str:
 # What leaves the kernel
 
 
-@operation("tt.extern_elementwise", "weft's primitives, and the functions of libdevice")
+@operation("tt.extern_elementwise")
 def extern(code: Any, op: Any) -> None:
+    """Weft's primitives, and the functions of libdevice."""
     symbol = str(op.attributes.get("symbol", ""))
     if symbol.startswith("weft."):
-        args = ", ".join(code.expr(operand) for operand in op.operands)
-        args = f"({args},)" if len(op.operands) == 1 else f"({args})"
+        args = _tuple(code, op.operands)
         _call(code, op, "extern", repr(symbol), args, code.dtype(op.result), op.result.type.shape)
         return
     template = libdevice_template(symbol) if symbol.startswith("__nv_") else None
@@ -201,8 +188,9 @@ def extern(code: Any, op: Any) -> None:
     code.elementwise(op, template)
 
 
-@operation("tt.elementwise_inline_asm", "not emulated: assembly has no meaning off its target")
+@operation("tt.elementwise_inline_asm")
 def inline_asm(code: Any, op: Any) -> None:
+    """Not emulated: assembly has no meaning off its target."""
     text = op.strings[0] if op.strings else ""
     raise UnsupportedError(
         f"inline assembly {text[:60]!r} cannot run on the emulator; "
@@ -211,24 +199,23 @@ def inline_asm(code: Any, op: Any) -> None:
     )
 
 
-@operation("tt.assert", "stop with a message where the condition fails")
+@operation("tt.assert")
 def device_assert(code: Any, op: Any) -> None:
+    """Stop with a message where the condition fails."""
     message = op.strings[0] if op.strings else ""
     code.line(f"rt.assert_({code.expr(op.operands[0])}, {message!r}, {code.loc(op)})")
 
 
-@operation("tt.print", "print values")
+@operation("tt.print")
 def device_print(code: Any, op: Any) -> None:
+    """Print values."""
     prefix = op.strings[0] if op.strings else ""
     code.line(f"rt.print_({prefix!r}, {_tuple(code, op.operands)}, {code.loc(op)})")
 
 
-def _nothing(code: Any, op: Any) -> None:
-    """A program is one thread here."""
-
-
-for _name in ("gpu.barrier", "ttg.barrier", "ttg.local_barrier"):
-    add(_name, "the block's barrier: nothing, since a program is one thread here", _nothing)
-for _name in ("tt.grid_dependency_wait", "tt.grid_dependency_launch_dependents"):
-    add(_name, "overlap with the next launch: nothing, since a stream is in order here", _nothing)
-add("llvm.intr.assume", "a hint to the compiler: nothing", _nothing)
+@operation(
+    "gpu.barrier", "ttg.barrier", "ttg.local_barrier", "tt.grid_dependency_wait",
+    "tt.grid_dependency_launch_dependents", "llvm.intr.assume",
+)  # fmt: skip
+def nothing(code: Any, op: Any) -> None:
+    """A program is one thread here, a stream is in order, and a hint to the compiler is none."""

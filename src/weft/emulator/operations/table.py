@@ -1,43 +1,34 @@
-"""The table of TTIR operations that the emulator knows, one row per operation."""
+"""The table of TTIR operations that the emulator knows: how each is written as Python."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+Emit = Callable[[Any, Any], None]
 
-@dataclass(frozen=True)
-class Operation:
-    """How one operation becomes Python: `emit(code, op)` writes it with a code writer."""
-
-    name: str
-    summary: str
-    emit: Callable[[Any, Any], None]
+# By name: `emit(code, op)` writes the operation with a code writer.
+OPERATIONS: dict[str, Emit] = {}
 
 
-OPERATIONS: dict[str, Operation] = {}
+def operation(*names: str) -> Callable[[Emit], Emit]:
+    """Enter the decorated emitter as the meaning of these operations."""
 
-
-def operation(name: str, summary: str) -> Callable:
-    """Enter the decorated emitter as the meaning of `name`."""
-
-    def enter(emit: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-        add(name, summary, emit)
+    def enter(emit: Emit) -> Emit:
+        for name in names:
+            if name in OPERATIONS:
+                raise ValueError(f"{name} stands twice in the emulator's table of operations")
+            OPERATIONS[name] = emit
         return emit
 
     return enter
 
 
-def add(name: str, summary: str, emit: str | Callable[[Any, Any], None]) -> None:
-    """Enter a meaning: how it is written, or the template of an operation element by element."""
-    if name in OPERATIONS:
-        raise ValueError(f"{name} stands twice in the emulator's table of operations")
-    if isinstance(emit, str):
-        OPERATIONS[name] = Operation(name, summary, partial(_write_template, template=emit))
-    else:
-        OPERATIONS[name] = Operation(name, summary, emit)
+def templates(rows: dict[str, str]) -> None:
+    """Enter operations that are written element by element, each from its template."""
+    for name, template in rows.items():
+        operation(name)(partial(_write_template, template=template))
 
 
 def _write_template(code: Any, op: Any, template: str) -> None:

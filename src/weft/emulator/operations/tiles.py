@@ -14,26 +14,21 @@ from weft.emulator.operations.table import operation
 AXES = {"x": 0, "y": 1, "z": 2}
 
 
-@operation("tt.get_program_id", "this program's index along an axis of the grid")
+@operation("tt.get_program_id", "tt.get_num_programs")
 def program_id(code: Any, op: Any) -> None:
-    code.set(op.result, f"rt.pid[{_axis(op)}]", ())
-
-
-@operation("tt.get_num_programs", "the grid's extent along an axis")
-def num_programs(code: Any, op: Any) -> None:
-    code.set(op.result, f"rt.grid[{_axis(op)}]", ())
-
-
-def _axis(op: Any) -> int:
-    return AXES[op.words[0]] if op.words else op.integer("axis")
+    """This program's index along an axis of the grid, or the grid's extent."""
+    axis = AXES[op.words[0]] if op.words else op.integer("axis")
+    what = "pid" if op.name == "tt.get_program_id" else "grid"
+    code.set(op.result, f"rt.{what}[{axis}]", ())
 
 
 # ---------------------------------------------------------------------------------------------
 # Shapes. A tile may be held smaller than its type says, where numpy's broadcasting fills it up.
 
 
-@operation("tt.make_range", "the integers from start to end")
+@operation("tt.make_range")
 def make_range(code: Any, op: Any) -> None:
+    """The integers from start to end."""
     start, end = op.integer("start"), op.integer("end")
     # A range of one does not move: its axis may be stretched by a broadcast.
     steps = (1,) if end - start > 1 else (0,)
@@ -41,13 +36,15 @@ def make_range(code: Any, op: Any) -> None:
     code.set_constant(op.result, np.arange(start, end, dtype=np.int32), affine)
 
 
-@operation("tt.splat", "a scalar as a tile")
-def splat(code: Any, op: Any) -> None:
+@operation("tt.splat", "tt.broadcast", "tt.ptr_to_int", "tt.int_to_ptr")
+def alias(code: Any, op: Any) -> None:
+    """The same under another type: numpy stretches scalars and extents of 1."""
     code.alias(op.result, op.operands[0])
 
 
-@operation("tt.unsplat", "the only element of a tile")
+@operation("tt.unsplat")
 def unsplat(code: Any, op: Any) -> None:
+    """The only element of a tile."""
     tile = op.operands[0]
     if code.phys(tile) == ():
         code.alias(op.result, tile)
@@ -55,13 +52,9 @@ def unsplat(code: Any, op: Any) -> None:
         code.set(op.result, f"{code.expr(tile)}.reshape(-1)[0]", ())
 
 
-@operation("tt.broadcast", "a tile with extents of 1 stretched")
-def broadcast(code: Any, op: Any) -> None:
-    code.alias(op.result, op.operands[0])
-
-
-@operation("tt.expand_dims", "a tile with another extent of 1")
+@operation("tt.expand_dims")
 def expand_dims(code: Any, op: Any) -> None:
+    """A tile with another extent of 1."""
     tile, axis = op.operands[0], op.integer("axis")
     phys = code.phys(tile)
     if phys == ():
@@ -85,8 +78,9 @@ def _moved(code: Any, op: Any, axes: list, text: Any, phys: tuple[int, ...]) -> 
         code.set(op.result, text(), phys)
 
 
-@operation("tt.reshape", "the same elements in another shape")
+@operation("tt.reshape")
 def reshape(code: Any, op: Any) -> None:
+    """The same elements in another shape."""
     tile = op.operands[0]
     if code.phys(tile) == () or tile.type.shape == op.result.type.shape:
         code.alias(op.result, tile)
@@ -94,8 +88,9 @@ def reshape(code: Any, op: Any) -> None:
         code.set(op.result, f"{code.full(tile)}.reshape({op.result.type.shape})")
 
 
-@operation("tt.trans", "a tile with its axes in another order")
+@operation("tt.trans")
 def transpose(code: Any, op: Any) -> None:
+    """A tile with its axes in another order."""
     tile = op.operands[0]
     phys = code.phys(tile)
     order = _integers(op.attributes.get("order", ""))
@@ -111,14 +106,9 @@ def _integers(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"-?\b\d+\b", str(text).split(":", 1)[-1])]
 
 
-@operation("tt.join", "two tiles side by side along a new last axis")
-def join(code: Any, op: Any) -> None:
-    a, b = (code.full(operand) for operand in op.operands)
-    code.set(op.result, f"np.stack(({a}, {b}), -1)")
-
-
-@operation("tt.split", "a tile whose last extent is 2, as two")
+@operation("tt.split")
 def split(code: Any, op: Any) -> None:
+    """A tile whose last extent is 2, as two."""
     tile = op.operands[0]
     phys = code.phys(tile)
     for index, result in enumerate(op.results):
@@ -130,32 +120,30 @@ def split(code: Any, op: Any) -> None:
         code.set(result, f"{code.expr(tile)}[{leading}{which}]", phys[:-1])
 
 
-@operation("tt.cat", "two tiles end to end")
-def concatenate(code: Any, op: Any) -> None:
-    a, b = (code.full(operand) for operand in op.operands)
-    code.set(op.result, f"np.concatenate(({a}, {b}))")
+# Templates of whole tiles.
+WHOLE = {
+    "tt.join": "np.stack(({0}, {1}), -1)",
+    "tt.cat": "np.concatenate(({0}, {1}))",
+    "tt.gather": "gather({0}, {1}, {axis}, LOCATIONS[{loc}])",
+    "tt.histogram": "histogram({0}, {1}, {extent})",
+}
 
 
-@operation("tt.gather", "elements picked along an axis by a tile of indices")
-def gather(code: Any, op: Any) -> None:
-    source, indices = (code.full(operand) for operand in op.operands)
-    axis = op.integer("axis")
-    code.set(op.result, f"gather({source}, {indices}, {axis}, LOCATIONS[{code.loc(op)}])")
-
-
-@operation("tt.histogram", "how often each value occurs")
-def histogram(code: Any, op: Any) -> None:
-    source = code.full(op.operands[0])
-    mask = code.expr(op.operands[1]) if len(op.operands) > 1 else "None"
-    code.set(op.result, f"histogram({source}, {mask}, {op.result.type.shape[0]})")
+@operation(*WHOLE)
+def whole(code: Any, op: Any) -> None:
+    tiles = [*(code.full(operand) for operand in op.operands), "None"]
+    shape = op.result.type.shape
+    fields = {"axis": op.integer("axis", 0), "loc": code.loc(op), "extent": shape[0]}
+    code.set(op.result, WHOLE[op.name].format(*tiles, **fields))
 
 
 # ---------------------------------------------------------------------------------------------
 # Pointers
 
 
-@operation("tt.addptr", "a pointer moved by elements")
+@operation("tt.addptr")
 def add_pointer(code: Any, op: Any) -> None:
+    """A pointer moved by elements."""
     pointer, offset = op.operands
     itemsize = code.pointee(pointer).itemsize
     phys = code.join(code.phys(pointer), code.phys(offset))
@@ -176,16 +164,6 @@ def add_pointer(code: Any, op: Any) -> None:
         code.set_lazy(op.result, lambda: f"{code.expr(pointer)} + {text()}", phys, affine)
     else:
         code.set(op.result, f"{code.expr(pointer)} + {text()}", phys)
-
-
-@operation("tt.ptr_to_int", "a pointer's address")
-def pointer_to_integer(code: Any, op: Any) -> None:
-    code.alias(op.result, op.operands[0])
-
-
-@operation("tt.int_to_ptr", "an address as a pointer")
-def integer_to_pointer(code: Any, op: Any) -> None:
-    code.alias(op.result, op.operands[0])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -223,8 +201,9 @@ def _ufunc(op: Any) -> tuple[str, bool] | None:
     return name, body.name in UNSIGNED_ONES
 
 
-@operation("tt.reduce", "a tile reduced along an axis by any associative function")
+@operation("tt.reduce")
 def reduce(code: Any, op: Any) -> None:
+    """A tile reduced along an axis by any associative function."""
     axis = op.integer("axis")
     if known := _ufunc(op):
         name, unsigned = known
@@ -241,8 +220,9 @@ def reduce(code: Any, op: Any) -> None:
     _combined(code, op, "reduce_with", axis)
 
 
-@operation("tt.scan", "the running reduction of a tile along an axis")
+@operation("tt.scan")
 def scan(code: Any, op: Any) -> None:
+    """The running reduction of a tile along an axis."""
     axis, reverse = op.integer("axis"), op.flag("reverse")
     known = _ufunc(op)
     if known and not known[1]:
@@ -259,8 +239,9 @@ def _combined(code: Any, op: Any, function: str, *how: Any) -> None:
     code.set_many(op.results, f"{function}({', '.join(words)})")
 
 
-@operation("tt.map_elementwise", "a scalar function applied to every element")
+@operation("tt.map_elementwise")
 def map_elementwise(code: Any, op: Any) -> None:
+    """A scalar function applied to every element."""
     function = code.region_function(op, vector=False)
     pack = op.integer("pack", 1)
     dtypes = ", ".join(code.dtype(result) for result in op.results)
@@ -272,8 +253,9 @@ def map_elementwise(code: Any, op: Any) -> None:
 # Products
 
 
-@operation("tt.dot", "a @ b, summed in fp64, rounded to fp32, plus c; int32 sums of int8")
+@operation("tt.dot")
 def dot(code: Any, op: Any) -> None:
+    """A @ b, summed in fp64, rounded to fp32, plus c; int32 sums of int8."""
     a, b, c = op.operands
     if code.dtype(c) != "f32":
         code.set(op.result, f"dot({code.full(a)}, {code.full(b)}, {code.expr(c)})")
@@ -297,8 +279,9 @@ def dot(code: Any, op: Any) -> None:
 SCALED_KINDS = ("e4m3", "e5m2", "bf16", "fp16", "e2m1")
 
 
-@operation("tt.dot_scaled", "micro-scaled product of fp4, fp8, bf16 and fp16")
+@operation("tt.dot_scaled")
 def dot_scaled(code: Any, op: Any) -> None:
+    """Micro-scaled product of fp4, fp8, bf16 and fp16."""
     kinds = [str(op.attributes.get(side, "")) for side in ("lhs", "rhs")]
     if any(kind not in SCALED_KINDS for kind in kinds):
         raise UnsupportedError(
