@@ -64,33 +64,33 @@ def moe(x, logits, w1, w2):
     return reduce_scatter(scatter_rows(grouped_matmul(h, w2, routing), routing))
 
 
-def _of(*sizes, dtype: str = "bfloat16") -> Tensor:
+def of_type(*sizes, dtype: str = "bfloat16") -> Tensor:
     return Tensor(dtype, sizes[:-1], sizes[-1])
 
 
 PARAMETERS = {
-    ag_gemm: {"a": _of("m", 4096, Shard(0)), "b": _of(4096, 28672, Shard(1))},
-    gemm_rs: {"a": _of("m", 14336, Shard(1)), "b": _of(14336, 4096, Shard(0))},
-    gemm_ar: {"a": _of("m", 14336, Shard(1)), "b": _of(14336, 4096, Shard(0))},
+    ag_gemm: {"a": of_type("m", 4096, Shard(0)), "b": of_type(4096, 28672, Shard(1))},
+    gemm_rs: {"a": of_type("m", 14336, Shard(1)), "b": of_type(14336, 4096, Shard(0))},
+    gemm_ar: {"a": of_type("m", 14336, Shard(1)), "b": of_type(14336, 4096, Shard(0))},
     all_reduce_rms_norm: {
-        "x": _of("m", 4096, Partial()), "residual": _of("m", 4096, Replicate()),
-        "weight": _of(1, 4096, Replicate()),
+        "x": of_type("m", 4096, Partial()), "residual": of_type("m", 4096, Replicate()),
+        "weight": of_type(1, 4096, Replicate()),
     },
     ag_moe: {
-        "x": _of("m", 4096, Shard(0)), "logits": _of("m", 128, Shard(0)),
-        "b": _of(128, 4096, 3072, Shard(2)),
+        "x": of_type("m", 4096, Shard(0)), "logits": of_type("m", 128, Shard(0)),
+        "b": of_type(128, 4096, 3072, Shard(2)),
     },
     moe_rs: {
-        "x": _of(Times("m", 8), 1536, Shard(1)), "logits": _of("m", 128, Shard(0)),
-        "b": _of(128, 1536, 4096, Shard(1)),
+        "x": of_type(Times("m", 8), 1536, Shard(1)), "logits": of_type("m", 128, Shard(0)),
+        "b": of_type(128, 1536, 4096, Shard(1)),
     },
     moe: {
-        "x": _of("m", 4096, Shard(0)), "logits": _of("m", 128, Shard(0)),
-        "w1": _of(128, 4096, 3072, Shard(2)), "w2": _of(128, 1536, 4096, Shard(1)),
+        "x": of_type("m", 4096, Shard(0)), "logits": of_type("m", 128, Shard(0)),
+        "w1": of_type(128, 4096, 3072, Shard(2)), "w2": of_type(128, 1536, 4096, Shard(1)),
     },
     mlp: {
-        "x": _of("m", 4096, Shard(0)), "w1": _of(4096, 24576, Shard(1)),
-        "w2": _of(12288, 4096, Shard(0)),
+        "x": of_type("m", 4096, Shard(0)), "w1": of_type(4096, 24576, Shard(1)),
+        "w2": of_type(12288, 4096, Shard(0)),
     },
 }  # fmt: skip
 

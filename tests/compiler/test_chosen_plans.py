@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import operators
 import pytest
-from operators import _of
+from operators import of_type
 
 from weft.base.errors import ConfigError
 from weft.base.target import parse_target
@@ -33,8 +33,8 @@ TARGETS = ("cuda:80", "cuda:100", "hip:gfx942", "hip:gfx950", "emu")
 
 def declared(layer: str, function) -> Compiled:
     hidden, inner = LAYERS[layer]
-    rows, columns = _of("m", hidden, Shard(0)), _of(hidden, 2 * inner, Shard(1))
-    inner_rows, down = _of("m", inner, Shard(1)), _of(inner, hidden, Shard(0))
+    rows, columns = of_type("m", hidden, Shard(0)), of_type(hidden, 2 * inner, Shard(1))
+    inner_rows, down = of_type("m", inner, Shard(1)), of_type(inner, hidden, Shard(0))
     parameters = {
         operators.mlp: {"x": rows, "w1": columns, "w2": down},
         operators.ag_gemm: {"a": rows, "b": columns},

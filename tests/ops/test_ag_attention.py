@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import flash_attention
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,16 +16,15 @@ import weft
 from weft.base.dtypes import tolerance
 from weft.base.errors import ConfigError, DtypeError, FindingError, ShapeError
 from weft.base.target import TARGETS
-from weft.compiler import attending
 from weft.language import triton_api
 from weft.language.mapping import as_python
-from weft.ops._baselines.attention import parts_of
 from weft.ops.ag_attention import Config, Problem, ag_attention, candidates, op, reference
 from weft.plan.attention_launches import GatheredAttention, shards_of
 from weft.tiles import attention as tiles
 from weft.tiles.attention_gather import Arrival, chunk_of, segments_of
 from weft.tools.binaries import FORMATS, stack_bytes
 from weft.tools.check import rel_err
+from weft.tune.case import Case
 from weft.verify import compiled
 
 EMU = TARGETS["emu"]
@@ -205,25 +205,19 @@ def test_a_tile_waits_only_for_what_its_sequences_have(ranks, lengths, waits):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_parts_that_torch_attends_to(causal):
-    """Queries stand at the end of their keys, sequence by sequence: that is the reference."""
-    problem = problem_for(3, 31, sequences=5, causal=causal)
-    inputs = [op.make_inputs(problem, rank) for rank in range(3)]
-    expected = reference(problem, inputs)
-    k, v = (torch.cat([one[name] for one in inputs])[:, 0] for name in ("k", "v"))
-    ends = inputs[0]["cu_seqlens"].tolist()
-    for rank in range(3):
-        parts = parts_of(ends, problem.shard(rank), causal)
-        rows = zip(parts.queries, parts.queries[1:], strict=False)
-        seen = zip(parts.keys, parts.keys[1:], strict=False)
-        for (begin, end), (first, last) in zip(rows, seen, strict=True):
-            keys = slice(parts.first + first, parts.first + last)
-            got = attending.attention(
-                inputs[rank]["q"][begin:end, 0], k[keys], v[keys], 16, causal,
-                first=last - first - (end - begin),
-            )  # fmt: skip
-            torch.testing.assert_close(got, expected[rank][0][begin:end, 0])
-        assert parts.queries[-1] == inputs[rank]["q"].shape[0]
+@pytest.mark.parametrize("sequences", [0, 5])
+def test_the_baseline_gives_the_answer(ranks, sequences, causal, monkeypatch):
+    """Of several sequences too, of which own queries are the last of their keys."""
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash_attention.forward)
+    problem = problem_for(3, 31, "bfloat16", sequences=sequences, causal=causal)
+
+    def main():
+        torch.distributed.init_process_group()
+        case = Case(weft.init(), op, problem, l2_bytes=1 << 20)
+        for index, call in enumerate(op.baselines["nccl_attention"](case).calls):
+            assert case.error(index, call()) <= case.tolerance
+
+    ranks(main, 3)
 
 
 # ---- what it refuses

@@ -11,8 +11,7 @@ import weft
 from weft.base.errors import CapacityError, ShapeError
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.ops._ep import Config
-from weft.ops.ep_combine import Problem, choose, ep_combine, op
+from weft.ops.ep_combine import Config, Problem, choose, ep_combine, op
 from weft.ops.ep_dispatch import ep_dispatch
 from weft.ops.moe_route import moe_route
 from weft.verify import compiled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import flash_attention
 import pytest
 import torch
 from compiling import check_code
@@ -12,7 +13,6 @@ import weft
 from weft.base.dtypes import tolerance
 from weft.base.errors import CallOrderError, ConfigError, DtypeError, OutOfBoundsError, ShapeError
 from weft.base.target import TARGETS
-from weft.ops._baselines import decode
 from weft.ops.flash_decode import Config, candidates, flash_decode, op
 from weft.tune.case import Case
 
@@ -304,20 +304,7 @@ def test_compiles_and_keeps_its_waits(target, dtype, sizes):
 @pytest.mark.parametrize("name", ["attention_nccl_merge", "nccl_cache_attention"])
 def test_baselines_give_the_answer(ranks, name, variable, monkeypatch):
     """With attention by plain torch where theirs needs a GPU: what is gathered and merged."""
-
-    def attend(q, k, v, lengths, scale):
-        outs = []
-        for b in range(len(q)):
-            keys, values = (x[b, : None if lengths is None else int(lengths[b])] for x in (k, v))
-            keys, values = (
-                x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (keys, values)
-            )
-            scores = torch.einsum("hd,jhd->hj", q[b], keys) * scale
-            mean = torch.einsum("hj,jhd->hd", scores.softmax(1), values)
-            outs.append((mean, scores.logsumexp(1)))
-        return tuple(map(torch.stack, zip(*outs, strict=True)))
-
-    monkeypatch.setattr(decode, "attend", attend)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash_attention.forward)
 
     def main():
         torch.distributed.init_process_group()
