@@ -9,10 +9,10 @@ from compiling import check_code
 import weft
 from weft.base.dtypes import tolerance
 from weft.base.target import TARGETS
-from weft.ops._autograd import ag_attention_backward
 from weft.ops.ag_attention import ag_attention, op
 from weft.plan.attention_launches import gradients
 from weft.plan.described import launched_by
+from weft.plan.operator_gradients import ag_attention_backward
 
 NAMES = ("q", "k", "v")
 SLOW = pytest.mark.slow

@@ -9,7 +9,7 @@ from torch._dynamo.testing import EagerAndRecordGraphs
 import weft
 from weft import ops
 from weft.base.errors import UsageError
-from weft.ops._autograd import ag_attention_backward
+from weft.plan.operator_gradients import ag_attention_backward
 
 M, HEADS, KV_HEADS, D = 9, 4, 2, 16
 LENGTHS = torch.tensor([0, 4, 9], dtype=torch.int32)

@@ -12,7 +12,7 @@ import weft
 from weft import ops
 from weft.base.errors import DtypeError, UsageError
 from weft.compiler.libraries import silu_mul
-from weft.ops import _operations
+from weft.plan import operations
 
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
 
@@ -214,7 +214,7 @@ def test_fused_and_unfused_have_the_same_bits(ranks, is_nk):
 
 def test_nothing_is_asked_of_torch_where_no_gradient_is(ranks, monkeypatch):
     """Without gradients a call is the operator's own."""
-    monkeypatch.setattr(_operations, "as_operation", None)
+    monkeypatch.setattr(operations, "as_operation", None)
     x = whole(4, 16, seed=1)
 
     def main(world):

@@ -16,8 +16,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft
 from weft import ops
-from weft.ops import _operations, card
+from weft.ops import card
 from weft.ops.ag_gemm import Config
+from weft.plan import operations
 from weft.tools.main import main as command
 
 
@@ -174,14 +175,31 @@ def test_a_configuration_is_eager_alone(ranks):
 
 def test_every_gradient_is_an_operators():
     """A card that names a backward has an operation, and what carries gradients back is there."""
-    named_so = {name.removesuffix("_splits") for name in _operations.names()}
+    named_so = {*operations.names()}
     for named in named_so & set(ops.names()):
         back = card(named).backward
         assert back is not None, f"{named} has an operation, but its card no backward"
         assert set(back) <= set(ops.names())
 
 
+@pytest.mark.parametrize(
+    ("name", "schema"),
+    [
+        ("ag_gemm", "(Tensor a, Tensor b, str world, SymInt? m, ScalarType? out_dtype, "
+         "Tensor? scale_a, Tensor? scale_b, str config) -> Tensor"),
+        ("all_to_all", "(Tensor x, Tensor? splits, str world, SymInt? capacity, str config) -> "
+         "(Tensor, Tensor)"),
+        ("moe_rs", "(Tensor x, Tensor b, Tensor weight_of, Tensor[] tables, int tile_m, "
+         "str world, str config) -> Tensor"),
+    ],
+)  # fmt: skip
+def test_a_schema_is_the_operators_signature(name, schema):
+    getattr(ops, name)
+    assert str(operations.operation(name)._schema) == f"weft::{name}{schema}"
+
+
 CHECKED = {
+    "all_to_all": lambda world: (leaf(whole(4, 8, seed=1)), None, world, None, ""),
     "all_gather": lambda world: (leaf(whole(3, 8, seed=1)), world, None, ""),
     "reduce_scatter": lambda world: (leaf(whole(6, 8, seed=1)), world, ""),
     "gemm_rs": lambda world: (leaf(whole(6, 8, seed=1)), leaf(whole(8, 4, seed=2)), world, ""),
@@ -193,6 +211,6 @@ def test_opcheck(ranks, name):
     """torch's own list of what an operation must be: schema, fake, gradient, tracing."""
 
     def main(world):
-        torch.library.opcheck(_operations.operation(name), CHECKED[name](world.name))
+        torch.library.opcheck(operations.operation(name), CHECKED[name](world.name))
 
     on_ranks(ranks, 1, main)

@@ -65,9 +65,11 @@ class _Operators(ModuleType):
         is_part = isinstance(value, ModuleType) and value.__name__ == f"{__name__}.{name}"
         if is_part and not name.startswith("_"):
             # What calls become that torch differentiates or traces.
-            from weft.ops import _custom_ops, _ep_gradients  # noqa: F401
+            from weft.ops import _ep_gradients  # noqa: F401
+            from weft.plan import operations, operator_gradients  # noqa: F401
 
             value = getattr(value, name)
+            operations.define(name, value)
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

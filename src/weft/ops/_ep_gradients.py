@@ -19,15 +19,15 @@ from typing import Any
 import torch
 
 from weft.base.errors import DtypeError
-from weft.ops import _given, _operations
+from weft.plan import operations
 
 
-@_operations.runs_between_graphs("ep_dispatch")
+@operations.runs_between_graphs("ep_dispatch")
 def dispatch(call: Callable[[], Any], rows: Any, scales: Any, weights: Any, world: Any) -> Any:
     """What `call()` gives, an ep_dispatch of rows with zeros behind the last slot, with
     gradients."""
     if not _are_asked(rows, weights):
-        with _given.without_autocast():
+        with operations.without_autocast():
             return call()
     if scales is not None or rows.dtype.itemsize == 1:
         raise DtypeError(
@@ -41,7 +41,7 @@ def dispatch(call: Callable[[], Any], rows: Any, scales: Any, weights: Any, worl
     return type(made)(x, made.handle._replace(tables=tables))
 
 
-@_operations.runs_between_graphs("ep_combine")
+@operations.runs_between_graphs("ep_combine")
 def combine(
     call: Callable[..., Any], y: Any, handle: Any, weighted: bool, world: Any, out: Any = None
 ) -> Any:
@@ -50,10 +50,10 @@ def combine(
     Raises  UsageError: out= with a gradient
     """
     if not _are_asked(y, handle.tables.weight_of):
-        with _given.without_autocast():
+        with operations.without_autocast():
             return call(out=out)
     if out is not None:
-        raise _operations.no_gradient_of_out("ep_combine")
+        raise operations.no_gradient_of_out("ep_combine")
     return _Combine.apply(y, handle.tables.weight_of, call, handle, weighted, world)
 
 
@@ -65,7 +65,7 @@ def _are_asked(*tensors: Any) -> bool:
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Any, weights: Any, call: Any, world: Any, kept: list) -> tuple:
-        with _given.without_autocast():
+        with operations.without_autocast():
             made = call()
         kept.append(made)
         ctx.handle, ctx.world, ctx.is_weighted = made.handle, world, weights is not None
@@ -94,7 +94,7 @@ class _Combine(torch.autograd.Function):
         tables = handle.tables._replace(weight_of=weight_of.detach())
         ctx.handle, ctx.weighted, ctx.world = handle._replace(tables=tables), weighted, world
         ctx.save_for_backward(y, weight_of)
-        with _given.without_autocast():
+        with operations.without_autocast():
             return call()
 
     @staticmethod

@@ -17,10 +17,9 @@ from weft.base.target import Target
 from weft.compiler import layouts
 from weft.compiler.experts import Routing, Tables, dtype_of
 from weft.ir import core
-from weft.ops import _operations
 from weft.ops.moe_route import Problem as RouterProblem
 from weft.ops.moe_route import op as router
-from weft.plan import launches, table_launches
+from weft.plan import launches, operations, table_launches
 from weft.plan.call_cache import check_out
 from weft.plan.launches import Start
 from weft.plan.problems import Rows, nodes_of
@@ -296,8 +295,8 @@ def as_operation(
 ) -> torch.Tensor:
     """The call as an operation of torch's."""
     tensors = (x, b, routing.tables.weight_of, list(routing.tables))
-    given = (routing.tile_m,)
-    return _operations.as_operation(op, world, tensors, *given, config=config, out=out)
+    rest = {"tile_m": routing.tile_m, "config": config, "out": out}
+    return operations.as_operation(op, world, tensors, **rest)
 
 
 # ---------------------------------------------------------------------------------------------

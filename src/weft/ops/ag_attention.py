@@ -46,8 +46,8 @@ from weft.base.card import Op, Trial, trials
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import Target
 from weft.compiler import layouts
-from weft.ops import _baselines, _operations
-from weft.plan import call_cache, described, problems
+from weft.ops import _baselines
+from weft.plan import call_cache, described, operations, problems
 from weft.plan.attention_launches import GatheredAttention
 from weft.runtime.world import World
 from weft.tiles import attention_blocking
@@ -236,10 +236,11 @@ def ag_attention(
             replay goes by the cu_seqlens that are there then
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _operations.is_asked(q, k, v):
-        rest = (cu_seqlens, causal, scale, m)
-        as_operation = _operations.as_operation
-        found = as_operation(Problem.op, world, (q, k, v), *rest, config=config, out=out)
+    if operations.is_asked(q, k, v):
+        found = operations.as_operation(
+            Problem.op, world, (q, k, v), cu_seqlens=cu_seqlens, causal=causal, scale=scale, m=m,
+            config=config, out=out,
+        )  # fmt: skip
         return found if with_lse else found[0]
     given, rest = (q, k, v, cu_seqlens, out), (causal, scale, m, config)
     call = call_cache.find_call(world, Problem.op, given, rest, _make_call)

@@ -44,7 +44,7 @@ from torch.autograd.graph import increment_version
 
 from weft.base.card import Op, Trial, trials
 from weft.base.errors import DtypeError, ShapeError
-from weft.ops import _ag_gemm_scales, _baselines, _operations
+from weft.ops import _ag_gemm_scales, _baselines
 from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
 from weft.ops._ag_gemm_config import (
     LIBRARY,
@@ -55,7 +55,7 @@ from weft.ops._ag_gemm_config import (
 )
 from weft.ops._ag_gemm_problem import SUPPORTED, Problem
 from weft.ops._ag_gemm_small import PacketCall
-from weft.plan import call_cache, described, problems
+from weft.plan import call_cache, described, operations, problems
 from weft.plan.runner import is_as_recorded
 from weft.runtime.world import World
 
@@ -104,10 +104,10 @@ def ag_gemm(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _operations.is_asked(a, b):
-        rows, dtype = (m, None) if out is None else (m or out.shape[0], out.dtype)
-        rest = (rows, dtype, scale_a, scale_b)
-        return _operations.as_operation("ag_gemm", world, (a, b), *rest, config=config, out=out)
+    if operations.is_asked(a, b):
+        rows = m if out is None else m or out.shape[0]
+        rest = {"m": rows, "scale_a": scale_a, "scale_b": scale_b, "config": config, "out": out}
+        return operations.as_operation("ag_gemm", world, (a, b), **rest)
     call = call_cache.find_call(
         world, "ag_gemm", (a, b, out, scale_a, scale_b), (m, config), _make_call, _told
     )

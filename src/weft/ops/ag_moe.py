@@ -53,9 +53,9 @@ from weft.base.target import Target
 from weft.ir import core
 from weft.language import slots
 from weft.language.mapping import StaticMapping
-from weft.ops import _baselines, _moe, _operations
+from weft.ops import _baselines, _moe
 from weft.ops.moe_route import Routing
-from weft.plan import described, transfers
+from weft.plan import described, operations, transfers
 from weft.plan.launches import Start
 from weft.runtime.world import World
 from weft.tiles.hooks.feed import feed
@@ -216,7 +216,7 @@ def ag_moe(
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _operations.is_asked(x, b):
+    if operations.is_asked(x, b):
         return _moe.as_operation("ag_moe", world, x, b, routing, config, out)
     problem = problem_of(world, x, b, routing, out)
     config = config or choose(problem, world.target)

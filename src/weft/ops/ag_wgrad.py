@@ -40,7 +40,7 @@ from weft.base.card import Op, Trial, trials
 from weft.base.errors import DtypeError, ShapeError
 from weft.compiler import layouts
 from weft.language import mapping, slots
-from weft.ops import _baselines, _operations
+from weft.ops import _baselines
 from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
 from weft.ops._ag_gemm_config import LIBRARY
 from weft.ops._ag_wgrad_config import (
@@ -53,7 +53,7 @@ from weft.ops._ag_wgrad_config import (
     split_of,
     tile_of,
 )
-from weft.plan import call_cache, described, problems
+from weft.plan import call_cache, described, operations, problems
 from weft.plan.launches import Start
 from weft.runtime.world import World
 from weft.tiles import blocking, fragments, gemm, swizzle
@@ -308,9 +308,9 @@ def ag_wgrad(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _operations.is_asked(x, y):
-        rest = (gathered, None if out is None else out.dtype)
-        return _operations.as_operation("ag_wgrad", world, (x, y), *rest, config=config, out=out)
+    if operations.is_asked(x, y):
+        rest = {"gathered": gathered, "config": config, "out": out}
+        return operations.as_operation("ag_wgrad", world, (x, y), **rest)
     call = call_cache.find_call(world, "ag_wgrad", (x, y, out), (gathered, config), _make_call)
     if out is None:
         out = torch.empty(call.out_shape, dtype=call.out_dtype, device=x.device)

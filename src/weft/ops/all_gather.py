@@ -41,8 +41,8 @@ import torch
 
 from weft.base.dtypes import DTYPES
 from weft.compiler import layouts
-from weft.ops import _baselines, _operations
-from weft.plan import exchanges
+from weft.ops import _baselines
+from weft.plan import exchanges, operations
 from weft.plan.call_cache import check_shard, find_call, is_on_heap
 from weft.plan.exchanges import Config, Transport, candidates, choose, fake, kernels
 from weft.plan.vectors import VECTOR_BYTES
@@ -154,9 +154,9 @@ def all_gather(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _operations.is_asked(x):
+    if operations.is_asked(x):
         rows = out.shape[0] if m is None and out is not None and out.dim() else m
-        return _operations.as_operation("all_gather", world, (x,), rows, config=config, out=out)
+        return operations.as_operation("all_gather", world, (x,), m=rows, config=config, out=out)
     call = find_call(world, "all_gather", (x, out), (m, config), _make_call)
     return call(x, out)
 

@@ -37,12 +37,12 @@ import torch
 from weft.base.parts import full_part
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.ops import _baselines, _operations
+from weft.ops import _baselines
 from weft.ops.all_gather import Problem as Gather
 from weft.ops.all_gather import all_gather
 from weft.ops.reduce_scatter import Problem as Scatter
 from weft.ops.reduce_scatter import reduce_scatter
-from weft.plan import exchanges
+from weft.plan import exchanges, operations
 from weft.plan.call_cache import find_call
 from weft.plan.exchanges import Config, Transport, candidates, choose, fake
 from weft.plan.problems import sum_over_ranks
@@ -136,6 +136,7 @@ class Problem(exchanges.Problem):
 
 
 _make_call = partial(exchanges.make_call, Problem)
+problem_of = partial(exchanges.problem_of, Problem)
 
 
 def all_reduce(
@@ -150,8 +151,8 @@ def all_reduce(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _operations.is_asked(x):
-        return _operations.as_operation("all_reduce", world, (x,), config=config, out=out)
+    if operations.is_asked(x):
+        return operations.as_operation("all_reduce", world, (x,), config=config, out=out)
     call = find_call(world, "all_reduce", (x, out), (config,), _make_call)
     return call(x, out)
 

@@ -39,9 +39,9 @@ from weft.compiler.facts import Facts, Settings
 from weft.compiler.passes.place import place
 from weft.compiler.pipeline import Stages, overlap
 from weft.ir.task import Program
-from weft.ops import _baselines, _operations
+from weft.ops import _baselines
 from weft.ops.all_reduce import all_reduce
-from weft.plan import described, nccl, tuning_table
+from weft.plan import described, nccl, operations, tuning_table
 from weft.plan.call_cache import find_call
 from weft.plan.problems import Rows, make_problem, nodes_of, random_rows, sum_over_ranks
 from weft.plan.runner import PlanRunner
@@ -170,8 +170,8 @@ def all_reduce_rms_norm(
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
     given = (x, residual, weight)
-    if _operations.is_asked(*given):
-        return _operations.as_operation(Problem.op, world, given, eps, config=config)
+    if operations.is_asked(*given):
+        return operations.as_operation(Problem.op, world, given, eps=eps, config=config)
     call = find_call(world, Problem.op, given, (float(eps), config), _Call)
     world.operator_call(call.name, call.tensors)
     if call.runner is not None:

@@ -43,8 +43,8 @@ from weft.base.card import Trial, trials
 from weft.base.dtypes import DTYPES
 from weft.base.errors import DtypeError, ShapeError
 from weft.compiler import layouts
-from weft.ops import _baselines, _operations
-from weft.plan import exchanges
+from weft.ops import _baselines
+from weft.plan import exchanges, operations
 from weft.plan.call_cache import find_call
 from weft.plan.exchanges import Config, Transport, candidates, choose, kernels
 from weft.plan.problems import random_rows
@@ -222,8 +222,13 @@ def all_to_all(
             by a later call, world.check() or world.close(): ShapeError: splits of a rank that are
             negative, or ask for more rows than x has. All ranks raise it
     """
-    if _operations.is_asked(x):
-        return _traced(x, world, splits, capacity, config, out)
+    if operations.is_asked(x):
+        if splits is not None and capacity is None and out is not None and out.dim():
+            capacity = out.shape[0]
+        made = operations.as_operation(
+            "all_to_all", world, (x, splits), capacity=capacity, config=config, out=out
+        )
+        return made[0] if splits is None else made
     call = find_call(world, "all_to_all", (x, splits, out), (capacity, config), _make_call)
     if splits is None:
         return call(x, out)
@@ -231,27 +236,25 @@ def all_to_all(
     return call.with_splits(x, out, splits, received), received
 
 
-def _traced(x: Any, world: World, splits: Any, capacity: Any, config: Any, out: Any) -> Any:
-    """The call as an operation of torch's; its name says whether there are splits."""
-    if splits is None:
-        return _operations.as_operation("all_to_all", world, (x,), config=config, out=out)
-    if capacity is None and out is not None and out.dim():
-        capacity = out.shape[0]
-    return _operations.as_operation(
-        "all_to_all_splits", world, (x, splits), capacity, config=config, out=out
-    )
-
-
 def _make_call(
     world: World, x: Any, splits: Any, out: Any, capacity: Any, config: Any
 ) -> exchanges.Call:
+    if splits is not None and capacity is None and out is not None and out.dim():
+        capacity = out.shape[0]
+    kind = exchanges.Call if splits is None else _CallBySplits
+    return kind(world, problem_of(world, x, splits, capacity), config, x, out)
+
+
+def problem_of(world: World, x: Any, splits: Any = None, capacity: int | None = None) -> Problem:
+    """The problem that this rank's tensors are a part of.
+
+    Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
+    """
     if splits is None:
-        return exchanges.make_call(Problem, world, x, out, config)
+        return exchanges.problem_of(Problem, world, x)
     _check_splits(splits, world)
-    if capacity is None:
-        capacity = out.shape[0] if out is not None and out.dim() else -1
-    problem = exchanges.problem_of(Problem, world, x, True, capacity, in_place=False)
-    return _CallBySplits(world, problem, config, x, out)
+    room = -1 if capacity is None else capacity
+    return exchanges.problem_of(Problem, world, x, True, room, in_place=False)
 
 
 def _error_word(world: World) -> torch.Tensor:

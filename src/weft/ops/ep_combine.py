@@ -37,11 +37,11 @@ from torch.autograd.graph import increment_version
 
 from weft.base.card import Op, Trial
 from weft.base.errors import ShapeError
-from weft.ops import _baselines, _ep, _operations
+from weft.ops import _baselines, _ep
 from weft.ops._ep import Config, Handle, candidates
 from weft.ops._ep import choose as choose
 from weft.ops.moe_route import Tables
-from weft.plan import described
+from weft.plan import described, operations
 from weft.plan.call_cache import check_out
 from weft.plan.launches import Start
 from weft.plan.problems import random_rows
@@ -105,9 +105,9 @@ def ep_combine(
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _operations.is_asked(y, handle.tables.weight_of):
+    if operations.is_asked(y, handle.tables.weight_of):
         call = partial(_combine, y, handle, world, weighted, config)
-        return _operations.between_graphs("ep_combine")(call, y, handle, weighted, world, out)
+        return operations.between_graphs("ep_combine")(call, y, handle, weighted, world, out)
     return _combine(y, handle, world, weighted, config, out)
 
 

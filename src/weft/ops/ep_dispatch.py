@@ -52,11 +52,11 @@ import torch
 from weft.base.card import Op, Trial
 from weft.base.dtypes import DTYPES
 from weft.base.errors import ShapeError
-from weft.ops import _baselines, _ep, _given, _operations
+from weft.ops import _baselines, _ep
 from weft.ops._ep import Config, Dispatched, Handle, candidates
 from weft.ops._ep import choose as choose
 from weft.ops.moe_route import Tables
-from weft.plan import described
+from weft.plan import described, operations
 from weft.plan.launches import Start
 from weft.plan.problems import nodes_of, random_rows
 from weft.plan.vectors import PACKET_BYTES, as_words, power_of_two, width_of, words_in_vector
@@ -153,10 +153,10 @@ def ep_dispatch(
     """
     rows, scales = x if isinstance(x, tuple) else (x, None)
     rest = (experts, world, max_tokens, capacity, tile_m, handle)
-    if _operations.is_asked(rows, *(() if weights is None else (weights,))):
-        (rows, ids, weights), _ = _given.plain("ep_dispatch", world, (rows, ids, weights))
+    if operations.is_asked(rows, *(() if weights is None else (weights,))):
+        rows, ids, weights = operations.plain("ep_dispatch", world, (rows, ids, weights))
         call = partial(_dispatch, rows, scales, ids, weights, *rest, clear=True, config=config)
-        return _operations.between_graphs("ep_dispatch")(call, rows, scales, weights, world)
+        return operations.between_graphs("ep_dispatch")(call, rows, scales, weights, world)
     return _dispatch(rows, scales, ids, weights, *rest, clear=clear, config=config)
 
 

@@ -49,8 +49,8 @@ from weft.base.card import Op, Trial
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import Target
 from weft.compiler import layouts
-from weft.ops import _baselines, _given
-from weft.plan import call_cache, described, problems, tuning_table
+from weft.ops import _baselines
+from weft.plan import call_cache, described, operations, problems, tuning_table
 from weft.plan.attention_launches import MergedDecode
 from weft.runtime.world import World
 from weft.tiles import attention_blocking, attention_decode
@@ -205,8 +205,8 @@ def flash_decode(
     Sync    stream-ordered on the current stream; can be recorded; lengths are read on the device
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _given.is_autocast():
-        q, k_cache, v_cache = _given.cast((q, k_cache, v_cache))
+    if operations.is_autocast():
+        q, k_cache, v_cache = operations.cast((q, k_cache, v_cache))
     scale = None if scale is None else float(scale)
     tensors = (q, k_cache, v_cache, lengths, block_table)
     call = call_cache.find_call(world, "flash_decode", tensors, (scale, config), _make_call)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,9 +25,9 @@ from weft.base.card import Op, Trial, trials
 from weft.base.target import Target
 from weft.compiler import frontend
 from weft.compiler.schedules import LIBRARY, PUSH, Config, by_packets, fused
-from weft.ops import _baselines, _operations
+from weft.ops import _baselines
 from weft.ops.all_reduce import all_reduce
-from weft.plan import nccl, summed
+from weft.plan import nccl, operations, summed
 from weft.plan.call_cache import find_call
 from weft.runtime.world import World
 
@@ -108,15 +109,18 @@ def gemm_ar(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _operations.is_asked(a, b):
-        return _operations.as_operation("gemm_ar", world, (a, b), config=config, out=out)
+    if operations.is_asked(a, b):
+        return operations.as_operation("gemm_ar", world, (a, b), config=config, out=out)
     return find_call(world, "gemm_ar", (a, b, out), (config,), _make_call)(a, b, out)
 
 
 def _make_call(world: World, a: Any, b: Any, out: Any, config: Any) -> summed.Call:
-    problem = summed.problem_of(Problem, world, a, b, out)
+    problem = problem_of(world, a, b, out)
     chosen = config or choose(problem, world.target)
     return summed.Call(world, problem, chosen, a, b)
+
+
+problem_of = partial(summed.problem_of, Problem)
 
 
 def run(world: World, problem: Problem, inputs: Mapping[str, Any], config: Config | None = None):

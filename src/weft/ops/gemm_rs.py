@@ -17,6 +17,7 @@ Source  the design's section 4; FLUX for the order
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,9 +26,9 @@ from weft.base.card import Op, Trial, trials
 from weft.base.target import Target
 from weft.compiler import frontend
 from weft.compiler.schedules import LIBRARY, PUSH, PUT, Config, fused
-from weft.ops import _baselines, _operations
+from weft.ops import _baselines
 from weft.ops.reduce_scatter import reduce_scatter
-from weft.plan import nccl, summed
+from weft.plan import nccl, operations, summed
 from weft.plan.call_cache import find_call
 from weft.runtime.world import World
 
@@ -103,8 +104,8 @@ def gemm_rs(
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
             UsageError: a configuration that cannot be recorded
     """
-    if _operations.is_asked(a, b):
-        return _operations.as_operation("gemm_rs", world, (a, b), config=config, out=out)
+    if operations.is_asked(a, b):
+        return operations.as_operation("gemm_rs", world, (a, b), config=config, out=out)
     rest = (torch.are_deterministic_algorithms_enabled(), config)
     return find_call(world, "gemm_rs", (a, b, out), rest, _make_call)(a, b, out)
 
@@ -112,12 +113,15 @@ def gemm_rs(
 def _make_call(
     world: World, a: Any, b: Any, out: Any, is_deterministic: bool, config: Any
 ) -> summed.Call:
-    problem = summed.problem_of(Problem, world, a, b, out)
+    problem = problem_of(world, a, b, out)
     chosen = config or choose(problem, world.target, is_recorded=is_deterministic)
     recorded = None
     if config is None and chosen.transport == PUT:
         recorded = choose(problem, world.target, is_recorded=True)
     return summed.Call(world, problem, chosen, a, b, recorded)
+
+
+problem_of = partial(summed.problem_of, Problem)
 
 
 def run(world: World, problem: Problem, inputs: Mapping[str, Any], config: Config | None = None):

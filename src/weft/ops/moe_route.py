@@ -42,8 +42,7 @@ from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import Target
 from weft.compiler import layouts
 from weft.compiler.experts import Routing, Tables, tables
-from weft.ops import _operations
-from weft.plan import described
+from weft.plan import described, operations
 from weft.plan.launches import Start
 from weft.plan.problems import Rows, nodes_of, random_rows
 from weft.plan.vectors import power_of_two
@@ -200,9 +199,9 @@ def moe_route(
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _operations.is_asked(logits):
-        rest = (top_k, m, renormalise, tile_m)
-        made = _operations.as_operation("moe_route", world, (logits,), *rest, config=config)
+    if operations.is_asked(logits):
+        rest = {"m": m, "renormalise": renormalise, "tile_m": tile_m, "config": config}
+        made = operations.as_operation("moe_route", world, (logits, top_k), **rest)
         return Routing(Tables(*made), tile_m)
     problem = problem_of(world, logits, top_k, m, renormalise, tile_m)
     config = config or choose(problem, world.target)

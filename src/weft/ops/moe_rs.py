@@ -40,10 +40,10 @@ import torch
 from weft.base.card import Op, Trial, trials
 from weft.base.target import Target
 from weft.ir import core
-from weft.ops import _baselines, _moe, _operations
+from weft.ops import _baselines, _moe
 from weft.ops._moe import Config
 from weft.ops.moe_route import Routing
-from weft.plan import described
+from weft.plan import described, operations
 from weft.runtime.world import World
 
 
@@ -137,7 +137,7 @@ def moe_rs(
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _operations.is_asked(x, b, routing.tables.weight_of):
+    if operations.is_asked(x, b, routing.tables.weight_of):
         return _moe.as_operation("moe_rs", world, x, b, routing, config, out)
     problem = problem_of(world, x, b, routing, out)
     config = config or choose(problem, world.target)

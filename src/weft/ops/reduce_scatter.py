@@ -42,8 +42,8 @@ from typing import Any
 
 import torch
 
-from weft.ops import _baselines, _operations
-from weft.plan import exchanges
+from weft.ops import _baselines
+from weft.plan import exchanges, operations
 from weft.plan.call_cache import find_call
 from weft.plan.exchanges import Config, Transport, candidates, choose, fake, kernels
 from weft.plan.problems import sum_over_ranks
@@ -108,6 +108,7 @@ class Problem(exchanges.Problem):
 
 
 _make_call = partial(exchanges.make_call, Problem)
+problem_of = partial(exchanges.problem_of, Problem)
 
 
 def reduce_scatter(
@@ -123,8 +124,8 @@ def reduce_scatter(
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if _operations.is_asked(x):
-        return _operations.as_operation("reduce_scatter", world, (x,), config=config, out=out)
+    if operations.is_asked(x):
+        return operations.as_operation("reduce_scatter", world, (x,), config=config, out=out)
     call = find_call(world, "reduce_scatter", (x, out), (config,), _make_call)
     return call(x, out)
 

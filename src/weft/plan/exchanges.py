@@ -548,7 +548,7 @@ def make_inputs(problem: Any, rank: int, seed: int = 0) -> dict[str, torch.Tenso
 
 def fake(problem: Any, inputs: Mapping[str, Any], rank: int = 0) -> Any:
     """A rank's result: its shape and dtype, without its values."""
-    shape = (problem.out_rows(rank), problem.n)
+    shape = (problem.out_rows(rank), *inputs["x"].shape[1:])
     return torch.empty(shape, dtype=problem.torch_dtype, device="meta")
 
 
