@@ -21,6 +21,15 @@ from weft.verify.picture.terminal import render  # noqa: E402
 
 SCHEDULES = 8
 
+# By kind of finding the program that docs/findings.md names for it.
+EXAMPLES = dict(
+    re.findall(
+        r"^## ([^\n]*)\n(?:(?!^## ).*\n)*?.*Example: `(.*)`",
+        (DOCS / "findings.md").read_text(),
+        re.M,
+    )
+)
+
 
 def race() -> str:
     return shown("race")
@@ -38,15 +47,9 @@ def lost_signal() -> str:
     return shown("lost signal")
 
 
-def example_of(kind: str) -> Path:
-    """The program that docs/findings.md names for a kind of finding."""
-    section = (DOCS / "findings.md").read_text().split(f"\n## {kind}\n")[1].split("\n## ")[0]
-    return DOCS.parent / re.findall(r"Example: `(.*)`", section)[0]
-
-
 def shown(name: str) -> str:
     """The example of one kind of finding: its code, its report, its picture."""
-    path = example_of(name)
+    path = DOCS.parent / EXAMPLES[name]
     seed, finding, recorder = seen(name)
     picture = render(draw(recorder.events, finding, dropped=recorder.dropped)).plain
     story, text = _parts(path)
@@ -62,7 +65,7 @@ def shown(name: str) -> str:
 
 def seen(name: str) -> tuple[int, Finding, Recorder]:
     """The first seed under which the kind's example shows it, and what was seen."""
-    path = example_of(name)
+    path = DOCS.parent / EXAMPLES[name]
     program, known = load(path), {}
     for seed in range(SCHEDULES):
         recorder = Recorder()

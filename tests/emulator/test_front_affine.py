@@ -10,9 +10,8 @@ import triton.language as tl
 from front_runtime import Runtime, launch
 
 from weft.base.errors import OutOfBoundsError
-from weft.emulator.affine import AffinePointers, affine_tile, box_tile, fits_i32
+from weft.emulator.affine import AffinePointers, affine_tile, box_tile, find_window, fits_i32
 from weft.emulator.memory import Memory
-from weft.emulator.windows import find_window
 
 
 class Watcher(Runtime):

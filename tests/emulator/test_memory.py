@@ -11,9 +11,9 @@ import torch
 
 import weft
 from weft.emulator import memory as module
+from weft.emulator.actors import address_of
 from weft.emulator.context import current
 from weft.emulator.memory import Memory
-from weft.emulator.spans import address_of
 
 NBYTES = 64
 

@@ -15,8 +15,7 @@ import weft
 import weft.language as wl
 from weft.base.hardware import HARDWARE, find_hardware
 from weft.base.schedule import KINDS, Span
-from weft.emulator.occupancy import Calendar
-from weft.emulator.simulated_time import WordTimes
+from weft.emulator.simulated_time import Calendar, WordTimes
 from weft.ops import cards
 from weft.tools.main import main as weft_cli
 

@@ -11,8 +11,8 @@ from weft.emulator.variables import variable_at
 
 
 def name_of(signals) -> str:
+    from weft.emulator.actors import address_of
     from weft.emulator.context import current
-    from weft.emulator.spans import address_of
 
     return current().machine.memory.find(address_of(signals)).name
 

@@ -12,12 +12,11 @@ import torch
 from weft.base.errors import UnsupportedError
 from weft.base.place import Place
 from weft.base.user_place import user_place
-from weft.emulator.actors import Actor
+from weft.emulator.actors import Actor, address_of, span_of
 from weft.emulator.clocks import Clock
 from weft.emulator.device import Stream, Work
 from weft.emulator.machine import Machine
 from weft.emulator.memory import Allocation
-from weft.emulator.spans import address_of, span_of
 from weft.emulator.works import Event, EventRecord, EventWait
 
 _THREAD = threading.local()

@@ -13,8 +13,8 @@ from weft.base.report import Finding, Side
 from weft.emulator.device import Device
 from weft.emulator.findings import element_name, tensor_name
 from weft.emulator.programs import Program
-from weft.emulator.protocols import Waiting
 from weft.emulator.reachable import signals_ahead, signals_of
+from weft.emulator.scheduler import Waiting
 from weft.emulator.works import KernelWork, TokenWork, WordCopyWork
 
 # So many of those who could have signalled are named.

@@ -14,11 +14,10 @@ from typing import Any
 from weft.base.place import UNKNOWN, Place
 from weft.base.topology import Topology
 from weft.base.user_place import user_place
-from weft.emulator.checker import Checker
+from weft.emulator.accesses import Checker
 from weft.emulator.clocks import Clock, Identity
 from weft.emulator.hosts import Hosts
-from weft.emulator.scheduler import Scheduler
-from weft.emulator.waiters import Waiters
+from weft.emulator.scheduler import Scheduler, Waiters
 
 
 @dataclass(frozen=True)

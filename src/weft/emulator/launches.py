@@ -12,10 +12,10 @@ import torch
 
 from weft.base.errors import UnsupportedError, UsageError
 from weft.base.user_place import user_place
+from weft.emulator.actors import address_of
 from weft.emulator.codegen import EmulatedKernel
 from weft.emulator.context import RankContext, current
 from weft.emulator.plain_access import Descriptor
-from weft.emulator.spans import address_of
 from weft.emulator.timed_program import compile_timed
 from weft.emulator.works import KernelWork
 from weft.language.triton_api import Launch

@@ -20,8 +20,8 @@ from weft.emulator.clocks import NOWHERE, Agents, Clock
 from weft.emulator.findings import Findings, Weak, element_name, index_of, tensor_name
 from weft.emulator.memory import Allocation
 from weft.emulator.observation import Watch
-from weft.emulator.protocols import Waiting
 from weft.emulator.reachable import wait_places
+from weft.emulator.scheduler import Waiting
 from weft.emulator.shadow import Shadow
 
 # So many looks of a program are remembered, to say which of them did not order what it did next.

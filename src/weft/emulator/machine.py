@@ -1,8 +1,7 @@
 """The emulated machine: its parts put together, and how a run of it goes on until its end.
 
-`scheduler.py` says whose turn it is, `hosts.py` runs the ranks' host code, `device.py` holds their
-streams and `residency.py` their programs, `waiters.py` knows who waits, `checker.py` what all
-accesses are checked against. The next task is drawn from a seeded generator: a seed is a schedule,
+`scheduler.py` says whose turn it is and who waits, `hosts.py` runs the ranks' host code, `device.py`
+holds their streams, `programs.py` what runs on them, `accesses.py` what it is checked against. The next task is drawn from a seeded generator: a seed is a schedule,
 and a schedule can be run again. Nothing ever just hangs: a deadlock is reported with all waits.
 """
 
@@ -19,19 +18,17 @@ from threadpoolctl import ThreadpoolController
 from weft.base.hardware import Hardware
 from weft.base.report import Finding, Report
 from weft.base.topology import Topology
-from weft.emulator.checker import Checker
+from weft.emulator.accesses import Checker
 from weft.emulator.choices import Chooser, Seeded
 from weft.emulator.deadlock import Deadlock, with_room
 from weft.emulator.device import Device
 from weft.emulator.hosts import Hosts
 from weft.emulator.observation import Observer
-from weft.emulator.programs import Program
-from weft.emulator.residency import Residency
+from weft.emulator.programs import Program, Residency
 from weft.emulator.rewriting import Rewrite
-from weft.emulator.scheduler import Scheduler
+from weft.emulator.scheduler import Scheduler, Waiters
 from weft.emulator.simulated_time import SimulatedTime
 from weft.emulator.timed_program import TimedProgram
-from weft.emulator.waiters import Waiters
 from weft.emulator.whereabouts import running
 
 # So many objects may be made before the garbage collector looks at them.

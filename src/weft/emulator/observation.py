@@ -15,7 +15,7 @@ from weft.base.report import Finding
 from weft.base.vocabulary import Scope
 from weft.emulator.clocks import Agents
 from weft.emulator.memory import Allocation, covers
-from weft.emulator.protocols import Accessor, Waiter, Waiting
+from weft.emulator.scheduler import Accessor, Waiter, Waiting
 
 # So many events a recorder keeps by default.
 EVENTS_KEPT = 100_000

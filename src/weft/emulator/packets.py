@@ -8,6 +8,11 @@ One thing travels with a packet: which packets its sender had *read*. Loads come
 depend on them on every machine, so the receiver may overwrite those; but it learns nothing of what
 the sender has written. Packet reads are therefore an agent of their own, of which alone a packet's
 clock speaks.
+
+Transfers that do not block are an agent of their own too, until they are fenced or complete: between
+begin and end, loads and stores are the transfer's, and neither the program's later accesses nor its
+releases are ordered behind them. `fence` lets later releases, and later relaxed signals too, cover
+them; `quiet` makes them the program's past.
 """
 
 from __future__ import annotations
@@ -18,10 +23,10 @@ import numpy as np
 
 from weft.emulator.accesses import Read, Write
 from weft.emulator.clocks import Clock
+from weft.emulator.memory import WORD
 from weft.emulator.observation import Watch
+from weft.emulator.scheduler import SIGNALS_IN_A_TILE
 from weft.emulator.synchronising import Synchronising
-from weft.emulator.waiters import SIGNALS_IN_A_TILE
-from weft.emulator.words import WORD
 
 FLAG_SHIFT = 32  # a packet is flag and data in one word
 
@@ -206,3 +211,80 @@ class PacketAccess(Synchronising):
         for clock in clocks.values():
             known.join(clock)
         self.learn(list(clocks.values()))
+
+
+class Transfers(PacketAccess):
+    """put_nbi and get_nbi, fence and quiet."""
+
+    _transferring = False
+    _transfer = -1  # the agent of what is under way
+    _transfer_clk = 0
+    _transfer_fenced = -1
+    _fenced: Clock | None = None  # what a relaxed signal after a fence publishes
+    _unfenced: int | None = None  # the location of the last transfer behind the last fence
+
+    def segment(self, loc, scope=None) -> int:
+        if not self._transferring or scope is not None:
+            return super().segment(loc, scope)
+        if self._transfer < 0:
+            self._transfer = self.new_agent()
+        key = ("transfer", loc, self._transfer_clk)
+        segment = self.segments.get(key)
+        if segment is None:
+            segment = self._new_segment(key, self._transfer, self._transfer_clk, loc, None)
+            self._did_something = True
+        return segment
+
+    def publish(self) -> Clock:
+        clock = super().publish()
+        if self._transfer_fenced >= 0:
+            clock.learn(self._transfer, self._transfer_fenced)
+        return clock
+
+    def begin_transfer(self, args, static, dtype, shape, loc):
+        self._transferring = True
+        self._unfenced = loc
+        return np.int32(0)
+
+    def end_transfer(self, args, static, dtype, shape, loc):
+        self._transferring = False
+        return np.int32(0)
+
+    def fence(self, args, static, dtype, shape, loc):
+        self.complete_stores()
+        self._unfenced = None
+        if self._transfer >= 0:
+            self._transfer_fenced = self._transfer_clk
+            self._transfer_clk += 1
+        self._fenced = self.publish()
+        return np.int32(0)
+
+    def quiet(self, args, static, dtype, shape, loc):
+        self.fence(args, static, dtype, shape, loc)
+        if self._transfer >= 0:
+            done = Clock()
+            done.learn(self._transfer, self._transfer_fenced)
+            self.learn([done])
+        return np.int32(0)
+
+    def leave_transfers(self) -> None:
+        """The program ends: nothing says when what it has not fenced will be over."""
+        if self._unfenced is not None:
+            self.findings.unfinished(self, self._unfenced)
+
+    def atomic(self, allocation, index, dtype, loc, order, scope, change, *, how="update", **more):
+        fenced, modified = self._fenced, how == "set"
+
+        def tracked(old):
+            nonlocal modified
+            new = change(old)
+            modified = modified or bool(new != old)
+            return new
+
+        old = super().atomic(
+            allocation, index, dtype, loc, order, scope, tracked, how=how, **more
+        )  # fmt: skip
+        if fenced is not None and modified and not order.releases:
+            cell = index * (dtype.itemsize // allocation.cell_bytes)
+            allocation.sync_word(cell).release(self.rank, scope, fenced.copy())
+        return old

@@ -14,12 +14,11 @@ from weft.base.errors import FarPointerError
 from weft.base.place import Place
 from weft.base.vocabulary import Order, Scope
 from weft.emulator.accesses import Accessor, Read, Write
-from weft.emulator.affine import AffinePointers, Box, box_tile
+from weft.emulator.affine import AffinePointers, Box, Window, box_tile, find_window
 from weft.emulator.clocks import Clock, Identity
 from weft.emulator.device import Device
 from weft.emulator.memory import Allocation
 from weft.emulator.shadow import carry
-from weft.emulator.windows import Window, find_window
 from weft.emulator.works import KernelWork
 
 # A scalar that is loaded this often in a row, from one line, with nothing in between, is a spin.

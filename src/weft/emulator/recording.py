@@ -19,11 +19,10 @@ import torch
 from weft.base.errors import UsageError
 from weft.base.place import Place
 from weft.base.user_place import user_place
-from weft.emulator.actors import Actor
+from weft.emulator.actors import Actor, address_of, span_of, tensors_in
 from weft.emulator.context import Kept, MakeWork, RankContext
 from weft.emulator.device import Stream, Work
-from weft.emulator.spans import address_of, span_of, tensors_in
-from weft.emulator.torch_costs import charge
+from weft.emulator.simulated_time import charge
 from weft.emulator.works import Event, EventRecord, EventWait
 
 

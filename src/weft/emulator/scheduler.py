@@ -1,19 +1,76 @@
 """The scheduler: exactly one task of a machine runs at a time, and a chooser says which.
 
 A task is a host (a thread per rank), a program (a coroutine), or the start of a stream's next work.
-Host code runs until it waits; device code until it synchronises.
+Host code runs until it waits; device code until it synchronises. `Waiters` are those that were set
+aside until a signal word changes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from greenlet import getcurrent
 
+from weft.base.place import Place
 from weft.emulator.choices import Chooser
-from weft.emulator.protocols import Task
+from weft.emulator.clocks import Clock
+from weft.emulator.memory import Allocation
+
+
+@dataclass
+class Waiting:
+    """What a program that was set aside waits for; `expected` is None for a raw spin.
+
+    Of a packet `expected` and `seen` are flags.
+    """
+
+    allocation: Allocation
+    cell: int
+    index: Any
+    place: Place
+    expected: int | None
+    seen: int
+    is_packet: bool = False
+
+
+class Task(Protocol):
+    """What the scheduler lets run: a program, a rank's host, the start of a stream's next work.
+
+    While an explored machine need not let it go on, `blocked()` holds.
+    """
+
+    blocked: Callable[[], bool] | None
+
+    @property
+    def rank(self) -> int: ...
+
+    def step(self) -> None: ...
+
+
+class Waiter(Protocol):
+    """A program, or a stream's token, that waits for a signal word."""
+
+    waiting: Waiting | None
+
+    def wake(self) -> None:
+        """The word has changed: look at it again."""
+
+
+class Accessor(Protocol):
+    """Accesses memory: a program, or an actor of a work or a host (`work` is then None)."""
+
+    agent: int
+    clk: int
+    clock: Clock
+    work: Any
+
+    @property
+    def rank(self) -> int: ...
+
+    def owns(self, segment: int) -> bool: ...
 
 
 class NoEnd(Exception):
@@ -87,3 +144,80 @@ class Scheduler:
         """Something has happened that hosts may be waiting for."""
         self.progress += 1
         self.hosts_may_go = True
+
+
+# A tile of atomics on more words than these adds up data: watches hear of none of them.
+SIGNALS_IN_A_TILE = 64
+# So many lines that signal one word are remembered.
+PLACES_KEPT = 4
+
+
+class Waiters:
+    """Those that were set aside until a signal word changes, by word.
+
+    `signallers` are lines that have signalled, by the tensor's name and the word's cell.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.signallers: dict[tuple[str, int], set[Place]] = {}
+        # A dict for its order, and because a stream looks at its token more than once.
+        self._waiters: dict[tuple[int, int], dict[Waiter, None]] = {}
+
+    def add(self, waiter: Waiter) -> None:
+        """Wake `waiter` when the word that it waits for changes."""
+        waiting = waiter.waiting
+        assert waiting is not None
+        waiting.allocation.sync_word(waiting.cell)
+        self._waiters.setdefault((id(waiting.allocation), waiting.cell), {})[waiter] = None
+
+    def word_changed(self, allocation: Allocation, cell: int, place: Place | None = None) -> None:
+        """A signal word has a new value, signalled at `place`: whoever waits for it looks again."""
+        self.scheduler.progress += 1
+        if place is not None:
+            key = (allocation.name, cell)
+            places = self.signallers.get(key)
+            if places is None:
+                places = self.signallers[key] = set()
+            if len(places) < PLACES_KEPT:
+                places.add(place)
+        waiters = self._waiters.pop((id(allocation), cell), None)
+        if waiters:
+            _wake(waiters)
+
+    def words_changed(self, allocation: Allocation, cells: list[int], place: Place) -> None:
+        """The same for a tile of words; a large one is data, and nobody's signal."""
+        self.scheduler.progress += 1
+        if len(cells) <= SIGNALS_IN_A_TILE:
+            for cell in cells:
+                self.word_changed(allocation, cell, place)
+        elif self._waiters:
+            for cell in cells:
+                _wake(self._waiters.pop((id(allocation), cell), ()))
+
+    def wake_spins(self) -> bool:
+        """Let all that spin look again: they may wait for something else than the word that they
+        looked at last. Says whether there were any."""
+        woken = False
+        for key, waiters in list(self._waiters.items()):
+            spinning = [one for one in waiters if one.waiting.expected is None]
+            if spinning:
+                woken = True
+                _wake(spinning)
+                rest = {one: None for one in waiters if one.waiting.expected is not None}
+                if rest:
+                    self._waiters[key] = rest
+                else:
+                    del self._waiters[key]
+        return woken
+
+    def all(self) -> list[Waiter]:
+        return [waiter for waiters in self._waiters.values() for waiter in waiters]
+
+    def clear(self) -> None:
+        self._waiters.clear()
+
+
+def _wake(waiters: Iterable[Waiter]) -> None:
+    for waiter in waiters:
+        waiter.wake()

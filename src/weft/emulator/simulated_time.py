@@ -14,18 +14,19 @@ only as good as the schedule.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from weft.base.hardware import Hardware
 from weft.base.schedule import Signal, Span
+from weft.emulator.actors import tensors_in
 from weft.emulator.device import Device, Work
-from weft.emulator.memory import Allocation
+from weft.emulator.memory import WORD, Allocation, behind
 from weft.emulator.observation import Watch
-from weft.emulator.occupancy import Calendar, Need, earliest_for_all, take_all
 from weft.emulator.timeline import Timeline
-from weft.emulator.words import WORD, behind
 from weft.emulator.works import (
     BarrierWork,
     CopyWork,
@@ -35,6 +36,59 @@ from weft.emulator.works import (
     TokenWork,
     WordCopyWork,
 )
+
+
+class Calendar:
+    """The times at which one thing is taken: disjoint spans, in order."""
+
+    def __init__(self) -> None:
+        self.starts: list[float] = []
+        self.ends: list[float] = []
+
+    def earliest(self, ready: float, duration: float) -> float:
+        """The first time from `ready` on at which it is free for `duration`."""
+        if duration <= 0:
+            return ready
+        place = bisect_right(self.ends, ready)
+        while place < len(self.starts) and self.starts[place] < ready + duration:
+            ready = max(ready, self.ends[place])
+            place += 1
+        return ready
+
+    def take(self, start: float, end: float) -> None:
+        """Take it from `start` to `end`, which must be free."""
+        if end <= start:
+            return
+        place = bisect_right(self.starts, start)
+        if place and self.ends[place - 1] == start:
+            place -= 1
+            self.ends[place] = end
+        else:
+            self.starts.insert(place, start)
+            self.ends.insert(place, end)
+        if place + 1 < len(self.starts) and self.starts[place + 1] == end:
+            self.ends[place] = self.ends.pop(place + 1)
+            del self.starts[place + 1]
+
+
+# What one use takes: (of what, how long after its start, for how long).
+Need = tuple[Calendar, float, float]
+
+
+def earliest_for_all(ready: float, needs: Sequence[Need]) -> float:
+    """The first start at which every need is free."""
+    while True:
+        start = ready
+        for calendar, offset, duration in needs:
+            start = max(start, calendar.earliest(start + offset, duration) - offset)
+        if start <= ready:
+            return ready
+        ready = start
+
+
+def take_all(start: float, needs: Sequence[Need]) -> None:
+    for calendar, offset, duration in needs:
+        calendar.take(start + offset, start + offset + duration)
 
 
 class Sender(NamedTuple):
@@ -324,3 +378,18 @@ class SimulatedTime(Watch):
 
 def us(nbytes: float, gbps: float) -> float:
     return nbytes / (gbps * 1e3)
+
+
+def charge(work: Work, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
+    """Note on `work` what `func` has read, written and multiplied."""
+    from torch.utils.flop_counter import flop_registry
+
+    packet = func.overloadpacket
+    work.kind = str(packet).removeprefix("aten.")
+    tensors = list(tensors_in((*args, *kwargs.values(), result)))
+    # A tensor that is both an argument and the result is written only.
+    known = {(t.data_ptr(), t.numel()): t.numel() * t.element_size() for t in tensors}
+    work.nbytes = sum(known.values())
+    if packet in flop_registry:
+        work.flops = flop_registry[packet](*args, **kwargs, out_val=result)
+        work.operand_bytes = tensors[0].element_size()

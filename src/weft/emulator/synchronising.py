@@ -11,11 +11,9 @@ from weft.base.vocabulary import Order, Scope
 from weft.emulator.accesses import RELEASE_COMPLETES_STORES, Atomic
 from weft.emulator.affine import box_tile
 from weft.emulator.clocks import Clock
-from weft.emulator.memory import Allocation
+from weft.emulator.memory import ORDERS, RMW, SCOPES, Allocation
 from weft.emulator.plain_access import PlainAccess
-from weft.emulator.protocols import Waiting
-from weft.emulator.waiters import SIGNALS_IN_A_TILE
-from weft.emulator.words import ORDERS, RMW, SCOPES
+from weft.emulator.scheduler import SIGNALS_IN_A_TILE, Waiting
 
 
 class Synchronising(PlainAccess):

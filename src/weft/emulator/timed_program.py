@@ -18,9 +18,8 @@ from weft.emulator.affine import AffinePointers
 from weft.emulator.codegen import EmulatedKernel, write_kernel
 from weft.emulator.device import Device
 from weft.emulator.function_writer import FunctionWriter
-from weft.emulator.occupancy import earliest_for_all, take_all
 from weft.emulator.programs import Program
-from weft.emulator.simulated_time import Sender, SimulatedTime, us
+from weft.emulator.simulated_time import Sender, SimulatedTime, earliest_for_all, take_all, us
 from weft.emulator.ttir import Op
 from weft.emulator.ttir_parser import parse
 from weft.emulator.works import KernelWork

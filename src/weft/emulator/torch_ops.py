@@ -20,11 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.base.errors import UnsupportedError
 from weft.base.user_place import user_place
-from weft.emulator.actors import Actor
+from weft.emulator.actors import Actor, address_of, span_of, spans_of
 from weft.emulator.context import FRESH, RankContext, current
 from weft.emulator.recording import frozen_operation
-from weft.emulator.spans import address_of, span_of, spans_of
-from weft.emulator.torch_costs import charge
+from weft.emulator.simulated_time import charge
 
 aten = torch.ops.aten
 

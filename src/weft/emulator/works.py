@@ -11,9 +11,8 @@ from weft.base.place import UNKNOWN, Place
 from weft.emulator.actors import Actor
 from weft.emulator.clocks import Clock
 from weft.emulator.device import Stream, Work
-from weft.emulator.memory import Allocation
-from weft.emulator.protocols import Waiting
-from weft.emulator.words import WORD
+from weft.emulator.memory import WORD, Allocation
+from weft.emulator.scheduler import Waiting
 
 
 class KernelWork(Work):

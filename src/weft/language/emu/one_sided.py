@@ -1,4 +1,4 @@
-"""Emulator: transfers that are under way; what they mean is in weft.emulator.transfers."""
+"""Emulator: transfers that are under way; what they mean is in weft.emulator.packets."""
 
 from __future__ import annotations
 

@@ -20,13 +20,13 @@ from weft.base.errors import UsageError
 from weft.base.settings import Settings
 from weft.base.target import TARGETS, Target
 from weft.base.user_place import user_place
+from weft.emulator.actors import address_of, span_of
 from weft.emulator.context import RankContext, current
 from weft.emulator.device import HeapView
 from weft.emulator.device import Stream as MachineStream
 from weft.emulator.process_group import EmulatedGroup
 from weft.emulator.recording import LaunchRecording, Recording, record_launches
 from weft.emulator.session import open_session
-from weft.emulator.spans import address_of, span_of
 from weft.emulator.torch_ops import GARBAGE_BYTE, NAN_BYTE
 from weft.emulator.variables import variable_at
 from weft.emulator.works import CopyWork, TokenWork, WordCopyWork
