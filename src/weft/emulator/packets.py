@@ -9,10 +9,10 @@ depend on them on every machine, so the receiver may overwrite those; but it lea
 the sender has written. Packet reads are therefore an agent of their own, of which alone a packet's
 clock speaks.
 
-Transfers that do not block are an agent of their own too, until they are fenced or complete: between
-begin and end, loads and stores are the transfer's, and neither the program's later accesses nor its
-releases are ordered behind them. `fence` lets later releases, and later relaxed signals too, cover
-them; `quiet` makes them the program's past.
+Transfers that do not block are an agent of their own too, until they are fenced or complete:
+between begin and end, loads and stores are the transfer's, and neither the program's later accesses
+nor its releases are ordered behind them. `fence` lets later releases, and later relaxed signals
+too, cover them; `quiet` makes them the program's past.
 """
 
 from __future__ import annotations
