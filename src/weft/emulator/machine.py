@@ -1,8 +1,9 @@
 """The emulated machine: its parts put together, and how a run of it goes on until its end.
 
-`scheduler.py` says whose turn it is and who waits, `hosts.py` runs the ranks' host code, `device.py`
-holds their streams, `programs.py` what runs on them, `accesses.py` what it is checked against. The next task is drawn from a seeded generator: a seed is a schedule,
-and a schedule can be run again. Nothing ever just hangs: a deadlock is reported with all waits.
+`scheduler.py` says whose turn it is and who waits, `hosts.py` runs the ranks' host code,
+`device.py` holds their streams, `programs.py` what runs on them, `accesses.py` what is checked. The
+next task is drawn from a seeded generator: a seed is a schedule, and a schedule can be run again.
+Nothing ever just hangs: a deadlock is reported with all waits.
 """
 
 from __future__ import annotations
