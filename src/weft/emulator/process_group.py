@@ -86,8 +86,7 @@ class EmulatedWork(dist.Work):
     def synchronize(self) -> None:
         self.wait()
 
-    def block_current_stream(self) -> None:
-        self.wait()
+    block_current_stream = synchronize
 
     def exception(self) -> None:
         return None
@@ -132,41 +131,29 @@ class EmulatedGroup(dist.ProcessGroup):
     def name(self) -> str:
         return "emulated"
 
-    def getBackendName(self) -> str:
-        return "emulated"
+    getBackendName = name
 
     def __repr__(self) -> str:
         return f"EmulatedGroup({self.emulated_name}, rank={self.position}, of {self.members})"
 
-    def shutdown(self) -> None:
+    def shutdown(self, *_: Any) -> None:
         pass
 
-    def abort(self) -> None:
-        pass
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        pass
+    abort = set_timeout = shutdown
 
     # ---- the frame of every collective
-
-    def _enter(self, what: str, value: Any) -> Meeting:
-        return self.meetings.enter(
-            (self.emulated_name, self.members), self.members, self.position, what, value
-        )
 
     def _collective(
         self, what: str, value: Any, arrivals: Arrivals, sources: Sequence[int] | None = None,
         opts: Any = None, outputs: Sequence[torch.Tensor] = (),
     ) -> EmulatedWork:  # fmt: skip
         """Leave `value`; once those of `sources` are there, write what `arrivals` makes of all."""
-        meeting = self._enter(what, value)
+        group = (self.emulated_name, self.members)
+        meeting = self.meetings.enter(group, self.members, self.position, what, value)
         name = what.partition("(")[0]
 
         def complete() -> None:
-            values = meeting.wait(self.position, sources)
-            with torch.no_grad():
-                for tensor, arrived in arrivals(meeting, values):
-                    _write(name, tensor, arrived)
+            _write_all(name, arrivals(meeting, meeting.wait(self.position, sources)))
             meeting.leave()
 
         needed = range(self.size()) if sources is None else sources
@@ -182,19 +169,24 @@ class EmulatedGroup(dist.ProcessGroup):
 
     def _check_alike(self, what: str, tensors: Sequence[torch.Tensor]) -> None:
         """The ranks' tensors must agree in dtype and in number of elements."""
-        for i, tensor in enumerate(tensors):
-            if tensor.dtype != tensors[0].dtype:
-                raise DtypeError(
-                    f"{what}: rank {self.members[0]} passes {tensors[0].dtype} and rank "
-                    f"{self.members[i]} passes {tensor.dtype}",
-                    place=user_place(),
-                )
-            if tensor.numel() != tensors[0].numel():
-                raise ShapeError(
-                    f"{what}: rank {self.members[0]} passes {tuple(tensors[0].shape)} and rank "
-                    f"{self.members[i]} passes {tuple(tensor.shape)}; sizes must be equal",
-                    place=user_place(),
-                )
+        first = tensors[0]
+        for rank, tensor in zip(self.members, tensors, strict=True):
+            if tensor.dtype != first.dtype:
+                error, one, other, rule = DtypeError, first.dtype, tensor.dtype, ""
+            elif tensor.numel() != first.numel():
+                error, rule = ShapeError, "; sizes must be equal"
+                one, other = tuple(first.shape), tuple(tensor.shape)
+            else:
+                continue
+            raise error(
+                f"{what}: rank {self.members[0]} passes {one} and rank {rank} passes {other}{rule}",
+                place=user_place(),
+            )
+
+    def _root(self, what: str, opts: Any) -> tuple[int, bool]:
+        """(the root, is it this rank)"""
+        self._check_root(what, opts.rootRank)
+        return opts.rootRank, self.position == opts.rootRank
 
     def _check_root(self, what: str, root: int) -> None:
         if not 0 <= root < self.size():
@@ -211,8 +203,7 @@ class EmulatedGroup(dist.ProcessGroup):
         self.barrier().wait()
 
     def allreduce(self, tensors: Any, opts: Any = None) -> EmulatedWork:
-        tensors = _as_list(tensors)
-        op = getattr(opts, "reduceOp", ReduceOp.SUM)
+        tensors, op = _as_list(tensors), _op_of(opts)
 
         def arrivals(meeting: Meeting, values: list[Any]) -> Pairs:
             # The same bits for everybody: computed once.
@@ -226,23 +217,20 @@ class EmulatedGroup(dist.ProcessGroup):
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Any, opts: Any) -> EmulatedWork:
-        tensors = _as_list(tensors)
-        root, op = opts.rootRank, opts.reduceOp
-        self._check_root("reduce", root)
+        tensors, op = _as_list(tensors), opts.reduceOp
+        root, is_root = self._root("reduce", opts)
 
         def arrivals(meeting: Meeting, values: list[Any]) -> Pairs:
-            if self.position == root:
+            if is_root:
                 yield tensors[0], self._reduced("reduce", [value[0] for value in values], op)
 
         what = f"reduce({_reduce_name(op).lower()} to {root})"
-        sources = None if self.position == root else [self.position]
+        sources = None if is_root else [self.position]
         return self._collective(what, _copies(tensors), arrivals, sources, opts)
 
     def broadcast(self, tensors: Any, opts: Any) -> EmulatedWork:
         tensors = _as_list(tensors)
-        root = opts.rootRank
-        self._check_root("broadcast", root)
-        is_root = self.position == root
+        root, is_root = self._root("broadcast", opts)
 
         def arrivals(meeting: Meeting, values: list[Any]) -> Pairs:
             return () if is_root else zip(tensors, values[root], strict=True)
@@ -261,17 +249,8 @@ class EmulatedGroup(dist.ProcessGroup):
         # torch hands over one list per rank here, not one per input.
         return self.allgather(list(zip(*output_lists, strict=True)), inputs, opts)
 
-    def all_gather_single(
-        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
-    ) -> EmulatedWork:
-        return self.all_gather_single_coalesced([output], [input], opts)
-
-    _allgather_base = all_gather_single
-
-    def all_gather_single_coalesced(
-        self, outputs: Any, inputs: Any, opts: Any = None
-    ) -> EmulatedWork:
-        what = "all_gather_into_tensor"
+    def all_gather_single(self, outputs: Any, inputs: Any, opts: Any = None) -> EmulatedWork:
+        what, outputs = "all_gather_into_tensor", _as_list(outputs)
 
         def arrivals(meeting: Meeting, values: list[Any]) -> Pairs:
             for output, parts in zip(outputs, zip(*values, strict=True), strict=True):
@@ -280,12 +259,11 @@ class EmulatedGroup(dist.ProcessGroup):
 
         return self._collective(what, _copies(inputs), arrivals, opts=opts, outputs=outputs)
 
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _allgather_base = all_gather_single_coalesced = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single
 
     def gather(self, output_lists: Any, inputs: Any, opts: Any) -> EmulatedWork:
-        root = opts.rootRank
-        self._check_root("gather", root)
-        is_root = self.position == root
+        root, is_root = self._root("gather", opts)
 
         def arrivals(meeting: Meeting, values: list[Any]) -> Pairs:
             parts = [value[0] for value in values if is_root]
@@ -295,9 +273,8 @@ class EmulatedGroup(dist.ProcessGroup):
         return self._collective(f"gather(to {root})", _copies(inputs), arrivals, sources, opts)
 
     def scatter(self, outputs: Any, input_lists: Any, opts: Any) -> EmulatedWork:
-        root = opts.rootRank
-        self._check_root("scatter", root)
-        value = _copies(input_lists[0]) if self.position == root else None
+        root, is_root = self._root("scatter", opts)
+        value = _copies(input_lists[0]) if is_root else None
 
         def arrivals(meeting: Meeting, values: list[Any]) -> Pairs:
             yield _as_list(outputs)[0], values[root][self.position]
@@ -305,84 +282,77 @@ class EmulatedGroup(dist.ProcessGroup):
         return self._collective(f"scatter(from {root})", value, arrivals, [root], opts)
 
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> EmulatedWork:
-        op = getattr(opts, "reduceOp", ReduceOp.SUM)
-
-        def arrivals(meeting: Meeting, values: list[Any]) -> Pairs:
-            for i, output in enumerate(_as_list(outputs)):
-                parts = [value[i][self.position] for value in values]
-                yield output, self._reduced("reduce_scatter", parts, op)
-
         value = [_copies(inputs) for inputs in input_lists]
-        what = f"reduce_scatter({_reduce_name(op).lower()})"
-        return self._collective(what, value, arrivals, opts=opts)
+        return self._reduce_scatter("reduce_scatter", _as_list(outputs), value, opts)
 
-    def reduce_scatter_single(
-        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
-    ) -> EmulatedWork:
-        return self.reduce_scatter_single_coalesced([output], [input], opts)
-
-    _reduce_scatter_base = reduce_scatter_single
-
-    def reduce_scatter_single_coalesced(
-        self, outputs: Any, inputs: Any, opts: Any = None
-    ) -> EmulatedWork:
-        op = getattr(opts, "reduceOp", ReduceOp.SUM)
-        for output, input in zip(outputs, inputs, strict=True):
+    def reduce_scatter_single(self, outputs: Any, inputs: Any, opts: Any = None) -> EmulatedWork:
+        outputs, value = _as_list(outputs), []
+        for output, input in zip(outputs, _as_list(inputs), strict=True):
             if input.numel() != output.numel() * self.size():
                 raise ShapeError(
                     f"reduce_scatter_tensor: input {tuple(input.shape)} is not {self.size()} "
                     f"times output {tuple(output.shape)}",
                     place=user_place(),
                 )
+            value.append(input.detach().clone().reshape(self.size(), output.numel()))
+        return self._reduce_scatter("reduce_scatter_tensor", outputs, value, opts)
+
+    _reduce_scatter_base = reduce_scatter_single_coalesced = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single
+
+    def _reduce_scatter(
+        self, what: str, outputs: list[torch.Tensor], value: list[Any], opts: Any
+    ) -> EmulatedWork:
+        """Into each output the reduction of what all have for this rank; `value` has a part for
+        each rank, for each output."""
+        op = _op_of(opts)
 
         def arrivals(meeting: Meeting, values: list[Any]) -> Pairs:
-            for output, parts in zip(outputs, zip(*values, strict=True), strict=True):
-                self._check_alike("reduce_scatter_tensor", parts)
-                mine = [part.reshape(self.size(), output.numel())[self.position] for part in parts]
-                yield output, reduce_tensors(mine, op)
+            for i, output in enumerate(outputs):
+                parts = [one[i][self.position] for one in values]
+                yield output, self._reduced(what, parts, op)
 
-        what = f"reduce_scatter_tensor({_reduce_name(op).lower()})"
-        return self._collective(what, _copies(inputs), arrivals, opts=opts, outputs=outputs)
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+        what_of = f"{what}({_reduce_name(op).lower()})"
+        return self._collective(what_of, value, arrivals, opts=opts, outputs=outputs)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> EmulatedWork:
-        return self._collective("all_to_all", _copies(inputs), self._mine_of(outputs), opts=opts)
+        return self._all_to_all("all_to_all", outputs, _copies(inputs), opts)
 
     def all_to_all_single(
         self, output: torch.Tensor, input: torch.Tensor, output_splits: Any, input_splits: Any,
         opts: Any = None,
     ) -> EmulatedWork:  # fmt: skip
-        out_sizes = self._splits("all_to_all_single output", output, output_splits)
-        in_sizes = self._splits("all_to_all_single input", input, input_splits)
+        what = "all_to_all_single"
+        out_sizes = self._splits(f"{what} output", output, output_splits)
+        in_sizes = self._splits(f"{what} input", input, input_splits)
         value = _copies(input.detach().split(in_sizes))
-        arrivals = self._mine_of(output.detach().split(out_sizes))
-        return self._collective("all_to_all_single", value, arrivals, opts=opts)
+        return self._all_to_all(what, output.detach().split(out_sizes), value, opts)
 
     alltoall_base = all_to_all_single
 
-    def _mine_of(self, outputs: Sequence[torch.Tensor]) -> Arrivals:
+    def _all_to_all(self, what: str, outputs: Any, value: Any, opts: Any) -> EmulatedWork:
         """Into each output what its rank has for this one."""
-        return lambda meeting, values: zip(
-            outputs, [parts[self.position] for parts in values], strict=True
-        )
+
+        def arrivals(meeting: Meeting, values: list[Any]) -> Pairs:
+            return zip(outputs, [parts[self.position] for parts in values], strict=True)
+
+        return self._collective(what, value, arrivals, opts=opts)
 
     def _splits(self, what: str, tensor: torch.Tensor, sizes: Any) -> list[int]:
         rows = tensor.shape[0] if tensor.dim() else 0
-        sizes = list(sizes) if sizes is not None else []
         if not sizes:
             if rows % self.size():
                 raise ShapeError(
                     f"{what}: {rows} rows do not divide among {self.size()} ranks; pass the sizes",
                     place=user_place(),
                 )
-            sizes = [rows // self.size()] * self.size()
+            return [rows // self.size()] * self.size()
         if sum(sizes) != rows or len(sizes) != self.size():
             raise ShapeError(
-                f"{what}: sizes {sizes} do not fit {rows} rows and {self.size()} ranks",
+                f"{what}: sizes {list(sizes)} do not fit {rows} rows and {self.size()} ranks",
                 place=user_place(),
             )
-        return sizes
+        return list(sizes)
 
     # ---- point to point
 
@@ -391,21 +361,18 @@ class EmulatedGroup(dist.ProcessGroup):
 
     def send(self, tensors: Any, destination: int, tag: int = 0) -> EmulatedWork:
         self._check_root("send", destination)
-        box = self._box(self.position, destination, tag)
-        self.meetings.post(box, _copies(_as_list(tensors)))
+        self.meetings.post(self._box(self.position, destination, tag), _copies(tensors))
         return EmulatedWork(lambda: None, lambda: True)
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> EmulatedWork:
         self._check_root("recv", source)
-        return self._receive(_as_list(tensors), [source], tag, f"from rank {self.members[source]}")
+        return self._receive(tensors, [source], tag, f"from rank {self.members[source]}")
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> EmulatedWork:
         others = [i for i in range(self.size()) if i != self.position]
-        return self._receive(_as_list(tensors), others, tag, "from any rank")
+        return self._receive(tensors, others, tag, "from any rank")
 
-    def _receive(
-        self, tensors: list[torch.Tensor], sources: list[int], tag: int, words: str
-    ) -> EmulatedWork:
+    def _receive(self, tensors: Any, sources: list[int], tag: int, words: str) -> EmulatedWork:
         boxes = [self._box(source, self.position, tag) for source in sources]
         work: EmulatedWork
 
@@ -414,9 +381,7 @@ class EmulatedGroup(dist.ProcessGroup):
                 boxes, f"recv {words} (tag {tag}): nothing was sent"
             )
             work.source = sources[chosen]
-            with torch.no_grad():
-                for tensor, value in zip(tensors, values, strict=True):
-                    _write("recv", tensor, value)
+            _write_all("recv", zip(_as_list(tensors), values, strict=True))
 
         work = _ReceiveWork(finish, lambda: any(self.meetings.letters.get(box) for box in boxes))
         return work
@@ -439,14 +404,18 @@ def _copies(tensors: Any) -> list[torch.Tensor]:
     return [tensor.detach().clone() for tensor in _as_list(tensors)]
 
 
-def _write(what: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
-    if tensor.dtype != value.dtype:
-        raise DtypeError(
-            f"{what}: {value.dtype} arrives for an output of {tensor.dtype}", place=user_place()
-        )
-    if tensor.numel() != value.numel():
-        raise ShapeError(
-            f"{what}: {tuple(value.shape)} arrives for an output of {tuple(tensor.shape)}",
-            place=user_place(),
-        )
-    tensor.detach().copy_(value.reshape(tensor.shape))
+def _op_of(opts: Any) -> Any:
+    return getattr(opts, "reduceOp", ReduceOp.SUM)
+
+
+@torch.no_grad()
+def _write_all(what: str, pairs: Pairs) -> None:
+    for tensor, value in pairs:
+        if tensor.dtype != value.dtype:
+            error, had, has = DtypeError, value.dtype, tensor.dtype
+        elif tensor.numel() != value.numel():
+            error, had, has = ShapeError, tuple(value.shape), tuple(tensor.shape)
+        else:
+            tensor.detach().copy_(value.reshape(tensor.shape))
+            continue
+        raise error(f"{what}: {had} arrives for an output of {has}", place=user_place())
