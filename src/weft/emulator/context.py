@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -36,18 +36,6 @@ MakeWork = Callable[[], Work]
 Kept = Callable[[], Any]
 
 
-class Recorder(Protocol):
-    """A recording under way: it is given what would else be queued."""
-
-    def add(self, stream: Stream, make: MakeWork) -> None: ...
-
-    def holds(self, stream: Stream) -> bool: ...
-
-    def order(self, later: Stream, earlier: Stream) -> None: ...
-
-    def keeping(self, tensors: Sequence[torch.Tensor]) -> Kept: ...
-
-
 def current() -> RankContext | None:
     """The context of the emulated rank whose host code calls; None elsewhere."""
     return getattr(_THREAD, "context", None)
@@ -65,7 +53,7 @@ class RankContext:
         self.rank = rank
         self.checks = machine.checker.is_on
         self.stream = self.device.stream(rank)
-        self.recording: Recorder | None = None
+        self.recording: Any = None  # a Recording under way: it is given what would else be queued
         self.num_recordings = 0
         self.belongings: dict[Any, Any] = {}
         self._polled: Any = None
@@ -85,70 +73,60 @@ class RankContext:
 
         With `may_go_on` the answer may be False: the queue can only move if this host goes on.
         """
-        stream = self.stream
-        settled = stream.idle
-        if not settled:
-            target = stream.enqueued
-            settled = self.hosts.wait(
-                lambda: stream.done >= target,
-                f"the work queued on stream {stream.name} (on a GPU the host would go on here; "
-                "the emulator runs torch operations on the host)",
-                may_go_on=may_go_on,
-            )
-        if settled:
+        return self._drain(
+            self.stream, " (on a GPU the host would go on here; the emulator runs torch operations"
+            " on the host)", may_go_on,
+        )  # fmt: skip
+
+    def synchronize(self, stream: Stream | None = None) -> None:
+        """Wait for the stream's earlier work, and know of it: what a GPU's host would do."""
+        stream = stream or self.stream
+        self._drain(stream)
+        self.hosts.current().clock.join(stream.clock)
+        if self.time is not None:
+            self.time.host_learns(self.rank, None, self.time.host_at(self.rank, stream.number))
+
+    def _drain(self, stream: Stream, remark: str = "", may_go_on: bool = False) -> bool:
+        target, why = stream.enqueued, f"the work queued on stream {stream.name}{remark}"
+        drained = stream.idle or self.hosts.wait(
+            lambda: stream.done >= target, why, may_go_on=may_go_on
+        )
+        if drained:
             self._took(stream)
-        return settled
+        return drained
 
     def _took(self, key: object) -> None:
         for watch in self.hosts.watches:
             watch.took(key)
 
-    def synchronize(self, stream: Stream | None = None) -> None:
-        """Wait for the stream's earlier work, and know of it: what a GPU's host would do."""
-        stream = stream or self.stream
-        if not stream.idle:
-            target = stream.enqueued
-            self.hosts.wait(
-                lambda: stream.done >= target, f"the work queued on stream {stream.name}"
-            )
-        self._took(stream)
-        self.hosts.current().clock.join(stream.clock)
-        if self.time is not None:
-            self.time.host_knows_stream(self.rank, stream.number)
-
-    def past(self, in_stream: bool = True) -> Clock:
-        """What this rank's host, and its current stream, know and have done, for other ranks."""
-        if not in_stream:
-            return self.hosts.publish(self.rank)
-        if self.recording is not None:
+    def past(self, in_stream: bool = True) -> tuple[Clock, float]:
+        """What this rank's host, and its current stream, know and have done, for other ranks; and
+        the simulated time up to which that goes."""
+        if in_stream and self.recording is not None:
             raise UnsupportedError(
                 "ranks cannot meet on the host while a recording is under way: nothing that was "
                 "recorded has run; meet before or after it, or use world.barrier()",
                 place=user_place(),
             )
-        self.settle()
+        if in_stream:
+            self.settle()
         clock = self.hosts.publish(self.rank)
-        clock.join(self.stream.clock)
-        return clock
-
-    def simulated_us(self, in_stream: bool) -> float:
-        """The simulated time that `past` goes up to."""
+        if in_stream:
+            clock.join(self.stream.clock)
         number = self.stream.number if in_stream else None
-        return 0.0 if self.time is None else self.time.host_at(self.rank, number)
+        return clock, 0.0 if self.time is None else self.time.host_at(self.rank, number)
 
-    def learn_us(self, times: Iterable[float], in_stream: bool) -> None:
-        """What follows comes after these simulated times."""
-        if self.time is not None:
-            number = self.stream.number if in_stream else None
-            self.time.host_learns(self.rank, number, max(times, default=0.0))
-
-    def learn(self, clocks: Iterable[Clock], in_stream: bool = True) -> None:
-        """What follows on the host, and on the current stream, is ordered after `clocks`."""
-        host = self.hosts.current()
-        for clock in clocks:
+    def learn(self, pasts: Iterable[tuple[Clock, float]], in_stream: bool = True) -> None:
+        """What follows on the host, and on the current stream, is ordered after `pasts`."""
+        host, latest = self.hosts.current(), 0.0
+        for clock, time in pasts:
             host.clock.join(clock)
             if in_stream:
                 self.stream.clock.join(clock)
+            latest = max(latest, time)
+        if self.time is not None:
+            number = self.stream.number if in_stream else None
+            self.time.host_learns(self.rank, number, latest)
 
     @contextmanager
     def operation(self, place: Place | None = None) -> Iterator[Actor]:
@@ -215,11 +193,8 @@ class RankContext:
 
     def track(self, tensor: torch.Tensor, name: str, *, initialised: bool = True) -> Allocation:
         """Let the checker know the memory behind `tensor`; it forgets it with the storage."""
-        address = address_of(tensor)
-        known = self.memory.find(address)
+        known = self._known(address_of(tensor), name)
         if known is not None:
-            if known.name in (UNNAMED, FRESH):
-                known.name = name
             return known
         storage = tensor.untyped_storage()
         base, nbytes = storage.data_ptr(), storage.nbytes()
@@ -231,6 +206,13 @@ class RankContext:
             initialised=initialised, shape=tuple(shape), owner=storage,
         )  # fmt: skip
 
+    def _known(self, address: int, name: str) -> Allocation | None:
+        """The tracked memory at `address`, which is called `name` if it had no name yet."""
+        known = self.memory.find(address)
+        if known is not None and known.name in (UNNAMED, FRESH):
+            known.name = name
+        return known
+
     def address_taken(self, tensor: torch.Tensor, address: int) -> None:
         """A tensor whose address is known may be reached by kernels through it."""
         if address and self.memory.find(address) is None:
@@ -239,21 +221,13 @@ class RankContext:
 
     def reach(self, tensor: torch.Tensor, address: int, name: str) -> None:
         """A kernel or a copy gets `tensor` under the name `name`."""
-        known = self.memory.find(address)
-        if known is None:
-            if not self.device.on_heap(address):
-                self.track(tensor, name)
-        elif known.name in (UNNAMED, FRESH):
-            known.name = name
+        if self._known(address, name) is None and not self.device.on_heap(address):
+            self.track(tensor, name)
 
     def found(self, address: int, name: str) -> Any:
         """What lies at `address` now, for a kernel or a copy to which it is `name`."""
-        known = self.memory.find(address)
-        if known is None:
-            return None  # its access is a finding
-        if known.name in (UNNAMED, FRESH):
-            known.name = name
-        return known.owner and known.owner()
+        known = self._known(address, name)
+        return None if known is None else known.owner and known.owner()  # None: a finding
 
     def forget_if_filled(self, tensor: torch.Tensor) -> None:
         """Fresh memory that torch has filled, and that no kernel knows, needs no shadow."""
@@ -262,18 +236,21 @@ class RankContext:
             if tensor.numel() * tensor.element_size() == known.nbytes:
                 self.memory.forget(known)
 
+    def refuse_reads_of_recordings(self) -> None:
+        if self.recording is not None:
+            raise UnsupportedError(
+                "a recording cannot read a tensor's value on the host: at that moment nothing "
+                "has run; read it after replay()",
+                place=user_place(),
+            )
+
     def host_read(self, tensor: torch.Tensor) -> None:
         """The host looks at values: the current stream's work first, as on a GPU."""
         if not tensor.numel():
             return
         known = self.memory.find(address_of(tensor))
         if known is not None:
-            if self.recording is not None:
-                raise UnsupportedError(
-                    "a recording cannot read a tensor's value on the host: at that moment nothing "
-                    "has run; read it after replay()",
-                    place=user_place(),
-                )
+            self.refuse_reads_of_recordings()
             self.synchronize()
             place = user_place()
             if known.heap_offset is not None:

@@ -44,8 +44,9 @@ class Work:
     nbytes = flops = 0
     operand_bytes = 4
 
-    def __init__(self, place: Place = UNKNOWN) -> None:
+    def __init__(self, place: Place = UNKNOWN, keep: Any = None) -> None:
         self.place = place
+        self.keep = keep  # tensors that must live until it has run
         self.clock = Clock()
         self.sequence = 0
         self.position = 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,15 @@ class Pending:
         self.add(f"{edge} = 0 if {edge} < 0 else {extent} if {edge} > {extent} else {edge}")
         return edge
 
+    def lazy(self, variable: str, make: Callable[[], str]) -> Callable[[], str]:
+        """A variable that is assigned, here, if somebody asks for it."""
+
+        def get() -> str:
+            self.add(f"{variable} = {make()}")
+            return variable
+
+        return cache(get)
+
     def larger(self, value: Value, suffix: str, a: Text, b: Text) -> Text:
         return self._choose(value, suffix, a, b, ">", max)
 
@@ -69,21 +79,6 @@ class Pending:
         return self.name(value, suffix, f"{a} if {a} {sign} {b} else {b}")
 
 
-class Lazy:
-    """A variable that is assigned, at its place, if somebody reads it."""
-
-    def __init__(self, pending: Pending, variable: str, make: Callable[[], str]) -> None:
-        self.pending = pending
-        self.variable = variable
-        self.make: Callable[[], str] | None = make
-
-    def get(self) -> str:
-        if self.make is not None:
-            make, self.make = self.make, None
-            self.pending.add(f"{self.variable} = {make()}")
-        return self.variable
-
-
 @dataclass(frozen=True)
 class Held:
     """How a value is held: a name, the extents behind it, and what else is known of it.
@@ -91,12 +86,12 @@ class Held:
     `known` is its number, `affine` and `box` its form as integers, `integer` a scalar as Python's.
     """
 
-    name: str | Lazy
+    name: str | Callable[[], str]
     phys: Phys
     known: Any = None
     affine: Affine | None = None
     box: Boxed | None = None
-    integer: Lazy | None = None
+    integer: Callable[[], str] | None = None
 
 
 class FunctionWriter:
@@ -257,7 +252,7 @@ class FunctionWriter:
         affine: Affine | None = None, box: Boxed | None = None,
     ) -> None:  # fmt: skip
         """`value` = make(), if somebody wants all of it and not its form as integers."""
-        name = Lazy(self.pending(), self.identifier(value), make)
+        name = self.pending().lazy(self.identifier(value), make)
         self.held[value] = Held(name, tuple(phys), affine=affine, box=box)
 
     def also_as_integer(self, value: Value) -> None:
@@ -265,7 +260,8 @@ class FunctionWriter:
         held = self.held[value]
         if held.phys or self.vector or not self.is_integer(value):
             return
-        integer = Lazy(self.pending(), self.variable(value, "int"), lambda: f"int({held.name})")
+        variable = self.variable(value, "int")
+        integer = self.pending().lazy(variable, lambda: f"int({held.name})")
         self.held[value] = replace(held, integer=integer)
 
     def is_integer(self, value: Value) -> bool:
@@ -276,7 +272,7 @@ class FunctionWriter:
         held = self.held[value]
         if held.known is not None:
             return int(held.known)
-        return held.integer.get() if held.integer is not None else f"int({self.expr(value)})"
+        return held.integer() if held.integer is not None else f"int({self.expr(value)})"
 
     def set_many(self, values: list[Value], text: str) -> None:
         for value in values:
@@ -299,7 +295,7 @@ class FunctionWriter:
 
     def expr(self, value: Value) -> str:
         name = self.held[value].name
-        return name if isinstance(name, str) else name.get()
+        return name if isinstance(name, str) else name()
 
     def phys(self, value: Value) -> Phys:
         return self.held[value].phys

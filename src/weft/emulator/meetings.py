@@ -32,7 +32,6 @@ class Meeting:
         self.what = what
         self.values: dict[int, Any] = {}
         self.pasts: dict[int, Any] = {}
-        self.times: dict[int, float] = {}
         self.places: dict[int, Place] = {}
         self.shared: Any = None
         self.has_shared = False
@@ -56,7 +55,6 @@ class Meeting:
         self.values[position] = value
         self.places[position] = user_place()
         self.pasts[position] = _context().past(in_stream)
-        self.times[position] = _context().simulated_us(in_stream)
         for watch in self.meetings.watches:
             watch.gave((self, position))
         self.meetings.hosts.scheduler.host_changed()
@@ -71,7 +69,6 @@ class Meeting:
             for i in needed:
                 watch.took((self, i))
         _context().learn((self.pasts[i] for i in needed), in_stream)
-        _context().learn_us((self.times[i] for i in needed), in_stream)
         return [self.values.get(i) for i in range(len(self.members))]
 
     def once(self, make: Callable[[], Any]) -> Any:
@@ -115,7 +112,7 @@ class Meetings:
         self.calls: dict[Hashable, int] = defaultdict(int)
         self._sent: dict[Hashable, int] = defaultdict(int)
         self._taken: dict[Hashable, int] = defaultdict(int)
-        self.letters: dict[Hashable, list[tuple[Any, Any, float]]] = defaultdict(list)
+        self.letters: dict[Hashable, list[tuple[Any, Any]]] = defaultdict(list)
 
     def enter(
         self, group: Hashable, members: Sequence[int], position: int, what: str, value: Any, *,
@@ -142,7 +139,7 @@ class Meetings:
         self._sent[box] += 1
         for watch in self.watches:
             watch.gave((box, self._sent[box]))
-        self.letters[box].append((value, context.past(), context.simulated_us(True)))
+        self.letters[box].append((value, context.past()))
         self.hosts.scheduler.host_changed()
 
     def collect(self, boxes: Sequence[Hashable], why: str) -> tuple[int, Any]:
@@ -157,9 +154,8 @@ class Meetings:
         for watch in self.watches:
             letter = (boxes[chosen], self._taken[boxes[chosen]])
             watch.took(letter if len(boxes) == 1 else "whatever happens")
-        value, past, time = self.letters[boxes[chosen]].pop(0)
+        value, past = self.letters[boxes[chosen]].pop(0)
         _context().learn([past])
-        _context().learn_us([time], True)
         return chosen, value
 
 

@@ -254,13 +254,6 @@ def clampf_nan(a, low, high):
     return np.minimum(np.maximum(a, low), high)
 
 
-def select(condition, a, b):
-    """a where the condition holds, else b; a scalar condition picks."""
-    if _scalar(condition):
-        return a if condition else b
-    return np.where(condition, a, b)
-
-
 # ---------------------------------------------------------------------------------------------
 # Tiles
 

@@ -15,7 +15,7 @@ from weft.base.report import Finding
 from weft.base.vocabulary import Scope
 from weft.emulator.clocks import Agents
 from weft.emulator.memory import Allocation, covers
-from weft.emulator.scheduler import Accessor, Waiter, Waiting
+from weft.emulator.scheduler import Waiter, Waiting
 
 # So many events a recorder keeps by default.
 EVENTS_KEPT = 100_000
@@ -109,23 +109,23 @@ class Watch:
     def ended(self, who: Any) -> None: ...
 
     def signalled(
-        self, by: Accessor, allocation: Allocation, cell: int, before: int | None, after: int,
+        self, by: Any, allocation: Allocation, cell: int, before: int | None, after: int,
         place: Place, how: str, release: Scope | None,
     ) -> None: ...  # fmt: skip
 
     def waits(self, by: Waiter, waiting: Waiting) -> None: ...
 
     def passed(
-        self, by: Accessor, allocation: Allocation, cell: int, expected: int, seen: int,
+        self, by: Any, allocation: Allocation, cell: int, expected: int, seen: int,
         place: Place, acquire: Scope | None,
     ) -> None: ...  # fmt: skip
 
     def looked(
-        self, by: Accessor, what: str, allocation: Allocation, cell: int, seen: int, place: Place,
+        self, by: Any, what: str, allocation: Allocation, cell: int, seen: int, place: Place,
         acquire: Scope | None, release: Scope | None = None,
     ) -> None: ...  # fmt: skip
 
-    def taken(self, by: Accessor, allocation: Allocation, cell: int, place: Place) -> None:
+    def taken(self, by: Any, allocation: Allocation, cell: int, place: Place) -> None:
         """A stream has seen 1 in the word, acquired, and stored 0, both at system scope."""
 
     def gave(self, key: object) -> None:

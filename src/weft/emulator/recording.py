@@ -221,9 +221,8 @@ class TorchWork(Work):
     kind = "torch operation"
 
     def __init__(self, call: Callable[[Any, Work], None], place: Place, keep: Any) -> None:
-        super().__init__(place)
+        super().__init__(place, keep)
         self.call = call
-        self.keep = keep
 
     def start(self) -> None:
         with torch.no_grad():

@@ -16,7 +16,6 @@ from greenlet import getcurrent
 
 from weft.base.place import Place
 from weft.emulator.choices import Chooser
-from weft.emulator.clocks import Clock
 from weft.emulator.memory import Allocation
 
 
@@ -57,20 +56,6 @@ class Waiter(Protocol):
 
     def wake(self) -> None:
         """The word has changed: look at it again."""
-
-
-class Accessor(Protocol):
-    """Accesses memory: a program, or an actor of a work or a host (`work` is then None)."""
-
-    agent: int
-    clk: int
-    clock: Clock
-    work: Any
-
-    @property
-    def rank(self) -> int: ...
-
-    def owns(self, segment: int) -> bool: ...
 
 
 class NoEnd(Exception):

@@ -16,40 +16,30 @@ from typing import Any
 import torch.multiprocessing
 
 from weft.base.errors import UsageError
-from weft.base.hardware import Hardware
 from weft.base.place import Frame, Place
 from weft.base.report import Finding, Report, Side
 from weft.base.user_place import is_users, user_place
-from weft.emulator.choices import Chooser
 from weft.emulator.context import current
-from weft.emulator.observation import Observer
-from weft.emulator.rewriting import Rewrite
 from weft.emulator.session import Session, emulated
 
 
 def run_script(
-    path: str, args: Sequence[str] = (), ranks: int | None = None,
-    nodes: int | Sequence[int] = 1, seed: int = 0, num_sms: int = 132, checks: bool = True,
-    hardware: str | Hardware | None = None, at_end: Callable[[Session], None] | None = None,
-    rewrite: Rewrite | None = None, chooser: Chooser | None = None,
-    observers: Sequence[Observer] = (),
+    path: str, args: Sequence[str] = (), ranks: int | None = None, *,
+    at_end: Callable[[Session], None] | None = None, **options: Any,
 ) -> Report:  # fmt: skip
     """Run the script at `path` with `args` on every rank; what is found is in the report.
 
     An exception of the script, or an exit code other than 0, is a finding of kind "error".
-    `at_end` is handed the session when all ranks have ended, whatever was found; `rewrite`,
-    `chooser` and `observers` are the session's.
+    `at_end` is handed the session when all ranks have ended, whatever was found; `options` are
+    those of `emulated`.
 
     Raises  UsageError: there is no such file, or it is no Python
     """
     path = os.path.abspath(path)
     _compile(path)  # what is wrong with it is said before anything begins
-    folder = os.path.dirname(path)
-    with emulated(
-        ranks, nodes, seed, num_sms, checks, collect=True,
-        name=os.path.basename(path), local_root=folder, hardware=hardware, rewrite=rewrite,
-        chooser=chooser, observers=observers,
-    ) as session, _import_path(folder), _spawning(session.num_ranks):  # fmt: skip
+    folder, name = os.path.split(path)
+    options = {"name": name, "local_root": folder, "collect": True, **options}
+    with emulated(ranks, **options) as session, _import_path(folder), _spawning(session.num_ranks):
         # A code for each rank: torch.compile keeps what it makes of a function with its code.
         mains = [
             _main_of(session, rank, path, _compile(path), args) for rank in range(session.num_ranks)

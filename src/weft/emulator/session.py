@@ -58,20 +58,14 @@ class Session:
     """
 
     def __init__(
-        self, topology: Topology, hardware: Hardware | None, seed: int, num_sms: int,
-        checks: bool, collect: bool,
-        name: str, local_root: str | None, rewrite: Rewrite | None,
-        chooser: Chooser | None, observers: Sequence[Observer],
-    ) -> None:  # fmt: skip
+        self, topology: Topology, local_root: str | None, seed: int, collect: bool, **options: Any
+    ) -> None:
         ranks = topology.num_ranks
         self.topology = topology
         self.num_ranks = ranks
         self.num_nodes = topology.num_nodes
         self.collect = collect
-        self.machine = Machine(
-            topology, seed=seed, num_sms=num_sms, checks=checks, name=name, hardware=hardware,
-            chooser=chooser, observers=observers, rewrite=rewrite,
-        )  # fmt: skip
+        self.machine = Machine(topology, seed=seed, **options)
         self.isolation = Isolation(topology, seed=seed, local_root=local_root)
         self.machine.hosts.on_switch = self.isolation.switch
         self.meetings = Meetings(self.machine.hosts)
@@ -166,9 +160,8 @@ class Session:
             raise error from cause
         if self.errors and not (found and self.collect):
             rank, failure = min(self.errors.items(), key=lambda item: item[0])
-            failure.add_note(f"(raised on emulated rank {rank})") if hasattr(
-                failure, "add_note"
-            ) else None
+            if hasattr(failure, "add_note"):
+                failure.add_note(f"(raised on emulated rank {rank})")
             raise failure
 
     def close(self) -> None:
@@ -191,20 +184,17 @@ def _wants_rank(main: Callable[..., Any], args: tuple) -> bool:
         signature = inspect.signature(main)
     except (TypeError, ValueError):
         return False
-    try:
-        signature.bind(*args)
-        return False
-    except TypeError:
-        pass
-    try:
-        signature.bind(0, *args)
-    except TypeError:
-        raise UsageError(
-            f"{getattr(main, '__name__', main)}{signature} takes neither the {len(args)} given "
-            "arguments nor these and its rank",
-            place=user_place(),
-        ) from None
-    return True
+    for wants, given in ((False, args), (True, (0, *args))):
+        try:
+            signature.bind(*given)
+            return wants
+        except TypeError:
+            pass
+    raise UsageError(
+        f"{getattr(main, '__name__', main)}{signature} takes neither the {len(args)} given "
+        "arguments nor these and its rank",
+        place=user_place(),
+    )
 
 
 @contextmanager
@@ -241,8 +231,8 @@ def emulated(
     if rewrite is not None and hardware is not None:
         raise UsageError("simulated time is kept of programs as they are: rewrite or hardware")
     session = Session(
-        topology, hardware, seed, num_sms, checks, collect, name, local_root, rewrite, chooser,
-        observers,
+        topology, local_root, seed, collect, num_sms=num_sms, checks=checks, name=name,
+        hardware=hardware, rewrite=rewrite, chooser=chooser, observers=observers,
     )  # fmt: skip
     with ExitStack() as stack:
         _open.append(session)

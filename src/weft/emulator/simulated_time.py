@@ -337,10 +337,6 @@ class SimulatedTime(Watch):
         allocation = self.memory.find(address)
         return otherwise if allocation is None else allocation.rank
 
-    def host_knows_stream(self, rank: int, number: int) -> None:
-        """The host of `rank` has waited for a stream."""
-        self.hosts[rank] = max(self.hosts[rank], self.streams[number])
-
     def host_at(self, rank: int, number: int | None) -> float:
         """The time of a rank's host, and with a stream's number of that stream too."""
         own = self.hosts[rank]

@@ -9,7 +9,7 @@ a value, and unwritten until somebody writes it. All other operations pay one lo
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.base.errors import UnsupportedError
 from weft.base.user_place import user_place
-from weft.emulator.actors import Actor, address_of, span_of, spans_of
+from weft.emulator.actors import Actor, address_of, span_of, spans_of, tensors_in
 from weft.emulator.context import FRESH, RankContext, current
 from weft.emulator.recording import frozen_operation
 from weft.emulator.simulated_time import charge
@@ -151,28 +151,23 @@ class TorchOperations(TorchDispatchMode):
             return result
         if self.context.recording is not None:
             return self._record(func, manner, args, kwargs)
-        find = self.memory.find
-        for tensor in _tensors(args):
-            if find(address_of(tensor)) is not None:
-                return self._tracked(func, manner, args, kwargs)
-        if kwargs:
-            for tensor in _tensors(kwargs.values()):
-                if find(address_of(tensor)) is not None:
-                    return self._tracked(func, manner, args, kwargs)
+        if self._is_tracked(args, kwargs):
+            return self._tracked(func, manner, args, kwargs)
         return func(*args, **kwargs)
+
+    def _is_tracked(self, args: tuple, kwargs: dict) -> bool:
+        find = self.memory.find
+        tensors = tensors_in((*args, *kwargs.values()) if kwargs else args)
+        return any(find(address_of(tensor)) is not None for tensor in tensors)
 
     def _wait_for_tracked(self, args: tuple, kwargs: dict) -> None:
         """Code that is compiled (a C++ extension's) reads its tensors by itself, unseen: now."""
-        if self.context.recording is not None:
-            return
-        for tensor in _tensors((*args, *kwargs.values())):
-            if self.memory.find(address_of(tensor)) is not None:
-                self.context.settle(may_go_on=True)
-                return
+        if self.context.recording is None and self._is_tracked(args, kwargs):
+            self.context.settle(may_go_on=True)
 
     def _tracked(self, func, manner: _Manner, args, kwargs):
         if func in _HOST_READS:
-            for tensor in _tensors(args):
+            for tensor in tensors_in(args):
                 self.context.host_read(tensor)
             return func(*args, **kwargs)
         self._let_others_run(manner, args)
@@ -207,7 +202,7 @@ class TorchOperations(TorchDispatchMode):
         looks = func not in _COPIES
         for name, value in named:
             written = name in manner.writes
-            for tensor in _tensors((value,)):
+            for tensor in tensors_in((value,)):
                 if not tensor.numel() or find(address_of(tensor)) is None:
                     continue
                 if written and manner.chooses:
@@ -255,12 +250,8 @@ class TorchOperations(TorchDispatchMode):
     def _record(self, func, manner: _Manner, args, kwargs):
         """While a recording is made: run nothing, and remember what to run at each replay."""
         if func in _HOST_READS:
-            raise UnsupportedError(
-                "a recording cannot read a tensor's value on the host: at that moment nothing "
-                "has run; read it after replay()",
-                place=user_place(),
-            )
-        if not any(True for _ in _tensors((*args, *kwargs.values()))):
+            self.context.refuse_reads_of_recordings()
+        if not any(True for _ in tensors_in((*args, *kwargs.values()))):
             return func(*args, **kwargs)  # a constant: made once, as while capturing a graph
         if _decides_on_values(func):
             raise UnsupportedError(
@@ -277,16 +268,6 @@ def _decides_on_values(func: Any) -> bool:
     """Does the result's shape depend on values, so that a GPU's host waits as well?"""
     tags = func.tags
     return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif type(value) in (list, tuple):
-            for item in value:
-                if isinstance(item, torch.Tensor):
-                    yield item
 
 
 def fill_with_garbage(tensor: torch.Tensor) -> None:

@@ -25,13 +25,12 @@ class KernelWork(Work):
         self, kernel: Any, grid: tuple[int, int, int], args: Sequence[Any], *,
         cooperative: bool = False, place: Place = UNKNOWN, keep: Any = None,
     ) -> None:  # fmt: skip
-        super().__init__(place)
+        super().__init__(place, keep)
         self.kernel = kernel
         self.grid = grid
         self.grid_values = tuple(np.int32(n) for n in grid)
         self.args = tuple(args)
         self.cooperative = cooperative
-        self.keep = keep  # tensors that must outlive the launch
         self.total = grid[0] * grid[1] * grid[2]
         self.next = 0
         self.out_of_order: list[int] = []  # those to start, where a choice was taken
@@ -59,10 +58,9 @@ class CopyWork(Work):
     kind = "copy"
 
     def __init__(self, dst: Any, src: Any, *, place: Place = UNKNOWN, keep: Any = None) -> None:
-        super().__init__(place)
+        super().__init__(place, keep)
         self.dst = dst
         self.src = src
-        self.keep = keep
 
     def start(self) -> None:
         Actor.of_work(self, "copy engine").copy(self.dst, self.src)
@@ -75,10 +73,9 @@ class WordCopyWork(Work):
     kind = "word copy"
 
     def __init__(self, dst: int, src: int, *, place: Place = UNKNOWN, keep: Any = None) -> None:
-        super().__init__(place)
+        super().__init__(place, keep)
         self.dst = dst
         self.src = src
-        self.keep = keep
         self.change = 0  # what a rewrite adds to the word
 
     def start(self) -> None:
@@ -97,9 +94,8 @@ class TokenWork(Work):
     kind = "token"
 
     def __init__(self, word: int, *, place: Place = UNKNOWN, keep: Any = None) -> None:
-        super().__init__(place)
+        super().__init__(place, keep)
         self.word = word
-        self.keep = keep
         self.waiting: Waiting | None = None
 
     def eligible(self) -> bool:

@@ -10,41 +10,31 @@ fit, which is checked where a 32-bit index becomes an address, a 64-bit one, or 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 Text = str | int
 
 
-@dataclass(eq=False)
 class Affine:
     """start + sum of index * step. `known` has the steps that the code generator knows.
 
-    `make` writes what is needed into the generated code, once, and returns (start, steps) as
+    `get` writes what is needed into the generated code, once, and returns (start, steps) as
     integers or names of integers.
     """
 
-    known: tuple[int | None, ...]
-    make: Callable[[], tuple[Text, tuple[Text, ...]]]
-    made: tuple[Text, tuple[Text, ...]] | None = None
-
-    def get(self) -> tuple[Text, tuple[Text, ...]]:
-        if self.made is None:
-            self.made = self.make()
-        return self.made
+    def __init__(
+        self, known: tuple[int | None, ...], make: Callable[[], tuple[Text, tuple[Text, ...]]]
+    ) -> None:
+        self.known = known
+        self.get = cache(make)
 
 
-@dataclass(eq=False)
 class Boxed:
     """A mask that holds from `first` to before `end` along each axis; None is all of an axis."""
 
-    make: Callable[[], tuple[tuple[Text, Text] | None, ...]]
-    made: tuple[tuple[Text, Text] | None, ...] | None = field(default=None)
-
-    def get(self) -> tuple[tuple[Text, Text] | None, ...]:
-        if self.made is None:
-            self.made = self.make()
-        return self.made
+    def __init__(self, make: Callable[[], tuple[tuple[Text, Text] | None, ...]]) -> None:
+        self.get = cache(make)
 
 
 def affine_of(code: Any, value: Any, rank: int) -> Affine | None:
@@ -83,36 +73,36 @@ def times(a: Text, b: Text) -> Text:
     return b if a == 1 else a if b == 1 else f"{a} * {b}"
 
 
-def _known(rule: Callable, a: tuple, b: tuple) -> tuple[int | None, ...]:
-    """The steps that are known after `rule`: 0 + unknown is unknown."""
-    return tuple(
-        rule(x, y) if x is not None and y is not None else None for x, y in zip(a, b, strict=True)
-    )
-
-
 # ---------------------------------------------------------------------------------------------
 # Rules for tiles
 
 
-def both(code: Any, op: Any, rule: Callable) -> Affine | None:
-    """a + b or a - b, by its rule for integers."""
+def both(code: Any, op: Any, rule: Callable, itemsize: int | None = None) -> Affine | None:
+    """a + b or a - b, by its rule for integers; b is an index of elements of `itemsize` bytes where
+    a is a pointer."""
     rank = len(op.result.type.shape)
     sides = [affine_of(code, operand, rank) for operand in op.operands]
     if None in sides or not rank:
         return None
     a, b = sides
-    pending = code.pending()
+    pending, factor = code.pending(), itemsize or 1
 
     def make() -> tuple[Text, tuple[Text, ...]]:
         (start_a, steps_a), (start_b, steps_b) = a.get(), b.get()
-        start = pending.name(op.result, "at", rule(start_a, start_b))
+        if itemsize is not None:
+            guard(code, pending, op.operands[1], start_b, steps_b, op)
+        start = pending.name(op.result, "at", rule(start_a, times(start_b, factor)))
         steps = tuple(
-            pending.name(op.result, f"step{axis}", rule(x, y))
+            pending.name(op.result, f"step{axis}", rule(x, times(y, factor)))
             for axis, (x, y) in enumerate(zip(steps_a, steps_b, strict=True))
         )
         return start, steps
 
-    return Affine(_known(rule, a.known, b.known), make)
+    known = tuple(
+        rule(x, y * factor) if x is not None and y is not None else None
+        for x, y in zip(a.known, b.known, strict=True)
+    )  # 0 + unknown is unknown
+    return Affine(known, make)
 
 
 def multiplied(code: Any, op: Any) -> Affine | None:
@@ -182,27 +172,6 @@ def moved(code: Any, op: Any, axes: Sequence[int | None]) -> Affine | None:
         return start, pick(steps)
 
     return Affine(pick(affine.known), make)
-
-
-def pointed(code: Any, op: Any, itemsize: int) -> Affine | None:
-    """A pointer moved by an index."""
-    rank = len(op.result.type.shape)
-    pointer, index = (affine_of(code, operand, rank) for operand in op.operands)
-    if pointer is None or index is None or not rank:
-        return None
-    pending = code.pending()
-
-    def make() -> tuple[Text, tuple[Text, ...]]:
-        (base, base_steps), (start, steps) = pointer.get(), index.get()
-        guard(code, pending, op.operands[1], start, steps, op)
-        at = pending.name(op.result, "at", plus(base, times(start, itemsize)))
-        return at, tuple(
-            pending.name(op.result, f"step{axis}", plus(x, times(y, itemsize)))
-            for axis, (x, y) in enumerate(zip(base_steps, steps, strict=True))
-        )
-
-    scaled = tuple(None if step is None else step * itemsize for step in index.known)
-    return Affine(_known(plus, pointer.known, scaled), make)
 
 
 def guard(code: Any, pending: Any, value: Any, start: Text, steps: Sequence[Text], op: Any):

@@ -147,7 +147,7 @@ def add_pointer(code: Any, op: Any) -> None:
     pointer, offset = op.operands
     itemsize = code.pointee(pointer).itemsize
     phys = code.join(code.phys(pointer), code.phys(offset))
-    affine = indexing.pointed(code, op, itemsize) if phys else None
+    affine = indexing.both(code, op, indexing.plus, itemsize) if phys else None
 
     def text() -> str:
         known = code.known(offset)
