@@ -1,4 +1,4 @@
-"""Collectives in variants: transports, lanes and tiles, beside NCCL and torch's symmetric memory.
+"""Collectives in variants: transports, channels, tiles, beside NCCL and torch's symmetric memory.
 
     PYTHONPATH=src python benchmarks/collectives.py [--ranks 4] [--ops all_reduce,..] [--mb 1,16]
 
@@ -36,7 +36,7 @@ ROW = 4096
 NUM_SETS = 2
 HOST_CALLS = 200
 SUMS = ("all_reduce", "reduce_scatter")
-# Lanes, warps, bytes of a thread.
+# Channels, warps, bytes of a thread.
 CUTS = ((128, 16, 64), (128, 16, 32), (256, 8, 64), (256, 8, 32))
 
 
@@ -105,30 +105,30 @@ class Subject:
     def ours(self, cuts: Any) -> Iterator[Variant]:
         module, target = self.module, self.world.target
         config, word = module.Config, 2 if self.op in SUMS else 8
-        boxes = "two_shot" if self.op == "all_reduce" else "push"
+        boxes = "two_shot" if self.op == "all_reduce" else "sm_push"
         yield self.weft("default", None, "plain")
         yield self.weft("default", None, "symmetric")
 
-        def cut(transport: str, lanes: int, warps: int, nbytes: int) -> Any:
-            one = config(transport, lanes, 32 * warps * nbytes // word, warps)
-            return replace(one, lanes=min(lanes, one.most_lanes(target)))
+        def cut(transport: str, channels: int, warps: int, nbytes: int) -> Any:
+            one = config(transport, channels, 32 * warps * nbytes // word, warps)
+            return replace(one, channels=min(channels, one.most_channels(target)))
 
         def wanted(transport: str, place: str, these: Any) -> Iterator[Variant]:
-            for lanes, warps, nbytes in these:
-                name = f"{transport} {lanes}/{warps}/{nbytes}"
-                yield self.weft(name, cut(transport, lanes, warps, nbytes), place)
+            for channels, warps, nbytes in these:
+                name = f"{transport} {channels}/{warps}/{nbytes}"
+                yield self.weft(name, cut(transport, channels, warps, nbytes), place)
 
         yield from wanted(boxes, "plain", cuts)
-        yield from wanted("pull", "plain", cuts[:1])
-        yield from wanted("pull", "symmetric", cuts)
+        yield from wanted("sm_pull", "plain", cuts[:1])
+        yield from wanted("sm_pull", "symmetric", cuts)
         if self.op == "all_gather":
-            yield from wanted("copy_engine", "plain", cuts[:1])
-            yield from wanted("copy_engine", "symmetric", cuts[:1])
+            yield from wanted("ce_pull", "plain", cuts[:1])
+            yield from wanted("ce_pull", "symmetric", cuts[:1])
         if self.op == "all_reduce":
-            yield from wanted("pull", "symmetric out=x", cuts)
+            yield from wanted("sm_pull", "symmetric out=x", cuts)
             if self.nbytes <= 2 * MB:
-                packets = config("two_shot_packets", 128, 512, 4)
-                yield self.weft("two_shot_packets 128/4/16", packets, "plain")
+                packets = config("two_shot_ll", 128, 512, 4)
+                yield self.weft("two_shot_ll 128/4/16", packets, "plain")
 
     def others(self) -> Iterator[Variant]:
         group, xs = dist.group.WORLD, self.plain

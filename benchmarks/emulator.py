@@ -32,7 +32,7 @@ TARGET_S = {32: 0.4, 64: 0.15}
 
 
 def measure(
-    ranks: int, m: int, n: int, k: int, tile: int, *, transport: str = "put", tma: bool = False,
+    ranks: int, m: int, n: int, k: int, tile: int, *, transport: str = "ce_push", tma: bool = False,
     dtype: str = "float16", checks: bool = True, seed: int = 0,
 ) -> dict:  # fmt: skip
     """One row: the median time of a call on all ranks, its answer checked."""
@@ -70,7 +70,7 @@ def measure(
 def rows() -> list[dict]:
     found = []
     for tile in (32, 64):
-        for transport in ("put", "push"):
+        for transport in ("ce_push", "sm_push"):
             for tma in (False, True):
                 for checks in (True, False):
                     found.append(
@@ -136,7 +136,7 @@ def plot(results: list[dict], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.2), sharey=True)
-    plain = [r for r in results if r["checks"] and not r["tma"] and r["transport"] == "put"]
+    plain = [r for r in results if r["checks"] and not r["tma"] and r["transport"] == "ce_push"]
     series = (
         ("ranks", [r for r in plain if r["m"] == 64 * r["ranks"] and r["n"] == 256
                    and r["tile"] == 32]),

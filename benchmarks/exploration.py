@@ -36,7 +36,7 @@ from weft.tools.subjects import smallest, subjects_of_op
 from weft.verify.exploration.execution import Execution
 from weft.verify.exploration.search import Bounds, Ran, search
 
-LARGER = {"all_gather": ("push", "ring"), "all_reduce": ("two_shot",), "ag_gemm": ("put",)}
+LARGER = {"all_gather": ("sm_push", "ring"), "all_reduce": ("two_shot",), "ag_gemm": ("ce_push",)}
 
 
 def explored(subject: Callable[..., Ran], seconds: float, **options: bool) -> dict:

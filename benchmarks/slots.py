@@ -260,8 +260,8 @@ def main(rank: int, options: argparse.Namespace) -> None:
     results["num_ranks"] = world.num_ranks
     subjects: dict[str, Callable[[], Any]] = {
         "toy": lambda: Toy(world),
-        "ag_gemm_push": lambda: AgGemm(world, "push", (64, 1, 333, 1024)),
-        "ag_gemm_put": lambda: AgGemm(world, "put", (2048, 997, 256, 4096)),
+        "ag_gemm_push": lambda: AgGemm(world, "sm_push", (64, 1, 333, 1024)),
+        "ag_gemm_put": lambda: AgGemm(world, "ce_push", (2048, 997, 256, 4096)),
     }
     if "costs" in options.part:
         results["costs"] = costs(world)

@@ -41,12 +41,12 @@ NUM_SEEDS = 40
 # Calls in the recording that is replayed most.
 REPLAYED = 8
 
-# Rows and columns: whole vectors, several tiles for a lane; nothing that divides; one element.
+# Rows and columns: whole vectors, several tiles for a channel; nothing that divides; one element.
 WHOLE, LARGE, ODD, ONE = (256, 512), (1024, 1024), (97, 33), (1, 1)
 ALL = (WHOLE, LARGE, ODD, ONE)
 PRODUCTS = ("ag_gemm", "gemm_rs", "gemm_ar")
 INNER = 64
-# Moved by lanes, and summed: a second world's too.
+# Moved by channels, and summed: a second world's too.
 MOVED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 # What takes sets of inputs by turns, and how many.
 TURNED = (
@@ -55,13 +55,13 @@ TURNED = (
 )  # fmt: skip
 SETS = 3
 OPS = (*MOVED, *PRODUCTS, *TURNED)
-PUT = "put"
+CE_PUSH = "ce_push"
 
 
 def kinds(op: Any, world: Any, shapes: Any) -> Iterator[tuple[tuple[int, int], Any, bool]]:
     """(shape, configuration, is in place): every transport by whole vectors and by odd elements,
-    with few lanes and small tiles, so in many steps; in place where it can be; and what is chosen,
-    at every shape."""
+    with few channels and small tiles, so in many steps; in place where it can be; and what is
+    chosen, at every shape."""
     for shape in shapes:
         yield shape, None, False
         if shape == WHOLE:
@@ -71,13 +71,15 @@ def kinds(op: Any, world: Any, shapes: Any) -> Iterator[tuple[tuple[int, int], A
             found = op.candidates(problem_of(op, world, shape), world.target)
             config = next(one for one in found if one.is_fused)
             engines = 2 if shape == LARGE else 1
-            yield shape, replace(config, transport=PUT, by_tma=False, engines=engines), False
+            yield shape, replace(config, transport=CE_PUSH, by_tma=False, engines=engines), False
         return
     for shape in [one for one in shapes if one in (WHOLE, ODD)]:
         problem = problem_of(op, world, shape)
         for config in op.candidates(problem, world.target):
             if config.transport != "nccl":
-                few = replace(config, lanes=min(5, config.lanes), block=max(16, config.block // 8))
+                few = replace(
+                    config, channels=min(5, config.channels), block=max(16, config.block // 8)
+                )
                 yield shape, few, False
                 if config.reads_in_place and shape == WHOLE:
                     yield shape, config, True
@@ -85,7 +87,7 @@ def kinds(op: Any, world: Any, shapes: Any) -> Iterator[tuple[tuple[int, int], A
 
 def is_by_engines(op: Any) -> bool:
     """Whether copy engines carry its tiles in eager calls; these are not to be recorded."""
-    return PUT in getattr(op.problem, "transports", ())
+    return CE_PUSH in getattr(op.problem, "transports", ())
 
 
 def problem_of(op: Any, world: Any, shape: tuple[int, int]) -> Any:
@@ -106,7 +108,9 @@ class Subject:
         how = "as chosen" if config is None else config.transport
         self.name = f"{op.name} {how} {shape[0]}x{shape[1]}{' in place' if in_place else ''}"
         self.world, self.op, self.config = world, op, config
-        self.is_recordable = config is None or not (is_by_engines(op) and config.transport == PUT)
+        self.is_recordable = config is None or not (
+            is_by_engines(op) and config.transport == CE_PUSH
+        )
         self.problem = problem_of(op, world, shape)
         device, (mine, expected, step) = world.device, _drawn(op.name, self.problem, world.rank)
         self.moving = next(iter(mine))
@@ -382,7 +386,7 @@ def stress(world: Any, other: Any, options: argparse.Namespace) -> dict[str, Any
     others = subjects_of(other, [name for name in ops if name in MOVED], (ODD, ONE))
     # Programs of both worlds are resident at once: few of each.
     small = [
-        [one for one in some if getattr(one.config, "lanes", 1 << 10) <= 16]
+        [one for one in some if getattr(one.config, "channels", 1 << 10) <= 16]
         for some in (subjects, others)
     ]
     everyone = [*subjects, *others]

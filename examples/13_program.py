@@ -26,7 +26,7 @@ K, N = 16, 32
     mesh="tp",
     # Left out, the compiler chooses: engines and tiles by what it predicts.
     settings=Settings(
-        tiles={"product": (16, 32, 16), "product_2": (16, 16, 16)}, engines={"gathered": "push"}
+        tiles={"product": (16, 32, 16), "product_2": (16, 16, 16)}, engines={"gathered": "sm_push"}
     ),
     x=Tensor("float32", ("m", K), Shard(0)),
     w1=Tensor("float32", (K, 2 * N), Shard(1)),

@@ -233,7 +233,7 @@ def test_what_is_no_world_and_what_is_no_configuration(ranks, op, requires_grad)
         for other in (None, "cuda"):
             with pytest.raises(UsageError, match=rf"{op}: world={other!r} .* weft.init\(\)"):
                 call(*tensors, world=other)
-        for other in ({"transport": "push"}, "push"):
+        for other in ({"transport": "sm_push"}, "sm_push"):
             with pytest.raises(
                 ConfigError, match=f"{op}: config={other!r} .* weft.ops.{op} import"
             ):

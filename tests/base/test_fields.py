@@ -9,11 +9,11 @@ import pytest
 from weft.base import fields
 from weft.base.errors import ConfigError
 
-CONFIG = SimpleNamespace(transport="push", tile_m=64, stages=3)
+CONFIG = SimpleNamespace(transport="sm_push", tile_m=64, stages=3)
 
 
 def test_what_fits_is_accepted():
-    fields.check_one_of("op", CONFIG, "transport", ("put", "push"))
+    fields.check_one_of("op", CONFIG, "transport", ("ce_push", "sm_push"))
     fields.check_powers_of_two("op", CONFIG, "tile_m", least=64)
     fields.check_ranges("op", CONFIG, stages=(3, 3), tile_m=(1, 64))
 
@@ -22,8 +22,8 @@ def test_what_fits_is_accepted():
     ("check", "words"),
     [
         (
-            lambda: fields.check_one_of("op", CONFIG, "transport", ("put",)),
-            "op: transport='push'; it must be one of put",
+            lambda: fields.check_one_of("op", CONFIG, "transport", ("ce_push",)),
+            "op: transport='sm_push'; it must be one of ce_push",
         ),
         (
             lambda: fields.check_powers_of_two("op", CONFIG, "tile_m", "stages", least=2),

@@ -39,7 +39,7 @@ from weft.verify.mutants import Bounds, Run, WrongAnswer
 from weft.verify.mutants.core_ir import mutations, search_core_ir
 
 SMALL = (16, 16, 16)
-CARRIED = {"scattered": "copy_engine"}
+CARRIED = {"scattered": "ce_push"}
 
 
 def of(*sizes) -> Tensor:
@@ -107,7 +107,7 @@ def test_products_of_any_number_of_rows(ranks, num_ranks: int, chunks: int):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("gathered", ["push", "copy_engine", "copy_engine_put"])
+@pytest.mark.parametrize("gathered", ["sm_push", "ce_pull", "ce_push"])
 def test_layers_whose_sums_are_carried(ranks, num_ranks: int, gathered: str):
     """What follows a sum is the libraries': it reads it behind the kernel. Gathers by engines have
     streams of their own."""
@@ -131,7 +131,7 @@ def test_two_layers_share_one_stream(ranks):
     collectives = [one for one in two.stages.program.tasks if one.dim is not None]
     kinds = ["all_gather", "reduce_scatter"] * 2
     assert [one.kind for one in collectives] == kinds
-    engines = ("push", "copy_engine", "copy_engine", "copy_engine")
+    engines = ("sm_push", "ce_push", "ce_pull", "ce_push")
     names = [one.name for one in collectives]
     compiled = two.options(settings=Settings(engines=dict(zip(names, engines))))
     plan = compiled.overlapped(Facts({"m": 48}, 3, TARGETS["emu"])).plan
@@ -149,7 +149,7 @@ def test_a_product_that_is_worked_on_before_its_sum_is_refused_as_with_pushes():
         return reduce_scatter((a @ b) * gate)
 
     facts = Facts({"m": 48}, 2, TARGETS["emu"])
-    for engine in ("push", "copy_engine"):
+    for engine in ("sm_push", "ce_push"):
         with pytest.raises(UnsupportedError, match="no hooks are known for matmul then mul"):
             gated.options(settings=Settings(engines={"scattered": engine})).overlapped(facts)
     plan = gated.overlapped(facts).plan

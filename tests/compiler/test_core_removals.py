@@ -32,9 +32,9 @@ from weft.ir.device import Launch, Plan
 from weft.verify.mutants.core_ir import mutations
 
 ENGINES = {
-    "all_gather": ("copy_engine", "copy_engine_put", "push", "put"),
-    "reduce_scatter": ("push", "copy_engine", "put"),
-    "all_reduce": ("push", "packets", "packets_twice", "put"),
+    "all_gather": ("ce_pull", "ce_push", "sm_push", "sm_put"),
+    "reduce_scatter": ("sm_push", "ce_push", "sm_put"),
+    "all_reduce": ("sm_push", "one_shot_ll", "two_shot_ll", "sm_put"),
 }
 # How many ranks, and how many on each node; () is one node.
 RANKS = ((2, ()), (4, ()), (4, (2, 2)))
@@ -133,7 +133,7 @@ def of_programs() -> Iterator[Lowered]:
     for function, (num_ranks, nodes) in itertools.product(operators.PARAMETERS, RANKS):
         placed = operators.placed(function)
         found = [collective for collective, _ in pairs(fuse(placed))]
-        for engines in itertools.product(*(ENGINES.get(one.kind, ("push",)) for one in found)):
+        for engines in itertools.product(*(ENGINES.get(one.kind, ("sm_push",)) for one in found)):
             for on_heap in (frozenset(), frozenset(operators.PARAMETERS[function])):
                 facts = Facts({"m": 64}, num_ranks, TARGETS["emu"], nodes, on_heap)
                 settings = Settings(engines=dict(zip((one.name for one in found), engines)))

@@ -25,27 +25,27 @@ def engine(function, name: str, **facts) -> str:
 
 
 def test_many_rows_are_carried_by_copy_engines_and_few_are_pushed():
-    assert engine(operators.ag_gemm, "gathered", sizes={"m": 8192}) == "copy_engine_put"
-    assert engine(operators.ag_gemm, "gathered", sizes={"m": 64}) == "push"
+    assert engine(operators.ag_gemm, "gathered", sizes={"m": 8192}) == "ce_push"
+    assert engine(operators.ag_gemm, "gathered", sizes={"m": 64}) == "sm_push"
 
 
 @pytest.mark.parametrize(
     ("function", "rows"), [(operators.gemm_rs, (1024, 2048)), (operators.mlp, (2048, 4096))]
 )
 def test_sums_of_many_rows_are_carried_by_copy_engines(function, rows):
-    """From the size on at which the operator takes transport=put."""
+    """From the size on at which the operator takes transport=sm_put."""
     few, many = ({"sizes": {"m": m}} for m in rows)
-    assert engine(function, "scattered", **few) == "push"
-    assert engine(function, "scattered", **many) == "copy_engine"
+    assert engine(function, "scattered", **few) == "sm_push"
+    assert engine(function, "scattered", **many) == "ce_push"
     # A graph's branches have no order: there SMs store tiles to peers.
-    assert engine(function, "scattered", **many, is_recorded=True) == "push"
+    assert engine(function, "scattered", **many, is_recorded=True) == "sm_push"
 
 
 def test_what_engines_carry_is_predicted_as_the_operators_is():
     program = placed(operators.gemm_rs)
     scattered, facts = program.task("scattered"), Facts({"m": 8192})
     found = ways(program, [program.task("product")], scattered, facts)
-    carried = [way for way in found if way.engine == "copy_engine"]
+    carried = [way for way in found if way.engine == "ce_push"]
     assert {way.chunks for way in carried} == {1, 2, 4}
     for way in carried:
         shape = product(8192, n=4096, k=3584, tile=way.tile)
@@ -62,44 +62,44 @@ def test_engines_carry_sums_unasked_by_the_template_that_was_read_alone(target):
     """As the operator does, which takes the template without Hopper's instructions by pushes."""
     facts = Facts({"m": 8192}, target=parse_target(target))
     found = overlap(placed(operators.gemm_rs), facts).program
-    assert found.task("scattered").engine != "copy_engine"
-    settings = Settings(engines={"scattered": "copy_engine"})
+    assert found.task("scattered").engine != "ce_push"
+    settings = Settings(engines={"scattered": "ce_push"})
     for num_ranks in (1, 4):
         asked = overlap(placed(operators.gemm_rs), replace(facts, num_ranks=num_ranks), settings)
-        assert asked.program.task("scattered").engine == "copy_engine"
+        assert asked.program.task("scattered").engine == "ce_push"
 
 
 def test_engines_carry_no_sums_to_other_nodes_nor_in_recordings():
-    settings = Settings(engines={"scattered": "copy_engine"})
+    settings = Settings(engines={"scattered": "ce_push"})
     for facts in (Facts({"m": 8192}, nodes=(2, 2)), Facts({"m": 8192}, is_recorded=True)):
-        with pytest.raises(ConfigError, match="scattered has engine=copy_engine; here it can have"):
+        with pytest.raises(ConfigError, match="scattered has engine=ce_push; here it can have"):
             overlap(placed(operators.gemm_rs), facts, settings)
-    with pytest.raises(ConfigError, match="scattered has engine=copy_engine; here it can have"):
-        compiled(operators.moe_rs, engines={"scattered": "copy_engine"})
+    with pytest.raises(ConfigError, match="scattered has engine=ce_push; here it can have"):
+        compiled(operators.moe_rs, engines={"scattered": "ce_push"})
 
 
 def test_chunks_of_carried_sums_are_alike_and_of_whole_tiles():
-    asked = {"engines": {"scattered": "copy_engine"}, "tiles": {"product": (128, 256, 64)}}
+    asked = {"engines": {"scattered": "ce_push"}, "tiles": {"product": (128, 256, 64)}}
     stages = compiled(operators.gemm_rs, chunks={"scattered": 16}, **asked)
     assert stages.program.task("scattered").chunks == 16
     told = "chunks=3 of scattered, of 4096 columns in tiles of 256; .* take 1, or such that"
     with pytest.raises(ConfigError, match=told):
         compiled(operators.gemm_rs, chunks={"scattered": 3}, **asked)
     with pytest.raises(ConfigError, match="chunks=2 of scattered; it is 1 to 1024, of none"):
-        compiled(operators.gemm_rs, engines={"scattered": "push"}, chunks={"scattered": 2})
+        compiled(operators.gemm_rs, engines={"scattered": "sm_push"}, chunks={"scattered": 2})
 
 
 def test_a_recorded_call_has_a_plan_of_its_own_unless_the_engine_was_asked_for():
     program = operators.declared(operators.gemm_rs)
     stages = program.overlapped(Facts({"m": 8192}))
-    assert stages.program.task("scattered").engine == "copy_engine"
-    assert stages.recorded.program.task("scattered").engine == "push"
+    assert stages.program.task("scattered").engine == "ce_push"
+    assert stages.recorded.program.task("scattered").engine == "sm_push"
     assert program.overlapped(Facts({"m": 8000})) is stages
     chunks = program.options(settings=Settings(chunks={"scattered": 2})).overlapped(
         Facts({"m": 8192})
     )
-    assert chunks.recorded.program.task("scattered").engine == "push"
-    asked = program.options(settings=Settings(engines={"scattered": "copy_engine"}))
+    assert chunks.recorded.program.task("scattered").engine == "sm_push"
+    asked = program.options(settings=Settings(engines={"scattered": "ce_push"}))
     assert asked.overlapped(Facts({"m": 8192})).recorded is None
     assert program.overlapped(Facts({"m": 64})).recorded is None
 
@@ -129,7 +129,7 @@ def test_libraries_take_longer_the_more_nodes_there_are(function, name, m):
 
 @pytest.mark.parametrize(("function", "name"), COLLECTIVES)
 def test_what_is_put_takes_longer_the_more_of_it_leaves_the_node(function, name):
-    times = [over_nodes(function, name, 8192, (8 // n,) * n)["put"] for n in (2, 4, 8)]
+    times = [over_nodes(function, name, 8192, (8 // n,) * n)["sm_put"] for n in (2, 4, 8)]
     assert times == sorted(set(times))
 
 
@@ -140,26 +140,26 @@ def test_over_several_nodes_libraries_are_not_always_first():
         for m in (1024, 8192, 32768)
     }  # fmt: skip
     for function in (operators.ag_gemm, operators.gemm_rs, operators.gemm_ar):
-        assert found[function, (1, 1), 8192] == found[function, (1, 1), 32768] == "put"
+        assert found[function, (1, 1), 8192] == found[function, (1, 1), 32768] == "sm_put"
         # With more ranks on a node each rank's rows cross to many by one port: a ring's cross once.
         assert found[function, (4, 4), 8192] == "library"
-    assert found[operators.gemm_rs, (2, 2), 8192] == "put"
+    assert found[operators.gemm_rs, (2, 2), 8192] == "sm_put"
     stages = overlap(placed(operators.ag_gemm), Facts({"m": 8192}, 2, nodes=(1, 1)))
-    assert stages.program.task("gathered").engine == "put"
+    assert stages.program.task("gathered").engine == "sm_put"
 
 
 def test_other_nodes_are_reached_by_puts():
     facts = {"sizes": {"m": 8192}, "num_ranks": 4, "nodes": (2, 2)}
     for function, name in ((operators.ag_gemm, "gathered"), (operators.gemm_rs, "scattered")):
-        assert engine(function, name, **facts) in ("put", "")  # or a library, as the model says
+        assert engine(function, name, **facts) in ("sm_put", "")  # or a library, as the model says
     emulated = facts | {"target": parse_target("emu")}
-    assert engine(operators.ag_gemm, "gathered", **emulated) == "put"
+    assert engine(operators.ag_gemm, "gathered", **emulated) == "sm_put"
 
 
 def test_one_rank_copies_nothing():
     for target in ("emu", "cuda:90"):
         facts = {"sizes": {"m": 8192}, "num_ranks": 1, "target": parse_target(target)}
-        assert engine(operators.ag_gemm, "gathered", **facts) in ("push", "")
+        assert engine(operators.ag_gemm, "gathered", **facts) in ("sm_push", "")
 
 
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:100", "hip:gfx942"])
@@ -168,7 +168,7 @@ def test_where_no_machine_was_measured_nothing_is_predicted_and_the_choice_says_
     facts = Facts({"m": 8192}, target=parse_target(target))
     for function, name in COLLECTIVES:
         stages = overlap(placed(function), facts)
-        assert stages.program.task(name).engine == "push"
+        assert stages.program.task(name).engine == "sm_push"
         found = ways(stages.tasks["fuse"], [stages.tasks["fuse"].task("product")],
                      stages.tasks["fuse"].task(name), facts)  # fmt: skip
         assert {way.us for way in found} == {None}
@@ -177,7 +177,7 @@ def test_where_no_machine_was_measured_nothing_is_predicted_and_the_choice_says_
             f"nothing is predicted for {target}, of which no machine was measured"
         )
     far = overlap(placed(operators.ag_gemm), replace(facts, nodes=(2, 2)))
-    assert far.program.task("gathered").engine == "put"
+    assert far.program.task("gathered").engine == "sm_put"
 
 
 def test_libraries_one_after_the_other_are_one_of_the_ways():
@@ -202,16 +202,19 @@ def test_a_library_leaves_nothing_fused_of_the_kernels_that_it_replaces():
 def test_why_is_told_with_times():
     (choice,) = [one for one in compiled(operators.ag_gemm).program.choices
                  if one.what == "engine"]  # fmt: skip
-    assert choice.taken == "copy_engine_put"
-    assert "push" in choice.why and "library" in choice.why and " us" in choice.why
+    assert choice.taken == "ce_push"
+    assert "sm_push" in choice.why and "library" in choice.why and " us" in choice.why
 
 
 @pytest.mark.parametrize(
     ("engines", "told"),
     [
-        ({"gathered": "packets"}, "all_gather gathered has engine=packets; here it can have"),
-        ({"gathered": "put"}, "engine=put; here it can have copy_engine_put, "),
-        ({"product": "push"}, "engines for product; collectives that kernels hide are gathered"),
+        (
+            {"gathered": "one_shot_ll"},
+            "all_gather gathered has engine=one_shot_ll; here it can have",
+        ),
+        ({"gathered": "sm_put"}, "engine=sm_put; here it can have ce_push, "),
+        ({"product": "sm_push"}, "engines for product; collectives that kernels hide are gathered"),
     ],
 )
 def test_engines_that_cannot_be(engines, told: str):
@@ -229,7 +232,7 @@ def test_engines_that_cannot_be(engines, told: str):
 def test_a_narrow_product_beside_another_costs_more_than_its_columns(columns, us):
     """As read of the template alone, 1024 x 8192 x 2048: gemm_variants_h200x1.json."""
     one = product(1024, n=8192, k=2048, num_ranks=1, tile=(128, columns, 64))
-    assert products.gathered_us(one, H200X4, "push") == pytest.approx(us, rel=0.06)
+    assert products.gathered_us(one, H200X4, "sm_push") == pytest.approx(us, rel=0.06)
 
 
 def test_columns_that_only_one_twin_can_have_are_for_those_who_are_told_of_none():
@@ -252,8 +255,8 @@ def product(m: int, **changes) -> Product:
 
 
 @pytest.mark.parametrize("way", [
-    lambda one: products.gathered_us(one, H200X4, "copy_engine"),
-    lambda one: products.gathered_us(one, H200X4, "push"),
+    lambda one: products.gathered_us(one, H200X4, "ce_pull"),
+    lambda one: products.gathered_us(one, H200X4, "sm_push"),
     lambda one: products.scattered_us(one, H200X4),
     lambda one: products.reduced_us(one, H200X4),
     lambda one: libraries.product_us(one, H200X4),
@@ -266,7 +269,7 @@ def test_more_rows_take_longer(way):
 def test_nothing_ends_before_its_data_has_arrived_or_left():
     one = product(8192)
     row_bytes = one.k * 2
-    assert products.gathered_us(one, H200X4, "copy_engine") > 6144 * row_bytes / 390e3
+    assert products.gathered_us(one, H200X4, "ce_pull") > 6144 * row_bytes / 390e3
     assert products.scattered_us(one, H200X4) > 6144 * one.n * 2 / 300e3
 
 
@@ -309,16 +312,16 @@ FEW = (product(16), product(64))
 WAYS = {
     **{f"gathered {engine} {chunks}": lambda one, machine, engine=engine, chunks=chunks:
        products.gathered_us(one, machine, engine, chunks=chunks)
-       for engine in ("copy_engine", "copy_engine_put", "push", "put") for chunks in (1, 2)},
-    "fed": lambda one, machine: products.gathered_us(one, machine, "push", feeders=8),
+       for engine in ("ce_pull", "ce_push", "sm_push", "sm_put") for chunks in (1, 2)},
+    "fed": lambda one, machine: products.gathered_us(one, machine, "sm_push", feeders=8),
     "scattered": lambda one, machine: products.scattered_us(one, machine),
     "by TMA": lambda one, machine: products.scattered_us(one, machine, by_tma=True),
     "carried": lambda one, machine: products.carried_us(one, machine, 2),
     "reduced": lambda one, machine: products.reduced_us(one, machine),
-    "by packets": lambda one, machine: products.reduced_us(one, machine, "packets"),
+    "by packets": lambda one, machine: products.reduced_us(one, machine, "one_shot_ll"),
     **{f"rows by {engine}": lambda one, machine, engine=engine:
        products.summed_rows_us(one.m * one.n * 2, one.num_ranks, machine, engine)
-       for engine in ("push", "packets", "packets_twice")},
+       for engine in ("sm_push", "one_shot_ll", "two_shot_ll")},
     "few": lambda one, machine: products.few_rows_us(one, machine, True),
     "few by pushes": lambda one, machine: products.few_rows_us(one, machine, False),
     "tasks of products": lambda one, machine: tasks.rounds_us(
@@ -378,7 +381,7 @@ def test_more_ranks_or_wider_products_never_end_sooner(way):
         assert WAYS[way](replace(one, n=2 * n, k=2 * k), H200X4) > us
 
 
-@pytest.mark.parametrize("engine", ["push", "copy_engine", "copy_engine_put"])
+@pytest.mark.parametrize("engine", ["sm_push", "ce_pull", "ce_push"])
 def test_a_thin_product_takes_as_long_as_its_rows_to_arrive(engine):
     """Those of three peers, by the link."""
     one = product(8192, n=256, tile=(128, 128, 64))
@@ -388,7 +391,7 @@ def test_a_thin_product_takes_as_long_as_its_rows_to_arrive(engine):
 def test_b_is_read_for_each_group_of_rows_unless_it_stays_in_l2():
     """A row of tiles multiplies faster than B comes from memory."""
     one = product(4096, n=7168, k=4096, group_m=1, num_ranks=1, head=32)
-    times = [products.gathered_us(one, machine, "push") for machine in
+    times = [products.gathered_us(one, machine, "sm_push") for machine in
              (H200X4, replace(H200X4, cached_bytes=1e9, reread_gbps=1e9))]  # fmt: skip
     b_us = one.n * one.k * 2 / H200X4.memory_gbps / 1e3
     assert times[0] > 32 * b_us > times[1]
@@ -396,8 +399,7 @@ def test_b_is_read_for_each_group_of_rows_unless_it_stays_in_l2():
 
 def test_rows_read_in_place_are_not_staged():
     staged, in_place = (
-        products.gathered_us(product(8192), H200X4, "copy_engine", staged=one)
-        for one in (True, False)
+        products.gathered_us(product(8192), H200X4, "ce_pull", staged=one) for one in (True, False)
     )
     assert in_place < staged
 
@@ -412,7 +414,7 @@ def test_packets_are_for_few_rows(m, can):
     """Of many each rank would send all of its sums to all others."""
     program = placed(operators.gemm_ar)
     found = ways(program, [program.task("product")], program.task("reduced"), Facts({"m": m}))
-    assert any(way.engine == "packets" for way in found) is can
+    assert any(way.engine == "one_shot_ll" for way in found) is can
 
 
 def test_settings_are_of_names_that_there_are():

@@ -168,7 +168,8 @@ def test_the_operators_kernels_are_what_the_compiler_makes(name: str):
         ({"tiles": {"products": (32, 16, 16), "products_2": (16, 16, 16)}},
          "routing is cut for tiles of one height; rows of tiles are of products 32, products_2 16"),
         ({"orders": {"products": lambda i, num_m, num_n, args: (i, 0)}}, "tiles come in the turns"),
-        ({"engines": {"gathered": "push"}}, "all_gather gathered has engine=push; .* have feed"),
+        ({"engines": {"gathered": "sm_push"}},
+         "all_gather gathered has engine=sm_push; .* have feed"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked_for(settings, told: str):

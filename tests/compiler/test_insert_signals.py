@@ -60,7 +60,7 @@ def steps(function, **choices) -> list[str]:
     return [device.text.show([step], places=False).strip() for step in plan.steps]
 
 
-PULLED = {"engines": {"gathered": "copy_engine"}}
+PULLED = {"engines": {"gathered": "ce_pull"}}
 
 
 def test_what_the_caller_may_change_again_is_told_of():

@@ -158,7 +158,7 @@ def calls_alike(made, cases: dict[str, tuple], lowerings=LOWERINGS) -> None:
     world.close()
 
 
-@pytest.mark.parametrize("engine", ["push", "copy_engine", "copy_engine_put"])
+@pytest.mark.parametrize("engine", ["sm_push", "ce_pull", "ce_push"])
 def test_gathered_rows_and_weights(ranks, engine):
     made = mlp.options(settings=Settings(engines={"gathered": engine}))
     cases = {"x": OF_ROWS, "w1": OF_WEIGHTS, "w2": OF_WEIGHTS}
@@ -172,7 +172,7 @@ def test_the_persistent_kernel(ranks):
     ranks(lambda: calls_alike(scaled, cases, ("persistent",)), 2)
 
 
-@pytest.mark.parametrize("engine", ["push", "copy_engine"])
+@pytest.mark.parametrize("engine", ["sm_push", "ce_push"])
 def test_a_left_operand_that_is_an_input(ranks, engine):
     @program(mesh="tp", a=of("m", F, Shard(1)), b=of(F, K, Shard(0)))
     def gemm_rs(a, b):
@@ -193,7 +193,7 @@ def test_what_epilogues_and_rows_read(ranks):
     ranks(lambda: calls_alike(epilogue, cases, ("unfused", "overlapped")), 2)
 
 
-@pytest.mark.parametrize("engine", ["push", "packets", "packets_twice"])
+@pytest.mark.parametrize("engine", ["sm_push", "one_shot_ll", "two_shot_ll"])
 def test_rows_that_are_summed(ranks, engine):
     made = normed.options(settings=Settings(engines={"reduced": engine}))
     cases = {"x": OF_ROWS, "residual": OF_ROWS, "weight": (padded, offset, transposed)}
@@ -288,7 +288,7 @@ def test_a_weight_that_would_be_copied_at_each_call_is_refused(ranks):
 
 def test_rows_on_the_heap_are_read_in_place_only_as_rows(ranks):
     """Peers read them by one stride."""
-    made = mlp.options(settings=Settings(engines={"gathered": "copy_engine"}))
+    made = mlp.options(settings=Settings(engines={"gathered": "ce_pull"}))
 
     def main():
         world = weft.init()

@@ -42,7 +42,7 @@ def test_static_mappings_fit(m, num_ranks, chunks, push_rows, tile_rows, cuts):
 @pytest.mark.parametrize(("chunks", "columns"), [(1, 0), (4, 1024)])
 def test_what_engines_carry_has_a_word_for_each_chunk_of_columns(chunks: int, columns: int):
     """Tokens where tiles are stored, words where they are summed; both fit at every size."""
-    asked = {"engines": {"scattered": "copy_engine"}, "chunks": {"scattered": chunks}}
+    asked = {"engines": {"scattered": "ce_push"}, "chunks": {"scattered": chunks}}
     plan = compiled(operators.gemm_rs, tiles={"product": (128, 256, 64)}, **asked).plan
     tokens, arrived = plan.of(Channel)
     assert (tokens.buffer, tokens.to, tokens.columns) == ("kept", "engine", columns)

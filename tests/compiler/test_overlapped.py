@@ -25,33 +25,33 @@ from weft.ir import device, task
 GOLDEN = Path(__file__).parent / "golden"
 WIDE = {"tiles": {"product": (128, 256, 64)}}
 PLANS = {
-    "ag_gemm_pull": (operators.ag_gemm, {"engines": {"gathered": "copy_engine"}, **WIDE}),
+    "ag_gemm_pull": (operators.ag_gemm, {"engines": {"gathered": "ce_pull"}, **WIDE}),
     "ag_gemm_in_place": (
-        operators.ag_gemm, {"engines": {"gathered": "copy_engine"}, "on_heap": "a", **WIDE},
+        operators.ag_gemm, {"engines": {"gathered": "ce_pull"}, "on_heap": "a", **WIDE},
     ),
-    "ag_gemm_put": (operators.ag_gemm, {"engines": {"gathered": "copy_engine_put"}, **WIDE}),
-    "ag_gemm_push": (operators.ag_gemm, {"engines": {"gathered": "push"}, **WIDE}),
-    "gemm_rs": (operators.gemm_rs, {"engines": {"scattered": "push"}, **WIDE}),
+    "ag_gemm_put": (operators.ag_gemm, {"engines": {"gathered": "ce_push"}, **WIDE}),
+    "ag_gemm_push": (operators.ag_gemm, {"engines": {"gathered": "sm_push"}, **WIDE}),
+    "gemm_rs": (operators.gemm_rs, {"engines": {"scattered": "sm_push"}, **WIDE}),
     "gemm_rs_carried": (operators.gemm_rs, {
-        "engines": {"scattered": "copy_engine"}, "chunks": {"scattered": 2}, **WIDE}),
-    "gemm_ar_two_shot": (operators.gemm_ar, {"engines": {"reduced": "push"}, **WIDE}),
+        "engines": {"scattered": "ce_push"}, "chunks": {"scattered": 2}, **WIDE}),
+    "gemm_ar_two_shot": (operators.gemm_ar, {"engines": {"reduced": "sm_push"}, **WIDE}),
     "ag_gemm_nodes": (
-        operators.ag_gemm, {"engines": {"gathered": "put"}, "nodes": (2, 2), **WIDE},
+        operators.ag_gemm, {"engines": {"gathered": "sm_put"}, "nodes": (2, 2), **WIDE},
     ),
     "gemm_ar_nodes": (
-        operators.gemm_ar, {"engines": {"reduced": "put"}, "nodes": (2, 2), **WIDE},
+        operators.gemm_ar, {"engines": {"reduced": "sm_put"}, "nodes": (2, 2), **WIDE},
     ),
-    "gemm_ar_one_shot": (operators.gemm_ar, {"engines": {"reduced": "packets"}, "m": 64}),
+    "gemm_ar_one_shot": (operators.gemm_ar, {"engines": {"reduced": "one_shot_ll"}, "m": 64}),
     "all_reduce_rms_norm": (operators.all_reduce_rms_norm, {}),
     "all_reduce_rms_norm_few": (operators.all_reduce_rms_norm, {"m": 8}),
     "all_reduce_rms_norm_twice": (operators.all_reduce_rms_norm, {"m": 64}),
     "ag_moe": (operators.ag_moe, {}),
     "moe_rs": (operators.moe_rs, {}),
     "moe": (operators.moe, {}),
-    "mlp": (operators.mlp, {"engines": {"gathered": "copy_engine", "scattered": "push"}, "tiles": {
+    "mlp": (operators.mlp, {"engines": {"gathered": "ce_pull", "scattered": "sm_push"}, "tiles": {
         "product": (128, 256, 64), "product_2": (128, 128, 64)}}),
     "mlp_carried": (operators.mlp, {"engines": {
-        "gathered": "copy_engine", "scattered": "copy_engine"}, "tiles": {
+        "gathered": "ce_pull", "scattered": "ce_push"}, "tiles": {
         "product": (128, 256, 64), "product_2": (128, 128, 64)}}),
 }  # fmt: skip
 
@@ -91,7 +91,7 @@ def goes_through(seeds) -> set[str]:
 
 def test_random_programs_have_legal_plans():
     found = goes_through(range(60))
-    assert {"copy_engine_put", "push", "put"} <= found
+    assert {"ce_push", "sm_push", "sm_put"} <= found
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_calls_of_one_class_of_sizes_run_one_plan():
 
 
 def test_rows_are_read_in_place_where_no_tile_straddles_two_ranks():
-    settings = Settings(engines={"gathered": "copy_engine"})
+    settings = Settings(engines={"gathered": "ce_pull"})
     one = Compiled(trace(operators.ag_gemm, "tp", operators.PARAMETERS[operators.ag_gemm]),
                    settings)  # fmt: skip
     roles = {}
@@ -153,7 +153,7 @@ class World:
 
 def test_what_calls_share_is_found_once(monkeypatch):
     """Of the same shapes nothing is checked or chosen again: a call's host time is microseconds."""
-    settings = Settings(engines={"gathered": "copy_engine"})
+    settings = Settings(engines={"gathered": "ce_pull"})
     one = Compiled(
         trace(operators.ag_gemm, "tp", operators.PARAMETERS[operators.ag_gemm]), settings
     )

@@ -22,9 +22,9 @@ from weft.compiler.passes.engines import pairs
 from weft.compiler.passes.fuse import fuse
 
 ENGINES = {
-    "all_gather": ("copy_engine", "copy_engine_put", "push"),
-    "reduce_scatter": ("push", "copy_engine"),
-    "all_reduce": ("push", "packets", "packets_twice"),
+    "all_gather": ("ce_pull", "ce_push", "sm_push"),
+    "reduce_scatter": ("sm_push", "ce_push"),
+    "all_reduce": ("sm_push", "one_shot_ll", "two_shot_ll"),
 }
 
 
@@ -40,7 +40,7 @@ def drawn(seed: int, num_ranks: int, made=random_layers) -> Compiled:
     }
     compiled = compiled.options(settings=Settings(tiles=tiles))
     for collective, _ in found if num_ranks > 1 else ():
-        engine = chooser.choice(ENGINES.get(collective.kind, ("push",)))
+        engine = chooser.choice(ENGINES.get(collective.kind, ("sm_push",)))
         engines = {**compiled.settings.engines, collective.name: engine}
         asked = compiled.options(settings=replace(compiled.settings, engines=engines))
         try:
@@ -75,12 +75,12 @@ def several(ranks, seeds, num_ranks: int, made=random_layers) -> set[str]:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_random_layers(ranks, num_ranks: int):
     found = several(ranks, range(10 * num_ranks, 10 * num_ranks + 2), num_ranks)
-    sums = {"reduce_scatter push", "reduce_scatter copy_engine"}
+    sums = {"reduce_scatter sm_push", "reduce_scatter ce_push"}
     wanted = [
-        {"all_gather push", "reduce_scatter push"},
-        {*sums, "all_gather push", "all_gather copy_engine", "all_reduce packets",
-         "all_reduce packets_twice"},
-        {*sums, "all_gather copy_engine", "all_reduce push"},
+        {"all_gather sm_push", "reduce_scatter sm_push"},
+        {*sums, "all_gather sm_push", "all_gather ce_pull", "all_reduce one_shot_ll",
+         "all_reduce two_shot_ll"},
+        {*sums, "all_gather ce_pull", "all_reduce sm_push"},
     ]  # fmt: skip
     assert found == wanted[num_ranks - 1]
 
@@ -99,7 +99,7 @@ def test_layers_over_two_nodes(ranks):
     facts = Facts({"m": 21}, 4, TARGETS["emu"], (2, 2))
     found = [one.engine for compiled in programs.values()
              for one in compiled.overlapped(facts).program.tasks if one.engine]  # fmt: skip
-    assert found and set(found) == {"put"}
+    assert found and set(found) == {"sm_put"}
 
 
 def test_ranks_that_disagree_on_a_size(ranks):

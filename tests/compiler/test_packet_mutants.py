@@ -38,7 +38,7 @@ def few(x, residual):
 
 
 PLACED = place(trace(few, "tp", TYPES))
-ENGINES = ("packets", "packets_twice")
+ENGINES = ("one_shot_ll", "two_shot_ll")
 STAGES = {
     engine: overlap(
         PLACED, Facts({"m": 16}, RANKS, TARGETS["emu"]), Settings(engines={"reduced": engine})
@@ -86,7 +86,7 @@ def run_of(engine: str, changed: core.Kernel | None = None) -> Run:
 
 
 BY_BOTH = pytest.mark.parametrize(
-    "engine", ["packets", pytest.param("packets_twice", marks=pytest.mark.slow)]
+    "engine", ["one_shot_ll", pytest.param("two_shot_ll", marks=pytest.mark.slow)]
 )
 
 
@@ -123,8 +123,8 @@ def test_one_half_would_not_do(tmp_path, monkeypatch):
     tiles = import_text("one_half", text.replace("+ e % 2", ""))
     for name, function in (("send_packets", tiles.send), ("add_packets", tiles.add_shares)):
         monkeypatch.setitem(compose.HOOKS, name, (function, *compose.HOOKS[name][1:]))
-    kernel = replace(KERNELS["packets"], name="one_half")
-    assert any(shows(run_of("packets", kernel), seed, Rewrite()) for seed in range(8))
+    kernel = replace(KERNELS["one_shot_ll"], name="one_half")
+    assert any(shows(run_of("one_shot_ll", kernel), seed, Rewrite()) for seed in range(8))
 
 
 @pytest.mark.slow

@@ -15,12 +15,12 @@ from weft.compiler.pipeline import overlap
 def test_an_sm_is_left_for_what_announces_copies():
     multiply = compiled(operators.ag_gemm).program.task("product")
     assert (multiply.programs, multiply.spare) == ("resident", 1)
-    pushed = compiled(operators.ag_gemm, engines={"gathered": "push"}).program
+    pushed = compiled(operators.ag_gemm, engines={"gathered": "sm_push"}).program
     assert pushed.task("product").spare == 0 and pushed.task("gathered").programs == "pieces"
 
 
 def test_few_tiles_share_their_sums():
-    program = compiled(operators.gemm_ar, m=16, engines={"reduced": "packets"}).program
+    program = compiled(operators.gemm_ar, m=16, engines={"reduced": "one_shot_ll"}).program
     assert program.task("product").split_k > 1
     assert compiled(operators.gemm_rs).program.task("product").split_k == 1
 
@@ -43,11 +43,11 @@ def test_a_tile_that_does_not_fit_says_by_how_much(tile, told: str):
 
 def test_a_target_without_an_sm_to_spare():
     small = Facts({"m": 8192}, target=Target("cuda", 90, num_sms=1, has_tma=True))
-    with pytest.raises(ConfigError, match="engine=copy_engine; here it can have push"):
-        overlap(placed(operators.ag_gemm), small, Settings(engines={"gathered": "copy_engine"}))
+    with pytest.raises(ConfigError, match="engine=ce_pull; here it can have sm_push"):
+        overlap(placed(operators.ag_gemm), small, Settings(engines={"gathered": "ce_pull"}))
 
 
 def test_beside_every_copy_engine_an_sm_is_left():
-    for engine in ("copy_engine", "copy_engine_put"):
+    for engine in ("ce_pull", "ce_push"):
         program = compiled(operators.ag_gemm, engines={"gathered": engine}).program
         assert program.task("product").spare == 1

@@ -38,11 +38,11 @@ PARAMETERS = {
     gemm_rs: {"a": Tensor("float32", ("m", K), Shard(1)), "b": Tensor("float32", (K, N), Shard(0))},
 }
 PROGRAMS = {
-    "push": (ag_gemm, {"gathered": "push"}),
-    "fetch": (ag_gemm, {"gathered": "copy_engine"}),
-    "put": (ag_gemm, {"gathered": "copy_engine_put"}),
-    "gemm_rs": (gemm_rs, {"scattered": "push"}),
-    "carried": (gemm_rs, {"scattered": "copy_engine"}),
+    "push": (ag_gemm, {"gathered": "sm_push"}),
+    "fetch": (ag_gemm, {"gathered": "ce_pull"}),
+    "put": (ag_gemm, {"gathered": "ce_push"}),
+    "gemm_rs": (gemm_rs, {"scattered": "sm_push"}),
+    "carried": (gemm_rs, {"scattered": "ce_push"}),
 }
 
 

@@ -80,7 +80,7 @@ def test_rounds_end_when_the_last_of_all_tiles_does(seed):
     assert found == pytest.approx(walked)
 
 
-@pytest.mark.parametrize("engine", ["copy_engine", "copy_engine_put", "push", "put"])
+@pytest.mark.parametrize("engine", ["ce_pull", "ce_push", "sm_push", "sm_put"])
 @pytest.mark.parametrize("seed", range(12))
 def test_tiles_wait_for_the_chunk_that_has_their_last_row(engine, seed):
     draw = random.Random(100 * seed + len(engine))

@@ -18,7 +18,7 @@ from weft.ir import core
 from weft.ir.device import Launch
 
 
-def launch_of(function, columns: int = 64, m: int = 100, engine: str = "push"):
+def launch_of(function, columns: int = 64, m: int = 100, engine: str = "sm_push"):
     """(plan, its launch on rows) for h, Partial, and the replicated r and w."""
     types = {
         "h": Tensor("bfloat16", ("m", columns), Partial()),
@@ -56,20 +56,22 @@ def test_what_is_before_the_value_that_travels_is_done_once():
 
 def test_by_packets_every_rank_does_all_of_it():
     """What is added or multiplied right behind the sum is loaded before packets are waited for."""
-    plan, launch = launch_of(twice, m=8, engine="packets")
+    plan, launch = launch_of(twice, m=8, engine="one_shot_ll")
     kernel = kernels.lower_launch(plan, launch)
     assert hooks_of(kernel, "combine") == ["add_packets", "silu_rows", "mul_rows", "rms_norm",
                                            "rounded"]  # fmt: skip
     assert hooks_of(kernel, "result") == ["store_rows", "rms_norm", "store_rows"]
     assert hooks_of(kernel, "emit") == ["send_packets"] and not kernel.of((core.Wait, core.Notify))
 
-    plan, launch = launch_of(twice, m=8, engine="packets_twice")
+    plan, launch = launch_of(twice, m=8, engine="two_shot_ll")
     kernel = kernels.lower_launch(plan, launch)
     assert hooks_of(kernel, "emit") == ["spread_packets", "push_packets"]
     assert hooks_of(kernel, "collect") == ["take_packets"]
     assert not kernel.of((core.Wait, core.Notify)) and len(kernel.at("end")) == 1
 
-    plan, launch = launch_of(lambda h, r, w: rms_norm((all_reduce(h) + r) * r, w), 64, 8, "packets")
+    plan, launch = launch_of(
+        lambda h, r, w: rms_norm((all_reduce(h) + r) * r, w), 64, 8, "one_shot_ll"
+    )
     first = ["ahead", "add_packets", "add_ahead", "mul_ahead", "rms_norm", "rounded"]
     assert hooks_of(kernels.lower_launch(plan, launch), "combine") == first
 
@@ -85,9 +87,9 @@ def test_few_rows_go_by_packets_where_all_ranks_are_near():
         (total,) = [one for one in tasks if one.kind == "all_reduce"]
         return total.engine
 
-    assert [engine_of(m) for m in (1, 4, 16, 32)] == ["packets"] * 2 + ["packets_twice"] * 2
-    assert [engine_of(m) for m in (64, 1025)] == ["push"] * 2
-    assert engine_of(1, num_ranks=1) == "push" and engine_of(1, nodes=(2, 2)) == "put"
+    assert [engine_of(m) for m in (1, 4, 16, 32)] == ["one_shot_ll"] * 2 + ["two_shot_ll"] * 2
+    assert [engine_of(m) for m in (64, 1025)] == ["sm_push"] * 2
+    assert engine_of(1, num_ranks=1) == "sm_push" and engine_of(1, nodes=(2, 2)) == "sm_put"
 
 
 def test_among_others_credits_are_given_and_packets_take_none():
@@ -103,7 +105,7 @@ def test_among_others_credits_are_given_and_packets_take_none():
         return silu(all_reduce(silu(first @ w) @ v))
 
     placed = place(trace(layer, "tp", types))
-    engines = {"reduced": "packets", "reduced_2": "push"}
+    engines = {"reduced": "one_shot_ll", "reduced_2": "sm_push"}
     plan = overlap(placed, Facts({"m": 8}), Settings(engines=engines)).plan
     few, product = (one for one in plan.of(Launch) if one.pushes)
     assert (few.template, few.takes, few.gives) == ("rows", False, False)

@@ -55,17 +55,17 @@ def order(function, kernel: str, **choices) -> str:
 
 def test_rows_that_arrive_come_in_their_order_and_sums_that_leave_go_first():
     assert order(operators.ag_gemm, "ag_gemm_multiply") == "gather"
-    for engine, form in (("push", "scatter"), ("copy_engine", "part_by_part")):
+    for engine, form in (("sm_push", "scatter"), ("ce_push", "part_by_part")):
         asked = {"engines": {"scattered": engine}}
         assert order(operators.gemm_rs, "gemm_rs_multiply", **asked) == form
         assert order(operators.mlp, "mlp_multiply_2", **asked) == form
-    packets = {"engines": {"reduced": "packets"}, "m": 64}
+    packets = {"engines": {"reduced": "one_shot_ll"}, "m": 64}
     assert order(operators.gemm_ar, "gemm_ar_multiply", **packets) == "rows"
 
 
 def test_several_nodes_go_node_by_node_where_kernels_can():
     facts = Facts({"m": 8192}, nodes=(2, 2))
-    settings = Settings(engines={"scattered": "put"})
+    settings = Settings(engines={"scattered": "sm_put"})
     program = overlap(placed(operators.gemm_rs), facts, settings).tasks["tile"]
     found = swizzle.swizzle(program, facts, settings).task("product").order
     assert found == "hierarchical_scatter"
@@ -78,7 +78,7 @@ def test_several_nodes_go_node_by_node_where_kernels_can():
 
 
 def test_rows_are_put_in_the_order_in_which_other_nodes_ask_for_them():
-    plan = compiled(operators.ag_gemm, engines={"gathered": "put"}, nodes=(2, 2)).plan
+    plan = compiled(operators.ag_gemm, engines={"gathered": "sm_put"}, nodes=(2, 2)).plan
     orders = {one.kernel: one.order for one in plan.of(Launch)}
     assert orders == dict.fromkeys(("ag_gemm_push", "ag_gemm_multiply"), "hierarchical_gather")
 
@@ -111,9 +111,9 @@ def test_a_users_order_that_is_no_bijection(given, told: str):
 @pytest.mark.parametrize(
     ("function", "engines", "task", "told"),
     [
-        (operators.gemm_rs, {"scattered": "push"}, "product",
+        (operators.gemm_rs, {"scattered": "sm_push"}, "product",
          "ranks wait for each other's tiles, .* leave it to scatter"),
-        (operators.gemm_rs, {"scattered": "copy_engine"}, "product",
+        (operators.gemm_rs, {"scattered": "ce_push"}, "product",
          "ranks wait for each other's tiles, .* leave it to part_by_part"),
         (operators.moe_rs, {}, "products", "turns of routing: leave it to in_turn_backwards"),
     ],

@@ -27,7 +27,7 @@ program(mlp, mesh=tp, stage=planned, results=(y,))
 x: bfloat16[m, 64] @ Shard(0) = input()
 w: bfloat16[64, 96] @ Shard(1) = input()
 g: bfloat16[m, 64] @ Replicate() = all_gather(x, dim=0, tile=(32, 64), \
-needs=(Need(x, (Along(0), Along(1))),), kernel=mlp_gather, engine=push, chunks=1)
+needs=(Need(x, (Along(0), Along(1))),), kernel=mlp_gather, engine=sm_push, chunks=1)
 h: bfloat16[m, 96] @ Shard(1) = matmul(g, w, tile=(32, 32, 64), \
 needs=(Need(g, (Along(0), All())), Need(w, (All(), Along(1)))), kernel=mlp_multiply, \
 order=gather, programs=resident)
@@ -108,7 +108,7 @@ product: bfloat16[m, 96] @ Partial() = matmul(a, b, tile=(32, 48, 64), \
 needs=(Need(a, (Along(0), All())), Need(b, (All(), Along(1)))), kernel=multiply, \
 order=part_by_part, programs=resident)
 c: bfloat16[m, 96] @ Shard(0) = reduce_scatter(product, dim=0, tile=(32, 48), \
-needs=(Need(product, (Along(0), Along(1))),), kernel=multiply, engine=copy_engine, chunks=2)
+needs=(Need(product, (Along(0), Along(1))),), kernel=multiply, engine=ce_push, chunks=2)
 """
 
 KERNEL = """\

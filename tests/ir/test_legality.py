@@ -278,12 +278,17 @@ def test_all_experts_may_be_chosen():
     ("old", "new", "rule", "told"),
     [
         (
-            "engine=push",
+            "engine=sm_push",
             "engine=copy",
             "planned",
-            "all_gather may have copy_engine or copy_engine_put",
+            "all_gather may have ce_pull or ce_push",
         ),
-        ("engine=push, chunks=1", "engine=push, chunks=-1", "planned", "it is 1 or more, or tiles"),
+        (
+            "engine=sm_push, chunks=1",
+            "engine=sm_push, chunks=-1",
+            "planned",
+            "it is 1 or more, or tiles",
+        ),
         ("order=gather, ", "", "planned", "mlp_multiply has order=, programs=resident"),
         ("(32, 32, 64)", "(32, 32, 64, 2)", "tiled", "it is (rows, columns)"),
         # The product needs what needs the product.

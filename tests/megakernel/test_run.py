@@ -68,7 +68,7 @@ def mlp_of(dtype: str = "float32", tiles=None):
     parameters = of(
         dtype, x=("m", K, Shard(0)), w1=(K, 2 * N, Shard(1)), w2=(N, K, Shard(0))
     )  # fmt: skip
-    return compiled(mlp, parameters, tiles or SMALL, {"gathered": "push"})
+    return compiled(mlp, parameters, tiles or SMALL, {"gathered": "sm_push"})
 
 
 LAYER = of(

@@ -1,4 +1,4 @@
-"""Every way of calling an operator that moves rows by lanes, held against its reference."""
+"""Every way of calling an operator that moves rows by channels, held against its reference."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import weft
 from weft.base.card import Op
 from weft.base.dtypes import tolerance
 from weft.base.target import TARGETS
-from weft.compiler.schedules import PUSH
+from weft.compiler.schedules import SM_PUSH
 from weft.language import triton_api
 from weft.plan.problems import nodes_of
 
@@ -35,7 +35,7 @@ def problem_for(op: Op, num_ranks: int, m: int, n: int, k: int, dtype: str = "fl
     return op.problem(m, n, num_ranks, dtype, k=k, **fields)
 
 
-def config_for(op: Op, problem: Any, transport: str = PUSH, **changes: Any) -> Any:
+def config_for(op: Op, problem: Any, transport: str = SM_PUSH, **changes: Any) -> Any:
     """Small tiles, so that there are several to a part, the last of them ragged."""
     config = next(c for c in op.candidates(problem, EMU) if c.transport == transport)
     small = {"tile_m": 16, "tile_n": 32, "tile_k": 32}
@@ -73,7 +73,7 @@ def call_every_way(op: Op, problem: Any, config: Any) -> None:
 
 
 def any_schedule(
-    op: Op, problem: Any, ranks: Any, transport: str = PUSH
+    op: Op, problem: Any, ranks: Any, transport: str = SM_PUSH
 ) -> list[list[torch.Tensor]]:
     """What the ranks get from three calls by each of three schedules; all right."""
 

@@ -62,7 +62,8 @@ def slow(*values: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "transport"), [(2, "put"), slow(2, "push"), slow(3, "put"), slow(3, "push")]
+    ("num_ranks", "transport"),
+    [(2, "ce_push"), slow(2, "sm_push"), slow(3, "ce_push"), slow(3, "sm_push")],
 )
 @pytest.mark.parametrize("shape", [shape for _, shape in op.awkward_shapes], ids=str)
 def test_awkward_shapes(ranks, num_ranks, shape, transport):
@@ -84,7 +85,7 @@ def test_half_precision(ranks, dtype):
 @pytest.mark.parametrize("pack", [1, slow(2), 4])
 def test_heads_that_share_a_tile(ranks, pack):
     problem = problem_for(2, 50, q_heads=4)
-    ranks(partial(call_once, problem, config_for(problem, "put", pack=pack)), 2)
+    ranks(partial(call_once, problem, config_for(problem, "ce_push", pack=pack)), 2)
 
 
 def test_tokens_of_no_sequence_and_a_scale_of_ones_own(ranks):
@@ -107,7 +108,7 @@ def test_tokens_of_no_sequence_and_a_scale_of_ones_own(ranks):
         torch.testing.assert_close(out[first:end], mean)
 
 
-@pytest.mark.parametrize("transport", ["put", slow("push")])
+@pytest.mark.parametrize("transport", ["ce_push", slow("sm_push")])
 def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, transport, monkeypatch):
     """The bits are those of every other schedule."""
     monkeypatch.setenv("WEFT_SLOTS", "1")
@@ -186,7 +187,7 @@ def test_a_tile_waits_only_for_what_its_sequences_have(ranks, lengths, waits):
         world = weft.init()
         mine = op.make_inputs(problem, world.rank)
         mine["cu_seqlens"] = torch.tensor(lengths, dtype=torch.int32)
-        call = GatheredAttention(world, problem, config_for(problem, "push"))
+        call = GatheredAttention(world, problem, config_for(problem, "sm_push"))
         slot = world.workspace("ag_attention", call.buffers, call.signals)
         out = torch.zeros_like(mine["q"])
         if world.rank == 1:
@@ -255,7 +256,7 @@ def test_what_does_not_fit(ranks):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"transport": "ring"}, "transport='ring'; it must be one of put, push"),
+        ({"transport": "ring"}, "transport='ring'; it must be one of ce_push, sm_push"),
         ({"pack": 3}, "pack=3; heads of a tile share their keys, so it must divide 2"),
         ({"tile_n": 48}, "tile_n=48; it must be a power of two"),
         ({"num_warps": 3}, "num_warps=3"),
@@ -268,7 +269,9 @@ def test_configurations_that_cannot_be(changes, words):
     with pytest.raises(ConfigError, match=words):
         replace(Config(), **changes).check(problem_for(2, 64, "float16", d=128), TARGETS["cuda:90"])
     far = problem_for(3, 64, nodes=(2, 1))
-    with pytest.raises(ConfigError, match="transport='put' on 2 nodes; .* take transport='push'"):
+    with pytest.raises(
+        ConfigError, match="transport='ce_push' on 2 nodes; .* take transport='sm_push'"
+    ):
         Config().check(far, TARGETS["cuda:90"])
 
 

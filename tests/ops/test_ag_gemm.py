@@ -19,7 +19,7 @@ from weft.base.target import TARGETS
 from weft.language import triton_api
 from weft.ops._ag_gemm_config import (
     LIBRARY,
-    PACKETS,
+    LL,
     TRANSPORTS,
     _end_us,
     _ways_of,
@@ -62,7 +62,7 @@ AWKWARD = [
 def config_for(problem: Problem, transport: str) -> Config:
     """Small tiles, so that there are several, and some straddle ranks."""
     config = next(c for c in candidates(problem, EMU) if c.transport == transport)
-    block = 64 if transport == PACKETS else 256
+    block = 64 if transport == LL else 256
     return replace(config, tile_m=32, tile_n=32, tile_k=32, block=block)
 
 
@@ -97,7 +97,7 @@ def call_every_way(problem: Problem, transport: str):
 
 
 # Of what knows no tiles of rows, these tell all.
-FEWER = {PACKETS: AWKWARD[1:5]}
+FEWER = {LL: AWKWARD[1:5]}
 WAYS = [
     pytest.param(transport, *shape.values, id=f"{shape.id}-{transport}")
     for transport in TRANSPORTS
@@ -118,7 +118,7 @@ def test_half_precision_and_transposed_weights(ranks, dtype, transport):
     ranks(lambda: call_every_way(problem, transport), 3)
 
 
-@pytest.mark.parametrize("transport", ["put", "push"])
+@pytest.mark.parametrize("transport", ["ce_push", "sm_push"])
 def test_all_rows_alike(ranks, transport):
     """Own rows are no group by themselves: all ranks' rows share columns from the start."""
     problem = Problem(4 * 64, 96, 64, 4, "float32")
@@ -183,7 +183,7 @@ def test_more_chunks_in_every_other_call(ranks, monkeypatch):
         world = weft.init()
         for turn in range(6):
             problem = problems[turn % 2]
-            config = replace(config_for(problem, "put"), chunks=1 + turn % 2)
+            config = replace(config_for(problem, "ce_push"), chunks=1 + turn % 2)
             inputs = make_inputs(problem, rank, turn)
             check(op.run(world, problem, inputs, config), problem, rank, turn)
         world.close()
@@ -229,7 +229,7 @@ def test_ranks_out_of_direct_reach(ranks, nodes):
         mine = make_inputs(problem, world.rank)
         for _ in range(3):
             check(op.run(world, problem, mine), problem, world.rank)
-        for transport in ("put", PACKETS):
+        for transport in ("ce_push", LL):
             near = replace(problem, nodes=())
             with pytest.raises(ConfigError, match=f"transport='{transport}' on {nodes} nodes"):
                 op.run(world, problem, mine, config_for(near, transport))
@@ -307,7 +307,7 @@ def test_dtypes_that_do_not_fit():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"transport": "ring"}, "transport='ring'; it must be one of put, push, packets"),
+        ({"transport": "ring"}, "transport='ring'; it must be one of ce_push, sm_push, ll"),
         ({"chunks": 0}, "chunks=0"),
         ({"group_m": 0}, "group_m=0"),
         ({"block": 100}, "block=100"),
@@ -325,13 +325,13 @@ def test_configurations_that_cannot_run(change, words):
         replace(Config(), **change).check(problem, TARGETS["cuda:90"])
 
 
-@pytest.mark.parametrize("transport", ["put", "packets"])
+@pytest.mark.parametrize("transport", ["ce_push", "ll"])
 def test_configurations_for_several_nodes(transport):
     """Whose ranks copy engines and packets do not reach."""
     problem = Problem(4096, 2560, 8192, 4, nodes=(2, 2))
-    with pytest.raises(ConfigError, match=rf"transport='{transport}' on 2 nodes.*take .*'push'"):
+    with pytest.raises(ConfigError, match=rf"transport='{transport}' on 2 nodes.*take .*'sm_push'"):
         replace(
-            Config(), transport=transport, template="small" if transport == "packets" else "plain"
+            Config(), transport=transport, template="small" if transport == "ll" else "plain"
         ).check(problem, TARGETS["cuda:90"])
 
 
@@ -380,7 +380,7 @@ def test_every_candidate_passes_its_own_check(target, shape, num_ranks):
     problem = Problem(*shape, num_ranks)
     found = list(candidates(problem, target))
     assert choose(problem, target) in found and choose(problem, target, True) in found
-    assert {config.transport for config in found} - {LIBRARY, PACKETS} == {"put", "push"}
+    assert {config.transport for config in found} - {LIBRARY, LL} == {"ce_push", "sm_push"}
     assert len(found) <= 8
     for config in found:
         config.check(problem, target)
@@ -393,14 +393,14 @@ def test_where_nothing_fused_is_faster_nothing_is_fused():
     target = TARGETS["cuda:90"]
     decode = Problem(16, 14336, 8192, 4, "bfloat16", b_is_nk=True)
     for few in (decode, replace(decode, m=64)):
-        assert choose(few, target, is_recorded=True).transport == PACKETS
-        assert choose(few, target).transport == PACKETS
+        assert choose(few, target, is_recorded=True).transport == LL
+        assert choose(few, target).transport == LL
     many = Problem(256, 26624, 16384, 4, "bfloat16", b_is_nk=True)
     assert choose(many, target, is_recorded=True).transport == LIBRARY
     prefill = Problem(8192, 14336, 8192, 4, "bfloat16", b_is_nk=True)
     assert choose(prefill, target, is_recorded=True).template == "sm90"
     uneven = Problem(63, 14336, 8192, 4, "bfloat16", b_is_nk=True)
-    assert choose(uneven, target, is_recorded=True).transport == PACKETS
+    assert choose(uneven, target, is_recorded=True).transport == LL
     with pytest.raises(ConfigError, match="shards of one size"):
         Config(transport=LIBRARY).check(uneven, target)
     with pytest.raises(ConfigError, match="NVIDIA GPUs"):
@@ -417,10 +417,10 @@ def test_what_is_chosen_is_not_predicted_to_be_slower_than_what_is_not_fused(m, 
 
 
 COMPILED = [
-    *((target, way, (4096, 2560, 8192)) for target in TARGETS for way in ("put", "push")),
-    *((target, PACKETS, (64, 2560, 8192)) for target in TARGETS),
+    *((target, way, (4096, 2560, 8192)) for target in TARGETS for way in ("ce_push", "sm_push")),
+    *((target, LL, (64, 2560, 8192)) for target in TARGETS),
     # Element by element, where nothing begins at 16 bytes: one of each family is enough.
-    *((target, "push", (291, 70, 50)) for target in ("cuda:90", "hip:gfx942")),
+    *((target, "sm_push", (291, 70, 50)) for target in ("cuda:90", "hip:gfx942")),
 ]
 
 

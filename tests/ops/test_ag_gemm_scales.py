@@ -46,7 +46,7 @@ def check(problem: Problem, transport: str, seed: int = 0, calls: int = 3) -> No
             assert error <= tolerance("bfloat16", problem.k)
 
 
-@pytest.mark.parametrize("transport", ["push", "put"])
+@pytest.mark.parametrize("transport", ["sm_push", "ce_push"])
 @pytest.mark.parametrize("scaling", ["rows", "blocks"])
 def test_scales_travel_with_rows(transport, scaling):
     check(Problem(67, 150, 272, 2, "float8_e4m3fn", b_is_nk=True, scaling=scaling), transport)
@@ -54,13 +54,13 @@ def test_scales_travel_with_rows(transport, scaling):
 
 
 def test_scales_travel_between_nodes():
-    check(Problem(56, 24, 144, 3, "float8_e4m3fn", nodes=(2, 1), scaling="blocks"), "push")
+    check(Problem(56, 24, 144, 3, "float8_e4m3fn", nodes=(2, 1), scaling="blocks"), "sm_push")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_scales_travel_with_rows_on_any_schedule(seed):
-    transport = ("push", "put")[seed % 2]
+    transport = ("sm_push", "ce_push")[seed % 2]
     problem = Problem(96, 150, 272, 3, "float8_e4m3fn", scaling=("rows", "blocks")[seed // 2 % 2])
     check(problem, transport, seed, calls=6)
 
@@ -96,7 +96,7 @@ def test_a_kernel_for_scales_at_16_bytes_is_not_launched_on_others(ranks, monkey
     def main():
         world = weft.init()
         mine = op.make_inputs(problem, 0)
-        config = next(c for c in candidates(problem, world.target) if c.transport == "push")
+        config = next(c for c in candidates(problem, world.target) if c.transport == "sm_push")
         out = torch.empty(32, 32, dtype=torch.bfloat16)
         memory = torch.empty(1, 36)
         counts = []
@@ -145,9 +145,9 @@ def test_configurations_that_fp8_cannot_have():
     with pytest.raises(ConfigError, match=r"b as \[n, k\]"):
         Config(template="sm90").check(problem, hopper)
     with pytest.raises(ConfigError, match="both must divide"):
-        Config(transport="push").check(problem, hopper)
+        Config(transport="sm_push").check(problem, hopper)
     with pytest.raises(ConfigError, match="capability 8.9"):
-        Config(transport="push", tile_n=128).check(problem, TARGETS["cuda:80"])
+        Config(transport="sm_push", tile_n=128).check(problem, TARGETS["cuda:80"])
     with pytest.raises(DtypeError, match="out_dtype float8"):
         Problem(8, 8, 8, 1, "float8_e4m3fn", "float8_e4m3fn")
     nk = Problem(4096, 2560, 8192, 4, "float8_e4m3fn", b_is_nk=True, scaling="blocks")

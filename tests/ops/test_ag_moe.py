@@ -34,7 +34,9 @@ def test_behind_the_router(ranks, num_ranks, m, how):
         world = weft.init()
         own, mine = slice(*problem.shard(world.rank)), inputs[world.rank]
         routing = moe_route(logits[own], 2, world=world, m=m, tile_m=16)
-        out = ag_moe(mine["x"], mine["b"], routing, world=world, config=small(op, problem, lanes=3))
+        out = ag_moe(
+            mine["x"], mine["b"], routing, world=world, config=small(op, problem, channels=3)
+        )
         return out, routing.tables
 
     for (out, tables), one in zip(ranks(main, num_ranks), inputs, strict=True):
@@ -47,12 +49,12 @@ def test_behind_the_router(ranks, num_ranks, m, how):
 
 
 @pytest.mark.parametrize(
-    ("transport", "nodes"), [("push", (3,)), ("push", (2, 1)), ("put", (3,))], ids=str
+    ("transport", "nodes"), [("sm_push", (3,)), ("sm_push", (2, 1)), ("ce_push", (3,))], ids=str
 )
 def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, transport, nodes, monkeypatch):
     monkeypatch.setenv("WEFT_SLOTS", "1")
     problem = problem_for(op, 3, 41, nodes=nodes)
-    main = call_in_turns(op, problem, small(op, problem, transport=transport, lanes=3))
+    main = call_in_turns(op, problem, small(op, problem, transport=transport, channels=3))
     outs = [ranks(main, 3, nodes=nodes, seed=seed) for seed in range(2)]
     # The order of sums is fixed.
     assert all(map(torch.equal, *outs))
@@ -97,10 +99,10 @@ def test_what_does_not_fit(ranks):
     with pytest.raises(ShapeError, match="tile_m=8; a product's tiles have 16 rows"):
         problem_for(op, 2, 8, tile_m=8)
     for config, words in [
-        (Config(transport="ring"), "transport='ring'; it must be 'push' or 'put'"),
+        (Config(transport="ring"), "transport='ring'; it must be 'sm_push' or 'ce_push'"),
         (Config(template="sm91"), "template='sm91'; it must be one of plain, sm90"),
         (Config(template="sm90"), "template='sm90' with float32, k=24 and tables of tile_m=16"),
-        (Config(lanes=0), "lanes=0; cuda:90 runs 1 to 132"),
+        (Config(channels=0), "channels=0; cuda:90 runs 1 to 132"),
         (Config(group_m=0), "group_m=0"),
         (Config(tile_n=100), "tile_n=100"),
     ]:

@@ -24,8 +24,13 @@ AWKWARD = {
     "last-shard-empty": (4, 9, 16, 16),
     "tile-k-divides": (2, 64, 48, 32),
 }
-FEW = {"put": 2, "push": 1}
-QUICK = ("nothing-divides-push", "tile-k-divides-push", "one-rank-push", "one-row-each-put")
+FEW = {"ce_push": 2, "sm_push": 1}
+QUICK = (
+    "nothing-divides-sm_push",
+    "tile-k-divides-sm_push",
+    "one-rank-sm_push",
+    "one-row-each-ce_push",
+)
 WAYS = [
     pytest.param(
         transport, *shape, i % 2 == 1, id=f"{name}-{transport}",
@@ -55,7 +60,7 @@ def test_every_way_of_calling(ranks, transport, num_ranks, m, n, k, is_nk):
 )
 def test_half_precision(ranks, dtype, out_dtype):
     problem = Problem(48, 24, 40, 3, dtype, out_dtype)
-    ranks(lambda: call_every_way(op, problem, config_for(problem, "push")), 3)
+    ranks(lambda: call_every_way(op, problem, config_for(problem, "sm_push")), 3)
 
 
 @pytest.mark.parametrize("split", [pytest.param(1, marks=pytest.mark.slow), 3])
@@ -67,7 +72,7 @@ def test_any_schedule_gives_the_same_bits(ranks, monkeypatch, split):
     def main():
         with weft.init() as world:
             mine = op.make_inputs(problem, world.rank)
-            config = config_for(problem, "push", split=split)
+            config = config_for(problem, "sm_push", split=split)
             return [op.run(world, problem, mine, config) for _ in range(2)]
 
     runs = [ranks(main, 3, seed=seed) for seed in range(3)]
@@ -95,7 +100,7 @@ def test_rows_that_have_not_come_are_not_read(ranks):
     def main():
         with weft.init() as world:
             x, y = torch.ones(9 - 5 * world.rank, 16)[:5], torch.ones(9, 16)
-            return ag_wgrad(x, y, world=world, config=config_for(Problem(9, 16, 16, 2), "push"))
+            return ag_wgrad(x, y, world=world, config=config_for(Problem(9, 16, 16, 2), "sm_push"))
 
     for out in ranks(main, 2):
         assert torch.equal(out, torch.full((16, 16), 9.0))
@@ -137,7 +142,7 @@ def test_what_does_not_fit(ranks):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"transport": "packets"}, "ag_wgrad: transport='packets'; it must be one of put, push"),
+        ({"transport": "ll"}, "ag_wgrad: transport='ll'; it must be one of ce_push, sm_push"),
         ({"template": "sm90"}, "ag_wgrad: template='sm90'; rows are summed by 'plain' alone"),
         ({"split": 9}, "ag_wgrad: split=9; it must be from 1 to 8"),
         ({"tile_k": 100}, "ag_wgrad: tile_k=100"),
@@ -166,7 +171,7 @@ def test_ranks_that_call_with_different_rows(ranks):
 def test_every_candidate_passes_its_own_check(target, shape):
     target, problem = TARGETS[target], Problem(*shape, 4)
     found = list(candidates(problem, target))
-    assert {"push", "put"} <= {config.transport for config in found}
+    assert {"sm_push", "ce_push"} <= {config.transport for config in found}
     for config in found:
         config.check(problem, target)
         assert config.grid(problem, target) <= target.num_sms

@@ -39,18 +39,18 @@ def test_one_slot_twice_in_a_row_and_shapes_that_change(ranks, nodes, monkeypatc
 
 @pytest.mark.parametrize("dtype", op.dtypes)
 def test_any_dtype(ranks, dtype):
-    ranks(Caller(op, (2,), "push").in_turns([SHAPES[0]], dtype), 2)
+    ranks(Caller(op, (2,), "sm_push").in_turns([SHAPES[0]], dtype), 2)
 
 
 def test_out_more_dimensions_and_rows_that_begin_anywhere(ranks):
-    """One rank's tensors begin at 16 bytes, another's at 2: their lanes must still agree."""
+    """One rank's tensors begin at 16 bytes, another's at 2: their channels must still agree."""
 
     def main():
         world = weft.init()
         store = torch.arange(2 * 3 * 8 + 1, dtype=torch.int16) + 100 * world.rank
         x = store[world.rank :][: 2 * 3 * 8].view(2, 3, 8)
         out = torch.empty(4, 3, 8, dtype=torch.int16)
-        assert all_gather(x, world=world, out=out, config=Config("push", lanes=3)) is out
+        assert all_gather(x, world=world, out=out, config=Config("sm_push", channels=3)) is out
         assert torch.equal(out[2 * world.rank :][:2], x)
         return out
 
@@ -58,7 +58,7 @@ def test_out_more_dimensions_and_rows_that_begin_anywhere(ranks):
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("transport", ["push", "packets"])
+@pytest.mark.parametrize("transport", ["sm_push", "ll"])
 @pytest.mark.parametrize("off", [0, 1, 2])
 def test_one_rank_whose_tensors_begin_elsewhere(ranks, transport, off):
     """Ranks that move one shard by accesses of different widths agree on what is where."""
@@ -68,7 +68,7 @@ def test_one_rank_whose_tensors_begin_elsewhere(ranks, transport, off):
         store = torch.arange(40, dtype=torch.uint8)
         x = store[world.rank * off :][:36].view(2, 18)
         out = torch.zeros(80, dtype=torch.uint8)[world.rank * off :][:72].view(4, 18)
-        all_gather(x, world=world, out=out, config=Config(transport, lanes=2, block=16))
+        all_gather(x, world=world, out=out, config=Config(transport, channels=2, block=16))
         assert out[:2].flatten().tolist() == list(range(36))
         assert out[2:].flatten().tolist() == list(range(off, 36 + off))
 
@@ -88,9 +88,9 @@ def test_nothing_to_do(ranks):
 
 
 def test_peers_memory_is_not_read_from_another_node(ranks):
-    with pytest.raises(ConfigError, match="transport='pull' reaches into peers' memory.*relay"):
-        Config("pull").check(Problem(8, 8, 4, nodes=(2, 2)), TARGETS["emu"])
-    unchecked = replace(Config("pull"), lanes=1)
+    with pytest.raises(ConfigError, match="transport='sm_pull' reaches into peers' memory.*relay"):
+        Config("sm_pull").check(Problem(8, 8, 4, nodes=(2, 2)), TARGETS["emu"])
+    unchecked = replace(Config("sm_pull"), channels=1)
 
     def main():
         world = weft.init()
@@ -108,16 +108,19 @@ def test_peers_memory_is_not_read_from_another_node(ranks):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"transport": "carrier_pigeon"}, "'carrier_pigeon'; it must be one of push, relay, ring"),
-        ({"lanes": 0}, "lanes=0; programs that wait for peers must all be resident"),
-        ({"lanes": 263}, "lanes=263; .* cuda:90 takes 1 to 262 of 8 warps"),
+        (
+            {"transport": "carrier_pigeon"},
+            "'carrier_pigeon'; it must be one of sm_push, relay, ring",
+        ),
+        ({"channels": 0}, "channels=0; programs that wait for peers must all be resident"),
+        ({"channels": 263}, "channels=263; .* cuda:90 takes 1 to 262 of 8 warps"),
         ({"block": 100}, "block=100"),
         ({"num_warps": 3}, "num_warps=3"),
     ],
 )
 def test_configurations_that_cannot_run(change, words):
     with pytest.raises(ConfigError, match=words):
-        replace(Config("push"), **change).check(Problem(64, 64, 4), TARGETS["cuda:90"])
+        replace(Config("sm_push"), **change).check(Problem(64, 64, 4), TARGETS["cuda:90"])
 
 
 @pytest.mark.parametrize(
@@ -147,13 +150,13 @@ def test_choices_are_checked_and_follow_size_and_nodes(target):
         assert found[0] == choose(problem, target)
         for config in found:
             config.check(problem, target)
-    assert choose(small, target).transport == "packets"
-    assert choose(large, target).transport == "push"
-    for num_ranks, transport in ((2, "pull"), (4, "push")):
+    assert choose(small, target).transport == "ll"
+    assert choose(large, target).transport == "sm_push"
+    for num_ranks, transport in ((2, "sm_pull"), (4, "sm_push")):
         alike = Problem(2048, 8192, num_ranks, in_place=True)
         assert choose(alike, target).transport == transport
-    assert choose(replace(large, in_place=True), target).transport == "copy_engine"
-    assert choose(replace(large, m=8191), target).transport == "push"
+    assert choose(replace(large, in_place=True), target).transport == "ce_pull"
+    assert choose(replace(large, m=8191), target).transport == "sm_push"
     assert choose(replace(large, nodes=(2, 2)), target).transport == "relay"
 
 

@@ -43,7 +43,7 @@ def test_in_place_and_any_number_of_dimensions(ranks):
         for transport in op.problem.transports:
             for shape in ((5,), (3, 2, 7), (128,)):
                 x = torch.full(shape, 1.0 + world.rank)
-                config = Config(transport, lanes=2, block=16)
+                config = Config(transport, channels=2, block=16)
                 assert all_reduce(x, world=world, out=x, config=config) is x
                 assert (x == 6).all()
         assert all_reduce(torch.ones(0, 4), world=world).shape == (0, 4)
@@ -58,7 +58,7 @@ def test_rounded_once(ranks):
         world = weft.init()
         x = torch.full((4,), (1.0, 2**-8, 2**-8)[world.rank]).bfloat16()
         for transport in op.problem.transports:
-            out = all_reduce(x, world=world, config=Config(transport, lanes=1))
+            out = all_reduce(x, world=world, config=Config(transport, channels=1))
             assert (out.float() == 1 + 2**-7).all()
 
     ranks(main, 3)
@@ -74,7 +74,7 @@ def test_rounded_once(ranks):
             torch.ones(4, 8),
             {"config": Config("ring")},
             ConfigError,
-            "one of one_shot, two_shot, one_shot_packets",
+            "one of one_shot, two_shot, one_shot_ll",
         ),
     ],
 )
@@ -85,7 +85,7 @@ def test_what_does_not_fit(ranks, x, keywords, error, words):
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=str)
 def test_choices_are_checked_and_follow_size(target):
-    for m, first in ((8, "one_shot_packets"), (128, "two_shot_packets"), (8192, "two_shot")):
+    for m, first in ((8, "one_shot_ll"), (128, "two_shot_ll"), (8192, "two_shot")):
         problem = Problem(m, 4096, 4)
         found = list(candidates(problem, target))
         assert found[0] == choose(problem, target) and found[0].transport == first

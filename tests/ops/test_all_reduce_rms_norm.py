@@ -91,19 +91,21 @@ def test_what_does_not_fit(ranks):
     with pytest.raises(ConfigError, match="a row is one tile, of up to 32768 columns"):
         Config().check(problem, EMU)
     assert [config.transport for config in candidates(problem, EMU)] == ["all_reduce"]
-    with pytest.raises(ConfigError, match="transport='ring'; it must be one of push, one_shot"):
+    with pytest.raises(
+        ConfigError, match="transport='ring'; it must be one of sm_push, one_shot_ll"
+    ):
         Config("ring").check(op.make_problem(2, {"m": 4, "n": 8}, "float32"), EMU)
 
 
 @pytest.mark.parametrize(
     ("target", "transport", "shape"),
     [
-        ("cuda:80", "push", (4096, 5120)),
-        ("cuda:90", "push", (2048, 16384)),
-        ("cuda:90", "one_shot", (4, 8192)),
-        ("cuda:100", "two_shot", (16, 16384)),
-        ("hip:gfx942", "push", (4096, 8192)),
-        ("hip:gfx942", "two_shot", (64, 4096)),
+        ("cuda:80", "sm_push", (4096, 5120)),
+        ("cuda:90", "sm_push", (2048, 16384)),
+        ("cuda:90", "one_shot_ll", (4, 8192)),
+        ("cuda:100", "two_shot_ll", (16, 16384)),
+        ("hip:gfx942", "sm_push", (4096, 8192)),
+        ("hip:gfx942", "two_shot_ll", (64, 4096)),
     ],
     ids=str,
 )
@@ -126,8 +128,10 @@ def test_few_rows_go_by_packets():
         problem = op.make_problem(4, {"m": m, "n": 8192}, "bfloat16", nodes)
         return next(candidates(problem, TARGETS["cuda:90"])).transport
 
-    assert [first(m) for m in (1, 8, 9, 64, 65)] == ["one_shot"] * 2 + ["two_shot"] * 2 + ["push"]
-    assert first(1, (2, 2)) == "push"
+    assert [first(m) for m in (1, 8, 9, 64, 65)] == ["one_shot_ll"] * 2 + ["two_shot_ll"] * 2 + [
+        "sm_push"
+    ]
+    assert first(1, (2, 2)) == "sm_push"
 
 
 def test_eps_is_a_part_of_the_call(ranks):

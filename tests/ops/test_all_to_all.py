@@ -21,15 +21,15 @@ SHAPES = [
     {"m": 24, "n": 35, "variable": 1},
 ]
 EVEN = [shape for shape in SHAPES if not shape["variable"]]
-BY_SPLITS = [name for name in op.problem.transports if name != "packets"]
+BY_SPLITS = [name for name in op.problem.transports if name != "ll"]
 
 
 def every_case():
     """Packets move shards of one size only."""
     found = cases(op, EVEN)
     return [
-        *(one for one in found if one.values[1] == "packets"),
-        *(one for one in cases(op, SHAPES) if one.values[1] != "packets"),
+        *(one for one in found if one.values[1] == "ll"),
+        *(one for one in cases(op, SHAPES) if one.values[1] != "ll"),
     ]
 
 
@@ -42,7 +42,7 @@ def test_every_way_of_calling(ranks, nodes, transport, shape):
 def test_one_slot_twice_in_a_row_and_shapes_that_change(ranks, nodes, monkeypatch):
     one_slot_for_all(monkeypatch)
     for transport in transports(op, nodes):
-        some = EVEN if transport == "packets" else SHAPES
+        some = EVEN if transport == "ll" else SHAPES
         shapes = [some[0], *some, some[0]]
         for seed in range(3):
             main = Caller(op, nodes, transport).in_turns(shapes, "float32")
@@ -51,7 +51,7 @@ def test_one_slot_twice_in_a_row_and_shapes_that_change(ranks, nodes, monkeypatc
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "float8_e5m2", "float64"])
 def test_any_dtype(ranks, dtype):
-    ranks(Caller(op, (2,), "push").in_turns(SHAPES[:2], dtype), 2)
+    ranks(Caller(op, (2,), "sm_push").in_turns(SHAPES[:2], dtype), 2)
 
 
 @pytest.mark.parametrize("transport", BY_SPLITS)
@@ -62,7 +62,7 @@ def test_splits_change_between_replays(ranks, transport):
         world = weft.init()
         x = torch.arange(12).view(6, 2) + 100 * world.rank
         splits = torch.zeros(2, dtype=torch.int64)
-        config = Config(transport, lanes=2, block=16)
+        config = Config(transport, channels=2, block=16)
         all_to_all(x, world=world, splits=splits, config=config)  # a recording cannot allocate
         all_to_all(x, world=world, splits=splits, config=config)
         with world.record() as recording:
@@ -88,7 +88,7 @@ def test_what_is_too_much_is_left_out(ranks, transport):
         x = torch.arange(1.0, 5.0).view(4, 1) + 10 * world.rank
         splits = torch.tensor([3, 1] if world.rank else [0, 3])
         out, received = all_to_all(
-            x, world=world, splits=splits, capacity=2, config=Config(transport, lanes=2)
+            x, world=world, splits=splits, capacity=2, config=Config(transport, channels=2)
         )
         expected = ([0, 3], [11.0, 12.0]) if world.rank == 0 else ([3, 1], [1.0, 2.0])
         assert (received.tolist(), out.flatten().tolist()) == expected
@@ -114,7 +114,7 @@ def test_splits_that_x_has_not_are_an_error_on_all_ranks(ranks, transport, wrong
     def main():
         world = weft.init()
         x = torch.arange(1.0, 5.0).view(4, 1) + 10 * world.rank
-        config = Config(transport, lanes=2)
+        config = Config(transport, channels=2)
         right = torch.tensor([1, 2])
         splits = torch.tensor(wrong) if world.rank else right
         out, received = all_to_all(x, world=world, splits=splits, config=config)
@@ -154,7 +154,7 @@ def test_nothing_to_send(ranks):
         ({"splits": torch.ones(3).long()}, ShapeError, r"splits has shape \(3,\); it must be \(2,"),
         ({"splits": torch.ones(2)}, DtypeError, "splits are torch.float32"),
         ({"out": torch.ones(3, 8)}, ShapeError, r"the result is \(4, 8\)"),
-        ({"config": Config("ring")}, ConfigError, "one of push, packets, pull"),
+        ({"config": Config("ring")}, ConfigError, "one of sm_push, ll, sm_pull"),
     ],
 )
 def test_what_does_not_fit(ranks, keywords, error, words):
@@ -168,7 +168,8 @@ def test_choices_are_checked_and_follow_the_slots_size(target):
     far = replace(variable, nodes=(2, 2))
     small, ragged = replace(even, m=16), replace(even, m=8191)
     for problem, first in (
-        (even, "push"), (small, "packets"), (ragged, "push"), (variable, "pull"), (far, "push"),
+        (even, "sm_push"), (small, "ll"), (ragged, "sm_push"), (variable, "sm_pull"),
+        (far, "sm_push"),
     ):  # fmt: skip
         found = list(candidates(problem, target))
         assert found[0] == choose(problem, target) and found[0].transport == first

@@ -79,7 +79,7 @@ def test_every_candidate_passes_its_own_check(op):
 @pytest.mark.parametrize("target", TARGETS.values(), ids=str)
 @pytest.mark.parametrize("op", ["ep_dispatch", "ep_combine"])
 def test_tokens_of_any_length(op, target):
-    """Rows of 7 elements, of which a lane once was to move 8 together, and all around them."""
+    """Rows of 7 elements, of which a channel once was to move 8 together, and all around them."""
     op = card(op)
     for dtype, m, n, num_ranks in product(op.dtypes, ROWS, COLUMNS, (1, 2, 4)):
         shape = {"m": m, "n": n, "experts": 9, "top_k": 3, "scales": 3}

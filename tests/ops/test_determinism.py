@@ -89,8 +89,8 @@ def test_recorded_and_eager_calls_choose_alike_where_that_is_asked_for(
 
 
 UNLIKE = {
-    "gemm_rs": [{"transport": "put", "tile_k": 16}, {"transport": "push", "tile_k": 64}],
-    "ag_gemm": [{"transport": "put", "tile_k": 16}, {"transport": "push", "tile_k": 64}],
+    "gemm_rs": [{"transport": "ce_push", "tile_k": 16}, {"transport": "sm_push", "tile_k": 64}],
+    "ag_gemm": [{"transport": "ce_push", "tile_k": 16}, {"transport": "sm_push", "tile_k": 64}],
 }
 
 

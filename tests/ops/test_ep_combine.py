@@ -17,8 +17,8 @@ from weft.ops.moe_route import moe_route
 from weft.verify import compiled
 
 ELSEWHERE = ("cuda:100", "hip:gfx942")
-SMALL = Config(lanes=3, block=32, tokens=2, batch=4)
-PACKETS = replace(SMALL, transport="packets")
+SMALL = Config(channels=3, block=32, tokens=2, batch=4)
+PACKETS = replace(SMALL, transport="ll")
 
 
 def call_once(ranks, problem, config=SMALL, **options):
@@ -37,7 +37,7 @@ def call_once(ranks, problem, config=SMALL, **options):
 @pytest.mark.parametrize(
     ("dtype", "weighted", "config"),
     [("float16", True, SMALL), ("bfloat16", False, PACKETS), ("float32", True, PACKETS)],
-    ids=["float16-weighted", "bfloat16-packets", "float32-weighted-packets"],
+    ids=["float16-weighted", "bfloat16-ll", "float32-weighted-ll"],
 )
 def test_sums_are_the_references_bit_by_bit(ranks, dtype, weighted, config):
     sizes = {"experts": 6, "top_k": 4, "tile_m": 4, "weighted": weighted}
@@ -55,9 +55,9 @@ def test_awkward_sizes(ranks, num_ranks, m, n, experts, top_k):
 @pytest.mark.parametrize(
     ("nodes", "config"),
     [
-        pytest.param((3,), SMALL, id="3-push"),
-        pytest.param((2, 1), SMALL, id="2+1-push", marks=pytest.mark.slow),
-        pytest.param((3,), PACKETS, id="3-packets"),
+        pytest.param((3,), SMALL, id="3-sm_push"),
+        pytest.param((2, 1), SMALL, id="2+1-sm_push", marks=pytest.mark.slow),
+        pytest.param((3,), PACKETS, id="3-ll"),
     ],
 )
 def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, config, monkeypatch):

@@ -16,8 +16,8 @@ from weft.verify import compiled
 
 EMU = TARGETS["emu"]
 ELSEWHERE = ("cuda:100", "hip:gfx942")
-SMALL = Config(lanes=3, block=32, tokens=2, batch=4)
-TRANSPORTS = [SMALL, replace(SMALL, transport="packets")]
+SMALL = Config(channels=3, block=32, tokens=2, batch=4)
+TRANSPORTS = [SMALL, replace(SMALL, transport="ll")]
 both_ways = pytest.mark.parametrize("config", TRANSPORTS, ids=lambda config: config.transport)
 
 
@@ -141,9 +141,9 @@ def test_another_row_goes_the_same_way(ranks):
 @pytest.mark.parametrize(
     ("nodes", "config"),
     [
-        pytest.param((3,), SMALL, id="3-push"),
-        pytest.param((2, 1), SMALL, id="2+1-push", marks=pytest.mark.slow),
-        pytest.param((3,), TRANSPORTS[1], id="3-packets"),
+        pytest.param((3,), SMALL, id="3-sm_push"),
+        pytest.param((2, 1), SMALL, id="2+1-sm_push", marks=pytest.mark.slow),
+        pytest.param((3,), TRANSPORTS[1], id="3-ll"),
     ],
 )
 def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, config, monkeypatch):
@@ -262,11 +262,11 @@ def test_what_does_not_fit(ranks):
     ranks(main, 2)
     problem = Problem(64, 3, 4, experts=8, top_k=2)
     for config, words in [
-        (Config(transport="ring"), "transport='ring'; it must be one of push, packets"),
-        (Config(transport="nccl"), "transport='nccl'; it must be push or packets"),
-        (Config("packets"), "packets' with rows of 6 bytes; what packets carry must divide by 4"),
+        (Config(transport="ring"), "transport='ring'; it must be one of sm_push, ll"),
+        (Config(transport="nccl"), "transport='nccl'; it must be sm_push or ll"),
+        (Config("ll"), "ll' with rows of 6 bytes; what packets carry must divide by 4"),
         (Config(tokens=3), "tokens=3; it must be a power of two"),
-        (Config(lanes=0), "lanes=0"),
+        (Config(channels=0), "channels=0"),
     ]:
         with pytest.raises(ConfigError, match=words):
             config.check(problem, TARGETS["cuda:90"])
@@ -301,12 +301,14 @@ def test_rows_compile_and_keep_their_waits(target, problem):
         assert "st.global.v2.b64" in binary.asm["ptx"]  # 16 bytes at a time
 
 
-@pytest.mark.parametrize(("m", "tokens", "lanes"), [(256, 1, 128), (2048, 8, 128), (8192, 8, 256)])
-def test_few_tokens_each_have_a_lane_and_many_share_an_sm(m, tokens, lanes):
+@pytest.mark.parametrize(
+    ("m", "tokens", "channels"), [(256, 1, 128), (2048, 8, 128), (8192, 8, 256)]
+)
+def test_few_tokens_each_have_a_lane_and_many_share_an_sm(m, tokens, channels):
     problem = Problem(m, 7168, 2, "bfloat16", **SIZES)
     config = choose(problem, TARGETS["cuda:90"])
     config.check(problem, TARGETS["cuda:90"])
-    assert (config.tokens, config.grid(problem)) == (tokens, lanes)
+    assert (config.tokens, config.grid(problem)) == (tokens, channels)
 
 
 @pytest.mark.slow

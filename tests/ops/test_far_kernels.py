@@ -30,11 +30,11 @@ def in_a_far_world(record):
     ("name", "transport"),
     [
         ("all_gather", "relay"), ("reduce_scatter", "relay"), ("all_reduce", "relay"),
-        ("all_reduce", "two_shot"), ("all_to_all", "push"),
-        pytest.param("gemm_rs", "push", marks=pytest.mark.slow),
-        pytest.param("flash_decode", "push", marks=pytest.mark.slow),
-        pytest.param("ep_dispatch", "push", marks=pytest.mark.slow),
-        pytest.param("ep_combine", "push", marks=pytest.mark.slow),
+        ("all_reduce", "two_shot"), ("all_to_all", "sm_push"),
+        pytest.param("gemm_rs", "sm_push", marks=pytest.mark.slow),
+        pytest.param("flash_decode", "sm_push", marks=pytest.mark.slow),
+        pytest.param("ep_dispatch", "sm_push", marks=pytest.mark.slow),
+        pytest.param("ep_combine", "sm_push", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_what_crosses_goes_through_the_library(nvshmem_stand_in, name, transport):

@@ -92,7 +92,7 @@ def test_half_precision(ranks, dtype):
     ranks(lambda: call_every_way(problem, None), 2)
 
 
-@pytest.mark.parametrize("transport", ["packets", "push"])
+@pytest.mark.parametrize("transport", ["ll", "sm_push"])
 def test_the_same_bits_in_every_schedule(ranks, transport):
     problem = problem_for(3, n=64)
     config = Config(transport, tile_n=16, splits=3, num_stages=1)
@@ -106,7 +106,7 @@ def test_the_same_bits_in_every_schedule(ranks, transport):
     assert all(torch.equal(first, one) for one in others)
 
 
-@pytest.mark.parametrize("transport", ["packets", "push"])
+@pytest.mark.parametrize("transport", ["ll", "sm_push"])
 def test_who_has_no_keys_adds_nothing(ranks, transport):
     """A sequence that one rank has alone is what that rank gives by itself; of none, zeros."""
     problem = problem_for(3)
@@ -205,10 +205,10 @@ def test_what_does_not_fit(ranks):
     with pytest.raises(ShapeError, match="heads of 512 elements; it takes 1 to 256"):
         problem_for(2, k=512)
     for config, words in [
-        (Config("ring"), "transport='ring'; it must be one of packets, push"),
+        (Config("ring"), "transport='ring'; it must be one of ll, sm_push"),
         (Config(tile_n=8), "tile_n=8; it must be a power of two from 16"),
         (Config(splits=0), "splits=0; it must be from 1"),
-        (Config("packets"), "but the world has 2 nodes; take 'push'"),
+        (Config("ll"), "but the world has 2 nodes; take 'sm_push'"),
     ]:
         with pytest.raises(ConfigError, match=words):
             config.check(problem_for(2, nodes=(1, 1)), EMU)
@@ -276,10 +276,10 @@ def test_few_heads_go_by_packets_and_most_sms_have_keys():
         return next(candidates(problem, TARGETS["cuda:90"]))
 
     few, many = first(m=1, heads=32, kv_heads=8), first(m=64, heads=64, kv_heads=8)
-    assert (few.transport, many.transport) == ("packets", "push")
+    assert (few.transport, many.transport) == ("ll", "sm_push")
     assert (few.splits, many.splits) == (16, 1), "128 units of 132 programs, and 512"
     assert first(m=1, n=300, heads=32, kv_heads=8).splits == 2
-    assert first(m=1, heads=8, kv_heads=8, nodes=(2, 2)).transport == "push"
+    assert first(m=1, heads=8, kv_heads=8, nodes=(2, 2)).transport == "sm_push"
 
 
 @pytest.mark.parametrize(

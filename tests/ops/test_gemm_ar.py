@@ -20,11 +20,11 @@ from weft.base.errors import ConfigError
 from weft.base.target import TARGETS
 from weft.ops.gemm_ar import Config, candidates, gemm_ar, op
 
-TRANSPORTS = ("push", "one_shot", "two_shot")
+TRANSPORTS = ("sm_push", "one_shot_ll", "two_shot_ll")
 
 
 # Packets know no parts of rows, so fewer shapes are awkward for them.
-CASES = [("push", *case.values) for case in AWKWARD]
+CASES = [("sm_push", *case.values) for case in AWKWARD]
 CASES += [(way, *shape) for way in TRANSPORTS[1:] for shape in ((3, 91, 70, 50), (4, 1, 32, 32))]
 
 
@@ -60,7 +60,7 @@ def test_any_schedule_gives_the_same_bits(ranks, monkeypatch, transport):
 def test_every_candidate_passes_its_own_check(target, shape):
     problem = problem_for(op, 4, *shape, "bfloat16")
     found = list(candidates(problem, target))
-    assert {"push", "all_reduce"} <= {config.transport for config in found}
+    assert {"sm_push", "all_reduce"} <= {config.transport for config in found}
     assert len(found) <= 8
     for config in found:
         config.check(problem, target)
@@ -90,7 +90,7 @@ def test_columns_that_are_no_power_of_two(tile_n, stages):
 
 
 @pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
-@pytest.mark.parametrize("transport", ["one_shot", "two_shot"])
+@pytest.mark.parametrize("transport", ["one_shot_ll", "two_shot_ll"])
 def test_packets_compile_for_few_rows(target, transport):
     problem = problem_for(op, 4, 9, 70, 50, "bfloat16")
     found = candidates(problem, TARGETS[target])
@@ -101,7 +101,7 @@ def test_packets_compile_for_few_rows(target, transport):
 def test_packets_do_not_reach_other_nodes():
     problem = problem_for(op, 4, 16, 64, 64, nodes=(2, 2))
     with pytest.raises(ConfigError, match="packets reach the ranks of one node only"):
-        Config(transport="one_shot").check(problem, TARGETS["cuda:90"])
+        Config(transport="one_shot_ll").check(problem, TARGETS["cuda:90"])
     assert not any(config.is_by_packets for config in candidates(problem, EMU))
 
 

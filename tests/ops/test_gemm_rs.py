@@ -89,10 +89,13 @@ def test_results_that_do_not_fit():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"transport": "ring"}, "transport='ring'; it is one of push, put, reduce_scatter, nccl"),
-        ({"transport": "put", "chunks": 3}, "chunks=3 of n=2560 columns in tiles of 128"),
-        ({"transport": "put", "chunks": 0}, "chunks=0"),
-        ({"transport": "put", "engines": 5}, "engines=5; it must be between 1 and 4"),
+        (
+            {"transport": "ring"},
+            "transport='ring'; it is one of sm_push, ce_push, reduce_scatter, nccl",
+        ),
+        ({"transport": "ce_push", "chunks": 3}, "chunks=3 of n=2560 columns in tiles of 128"),
+        ({"transport": "ce_push", "chunks": 0}, "chunks=0"),
+        ({"transport": "ce_push", "engines": 5}, "engines=5; it must be between 1 and 4"),
         ({"template": "blue"}, "template='blue'"),
         ({"last": 0}, "last=0"),
         ({"group_m": 0}, "group_m=0"),
@@ -112,7 +115,7 @@ def test_hoppers_template_reaches_near_ranks_only():
         Config(template="sm90").check(problem, TARGETS["cuda:90"])
     assert "sm90" not in {config.template for config in candidates(problem, TARGETS["cuda:90"])}
     with pytest.raises(ConfigError, match="copy engines reach the ranks of one node only"):
-        Config(transport="put").check(problem, TARGETS["emu"])
+        Config(transport="ce_push").check(problem, TARGETS["emu"])
     uneven = problem_for(op, 4, 4097, 2560, 8192, "bfloat16")
     with pytest.raises(ConfigError, match="shards of one size"):
         Config(transport=LIBRARY).check(uneven, TARGETS["cuda:90"])
@@ -137,7 +140,7 @@ def test_ranks_that_call_with_different_shapes(ranks):
 def test_every_candidate_passes_its_own_check(target, shape, num_ranks):
     problem = problem_for(op, num_ranks, *shape, "bfloat16")
     found = list(candidates(problem, target))
-    assert {"push", "reduce_scatter"} <= {config.transport for config in found}
+    assert {"sm_push", "reduce_scatter"} <= {config.transport for config in found}
     for config in found:
         config.check(problem, target)
     assert len(found) <= 8
@@ -161,26 +164,26 @@ def test_hoppers_tiles_in_turns_keep_their_sums_in_registers():
     target = TARGETS["cuda:90"]
     problem = problem_for(op, 4, 2048, 8192, 2048, "bfloat16", b_is_nk=True)
     found = [c for c in candidates(problem, target) if c.template == "sm90" and c.tile_n == 128]
-    for transport in ("push", "put"):
+    for transport in ("sm_push", "ce_push"):
         config = next(one for one in found if one.transport == transport)
         check_products(op.kernels(problem, config, target), target)
 
 
 @pytest.mark.parametrize(("transport", "by_tma", "tile_n", "stages"), [
-    ("push", True, 320, 3),
-    ("put", False, 320, 3),
-    ("push", True, 160, 5),
-    ("put", False, 160, 5),
-    pytest.param("push", False, 160, 5, marks=pytest.mark.slow),
-    pytest.param("push", False, 320, 3, marks=pytest.mark.slow),
-    pytest.param("push", True, 192, 4, marks=pytest.mark.slow),
+    ("sm_push", True, 320, 3),
+    ("ce_push", False, 320, 3),
+    ("sm_push", True, 160, 5),
+    ("ce_push", False, 160, 5),
+    pytest.param("sm_push", False, 160, 5, marks=pytest.mark.slow),
+    pytest.param("sm_push", False, 320, 3, marks=pytest.mark.slow),
+    pytest.param("sm_push", True, 192, 4, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_columns_that_are_no_power_of_two(transport, by_tma, tile_n, stages):
     target = TARGETS["cuda:90"]
     problem = problem_for(op, 4, 2048, 7680, 2048, "bfloat16", b_is_nk=True)
     config = Config(transport, "sm90", tile_n=tile_n, num_warps=4, num_stages=stages, by_tma=by_tma)
     ((fn, record),) = op.kernels(problem, config, target)
-    b = "operand_2" if transport == "put" else "operand_1"  # behind a, and tiles that are kept
+    b = "operand_2" if transport == "ce_push" else "operand_1"  # behind a, and tiles that are kept
     assert f"bf16[{gemm_sm90.block_columns(tile_n)}, 64]" in record.signature[b]
     check_products([(fn, record)], target, WIDER_STACK_BYTES)
 
@@ -193,11 +196,11 @@ def test_the_plain_twin_has_a_power_of_two_of_columns():
 
 
 @pytest.mark.parametrize(("shape", "transport", "tile_n"), [
-    ((512, 4096, 3584), "push", 128),
-    ((4096, 4096, 3584), "put", 128),
-    ((8192, 8192, 2048), "put", 128),
-    ((2048, 8192, 7168), "put", 256),
-    ((8192, 8192, 7168), "put", 256),
+    ((512, 4096, 3584), "sm_push", 128),
+    ((4096, 4096, 3584), "ce_push", 128),
+    ((8192, 8192, 2048), "ce_push", 128),
+    ((2048, 8192, 7168), "ce_push", 256),
+    ((8192, 8192, 7168), "ce_push", 256),
 ])  # fmt: skip
 def test_what_is_taken_on_four_ranks_is_what_was_fastest(shape, transport, tile_n):
     """Of what was read on 4 x H200: benchmarks/results/gemm_rs_variants_h200x4.json."""
@@ -205,7 +208,7 @@ def test_what_is_taken_on_four_ranks_is_what_was_fastest(shape, transport, tile_
     config = choose(problem, TARGETS["cuda:90"])
     assert (config.template, config.transport, config.tile_n) == ("sm90", transport, tile_n)
     # A graph might begin with the engine's wait.
-    assert choose(problem, TARGETS["cuda:90"], is_recorded=True).transport == "push"
+    assert choose(problem, TARGETS["cuda:90"], is_recorded=True).transport == "sm_push"
 
 
 def test_what_engines_carry_is_not_recorded(ranks):
@@ -214,9 +217,9 @@ def test_what_engines_carry_is_not_recorded(ranks):
     def main():
         world = weft.init()
         inputs = op.make_inputs(problem, world.rank)
-        with pytest.raises(UsageError, match="transport='put' cannot be recorded"):
+        with pytest.raises(UsageError, match="transport='ce_push' cannot be recorded"):
             with world.record():
-                op.run(world, problem, inputs, Config(transport="put", tile_m=32, tile_n=16))
+                op.run(world, problem, inputs, Config(transport="ce_push", tile_m=32, tile_n=16))
 
     ranks(main, 2)
 
@@ -224,7 +227,7 @@ def test_what_engines_carry_is_not_recorded(ranks):
 def test_a_recorded_call_takes_another_way_for_which_all_is_there(ranks, monkeypatch):
     module = sys.modules["weft.ops.gemm_rs"]
     problem = problem_for(op, 3, 96, 64, 32)
-    ways = {False: "put", True: "push"}
+    ways = {False: "ce_push", True: "sm_push"}
 
     def chosen(problem, target, is_recorded=False):
         return Config(transport=ways[is_recorded], tile_m=32, tile_n=16)
@@ -254,7 +257,7 @@ def test_all_of_a_call_is_queued_before_any_of_it_is_recorded(ranks):
     """The device may have to come to rest for a recording; a product that has been launched waits
     for what engines are to carry."""
     problem = problem_for(op, 3, 96, 64, 32)
-    config = Config(transport="put", tile_m=32, tile_n=16, chunks=2, engines=2)
+    config = Config(transport="ce_push", tile_m=32, tile_n=16, chunks=2, engines=2)
 
     def main():
         world = weft.init()

@@ -14,8 +14,8 @@ from weft.base.errors import CallOrderError
 from weft.base.target import TARGETS
 
 IN_PLACE = [
-    ("all_gather", "pull"), ("all_gather", "copy_engine"), ("reduce_scatter", "pull"),
-    ("all_reduce", "pull"), ("all_to_all", "pull"),
+    ("all_gather", "sm_pull"), ("all_gather", "ce_pull"), ("reduce_scatter", "sm_pull"),
+    ("all_reduce", "sm_pull"), ("all_to_all", "sm_pull"),
 ]  # fmt: skip
 # Whole vectors in several tiles; nothing that divides; more ranks than tiles.
 SHAPES = [(2, 16, 64), (3, 21, 35), (4, 4, 7)]
@@ -29,7 +29,7 @@ def loop_of_calls(name: str, transport: str, m: int, n: int, out_of: str) -> Any
     def main() -> None:
         world = weft.init()
         problem = module.op.make_problem(world.num_ranks, {"m": m, "n": n}, "float32")
-        config = module.Config(transport, lanes=2, block=32, num_warps=4)
+        config = module.Config(transport, channels=2, block=32, num_warps=4)
         shape = module.op.make_inputs(problem, world.rank)["x"].shape
         x, there = (world.empty(tuple(shape), torch.float32) for _ in range(2))
         for seed in range(3):
@@ -53,7 +53,7 @@ def test_inputs_that_change_right_behind_a_call(ranks, name, transport):
 @pytest.mark.parametrize("out_of", ["x", "symmetric"])
 def test_sums_go_straight_to_where_they_are_wanted(ranks, out_of):
     for seed, (num_ranks, m, n) in enumerate(SHAPES):
-        ranks(loop_of_calls("all_reduce", "pull", m, n, out_of), num_ranks, seed=seed)
+        ranks(loop_of_calls("all_reduce", "sm_pull", m, n, out_of), num_ranks, seed=seed)
 
 
 def test_ranks_whose_inputs_lie_elsewhere(ranks):
@@ -62,7 +62,9 @@ def test_ranks_whose_inputs_lie_elsewhere(ranks):
         first, second = (world.zeros((4, 8), torch.float32) for _ in range(2))
         module = importlib.import_module("weft.ops.reduce_scatter")
         module.reduce_scatter(
-            second if world.rank else first, world=world, config=module.Config("pull", lanes=1)
+            second if world.rank else first,
+            world=world,
+            config=module.Config("sm_pull", channels=1),
         )
 
     with pytest.raises(CallOrderError, match="reduce_scatter m=4,n=8 float32 at "):

@@ -26,7 +26,7 @@ def test_half_precision_and_transposed_weights(ranks, op, dtype):
 @pytest.mark.parametrize("num_sms", [3, 5])
 def test_machines_with_few_sms(ranks, op, num_sms):
     problem = problem_for(op, 2, 40)
-    fields = {"lanes": 3} if op.name == "ag_moe" else {}
+    fields = {"channels": 3} if op.name == "ag_moe" else {}
     ranks(call_once(op, problem, small(op, problem, **fields)), 2, num_sms=num_sms)
 
 

@@ -72,7 +72,7 @@ def skewed(m, n, how):
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_wherever_tokens_go(ranks, num_ranks, how):
     problem = Problem(41, 6, num_ranks, "float32", top_k=3, tile_m=8)
-    route_once(ranks, problem, skewed(41, 6, how), Config(block=8, lanes=2))
+    route_once(ranks, problem, skewed(41, 6, how), Config(block=8, channels=2))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,9 @@ def test_wherever_tokens_go(ranks, num_ranks, how):
 )
 def test_awkward_sizes(ranks, num_ranks, m, n, top_k, tile_m):
     problem = Problem(m, n, num_ranks, "float32", top_k=top_k, tile_m=tile_m)
-    route_once(ranks, problem, torch.randn(m, n), replace(next(candidates(problem, EMU)), lanes=3))
+    route_once(
+        ranks, problem, torch.randn(m, n), replace(next(candidates(problem, EMU)), channels=3)
+    )
 
 
 def test_every_tile_is_of_one_expert_and_every_slot_in_one_tile(ranks):
@@ -162,7 +164,7 @@ def test_what_does_not_fit(ranks):
     for config, words in [
         (Config(transport="ring"), "transport='ring'"),
         (Config(block=12), "block=12"),
-        (Config(lanes=132), "lanes=132; .* cuda:90 takes 1 to 131"),
+        (Config(channels=132), "channels=132; .* cuda:90 takes 1 to 131"),
     ]:
         with pytest.raises(ConfigError, match=words):
             config.check(problem, TARGETS["cuda:90"])

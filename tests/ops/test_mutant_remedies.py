@@ -16,14 +16,14 @@ SIGNAL = "signal once more, to this rank and word"
 
 # By operator and transport: (what is left out, in which file, in which kernel).
 CASES = [
-    ("reduce_scatter", "push", {
+    ("reduce_scatter", "sm_push", {
         ("notify", "mailboxes.py:", "push"): SIGNAL, ("wait", "mailboxes.py:", "push"): WRITE_FIRST,
     }),
-    ("all_gather", "copy_engine", {
+    ("all_gather", "ce_pull", {
         ("wait", "slots.py:", "stage"): CREDIT, ("wait", "signals.py:", "announce"): WAIT,
         ("notify", "signals.py:", "announce"): SIGNAL,
     }),
-    ("ag_gemm", "push", {
+    ("ag_gemm", "sm_push", {
         ("wait", "slots.py:", "ag_gemm_multiply"): FREE, ("wait", "gemm.py:", "ag_gemm_multiply"):
             WRITE_FIRST,
         ("notify", "feed.py:", "ag_gemm_multiply"): SIGNAL,

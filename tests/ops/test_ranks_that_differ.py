@@ -116,7 +116,7 @@ ANY_PLACE = {
     "alignment": lambda name: True,
 }
 # What is there between operators, and prepared for calls to come.
-KEPT = ("pull", "put", "reduce_scatter", "all_reduce")
+KEPT = ("sm_pull", "ce_push", "reduce_scatter", "all_reduce")
 
 
 def cases(ways: dict[str, Callable[[str], bool]]) -> list[Any]:
@@ -141,9 +141,9 @@ def test_how_one_rank_has_its_tensors_is_its_own_matter(ranks, name, way, transp
 
 # What peers read or write where it lies, if it lies on the heap.
 IN_PLACE = [
-    ("all_gather", "pull", "heap", "x"), ("all_gather", "copy_engine", "heap", "x"),
-    ("reduce_scatter", "pull", "heap", "x"),
-    ("all_reduce", "pull", "heap", "x"), ("all_reduce", "pull", "heap_out", "out"),
+    ("all_gather", "sm_pull", "heap", "x"), ("all_gather", "ce_pull", "heap", "x"),
+    ("reduce_scatter", "sm_pull", "heap", "x"),
+    ("all_reduce", "sm_pull", "heap", "x"), ("all_reduce", "sm_pull", "heap_out", "out"),
 ]  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def test_what_is_prepared_for_one_ranks_tensors_takes_no_turn(ranks, monkeypatch
     """A call that engines carry prepares the one that is recorded instead; what is new to a rank,
     such as an `out` of its own, is not to the others."""
     module = importlib.import_module("weft.ops.gemm_rs")
-    ways = {False: "put", True: "push"}
+    ways = {False: "ce_push", True: "sm_push"}
 
     def chosen(problem, target, is_recorded=False):
         return module.Config(transport=ways[is_recorded], tile_m=16, tile_n=16)

@@ -15,14 +15,14 @@ from weft.ops.reduce_scatter import Config, Problem, candidates, choose, op, red
 
 SHAPES = [{"m": 37, "n": 6}, {"m": 3, "n": 16}, {"m": 24, "n": 35}, {"m": 1, "n": 1}]
 DTYPES = {
-    "push": "bfloat16", "relay": "float16", "ring": "bfloat16", "packets": "float16",
-    "pull": "float32",
+    "sm_push": "bfloat16", "relay": "float16", "ring": "bfloat16", "ll": "float16",
+    "sm_pull": "float32",
 }  # fmt: skip
 
 
 def is_exact(nodes, transport):
     """Are sums made in the order of ranks?"""
-    return transport in ("push", "packets", "pull") or (transport == "relay" and len(nodes) == 1)
+    return transport in ("sm_push", "ll", "sm_pull") or (transport == "relay" and len(nodes) == 1)
 
 
 @pytest.mark.parametrize(("nodes", "transport", "shape"), cases(op, SHAPES))
@@ -49,7 +49,9 @@ def test_another_order_of_sums_is_still_the_same_in_every_run(ranks, nodes, tran
     def main():
         world = weft.init()
         x = op.make_inputs(problem, world.rank)["x"]
-        outs = [reduce_scatter(x, world=world, config=replace(config, lanes=n)) for n in (1, 2, 5)]
+        outs = [
+            reduce_scatter(x, world=world, config=replace(config, channels=n)) for n in (1, 2, 5)
+        ]
         assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
         return outs[0]
 
@@ -64,7 +66,7 @@ def test_the_ring_adds_in_its_own_order(ranks):
     def main():
         world = weft.init()
         return reduce_scatter(
-            op.make_inputs(problem, world.rank)["x"], world=world, config=Config("ring", lanes=2)
+            op.make_inputs(problem, world.rank)["x"], world=world, config=Config("ring", channels=2)
         )
 
     parts = [op.make_inputs(problem, rank)["x"] for rank in range(4)]
@@ -106,7 +108,7 @@ def test_what_does_not_fit(ranks, x, keywords, error, words):
 def test_choices_are_checked_and_follow_nodes(target):
     problem = Problem(8192, 8192, 4)
     far, small = replace(problem, nodes=(3, 1)), replace(problem, m=16)
-    for one, first in ((problem, "push"), (far, "relay"), (small, "packets")):
+    for one, first in ((problem, "sm_push"), (far, "relay"), (small, "ll")):
         found = list(candidates(one, target))
         assert found[0] == choose(one, target) and found[0].transport == first
         for config in found:

@@ -91,19 +91,19 @@ def _gradient(world: Any, given: Any, problem: Any, config: Any, out: Any) -> An
 
 PRODUCT = {"m": 12, "n": 32, "k": 32}
 SUBJECTS = [
-    Subject("all_gather", "copy_engine", _gather, {"m": 8, "n": 40}),
-    Subject("ag_gemm", "push", _product(ag_gemm), PRODUCT),
-    Subject("ag_gemm", "put", _product(ag_gemm), PRODUCT),
-    Subject("ag_gemm", "packets", _product(ag_gemm), PRODUCT),
-    Subject("gemm_rs", "push", _product(gemm_rs), PRODUCT),
-    Subject("gemm_rs", "put", _product(gemm_rs), PRODUCT),
-    Subject("gemm_ar", "two_shot", _product(gemm_ar), PRODUCT),
-    Subject("ag_wgrad", "push", _gradient, PRODUCT),
-    Subject("ag_attention", "put", _attend, {}, ("cu_seqlens",)),
-    Subject("flash_decode", "push", _decode, {}, ("block_table",)),
-    Subject("ag_moe", "push", _experts(ag_moe), {}),
-    Subject("ag_moe", "put", _experts(ag_moe), {}),
-    Subject("moe_rs", "push", _experts(moe_rs), {}),
+    Subject("all_gather", "ce_pull", _gather, {"m": 8, "n": 40}),
+    Subject("ag_gemm", "sm_push", _product(ag_gemm), PRODUCT),
+    Subject("ag_gemm", "ce_push", _product(ag_gemm), PRODUCT),
+    Subject("ag_gemm", "ll", _product(ag_gemm), PRODUCT),
+    Subject("gemm_rs", "sm_push", _product(gemm_rs), PRODUCT),
+    Subject("gemm_rs", "ce_push", _product(gemm_rs), PRODUCT),
+    Subject("gemm_ar", "two_shot_ll", _product(gemm_ar), PRODUCT),
+    Subject("ag_wgrad", "sm_push", _gradient, PRODUCT),
+    Subject("ag_attention", "ce_push", _attend, {}, ("cu_seqlens",)),
+    Subject("flash_decode", "sm_push", _decode, {}, ("block_table",)),
+    Subject("ag_moe", "sm_push", _experts(ag_moe), {}),
+    Subject("ag_moe", "ce_push", _experts(ag_moe), {}),
+    Subject("moe_rs", "sm_push", _experts(moe_rs), {}),
 ]  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def test_a_replay_has_the_scale_of_its_own_call(replayed):
     """A number, which launches hold as it is."""
     op = cards()["flash_decode"]
     problem = op.make_problem(RANKS, op.trials[0].shape, "float32")
-    config = next(c for c in op.candidates(problem, EMU) if c.transport == "push")
+    config = next(c for c in op.candidates(problem, EMU) if c.transport == "sm_push")
     everyone = [op.make_inputs(problem, rank, 0) for rank in range(RANKS)]
 
     def main() -> None:
@@ -246,7 +246,7 @@ def test_a_key_without_one_of_its_addresses_is_found(subject, monkeypatch):
 def test_a_finding_of_a_replay_names_the_lines_of_its_own_call():
     op = cards()["all_gather"]
     problem = op.make_problem(2, {"m": 8, "n": 40}, "float32")
-    config = next(c for c in op.candidates(problem, EMU) if c.transport == "copy_engine")
+    config = next(c for c in op.candidates(problem, EMU) if c.transport == "ce_pull")
     lines = {}
 
     def main() -> None:

@@ -71,8 +71,8 @@ class Mail:
         self.is_outgrown = False
 
 
-def launches(fn, lanes, arguments, take=Mail, calls=NONE_RECORDED) -> Launches:
-    return Launches(fn, lanes, {"num_warps": 4}, take, arguments, calls)
+def launches(fn, channels, arguments, take=Mail, calls=NONE_RECORDED) -> Launches:
+    return Launches(fn, channels, {"num_warps": 4}, take, arguments, calls)
 
 
 def test_a_launch_like_one_before_hands_over_addresses(monkeypatch):

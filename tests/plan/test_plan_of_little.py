@@ -31,7 +31,7 @@ def compiled(function: Callable, inputs: dict[str, Tensor], **engines: str) -> C
     made = program(mesh="tp", **inputs)(function)
     tasks = made.stages.program.tasks
     tiles = {one.name: (16, 16, 16) for one in tasks if one.kind == "matmul"}
-    engines |= {one.name: "push" for one in tasks if one.kind == "all_gather"}
+    engines |= {one.name: "sm_push" for one in tasks if one.kind == "all_gather"}
     return made.options(settings=Settings(tiles=tiles, engines=engines))
 
 
@@ -73,7 +73,7 @@ def two_layers(**engines: str) -> Compiled:
 
 
 def carried_layers() -> Compiled:
-    return two_layers(scattered="copy_engine", scattered_2="copy_engine")
+    return two_layers(scattered="ce_push", scattered_2="ce_push")
 
 
 # Sizes of the calls, one after the other. Of two columns, or rows, a third rank has none.

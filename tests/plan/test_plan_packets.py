@@ -18,7 +18,7 @@ from weft.ops.all_reduce_rms_norm import op
 from weft.plan import run_plan
 
 EPS = 1e-6
-PACKETS = ("packets", "packets_twice")
+LL = ("one_shot_ll", "two_shot_ll")
 
 
 def total_and_norm(x, residual, weight):
@@ -27,7 +27,7 @@ def total_and_norm(x, residual, weight):
 
 
 def plan_of(
-    function, num_ranks: int, n: int, engine: str = "packets", dtype: str = "float32", height=1
+    function, num_ranks: int, n: int, engine: str = "one_shot_ll", dtype: str = "float32", height=1
 ):
     types = {
         "x": Tensor(dtype, ("m", n), Partial()),
@@ -57,11 +57,11 @@ def same(results, expected) -> bool:
 @pytest.mark.parametrize(
     ("num_ranks", "n", "dtype", "engine"),
     [
-        (2, 7, "bfloat16", "packets"),
-        (3, 12, "float32", "packets_twice"),
-        pytest.param(4, 5, "float16", "packets", marks=pytest.mark.slow),
-        pytest.param(3, 24, "float32", "packets", marks=pytest.mark.slow),
-        pytest.param(4, 7, "bfloat16", "packets_twice", marks=pytest.mark.slow),
+        (2, 7, "bfloat16", "one_shot_ll"),
+        (3, 12, "float32", "two_shot_ll"),
+        pytest.param(4, 5, "float16", "one_shot_ll", marks=pytest.mark.slow),
+        pytest.param(3, 24, "float32", "one_shot_ll", marks=pytest.mark.slow),
+        pytest.param(4, 7, "bfloat16", "two_shot_ll", marks=pytest.mark.slow),
     ],
 )
 def test_totals_are_bitwise_those_of_the_reference(ranks, num_ranks, n, dtype, engine):
@@ -106,9 +106,9 @@ def layers(x, residual, weight):
 def test_other_work_on_the_sums(ranks):
     """By packets, two rows to a tile, and by pushes, in turns, of one program: those share neither
     slot nor epoch, these do. Without rows there is nothing to do."""
-    plans = [plan_of(layers, 2, 12, one, height=2) for one in PACKETS]
+    plans = [plan_of(layers, 2, 12, one, height=2) for one in LL]
     assert [one.tile for plan in plans for one in plan.plan.of(Launch)] == [(2, 12)] * 2
-    plans.append(plan_of(layers, 2, 12, "push"))
+    plans.append(plan_of(layers, 2, 12, "sm_push"))
 
     def main():
         world = weft.init()

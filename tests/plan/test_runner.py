@@ -172,15 +172,15 @@ class Program:
 @pytest.mark.parametrize(
     ("function", "engines"),
     [
-        (ag_gemm, {"gathered": "push"}),
-        (ag_gemm, {"gathered": "copy_engine"}),
-        (ag_gemm, {"gathered": "copy_engine_put"}),
+        (ag_gemm, {"gathered": "sm_push"}),
+        (ag_gemm, {"gathered": "ce_pull"}),
+        (ag_gemm, {"gathered": "ce_push"}),
         (gemm_rs, {}),
-        (gemm_ar, {"reduced": "push"}),
+        (gemm_ar, {"reduced": "sm_push"}),
         (all_reduce_rms_norm, {}),
-        (mlp, {"gathered": "copy_engine"}),
-        pytest.param(mlp, {"gathered": "copy_engine_put"}, marks=pytest.mark.slow),
-        pytest.param(mlp, {"gathered": "push"}, marks=pytest.mark.slow),
+        (mlp, {"gathered": "ce_pull"}),
+        pytest.param(mlp, {"gathered": "ce_push"}, marks=pytest.mark.slow),
+        pytest.param(mlp, {"gathered": "sm_push"}, marks=pytest.mark.slow),
     ],
     ids=lambda one: getattr(one, "__name__", None) or "-".join(one.values()) or "default",
 )
@@ -192,7 +192,7 @@ def test_every_way_of_calling(ranks, function, engines, num_ranks, m):
 
 @pytest.mark.parametrize(
     ("function", "engines"),
-    [(ag_gemm, {"gathered": "push"}), (gemm_rs, {"scattered": "push"})],
+    [(ag_gemm, {"gathered": "sm_push"}), (gemm_rs, {"scattered": "sm_push"})],
     ids=["ag_gemm", "gemm_rs"],
 )
 def test_calls_that_come_again_have_their_own_operands_and_layouts(
@@ -229,13 +229,13 @@ def test_calls_that_come_again_have_their_own_operands_and_layouts(
     assert len(seen) == 2 * num_ranks * 4
 
 
-CARRIED = {"scattered": "copy_engine"}
+CARRIED = {"scattered": "ce_push"}
 
 
 def carried(function, num_ranks: int, m: int, **engines: str) -> Program:
     """Where engines carry sums, but for recorded calls."""
     program = Program(function, num_ranks, m, CARRIED | engines)
-    pushed = Program(function, num_ranks, m, {"scattered": "push"} | engines)
+    pushed = Program(function, num_ranks, m, {"scattered": "sm_push"} | engines)
     program.stages = replace(program.stages, recorded=pushed.stages)
     return program
 
@@ -340,7 +340,7 @@ def test_a_recording_of_what_was_asked_for_is_refused(ranks):
         for _ in range(2):
             results = run_plan(program.stages, mine, {"m": 40}, world=world)
             program.check(results, tensors, world.rank)
-        told = "gemm_rs: engine='copy_engine' of sums cannot be recorded.*ask for 'push'"
+        told = "gemm_rs: engine='ce_push' of sums cannot be recorded.*ask for 'sm_push'"
         with pytest.raises(UsageError, match=told) as error, world.record():
             run_plan(program.stages, mine, {"m": 40}, world=world)
         assert error.value.place.outermost.file == __file__
@@ -350,7 +350,7 @@ def test_a_recording_of_what_was_asked_for_is_refused(ranks):
 
 def test_a_kernel_runs_as_its_schedule_says(ranks):
     """Warps, stages, the groups of tiles and the end of the order: the executor finds no others."""
-    program = Program(gemm_rs, 2, 160, {"scattered": "push"})
+    program = Program(gemm_rs, 2, 160, {"scattered": "sm_push"})
     told = Schedule(last=1, tile_m=16, tile_n=32, tile_k=16, group_m=4, num_warps=2, num_stages=1)
 
     def main():
@@ -375,7 +375,7 @@ def test_a_kernel_runs_as_its_schedule_says(ranks):
 
 def test_tensors_are_copied_to_where_the_only_kernel_can_read_them(ranks):
     """Ranks signal tiles to each other, and the generic variant has others of 160 columns, say."""
-    program = Program(gemm_rs, 2, 40, {"scattered": "push"})
+    program = Program(gemm_rs, 2, 40, {"scattered": "sm_push"})
 
     def main():
         world = weft.init()
@@ -399,7 +399,7 @@ def test_tensors_are_copied_to_where_the_only_kernel_can_read_them(ranks):
 
 def test_what_a_stream_does_beside_a_plan_is_recorded_by_itself(ranks):
     """The product's launches as one, the engine's stream as another; what is behind it waits."""
-    program = carried(mlp, 2, 40, gathered="copy_engine")
+    program = carried(mlp, 2, 40, gathered="ce_push")
 
     def main():
         world = weft.init()
@@ -443,15 +443,15 @@ def test_what_a_stream_does_beside_a_plan_is_queued_where_it_is_recorded(ranks, 
 @pytest.mark.parametrize(
     ("function", "engines", "nodes"),
     [
-        (ag_gemm, {"gathered": "put"}, (2, 1)),
-        (gemm_rs, {"scattered": "put"}, (2, 1)),
-        (gemm_ar, {"reduced": "put"}, (2, 1)),
+        (ag_gemm, {"gathered": "sm_put"}, (2, 1)),
+        (gemm_rs, {"scattered": "sm_put"}, (2, 1)),
+        (gemm_ar, {"reduced": "sm_put"}, (2, 1)),
         (all_reduce_rms_norm, {}, (2, 1)),
-        pytest.param(gemm_ar, {"reduced": "put"}, (1, 1), marks=pytest.mark.slow),
-        pytest.param(ag_gemm, {"gathered": "put"}, (2, 2), marks=pytest.mark.slow),
-        pytest.param(mlp, {"gathered": "put"}, (2, 2), marks=pytest.mark.slow),
+        pytest.param(gemm_ar, {"reduced": "sm_put"}, (1, 1), marks=pytest.mark.slow),
+        pytest.param(ag_gemm, {"gathered": "sm_put"}, (2, 2), marks=pytest.mark.slow),
+        pytest.param(mlp, {"gathered": "sm_put"}, (2, 2), marks=pytest.mark.slow),
     ],
-    ids=lambda one: getattr(one, "__name__", text_of(one) if isinstance(one, tuple) else "put"),
+    ids=lambda one: getattr(one, "__name__", text_of(one) if isinstance(one, tuple) else "sm_put"),
 )
 def test_tiles_go_node_by_node(ranks, function, engines, nodes):
     """Of rows that nothing divides: tiles straddle ranks, and nodes."""
@@ -463,7 +463,7 @@ def test_tiles_go_node_by_node(ranks, function, engines, nodes):
 
 
 def test_rows_that_engines_read_in_place(ranks):
-    program = Program(ag_gemm, 2, 64, {"gathered": "copy_engine"}, on_heap="a")
+    program = Program(ag_gemm, 2, 64, {"gathered": "ce_pull"}, on_heap="a")
     (copy,) = program.stages.plan.of(Copy)
     assert copy.source == "a"
     ranks(lambda: program.main(64, 0, on_heap="a"), 2)
@@ -482,7 +482,7 @@ def test_without_rows_there_is_nothing_to_do(ranks):
     ranks(main, 2)
 
 
-@pytest.mark.parametrize("engine", ["packets", "packets_twice"])
+@pytest.mark.parametrize("engine", ["one_shot_ll", "two_shot_ll"])
 def test_packets_carry_the_tiles_of_a_product_for_small_m(ranks, engine):
     """Calls of several sizes by turns, on one slot; a rank may have tensors TMA reads not."""
     program = Program(gemm_ar, 3, 40, {"reduced": engine})
@@ -504,7 +504,7 @@ def test_packets_carry_the_tiles_of_a_product_for_small_m(ranks, engine):
 
 
 def test_a_step_without_a_kernel_is_told_with_its_line(ranks):
-    program = Program(gemm_ar, 2, 16, {"reduced": "packets"})
+    program = Program(gemm_ar, 2, 16, {"reduced": "one_shot_ll"})
     plan = program.stages.plan
     # By packets there is a kernel of another template.
     statements = (replace(x, template="gemm") if isinstance(x, Launch) else x
@@ -522,7 +522,7 @@ def test_a_step_without_a_kernel_is_told_with_its_line(ranks):
 
 
 def test_ranks_that_disagree_on_sizes_are_told_with_the_programs_line(ranks):
-    program = Program(ag_gemm, 2, 64, {"gathered": "push"})
+    program = Program(ag_gemm, 2, 64, {"gathered": "sm_push"})
 
     def main():
         world = weft.init()
@@ -544,7 +544,7 @@ def backwards(i, num_m, num_n, args):
 
 
 def test_an_order_of_the_users(ranks):
-    program = Program(ag_gemm, 3, 70, {"gathered": "push"}, orders={"product": backwards})
+    program = Program(ag_gemm, 3, 70, {"gathered": "sm_push"}, orders={"product": backwards})
     launch = program.stages.plan.of(Launch)[-1]
     assert launch.order == "backwards"
 
@@ -568,7 +568,7 @@ def every_second(i, num_m, num_n, args):
 
 def test_an_order_is_checked_for_the_sizes_of_the_call(ranks):
     """The plan is of m up to 96; of five rows of tiles each comes once, of four they do not."""
-    program = Program(ag_gemm, 2, 65, {"gathered": "push"}, orders={"product": every_second})
+    program = Program(ag_gemm, 2, 65, {"gathered": "sm_push"}, orders={"product": every_second})
 
     def main():
         world = weft.init()
@@ -597,7 +597,7 @@ PARAMETERS[two_products] = {
 
 def test_two_products_of_the_same_rows(ranks):
     """The second need not wait: what the first has waited for is there."""
-    program = Program(two_products, 3, 70, {"gathered": "push"})
+    program = Program(two_products, 3, 70, {"gathered": "sm_push"})
     assert sorted(len(one.awaits) for one in program.stages.plan.of(Launch)) == [0, 0, 1]
     ranks(lambda: program.main(70, 20), 3)
 
@@ -616,7 +616,7 @@ PARAMETERS[gated_and_added] = {
 
 def test_products_are_worked_on_with_what_memory_holds(ranks):
     """In registers: silu behind a product, times another product, plus a residual."""
-    program = Program(gated_and_added, 3, 70, {"gathered": "push"})
+    program = Program(gated_and_added, 3, 70, {"gathered": "sm_push"})
     launches = program.stages.plan.of(Launch)
     assert [[do.kind for do in one.body] for one in launches[1:]] == [
         ["matmul"], ["matmul", "silu", "mul", "add"]

@@ -52,7 +52,7 @@ def no_launches(monkeypatch):
 @weft.program(
     mesh="tp",
     settings=Settings(
-        tiles={"product": (16, 32, 16), "product_2": (16, 16, 16)}, engines={"gathered": "push"}
+        tiles={"product": (16, 32, 16), "product_2": (16, 16, 16)}, engines={"gathered": "sm_push"}
     ),
     x=Tensor("float32", ("m", K), Shard(0)),
     w1=Tensor("float32", (K, 2 * N), Shard(1)),
@@ -192,7 +192,7 @@ def test_what_was_recorded_with_scratch_memory_that_is_gone_is_not_replayed(monk
 # ---- the heap
 
 
-@pytest.mark.parametrize("transport", ["push", "put"])
+@pytest.mark.parametrize("transport", ["sm_push", "ce_push"])
 @pytest.mark.parametrize("recorded", [False, True], ids=["called", "recorded"])
 def test_sizes_that_grow_fit_in_a_heap_of_the_largest(transport, recorded, monkeypatch):
     """All sizes together do not; what the user has recorded of a small one is right in the end, and
@@ -235,7 +235,7 @@ def test_sizes_that_grow_fit_in_a_heap_of_the_largest(transport, recorded, monke
 @pytest.mark.parametrize("recorded", [False, True], ids=["called", "recorded"])
 def test_mailboxes_that_grow_fit_too(recorded):
     """What is kept of calls holds them: it is forgotten where the heap is full."""
-    config = card("all_gather").config(transport="pull", lanes=2, block=1024, num_warps=4)
+    config = card("all_gather").config(transport="sm_pull", channels=2, block=1024, num_warps=4)
 
     def main():
         world = weft.init(heap_bytes=256 << 10)

@@ -88,7 +88,7 @@ def code_of(kernel, record, target):
     ]  # fmt: skip
 
 
-def kernel_of(target, template, world_version=None, op="ag_gemm", transport="push"):
+def kernel_of(target, template, world_version=None, op="ag_gemm", transport="sm_push"):
     """The operator's product, and the record that it is compiled by."""
     card = cards()[op]
     problem = card.make_problem(2, {"m": 4096, "n": 4096, "k": 256}, "bfloat16")
@@ -142,7 +142,7 @@ def test_on_hopper_a_tile_is_combined_with_its_first_chunk():
     version = traced_version(language_version())
     counts = []
     for one in (None, version):
-        fn, record = kernel_of("cuda:90", "sm90", one, op="gemm_rs", transport="push")
+        fn, record = kernel_of("cuda:90", "sm90", one, op="gemm_rs", transport="sm_push")
         made = triton_api.compile_kernel(fn, record, TARGETS["cuda:90"])
         counts.append(made.asm["ptx"].count("%globaltimer"))
     assert counts[1] - counts[0] == 2 + 2 * 4

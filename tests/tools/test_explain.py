@@ -98,7 +98,7 @@ def test_rows_by_packets(tmp_path, capsys):
         explained(capsys, f"{path}:few", "--shape", f"m={m}") for m in (8, 128, 8192)
     )
     (choice,) = [one for one in few["choices"]["choices"] if one["what"] == "engine"]
-    assert choice["taken"] == "packets" and "push" in choice["why"]
+    assert choice["taken"] == "one_shot_ll" and "sm_push" in choice["why"]
     assert all("packets to partials of all ranks" in tile["text"] for tile in few["mapping"])
     ways = [tile["text"].split(": ")[1][:8] for tile in some["mapping"]]
     assert ways == ["packets "] * 3 + ["its own,"]
@@ -116,7 +116,7 @@ def test_for_people(capsys):
 @pytest.mark.parametrize("op", ["all_gather", "all_reduce", "reduce_scatter", "all_to_all"])
 def test_a_collective_says_which_transport_and_why(op, capsys):
     found = explained(capsys, op, "--shape", "m=16,n=64")
-    assert found["config"]["transport"].startswith(("packets", "one_shot"))
+    assert found["config"]["transport"].startswith(("one_shot_ll", "one_shot_ll"))
     assert "was fastest on 4 H200s for up to" in found["reason"]
     assert main(["explain", op]) == 0 and "written by hand" in capsys.readouterr().out
 

@@ -13,14 +13,14 @@ SMALL = ["--ranks", "2", "--shape", "m=64,n=32,k=32"]
 
 def test_the_schedule_of_a_run_is_a_page(tmp_path, capsys):
     path = tmp_path / "schedule.html"
-    words = ["timeline", "ag_gemm", "-o", str(path), *SMALL, "--transport", "put"]
+    words = ["timeline", "ag_gemm", "-o", str(path), *SMALL, "--transport", "ce_push"]
     assert main([*words, "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert values["from"] == "run"
     assert values["shape"] == {"m": 64, "n": 32, "k": 32} and values["file"] == str(path)
     assert [one["rank"] for one in values["totals"]] == [0, 1] and values["end_us"] > 0
     text = path.read_text()
-    assert "transport=put" in text and "copy engine 0" in text and "multiply" in text
+    assert "transport=ce_push" in text and "copy engine 0" in text and "multiply" in text
     assert "rows_ready[" in text, "signals are named"
     assert main(words) == 0
     said = capsys.readouterr()
@@ -61,7 +61,7 @@ def test_the_schedule_of_a_users_program(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["from"] == "run"
     text = path.read_text()
     assert "What happened on the emulator" in text and "project_multiply" in text
-    assert main([*words, "--transport", "put"]) == 2
+    assert main([*words, "--transport", "ce_push"]) == 2
     assert "is for operators" in capsys.readouterr().err
 
 
@@ -117,7 +117,7 @@ def test_a_page_is_no_trace(capsys):
 @pytest.mark.parametrize(
     "words, kind",
     [
-        (["--traced", "--target", "emu", "--transport", "put"], "wait"),
+        (["--traced", "--target", "emu", "--transport", "ce_push"], "wait"),
         (["--run"], "program"),
         ([], "transfer"),
         (["--persistent", "balanced"], "work"),
@@ -147,7 +147,7 @@ def test_an_operator_without_transports(tmp_path, capsys):
 def test_what_tiles_say_of_themselves(tmp_path, capsys):
     path = tmp_path / "tiles.html"
     words = ["timeline", "ag_gemm", "-o", str(path), *SMALL, "--traced", "--target", "emu"]
-    words += ["--transport", "put"]
+    words += ["--transport", "ce_push"]
     assert main([*words, "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert (values["from"], values["target"]) == ("trace", "emu")

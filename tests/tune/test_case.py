@@ -77,8 +77,8 @@ def test_wefts_variants_by_words():
     assert default.name == "weft" and len(default.calls) == len(case.sets)
     names = {v.name for v in variants.of_weft(case, "weft/each")}
     assert names == {"weft push", "weft put", "weft nccl"}
-    (one,) = variants.of_weft(case, "weft/transport=put/chunks=4")
-    assert "transport='put'" in one.about and "chunks=4" in one.about
+    (one,) = variants.of_weft(case, "weft/transport=ce_push/chunks=4")
+    assert "transport='ce_push'" in one.about and "chunks=4" in one.about
     for words in ("weft/chunks", "weft/colour=red", "weft/chunks=many"):
         with pytest.raises(UsageError):
             list(variants.of_weft(case, words))

@@ -88,7 +88,7 @@ class Compiled:
         """The same program, run in another way; what is left out stays as it is.
 
             plain = mlp.options(lowering="unfused")
-            pushed = mlp.options(settings=Settings(engines={"gathered": "push"}))
+            pushed = mlp.options(settings=Settings(engines={"gathered": "sm_push"}))
 
         "overlapped" runs the kernels that are generated for sizes of this class, and leaves to
         libraries what is predicted to be slower; "unfused" calls libraries, one after the other;

@@ -1,8 +1,8 @@
 """Schedules of a product that is summed over ranks: which there are, and the plan of each.
 
 A `problem` says m, n and k, the dtype, the ranks and their nodes, and which `transports` its
-operator has: push (SMs store tiles to peers), put (copy engines carry them), one_shot and two_shot
-(packets, for few rows), one in which nothing is fused, and the library's.
+operator has: sm_push (SMs store tiles to peers), ce_push (copy engines do), one_shot_ll and
+two_shot_ll (LL packets, for small m), one in which nothing is fused, and the library's.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from weft.compiler import pipeline
 from weft.compiler.cost import products
 from weft.compiler.facts import Facts, Settings, class_of
 from weft.ir.schedule import Schedule
-from weft.ir.task import ENGINES, PRODUCTS, Program, are_alike
+from weft.ir.task import ENGINES, LL, PRODUCTS, Program, are_alike
 from weft.tiles import blocking, gemm_sm90, gemm_small
 from weft.tiles.blocking import Blocking
 from weft.tiles.hooks import scatter
 
-PUSH, PUT, LIBRARY = "push", "put", "nccl"
-# In the compiler's words.
-CARRIED_BY = {"put": "copy_engine", "one_shot": "packets", "two_shot": "packets_twice"}
+SM_PUSH, CE_PUSH, LIBRARY = "sm_push", "ce_push", "nccl"
 TEMPLATES = ("plain", "sm90")
 MOST_ENGINES = 4
 # Rows of tiles that programs of one turn share, of all ranks' parts.
@@ -55,11 +53,11 @@ class Config(Schedule):
             return
         if not self.is_fused:
             return
-        if self.transport in CARRIED_BY and len(problem.nodes) > 1:
+        if self.transport != SM_PUSH and len(problem.nodes) > 1:
             what = "packets" if self.is_by_packets else "copy engines"
             raise ConfigError(
                 f"{op}: transport={self.transport!r} on {len(problem.nodes)} nodes; {what} reach "
-                f"the ranks of one node only: take transport={PUSH!r}"
+                f"the ranks of one node only: take transport={SM_PUSH!r}"
             )
         if self.is_by_packets:
             self.blocking.check(op, problem.dtype, problem.dtype, False, target)
@@ -68,7 +66,7 @@ class Config(Schedule):
         for name in ("last", "group_m"):
             if not 1 <= (value := getattr(self, name)) <= 1024:
                 raise ConfigError(f"{op}: {name}={value}; it must be between 1 and 1024")
-        if self.by_tma and self.transport == PUSH and problem.num_ranks > scatter.MOST_PEERS + 1:
+        if self.by_tma and self.transport == SM_PUSH and problem.num_ranks > scatter.MOST_PEERS + 1:
             raise ConfigError(
                 f"{op}: by_tma with {problem.num_ranks} ranks; a kernel takes descriptors of "
                 f"{scatter.MOST_PEERS} peers: take by_tma=False"
@@ -109,11 +107,11 @@ class Config(Schedule):
 
     @property
     def is_by_packets(self) -> bool:
-        return self.transport in ("one_shot", "two_shot")
+        return self.transport in LL
 
     @property
     def is_fused(self) -> bool:
-        return self.transport == PUSH or self.transport in CARRIED_BY
+        return self.transport in (SM_PUSH, CE_PUSH, *LL)
 
     @property
     def blocking(self) -> Blocking:
@@ -145,13 +143,12 @@ def fused(problem: Any, target: Target) -> Iterator[Config]:
 
 
 def by_packets(problem: Any, target: Target, one_shot_rows: int) -> list[Config]:
-    """Configurations for small m, where all ranks are near: one_shot first up to so many rows
+    """Configurations for small m, where all ranks are near: one_shot_ll first up to so many rows
     times peers."""
     if problem.is_empty or len(problem.nodes) > 1:
         return []
-    ways = ["two_shot", "one_shot"]
-    if problem.m * (problem.num_ranks - 1) <= one_shot_rows:
-        ways.reverse()
+    is_one_shot = problem.m * (problem.num_ranks - 1) <= one_shot_rows
+    ways = LL if is_one_shot else LL[::-1]
     cut = next(blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target))
     tile_m = min(64, max(16, 1 << (problem.m - 1).bit_length()))
     # Narrow tiles with many stages: as much of B under way as fits.
@@ -169,12 +166,12 @@ def _cut(cut: Blocking, problem: Any, **fields: Any) -> Config:
 
 def _by_engines(one: Config, problem: Any) -> Iterator[Config]:
     """The same where copy engines carry tiles, in few chunks or in several."""
-    if PUT in problem.transports and len(problem.nodes) <= 1 and problem.num_ranks > 1:
+    if CE_PUSH in problem.transports and len(problem.nodes) <= 1 and problem.num_ranks > 1:
         # Programs of one turn are in one part's tiles.
         together = group_m(1, ceil(problem.rows / one.tile_m))
         for chunks in products.CARRIED_CHUNKS:
             if are_alike(problem.n, chunks, one.tile_n):
-                yield replace(one, transport=PUT, chunks=chunks, group_m=together)
+                yield replace(one, transport=CE_PUSH, chunks=chunks, group_m=together)
 
 
 def _predicted_us(config: Config, problem: Any, target: Target) -> float:
@@ -185,7 +182,7 @@ def _predicted_us(config: Config, problem: Any, target: Target) -> float:
     )
     machine = hardware_of(target)
     assert machine is not None, f"{target} has the template for Hopper, but no record"
-    if config.transport == PUT:
+    if config.transport == CE_PUSH:
         return round(products.carried_us(one, machine, config.chunks), 3)
     return round(products.scattered_us(one, machine, by_tma=config.by_tma), 3)
 
@@ -215,11 +212,11 @@ def _planned(
     placed = pipeline.compile_program(program).tasks["place"]
     (product,) = [one.name for one in placed.tasks if one.kind in PRODUCTS]
     (collective,) = [one.name for one in placed.tasks if one.kind in ENGINES]
-    by_stores = "put" if len(nodes) > 1 else PUSH
+    is_far = config.transport == SM_PUSH and len(nodes) > 1
     settings = Settings(
         tiles={product: config.tile},
-        engines={collective: CARRIED_BY.get(config.transport, by_stores)},
-        chunks={collective: config.chunks} if config.transport == PUT else {},
+        engines={collective: "sm_put" if is_far else config.transport},
+        chunks={collective: config.chunks} if config.transport == CE_PUSH else {},
     )
     stages = pipeline.overlap(placed, Facts({"m": m}, num_ranks, target, nodes), settings)
     (kernel,) = stages.program.kernels

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 class Schedule:
     """How one kernel that multiplies and communicates runs; every field is the same on all ranks.
 
-    `transport` carries the rows or tiles: push (SMs store to peers), put and pull (copy engines),
-    packets, or the name of what runs unfused. `template` is plain or sm90. `tma`: operands are read
-    by TMA where the target has it. `by_tma`: on Hopper tiles leave by TMA, and are announced behind
-    the next product; not by stores of threads, announced at once.
+    `transport` carries the rows or tiles: sm_push (SMs store to peers), ce_push and ce_pull (copy
+    engines), ll (packets), or the name of what runs unfused. `template` is plain or sm90. `tma`:
+    operands are read by TMA where the target has it. `by_tma`: on Hopper tiles leave by TMA, and
+    are announced behind the next product; not by stores of threads, announced at once.
 
     Units   chunks: of what travels, each with a signal of its own; engines: streams of copy engines
             that take turns with them; pushers: communication CTAs, which store rows to peers before
@@ -21,7 +21,7 @@ class Schedule:
             (order.order_of); group_m: rows of tiles that share columns in L2
     """
 
-    transport: str = "push"
+    transport: str = "sm_push"
     template: str = "plain"
     last: int = 3
     tile_m: int = 128

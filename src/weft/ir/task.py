@@ -37,18 +37,18 @@ from weft.ir.tensor import (
 )
 
 STAGES = ("traced", "placed", "fused", "tiled", "planned")
-# What carries a collective that is part of a kernel. copy_engine: pulls by copies on a stream of
-# their own; copy_engine_put: pushes by such copies; push: stores of SMs; put: one-sided puts with
-# signals, which reach other nodes; of sums, copy_engine carries what tiles leave at home, when they
-# say so; packets: stores of which each carries its flag, to all ranks;
-# packets_twice: to who owns the rows, and back; feed: puts of the product's own first programs,
-# before they multiply. SMs do not pull: pushes were never slower.
+# What carries a collective that is part of a kernel. ce_pull: pulls by copies on a stream of their
+# own; ce_push: pushes by such copies, of sums from the staging buffer that tiles are stored in;
+# sm_push: stores of SMs; sm_put: wl.put with signals, which reaches other nodes; one_shot_ll: LL
+# packets, stores of which each carries its flag, to all ranks; two_shot_ll: to the ranks that own
+# the rows, and back; feed: puts of the product's own first programs, before they multiply. SMs do
+# not pull: pushes were never slower.
 ENGINES = {
-    "all_gather": ("copy_engine", "copy_engine_put", "push", "put", "feed"),
-    "reduce_scatter": ("push", "put", "copy_engine"),
-    "all_reduce": ("push", "put", "packets", "packets_twice"),
+    "all_gather": ("ce_pull", "ce_push", "sm_push", "sm_put", "feed"),
+    "reduce_scatter": ("sm_push", "sm_put", "ce_push"),
+    "all_reduce": ("sm_push", "sm_put", "one_shot_ll", "two_shot_ll"),
 }
-PACKETS = ("packets", "packets_twice")
+LL = ("one_shot_ll", "two_shot_ll")
 
 
 @dataclass(frozen=True)
@@ -471,7 +471,7 @@ def is_carried(task: Task) -> bool:
 
 
 def is_carried_by(kind: str, engine: str) -> bool:
-    return kind == "reduce_scatter" and engine == "copy_engine"
+    return kind == "reduce_scatter" and engine == "ce_push"
 
 
 def are_alike(columns: Size, chunks: int, width: int) -> bool:

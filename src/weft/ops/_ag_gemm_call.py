@@ -70,7 +70,7 @@ class SlotCall(Call):
         self.grid = (config.grid(problem, world.target), 1, 1)
         self.tma = config.tma and can_use_tma(problem, world.target)
         self.has_rows = problem.shard(world.rank)[0] < problem.shard(world.rank)[1]
-        self.by_engine = config.transport == "put"
+        self.by_engine = config.transport == "ce_push"
         # Tiles that straddle ranks read own rows from the slot.
         self.straddles = straddles(problem, config)
         words = world.num_ranks * config.chunks

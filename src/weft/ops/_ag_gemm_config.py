@@ -26,13 +26,11 @@ from weft.tiles import blocking, dealing, gemm, gemm_sm90, gemm_small
 from weft.tiles.blocking import Blocking
 from weft.tiles.gathered_gemm import Turns
 
-TRANSPORTS = ("put", "push", "packets")
-PACKETS = "packets"
+TRANSPORTS = ("ce_push", "sm_push", "ll")
+LL = "ll"
 LIBRARY = nccl.TRANSPORT
 TEMPLATES = ("plain", "small", "sm90")
 FEW = "small"
-# What carries the rows, in the cost model's words.
-CARRIED_BY = {"put": "copy_engine_put", "push": "push"}
 TILE = (128, 256, 64)
 
 # Up to so many bytes of A per rank the SMs push; more where the product is too narrow to hide a
@@ -75,7 +73,7 @@ class Config:
             own, or 1
     """
 
-    transport: str = "put"
+    transport: str = "ce_push"
     template: str = "plain"
     chunks: int = 2
     tile_m: int = 128
@@ -121,10 +119,10 @@ class Config:
                     "of one size, and a result of the operands' dtype"
                 )
             return
-        if nodes > 1 and self.transport != "push":
-            yield f"{way} on {nodes} nodes; it reaches ranks of one node: take transport='push'"
-        if (self.template == FEW) != (self.transport == PACKETS):
-            yield f"template={self.template!r} with {way}; {FEW!r} goes with {PACKETS!r} alone"
+        if nodes > 1 and self.transport != "sm_push":
+            yield f"{way} on {nodes} nodes; it reaches ranks of one node: take transport='sm_push'"
+        if (self.template == FEW) != (self.transport == LL):
+            yield f"template={self.template!r} with {way}; {FEW!r} goes with {LL!r} alone"
         if self.template == "sm90" and not can_use_sm90(problem, target):
             yield (
                 f"template='sm90' with {dtype} on {target}; it takes 16-bit operands, or fp8 with "
@@ -134,8 +132,8 @@ class Config:
             )
         if dtype == E4M3 and target.backend == "cuda" and target.arch < E4M3_ARCH:
             yield f"{dtype} on {target}; it needs compute capability 8.9: convert a and b"
-        if problem.scaling and self.transport == PACKETS:
-            yield f"{way} of {dtype}; scales do not travel as packets: take transport='push'"
+        if problem.scaling and self.transport == LL:
+            yield f"{way} of {dtype}; scales do not travel as packets: take transport='sm_push'"
         is_larger = BLOCK_K % self.tile_n or BLOCK_K % self.tile_k
         if problem.scaling == BLOCKS and is_larger:
             yield (
@@ -143,7 +141,7 @@ class Config:
                 "scale; both must divide it"
             )
         programs, early = programs_on(target), own_tiles(problem, self)
-        resident = self.most_resident(problem, target) if self.transport == PACKETS else programs
+        resident = self.most_resident(problem, target) if self.transport == LL else programs
         if self.feeders > resident:
             yield (
                 f"feeders={self.feeders}; {target} has {target.num_sms} SMs, of which {SPARE_SMS} "
@@ -180,7 +178,7 @@ class Config:
         if self.template == "sm90":
             return programs_on(target)
         tiles = self.blocking.num_tiles(*problem.result)
-        fed = self.feeders if self.transport == "push" else 0
+        fed = self.feeders if self.transport == "sm_push" else 0
         return min(tiles + fed, programs_on(target))
 
 
@@ -214,9 +212,9 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     limit = NARROW_PUSH_BYTES if problem.n <= NARROW_N else PUSH_BYTES
     push_first = problem.shard_bytes <= limit or problem.num_ranks == 1
-    order = ("push", "put") if push_first else ("put", "push")
+    order = ("sm_push", "ce_push") if push_first else ("ce_push", "sm_push")
     if len(problem.nodes) > 1 or target.num_sms <= SPARE_SMS:
-        order = ("push",)
+        order = ("sm_push",)
     by_packets = list(_by_packets(problem, target)) if len(problem.nodes) <= 1 else []
     if problem.m <= SMALL_M and target.backend != "emu":
         yield from by_packets
@@ -251,7 +249,7 @@ def _by_packets(problem: Problem, target: Target) -> Iterator[Config]:
     if target.backend != "emu" and problem.m > 4 * SMALL_M:
         return
     for cut in _few_rows(problem, target):
-        config = Config(transport=PACKETS, template=FEW, **vars(cut))
+        config = Config(transport=LL, template=FEW, **vars(cut))
         yield _with_packets(config, problem, target)
 
 
@@ -290,7 +288,7 @@ def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> l
     for transport in filter(partial(_is_worth_rating, problem), transports):
         for cut in cuts if problem.itemsize > 1 else (gemm_sm90.PROMOTED,):
             # A push is made by four warps, staging by eight.
-            block = 8192 if transport == "push" else 16384
+            block = 8192 if transport == "sm_push" else 16384
             plain = Config(transport=transport, template="sm90", block=block, **vars(cut))
             ways = list(_ways_of(with_transport(plain, problem, target), problem, target))
             us = [_end_us(plain, problem, target, way) for way in ways]
@@ -301,7 +299,7 @@ def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> l
 
 def _is_worth_rating(problem: Problem, transport: str) -> bool:
     """Could it end first?"""
-    if transport == "push":
+    if transport == "sm_push":
         return problem.num_ranks == 1 or problem.shard_bytes <= MOST_PUSHED_BYTES
     return problem.shard_bytes >= FEWEST_PUT_BYTES
 
@@ -323,7 +321,7 @@ def _ways_of(base: Config, problem: Problem, target: Target) -> Iterator[Way]:
     some = dict.fromkeys((first, first._replace(group_m=8)))
     yield from some
     yield first._replace(group_m=8, own_first=False)
-    if base.transport == "put" and first.chunks == 1 and problem.rows > 1:
+    if base.transport == "ce_push" and first.chunks == 1 and problem.rows > 1:
         some[first._replace(chunks=2)] = None
         yield first._replace(chunks=2)
     if problem.num_ranks == 1 or straddles(problem, base):
@@ -337,7 +335,7 @@ def _ways_of(base: Config, problem: Problem, target: Target) -> Iterator[Way]:
             # Those who push, the last ones, need have none.
             peers = (problem.num_ranks - 1) * way.chunks
             pieces = (programs - parts * early) // peers
-            if base.transport == "push" and 0 < pieces < way.pieces:
+            if base.transport == "sm_push" and 0 < pieces < way.pieces:
                 one = one._replace(feeders=pieces * peers, pieces=pieces)
             yield one
 
@@ -347,7 +345,7 @@ def _end_us(config: Config, problem: Problem, target: Target, way: Way | None = 
     tile = (config.tile_m, config.tile_n, config.tile_k)
     if config.template != "sm90":
         few = Product(problem.m, problem.n, problem.k, 1, tile)
-        return products.few_rows_us(few, H200X4, config.transport == PACKETS)
+        return products.few_rows_us(few, H200X4, config.transport == LL)
     way = way or Way(*[getattr(config, name) for name in Way._fields])
     # The model is of 16-bit operands: fp8 are half of the bytes at twice the rate, as half of k is.
     k, tile_k = (extent * problem.itemsize // 2 for extent in (problem.k, config.tile_k))
@@ -356,7 +354,7 @@ def _end_us(config: Config, problem: Problem, target: Target, way: Way | None = 
         head=_head(problem, config.tile_m, way.own_first), early_parts=way.early_parts,
     )  # fmt: skip
     return products.gathered_us(
-        product, H200X4, CARRIED_BY[config.transport], chunks=way.chunks, staged=False,
+        product, H200X4, config.transport, chunks=way.chunks, staged=False,
         num_programs=programs_on(target),
         feeders=way.pieces * way.chunks * max(1, problem.num_ranks - 1),
     )  # fmt: skip
@@ -390,7 +388,7 @@ def with_transport(config: Config, problem: Problem, target: Target) -> Config:
     config = replace(config, group_m=max(1, min(8, problem.rows // config.tile_m)))
     tiles, programs = config.blocking.num_tiles(*problem.result), programs_on(target)
     peers = max(1, problem.num_ranks - 1)
-    if config.transport == "put":
+    if config.transport == "ce_push":
         feeders = max(1, ceil(problem.shard_bytes / STAGE_BYTES))
         is_fine = problem.shard_bytes >= TWO_CHUNKS_BYTES or target.backend == "emu"
         chunks = min(2 if is_fine else 1, problem.rows)
@@ -403,7 +401,7 @@ def with_transport(config: Config, problem: Problem, target: Target) -> Config:
         feeders = min(max(-tiles % programs, MIN_PUSHERS), MAX_PUSHERS)
         chunks = min(max(1, problem.rows // config.tile_m), 8)
     feeders = min(3 if target.backend == "emu" else feeders, programs)
-    shares = 1 if config.transport == "put" else peers * chunks
+    shares = 1 if config.transport == "ce_push" else peers * chunks
     return replace(config, feeders=feeders, chunks=max(1, chunks), pieces=ceil(feeders / shares))
 
 

@@ -21,7 +21,7 @@ from weft.ops._ag_gemm_config import LIBRARY
 from weft.ops._ag_gemm_problem import Problem as Gathered
 from weft.tiles import blocking, gemm
 
-TRANSPORTS = ("put", "push", LIBRARY)
+TRANSPORTS = ("ce_push", "sm_push", LIBRARY)
 # Turns over all tiles: each but the last costs a tile's way through memory, in fp32.
 MOST_TURNS = 8
 # Rows of tiles that programs of one time share.
@@ -65,7 +65,7 @@ class Config(_ag_gemm_config.Config):
             block: as ag_gemm's
     """
 
-    transport: str = "push"
+    transport: str = "sm_push"
     split: int = 1
 
     op: ClassVar[str] = "ag_wgrad"
@@ -85,17 +85,17 @@ class Config(_ag_gemm_config.Config):
 
     def grid(self, problem: Problem, target: Target) -> int:
         """Programs of _multiply: all of them are resident."""
-        fed = self.feeders if self.transport == "push" else 0
+        fed = self.feeders if self.transport == "sm_push" else 0
         room = _ag_gemm_config.programs_on(target)
         return min(self.num_tiles(problem) * self.split + fed, room)
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
-    order = ("push",)
+    order = ("sm_push",)
     if len(problem.nodes) <= 1 and target.num_sms > _ag_gemm_config.SPARE_SMS:
         is_small = problem.shard_bytes <= _ag_gemm_config.PUSH_BYTES or problem.num_ranks == 1
-        order = ("push", "put") if is_small else ("put", "push")
+        order = ("sm_push", "ce_push") if is_small else ("ce_push", "sm_push")
     p, q = problem.result
     rows = problem.m if target.backend == "emu" else p
     for transport in order:
@@ -110,7 +110,7 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
 
 def _split(config: Config, problem: Problem, target: Target) -> int:
     """As many turns as programs would have no tile without."""
-    fed = config.feeders if config.transport == "push" else 0
+    fed = config.feeders if config.transport == "sm_push" else 0
     room = _ag_gemm_config.programs_on(target) - fed
     turns = room // max(1, config.num_tiles(problem))
     return max(1, min(turns, problem.num_ranks * config.chunks, MOST_TURNS))

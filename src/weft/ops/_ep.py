@@ -27,9 +27,9 @@ from weft.tiles import experts, route
 MOST_COLUMNS = 1024
 # What a thread has of the rows that are moved together.
 THREADS, THREAD_BYTES, PACKETS_OF_THREAD = 256, 64, 4
-# Lanes where each has a tile of tokens at most, and where it has more: then two share an SM, and
+# Channels where each has a tile of tokens at most, and where it has more: then two share an SM, and
 # one sends while the other stores. Read with these, no others tried.
-FEW_LANES, MOST_LANES = 128, 256
+FEW_CHANNELS, MOST_CHANNELS = 128, 256
 # Up to so many bytes of a rank's rows they travel as packets, as all_gather's do; unmeasured.
 FEW_BYTES = 1 << 19
 
@@ -47,7 +47,7 @@ class Problem(Rows):
     tile_m: int = 128
     capacity: int = -1
 
-    transports = {"push": Transport(reaches_far=True), "packets": Transport()}
+    transports = {"sm_push": Transport(reaches_far=True), "ll": Transport()}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,12 +99,12 @@ class Problem(Rows):
 class Config(exchanges.Config):
     """How rows are moved; every field is the same on all ranks.
 
-    Units   lanes: programs; tokens: that one moves at a time; block: elements of each, packets of
-            4 bytes where those are dispatched; batch: tokens whose choices a program looks at
+    Units   channels: programs; tokens: that one moves at a time; block: elements of each, packets
+            of 4 bytes where those are dispatched; batch: tokens whose choices a program looks at
             together
     """
 
-    transport: str = "push"
+    transport: str = "sm_push"
     block: int = 1024
     tokens: int = 4
     batch: int = 32
@@ -117,11 +117,11 @@ class Config(exchanges.Config):
     def check(self, problem: Any, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
         if self.by_library:
-            raise ConfigError(f"{problem.op}: transport='nccl'; it must be push or packets")
+            raise ConfigError(f"{problem.op}: transport='nccl'; it must be sm_push or ll")
         super().check(problem, target)
         if self.by_packets and problem.packed_bytes % PACKET_BYTES:
             raise ConfigError(
-                f"{problem.op}: transport='packets' with rows of {problem.row_bytes} bytes; what "
+                f"{problem.op}: transport='ll' with rows of {problem.row_bytes} bytes; what "
                 f"packets carry must divide by {PACKET_BYTES}: take push"
             )
         for name in ("tokens", "batch"):
@@ -129,8 +129,8 @@ class Config(exchanges.Config):
                 raise ConfigError(f"{problem.op}: {name}={value}; it must be a power of two")
 
     def grid(self, problem: Problem) -> int:
-        """Lanes that have tokens: as many on every rank."""
-        return max(1, min(self.lanes, ceil(problem.rows / self.tokens)))
+        """Channels that have tokens: as many on every rank."""
+        return max(1, min(self.channels, ceil(problem.rows / self.tokens)))
 
     def packets(self, problem: Problem, row_bytes: int) -> int:
         """Words for a row of each token. A tile's last addresses, though masked, are on the heap
@@ -146,7 +146,7 @@ class Config(exchanges.Config):
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     few = problem.shard_bytes <= FEW_BYTES
-    for transport in ("packets", "push") if few else ("push", "packets"):
+    for transport in ("ll", "sm_push") if few else ("sm_push", "ll"):
         one = _config(problem, target, transport)
         if one.can(problem, target):
             yield one
@@ -154,23 +154,24 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
 
 def _config(problem: Problem, target: Target, transport: str) -> Config:
     if target.backend == "emu":
-        return Config(transport, lanes=2, block=1024, tokens=2, batch=4, num_warps=4)
-    by_packets = transport == "packets"
+        return Config(transport, channels=2, block=1024, tokens=2, batch=4, num_warps=4)
+    by_packets = transport == "ll"
     size = min(PACKET_BYTES, problem.element_bytes) if by_packets else problem.element_bytes
     length = max(1, problem.row_bytes // size)
     # A power of two that divides the row, if that is not too small.
     block = max(128, min(1024, length & -length))
     of_thread = PACKETS_OF_THREAD * PACKET_BYTES if by_packets else THREAD_BYTES
     tokens = max(1, THREADS * of_thread // (block * size))
-    # Of few tokens each has a lane, which moves longer parts of it, if it has any.
-    while tokens > 1 and ceil(problem.rows / tokens) < FEW_LANES:
+    # Of few tokens each has a channel, which moves longer parts of it, if it has any.
+    while tokens > 1 and ceil(problem.rows / tokens) < FEW_CHANNELS:
         tokens, block = tokens // 2, max(block, min(2 * block, power_of_two(length)))
+    has_few = ceil(problem.rows / tokens) <= FEW_CHANNELS
     one = Config(
-        transport, lanes=FEW_LANES if ceil(problem.rows / tokens) <= FEW_LANES else MOST_LANES,
+        transport, channels=FEW_CHANNELS if has_few else MOST_CHANNELS,
         block=block, tokens=tokens, batch=min(32, tokens_together(problem.top_k)),
         num_warps=THREADS // target.warp_size,
     )  # fmt: skip
-    return replace(one, lanes=min(one.lanes, one.most_lanes(target)))
+    return replace(one, channels=min(one.channels, one.most_channels(target)))
 
 
 def choose(problem: Problem, target: Target) -> Config:
@@ -274,7 +275,7 @@ def begin(world: Any, problem: Problem, config: Config | None, kind: str) -> Con
 CARD: Mapping[str, Any] = {
     "default_shape": {"m": 64, "n": 64, "experts": 8, "top_k": 2, "capacity": 0},
     "smallest": {"m": 2, "n": 16, "experts": 2, "top_k": 1},
-    "smallest_config": {"lanes": 1, "block": 16, "tokens": 1},
+    "smallest_config": {"channels": 1, "block": 16, "tokens": 1},
     "awkward_shapes": (
         (4, {"m": 97, "n": 40, "experts": 24, "top_k": 8}),
         (3, {"m": 29, "n": 7, "experts": 7, "top_k": 7}),

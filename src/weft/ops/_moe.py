@@ -58,7 +58,7 @@ class Problem(Rows):
 
     op: ClassVar[str]
     # The ways in which its tokens travel, and the templates that its kernels have forms for.
-    transports: ClassVar[tuple[str, ...]] = ("push",)
+    transports: ClassVar[tuple[str, ...]] = ("sm_push",)
     templates: ClassVar[tuple[str, ...]] = ("plain",)
     # What x's rows are.
     rows_are: ClassVar[str]
@@ -240,10 +240,10 @@ class Call:
 
     def __init__(
         self, world: Any, problem: Problem, config: Config, kernel: core.Kernel,
-        buffers: Mapping[str, Any], signals: Mapping[str, Any], lanes: int = 0,
+        buffers: Mapping[str, Any], signals: Mapping[str, Any], channels: int = 0,
     ) -> None:  # fmt: skip
         self.world, self.problem = world, problem
-        self.product = GroupedProduct(world, kernel, problem, config, lanes=lanes)
+        self.product = GroupedProduct(world, kernel, problem, config, channels=channels)
         self.arrays, self.words = list(buffers), list(signals)
         self.buffers = {**buffers, **self.product.buffers}
         self.signals = {**signals, **self.product.signals}

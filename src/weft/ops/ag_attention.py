@@ -6,12 +6,12 @@
 m tokens, of sequences packed one behind the other, are split as torch.chunk splits them. A token
 sees its own sequence; `causal`, no key behind itself. Sequences may span ranks.
 
-Plan, `put` (copy-engine push)
+Plan, `ce_push` (copy-engine push)
     copy    take              returns when every rank's slot is free
             copies            per rank + 1, + 2, ..., none before own rank where causal, and chunk:
                               own k, own v, and the signal that announces both
     main    ag_attention_attend   all programs attend
-Plan, `push` (SM push)
+Plan, `sm_push` (SM push)
     main    ag_attention_attend   the first `pushers` programs store own chunks in those ranks'
                               slots and announce each; then all attend
 Keys come in a fixed order (weft.tiles.attention_gather): results are the same bits in every run.
@@ -20,7 +20,7 @@ Signals (SET to the call's epoch e, read on the device)
     rows_ready[src * chunks + c]  chunk c of src's k and v is in this rank's slot. By src, or by its
                                   copy engine; own ones by `take`, as what engines copy
     slot_free, epoch, ticket      the slot's; the last program of ag_attention_attend moves them
-By `put` one program waits for all signals before the slot is released: one that no tile needed
+By `ce_push` one program waits for all signals before the slot is released: one that no tile needed
 could otherwise come late and undo one of the next call's.
 
 Not a program of the compiler: a tile meets a range of keys that is known at run time only, in
@@ -52,7 +52,7 @@ from weft.plan.attention_launches import GatheredAttention
 from weft.runtime.world import World
 from weft.tiles import attention_blocking
 
-PUT, PUSH = "put", "push"
+CE_PUSH, SM_PUSH = "ce_push", "sm_push"
 SPARE_SMS = 1  # that the persistent grid leaves free: `take` runs beside it
 MOST_D = 256  # the longest head
 KEYS = "tokens kv_heads d"
@@ -137,7 +137,7 @@ class Config:
             per shard; pushers: programs that store, `block` elements at a time, then attend
     """
 
-    transport: str = PUT
+    transport: str = CE_PUSH
     tile_m: int = 128
     tile_n: int = 64
     tile_k: int = MOST_D
@@ -151,15 +151,15 @@ class Config:
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
         op = problem.op
-        fields.check_one_of(op, self, "transport", (PUT, PUSH))
+        fields.check_one_of(op, self, "transport", (CE_PUSH, SM_PUSH))
         fields.check_powers_of_two(op, self, "tile_m", "tile_n", "tile_k", "block")
         fields.check_one_of(op, self, "num_warps", (1, 2, 4, 8, 16))
         most = programs_on(target)  # that wait for peers are all resident
         fields.check_ranges(op, self, num_stages=(1, 8), chunks=(1, 1024), pushers=(1, most))
-        if self.transport == PUT and len(problem.nodes) > 1:
+        if self.transport == CE_PUSH and len(problem.nodes) > 1:
             raise ConfigError(
-                f"{op}: transport={PUT!r} on {len(problem.nodes)} nodes; a copy engine reaches "
-                f"the ranks of its own node only: take transport={PUSH!r}"
+                f"{op}: transport={CE_PUSH!r} on {len(problem.nodes)} nodes; a copy engine reaches "
+                f"the ranks of its own node only: take transport={SM_PUSH!r}"
             )
         if self.pack < 1 or problem.group % self.pack or self.pack > self.tile_m:
             raise ConfigError(
@@ -189,9 +189,9 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     is_emulated = target.backend == "emu"
     pushers = min(2, target.num_sms) if is_emulated else min(16, programs_on(target))
     is_alone = len(problem.nodes) > 1 or target.num_sms <= SPARE_SMS or problem.num_ranks == 1
-    for transport in (PUSH,) if is_alone else (PUT, PUSH):
+    for transport in (SM_PUSH,) if is_alone else (CE_PUSH, SM_PUSH):
         # Each chunk costs an engine's start.
-        most = 2 if is_emulated else 4 if transport == PUT else 16
+        most = 2 if is_emulated else 4 if transport == CE_PUSH else 16
         chunks = min(max(1, problem.rows // (1 if is_emulated else 256)), most)
         yield Config(
             transport, cut.m, cut.n, tile_k, pack, cut.num_warps, cut.num_stages, chunks, pushers,
@@ -335,11 +335,11 @@ op = Op(
     smallest={**SMALL, "m": 16, "sequences": 0}, smallest_config={"pushers": 1, "chunks": 1},
     trials=(
         *trials(SMALL),
-        *(Trial((3,), {**SMALL, "causal": 0, "sequences": 0}, one) for one in (PUT, PUSH)),
+        *(Trial((3,), {**SMALL, "causal": 0, "sequences": 0}, one) for one in (CE_PUSH, SM_PUSH)),
         # Signals of chunks without rows, which no tile waits for, are copied late.
-        Trial((3,), {**SMALL, "causal": 0}, PUT, calls=(2, 0, 2, 0, 2, 0)),
+        Trial((3,), {**SMALL, "causal": 0}, CE_PUSH, calls=(2, 0, 2, 0, 2, 0)),
         # Inputs change as soon as a call is over.
-        Trial((2,), SMALL, PUT, on_heap=True),
+        Trial((2,), SMALL, CE_PUSH, on_heap=True),
     ),
     awkward_shapes=(
         (4, {**SMALL, "m": 97, "sequences": 5}),

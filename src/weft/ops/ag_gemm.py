@@ -3,24 +3,24 @@
 m is global and its rows are split as torch.chunk splits them: ceil(m / num_ranks) to a rank, the
 last ranks may have fewer, or none. n and k are per rank. Every rank ends with its own C.
 
-Plan, `put` (copy engines carry the data to where it is needed)
+Plan, `ce_push` (copy engines carry the data to where it is needed)
     main    edges       where tiles straddle ranks: copies own rows of such tiles to the slot
     copy    take        returns when every rank's slot is free
             copies      per rank - 1, - 2, ... and chunk: own rows from `a` to that rank's slot,
                         and the word that says so
     main    multiply    all programs multiply: tiles of own rows first, read in place from `a`;
                         then those of rank + 1, + 2, ...
-Plan, `push` (SMs carry the data)
+Plan, `sm_push` (SMs carry the data)
     main    multiply    feeders store own rows into every rank's slot; the last one of a chunk
                         signals it. All programs multiply as above
-Plan, `packets` (few rows): _ag_gemm_small.py.
+Plan, `ll` (few rows): _ag_gemm_small.py.
 What moves rows is the executor's (plan/moving.py, plan/transfers.py); multiply is the GEMM template
 with the hooks of tiles/gathered_gemm.py. A tile that straddles two ranks' rows reads the slot
 alone, own rows included.
 
 Signals (all are SET to the call's epoch e; e is read on the device, so nothing is frozen)
     rows_ready[src * chunks + c]    these rows of src are in this rank's slot. From a copy engine
-                                    (put), from rank src (push), always for own rows
+                                    (ce_push), from rank src (sm_push), always for own rows
     summed[2 * program + half]      local: sums for another program's tile are there        (sm90)
     slot_free, epoch, ticket        the slot's; the last program of multiply moves them
     fed[rank * chunks + c]          local: how many pieces of a chunk have been stored for a rank
@@ -48,7 +48,7 @@ from weft.ops import _ag_gemm_scales, _baselines
 from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
 from weft.ops._ag_gemm_config import (
     LIBRARY,
-    PACKETS,
+    LL,
     Config,
     candidates,
     choose,
@@ -155,7 +155,7 @@ def _make_call(
     config.check(problem, world.target)
     if config.transport == LIBRARY:
         return LibraryCall(world, problem, config)
-    if config.transport == PACKETS:
+    if config.transport == LL:
         return PacketCall(world, problem, config)
     return SlotCall(world, problem, config)
 
@@ -260,15 +260,15 @@ TRIALS = (
     Trial(
         (3,),
         {"m": 56, "n": 24, "k": 16},
-        "put",
+        "ce_push",
         calls=(2, 0, 2, 0, 2, 0),
         configs={0: {"chunks": 2}, 2: {"chunks": 1}},
     ),
     # Tiles that programs share.
-    Trial((2,), {"m": 8, "n": 24, "k": 48}, "packets"),
+    Trial((2,), {"m": 8, "n": 24, "k": 48}, "ll"),
     # Inputs change as soon as a call is over; with edges of tiles to be staged, and without.
-    Trial((3,), {"m": 56, "n": 24, "k": 16}, "put", on_heap=True),
-    Trial((2,), {"m": 64, "n": 24, "k": 16}, "put", on_heap=True, calls=(0, 0, 0, 1, 0, 1, 0)),
+    Trial((3,), {"m": 56, "n": 24, "k": 16}, "ce_push", on_heap=True),
+    Trial((2,), {"m": 64, "n": 24, "k": 16}, "ce_push", on_heap=True, calls=(0, 0, 0, 1, 0, 1, 0)),
 )
 
 op = Op(

@@ -6,24 +6,24 @@ m tokens are split as torch.chunk splits them. Every rank has n columns of every
 with its columns of all m * top_k slots, in the order of moe_route: sorted by expert. Which slots an
 expert has is known on the device alone.
 
-Plan, `put`: copy-engine push (many tokens, on GPUs of one node)
+Plan, `ce_push`: copy-engine push (many tokens, on GPUs of one node)
     stage     a kernel waits until every rank's slot is free, copies own tokens to the own slot and
               sets the own flag
     copies    copy engines move own tokens to rank - 1's slot, - 2's, ..; behind each the flag
     multiply  as below, without communication CTAs
 
-Plan, `push`: one kernel on each rank, the GEMM template with hooks (weft.tiles.hooks.table)
-    begin     `lanes` communication CTAs store own tokens in every rank's slot, the own one first,
-              then rank + 1's, + 2's, ..; then they multiply too, what is left of each wave
+Plan, `sm_push`: one kernel on each rank, the GEMM template with hooks (weft.tiles.hooks.table)
+    begin     `channels` communication CTAs store own tokens in every rank's slot, the own one
+              first, then rank + 1's, + 2's, ..; then they multiply too, what is left of each wave
     order     tiles by the table, in the turns of moe_route: those of own tokens first, then those
               whose last tokens come next
     ready     waits for the ranks whose tokens are in the tile, and for no other
     emit      slots -> out
 
 Signals (SET to the call's epoch e, read on the device; waited for in the call that sets it)
-    rows_ready[src * lanes + l]   push: what lane l of rank src stores of its tokens is in this
-                                  rank's slot. By src
-    rows_ready[src]               put: src's tokens are. By src's engine; the own flag by stage
+    rows_ready[src * channels + l]   sm_push: what channel l of rank src stores of its tokens is in
+                                  this rank's slot. By src
+    rows_ready[src]               ce_push: src's tokens are. By src's engine; the own flag by stage
     summed[2 * program + half]    local: partial sums of another program's tile are there (sm90)
     slot_free, epoch, ticket      the slot's; the last program moves them
 Ranks without tokens are the last ones: no tile waits for them, and they push nothing. Some tile
@@ -81,7 +81,7 @@ class Problem(_moe.Problem):
 
     op = "ag_moe"
     rows_are = "own tokens, as torch.chunk splits all"
-    transports = ("push", "put")
+    transports = ("sm_push", "ce_push")
     templates = ("plain", "sm90")
 
     def rows_of_x(self, rank: int) -> int:
@@ -93,21 +93,22 @@ class Problem(_moe.Problem):
 
 @dataclass(frozen=True)
 class Config(_moe.Config):
-    """Units   lanes: of push, communication CTAs, which store own tokens before they multiply"""
+    """Units   channels: communication CTAs of sm_push, which store own tokens, then multiply"""
 
-    lanes: int = 8
+    channels: int = 8
 
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
         super().check(problem, target)
-        if not 1 <= self.lanes <= target.num_sms:
+        if not 1 <= self.channels <= target.num_sms:
             raise ConfigError(
-                f"ag_moe: lanes={self.lanes}; {target} runs 1 to {target.num_sms} programs together"
+                f"ag_moe: channels={self.channels}; {target} runs 1 to {target.num_sms} programs "
+                "together"
             )
-        if self.transport == "put" and len(problem.nodes) > 1:
+        if self.transport == "ce_push" and len(problem.nodes) > 1:
             raise ConfigError(
-                f"ag_moe: transport='put' on {len(problem.nodes)} nodes; copy engines reach the "
-                "ranks of one node only: take transport='push'"
+                f"ag_moe: transport='ce_push' on {len(problem.nodes)} nodes; copy engines reach "
+                "the ranks of one node only: take transport='sm_push'"
             )
 
 
@@ -118,10 +119,10 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
 
 def _candidates(problem: Problem, target: Target) -> Iterator[Config]:
     for config in _moe.candidates(Config, problem, target):
-        pushed = replace(config, lanes=2) if target.backend == "emu" else config
+        pushed = replace(config, channels=2) if target.backend == "emu" else config
         ways = [pushed]
         if len(problem.nodes) <= 1 and problem.num_ranks > 1:
-            ways.append(replace(pushed, transport="put"))
+            ways.append(replace(pushed, transport="ce_push"))
         is_much = problem.rows * problem.k * problem.itemsize >= PUT_BYTES
         yield from ways[::-1] if is_much and config.template == "sm90" else ways
 
@@ -180,7 +181,7 @@ def stage(x, gathered, rows_ready, slot, k, experts, world):
     """Copy own tokens to the own slot, where tiles have them with others', and set the own flag,
     which engines copy behind them. Product and copies follow this kernel in stream order.
 
-    experts: Experts, whose lanes are this kernel's programs
+    experts: Experts, whose channels are this kernel's programs
     """
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
@@ -224,11 +225,11 @@ def ag_moe(
 
 
 class Call(_moe.Call):
-    """The product and, by `put`, what stages and copies own tokens beside it."""
+    """The product and, by `ce_push`, what stages and copies own tokens beside it."""
 
     def __init__(self, world: Any, problem: Problem, config: Config) -> None:
-        self.by_engine = config.transport == "put"
-        flags = 1 if self.by_engine else config.lanes
+        self.by_engine = config.transport == "ce_push"
+        flags = 1 if self.by_engine else config.channels
         super().__init__(
             world, problem, config, PUT_KERNEL if self.by_engine else KERNEL,
             {"gathered": ((problem.m, problem.k), problem.torch_dtype)},
@@ -245,7 +246,7 @@ class Call(_moe.Call):
             multiply.run()
             return
         world, programs = self.world, self.world.target.num_sms
-        experts = self.product.experts._replace(lanes=programs)
+        experts = self.product.experts._replace(channels=programs)
         given = (x, slot.gathered, slot.rows_ready, slot.arg, self.problem.k, experts, world.arg)
         staged = Start(stage, (programs, 1, 1), given, {"num_warps": STAGE_WARPS})
         # Triton specialises kernels by each address. The product waits for copies, and no binary is
@@ -295,13 +296,13 @@ op = Op(
     run=run,
     candidates=candidates,
     kernels=described.kernels_of(run, _moe.shaped_inputs, candidates),
-    smallest_config={"lanes": 1},
+    smallest_config={"channels": 1},
     trials=(
         *trials({"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2}),
-        # More than a block for each lane.
-        Trial((2,), {"m": 64, "n": 16, "k": 600, "experts": 2, "top_k": 1}, "push"),
+        # More than a block for each channel.
+        Trial((2,), {"m": 64, "n": 16, "k": 600, "experts": 2, "top_k": 1}, "sm_push"),
         # Inputs change as soon as a call is over.
-        Trial((2,), {"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2}, "put", on_heap=True),
+        Trial((2,), {"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2}, "ce_push", on_heap=True),
     ),
     baselines=_baselines.AG_MOE,
     fake=fake,

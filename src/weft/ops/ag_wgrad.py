@@ -4,7 +4,7 @@ m is global. Of one of the two a rank has its own rows alone, as torch.chunk spl
 other all m. Every rank ends with its own out: that of ag_gemm's weights has x gathered, the layer's
 input; that of gemm_rs's weights y, the gradient of its result.
 
-Plan, by `put` and `push` as ag_gemm, with its kernels and copies: the rows travel alike,
+Plan, by `ce_push` and `push` as ag_gemm, with its kernels and copies: the rows travel alike,
 and into slots alike. What is multiplied is another:
     main    ag_wgrad_multiply all programs multiply, by the GEMM template with these hooks
         segments  the parts in which rows come: own ones first, read in place, then those of rank
@@ -458,9 +458,9 @@ TRIALS = (
     # Rows that nothing divides, several tiles, several turns.
     *trials({"m": 56, "n": 24, "k": 40}),
     # As ag_gemm: words of chunks without rows, inputs that change once a call is over.
-    Trial((3,), {"m": 56, "n": 24, "k": 16}, "put", calls=(2, 0, 2, 0, 2, 0)),
+    Trial((3,), {"m": 56, "n": 24, "k": 16}, "ce_push", calls=(2, 0, 2, 0, 2, 0)),
     # Every chunk has rows: what comes too early is read.
-    Trial((2,), {"m": 128, "n": 24, "k": 16}, "put", on_heap=True, calls=(0, 0, 0, 1, 0, 1, 0)),
+    Trial((2,), {"m": 128, "n": 24, "k": 16}, "ce_push", on_heap=True, calls=(0, 0, 0, 1, 0, 1, 0)),
 )
 
 op = Op(

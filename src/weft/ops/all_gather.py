@@ -4,30 +4,31 @@ m is global and its rows are split as torch.chunk splits them; shards may be emp
 as integers, so any dtype is, bit by bit.
 
 Plan, in channels (weft.tiles.move): channel l moves piece l of every shard
-    push         tile of own rows -> its box on every rank, tile by tile (weft.tiles.exchange);
+    sm_push      tile of own rows -> its box on every rank, tile by tile (weft.tiles.exchange);
                  then boxes -> out
-    packets      the same, each 32 bits in a word with their flag: no signal and no fence, at
+    ll           the same, each 32 bits in a word with their flag: no signal and no fence, at
                  twice the bytes
     relay        own piece -> slots of near ranks, and of one partner on each other node, which
                  passes it on to its near ranks; then slot -> out
     ring         own piece -> the next rank's slot; what comes from the rank before goes on to the
                  next, until it has been everywhere; slot -> out on the way
-    pull         memory of all ranks -> out: x itself where it is symmetric, else what its rank has
+    sm_pull      memory of all ranks -> out: x itself where it is symmetric, else what its rank has
                  staged (weft.tiles.fetch)
-    copy_engine  _stage: own piece -> own slot, unless x is symmetric; _announce; copy engines:
+    ce_pull      _stage: own piece -> own slot, unless x is symmetric; _announce; copy engines:
                  x or slots of the others -> out; _finish; beside them _keep: own piece -> out
     nccl         torch.distributed's own; shards of one size only
 Own rows go from x to out in all of them.
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
-    rows_ready[src * lanes + l]  piece l of src's shard is in this rank's slot (relay, ring). Set by
+    rows_ready[src * channels + l]  piece l of src's shard is in this rank's slot (relay, ring). By
                                  src, its partner on this node (relay), or the rank before (ring)
-    rows_ready[src]              src's rows may be fetched (copy_engine). Set by src
+    rows_ready[src]              src's rows may be fetched (ce_pull). Set by src
     slot_free, epoch, ticket     the slot's; the last program moves them
-Pieces without rows are signalled too: who waits need not know the sizes. Those of push, packets and
-pull are the mailbox's (weft.tiles.mailboxes). All ranks have read a symmetric x when a call ends.
+Pieces without rows are signalled too: a waiter need not know the sizes. Those of sm_push, ll and
+sm_pull are the mailbox's (weft.tiles.mailboxes). When a call ends all ranks have read a symmetric
+x.
 
-Limits  x is contiguous; packets, pull and copy_engine need all ranks on one node
+Limits  x is contiguous; ll, sm_pull and ce_pull need all ranks on one node
 Source  the design's section 4; NCCL's ring, and its LL protocol for packets
 """
 
@@ -76,7 +77,7 @@ class CopyEngine:
     def _queue(self, slot: Any, x: torch.Tensor, out: torch.Tensor) -> None:
         world, call, in_place = self.world, self.call, self.problem.in_place
         main, copier = world.current_stream(), world.stream("copy")
-        one = Config("copy_engine", lanes=1, num_warps=1)
+        one = Config("ce_pull", channels=1, num_warps=1)
         if not in_place:
             call.launch(copied.stage, call.config, slot, x, out)
         copier.wait(main)
@@ -106,12 +107,12 @@ class Problem(exchanges.Problem):
     op = "all_gather"
     dtypes = tuple(DTYPES)
     transports = {
-        "push": Transport((exchange.push,), True, GATHER),
+        "sm_push": Transport((exchange.push,), True, GATHER),
         "relay": Transport((relay.relay_rows,), True),
         "ring": Transport((relay.ring_rows,), True),
-        "packets": Transport((packets.push_packets,), constants=GATHER),
-        "pull": Transport((fetch.pull,), constants=GATHER),
-        "copy_engine": Transport(
+        "ll": Transport((packets.push_packets,), constants=GATHER),
+        "sm_pull": Transport((fetch.pull,), constants=GATHER),
+        "ce_pull": Transport(
             (copied.stage, copied.announce, copied.keep, copied.finish), start=CopyEngine
         ),
     }
@@ -124,7 +125,7 @@ class Problem(exchanges.Problem):
         return 0 if self.in_place else self.shard_bytes
 
     def workspace(self, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
-        if config.transport == "copy_engine":
+        if config.transport == "ce_pull":
             staged = max(self.staged_bytes(False), VECTOR_BYTES)
             return (
                 {"staged": ((staged,), torch.uint8)},
@@ -132,7 +133,7 @@ class Problem(exchanges.Problem):
             )
         return (
             {"gathered": ((self.total_bytes,), torch.uint8)},
-            {"rows_ready": (self.num_ranks * config.lanes, torch.int64)},
+            {"rows_ready": (self.num_ranks * config.channels, torch.int64)},
         )
 
 
@@ -196,7 +197,7 @@ op = exchanges.card(
     run,
     summary="out[m, n] = all_gather(x over rows)",
     smallest={"m": 2, "n": 64},
-    on_heap=("pull", "copy_engine"),
+    on_heap=("sm_pull", "ce_pull"),
     baselines=_baselines.ALL_GATHER,
     backward=("reduce_scatter",),
 )

@@ -7,13 +7,13 @@ Plan, in channels, tile by tile (weft.tiles.exchange)
     one_shot    tile of own x -> its box on every rank; every rank sums all tiles. One step a tile
     two_shot    x is cut into shares, one for each rank: tile of each share -> its box on that rank,
                 which sums it and sends the sum to all; then boxes -> out
-    pull        x is cut into shares: every rank sums its share of what lies in the memory of all
+    sm_pull     x is cut into shares: every rank sums its share of what lies in the memory of all
                 ranks, x itself where it is symmetric, else what its rank has staged, and puts the
                 sum into every rank's out where that is symmetric, else beside it (weft.tiles.fetch)
     relay       reduce_scatter by relay, then all_gather by relay: of each shard of x, one sum of a
                 node crosses to each other node, once
     nccl        torch.distributed's own, in another order of sums
-    one_shot_packets, two_shot_packets    as those, each 32 bits in a word with their flag: no
+    one_shot_ll, two_shot_ll    as those, each 32 bits in a word with their flag: no
                 signal and no fence, at twice the bytes
 
 Signals are the mailbox's (weft.tiles.mailboxes): arrived[l * num_ranks + src], the steps of channel
@@ -83,9 +83,9 @@ class Problem(exchanges.Problem):
     transports = {
         "one_shot": Transport((exchange.push,), True, ONE_SHOT),
         "two_shot": Transport((exchange.push_twice,), True, boxes=2),
-        "one_shot_packets": Transport((packets.push_packets,), constants=ONE_SHOT),
-        "two_shot_packets": Transport((packets.push_packets_twice,)),
-        "pull": Transport((fetch.pull_twice,)),
+        "one_shot_ll": Transport((packets.push_packets,), constants=ONE_SHOT),
+        "two_shot_ll": Transport((packets.push_packets_twice,)),
+        "sm_pull": Transport((fetch.pull_twice,)),
         "relay": Transport(reaches_far=True, start=_relay),
     }
 
@@ -165,7 +165,7 @@ def _relayed(problem: Problem, config: Config) -> list[tuple[exchanges.Problem, 
     for kind in (Scatter, Gather):
         part = kind(problem.m * problem.n // n, n, problem.num_ranks, problem.dtype, problem.nodes)
         block = max(16, config.block * problem.itemsize // part.word_bytes)
-        halves.append((part, Config("relay", config.lanes, block, config.num_warps)))
+        halves.append((part, Config("relay", config.channels, block, config.num_warps)))
     return halves
 
 
@@ -192,7 +192,7 @@ op = exchanges.card(
     run,
     kernels=kernels,
     summary="out[m, n] = sum(x over ranks), on every rank",
-    on_heap=("pull",),
+    on_heap=("sm_pull",),
     baselines=_baselines.ALL_REDUCE,
     backward=(),
     composed=("relay",),

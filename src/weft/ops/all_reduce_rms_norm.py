@@ -6,11 +6,11 @@ Every rank passes all m rows of x, and the same residual and weight, and gets al
 results, the same bits everywhere: what stands between the two halves of a decoder layer.
 
 Plan: a tensor program, `program_of`, which the compiler makes one kernel of.
-    push          the template for whole rows (weft.tiles.rows): another rank's rows of x go to
+    sm_push       the template for whole rows (weft.tiles.rows): another rank's rows of x go to
                   their owner, who sums them, own share first, adds the residual, rounds once, and
                   sends the total to all
-    two_shot      the same by packets (weft.tiles.row_packets), for small m; sums in rank order
-    one_shot      packets too: every rank gets all rows of x and sums them. One hop
+    two_shot_ll   the same by LL packets (weft.tiles.row_packets), for small m; sums in rank order
+    one_shot_ll   LL packets too: every rank gets all rows of x and sums them. One hop
     all_reduce, nccl    weft's all-reduce or the library's, then torch; nothing is fused
 Of the two results `total` alone travels. Each rank makes the norm of a row from the same bits.
 
@@ -38,7 +38,7 @@ from weft.compiler import Partial, Replicate, Tensor, frontend, layouts
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.passes.place import place
 from weft.compiler.pipeline import Stages, overlap
-from weft.ir.task import Program
+from weft.ir.task import LL, Program
 from weft.ops import _baselines
 from weft.ops.all_reduce import all_reduce
 from weft.plan import described, nccl, operations, tuning_table
@@ -48,10 +48,10 @@ from weft.plan.runner import PlanRunner
 from weft.runtime.world import World
 from weft.tiles import rows
 
-PUSH, UNFUSED, LIBRARY = "push", "all_reduce", nccl.TRANSPORT
-# What the compiler calls the transports that it fuses.
-ENGINES = {PUSH: "push", "one_shot": "packets", "two_shot": "packets_twice"}
-TRANSPORTS = (*ENGINES, UNFUSED, LIBRARY)
+SM_PUSH, UNFUSED, LIBRARY = "sm_push", "all_reduce", nccl.TRANSPORT
+# Those that the compiler fuses.
+FUSED = (SM_PUSH, *LL)
+TRANSPORTS = (*FUSED, UNFUSED, LIBRARY)
 EPS = 1e-6
 
 
@@ -83,22 +83,22 @@ class Problem(Rows):
 class Config:
     """`transport` as the Plan says; tiles follow from the sizes (weft.plan.row_launches)."""
 
-    transport: str = PUSH
+    transport: str = SM_PUSH
 
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a transport that does not fit the problem"""
         op, one, nodes = problem.op, f"transport={self.transport!r}", len(problem.nodes)
         if self.transport not in TRANSPORTS:
             raise ConfigError(f"{op}: {one}; it must be one of {', '.join(TRANSPORTS)}")
-        if self.transport in ENGINES and problem.n > rows.MOST_COLUMNS:
+        if self.transport in FUSED and problem.n > rows.MOST_COLUMNS:
             raise ConfigError(
                 f"{op}: n={problem.n}; a row is one tile, of up to {rows.MOST_COLUMNS} columns: "
                 f"take transport={UNFUSED!r}"
             )
-        if self.transport in ("one_shot", "two_shot") and nodes > 1:
+        if self.transport in LL and nodes > 1:
             raise ConfigError(
                 f"{op}: {one} reaches into peers' memory, but the world has {nodes} nodes; take "
-                f"{PUSH!r}"
+                f"{SM_PUSH!r}"
             )
 
 
@@ -108,9 +108,9 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
         if len(problem.nodes) == 1 and problem.num_ranks > 1:
             # Messages are as large as all_reduce's.
             for row in tuning_table.rows_for("all_reduce", problem.m * problem.row_bytes):
-                if row.transport.endswith("_packets"):
-                    yield Config(row.transport.removesuffix("_packets"))
-        yield Config(PUSH)
+                if row.transport in LL:
+                    yield Config(row.transport)
+        yield Config(SM_PUSH)
     yield Config(UNFUSED)
     if target.backend == "cuda":
         yield Config(LIBRARY)
@@ -143,9 +143,9 @@ def _stages(problem: Problem, target: Target, eps: float, transport: str) -> Sta
     placed = place(program_of(problem, eps))
     (summed,) = (one.name for one in placed.tasks if one.kind == "all_reduce")
     facts = Facts({"m": problem.num_ranks}, problem.num_ranks, target, problem.nodes)
-    engine = ENGINES[transport]
+    engine = transport
     if len(problem.nodes) > 1 or problem.num_ranks == 1:
-        engine = "put" if problem.num_ranks > 1 else "push"
+        engine = "sm_put" if problem.num_ranks > 1 else "sm_push"
     return overlap(placed, facts, Settings(engines={summed: engine}))
 
 
@@ -200,7 +200,7 @@ class _Call:
         config.check(problem, target)
         self.transport, self.is_empty, self.runner = config.transport, problem.is_empty, None
         self.name = f"{problem.op} m={m},n={n} {problem.dtype} eps={eps} {config}"
-        if self.transport in ENGINES and not self.is_empty:
+        if self.transport in FUSED and not self.is_empty:
             stages = _stages(replace(problem, m=0), target, eps, self.transport)
             tensors = {"x": x, "residual": residual, "weight": weight.view(1, -1)}
             self.runner = PlanRunner(world, stages, tensors, {"m": m})
@@ -251,7 +251,7 @@ def kernels(
     """The kernel that a call with this configuration launches, as a record."""
     config = config or choose(problem, target)
     config.check(problem, target)
-    if config.transport in ENGINES:
+    if config.transport in FUSED:
         yield from _launched(problem, config, target)
 
 

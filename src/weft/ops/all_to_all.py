@@ -8,25 +8,25 @@ splits are read on the device: how many rows move need not be known to the host,
 recording. Rows are moved as integers, so any dtype is, bit by bit.
 
 Plan, in channels (weft.tiles.move): channel l moves piece l of what one rank sends another
-    push    with splits: piece for each rank -> its slot, with how many rows there are; then
+    sm_push with splits: piece for each rank -> its slot, with how many rows there are; then
             slot -> out. Without: tile for each rank -> its box, tile by tile (weft.tiles.exchange)
-    packets without splits: the same, each 32 bits in a word with their flag, at twice the bytes
-    pull    piece for each rank -> own slot, and where it lies and how many rows there are -> that
+    ll      without splits: the same, each 32 bits in a word with their flag, at twice the bytes
+    sm_pull piece for each rank -> own slot, and where it lies and how many rows there are -> that
             rank's slot; then the slots of their ranks -> out
     nccl    torch.distributed's own: without splits, shards of one size
 Own rows go from x to out.
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
-    rows_ready[src * lanes + l]     piece l of src's rows for this rank may be read, and
-                                    ranges[src * lanes + l]: their first row and their number
+    rows_ready[src * channels + l]     piece l of src's rows for this rank may be read, and
+                                    ranges[src * channels + l]: their first row and their number
     slot_free, epoch, ticket        the slot's; the last program moves them
-Pieces without rows are signalled too. Without splits, push and packets have the mailbox's signals
+Pieces without rows are signalled too. Without splits, sm_push and ll have the mailbox's signals
 (weft.tiles.mailboxes).
 
 Limits  x is contiguous and has as many rows on every rank; a rank whose splits are negative, or ask
         for more rows than x has, sends nothing, and all ranks raise; of splits that bring more than
-        out holds, what is too much is left out; pull needs all ranks on one node; a slot of push
-        holds all rows of all ranks if splits are variable
+        out holds, what is too much is left out; sm_pull needs all ranks on one node; a slot of
+        sm_push holds all rows of all ranks if splits are variable
 Source  the design's section 4; torch.distributed.all_to_all_single
 """
 
@@ -93,9 +93,9 @@ def _rows_to(problem: Problem, one: Mapping[str, Any]) -> list[int]:
 
 
 EVEN = {
-    "push": Transport((exchange.push,), True, EXCHANGE),
-    "packets": Transport((packets.push_packets,), constants=EXCHANGE),
-    "pull": Transport((fetch.pull,), constants=EXCHANGE),
+    "sm_push": Transport((exchange.push,), True, EXCHANGE),
+    "ll": Transport((packets.push_packets,), constants=EXCHANGE),
+    "sm_pull": Transport((fetch.pull,), constants=EXCHANGE),
 }
 
 
@@ -113,8 +113,8 @@ class _CallBySplits(exchanges.Call):
 
 
 BY_SPLITS = {
-    name: Transport((exchange_by_splits,), name == "push", {"is_pull": name == "pull"})
-    for name in ("push", "pull")
+    name: Transport((exchange_by_splits,), name == "sm_push", {"is_pull": name == "sm_pull"})
+    for name in ("sm_push", "sm_pull")
 }  # fmt: skip
 
 
@@ -161,8 +161,8 @@ class Problem(exchanges.Problem):
         }
 
     def workspace(self, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
-        rows = self.m if config.transport == "pull" else self.num_ranks * self.m
-        words = self.num_ranks * config.lanes
+        rows = self.m if config.transport == "sm_pull" else self.num_ranks * self.m
+        words = self.num_ranks * config.channels
         return (
             {
                 "received": ((rows * self.row_bytes,), torch.uint8),
@@ -172,7 +172,7 @@ class Problem(exchanges.Problem):
         )
 
     def comes_last(self, transport: str) -> bool:
-        return self.variable and self.total_bytes > PUSH_BYTES and transport != "pull"
+        return self.variable and self.total_bytes > PUSH_BYTES and transport != "sm_pull"
 
 
 @overload
@@ -338,7 +338,7 @@ op = exchanges.card(
     smallest={"m": 4, "n": 64},
     trials=(
         *trials({"m": 8, "n": 40, "variable": 0}, {"m": 8, "n": 40, "variable": 1}),
-        Trial((3,), {"m": 6, "n": 40, "variable": 0}, "pull", on_heap=True),
+        Trial((3,), {"m": 6, "n": 40, "variable": 0}, "sm_pull", on_heap=True),
     ),
     awkward_shapes=(
         (4, {"m": 388, "n": 96, "variable": 0}),

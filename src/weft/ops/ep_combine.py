@@ -8,16 +8,16 @@ rank that has any, rounded once; the token's rank adds these up in fp32. Experts
 order, so both sums are in the order of experts, whatever comes first: results are the same bits in
 every run.
 
-Plan, `push`: one kernel on each rank, in lanes (weft.tiles.experts)
+Plan, `sm_push`: one kernel on each rank, in channels (weft.tiles.experts)
     add      slots of each rank's tokens, rank + 1's first and own last -> that rank's `shares`,
              some tokens at a time; and a word
-    collect  when all ranks' words of this lane are here: own tokens' shares -> out
-A share lies where its rank and its token's number say. `packets`: the same, but shares travel with
+    collect  when all ranks' words of this channel are here: own tokens' shares -> out
+A share lies where its rank and its token's number say. `ll`: the same, but shares travel with
 their flag, at twice the bytes, and need no word.
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
-    shares_ready[src * lanes + l]  what lane l of rank src has for this rank is here. By src; not of
-                                   packets
+    shares_ready[src * channels + l]  what channel l of rank src has for this rank is here. By src;
+                                      not of packets
     slot_free, epoch, ticket       the slot's; the last program moves them
 Ranks without tokens signal too.
 

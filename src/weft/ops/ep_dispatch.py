@@ -13,22 +13,22 @@ A row travels once to each rank that has any of its token's experts, not once fo
 experts need are made there, at the memory's speed, by the pass that also sorts them. Rows lie where
 their rank and their number say until then, so nobody has to be told a place.
 
-Plan, `push`: two kernels on each rank, on one slot
+Plan, `sm_push`: two kernels on each rank, on one slot
     tables   moe_route's plan without the choosing: each rank tells every rank its tokens' choices,
              and how many each expert has; sums of counts are places, so no slot is given out by
              arrival. Choices that are wrong become none, and the last program says so
-    rows     in lanes: own tokens, some at a time -> `gathered` of each rank that needs them, and a
-             word; then for each source, own first, when its lane's word is here: rows -> slots
-`packets`: the same, but rows travel with their flag, at twice the bytes, and need no word: what a
+    rows     in channels: own tokens, some at a time -> `gathered` of each rank that needs them, and
+             a word; then for each source, own first, when its channel's word is here: rows -> slots
+`ll`: the same, but rows travel with their flag, at twice the bytes, and need no word: what a
 rank waits for it knows by the tables
-With a handle the tables are there, and the second kernel is all. Before `push` the first one waits
-for no credits: who has sent the rows of a call is done with its choices, and all send a word. Who
-has no row for a rank sends it no packet.
+With a handle the tables are there, and the second kernel is all. Before `sm_push` the first one
+waits for no credits: a rank that has sent the rows of a call is done with its choices, and all send
+a word. A rank that has no row for another sends it no packet.
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
     routed[src * blocks + b]     choices of block b of rank src are here, with their counts. By src
-    rows_ready[src * lanes + l]  what lane l of rank src has for this rank is here. By src; not
-                                 of packets
+    rows_ready[src * channels + l]  what channel l of rank src has for this rank is here. By src;
+                                    not of packets
     slot_free, epoch, ticket     the slot's; the last program of `rows` moves them
 Ranks without tokens signal too.
 
@@ -210,7 +210,7 @@ MOST_PROGRAMS = 64
 
 
 def _blocks(problem: Problem, config: Config) -> choices.Blocks:
-    columns, programs = problem.own_experts + problem.num_ranks, min(config.lanes, MOST_PROGRAMS)
+    columns, programs = problem.own_experts + problem.num_ranks, min(config.channels, MOST_PROGRAMS)
     return choices.Blocks.of(problem, columns, config.batch, programs)
 
 
@@ -235,7 +235,7 @@ def _tables(
     blocks, heard = _blocks(problem, config), choices.Heard.of(slot)
     given = (ids, made, heard, errors, slot.arg, blocks.tokens, blocks.cut)
     return Start(
-        choices.ep_dispatch_tables, (min(config.lanes, MOST_PROGRAMS, blocks.count), 1, 1),
+        choices.ep_dispatch_tables, (min(config.channels, MOST_PROGRAMS, blocks.count), 1, 1),
         (*given, _ep.split_of(problem, len(ids)), world.arg, config.by_packets),
         {"num_warps": config.num_warps},
     )  # fmt: skip

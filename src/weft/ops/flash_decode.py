@@ -15,14 +15,14 @@ Plan: one kernel on each rank
 A rank without keys of a sequence sends zeros and an lse of -inf, which weighs nothing; where no
 rank has any, out is zeros. Sums are in fp32, in a fixed order; out is rounded once.
 
-    packets  LL packets: data and flag in one 8-byte store; no signal, no fence: for few heads
-    push     SM push to the other ranks' slots, then a signal for each tile
+    ll       LL packets: data and flag in one 8-byte store; no signal, no fence: for few heads
+    sm_push  SM push to the other ranks' slots, then a signal for each tile
 
 Signals
-    boxes[2, ..]         packets, flagged with the call's epoch e, in two halves that calls use in
+    boxes[2, ..]         ll, flagged with the call's epoch e, in two halves that calls use in
                          turns. Every rank sends every tile to every rank: a rank that has ended a
                          call knows that all have begun it, and so ended the one before. No credit
-    ready[tile, src]     push: the tile of src is here; SET to e. By src
+    ready[tile, src]     sm_push: the tile of src is here; SET to e. By src
     come                 local: counts the splits of a tile that are there  (attention_decode)
     slot_free, epoch, ticket   the slot's; the last program moves them
 
@@ -31,7 +31,7 @@ rank, and the split-k partials of a tile are merged by weights, not added
 (docs/decisions/019-parts-that-merge-by-weight.md). Hooks and kernel are in
 weft.tiles.attention_merge.
 
-Limits  tensors are contiguous; d up to MOST_COLUMNS; packets need all ranks on one node
+Limits  tensors are contiguous; d up to MOST_COLUMNS; ll needs all ranks on one node
 Source  flash-decode (Dao et al. 2023); its split over ranks: Triton-distributed (ByteDance 2025)
 """
 
@@ -55,7 +55,7 @@ from weft.plan.attention_launches import MergedDecode
 from weft.runtime.world import World
 from weft.tiles import attention_blocking, attention_decode
 
-PACKETS, PUSH = "packets", "push"
+LL, SM_PUSH = "ll", "sm_push"
 FORMS = {
     "q": "batch heads d", "k_cache": "rows page kv_heads d", "v_cache": "rows page kv_heads d",
     "lengths": "batch", "block_table": "batch width",
@@ -142,7 +142,7 @@ class Config:
     """`transport` as the Plan says. Units  tile_m: query heads at a time, of those that share a
     head of the cache; tile_n: keys at a time; splits: of each sequence's keys"""
 
-    transport: str = PACKETS
+    transport: str = LL
     tile_m: int = 16
     tile_n: int = 64
     splits: int = 1
@@ -152,14 +152,14 @@ class Config:
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem"""
         op = problem.op
-        fields.check_one_of(op, self, "transport", (PACKETS, PUSH))
+        fields.check_one_of(op, self, "transport", (LL, SM_PUSH))
         fields.check_powers_of_two(op, self, "tile_m", "tile_n")
         fields.check_one_of(op, self, "num_warps", (1, 2, 4, 8, 16))
         fields.check_ranges(op, self, num_stages=(1, 8), splits=(1, 1 << 16))
-        if self.transport == PACKETS and len(problem.nodes) > 1:
+        if self.transport == LL and len(problem.nodes) > 1:
             raise ConfigError(
-                f"{op}: transport={PACKETS!r} reaches into peers' memory, but the world has "
-                f"{len(problem.nodes)} nodes; take {PUSH!r}"
+                f"{op}: transport={LL!r} reaches into peers' memory, but the world has "
+                f"{len(problem.nodes)} nodes; take {SM_PUSH!r}"
             )
 
     def tiles(self, problem: Problem) -> int:
@@ -175,10 +175,10 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     # A rank's message to each other one is as long as those of one-shot packets then.
     first = next(iter(tuning_table.rows_for("all_reduce", problem.partial_bytes)))
-    ways = (PACKETS, PUSH) if first.transport == "one_shot_packets" else (PUSH, PACKETS)
-    for transport in ways if len(problem.nodes) == 1 else (PUSH,):
+    ways = (LL, SM_PUSH) if first.transport == "one_shot_ll" else (SM_PUSH, LL)
+    for transport in ways if len(problem.nodes) == 1 else (SM_PUSH,):
         cut = attention_blocking.decode(
-            problem.k, problem.group, problem.itemsize, target, by_packets=transport == PACKETS
+            problem.k, problem.group, problem.itemsize, target, by_packets=transport == LL
         )
         one = Config(transport, cut.m, cut.n, 2, **cut.options)
         if target.backend != "emu":
@@ -312,7 +312,7 @@ op = Op(
     trials=(
         *(Trial(nodes, SMALL) for nodes in ((3,), (2, 1))),
         # Programs merge many tiles each, so a rank that is a call ahead meets them.
-        Trial((2,), {**SMALL, "m": 12, "n": 4}, PUSH, calls=(0, 0, 0)),
+        Trial((2,), {**SMALL, "m": 12, "n": 4}, SM_PUSH, calls=(0, 0, 0)),
     ),
     awkward_shapes=(
         (4, {"m": 5, "n": 37, "k": 24, "heads": 6, "kv_heads": 2, "variable": 1}),

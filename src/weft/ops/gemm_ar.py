@@ -4,9 +4,10 @@ Every rank has all m rows of A and a part of k. Rows belong to ranks, as torch.c
 the owner sums a tile and hands it to all, so every rank gets the same bits. Sums are in fp32; other
 ranks' shares travel in the result's dtype, and are added in the order owner + 1, + 2, ...
 
-Plan    the compiler's, of `gemm_ar` below (`weft explain gemm_ar`). push: as gemm_rs, and the owner
-        stores the sums of a tile to all ranks; one_shot and two_shot, for small m: packets carry
-        tiles, tiles/gemm_packets.py; all_reduce and nccl: cuBLAS, then weft's own or the library's
+Plan    the compiler's, of `gemm_ar` below (`weft explain gemm_ar`). sm_push: as gemm_rs, and the
+        owner stores the sums of a tile to all ranks; one_shot_ll and two_shot_ll, for small m: LL
+        packets carry tiles, tiles/gemm_packets.py; all_reduce and nccl: cuBLAS, then weft's own or
+        the library's
 Signals the plan's: a word for each own tile and source, and one for each tile of another owner
 Limits  those of gemm_rs
 Source  the design's section 4; two-shot all-reduce, tile by tile
@@ -24,7 +25,7 @@ import torch
 from weft.base.card import Op, Trial, trials
 from weft.base.target import Target
 from weft.compiler import frontend
-from weft.compiler.schedules import LIBRARY, PUSH, Config, by_packets, fused
+from weft.compiler.schedules import LIBRARY, SM_PUSH, Config, by_packets, fused
 from weft.ops import _baselines
 from weft.ops.all_reduce import all_reduce
 from weft.plan import nccl, operations, summed
@@ -62,7 +63,7 @@ class Problem(summed.Problem):
     """m rows, n columns, and k of each rank; every rank's result is all of it."""
 
     op = "gemm_ar"
-    transports = (PUSH, "one_shot", "two_shot", UNFUSED)
+    transports = (SM_PUSH, "one_shot_ll", "two_shot_ll", UNFUSED)
     program, sum_unfused = staticmethod(program), staticmethod(sum_unfused)
 
     def result_rows(self, rank: int) -> tuple[int, int]:
@@ -136,10 +137,10 @@ op = Op(
     trials=(
         *trials({"m": 56, "n": 24, "k": 16}),
         # More tiles than one to a rank, of which the last has no rows.
-        Trial((2,), {"m": 70, "n": 40, "k": 16}, PUSH),
+        Trial((2,), {"m": 70, "n": 40, "k": 16}, SM_PUSH),
         # Steps of k enough for programs to share tiles, their first as well as their last.
-        Trial((2,), {"m": 20, "n": 40, "k": 80}, "one_shot"),
-        Trial((2,), {"m": 20, "n": 40, "k": 80}, "two_shot"),
+        Trial((2,), {"m": 20, "n": 40, "k": 80}, "one_shot_ll"),
+        Trial((2,), {"m": 20, "n": 40, "k": 80}, "two_shot_ll"),
     ),
     awkward_shapes=(
         (4, {"m": 100, "n": 96, "k": 64}),

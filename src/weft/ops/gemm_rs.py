@@ -6,8 +6,8 @@ shares travel in the result's dtype, and are added in the order rank + 1, + 2, .
 
 Plan    the compiler's, of `gemm_rs` below (`weft explain gemm_rs`): tiles of the other ranks' rows
         come first and travel beneath the products behind them; own ones last, which add the others'
-        shares. push: SMs store tiles to their owner; put: copy engines carry chunks of columns;
-        reduce_scatter and nccl: cuBLAS, then weft's own or the library's
+        shares. sm_push: SMs store tiles to their owner; ce_push: copy engines carry chunks of
+        columns; reduce_scatter and nccl: cuBLAS, then weft's own or the library's
 Signals the plan's: a word for each own tile and source, or for each chunk that engines carry
 Limits  A is row-major and has the same m and k's dtype on all ranks; B is [k, n] or a transposed
         [n, k]; the template for Hopper needs all ranks on one node
@@ -25,7 +25,7 @@ import torch
 from weft.base.card import Op, Trial, trials
 from weft.base.target import Target
 from weft.compiler import frontend
-from weft.compiler.schedules import LIBRARY, PUSH, PUT, Config, fused
+from weft.compiler.schedules import CE_PUSH, LIBRARY, SM_PUSH, Config, fused
 from weft.ops import _baselines
 from weft.ops.reduce_scatter import reduce_scatter
 from weft.plan import nccl, operations, summed
@@ -59,7 +59,7 @@ class Problem(summed.Problem):
     """m rows over all ranks, n columns and k of each rank; a rank's result is its shard."""
 
     op = "gemm_rs"
-    transports = (PUSH, PUT, UNFUSED)
+    transports = (SM_PUSH, CE_PUSH, UNFUSED)
     program, sum_unfused = staticmethod(program), staticmethod(sum_unfused)
 
     def result_rows(self, rank: int) -> tuple[int, int]:
@@ -80,7 +80,7 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
 def choose(problem: Problem, target: Target, is_recorded: bool = False) -> Config:
     """The configuration to take when nothing was measured: a pure function of these."""
     found = candidates(problem, target)
-    return next(one for one in found if not (is_recorded and one.transport == PUT))
+    return next(one for one in found if not (is_recorded and one.transport == CE_PUSH))
 
 
 def gemm_rs(
@@ -99,7 +99,7 @@ def gemm_rs(
             rank, n], rows split as torch.chunk splits m
     Dtypes  all alike, float16, bfloat16 or float32; sums in fp32, other ranks' shares rounded once
     Sync    stream-ordered on the current stream; can be recorded, but not where the configuration
-            says transport="put": a recorded call that names none takes another, and so do all
+            says transport="ce_push": a recorded call that names none takes another, and so do all
             where torch.use_deterministic_algorithms says so
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
             UsageError: a configuration that cannot be recorded
@@ -116,7 +116,7 @@ def _make_call(
     problem = problem_of(world, a, b, out)
     chosen = config or choose(problem, world.target, is_recorded=is_deterministic)
     recorded = None
-    if config is None and chosen.transport == PUT:
+    if config is None and chosen.transport == CE_PUSH:
         recorded = choose(problem, world.target, is_recorded=True)
     return summed.Call(world, problem, chosen, a, b, recorded)
 
@@ -138,9 +138,9 @@ op = Op(
     trials=(
         *trials({"m": 56, "n": 24, "k": 16}),
         # More tiles than one to a rank, of which the last has no rows.
-        Trial((2,), {"m": 70, "n": 40, "k": 16}, PUSH),
+        Trial((2,), {"m": 70, "n": 40, "k": 16}, SM_PUSH),
         # Words may be those of another chunk where the next call has more.
-        Trial((3,), {"m": 56, "n": 32, "k": 16}, PUT, calls=(2, 0) * 3, configs=CHUNKS),
+        Trial((3,), {"m": 56, "n": 32, "k": 16}, CE_PUSH, calls=(2, 0) * 3, configs=CHUNKS),
     ),
     awkward_shapes=(
         (4, {"m": 388, "n": 96, "k": 64}),

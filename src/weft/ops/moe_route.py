@@ -126,30 +126,30 @@ class Problem(Rows):
 
 @dataclass(frozen=True)
 class Config:
-    """Units  block: tokens that a program looks at together; lanes: programs, and blocks of each
+    """Units  block: tokens that a program looks at together; channels: programs, and blocks of each
     rank's tokens, at most"""
 
-    transport: str = "push"
+    transport: str = "sm_push"
     block: int = 32
-    lanes: int = 16
+    channels: int = 16
     num_warps: int = 4
 
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
-        if self.transport != "push":
-            raise ConfigError(f"moe_route: transport={self.transport!r}; it must be 'push'")
+        if self.transport != "sm_push":
+            raise ConfigError(f"moe_route: transport={self.transport!r}; it must be 'sm_push'")
         for name in ("block", "num_warps"):
             if (value := getattr(self, name)) < 1 or value & (value - 1):
                 raise ConfigError(f"moe_route: {name}={value}; it must be a power of two")
-        if not 1 <= self.lanes < target.num_sms:
+        if not 1 <= self.channels < target.num_sms:
             raise ConfigError(
-                f"moe_route: lanes={self.lanes}; programs that wait for peers must all be resident,"
-                f" beside one of another kernel: {target} takes 1 to {target.num_sms - 1}"
+                f"moe_route: channels={self.channels}; programs that wait for peers must all be "
+                f"resident, beside one of another kernel: {target} takes 1 to {target.num_sms - 1}"
             )
 
     def blocks(self, problem: Problem) -> choices.Blocks:
         return choices.Blocks.of(
-            problem, problem.n, self.block, self.lanes, renormalise=problem.renormalise
+            problem, problem.n, self.block, self.channels, renormalise=problem.renormalise
         )  # fmt: skip
 
 
@@ -163,10 +163,10 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     block = max(1, THREADS * THREAD_LOGITS // power_of_two(problem.n))
     block = min(block, tokens_together(problem.top_k), max(1, power_of_two(problem.rows)))
     if target.backend == "emu":
-        yield Config(block=min(block, 32), lanes=2)
+        yield Config(block=min(block, 32), channels=2)
         return
     num_warps = THREADS // target.warp_size
-    yield Config(block=block, lanes=min(64, target.num_sms - 1), num_warps=num_warps)
+    yield Config(block=block, channels=min(64, target.num_sms - 1), num_warps=num_warps)
 
 
 def choose(problem: Problem, target: Target) -> Config:
@@ -222,7 +222,7 @@ def _start(
 ) -> Start:
     blocks = config.blocks(problem)
     return Start(
-        choices.moe_route_tables, (min(config.lanes, blocks.count), 1, 1),
+        choices.moe_route_tables, (min(config.channels, blocks.count), 1, 1),
         (logits, made, choices.Heard.of(slot), slot.arg, blocks.tokens, blocks.cut, world.arg),
         {"num_warps": config.num_warps},
     )  # fmt: skip

@@ -7,7 +7,7 @@ Every rank has all m * top_k slots of x, in moe_route's order, but a part of k, 
 every expert's rows; tokens are split as torch.chunk splits them, and a rank ends with its own: the
 down projection of a mixture of experts. Which slots an expert has is known on the device alone.
 
-Plan, `push`: one kernel on each rank, the GEMM template with hooks (weft.tiles.hooks.table)
+Plan, `sm_push`: one kernel on each rank, the GEMM template with hooks (weft.tiles.hooks.table)
     order     tiles by the table, in moe_route's turns from the last one: own tokens' come last
     emit      rows times their weights -> `partials` of the rank whose token each is
     announce  tells every rank, whether it has tokens in the tile or not

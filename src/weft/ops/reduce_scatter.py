@@ -4,11 +4,11 @@ Every rank passes all m rows and gets the sums of its shard; rows are split as t
 them, shards may be empty. Sums are in fp32 and rounded once.
 
 Plan, in channels (weft.tiles.move): channel l deals with piece l of every shard
-    push    tile of each shard -> its box on that shard's rank, tile by tile (weft.tiles.exchange);
+    sm_push tile of each shard -> its box on that shard's rank, tile by tile (weft.tiles.exchange);
             then sum boxes in the order of ranks
-    packets the same, each 32 bits in a word with their flag: no signal and no fence, at twice the
+    ll      the same, each 32 bits in a word with their flag: no signal and no fence, at twice the
             bytes
-    pull    sum, in the order of ranks, what lies in the memory of all ranks: x itself where it is
+    sm_pull sum, in the order of ranks, what lies in the memory of all ranks: x itself where it is
             symmetric, else what its rank has staged (weft.tiles.fetch)
     ring    the sum of shard d starts on rank d + 1 and goes from rank to rank, in fp32, each
             adding its part, until d adds the last: the order of sums is d + 1, d + 2, ..., d
@@ -18,16 +18,17 @@ Plan, in channels (weft.tiles.move): channel l deals with piece l of every shard
     nccl    torch.distributed's own, in another order of sums; shards of one size only
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
-    partials_ready[d * lanes + l]     the running sum of shard d is in this slot (ring). By the
+    partials_ready[d * channels + l]     the running sum of shard d is in this slot (ring). By the
                                       rank before
-    parts_ready[(group * node + seat) * lanes + l]   the part of the rank with this seat, of the
+    parts_ready[(group * node + seat) * channels + l]   the part of the rank with this seat, of the
                                       shard that has this group, is in this slot (relay). By it
-    partials_ready[node * lanes + l]  the sum of that node is in this slot (relay). By the partner
+    partials_ready[node * channels + l]  the sum of that node is in this slot (relay). By the
+                                      partner
     slot_free, epoch, ticket          the slot's; the last program moves them
-Pieces without rows are signalled too. Those of push, packets and pull are the mailbox's
+Pieces without rows are signalled too. Those of sm_push, ll and sm_pull are the mailbox's
 (weft.tiles.mailboxes). All ranks have read x when a call ends.
 
-Limits  x is contiguous and has the same rows on every rank; packets and pull need all ranks on one
+Limits  x is contiguous and has the same rows on every rank; ll and sm_pull need all ranks on one
         node
 Source  the design's section 4; NCCL's ring
 """
@@ -69,11 +70,11 @@ class Problem(exchanges.Problem):
     op = "reduce_scatter"
     sums = True
     transports = {
-        "push": Transport((exchange.push,), True, SCATTER),
+        "sm_push": Transport((exchange.push,), True, SCATTER),
         "relay": Transport((relay.relay_sums,), True),
         "ring": Transport((relay.ring_sums,), True),
-        "packets": Transport((packets.push_packets,), constants=SCATTER),
-        "pull": Transport((fetch.pull,), constants=SCATTER),
+        "ll": Transport((packets.push_packets,), constants=SCATTER),
+        "sm_pull": Transport((fetch.pull,), constants=SCATTER),
     }
 
     def out_rows(self, rank: int) -> int:
@@ -103,7 +104,7 @@ class Problem(exchanges.Problem):
         dtypes = {"parts": self.torch_dtype, "partials": torch.float32}
         return (
             {name: ((count * shard,), dtypes[name]) for name, count in counts.items()},
-            {f"{x}_ready": (count * config.lanes, torch.int64) for x, count in counts.items()},
+            {f"{x}_ready": (count * config.channels, torch.int64) for x, count in counts.items()},
         )
 
 
@@ -141,7 +142,7 @@ op = exchanges.card(
     reference,
     run,
     summary="out = rows of this rank of sum(x over ranks)",
-    on_heap=("pull",),
+    on_heap=("sm_pull",),
     baselines=_baselines.REDUCE_SCATTER,
     backward=("all_gather",),
 )

@@ -21,12 +21,12 @@ class GatheredAttention:
     """Calls with one problem and one configuration on one rank: found once, launched often.
 
     `problem` has m tokens, its ranks' shards, heads and d, `causal` and the number of sequences;
-    `config` the tile, chunks, pushers and the transport: "put" is a copy-engine push.
+    `config` the tile, chunks, pushers and the transport: "ce_push" is a copy-engine push.
     """
 
     def __init__(self, world: Any, problem: Any, config: Any, scale: float | None = None) -> None:
         self.problem, self.config = problem, config
-        self.by_engine = config.transport == "put"
+        self.by_engine = config.transport == "ce_push"
         self.name = (
             f"{problem.op} m={problem.m} heads={problem.q_heads}/{problem.kv_heads} d={problem.d} "
             f"{problem.dtype} causal={problem.causal} sequences={problem.sequences} scale={scale} "
@@ -117,12 +117,12 @@ class MergedDecode:
     """Calls of decode attention with one problem and one configuration on one rank.
 
     `problem` has m sequences, heads and caches of n keys; `config` the tile, splits and the
-    transport: LL "packets", or "push".
+    transport: "ll", or "sm_push".
     """
 
     def __init__(self, world: Any, problem: Any, config: Any, scale: float) -> None:
         self.problem, self.config, self.scale = problem, config, scale
-        self.by_packets = config.transport == "packets"
+        self.by_packets = config.transport == "ll"
         # Caches may be of any size on each rank, and each splits its own.
         sizes = f"m={problem.m},heads={problem.heads}/{problem.kv_heads},k={problem.k}"
         self.name = f"{problem.op} {sizes} {problem.dtype} scale={scale} {config.transport}"

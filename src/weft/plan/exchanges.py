@@ -126,15 +126,19 @@ class Problem(Rows):
         return False
 
 
+def is_by_packets(transport: str) -> bool:
+    return transport in ("ll", "one_shot_ll", "two_shot_ll")
+
+
 @dataclass(frozen=True)
 class Config:
     """How rows are moved; every field is the same on all ranks.
 
-    Units   lanes: programs of each kernel; block: elements that one moves at a time
+    Units   channels: programs of each kernel; block: elements that one moves at a time
     """
 
     transport: str
-    lanes: int = 16
+    channels: int = 16
     block: int = 4096
     num_warps: int = 8
 
@@ -146,14 +150,14 @@ class Config:
     @property
     def by_packets(self) -> bool:
         """Then `block` counts packets."""
-        return self.transport.endswith("packets")
+        return is_by_packets(self.transport)
 
     @property
     def reads_in_place(self) -> bool:
         """Do peers read x where it lies, if that is in symmetric memory?"""
-        return self.transport in ("pull", "copy_engine")
+        return self.transport in ("sm_pull", "ce_pull")
 
-    def most_lanes(self, target: Target) -> int:
+    def most_channels(self, target: Target) -> int:
         """Programs that are resident together, beside one of another kernel: one on each SM, or as
         many as have THREADS_OF_SM together, which then may not use more registers each."""
         of_sm = THREADS_OF_SM // (32 * self.num_warps) if target.backend == "cuda" else 1
@@ -175,11 +179,11 @@ class Config:
                 f"{op}: transport={self.transport!r} reaches into peers' memory, but the world "
                 f"has {len(problem.nodes)} nodes; take one of {far}"
             )
-        if not 1 <= self.lanes <= self.most_lanes(target):
+        if not 1 <= self.channels <= self.most_channels(target):
             raise ConfigError(
-                f"{op}: lanes={self.lanes}; programs that wait for peers must all be resident, "
-                f"beside one of another kernel: {target} takes 1 to {self.most_lanes(target)} of "
-                f"{self.num_warps} warps"
+                f"{op}: channels={self.channels}; programs that wait for peers must all be "
+                f"resident, beside one of another kernel: {target} takes 1 to "
+                f"{self.most_channels(target)} of {self.num_warps} warps"
             )
         if self.block < 16 or self.block & (self.block - 1):
             raise ConfigError(f"{op}: block={self.block}; it must be a power of two from 16 on")
@@ -191,14 +195,14 @@ class Config:
         if self.by_library:
             return target.backend == "cuda" and problem.is_even
         one = problem.transports.get(self.transport)
-        if one is None or (self.transport == "pull" and problem.num_ranks == 1):
+        if one is None or (self.transport == "sm_pull" and problem.num_ranks == 1):
             return False
         return len(problem.nodes) == 1 or one.reaches_far
 
     def options(self, target: Target) -> dict[str, int]:
         """What kernels are launched with. Programs that share an SM share its registers."""
         options = {"num_warps": self.num_warps}
-        if target.backend == "cuda" and self.lanes >= target.num_sms:
+        if target.backend == "cuda" and self.channels >= target.num_sms:
             options["maxnreg"] = REGISTERS_OF_THREAD
         return options
 
@@ -216,17 +220,17 @@ class Config:
     def of(cls, row: Row, word_bytes: int, target: Target) -> Config:
         """What a row of the tuning table says; the emulator has few programs, of small tiles."""
         if target.backend == "emu":
-            return cls(row.transport, lanes=2, block=1024, num_warps=4)
+            return cls(row.transport, channels=2, block=1024, num_warps=4)
         if row.transport == nccl.TRANSPORT:
             return cls(row.transport)
         # So many threads on any target: AMD's warps are of 64.
         threads = row.num_warps * 32
-        word = PACKET_BYTES if row.transport.endswith("packets") else word_bytes
+        word = PACKET_BYTES if is_by_packets(row.transport) else word_bytes
         one = cls(
-            row.transport, row.lanes, threads * row.thread_bytes // word,
+            row.transport, row.channels, threads * row.thread_bytes // word,
             threads // target.warp_size,
         )  # fmt: skip
-        return replace(one, lanes=min(row.lanes, one.most_lanes(target)))
+        return replace(one, channels=min(row.channels, one.most_channels(target)))
 
 
 def candidates(problem: Any, target: Target) -> Iterator[Config]:
@@ -247,10 +251,10 @@ def candidates(problem: Any, target: Target) -> Iterator[Config]:
 def _others(problem: Any, rows: Sequence[Row]) -> Iterator[Row]:
     """Rows for every transport, as the measured ones of its kind are."""
     for name in (*problem.transports, nccl.TRANSPORT):
-        if name.endswith("packets"):
+        if is_by_packets(name):
             yield Row(tuning_table.ANY, name, 128, 4, 16)
         else:
-            yield Row(tuning_table.ANY, name, rows[-1].lanes, 8, 64)
+            yield Row(tuning_table.ANY, name, rows[-1].channels, 8, 64)
 
 
 def choose(problem: Any, target: Target) -> Config:
@@ -262,33 +266,33 @@ def choose(problem: Any, target: Target) -> Config:
 # Mailboxes
 
 
-def mailbox_of(world: Any, lanes: int, block_bytes: int, boxes_of_step: int) -> Any:
+def mailbox_of(world: Any, channels: int, block_bytes: int, boxes_of_step: int) -> Any:
     """The world's mailbox for tiles of so many bytes; one for all operators that move such tiles.
 
     Collective. Programs beyond a power of two have another mailbox, with steps of its own.
     """
-    size = lanes * mailboxes.DEPTH.value * boxes_of_step * block_bytes
-    name = f"mailbox.{lanes}x{boxes_of_step}x{block_bytes}"
-    return _with_steps(world, name, lanes, {"boxes": ((size,), torch.uint8)})
+    size = channels * mailboxes.DEPTH.value * boxes_of_step * block_bytes
+    name = f"mailbox.{channels}x{boxes_of_step}x{block_bytes}"
+    return _with_steps(world, name, channels, {"boxes": ((size,), torch.uint8)})
 
 
-def staging_of(world: Any, lanes: int, num_bytes: int) -> Any:
+def staging_of(world: Any, channels: int, num_bytes: int) -> Any:
     """As `mailbox_of`, for programs that read each other's memory: so many bytes of it."""
     size = max(num_bytes, VECTOR_BYTES)
-    name = f"{'staged' if num_bytes else 'meeting'}.{lanes}"
-    return _with_steps(world, name, lanes, {"staged": ((size,), torch.uint8)})
+    name = f"{'staged' if num_bytes else 'meeting'}.{channels}"
+    return _with_steps(world, name, channels, {"staged": ((size,), torch.uint8)})
 
 
-def packet_boxes_of(world: Any, lanes: int, block: int) -> Any:
+def packet_boxes_of(world: Any, channels: int, block: int) -> Any:
     """As `mailbox_of`, for tiles of `block` packets; words that hold nothing else, ever."""
-    words = lanes * mailboxes.PACKET_DEPTH.value * world.num_ranks * block
-    signals = {"words": (words, torch.int64), "steps": (lanes, torch.int64)}
-    return world.workspace(f"packets.{lanes}x{block}", {}, signals, num_slots=1)
+    words = channels * mailboxes.PACKET_DEPTH.value * world.num_ranks * block
+    signals = {"words": (words, torch.int64), "steps": (channels, torch.int64)}
+    return world.workspace(f"packets.{channels}x{block}", {}, signals, num_slots=1)
 
 
-def _with_steps(world: Any, name: str, lanes: int, buffers: dict[str, Any]) -> Any:
-    arrived = (lanes * world.num_ranks, torch.int64)
-    signals = {"arrived": arrived, "steps": (lanes, torch.int64)}
+def _with_steps(world: Any, name: str, channels: int, buffers: dict[str, Any]) -> Any:
+    arrived = (channels * world.num_ranks, torch.int64)
+    signals = {"arrived": arrived, "steps": (channels, torch.int64)}
     return world.workspace(name, buffers, signals, num_slots=1)
 
 
@@ -371,7 +375,7 @@ class Call:
         buffers, signals = self.problem.workspace(self.config)
         arrays = {name: getattr(slot, name) for name in (*buffers, *signals)}
         given = self.arguments(program, x, out, arrays, slot=slot.arg, **more)
-        program[(config.lanes,)](*given, **config.options(self.world.target))
+        program[(config.channels,)](*given, **config.options(self.world.target))
 
     def _launch_with_slot(self, program: Any, x: Any, out: Any) -> None:
         self.launch(program, self.config, self.take_slot(), x, out)
@@ -382,8 +386,8 @@ class Call:
         by_packets = "words" in program.arg_names
         block_bytes = config.block * (PACKET_BYTES if by_packets else problem.word_bytes)
         tiles = math.ceil(problem.part_bytes(config.transport) / block_bytes)
-        lanes = min(config.lanes, max(1, tiles))
-        counted = power_of_two(lanes)
+        channels = min(config.channels, max(1, tiles))
+        counted = power_of_two(channels)
         if by_packets:
             take = partial(packet_boxes_of, world, counted, config.block)
         elif "staged" in program.arg_names:
@@ -397,8 +401,8 @@ class Call:
             arrays = {name: getattr(mail, name) for name in names if name in program.arg_names}
             return self.arguments(program, x, out, arrays)
 
-        options = replace(config, lanes=lanes).options(world.target)
-        return Launches(program, lanes, options, take, arguments, world.calls)
+        options = replace(config, channels=channels).options(world.target)
+        return Launches(program, channels, options, take, arguments, world.calls)
 
     def arguments(
         self, program: Any, x: Any, out: Any, arrays: Mapping[str, Any], **more: Any
@@ -468,13 +472,13 @@ class Launches:
     def __init__(
         self,
         fn: Any,
-        lanes: int,
+        channels: int,
         options: dict,
         take: Callable[[], Any],
         arguments: Callable[[Any, Any, Any], tuple],
         calls: Calls,
     ) -> None:
-        self.fn, self.grid, self.arguments = fn, (lanes, 1, 1), arguments
+        self.fn, self.grid, self.arguments = fn, (channels, 1, 1), arguments
         self.options, self.take, self.calls = options, take, calls
         self._mail: Any = None
         self._num_recorded = 0

@@ -228,13 +228,13 @@ class PlanRunner:
     def _refuse_recording(self) -> None:
         """Raises  UsageError: a call that the user records, of a plan that cannot be"""
         if self.carriers and self.alongside is None and self.world.is_recording():
-            told, remedy = "engine='copy_engine' of sums", "leave the engine to the compiler, or "
+            told, remedy = "engine='ce_push' of sums", "leave the engine to the compiler, or "
             if self._schedules:
                 (one,) = self._schedules.values()
                 told, remedy = f"transport={one.transport!r}", "leave config= away, or "
             raise refuse_recording(
                 f"{self.plan.name}: {told}",
-                f"{remedy}ask for 'push'",
+                f"{remedy}ask for 'sm_push'",
                 next(one.place for one in self.plan.of(Copy) if one.awaits),
             )
 

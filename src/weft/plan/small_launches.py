@@ -34,7 +34,7 @@ class SmallProduct(KernelLaunch):
         lies = layouts.rows_of(tensors[self.right]) if self.right in tensors else None
         self.b_is_nk, self.stride_b = lies or layouts.Rows(False, self.n)
         cut = (*self.tile, 1)
-        self.schedule = schedule or Schedule("packets", "plain", 1, *cut, WARPS, STAGES)
+        self.schedule = schedule or Schedule("ll", "plain", 1, *cut, WARPS, STAGES)
         target, dtype = plan.world.target, plan.buffers[launch.writes[0]].dtype
         self.itemsize = getattr(torch, dtype).itemsize
         self.tma = self.schedule.tma and launches.can_use_tma(self, self.itemsize, target)

@@ -42,7 +42,7 @@ class Schedule:
     Units   group_m: tiles that share columns of B in L2
     """
 
-    transport: str = "push"
+    transport: str = "sm_push"
     template: str = "plain"
     tile_n: int = 128
     tile_k: int = 64
@@ -73,12 +73,12 @@ def shape_of(sized: Any) -> gemm.Shape:
 class GroupedProduct(KernelLaunch):
     """A launch of the GEMM template by tables. `sized` says what Sizes does.
 
-    `lanes` words of each rank say that its tokens are there; where the kernel sends them itself, as
-    many communication CTAs store them before they multiply. `spare` SMs are left to others.
+    `channels` words of each rank say that its tokens are there; where the kernel sends them itself,
+    as many communication CTAs store them before they multiply. `spare` SMs are left to others.
     """
 
     def __init__(
-        self, world: Any, kernel: core.Kernel, sized: Any, schedule: Schedule, *, lanes: int = 0,
+        self, world: Any, kernel: core.Kernel, sized: Any, schedule: Schedule, *, channels: int = 0,
         spare: int = 0,
     ) -> None:  # fmt: skip
         self.world, self.kernel, self.sized, self.schedule = world, kernel, sized, schedule
@@ -86,12 +86,12 @@ class GroupedProduct(KernelLaunch):
         room = route.most_tiles(sized.m * sized.top_k, sized.experts, sized.tile_m)
         columns = ceil(sized.n / schedule.tile_n)
         self.experts = Experts(
-            sized.m, sized.rows, sized.top_k, room, columns, schedule.group_m, lanes
+            sized.m, sized.rows, sized.top_k, room, columns, schedule.group_m, channels
         )
         self.num_words = room * world.num_ranks * columns
         programs, tiles = max(1, world.target.num_sms - spare), room * columns
         if any(one.slot == "begin" for one in kernel.of(core.Hook)):
-            tiles += lanes
+            tiles += channels
         if schedule.template == "sm90":
             tiles = programs
             elements = dealing.partial_elements(sized.tile_m, schedule.tile_n, programs)
@@ -126,7 +126,7 @@ class GroupedProduct(KernelLaunch):
                 tile_n=cut.tile_n, tile_k=cut.tile_k, num_warps=PLAIN_WARPS,
                 num_stages=PLAIN_STAGES,
             ),
-            lanes=next((one for one in words if isinstance(one, int)), 0), spare=launch.spare,
+            channels=next((one for one in words if isinstance(one, int)), 0), spare=launch.spare,
         )  # fmt: skip
         made.launch = launch
         return made

@@ -2,9 +2,9 @@
 
 Read on 4 and on 2 x H200 (torch 2.11, Triton 3.6), beside NCCL and torch's symmetric memory, with
 answers checked: benchmarks/results/{all_gather,all_reduce,all_to_all,reduce_scatter}_h200x4.json
-(what is chosen, in place too; every transport, with few lanes), collective_variants_h200x4.json
-(lanes and tiles) and _h200x2 (lanes that share an SM, in place). What was expected, and what is
-still behind: docs/performance/collectives.md. Other machines and other numbers of ranks take the
+(what is chosen, in place too; every transport, with few channels), collective_variants_h200x4.json
+(channels and tiles) and _h200x2 (channels that share an SM, in place). What was expected, and what
+is still behind: docs/performance/collectives.md. Other machines and other numbers of ranks take the
 same rows, unmeasured.
 
 Not an operator. Bytes are those of a shard; of all x for all_reduce.
@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
     up_to: int
     transport: str
-    lanes: int = 128
+    channels: int = 128
     num_warps: int = 8
     thread_bytes: int = 64
 
@@ -33,24 +33,24 @@ class Row(NamedTuple):
 # its all-reduce is 6 % faster.
 MEASURED = {
     "all_reduce": (
-        Row(128 * KB, "one_shot_packets", 128, 4, 16),
-        Row(1 * MB, "two_shot_packets", 128, 4, 16),
+        Row(128 * KB, "one_shot_ll", 128, 4, 16),
+        Row(1 * MB, "two_shot_ll", 128, 4, 16),
         Row(2 * MB, "two_shot", 256, 8, 32),
         Row(ANY, "two_shot", 256, 8, 64),
     ),
     "all_gather": (
-        Row(512 * KB, "packets", 128, 4, 16),
-        Row(1 * MB, "push", 512, 4, 64),
-        Row(ANY, "push", 256, 8, 64),
+        Row(512 * KB, "ll", 128, 4, 16),
+        Row(1 * MB, "sm_push", 512, 4, 64),
+        Row(ANY, "sm_push", 256, 8, 64),
     ),
     "reduce_scatter": (
-        Row(512 * KB, "packets", 128, 4, 16),
-        Row(1 * MB, "push", 512, 4, 64),
-        Row(ANY, "push", 256, 8, 64),
+        Row(512 * KB, "ll", 128, 4, 16),
+        Row(1 * MB, "sm_push", 512, 4, 64),
+        Row(ANY, "sm_push", 256, 8, 64),
     ),
     "all_to_all": (
-        Row(512 * KB, "packets", 128, 4, 16),
-        Row(ANY, "push", 256, 8, 64),
+        Row(512 * KB, "ll", 128, 4, 16),
+        Row(ANY, "sm_push", 256, 8, 64),
     ),
 }
 # Where peers may read x where it lies; rows of MEASURED come behind. Two meetings cost more than
@@ -58,28 +58,28 @@ MEASURED = {
 # all_reduce of sums too. On two ranks:
 IN_PLACE = {
     "all_reduce": (
-        Row(192 * KB, "one_shot_packets", 128, 4, 16),
-        Row(768 * KB, "two_shot_packets", 128, 4, 16),
-        Row(48 * MB, "pull", 256, 8, 64),
+        Row(192 * KB, "one_shot_ll", 128, 4, 16),
+        Row(768 * KB, "two_shot_ll", 128, 4, 16),
+        Row(48 * MB, "sm_pull", 256, 8, 64),
     ),
     "all_gather": (
-        Row(768 * KB, "packets", 128, 4, 16),
-        Row(2 * MB, "push", 512, 4, 64),
-        Row(8 * MB, "push", 256, 8, 64),
-        Row(63 * MB, "pull", 256, 8, 64),
-        Row(ANY, "copy_engine", 128, 16, 64),
+        Row(768 * KB, "ll", 128, 4, 16),
+        Row(2 * MB, "sm_push", 512, 4, 64),
+        Row(8 * MB, "sm_push", 256, 8, 64),
+        Row(63 * MB, "sm_pull", 256, 8, 64),
+        Row(ANY, "ce_pull", 128, 16, 64),
     ),
     "reduce_scatter": (
-        Row(768 * KB, "packets", 128, 4, 16),
-        Row(2 * MB, "push", 512, 4, 64),
-        Row(8 * MB, "push", 256, 8, 64),
-        Row(ANY, "pull", 256, 8, 64),
+        Row(768 * KB, "ll", 128, 4, 16),
+        Row(2 * MB, "sm_push", 512, 4, 64),
+        Row(8 * MB, "sm_push", 256, 8, 64),
+        Row(ANY, "sm_pull", 256, 8, 64),
     ),
     "all_to_all": (
-        Row(768 * KB, "packets", 128, 4, 16),
-        Row(2 * MB, "push", 512, 4, 64),
-        Row(8 * MB, "push", 256, 8, 64),
-        Row(ANY, "pull", 256, 8, 64),
+        Row(768 * KB, "ll", 128, 4, 16),
+        Row(2 * MB, "sm_push", 512, 4, 64),
+        Row(8 * MB, "sm_push", 256, 8, 64),
+        Row(ANY, "sm_pull", 256, 8, 64),
     ),
 }
 # On four pushes to boxes were ahead nearly everywhere. Plain and in place, us: reduce_scatter of 4,
@@ -88,15 +88,15 @@ IN_PLACE = {
 # 92 and 100.
 IN_PLACE_OF_MORE = {
     "all_reduce": (
-        Row(192 * KB, "one_shot_packets", 128, 4, 16),
-        Row(2 * MB, "two_shot_packets", 128, 4, 16),
-        Row(12 * MB, "pull", 256, 8, 64),
+        Row(192 * KB, "one_shot_ll", 128, 4, 16),
+        Row(2 * MB, "two_shot_ll", 128, 4, 16),
+        Row(12 * MB, "sm_pull", 256, 8, 64),
     ),
     "all_gather": (
-        Row(1536 * KB, "packets", 128, 4, 16),
-        Row(3 * MB, "push", 512, 4, 64),
-        Row(63 * MB, "push", 256, 8, 64),
-        Row(ANY, "copy_engine", 128, 16, 64),
+        Row(1536 * KB, "ll", 128, 4, 16),
+        Row(3 * MB, "sm_push", 512, 4, 64),
+        Row(63 * MB, "sm_push", 256, 8, 64),
+        Row(ANY, "ce_pull", 128, 16, 64),
     ),
     "reduce_scatter": (),
     "all_to_all": (),

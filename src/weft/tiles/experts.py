@@ -139,7 +139,7 @@ def ranks_of(ids, i, split, width: tl.constexpr):
 
 @triton.jit
 def send(world, gathered, x, ids, rank, row, split, tile, flag):
-    """This lane's tiles of own tokens -> `gathered` of all ranks that have experts of theirs."""
+    """This channel's tiles of own tokens -> `gathered` of all ranks that have experts of theirs."""
     row = tl.cast(row, tl.int64) // tile.vec * tile.vec
     for begin in range(
         tl.program_id(0) * tile.tokens, split.tokens, tl.num_programs(0) * tile.tokens
@@ -164,7 +164,7 @@ def send(world, gathered, x, ids, rank, row, split, tile, flag):
 
 @triton.jit
 def take(world, out, gathered, slot_of, source, row, split, tile, flag):
-    """This lane's tiles of a source's tokens -> out, whose rows are slots."""
+    """This channel's tiles of a source's tokens -> out, whose rows are slots."""
     row = tl.cast(row, tl.int64) // tile.vec * tile.vec
     for begin in range(
         tl.program_id(0) * tile.tokens, split.rows, tl.num_programs(0) * tile.tokens
@@ -235,7 +235,7 @@ def _packets(shares, token, start, n, tile, mask, per: tl.constexpr):
 @triton.jit
 def add(world, shares, y, slot_of, weight_of, rank, to, n, split, tile, flag,
         weighted: tl.constexpr):  # fmt: skip
-    """This lane's tiles of the tokens of rank `to` -> its `shares`, where it waits for them."""
+    """This channel's tiles of the tokens of rank `to` -> its `shares`, where it waits for them."""
     dtype: tl.constexpr = y.dtype.element_ty
     for begin in range(
         tl.program_id(0) * tile.tokens, split.rows, tl.num_programs(0) * tile.tokens
@@ -259,8 +259,8 @@ def add(world, shares, y, slot_of, weight_of, rank, to, n, split, tile, flag,
 
 @triton.jit
 def collect(world, out, shares, ids, n, split, tile, flag):
-    """This lane's tiles of own tokens: shares of all ranks that have any, added up in fp32 in the
-    order of ranks, which is that of experts."""
+    """This channel's tiles of own tokens: shares of all ranks that have any, added up in fp32 in
+    the order of ranks, which is that of experts."""
     dtype: tl.constexpr = out.dtype.element_ty
     for begin in range(
         tl.program_id(0) * tile.tokens, split.tokens, tl.num_programs(0) * tile.tokens
@@ -304,7 +304,8 @@ class Rows(NamedTuple):
 @triton.jit
 def ep_dispatch_rows(rows, scales, ids, slot_of, token_of, rows_ready, slot, split, tile,
                      scale_tile, world, packets: tl.constexpr, clear: tl.constexpr):  # fmt: skip
-    """Own tokens to the ranks of their experts, lane by lane; then from each source to their slots.
+    """Own tokens to the ranks of their experts, channel by channel; then from each source to
+    their slots.
 
     rows: Rows; scales: the same of what goes with them, where scale_tile is
     """
@@ -341,7 +342,7 @@ def ep_dispatch_rows(rows, scales, ids, slot_of, token_of, rows_ready, slot, spl
 @triton.jit
 def ep_combine_rows(y, out, shares, ids, slot_of, weight_of, shares_ready, slot, n, split, tile,
                     world, packets: tl.constexpr, weighted: tl.constexpr):  # fmt: skip
-    """Shares of each rank's tokens to that rank, lane by lane; then own tokens' sums."""
+    """Shares of each rank's tokens to that rank, channel by channel; then own tokens' sums."""
     rank = wl.rank(world).to(tl.int32)
     n = tl.cast(n, tl.int64) // tile.vec * tile.vec  # seen to be a multiple, which it is
     e = move.begin(world, slot)

@@ -5,8 +5,8 @@
         emit(i, total)                                 what becomes of the sum
 
 The order of sums depends on nothing but the order of parts: results are bitwise equal over runs,
-schedules, lanes and ranks. A hook is a `@triton.jit` function, given as a constexpr together with
-one tuple of arguments:
+schedules, channels and ranks. A hook is a `@triton.jit` function, given as a constexpr together
+with one tuple of arguments:
 
     part(index, i, mask, args) -> tile of any float dtype        see `load_part`
     emit(i, total, mask, args)                                   see `emit_store`

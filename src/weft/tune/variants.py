@@ -1,7 +1,8 @@
 """What is measured: variants of one operator on one case, and where they come from.
 
 weft's own are asked for by words: `weft` is what is chosen unmeasured, `weft/each` one for each
-transport, `weft/transport=pull/chunks=4` the first candidate with these fields, the rest replaced.
+transport, `weft/transport=sm_pull/chunks=4` the first candidate with these fields, the rest
+replaced.
 Baselines are on the operator's card, each a function of a Case that returns a Variant; a peer's
 come from a folder (`peers`).
 """
@@ -86,7 +87,7 @@ def _weft(case: Case, name: str, config: Any, about: str) -> Variant:
 
 
 def _parse_changes(words: str, config: type) -> dict[str, Any]:
-    """`weft/transport=pull/chunks=4` as values of the configuration's fields."""
+    """`weft/transport=sm_pull/chunks=4` as values of the configuration's fields."""
     kinds = {field.name: type(field.default) for field in fields(config)}
     changes = {}
     for word in words.split("/")[1:]:

@@ -117,7 +117,7 @@ def test_packets_and_rows_are_played_too():
 def test_a_plan_ends_when_the_model_says_that_chose_it(m):
     """One model: what is drawn is what was reckoned with, event by event."""
     wide = Product(m, 7168, 4096, 4, (128, 256, 64), group_m=min(8, m // 4 // 128))
-    for name, engine in (("in_place", "copy_engine"), ("put", "copy_engine_put")):
+    for name, engine in (("in_place", "ce_pull"), ("put", "ce_push")):
         played = predict(golden(f"ag_gemm_{name}"), {"m": m}, 4, H200X4).end_us
         assert played == pytest.approx(gathered_us(wide, H200X4, engine, staged=False), rel=0.02)
     deep = Product(m, 4096, 3584, 4, (128, 256, 64))

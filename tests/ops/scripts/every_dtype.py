@@ -75,7 +75,7 @@ def cases(world: Any) -> Iterator[Case]:
             for config in op.candidates(problem, world.target):
                 if config.transport == "nccl":
                     continue
-                config = replace(config, lanes=min(6, config.lanes))
+                config = replace(config, channels=min(6, config.channels))
                 yield Case(world, op, problem, config, False)
                 if config.reads_in_place and problem.m % world.num_ranks == 0:
                     yield Case(world, op, problem, config, True)

@@ -82,8 +82,8 @@ class Case:
         tiles = {"product": (128, columns, 64), "product_2": (128, 128, 64)}
         tiles = {task.name: tiles[task.name] for task in self.placed.tasks if task.name in tiles}
         self.stages = overlap(self.placed, facts, Settings(tiles=tiles, engines=engines))
-        if engines.get("scattered") == "copy_engine":  # which is not for recordings
-            instead = Settings(tiles=tiles, engines=engines | {"scattered": "push"})
+        if engines.get("scattered") == "ce_push":  # which is not for recordings
+            instead = Settings(tiles=tiles, engines=engines | {"scattered": "sm_push"})
             self.stages = replace(self.stages, recorded=overlap(self.placed, facts, instead))
         self.kinds = parameters
 
@@ -170,21 +170,21 @@ def main() -> None:
     sizes = (600, 256, 512) if world.target.backend == "emu" else (1500, 2048, 4096)
     some = [
         # From node to node rows are put, and tiles go node by node.
-        Case(world, mlp, {"gathered": "put"}, sizes),
-        Case(world, gemm_ar, {"reduced": "put"}, sizes),
+        Case(world, mlp, {"gathered": "sm_put"}, sizes),
+        Case(world, gemm_ar, {"reduced": "sm_put"}, sizes),
     ] if len(nodes_of(world)) > 1 else [
-        Case(world, mlp, {"gathered": "copy_engine"}, sizes),
-        Case(world, mlp, {"gathered": "push"}, sizes),
-        Case(world, mlp, {"gathered": "push"}, sizes, columns=160),
-        Case(world, mlp, {"gathered": "copy_engine_put"}, sizes, columns=320),
+        Case(world, mlp, {"gathered": "ce_pull"}, sizes),
+        Case(world, mlp, {"gathered": "sm_push"}, sizes),
+        Case(world, mlp, {"gathered": "sm_push"}, sizes, columns=160),
+        Case(world, mlp, {"gathered": "ce_push"}, sizes, columns=320),
         # Strides that TMA can have, and that it cannot.
-        Case(world, mlp, {"gathered": "copy_engine_put"}, sizes, padding=8),
-        Case(world, mlp, {"gathered": "push"}, sizes, padding=3),
-        Case(world, mlp, {"gathered": "copy_engine", "scattered": "copy_engine"}, sizes),
-        Case(world, gemm_ar, {"reduced": "push"}, sizes),
+        Case(world, mlp, {"gathered": "ce_push"}, sizes, padding=8),
+        Case(world, mlp, {"gathered": "sm_push"}, sizes, padding=3),
+        Case(world, mlp, {"gathered": "ce_pull", "scattered": "ce_push"}, sizes),
+        Case(world, gemm_ar, {"reduced": "sm_push"}, sizes),
         # The second call has more rows, which lie in the same boxes.
-        Case(world, few, {"reduced": "packets"}, (1, *sizes[1:])),
-        Case(world, few, {"reduced": "packets_twice"}, (29, *sizes[1:])),
+        Case(world, few, {"reduced": "one_shot_ll"}, (1, *sizes[1:])),
+        Case(world, few, {"reduced": "two_shot_ll"}, (29, *sizes[1:])),
         Case(world, moe, {}, (sizes[0], sizes[1], sizes[2] // 2)),
     ]  # fmt: skip
     for one in some:

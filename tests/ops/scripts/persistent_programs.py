@@ -56,8 +56,8 @@ def main() -> None:
     world = weft.init()
     sizes = (300, 128, 256) if world.target.backend == "emu" else (1500, 2048, 4096)
     some = [
-        OneKernel(world, mlp, {"gathered": "push"}, sizes),
-        OneKernel(world, gemm_ar, {"reduced": "push"}, sizes),
+        OneKernel(world, mlp, {"gathered": "sm_push"}, sizes),
+        OneKernel(world, gemm_ar, {"reduced": "sm_push"}, sizes),
     ]
     for one in some:
         mine = one.given(one.tensors(one.m, 0))

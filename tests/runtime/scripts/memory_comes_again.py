@@ -30,7 +30,7 @@ def count_recordings(world: weft.World) -> list[object]:
 
 def main() -> None:
     world = weft.init()
-    config = card("all_gather").config(transport="copy_engine")
+    config = card("all_gather").config(transport="ce_pull")
     x = torch.full((ROWS, COLUMNS), world.rank + 1.0, device=world.device)
     expected = torch.arange(1, world.num_ranks + 1, device=world.device) * x.numel()
     made = count_recordings(world)

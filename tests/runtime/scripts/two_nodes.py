@@ -192,7 +192,7 @@ def main():
         problem = op.make_problem(world.num_ranks, {"m": 388, "n": 96}, "float32", sizes)
         for config in op.candidates(problem, world.target):
             if not config.by_library:
-                check_collective(world, op, replace(config, lanes=2), problem)
+                check_collective(world, op, replace(config, channels=2), problem)
                 done.append(f"{name} {config.transport}")
     world.close()
     print(f"rank {world.rank} on node {world.node}: {', '.join(done)}", flush=True)

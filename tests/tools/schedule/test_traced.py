@@ -24,7 +24,7 @@ def emulated(work, transport):
 @pytest.fixture(scope="module")
 def gathered():
     """Rows of both ranks, in tiles that none of them straddles."""
-    return emulated(work_of("ag_gemm", m=64, n=96, k=32), "put")
+    return emulated(work_of("ag_gemm", m=64, n=96, k=32), "ce_push")
 
 
 def test_every_tile_of_every_rank_is_there_once(gathered):
@@ -71,7 +71,7 @@ def test_what_is_drawn_adds_up_to_the_figures(gathered):
 
 
 def test_sums_that_come_from_other_ranks_are_combining(gathered):
-    found = emulated(work_of("gemm_rs", m=64, n=64, k=32), "push")
+    found = emulated(work_of("gemm_rs", m=64, n=64, k=32), "sm_push")
     for figures in found.figures:
         # Own tiles alone wait for what others send.
         assert figures.combining_us > 1 and figures.waiting_us == 0
@@ -80,7 +80,7 @@ def test_sums_that_come_from_other_ranks_are_combining(gathered):
 
 def test_waits_for_segments_are_added_up():
     """A gradient's tile sums over the rows of one rank after the other, as they come."""
-    found = emulated(work_of("ag_wgrad", m=64, n=32, k=32), "put")
+    found = emulated(work_of("ag_wgrad", m=64, n=32, k=32), "ce_push")
     for figures in found.figures:
         longest = figures.longest_waits[0]["waited_us"]
         assert 1 < longest <= figures.waiting_us and figures.computing_us > 0
@@ -89,7 +89,7 @@ def test_waits_for_segments_are_added_up():
 
 def test_a_traced_world_computes_the_same(ranks):
     work = work_of("gemm_ar", m=32, n=32, k=32)
-    config = traced.config_for(work, "push", TARGETS["emu"])
+    config = traced.config_for(work, "sm_push", TARGETS["emu"])
     plain = ranks(lambda: call_once(work, config)[0], 2)
 
     def main():
@@ -104,11 +104,11 @@ def test_a_traced_world_computes_the_same(ranks):
 
 def test_a_kernel_that_leaves_nothing_is_an_error():
     with pytest.raises(UsageError, match=r"ran no kernel that leaves a trace.*--transport"):
-        emulated(work_of("ag_gemm", m=2, n=32, k=32), "packets")
+        emulated(work_of("ag_gemm", m=2, n=32, k=32), "ll")
 
 
 @pytest.mark.gpu(n=2)
-@pytest.mark.parametrize("op, transport", [("ag_gemm", "put"), ("gemm_rs", "push")])
+@pytest.mark.parametrize("op, transport", [("ag_gemm", "ce_push"), ("gemm_rs", "sm_push")])
 def test_on_gpus(op, transport):
     found = traced.traced_on_gpus(work_of(op, m=4096, n=2048, k=2048), transport, seed=0)
     assert found.target == "cuda" and len(found.clocks) == 2 and found.clocks[1].error_ns > 0

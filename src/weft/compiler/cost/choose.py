@@ -18,7 +18,7 @@ from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts
 from weft.compiler.passes.tile import held_by, is_cut_whole, number
 from weft.ir.core import wrong_tile
-from weft.ir.task import ENGINES, PACKETS, Program, Task, are_alike, is_carried_by
+from weft.ir.task import ENGINES, LL, Program, Task, are_alike, is_carried_by
 from weft.tiles import blocking, gemm_sm90
 
 LIBRARY = "library"
@@ -26,7 +26,7 @@ LIBRARY = "library"
 PLAIN_CUTS = (gemm_sm90.WIDE, gemm_sm90.TURNS)
 HOPPER_CUTS = (*PLAIN_CUTS, gemm_sm90.MIDDLE)
 # What SMs carry by themselves, to ranks of the node and to others: that runs everywhere.
-BY_STORES = ("push", "put")
+BY_STORES = ("sm_push", "sm_put")
 # Below so many rows a sum over ranks is worth sending by packets at all.
 PACKET_ROWS = 1024
 # Tiles where weights take the time, not products.
@@ -116,13 +116,13 @@ def of_rows(collective: Task, facts: Facts) -> list[Way]:
     or, few rows, by every rank."""
     assert collective.type is not None
     if facts.num_nodes > 1:
-        return [Way("put", (), "tiles", 0.0)]
+        return [Way("sm_put", (), "tiles", 0.0)]
     machine = hardware_of(facts.target)
     if facts.num_ranks == 1:
-        return [Way("push", (), "tiles", 0.0)]
+        return [Way("sm_push", (), "tiles", 0.0)]
     rows, columns = (number(size, facts.sizes) for size in collective.type.sizes)
     num_bytes = rows * columns * DTYPES[collective.type.dtype].itemsize
-    engines = ("push", *PACKETS) if rows <= PACKET_ROWS else ("push",)
+    engines = ("sm_push", *LL) if rows <= PACKET_ROWS else ("sm_push",)
     if machine is None:
         return [Way(one, (), "tiles", None) for one in engines]
     found = [
@@ -146,7 +146,7 @@ def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
         is_far = facts.num_nodes > 1
         if engine == "feed":
             continue  # of rows that tiles read by index
-        if (engine == "put") != is_far:
+        if (engine == "sm_put") != is_far:
             continue  # stores and copies reach one domain; puts are for others
         by_copies = engine in products.ENGINES
         if collective.kind != "all_gather":
@@ -154,7 +154,7 @@ def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
                 continue  # of a graph's branches none is sure to begin before another
         elif by_copies and (facts.num_ranks == 1 or facts.target.num_sms < 2):
             continue  # nothing to copy, or no SM for what waits beside the product
-        if engine in PACKETS and shape.m > PACKET_ROWS:
+        if engine in LL and shape.m > PACKET_ROWS:
             continue
         yield engine
 
@@ -172,7 +172,7 @@ def _worth_trying(
     product: Task, collective: Task, engine: str, shape: Product, facts: Facts
 ) -> Iterator[tuple[int, ...]]:
     assert product.type is not None
-    if engine in PACKETS and facts.target.backend != "emu":
+    if engine in LL and facts.target.backend != "emu":
         yield SMALL_TILE
         return
     dtype = product.type.dtype
@@ -222,7 +222,7 @@ def chunks_of(collective: Task, shape: Product, engine: str, facts: Facts) -> It
         yield "tiles"
         return
     shard_bytes = shape.rows * shape.k * shape.itemsize
-    if engine == "push":
+    if engine == "sm_push":
         most = min(facts.target.num_sms // facts.num_ranks, shape.rows, shard_bytes // PUSHED_BYTES)
         yield max(1, most)
         return

@@ -104,7 +104,7 @@ def gathered_us(
 ) -> float:  # fmt: skip
     """All-gather of A's rows, then the product; from the call to its end.
 
-    engine: copy_engine (fetches), copy_engine_put, push, put (to other nodes). `num_programs`: of
+    engine: ce_pull, ce_push, sm_push, sm_put (to other nodes). `num_programs`: of
     the product; 0: as many as there are SMs, but for one beside engines. `feeders`: its last ones,
     which store rows before they multiply; 0: all, where none of these engines does it.
     """
@@ -116,7 +116,7 @@ def gathered_us(
     return end + reread_us(product, machine) + machine.end_us
 
 
-ENGINES = ("copy_engine", "copy_engine_put")
+ENGINES = ("ce_pull", "ce_push")
 
 
 def _arrivals(
@@ -125,7 +125,7 @@ def _arrivals(
     """(us, row of tiles) from which on tiles wait for the rows that come then, own rows first."""
     rows, row_bytes = product.rows, product.k * product.itemsize
     start = 0.0
-    if engine == "copy_engine" and staged:
+    if engine == "ce_pull" and staged:
         start = machine.stage_us + rows * row_bytes / machine.stage_gbps / 1e3
     found, tile_m = [(start, 0)], product.tile[0]
     if engine not in ENGINES:
@@ -136,7 +136,7 @@ def _arrivals(
         return found
     chunk_rows = max(1, ceil(rows / chunks))
     copy_us = machine.copy_us + machine.word_us + chunk_rows * row_bytes / machine.copy_gbps / 1e3
-    gate_us = machine.gate_us if engine == "copy_engine" else machine.put_gate_us
+    gate_us = machine.gate_us if engine == "ce_pull" else machine.put_gate_us
     for hop in range(1, product.num_ranks):
         for chunk, row in enumerate(range(hop * rows, (hop + 1) * rows, chunk_rows)):
             if row < product.m:
@@ -276,14 +276,14 @@ def carried_us(product: Product, machine: Hardware, chunks: int) -> float:
 
 
 def reduced_us(
-    product: Product, machine: Hardware, engine: str = "push", *, by_tma: bool = False
+    product: Product, machine: Hardware, engine: str = "sm_push", *, by_tma: bool = False
 ) -> float:
     """The product, then the sum of it over ranks.
 
-    push: rows are summed by their owners, which send them on. packets: each rank sums all rows;
-    packets_twice: owners of tiles do.
+    sm_push: rows are summed by their owners, which send them on. one_shot_ll: each rank sums all
+    rows; two_shot_ll: owners of tiles do.
     """
-    if engine in ("packets", "packets_twice"):
+    if engine in ("one_shot_ll", "two_shot_ll"):
         programs, (num_m, num_n) = machine.num_sms, product.tiles
         each = tile_us(product, machine)
         # A tile's sum is shared by as many programs as there are.
@@ -291,7 +291,7 @@ def reduced_us(
         compute = ceil(num_m * num_n * split / programs) * each / split
         whole = product.m * product.n * product.itemsize
         times = product.num_ranks - 1
-        if engine == "packets_twice":
+        if engine == "two_shot_ll":
             times = 2 * times / product.num_ranks
         moved = whole * times / machine.packet_gbps / 1e3
         return max(compute, _memory_us(product, machine)) + machine.packet_us + moved + 4.0
@@ -306,12 +306,12 @@ def reduced_us(
 def summed_rows_us(num_bytes: int, num_ranks: int, machine: Hardware, engine: str) -> float:
     """Rows summed over ranks and worked on; `num_bytes` are those of all rows.
 
-    push: to their owners, and back; packets_twice: likewise. packets: to every other rank.
+    sm_push: to their owners, and back; two_shot_ll: likewise. one_shot_ll: to every other rank.
     """
-    if engine == "packets":
+    if engine == "one_shot_ll":
         return machine.packet_us + num_bytes * (num_ranks - 1) / machine.packet_gbps / 1e3
     part_bytes = num_bytes * (num_ranks - 1) / num_ranks
-    if engine == "packets_twice":
+    if engine == "two_shot_ll":
         way_us = 2 * part_bytes / machine.packet_gbps / 1e3
         return machine.packet_us + machine.signal_us + way_us
     return machine.rows_us + 2 * part_bytes / machine.push_gbps / 1e3

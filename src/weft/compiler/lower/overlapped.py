@@ -1,6 +1,6 @@
 """Lower a planned program to what moves and what runs: transfers, kernels, calls of libraries.
 
-    gathered = all_gather(a, dim=0, kernel=p_gather, engine=push)    ->    launch(p_push, ...)
+    gathered = all_gather(a, dim=0, kernel=p_gather, engine=sm_push)    ->    launch(p_push, ...)
     product = matmul(gathered, b, kernel=p_multiply)                       launch(p_multiply, ...)
 
 Nothing is ordered yet but by the stream: `insert_signals` says who waits for whom, `allocate` where
@@ -29,10 +29,10 @@ from weft.ir.device import (
     Step,
     Tiles,
 )
-from weft.ir.task import PACKETS, Program, Task, Type
+from weft.ir.task import LL, Program, Task, Type
 
 # What a gather's kernel is called by what carries the rows; engines are fed by staging.
-VERBS = {"copy_engine": "stage", "copy_engine_put": "edges", "push": "push", "put": "push"}
+VERBS = {"ce_pull": "stage", "ce_push": "edges", "sm_push": "push", "sm_put": "push"}
 # The stream of what engines carry from tiles: gathers' copies must not stand behind its waits.
 CARRY = "carry"
 
@@ -87,7 +87,7 @@ def _inputs(program: Program, facts: Facts) -> Iterator[Buffer]:
     in_place = {
         task.operands[0]
         for task in program.tasks
-        if task.engine == "copy_engine" and task.operands[0] in facts.on_heap
+        if task.engine == "ce_pull" and task.operands[0] in facts.on_heap
     }
     for task in program.tasks:
         if task.kind == "input":
@@ -168,15 +168,15 @@ def _gather(program: Program, task: Task, facts: Facts) -> Unit:
     buffer = _buffer(task, "symmetric")
     name = task.kernel.replace("_gather", f"_{VERBS[task.engine]}")
     kernel = Launch(name, (source,), template="move", programs="pieces", place=task.place)
-    if task.engine == "put" and any(_is_by_node(one) for one in program.users(task.name)):
+    if task.engine == "sm_put" and any(_is_by_node(one) for one in program.users(task.name)):
         # To whom rows go first is who asks for them first.
         kernel = replace(kernel, order="hierarchical_gather")
-    if task.engine == "copy_engine_put":
+    if task.engine == "ce_push":
         # Others read own rows where they arrive; here tiles that lie across two ranks' rows do.
         body = (Do("edges", (source,), task.name),)
         edges = replace(kernel, writes=(task.name,), body=body)
         return Unit((buffer,), (Copy(source, task.name, "push", ready, place=task.place), edges))
-    if task.engine != "copy_engine":
+    if task.engine != "ce_pull":
         body = (Do("all_gather", (source,), task.name),)
         return Unit((buffer,), (replace(kernel, pushes=(task.name,), body=body),))
     if source in facts.on_heap and program.task(source).kind == "input":
@@ -213,7 +213,7 @@ def _kernel(program: Program, unit: tuple[Task, ...]) -> Unit:
 def _template(unit: Sequence[Task]) -> str:
     if unit[0].kind != "matmul":
         return "rows"
-    is_small = unit[-1].engine in PACKETS and len(unit) == 2
+    is_small = unit[-1].engine in LL and len(unit) == 2
     return "small" if is_small else "gemm"
 
 
@@ -258,8 +258,8 @@ def _carriers_of(program: Program, unit: Sequence[Task], carried: Carriers) -> l
     if total is None:
         return []
     kind = _type(total)
-    rows = kind.sizes[0] if total.engine == "packets" else Part(kind.sizes[0])
-    role = "packets" if total.engine in PACKETS else "symmetric"
+    rows = kind.sizes[0] if total.engine == "one_shot_ll" else Part(kind.sizes[0])
+    role = "packets" if total.engine in LL else "symmetric"
     sizes = (NUM_RANKS, rows, kind.sizes[1])
     found = [Buffer(carried.partials, kind.dtype, sizes, role, place=total.place)]
     for value, name in carried.gathered.items():

@@ -8,9 +8,9 @@ from weft.ir.device import Launch, Plan
 
 # What carries a collective, by kind.
 ENGINES = {
-    "all_gather": ("copy_engine", "copy_engine_put", "push", "put", "feed"),
-    "reduce_scatter": ("copy_engine", "push", "put"),
-    "all_reduce": ("push", "put"),
+    "all_gather": ("ce_pull", "ce_push", "sm_push", "sm_put", "feed"),
+    "reduce_scatter": ("ce_push", "sm_push", "sm_put"),
+    "all_reduce": ("sm_push", "sm_put"),
 }
 # Orders that kernels can be told to take, beside the user's.
 ORDERS = ("gather", "scatter", "rows", "hierarchical_gather", "hierarchical_scatter",

@@ -1,6 +1,6 @@
 """Choose how finely rows are announced.
 
-    all_gather(a, dim=0, kernel=p_gather, engine=copy_engine)    ->    ..., chunks=2
+    all_gather(a, dim=0, kernel=p_gather, engine=ce_pull)    ->    ..., chunks=2
 
 A word for each chunk of a rank's rows: more of them let tiles begin earlier, each costs a copy's
 start. Sums have a word for each tile: they are told of by the kernel that makes the tile, for the
@@ -18,7 +18,7 @@ from weft.compiler.facts import Facts, Settings
 from weft.compiler.passes.engines import pairs
 from weft.ir import text
 from weft.ir.choice import Choice
-from weft.ir.task import PACKETS, Program, Task, are_alike, is_carried
+from weft.ir.task import LL, Program, Task, are_alike, is_carried
 
 MOST = 1024
 # Programs that store own rows before they multiply.
@@ -42,7 +42,7 @@ def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
         elif task.engine == "feed":
             chunks = max(1, min(LANES, facts.target.num_sms // 4))
             why = "so many of the product's programs store own rows first"
-        elif task.engine in PACKETS:
+        elif task.engine in LL:
             why = "packets carry their own flags"
         elif products and _is_cut(task):
             shape = replace(shape_of(program, products[0], facts), tile=products[0].tile)

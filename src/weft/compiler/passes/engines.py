@@ -1,7 +1,7 @@
 """Choose for each collective of a kernel what carries its data, and whether to fuse at all.
 
     gathered = all_gather(a, dim=0, kernel=p_gather)
-    ->    all_gather(a, dim=0, kernel=p_gather, engine=copy_engine)
+    ->    all_gather(a, dim=0, kernel=p_gather, engine=ce_pull)
 
 Copy engines leave all SMs to the product but start late; SMs push at once but are missing there;
 puts with signals reach other nodes; packets save the signal of small messages. Which is first is

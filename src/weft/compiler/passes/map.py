@@ -23,7 +23,7 @@ from weft.base.errors import ConfigError
 from weft.base.parts import full_part
 from weft.compiler.passes.tile import number
 from weft.ir.device import Channel
-from weft.ir.task import PACKETS, Program, Task, is_carried
+from weft.ir.task import LL, Program, Task, is_carried
 from weft.language import mapping
 
 # Signal words per rank: 2, so that the first half is used while the second is on its way.
@@ -222,7 +222,7 @@ def _of_sums(program: Program, task: Task) -> Iterator[Channel]:
     tasks = program.of_kernel(task.kernel)
     height, width = task.tile
     is_product = tasks[0].kind == "matmul"
-    by_all = task.engine == "packets"
+    by_all = task.engine == "one_shot_ll"
     carried = carriers(program, task.kernel)
     if is_carried(task):
         yield from _of_chunks(task, carried)
@@ -230,7 +230,7 @@ def _of_sums(program: Program, task: Task) -> Iterator[Channel]:
     sent = Channel(
         f"{carried.partials}_ready", carried.partials, task.type.sizes[0], "tiles", height, height,
         "each" if by_all else "part", columns=width if is_product else 0,
-        to="all" if by_all else "owner", by="packet" if task.engine in PACKETS else "word",
+        to="all" if by_all else "owner", by="packet" if task.engine in LL else "word",
         place=task.place,
     )  # fmt: skip
     yield sent
@@ -277,7 +277,7 @@ def carriers(program: Program, kernel: str) -> Carriers:
         partials = _unique("partials", taken)
         made = made_for_others(program, tasks) if sums[0].kind == "all_reduce" else ()
         values = (travelling([(one.name, one.operands) for one in tasks], made),) if made else ()
-        if sums[0].engine == "packets":
+        if sums[0].engine == "one_shot_ll":
             values = ()  # each rank sums all rows itself
         whole = {value: _unique("gathered", taken) for value in values}
         kept = _unique("kept", taken) if is_carried(sums[0]) else ""

@@ -48,7 +48,7 @@ def _of_kernel(program: Program, first: Task, facts: Facts) -> tuple[Task, str]:
     if first.kind == "matmul" and program.task(first.operands[0]).engine in COPY_ENGINES:
         spare = SPARE_SMS
     is_split = first.kind in PRODUCTS and any(
-        one.engine == "packets" for one in program.of_kernel(first.kernel)
+        one.engine == "one_shot_ll" for one in program.of_kernel(first.kernel)
     )
     why = "programs wait for each other's tiles: all must be resident"
     if spare:

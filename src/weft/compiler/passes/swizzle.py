@@ -99,7 +99,7 @@ def form_of(program: Program, kernel: str) -> str:
             return "gather"
     if any(is_carried(one) for one in tasks):
         return "part_by_part"
-    return "rows" if any(one.engine == "packets" for one in tasks) else "scatter"
+    return "rows" if any(one.engine == "one_shot_ll" for one in tasks) else "scatter"
 
 
 def name_of(order: Callable[..., Any]) -> str:

@@ -39,7 +39,7 @@ def ag_gemm(case: Case) -> Variant:
     # Of few rows the template is another, which is not without its packets.
     found = case.card.candidates(case.problem, case.world.target)
     chosen = next(one for one in found if one.template != "small")
-    config = replace(chosen, transport="push", feeders=1, pieces=1, early_parts=1)
+    config = replace(chosen, transport="sm_push", feeders=1, pieces=1, early_parts=1)
     calls = []
     for i, inputs in enumerate(case.sets):
         way.gather(i)
@@ -56,8 +56,8 @@ def _product(case: Case) -> Variant:
     problem = replace(case.problem, num_ranks=1, nodes=())
     fused = (c for c in case.card.candidates(case.problem, case.world.target) if c.is_fused)
     config = next(fused)
-    if config.transport == "put":  # nobody is there to whom they would carry tiles
-        config = replace(config, transport="push", chunks=1)
+    if config.transport == "ce_push":  # nobody is there to whom they would carry tiles
+        config = replace(config, transport="sm_push", chunks=1)
     calls = [
         lambda inputs=inputs: case.card.run(world, problem, inputs, config) for inputs in case.sets
     ]

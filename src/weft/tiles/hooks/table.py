@@ -55,7 +55,7 @@ class Tables(NamedTuple):
 class Experts(NamedTuple):
     """Numbers beside the tables: m tokens, `rows` to a rank, each with top_k choices; tables have
     room for `room` tiles, of `columns` columns of tiles, of which group_m rows share columns in
-    L2; `lanes` programs feed."""
+    L2; `channels` programs feed."""
 
     m: Any
     rows: Any
@@ -63,7 +63,7 @@ class Experts(NamedTuple):
     room: Any
     columns: Any
     group_m: Any
-    lanes: Any
+    channels: Any
 
 
 class At(NamedTuple):
