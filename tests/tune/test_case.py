@@ -76,7 +76,7 @@ def test_wefts_variants_by_words():
     (default,) = variants.of_weft(case, "weft")
     assert default.name == "weft" and len(default.calls) == len(case.sets)
     names = {v.name for v in variants.of_weft(case, "weft/each")}
-    assert names == {"weft push", "weft put", "weft nccl"}
+    assert names == {"weft sm_push", "weft ce_push", "weft nccl"}
     (one,) = variants.of_weft(case, "weft/transport=ce_push/chunks=4")
     assert "transport='ce_push'" in one.about and "chunks=4" in one.about
     for words in ("weft/chunks", "weft/colour=red", "weft/chunks=many"):
