@@ -8,20 +8,28 @@ import decoder
 import pytest
 from persistent_programs import mlp, mlp_of_halves, tiled, tiled_mlp
 
+from weft.base.dtypes import DTYPES
 from weft.base.errors import UnsupportedError
+from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
 from weft.compiler import Shard, Tensor, all_gather, gather_rows, moe_route
 from weft.compiler.frontend import trace
 from weft.compiler.passes.place import place
 from weft.compiler.passes.tile import tile
 from weft.language import triton_api
+from weft.language.world_arg import SlotArg, WorldArg, language_version
 from weft.megakernel import Persistent, codegen
 from weft.megakernel.bodies import bodies
 from weft.megakernel.graph import build
 from weft.megakernel.operands import Operands
-from weft.megakernel.signature import record
+from weft.megakernel.run import tile_of
+from weft.megakernel.tasks.scoreboard import Board
 from weft.tools.binaries import registers, stack_bytes
 from weft.verify import compiled
+
+# Type words of the scoreboard's fields.
+BOARD = [*["*i32"] * 5, "*i64", "*i64", "*i32", "*i32"]
+
 
 GOLDEN = Path(__file__).parent / "golden" / "mlp.py"
 RANKS = 4
@@ -95,6 +103,33 @@ def large_decoder():
         one.name: tiles.get(one.kind, (16, 128)) for one in placed.tasks if one.kind not in own
     }
     return build(tile(placed, extents), {"b": 16}, RANKS, sums="two_shot")
+
+
+def record(graph, how: Persistent) -> KernelRecord:
+    """Of the kernel that runs `graph`; addresses, and columns that 16 divides, are said to be."""
+    found = bodies(graph)
+    operands = Operands(graph, found)
+    made = codegen.load(graph)
+    mine = graph.ranks[0]
+    pointers = [f"*{DTYPES[mine.buffer(name).dtype].triton}" for name in operands.buffers]
+    even = [name for name in operands.sizes if not name.endswith(("_m", "_slab"))
+            and operands.size(0, name) % 16 == 0 and name not in graph.sizes]  # fmt: skip
+    tiles = {f"{body.name}_tile": tile_of(body) for body in found}
+    signature = {
+        "v": pointers, "s": ["i32"] * len(operands.sizes),
+        **{name: ["constexpr"] * len(tile) for name, tile in tiles.items()},
+        "board": BOARD, "slot": ["*i64", "*i32", "*i64"],
+        "world": ["*i64", "constexpr", "constexpr"], "is_dynamic": "constexpr",
+    }  # fmt: skip
+    constants = {
+        "v": made.values(*[None] * len(pointers)), "s": made.sizes(*[None] * len(operands.sizes)),
+        **tiles, "board": Board(*[None] * len(BOARD)), "slot": SlotArg(None, None, None),
+        "world": WorldArg(None, graph.num_ranks, language_version()),
+        "is_dynamic": how.schedule == "dynamic",
+    }  # fmt: skip
+    divide = [*(f"v.{name}" for name in operands.buffers), *(f"s.{name}" for name in even)]
+    options: dict[str, object] = {"num_warps": how.num_warps, "num_stages": how.num_stages}
+    return KernelRecord(codegen.kernel_name(graph), signature, constants, options, tuple(divide))
 
 
 @pytest.mark.parametrize(

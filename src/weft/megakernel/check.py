@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import islice, product
+from math import prod
 from typing import NamedTuple
 
 from weft.base.place import Place
@@ -102,58 +103,40 @@ def before_in_queue(graph: TaskGraph) -> dict[int, int]:
     return found
 
 
-def _place(graph: TaskGraph, task: TileTask) -> Place:
-    return graph.program.task(task.op).place
+def _at(graph: TaskGraph, task: TileTask | None, message: str) -> tuple[str, Place]:
+    """A breach, at the user's line of a task."""
+    return message, graph.program.task(task.op).place if task else graph.program.place
 
 
 def _counted(graph: TaskGraph) -> Breaches:
     given: Counter[tuple[int, int]] = Counter()
+    counters = {rank.rank: len(rank.counters) for rank in graph.ranks}
     for task in graph.tasks:
         for one in task.bumps:
             given[one.rank, one.counter] += one.amount
-            if not 0 <= one.rank < graph.num_ranks or one.amount < 1:
-                yield f"{task} bumps {one}: of {graph.num_ranks} ranks", _place(graph, task)
-            elif not 0 <= one.counter < len(graph.ranks[one.rank].counters):
-                message = f"{task} bumps {one}, but rank {one.rank} has"
-                yield (
-                    f"{message} {len(graph.ranks[one.rank].counters)} counters",
-                    _place(graph, task),
-                )
+            if one.amount < 1 or not 0 <= one.counter < counters.get(one.rank, 0):
+                message = f"rank {one.rank} of {graph.num_ranks} has {counters.get(one.rank, 0)}"
+                yield _at(graph, task, f"{task} bumps {one}, but {message} counters")
     for rank in graph.ranks:
         for counter, total in enumerate(rank.counters):
             if given[rank.rank, counter] != total:
+                makers = [task for task in graph.tasks if _bumps(task, rank.rank, counter)]
+                waiting = [task for task in rank.tasks
+                           if any(one.counter == counter for one in task.waits)]  # fmt: skip
+                by = ", ".join(map(str, makers[:3])) + ", ..." * (len(makers) > 3) or "nobody"
                 message = f"counter {counter} of rank {rank.rank} is said to come to {total}"
-                by = _names(one for one in graph.tasks if _bumps(one, rank.rank, counter))
-                yield (
-                    f"{message}, but is bumped by {given[rank.rank, counter]}: {by}",
-                    _where(graph, rank.rank, counter),
-                )
+                message += f", but is bumped by {given[rank.rank, counter]}: {by}"
+                yield _at(graph, next(iter([*waiting, *makers]), None), message)
     for task in graph.tasks:
         for one in task.waits:
             total = given[task.rank, one.counter]
             if one.at_least != total:
                 message = f"{task} waits until counter {one.counter} has come to {one.at_least}"
-                yield f"{message}, but all bumps of it are {total}", _place(graph, task)
+                yield _at(graph, task, f"{message}, but all bumps of it are {total}")
 
 
 def _bumps(task: TileTask, rank: int, counter: int) -> bool:
     return any((one.rank, one.counter) == (rank, counter) for one in task.bumps)
-
-
-def _names(tasks: Iterator[TileTask]) -> str:
-    found = [*map(str, islice(tasks, 4))]
-    return ", ".join(found[:3]) + (", ..." if len(found) > 3 else "") if found else "nobody"
-
-
-def _where(graph: TaskGraph, rank: int, counter: int) -> Place:
-    """The line of a task that waits for a counter, or that bumps it."""
-    waiting = (
-        one for one in graph.ranks[rank].tasks if any(wait.counter == counter for wait in one.waits)
-    )
-    found = next(waiting, None) or next(
-        (one for one in graph.tasks if _bumps(one, rank, counter)), None
-    )
-    return _place(graph, found) if found else graph.program.place
 
 
 def _awaited(graph: TaskGraph) -> Breaches:
@@ -162,36 +145,31 @@ def _awaited(graph: TaskGraph) -> Breaches:
         for one in task.bumps:
             if (one.rank, one.counter) not in waited:
                 message = f"{task} bumps counter {one.counter} of rank {one.rank}"
-                yield f"{message}, for which nobody waits", _place(graph, task)
+                yield _at(graph, task, f"{message}, for which nobody waits")
 
 
 def _queued(graph: TaskGraph) -> Breaches:
-    if not graph.schedule:
-        return
-    for rank in graph.ranks:
-        wanted = 1 if graph.schedule == "dynamic" else graph.num_workers
+    wanted = 1 if graph.schedule == "dynamic" else graph.num_workers
+    for rank in graph.ranks if graph.schedule else ():
         if len(rank.queues) != wanted or graph.num_workers < 1:
-            message = (
-                f"rank {rank.rank} has {len(rank.queues)} queues for {graph.num_workers} workers"
-            )
-            yield f"{message}, scheduled {graph.schedule}; it takes {wanted}", graph.program.place
+            message = f"rank {rank.rank} has {len(rank.queues)} queues"
+            message += f" for {graph.num_workers} workers, scheduled {graph.schedule}"
+            yield _at(graph, None, f"{message}; it takes {wanted}")
         times = Counter(i for queue in rank.queues for i in queue)
         for i, task in enumerate(rank.tasks):
             if times[i] != 1:
-                yield f"{task} is queued {times[i]} times; it must be once", _place(graph, task)
+                yield _at(graph, task, f"{task} is queued {times[i]} times; it must be once")
         if strange := [i for i in times if not 0 <= i < len(rank.tasks)]:
             message = f"rank {rank.rank} has tasks 0 to {len(rank.tasks) - 1}, queued are {strange}"
-            yield message, graph.program.place
+            yield _at(graph, None, message)
 
 
 def _acyclic(graph: TaskGraph) -> Breaches:
-    tasks = graph.tasks
-    cycle = [tasks[i] for i in in_order(tasks, before_in_queue(graph))[1]]
+    cycle = [graph.tasks[i] for i in in_order(graph.tasks, before_in_queue(graph))[1]]
     if cycle:
-        message = ", ".join(
-            _why(graph, earlier, later) for earlier, later in zip([cycle[-1], *cycle], cycle)
-        )
-        yield f"nobody can begin: {message}", _place(graph, cycle[0])
+        pairs = zip([cycle[-1], *cycle], cycle)
+        message = ", ".join(_why(graph, earlier, later) for earlier, later in pairs)
+        yield _at(graph, cycle[0], f"nobody can begin: {message}")
 
 
 def _why(graph: TaskGraph, earlier: TileTask, later: TileTask) -> str:
@@ -286,15 +264,19 @@ def _ordered(graph: TaskGraph) -> Breaches:
             if i == j or (i, j) in reported or order.is_before(i, j) or order.is_before(j, i):
                 continue
             reported.update(((i, j), (j, i)))
-            both = f"{graph.tasks[i]} {_does(one)} and {graph.tasks[j]} {_does(other)}"
-            where = f"in the same bytes of rank {one.access.rank}"
-            last = graph.tasks[max(i, j)]
-            yield f"{both}, {where}, and neither waits for the other", _place(graph, last)
+            message = f"{_does(graph, one, i)} and {_does(graph, other, j)}, in the same bytes"
+            message += f" of rank {one.access.rank}, and neither waits for the other"
+            yield _at(graph, graph.tasks[max(i, j)], message)
 
 
-def _does(touch: Touch) -> str:
+def _does(graph: TaskGraph, touch: Touch, number: int) -> str:
     rows = f"{touch.access.region.first_row} to {touch.access.region.end_row - 1}"
-    return f"{'writes' if touch.is_write else 'reads'} {touch.access.buffer} rows {rows}"
+    what = f"{'writes' if touch.is_write else 'reads'} {touch.access.buffer} rows {rows}"
+    return f"{graph.tasks[number]} {what}"
+
+
+def _is_given(graph: TaskGraph, access: Access) -> bool:
+    return graph.ranks[access.rank].buffer(access.buffer).role == "input"
 
 
 def _made(graph: TaskGraph) -> Breaches:
@@ -302,10 +284,10 @@ def _made(graph: TaskGraph) -> Breaches:
     for one, other in conflicts(graph):
         access = one.access
         if one.is_write and other.is_write and access.buffer == other.access.buffer:
-            if graph.ranks[access.rank].buffer(access.buffer).role != "input":
-                tasks = [graph.tasks[touch.numbers[-1]] for touch in (one, other)]
-                message = f"{tasks[0]} and {tasks[1]} both make elements of {access.buffer}"
-                yield f"{message} on rank {access.rank}", _place(graph, tasks[0])
+            if not _is_given(graph, access):
+                first, second = (graph.tasks[touch.numbers[-1]] for touch in (one, other))
+                message = f"{first} and {second} both make elements of {access.buffer}"
+                yield _at(graph, first, f"{message} on rank {access.rank}")
     order = Order(graph, by_queues=graph.schedule != "dynamic")
     written: dict[tuple[int, str, int], list[tuple[int, Access]]] = {}
     for number, task in enumerate(graph.tasks):
@@ -313,26 +295,19 @@ def _made(graph: TaskGraph) -> Breaches:
             for band in _bands(one):
                 written.setdefault((one.rank, one.buffer, band), []).append((number, one))
     for number, task in enumerate(graph.tasks):
-        for read in task.reads:
-            if graph.ranks[read.rank].buffer(read.buffer).role == "input":
-                continue
-            makers = {
-                pair
-                for band in _bands(read)
-                for pair in written.get((read.rank, read.buffer, band), ())
-            }
+        for read in (one for one in task.reads if not _is_given(graph, one)):
+            makers = {pair for band in _bands(read)
+                      for pair in written.get((read.rank, read.buffer, band), ())}  # fmt: skip
             missing = _cells(read)
             for maker, access in sorted(makers):
                 shared = _cells(access._replace(region=access.region.within(read.region)))
                 missing -= shared
                 if shared and not order.is_before(maker, number):
-                    message = (
-                        f"{task} reads {read.buffer}, and does not wait for {graph.tasks[maker]}"
-                    )
-                    yield f"{message}, which makes it", _place(graph, task)
+                    message = f"{task} reads {read.buffer}, and does not wait for"
+                    yield _at(graph, task, f"{message} {graph.tasks[maker]}, which makes it")
             if missing:
                 message = f"of the {_cells(read)} elements of {read.buffer} that {task} reads"
-                yield f"{message} {_cells(read) - missing} are made", _place(graph, task)
+                yield _at(graph, task, f"{message} {_cells(read) - missing} are made")
 
 
 def _bands(access: Access) -> range:
@@ -341,10 +316,7 @@ def _bands(access: Access) -> range:
 
 
 def _cells(access: Access) -> int:
-    region = access.region
-    if region.is_empty:
-        return 0
-    return (region.end_row - region.first_row) * (region.end_column - region.first_column)
+    return 0 if access.region.is_empty else prod(access.region.extents)
 
 
 def _kept(graph: TaskGraph) -> Breaches:
@@ -355,27 +327,19 @@ def _kept(graph: TaskGraph) -> Breaches:
         if pair[0].access.buffer == pair[1].access.buffer:
             continue
         first, second = pair if order.are_before(*pair) else pair[::-1]
-        if not order.are_before(first, second):
-            both = " and ".join(f"{graph.tasks[one.numbers[0]]} {_does(one)}" for one in pair)
-            message = (
-                f"on rank {first.access.rank} {both}, in the same bytes: neither buffer is over"
-            )
-            yield (
-                f"{message} before the other begins",
-                _place(graph, graph.tasks[second.numbers[0]]),
-            )
+        names = frozenset(one.access.buffer for one in pair)
+        known = earlier.setdefault((first.access.rank, names), (first, second))
+        is_ordered = order.are_before(first, second)
+        if is_ordered and known[0].access.buffer == first.access.buffer:
             continue
-        key = (first.access.rank, frozenset(one.access.buffer for one in pair))
-        known = earlier.setdefault(key, (first, second))
-        if known[0].access.buffer != first.access.buffer:
-            message = " before ".join(
-                f"{graph.tasks[one.numbers[0]]} {_does(one)}" for one in known
-            )
-            now = (f"{graph.tasks[one.numbers[0]]} {_does(one)}" for one in (first, second))
-            message = (
-                f"on rank {first.access.rank} {message}, but {' before '.join(now)}, in its bytes"
-            )
-            yield message, _place(graph, graph.tasks[second.numbers[0]])
+        words = [[_does(graph, one, one.numbers[0]) for one in both]
+                 for both in (known, (first, second))]  # fmt: skip
+        message = f"{' and '.join(words[1])}, in the same bytes: neither buffer is over before"
+        message += " the other begins"
+        if is_ordered:
+            message = f"{' before '.join(words[0])}, but {' before '.join(words[1])}, in its bytes"
+        last = graph.tasks[second.numbers[0]]
+        yield _at(graph, last, f"on rank {first.access.rank} {message}")
 
 
 def _few(rule: Callable[[TaskGraph], Breaches]) -> Callable[[TaskGraph], Breaches]:

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 from weft.ir import task as task_ir
 from weft.megakernel.bodies import Body, bodies
-from weft.megakernel.layout import WIDTH, call
 from weft.megakernel.loading import import_text
-from weft.megakernel.operands import Operands, field_of
-from weft.megakernel.records import COPY, GATHER, REDUCE, SEND, TaskGraph
+from weft.megakernel.operands import KINDS, Operands, field_of
+from weft.megakernel.records import TaskGraph
+
+WIDTH = 100
 
 
 class Generated(NamedTuple):
@@ -39,36 +40,6 @@ def kernel_name(graph: TaskGraph) -> str:
     return f"{graph.program.name}_persistent"
 
 
-def tiles_of(found: Sequence[Body]) -> tuple[str, ...]:
-    """The parameters that say how large a body's tiles are."""
-    return tuple(f"{body.name}_tile" for body in found)
-
-
-# The call of a body, over the names above.
-_SHAPE = "gemm.Shape({m}, {n}, {k}, {stride_x}, {stride_w}, {stride})"
-_SUMMANDS = "move.Summands({own}, {own_stride}, {partials}, {partials_stride}, {slab})"
-_ONE = ("{x}", "{m}", "{n}", "{stride_x}")
-_TWO = ("{x}", "{y}", "{m}", "{n}", "{stride_x}", "{stride_y}")
-_MOVED = ("{x}", "{n}", "{stride_x}")
-_CALLS = {
-    "matmul": ("matmul.matmul", ("{x}", "{w}", _SHAPE)),
-    "silu": ("elementwise.silu", _ONE),
-    "silu_mul": ("elementwise.silu_mul", _ONE),
-    "silu_mul_halves": ("elementwise.silu_mul_halves", _ONE),
-    "mul": ("elementwise.mul", _TWO),
-    "add": ("elementwise.add", _TWO),
-    "rms_norm": ("norm.rms_norm", ("{x}", "{weight}", "{m}", "{n}", "{stride_x}", "{eps}")),
-    "rope": ("decode.rope", ("{x}", "{lengths}", "{m}", "{n}", "{stride_x}", "{head}",
-                             "{log2_base}")),
-    "kv_append": ("decode.kv_append", ("{cache}", "{x}", "{lengths}", "{max_kv}", "{n}",
-                                       "{stride_x}", "{stride}")),
-    "decode_attention": ("decode.attention", ("{q}", "{keys}", "{values}", "{lengths}", "{m}",
-                                              "{n}", "{kv_n}", "{max_kv}", "{head}", "{out}")),
-    GATHER: ("move.move", _MOVED),
-    SEND: ("move.move", _MOVED),
-    COPY: ("move.move", _MOVED),
-    REDUCE: ("move.reduce", (_SUMMANDS, "rank", "{n}", "{is_rounded}")),
-}  # fmt: skip
 _HERE = "destinations.Here({out}, {m}, {n}, {stride})"
 _PLACED = "destinations.Placed({out}, {n}, {stride}, rank)"
 
@@ -77,58 +48,33 @@ def _body(body: Body, rows: Sequence[Mapping[str, str]]) -> str:
     """The function of a body: what its operations differ in are variables."""
     varying = [name for name, value in rows[0].items() if any(row[name] != value for row in rows)]
     lines = ["@triton.jit", f"def _{body.name}(task, v, s, tile, rank, world):"]
-    lines += _quoted([one.formula for one in body.operations])
-    if varying:
-        lines += _assigned({name: rows[0][name] for name in varying}, 4)
+    formulas = "\n    ".join(one.formula for one in body.operations)
+    end = "\n    " if len(body.operations) > 1 else ""
+    lines.append(f'    """{formulas}{end}"""')
+    lines += [f"    {name} = {rows[0][name]}" for name in varying]
     for i, row in enumerate(rows[1:], 1):
         if given := {name: row[name] for name in varying if row[name] != rows[0][name]}:
-            lines += [f"    if task.op == {i}:", *_assigned(given, 8)]
+            lines.append(f"    if task.op == {i}:")
+            lines += [f"        {name} = {value}" for name, value in given.items()]
     words = {**rows[0], **{name: name for name in varying}}
     words |= {name: repr(value) for name, value in body.attributes}
-    function, arguments = _CALLS[body.kind]
-    args = [_HERE] if body.destination == "here" else [_PLACED, "world"]
-    rows_of_call = [["task", *arguments, "tile"], [f"destinations.{body.destination}", *args]]
-    if not body.destination:
-        rows_of_call.pop()
-    lines.append(f"    {function}(")
-    for row in rows_of_call:
-        lines += _laid_out([one.format(**words) for one in row])
+    form = KINDS[body.kind]
+    given = [one.format(**words) for one in form.called_with()]
+    lines += [f"    {form.function}(", *_wrapped(["task", *given, "tile"])]
+    if body.destination:
+        args = [_HERE] if body.destination == "here" else [_PLACED, "world"]
+        given = [one.format(**words) for one in args]
+        lines += _wrapped([f"destinations.{body.destination}", *given])
     return "\n".join([*lines, "    )  # fmt: skip"])
 
 
-def _laid_out(items: Sequence[str], margin: int = 8) -> Iterator[str]:
-    """Arguments of a call over as many lines as they need; a record is not torn if it fits."""
-    line = " " * margin
-    for item in items:
-        word = f"{item}, "
-        if len(line) + len(word) - 1 > WIDTH and line.strip():
-            yield line.rstrip()
-            line = " " * margin
-        if len(line) + len(word) - 1 > WIDTH:
-            name, _, fields = item.partition("(")
-            yield f"{line}{name}("
-            yield from _laid_out(fields.removesuffix(")").split(", "), margin + 4)
-            line, word = " " * margin, "), "
-        line += word
-    yield line.rstrip()
-
-
-def _assigned(given: Mapping[str, str], margin: int) -> Iterator[str]:
-    """x, w = v.gathered, v.w1"""
-    line = f"{' ' * margin}{', '.join(given)} = {', '.join(given.values())}"
-    if len(line) <= WIDTH:
-        yield line
-    else:
-        yield from (f"{' ' * margin}{name} = {value}" for name, value in given.items())
-
-
-def _quoted(formulas: Sequence[str]) -> Iterator[str]:
-    if len(formulas) == 1:
-        yield f'    """{formulas[0]}"""'
-        return
-    yield f'    """{formulas[0]}'
-    yield from (f"    {one}" for one in formulas[1:])
-    yield '    """'
+def _wrapped(items: Sequence[str], margin: int = 8) -> list[str]:
+    """Arguments of a call over as many lines as they need; none is torn."""
+    words = ", ".join(item.replace(" ", "\0") for item in items) + ","
+    blank = " " * margin
+    lines = wrap(words, WIDTH, initial_indent=blank, subsequent_indent=blank,
+                 break_long_words=False, break_on_hyphens=False)  # fmt: skip
+    return [line.replace("\0", " ") for line in lines]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -170,7 +116,7 @@ def _heading(graph: TaskGraph) -> str:
 
 
 def _imports(found: Sequence[Body]) -> Iterator[str]:
-    used = {_CALLS[body.kind][0].split(".")[0] for body in found}
+    used = {KINDS[body.kind].function.split(".")[0] for body in found}
     names = ", ".join(sorted({"destinations", "scoreboard", *used}))
     yield f"from weft.megakernel.tasks import {names}"
     if any(body.kind == "matmul" for body in found):
@@ -183,9 +129,13 @@ def _record(name: str, what: str, fields: Iterable[str]) -> str:
 
 
 def _kernel(graph: TaskGraph, found: Sequence[Body]) -> str:
-    names = ["v", "s", *tiles_of(found), "board", "slot", "world", "is_dynamic: tl.constexpr"]
-    lines = ["@triton.jit", *call(f"def {kernel_name(graph)}(", names, "):", skip=True)]
-    lines += [
+    tiles = [f"{body.name}_tile" for body in found]
+    names = ["v", "s", *tiles, "board", "slot", "world", "is_dynamic: tl.constexpr"]
+    lines = [
+        "@triton.jit",
+        f"def {kernel_name(graph)}(",
+        *_wrapped(names, 4),
+        "):  # fmt: skip",
         '    """Workers take tasks, from queues of their own or by ticket, until none is left."""',
         "    rank = wl.rank(world).to(tl.int32)",
         "    worker, num_workers = tl.program_id(0), tl.num_programs(0)",

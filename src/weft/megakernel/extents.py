@@ -55,7 +55,7 @@ def chosen(
 def _tile(task: Task, program: Program, held, num_workers: int, machine: Hardware) -> tuple:
     # What a rank gathers it has as an operand, what it sums over ranks it makes.
     made = held(task.operands[0] if task.kind == "all_gather" else task.name)
-    rows, columns = (max(1, extent) for extent in _extents(made))
+    rows, columns = (max(1, extent) for extent in made.extents)
     kind = task.type
     assert isinstance(kind, Type)
     itemsize = DTYPES[kind.dtype].itemsize
@@ -64,7 +64,7 @@ def _tile(task: Task, program: Program, held, num_workers: int, machine: Hardwar
         return ceil(rows / cut[0]) * ceil(columns / cut[1])
 
     if task.kind == "matmul":
-        k = _extents(held(task.operands[0]))[1]
+        k = held(task.operands[0]).extents[1]
 
         def multiply(cut: tuple[int, int]) -> float:
             each = product_us(*cut, k, itemsize, ceil(rows / cut[0]), machine)
@@ -82,10 +82,6 @@ def _tile(task: Task, program: Program, held, num_workers: int, machine: Hardwar
     heights = (*ROWS, 8, 4, 2, 1) if task.kind == "rms_norm" else ROWS
     pairs = [*_pairs(rows, columns, heights, WIDTHS)]
     return min((cut for cut in pairs if cut[0] * cut[1] <= MOST_ELEMENTS), key=move)
-
-
-def _extents(region: Region) -> tuple[int, int]:
-    return region.end_row - region.first_row, region.end_column - region.first_column
 
 
 def _pairs(

@@ -14,10 +14,8 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from weft.base.errors import UsageError
 from weft.base.settings import Settings
@@ -25,22 +23,18 @@ from weft.base.settings import Settings
 _lock = threading.Lock()  # of emulated ranks, which are threads
 
 
-def import_text(name: str, text: str, given: Mapping[str, Any] | None = None) -> ModuleType:
-    """The module of a text; imported once in a process for each of what names in it are `given`.
+def import_text(name: str, text: str) -> ModuleType:
+    """The module of a text; imported once in a process.
 
     Raises  UsageError: the cache's folder cannot be written
     """
-    given = given or {}
     title = f"weft_generated_{_named(name, text)}"
-    title += "".join(f"_{id(one):x}" for one in given.values())
     with _lock:
         if (module := sys.modules.get(title)) is None:
             path = str(write(name, text))
             spec = importlib.util.spec_from_file_location(title, path)
             assert spec is not None
             module = importlib.util.module_from_spec(spec)
-            # Kept with the module, so that their ids stay theirs.
-            vars(module).update(given)
             # Triton asks for the lines; without a time of change they are not read again.
             linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
             exec(compile(text, path, "exec", dont_inherit=True), vars(module))

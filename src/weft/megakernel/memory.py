@@ -20,7 +20,7 @@ from weft.base.dtypes import DTYPES
 from weft.compiler.passes.allocate import ALIGNMENT
 from weft.ir.task import Task
 from weft.megakernel.records import SEND, Access, Buffer
-from weft.megakernel.tiles import Cut, Dependency, partials_of, result_of, slab_rows
+from weft.megakernel.tiles import Cut, Dependency, partials_of, result_of
 
 # Stages for which memory lies idle before it is used again. Whoever would have to wait for its last
 # readers has then waited for others who have, as a rule, and nothing is to be signalled.
@@ -114,16 +114,14 @@ def _buffers(made: Cut, rank: int) -> dict[str, Buffer]:
         if made.home(name) != name:
             continue
         if any(stage.op == name and stage.kind == SEND for stage in made.stages):
-            part = made.part(task, 0)
-            rows = slab_rows(made, task) * made.num_ranks
-            partials, columns = partials_of(name), part.end_column - part.first_column
-            found[partials] = Buffer(partials, "symmetric", dtype, rows, columns)
+            rows, columns = made.part(task, 0).extents
+            slabs = (rows * made.num_ranks, columns)
+            found[partials_of(name)] = Buffer(partials_of(name), "symmetric", dtype, *slabs)
         role = "input" if task.kind == "input" else "local"
         role = "symmetric" if made.is_symmetric(task) else role
         role = "result" if role == "local" and name in made.results else role
         mine = role in ("input", "result")
-        held = made.held(name, rank if mine else 0)
-        extents = held.end_row - held.first_row, held.end_column - held.first_column
+        extents = made.held(name, rank if mine else 0).extents
         found[name] = Buffer(name, role, "float32" if _is_summand(made, task) else dtype, *extents)
         if result_of(name) in made.results:
             found[result_of(name)] = Buffer(result_of(name), "result", dtype, *extents)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence, Set
+from typing import NamedTuple
 
 from weft.base.parts import full_part
 from weft.compiler.passes.tile import held_by, number
@@ -61,13 +62,13 @@ class Operands:
         assert kind is not None
         if which == "part":
             return full_part(number(kind.sizes[1], graph.sizes), graph.num_ranks)
-        held = held_by(kind, rank, graph.sizes, graph.num_ranks)
-        rows, columns = held.end_row - held.first_row, held.end_column - held.first_column
-        return rows if which == "m" else columns
+        return held_by(kind, rank, graph.sizes, graph.num_ranks).extents[which != "m"]
 
     def _row(self, one: Operation) -> dict[str, str]:
         words = {"made": one.task.name, "write": one.write, "last": one.reads[-1]}
-        given = {name: text.format(*one.reads, **words) for name, text in KINDS[one.kind].items()}
+        given = {
+            name: text.format(*one.reads, **words) for name, text in KINDS[one.kind].names.items()
+        }
         given |= _target(one)
         given = {name: _SIZE.sub(self._named, value) for name, value in given.items()}
         return {
@@ -114,34 +115,66 @@ def _target(one: Operation) -> dict[str, str]:
     return {"out": out, "stride": f"s.{one.write}_stride"}
 
 
-# By kind, what a body's names are: {0}, {1}, .. are the buffers that the operation reads, {last}
-# the last of them, {made} is the value and {write} the buffer that it makes.
+class Form(NamedTuple):
+    """The device function of tasks/ that does a kind, what its operands are called, and its
+    arguments where they are more than those.
+
+    {0}, {1}, .. are the buffers that the operation reads, {last} the last of them, {made} is the
+    value and {write} the buffer that it makes.
+    """
+
+    function: str
+    names: dict[str, str]
+    arguments: tuple[str, ...] = ()
+
+    def called_with(self) -> tuple[str, ...]:
+        return self.arguments or tuple(f"{{{name}}}" for name in self.names)
+
+
 _EXTENTS = {"m": "s.{made}_m", "n": "s.{made}_n"}
 _ONE = {"x": "v.{0}", **_EXTENTS, "stride_x": "s.{0}_stride"}
 _TWO = {
     "x": "v.{0}", "y": "v.{last}", **_EXTENTS, "stride_x": "s.{0}_stride",
     "stride_y": "s.{last}_stride",
 }  # fmt: skip
-_MOVED = {"x": "v.{0}", "n": "s.{0}_n", "stride_x": "s.{0}_stride"}
-KINDS: dict[str, dict[str, str]] = {
-    "matmul": {
-        "x": "v.{0}", "w": "v.{1}", **_EXTENTS, "k": "s.{0}_n", "stride_x": "s.{0}_stride",
-        "stride_w": "s.{1}_stride",
-    },
-    "silu": _ONE, "silu_mul": _ONE, "silu_mul_halves": _ONE, "mul": _TWO, "add": _TWO,
-    "rms_norm": {"x": "v.{0}", "weight": "v.{1}", **_EXTENTS, "stride_x": "s.{0}_stride"},
-    "rope": {"x": "v.{0}", "lengths": "v.{1}", **_EXTENTS, "stride_x": "s.{0}_stride"},
-    "kv_append": {
-        "cache": "v.{0}", "x": "v.{1}", "lengths": "v.{2}", "n": "s.{1}_n",
-        "max_kv": "s.{0}_m // s.{1}_m", "stride_x": "s.{1}_stride", "stride": "s.{0}_stride",
-    },
-    "decode_attention": {
-        "q": "v.{0}", "keys": "v.{1}", "values": "v.{2}", "lengths": "v.{3}", **_EXTENTS,
-        "kv_n": "s.{1}_n", "max_kv": "s.{1}_m // s.{made}_m", "out": "v.{write}",
-    },
-    GATHER: _MOVED, SEND: _MOVED, COPY: _MOVED,
-    REDUCE: {
-        "own": "v.{0}", "own_stride": "s.{0}_stride", "partials": "v.{last}",
-        "partials_stride": "s.{last}_stride", "slab": "s.{last}_slab", "n": "s.{made}_n",
-    },
+_MOVE = Form("move.move", {"x": "v.{0}", "n": "s.{0}_n", "stride_x": "s.{0}_stride"})
+KINDS = {
+    "matmul": Form(
+        "matmul.matmul",
+        {"x": "v.{0}", "w": "v.{1}", **_EXTENTS, "k": "s.{0}_n", "stride_x": "s.{0}_stride",
+         "stride_w": "s.{1}_stride"},
+        ("{x}", "{w}", "gemm.Shape({m}, {n}, {k}, {stride_x}, {stride_w}, {stride})"),
+    ),
+    **{kind: Form(f"elementwise.{kind}", _ONE) for kind in ("silu", "silu_mul", "silu_mul_halves")},
+    **{kind: Form(f"elementwise.{kind}", _TWO) for kind in ("mul", "add")},
+    "rms_norm": Form(
+        "norm.rms_norm",
+        {"x": "v.{0}", "weight": "v.{1}", **_EXTENTS, "stride_x": "s.{0}_stride"},
+        ("{x}", "{weight}", "{m}", "{n}", "{stride_x}", "{eps}"),
+    ),
+    "rope": Form(
+        "decode.rope",
+        {"x": "v.{0}", "lengths": "v.{1}", **_EXTENTS, "stride_x": "s.{0}_stride"},
+        ("{x}", "{lengths}", "{m}", "{n}", "{stride_x}", "{head}", "{log2_base}"),
+    ),
+    "kv_append": Form(
+        "decode.kv_append",
+        {"cache": "v.{0}", "x": "v.{1}", "lengths": "v.{2}", "max_kv": "s.{0}_m // s.{1}_m",
+         "n": "s.{1}_n", "stride_x": "s.{1}_stride", "stride": "s.{0}_stride"},
+    ),
+    "decode_attention": Form(
+        "decode.attention",
+        {"q": "v.{0}", "keys": "v.{1}", "values": "v.{2}", "lengths": "v.{3}", **_EXTENTS,
+         "kv_n": "s.{1}_n", "max_kv": "s.{1}_m // s.{made}_m", "out": "v.{write}"},
+        ("{q}", "{keys}", "{values}", "{lengths}", "{m}", "{n}", "{kv_n}", "{max_kv}", "{head}",
+         "{out}"),
+    ),
+    GATHER: _MOVE, SEND: _MOVE, COPY: _MOVE,
+    REDUCE: Form(
+        "move.reduce",
+        {"own": "v.{0}", "own_stride": "s.{0}_stride", "partials": "v.{last}",
+         "partials_stride": "s.{last}_stride", "slab": "s.{last}_slab", "n": "s.{made}_n"},
+        ("move.Summands({own}, {own_stride}, {partials}, {partials_stride}, {slab})", "rank", "{n}",
+         "{is_rounded}"),
+    ),
 }  # fmt: skip

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from math import prod
 from typing import NamedTuple
 
 from weft.base.dtypes import DTYPES
 from weft.base.hardware import H200X4, Hardware
 from weft.compiler.cost.tasks import move_us, product_us, signal_us
-from weft.compiler.passes.tile import Region
 from weft.megakernel.check import before_in_queue, in_order
 from weft.megakernel.records import TaskGraph, TileTask
 from weft.megakernel.tiles import IN_PLACE
@@ -38,20 +38,14 @@ def task_us(task: TileTask, graph: TaskGraph, machine: Hardware, tiles: tuple[in
     itemsize = DTYPES[graph.ranks[task.rank].buffer(task.writes[0].buffer).dtype].itemsize
     made = task.writes[0].region
     if task.kind == "matmul":
-        a = task.reads[0].region
-        height, width = made.end_row - made.first_row, made.end_column - made.first_column
-        k = a.end_column - a.first_column
-        return product_us(height, width, k, itemsize, tiles[0], machine)
-    cells = [_cells(one.region) for one in task.reads]
+        k = task.reads[0].region.extents[1]
+        return product_us(*made.extents, k, itemsize, tiles[0], machine)
+    cells = [prod(one.region.extents) for one in task.reads]
     if task.kind == "silu_mul_halves":
-        cells = [2 * _cells(made)]  # of the rows that it waits for, the columns that it reads
+        cells = [2 * prod(made.extents)]  # of the rows that it waits for, the columns that it reads
     if task.kind in IN_PLACE:
         return move_us(2 * cells[1] * itemsize, machine)  # new rows alone are written
-    return move_us((sum(cells) + _cells(made) * len(task.writes)) * itemsize, machine)
-
-
-def _cells(region: Region) -> int:
-    return (region.end_row - region.first_row) * (region.end_column - region.first_column)
+    return move_us((sum(cells) + prod(made.extents) * len(task.writes)) * itemsize, machine)
 
 
 def durations(graph: TaskGraph, machine: Hardware) -> list[float]:

@@ -10,14 +10,16 @@ coordinates; a task's accesses are in those of the rank whose memory it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from weft.base.errors import UnsupportedError, UsageError
 from weft.base.parts import part_of
 from weft.compiler.passes.tile import (
     Region,
+    Tile,
     held_by,
     meeting,
     needed_of,
@@ -206,8 +208,7 @@ def partials_of(name: str) -> str:
 
 def slab_rows(made: Cut, task: Task) -> int:
     """The rows of a full part: how far one rank's summands are from the next one's."""
-    part = made.part(task, 0)
-    return part.end_row - part.first_row
+    return made.part(task, 0).extents[0]
 
 
 def refuse(program: Program, sizes: Mapping[str, int], num_ranks: int) -> None:
@@ -283,44 +284,42 @@ def _needed(made: Cut, task: Task, region: Region) -> Iterator[Region]:
         yield less[i] if i in less else needed_of(need, region, kind, made.sizes)
 
 
-def _tiles(made: Cut, task: Task) -> Iterator[Draft]:
+def _cells(
+    made: Cut, task: Task, held: Callable[[int], Region]
+) -> Iterator[tuple[int, Tile, Region]]:
+    """Every tile of every rank's part `held(rank)`."""
     for rank in range(made.num_ranks):
-        held = made.held(task.name, rank)
-        for one in tiles_within(task, rank, held):
-            region = region_within(task, one, held)
-            needed = [
-                wanted.within(made.held(name, rank))
-                for name, wanted in zip(task.operands, _needed(made, task, region))
-            ]
-            pairs = [*zip(task.operands, needed)]
-            reads = tuple(_read(made, name, rank, wanted) for name, wanted in pairs)
-            needs = tuple(made.makers(name, rank, wanted) for name, wanted in pairs)
-            writes = (_read(made, task.name, rank, region),)
-            yield Draft(rank, one.i_m, one.i_n, reads, writes, needs)
+        whole = held(rank)
+        for one in tiles_within(task, rank, whole):
+            yield rank, one, region_within(task, one, whole)
+
+
+def _tiles(made: Cut, task: Task) -> Iterator[Draft]:
+    for rank, one, region in _cells(made, task, partial(made.held, task.name)):
+        pairs = [
+            (name, wanted.within(made.held(name, rank)))
+            for name, wanted in zip(task.operands, _needed(made, task, region))
+        ]
+        reads = tuple(_read(made, name, rank, wanted) for name, wanted in pairs)
+        needs = tuple(made.makers(name, rank, wanted) for name, wanted in pairs)
+        writes = (_read(made, task.name, rank, region),)
+        yield Draft(rank, one.i_m, one.i_n, reads, writes, needs)
 
 
 def _gathers(made: Cut, task: Task) -> Iterator[Draft]:
     (source,) = task.operands
-    for rank in range(made.num_ranks):
-        held = made.held(source, rank)
-        for one in tiles_within(task, rank, held):
-            region = region_within(task, one, held)
-            writes = tuple(Access(task.name, to, region) for to in range(made.num_ranks))
-            needs = (made.makers(source, rank, region),)
-            reads = (_read(made, source, rank, region),)
-            yield Draft(rank, one.i_m, one.i_n, reads, writes, needs)
+    for rank, one, region in _cells(made, task, partial(made.held, source)):
+        writes = tuple(Access(task.name, to, region) for to in range(made.num_ranks))
+        needs = (made.makers(source, rank, region),)
+        yield Draft(rank, one.i_m, one.i_n, (_read(made, source, rank, region),), writes, needs)
 
 
 def _copies(made: Cut, task: Task) -> Iterator[Draft]:
-    for rank in range(made.num_ranks):
-        held = made.held(task.name, rank)
-        for one in tiles_within(task, rank, held):
-            region = region_within(task, one, held)
-            reads, writes = (
-                (Access(name, rank, region),) for name in (task.name, result_of(task.name))
-            )
-            needs = (made.makers(task.name, rank, region),)
-            yield Draft(rank, one.i_m, one.i_n, reads, writes, needs)
+    for rank, one, region in _cells(made, task, partial(made.held, task.name)):
+        names = (task.name, result_of(task.name))
+        reads, writes = ((Access(name, rank, region),) for name in names)
+        needs = (made.makers(task.name, rank, region),)
+        yield Draft(rank, one.i_m, one.i_n, reads, writes, needs)
 
 
 def _shares(made: Cut, task: Task, rank: int) -> Iterator[tuple[int, Region, Sequence[int]]]:
@@ -351,26 +350,23 @@ def _sends(made: Cut, task: Task) -> Iterator[Draft]:
 def _sums(made: Cut, task: Task) -> Iterator[Draft]:
     (source,) = task.operands
     is_for_all = made.is_symmetric(task)
-    for rank in range(made.num_ranks):
+    for rank, one, region in _cells(made, task, partial(made.part, task)):
         owner = 0 if task.kind == "all_reduce" and not is_for_all else rank
-        part = made.part(task, rank)
-        for one in tiles_within(task, rank, part):
-            region = region_within(task, one, part)
-            own = _read(made, source, rank, region)
-            order = [(owner + hop) % made.num_ranks for hop in range(made.num_ranks)]
-            slabs = [_local(region, part, peer * slab_rows(made, task)) for peer in order]
-            reads = tuple(
-                own if summand == rank else Access(partials_of(task.name), rank, slab)
-                for summand, slab in zip(order, slabs)
-            )
-            sent = tuple(
-                made.number(task.name, SEND, summand, owner, one.i_m, one.i_n)
-                for summand in sorted(order)
-                if summand != rank
-            )
-            writes = tuple(
-                Access(task.name, to, _local(region, made.held(task.name, to)))
-                for to in (range(made.num_ranks) if is_for_all else (rank,))
-            )
-            needs = (made.makers(source, rank, region), sent)
-            yield Draft(rank, one.i_m, one.i_n, reads, writes, needs, owner)
+        part, own = made.part(task, rank), _read(made, source, rank, region)
+        order = [(owner + hop) % made.num_ranks for hop in range(made.num_ranks)]
+        slabs = [_local(region, part, peer * slab_rows(made, task)) for peer in order]
+        reads = tuple(
+            own if summand == rank else Access(partials_of(task.name), rank, slab)
+            for summand, slab in zip(order, slabs)
+        )
+        sent = tuple(
+            made.number(task.name, SEND, summand, owner, one.i_m, one.i_n)
+            for summand in sorted(order)
+            if summand != rank
+        )
+        writes = tuple(
+            Access(task.name, to, _local(region, made.held(task.name, to)))
+            for to in (range(made.num_ranks) if is_for_all else (rank,))
+        )
+        needs = (made.makers(source, rank, region), sent)
+        yield Draft(rank, one.i_m, one.i_n, reads, writes, needs, owner)

@@ -33,6 +33,10 @@ class Region(NamedTuple):
     first_column: int
     end_column: int
 
+    @property
+    def extents(self) -> tuple[int, int]:
+        return self.end_row - self.first_row, self.end_column - self.first_column
+
     def within(self, other: Region) -> Region:
         """What both have; empty where they do not meet."""
         first_row, first_column = max(self[0], other[0]), max(self[2], other[2])
@@ -155,8 +159,7 @@ def tiles_of(task: Task, rank: int, sizes: Mapping[str, int], num_ranks: int) ->
 
 def tiles_within(task: Task, rank: int, held: Region) -> Iterator[Tile]:
     """The tiles that a task's extents cut `held` into, row by row."""
-    num_m = ceil((held.end_row - held.first_row) / task.tile[0])
-    num_n = ceil((held.end_column - held.first_column) / task.tile[1])
+    num_m, num_n = (ceil(extent / size) for extent, size in zip(held.extents, task.tile))
     for i_m, i_n in product(range(num_m), range(num_n)):
         yield Tile(task.name, rank, i_m, i_n)
 
