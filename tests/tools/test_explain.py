@@ -71,8 +71,10 @@ def test_the_mapping_names_rows_ranks_and_words(capsys):
     assert others[0]["awaits"] == ["gathered_ready[2][0]"]
     assert others[0]["text"].startswith("rows 4096 … 6143 of rank 2: after")
     carried = explained(capsys, "gemm_rs", *LARGE)["mapping"]
-    told = [word for one in carried for word in one.get("announces", [])]
-    assert set(told) == {f"kept_ready[{owner}][{chunk}]" for owner in (0, 2, 3) for chunk in (0, 1)}
+    words = [word for one in carried for word in one.get("announces", [])]
+    assert set(words) == {
+        f"kept_ready[{owner}][{chunk}]" for owner in (0, 2, 3) for chunk in (0, 1)
+    }
     assert carried[-1]["awaits"][:3] == [f"partials_ready[{peer}][0]" for peer in (2, 3, 0)]
     *others, own = explained(capsys, "gemm_ar", *LARGE)["mapping"]
     assert [one["owner"] for one in others] == [2, 3, 0]
@@ -172,7 +174,10 @@ def test_a_mapping_that_the_device_alone_knows(op, capsys):
     found = explained(capsys, op, "--ranks", "4", "--shape", "m=64,n=64,k=64,experts=8,top_k=2")
     (tile,) = found["mapping"]
     assert tile["kernel"] == f"{op}_multiply" and tile["table"] == "routing"
-    said = {"ag_moe": "after gathered_ready[lo … hi][0 … 7]", "moe_rs": "told by their partials_"}
+    said = {
+        "ag_moe": "after gathered_ready[lo … hi][0 … 7]",
+        "moe_rs": "announced by their partials_",
+    }
     assert said[op] in tile["text"] and "slots first … end - 1" in tile["text"]
     assert 10 < found["times"]["end_us"] < 1000
     assert "mapping(tables, (routing,), cuts=experts)" in found["core"][0]

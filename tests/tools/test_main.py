@@ -321,4 +321,3 @@ def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(tmp_path, cap
 def test_what_is_quick_says_nothing(capsys):
     assert main(["lint", "--rules"]) == 0
     assert capsys.readouterr().err == ""
-    assert not console._bars

@@ -78,7 +78,8 @@ def chrome_trace(spans: Iterable[Span], signals: Iterable[Signal] = ()) -> dict[
     """
     spans = list(spans)
     lanes: dict[int, dict[str, int]] = defaultdict(dict)
-    for rank, lane in sorted({(span.rank, span.lane) for span in spans}):
+    there = {(span.rank, span.lane) for span in spans}
+    for rank, lane in sorted(there, key=lambda one: (one[0], lane_order(one[1]))):
         lanes[rank][lane] = len(lanes[rank])
     events: list[dict[str, Any]] = []
     for rank, of_rank in lanes.items():
@@ -87,7 +88,7 @@ def chrome_trace(spans: Iterable[Span], signals: Iterable[Signal] = ()) -> dict[
             events.append(_named("thread_name", rank, number, lane))
             events.append(
                 {"name": "thread_sort_index", "ph": "M", "pid": rank, "tid": number,
-                 "args": {"sort_index": _order(lane)}}
+                 "args": {"sort_index": number}}
             )  # fmt: skip
     for span in spans:
         events.append(
@@ -113,8 +114,9 @@ def _named(what: str, rank: int, number: int, name: str) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": rank, "tid": number, "args": {"name": name}}
 
 
-def _order(lane: str) -> int:
-    """Streams first, then copies, transfers, torch, and the SMs by number."""
+def lane_order(lane: str) -> tuple[int, int, str]:
+    """As a rank's lanes follow each other: streams, the main one first, copies, torch, transfers,
+    SMs by number."""
     kind, _, number = lane.rpartition(" ")
-    first = {"copy engine": 100, "transfers of": 200, "": 300, "sm": 1000}.get(kind, 0)
-    return first + (int(number) if number.isdigit() else 0)
+    first = {"copy engine": 1, "": 2, "transfers of": 3, "sm": 4}.get(kind, 0)
+    return first, int(number) if number.isdigit() else lane != "stream main", lane

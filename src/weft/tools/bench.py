@@ -22,68 +22,59 @@ def bench(
     ops: Annotated[
         list[str],
         typer.Argument(
-            metavar="OP|FILE.py:PROGRAM..", autocompletion=options.complete_subject,
+            metavar="OP|FILE.py:PROGRAM..",
+            autocompletion=options.complete_subject,
             help="operators, e.g. ag_gemm, or programs, which are timed beside library calls",
         ),
     ],
     preset: Annotated[
         str,
-        typer.Option(
-            metavar="NAME", help="which points: quick, full, or a layer's name, e.g. llama3-8b-mlp"
-        ),
+        options.option("NAME", "which points: quick, full, or a layer's name, e.g. llama3-8b-mlp"),
     ] = "quick",
     shape: Annotated[
         str,
-        typer.Option(
-            metavar="m=..,n=..", help="one point in place of a preset's: m is global, n and k are"
-            " per rank", show_default=False,
+        options.option(
+            "m=..,n=..", "one point in place of a preset's: m is global, n and k are per rank"
         ),
     ] = "",
     dtype: options.Dtype = "",
-    ranks: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="number of GPUs (default: all)", show_default=False),
-    ] = None,
+    ranks: Annotated[int | None, options.option("N", "number of GPUs (default: all)")] = None,
     modes: Annotated[
         str,
-        typer.Option(
-            "--modes", metavar="MODES",
-            help="some of graph,queued,eager; auto is eager, and graph for small sizes or queued "
+        options.option(
+            "MODES",
+            "some of graph,queued,eager; auto is eager, and graph for small sizes or queued "
             "for large ones",
+            "--modes",
         ),
     ] = AUTO,
     named: Annotated[
         str,
-        typer.Option(
-            "--variants", metavar="NAMES", show_default=False,
-            help="some of weft, weft/each, weft/FIELD=VALUE/.. and the baselines (default: all)",
+        options.option(
+            "NAMES",
+            "some of weft, weft/each, weft/FIELD=VALUE/.. and the baselines (default: all)",
+            "--variants",
         ),
     ] = "",
     peers: Annotated[
-        str,
-        typer.Option(
-            metavar="FOLDER", show_default=False, help="variants of other projects, NAME.py each"
-        ),
+        str, options.option("FOLDER", "variants of other projects, NAME.py each")
     ] = "",
-    rounds: Annotated[
-        int, typer.Option(metavar="N", help="interleaved rounds, at least 7")
-    ] = 9,
-    seconds: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="begin no point after S seconds", show_default=False),
-    ] = None,
+    rounds: Annotated[int, options.option("N", "interleaved rounds, at least 7")] = 9,
+    seconds: Annotated[float | None, options.option("S", "begin no point after S seconds")] = None,
     output: Annotated[
         str,
-        typer.Option(
-            "-o", "--output", metavar="FILE|FOLDER", show_default=False,
-            help="write JSON: a file, or a folder where there are several operators",
+        options.option(
+            "FILE|FOLDER",
+            "write JSON: a file, or a folder where there are several operators",
+            "-o",
+            "--output",
         ),
     ] = "",
     keep: Annotated[
-        bool, typer.Option("--keep", help="keep points of an existing file that are not measured")
+        bool, options.flag("keep points of an existing file that are not measured", "--keep")
     ] = False,
     json: options.AsJson = False,
-) -> int:  # fmt: skip
+) -> int:
     """Time operators and programs on this machine's GPUs, beside cuBLAS, NCCL and torch."""
     from weft.tune.bench import Plan
     from weft.tune.peers import peers_of

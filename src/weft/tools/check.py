@@ -138,10 +138,11 @@ class Step:
         return self.rel_err <= self.work.tolerance()
 
 
-def _inputs(work: Work, seed: int, world: Any) -> Mapping[str, Any]:
+def inputs_on(world: Any, work: Work, seed: int) -> Mapping[str, Any]:
     """This rank's inputs, on the world's device."""
     plain = work.inputs(world.rank, seed)
-    return {name: _to(value, world.device) for name, value in plain.items()}
+    return {name: one.to(world.device) if hasattr(one, "to") else one
+            for name, one in plain.items()}  # fmt: skip
 
 
 def _closed(world: Any, outputs: Sequence[Any]) -> list[Any]:
@@ -158,7 +159,7 @@ def call_every_way(work: Work, seed: int) -> list[tuple[str, Any]]:
     from weft.tune.answers import poison
 
     world = weft.init()
-    op, problem, mine = work.op, work.problem(), _inputs(work, seed, world)
+    op, problem, mine = work.op, work.problem(), inputs_on(world, work, seed)
     outputs = [("eager", _keep(op.run(world, problem, mine, None)))]
     with world.record() as recording:
         replayed = op.run(world, problem, mine, None)
@@ -167,7 +168,7 @@ def call_every_way(work: Work, seed: int) -> list[tuple[str, Any]]:
         recording.replay()
         outputs.append((f"replay {turn + 1}", _keep(replayed)))
     other = work.another()
-    theirs = _inputs(other, seed, world)
+    theirs = inputs_on(world, other, seed)
     outputs.append(("another shape", _keep(op.run(world, other.problem(), theirs, None))))
     outputs.append(("eager again", _keep(op.run(world, problem, mine, None))))
     _closed(world, ())
@@ -179,7 +180,7 @@ def call_once(work: Work, config: Any = None) -> list[Any]:
     import weft
 
     world = weft.init()
-    return _closed(world, [work.op.run(world, work.problem(), _inputs(work, 0, world), config)])
+    return _closed(world, [work.op.run(world, work.problem(), inputs_on(world, work, 0), config)])
 
 
 def call_back_to_back(work: Work, config: Any = None, *, barriers: bool = False) -> list[Any]:
@@ -192,7 +193,7 @@ def call_back_to_back(work: Work, config: Any = None, *, barriers: bool = False)
     os.environ[SLOTS] = ONE_SLOT  # of this emulated rank
     world = weft.init()
     outputs = []
-    for mine in [_inputs(work, seed, world) for seed in range(REPLAYS)]:
+    for mine in [inputs_on(world, work, seed) for seed in range(REPLAYS)]:
         outputs.append(work.op.run(world, work.problem(), mine, config))
         if barriers:
             world.barrier()
@@ -205,7 +206,7 @@ def call_recorded(work: Work, config: Any = None) -> list[Any]:
 
     os.environ[SLOTS] = ONE_SLOT  # of this emulated rank
     world = weft.init()
-    mine = _inputs(work, 0, world)
+    mine = inputs_on(world, work, 0)
     work.op.run(world, work.problem(), mine, config)  # workspaces cannot grow in a recording
     with world.record() as recording:
         output = work.op.run(world, work.problem(), mine, config)
@@ -277,9 +278,9 @@ def rel_err(out: Any, ref: Any) -> float:
     """||out - ref|| / ||ref|| in fp64 on the CPU, the worst of a tuple; see weft.tune.answers."""
     import torch
 
-    from weft.tune.answers import rel_err as error_of
+    from weft.tune import answers
 
-    return error_of(_map(lambda tensor: tensor.detach().cpu(), out), ref, torch.float64)
+    return answers.rel_err(out, ref, torch.float64)
 
 
 def run_on_gpus(work: Work, seed: int) -> list[list[tuple[str, Any]]]:
@@ -313,7 +314,3 @@ def _map(function: Callable[[Any], Any], value: Any) -> Any:
 
 def _keep(value: Any) -> Any:
     return _map(lambda tensor: tensor.clone(), value)
-
-
-def _to(value: Any, device: Any) -> Any:
-    return value.to(device) if hasattr(value, "to") else value

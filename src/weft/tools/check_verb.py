@@ -12,7 +12,7 @@ from weft.base.counts import counted
 from weft.base.errors import WeftError
 from weft.base.records import KernelRecord
 from weft.base.target import Target
-from weft.tools import console, kernel_options, options
+from weft.tools import console, kernels, options
 from weft.tools.kernels import Kernels, Specialised, place_of
 from weft.tools.words import parse_targets
 from weft.verify.findings import CompiledReport
@@ -46,16 +46,16 @@ class Checked:
 
 def check(
     context: typer.Context,
-    subject: kernel_options.SubjectWord,
+    subject: kernels.SubjectWord,
     target: options.Targets = DEFAULT_TARGETS,
     ranks: options.Ranks = None,
     nodes: options.Nodes = "1",
-    signature: kernel_options.Signature = "",
-    constexpr: kernel_options.Constants = None,
-    num_warps: kernel_options.NumWarps = None,
-    num_stages: kernel_options.NumStages = None,
+    signature: kernels.Signature = "",
+    constexpr: kernels.Constants = None,
+    num_warps: kernels.NumWarps = None,
+    num_stages: kernels.NumStages = None,
     shape: options.Shape = "",
-    dtype: options.Dtype = kernel_options.DEFAULT_DTYPE,
+    dtype: options.Dtype = kernels.DEFAULT_DTYPE,
     seed: options.Seed = 0,
     num_sms: options.NumSms = 132,
     json: options.AsJson = False,
@@ -67,7 +67,7 @@ def check(
     load that a wait guards is above it, stores are complete before a signal.
     """
     targets = parse_targets(target)
-    found = kernel_options.find_kernels(
+    found = kernels.find_kernels(
         context, subject, ranks, nodes, shape, dtype, signature, constexpr,
         {"num_warps": num_warps, "num_stages": num_stages}, seed, num_sms,
     )  # fmt: skip

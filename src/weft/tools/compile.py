@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json as json_text
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from weft.base.errors import UsageError
 from weft.base.records import PLAN_FORMAT
 from weft.base.target import Target
-from weft.tools import console, kernel_options, options
+from weft.tools import console, kernels, options
 from weft.tools.binaries import Binary, build
 from weft.tools.kernels import Kernels, Specialised
 from weft.tools.words import parse_targets
@@ -22,25 +22,24 @@ from weft.tools.words import parse_targets
 
 def compile_kernels(
     context: typer.Context,
-    subject: kernel_options.SubjectWord,
+    subject: kernels.SubjectWord,
     target: options.Targets,
     ranks: options.Ranks = None,
     nodes: options.Nodes = "1",
     shape: options.Shape = "",
-    dtype: options.Dtype = kernel_options.DEFAULT_DTYPE,
-    signature: kernel_options.Signature = "",
-    constexpr: kernel_options.Constants = None,
-    num_warps: kernel_options.NumWarps = None,
-    num_stages: kernel_options.NumStages = None,
+    dtype: options.Dtype = kernels.DEFAULT_DTYPE,
+    signature: kernels.Signature = "",
+    constexpr: kernels.Constants = None,
+    num_warps: kernels.NumWarps = None,
+    num_stages: kernels.NumStages = None,
     output: Annotated[
         str,
-        typer.Option(
-            "-o", "--output", metavar="FOLDER", show_default=False,
-            help="write the binaries and a plan of their launches here",
+        options.option(
+            "FOLDER", "write the binaries and a plan of their launches here", "-o", "--output"
         ),
     ] = "",
     json: options.AsJson = False,
-) -> int:  # fmt: skip
+) -> int:
     """Compile kernels ahead of time and check the compiled code; no GPU is needed.
 
     An operator's; those that a script launches when it is run on emulated ranks; those of a tensor
@@ -50,7 +49,7 @@ def compile_kernels(
     targets = parse_targets(target)
     if output:
         make_folder(output)
-    found = kernel_options.find_kernels(
+    found = kernels.find_kernels(
         context, subject, ranks, nodes, shape, dtype, signature, constexpr,
         {"num_warps": num_warps, "num_stages": num_stages},
     )  # fmt: skip
@@ -117,20 +116,19 @@ def write(binaries: list[Binary], output: str, op: str) -> None:
 
 
 def show(values: dict, output: str) -> None:
+    show_kernels(values["kernels"])
     out = console.results()
-    rows = [
-        (
-            kernel["name"],
-            kernel["target"],
-            kernel["format"],
-            f"{kernel['bytes']:,}",
-            "-" if kernel["registers"] is None else str(kernel["registers"]),
-            f"{kernel['shared_bytes']:,}",
-        )
-        for kernel in values["kernels"]
-    ]
-    console.print_table(rows, "kernel", "target", "format", "bytes", "registers", "shared bytes")
     for finding in values.get("findings", ()):
         out.print(finding, markup=False)
     verdict = "[bold green]ok[/]" if values["ok"] else "[bold red]the check found a problem[/]"
     out.print(f"{values['op']}: {verdict}" + (f", written to {output}" if output else ""))
+
+
+def show_kernels(kernels: Sequence[Mapping[str, Any]]) -> None:
+    """Binaries as their JSON has them, in a table."""
+    rows = [
+        (one["name"], one["target"], one["format"], f"{one['bytes']:,}",
+         "-" if one["registers"] is None else str(one["registers"]), f"{one['shared_bytes']:,}")
+        for one in kernels
+    ]  # fmt: skip
+    console.print_table(rows, "kernel", "target", "format", "bytes", "registers", "shared bytes")

@@ -95,16 +95,19 @@ def _say(message: str) -> None:
 
 
 class Bar:
-    """A progress bar that appears once the work has taken `BAR_AFTER_S`; `end` takes it away."""
+    """A progress bar that appears once the work has taken `BAR_AFTER_S`."""
 
     def __init__(self, what: str, total: int) -> None:
         self.what, self.total, self.done = what, total, 0
         self.start = time.monotonic()
         self.display: Progress | None = None
-        _bars.append(self)
 
     def advance(self) -> None:
-        self.done += 1
+        self.reach(self.done + 1, self.total)
+
+    def reach(self, done: int, total: int) -> None:
+        """So much of so much is done."""
+        self.done, self.total = done, total
         late = time.monotonic() - self.start > BAR_AFTER_S
         if self.display is None and late and sys.stderr.isatty():
             columns = (TextColumn(self.what), BarColumn(), MofNCompleteColumn())
@@ -114,13 +117,7 @@ class Bar:
             self.task = self.display.add_task(self.what, total=self.total)
             self.display.start()
         if self.display is not None:
-            self.display.update(self.task, completed=self.done)
-            self.display.refresh()
-
-    def end(self) -> None:
-        _bars.remove(self)
-        if self.display is not None:
-            self.display.stop()
+            self.display.update(self.task, completed=done, total=total, refresh=True)
 
 
 # Those under way, the innermost last.
@@ -128,9 +125,12 @@ _bars: list[Bar] = []
 
 
 @contextmanager
-def bar(what: str, total: int) -> Iterator[Bar]:
+def bar(what: str, total: int = 0) -> Iterator[Bar]:
     shown = Bar(what, total)
+    _bars.append(shown)
     try:
         yield shown
     finally:
-        shown.end()
+        _bars.remove(shown)
+        if shown.display is not None:
+            shown.display.stop()

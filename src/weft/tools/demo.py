@@ -20,7 +20,7 @@ from weft.base.report import DEADLOCK_KINDS, Finding, Report
 from weft.base.target import parse_target
 from weft.tools import console, options
 from weft.tools.check import Work, check_emulated, one_schedule
-from weft.tools.compile import compile_for
+from weft.tools.compile import compile_for, show_kernels
 from weft.tools.kernels import of_operator
 from weft.tools.programs import find_op
 from weft.tools.words import shape_text
@@ -188,18 +188,12 @@ def binaries(card: Op) -> bool:
     """The kernels compiled for GPUs that are not here, and read back."""
     with chapter("5. The same source for GPUs"):
         problem = card.make_problem(RANKS, {"m": 4096, "n": 2560, "k": 8192}, "bfloat16")
-        rows, complaints = [], []
+        kernels, complaints = [], []
         for target in map(parse_target, TARGETS):
             built, found = compile_for(of_operator(card, problem), target)
             complaints += found
-            rows += [
-                (b.name, _arch(b.target), b.format, f"{b.bytes:,}", str(b.registers or "-"),
-                 f"{b.shared_bytes:,}")
-                for b in built
-            ]  # fmt: skip
-        console.print_table(
-            rows, "kernel", "target", "format", "bytes", "registers", "shared bytes"
-        )
+            kernels += [one.to_json() for one in built]
+        show_kernels(kernels)
         out = console.results()
         if complaints:
             out.print("\n".join(complaints), markup=False)
@@ -209,10 +203,6 @@ def binaries(card: Op) -> bool:
                 "stores complete before each release."
             )
     return not complaints
-
-
-def _arch(target: str) -> str:
-    return {"cuda:90": "sm_90a", "cuda:100": "sm_100a"}.get(target, target.split(":")[-1])
 
 
 def what_next(seconds: float) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import subprocess
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import permutations
 from typing import Any
 
 from weft.base.counts import counted
-from weft.base.target import TARGETS, Target
+from weft.base.target import TARGETS
 from weft.tools import console, options
 
 LIBRARIES = {
@@ -35,9 +38,7 @@ class Ability:
     remedy: str = ""
 
 
-def doctor(
-    json: options.AsJson = False,
-) -> int:
+def doctor(json: options.AsJson = False) -> int:
     """Show what works on this machine (versions, GPUs, links), and how to repair what does not."""
     versions = {"python": platform.python_version(), **{n: version(n) for n in LIBRARIES}}
     abilities = [libraries(versions)]
@@ -47,8 +48,12 @@ def doctor(
     if versions["torch"] and versions["triton"]:
         found = gpus()
         links = peer_links(len(found))
-        abilities += [emulate(), *map(compile_for, TARGETS.values()), cuda(found, links)]
-        abilities += [far_nodes()]
+        from weft.tools.probe import compile_one_kernel, emulate_one_kernel
+
+        abilities.append(_try("emulate", emulate_one_kernel, "any number of ranks, all checks"))
+        abilities += [_try(f"compile for {target}", partial(compile_one_kernel, target))
+                      for target in TARGETS.values()]  # fmt: skip
+        abilities += [cuda(found, links), far_nodes()]
     essential = [ability for ability in abilities if ability.name not in (GPUS, NODES)]
     values = {
         "versions": versions,
@@ -86,21 +91,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words if word.isdigit())
 
 
-def emulate() -> Ability:
-    """Two ranks, one kernel each: the whole way from Triton's front end to a checked run."""
-    from weft.tools.probe import emulate_one_kernel
-
-    return _try("emulate", emulate_one_kernel, "any number of ranks, with all checks")
-
-
-def compile_for(target: Target) -> Ability:
-    """One small kernel, really compiled."""
-    from weft.tools.probe import compile_one_kernel
-
-    return _try(f"compile for {target}", lambda: compile_one_kernel(target), "")
-
-
-def _try(name: str, action: Any, detail: str) -> Ability:
+def _try(name: str, action: Callable[[], None], detail: str = "") -> Ability:
     remedy = "make setup, or reinstall triton and the libraries named above"
     try:
         action()
@@ -113,24 +104,16 @@ def _try(name: str, action: Any, detail: str) -> Ability:
 def gpus() -> list[dict[str, Any]]:
     import torch
 
-    if not torch.cuda.is_available():
-        return []
     found = []
-    for index in range(torch.cuda.device_count()):
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         info = torch.cuda.get_device_properties(index)
+        arch = f"sm_{info.major}{info.minor}"
+        if torch.version.hip:
+            arch = info.gcnArchName.split(":")[0]
         found.append(
-            {
-                "index": index,
-                "name": info.name,
-                "memory_bytes": info.total_memory,
-                "sms": info.multi_processor_count,
-                "arch": (
-                    info.gcnArchName.split(":")[0]
-                    if torch.version.hip
-                    else f"sm_{info.major}{info.minor}"
-                ),
-            }
-        )
+            {"index": index, "name": info.name, "memory_bytes": info.total_memory,
+             "sms": info.multi_processor_count, "arch": arch}
+        )  # fmt: skip
     return found
 
 
@@ -142,16 +125,10 @@ def peer_links(count: int) -> list[dict[str, Any]]:
 
     kinds = _topology()
     return [
-        {
-            "from": a,
-            "to": b,
-            "peer_access": torch.cuda.can_device_access_peer(a, b),
-            "link": kinds.get((a, b), "unknown"),
-        }
-        for a in range(count)
-        for b in range(count)
-        if a != b
-    ]
+        {"from": a, "to": b, "peer_access": torch.cuda.can_device_access_peer(a, b),
+         "link": kinds.get((a, b), "unknown")}
+        for a, b in permutations(range(count), 2)
+    ]  # fmt: skip
 
 
 def _topology() -> dict[tuple[int, int], str]:
@@ -164,13 +141,9 @@ def _topology() -> dict[tuple[int, int], str]:
         return {}
     links = {}
     for line in text.splitlines():
-        words = line.split()
-        if not words or not words[0].startswith("GPU") or words[0][3:] == "":
-            continue
-        if not words[0][3:].isdigit() or words[1].startswith("GPU"):
-            continue
-        for b, word in enumerate(words[1:]):
-            links[int(words[0][3:]), b] = word
+        gpu, *words = line.split() or [""]
+        if gpu[:3] == "GPU" and gpu[3:].isdigit() and not words[0].startswith("GPU"):
+            links |= {(int(gpu[3:]), b): word for b, word in enumerate(words)}
     return links
 
 
@@ -178,25 +151,17 @@ def cuda(found: list[dict[str, Any]], links: list[dict[str, Any]]) -> Ability:
     """Ranks on GPUs need one GPU each and peer access between all of them."""
     import torch
 
-    name = GPUS
+    if not found and (torch.version.cuda or torch.version.hip):
+        remedy = "check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES"
+        return Ability(GPUS, False, "no GPU is visible", remedy)
     if not found:
-        built = torch.version.cuda or torch.version.hip
-        reason = "no GPU is visible" if built else f"torch {torch.__version__} is a CPU build"
-        remedy = (
-            "check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES"
-            if built
-            else "install torch with CUDA; until then everything runs with --target emu"
-        )
-        return Ability(name, False, reason, remedy)
+        remedy = "install torch with CUDA; until then everything runs with --target emu"
+        return Ability(GPUS, False, f"torch {torch.__version__} is a CPU build", remedy)
     deaf = [f"{link['from']}->{link['to']}" for link in links if not link["peer_access"]]
     if deaf:
-        return Ability(
-            name,
-            False,
-            f"no peer access {', '.join(deaf)}",
-            "use GPUs of one NVLink or PCIe domain",
-        )
-    return Ability(name, True, f"up to {counted(len(found), 'rank')}")
+        remedy = "use GPUs of one NVLink or PCIe domain"
+        return Ability(GPUS, False, f"no peer access {', '.join(deaf)}", remedy)
+    return Ability(GPUS, True, f"up to {counted(len(found), 'rank')}")
 
 
 def far_nodes() -> Ability:
@@ -214,30 +179,18 @@ def show(values: dict[str, Any]) -> None:
     console.print_table([(f"  {n}", v or "missing") for n, v in values["versions"].items()])
     out.print("[bold]GPUs[/]" + ("" if values["gpus"] else "  none"))
     if values["gpus"]:
-        console.print_table(
-            [
-                (
-                    f"  {gpu['index']}",
-                    gpu["name"],
-                    gpu["arch"],
-                    f"{gpu['memory_bytes'] / 2**30:.0f} GiB",
-                    f"{gpu['sms']} SMs",
-                )
-                for gpu in values["gpus"]
-            ]
-        )
+        console.print_table([
+            (f"  {gpu['index']}", gpu["name"], gpu["arch"],
+             f"{gpu['memory_bytes'] / 2**30:.0f} GiB", f"{gpu['sms']} SMs")
+            for gpu in values["gpus"]
+        ])  # fmt: skip
     if values["links"]:
         out.print("[bold]links[/]")
-        console.print_table(
-            [
-                (
-                    f"  {link['from']} -> {link['to']}",
-                    link["link"],
-                    "peer access" if link["peer_access"] else "no peer access",
-                )
-                for link in values["links"]
-            ]
-        )
+        console.print_table([
+            (f"  {link['from']} -> {link['to']}", link["link"],
+             "peer access" if link["peer_access"] else "no peer access")
+            for link in values["links"]
+        ])  # fmt: skip
     out.print("[bold]what works[/]")
     for ability in values["abilities"]:
         mark = "[green]yes[/]" if ability["ok"] else "[red]no [/]"

@@ -24,34 +24,34 @@ def emulate(
     script: Annotated[
         str,
         typer.Argument(
-            metavar="SCRIPT.py", help="a script that torchrun could start on each rank",
+            metavar="SCRIPT.py",
+            help="a script that torchrun could start on each rank",
             autocompletion=options.complete_file,
         ),
     ],
     ranks: options.Ranks = None,
     nodes: options.Nodes = "1",
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, help="picks the schedule: same seed, same run")
-    ] = 0,
+    seed: Annotated[int, options.option("N", "picks the schedule: same seed, same run", min=0)] = 0,
     num_sms: options.NumSms = 132,
     timeline: Annotated[
         str,
-        typer.Option(
-            metavar="FILE", show_default=False,
-            help="also write the run in simulated time: a page (.html) or a Perfetto trace (.json)",
+        options.option(
+            "FILE",
+            "also write the run in simulated time: a page (.html) or a Perfetto trace (.json)",
         ),
     ] = "",
     hw: options.Machine = "h200x4",
     html: options.Html = "",
     json: options.AsJson = False,
-) -> int:  # fmt: skip
+) -> int:
     """Run a script on emulated ranks; report races, deadlocks and other mistakes.
 
     Every rank runs the whole script, under one schedule; weft verify tries many. The script's own
     arguments follow `--`.
     """
     from weft.emulator.observation import Recorder
-    from weft.tools.schedule import writing
+    from weft.tools.schedule import chart_of, writing
+    from weft.tools.timeline import RAN
 
     topology = parse_topology(ranks, nodes)
     path = find_script(script)
@@ -70,16 +70,23 @@ def emulate(
     seen = [pictures.Seen(recorder, report.findings)]
     values = {**report.to_json(), "nodes": topology.num_nodes, "seed": seed}
     for found in timelines:
-        title = f"{report.op} on {counted(report.ranks, 'rank')}"
-        write_timeline(found, timeline, title, seed, hw)
         values["timeline"] = [asdict(line) for line in found.summary()]
+        if writing.is_page(timeline):
+            title = f"{report.op} on {counted(report.ranks, 'rank')}"
+            notes = [RAN.format(seed=seed, hw=hw)]
+            writing.write(timeline, chart_of(found, found.signals), title, notes)
+        else:
+            found.write(timeline)
     if json:
         console.print_json(values)
     else:
         show(report, seed)
         pictures.show(seen)
-        for found in timelines:
-            show_timeline(found, timeline)
+        for line in (line for found in timelines for line in found.summary()):
+            console.results().print(str(line), markup=False, highlight=False)
+        if timelines:
+            how = writing.how_to_open(timeline)
+            console.notes().print(f"[dim]simulated time in {timeline}: {how}[/]")
     if html:
         pictures.write(html, seen, report)
     return console.FINE if report.ok else console.PROBLEM
@@ -94,26 +101,6 @@ def run_script_once(
 
     with contextlib.redirect_stdout(said_to) if said_to else contextlib.nullcontext():
         return run_script(path, args, nodes=topology.sizes, seed=seed, num_sms=num_sms, **options)
-
-
-def write_timeline(timeline: Timeline, path: str, title: str, seed: int, hw: str) -> None:
-    """As a page, or as a trace for Perfetto; the file's name says which."""
-    from weft.tools.schedule import chart_of, writing
-    from weft.tools.timeline import RAN
-
-    if not writing.is_page(path):
-        timeline.write(path)
-        return
-    writing.write(path, chart_of(timeline, timeline.signals), title, [RAN.format(seed=seed, hw=hw)])
-
-
-def show_timeline(timeline: Timeline, path: str) -> None:
-    from weft.tools.schedule import writing
-
-    out = console.results()
-    for line in timeline.summary():
-        out.print(str(line), markup=False, highlight=False)
-    console.notes().print(f"[dim]simulated time in {path}: {writing.how_to_open(path)}[/]")
 
 
 def show(report: Report, seed: int) -> None:

@@ -7,14 +7,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from weft.base.counts import counted
 from weft.base.errors import UsageError
 from weft.base.target import Target, parse_target
 from weft.tools import console, options
 from weft.tools.files import find_program
-from weft.tools.words import parse_shape, parse_topology, shape_text
+from weft.tools.words import is_file, parse_shape, parse_topology, shape_text
 
 if TYPE_CHECKING:
     from weft.tools.check import Work
@@ -25,18 +23,13 @@ DEFAULT_SIZE = 4096
 
 OnHeap = Annotated[
     str,
-    typer.Option(
-        metavar="NAMES", help="inputs that lie on the symmetric heap, where peers can read them,"
-        " e.g. a", show_default=False,
+    options.option(
+        "NAMES", "inputs that lie on the symmetric heap, where peers can read them, e.g. a"
     ),
-]  # fmt: skip
+]
 Show = Annotated[
-    str,
-    typer.Option(
-        metavar="PARTS", help=f"which parts to print, of {','.join(PARTS)} (default: all)",
-        show_default=False,
-    ),
-]  # fmt: skip
+    str, options.option("PARTS", f"which parts to print, of {','.join(PARTS)} (default: all)")
+]
 
 
 def explain(
@@ -46,8 +39,7 @@ def explain(
     shape: options.Shape = "",
     dtype: options.Dtype = "bf16",
     target: Annotated[
-        str,
-        typer.Option("--target", metavar="TARGET", help="what it is compiled for, e.g. hip:gfx942"),
+        str, options.option("TARGET", "what it is compiled for, e.g. hip:gfx942", "--target")
     ] = "cuda:90",
     hw: options.Machine = "h200x4",
     on_heap: OnHeap = "",
@@ -56,7 +48,7 @@ def explain(
 ) -> int:
     """Show how a call is planned: the choices with predicted times, each level, the launches."""
     wanted = _parts(show)
-    if is_program(subject):
+    if is_file(subject):
         parts, values = of_program(subject, ranks, nodes, shape, target, hw, on_heap, wanted)
     else:
         work = options.work_of(subject, ranks, nodes, shape, dtype)
@@ -158,11 +150,6 @@ def _bytes(count: int) -> str:
 
 # ---------------------------------------------------------------------------------------------
 # A user's own
-
-
-def is_program(words: str) -> bool:
-    """Is it a file's program that is asked for, not an operator?"""
-    return ".py" in words
 
 
 def of_program(

@@ -21,7 +21,6 @@ from weft.compiler.lower.supported import ENGINES
 from weft.compiler.passes.engines import pairs
 from weft.compiler.passes.place import place
 from weft.ir import core, device, task
-from weft.ir.choice import Choice
 from weft.ir.device import Launch, Plan
 from weft.ir.task import Program
 from weft.tools.schedule.chart import chart_of
@@ -85,16 +84,10 @@ def parts_of(subject: Subject, wanted: Collection[str]) -> Iterator[Part]:
 
 def choices(subject: Subject) -> Part:
     """What the passes have chosen and why, and what else could have been."""
-    final = subject.stages.program
-    made: list[Choice] = list(final.choices)
+    made, alternatives = list(subject.stages.program.choices), []
     lines = [f"{one.subject}: {one.what} {one.taken}\n    {one.why}" for one in made]
-    values: dict[str, Any] = {
-        "choices": [
-            {"subject": one.subject, "what": one.what, "taken": one.taken, "why": one.why}
-            for one in made
-        ],
-        "alternatives": [],
-    }
+    taken_ways = [{"subject": one.subject, "what": one.what, "taken": one.taken, "why": one.why}
+            for one in made]  # fmt: skip
     fused = subject.stages.tasks["fuse"]
     for collective, products in pairs(fused):
         if not products or products[0].kind == "grouped_matmul":  # there is one way, unpredicted
@@ -102,28 +95,19 @@ def choices(subject: Subject) -> Part:
         ways = choose.ways(fused, products, collective, subject.facts)
         asked = (collective.name, "engine")
         taken = next((one.taken for one in made if (one.subject, one.what) == asked), "")
+        first = next((way for way in ways if way.engine == taken), None)
         lines += ["", f"{collective.name}: all ways, the first predicted to end first"]
         for way in ways:
             tile = " x ".join(map(str, way.tile)) or "its own tiles"
-            mark = "*" if way is _first(ways, taken) else " "
             is_counted = isinstance(way.chunks, int) and way.chunks
             words = f", {counted(int(way.chunks), 'word')} a rank" if is_counted else ""
-            made_by = _made_by(collective.kind, way.engine)
+            if way.engine not in (choose.LIBRARY, *ENGINES[collective.kind]):
+                words += "; its kernels are written by hand, none are generated"
             us = f"{way.us:9.1f} us" if way.us is not None else "not measured"
-            lines.append(f"  {mark} {us}  {way.engine} in {tile}{words}{made_by}")
-            values["alternatives"].append({"subject": collective.name, **asdict(way)})
+            lines.append(f"  {'*' if way is first else ' '} {us}  {way.engine} in {tile}{words}")
+            alternatives.append({"subject": collective.name, **asdict(way)})
+    values = {"choices": taken_ways, "alternatives": alternatives}
     return Part("choices", "What was chosen, and why", "\n".join(lines) or "nothing", values)
-
-
-def _made_by(kind: str, engine: str) -> str:
-    """What is to be said of an engine that kernels are not generated for."""
-    if engine in (choose.LIBRARY, *ENGINES[kind]):
-        return ""
-    return "; its kernels are written by hand, none are generated"
-
-
-def _first(ways: Sequence[choose.Way], engine: str) -> choose.Way | None:
-    return next((way for way in ways if way.engine == engine), None)
 
 
 def tasks(subject: Subject) -> Part:
@@ -190,10 +174,10 @@ def _mapped(at: PlanAt, launch: Launch, rank: int, owner: int) -> dict[str, Any]
     if tokens is not None:
         sums, tell = launch.awaits[0], f"{tokens.name}[{owner}]"
         each = [f"[{chunk}]" for chunk in range(at.chunks_of(tokens))]
-        way = "kept until an engine carries them; the last of a chunk sets "
+        way = "staged until a copy engine sends them; the last tile of a chunk sets "
     else:
         tell, each = f"{sums}[{rank}]", ["[i, j]"]
-        way = f"stored in its {launch.pushes[0]}, told by its " if launch.pushes else ""
+        way = f"stored in its {launch.pushes[0]}, announced by its " if launch.pushes else ""
     if by_packet:
         boxes = launch.pushes[0]
         way = f"packets to {boxes} of rank {owner}, whose sums come back as packets"
@@ -204,7 +188,7 @@ def _mapped(at: PlanAt, launch: Launch, rank: int, owner: int) -> dict[str, Any]
         words = [tell + one for one in each]
         return {"announces": words, "text": f"{text}{way}{_from_to(words)}"}
     words = [f"{sums}[{peer}]{one}" for one in each for peer in at.peers(rank)]
-    way = f"added to what {', '.join(words)} tell" if words else "its own"
+    way = f"added to what {', '.join(words)} announce" if words else "its own"
     return {"awaits": words, "text": text + way}
 
 
@@ -223,7 +207,9 @@ def _by_table(at: PlanAt, launch: Launch) -> dict[str, Any]:
         text += f"after {words[0]}, of the ranks whose tokens it has"
         return {"table": channel.table, "awaits": words, "text": text}
     word = f"{channel.name}[t][rank][j]"
-    text += f"weighted rows stored in {launch.pushes[0]} of ranks lo … hi, told by their {word}; "
+    text += (
+        f"weighted rows stored in {launch.pushes[0]} of ranks lo … hi, announced by their {word}; "
+    )
     text += "a rank waits for all ranks' words of tiles with its tokens"
     return {"table": channel.table, "announces": [word], "text": text}
 
@@ -238,20 +224,19 @@ def times(subject: Subject) -> Part:
     lines = [f"{chart.end_us:.1f} us in all, by the constants of {subject.machine.name}"]
     engines = []
     for row in [row for row in chart.rows if row.rank == last.rank]:
-        bars = [bar for lane in row.lanes for bar in lane.bars if bar.kind not in ("program",)]
-        busy = sum(bar.end_us - bar.start_us for bar in bars if bar.kind != "wait")
-        waits = sum(bar.end_us - bar.start_us for bar in bars if bar.kind == "wait")
-        begin, end = min(bar.start_us for bar in bars), max(bar.end_us for bar in bars)
+        bars = [bar for lane in row.lanes for bar in lane.bars]
         count = max(1, len(row.lanes))
-        engine = {
-            "engine": row.title, "lanes": count, "from_us": begin, "to_us": end,
-            "busy_us": busy / count, "waits_us": waits / count,
-        }  # fmt: skip
-        engines.append(engine)
+        waits, busy = (
+            sum(bar.end_us - bar.start_us for bar in bars if (bar.kind == "wait") == is_wait)
+            / count for is_wait in (True, False)
+        )  # fmt: skip
+        begin, end = min(bar.start_us for bar in bars), max(bar.end_us for bar in bars)
+        engines.append({"engine": row.title, "lanes": count, "from_us": begin, "to_us": end,
+                        "busy_us": busy, "waits_us": waits})  # fmt: skip
         many = f" ({count}, each on average)" if count > 1 else ""
-        message = f", waits {waits / count:.1f}" if waits else ""
-        lines.append(f"  {row.title + many:<40} {begin:7.1f} to {end:7.1f}: busy "
-                     f"{busy / count:.1f} us{message}")  # fmt: skip
+        message = f", waits {waits:.1f}" if waits else ""
+        lines.append(f"  {row.title + many:<40} {begin:7.1f} to {end:7.1f}: busy {busy:.1f} us"
+                     f"{message}")  # fmt: skip
     if last.moved_us:
         lines.append(f"  of {last.moved_us:.1f} us in which data moves, {last.hidden:.0%} is behind"
                      " computation")  # fmt: skip

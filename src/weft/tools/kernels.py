@@ -13,7 +13,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from weft.base.card import Op
 from weft.base.counts import counted
@@ -23,8 +25,38 @@ from weft.base.records import KernelRecord
 from weft.base.report import Report
 from weft.base.target import Target
 from weft.base.topology import Topology
+from weft.tools import options
 from weft.tools.files import load_file
-from weft.tools.words import find_script
+from weft.tools.words import find_script, is_file, parse_topology
+
+DEFAULT_DTYPE = "bf16"
+
+SubjectWord = Annotated[
+    str,
+    typer.Argument(
+        metavar="OP|FILE.py[:NAME]",
+        autocompletion=options.complete_subject,
+        help="an operator, a script that launches kernels, a kernel or a weft.program of a file",
+    ),
+]
+Signature = Annotated[
+    str,
+    options.option(
+        "TYPES",
+        "the types of a kernel's arguments, as Triton's compiler ahead of time has them:"
+        " '*fp32:16, i32, world'; nothing is run then",
+    ),
+]
+Constants = Annotated[
+    list[str] | None,
+    options.option(
+        "NAME=VALUE",
+        "the value of a tl.constexpr argument, with --signature; may be given again",
+        "--constexpr",
+    ),
+]
+NumWarps = Annotated[int | None, options.option("N", "warps of a program, with --signature")]
+NumStages = Annotated[int | None, options.option("N", "stages of loops, with --signature")]
 
 # A kernel with one specialisation of it.
 Specialised = tuple[Any, KernelRecord]
@@ -48,6 +80,48 @@ def parts_of(words: str) -> tuple[str, str]:
     file, _, name = words.partition(":")
     find_script(file)
     return file, name
+
+
+def find_kernels(
+    context: typer.Context, subject: str, ranks: int | None, nodes: str, shape: str, dtype: str,
+    signature: str, constants: Sequence[str] | None, of_launch: Mapping[str, int | None],
+    seed: int = 0, num_sms: int = 132,
+) -> Kernels:  # fmt: skip
+    """The kernels that these words ask for.
+
+    Raises  UsageError: there are none; options that say nothing to such a subject
+    """
+    script_args = context.meta.get("script_args", [])
+    given = {name: value for name, value in of_launch.items() if value is not None}
+    declares = signature or constants or given
+    if not is_file(subject):
+        _refuse(subject, "operators have their own", signature=signature, constexpr=constants,
+                **given)  # fmt: skip
+        work = options.work_of(subject, ranks, nodes, shape, dtype)
+        return of_operator(work.op, work.problem())
+    file, name = parts_of(subject)
+    _, programs = defined_in(file)
+    topology = parse_topology(ranks, nodes)
+    if name in programs:
+        _refuse(subject, "a program's kernels have their own", signature=signature,
+                constexpr=constants, **given)  # fmt: skip
+        return of_program(subject, ranks, nodes, shape, "h200x4")
+    _refuse(subject, "a kernel of a file takes no sizes", shape=shape,
+            dtype=dtype if dtype != DEFAULT_DTYPE else "")  # fmt: skip
+    if declares:
+        if not name:
+            raise UsageError(f"{subject}: name the kernel that is meant, {subject}:KERNEL")
+        return declared(
+            subject, signature, constants or (), given, topology.num_ranks
+        )  # fmt: skip
+    return of_run(subject, script_args, topology, seed, num_sms)
+
+
+def _refuse(subject: str, why: str, **given: Any) -> None:
+    for name, value in given.items():
+        if value:
+            message = " ".join(value) if isinstance(value, list) else value
+            raise UsageError(f"--{name.replace('_', '-')} {message}: {subject} takes none; {why}")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -124,14 +198,11 @@ def _nothing(words: str, report: Report, launched: Sequence[str]) -> str:
     if not report.ok:
         ran += f" ended early ({report.findings[0].kind}: {report.findings[0].message}) and"
     there = ", ".join(dict.fromkeys(launched)) or "no kernel of its own"
-    message = f"{words}: {ran} launches {there}"
-    if name and (not kernels or name in kernels):
-        return f"{message}; to look at {name} without a launch say its arguments: --signature"
-    if programs and not launched:
-        return f"{message}; name a program: {', '.join(f'{file}:{one}' for one in programs)}"
-    if kernels and not launched:
-        return f"{message}; name a kernel, {file}:{kernels[0]}, with --signature"
-    return message
+    others = [f"{file}:{one}" for one in ([name] if name else kernels)]
+    hint = f"name a kernel and its arguments, {' or '.join(others)} with --signature"
+    if programs:
+        hint += f"; or a program, {', '.join(f'{file}:{one}' for one in programs)}"
+    return f"{words}: {ran} launches {there}; {hint}"
 
 
 def is_own(fn: Any) -> bool:
@@ -172,10 +243,10 @@ def defined_in(file: str) -> tuple[list[str], list[str]]:
 
 
 def declared(
-    words: str, signature: str, constants: Sequence[str], options: Mapping[str, int],
+    words: str, signature: str, constants: Sequence[str], of_launch: Mapping[str, int],
     num_ranks: int,
 ) -> Kernels:  # fmt: skip
-    """A kernel of a file specialised as it is told; the file is imported, and nothing launched.
+    """A kernel of a file specialised as the options say; the file is imported, nothing is launched.
 
     Raises  UsageError: no such kernel, or arguments that are not its own
     """
@@ -188,12 +259,12 @@ def declared(
     if name not in there:
         known = ", ".join(key for key, fn in there.items() if is_own(fn)) or "none"
         raise UsageError(f"{words}: name a kernel of {file}, as FILE.py:KERNEL; it has {known}")
-    record = declared_record(there[name], signature, constants, options, num_ranks)
+    record = declared_record(there[name], signature, constants, of_launch, num_ranks)
     return Kernels(words, lambda target: [(there[name], record)])
 
 
 def declared_record(
-    fn: Any, signature: str, constants: Sequence[str], options: Mapping[str, int], num_ranks: int
+    fn: Any, signature: str, constants: Sequence[str], of_launch: Mapping[str, int], num_ranks: int
 ) -> KernelRecord:
     """The record that `--signature "*fp32:16, i32" --constexpr size=64` asks for."""
     from weft.language.triton_api import defaults, parameters
@@ -224,7 +295,7 @@ def declared_record(
             raise UsageError(f"{fn.__name__}: {name} is missing; add --constexpr {name}=VALUE")
     signature_of = {name: kinds.get(name, "constexpr") for name in known}
     used = {name: value for name, value in given.items() if name in named or name not in kinds}
-    return KernelRecord(fn.__name__, signature_of, used, dict(options), tuple(aligned))
+    return KernelRecord(fn.__name__, signature_of, used, dict(of_launch), tuple(aligned))
 
 
 def _argument(

@@ -20,7 +20,7 @@ def lint(
         list[str] | None,
         typer.Argument(metavar="FILE.py..", help="Python files, or folders of them"),
     ] = None,
-    rules: Annotated[bool, typer.Option("--rules", help="list the rules, and do no more")] = False,
+    rules: Annotated[bool, options.flag("list the rules, and do no more", "--rules")] = False,
     json: options.AsJson = False,
 ) -> int:
     """Find synchronisation mistakes in kernels by reading files; nothing is run."""

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
+from typer.core import TyperCommand
 
 from weft.base.errors import ConfigError, DtypeError, ShapeError, UsageError, WeftError
 from weft.ops import names
@@ -27,10 +28,9 @@ from weft.tools.emulate import emulate
 from weft.tools.explain import explain
 from weft.tools.lint import lint
 from weft.tools.run import run
-from weft.tools.timeline import timeline
-from weft.tools.tracing import trace
+from weft.tools.timeline import timeline, trace
 from weft.tools.verify import verify
-from weft.tools.words import ScriptCommand, Verb, Verbs
+from weft.tools.words import ScriptCommand
 
 MISUSE = (UsageError, ShapeError, DtypeError, ConfigError)
 # What typer raises for words that no verb understands; it does not name the class itself.
@@ -88,7 +88,6 @@ OF_OPERATORS = ("run", "verify", "explain", "timeline", "trace", "bench", "check
 
 app = typer.Typer(
     name="weft",
-    cls=Verbs,
     help=ABOUT,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -156,20 +155,20 @@ def _epilog(verb: str) -> str:
     return escape("\n\n".join(parts))
 
 
-VERBS: dict[str, tuple[Callable[..., int], type[Verb]]] = {
+VERBS: dict[str, tuple[Callable[..., int], type[TyperCommand]]] = {
     # A verb's function, and how its words are read.
-    "doctor": (doctor, Verb),
-    "run": (run, Verb),
+    "doctor": (doctor, TyperCommand),
+    "run": (run, TyperCommand),
     "emulate": (emulate, ScriptCommand),
     "verify": (verify, ScriptCommand),
-    "lint": (lint, Verb),
-    "explain": (explain, Verb),
-    "timeline": (timeline, Verb),
-    "trace": (trace, Verb),
+    "lint": (lint, TyperCommand),
+    "explain": (explain, TyperCommand),
+    "timeline": (timeline, TyperCommand),
+    "trace": (trace, TyperCommand),
     "check": (check, ScriptCommand),
     "compile": (compile_kernels, ScriptCommand),
-    "bench": (bench, Verb),
-    "demo": (demo, Verb),
+    "bench": (bench, TyperCommand),
+    "demo": (demo, TyperCommand),
 }
 for _verb, (_function, _reads) in VERBS.items():
     app.command(_verb, cls=_reads, epilog=_epilog(_verb))(_exiting(_verb, _function))

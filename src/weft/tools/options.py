@@ -14,6 +14,17 @@ from weft.tools.check import Work
 from weft.tools.programs import find_op
 from weft.tools.words import op_dtype, parse_shape, parse_topology
 
+
+def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
+    """An option that takes a word."""
+    return typer.Option(*names, metavar=metavar, help=text, **more)
+
+
+def flag(text: str, *names: str) -> Any:
+    """An option that takes none: help shows no type beside it."""
+    return typer.Option(*names, help=text, metavar="")
+
+
 SUBJECT_HELP = "an operator, e.g. ag_gemm, or a weft.program in a file"
 
 
@@ -41,8 +52,7 @@ def complete_target(incomplete: str) -> list[str]:
 
 
 OpWord = Annotated[
-    str,
-    typer.Argument(metavar="OP", help="an operator, e.g. ag_gemm", autocompletion=complete_op),
+    str, typer.Argument(metavar="OP", help="an operator, e.g. ag_gemm", autocompletion=complete_op)
 ]
 ProgramWord = Annotated[
     str,
@@ -52,68 +62,49 @@ ProgramWord = Annotated[
 ]
 Targets = Annotated[
     str,
-    typer.Option(
-        "--target", metavar="TARGETS", autocompletion=complete_target,
-        help="some of cuda:80,cuda:90,cuda:100,hip:gfx942,hip:gfx950",
+    option(
+        "TARGETS",
+        "some of cuda:80,cuda:90,cuda:100,hip:gfx942,hip:gfx950",
+        "--target",
+        autocompletion=complete_target,
     ),
-]  # fmt: skip
+]
 Ranks = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        show_default=False,
-        help="number of ranks (default: 4, or the sum of the sizes in --nodes)",
-    ),
+    int | None, option("N", "number of ranks (default: 4, or the sum of the sizes in --nodes)")
 ]
 Nodes = Annotated[
     str,
-    typer.Option(
-        metavar="N|A+B",
-        help="scale-up domains (an NVLink domain, a host): how many, or their sizes, e.g. 3+1",
+    option(
+        "N|A+B", "scale-up domains (an NVLink domain, a host): how many, or their sizes, e.g. 3+1"
     ),
 ]
 Shape = Annotated[
     str,
-    typer.Option(
-        metavar="m=..,n=..",
-        help="the operator's sizes: m is global, n and k are per rank; those left out keep their"
+    option(
+        "m=..,n=..",
+        "the operator's sizes: m is global, n and k are per rank; those left out keep their"
         " defaults",
     ),
 ]
 Dtype = Annotated[
     # Named, since typer 0.27.0 makes a name of a metavar that is the parameter's in capitals.
-    str,
-    typer.Option("--dtype", metavar="DTYPE", help="bf16, fp16, fp32, or a dtype's name in torch"),
+    str, option("DTYPE", "bf16, fp16, fp32, or a dtype's name in torch", "--dtype")
 ]
 Transport = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="how data is moved, for operators that have several ways",
-        show_default=False,
-    ),
+    str, option("NAME", "how data is moved, for operators that have several ways")
 ]
-Machine = Annotated[
-    str, typer.Option(metavar="NAME", help="the machine whose constants times are predicted with")
-]
-Seed = Annotated[
-    int, typer.Option(metavar="N", min=0, help="seed of the inputs and of the schedule")
-]
+Machine = Annotated[str, option("NAME", "the machine whose constants times are predicted with")]
+Seed = Annotated[int, option("N", "seed of the inputs and of the schedule", min=0)]
 NumSms = Annotated[
-    int,
-    typer.Option(
-        metavar="N", min=1, help="how many programs one rank can hold at once: a GPU's SMs"
-    ),
+    int, option("N", "how many programs one rank can hold at once: a GPU's SMs", min=1)
 ]
 Html = Annotated[
     str,
-    typer.Option(
-        metavar="FILE.html",
-        help="also write the picture of what was found, or of a clean run, as an HTML page",
-        show_default=False,
+    option(
+        "FILE.html", "also write the picture of what was found, or of a clean run, as an HTML page"
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
+AsJson = Annotated[bool, flag("print the result as JSON", "--json")]
 
 
 def work_of(op: str, ranks: int | None, nodes: str, shape: str, dtype: str) -> Work:

@@ -64,8 +64,8 @@ def card_of(words: str) -> Op:
     types = [program_cards.type_of(program.task(name)) for name in program.results]
     for name, kind in zip(program.results, types, strict=True):
         if type(kind.placement).__name__ == "Partial":
-            told = f"its result {name} is a summand on each rank; return all_reduce({name})"
-            raise UsageError(f"{words}: {told}, so that there is something to compare")
+            message = f"its result {name} is a summand on each rank; return all_reduce({name})"
+            raise UsageError(f"{words}: {message}, so that there is something to compare")
     named = dict.fromkeys(program_cards.named_sizes(program), DEFAULT_SIZE)
     return program_cards.card(
         words, lambda problem: compiled_of(words), summary=f"the tensor program {program.name}",
@@ -103,7 +103,7 @@ def generated(subject: Any, target: Target, notes: list[str]) -> Iterator[tuple[
         try:
             if launch.template not in ("gemm", "grouped"):
                 raise UnsupportedError(f"it is of the template {launch.template}, with no record")
-            twins = source.load(kernel := kernels.lower_launch(plan, launch))
+            variants = source.load(kernel := kernels.lower_launch(plan, launch))
         except UnsupportedError as error:
             note = f"{launch.kernel} is not compiled ahead: {error.message}"
             notes += [note] if note not in notes else []
@@ -112,12 +112,12 @@ def generated(subject: Any, target: Target, notes: list[str]) -> Iterator[tuple[
         tile_m, tile_n, tile_k = launch.tile
         plain = (tile_m, gemm_sm90.wide_columns(tile_n), tile_k)
         given = signature.Specialised(dtype.name, plain, facts.num_ranks, num_stages=2)
-        yield twins.plain, signature.record(kernel, "plain", given)
+        yield variants.plain, signature.record(kernel, "plain", given)
         is_hopper = launches.is_for_hopper(dtype.itemsize, facts.nodes or (1,), target)
-        if twins.sm90 is not None and is_hopper and gemm_sm90.has_tile(launch.tile):
+        if variants.sm90 is not None and is_hopper and gemm_sm90.has_tile(launch.tile):
             stages = gemm_sm90.most_stages(*launch.tile, target)
             given = signature.Specialised(
                 dtype.name, launch.tile, facts.num_ranks, num_stages=stages,
                 num_warps=gemm_sm90.NUM_WARPS,
             )  # fmt: skip
-            yield twins.sm90, signature.record(kernel, "sm90", given)
+            yield variants.sm90, signature.record(kernel, "sm90", given)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-import typer
-
 from weft.base.counts import counted
 from weft.base.errors import FindingError, UsageError
 from weft.base.settings import Settings
@@ -24,24 +22,23 @@ def run(
     op: options.ProgramWord,
     ranks: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", show_default=False,
-            help="number of ranks (default: one for each GPU; emulated 4, or as --nodes says)",
+        options.option(
+            "N", "number of ranks (default: one for each GPU; emulated 4, or as --nodes says)"
         ),
     ] = None,
     nodes: options.Nodes = "1",
     target: Annotated[
         str,
-        typer.Option(
-            metavar="auto|cuda|emu",
-            help="where to run; auto takes GPUs where there are enough, else the emulator",
+        options.option(
+            "auto|cuda|emu",
+            "where to run; auto takes GPUs where there are enough, else the emulator",
         ),
     ] = "auto",
     shape: options.Shape = "",
     dtype: options.Dtype = "",
     seed: options.Seed = 0,
     json: options.AsJson = False,
-) -> int:  # fmt: skip
+) -> int:
     """Run an operator or a tensor program and compare its results with its reference.
 
     It is called eagerly, recorded and replayed three times, called with another shape, and called

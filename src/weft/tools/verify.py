@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -43,78 +43,65 @@ def verify(
     subject: Annotated[
         str,
         typer.Argument(
-            metavar="OP|SCRIPT.py", help="an operator, e.g. ag_gemm, your script, or a program in a"
-            " file, FILE.py:PROGRAM",
+            metavar="OP|SCRIPT.py",
+            help="an operator, e.g. ag_gemm, your script, or a program in a file, FILE.py:PROGRAM",
             autocompletion=options.complete_subject,
         ),
     ] = "",
     ranks: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", show_default=False,
-            help="number of ranks (default: 4, or as --nodes says; 2 with --exhaustive)",
+        options.option(
+            "N", "number of ranks (default: 4, or as --nodes says; 2 with --exhaustive)"
         ),
     ] = None,
     nodes: options.Nodes = "1",
     schedules: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="how many random schedules to run (default: 20)", show_default=False
-        ),
+        int | None, options.option("N", "how many random schedules to run (default: 20)")
     ] = None,
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, help="seed of the first schedule")
-    ] = 0,
+    seed: Annotated[int, options.option("N", "seed of the first schedule", min=0)] = 0,
     exhaustive: Annotated[
-        bool,
-        typer.Option("--exhaustive", help="run every schedule that could make a difference"),
+        bool, options.flag("run every schedule that could make a difference", "--exhaustive")
     ] = False,
     mutants: Annotated[
         bool,
-        typer.Option(
-            "--mutants", help="remove or weaken each signal and wait in turn: would that be found?"
+        options.flag(
+            "remove or weaken each signal and wait in turn: would that be found?", "--mutants"
         ),
     ] = False,
     replay: Annotated[
         str,
-        typer.Option(
-            metavar="FILE", show_default=False,
-            help="run one failing execution again, from the FILE that --exhaustive has saved",
+        options.option(
+            "FILE", "run one failing execution again, from the FILE that --exhaustive has saved"
         ),
     ] = "",
     save: Annotated[
-        str, typer.Option(metavar="FOLDER", help="where --exhaustive saves failing executions")
+        str, options.option("FOLDER", "where --exhaustive saves failing executions")
     ] = REPLAYS,
-    max_executions: Annotated[
-        int, typer.Option(metavar="N", help="bound of --exhaustive")
-    ] = 100_000,
+    max_executions: Annotated[int, options.option("N", "bound of --exhaustive")] = 100_000,
     max_seconds: Annotated[
-        float, typer.Option(metavar="S", help="bound of --exhaustive and --mutants")
+        float, options.option("S", "bound of --exhaustive and --mutants")
     ] = 600.0,
-    max_megabytes: Annotated[
-        float, typer.Option(metavar="MB", help="bound of --exhaustive: memory")
-    ] = 4096.0,
+    max_megabytes: Annotated[float, options.option("MB", "bound of --exhaustive: memory")] = 4096.0,
     calls: Annotated[
         str,
-        typer.Option(
-            metavar="WAYS",
-            help=f"how an operator is called, some of {','.join(CALLS)} (default: all in turn;"
+        options.option(
+            "WAYS",
+            f"how an operator is called, some of {','.join(CALLS)} (default: all in turn;"
             " once with --exhaustive)",
-            show_default=False,
         ),
     ] = "",
     num_sms: options.NumSms = NUM_SMS,
     shape: Annotated[
         str,
-        typer.Option(
-            metavar="m=..,n=..", show_default=False,
-            help="an operator's sizes (default: small; with --exhaustive two tiles to a rank)",
+        options.option(
+            "m=..,n=..",
+            "an operator's sizes (default: small; with --exhaustive two tiles to a rank)",
         ),
     ] = "",
     dtype: options.Dtype = DEFAULT_DTYPE,
     html: options.Html = "",
     json: options.AsJson = False,
-) -> int:  # fmt: skip
+) -> int:
     """Run an operator or a script under many schedules; report what goes wrong in any of them.
 
     By default 20 random schedules are run. What is reported: races, deadlocks, other mistakes in
@@ -236,27 +223,17 @@ def run_schedules(subjects: list[AnySubject], seeds: range, html: str, json: boo
         first_seen[finding.key()] = seed
 
     with console.bar(f"{what}: schedules", len(seeds)) as bar:
-        report = explore(
-            sampler, seeds, on_new=remember,
-            on_schedule=lambda _: bar.advance(),
-        )  # fmt: skip
+        report = explore(sampler, seeds, on_new=remember, on_schedule=lambda _: bar.advance())
     report.bound = "drawn from seeds"
     if any(isinstance(one, ScriptSubject) and one.slots for one in subjects):
         report.bound += f", every other one on one slot ({SLOTS}={ONE_SLOT})"
-    if json:
-        console.print_json({**report.to_json(), "executions": len(seeds), "bound": report.bound})
-    else:
-        show(report, what)
-        for finding in report:
-            seed = first_seen[finding.key()]
-            _hint(finding, f"see it again with --seed {seed} --schedules 1")
 
     def again(finding: Finding | None) -> tuple[Recorder, Report]:
         seed = seeds[0] if finding is None else first_seen[finding.key()]
         return observed(lambda o: sampler.run(seed, o))
 
-    draw(report, again, html, quiet=json)
-    return console.FINE if report.ok else console.PROBLEM
+    hints = {key: f"--seed {seed} --schedules 1" for key, seed in first_seen.items()}
+    return tell(report, what, again, html, json, hints, executions=len(seeds))
 
 
 def run_exhaustive(
@@ -268,23 +245,13 @@ def run_exhaustive(
     what = subjects[0].name
     with console.bar(f"{what}: executions", bounds.executions) as bar:
         found = exploring.explore_all(subjects, bounds, folder=save, on_execution=bar.advance)
-    report = found.report
-    if json:
-        values = {**report.to_json(), "executions": found.executions, "bound": report.bound}
-        values |= {"abandoned": found.abandoned, "replays": list(found.replays.values())}
-        console.print_json(values)
-    else:
-        show(report, what)
-        for subject, one in found.searches:
-            state = "complete" if one.complete else f"stopped at {one.bound}"
-            ran = counted(one.executions, "execution")
-            console.notes().print(
-                f"[dim]{subject.variant}: {ran} of up to {one.steps} steps in {one.seconds:.1f} s,"
-                f" {one.abandoned} more given up as alike; {state}[/]"
-            )
-        for finding in report:
-            if path := found.replays.get(finding.key()):
-                _hint(finding, f"see it again with weft verify --replay {path}")
+    for subject, one in found.searches if not json else ():
+        state = "complete" if one.complete else f"stopped at {one.bound}"
+        ran = counted(one.executions, "execution")
+        console.notes().print(
+            f"[dim]{subject.variant}: {ran} of up to {one.steps} steps in {one.seconds:.1f} s,"
+            f" {one.abandoned} more given up as alike; {state}[/]"
+        )
 
     def again(finding: Finding | None) -> tuple[Recorder, Report]:
         path = None if finding is None else found.replays.get(finding.key())
@@ -292,18 +259,41 @@ def run_exhaustive(
             return observed(lambda o: subjects[0].run(observers=o))
         return replayed(path)[1:]
 
-    draw(report, again, html, quiet=json)
-    return console.FINE if report.ok else console.PROBLEM
+    hints = {key: f"weft verify --replay {path}" for key, path in found.replays.items()}
+    return tell(
+        found.report, what, again, html, json, hints, executions=found.executions,
+        abandoned=found.abandoned, replays=list(found.replays.values()),
+    )  # fmt: skip
 
 
 def run_replay(path: str, html: str, json: bool) -> int:
     """Run one saved execution again, and show what it shows."""
     subject, recorder, report = replayed(path)
+    return tell(report, subject.name, lambda _: (recorder, report), html, json, {}, executions=1)
+
+
+def tell(
+    report: Report, what: str, again: Callable[[Finding | None], tuple[Recorder, Report]],
+    html: str, json: bool, hints: Mapping[tuple, str], **values: Any,
+) -> int:  # fmt: skip
+    """The report as JSON or for people, with how each finding is seen again; pictures of what was
+    found, each of a run that shows it, on a page also of a clean run; the exit code."""
     if json:
-        console.print_json({**report.to_json(), "executions": 1, "bound": report.bound})
+        console.print_json({**report.to_json(), **values, "bound": report.bound})
+    elif report.ok:
+        console.results().print(f"[bold green]ok[/]  {what}: {report}", markup=True)
     else:
-        show(report, subject.name)
-    draw(report, lambda _: (recorder, report), html, quiet=json)
+        console.results().print(str(report), markup=False)
+        for finding in report:
+            if how := hints.get(finding.key()):
+                where = f"{finding.kind} at {finding.first.file}:{finding.first.line}"
+                console.notes().print(f"[dim]{where}: see it again with {how}[/]")
+    if not json or html:
+        seen = pictures.seen_again(report, again)
+        if not json:
+            pictures.show(seen)
+        if html:
+            pictures.write(html, seen or [pictures.Seen(again(None)[0], [])], report)
     return console.FINE if report.ok else console.PROBLEM
 
 
@@ -333,20 +323,6 @@ def observed(run: Callable[[list[Recorder]], Ran]) -> tuple[Recorder, Report]:
     return recorder, run([recorder]).report
 
 
-def draw(
-    report: Report, again: Callable[[Finding | None], tuple[Recorder, Report]], html: str, *,
-    quiet: bool,
-) -> None:  # fmt: skip
-    """Pictures of what was found, each of a run that shows it; on a page also of a clean run."""
-    if quiet and not html:
-        return
-    seen = pictures.seen_again(report, again)
-    if not quiet:
-        pictures.show(seen)
-    if html:
-        pictures.write(html, seen or [pictures.Seen(again(None)[0], [])], report)
-
-
 def run_mutants(
     subject: AnySubject, work: Work | None, max_seconds: float, html: str, json: bool
 ) -> int:
@@ -357,51 +333,24 @@ def run_mutants(
     from weft.tools import mutants
     from weft.verify.mutants import Bounds, ProgramFails
 
-    bounds = Bounds(limit_s=max_seconds)
-    what = subject.name
-    bars: list[console.Bar] = []
-
-    def advance(done: int, total: int) -> None:
-        if not bars:
-            bars.append(console.Bar(f"{what}: mutants", total))
-        bars[0].advance()
-
+    bounds, what = Bounds(limit_s=max_seconds), subject.name
     try:
-        if work is not None:
-            found = mutants.mutants_of_op(work, bounds, on_mutant=advance)
-        elif isinstance(subject, OpSubject):
-            found = mutants.mutants_in_trials(subject.work.op, bounds, on_mutant=advance)
-        else:
-            found = mutants.mutants_of_script(
-                subject.path, subject.args, subject.topology, bounds, on_mutant=advance
-            )
+        with console.bar(f"{what}: mutants") as bar:
+            if work is not None:
+                found = mutants.mutants_of_op(work, bounds, on_mutant=bar.reach)
+            elif isinstance(subject, OpSubject):
+                found = mutants.mutants_in_trials(subject.work.op, bounds, on_mutant=bar.reach)
+            else:
+                found = mutants.mutants_of_script(
+                    subject.path, subject.args, subject.topology, bounds, on_mutant=bar.reach
+                )
     except ProgramFails as error:
         recorder, report = mutants.shown_again(error, what, subject.num_ranks)
-        if json:
-            console.print_json({**report.to_json(), "mutants": 0, "bound": report.bound})
-        else:
-            show(report, what)
+        if not json:
             console.notes().print("[dim]no mutant was tried: put the program itself right first[/]")
-        draw(report, lambda _: (recorder, report), html, quiet=json)
-        return console.PROBLEM
-    finally:
-        for bar in bars:
-            bar.end()
+        return tell(report, what, lambda _: (recorder, report), html, json, {}, mutants=0)
     if json:
         console.print_json(found.to_json())
     else:
         console.results().print(str(found), markup=False)
     return console.FINE if found.ok else console.PROBLEM
-
-
-def show(report: Report, what: str) -> None:
-    out = console.results()
-    if report.ok:
-        out.print(f"[bold green]ok[/]  {what}: {report}", markup=True)
-    else:
-        out.print(str(report), markup=False)
-
-
-def _hint(finding: Finding, how: str) -> None:
-    where = finding.first
-    console.notes().print(f"[dim]{finding.kind} at {where.file}:{where.line}: {how}[/]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from weft.base.card import Op
 from weft.base.counts import counted
@@ -43,19 +43,14 @@ def shape_text(shape: Mapping[str, int]) -> str:
     return ",".join(f"{name}={size}" for name, size in shape.items())
 
 
-def parse_ranks(ranks: int) -> None:
-    if ranks < 1:
-        raise UsageError(f"--ranks {ranks}: at least one rank is needed")
-
-
 def parse_topology(ranks: int | None, nodes: str) -> Topology:
     """`--ranks 4 --nodes 2`, or `--nodes 3+1` with the number of ranks left out or equal.
 
     Raises  UsageError: fewer ranks than nodes, or sizes that do not add up
     """
     known = parse_nodes(nodes)
-    if ranks is not None:
-        parse_ranks(ranks)
+    if ranks is not None and ranks < 1:
+        raise UsageError(f"--ranks {ranks}: at least one rank is needed")
     if isinstance(known, int) and not 1 <= known <= (ranks or DEFAULT_RANKS):
         most = ranks or DEFAULT_RANKS
         room = ("1 to " if most > 1 else "") + counted(most, "node")
@@ -84,6 +79,11 @@ def op_dtype(op: Op, text: str, default: str = "bf16") -> Dtype:
     return dtype
 
 
+def is_file(word: str) -> bool:
+    """A script, or what a file defines; not an operator."""
+    return ".py" in word
+
+
 def is_in_file(word: str) -> bool:
     """Is it a file's program or kernel, FILE.py:NAME?"""
     return ".py:" in word
@@ -104,27 +104,7 @@ def find_script(path: str) -> Path:
     return script
 
 
-class Verb(TyperCommand):
-    """A verb whose help shows no type beside an option that takes no word."""
-
-    def get_params(self, ctx):
-        return [_without_type(param) for param in super().get_params(ctx)]
-
-
-class Verbs(TyperGroup):
-    """All verbs; the same of the options before them."""
-
-    def get_params(self, ctx):
-        return [_without_type(param) for param in super().get_params(ctx)]
-
-
-def _without_type(param):
-    if getattr(param, "is_flag", False):
-        param.metavar = ""
-    return param
-
-
-class ScriptCommand(Verb):
+class ScriptCommand(TyperCommand):
     """A verb that takes a script: what follows `--` belongs to the script, unread."""
 
     def parse_args(self, ctx, args: list[str]) -> list[str]:

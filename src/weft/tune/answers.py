@@ -8,17 +8,15 @@ import torch
 
 
 def rel_err(out: Any, expected: Any, dtype: torch.dtype = torch.float32) -> float:
-    """||out - expected|| / ||expected||, the worst of a tuple; norms are taken in `dtype`.
-
-    Infinite where shapes differ or a NaN is.
-    """
+    """||out - expected|| / ||expected||, the worst of a tuple, where `expected` lies; norms are
+    taken in `dtype`. Infinite where shapes differ or a NaN is."""
     if isinstance(expected, (tuple, list)):
         return max(rel_err(o, e, dtype) for o, e in zip(out, expected, strict=True))
     if out.shape != expected.shape:
         return float("inf")
     if out.numel() == 0:
         return 0.0
-    out, expected = out.detach().to(dtype), expected.to(dtype)
+    out, expected = out.detach().to(expected.device, dtype), expected.to(dtype)
     norm = expected.norm().item()
     error = (out - expected).norm().item() / (norm if norm else 1.0)
     return error if error == error else float("inf")

@@ -96,26 +96,26 @@ def drawn_on(device: torch.device, function: Any, *args: Any) -> Any:
 
 
 class _DrawnOn(TorchFunctionMode):
-    """Gives every factory call that names a generator a twin of the same seed on `device`."""
+    """Gives every factory call that names a generator one of the same seed on `device`."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.device = device
-        self.twins: list[tuple[torch.Generator, torch.Generator]] = []
+        self.made: list[tuple[torch.Generator, torch.Generator]] = []
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = dict(kwargs or {})
         if isinstance(kwargs.get("generator"), torch.Generator):
-            kwargs["generator"] = self._twin(kwargs["generator"])
+            kwargs["generator"] = self._alike(kwargs["generator"])
             kwargs["device"] = self.device
         return func(*args, **kwargs)
 
-    def _twin(self, generator: torch.Generator) -> torch.Generator:
-        for known, twin in self.twins:
+    def _alike(self, generator: torch.Generator) -> torch.Generator:
+        for known, made in self.made:
             if known is generator:
-                return twin
-        twin = torch.Generator(self.device).manual_seed(generator.initial_seed())
-        self.twins.append((generator, twin))
-        return twin
+                return made
+        made = torch.Generator(self.device).manual_seed(generator.initial_seed())
+        self.made.append((generator, made))
+        return made

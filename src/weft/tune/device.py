@@ -1,13 +1,13 @@
 """What the protocol asks of a machine: time one call, freeze it, meet the other ranks.
 
-`GpuDevice` is the one there is; tests put a fake in its place.
+Tests put a fake in the place of `GpuDevice`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import triton
@@ -24,57 +24,13 @@ HOST_CALLS = 10
 HOST_REPEATS = 5
 
 
-class Device(Protocol):
-    """One rank's machine, and its way to the others. All calls are collective."""
-
-    def warm_us(self, call: Callable[[], Any]) -> float:
-        """Call once and wait; the host time it took to enqueue."""
-        ...
-
-    def held_us(self, call: Callable[[], Any], host_us: float) -> float:
-        """One call's time, all ranks beginning together, the host's time hidden.
-
-        The stream is held while the host, which takes `host_us`, enqueues; LOST where it took
-        longer, so that its time showed.
-        """
-        ...
-
-    def burst_us(self, calls: Sequence[Callable[[], Any]], count: int) -> float:
-        """The time of one of `count` calls, taken in turn, as the host enqueues them."""
-        ...
-
-    def host_us(self, calls: Sequence[Callable[[], Any]]) -> float:
-        """Host time of a call when many are enqueued: median over repeats."""
-        ...
-
-    def record(self, call: Callable[[], Any]) -> tuple[Callable[[], Any], Any]:
-        """`call` frozen: what replays it, and the answer that replays write to."""
-        ...
-
-    def slowest(self, times: list[list[float]]) -> list[list[float]]:
-        """Each element's maximum over ranks; LOST where it is lost on any."""
-        ...
-
-    def agree(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank."""
-        ...
-
-    def sweep(self) -> None:
-        """Put everything out of L2."""
-        ...
-
-    def settle(self) -> None:
-        """Wait until this rank's work is done. Raises what went wrong on the device"""
-        ...
-
-
 @triton.jit
 def _nothing(a, b, c, d, m, n, k):
     """An empty kernel with an operator's worth of arguments."""
 
 
 class GpuDevice:
-    """A rank of a world on GPUs, timed by CUDA events."""
+    """A rank of a world on GPUs, timed by CUDA events. All calls are collective."""
 
     def __init__(self, world: Any) -> None:
         self.world = world
@@ -82,6 +38,7 @@ class GpuDevice:
         self._swept = torch.empty(2 * self.l2_bytes, dtype=torch.uint8, device=world.device)
 
     def warm_us(self, call: Callable[[], Any]) -> float:
+        """Call once and wait; the host time it took to enqueue."""
         began = time.perf_counter()
         call()
         took = (time.perf_counter() - began) * 1e6
@@ -89,6 +46,11 @@ class GpuDevice:
         return took
 
     def held_us(self, call: Callable[[], Any], host_us: float) -> float:
+        """One call's time, all ranks beginning together, the host's time hidden.
+
+        The stream is held while the host, which takes `host_us`, enqueues; LOST where it took
+        longer, so that its time showed.
+        """
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         released = torch.cuda.Event()
         torch.cuda._sleep(int((MIN_HOLD_US + HOLD_SLACK * host_us) * CYCLES_PER_US))
@@ -102,6 +64,7 @@ class GpuDevice:
         return LOST if is_lost else begin.elapsed_time(end) * 1e3
 
     def burst_us(self, calls: Sequence[Callable[[], Any]], count: int) -> float:
+        """The time of one of `count` calls, taken in turn, as the host enqueues them."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.world.barrier()
         torch.cuda.synchronize()
@@ -115,6 +78,7 @@ class GpuDevice:
         return begin.elapsed_time(end) * 1e3 / count
 
     def host_us(self, calls: Sequence[Callable[[], Any]]) -> float:
+        """Host time of a call when many are enqueued: median over repeats."""
         took = []
         for _ in range(HOST_REPEATS):
             torch.cuda.synchronize()
@@ -134,11 +98,13 @@ class GpuDevice:
         return self.host_us([launch])
 
     def record(self, call: Callable[[], Any]) -> tuple[Callable[[], Any], Any]:
+        """`call` frozen: what replays it, and the answer that replays write to."""
         with self.world.record() as recording:
             answer = call()
         return recording.replay, answer
 
     def slowest(self, times: list[list[float]]) -> list[list[float]]:
+        """Each element's maximum over ranks; LOST where it is lost on any."""
         everyone = self.agree(times)
         return [
             [max(cells) if all(cell == cell for cell in cells) else LOST for cells in zip(*rows)]
@@ -146,10 +112,13 @@ class GpuDevice:
         ]
 
     def agree(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank."""
         return self.world.backend.exchange(value, timeout_s=180.0)
 
     def sweep(self) -> None:
+        """Put everything out of L2."""
         self._swept.fill_(1)
 
     def settle(self) -> None:
+        """Wait until this rank's work is done. Raises what went wrong on the device"""
         self.world.synchronize()

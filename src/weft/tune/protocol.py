@@ -13,7 +13,7 @@ from typing import Any
 from weft.base.errors import PoisonedError, TimeoutError, WeftError
 from weft.tune.answers import poison
 from weft.tune.case import Case
-from weft.tune.device import Device
+from weft.tune.device import GpuDevice
 from weft.tune.figures import Times
 from weft.tune.variants import Variant
 
@@ -39,7 +39,7 @@ class Failure:
     error: str
 
 
-def attempt(device: Device, what: Callable[[], Any]) -> tuple[Any, str | None]:
+def attempt(device: GpuDevice, what: Callable[[], Any]) -> tuple[Any, str | None]:
     """`what()` on all ranks: its value, and what went wrong on the first rank where it did.
 
     Raises  FatalError: after what went wrong, nothing can be run here any more
@@ -72,7 +72,7 @@ def _is_fatal(error: Exception) -> bool:
     return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
 
 
-def check(device: Device, case: Case, variant: Variant) -> tuple[float | None, str | None]:
+def check(device: GpuDevice, case: Case, variant: Variant) -> tuple[float | None, str | None]:
     """The worst relative error over all sets and ranks, and what is wrong if anything is."""
 
     def call_all() -> float:
@@ -103,7 +103,7 @@ def _wrong(error: float, case: Case) -> str | None:
 
 
 def measure(
-    device: Device,
+    device: GpuDevice,
     case: Case,
     variants: Sequence[Variant],
     mode: str,
@@ -157,7 +157,7 @@ class Run:
     burst: int = MAX_BURST
     turn: int = 0
 
-    def time(self, device: Device, mode: str) -> float:
+    def time(self, device: GpuDevice, mode: str) -> float:
         index = self.turn % len(self.calls)
         self.turn += 1
         if self.before:
@@ -168,7 +168,7 @@ class Run:
 
 
 def _prepare_all(
-    device: Device, case: Case, variants: Sequence[Variant], mode: str, on_variant: OnVariant
+    device: GpuDevice, case: Case, variants: Sequence[Variant], mode: str, on_variant: OnVariant
 ) -> tuple[dict[str, Run], list[Failure]]:
     """The runs of all variants that can be measured in this mode, by name."""
     runs: dict[str, Run] = {}
@@ -190,7 +190,7 @@ def _prepare_all(
     return runs, failures
 
 
-def _prepare(device: Device, case: Case, variant: Variant, mode: str) -> Run:
+def _prepare(device: GpuDevice, case: Case, variant: Variant, mode: str) -> Run:
     """A variant's run, called once on every set; recorded answers are checked."""
     run = Run([], variant.before)
     for index, call in enumerate(variant.calls):

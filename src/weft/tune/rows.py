@@ -12,14 +12,9 @@ from weft.tune.variants import PIECES, Variant
 
 
 def rows(
-    point: Point,
-    num_ranks: int,
-    mode: str,
-    able: Sequence[Variant],
-    times: Mapping[str, Times],
-    checked: Mapping[str, float],
-    hosts: Mapping[str, float],
-) -> Iterator[dict[str, Any]]:
+    point: Point, num_ranks: int, mode: str, able: Sequence[Variant], times: Mapping[str, Times],
+    checked: Mapping[str, float], hosts: Mapping[str, float],
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """The rows of one point in one mode, as the JSON holds them.
 
     A ratio is between two answers that were checked: without that it is None.
@@ -31,36 +26,24 @@ def rows(
         parts = replace(parts, serial=parts.comm)
     unfused = "serial" if has_gemm else "comm"
     serial_checked = any(v.answers for v in able if v.part == unfused)
-    for variant in able:
-        if variant.name not in times:
-            continue
+    for variant in (one for one in able if one.name in times):
         spread = times[variant.name]
         is_piece = has_gemm and variant.name in PIECES
         is_compared = variant.answers and serial_checked and not is_piece
+        ratio = parts.ratio(spread.median) if is_compared else None
+        efficiency = parts.overlap_efficiency(spread.median) if is_compared else None
         row: dict[str, Any] = {
-            "op": point.op,
-            "label": point.label,
-            "shape": dict(point.shape),
-            "ranks": num_ranks,
-            "dtype": point.dtype,
-            "mode": mode,
-            "variant": variant.name,
-            "config": variant.about_in(mode),
-            "median_us": _round(spread.median),
-            "p10_us": _round(spread.p10),
-            "p90_us": _round(spread.p90),
-            "rounds": len(spread.rounds),
-            "t_gemm_us": _round(parts.gemm),
-            "t_comm_us": _round(parts.comm),
-            "t_serial_us": _round(parts.serial),
-            "ratio_to_serial": _round(parts.ratio(spread.median), 3) if is_compared else None,
-            "ceiling": _round(parts.ceiling, 3),
-            "overlap_efficiency": (
-                _round(parts.overlap_efficiency(spread.median), 3) if is_compared else None
-            ),
+            "op": point.op, "label": point.label, "shape": dict(point.shape), "ranks": num_ranks,
+            "dtype": point.dtype, "mode": mode, "variant": variant.name,
+            "config": variant.about_in(mode), "median_us": _round(spread.median),
+            "p10_us": _round(spread.p10), "p90_us": _round(spread.p90),
+            "rounds": len(spread.rounds), "t_gemm_us": _round(parts.gemm),
+            "t_comm_us": _round(parts.comm), "t_serial_us": _round(parts.serial),
+            "ratio_to_serial": _round(ratio, 3), "ceiling": _round(parts.ceiling, 3),
+            "overlap_efficiency": _round(efficiency, 3),
             "rel_err": checked.get(variant.name) if variant.answers else None,
             "checked": variant.answers,
-        }
+        }  # fmt: skip
         if point.bytes_per_rank is not None:
             row["bytes_per_rank"] = point.bytes_per_rank
         if variant.name in hosts:

@@ -161,7 +161,7 @@ class PlanAt:
         return m, n
 
 
-class _News(NamedTuple):
+class _Arrival(NamedTuple):
     """When something was there, and who had sent it when."""
 
     at_us: float
@@ -181,7 +181,7 @@ class _Times(PlanAt):
         self.machine = machine
         self.spans: list[Span] = []
         self.signals: list[Signal] = []
-        self.news: dict[Hashable, _News] = {}
+        self.arrived: dict[Hashable, _Arrival] = {}
         # When a rank's link to its domain is free, and the one to others.
         self.link_free = [[0.0, 0.0] for _ in range(num_ranks)]
         self.engine_free = [0.0] * num_ranks
@@ -190,15 +190,15 @@ class _Times(PlanAt):
         """Each as far as what is known allows, until all have ended."""
         blocked: list[tuple[Steps, Sequence[Hashable]]] = [(one, ()) for one in streams]
         while blocked:
-            known, waiting = len(self.news), []
+            known, waiting = len(self.arrived), []
             for stream, keys in blocked:
                 try:
-                    while all(key in self.news for key in keys):
+                    while all(key in self.arrived for key in keys):
                         keys = next(stream)
                     waiting.append((stream, keys))
                 except StopIteration:
                     pass
-            if len(waiting) == len(blocked) and len(self.news) == known:
+            if len(waiting) == len(blocked) and len(self.arrived) == known:
                 missing = sorted({str(key) for _, keys in waiting for key in keys})[:3]
                 message = f"the plan never ends: somebody waits for {', '.join(missing)}"
                 raise UsageError(message)
@@ -219,17 +219,17 @@ class _Times(PlanAt):
         if not keys:
             return now
         yield keys
-        last = max((self.news[key] for key in keys), key=lambda one: one.at_us)
+        last = max((self.arrived[key] for key in keys), key=lambda one: one.at_us)
         if (last.rank, last.lane) != (rank, lane):
             sender = (last.rank, last.lane, last.sent_us)
             self.signals.append(Signal(what, *sender, rank, lane, last.at_us))
         return self.span(rank, lane, f"wait {what}", now, max(now, last.at_us), "wait")
 
-    def tell(self, key: tuple[Any, ...], sent: float, rank: int, lane: str) -> None:
-        """Signal what `key` says: (channel, the rank that waits, ...)."""
+    def notify(self, key: tuple[Any, ...], sent: float, rank: int, lane: str) -> None:
+        """Signal `key`: (channel, the rank that waits, ...)."""
         is_far = self.node_of[rank] != self.node_of[key[1]]
         way = self.machine.far_us if is_far else self.machine.signal_us
-        self.news[key] = _News(sent + way, rank, lane, sent)
+        self.arrived[key] = _Arrival(sent + way, rank, lane, sent)
 
     def push(self, rank: int, peer: int, nbytes: float, at: float) -> float:
         """Stores to a peer, behind what its link carries already: when they have left."""
@@ -245,7 +245,7 @@ class _Times(PlanAt):
     ) -> None:
         """Tiles leave while they are made, behind what the link carries; then their signal."""
         left = max(made, self.push(rank, peer, nbytes, begun))
-        self.tell((name, peer, rank), left, rank, PROGRAMS)
+        self.notify((name, peer, rank), left, rank, PROGRAMS)
 
     # ---- streams
 
@@ -255,7 +255,7 @@ class _Times(PlanAt):
         for index, step in enumerate(self.plan.steps):
             if step.stream == stream:
                 now = yield from self.step(rank, lane, now, step, index)
-                self.news["step", rank, index] = _News(now, rank, lane, now)
+                self.arrived["step", rank, index] = _Arrival(now, rank, lane, now)
         return now
 
     def step(self, rank: int, lane: str, now: float, step: Step, index: int) -> Steps:
@@ -285,7 +285,7 @@ class _Times(PlanAt):
         self.span(rank, lane, f"announce {step.channel}", now, now + took, "kernel")
         for peer in self.peers(rank):
             arrived = now + took + self.machine.signal_us
-            self.news[step.channel, peer, rank] = _News(arrived, rank, lane, now + took)
+            self.arrived[step.channel, peer, rank] = _Arrival(arrived, rank, lane, now + took)
         return now + took
 
     def copies(self, rank: int, lane: str, now: float, step: Copy) -> Steps:
@@ -315,14 +315,14 @@ class _Times(PlanAt):
                 self.span(rank, ENGINE, name, start, end, "copy", owner)
             now = self.engine_free[rank] = end + machine.word_us
             self.span(rank, ENGINE, f"signal {channel.name}", end, now, "signal")
-            self.news[channel.name, to, source, chunk] = _News(now, rank, ENGINE, now)
+            self.arrived[channel.name, to, source, chunk] = _Arrival(now, rank, ENGINE, now)
         return now
 
     def call(self, rank: int, lane: str, now: float, step: Call, index: int) -> Steps:
         """A library's: a collective begins when the last rank comes to it."""
         machine, out, kind = self.machine, step.writes[0], "torch"
         if step.function in COLLECTIVES:
-            self.news["call", index, rank] = _News(now, rank, lane, now)
+            self.arrived["call", index, rank] = _Arrival(now, rank, lane, now)
             keys = [("call", index, peer) for peer in self.peers(rank)]
             now = yield from self.wait(rank, lane, now, keys, "for all ranks")
             shard = step.writes if step.function == "reduce_scatter" else step.reads
@@ -398,7 +398,7 @@ class _Times(PlanAt):
             end = self.push(rank, peer, nbytes, start)
             for name in step.announces:
                 for chunk in range(self.chunks_of(self.channels[name])):
-                    self.tell((name, peer, rank, chunk), end, rank, LINKS)
+                    self.notify((name, peer, rank, chunk), end, rank, LINKS)
         return end
 
     def grouped(self, rank: int, now: float, step: Launch) -> Steps:
@@ -414,7 +414,7 @@ class _Times(PlanAt):
         if is_fed:
             for peer in reversed(self.peers(rank)):
                 end = self.push(rank, peer, self.num_bytes(step.reads[0], rank), now)
-                self.tell((channel, peer, rank), end, rank, LINKS)
+                self.notify((channel, peer, rank), end, rank, LINKS)
             for other in (rank, *self.peers(rank)):
                 keys = [(channel, rank, other)] if other != rank else []
                 now = yield from self.wait(rank, PROGRAMS, now, keys, channel)
@@ -486,7 +486,7 @@ class _Times(PlanAt):
             if source != rank:
                 keys = [(name, rank, source, chunk) for name in step.awaits]
                 now = yield from self.wait(rank, PROGRAMS, now, keys, ", ".join(step.awaits))
-                arrived = max(start, *(self.news[key].at_us for key in keys))
+                arrived = max(start, *(self.arrived[key].at_us for key in keys))
             first = row // step.tile[0]
             arrivals.append((arrived, first))
             tiles = (end_row - first) * product.tiles[1]
@@ -540,7 +540,9 @@ class _Times(PlanAt):
             now = self.work(rank, name, now, took, owner)
             if is_away and tokens:
                 set_us = now + machine.gate_us
-                self.news[tokens.name, rank, owner, chunk] = _News(set_us, rank, PROGRAMS, now)
+                self.arrived[tokens.name, rank, owner, chunk] = _Arrival(
+                    set_us, rank, PROGRAMS, now
+                )
             elif is_away:
                 times = 2 if sums.by == "packet" else 1
                 self.send(rank, owner, nbytes * times, begun, now, sums.name)

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from weft.base.schedule import LINKS, PROGRAMS, Signal, Span
-from weft.base.spans import total, union
+from weft.base.schedule import LINKS, PROGRAMS, Signal, Span, lane_order
+from weft.base.spans import intersection, total, union, without
 
 # More arrows than these are a cloud; those that ended a wait come first.
 MAX_ARROWS = 600
@@ -109,7 +109,7 @@ def chart_of(spans: Iterable[Span], signals: Iterable[Signal] = ()) -> Chart:
     Time begins with the first span. Spans of one lane that lie on each other, though neither is
     the program of the other, are put in lanes of their own.
     """
-    given = sorted(spans, key=lambda s: (s.rank, _order(s.lane), s.start_us, -s.end_us, s.name))
+    given = sorted(spans, key=lambda s: (s.rank, lane_order(s.lane), s.start_us, -s.end_us, s.name))
     begin = min((span.start_us for span in given), default=0.0)
     given = [s._replace(start_us=s.start_us - begin, end_us=s.end_us - begin) for s in given]
     rows: list[Row] = []
@@ -132,30 +132,14 @@ def _moved(signal: Signal, begin: float) -> Signal:
     return signal._replace(sent_us=signal.sent_us - begin, arrived_us=signal.arrived_us - begin)
 
 
-def _order(lane: str) -> tuple[int, int, str]:
-    """As a rank's rows follow each other."""
-    word, _, number = lane.rpartition(" ")
-    first = {"copy engine": 1, "": 2, "transfers of": 3, "sm": 4}.get(word, 0)
-    # The main stream before the others.
-    return first, int(number) if number.isdigit() else lane != "stream main", lane
-
-
 def _rows(own: Sequence[Span]) -> dict[str, list[Lane]]:
     """One rank's lanes by the row that they are in."""
     rows: dict[str, list[Lane]] = {}
     for lane, spans in groupby(own, key=lambda span: span.lane):
-        is_sm = lane.startswith("sm ")
-        packed = _packed(list(spans))
-        row = SMS if is_sm else lane
-        if is_sm or lane == LINKS:
-            rows.setdefault(row, []).extend(
-                Lane(lane if not number else f"{lane} ({number + 1})", bars)
-                for number, bars in enumerate(packed)
-            )
-        else:
-            for number, bars in enumerate(packed):
-                title = lane if not number else f"{lane} ({number + 1})"
-                rows[title] = [Lane(title, bars)]
+        for number, bars in enumerate(_packed(list(spans))):
+            title = lane if not number else f"{lane} ({number + 1})"
+            row = SMS if lane.startswith("sm ") else lane if lane == LINKS else title
+            rows.setdefault(row, []).append(Lane(title, bars))
     return rows
 
 
@@ -185,22 +169,14 @@ def _fewer(lanes: Sequence[Lane]) -> tuple[Lane, ...]:
 
 
 def _joined(bars: Sequence[Span]) -> Iterable[Span]:
-    held: list[Span] = []
-    for bar in bars:
-        if held and (bar.kind, bar.about) != (held[-1].kind, held[-1].about):
-            yield _join(held)
-            held = []
-        held.append(bar)
-    if held:
-        yield _join(held)
-
-
-def _join(bars: Sequence[Span]) -> Span:
-    first, last = bars[0], bars[-1]
-    if len(bars) == 1:
-        return first
-    name = f"{first.name} … {last.name}, {len(bars)} of them"
-    return first._replace(name=name, end_us=max(bar.end_us for bar in bars))
+    for _, alike in groupby(bars, key=lambda bar: (bar.kind, bar.about)):
+        first, *others = alike
+        if not others:
+            yield first
+        else:
+            name = f"{first.name} … {others[-1].name}, {len(others) + 1} of them"
+            end = max(bar.end_us for bar in (first, *others))
+            yield first._replace(name=name, end_us=end)
 
 
 def _area(lanes: Sequence[Lane], kinds: tuple[str, ...], rank: int) -> Steps:
@@ -226,7 +202,7 @@ def _area(lanes: Sequence[Lane], kinds: tuple[str, ...], rank: int) -> Steps:
                 (bar.start_us, bar.end_us) for bar in lane.bars
                 if (bar.kind, bar.about if bar.kind in COLOURED else -1) == state
             ]  # fmt: skip
-            for start, end in _without(union(spans), covered):
+            for start, end in (part for one in union(spans) for part in without(one, covered)):
                 changes[start][states.index(state)] += 1
                 changes[end][states.index(state)] -= 1
             covered = union([*covered, *spans])
@@ -236,24 +212,6 @@ def _area(lanes: Sequence[Lane], kinds: tuple[str, ...], rank: int) -> Steps:
         now = [a + b for a, b in zip(now, changes[time])]
         counts.append(tuple(now))
     return _coarser(Steps(tuple(times), tuple(counts), tuple(states), len(lanes)))
-
-
-def _without(
-    spans: Sequence[tuple[float, float]], covered: Sequence[tuple[float, float]]
-) -> Iterable[tuple[float, float]]:
-    """What of `spans` none of `covered` holds; both disjoint and in order."""
-    first = 0
-    for start, end in spans:
-        while first < len(covered) and covered[first][1] <= start:
-            first += 1
-        at = first
-        while at < len(covered) and covered[at][0] < end:
-            if covered[at][0] > start:
-                yield start, covered[at][0]
-            start = max(start, covered[at][1])
-            at += 1
-        if start < end:
-            yield start, end
 
 
 def _coarser(steps: Steps) -> Steps:
@@ -306,7 +264,7 @@ def _totals(spans: Sequence[Span]) -> Iterable[Totals]:
         work = [s for s in by_kind["work"] if s.lane in sms]
         computed = union([(s.start_us, s.end_us) for s in [*work, *by_kind["torch"]]])
         moved = union([(s.start_us, s.end_us) for s in [*by_kind["copy"], *by_kind["transfer"]]])
-        both = total(moved) - total(list(_without(moved, computed)))
+        both = total(intersection(moved, computed))
         yield Totals(
             rank, max(s.end_us for group in by_kind.values() for s in group), len(sms),
             sum(s.end_us - s.start_us for s in work),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weft.base.errors import UsageError
 from weft.base.schedule import Span
 from weft.language import world_layout as layout
-from weft.tools.check import Work
+from weft.tools.check import Work, inputs_on
 from weft.tools.schedule.chart import Chart, chart_of
 from weft.tools.schedule.runs import config_for
 from weft.tools.words import shape_text
@@ -100,8 +100,7 @@ def call_traced(
     config = None
     if transport or world.target.backend == "emu":
         config = config_for(work, transport, world.target)
-    plain = work.inputs(world.rank, seed)
-    mine = {name: x.to(world.device) if hasattr(x, "to") else x for name, x in plain.items()}
+    mine = inputs_on(world, work, seed)
     for _ in range(warm_calls):
         work.op.run(world, work.problem(), mine, config)
     clocks = offsets(world)

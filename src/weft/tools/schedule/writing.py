@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from weft.base.errors import UsageError
 from weft.base.schedule import Signal, Span, chrome_trace
@@ -35,7 +35,7 @@ def write(path: str, chart: Chart, title: str, notes: Sequence[str]) -> None:
         save(path, page(chart, title, notes))
         return
     about = {"title": title, "notes": list(notes)}
-    trace = {**chrome_trace(_spans(chart), _signals(chart)), "otherData": about}
+    trace = {**chrome_trace(*_in_trace(chart)), "otherData": about}
     save(path, json.dumps(trace) + "\n")
 
 
@@ -47,18 +47,17 @@ def how_to_open(path: str) -> str:
     return "open it in a browser" if is_page(path) else "open it at https://ui.perfetto.dev"
 
 
-def _spans(chart: Chart) -> Iterator[Span]:
-    for row in chart.rows:
-        for lane in row.lanes:
-            yield from (bar._replace(lane=lane.title) for bar in lane.bars)
-
-
-def _signals(chart: Chart) -> Iterator[Signal]:
-    """Those that ended a wait; thousands of others would hide them."""
-    for one in chart.arrows:
-        if one.ended_wait:
-            start, end = chart.rows[one.start_row], chart.rows[one.end_row]
-            yield Signal(
-                one.name, start.rank, start.lanes[one.start_lane].title, one.start_us,
-                end.rank, end.lanes[one.end_lane].title, one.end_us,
-            )  # fmt: skip
+def _in_trace(chart: Chart) -> tuple[list[Span], list[Signal]]:
+    """Of signals those that ended a wait; thousands of others would hide them."""
+    rows = chart.rows
+    spans = [bar._replace(lane=lane.title) for row in rows for lane in row.lanes
+             for bar in lane.bars]  # fmt: skip
+    signals = [
+        Signal(
+            one.name, rows[one.start_row].rank, rows[one.start_row].lanes[one.start_lane].title,
+            one.start_us, rows[one.end_row].rank, rows[one.end_row].lanes[one.end_lane].title,
+            one.end_us,
+        )
+        for one in chart.arrows if one.ended_wait
+    ]  # fmt: skip
+    return spans, signals
