@@ -33,13 +33,13 @@ class Turn(NamedTuple):
     taken_us: float
 
 
-def task_us(task: TileTask, graph: TaskGraph, machine: Hardware, tiles: tuple[int, int]) -> float:
-    """One task by one worker; `tiles` are the rows of tiles of its operation, and all of them."""
+def task_us(task: TileTask, graph: TaskGraph, machine: Hardware, rows_of_tiles: int) -> float:
+    """One task by one worker, of an operation with so many rows of tiles."""
     itemsize = DTYPES[graph.ranks[task.rank].buffer(task.writes[0].buffer).dtype].itemsize
     made = task.writes[0].region
     if task.kind == "matmul":
         k = task.reads[0].region.extents[1]
-        return product_us(*made.extents, k, itemsize, tiles[0], machine)
+        return product_us(*made.extents, k, itemsize, rows_of_tiles, machine)
     cells = [prod(one.region.extents) for one in task.reads]
     if task.kind == "silu_mul_halves":
         cells = [2 * prod(made.extents)]  # of the rows that it waits for, the columns that it reads
@@ -49,11 +49,10 @@ def task_us(task: TileTask, graph: TaskGraph, machine: Hardware, tiles: tuple[in
 
 
 def durations(graph: TaskGraph, machine: Hardware) -> list[float]:
-    tiles: dict[tuple[int, str], tuple[int, int]] = {}
+    rows: dict[tuple[int, str], int] = {}
     for task in graph.tasks:
-        rows, count = tiles.get((task.rank, task.op), (0, 0))
-        tiles[task.rank, task.op] = (max(rows, task.i_m + 1), count + 1)
-    return [task_us(task, graph, machine, tiles[task.rank, task.op]) for task in graph.tasks]
+        rows[task.rank, task.op] = max(rows.get((task.rank, task.op), 0), task.i_m + 1)
+    return [task_us(task, graph, machine, rows[task.rank, task.op]) for task in graph.tasks]
 
 
 def play(graph: TaskGraph, machine: Hardware = H200X4) -> list[Turn]:

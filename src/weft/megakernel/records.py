@@ -21,6 +21,7 @@ above a base that is stored on the device and moves when the call ends.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from weft.compiler.passes.tile import Region
@@ -131,7 +132,7 @@ class TaskGraph:
     schedule: str = ""
     num_workers: int = 0
 
-    @property
+    @cached_property
     def tasks(self) -> tuple[TileTask, ...]:
         """Of all ranks."""
         return tuple(task for rank in self.ranks for task in rank.tasks)

@@ -27,7 +27,7 @@ from weft.megakernel.graph import build
 from weft.megakernel.operands import Operands
 from weft.megakernel.records import SCHEDULES
 from weft.megakernel.schedule import schedule
-from weft.megakernel.tables import Tables, tables
+from weft.megakernel.tables import tables
 from weft.megakernel.tasks.scoreboard import Board
 from weft.tiles import attention_decode, gemm, rows
 
@@ -108,7 +108,11 @@ class Runner:
             *(operands.size(world.rank, name) for name in operands.sizes)
         )
         self._tiles = tuple(tile_of(body).as_constexpr() for body in self.bodies)
-        self._tables = _on_device(tables(self.graph, world.rank, self.bodies), world.device)
+        # Never empty, so that there is an address.
+        self._tables = [
+            torch.tensor([*table, 0], dtype=torch.int32).to(world.device)
+            for table in tables(self.graph, world.rank, self.bodies)
+        ]
         self._num_counters = max(1, *(len(one.counters) for one in self.graph.ranks))
         shown = [f"{name}={size}" for name, size in sorted(sizes.items())]
         self._name = f"program {program.name} as one kernel with {', '.join(shown)}"
@@ -186,13 +190,3 @@ def tile_of(body: Body) -> gemm.Tile | rows.Tile | attention_decode.Tile:
             max(LEAST, next_power_of_2(group)), KEYS, max(LEAST, next_power_of_2(head))
         )
     return rows.Tile(body.tile[0], body.tile[1])
-
-
-def _on_device(made: Tables, device: Any) -> tuple[torch.Tensor, ...]:
-    """A rank's tables as the kernel reads them; never empty, so that there is an address."""
-    flat = [[number for row in table for number in row] for table in (
-        made.tasks, made.waits, made.bumps)]  # fmt: skip
-    return tuple(
-        torch.tensor([*table, 0], dtype=torch.int32).to(device)
-        for table in (*flat, made.firsts, made.totals, (made.num_tasks, len(made.totals)))
-    )

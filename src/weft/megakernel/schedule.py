@@ -13,12 +13,11 @@ Where workers take the next task, one worker is enough. `check.py` shows it agai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from weft.base.errors import ConfigError
 from weft.base.hardware import H200X4, Hardware
-from weft.megakernel.predicted import Turn, predict
+from weft.megakernel.predicted import predict
 from weft.megakernel.records import SCHEDULES, TaskGraph
 
 
@@ -34,27 +33,17 @@ def schedule(
         raise ConfigError(
             f"{graph.program.name}: {message}, for 1 or more", place=graph.program.place
         )
+    count = 1 if how == "dynamic" else num_workers
+    queues: list[list[list[int]]] = [[[] for _ in range(count)] for _ in graph.ranks]
     if how == "round_robin":
-        queues = [_dealt(len(rank.tasks), num_workers) for rank in graph.ranks]
+        for rank in graph.ranks:
+            for task in rank.tasks:
+                queues[rank.rank][task.id % num_workers].append(task.id)
     else:
-        queues = _queues(graph, predict(graph, num_workers, machine), how, num_workers)
+        for turn in predict(graph, num_workers, machine):
+            task = graph.tasks[turn.task]
+            queues[task.rank][turn.worker % count].append(task.id)
     ranks = tuple(
         replace(rank, queues=tuple(map(tuple, own))) for rank, own in zip(graph.ranks, queues)
     )
     return replace(graph, ranks=ranks, schedule=how, num_workers=num_workers)
-
-
-def _dealt(num_tasks: int, num_workers: int) -> list[Iterable[int]]:
-    return [range(worker, num_tasks, num_workers) for worker in range(num_workers)]
-
-
-def _queues(
-    graph: TaskGraph, turns: Sequence[Turn], how: str, num_workers: int
-) -> list[list[list[int]]]:
-    count = 1 if how == "dynamic" else num_workers
-    queues: list[list[list[int]]] = [[[] for _ in range(count)] for _ in graph.ranks]
-    tasks = graph.tasks
-    for turn in turns:
-        task = tasks[turn.task]
-        queues[task.rank][0 if how == "dynamic" else turn.worker].append(task.id)
-    return queues

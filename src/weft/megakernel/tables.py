@@ -6,59 +6,47 @@ body, and which of the body's operations it is of.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from weft.base.errors import ConfigError
 from weft.megakernel.bodies import MOVES, Body
-from weft.megakernel.records import REDUCE, RankTasks, TaskGraph, TileTask
+from weft.megakernel.records import REDUCE, TaskGraph, TileTask
 from weft.megakernel.tasks import scoreboard
 
 
-@dataclass(frozen=True)
-class Tables:
-    """The tables of one rank, in the order of its queues; `firsts` says where each begins."""
+def tables(graph: TaskGraph, rank: int, bodies: Sequence[Body]) -> Iterator[list[int]]:
+    """Of one rank, in the order of its queues, each table flat: tasks, waits, bumps, where each
+    queue begins, what counters come to, and how many tasks and counters there are.
 
-    tasks: tuple[tuple[int, ...], ...]
-    waits: tuple[tuple[int, ...], ...]
-    bumps: tuple[tuple[int, ...], ...]
-    firsts: tuple[int, ...]
-    totals: tuple[int, ...]
-
-    @property
-    def num_tasks(self) -> int:
-        return len(self.tasks)
-
-
-def tables(graph: TaskGraph, rank: int, bodies: Sequence[Body]) -> Tables:
-    """Raises  ConfigError: a task whose columns are not those of its tile"""
+    Raises  ConfigError: a task whose columns are not those of its tile
+    """
     mine = graph.ranks[rank]
-    numbers = {
-        (one.task.name, one.kind): (i, j)
+    found = {
+        (one.task.name, one.kind): (i, j, body.tile)
         for i, body in enumerate(bodies)
         for j, one in enumerate(body.operations)
     }
-    tiles = {(one.task.name, one.kind): body.tile for body in bodies for one in body.operations}
-    tasks: list[tuple[int, ...]] = []
-    waits: list[tuple[int, ...]] = []
-    bumps: list[tuple[int, ...]] = []
-    for task in _queued(mine):
-        first_wait, first_bump = len(waits), len(bumps)
-        waits += [(one.counter, one.at_least) for one in task.waits]
-        bumps += [(one.rank, one.counter, one.amount) for one in task.bumps]
-        key = task.op, task.kind
-        _check_columns(task, tiles[key])
-        row = (*numbers[key], task.i_m, task.i_n, *_rows(graph, task))
-        row = (*row, first_wait, len(waits), first_bump, len(bumps))
-        tasks.append((*row, *[0] * (scoreboard.TASK.value - len(row))))
-    ends = [0]
-    for queue in mine.queues:
-        ends.append(ends[-1] + len(queue))
-    return Tables(tuple(tasks), tuple(waits), tuple(bumps), tuple(ends), mine.counters)
-
-
-def _queued(mine: RankTasks) -> Iterable[TileTask]:
-    return (mine.tasks[i] for queue in mine.queues for i in queue)
+    tasks: list[int] = []
+    waits: list[int] = []
+    bumps: list[int] = []
+    queued = [mine.tasks[i] for queue in mine.queues for i in queue]
+    num_waits = num_bumps = 0
+    for task in queued:
+        body, operation, tile = found[task.op, task.kind]
+        _check_columns(task, tile)
+        row = [body, operation, task.i_m, task.i_n, *_rows(graph, task), num_waits]
+        num_waits += len(task.waits)
+        row += [num_waits, num_bumps]
+        num_bumps += len(task.bumps)
+        row.append(num_bumps)
+        tasks += [*row, *[0] * (scoreboard.TASK.value - len(row))]
+        waits += [word for one in task.waits for word in (one.counter, one.at_least)]
+        bumps += [word for one in task.bumps for word in (one.rank, one.counter, one.amount)]
+    yield from (tasks, waits, bumps)
+    yield [0, *accumulate(len(queue) for queue in mine.queues)]
+    yield [*mine.counters]
+    yield [len(queued), len(mine.counters)]
 
 
 def _rows(graph: TaskGraph, task: TileTask) -> tuple[int, int, int, int, int]:
@@ -66,7 +54,7 @@ def _rows(graph: TaskGraph, task: TileTask) -> tuple[int, int, int, int, int]:
     to = task.writes[0].region
     if task.kind not in MOVES:
         return 0, 0, 0, 0, 0
-    rows = to.end_row - to.first_row
+    rows = to.extents[0]
     if task.kind != REDUCE:
         return task.reads[0].region.first_row, 0, to.first_row, rows, max(task.owner, 0)
     row = part_row = 0
