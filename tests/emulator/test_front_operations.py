@@ -441,9 +441,8 @@ def library(symbol, inputs, out):
 def test_special_functions_of_libdevice(kind, suffix):
     x = np.linspace(0.05, 0.95, N).astype(DTYPES[kind])
     for name, function in {
-        "erfc": math.erfc, "lgamma": math.lgamma, "tgamma": math.gamma,
+        "erfc": math.erfc, "lgamma": math.lgamma,
         "normcdf": lambda v: (1 + math.erf(v / math.sqrt(2))) / 2,
-        "sinpi": lambda v: math.sin(math.pi * v), "rcbrt": lambda v: v ** (-1 / 3),
         "round": lambda v: math.floor(v + 0.5), "logb": lambda v: math.frexp(v)[1] - 1,
     }.items():  # fmt: skip
         expected = [function(float(value)) for value in x]
@@ -451,35 +450,13 @@ def test_special_functions_of_libdevice(kind, suffix):
         np.testing.assert_allclose(found, expected, rtol=2e-6, err_msg=name)
     again = library("erf" + suffix, [(kind, library("erfinv" + suffix, [(kind, x)], kind))], kind)
     np.testing.assert_allclose(again, x, rtol=1e-5)
-    negative = np.full(N, -2.5, DTYPES[kind])
-    found = library("tgamma" + suffix, [(kind, negative)], kind)
-    np.testing.assert_allclose(found, math.gamma(-2.5), rtol=1e-5)
 
 
 def test_directed_rounding_of_libdevice():
-    rng = np.random.default_rng(0)
-    a, b = (rng.standard_normal(N).astype(np.float32) for _ in range(2))
-    exact = a.astype(np.float64) * b
-    low, high = (library(f"fmul_{d}", [("f32", a), ("f32", b)], "f32") for d in ("rd", "ru"))
-    zero = library("fmul_rz", [("f32", a), ("f32", b)], "f32")
-    assert (low <= exact).all() and (exact <= high).all()
-    assert (np.nextafter(low, np.float32(np.inf)) == high).all()
-    assert (zero == np.where(exact > 0, low, high)).all()
-    wide = a * 1000
+    wide = 1000 * np.random.default_rng(0).standard_normal(N).astype(np.float32)
     for name, function in {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}.items():
         found = library(f"float2int_{name}", [("f32", wide)], "i32")
         np.testing.assert_array_equal(found, function(wide).astype(np.int32))
-
-
-def test_bits_of_libdevice():
-    values = integers(32)
-    found = library("brev", [("i32", values)], "i32")
-    assert [int(v) & 0xFFFFFFFF for v in found] == [
-        int(f"{int(v) & 0xFFFFFFFF:032b}"[::-1], 2) for v in values
-    ]
-    other = integers(32, 5)
-    found = library("hadd", [("i32", values), ("i32", other)], "i32")
-    assert found.tolist() == [(int(a) + int(b)) >> 1 for a, b in zip(values, other, strict=True)]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -270,6 +270,8 @@ class Accessor:
 
     def touch_element(self, kind: Any, allocation, index, itemsize, loc, segment=None, **how):
         """Take one element's cells through an access of this kind."""
+        if not self.checks:
+            return
         factor = itemsize // allocation.cell_bytes
         first = index * factor
         access = kind(self, allocation, loc, np.array([first]), segment, **how)

@@ -198,39 +198,9 @@ def special(name: str, a):
     return exact.astype(a.dtype)[()]
 
 
-def gamma(a):
-    """The gamma function: lgamma's exponential, with the sign that lgamma drops."""
-    wide = np.asarray(a, f64)
-    negative = (wide < 0) & (np.floor(wide) % 2 != 0)
-    size = np.exp(special("gammaln", wide))
-    return np.where(negative, -size, size).astype(a.dtype)[()]
-
-
-def toward(wide, dtype: np.dtype, direction: str):
-    """f64 as a narrower float, rounded down (rd), up (ru) or toward zero (rz)."""
-    near = wide.astype(dtype)
-    above, below = near.astype(f64) > wide, near.astype(f64) < wide
-    down = above & ((direction == "rd") | ((direction == "rz") & (wide > 0)))
-    up = below & ((direction == "ru") | ((direction == "rz") & (wide < 0)))
-    infinity = dtype.type(np.inf)
-    near = np.where(down, np.nextafter(near, -infinity), near)
-    return np.where(up, np.nextafter(near, infinity), near).astype(dtype)[()]
-
-
 def exponent(a):
     """floor(log2(|a|)), of denormal numbers too."""
     return np.frexp(a)[1] - 1
-
-
-def reverse_bits(a):
-    bits = a.dtype.itemsize * 8
-    left = a.view(UNSIGNED[a.dtype])
-    total = np.zeros_like(left)
-    one = left.dtype.type(1)
-    for _ in range(bits):
-        total = (total << one) | (left & one)
-        left = left >> one
-    return total.view(a.dtype)
 
 
 def rsqrt(a):
@@ -360,47 +330,35 @@ def histogram(a, mask, bins: int):
     return np.bincount(values, minlength=bins).astype(i32)
 
 
-def map_elementwise(function: Callable, pack: int, dtypes: tuple, *tiles):
+def map_elementwise(function: Callable, pack: int, *tiles):
     """Apply a scalar function, given `pack` consecutive elements at a time, to every element."""
-    shape = tiles[0].shape
-    flat = [np.ascontiguousarray(tile).reshape(-1) for tile in tiles]
-    results = [np.empty(flat[0].shape, dtype) for dtype in dtypes]
+    tiles = np.broadcast_arrays(*tiles)
+    flat = [np.ravel(tile) for tile in tiles]
+    found = []
     for start in range(0, flat[0].size, pack):
-        found = function(*(tile[start + i] for tile in flat for i in range(pack)))
-        found = found if isinstance(found, tuple) else (found,)
-        for index, result in enumerate(results):
-            result[start : start + pack] = found[index * pack : (index + 1) * pack]
-    results = [result.reshape(shape) for result in results]
-    return tuple(results) if len(results) > 1 else results[0]
+        values = function(*(tile[start + i] for tile in flat for i in range(pack)))
+        values = values if isinstance(values, tuple) else (values,)
+        found += zip(*(values[i : i + pack] for i in range(0, len(values), pack)), strict=True)
+    results = tuple(
+        np.array(column, dtype=np.asarray(column[0]).dtype).reshape(tiles[0].shape)
+        for column in zip(*found, strict=True)
+    )
+    return results if len(results) > 1 else results[0]
 
 
 def by_element(function: Callable) -> Callable:
     """A scalar function with branches in it, as one on tiles."""
-
-    def applied(*tiles):
-        tiles = np.broadcast_arrays(*tiles)
-        found = [function(*values) for values in zip(*(t.flat for t in tiles), strict=True)]
-        many = bool(found) and isinstance(found[0], tuple)
-        columns = list(zip(*found, strict=True)) if many else [found]
-        results = tuple(
-            np.array(column, dtype=np.asarray(column[0]).dtype).reshape(tiles[0].shape)
-            for column in columns
-        )
-        return results if many else results[0]
-
-    return applied
+    return lambda *tiles: map_elementwise(function, 1, *tiles)
 
 
 def each_element(access: Callable, dtype: np.dtype, shape: tuple, mask, *operands):
     """`access` once per element whose mask is on; the others are 0."""
-    if shape == ():
-        return access(*operands) if mask is None or mask else dtype.type(0)
     found = np.zeros(shape, dtype)
-    tiles = [np.broadcast_to(operand, shape) for operand in operands]
-    for index in np.argwhere(np.broadcast_to(True if mask is None else mask, shape)):
-        at = tuple(index)
-        found[at] = access(*(tile[at] for tile in tiles))
-    return found
+    mask, *tiles = np.broadcast_arrays(True if mask is None else mask, *operands, found)[:-1]
+    for at in np.ndindex(shape):
+        if mask[at]:
+            found[at] = access(*(tile[at] for tile in tiles))
+    return found[()]
 
 
 def poll(read: Callable, expected, limit=None):

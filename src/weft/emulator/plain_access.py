@@ -209,7 +209,7 @@ class PlainAccess(Accessor):
         if carry(shadow, access):
             allocation.shadow[cells] = shadow
 
-    def _touch_window(self, kind: Any, window: Window, loc: int, segment=None) -> None:
+    def touch_window(self, kind: Any, window: Window, loc: int, segment=None) -> None:
         if self.checks:
             shadow = window.shadow
             carry(shadow, kind(self, window.allocation, loc, window.first_cell(), segment, shadow))
@@ -239,7 +239,7 @@ class PlainAccess(Accessor):
         return values if values.shape == shape else np.broadcast_to(values, shape)
 
     def _load_window(self, window: Window, other, dtype, shape, loc) -> np.ndarray:
-        self._touch_window(Read, window, loc)
+        self.touch_window(Read, window, loc)
         if window.inside is None:
             return window.data.copy()
         tile = np.empty(shape, dtype)
@@ -266,8 +266,7 @@ class PlainAccess(Accessor):
                 allocation, index, dtype, loc, Order.RELAXED, Scope.SYSTEM, lambda old: old,
                 how="load",
             )  # fmt: skip
-        if self.checks:
-            self.touch_element(Read, allocation, index, dtype.itemsize, loc)
+        self.touch_element(Read, allocation, index, dtype.itemsize, loc)
         value = allocation.view(dtype)[index]
         spin = (loc, int(ptr))
         self._spins = self._spins + 1 if spin == self._last_spin else 0
@@ -311,14 +310,13 @@ class PlainAccess(Accessor):
         if located is None:
             return
         allocation, index = located
-        if self.checks:
-            self.touch_element(Write, allocation, index, dtype.itemsize, loc, segment)
+        self.touch_element(Write, allocation, index, dtype.itemsize, loc, segment)
         allocation.view(dtype)[index] = value
         if allocation.sync:
             self._wrote_over_words(allocation, index, index, dtype)
 
     def _store_window(self, window: Window, value, shape, loc, segment) -> None:
-        self._touch_window(Write, window, loc, segment)
+        self.touch_window(Write, window, loc, segment)
         whole = window.inside is None
         window.data[...] = value if whole else np.broadcast_to(value, shape)[window.inside]
         if window.allocation.sync:

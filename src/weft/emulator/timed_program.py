@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from weft.emulator.affine import AffinePointers
+from weft.emulator.accesses import Read, Write
 from weft.emulator.codegen import EmulatedKernel, write_kernel
 from weft.emulator.device import Device
 from weft.emulator.function_writer import FunctionWriter
+from weft.emulator.packets import PacketRead
 from weft.emulator.programs import Program
 from weft.emulator.simulated_time import Sender, SimulatedTime, earliest_for_all, take_all, us
 from weft.emulator.ttir import Op
@@ -52,42 +53,30 @@ class TimedProgram(Program):
         self._product_us += flops / self.time.hardware.sm_flops_per_us(operand_bytes)
         self._flops += flops
 
-    def load(self, ptr, mask, other, dtype, shape, loc, volatile=False):
-        if not volatile:
-            self._count(ptr, mask, dtype, shape, False)
-        return super().load(ptr, mask, other, dtype, shape, loc, volatile)
+    def touch(self, kind, allocation, index, itemsize, loc, segment=None, **how):
+        if kind is not PacketRead:  # it has come by itself
+            low, high = int(index.min()) * itemsize, (int(index.max()) + 1) * itemsize
+            self._count(allocation, low, high, index.size * itemsize, kind is not Read)
+        super().touch(kind, allocation, index, itemsize, loc, segment, **how)
 
-    def store(self, ptr, value, mask, dtype, shape, loc, segment=None) -> None:
-        self._count(ptr, mask, dtype, shape, True)
-        super().store(ptr, value, mask, dtype, shape, loc, segment)
+    def touch_element(self, kind, allocation, index, itemsize, loc, segment=None, **how):
+        if kind in (Read, Write):
+            start = index * itemsize
+            self._count(allocation, start, start + itemsize, itemsize, kind is Write)
+        super().touch_element(kind, allocation, index, itemsize, loc, segment, **how)
 
-    def _count(self, ptr, mask, dtype, shape, is_write: bool) -> None:
-        """Add the bytes of one access to the stretch."""
-        if type(ptr) is AffinePointers:
-            low, high = ptr.bounds()
-            if isinstance(mask, tuple):
-                if any(end <= first for first, end in mask):
-                    return
-                low, high = ptr.window(mask).bounds()
-                elements = prod(end - first for first, end in mask)
-            else:
-                elements = prod(ptr.shape)
-        else:
-            elements = prod(shape) if mask is None else _count_mask(mask, shape)
-            if not elements:
-                return
-            if mask is not None and shape != ():
-                ptr = np.broadcast_to(ptr, shape)[np.broadcast_to(mask, shape)]
-            low, high = int(np.min(ptr)), int(np.max(ptr))
-        nbytes = elements * dtype.itemsize
-        allocation = self.memory.find(low)
-        if allocation is None:
-            return
+    def touch_window(self, kind, window, loc, segment=None):
+        start, nbytes = window.span()
+        is_write = kind is Write
+        self._count(window.allocation, start, start + nbytes, window.data.nbytes, is_write)
+        super().touch_window(kind, window, loc, segment)
+
+    def _count(self, allocation, low: int, high: int, nbytes: int, is_write: bool) -> None:
+        """Add the bytes of one access, within low .. high - 1 of an allocation, to the stretch."""
         if allocation.rank != self.rank:
             self._moved[allocation.rank, is_write] += nbytes
             return
         self._local_bytes += nbytes
-        high += dtype.itemsize
         first, last, before = self.work.touched.get((allocation, is_write), (low, high, 0))
         self.work.touched[allocation, is_write] = (
             min(first, low), max(last, high), before + nbytes,
@@ -188,12 +177,10 @@ class TimedProgram(Program):
         self.settle_time()
         return np.int64(round(self.now * 1e3))
 
-    def atomic_tile(self, change, order, scope, ptr, values, mask, dtype, shape, *rest):
-        self._count(ptr, mask, dtype, shape, True)
+    def atomic_tile(self, *access, **more):
+        result = super().atomic_tile(*access, **more)
         self.settle_time()
-        return super().atomic_tile(
-            change, order, scope, ptr, values, mask, dtype, shape, *rest
-        )  # fmt: skip
+        return result
 
     def extern(self, symbol, args, dtype, shape, loc):
         """Packets carry their own signal: the arrival of each flag's word is remembered."""
@@ -202,10 +189,10 @@ class TimedProgram(Program):
             return super().extern(symbol, args, dtype, shape, loc)
         ptr, _, *rest = args
         mask = rest[0] if rest else None
-        if name.startswith("weft.put"):
-            self._count(np.asarray(ptr), mask, np.dtype(np.int64), np.shape(ptr), True)
-        self.settle_time()
+        if not name.startswith("weft.put"):
+            self.settle_time()
         result = super().extern(symbol, args, dtype, shape, loc)
+        self.settle_time()
         for _, allocation, index in self.packet_words(ptr, mask, loc)[1]:
             arrivals = self.time.packets.setdefault(allocation, {})
             words = index.tolist()
@@ -216,12 +203,6 @@ class TimedProgram(Program):
                 last = max(words, key=lambda word: arrivals.get(word, NEVER)[0])
                 self._wait_until(*arrivals.get(last, NEVER), allocation, last * 8, 8)
         return result
-
-
-def _count_mask(mask: Any, shape: tuple[int, ...]) -> int:
-    if shape == ():
-        return int(bool(mask))
-    return int(np.count_nonzero(np.broadcast_to(mask, shape)))
 
 
 # ---------------------------------------------------------------------------------------------

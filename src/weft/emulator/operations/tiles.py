@@ -243,10 +243,9 @@ def _combined(code: Any, op: Any, function: str, *how: Any) -> None:
 def map_elementwise(code: Any, op: Any) -> None:
     """A scalar function applied to every element."""
     function = code.region_function(op, vector=False)
-    pack = op.integer("pack", 1)
-    dtypes = ", ".join(code.dtype(result) for result in op.results)
     sources = ", ".join(code.full(tile) for tile in op.operands)
-    code.set_many(op.results, f"map_elementwise({function}, {pack}, ({dtypes},), {sources})")
+    text = f"map_elementwise({function}, {op.integer('pack', 1)}, {sources})"
+    code.set_many(op.results, text)
 
 
 # ---------------------------------------------------------------------------------------------
