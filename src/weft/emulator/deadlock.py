@@ -14,7 +14,6 @@ from weft.emulator.device import Device
 from weft.emulator.findings import element_name, tensor_name
 from weft.emulator.programs import Program
 from weft.emulator.reachable import signals_ahead, signals_of
-from weft.emulator.scheduler import Waiting
 from weft.emulator.works import KernelWork, TokenWork, WordCopyWork
 
 # So many of those who could have signalled are named.
@@ -184,30 +183,20 @@ class Deadlock:
 
     def _waiting_side(self, waiter: Stuck) -> Side:
         waiting = waiter.waiting
-        want = "a change of" if waiting.expected is None else f"at least {waiting.expected} in"
-        if waiting.is_packet:
-            want = f"a packet of flag {waiting.expected} in"
+        who = waiter.stream.identity(waiter.kind) if isinstance(waiter, TokenWork) else None
         fields = {
             "tensor": tensor_name(waiting.allocation), "index": waiting.index,
-            "note": f"sees {waiting.seen}, waits for {want}",
+            "note": f"sees {waiting.seen}, waits for {_wants(waiter)[0]}",
         }  # fmt: skip
-        if isinstance(waiter, TokenWork):
-            fields["note"] = f"sees {waiting.seen}, waits for the token 1 in"
-            who = waiter.stream.identity(waiter.kind)
+        if who is not None:
             return Side.at(waiting.place, rank=who.rank, kernel=who.kernel, **fields)
         return self.checker.findings.side(waiter, waiting.place, **fields)
 
     def _waiting_line(self, waiters: list[Stuck]) -> str:
         waiter = waiters[0]
-        waiting = waiter.waiting
-        now = _word_now(waiting)
-        expects = "another value" if waiting.expected is None else f">= {waiting.expected}"
-        if waiting.is_packet:
-            expects, now = f"for a packet of flag {waiting.expected}", f"of flag {waiting.seen}"
+        waiting, (_, expects, now) = waiter.waiting, _wants(waiter)
         which, kind = "", "streams"
-        if isinstance(waiter, TokenWork):
-            expects = "= 1, a token"
-        else:
+        if isinstance(waiter, Program):
             which, kind = waiter.program, "programs"
         line = (
             f"rank {waiter.rank} {_name(waiter)}{which} waits for"
@@ -269,10 +258,19 @@ def _name(waiter: Stuck) -> str:
     return waiter.work.kernel.name
 
 
-def _word_now(waiting: Waiting) -> int:
-    allocation = waiting.allocation
-    dtype = {1: "i1", 2: "i2", 4: "i4", 8: "i8"}[allocation.cell_bytes]
-    return int(allocation.view(np.dtype(dtype))[waiting.cell])
+def _wants(waiter: Stuck) -> tuple[str, str, str]:
+    """What a wait is for: as a side's note says it, as the table does, and what is there now."""
+    waiting = waiter.waiting
+    expected, allocation = waiting.expected, waiting.allocation
+    if waiting.is_packet:
+        flag = f"a packet of flag {expected}"
+        return f"{flag} in", f"for {flag}", f"of flag {waiting.seen}"
+    word = allocation.view(np.dtype(f"i{allocation.cell_bytes}"))[waiting.cell]
+    if isinstance(waiter, TokenWork):
+        return "the token 1 in", "= 1, a token", str(word)
+    if expected is None:
+        return "a change of", "another value", str(word)
+    return f"at least {expected} in", f">= {expected}", str(word)
 
 
 def _short(place: Place) -> str:

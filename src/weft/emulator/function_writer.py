@@ -19,7 +19,6 @@ import numpy as np
 from weft.base.errors import UnsupportedError
 from weft.base.place import Place
 from weft.emulator import numerics
-from weft.emulator.namespace import Namespace
 from weft.emulator.operations import OPERATIONS
 from weft.emulator.operations.control import TERMINATORS
 from weft.emulator.operations.indexing import Affine, Boxed, Text
@@ -97,7 +96,8 @@ class Held:
 class FunctionWriter:
     """Writes one function. The emitters in `operations/` speak to this."""
 
-    def __init__(self, names: Namespace, function: Function) -> None:
+    def __init__(self, names: Any, function: Function) -> None:
+        """`names` is the module's Namespace (codegen.py)."""
         self.names = names
         self.function = function
         self.lines: list[str | Pending] = []
@@ -323,9 +323,6 @@ class FunctionWriter:
         """The extents of what numpy makes of operands with these."""
         return np.broadcast_shapes(*shapes)
 
-    def optional(self, value: Value | None) -> str:
-        return "None" if value is None else self.expr(value)
-
     def mask(self, value: Value | None) -> str:
         """A mask; None where every element is known to be on."""
         if value is None or (self.known(value) is not None and np.all(self.known(value))):
@@ -411,9 +408,6 @@ class FunctionWriter:
                 self.line(f"return {', '.join(self.expr(value) for value in values)}")
         self.vector = before
         return name
-
-    def function_name(self, symbol: str) -> str:
-        return self.names.functions[symbol]
 
 
 def _with_bodies(lines: Iterator[str]) -> Iterator[str]:

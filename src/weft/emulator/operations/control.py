@@ -18,9 +18,8 @@ def for_loop(code: Any, op: Any) -> None:
     inits = op.operands[3:]
     bounds = "unsigned_loop_range" if "unsigned" in op.words else "loop_range"
     bounds = f"{bounds}({lower}, {upper}, {step}, {code.dtype(counter)})"
-    forms = [_Carried.of(code, init) for init in inits]
-    while True:
-        mark = code.mark()
+
+    def write(forms: list[_Carried]) -> list[_Carried]:
         for arg, init, form in zip(args, inits, forms, strict=True):
             form.enter(code, arg, init)
         code.bind(counter, ())
@@ -29,22 +28,13 @@ def for_loop(code: Any, op: Any) -> None:
             code.also_as_integer(counter)
             for arg, form in zip(args, forms, strict=True):
                 form.begin(code, arg)
-            values = code.ops(region.ops)
-            wanted = [
-                form.after(code, arg, value)
-                for arg, form, value in zip(args, forms, values, strict=True)
-            ]
+            carried = list(zip(forms, args, code.ops(region.ops), strict=True))
+            wanted = [form.after(code, arg, value) for form, arg, value in carried]
             if wanted == forms:
-                pairs = [
-                    form.step(code, arg, value)
-                    for arg, form, value in zip(args, forms, values, strict=True)
-                ]
-                _assign(code, pairs)
-        if wanted == forms:
-            break
-        # A value changes its form in the loop (a splat becomes a tile): start again with that.
-        code.rollback(mark)
-        forms = wanted
+                _assign(code, [form.step(code, arg, value) for form, arg, value in carried])
+        return wanted
+
+    forms = _settled(code, [_Carried.of(code, init) for init in inits], write)
     for result, arg, form in zip(op.results, args, forms, strict=True):
         form.leave(code, result, arg)
 
@@ -113,9 +103,8 @@ def while_loop(code: Any, op: Any) -> None:
     """A loop that tests before each turn."""
     before, after = op.regions
     args, inits = before.args, op.operands
-    phys = [code.phys(init) for init in inits]
-    while True:
-        mark = code.mark()
+
+    def write(phys: list) -> list:
         _carry_in(code, args, inits, phys)
         turns = None if _touches_memory(op) else code.turn_counter(op)
         code.line("while True:")
@@ -130,13 +119,25 @@ def while_loop(code: Any, op: Any) -> None:
                 code.line("break")
             _carry_on(code, after.args, passed, [code.phys(value) for value in passed], True)
             values = code.ops(after.ops)
-            wanted = _joined(code, phys, values)
+            pairs = zip(phys, values, strict=True)
+            wanted = [code.join(shape, code.phys(value)) for shape, value in pairs]
             if wanted == phys:
                 _carry_on(code, args, values, phys)
-        if wanted == phys:
-            break
+        return wanted
+
+    _settled(code, [code.phys(init) for init in inits], write)
+
+
+def _settled(code: Any, forms: list, write: Any) -> list:
+    """The forms of carried values with which `write(forms)` asks for no others: one may change in
+    a loop (a splat becomes a tile), which is then written again with that."""
+    while True:
+        mark = code.mark()
+        wanted = write(forms)
+        if wanted == forms:
+            return forms
         code.rollback(mark)
-        phys = wanted
+        forms = wanted
 
 
 # A loop over one of these is seen by the scheduler, or by the check for plain spins.
@@ -172,10 +173,6 @@ def _assign(code: Any, pairs: list[tuple[str, str]]) -> None:
     changed = [(a, b) for a, b in pairs if a != b]
     if changed:
         code.line(f"{', '.join(a for a, _ in changed)} = {', '.join(b for _, b in changed)}")
-
-
-def _joined(code: Any, phys: list, values: list) -> list:
-    return [code.join(shape, code.phys(value)) for shape, value in zip(phys, values, strict=True)]
 
 
 @operation("scf.if")
@@ -253,4 +250,4 @@ def call(code: Any, op: Any) -> None:
     """Call a function that was not inlined."""
     symbol = next(word for word in op.words if word.startswith("@"))[1:].strip('"')
     args = ", ".join(["rt", *(code.full(operand) for operand in op.operands)])
-    code.set_many(op.results, f"{code.function_name(symbol)}({args})")
+    code.set_many(op.results, f"{code.names.functions[symbol]}({args})")

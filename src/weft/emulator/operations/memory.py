@@ -16,7 +16,7 @@ def load(code: Any, op: Any) -> None:
     dtype = code.constant_dtype(code.pointee(pointer))
     where = _where(code, pointer, mask)
     call = (
-        f"rt.load({where[0]}, {where[1]}, {code.optional(other)}, "
+        f"rt.load({where[0]}, {where[1]}, {'None' if other is None else code.expr(other)}, "
         f"{dtype}, {op.result.type.shape}, {code.loc(op)}"
     )
     code.set(op.result, call + (", True)" if op.flag("isVolatile") else ")"))
